@@ -1,6 +1,6 @@
 """Facts as data, each with its source: GPUs, drivers, CUDA, libraries, packages, platforms, Xids, expected figures.
 
-``load()`` gives the catalog; docs/catalog.md describes how to add to it.
+``load()`` returns the catalog; docs/catalog.md describes how to extend it.
 """
 
 from gpunode.catalog.catalog import Catalog

@@ -1,4 +1,4 @@
-"""The catalog: all facts, typed, with look-ups. Files are read when first asked for."""
+"""The catalog: all facts, typed, with look-ups. Files are read on first use."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
@@ -51,12 +51,12 @@ FILES: Mapping[str, Mapping[str, type[BaseModel]]] = {
     "xids.yml": {"xids": hardware.Xid},
     "expectations.yml": {"expectations": hardware.ExpectedFigure, "bands": hardware.Band},
 }
-"""Our files, their sections, the model of each section's rows. An overlay may hold any of the sections."""
+"""The package's files, their sections, the model of each section's rows. An overlay may contain any of the sections."""
 
 MODELS: Mapping[str, type[BaseModel]] = {name: model for kinds in FILES.values() for name, model in kinds.items()}
 
 BY_VERSION = ("branches", "toolkits", "container_toolkit")
-"""Sections that are sorted, newest first: an overlay's rows fall into their place."""
+"""Sections that are sorted, newest first: an overlay's rows are inserted in this order."""
 
 INHERITED: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "gpus": ("architecture", "architectures", ("modules", "first_branch", "last_branch")),
@@ -66,7 +66,8 @@ INHERITED: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
         ("gpus", "hosts", "nvswitch", "nvswitches", "services", "kernel_modules", "min_driver"),
     ),
 }
-"""Sections whose rows take fields from another row: the field that names it, its section, what is taken."""
+"""Sections with rows that inherit fields from another row: the field that names it, its section, the inherited
+fields."""
 
 STALE_DAYS = 90
 """In drivers.yml the eight branches of 2025 and 2026 came 92 days apart on average, and the releases of 580 every 23
@@ -76,7 +77,7 @@ R = TypeVar("R", bound=BaseModel)
 
 
 def inherit(name: str, rows: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill what a row takes from another one: a GPU from its architecture, a platform from its board."""
+    """Fill fields that a row inherits: a GPU from its architecture, a platform from its board."""
     if name not in INHERITED:
         return rows
     link, section_of_parents, fields = INHERITED[name]
@@ -94,7 +95,7 @@ def inherit(name: str, rows: dict[str, Any], others: Mapping[str, Any]) -> dict[
 
 @cache
 def _own(file: str) -> Document:
-    """One of the package's files, which no run changes."""
+    """Return one of the package's files, which no run changes."""
     with as_file(files("gpunode.catalog").joinpath(file)) as path:
         return read(path, f"gpunode/catalog/{file}")
 
@@ -102,7 +103,7 @@ def _own(file: str) -> Document:
 class Catalog:
     """All facts. Sections are mappings from id to row, in the order of their file.
 
-    Made by ``load``. Raises UsageError with ``file:line: key: what`` where a file that is asked for is wrong.
+    Created by ``load``. Raises UsageError with ``file:line: key: what`` if a file that is read is malformed.
     """
 
     def __init__(self, overlays: Sequence[Document] = ()) -> None:
@@ -110,7 +111,7 @@ class Catalog:
         self._sections: dict[str, Mapping[str, Any]] = {}
 
     def documents(self, name: str) -> tuple[Document, ...]:
-        """The files that may say something in a section, ours first."""
+        """Return the files that may contain rows of a section, the package's first."""
         for file, kinds in FILES.items():
             if name in kinds:
                 return (_own(file), *self._overlays)
@@ -118,11 +119,11 @@ class Catalog:
 
     @property
     def overlays(self) -> tuple[Document, ...]:
-        """The user's own files."""
+        """Return the user's own files."""
         return self._overlays
 
     def raw(self, name: str) -> dict[str, Any]:
-        """A section as text: overlays merged, defaults and inherited fields filled in."""
+        """Return a section as text: overlays merged, defaults and inherited fields filled in."""
         if name != "gpus":
             return inherit(name, section(self.documents(name), name), {})
         listed = self._from_pci_ids()
@@ -132,20 +133,20 @@ class Catalog:
         return inherit("gpus", gpus, {"architectures": section(self.documents("architectures"), "architectures")})
 
     def _from_pci_ids(self) -> dict[str, Any]:
-        """Rows of the GPUs that no catalog file has: an id that one of them has is that file's alone."""
+        """Return rows of the GPUs that no catalog file has; an id that a file has is excluded."""
         written = section(self.documents("gpus"), "gpus")
         chips = section(self.documents("chips"), "chips")
         return pci_ids.rows(pci_ids.table(), chips, written, pci_ids.table_date())
 
     def rows(self, name: str) -> Mapping[str, Any]:
-        """A section's rows by id."""
+        """Return a section's rows by id."""
         if name not in self._sections:
             rows = self._typed(name, self.raw(name))
             self._sections[name] = dict(sorted(rows.items(), key=_newest_first)) if name in BY_VERSION else rows
         return self._sections[name]
 
     def validated(self, name: str) -> tuple[Mapping[str, Any], list[Problem]]:
-        """A section's rows as far as they fit their model, and what is wrong with the others."""
+        """Return a section's valid rows, and the problems of the others."""
         return self._validated(name, self.raw(name))
 
     def _typed(self, name: str, raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -164,7 +165,8 @@ class Catalog:
         return rows, problems
 
     def _without_parent(self, name: str, key: str, fields: Any, wrong: list[Problem]) -> list[Problem]:
-        """The problems of a row; where it names no row to take fields from, that name instead of the fields."""
+        """Return the problems of a row; if it names no row to inherit from, that name in place of the inherited
+        fields."""
         if name not in INHERITED or not isinstance(fields, Mapping):
             return wrong
         link, parents, taken = INHERITED[name]
@@ -180,137 +182,137 @@ class Catalog:
 
     @property
     def sources(self) -> Mapping[str, Source]:
-        """What the rows' ``source`` names."""
+        """Return the sources that rows name in ``source``."""
         return self.rows("sources")
 
     @property
     def chips(self) -> Mapping[str, hardware.Chip]:
-        """GPU chips by the name that ``pci.ids`` has for them."""
+        """Return the GPU chips by their name in ``pci.ids``."""
         return self.rows("chips")
 
     @property
     def architectures(self) -> Mapping[str, hardware.Architecture]:
-        """GPU architectures, oldest first: the order counts."""
+        """Return the GPU architectures, oldest first; callers rely on the order."""
         return self.rows("architectures")
 
     @property
     def gpus(self) -> Mapping[str, hardware.Gpu]:
-        """GPU models."""
+        """Return the GPU models."""
         return self.rows("gpus")
 
     @property
     def pci_parts(self) -> Mapping[str, hardware.PciPart]:
-        """NVSwitches and bridges."""
+        """Return the NVSwitches and bridges."""
         return self.rows("pci_parts")
 
     @property
     def branches(self) -> Mapping[str, software.Branch]:
-        """Driver branches, newest first."""
+        """Return the driver branches, newest first."""
         return self.rows("branches")
 
     @property
     def cuda_majors(self) -> Mapping[str, software.CudaMajor]:
-        """CUDA majors with their driver floors."""
+        """Return the CUDA majors with their driver floors."""
         return self.rows("cuda_majors")
 
     @property
     def toolkits(self) -> Mapping[str, software.Toolkit]:
-        """CUDA toolkits, newest first."""
+        """Return the CUDA toolkits, newest first."""
         return self.rows("toolkits")
 
     @property
     def forward_compat(self) -> Mapping[str, software.ForwardCompat]:
-        """cuda-compat packages by CUDA series."""
+        """Return the cuda-compat packages by CUDA series."""
         return self.rows("forward_compat")
 
     @property
     def cudnn(self) -> Mapping[str, software.Cudnn]:
-        """cuDNN series."""
+        """Return the cuDNN series."""
         return self.rows("cudnn")
 
     @property
     def nccl(self) -> Mapping[str, software.Nccl]:
-        """NCCL releases."""
+        """Return the NCCL releases."""
         return self.rows("nccl")
 
     @property
     def dcgm(self) -> Mapping[str, software.Dcgm]:
-        """DCGM series."""
+        """Return the DCGM series."""
         return self.rows("dcgm")
 
     @property
     def container_toolkit(self) -> Mapping[str, software.ContainerToolkit]:
-        """Container toolkit releases, newest first."""
+        """Return the container toolkit releases, newest first."""
         return self.rows("container_toolkit")
 
     @property
     def container_engines(self) -> Mapping[str, software.ContainerEngine]:
-        """What Docker, Podman and containerd do with CDI."""
+        """Return the CDI support of Docker, Podman and containerd."""
         return self.rows("container_engines")
 
     @property
     def frameworks(self) -> Mapping[str, software.Framework]:
-        """PyTorch and TensorFlow series."""
+        """Return the PyTorch and TensorFlow series."""
         return self.rows("frameworks")
 
     @property
     def wheels(self) -> Mapping[str, software.WheelArchitectures]:
-        """Compute capabilities in PyTorch wheels."""
+        """Return the compute capabilities in PyTorch wheels."""
         return self.rows("wheels")
 
     @property
     def workload_images(self) -> Mapping[str, software.WorkloadImage]:
-        """Images that a workload is run in, newest first."""
+        """Return the images in which a workload is run, newest first."""
         return self.rows("workload_images")
 
     @property
     def kubernetes(self) -> Mapping[str, software.Kubernetes]:
-        """Device plugin and GPU operator."""
+        """Return the device plugin and the GPU operator."""
         return self.rows("kubernetes")
 
     @property
     def systems(self) -> Mapping[str, software.System]:
-        """Operating systems."""
+        """Return the operating systems."""
         return self.rows("systems")
 
     @property
     def packages(self) -> Mapping[str, software.PackageSet]:
-        """Package names."""
+        """Return the package names."""
         return self.rows("packages")
 
     @property
     def pinning(self) -> Mapping[str, software.Pinning]:
-        """Pinning mechanisms."""
+        """Return the pinning mechanisms."""
         return self.rows("pinning")
 
     @property
     def kernel_flavours(self) -> Mapping[str, software.KernelFlavour]:
-        """Kernel packages of Ubuntu by flavour."""
+        """Return the kernel packages of Ubuntu by flavour."""
         return self.rows("kernel_flavours")
 
     @property
     def platforms(self) -> Mapping[str, hardware.Platform]:
-        """Boards, servers and cloud shapes."""
+        """Return boards, servers and cloud shapes."""
         return self.rows("platforms")
 
     @property
     def xids(self) -> Mapping[str, hardware.Xid]:
-        """Xid errors by number as text."""
+        """Return the Xid errors by number as text."""
         return self.rows("xids")
 
     @property
     def expectations(self) -> Mapping[str, hardware.ExpectedFigure]:
-        """Expected figures."""
+        """Return the expected figures."""
         return self.rows("expectations")
 
     @property
     def bands(self) -> Mapping[str, hardware.Band]:
-        """Shares of physical limits."""
+        """Return the shares of physical limits."""
         return self.rows("bands")
 
     @cached_property
     def _described(self) -> Mapping[str, hardware.Gpu]:
-        """The GPU models of our file alone, where no overlay is laid over it: most questions need no other."""
+        """Return the GPU models of the package's file if no overlay changes them; most look-ups need no other."""
         if self._overlays:
             return self.gpus
         rows = self._with_architecture(section(self.documents("gpus"), "gpus"))
@@ -325,7 +327,7 @@ class Catalog:
         return GpuIndex(self.gpus.values())
 
     def gpu_by_pci(self, device_id: str, subsystem_id: str | None = None) -> GpuMatch | None:
-        """The GPU model of a PCI id (``10de:2330`` or ``2330``); None where the catalog has none."""
+        """Return the GPU model of a PCI id (``10de:2330`` or ``2330``); None if the catalog has none."""
         described = self._described_index.by_pci(device_id, subsystem_id)
         return described or self._gpu_index.by_pci(device_id, subsystem_id)
 
@@ -335,32 +337,34 @@ class Catalog:
         return tuple(gpu for match in found if match is not None for gpu in match.gpus)
 
     def gpu_by_product_name(self, name: str) -> GpuMatch | None:
-        """The GPU models that print exactly this product name; None where the catalog has none."""
+        """Return the GPU models that print exactly this product name; None if the catalog has none."""
         return self._described_index.by_product(name)
 
     def find_gpu(self, text: str) -> GpuMatch:
-        """What a person means by a GPU's name; UsageError with the nearest known names where nothing is."""
+        """Return the models that a GPU's name stands for; raise UsageError with the nearest known names if there is
+        none."""
         return self._described_index.known(text) or self._gpu_index.find(text)
 
     def gpu(self, gpu_id: str) -> hardware.Gpu:
-        """A GPU model by its id alone."""
+        """Return a GPU model by its id."""
         return self._described.get(gpu_id) or _get(self.gpus, gpu_id, "GPU model")
 
     def platform(self, name: str) -> hardware.Platform:
-        """A platform by id, name or alias; UsageError with the nearest known names."""
+        """Return a platform by id, name or alias; raise UsageError with the nearest known names."""
         return _named(self.platforms, name, "platform", lambda row: (row.id, row.name, *row.aliases))
 
     def platforms_with(self, gpus: Mapping[str, int]) -> tuple[hardware.Platform, ...]:
-        """The platforms that have exactly these GPUs (id → number), boards and servers before cloud shapes."""
+        """Return the platforms that have exactly these GPUs (id → number), boards and servers before cloud shapes."""
         found = [row for row in self.platforms.values() if dict(row.gpus) == dict(gpus)]
         return tuple(sorted(found, key=lambda row: row.kind == "cloud"))
 
     def os(self, name: str) -> software.System:
-        """An operating system by id, codename, alias or NVIDIA's directory name; UsageError with the nearest."""
+        """Return an operating system by id, codename, alias or NVIDIA's directory name; raise UsageError with the
+        nearest."""
         return _named(self.systems, name, "operating system", _system_names)
 
     def os_of(self, os_id: str, version_id: str | None) -> software.System | None:
-        """The system that os-release's ID and VERSION_ID stand for (``rocky``, ``9.4`` is rhel-9), None if unknown."""
+        """Return the system of os-release's ID and VERSION_ID (``rocky``, ``9.4`` is rhel-9); None if unknown."""
         for row in self.systems.values():
             same = os_id == row.os or os_id in row.like
             if (
@@ -372,17 +376,18 @@ class Catalog:
         return None
 
     def branch(self, name: str | int) -> software.Branch:
-        """A driver branch by its number; UsageError with the known ones."""
+        """Return a driver branch by its number; raise UsageError with the known ones."""
         return _get(self.branches, str(name).upper().removeprefix("R"), "driver branch")
 
     def branch_of(self, version: str) -> software.Branch:
-        """The branch of a driver version: its first number."""
+        """Return the branch of a driver version, which is its first number."""
         return self.branch(version.split(".", maxsplit=1)[0])
 
     def toolkit(self, name: str) -> software.Toolkit:
-        """A CUDA toolkit by version, or by series (``13.0``: its newest); UsageError with the nearest.
+        """Return a CUDA toolkit by version, or the newest one of a series (``13.0``); raise UsageError with the
+        nearest.
 
-        A CUDA that only a driver carries (12.7) is a row with ``driver_only``.
+        A CUDA that exists only in a driver (12.7) is a row with ``driver_only``.
         """
         if name in self.toolkits:
             return self.toolkits[name]
@@ -399,7 +404,7 @@ class Catalog:
 
     @cached_property
     def read_on(self) -> date:
-        """The day on which drivers or toolkits were last held against a source; an index that was read counts."""
+        """Return the day on which drivers or toolkits were last checked against a source, which may be an index."""
         days = [row.date for rows in (self.branches, self.toolkits) for row in rows.values()]
         for document in self._overlays:
             rows = document.sections.get("sources")
@@ -408,7 +413,7 @@ class Catalog:
         return max(first_day(day) for day in days)
 
     def stale(self, today: date) -> str | None:
-        """A sentence where the catalog is older than ``STALE_DAYS``; None where it is not."""
+        """Return a sentence if the catalog is older than ``STALE_DAYS``; else None."""
         age = (today - self.read_on).days
         if age <= STALE_DAYS:
             return None
@@ -418,7 +423,7 @@ class Catalog:
         )
 
     def xid(self, number: int) -> hardware.Xid | None:
-        """An Xid by number."""
+        """Return an Xid by number."""
         return self.xids.get(str(number))
 
 

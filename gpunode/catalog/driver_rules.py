@@ -1,6 +1,6 @@
-"""Which drivers drive a GPU model: the bounds that the resolver and the checks share.
+"""Driver bounds of a GPU model, shared by the resolver and the checks.
 
-Each function returns the bound that a driver is beyond, or None where it is within.
+Each function returns the bound that a driver violates, or None if it is within the bound.
 """
 
 import re
@@ -15,26 +15,26 @@ from gpunode.catalog.hardware import Flavour, Gpu, Platform
 DMA_BUF_KERNEL = Number("5.12")
 DMA_BUF_CUDA = Number("11.7")
 DMA_BUF_CAPABILITY = Number("7.5")
-"""What GPUDirect RDMA over dma-buf needs: NVIDIA's NCCL guide, troubleshooting (sources.yml, ncclgdr)."""
+"""Minimum for GPUDirect RDMA over dma-buf: NVIDIA's NCCL guide, troubleshooting (sources.yml, ncclgdr)."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What the catalog has, and whether it is sure of it."""
+    """The value in the catalog, and whether it is sure."""
 
     value: str
     sure: bool
 
 
 def last_branch(gpu: Gpu, branch: int) -> Bound | None:
-    """The last branch that drives the model."""
+    """Return the last branch that supports the model."""
     if gpu.last_branch is None or branch <= gpu.last_branch:
         return None
     return Bound(str(gpu.last_branch), gpu.sure("last_branch"))
 
 
 def modules(catalog: Catalog, gpu: Gpu, flavour: Flavour | str | None) -> Bound | None:
-    """The only kernel modules that drive the model; a flavour that is unknown is within."""
+    """Return the only kernel modules that support the model; an unknown flavour is within the bound."""
     if gpu.modules == "either" or flavour in (None, gpu.modules):
         return None
     architecture = catalog.architectures[gpu.architecture]
@@ -43,25 +43,25 @@ def modules(catalog: Catalog, gpu: Gpu, flavour: Flavour | str | None) -> Bound 
 
 
 def first_cuda(catalog: Catalog, gpu: Gpu, cuda: str) -> Bound | None:
-    """The first CUDA that has code for the model."""
+    """Return the first CUDA that has code for the model."""
     architecture = catalog.architectures[gpu.architecture]
     first = architecture.first_cuda.get(gpu.compute_capability)
     if first is None or Number(cuda) >= Number(first):
         return None
-    # Where a capability's own value is unsure, the architecture's lowest one still is not.
+    # If a capability's own value is unsure, the lowest one of the architecture is still sure.
     lowest = min(map(Number, architecture.first_cuda.values()))
     return Bound(first, architecture.sure("first_cuda") or Number(cuda) < lowest)
 
 
 def min_driver(row: Gpu | Platform, driver: Number) -> Bound | None:
-    """The documented minimum of a model or a platform."""
+    """Return the documented minimum of a model or a platform."""
     if row.min_driver is None or driver >= Number(row.min_driver):
         return None
     return Bound(row.min_driver, row.sure("min_driver"))
 
 
 def min_driver_of_boards(catalog: Catalog, gpu: Gpu, driver: Number) -> Bound | None:
-    """The lowest minimum of the boards that a model with a fabric comes on, where all of them have one that is sure."""
+    """Return the lowest minimum of the boards of a model with a fabric, if all of them have one that is sure."""
     boards = [row for row in catalog.platforms.values() if gpu.id in row.gpus]
     floors = [row.min_driver for row in boards if row.min_driver is not None and row.sure("min_driver")]
     if gpu.fabric == "none" or not floors or len(floors) < len(boards):
@@ -71,7 +71,7 @@ def min_driver_of_boards(catalog: Catalog, gpu: Gpu, driver: Number) -> Bound | 
 
 
 def first_listed(gpu: Gpu, branch: int, driver: Number) -> Bound | None:
-    """The first release of a branch whose README lists the model; ``never`` where none does."""
+    """Return the first release of a branch with a README that lists the model; ``never`` if none does."""
     first = gpu.first_listed_on(branch)
     if first in ("from the start", "unknown") or (first != "never" and driver >= Number(first)):
         return None
@@ -85,7 +85,7 @@ def kernel_number(release: str | None) -> Number | None:
 
 
 def against_gpudirect(models: Sequence[Gpu]) -> list[str]:
-    """Return why GPUDirect RDMA does not work with these GPUs, whatever the software; none where it may."""
+    """Return the reasons why these GPUs do not support GPUDirect RDMA with any software; empty if there is none."""
     against = []
     if any(not gpu.gpudirect_rdma for gpu in models):
         against.append("the hardware of a GPU has no GPUDirect RDMA")
@@ -97,9 +97,9 @@ def against_gpudirect(models: Sequence[Gpu]) -> list[str]:
 def against_dma_buf(
     models: Sequence[Gpu], flavour: Flavour | str | None, cuda: str | None, kernel: Number | None
 ) -> list[str]:
-    """Return why GPUDirect RDMA does not go over dma-buf; ``kernel`` None: not known, within.
+    """Return the reasons why GPUDirect RDMA does not work over dma-buf; an unknown ``kernel`` (None) is not a reason.
 
-    ``cuda`` is the one that the driver brings.
+    ``cuda`` is the version that the driver contains.
     """
     against = []
     if flavour != "open":

@@ -1,4 +1,4 @@
-"""Which GPU is meant: by PCI id, by product name, by what a person types. Never by substring."""
+"""Look-up of GPUs by PCI id, by product name and by user input. Names are never matched by substring."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,13 +12,13 @@ from gpunode.text import did_you_mean, nearest
 
 _OWN = {"id", "name", "families", "aliases", "product_names", "pci", "subsystems", "known_from"}
 _OWN |= {"note", "source", "date", "unsure"}
-"""Fields that tell models apart and say nothing about what they can do."""
+"""Fields that identify a model and do not describe its capabilities."""
 
 _PCI_ID = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
 
 
 def normal(text: str) -> str:
-    """A name as it is compared: lower case, blanks for dashes, without the maker."""
+    """Return a name for comparison: lower case, blanks for dashes, without the manufacturer."""
     words = re.sub(r"[\s_\-]+", " ", text.strip().lower())
     return words.removeprefix("nvidia ")
 
@@ -32,12 +32,12 @@ class GpuMatch:
 
     @property
     def gpu(self) -> Gpu | None:
-        """The model, where it is one."""
+        """Return the model if there is exactly one; else None."""
         return self.gpus[0] if len(self.gpus) == 1 else None
 
     @cached_property
     def common(self) -> Mapping[str, Any]:
-        """Fields on which all models agree, with their value."""
+        """Return the fields on which all models agree, with their value."""
         first = self.gpus[0]
         return {
             name: getattr(first, name)
@@ -47,7 +47,7 @@ class GpuMatch:
 
     @cached_property
     def differs(self) -> Mapping[str, Mapping[str, Any]]:
-        """Fields on which they do not: field → model's id → value."""
+        """Return the fields on which the models differ: field → model's id → value."""
         return {
             name: {gpu.id: getattr(gpu, name) for gpu in self.gpus}
             for name in type(self.gpus[0]).model_fields
@@ -56,7 +56,7 @@ class GpuMatch:
 
 
 class GpuIndex:
-    """Look-ups over GPU models."""
+    """An index of GPU models by PCI id and name."""
 
     def __init__(self, gpus: Iterable[Gpu]) -> None:
         self._names: dict[str, list[Gpu]] = {}
@@ -75,24 +75,25 @@ class GpuIndex:
                 self._pci.setdefault(pci, []).append(gpu)
 
     def by_pci(self, device: str, subsystem: str | None) -> GpuMatch | None:
-        """The model of a PCI function; several where the id is shared and the subsystem does not tell."""
+        """Return the model of a PCI function; several if they share the id and the subsystem does not identify one."""
         device = device.lower().removeprefix("0x")
         device = device if ":" in device else f"10de:{device}"
         held = self._pci.get(device)
         if not held:
             return None
-        wanted = (subsystem or "").lower()
-        exact = [gpu for gpu in held if wanted in gpu.subsystems]
+        subsystem = (subsystem or "").lower()
+        exact = [gpu for gpu in held if subsystem in gpu.subsystems]
         open_to_all = [gpu for gpu in held if not gpu.subsystems]
         return GpuMatch(device, tuple(exact or open_to_all or held))
 
     def by_product(self, name: str) -> GpuMatch | None:
-        """The models that print exactly this name."""
+        """Return the models that print exactly this name."""
         held = self._products.get(name.strip().lower())
         return GpuMatch(name, tuple(held)) if held else None
 
     def find(self, text: str) -> GpuMatch:
-        """What a person means: product name, id, name, alias, family or PCI id; UsageError with the nearest known.
+        """Return the models of a product name, id, name, alias, family or PCI id; raise UsageError with the nearest
+        known.
 
         ``NVIDIA H200`` is a product name and one model, ``H200`` a family.
         """
@@ -104,7 +105,7 @@ class GpuIndex:
         raise UsageError(f"unknown GPU {text!r}; {similar(normal(text), self._shown)}")
 
     def known(self, text: str) -> GpuMatch | None:
-        """What ``find`` finds; None where nothing is called so."""
+        """Return the models as ``find`` does; None if the name is unknown."""
         if _PCI_ID.fullmatch(text.strip()):
             return self.by_pci(text.strip(), None)
         held = self._products.get(text.strip().lower()) or self._names.get(normal(text))

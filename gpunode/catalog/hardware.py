@@ -1,4 +1,4 @@
-"""Rows about machines: GPUs, their architectures, the boards they sit on, their faults and expected figures."""
+"""Rows about machines: GPUs, their architectures, boards, faults and expected figures."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -11,12 +11,12 @@ from gpunode.catalog.rows import Capability, NumberId, Part, PciId, Row, Version
 Arch = Literal["x86_64", "aarch64"]
 Flavour = Literal["open", "proprietary"]
 Modules = Literal["open", "proprietary", "either"]
-"""Which kernel modules drive a GPU: one flavour alone, or either."""
+"""The kernel modules that support a GPU: one flavour only, or either."""
 Count = Annotated[int, Field(ge=1)]
 
 
 FIRST_OPEN_BRANCH = 515
-"""The first branch with open modules, and so with a README that lists device ids."""
+"""The first branch with open modules, and therefore with a README that lists device ids."""
 
 
 class Architecture(Row):
@@ -26,25 +26,26 @@ class Architecture(Row):
     compute_capabilities: Annotated[tuple[Capability, ...], Field(min_length=1)]
     modules: Modules
     first_cuda: Mapping[Capability, Version]
-    """Per compute capability: the first toolkit that knows it."""
+    """First toolkit that supports each compute capability."""
     last_cuda: int | None = None
-    """The last CUDA major that still knows it; None: all up to the newest."""
+    """The last CUDA major that supports it; None: all up to the newest."""
     first_branch: int | None = None
-    """From this branch on every release knows all its models; before, and where it is None, a model needs a bound."""
+    """The first branch with support for all its models in every release; before it, and if it is None, a model needs a
+    bound."""
     last_branch: int | None = None
-    """The last driver branch that drives it; None: all up to the newest."""
+    """The last driver branch that supports it; None: all up to the newest."""
 
 
 class Chip(Row):
-    """One GPU chip by the name that ``pci.ids`` has for it; section ``chips``."""
+    """One GPU chip by its name in ``pci.ids``; section ``chips``."""
 
     architecture: str
     compute_capability: Capability
 
 
 NVLINK_LINE_GB_PER_S: Mapping[int, float] = {2: 25.781, 3: 25.0, 4: 26.562, 5: 53.125}
-"""What nvidia-smi prints for one full link in one direction, by NVLink generation: its line rate, which the link's
-coding makes up to 6 % more than the data sheet gives. Printed by V100, A100, H100, H200 and B300; NVIDIA Health
+"""Rate that nvidia-smi prints for one full link in one direction, by NVLink generation: its line rate, which is up to 6
+% above the data sheet because of the link's coding. Printed by V100, A100, H100, H200 and B300; NVIDIA Health
 Validation expects 26.562 of H100 and 53.125 of GB200 and GB300."""
 _SAME_LINK = 0.1
 
@@ -59,12 +60,12 @@ class NvLink(Part):
 
     @property
     def sheet_gb_per_s(self) -> float:
-        """One link in one direction by the data sheet."""
+        """Return the rate of one link in one direction by the data sheet."""
         return self.gb_per_s / self.links / 2
 
     @property
     def line_gb_per_s(self) -> float | None:
-        """One link in one direction as nvidia-smi prints it; None where nothing is known of links of such a rate."""
+        """Return the rate of one link in one direction as nvidia-smi prints it; None if no such rate is known."""
         line = NVLINK_LINE_GB_PER_S.get(self.gen)
         return line if line is not None and abs(line / self.sheet_gb_per_s - 1) <= _SAME_LINK else None
 
@@ -90,7 +91,7 @@ class Tflops(Part):
     bf16: float | None = None
     fp16: float | None = None
     clock_mhz: int | None = None
-    """Clock of the SMs at which they are quoted; None: the maximum, as far as is known."""
+    """Clock of the SMs to which the rates refer; None: the maximum, as far as is known."""
 
 
 class Gpu(Row):
@@ -100,20 +101,20 @@ class Gpu(Row):
     families: Words = ()
     """Names that cover this model together with others: ``H100`` covers PCIe, SXM and NVL."""
     aliases: Words = ()
-    """What people type for this model alone."""
+    """Names that users type for this model only."""
     product_names: Words = ()
-    """Exactly what ``nvidia-smi`` prints."""
+    """Exactly as ``nvidia-smi`` prints them."""
     pci: Annotated[tuple[PciId, ...], Field(min_length=1)]
     subsystems: tuple[PciId, ...] = ()
-    """Only where another model has the same device id."""
+    """Set only if another model has the same device id."""
     known_from: Literal["sources", "pci.ids"] = "sources"
-    """``pci.ids``: nothing but id, chip and name is known; figures and driver floors are not."""
+    """``pci.ids``: only id, chip and name are known; figures and driver floors are not."""
     architecture: str
     compute_capability: Capability
     market: Literal["datacenter", "workstation", "consumer", "embedded"]
     form: Literal["pcie", "sxm", "nvl", "superchip", "soc"]
     hosts: tuple[Arch, ...] = ("x86_64", "aarch64")
-    """CPU architectures of the machines it comes in."""
+    """CPU architectures of the machines that contain it."""
     memory_gb: float | None = None
     memory_mib: int | None = None
     """Total as ``nvidia-smi`` prints it."""
@@ -125,37 +126,37 @@ class Gpu(Row):
     """Maximum."""
     memory_clock_mhz: int | None = None
     application_clocks_mhz: Clocks | None = None
-    """Defaults; drivers from 590 on answer "deprecated" to any question about them."""
+    """Defaults; drivers from 590 on answer "deprecated" to any query of them."""
     pcie: Pcie | None = None
     pcie_judged: bool = True
-    """False where the printed PCIe link says nothing about health: GH200 shows gen4 x1."""
+    """False if the printed PCIe link does not indicate health: GH200 shows gen4 x1."""
     nvlink: NvLink | None = None
     gpus_per_board: Count = 1
     gpudirect_rdma: bool = True
-    """False: the hardware has no GPUDirect RDMA, whatever the driver."""
+    """False: the hardware does not support GPUDirect RDMA with any driver."""
     mig_instances: int = 0
     """The most MIG instances; 0: no MIG."""
     fabric: Literal["none", "board", "rack"] = "none"
-    """``board``: whether it needs a fabric manager is decided by the board (NVSwitch or not).
-    ``rack``: its NVSwitches are in the rack and it needs IMEX instead."""
+    """``board``: the board decides whether a fabric manager is needed (NVSwitch or not). ``rack``: its NVSwitches are
+    in the rack and it needs IMEX instead."""
     modules: Modules
-    """Where the row says nothing: its architecture's."""
+    """Default: the value of its architecture."""
     first_branch: int | None = None
-    """From this branch on every release drives it. Where the row says nothing: its architecture's."""
+    """The first branch with support in every release. Default: the value of its architecture."""
     last_branch: int | None = None
-    """Where the row says nothing: its architecture's."""
+    """Default: the value of its architecture."""
     min_driver: Version | None = None
     """Documented floor."""
     first_listed: Mapping[int, Version | None] = {}
-    """Per branch, the first release whose README lists the device id among the GPUs of the open modules."""
+    """Per branch, the first release with a README that lists the device id among the GPUs of the open modules."""
     listed_until: int | None = 595
-    """The newest branch whose README was read."""
+    """The newest branch for which the README was read."""
     tflops: Tflops | None = None
 
     def first_listed_on(self, branch: int) -> Version | Literal["from the start", "never", "unknown"]:
-        """From which point of a branch on NVIDIA's open modules list this GPU.
+        """Return the first release of a branch with open modules that list this GPU.
 
-        ``first_listed`` names the first branch and those that learnt the GPU later than with their first point.
+        ``first_listed`` contains the first branch, and branches that added the GPU after their first release.
         """
         first = min(self.first_listed, default=None)
         if first is None or (branch < first and first == FIRST_OPEN_BRANCH):
@@ -168,12 +169,12 @@ class Gpu(Row):
 
     @property
     def capability(self) -> Number:
-        """The compute capability as something that compares."""
+        """Return the compute capability as a comparable number."""
         return Number(self.compute_capability)
 
 
 class PciPart(Row):
-    """An NVIDIA PCI function that is no GPU; section ``pci_parts``."""
+    """An NVIDIA PCI function other than a GPU; section ``pci_parts``."""
 
     id: PciId
     name: str
@@ -191,41 +192,41 @@ class Platform(Row):
     name: str
     kind: Literal["board", "server", "tray", "pcie", "cloud"]
     board: str | None = None
-    """The platform of ours that is inside; what a row leaves out is taken from it."""
+    """The platform inside, from which missing fields are inherited."""
     aliases: Words = ()
     gpus: Annotated[Mapping[str, Count], Field(min_length=1)]
     """GPU ids with their number."""
     hosts: tuple[Arch, ...] = ("x86_64",)
     nvswitch: PciId | None = None
-    """The PCI id by which its NVSwitches show; None: it has none, or they do not show."""
+    """The PCI id of its NVSwitches; None: it has none, or they are not on the PCI bus."""
     nvswitches: int = 0
-    """NVSwitches on the board, whether they show on the PCI bus or not."""
+    """NVSwitches on the board, whether or not they are on the PCI bus."""
     services: tuple[Service, ...] = ()
-    """What must run on the node beside the driver."""
+    """Services that must run on the node beside the driver."""
     kernel_modules: tuple[str, ...] = ()
-    """What those services need loaded first."""
+    """Kernel modules that those services need."""
     nic_rate_gbit_per_s: int | None = None
     nics: int | None = None
     """Network ports meant for GPU traffic."""
     min_driver: Version | None = None
     numa_nodes: int | None = None
-    """As the kernel counts them where the GPUs' memory is part of the system's; None: no source says."""
+    """As the kernel counts them if the GPUs' memory is part of the system's; None: not documented."""
     virtual: bool = False
-    """A virtual machine: no verdict on PCIe paths there."""
+    """A virtual machine, for which PCIe paths are not evaluated."""
 
     @property
     def gpu_count(self) -> int:
-        """All GPUs together."""
+        """Return the number of all GPUs."""
         return sum(self.gpus.values())
 
 
 XidSeverity = Literal["critical", "high", "medium", "low", "info", "application", "unused"]
 XIDS_FROM = Number("8.0")
-"""The compute capability (Ampere's) from which on NVIDIA's catalogue of Xids holds."""
+"""The lowest compute capability (Ampere's) for which NVIDIA's catalogue of Xids applies."""
 
 
 class OlderXid(Part):
-    """What differs in the meaning of an Xid on GPUs before Ampere."""
+    """Differences in the meaning of an Xid on GPUs before Ampere."""
 
     meaning: str | None = None
     severity: XidSeverity | None = None
@@ -241,28 +242,28 @@ class Xid(Row):
     meaning: str
     severity: XidSeverity
     action: str
-    """The next step for a person."""
+    """The recommended next step."""
     kind: Literal[
         "application", "memory", "nvlink", "bus", "firmware", "hardware", "power", "driver", "virtual", "information"
     ]
     follow: Words = ()
-    """Xids that decide instead where they are seen too."""
+    """Xids that take precedence if they occur too."""
     cancelled_by: Words = ()
-    """Xids that end what this one reports."""
+    """Xids that resolve the error that this one reports."""
     recovery_reported_since: int | None = None
     """Driver branch from which Xid 154 names the recovery action for it."""
     older: OlderXid | None = None
-    """GPUs before Ampere; None: no source says what it means there."""
+    """GPUs before Ampere; None: its meaning there is not documented."""
 
     @property
     def number(self) -> int:
-        """The Xid's number."""
+        """Return the Xid's number."""
         return int(self.id)
 
     def on(self, compute_capability: str | None) -> "Xid":
-        """Return the row as it holds for a GPU; one of unknown capability counts as Ampere or newer.
+        """Return the row as it applies to a GPU; one of unknown capability counts as Ampere or newer.
 
-        Every older GPU is in the catalog, so an unknown one is newer.
+        The catalog contains every older GPU, so an unknown one is newer.
         """
         if compute_capability is None or Number(compute_capability) >= XIDS_FROM:
             return self
@@ -278,33 +279,33 @@ class ExpectedFigure(Row):
     unit: Literal["GB/s", "TFLOPS"]
     value: float
     kind: Literal["floor", "measured"]
-    """``floor``: a pass mark that somebody runs in production. ``measured``: seen on a healthy machine."""
+    """``floor``: a pass mark used in production. ``measured``: measured on a healthy machine."""
     band: tuple[float, float | None] | None = None
     """Relative to ``value``: (-0.05, None) passes from 95 % on. A floor has none: it is its own lower bound."""
     gpu: str | None = None
     count: Count = 1
-    """GPUs in one node that take part."""
+    """Number of GPUs in one node that take part."""
     nodes: Count = 1
     platform: str | None = None
-    """Where the figure holds only there."""
+    """Set if the figure applies to one platform only."""
     algorithm: str | None = None
     message_bytes: int | None = None
-    """Size from which the figure holds."""
+    """Message size from which the figure applies."""
 
     @property
     def lowest(self) -> float:
-        """What a healthy machine reaches at least."""
+        """Return the lowest figure of a healthy machine."""
         return self.value if self.band is None else self.value * (1 + self.band[0])
 
 
 class Band(Row):
-    """Which share of a physical limit healthy machines reach; section ``bands``."""
+    """The share of a physical limit that healthy machines reach; section ``bands``."""
 
     metric: Literal["copy", "peer", "on_device", "memory", "gemm", "busbw"]
     """``copy``: between host and GPU. ``busbw``: of any collective."""
     path: Literal["pcie", "nvlink", "nvswitch", "memory", "tensor", "network"]
-    """What carries the data, or computes: its limit is what the share is of."""
+    """The transport or unit to which the limit belongs."""
     share: float
-    """Healthy machines reach this share of the limit, as far as the sources go."""
+    """Share of the limit that healthy machines reach, according to the sources."""
     message_bytes: int | None = None
-    """Size from which the share holds."""
+    """Message size from which the share applies."""

@@ -1,8 +1,8 @@
-"""Package indexes as repositories publish them: bytes in, package names and versions out.
+"""Package indexes of repositories: bytes in, package names and versions out.
 
 Debian's ``Packages`` (plain, gz, xz) and RPM's ``repodata`` (``repomd.xml`` and the primary index that it names, plain,
-gz, xz, and zst where this Python has it). A source is a folder or an https address; plain http is refused, because
-nothing here checks a signature. What comes in is hostile until parsed: bounded in size, number and time.
+gz, xz, and zst if this Python supports it). A source is a folder or an https address; plain http is refused, because
+signatures are not checked. All input is untrusted: it is bounded in size, number and time.
 """
 
 import gzip
@@ -28,9 +28,9 @@ from gpunode.errors import UndeterminedError, UsageError
 TIMEOUT_S = 30
 """For one connection and each read of it."""
 MOST_SECONDS = 300
-"""For one file."""
+"""For one file, in seconds."""
 MOST_READ = 64_000_000
-"""Bytes of one file as it is published; the largest index of NVIDIA's has 2 MB."""
+"""Bytes of one published file; NVIDIA's largest index has 2 MB."""
 MOST_UNPACKED = 512_000_000
 MOST_PACKAGES = 200_000
 MOST_FILES = 64
@@ -55,7 +55,7 @@ class IndexedPackage(NamedTuple):
 
 
 class Index(NamedTuple):
-    """One file that was read."""
+    """The content of one file."""
 
     where: str
     """Address or path."""
@@ -67,7 +67,7 @@ class Index(NamedTuple):
 
 
 def read_source(source: str) -> list[Index]:
-    """Every index of a folder, of a file, or at an https address; UsageError where there is none."""
+    """Return every index of a folder, of a file, or at an https address; raise UsageError if there is none."""
     parts = urlsplit(source)
     if "://" in source:
         if parts.scheme != "https":
@@ -86,7 +86,7 @@ def read_source(source: str) -> list[Index]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The indexes of a folder, of each repository the first form that is there."""
+    """Return the indexes of a folder; of each repository the first format that exists."""
     found: list[Path] = []
     for at, folders, names in os.walk(folder):
         folders.sort()
@@ -155,7 +155,7 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(address: str) -> bytes | None:
-    """The content at an https address; None where the server has nothing there. Proxies of the environment are used."""
+    """Return the content at an https address; None if it does not exist. Proxies of the environment are used."""
     opener = urllib.request.build_opener(_HttpsOnly)
     request = urllib.request.Request(address, headers={"User-Agent": "gpunode"})  # noqa: S310 (https alone comes here)
     try:
@@ -171,7 +171,7 @@ def _fetch(address: str) -> bytes | None:
 
 
 def _in_time(answer: Any, where: str) -> bytes:
-    """The body of an answer, bounded in size and in time: a server may send a byte every now and then for ever."""
+    """Return the body of an answer, bounded in size and in time: a server may send single bytes for ever."""
     ends = time.monotonic() + MOST_SECONDS
     content = bytearray()
     while chunk := answer.read1(CHUNK):
@@ -191,7 +191,7 @@ def _bounded(stream: IO[bytes], where: str) -> bytes:
 
 
 def _index(where: str, content: bytes) -> Index:
-    """What one file holds, by its name."""
+    """Return the content of one file, by its name."""
     digest = hashlib.sha256(content).hexdigest()
     name = where.rsplit("/", 1)[-1]
     if name == PCI:
@@ -202,7 +202,7 @@ def _index(where: str, content: bytes) -> Index:
 
 
 def _unpacked(where: str, content: bytes) -> IO[bytes]:
-    """A stream of the plain content; it ends with an error past ``MOST_UNPACKED``."""
+    """Return a stream of the plain content; it raises an error beyond ``MOST_UNPACKED``."""
     source = BytesIO(content)
     stream: Any
     if content[:2] == b"\x1f\x8b":
@@ -228,7 +228,7 @@ def _zstd(where: str, source: BytesIO) -> IO[bytes]:
 
 
 def _lines(stream: IO[bytes], where: str) -> Iterator[str]:
-    """Lines of an unpacked stream, bounded."""
+    """Yield the lines of an unpacked stream, bounded in length."""
     read = 0
     try:
         while line := stream.readline(LONGEST_LINE):
@@ -241,7 +241,7 @@ def _lines(stream: IO[bytes], where: str) -> Iterator[str]:
 
 
 def _debian(stream: IO[bytes], where: str) -> Iterator[IndexedPackage]:
-    """Packages of a Debian index: stanzas of ``Field: value``, a blank line between them."""
+    """Yield the packages of a Debian index: stanzas of ``Field: value``, separated by a blank line."""
     name = version = ""
     count = 0
     for line in _lines(stream, where):
@@ -259,14 +259,14 @@ def _debian(stream: IO[bytes], where: str) -> Iterator[IndexedPackage]:
 
 
 def _package(name: str, version: str) -> Iterator[IndexedPackage]:
-    """The package, where name and version are what a package manager accepts."""
+    """Yield the package if a package manager accepts its name and version."""
     match = _VERSION.fullmatch(version)
     if match is not None and _NAME.fullmatch(name):
         yield IndexedPackage(name, match[1], version)
 
 
 def _primary(content: bytes, where: str) -> tuple[str, str]:
-    """Path and SHA-256 of the primary index that ``repomd.xml`` names."""
+    """Return path and SHA-256 of the primary index that ``repomd.xml`` names."""
     tree = _xml(content, where)
     for data in tree.iter(f"{_REPOMD}data"):
         if data.get("type") != "primary":
@@ -282,7 +282,7 @@ def _primary(content: bytes, where: str) -> tuple[str, str]:
 
 
 def _xml(content: bytes, where: str) -> ElementTree.Element:
-    """A small document as a tree; a document type, with which entities could blow it up, is refused."""
+    """Parse a small document; a document type is refused, because its entities could expand without limit."""
     if b"<!" in content.replace(b"<!--", b""):
         raise UsageError(f"{where}: has a document type definition: not a repository index")
     try:
@@ -299,7 +299,7 @@ def _rpm(where: str, content: bytes, checksum: str) -> Index:
 
 
 def _rpm_packages(stream: IO[bytes], where: str) -> Iterator[IndexedPackage]:
-    """Packages of a primary index, one element at a time."""
+    """Yield the packages of a primary index, one element at a time."""
     parser: Any = ElementTree.XMLPullParser(events=("end",))
     count = 0
     end = b""

@@ -1,6 +1,7 @@
-"""Holds the catalog, ours and a user's, against itself: shape, names, references, figures, dates.
+"""Linter of the catalog and a user's overlays: shape, names, references, figures, dates.
 
-Rules live in ``lint_bounds``, ``lint_figures`` and ``lint_names``; each has an id, and a test that breaks it alone.
+Rules are in ``lint_bounds``, ``lint_figures`` and ``lint_names``; each has an id, and a test that violates only this
+rule.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ from gpunode.text import suggestion
 
 
 def lint(catalog: Catalog) -> list[Problem]:
-    """Everything that is wrong, by file and line; an empty list is a sound catalog."""
+    """Return all problems, by file and line; an empty list is a valid catalog."""
     problems: list[Problem] = []
     documents: list[Document] = []
     for name in MODELS:
@@ -34,7 +35,7 @@ def lint(catalog: Catalog) -> list[Problem]:
 
 
 def _blamed(catalog: Catalog, name: str, key: Key, what: str, beside: Iterable[Key]) -> Problem:
-    """A fault at the field that the user wrote: of fields compared with each other, the one that an overlay has."""
+    """Return a problem at the field that the user wrote: of compared fields, the one that an overlay sets."""
     written = (one for one in (key, *beside) if any(document.has(one) for document in catalog.overlays))
     at = next(written, key)
     file, line = place(catalog.documents(str(at[0])), at)
@@ -42,7 +43,7 @@ def _blamed(catalog: Catalog, name: str, key: Key, what: str, beside: Iterable[K
 
 
 def _sections(document: Document) -> Iterator[Problem]:
-    """Sections and defaults that exist and are mappings."""
+    """Yield the problems of sections and defaults that are unknown or are not mappings."""
     defaults = document.sections.get("defaults")
     asked: list[tuple[Key, Any]] = [((name,), value) for name, value in document.sections.items() if name != "defaults"]
     if isinstance(defaults, Mapping):

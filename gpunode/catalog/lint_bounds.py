@@ -1,4 +1,4 @@
-"""Rules about bounds: what rows must state so that the resolver can refuse, and figures that must fit each other."""
+"""Rules about bounds: fields that the resolver needs to refuse a plan, and figures that must be consistent."""
 
 from packaging.version import Version as Number
 
@@ -12,15 +12,15 @@ ARCHIVES = ("ubuntu", "debian")
 
 
 def _admits(row: Row, *fields: str) -> bool:
-    """The row says itself that one of the fields is not known, and why."""
+    """Return True if the row itself lists one of the fields as unknown, with a reason."""
     return row.confidence != "sure" or any(name.split(".")[-1] in fields or name in fields for name in row.unsure)
 
 
 @rule("required-bound")
 def required(rows: Rows) -> Found:
-    """Branches state CUDA and end of life, GPUs from which release on, repositories from which branch and toolkit on.
+    """Check that branches have CUDA and end of life, GPUs their first release, repositories first branch and toolkit.
 
-    What is not known is named in ``unsure`` with the reason.
+    Unknown values are listed in ``unsure`` with the reason.
     """
     for row in rows["branches"].values():
         if row.native_cuda is None and not _admits(row, "native_cuda"):
@@ -49,27 +49,27 @@ def _has_floor(gpu: Gpu) -> bool:
 
 @rule("nvlink-rate")
 def nvlink_rate(rows: Rows) -> Found:
-    """The links of a GPU times the rate of its generation are its total."""
+    """Check that the links of a GPU times the rate of its generation equal its total."""
     for row in rows["gpus"].values():
         link = row.nvlink
         if link is None or link.gen not in NVLINK_GB_PER_S:
             continue
         totals = [rate * link.links for rate in NVLINK_GB_PER_S[link.gen]]
         if link.gb_per_s not in totals and link.gb_per_s >= min(NVLINK_GB_PER_S[link.gen]):
-            said = " or ".join(f"{total:g}" for total in totals)
-            what = f"{link.gb_per_s:g} is not what {link.links} links of generation {link.gen} carry: {said}"
+            expected = " or ".join(f"{total:g}" for total in totals)
+            what = f"{link.gb_per_s:g} is not what {link.links} links of generation {link.gen} carry: {expected}"
             key = ("gpus", row.id, "nvlink")
             yield (*key, "gb_per_s"), what, ((*key, "links"), (*key, "gen"))
 
 
 @rule("toolkit-driver")
 def toolkit_driver(rows: Rows) -> Found:
-    """The driver that a toolkit was released with is among the releases of its branch."""
+    """Check that the driver released with a toolkit is among the releases of its branch."""
     for row in rows["toolkits"].values():
         field = "runfile_driver" if row.runfile_driver else "driver"
         version, branch = getattr(row, field), rows["branches"].get(str(row.branch))
         if version is None or branch is None or not version.startswith(f"{branch.id}."):
-            continue  # a version of another branch is a fault of its own
+            continue  # a version of another branch violates a rule of its own
         if not any(Number(version) == Number(point) for point in branch.points) and field not in row.unsure:
             compared = (("branches", branch.id, "points"),)
             yield ("toolkits", row.id, field), f"{version} is not a release of branch {branch.id}", compared

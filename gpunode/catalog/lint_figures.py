@@ -1,4 +1,4 @@
-"""Rules about figures: ranges that a wrong unit falls out of, the vendor's figures, versions, dates."""
+"""Rules about figures: plausible ranges (a wrong unit is outside), the vendor's figures, versions, dates."""
 
 from collections.abc import Iterator, Mapping
 from datetime import date, timedelta
@@ -30,16 +30,16 @@ RANGES: Mapping[tuple[str, str], tuple[float, float]] = {
     ("platforms", "nics"): (1, 128),
     ("bands", "share"): (0.05, 1),
 }
-"""What can be: wide enough for years to come, too narrow for a value in another unit."""
+"""Plausible ranges: wide enough for years to come, too narrow for a value in another unit."""
 UNITS: Mapping[str, str] = {
     "gemm_bf16": "TFLOPS",
     "gemm_fp8": "TFLOPS",
 }
 """Unit of a metric; all others are GB/s."""
 BETA = timedelta(days=183)
-"""How long before a branch's release its first betas may be out."""
+"""The longest time between the first betas and a branch's release."""
 IN_SWITCH = 1.1
-"""With reductions in the switch the bus bandwidth was seen 7 % above what the links carry."""
+"""With reductions in the switch, bus bandwidth was measured 7 % above the rate of the links."""
 
 
 def _at(row: Any, path: str) -> Any:
@@ -50,7 +50,7 @@ def _at(row: Any, path: str) -> Any:
 
 @rule("range")
 def ranges(rows: Rows) -> Found:
-    """A number is one that can be; one in another unit mostly cannot."""
+    """Check that each number is in its plausible range; a number in another unit mostly is not."""
     for (section, path), (low, high) in RANGES.items():
         for row in rows[section].values():
             value = _at(row, path)
@@ -61,7 +61,8 @@ def ranges(rows: Rows) -> Found:
 
 @rule("memory")
 def memory(rows: Rows) -> Found:
-    """Sold and printed memory agree: 80 GB is printed as 81920 MiB at most, less with ECC in the memory itself."""
+    """Check that nominal and printed memory agree: 80 GB is printed as 81920 MiB at most, less with ECC in the
+    memory."""
     for row in rows["gpus"].values():
         if row.memory_gb and row.memory_mib and abs(row.memory_mib * 1.048576 / 1000 / row.memory_gb - 1) > 0.12:
             what = f"{row.memory_mib} MiB does not fit {row.memory_gb:g} GB"
@@ -70,7 +71,7 @@ def memory(rows: Rows) -> Found:
 
 @rule("power")
 def power(rows: Rows) -> Found:
-    """The default power limit is inside the range of limits."""
+    """Check that the default power limit is within the range of limits."""
     for row in rows["gpus"].values():
         if row.power_range_w is None:
             continue
@@ -86,7 +87,7 @@ def power(rows: Rows) -> Found:
 
 @rule("capability")
 def capability(rows: Rows) -> Found:
-    """A GPU's compute capability is one of its architecture's, and its architecture knows the first CUDA for it."""
+    """Check that a GPU has a compute capability of its architecture, and that the architecture has its first CUDA."""
     for row in rows["gpus"].values():
         parent = rows["architectures"].get(row.architecture)
         if parent is not None and row.compute_capability not in parent.compute_capabilities:
@@ -104,14 +105,14 @@ def capability(rows: Rows) -> Found:
 
 @rule("cuda-floor")
 def cuda_floor(rows: Rows) -> Found:
-    """``last_cuda`` of the architectures and ``min_compute_capability`` of the CUDA majors tell one story."""
+    """Check that ``last_cuda`` of the architectures and ``min_compute_capability`` of the CUDA majors agree."""
     for arch in rows["architectures"].values():
         highest = max(map(Number, arch.compute_capabilities))
         for major in rows["cuda_majors"].values():
             known = arch.last_cuda is None or major.number <= arch.last_cuda
             if known != (highest >= Number(major.min_compute_capability)):
-                verb = "knows" if known else "has left behind"
-                what = f"CUDA {major.id} {verb} {arch.name}, and asks for capability {major.min_compute_capability}"
+                verb = "supports" if known else "does not support"
+                what = f"CUDA {major.id} {verb} {arch.name}, but requires capability {major.min_compute_capability}"
                 compared = (("architectures", arch.id, "compute_capabilities"),)
                 floor = ("cuda_majors", major.id, "min_compute_capability")
                 yield ("architectures", arch.id, "last_cuda"), what, (*compared, floor)
@@ -119,7 +120,7 @@ def cuda_floor(rows: Rows) -> Found:
 
 @rule("version-branch")
 def version_branch(rows: Rows) -> Found:
-    """A driver version belongs to the branch it stands under: 580.95.05 to 580."""
+    """Check that a driver version belongs to the branch of its row: 580.95.05 to 580."""
     for key, branch, version in _versions(rows):
         if version is not None and version.split(".", maxsplit=1)[0] != str(branch):
             yield key, f"{version} is not a release of branch {branch}"
@@ -145,7 +146,7 @@ def _versions(rows: Rows) -> Iterator[tuple[Key, int, str | None]]:
 
 @rule("date-order")
 def dates(rows: Rows) -> Found:
-    """Nothing ends or is released before it begins, and no row tells of days after it was checked."""
+    """Check that ends are after releases, and that no row has a date later than the day it was checked."""
     for section in rows:
         for row in rows[section].values():
             if section == "sources":
@@ -160,7 +161,7 @@ def dates(rows: Rows) -> Found:
                 what = f"{released} is after the day the row was checked, {row.date}"
                 yield (section, row.id, "released"), what, ((section, row.id, "date"),)
     for row in rows["branches"].values():
-        # An end before the release itself was told above; every point would only repeat it.
+        # An end before the release was reported above; every point would only repeat it.
         end = row.eol if row.eol and (not row.released or first_day(row.released) <= row.eol) else None
         for version, when in row.points.items():
             if when and _after(when, row.date):
@@ -181,16 +182,16 @@ def _after(when: str, checked: str) -> bool:
 
 @rule("metric-unit")
 def metric_unit(rows: Rows) -> Found:
-    """A metric is kept in its own unit."""
+    """Check that a metric is stored in its own unit."""
     for row in rows["expectations"].values():
-        wanted = UNITS.get(row.metric, "GB/s")
-        if row.unit != wanted:
-            yield ("expectations", row.id, "unit"), f"wrong unit: {row.metric} is stored in {wanted}"
+        unit = UNITS.get(row.metric, "GB/s")
+        if row.unit != unit:
+            yield ("expectations", row.id, "unit"), f"wrong unit: {row.metric} is stored in {unit}"
 
 
 @rule("band")
 def band(rows: Rows) -> Found:
-    """A measured figure has a band around it; a floor has none."""
+    """Check that a measured figure has a band around it, and that a floor has none."""
     for row in rows["expectations"].values():
         if (row.kind == "measured") != (row.band is not None):
             yield ("expectations", row.id, "band"), f"{row.kind}: {'is missing' if row.band is None else 'has none'}"
@@ -200,7 +201,7 @@ def band(rows: Rows) -> Found:
 
 @rule("vendor-figure")
 def vendor_figure(rows: Rows) -> Found:
-    """Nobody measures more than the vendor's figure allows. Rows that are unsure are not judged."""
+    """Check that no measured figure exceeds the vendor's. Rows that are unsure are not checked."""
     for row in rows["expectations"].values():
         gpu = rows["gpus"].get(row.gpu)
         if gpu is None or not row.sure():
@@ -213,7 +214,7 @@ def vendor_figure(rows: Rows) -> Found:
 
 
 _LIMITING = ("memory_bandwidth_gb_per_s", "tflops", "pcie", "nvlink")
-"""What of a GPU limits a measurement."""
+"""Fields of a GPU that limit a measurement."""
 
 
 def _limit(row: ExpectedFigure, gpu: Gpu) -> float | None:
@@ -237,39 +238,39 @@ def _pcie(pcie: Pcie | None) -> float | None:
 
 @rule("services")
 def services(rows: Rows) -> Found:
-    """What runs on a platform's nodes follows from its GPUs and switches."""
+    """Check that the services of a platform's nodes match its GPUs and switches."""
     for row in rows["platforms"].values():
         gpus = [rows["gpus"][name] for name in row.gpus if name in rows["gpus"]]
-        wanted = set()
+        required = set()
         if any(gpu.fabric == "rack" for gpu in gpus):
-            wanted.add("imex")
+            required.add("imex")
         if row.nvswitches and any(gpu.fabric == "board" for gpu in gpus):
-            wanted.add("fabric-manager")
+            required.add("fabric-manager")
             if any(gpu.nvlink and gpu.nvlink.gen >= 5 for gpu in gpus):
-                wanted.add("nvlsm")
+                required.add("nvlsm")
         if (
             len(gpus) == len(row.gpus)
-            and set(row.services) != wanted
+            and set(row.services) != required
             and row.sure("services")
             and row.sure("nvswitches")
         ):
-            said = ", ".join(sorted(wanted)) or "none"
+            names = ", ".join(sorted(required)) or "none"
             compared = tuple(("platforms", row.id, field) for field in ("gpus", "nvswitches"))
-            yield ("platforms", row.id, "services"), f"by its GPUs and switches it needs: {said}", compared
+            yield ("platforms", row.id, "services"), f"by its GPUs and switches it needs: {names}", compared
 
 
 @rule("forward-compat")
 def forward_compat(rows: Rows) -> Found:
-    """A branch stands in one list of a cuda-compat package."""
+    """Check that a branch is in one list only of a cuda-compat package."""
     for row in rows["forward_compat"].values():
-        said = [*row.works_on, *row.needless_on, *row.refused_on]
-        for branch in sorted({branch for branch in said if said.count(branch) > 1}):
+        listed = [*row.works_on, *row.needless_on, *row.refused_on]
+        for branch in sorted({branch for branch in listed if listed.count(branch) > 1}):
             yield ("forward_compat", row.id, "works_on"), f"branch {branch} is in two lists"
 
 
 @rule("future")
 def checked(rows: Rows) -> Found:
-    """No row was checked in the future."""
+    """Check that no row was checked in the future."""
     today = date.today()
     for section in rows:
         for row in rows[section].values():

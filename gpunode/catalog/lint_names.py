@@ -1,4 +1,4 @@
-"""Rules about names: every reference resolves, every name means one thing, every package is found once."""
+"""Rules about names: references resolve, names are unique, package look-ups have one answer."""
 
 import string
 from collections.abc import Iterable, Iterator
@@ -13,19 +13,19 @@ from gpunode.catalog.typed import no_such
 from gpunode.text import did_you_mean, nearest, suggestion
 
 TEMPLATE_WORDS = {"branch", "version", "cuda", "cuda_major", "kernel"}
-"""What may stand between braces in a package name or version."""
+"""Words that are allowed in braces in a package name or version."""
 
 
-def _missing(rows: Rows, section: str, what: str, wanted: Iterable[tuple[Key, Any]]) -> Found:
+def _missing(rows: Rows, section: str, what: str, references: Iterable[tuple[Key, Any]]) -> Found:
     known = list(rows.ids(section))
-    for key, value in wanted:
+    for key, value in references:
         if value is not None and str(value) not in known:
             yield key, no_such(what, value, known)
 
 
 @rule("source-known")
 def sources(rows: Rows) -> Found:
-    """A row's source is a key of ``sources``."""
+    """Check that a row's source is a key of ``sources``."""
     for section in rows:
         for row in rows[section].values():
             named = getattr(row, "source", ())
@@ -34,7 +34,7 @@ def sources(rows: Rows) -> Found:
 
 @rule("unsure-field")
 def unsure(rows: Rows) -> Found:
-    """``unsure`` names fields that the row has."""
+    """Check that ``unsure`` names fields of the row."""
     for section in rows:
         for row in rows[section].values():
             for name in getattr(row, "unsure", {}):
@@ -45,7 +45,7 @@ def unsure(rows: Rows) -> Found:
 
 @rule("reference")
 def references(rows: Rows) -> Found:
-    """Whatever names another row names one that is there."""
+    """Check that each reference names a row that exists."""
     yield from _missing(rows, "architectures", "architecture", _architectures(rows))
     yield from _missing(rows, "branches", "driver branch", [*_branches(rows), *_offered(rows)])
     yield from _missing(rows, "cuda_majors", "CUDA major", _cuda_majors(rows))
@@ -60,17 +60,17 @@ def references(rows: Rows) -> Found:
     yield from _missing(rows, "xids", "Xid", follow)
 
 
-Wanted = Iterator[tuple[Key, Any]]
+References = Iterator[tuple[Key, Any]]
 
 
-def _architectures(rows: Rows) -> Wanted:
+def _architectures(rows: Rows) -> References:
     for row in rows["gpus"].values():
         yield ("gpus", row.id, "architecture"), row.architecture
     for row in rows["branches"].values():
         yield ("branches", row.id, "oldest_architecture"), row.oldest_architecture
 
 
-def _branches(rows: Rows) -> Wanted:
+def _branches(rows: Rows) -> References:
     for section, field in (
         ("architectures", "last_branch"),
         ("gpus", "last_branch"),
@@ -81,7 +81,7 @@ def _branches(rows: Rows) -> Wanted:
         for row in rows[section].values():
             yield (section, row.id, field), getattr(row, field)
     for row in rows["toolkits"].values():
-        # Before minor-version compatibility a toolkit named one driver, mostly of a branch that is not listed here.
+        # Before minor-version compatibility a toolkit named one driver, often of a branch without a row.
         if row.floor is None or row.floor != row.driver:
             yield ("toolkits", row.id, "branch"), row.branch
     for row in rows["forward_compat"].values():
@@ -93,14 +93,14 @@ def _branches(rows: Rows) -> Wanted:
             yield ("gpus", row.id, "first_listed"), branch
 
 
-def _offered(rows: Rows) -> Wanted:
+def _offered(rows: Rows) -> References:
     for row in rows["systems"].values():
         for origin, offer in row.origins.items():
             for branch in (*offer.transitional, *offer.transitional.values(), *offer.branches):
                 yield ("systems", row.id, "origins", origin, "branches"), branch
 
 
-def _cuda_majors(rows: Rows) -> Wanted:
+def _cuda_majors(rows: Rows) -> References:
     for row in rows["toolkits"].values():
         yield ("toolkits", row.id), row.major
     for section, field in (("cudnn", "builds"), ("nccl", "cuda_majors")):
@@ -109,14 +109,14 @@ def _cuda_majors(rows: Rows) -> Wanted:
                 yield (section, row.id, field), major
 
 
-def _systems(rows: Rows) -> Wanted:
+def _systems(rows: Rows) -> References:
     for section in ("packages", "pinning", "kernel_flavours", "dcgm"):
         for row in rows[section].values():
             for name in row.systems:
                 yield (section, row.id, "systems"), name
 
 
-def _gpus(rows: Rows) -> Wanted:
+def _gpus(rows: Rows) -> References:
     for row in rows["platforms"].values():
         for name in row.gpus:
             yield ("platforms", row.id, "gpus", name), name
@@ -126,9 +126,9 @@ def _gpus(rows: Rows) -> Wanted:
 
 @rule("name-once")
 def names(rows: Rows) -> Found:
-    """A name, alias or product name means one thing; a family's name is nobody's own.
+    """Check that a name, alias or product name means one thing, and that a family's name belongs to no single model.
 
-    Product names are a space of their own: ``NVIDIA H200`` is one model, ``H200`` a family.
+    Product names are a separate namespace: ``NVIDIA H200`` is one model, ``H200`` a family.
     """
     for section in ("gpus", "platforms", "systems"):
         owner: dict[str, str] = {}
@@ -150,7 +150,7 @@ def names(rows: Rows) -> Found:
 
 @rule("shared-id")
 def shared_ids(rows: Rows) -> Found:
-    """GPUs that share a device id are told apart by their subsystems: all of them, or all but one."""
+    """Check that GPUs with one device id have distinct subsystems: all of them, or all but one."""
     holders: dict[str, list[Any]] = {}
     for row in rows["gpus"].values():
         for pci in row.pci:
@@ -166,7 +166,7 @@ def shared_ids(rows: Rows) -> Found:
 
 @rule("template")
 def templates(rows: Rows) -> Found:
-    """Braces in package names and versions hold known words."""
+    """Check that braces in package names and versions contain known words."""
     for section, row, field, text in _templates(rows):
         try:
             words = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
@@ -192,7 +192,7 @@ def _templates(rows: Rows) -> Iterator[tuple[str, Any, str, str]]:
 
 @rule("found-once")
 def found_once(rows: Rows) -> Found:
-    """No question about packages or pinning has two answers."""
+    """Check that every look-up of packages or pinning has one answer at most."""
     for section in ("packages", "pinning"):
         for first, second in combinations(rows[section].values(), 2):
             if _same_question(first, second) and _meet(first, second):
@@ -216,7 +216,7 @@ def _meet(first: PackageSet | Pinning, second: PackageSet | Pinning) -> bool:
 
 @rule("branch-order")
 def branch_order(rows: Rows) -> Found:
-    """A range of branches begins before it ends."""
+    """Check that a range of branches starts before it ends."""
     bounded: list[tuple[Key, OriginOffer | PackageSet | Pinning]] = [
         ((section, row.id), row) for section in ("packages", "pinning") for row in rows[section].values()
     ]

@@ -1,4 +1,4 @@
-"""What a rule of the linter is, what it is given, and the table of all rules."""
+"""Types of the linter's rules, and the table of all rules."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -7,14 +7,14 @@ from gpunode.catalog.catalog import Catalog
 from gpunode.catalog.read import Key
 
 Found = Iterator[tuple[Key, str] | tuple[Key, str, tuple[Key, ...]]]
-"""What a rule yields: the place (section, id, field …), what is wrong there, and the places it was compared with."""
+"""Yielded by a rule: the location (section, id, field …), the problem, and the locations it was compared with."""
 Rule = Callable[["Rows"], Found]
 
 RULES: dict[str, Rule] = {}
 
 
 def rule(name: str) -> Callable[[Rule], Rule]:
-    """Register a function as a rule of the linter."""
+    """Return a decorator that registers a function as a rule of the linter."""
 
     def register(function: Rule) -> Rule:
         if name in RULES:
@@ -26,7 +26,7 @@ def rule(name: str) -> Callable[[Rule], Rule]:
 
 
 class Rows:
-    """What rules see: all rows that fit their model, and the ids of those that do not."""
+    """Input of the rules: all valid rows, and the ids of the others."""
 
     def __init__(self, catalog: Catalog, rows: Mapping[str, Mapping[str, Any]]) -> None:
         self._catalog = catalog
@@ -40,7 +40,7 @@ class Rows:
         return iter(self._rows)
 
     def ids(self, section: str) -> Iterable[str]:
-        """Every id of a section, fitting or not: a reference to a broken row is no second fault."""
+        """Return every id of a section, valid or not: a reference to an invalid row is not a second problem."""
         if section not in self._ids:
             self._ids[section] = self._catalog.raw(section).keys()
         return self._ids[section]

@@ -1,4 +1,4 @@
-"""The catalog of a run: ours, with a user's own files laid over it."""
+"""Loading of the catalog with a user's overlays."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,9 +10,9 @@ from gpunode.errors import UsageError
 
 
 def load(overlays: Sequence[Path | str] = ()) -> Catalog:
-    """The catalog, with a user's own files laid over ours in the given order.
+    """Return the catalog, with a user's own files merged over the package's in the given order.
 
-    Cached per set of files. A file of the user that is wrong is a UsageError: ``file:line: key: what``.
+    Cached per set of files. A malformed file of the user raises UsageError: ``file:line: key: what``.
     """
     stamped = []
     for path in map(Path, overlays):

@@ -1,7 +1,7 @@
-"""Who published a driver package, and which packages belong to one driver closure.
+"""Publishers of driver packages, and the packages that belong to one driver closure.
 
 The facts are rows of ``origins.yml``, each with its source. Names of origins are those of that file: ``debian``,
-``ubuntu``, ``nvidia`` …; an origin that no row knows is None.
+``ubuntu``, ``nvidia`` …; an origin without a row is None.
 """
 
 import datetime
@@ -27,7 +27,7 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
 class EvidencedRow(BaseModel):
-    """Base of all rows: immutable, closed, and with its evidence."""
+    """Base of all rows: immutable, without unknown fields, with evidence."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -36,7 +36,7 @@ class EvidencedRow(BaseModel):
 
 
 class OriginRow(EvidencedRow):
-    """Patterns that together tell one origin; a pattern that is None is not looked at."""
+    """Patterns that together identify one origin; a pattern that is None is ignored."""
 
     origin: str
     maintainer: Pattern | None = None
@@ -44,13 +44,13 @@ class OriginRow(EvidencedRow):
     package: Pattern | None = None
 
     def matches(self, name: str, version: str, maintainer: str) -> bool:
-        """True where every pattern of the row is found in its field."""
+        """Return True if every pattern of the row matches its field."""
         looked_at = ((self.package, name), (self.version, version), (self.maintainer, maintainer))
         return all(pattern is None or re.search(pattern, text) for pattern, text in looked_at)
 
 
 class ClosureRow(EvidencedRow):
-    """Packages of one origin that carry one version."""
+    """Packages of one origin that have one version."""
 
     origin: str
     line: str
@@ -61,7 +61,7 @@ class ClosureRow(EvidencedRow):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=lambda name: name.rstrip("_"))
 
     def line_of(self, name: str, source: str) -> str | None:
-        """The line that the package belongs to, None where this row does not speak of it."""
+        """Return the line that the package belongs to; None if the row does not contain it."""
         if _any_matches(name, self.except_):
             return None
         if _any_matches(source, self.sources) or _any_matches(name, self.packages):
@@ -76,7 +76,7 @@ class PackagesRow(EvidencedRow):
 
 
 class RepositoryRow(EvidencedRow):
-    """A repository, by what its Release file says of itself; a pattern that is None is not looked at."""
+    """A repository, by the fields of its Release file; a pattern that is None is ignored."""
 
     origin: str
     release: Pattern
@@ -84,10 +84,10 @@ class RepositoryRow(EvidencedRow):
 
 
 class RepositoryKey(EvidencedRow):
-    """The key of one of NVIDIA's repositories; what nobody recorded is None."""
+    """The key of one of NVIDIA's repositories; a value that was not recorded is None."""
 
     file: str | None
-    """Name beside the packages."""
+    """File name, in the folder of the packages."""
     fingerprint: str | None
     sha256_without_version: str | None = None
     """Of the file without its Version line."""
@@ -96,7 +96,7 @@ class RepositoryKey(EvidencedRow):
 
 
 class Origins(BaseModel):
-    """The whole file."""
+    """The content of the whole file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -114,13 +114,13 @@ def _any_matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 @cache
 def table() -> Origins:
-    """``origins.yml``, read once."""
+    """Return the content of ``origins.yml``, read once."""
     text = resource_files("gpunode.catalog").joinpath("origins.yml").read_text(encoding="utf-8")
     return Origins.model_validate(yaml.load(text, Loader=LOADER))  # noqa: S506 (a safe one)
 
 
 def origin_of(name: str, version: str, maintainer: str) -> str | None:
-    """The origin of a package by its Maintainer and version; None where no row knows it."""
+    """Return the origin of a package by its Maintainer and version; None if no row matches."""
     return next((row.origin for row in table().origins if row.matches(name, version, maintainer)), None)
 
 
@@ -131,15 +131,16 @@ def publisher(release: str, label: str) -> str | None:
 
 
 def is_companion(name: str) -> bool:
-    """Return whether a package of a closure is no sign of an installed driver."""
+    """Return whether a package of a closure may be installed without a driver."""
     return _any_matches(name, table().companions.packages)
 
 
 def key_to_fetch(folder: str | None, arch: str, url: str, keyring: str | None) -> tuple[dict[str, Any], str | None]:
-    """Return what ``repository_key.py`` is asked for the key of a repository, and why such a key must not be taken."""
+    """Return the arguments of ``repository_key.py`` for a repository's key, and the reason why the key must not be
+    used."""
     row = table().signing_keys.get(folder or "")
     known = {name: getattr(row, name, None) for name in ("file", "fingerprint", "sha256_without_version")}
-    # Of one architecture's package alone somebody recorded the sum.
+    # The checksum is recorded for one architecture's package only.
     of_keyring = row.keyring_sha256 if row and keyring and arch == "x86_64" else None
     fetch = {"url": url, **known, "keyring": keyring, "keyring_sha256": of_keyring}
     vouched = known["fingerprint"] or known["sha256_without_version"] or of_keyring
@@ -152,9 +153,9 @@ def key_to_fetch(folder: str | None, arch: str, url: str, keyring: str | None) -
 
 
 def closure_line(name: str, source: str, origin: str | None) -> str | None:
-    """The closure that a package belongs to, by the name of its line; None where it may have a version of its own.
+    """Return the closure of a package, by the name of its line; None if the package may have a version of its own.
 
-    ``origin`` None: the publisher is not known; a package that would belong to anybody's closure then belongs to a
+    ``origin`` None: the publisher is unknown; a package that belongs to the closure of any origin then belongs to a
     line called ``unknown origin``.
     """
     if origin is None:
@@ -165,12 +166,12 @@ def closure_line(name: str, source: str, origin: str | None) -> str | None:
 
 
 def in_closure(name: str, source: str, origin: str | None) -> bool:
-    """True for a package that must carry the driver's version, be held, and come from the driver's origin."""
+    """Return True for a package that must have the driver's version, be held, and come from the driver's origin."""
     return closure_line(name, source, origin) is not None
 
 
 def closure_patterns(origin: str) -> dict[str, list[str]]:
-    """Return the shell patterns of names (``names``, without those of ``except``) that carry the driver's version."""
+    """Return the shell patterns of names (``names``, without those of ``except``) that have the driver's version."""
     rows = [row for row in table().closures if row.origin == origin]
     return {
         "names": [pattern for row in rows for pattern in row.packages],
@@ -179,11 +180,12 @@ def closure_patterns(origin: str) -> dict[str, list[str]]:
 
 
 def brings_kernel_module(name: str) -> bool:
-    """True for a package after whose installation a kernel module is to be expected on disk."""
+    """Return True for a package that installs or builds a kernel module."""
     return _any_matches(name, table().kernel_module_packages.packages)
 
 
 def upstream_version(version: str) -> str:
-    """A package's version without epoch and distribution revision: ``1:535.261.03-1~deb12u1`` is ``535.261.03``."""
+    """Return a package's version without epoch and distribution revision: ``1:535.261.03-1~deb12u1`` is
+    ``535.261.03``."""
     without_epoch = version.split(":", 1)[-1]
     return without_epoch.rsplit("-", 1)[0] if "-" in without_epoch else without_epoch

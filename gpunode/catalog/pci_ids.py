@@ -1,8 +1,8 @@
-"""GPUs by PCI id alone: the text of ``pci.ids`` in, rows of the section ``gpus`` out.
+"""GPUs by PCI id only: the text of ``pci.ids`` in, rows of the section ``gpus`` out.
 
-``pci.ids`` names the chip and the product of a device id. The chip gives architecture and compute capability (section
-``chips``); memory, form and market are read from the product's name and marked so. ``pci_ids.tsv`` beside this file
-holds what a release of ``pci.ids`` lists, one GPU per line; ``scripts/pci_gpus.py`` rebuilds it.
+``pci.ids`` names the chip and the product of a device id. The chip determines architecture and compute capability
+(section ``chips``); memory, form and market are derived from the product's name and marked as such. ``pci_ids.tsv``
+beside this file contains the GPUs of one release of ``pci.ids``, one per line; ``scripts/pci_gpus.py`` rebuilds it.
 """
 
 import re
@@ -27,12 +27,12 @@ _FACTS = {"architecture", "compute_capability"}
 _NAMES = ("name", "aliases", "families")
 _SERIES = re.compile(r"^(GeForce|Tesla|Quadro) ")
 _LARGE = {"gp100", "gv100", "ga100", "gh100", "gb100", "gb102", "gb110", "gb112", "gr100", "gr102"}
-"""Chips of data-centre GPUs, as far as no product's name says otherwise."""
+"""Chips of data-centre GPUs, unless a product's name indicates otherwise."""
 _SUPERCHIP = re.compile(r"(HGX )?G[HB][23]00\b")
 
 
 class PciGpu(NamedTuple):
-    """One line: device id without its vendor, chip, product name ("" where ``pci.ids`` has none)."""
+    """One line: device id without its vendor, chip, product name ("" if ``pci.ids`` has none)."""
 
     device: str
     chip: str
@@ -40,12 +40,12 @@ class PciGpu(NamedTuple):
 
     @property
     def pci(self) -> str:
-        """The id as the catalog writes it."""
+        """Return the id in the catalog's format."""
         return f"{NVIDIA}:{self.device}"
 
 
 def parse(lines: Iterable[str]) -> Iterator[PciGpu]:
-    """Yield NVIDIA's GPUs of a ``pci.ids`` file; other functions and names that fit no chip are left out."""
+    """Yield NVIDIA's GPUs of a ``pci.ids`` file; other functions and names that match no chip are left out."""
     ours = False
     for count, line in enumerate(lines):
         if count > MOST_LINES:
@@ -72,13 +72,13 @@ def tsv(gpus: Iterable[PciGpu], date: str) -> str:
 
 
 def table() -> list[PciGpu]:
-    """The bundled lines."""
+    """Return the bundled lines."""
     text = files("gpunode.catalog").joinpath(FILE).read_text(encoding="utf-8")
     return [PciGpu(*line.split("\t")) for line in text.splitlines() if line and not line.startswith("#")]
 
 
 def table_date() -> str:
-    """The day of the ``pci.ids`` release that the bundled lines come from."""
+    """Return the date of the ``pci.ids`` release of the bundled lines."""
     with files("gpunode.catalog").joinpath(FILE).open(encoding="utf-8") as stream:
         return stream.readline().rsplit(" ", 1)[-1].strip()
 
@@ -86,13 +86,13 @@ def table_date() -> str:
 def rows(
     gpus: Iterable[PciGpu], chips: Mapping[str, Any], written: Mapping[str, Any], date: str
 ) -> dict[str, dict[str, Any]]:
-    """Raw rows of the section ``gpus``, one for each product; ``written``: raw rows of files, which win.
+    """Return raw rows of the section ``gpus``, one per product; ``written``: raw rows of files, which take precedence.
 
     An id that a written row has is left out. Ids with one product name, architecture and compute capability are one
-    row; a name that stands for several rows, or for a written one, is followed by the chip or the id.
+    row; the chip or the id is appended to a name that several rows, or a written one, share.
     """
     ids, names = _written(written)
-    # A chip that an overlay broke has no GPUs: the linter names its row.
+    # A chip that an overlay made invalid has no GPUs: the linter names its row.
     chips = {key: row for key, row in chips.items() if isinstance(row, Mapping) and row.keys() >= _FACTS}
     products: dict[tuple[str, str, str], list[PciGpu]] = {}
     for gpu in gpus:
@@ -127,7 +127,7 @@ def _name(gpu: PciGpu) -> str:
 
 
 def _written(of_files: Mapping[str, Any]) -> tuple[set[str], set[str]]:
-    """PCI ids and names that rows of files have; a row without a PCI id changes one of ours and has none."""
+    """Return PCI ids and names in rows of files; a row without a PCI id modifies one of the package's and has none."""
     ids: set[str] = set()
     names: set[str] = set()
     for key, row in of_files.items():
@@ -144,7 +144,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _add_aliases(found: dict[str, dict[str, Any]], names: set[str]) -> None:
-    """Add what people type, ``RTX 5090`` for ``GeForce RTX 5090``, where it means one row."""
+    """Add names that users type, ``RTX 5090`` for ``GeForce RTX 5090``, if they identify one row."""
     short = {key: _SERIES.sub("", row["name"]) for key, row in found.items() if not row["name"].endswith(")")}
     uses = Counter(normal(text) for text in short.values())
     uses.update(normal(key) for key in found)
@@ -154,7 +154,7 @@ def _add_aliases(found: dict[str, dict[str, Any]], names: set[str]) -> None:
 
 
 def _row(name: str, same: list[PciGpu]) -> dict[str, Any]:
-    """What the name says; every guess is named in ``unsure``."""
+    """Return the fields derived from the name; every derived one is listed in ``unsure``."""
     unsure = {"market": "from the name", "form": "from the name"}
     row: dict[str, Any] = {
         "name": name,

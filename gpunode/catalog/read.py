@@ -1,7 +1,7 @@
-"""Catalog files as text with places: YAML in, sections of rows out, overlays merged.
+"""Catalog files as text with locations: YAML in, sections of rows out, overlays merged.
 
-Every scalar stays text until a row's model gives it a type: ``13.10`` is no number and ``20e6`` is a PCI id.
-Only ``null``, ``~`` and nothing at all are None.
+Every scalar stays text until a row's model converts it: ``13.10`` is not a number and ``20e6`` is a PCI id. Only
+``null``, ``~`` and an empty value are None.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ NULL = "tag:yaml.org,2002:null"
 
 
 class _Loader(_Safe):
-    """Tells null from text and looks for no other type: every scalar is text here."""
+    """A YAML loader that recognizes null; every other scalar is text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (as yaml declares it)
         first: [pair for pair in pairs if pair[0] == NULL] for first, pairs in _Safe.yaml_implicit_resolvers.items()
@@ -38,14 +38,14 @@ MOST_NODES = 500_000
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing wrong in a catalog file; its text is the line that a user sees."""
+    """One problem in a catalog file; its text is the line that a user sees."""
 
     file: str
     line: int
     key: str
     what: str
     rule: str = field(compare=False)
-    """Which rule of the linter found it."""
+    """The rule of the linter that found it."""
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file
@@ -54,7 +54,7 @@ class Problem:
 
 
 class BadFileError(UsageError):
-    """A file that cannot be read as a catalog file at all."""
+    """A file that cannot be read as a catalog file."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
@@ -62,7 +62,7 @@ class BadFileError(UsageError):
 
 
 def dotted(key: Key) -> str:
-    """A place in a file as people write it: ``gpus.t4.memory_gb``."""
+    """Return a location in a file for messages: ``gpus.t4.memory_gb``."""
     return ".".join(str(part) for part in key)
 
 
@@ -75,16 +75,16 @@ class Document:
 
     @cached_property
     def duplicates(self) -> list[Problem]:
-        """Keys that stand twice in one mapping: YAML takes the last and says nothing."""
+        """Return keys that occur twice in one mapping: YAML silently uses the last."""
         return list(_duplicates(self.name, self.root, ()))
 
     @cached_property
     def sections(self) -> dict[str, Any]:
-        """The content; a section that is no mapping is kept as it is, for the linter to name."""
+        """Return the content; a section that is not a mapping is kept unchanged, for the linter to report."""
         return {str(key.value): _plain(value) for key, value in self.root.value}
 
     def line(self, key: Key) -> int | None:
-        """The line of a key, of its deepest part that is there; None where not even the section is."""
+        """Return the line of a key, of its deepest part that exists; None if the section does not exist."""
         node: yaml.Node = self.root
         found: int | None = None
         for part in key:
@@ -96,7 +96,7 @@ class Document:
         return found
 
     def has(self, key: Key) -> bool:
-        """True where this file says something under the key."""
+        """Return True if this file has a value under the key."""
         node: yaml.Node = self.root
         for part in key:
             step = _step(node, part)
@@ -106,7 +106,8 @@ class Document:
         return True
 
     def replaces(self, key: Key) -> bool:
-        """True where this file says something on the way to the key that ``merge`` takes as a whole: no mapping."""
+        """Return True if this file has a value above the key that is not a mapping, which ``merge`` replaces as a
+        whole."""
         node: yaml.Node = self.root
         for part in key:
             if not isinstance(node, yaml.MappingNode):
@@ -154,7 +155,7 @@ def _duplicates(name: str, node: yaml.Node, above: Key) -> Iterable[Problem]:
 
 
 def read(path: Path, name: str | None = None) -> Document:
-    """Read one file; raise BadFileError where it is missing, no YAML, or no mapping of sections."""
+    """Read one file; raise BadFileError if it is missing, not YAML, or not a mapping of sections."""
     name = name or str(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -166,7 +167,7 @@ def read(path: Path, name: str | None = None) -> Document:
 
 
 def parse(text: str, name: str) -> Document:
-    """Parse the text of one file; raise BadFileError where it is no YAML, or no mapping of sections."""
+    """Parse the text of one file; raise BadFileError if it is not YAML, or not a mapping of sections."""
     try:
         root = yaml.compose(text, Loader=_Loader)
         _size(root, 0)
@@ -185,7 +186,8 @@ def parse(text: str, name: str) -> Document:
 
 
 def _size(node: yaml.Node | None, depth: int) -> int:
-    """Nodes with all anchors followed; OverflowError past what a catalog can be, so that anchors cannot blow it up."""
+    """Return the number of nodes with all anchors followed; raise OverflowError beyond the limit, so that anchors
+    cannot expand without bound."""
     if depth > MOST_LEVELS:
         raise OverflowError
     parts = node.value if isinstance(node, yaml.CollectionNode) else ()
@@ -199,18 +201,18 @@ def _size(node: yaml.Node | None, depth: int) -> int:
 
 
 def merge(old: Any, new: Any) -> Any:
-    """Lay ``new`` over ``old``: mappings key by key, everything else as a whole."""
+    """Return ``new`` merged over ``old``: mappings key by key, everything else as a whole."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return {**old, **{key: merge(old[key], value) if key in old else value for key, value in new.items()}}
     return new
 
 
 def section(documents: Sequence[Document], name: str, base: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """The raw rows of one section: the documents' rows laid over each other in order, defaults filled in.
+    """Return the raw rows of one section: the documents' rows merged in order, defaults filled in.
 
-    A file's ``defaults: {SECTION: {field: value}}`` (and ``defaults: {all: …}``) fill what its own new rows leave out.
-    New rows of a later file take the first file's defaults too, but for source and date: their source is ``site``.
-    ``base``: whole rows below all documents; they stand last.
+    A file's ``defaults: {SECTION: {field: value}}`` (and ``defaults: {all: …}``) fill fields that its own new rows
+    leave out. New rows of a later file use the first file's defaults too, except source and date: their source is
+    ``site``. ``base``: whole rows below all documents; they come last.
     """
     rows: dict[str, Any] = {}
     ours: dict[str, Any] = {}
@@ -239,7 +241,8 @@ def _defaults(document: Document, name: str) -> dict[str, Any]:
 
 
 def place(documents: Sequence[Document], key: Key) -> tuple[str, int]:
-    """File and line of a key: the last overlay that sets it, or the last document that has the longest part of it."""
+    """Return file and line of a key: the last overlay that sets it, or the last document that has the longest part of
+    it."""
     for document in reversed(documents[1:]):
         if document.replaces(key):
             return document.name, document.line(key) or 1

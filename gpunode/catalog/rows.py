@@ -1,7 +1,7 @@
-"""What all rows of the catalog share: where a fact comes from, when it was checked, how sure it is.
+"""Common fields of all rows of the catalog: the source of a fact, the date of its check, its certainty.
 
-Numbers carry their unit in the key (``memory_gb``; GB is 10^9 bytes). Versions are text and compare as
-``packaging.version.Version``. A value that is not known is None, never 0 or a guess.
+Numbers have their unit in the key (``memory_gb``; GB is 10^9 bytes). Versions are text and compare as
+``packaging.version.Version``. An unknown value is None, never 0 or a guess.
 """
 
 import calendar
@@ -13,18 +13,19 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 Confidence = Literal["sure", "derived", "unsure"]
-"""``derived``: inferred from other facts. ``unsure``: sources conflict, or none was read. Both warn, never refuse."""
+"""``derived``: inferred from other facts. ``unsure``: sources conflict, or none was read. Both warn, and never
+refuse."""
 
 
 def last_day(when: str) -> date:
-    """The last day that a date of any precision covers: ``2028-06`` is 2028-06-30."""
+    """Return the last day that a date of any precision covers: ``2028-06`` is 2028-06-30."""
     year, month, day = ([int(part) for part in when.split("-")] + [0, 0])[:3]
     month = month or 12
     return date(year, month, day or calendar.monthrange(year, month)[1])
 
 
 def first_day(when: str) -> date:
-    """The first day that a date of any precision covers: ``2028-06`` is 2028-06-01."""
+    """Return the first day that a date of any precision covers: ``2028-06`` is 2028-06-01."""
     year, month, day = ([int(part) for part in when.split("-")] + [1, 1])[:3]
     return date(year, month, day)
 
@@ -69,48 +70,48 @@ def _one_or_more(value: Any) -> Any:
 
 
 When = Annotated[str, AfterValidator(_when)]
-"""A date of the precision that its source has: ``2026-08-03``, ``2026-08`` or ``2026``."""
+"""A date with the precision of its source: ``2026-08-03``, ``2026-08`` or ``2026``."""
 Version = Annotated[str, AfterValidator(_version)]
 NumberId = Annotated[str, AfterValidator(_number)]
-"""The id of a row that is called by a number: a branch, a CUDA major, an Xid."""
+"""The id of a row with a numeric name: a branch, a CUDA major, an Xid."""
 PciId = Annotated[str, AfterValidator(_pci)]
 """``10de:2330``, lower case."""
 Capability = Annotated[str, AfterValidator(_capability)]
 """CUDA compute capability: ``9.0``."""
 Words = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
-"""A list of texts; one text alone is a list of one."""
+"""A list of texts; a single text is a list of one."""
 
 
 class Part(BaseModel):
-    """A group of fields inside a row: immutable, closed. Its validator is built when the first row is read."""
+    """A group of fields inside a row: immutable, without unknown fields. Its validator is built with the first row."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Row(Part):
-    """One thing of the catalog."""
+    """One entry of the catalog."""
 
     id: str
-    """The row's key in its section: what other rows and the command line call it."""
+    """The row's key in its section; other rows and the command line use it."""
     source: Annotated[Words, Field(min_length=1)]
     """Keys of the section ``sources``."""
     date: When
-    """When the row was last held against its sources."""
+    """The date on which the row was last checked against its sources."""
     confidence: Confidence = "sure"
     unsure: Mapping[str, str] = {}
-    """Fields that are less sure than the row, with the reason."""
+    """Fields that are less certain than the row, with the reason."""
     note: str | None = None
 
     def sure(self, field: str | None = None) -> bool:
-        """True where the row, and this field of it, may carry a refusal and not only a warning."""
+        """Return True if the row, and this field of it, may cause a refusal and not only a warning."""
         return self.confidence == "sure" and (field is None or field not in self.unsure)
 
 
 class Source(Part):
-    """Where facts come from."""
+    """A document or a file from which facts are taken."""
 
     id: str
     title: str
     url: str | None = None
     date: str | None = None
-    """As the source gives it: a date, an edition, a range."""
+    """In the source's own form: a date, an edition, a range."""

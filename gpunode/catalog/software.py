@@ -11,7 +11,7 @@ from gpunode.catalog.hardware import Arch, Flavour
 from gpunode.catalog.rows import Capability, NumberId, Part, Row, Version, When, Words, last_day
 
 Origin = Literal["nvidia", "ubuntu", "debian"]
-"""Where a driver comes from: NVIDIA's CUDA repository or the distribution's own archive."""
+"""The source of a driver: NVIDIA's CUDA repository or the distribution's own archive."""
 Family = Literal["deb", "rpm"]
 Component = Literal[
     "driver",
@@ -40,13 +40,13 @@ class Branch(Row):
     eol_vendor: When | None = None
     """From NVIDIA's table of branches."""
     eol_computed: When | None = None
-    """From endoflife.date: release plus one year, LTSB three. Nobody promised it."""
+    """From endoflife.date: release plus one year, LTSB three. Not promised by NVIDIA."""
     superseded_by: int | None = None
-    """A new-feature branch gets no more releases once the next branch is out."""
+    """A new-feature branch gets no more releases after the release of the next branch."""
     native_cuda: Version | None = None
-    """The newest CUDA that the driver carries itself."""
+    """The newest CUDA that the driver itself contains."""
     oldest_architecture: str
-    """Key of ``architectures``; all younger ones are driven too (as far as the branch is young enough)."""
+    """Key of ``architectures``; all later ones are supported too, if the branch is new enough for them."""
     modules: tuple[Flavour, ...]
     """Flavours that its packages contain."""
     kernel_floor: Version | None = None
@@ -57,23 +57,23 @@ class Branch(Row):
 
     @property
     def number(self) -> int:
-        """The branch as a number: 580."""
+        """Return the branch as a number: 580."""
         return int(self.id)
 
     @property
     def latest(self) -> Version:
-        """The newest known release."""
+        """Return the newest known release."""
         return max(self.points, key=Number)
 
     @property
     def eol(self) -> datetime.date | None:
-        """The last day of support: the earlier one where two sources differ; None where neither says."""
+        """Return the last day of support: the earlier one if two sources differ; None if there is none."""
         days = [last_day(when) for when in (self.eol_vendor, self.eol_computed) if when]
         return min(days) if days else None
 
     @property
     def eol_promised(self) -> bool:
-        """True where NVIDIA's own table gives the end, not only the rule of thumb."""
+        """Return True if NVIDIA's own table has the end, as opposed to the rule of thumb."""
         return self.eol_vendor is not None
 
 
@@ -87,7 +87,7 @@ class CudaMajor(Row):
 
     @property
     def number(self) -> int:
-        """13 for CUDA 13."""
+        """Return 13 for CUDA 13."""
         return int(self.id)
 
 
@@ -97,25 +97,25 @@ class Toolkit(Row):
     id: Version
     label: str
     branch: int
-    """The driver branch of the same CUDA: full support from there on."""
+    """The driver branch of the same CUDA, the first with full support."""
     driver: Version | None = None
     """Release notes, x86_64 and SBSA: full support, PTX JIT included. None: not published or not read."""
     runfile_driver: Version | None = None
-    """The driver inside the runfile. From 13.4 on there is none."""
+    """The driver in the runfile; runfiles from 13.4 on have none."""
     recommended_driver: Version | None = None
     floor: Version | None = None
-    """Only where it differs from its major's."""
+    """Set only if it differs from its major's."""
     driver_only: bool = False
-    """A CUDA that a driver branch carries and that was never released as a toolkit: 12.7."""
+    """A CUDA that a driver branch contains and that was never released as a toolkit: 12.7."""
 
     @property
     def major(self) -> int:
-        """13 for 13.0.2."""
+        """Return 13 for 13.0.2."""
         return int(self.id.split(".")[0])
 
     @property
     def series(self) -> str:
-        """13.0 for 13.0.2."""
+        """Return 13.0 for 13.0.2."""
         return ".".join(self.id.split(".")[:2])
 
 
@@ -129,13 +129,13 @@ class ForwardCompat(Row):
     package: str
     works_on: tuple[int, ...]
     needless_on: tuple[int, ...] = ()
-    """The branch carries that CUDA already."""
+    """Branches that already contain that CUDA."""
     refused_on: tuple[int, ...] = ()
-    """The driver is newer than the package: error 803."""
+    """Branches that are newer than the package: error 803."""
 
 
 class CudaBuild(Part):
-    """One library built for one CUDA major."""
+    """A library built for one CUDA major."""
 
     floor: Version
     since: Version | None = None
@@ -143,7 +143,7 @@ class CudaBuild(Part):
 
 
 class Cudnn(Row):
-    """A range of cuDNN releases that agree; section ``cudnn``."""
+    """A range of cuDNN releases with the same requirements; section ``cudnn``."""
 
     since: Version
     until: Version | None = None
@@ -162,7 +162,7 @@ class Nccl(Row):
     builds: tuple[Version, ...] = ()
     """Toolkits of the deb and rpm builds: the package version ends in ``+cuda13.3``."""
     min_compute_capability: Mapping[int, Capability] = {}
-    """By CUDA major, where it is above the major's own."""
+    """By CUDA major, if it is above the major's own."""
 
 
 class Dcgm(Row):
@@ -174,7 +174,7 @@ class Dcgm(Row):
     cuda_major_by_branch: Mapping[int, int] = {}
     """First branch → CUDA major of the package to install."""
     also_cuda_major: Mapping[int, int] = {}
-    """CUDA major of the driver → major whose package is needed too where a GPU is below its compute capability."""
+    """CUDA major of the driver → major that must be installed too for a GPU below its compute capability."""
     systems: Words = ()
 
 
@@ -184,29 +184,29 @@ class ContainerToolkit(Row):
     id: Version
     released: When | None = None
     replaces: Words = ()
-    """What must be gone before."""
+    """Packages that must be removed first."""
     repository: str
     key: str
     fingerprints: Words = ()
-    """Of the keys that the repository may be signed with."""
+    """Fingerprints of the keys that may sign the repository."""
 
 
 class ContainerEngine(Row):
-    """What a container engine does with CDI, from which version on; section ``container_engines``."""
+    """CDI support of a container engine, by version; section ``container_engines``."""
 
     cdi: Version
-    """It understands CDI."""
+    """First version with support for CDI."""
     cdi_default: Version
-    """It does so without being told to."""
+    """First version with CDI enabled by default."""
     additional_gids: Version
-    """It reads specifications of CDI 0.7.0."""
+    """First version that reads specifications of CDI 0.7.0."""
     repository: str | None = None
-    """The publisher's own, without the distribution's name."""
+    """The publisher's own repository, without the distribution's name."""
     key: str | None = None
     fingerprints: Words = ()
-    """Of the keys that the repository may be signed with."""
+    """Fingerprints of the keys that may sign the repository."""
     rpm_key: str | None = None
-    """The key of the publisher's rpm packages, where it is another one."""
+    """The key of the publisher's rpm packages, if it differs."""
     rpm_fingerprints: Words = ()
     packages: Words = ()
     """Their names in the publisher's own repository."""
@@ -230,15 +230,15 @@ class Framework(Row):
     """By CUDA series."""
     experimental: Mapping[Version, FrameworkBuild] = {}
     default_wheel: Mapping[str, Version] = {}
-    """What the wheel that a plain pip install fetches pins: version, cuda, cudnn, nccl."""
+    """Versions that the wheel of a plain pip install pins: version, cuda, cudnn, nccl."""
     floor: Version | None = None
-    """Driver floor in the framework's own words."""
+    """Driver floor as the framework documents it."""
     min_compute_capability: Capability | None = None
-    """Where the wheels leave out GPUs that their CUDA knows."""
+    """Set if the wheels exclude GPUs that their CUDA supports."""
     arches: tuple[Arch, ...] = ("x86_64", "aarch64")
-    """CPU architectures whose wheels are built with CUDA."""
+    """CPU architectures with wheels for CUDA."""
     compile_min_compute_capability: Capability | None = None
-    """Below it torch.compile refuses a GPU. None: not looked up for this release."""
+    """Minimum for torch.compile. None: not looked up for this release."""
 
 
 class WheelArchitectures(Row):
@@ -251,7 +251,7 @@ class WheelArchitectures(Row):
     arch: Arch
     compute_capabilities: tuple[Capability, ...]
     ptx: Capability | None = None
-    """The highest one is also there as PTX, for GPUs to come."""
+    """The highest one is also included as PTX, for future GPUs."""
 
 
 class WorkloadImage(Row):
@@ -275,22 +275,22 @@ class Kubernetes(Row):
 
 
 class OriginOffer(Part):
-    """What one origin has for one operating system. A stack that rests on a bound which is None carries a warning."""
+    """The packages of one origin for one operating system. A stack that depends on a bound of None has a warning."""
 
     repository: str | None = None
     """NVIDIA: the name of its directory. Distribution: its components."""
     first_branch: int | None = None
-    """The oldest branch that was seen there."""
+    """The oldest branch that was found there."""
     first_toolkit: Version | None = None
-    """The oldest CUDA series whose toolkit was seen there."""
+    """The oldest CUDA series with a toolkit that was found there."""
     last_branch: int | None = None
     missing: tuple[int, ...] = ()
     transitional: Mapping[int, int] = {}
-    """Branches whose packages are empty and pull in another branch."""
+    """Branches with empty packages that install another branch."""
     branches: tuple[int, ...] = ()
-    """All branches with packages of the names that we use; empty: those between the bounds."""
+    """All branches with packages of the names that this catalog uses; empty: those between the bounds."""
     versions: Mapping[int, str] = {}
-    """Package version by branch, where the archive holds exactly one."""
+    """Package version by branch, if the archive has exactly one."""
     arches: tuple[Arch, ...] = ("x86_64", "aarch64")
     absent: tuple[Component, ...] = ()
     """Components that this origin does not have."""
@@ -303,7 +303,7 @@ class System(Row):
     os: str
     """``ID`` of os-release."""
     version: str
-    """``VERSION_ID`` of os-release, as far as it matters."""
+    """``VERSION_ID`` of os-release, truncated to its significant part."""
     codename: str | None = None
     aliases: Words = ()
     like: Words = ()
@@ -311,11 +311,11 @@ class System(Row):
     family: Family
     manager: Literal["apt", "dnf", "zypper", "tdnf"]
     modular: bool = False
-    """dnf module streams exist."""
+    """True if dnf module streams exist."""
     supported: bool = False
-    """gpunode's roles are made for it."""
+    """True if gpunode's roles support it."""
     kernels: Mapping[str, str] = {}
-    """Release → kernel that NVIDIA validated; more is known to work."""
+    """Release → kernel that NVIDIA validated; others are known to work."""
     origins: Mapping[Origin, OriginOffer]
 
 
@@ -331,11 +331,11 @@ class PackageSet(Row):
 
     component: Component
     release: int | None = None
-    """The component's own major, where another one has other names: cuDNN 8 and 9, DCGM 3 and 4."""
+    """The component's own major, if the package names depend on it: cuDNN 8 and 9, DCGM 3 and 4."""
     origin: Origin | Literal["container-toolkit"]
     family: Family
     systems: Words = ()
-    """Ids of ``systems``; empty: all of the family that this origin serves."""
+    """Ids of ``systems``; empty: all systems of the family that this origin supports."""
     first_branch: int | None = None
     last_branch: int | None = None
     flavour: Flavour | None = None
@@ -343,15 +343,15 @@ class PackageSet(Row):
     arches: tuple[Arch, ...] = ("x86_64", "aarch64")
     names: Words
     version: str | None = None
-    """Version pattern; None where the component has versions of its own."""
+    """Version pattern; None if the component has versions of its own."""
     stream: str | None = None
     """dnf module stream to enable first."""
     with_driver: bool = False
-    """Belongs to the driver closure: same version as the driver."""
+    """Part of the driver closure: same version as the driver."""
 
 
 class Pinning(Row):
-    """How a version is held; section ``pinning``."""
+    """The mechanism that holds a version; section ``pinning``."""
 
     origin: Origin
     family: Family
@@ -360,11 +360,11 @@ class Pinning(Row):
     last_branch: int | None = None
     kind: Literal["preferences", "module-stream", "versionlock", "addlock"]
     pattern: str | None = None
-    """For locks: what to lock."""
+    """For locks: the locked name."""
 
 
 class KernelFlavour(Row):
-    """Kernel packages that must move together with precompiled modules; section ``kernel_flavours``."""
+    """Kernel packages that must be upgraded together with precompiled modules; section ``kernel_flavours``."""
 
     os: str
     suffix: str

@@ -1,4 +1,4 @@
-"""Text to typed rows, and what is wrong in the words of somebody who edits the file."""
+"""Conversion of text to typed rows, with error messages for the authors of catalog files."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ UNITS = {
     "_mhz": "MHz",
     "_bytes": "bytes",
 }
-"""What the end of a key says about its value; the longest end counts."""
+"""Unit by the end of a key; the longest match applies."""
 _UNIT = re.compile(r"_(([kmgt]i?b(it)?|bytes?)(_per_s|ps|s)?|m?w|[kmg]?hz|watts?|[kmgt]?flops)$")
 
 
@@ -31,14 +31,14 @@ def no_such(what: str, name: str | int, known: Iterable[str]) -> str:
 
 
 def unit_of(key: str) -> str | None:
-    """The unit that a key's name carries."""
+    """Return the unit in a key's name."""
     return next((unit for end, unit in UNITS.items() if key.endswith(end)), None)
 
 
 def typed_row(
     model: type[R], key: str, fields: Any, section: str, documents: Sequence[Document]
 ) -> tuple[R | None, list[Problem]]:
-    """One row, typed, or everything that is wrong with it."""
+    """Return one typed row, or all its problems."""
 
     def problem(where: Key, what: str, rule: str) -> Problem:
         file, line = place(documents, where)
@@ -54,7 +54,7 @@ def typed_row(
         found = []
         for error in err.errors(include_url=False):
             where = _where((section, key), error["loc"])
-            what, rule = _said(model, error)
+            what, rule = _message(model, error)
             found.append(problem(where, what, rule))
         return None, found
 
@@ -65,7 +65,7 @@ def _where(above: Key, loc: Sequence[int | str]) -> Key:
     return (*above, *(part for part in loc if part != "[key]" and not str(part).startswith(("function-", "literal["))))
 
 
-def _said(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
+def _message(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
     kind, found = error["type"], error["input"]
     names = [str(part) for part in error["loc"] if isinstance(part, str) and part != "[key]"]
     key = names[-1] if names else ""
@@ -78,10 +78,10 @@ def _said(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
         hint = did_you_mean(nearest(str(found), known))
         return f"{found!r} is not one of {', '.join(known)}{hint and f'; {hint}'}", "value"
     if kind in ("int_parsing", "float_parsing", "int_type", "float_type", "int_from_float"):
-        wanted = "a whole number" if kind.startswith("int") else "a number"
+        expected = "a whole number" if kind.startswith("int") else "a number"
         unit = unit_of(key)
         rule = "unit" if unit and re.search(r"\d\s*[A-Za-z]", str(found)) else "value"
-        return f"expected {wanted}{f' in {unit}' if unit else ''}, found {found!r}", rule
+        return f"expected {expected}{f' in {unit}' if unit else ''}, found {found!r}", rule
     if kind in ("tuple_type", "list_type"):
         return f"expected a list{'' if isinstance(found, Mapping) else f': [{found}]'}", "value"
     if kind in ("dict_type", "mapping_type", "model_type", "model_attributes_type"):
@@ -100,7 +100,7 @@ def _said(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
 
 
 def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
-    """The keys that the model at this place knows."""
+    """Return the keys of the model at this location."""
     here = model
     for part in loc:
         if part in here.model_fields:

@@ -1,8 +1,8 @@
-"""What indexes hold and the catalog does not: an overlay of new branches, releases, toolkits and GPU names.
+"""Differences between package indexes and the catalog, as an overlay: branches, releases, toolkits and GPU names.
 
 ``overlay`` compares and writes rows as text; ``gpunode catalog update`` lints them with the catalog before anything is
-written. A package index says which versions exist, and no more: what a row needs beside that is taken from its
-neighbour, named in ``unsure``, or left out, so that no refusal rests on it.
+written. A package index contains only versions: other fields of a row are copied from its neighbour and listed in
+``unsure``, or left out, so that no refusal depends on them.
 """
 
 import re
@@ -21,13 +21,14 @@ from gpunode.catalog.software import Branch, Toolkit
 
 HEADER = "# Written by gpunode catalog update"
 MOST_NEW = 200
-"""Rows or releases of one kind; more is no update but another catalog."""
+"""Rows or releases of one kind; a larger number indicates another catalog, not an update."""
 _DRIVER = re.compile(
     r"(cuda-drivers|nvidia-open|nvidia-driver|nvidia-driver-cuda|nvidia-kernel-open-dkms|nvidia-kernel-dkms"
     r"|kmod-nvidia-(open|latest)-dkms|nvidia-dkms|nvidia-dkms-open|nvidia-fabric-?manager|libnvidia-compute)"
     r"(-\d{3}(-open)?)?"
 )
-"""Packages whose version is the driver's, in every repository of NVIDIA's (packages.yml, components of the closure)."""
+"""Packages that have the driver's version, in every repository of NVIDIA's (packages.yml, components of the
+closure)."""
 _RELEASE = re.compile(r"([1-9]\d{2})\.\d{1,3}(\.\d{1,2})?")
 _TOOLKIT = re.compile(r"cuda-toolkit-(\d{2})-(\d{1,2})")
 _COMPAT = re.compile(r"cuda-compat-(\d{2})-(\d{1,2})")
@@ -38,7 +39,7 @@ _PROPRIETARY = re.compile(r"cuda-drivers.*|nvidia-dkms(-\d+)?|nvidia-kernel-dkms
 
 @dataclass
 class Found:
-    """What is new, as sections of an overlay, and what could not become a row."""
+    """New sections of an overlay, and items that could not become a row."""
 
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -49,7 +50,7 @@ class Found:
 
     @property
     def summary(self) -> str:
-        """``1 branch, 3 releases``; empty where nothing is new."""
+        """Return ``1 branch, 3 releases``; empty if nothing is new."""
         branches = self.sections.get("branches", {})
         new = [row for row in branches.values() if "oldest_architecture" in row]
         counts = {
@@ -63,7 +64,7 @@ class Found:
 
 
 def overlay(indexes: Iterable[Index], catalog: Catalog, today: date) -> Found:
-    """What the indexes hold and the catalog does not, each row with its source and the day."""
+    """Return rows for content of the indexes that the catalog does not have, each with its source and the day."""
     found = Found()
     for index in indexes:
         source = _source_key(index, found, catalog)
@@ -84,13 +85,14 @@ def overlay(indexes: Iterable[Index], catalog: Catalog, today: date) -> Found:
 
 
 def as_text(found: Found, today: date) -> str:
-    """The overlay as YAML."""
+    """Return the overlay as YAML."""
     dumped = yaml.safe_dump(found.sections, sort_keys=False, width=110, allow_unicode=False)
     return f"{HEADER} on {today}: entries of indexes that are not in the catalog.\n{dumped}"
 
 
 def _source_key(index: Index, found: Found, catalog: Catalog) -> str:
-    """``index-ubuntu2404-x86-64``: from the last parts of the address, told apart by a number where another has it."""
+    """Return ``index-ubuntu2404-x86-64`` from the last parts of the address, with a number if the name is already in
+    use."""
     parts = [part for part in index.where.split("/") if part and part not in ("repodata",)]
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(parts[-3:-1]).lower()).strip("-") or "site"
     stem = f"{'pci-ids' if index.pci is not None else 'index'}-{name[:60]}"
@@ -109,7 +111,7 @@ def _by_name(index: Index) -> dict[str, set[str]]:
 
 
 def _branches(found: Found, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date) -> None:
-    """Releases that are new to a branch, and branches that are new."""
+    """Add new releases of known branches, and new branches."""
     carried: dict[str, set[str]] = {}
     for name, known in versions.items():
         if _DRIVER.fullmatch(name):
@@ -136,7 +138,7 @@ def _branches(found: Found, versions: Mapping[str, set[str]], catalog: Catalog, 
 def _new_branch(
     number: str, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date
 ) -> dict[str, Any]:
-    """A branch that the catalog does not have: what its neighbour has stands in, and is not sure."""
+    """Return a branch that the catalog does not have: fields are copied from its neighbour and listed as unsure."""
     neighbour = _neighbour(int(number), catalog)
     flavours = [
         flavour
@@ -169,7 +171,7 @@ def _new_branch(
 
 
 def _neighbour(number: int, catalog: Catalog) -> Branch:
-    """The nearest older branch; of a branch older than all the oldest."""
+    """Return the nearest older branch; for a branch older than all, the oldest."""
     older = [row for row in catalog.branches.values() if row.number < number]
     return max(older, key=lambda row: row.number) if older else min(catalog.branches.values(), key=lambda r: r.number)
 
@@ -179,7 +181,8 @@ def _carries(known: Iterable[str], branch: str) -> bool:
 
 
 def _native_cuda(number: str, versions: Mapping[str, set[str]]) -> str | None:
-    """The newest CUDA whose cuda-compat package is of this branch: it has the version of its own driver."""
+    """Return the newest CUDA with a cuda-compat package of this branch: the package has the version of its own
+    driver."""
     series = [
         f"{match[1]}.{match[2]}"
         for name, known in versions.items()
@@ -189,7 +192,7 @@ def _native_cuda(number: str, versions: Mapping[str, set[str]]) -> str | None:
 
 
 def _toolkits(found: Found, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date) -> None:
-    """Toolkits that the catalog does not have, with the branch of their series."""
+    """Add toolkits that the catalog does not have, with the branch of their series."""
     for series, version in _new_toolkits(versions, catalog):
         if version in found.sections.get("toolkits", {}):
             continue
@@ -234,7 +237,7 @@ def _toolkit_branch(series: str, versions: Mapping[str, set[str]], catalog: Cata
 def _container_toolkits(
     found: Found, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date
 ) -> None:
-    """Releases of the container toolkit that are newer than the newest known one."""
+    """Add releases of the container toolkit that are newer than the newest known one."""
     newest = next(iter(catalog.container_toolkit.values()))
     for version in sorted(versions.get("nvidia-container-toolkit", ()), key=_number):
         if re.fullmatch(r"\d+\.\d+\.\d+", version) and Number(version) > Number(newest.id):
@@ -252,7 +255,7 @@ def _number(version: str) -> Number:
 
 
 def _gpus(found: Found, text: str, catalog: Catalog, source: str, today: date) -> None:
-    """GPUs whose PCI id nothing in the catalog has."""
+    """Add GPUs with a PCI id that the catalog does not have."""
     listed = list(pci_ids.parse(text.splitlines()))
     known = {pci for gpu in catalog.gpus.values() for pci in gpu.pci}
     new = [gpu for gpu in listed if gpu.pci not in known]

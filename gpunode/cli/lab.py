@@ -84,7 +84,7 @@ def up(*, count: int, system: str, hardware: tuple[str, ...], mirror: str | None
     """Start nodes; existing ones are kept. Example: gpunode lab up --hardware l40s-4"""
     _end_on_signals()
     started = time.monotonic()
-    lab = Lab(name, say=_say)
+    lab = Lab(name, progress=_say)
     nodes = lab.up(count, system, hardware, mirror=mirror, force=force)
     spent = time.monotonic() - started
     _say(f"lab {name} is up after {spent:.0f} s, {len(nodes)} in all; inventory {lab.inventory_path}")

@@ -1,4 +1,4 @@
-"""Parsers (text in, typed facts out) and the picture of a node that checks judge."""
+"""Parsers of tool output, and the typed facts of a node that checks evaluate."""
 
 from gpunode.facts.build import facts_from_bundle
 from gpunode.facts.node import NodeFacts

@@ -1,14 +1,14 @@
 """Fans, power supplies and events of the management controller, from ipmitool.
 
-The forms are those of ipmitool's manual (``sdr type``, ``sel list``); lines of real controllers are in the tests.
+The formats are those of ipmitool's manual (``sdr type``, ``sel list``); the tests contain lines of real controllers.
 """
 
 import re
 from datetime import datetime
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.bmc import BmcAccess, BmcEvent, BmcSensor
-from gpunode.facts.seen import Seen, Unseen, first_line
 
 _REFUSED = re.compile(r"permission denied|operation not permitted", re.I)
 _NO_DEVICE = re.compile(r"could not open device .*no such (?:file|device)", re.I)
@@ -20,13 +20,14 @@ _DIRECTIONS = {"asserted": True, "deasserted": False}
 _STATUS = re.compile(r"ok|ns|us|nc|cr|nr|[lu](?:nc|cr|nr)")
 
 
-def bmc_access(seen: Seen) -> BmcAccess:
-    """Whether the controller can be asked: a device of the kernel, the program ipmitool, and the right to use them."""
-    if not seen.look("ipmi-devices"):
+def bmc_access(bundle: BundleReader) -> BmcAccess:
+    """Return whether the controller can be queried: needs a kernel device, the program ipmitool, and permission for
+    both."""
+    if not bundle.look("ipmi-devices"):
         return "no-device"
-    answer = seen.raw("ipmi-fans")
+    answer = bundle.raw("ipmi-fans")
     if answer is None:
-        raise Unseen("ipmi-fans was not run")
+        raise UnknownFactError("ipmi-fans was not run")
     if answer.rc == _NO_PROGRAM:
         return "no-program"
     if answer.rc != 0 and _REFUSED.search(answer.stderr):
@@ -34,32 +35,33 @@ def bmc_access(seen: Seen) -> BmcAccess:
     return "no-device" if answer.rc != 0 and _NO_DEVICE.search(answer.stderr) else "read"
 
 
-def bmc_fans(seen: Seen) -> tuple[BmcSensor, ...]:
-    """``ipmitool sdr type Fan``; empty where the controller cannot be asked."""
-    return _sensors(seen, "ipmi-fans")
+def bmc_fans(bundle: BundleReader) -> tuple[BmcSensor, ...]:
+    """Return the sensors of ``ipmitool sdr type Fan``; empty if the controller cannot be queried."""
+    return _sensors(bundle, "ipmi-fans")
 
 
-def bmc_power_supplies(seen: Seen) -> tuple[BmcSensor, ...]:
-    """``ipmitool sdr type "Power Supply"``; empty where the controller cannot be asked."""
-    return _sensors(seen, "ipmi-power-supplies")
+def bmc_power_supplies(bundle: BundleReader) -> tuple[BmcSensor, ...]:
+    """Return the sensors of ``ipmitool sdr type "Power Supply"``; empty if the controller cannot be queried."""
+    return _sensors(bundle, "ipmi-power-supplies")
 
 
-def bmc_events(seen: Seen) -> tuple[BmcEvent, ...]:
-    """``ipmitool sel list last N``, in the log's order; empty where the controller cannot be asked."""
-    if bmc_access(seen) != "read":
+def bmc_events(bundle: BundleReader) -> tuple[BmcEvent, ...]:
+    """Return the events of ``ipmitool sel list last N``, in the log's order; empty if the controller cannot be
+    queried."""
+    if bmc_access(bundle) != "read":
         return ()
-    return tuple(_event(line[:_LINE_LIMIT]) for line in seen.output("ipmi-events").splitlines() if "|" in line)
+    return tuple(_event(line[:_LINE_LIMIT]) for line in bundle.output("ipmi-events").splitlines() if "|" in line)
 
 
-def _sensors(seen: Seen, key: str) -> tuple[BmcSensor, ...]:
-    if bmc_access(seen) != "read":
+def _sensors(bundle: BundleReader, key: str) -> tuple[BmcSensor, ...]:
+    if bmc_access(bundle) != "read":
         return ()
-    lines = [line[:_LINE_LIMIT] for line in seen.output(key).splitlines() if line.strip()]
+    lines = [line[:_LINE_LIMIT] for line in bundle.output(key).splitlines() if line.strip()]
     return tuple(_sensor(line) for line in lines)
 
 
 def _sensor(line: str) -> BmcSensor:
-    """Read ``PS1 Status       | C8h | ok  | 10.1 | Presence detected``."""
+    """Parse ``PS1 Status       | C8h | ok  | 10.1 | Presence detected``."""
     fields = [field.strip() for field in line.split("|")]
     if len(fields) != _SENSOR_FIELDS or not _STATUS.fullmatch(fields[2]):
         raise ParseError(f"expected a sensor's line of ipmitool sdr, found '{first_line(line)}'")
@@ -67,9 +69,9 @@ def _sensor(line: str) -> BmcSensor:
 
 
 def _event(line: str) -> BmcEvent:
-    """Read ``7 | 09/08/2021 | 06:34:15 | Power Supply #0x3b | Failure detected | Asserted``.
+    """Parse ``7 | 09/08/2021 | 06:34:15 | Power Supply #0x3b | Failure detected | Asserted``.
 
-    Some records have no direction, readings behind it, or another form (``9 | Linux kernel panic: ...``).
+    Some records have no direction, readings after it, or another format (``9 | Linux kernel panic: ...``).
     """
     fields = [field.strip() for field in line.split("|")]
     if len(fields) < _EVENT_FIELDS:
@@ -84,7 +86,8 @@ def _event(line: str) -> BmcEvent:
 
 
 def _time(date: str, clock: str) -> str | None:
-    """The date is month first; the clock may be followed by AM or PM and a zone, which is the controller's own."""
+    """Return ``YYYY-MM-DDTHH:MM:SS``; the date is month first, and AM or PM and the controller's zone may follow the
+    clock."""
     words = clock.split()
     hours = words[0] if words else ""
     half = words[1].upper() if len(words) > 1 and words[1].upper() in {"AM", "PM"} else None

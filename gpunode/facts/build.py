@@ -1,4 +1,4 @@
-"""From a bundle to the facts of a node."""
+"""Conversion of a bundle into the facts of a node."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,12 +32,12 @@ from gpunode.facts import (
     updates,
     workload,
 )
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import NodeFacts
-from gpunode.facts.seen import Seen, Unseen
 from gpunode.probe.bundle import Bundle
 
-READERS: Mapping[str, Callable[[Seen], Any]] = {
+READERS: Mapping[str, Callable[[BundleReader], Any]] = {
     "os": system.operating_system,
     "architecture": system.architecture,
     "virtualization": system.virtualization,
@@ -129,18 +129,18 @@ READERS: Mapping[str, Callable[[Seen], Any]] = {
     "unanswered": running.unanswered,
     "records": workload.records,
 }
-"""One reader per field of NodeFacts; each raises Unseen or ParseError with the reason where it has no answer."""
+"""One reader per field of NodeFacts; each raises UnknownFactError or ParseError with the reason if it has no answer."""
 
 
 def facts_from_bundle(bundle: Bundle) -> NodeFacts:
-    """Read every fact. Never raises: what was not seen, or was not understood, is a gap with its reason."""
-    seen = Seen(bundle)
+    """Return every fact of a node. Raises nothing: a fact that cannot be read becomes a gap with its reason."""
+    reader = BundleReader(bundle)
     values: dict[str, Any] = {}
     gaps: dict[str, str] = {}
     for field, read in READERS.items():
         try:
-            values[field] = read(seen)
-        except (Unseen, ParseError) as err:
+            values[field] = read(reader)
+        except (UnknownFactError, ParseError) as err:
             gaps[field] = _one_line(str(err))
     return NodeFacts(
         host=bundle.host, collected_at=bundle.collected_at, simulated=bundle.simulated, gaps=gaps, **values
@@ -148,5 +148,5 @@ def facts_from_bundle(bundle: Bundle) -> NodeFacts:
 
 
 def _one_line(text: str) -> str:
-    """A reason may quote what a node printed: no line ends and no terminal's control codes come through."""
+    """Return a reason on one line, without control codes of terminals: it may quote output of the node."""
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))[:500]

@@ -1,13 +1,13 @@
-"""Container engines: what they are, how they are set, and what devices they are told of."""
+"""Container engines: versions, settings, and the devices that they offer to containers."""
 
 import json
 import tomllib
 from typing import Any
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.driver import version_of
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import CdiSpec, ContainerSettings, DockerDaemon
-from gpunode.facts.seen import Seen, Unseen, first_line, whole
 
 _TOOLS = ("docker", "containerd", "podman", "runc", "crun", "nvidia-ctk")
 _DAEMON_JSON = "/etc/docker/daemon.json"
@@ -16,21 +16,21 @@ _CONTAINERD = "/etc/containerd/config.toml"
 _CONTAINERD_DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"  # the toolkit's, from 1.18 on
 
 
-def tool_versions(seen: Seen) -> dict[str, str]:
-    """``--version`` of the programs on disk; a daemon that was not restarted may be an older one."""
-    return {name: version for name in _TOOLS if (version := version_of(seen, f"version-{name}")) is not None}
+def tool_versions(bundle: BundleReader) -> dict[str, str]:
+    """Return the versions that the programs on disk print (``--version``); a daemon may still run an older one."""
+    return {name: version for name in _TOOLS if (version := version_of(bundle, f"version-{name}")) is not None}
 
 
-def docker(seen: Seen) -> DockerDaemon | None:
-    """What the daemon answers to the probe's ``docker info --format``."""
-    if not seen.ran("docker-info"):
-        seen.require_finished("docker_daemon")
-        if not seen.ran("version-docker"):
-            raise Unseen("docker info was not run")
+def docker(bundle: BundleReader) -> DockerDaemon | None:
+    """Return the answer of the probe's ``docker info --format``; None if Docker is not installed or not running."""
+    if not bundle.ran("docker-info"):
+        bundle.require_finished("docker_daemon")
+        if not bundle.ran("version-docker"):
+            raise UnknownFactError("docker info was not run")
         return None
     runtimes: list[str] = []
     values: dict[str, Any] = {}
-    for line in seen.output("docker-info").splitlines():
+    for line in bundle.output("docker-info").splitlines():
         key, equals, text = line.partition("=")
         if not line.strip():
             continue
@@ -63,19 +63,20 @@ def docker(seen: Seen) -> DockerDaemon | None:
     )
 
 
-def containers(seen: Seen) -> ContainerSettings:
-    """daemon.json, the toolkit's config.toml, and the lines of containerd's configuration that the probe keeps."""
-    settings = _daemon_json(seen)
+def containers(bundle: BundleReader) -> ContainerSettings:
+    """Return the content of daemon.json and the toolkit's config.toml, and the probe's lines of containerd's
+    configuration."""
+    settings = _daemon_json(bundle)
     runtimes = settings.get("runtimes") if settings else None
     default = settings.get("default-runtime") if settings else None
-    toolkit = _toolkit(seen)
+    toolkit = _toolkit(bundle)
     runtime = toolkit.get("nvidia-container-runtime")
     command = toolkit.get("nvidia-container-cli")
     mode = runtime.get("mode") if isinstance(runtime, dict) else None
     no_cgroups = command.get("no-cgroups") if isinstance(command, dict) else None
-    containerd = seen.text(_CONTAINERD)
-    if containerd is not None and seen.asked(_CONTAINERD_DROP_IN):
-        containerd += seen.text(_CONTAINERD_DROP_IN) or ""
+    containerd = bundle.text(_CONTAINERD)
+    if containerd is not None and bundle.asked(_CONTAINERD_DROP_IN):
+        containerd += bundle.text(_CONTAINERD_DROP_IN) or ""
     return ContainerSettings(
         docker=settings,
         docker_runtimes=tuple(runtimes) if isinstance(runtimes, dict) else (),
@@ -86,8 +87,8 @@ def containers(seen: Seen) -> ContainerSettings:
     )
 
 
-def _daemon_json(seen: Seen) -> dict[str, Any] | None:
-    text = seen.text(_DAEMON_JSON)
+def _daemon_json(bundle: BundleReader) -> dict[str, Any] | None:
+    text = bundle.text(_DAEMON_JSON)
     if text is None:
         return None
     try:
@@ -99,19 +100,19 @@ def _daemon_json(seen: Seen) -> dict[str, Any] | None:
     return settings
 
 
-def _toolkit(seen: Seen) -> dict[str, Any]:
-    text = seen.text(_TOOLKIT)
+def _toolkit(bundle: BundleReader) -> dict[str, Any]:
+    text = bundle.text(_TOOLKIT)
     try:
         return tomllib.loads(text or "")
     except (ValueError, RecursionError):
         raise ParseError(f"{_TOOLKIT} is not TOML: '{first_line(text or '')}'") from None
 
 
-def cdi_specs(seen: Seen) -> tuple[CdiSpec, ...]:
-    """From the probe's lines: ``file PATH SIZE``, then ``KEY VALUE`` for what that file says."""
+def cdi_specs(bundle: BundleReader) -> tuple[CdiSpec, ...]:
+    """Return the CDI specifications from the probe's lines: ``file PATH SIZE``, then ``KEY VALUE`` for its content."""
     found: list[CdiSpec] = []
     values: dict[str, list[str]] = {}
-    for line in reversed(seen.look("cdi-specs")):
+    for line in reversed(bundle.look("cdi-specs")):
         key, _, rest = line.partition("\t")
         if key != "file":
             values.setdefault(key, []).append(rest)

@@ -4,11 +4,11 @@ import json
 import re
 from typing import Any, Literal
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.host import StoredMount
 from gpunode.facts.node import Disk, FileSystem, Nvme
 from gpunode.facts.pci import slot_of
-from gpunode.facts.seen import Seen, Unseen, first_line, whole
 
 _BLOCK = "/sys/block/"
 _NVME = "/sys/class/nvme/"
@@ -21,23 +21,23 @@ _DF_LINE = re.compile(
 _LINE_LIMIT = 9000
 
 
-def disks(seen: Seen) -> tuple[Disk, ...]:
-    """Devices of ``/sys/block`` that are hardware."""
-    names = seen.entries(_BLOCK)
+def disks(bundle: BundleReader) -> tuple[Disk, ...]:
+    """Return the hardware devices of ``/sys/block``."""
+    names = bundle.entries(_BLOCK)
     if names is None:
-        raise Unseen(f"{_BLOCK} is not there")
+        raise UnknownFactError(f"{_BLOCK} is not there")
     found = []
     for name in names:
-        sectors = seen.number(f"{_BLOCK}{name}/size")
+        sectors = bundle.number(f"{_BLOCK}{name}/size")
         if sectors is None:
             raise ParseError(f"expected the number of sectors in {_BLOCK}{first_line(name)}/size")
         found.append(
             Disk(
                 name=name,
-                model=seen.value(f"{_BLOCK}{name}/device/model"),
+                model=bundle.value(f"{_BLOCK}{name}/device/model"),
                 size_bytes=sectors * 512,
-                rotational=_switch(seen.value(f"{_BLOCK}{name}/queue/rotational")),
-                read_only=_switch(seen.value(f"{_BLOCK}{name}/ro")),
+                rotational=_switch(bundle.value(f"{_BLOCK}{name}/queue/rotational")),
+                read_only=_switch(bundle.value(f"{_BLOCK}{name}/ro")),
             )
         )
     return tuple(found)
@@ -47,25 +47,25 @@ def _switch(text: str | None) -> bool | None:
     return {"0": False, "1": True}.get(text or "")
 
 
-def nvmes(seen: Seen) -> tuple[Nvme, ...]:
-    """Controllers from sysfs, with their health from ``nvme smart-log`` where it could be asked."""
-    return tuple(_nvme(seen, name) for name in seen.entries(_NVME) or ())
+def nvmes(bundle: BundleReader) -> tuple[Nvme, ...]:
+    """Return the controllers in sysfs, with their health from ``nvme smart-log`` if it is available."""
+    return tuple(_nvme(bundle, name) for name in bundle.entries(_NVME) or ())
 
 
-def _nvme(seen: Seen, name: str) -> Nvme:
+def _nvme(bundle: BundleReader, name: str) -> Nvme:
     place = f"{_NVME}{name}/"
-    health = _health(seen, f"nvme-{name}")
-    sensor = next((path for path in seen.under(place) if path.endswith("/temp1_input")), None)
-    millidegrees = seen.number(sensor) if sensor else None
-    node = seen.number(place + "device/numa_node")
+    health = _health(bundle, f"nvme-{name}")
+    sensor = next((path for path in bundle.under(place) if path.endswith("/temp1_input")), None)
+    millidegrees = bundle.number(sensor) if sensor else None
+    node = bundle.number(place + "device/numa_node")
     return Nvme(
         name=name,
-        model=seen.value(place + "model"),
-        firmware=seen.value(place + "firmware_rev"),
-        state=seen.value(place + "state"),
-        slot=slot_of(seen, place + "device/uevent"),
+        model=bundle.value(place + "model"),
+        firmware=bundle.value(place + "firmware_rev"),
+        state=bundle.value(place + "state"),
+        slot=slot_of(bundle, place + "device/uevent"),
         numa_node=node if node is not None and node >= 0 else None,
-        health=_health_state(seen, f"nvme-{name}", health),
+        health=_health_state(bundle, f"nvme-{name}", health),
         critical_warning=_integer(health.get("critical_warning")),
         media_errors=_integer(health.get("media_errors")),
         percentage_used=_integer(health.get("percent_used", health.get("percentage_used"))),
@@ -74,19 +74,19 @@ def _nvme(seen: Seen, name: str) -> Nvme:
     )
 
 
-def _health(seen: Seen, key: str) -> dict[str, Any]:
-    """Empty where it was not told: no root, no program, no such log page."""
+def _health(bundle: BundleReader, key: str) -> dict[str, Any]:
+    """Return the answer of ``nvme smart-log``; empty if there is none: no root, no program, no such log page."""
     try:
-        answer = json.loads(seen.output(key))
-    except (Unseen, ValueError, RecursionError):
+        answer = json.loads(bundle.output(key))
+    except (UnknownFactError, ValueError, RecursionError):
         return {}
     return answer if isinstance(answer, dict) else {}
 
 
-def _health_state(seen: Seen, key: str, health: dict[str, Any]) -> HealthState:
+def _health_state(bundle: BundleReader, key: str, health: dict[str, Any]) -> HealthState:
     if _integer(health.get("critical_warning")) is not None:
         return "read"
-    answer = seen.raw(key)
+    answer = bundle.raw(key)
     if answer is None or answer.timed_out:
         return "unknown"
     if answer.rc == NO_PROGRAM:
@@ -95,7 +95,8 @@ def _health_state(seen: Seen, key: str, health: dict[str, Any]) -> HealthState:
 
 
 def _integer(value: object) -> int | None:
-    """nvme-cli prints numbers, and long ones as text; newer ones print ``critical_warning`` as an object."""
+    """Return a number of nvme-cli, which prints long ones as text; newer versions print ``critical_warning`` as an
+    object."""
     if isinstance(value, dict):
         value = value.get("value")
     if isinstance(value, bool):
@@ -105,12 +106,12 @@ def _integer(value: object) -> int | None:
     return whole(value) if isinstance(value, str) else None
 
 
-def file_systems(seen: Seen) -> tuple[FileSystem, ...]:
-    """From ``df -l -k --output=fstype,size,avail,itotal,iavail,target``; it fails where there is none to show."""
-    result = seen.command("df-local")
+def file_systems(bundle: BundleReader) -> tuple[FileSystem, ...]:
+    """Return the rows of ``df -l -k --output=fstype,size,avail,itotal,iavail,target``, which fails if it has none."""
+    result = bundle.command("df-local")
     if result.rc != 0 and "no file systems processed" in result.stderr:
         return ()
-    lines = seen.output("df-local", good=(0, 1)).splitlines()
+    lines = bundle.output("df-local", good=(0, 1)).splitlines()
     if not lines or not lines[0].startswith("Type"):
         raise ParseError(f"expected df's heading, found '{first_line(result.stdout) or first_line(result.stderr)}'")
     found = []
@@ -131,15 +132,15 @@ def file_systems(seen: Seen) -> tuple[FileSystem, ...]:
     return tuple(found)
 
 
-def storage(seen: Seen) -> tuple[StoredMount, ...] | None:
-    """Mounts that the role storage recorded, as the probe found them; None where it recorded none."""
-    if not seen.ran("storage"):
-        seen.require_finished("storage")
-        if not seen.looked_for_records():
-            raise Unseen("mounts were not read")
+def storage(bundle: BundleReader) -> tuple[StoredMount, ...] | None:
+    """Return the mounts that the role storage recorded, with their state; None if it recorded none."""
+    if not bundle.ran("storage"):
+        bundle.require_finished("storage")
+        if not bundle.looked_for_records():
+            raise UnknownFactError("mounts were not read")
         return None
     found = []
-    for path, source, kind, mark, options, there, its, same, size, free, problem in seen.rows("storage", 11):
+    for path, source, kind, mark, options, there, its, same, size, free, problem in bundle.rows("storage", 11):
         if mark not in ("remote", "scratch"):
             raise ParseError(f"expected remote or scratch, found '{first_line(mark)}'")
         found.append(

@@ -2,9 +2,9 @@
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import DkmsModule
-from gpunode.facts.seen import Seen, first_line
 
 _LINE = re.compile(
     r"(?P<name>[^\s,/:]+)(?:, |/)(?P<version>[^\s,/]+?)"
@@ -16,15 +16,15 @@ _LINE = re.compile(
 _REMARK = re.compile(r"\s|Deprecated feature|Error!|Warning|WARNING|File:|Manual intervention|Consult ")
 
 
-def modules(seen: Seen) -> tuple[DkmsModule, ...]:
-    """What DKMS knows; nothing where DKMS is not installed."""
-    if seen.command("dkms-status").missing:
+def modules(bundle: BundleReader) -> tuple[DkmsModule, ...]:
+    """Return the modules that DKMS lists; empty if DKMS is not installed."""
+    if bundle.command("dkms-status").missing:
         return ()
-    return parse(seen.output("dkms-status"))
+    return parse(bundle.output("dkms-status"))
 
 
 def parse(text: str) -> tuple[DkmsModule, ...]:
-    """Read all lines; raise ParseError for one that is neither a module nor a remark of dkms."""
+    """Parse all lines; raise ParseError for one that is neither a module nor a message of dkms."""
     found = []
     for line in text.splitlines():
         match = _LINE.fullmatch(line)

@@ -1,8 +1,8 @@
-"""What a parser raises."""
+"""The exception of parsers."""
 
 
 class ParseError(ValueError):
-    """The text is not of the kind, is cut where it must not be, or is empty.
+    """Text in another format, truncated, or empty.
 
     The message is one line: what was expected and what was found.
     """

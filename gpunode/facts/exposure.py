@@ -1,4 +1,4 @@
-"""Rules of nftables, listening sockets, addresses, and groups whose members are as good as root."""
+"""Rules of nftables, listening sockets, addresses, and groups with root privileges."""
 
 import hashlib
 import json
@@ -6,29 +6,29 @@ import re
 from ipaddress import ip_address
 from typing import Any
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import Address, Listener, PacketFilter
-from gpunode.facts.seen import Seen, Unseen, first_line
 
 _MOST = 20_000
-"""Sockets, addresses or objects of a rule set that are read."""
+"""Maximum number of sockets, addresses or objects of a rule set that are read."""
 _SOCKET = re.compile(r"(tcp|udp)\s+\S+\s+\d+\s+\d+\s+(\S+):(\d{1,5})\s+\S+(?:\s+(.*))?")
 _PROCESS = re.compile(r'users:\(\("([^"]{1,64})"')
 _ADDRESS = re.compile(r"\d+:\s+(\S{1,32})\s+inet6?\s+([0-9a-fA-F.:]{2,45})(?:/\d+|\s)")
 _REFUSALS = ("drop", "reject")
 
 
-def packet_filter(seen: Seen) -> PacketFilter | None:
-    """Return what ``nft -j list ruleset`` prints; None where nft is not installed."""
-    result = seen.command("nft-ruleset")
+def packet_filter(bundle: BundleReader) -> PacketFilter | None:
+    """Return the rules that ``nft -j list ruleset`` prints; None if nft is not installed."""
+    result = bundle.command("nft-ruleset")
     if result.missing:
         return None
-    objects = parse_ruleset(seen.output("nft-ruleset"))
+    objects = parse_ruleset(bundle.output("nft-ruleset"))
     refusing = sorted(_refusing(objects))
     families = {name.partition(" ")[0] for name in refusing}
-    listing = seen.command("nft-own")
+    listing = bundle.command("nft-own")
     if listing.rc not in {0, 1}:
-        raise Unseen(f"nft list table failed: {first_line(listing.stderr)}")
+        raise UnknownFactError(f"nft list table failed: {first_line(listing.stderr)}")
     return PacketFilter(
         tables=tuple(f"{one['family']} {one['name']}" for one in _of(objects, "table", "family", "name")),
         refusing=tuple(refusing),
@@ -39,7 +39,7 @@ def packet_filter(seen: Seen) -> PacketFilter | None:
 
 
 def parse_ruleset(text: str) -> list[dict[str, Any]]:
-    """Return the objects of ``nft -j list ruleset``; raise ParseError where it is something else."""
+    """Return the objects of ``nft -j list ruleset``; raise ParseError for other text."""
     try:
         objects = json.loads(text)["nftables"]
         whole = [one for one in objects if isinstance(one, dict)]
@@ -53,13 +53,13 @@ def parse_ruleset(text: str) -> list[dict[str, Any]]:
 
 
 def _of(objects: list[dict[str, Any]], kind: str, *names: str) -> list[dict[str, Any]]:
-    """The objects of a kind that have these texts."""
+    """Return the objects of a kind that have these texts."""
     found = [one[kind] for one in objects if isinstance(one.get(kind), dict)]
     return [one for one in found if all(isinstance(one.get(name), str) and len(one[name]) < 256 for name in names)]
 
 
 def _refusing(objects: list[dict[str, Any]]) -> set[str]:
-    """``FAMILY TABLE`` of tables whose input ends in a refusal: by policy, or by a last rule without condition."""
+    """Return ``FAMILY TABLE`` of tables that refuse input by policy, or by a last rule without condition."""
     last: dict[tuple[str, str, str], Any] = {}
     for rule in _of(objects, "rule", "family", "table", "chain"):
         last[rule["family"], rule["table"], rule["chain"]] = rule.get("expr")
@@ -75,10 +75,10 @@ def _refusing(objects: list[dict[str, Any]]) -> set[str]:
     return found
 
 
-def listeners(seen: Seen) -> tuple[Listener, ...]:
+def listeners(bundle: BundleReader) -> tuple[Listener, ...]:
     """Return the sockets that ``ss -Hlntup`` prints."""
     found = {}
-    for line in seen.output("sockets").splitlines()[:_MOST]:
+    for line in bundle.output("sockets").splitlines()[:_MOST]:
         match = _SOCKET.fullmatch(line.strip())
         if match is None or int(match[3]) > 65535:
             raise ParseError(f"expected a line of ss -Hlntup, found '{first_line(line)}'")
@@ -89,10 +89,10 @@ def listeners(seen: Seen) -> tuple[Listener, ...]:
     return tuple(found[key] for key in sorted(found))
 
 
-def addresses(seen: Seen) -> tuple[Address, ...]:
+def addresses(bundle: BundleReader) -> tuple[Address, ...]:
     """Return the addresses that ``ip -o address show`` prints."""
     found = []
-    for line in seen.output("addresses").splitlines()[:_MOST]:
+    for line in bundle.output("addresses").splitlines()[:_MOST]:
         match = _ADDRESS.match(line.strip())
         if match is None:
             raise ParseError(f"expected a line of ip -o address show, found '{first_line(line)}'")
@@ -105,11 +105,11 @@ def addresses(seen: Seen) -> tuple[Address, ...]:
     return tuple(found)
 
 
-def root_groups(seen: Seen) -> dict[str, tuple[str, ...]]:
-    """Return the members of the groups that lead to root: ``docker`` without a password, ``sudo`` and ``wheel``."""
-    text = seen.text("/etc/group")
+def root_groups(bundle: BundleReader) -> dict[str, tuple[str, ...]]:
+    """Return the members of the groups that grant root: ``docker`` without a password, ``sudo`` and ``wheel``."""
+    text = bundle.text("/etc/group")
     if text is None:
-        raise Unseen("/etc/group does not exist")
+        raise UnknownFactError("/etc/group does not exist")
     found = {}
     for line in text.splitlines():
         fields = line.split(":")

@@ -1,56 +1,58 @@
-"""What the driver's user space says: library, nvidia-smi, and the processes at the GPUs."""
+"""The driver's user space: library, nvidia-smi, and the processes that use GPUs."""
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Smi, SmiGpu, SmiLog
 from gpunode.facts.modules import loaded_driver
 from gpunode.facts.node import GpuProcess
 from gpunode.facts.parsers import smi_xml
-from gpunode.facts.seen import Seen, Unseen, first_line
 from gpunode.facts.tools import answer
 
 _LIBRARY = re.compile(r".*/libnvidia-ml\.so\.([0-9]{1,4}(?:\.[0-9]{1,4}){1,2})")
 
 
-def library_version(seen: Seen) -> str | None:
-    """Of the libnvidia-ml.so.1 in the linker's cache, by the name of the file it leads to; None: there is none."""
-    cache = seen.output("ldconfig")
+def library_version(bundle: BundleReader) -> str | None:
+    """Return the version of the libnvidia-ml.so.1 in the linker's cache, by the name of its target; None: there is
+    none."""
+    cache = bundle.output("ldconfig")
     if "libnvidia-ml.so.1 (" not in cache:
         return None
-    path = seen.output("readlink-libnvidia-ml").strip()
+    path = bundle.output("readlink-libnvidia-ml").strip()
     match = _LIBRARY.fullmatch(path)
     if not match:
         raise ParseError(f"expected the name libnvidia-ml.so.VERSION, found '{first_line(path)}'")
     return match[1]
 
 
-def smi(seen: Seen) -> Smi[SmiLog] | None:
-    """``nvidia-smi -q -x``; None where there is no nvidia-smi, or no module in memory that it could talk to."""
-    if not seen.ran("nvidia-smi-xml") and loaded_driver(seen) is None:
+def smi(bundle: BundleReader) -> Smi[SmiLog] | None:
+    """Return the answer of ``nvidia-smi -q -x``; None if nvidia-smi is not installed or no module is loaded."""
+    if not bundle.ran("nvidia-smi-xml") and loaded_driver(bundle) is None:
         return None
-    result = seen.command("nvidia-smi-xml")
+    result = bundle.command("nvidia-smi-xml")
     if result.missing:
         return None
-    found: Smi[SmiLog] = seen.once("nvidia-smi-xml", lambda: answer(result, smi_xml.parse, Smi[SmiLog]))
+    found: Smi[SmiLog] = bundle.once("nvidia-smi-xml", lambda: answer(result, smi_xml.parse, Smi[SmiLog]))
     return found
 
 
-def processes(seen: Seen) -> tuple[GpuProcess, ...]:
-    """Processes that nvidia-smi lists, and others that hold a GPU's device file.
+def processes(bundle: BundleReader) -> tuple[GpuProcess, ...]:
+    """Return the processes that nvidia-smi lists, and others that hold a GPU's device file.
 
-    Unseen unless one of the two is complete: without root the open files of others stay hidden.
+    Raise UnknownFactError unless one of the two lists is complete: without root the open files of other users are
+    hidden.
     """
-    if _no_driver(seen):
+    if _no_driver(bundle):
         return ()
-    gpus = _smi_gpus(seen)
+    gpus = _smi_gpus(bundle)
     listed = [(gpu, process) for gpu in gpus for process in gpu.processes or ()]
     complete = bool(gpus) and all(gpu.processes is not None for gpu in gpus)
-    holders = seen.command("device-holders")
+    holders = bundle.command("device-holders")
     if not complete and holders.rc != 0:
-        raise Unseen(f"processes at the GPUs: {first_line(holders.stderr)}; run the probe as root")
+        raise UnknownFactError(f"processes at the GPUs: {first_line(holders.stderr)}; run the probe as root")
     held = _rows(holders.stdout, 4)
-    owners = {**_rows(_process_owners(seen), 3), **held}
+    owners = {**_rows(_process_owners(bundle), 3), **held}
     from_smi = tuple(
         GpuProcess(
             pid=process.pid,
@@ -71,27 +73,27 @@ def processes(seen: Seen) -> tuple[GpuProcess, ...]:
     return (*from_smi, *others)
 
 
-def _no_driver(seen: Seen) -> bool:
+def _no_driver(bundle: BundleReader) -> bool:
     try:
-        return loaded_driver(seen) is None
-    except (Unseen, ParseError):
+        return loaded_driver(bundle) is None
+    except (UnknownFactError, ParseError):
         return False
 
 
-def _smi_gpus(seen: Seen) -> tuple[SmiGpu, ...]:
+def _smi_gpus(bundle: BundleReader) -> tuple[SmiGpu, ...]:
     try:
-        answer = smi(seen)
-    except (Unseen, ParseError):
+        answer = smi(bundle)
+    except (UnknownFactError, ParseError):
         return ()
     return answer.document.gpus if answer and answer.document else ()
 
 
-def _process_owners(seen: Seen) -> str:
-    return seen.command("process-owners").stdout if seen.ran("process-owners") else ""
+def _process_owners(bundle: BundleReader) -> str:
+    return bundle.command("process-owners").stdout if bundle.ran("process-owners") else ""
 
 
 def _rows(text: str, width: int) -> dict[int, list[str]]:
-    """Tab-separated lines of the probe, by the process number in their first field."""
+    """Return the probe's tab-separated lines by the process number in their first field."""
     rows = {}
     for line in text.splitlines():
         fields = line.split("\t")

@@ -1,4 +1,4 @@
-"""What the role gpu_settings asks of the GPUs, and what its unit reported in this boot."""
+"""The settings that the role gpu_settings requests, and the report of its unit in this boot."""
 
 import hashlib
 import json
@@ -6,20 +6,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.gpu import GpuSettings
-from gpunode.facts.seen import Seen, first_line
 
 _SETTINGS = "/etc/gpunode/gpu-settings.json"
 _REPORT = "/run/gpunode/gpu-settings.json"
 
 
-def gpu_settings(seen: Seen) -> GpuSettings | None:
-    """Return the rules and the last report; None where the node has no settings file."""
-    text = seen.text(_SETTINGS)
+def gpu_settings(bundle: BundleReader) -> GpuSettings | None:
+    """Return the rules and the last report; None if the node has no settings file."""
+    text = bundle.text(_SETTINGS)
     if text is None:
         return None
-    report_text = seen.text(_REPORT)
+    report_text = bundle.text(_REPORT)
     report = _document(report_text, _REPORT) if report_text is not None else None
     try:
         return GpuSettings.model_validate(

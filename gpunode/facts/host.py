@@ -1,11 +1,11 @@
-"""The host's hardware: firmware's names, processors, memory."""
+"""The host's hardware: firmware names, processors, memory."""
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import Cpu, CpuFrequency, CpuNode, CpuSets, Machine, Memory, MemoryController, NumaNode
 from gpunode.facts.parsers import lscpu
-from gpunode.facts.seen import Seen, Unseen, first_line, whole
 
 _NODES = "/sys/devices/system/node/"
 _EDAC = "/sys/devices/system/edac/mc/"
@@ -19,16 +19,16 @@ _MOST_CPUS = 65536
 _CHOSEN = re.compile(r"\[([a-z]{1,20})\]")
 
 
-def machine(seen: Seen) -> Machine:
-    """From ``/sys/class/dmi/id``; all None on a machine without DMI (many ARM ones, containers)."""
+def machine(bundle: BundleReader) -> Machine:
+    """Return the names in ``/sys/class/dmi/id``; all None on a machine without DMI (many ARM machines, containers)."""
     names = ("sys_vendor", "product_name", "board_name", "bios_version", "bios_date")
-    vendor, product, board, version, date = ((seen.text(_DMI + name) or "").strip() or None for name in names)
+    vendor, product, board, version, date = ((bundle.text(_DMI + name) or "").strip() or None for name in names)
     return Machine(vendor=vendor, product=product, board=board, bios_version=version, bios_date=date)
 
 
-def cpu(seen: Seen) -> Cpu:
-    """From ``lscpu``."""
-    parsed = lscpu.parse(seen.output("lscpu"))
+def cpu(bundle: BundleReader) -> Cpu:
+    """Return the processors, from ``lscpu``."""
+    parsed = lscpu.parse(bundle.output("lscpu"))
     if parsed.cpus is None:
         raise ParseError("lscpu reports no number of processors")
     return Cpu(
@@ -42,20 +42,20 @@ def cpu(seen: Seen) -> Cpu:
     )
 
 
-def cpu_sets(seen: Seen) -> CpuSets:
-    """From ``/sys/devices/system/cpu``; Documentation/admin-guide/cputopology.rst says what each set is."""
+def cpu_sets(bundle: BundleReader) -> CpuSets:
+    """Return the sets of ``/sys/devices/system/cpu``, as Documentation/admin-guide/cputopology.rst defines them."""
     return CpuSets(
-        online=_cpu_list(seen, "online"),
-        present=_cpu_list(seen, "present"),
-        possible=_cpu_list(seen, "possible"),
-        smt=(seen.text(_CPUS + "smt/control") or "").strip() or None,
+        online=_cpu_list(bundle, "online"),
+        present=_cpu_list(bundle, "present"),
+        possible=_cpu_list(bundle, "possible"),
+        smt=(bundle.text(_CPUS + "smt/control") or "").strip() or None,
     )
 
 
-def _cpu_list(seen: Seen, name: str) -> tuple[int, ...]:
-    text = seen.text(_CPUS + name)
+def _cpu_list(bundle: BundleReader, name: str) -> tuple[int, ...]:
+    text = bundle.text(_CPUS + name)
     if text is None:
-        raise Unseen(f"{_CPUS}{name} is not there")
+        raise UnknownFactError(f"{_CPUS}{name} is not there")
     return _cpu_numbers(text.strip(), _CPUS + name)
 
 
@@ -65,17 +65,17 @@ def _cpu_numbers(text: str, path: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        # The kernel's lists ascend: whatever a node sends, there are no more numbers than processors.
+        # The kernel's lists ascend; so the numbers are at most as many as the processors, whatever a node sends.
         if not (found[-1] if found else -1) < first <= last < _MOST_CPUS:
             raise ParseError(f"expected a list of processors in {path}, found '{first_line(text)}'")
         found += range(first, last + 1)
     return tuple(found)
 
 
-def cpu_frequency(seen: Seen) -> CpuFrequency:
-    """From the probe's count of ``/sys/devices/system/cpu/cpufreq``."""
+def cpu_frequency(bundle: BundleReader) -> CpuFrequency:
+    """Return governors and preferences, as the probe counts them in ``/sys/devices/system/cpu/cpufreq``."""
     counts: dict[str, dict[str, int]] = {}
-    for name, value, number in seen.rows("cpu-clocks", 3):
+    for name, value, number in bundle.rows("cpu-clocks", 3):
         if whole(number) is None:
             raise ParseError(f"expected a number of processors, found '{first_line(number)}'")
         counts.setdefault(name, {})[value] = int(number)
@@ -86,28 +86,28 @@ def cpu_frequency(seen: Seen) -> CpuFrequency:
     )
 
 
-def cpus_allowed(seen: Seen) -> int:
+def cpus_allowed(bundle: BundleReader) -> int:
     """Return the number of processors that the kernel lets the probe's own process run on."""
     path = "/proc/self/status"
-    match = _ALLOWED.search(seen.text(path) or "")
+    match = _ALLOWED.search(bundle.text(path) or "")
     if match is None:
-        raise Unseen(f"{path} has no list of processors")
+        raise UnknownFactError(f"{path} has no list of processors")
     return len(_cpu_numbers(match[1], path))
 
 
-def numa(seen: Seen) -> tuple[NumaNode, ...]:
-    """From sysfs; a kernel without NUMA has no such folder and is one node's worth of nothing."""
+def numa(bundle: BundleReader) -> tuple[NumaNode, ...]:
+    """Return the nodes in sysfs; empty for a kernel without NUMA, which has no such folder."""
     found = []
-    for name in seen.entries(_NODES) or ():
+    for name in bundle.entries(_NODES) or ():
         node = whole(name.removeprefix("node"))
         if node is None:
             continue
-        memory = _meminfo(seen.value(f"{_NODES}{name}/meminfo") or "")
-        distances = [whole(word) for word in (seen.value(f"{_NODES}{name}/distance") or "").split()]
+        memory = _meminfo(bundle.value(f"{_NODES}{name}/meminfo") or "")
+        distances = [whole(word) for word in (bundle.value(f"{_NODES}{name}/distance") or "").split()]
         found.append(
             NumaNode(
                 node=node,
-                cpus=seen.value(f"{_NODES}{name}/cpulist") or "",
+                cpus=bundle.value(f"{_NODES}{name}/cpulist") or "",
                 memory_total_mib=_mib(memory.get("MemTotal")),
                 memory_free_mib=_mib(memory.get("MemFree")),
                 distances=tuple(number for number in distances if number is not None),
@@ -116,12 +116,12 @@ def numa(seen: Seen) -> tuple[NumaNode, ...]:
     return tuple(sorted(found, key=lambda node: node.node))
 
 
-def memory(seen: Seen) -> Memory:
-    """From ``/proc/meminfo``, whose kB are KiB."""
-    values = _meminfo(seen.text("/proc/meminfo") or "")
+def memory(bundle: BundleReader) -> Memory:
+    """Return the sizes in ``/proc/meminfo`` (its kB are KiB)."""
+    values = _meminfo(bundle.text("/proc/meminfo") or "")
     total = _mib(values.get("MemTotal"))
     if total is None:
-        raise Unseen("/proc/meminfo has no MemTotal")
+        raise UnknownFactError("/proc/meminfo has no MemTotal")
     return Memory(
         total_mib=total,
         available_mib=_mib(values.get("MemAvailable")),
@@ -143,22 +143,22 @@ def _mib(kib: int | None) -> int | None:
     return None if kib is None else kib // 1024
 
 
-def memory_controllers(seen: Seen) -> tuple[MemoryController, ...]:
-    """Error counts since boot, from EDAC."""
+def memory_controllers(bundle: BundleReader) -> tuple[MemoryController, ...]:
+    """Return the error counts since boot, from EDAC."""
     return tuple(
         MemoryController(
             name=name,
-            model=seen.value(f"{_EDAC}{name}/mc_name"),
-            corrected=seen.number(f"{_EDAC}{name}/ce_count"),
-            uncorrected=seen.number(f"{_EDAC}{name}/ue_count"),
+            model=bundle.value(f"{_EDAC}{name}/mc_name"),
+            corrected=bundle.number(f"{_EDAC}{name}/ce_count"),
+            uncorrected=bundle.number(f"{_EDAC}{name}/ue_count"),
         )
-        for name in seen.entries(_EDAC) or ()
+        for name in bundle.entries(_EDAC) or ()
     )
 
 
-def transparent_hugepages(seen: Seen) -> str:
-    """The word in brackets; ``never`` for a kernel without them."""
-    text = seen.text(_THP)
+def transparent_hugepages(bundle: BundleReader) -> str:
+    """Return the value in brackets; ``never`` for a kernel without them."""
+    text = bundle.text(_THP)
     if text is None:
         return "never"
     match = _CHOSEN.search(text)

@@ -1,13 +1,13 @@
-"""Trouble in the kernel's log: the driver's words, PCI Express errors, killed processes, machine checks."""
+"""Errors in the kernel's log: driver messages, PCI Express errors, killed processes, machine checks."""
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
 from gpunode.facts.models.outputs import Dmesg, LogEvent
 from gpunode.facts.models.smi import Failure
 from gpunode.facts.node import BootLog, KernelEvent, KernelLog
 from gpunode.facts.parsers import dmesg
 from gpunode.facts.parsers.values import bus_id
-from gpunode.facts.seen import Seen, Unseen
 
 _BOOT = re.compile(r"Linux version \d")
 _SIMULATED = re.compile(r"Linux version \S{1,100} \(gpunode-lab\)")
@@ -26,31 +26,31 @@ _OTHERS = (
 _LINE_LIMIT = 4096
 
 
-def kernel_log(seen: Seen) -> KernelLog:
-    """The journal's kernel messages of this boot; dmesg where the journal has none or may not be read."""
+def kernel_log(bundle: BundleReader) -> KernelLog:
+    """Return the journal's kernel messages of this boot; those of dmesg if the journal has none or is not readable."""
     try:
-        journal = seen.output("journal-kernel")
-    except Unseen:
-        if not seen.ran("dmesg"):
+        journal = bundle.output("journal-kernel")
+    except UnknownFactError:
+        if not bundle.ran("dmesg"):
             raise
         journal = ""
     if journal.strip():
         return parse(journal, "journal")
-    if not seen.ran("dmesg"):
-        raise Unseen("dmesg was not run")
-    return parse(seen.output("dmesg"), "dmesg")
+    if not bundle.ran("dmesg"):
+        raise UnknownFactError("dmesg was not run")
+    return parse(bundle.output("dmesg"), "dmesg")
 
 
-def earlier_boots(seen: Seen) -> tuple[BootLog, ...]:
-    """Xids and SXids of the boots before this one that the journal keeps, the latest first."""
-    if seen.command("journal-xids").missing:
+def earlier_boots(bundle: BundleReader) -> tuple[BootLog, ...]:
+    """Return Xids and SXids of earlier boots that the journal keeps, the latest boot first."""
+    if bundle.command("journal-xids").missing:
         return ()
     boots: list[list[str]] = [[]]
-    for line in seen.output("journal-xids").splitlines():
+    for line in bundle.output("journal-xids").splitlines():
         if _BOOT.search(line):
             boots.append([])
         boots[-1].append(line[:_LINE_LIMIT].strip())
-    # The last begins with this boot's first line; what stands before the first such line is the rest of a boot.
+    # The last begins with this boot's first line; the lines before the first such line belong to an incomplete boot.
     return tuple(_boot(lines) for lines in reversed(boots[:-1]) if lines)
 
 
@@ -58,16 +58,16 @@ def _boot(lines: list[str]) -> BootLog:
     first = _TIME.match(lines[0]) if _BOOT.search(lines[0]) else None
     parsed = dmesg.parse("\n".join(lines))
     if isinstance(parsed, Failure):
-        raise Unseen(parsed.error.message)
+        raise UnknownFactError(parsed.error.message)
     return BootLog(began=first[1] if first else None, events=tuple(map(_of_driver, parsed.events)))
 
 
 def parse(text: str, source: str) -> KernelLog:
-    """Read the lines that the probe kept: first what the GPU's driver says, then the rest, each in the log's order."""
+    """Parse the lines that the probe kept: first those of the GPU's driver, then the rest, each in the log's order."""
     lines = [line[:_LINE_LIMIT].strip() for line in text.split("\n")]
     parsed = dmesg.parse(text) if text.strip() else Dmesg()
     if isinstance(parsed, Failure):
-        raise Unseen(parsed.error.message)
+        raise UnknownFactError(parsed.error.message)
     of_kernel = (_of_kernel(line) for line in lines)
     return KernelLog(
         source=source,

@@ -1,10 +1,10 @@
-"""The kernels of a node, and which package each one comes from."""
+"""The kernels of a node and the packages that own them."""
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, is_word, word
 from gpunode.facts.node import Kernel
 from gpunode.facts.packages import rpm_lines
-from gpunode.facts.seen import Seen, Unseen, is_word, word
 from gpunode.facts.system import uname
 
 _OWNER_LINE = re.compile(r"(?!diversion by |local diversion )(?P<names>.+): (?P<path>/.*)")
@@ -12,17 +12,18 @@ _KERNEL_RPM = re.compile(r"kernel(?:-(?P<variant>(?!core$|devel$)[a-z0-9-]+?))?(
 _RELEASE_PART = re.compile(r"[0-9]+|[a-z]+|~", re.I)
 _END = (1, 0, "")
 _PARTS = ("-devel", None, "-core")
-"""What an RPM of a kernel holds, the image last; before EL 8 one without a suffix held all of it."""
+"""The parts of a kernel that RPM packages contain, the image last; before EL 8 the package without a suffix had all."""
 
 
-def kernels(seen: Seen) -> tuple[Kernel, ...]:
-    """Kernels with an image or headers in ``/lib/modules``, oldest first, and the running one in any case."""
-    running, _ = uname(seen)
-    # A folder under any other name is somebody's backup, and no kernel.
-    releases = tuple(name for name in seen.folder("/lib/modules/") or () if is_word(name))
-    images = {release for release in releases if _has_image(seen, release)}
-    headers = {release for release in releases if "Makefile" in (seen.folder(f"/lib/modules/{release}/build/") or ())}
-    owners = _owners(seen, releases) if releases else {}
+def kernels(bundle: BundleReader) -> tuple[Kernel, ...]:
+    """Return the kernels with an image or headers in ``/lib/modules``, oldest first, always including the running
+    one."""
+    running, _ = uname(bundle)
+    # A folder with any other name is a backup, not a kernel.
+    releases = tuple(name for name in bundle.folder("/lib/modules/") or () if is_word(name))
+    images = {release for release in releases if _has_image(bundle, release)}
+    headers = {release for release in releases if "Makefile" in (bundle.folder(f"/lib/modules/{release}/build/") or ())}
+    owners = _owners(bundle, releases) if releases else {}
     newest = max(images or headers, key=release_key, default=None)
     return tuple(
         Kernel(
@@ -37,22 +38,23 @@ def kernels(seen: Seen) -> tuple[Kernel, ...]:
     )
 
 
-def _has_image(seen: Seen, release: str) -> bool:
-    """What a removed kernel leaves behind (modules that DKMS built) is not one."""
-    names = seen.folder(f"/lib/modules/{release}/") or ()
+def _has_image(bundle: BundleReader, release: str) -> bool:
+    """Return True if the kernel has an image; modules that DKMS built remain after a kernel is removed and do not
+    count."""
+    names = bundle.folder(f"/lib/modules/{release}/") or ()
     return "kernel" in names or "vmlinuz" in names
 
 
-def _owners(seen: Seen, releases: tuple[str, ...]) -> dict[str, str]:
-    if seen.ran("dpkg-kernels"):
-        return _dpkg_owners(seen.output("dpkg-kernels", good=(0, 1)), releases)
-    if seen.ran("rpm-packages"):
-        return _rpm_owners(rpm_lines(seen), releases)
-    raise Unseen("the packages of the kernels were not queried")
+def _owners(bundle: BundleReader, releases: tuple[str, ...]) -> dict[str, str]:
+    if bundle.ran("dpkg-kernels"):
+        return _dpkg_owners(bundle.output("dpkg-kernels", good=(0, 1)), releases)
+    if bundle.ran("rpm-packages"):
+        return _rpm_owners(rpm_lines(bundle), releases)
+    raise UnknownFactError("the packages of the kernels were not queried")
 
 
 def _dpkg_owners(text: str, releases: tuple[str, ...]) -> dict[str, str]:
-    """By ``dpkg-query -S``: the owner of the image, else of the modules, else of the headers' link."""
+    """Return owners by ``dpkg-query -S``: of the image, else of the modules, else of the headers' link."""
     by_path: dict[str, str] = {}
     for line in text.splitlines():
         match = _OWNER_LINE.fullmatch(line)
@@ -69,7 +71,8 @@ def _dpkg_owners(text: str, releases: tuple[str, ...]) -> dict[str, str]:
 
 
 def _rpm_owners(lines: list[str], releases: tuple[str, ...]) -> dict[str, str]:
-    """By name: ``kernel-core`` 5.14.0-427.el9 is release ``5.14.0-427.el9.x86_64``, ``kernel-rt-core`` has ``+rt``."""
+    """Return owners by name: ``kernel-core`` 5.14.0-427.el9 is ``5.14.0-427.el9.x86_64``, ``kernel-rt-core`` has
+    ``+rt``."""
     found: dict[str, tuple[int, str]] = {}
     for line in lines:
         name, version, revision, arch = line.split("\t")[:4]
@@ -85,15 +88,15 @@ def _rpm_owners(lines: list[str], releases: tuple[str, ...]) -> dict[str, str]:
 
 
 def release_key(release: str) -> tuple[tuple[int, int, str], ...]:
-    """A sort key by which newer kernel releases come later.
+    """Return a sort key that places newer kernel releases later.
 
     Numbers compare as numbers (``6.1.0-9`` before ``6.1.0-42``) and are newer than words, as in RPM's order
-    (``5.14.0-427.el9`` before ``5.14.0-427.13.1.el9``); ``~`` and ``rc`` come before everything, the end included.
+    (``5.14.0-427.el9`` before ``5.14.0-427.13.1.el9``); ``~`` and ``rc`` come before everything, including the end.
     """
     parts = []
     for part in _RELEASE_PART.findall(release):
         if part[0].isdigit():
-            # Nine digits are more than any release has; a longer run of them is rubbish and need not be exact.
+            # Nine digits are more than any release has; the order of longer numbers does not matter.
             parts.append((3, int(part[:9]), ""))
         elif part in {"~", "rc"}:
             parts.append((0, 0, ""))

@@ -2,9 +2,9 @@
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import LibraryFile
-from gpunode.facts.seen import Seen, first_line
 from gpunode.facts.system import architecture
 
 _CACHED = re.compile(r"\s*(lib[a-z-]{2,20}\.so[0-9.]{0,20}) \(([^)]{0,120})\) => (/.{1,4000})")
@@ -12,13 +12,14 @@ _NAME = re.compile(r".*/(lib(?:cuda|nvidia-ml|nccl|cudnn))\.so(?:\.([0-9.]{1,40}
 _NATIVE = {"x86_64": "x86-64", "aarch64": "AArch64"}
 
 
-def libraries(seen: Seen) -> tuple[LibraryFile, ...]:
-    """Every path in the linker's cache and in the probe's folders. The linker takes the first of its cache."""
-    files = [(path, file) for path, file in seen.rows("library-files", 2)]
+def libraries(bundle: BundleReader) -> tuple[LibraryFile, ...]:
+    """Return every path in the linker's cache and in the probe's folders. The linker loads the first one in its
+    cache."""
+    files = [(path, file) for path, file in bundle.rows("library-files", 2)]
     cached: dict[str, str] = {}
     used: dict[str, str] = {}
-    native = _NATIVE.get(architecture(seen), "")
-    for line in seen.output("ldconfig").splitlines():
+    native = _NATIVE.get(architecture(bundle), "")
+    for line in bundle.output("ldconfig").splitlines():
         match = _CACHED.fullmatch(line)
         if not match:
             raise ParseError(f"expected a line of ldconfig -p, found '{first_line(line)}'")
@@ -43,7 +44,7 @@ def libraries(seen: Seen) -> tuple[LibraryFile, ...]:
 
 
 def _version(file: str) -> str | None:
-    """``libcuda.so.580.95.05`` has one, ``libcuda.so.1`` and ``libcuda.so`` have not."""
+    """Return the version in a name: ``libcuda.so.580.95.05`` has one; ``libcuda.so.1`` and ``libcuda.so`` do not."""
     match = _NAME.fullmatch(file)
     return match[2] if match and match[2] and "." in match[2] else None
 

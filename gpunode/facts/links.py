@@ -1,14 +1,14 @@
-"""How GPUs are linked, in nvidia-smi's words: topology, access to each other's memory, NVLink."""
+"""Links between GPUs as nvidia-smi prints them: topology, peer access, NVLink."""
 
 import re
 from collections.abc import Callable
 
+from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.gpu import smi
 from gpunode.facts.models.smi import DocumentT, Failure, Nvlink, PeerAccess, Smi, Topology
 from gpunode.facts.modules import loaded_driver
 from gpunode.facts.parsers import smi_error, smi_nvlink, smi_topo
-from gpunode.facts.seen import Seen, first_line
 from gpunode.facts.tools import answer
 
 _COLOUR = re.compile(r"\x1b?\[[0-9;]{0,12}m")
@@ -18,36 +18,36 @@ _MODE = re.compile(r"<virtualization_mode>([^<]{1,40})</virtualization_mode>")
 _LINE_LIMIT = 20_000
 
 
-def topology(seen: Seen) -> Smi[Topology] | None:
-    """``nvidia-smi topo -m``."""
-    return _answer(seen, "nvidia-smi-topo", smi_topo.parse, Smi[Topology])
+def topology(bundle: BundleReader) -> Smi[Topology] | None:
+    """Return the answer of ``nvidia-smi topo -m``."""
+    return _answer(bundle, "nvidia-smi-topo", smi_topo.parse, Smi[Topology])
 
 
-def peer_access(seen: Seen) -> Smi[PeerAccess] | None:
-    """``nvidia-smi topo -p2p r``."""
-    return _answer(seen, "nvidia-smi-p2p", parse_peer_access, Smi[PeerAccess])
+def peer_access(bundle: BundleReader) -> Smi[PeerAccess] | None:
+    """Return the answer of ``nvidia-smi topo -p2p r``."""
+    return _answer(bundle, "nvidia-smi-p2p", parse_peer_access, Smi[PeerAccess])
 
 
-def nvlink(seen: Seen) -> Smi[Nvlink] | None:
-    """``nvidia-smi nvlink --status``; some drivers print nothing at all where no GPU has NVLink."""
-    return _answer(seen, "nvidia-smi-nvlink", smi_nvlink.parse, Smi[Nvlink], empty=Nvlink())
+def nvlink(bundle: BundleReader) -> Smi[Nvlink] | None:
+    """Return the answer of ``nvidia-smi nvlink --status``; some drivers print nothing if no GPU has NVLink."""
+    return _answer(bundle, "nvidia-smi-nvlink", smi_nvlink.parse, Smi[Nvlink], empty=Nvlink())
 
 
-def nvlink_errors(seen: Seen) -> Smi[Nvlink] | None:
-    """``nvidia-smi nvlink -e``."""
-    return _answer(seen, "nvidia-smi-nvlink-errors", smi_nvlink.parse, Smi[Nvlink], empty=Nvlink())
+def nvlink_errors(bundle: BundleReader) -> Smi[Nvlink] | None:
+    """Return the answer of ``nvidia-smi nvlink -e``."""
+    return _answer(bundle, "nvidia-smi-nvlink-errors", smi_nvlink.parse, Smi[Nvlink], empty=Nvlink())
 
 
 def _answer(
-    seen: Seen,
+    bundle: BundleReader,
     key: str,
     parse: Callable[[str], DocumentT | Failure],
     of: type[Smi[DocumentT]],
     empty: DocumentT | None = None,
 ) -> Smi[DocumentT] | None:
-    if not seen.ran(key) and loaded_driver(seen) is None:
+    if not bundle.ran(key) and loaded_driver(bundle) is None:
         return None
-    result = seen.command(key)
+    result = bundle.command(key)
     if result.missing:
         return None
     if empty is not None and result.rc == 0 and not result.stdout.strip():
@@ -56,9 +56,9 @@ def _answer(
 
 
 def parse_peer_access(text: str) -> PeerAccess | Failure:
-    """Parse ``nvidia-smi topo -p2p r``; where nvidia-smi failed: its error.
+    """Parse ``nvidia-smi topo -p2p r``; if nvidia-smi failed, return its error.
 
-    Raises ParseError for another text, and for a matrix that lacks a row or a cell.
+    Raise ParseError for other text, and for a matrix with a missing row or cell.
     """
     lines = [_COLOUR.sub("", line[:_LINE_LIMIT]).split() for line in text.splitlines()]
     header = next((number for number, words in enumerate(lines) if words and all(map(_GPU.fullmatch, words))), None)
@@ -83,12 +83,12 @@ def parse_peer_access(text: str) -> PeerAccess | Failure:
     return PeerAccess(gpus=tuple(gpus), links=links)
 
 
-def gpu_virtualization(seen: Seen) -> tuple[str, ...] | None:
-    """``virtualization_mode`` of each GPU in ``nvidia-smi -q -x``."""
-    answer = smi(seen)
+def gpu_virtualization(bundle: BundleReader) -> tuple[str, ...] | None:
+    """Return ``virtualization_mode`` of each GPU in ``nvidia-smi -q -x``."""
+    answer = smi(bundle)
     if answer is None or answer.document is None:
         return None
-    modes = tuple(mode.strip() for mode in _MODE.findall(seen.command("nvidia-smi-xml").stdout))
+    modes = tuple(mode.strip() for mode in _MODE.findall(bundle.command("nvidia-smi-xml").stdout))
     if len(modes) != len(answer.document.gpus):
         raise ParseError(f"expected a virtualization mode for each GPU, found {len(modes)}")
     return modes

@@ -1,11 +1,11 @@
-"""Kernel modules: in memory, on disk, and kept out by configuration."""
+"""Kernel modules: loaded, installed, and blacklisted."""
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import LoadedDriver, ModuleFile
 from gpunode.facts.parsers import driver_version
-from gpunode.facts.seen import Seen, Unseen, first_line
 from gpunode.probe.script import GPU_MODULE, MODPROBE_FOLDERS
 
 _VERSION = re.compile(r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,2}")
@@ -14,14 +14,14 @@ _MODULE_PATH = re.compile(r"(?:/usr)?/lib/modules/([^/]+)/.+")
 _DO_NOTHING = re.compile(r"(?:/usr)?/bin/(?:false|true)")
 
 
-def loaded(seen: Seen) -> tuple[str, ...]:
-    """Names of the loaded modules; none where the kernel was built without loadable modules."""
-    text = seen.text("/proc/modules")
+def loaded(bundle: BundleReader) -> tuple[str, ...]:
+    """Return the names of the loaded modules; empty for a kernel without loadable modules."""
+    text = bundle.text("/proc/modules")
     if text is None:
         # A sandbox that hides /proc/modules hides these as well; a kernel without modules lacks the second alone.
-        hidden = seen.text("/proc/sys/kernel/tainted") is None
-        if hidden or seen.text("/proc/sys/kernel/modules_disabled") is not None:
-            raise Unseen("/proc/modules is not there")
+        hidden = bundle.text("/proc/sys/kernel/tainted") is None
+        if hidden or bundle.text("/proc/sys/kernel/modules_disabled") is not None:
+            raise UnknownFactError("/proc/modules is not there")
         return ()
     names = []
     for line in text.splitlines():
@@ -32,38 +32,41 @@ def loaded(seen: Seen) -> tuple[str, ...]:
     return tuple(names)
 
 
-def loaded_driver(seen: Seen) -> LoadedDriver | None:
-    """From ``/proc/driver/nvidia/version``, else ``/sys/module/nvidia/version``; None: no such module is loaded."""
-    text = seen.text("/proc/driver/nvidia/version")
+def loaded_driver(bundle: BundleReader) -> LoadedDriver | None:
+    """Return the driver from ``/proc/driver/nvidia/version``, else ``/sys/module/nvidia/version``; None: it is not
+    loaded."""
+    text = bundle.text("/proc/driver/nvidia/version")
     if text is not None:
         parsed = driver_version.parse(text)
         return LoadedDriver(version=parsed.version, flavour=parsed.flavour)
-    version = seen.text("/sys/module/nvidia/version")
+    version = bundle.text("/sys/module/nvidia/version")
     if version is not None:
         if not _VERSION.fullmatch(version.strip()):
             raise ParseError(f"expected a version in /sys/module/nvidia/version, found '{first_line(version)}'")
         return LoadedDriver(version=version.strip(), flavour=None)
-    if "nvidia" in loaded(seen):
-        raise Unseen("the module nvidia is loaded, but /proc/driver/nvidia and /sys/module do not report its version")
+    if "nvidia" in loaded(bundle):
+        raise UnknownFactError(
+            "the module nvidia is loaded, but /proc/driver/nvidia and /sys/module do not report its version"
+        )
     return None
 
 
-def files(seen: Seen) -> tuple[ModuleFile, ...]:
-    """The GPU's module as it lies on disk for each kernel, in modinfo's words."""
-    if seen.folder("/lib/modules/") is None:
+def files(bundle: BundleReader) -> tuple[ModuleFile, ...]:
+    """Return the GPU's module on disk for each kernel, from modinfo."""
+    if bundle.folder("/lib/modules/") is None:
         return ()
-    paths = seen.output("find-modules").splitlines()
+    paths = bundle.output("find-modules").splitlines()
     if not any(GPU_MODULE.search(path) for path in paths):
         return ()
-    found = parse_modinfo(seen.output("modinfo"))
-    missing = set(seen.command("modinfo").argv[1:]) - {module.path for module in found}
+    found = parse_modinfo(bundle.output("modinfo"))
+    missing = set(bundle.command("modinfo").argv[1:]) - {module.path for module in found}
     if missing:
         raise ParseError(f"modinfo does not report {sorted(missing)[0]}")
     return found
 
 
 def parse_modinfo(text: str) -> tuple[ModuleFile, ...]:
-    """Read modinfo's answer for several files, each of which begins with ``filename:``."""
+    """Parse modinfo's answer for several files, each of which begins with ``filename:``."""
     blocks: list[dict[str, str]] = []
     for line in text.splitlines():
         name, colon, value = line.partition(":")
@@ -92,28 +95,28 @@ def _module_file(block: dict[str, str]) -> ModuleFile:
     )
 
 
-def nouveau_blacklisted(seen: Seen) -> bool:
-    """True where one setting keeps nouveau from being loaded by itself; False only where all of them were seen."""
-    unseen = None
+def nouveau_blacklisted(bundle: BundleReader) -> bool:
+    """Return True if one setting prevents automatic loading of nouveau; False only if all settings could be read."""
+    unknown = None
     try:
-        if _blacklisted_on_command_line(seen.text("/proc/cmdline") or ""):
+        if _blacklisted_on_command_line(bundle.text("/proc/cmdline") or ""):
             return True
-    except Unseen as err:
-        unseen = err
+    except UnknownFactError as err:
+        unknown = err
     known: set[str] = set()
     for folder in MODPROBE_FOLDERS:
         try:
-            names = [name for name in seen.folder(folder) or () if name not in known]
-            # A file hides those of the same name in the folders after it.
+            names = [name for name in bundle.folder(folder) or () if name not in known]
+            # A file overrides files of the same name in the folders after it.
             known.update(names)
-            texts = [seen.text(folder + name) for name in names if seen.asked(folder + name)]
-        except Unseen as err:
-            unseen = err
+            texts = [bundle.text(folder + name) for name in names if bundle.asked(folder + name)]
+        except UnknownFactError as err:
+            unknown = err
             continue
         if any(_blacklisted_in(text or "") for text in texts):
             return True
-    if unseen:
-        raise unseen
+    if unknown:
+        raise unknown
     return False
 
 
@@ -125,7 +128,8 @@ def _blacklisted_on_command_line(text: str) -> bool:
 
 
 def _blacklisted_in(text: str) -> bool:
-    """``blacklist nouveau``, ``install nouveau /bin/false`` or ``alias nouveau off`` in a file of modprobe.d(5)."""
+    """Return True for ``blacklist nouveau``, ``install nouveau /bin/false`` or ``alias nouveau off``
+    (modprobe.d(5))."""
     for line in text.replace("\\\n", " ").splitlines():
         words = line.split()
         if words[:2] == ["blacklist", "nouveau"] or words[:3] == ["alias", "nouveau", "off"]:

@@ -3,9 +3,9 @@
 import re
 from fnmatch import fnmatchcase
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, word
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import Package
-from gpunode.facts.seen import Seen, Unseen, first_line, word
 
 _KERNEL = re.compile(r"kernel(-.*)?")
 _LOCK_FILES = ("/etc/dnf/plugins/versionlock.list", "/etc/yum/pluginconf.d/versionlock.list")
@@ -13,21 +13,21 @@ _LOCK_TOML = "/etc/dnf/versionlock.toml"
 _SOURCE_RPM = re.compile(r"(.+)-[^-]+-[^-]+\.(?:no)?src\.rpm")
 
 
-def packages(seen: Seen) -> tuple[Package, ...]:
-    """Installed and half-installed ones, and those of which the configuration is left."""
-    if seen.ran("dpkg-packages"):
-        return parse_dpkg(seen.output("dpkg-packages"))
-    if not seen.ran("rpm-packages"):
-        raise Unseen("neither dpkg's nor RPM's database was read")
-    found = (line.split("\t") for line in rpm_lines(seen))
-    locks = _rpm_locks(seen)
+def packages(bundle: BundleReader) -> tuple[Package, ...]:
+    """Return installed and half-installed packages, and those with configuration left."""
+    if bundle.ran("dpkg-packages"):
+        return parse_dpkg(bundle.output("dpkg-packages"))
+    if not bundle.ran("rpm-packages"):
+        raise UnknownFactError("neither dpkg's nor RPM's database was read")
+    found = (line.split("\t") for line in rpm_lines(bundle))
+    locks = _rpm_locks(bundle)
     return tuple(_rpm_package(fields, locks) for fields in found if not _KERNEL.fullmatch(fields[0]))
 
 
 def parse_dpkg(text: str) -> tuple[Package, ...]:
-    """Lines of the probe's ``dpkg-query -W``: package, version, architecture, status, source, its version, maintainer.
+    """Parse the probe's ``dpkg-query -W``: package, version, architecture, status, source, its version, maintainer.
 
-    A package is held where dpkg's selection says ``hold``, which is what ``apt-mark hold`` sets.
+    A package is held if dpkg's selection is ``hold``, which ``apt-mark hold`` sets.
     """
     found = []
     for line in text.splitlines():
@@ -50,9 +50,10 @@ def parse_dpkg(text: str) -> tuple[Package, ...]:
     return tuple(found)
 
 
-def rpm_lines(seen: Seen) -> list[str]:
-    """Lines of the probe's ``rpm -qa``: name, version, release, architecture, source, vendor, packager, epoch."""
-    lines = seen.output("rpm-packages").splitlines()
+def rpm_lines(bundle: BundleReader) -> list[str]:
+    """Return the lines of the probe's ``rpm -qa``: name, version, release, architecture, source, vendor, packager,
+    epoch."""
+    lines = bundle.output("rpm-packages").splitlines()
     for line in lines:
         if line.count("\t") != 7:
             raise ParseError(f"expected eight fields of rpm -qa, found '{first_line(line)}'")
@@ -81,13 +82,13 @@ def _rpm_package(fields: list[str], locks: tuple[str, ...]) -> Package:
     )
 
 
-def _rpm_locks(seen: Seen) -> tuple[str, ...]:
-    """Patterns of DNF's versionlock: dnf4's list, and the names in dnf5's TOML file."""
+def _rpm_locks(bundle: BundleReader) -> tuple[str, ...]:
+    """Return the patterns of DNF's versionlock: dnf4's list, and the names in dnf5's TOML file."""
     locks = []
     for path in _LOCK_FILES:
-        for line in (seen.text(path) or "").splitlines():
+        for line in (bundle.text(path) or "").splitlines():
             pattern = line.partition("#")[0].strip()
             if pattern and not pattern.startswith("!"):
                 locks.append(pattern)
-    locks += re.findall(r"(?m)^\s*name\s*=\s*[\"']([^\"']{1,200})[\"']", seen.text(_LOCK_TOML) or "")
+    locks += re.findall(r"(?m)^\s*name\s*=\s*[\"']([^\"']{1,200})[\"']", bundle.text(_LOCK_TOML) or "")
     return tuple(locks)

@@ -2,9 +2,9 @@
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import Iommu, PciAcs, PciDevice, PciLink, PciPort
-from gpunode.facts.seen import Seen, Unseen, first_line, whole
 
 _FOLDER = "/sys/bus/pci/devices/"
 _SLOT = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.I)
@@ -17,81 +17,86 @@ _HEX = re.compile(r"[0-9a-f]{4}")
 _SOURCE = "pci_functions"
 _ACS_BITS = ("SrcValid", "TransBlk", "ReqRedir", "CmpltRedir", "UpstreamFwd", "EgressCtrl", "DirectTrans")
 _MOST = 1024
-"""Sixteen GPUs with their audio functions and switches are some fifty; virtual ones are no more than some hundreds."""
+"""Sixteen GPUs with their audio functions and switches are about fifty; virtual functions are at most some hundreds."""
 _WIDTHS = (1, 2, 4, 8, 12, 16, 32)
 
 
-def devices(seen: Seen) -> tuple[PciDevice, ...]:
-    """All functions of vendor 10de. The probe names every function and keeps files of those that matter alone."""
-    found = tuple(device for device in _functions(seen) if device.vendor_id == "10de")
+def devices(bundle: BundleReader) -> tuple[PciDevice, ...]:
+    """Return all functions of vendor 10de. The probe lists every function and keeps the files of the relevant ones
+    only."""
+    found = tuple(device for device in _functions(bundle) if device.vendor_id == "10de")
     if len(found) > _MOST:
         raise ParseError(f"expected at most {_MOST} functions of NVIDIA on the PCI bus, found {len(found)}")
     return found
 
 
-def io_devices(seen: Seen) -> tuple[PciDevice, ...]:
-    """Network adapters and NVMe controllers of all vendors; NVIDIA's own ConnectX have Mellanox's number."""
-    _require_places(seen)
-    return tuple(device for device in _functions(seen) if device.class_id.startswith(("02", "0108")))
+def io_devices(bundle: BundleReader) -> tuple[PciDevice, ...]:
+    """Return network adapters and NVMe controllers of all vendors; NVIDIA's own ConnectX have Mellanox's vendor id."""
+    _require_places(bundle)
+    return tuple(device for device in _functions(bundle) if device.class_id.startswith(("02", "0108")))
 
 
-def _require_places(seen: Seen) -> None:
-    """A bundle of an earlier probe has NVIDIA's functions alone, and nothing about where they are."""
-    if seen.folder(_FOLDER) and not seen.ran("pci-paths"):
-        raise Unseen("the paths of PCI functions were not read")
+def _require_places(bundle: BundleReader) -> None:
+    """Raise UnknownFactError for a bundle of an earlier probe, which has only NVIDIA's functions, without their
+    paths."""
+    if bundle.folder(_FOLDER) and not bundle.ran("pci-paths"):
+        raise UnknownFactError("the paths of PCI functions were not read")
 
 
-def _functions(seen: Seen) -> list[PciDevice]:
-    found: list[PciDevice] = seen.once("pci", lambda: _read_functions(seen))
+def _functions(bundle: BundleReader) -> list[PciDevice]:
+    found: list[PciDevice] = bundle.once("pci", lambda: _read_functions(bundle))
     return found
 
 
-def _read_functions(seen: Seen) -> list[PciDevice]:
-    slots = seen.folder(_FOLDER)
+def _read_functions(bundle: BundleReader) -> list[PciDevice]:
+    slots = bundle.folder(_FOLDER)
     if slots is None:
-        raise Unseen(f"{_FOLDER} does not exist: the PCI bus cannot be read")
-    seen.require_finished(_SOURCE)
-    places = _places(seen)
+        raise UnknownFactError(f"{_FOLDER} does not exist: the PCI bus cannot be read")
+    bundle.require_finished(_SOURCE)
+    places = _places(bundle)
     found = []
     for slot in slots:
         path = f"{_FOLDER}{slot}/uevent"
-        text = seen.text(path) if seen.asked(path) else None
+        text = bundle.text(path) if bundle.asked(path) else None
         if text is not None:
             above, group = places.get(slot, ((), None))
-            found.append(_with_details(seen, parse_uevent(text, slot), slot, above, group))
+            found.append(_with_details(bundle, parse_uevent(text, slot), slot, above, group))
     return found
 
 
-def _with_details(seen: Seen, device: PciDevice, slot: str, above: tuple[str, ...], group: int | None) -> PciDevice:
+def _with_details(
+    bundle: BundleReader, device: PciDevice, slot: str, above: tuple[str, ...], group: int | None
+) -> PciDevice:
     place = f"{_FOLDER}{slot}/"
     return device.model_copy(
         update={
-            "link": _link(seen, place),
-            "numa_node": _numa_node(seen, place),
-            "local_cpus": seen.value(place + "local_cpulist"),
+            "link": _link(bundle, place),
+            "numa_node": _numa_node(bundle, place),
+            "local_cpus": bundle.value(place + "local_cpulist"),
             "iommu_group": group,
             "ports": above,
-            "power_state": seen.value(place + "power_state"),
+            "power_state": bundle.value(place + "power_state"),
         }
     )
 
 
-def _places(seen: Seen) -> dict[str, tuple[tuple[str, ...], int | None]]:
-    """Slot to the bridges above it, the nearest first, and its IOMMU group."""
-    if not seen.ran("pci-paths"):
+def _places(bundle: BundleReader) -> dict[str, tuple[tuple[str, ...], int | None]]:
+    """Return the bridges above each slot, the nearest first, and its IOMMU group."""
+    if not bundle.ran("pci-paths"):
         return {}
     return {
-        slot: (tuple(reversed(above.lower().split())), whole(group)) for slot, above, group in seen.rows("pci-paths", 3)
+        slot: (tuple(reversed(above.lower().split())), whole(group))
+        for slot, above, group in bundle.rows("pci-paths", 3)
     }
 
 
-def _link(seen: Seen, place: str) -> PciLink | None:
-    """None for a function without a link of its own: sysfs then has no such files, or zeros in them."""
+def _link(bundle: BundleReader, place: str) -> PciLink | None:
+    """Return a function's link; None if it has none of its own: sysfs then has no such files, or zeros in them."""
     link = PciLink(
-        speed_gt_per_s=_speed(seen.value(place + "current_link_speed")),
-        speed_max_gt_per_s=_speed(seen.value(place + "max_link_speed")),
-        width=_width(seen.number(place + "current_link_width")),
-        width_max=_width(seen.number(place + "max_link_width")),
+        speed_gt_per_s=_speed(bundle.value(place + "current_link_speed")),
+        speed_max_gt_per_s=_speed(bundle.value(place + "max_link_speed")),
+        width=_width(bundle.number(place + "current_link_width")),
+        width_max=_width(bundle.number(place + "max_link_width")),
     )
     return None if link == _NO_LINK else link
 
@@ -105,55 +110,56 @@ def _speed(text: str | None) -> float | None:
 
 
 def _width(number: int | None) -> int | None:
-    """0 and 255 stand for no link."""
+    """Return the width; 0 and 255 stand for no link."""
     return number if number in _WIDTHS else None
 
 
-def _numa_node(seen: Seen, place: str) -> int | None:
-    node = seen.number(place + "numa_node")
+def _numa_node(bundle: BundleReader, place: str) -> int | None:
+    node = bundle.number(place + "numa_node")
     return node if node is not None and node >= 0 else None
 
 
-def slot_of(seen: Seen, uevent: str) -> str | None:
-    """The PCI slot that a device's ``uevent`` names; None for a device that is on another bus."""
-    name = dict(line.partition("=")[::2] for line in (seen.value(uevent) or "").splitlines()).get("PCI_SLOT_NAME", "")
+def slot_of(bundle: BundleReader, uevent: str) -> str | None:
+    """Return the PCI slot that a device's ``uevent`` names; None for a device on another bus."""
+    name = dict(line.partition("=")[::2] for line in (bundle.value(uevent) or "").splitlines()).get("PCI_SLOT_NAME", "")
     return name.lower() if _SLOT.fullmatch(name) else None
 
 
-def ports(seen: Seen) -> tuple[PciPort, ...]:
-    """Bridges above the functions that the probe looks at; none in a guest whose GPU sits on a bus without one."""
-    _require_places(seen)
-    bridges = {slot for device in _functions(seen) for slot in device.ports}
+def ports(bundle: BundleReader) -> tuple[PciPort, ...]:
+    """Return the bridges above the functions that the probe reads; empty in a guest with a GPU on a bus without
+    bridges."""
+    _require_places(bundle)
+    bridges = {slot for device in _functions(bundle) for slot in device.ports}
     found = []
     for slot in sorted(bridges):
         place = f"{_FOLDER}{slot}/"
-        device = parse_uevent(seen.text(place + "uevent") or "", slot)
+        device = parse_uevent(bundle.text(place + "uevent") or "", slot)
         found.append(
             PciPort(
                 slot=slot,
                 vendor_id=device.vendor_id,
                 device_id=device.device_id,
-                link=_link(seen, place),
-                numa_node=_numa_node(seen, place),
+                link=_link(bundle, place),
+                numa_node=_numa_node(bundle, place),
             )
         )
     return tuple(found)
 
 
-def acs(seen: Seen) -> tuple[PciAcs, ...]:
-    """Bridges with Access Control Services, and which of them are switched on."""
-    seen.require_finished(_SOURCE)
-    _require_places(seen)
-    if not seen.ran("pci-acs"):
-        if seen.folder(_FOLDER) is None:
-            raise Unseen(f"{_FOLDER} does not exist: the PCI bus cannot be read")
-        if any(above for above, _ in _places(seen).values()):
-            raise Unseen("the configuration space of bridges was not read")
+def acs(bundle: BundleReader) -> tuple[PciAcs, ...]:
+    """Return the bridges with Access Control Services, and the services that are enabled."""
+    bundle.require_finished(_SOURCE)
+    _require_places(bundle)
+    if not bundle.ran("pci-acs"):
+        if bundle.folder(_FOLDER) is None:
+            raise UnknownFactError(f"{_FOLDER} does not exist: the PCI bus cannot be read")
+        if any(above for above, _ in _places(bundle).values()):
+            raise UnknownFactError("the configuration space of bridges was not read")
         return ()
     try:
-        rows = seen.rows("pci-acs", 3)
-    except Unseen as err:
-        raise Unseen(f"{err}; run the probe as root") from None
+        rows = bundle.rows("pci-acs", 3)
+    except UnknownFactError as err:
+        raise UnknownFactError(f"{err}; run the probe as root") from None
     found = []
     for slot, _, control in rows:
         if not _SLOT.fullmatch(slot) or not _HEX.fullmatch(control):
@@ -164,20 +170,20 @@ def acs(seen: Seen) -> tuple[PciAcs, ...]:
     return tuple(found)
 
 
-def iommu(seen: Seen) -> Iommu:
-    """Units of ``/sys/class/iommu``, and the types of the groups that GPUs, NICs and NVMe controllers are in."""
-    _require_places(seen)
-    units = seen.folder("/sys/class/iommu/")
+def iommu(bundle: BundleReader) -> Iommu:
+    """Return the units of ``/sys/class/iommu``, and the types of the groups of GPUs, NICs and NVMe controllers."""
+    _require_places(bundle)
+    units = bundle.folder("/sys/class/iommu/")
     types = {}
-    for device in _functions(seen):
-        kind = seen.value(f"{_FOLDER}{device.slot}/iommu_group/type")
+    for device in _functions(bundle):
+        kind = bundle.value(f"{_FOLDER}{device.slot}/iommu_group/type")
         if device.iommu_group is not None and kind is not None:
             types[device.iommu_group] = kind
     return Iommu(units=units or (), group_types=types)
 
 
 def parse_uevent(text: str, slot: str) -> PciDevice:
-    """Read a PCI function's ``uevent`` file; raise ParseError where ids or class are missing."""
+    """Parse a PCI function's ``uevent`` file; raise ParseError if ids or class are missing."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     ids = _IDS.fullmatch(values.get("PCI_ID", ""))
     class_id = _CLASS.fullmatch(values.get("PCI_CLASS", ""))

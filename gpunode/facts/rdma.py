@@ -1,10 +1,10 @@
-"""Character devices of RDMA, and what the journal says of links that went up or down."""
+"""Character devices of RDMA, and link events in the journal."""
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.network import LinkEvent, LinkLog, RdmaNode
-from gpunode.facts.seen import Seen, Unseen, whole
 
 _VERBS = "/sys/class/infiniband_verbs/"
 _MAD = "/sys/class/infiniband_mad/"
@@ -18,12 +18,12 @@ _BOOT = re.compile(r"Linux version \d")
 _LINE_LIMIT = 1000
 
 
-def rdma_nodes(seen: Seen) -> tuple[RdmaNode, ...]:
-    """Devices of ib_uverbs and ib_umad in sysfs, and whether each has its file in ``/dev/infiniband``."""
-    found = {row[0]: row[1] for row in seen.rows("rdma-nodes", 2)}
+def rdma_nodes(bundle: BundleReader) -> tuple[RdmaNode, ...]:
+    """Return the devices of ib_uverbs and ib_umad in sysfs, and whether each has its file in ``/dev/infiniband``."""
+    found = {row[0]: row[1] for row in bundle.rows("rdma-nodes", 2)}
     nodes = []
     for folder in (_VERBS, _MAD):
-        for name in seen.entries(folder) or ():
+        for name in bundle.entries(folder) or ():
             match = _KIND.fullmatch(name)
             if match is None:
                 continue
@@ -31,33 +31,33 @@ def rdma_nodes(seen: Seen) -> tuple[RdmaNode, ...]:
                 RdmaNode(
                     name=name,
                     kind=match[1],
-                    device=seen.value(f"{folder}{name}/ibdev"),
-                    port=whole(seen.value(f"{folder}{name}/port")),
+                    device=bundle.value(f"{folder}{name}/ibdev"),
+                    port=whole(bundle.value(f"{folder}{name}/port")),
                     file=found.get(_DEV + name) == "character",
                 )
             )
     return tuple(nodes)
 
 
-def peer_memory(seen: Seen) -> bool | None:
-    """Return whether memory of other devices can register with the kernel's RDMA; None where that is not loaded."""
-    if not seen.ran("peer-memory"):
-        seen.require_finished("peer-memory")
-        if not seen.ran("rdma-nodes"):
-            raise Unseen("the peer memory interface was not queried")
+def peer_memory(bundle: BundleReader) -> bool | None:
+    """Return whether memory of other devices can register with the kernel's RDMA; None if RDMA is not loaded."""
+    if not bundle.ran("peer-memory"):
+        bundle.require_finished("peer-memory")
+        if not bundle.ran("rdma-nodes"):
+            raise UnknownFactError("the peer memory interface was not queried")
         return None
-    found = seen.look("peer-memory")
+    found = bundle.look("peer-memory")
     if found not in (("yes",), ("no",)):
         raise ParseError(f"expected yes or no of the peer memory interface, found '{' '.join(found)[:40]}'")
     return found == ("yes",)
 
 
-def link_log(seen: Seen) -> LinkLog:
-    """Each line of this boot's journal, or of dmesg, in which a link went up or down, in the log's order."""
-    key = "dmesg-links" if seen.ran("dmesg-links") else "journal-links"
-    lines = [line[:_LINE_LIMIT].rstrip() for line in seen.output(key).splitlines()]
+def link_log(bundle: BundleReader) -> LinkLog:
+    """Return each line of this boot's journal, or of dmesg, about a link that went up or down, in the log's order."""
+    key = "dmesg-links" if bundle.ran("dmesg-links") else "journal-links"
+    lines = [line[:_LINE_LIMIT].rstrip() for line in bundle.output(key).splitlines()]
     if not lines:
-        raise Unseen("the log has no line of this boot's start or of a link; run the probe as root")
+        raise UnknownFactError("the log has no line of this boot's start or of a link; run the probe as root")
     return LinkLog(
         complete=any(_BOOT.search(line) for line in lines),
         events=tuple(event for line in lines if (event := event_of(line)) is not None),
@@ -65,7 +65,7 @@ def link_log(seen: Seen) -> LinkLog:
 
 
 def event_of(line: str) -> LinkEvent | None:
-    """Return what a line of a log says of a link; None where it says nothing."""
+    """Return the link event in a line of a log; None for other lines."""
     match = _MLX5.search(line) or _NETWORKD.search(line)
     if match is None:
         return None

@@ -1,10 +1,10 @@
-"""How the system runs: its clock, uptime, load, processes that are stuck."""
+"""The running system: clock, uptime, load, stuck processes."""
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import Process, TimeSync
-from gpunode.facts.seen import Seen, Unseen, first_line, whole
 from gpunode.facts.units import units
 
 _SERVICES = (
@@ -19,12 +19,12 @@ _DECIMAL = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
 _CHRONY_FIELDS = 14
 
 
-def time_sync(seen: Seen) -> TimeSync:
-    """timedatectl for what the kernel says, the units for who does it, chrony for how far it is off."""
-    active = {unit.name for unit in units(seen) if unit.active == "active"}
+def time_sync(bundle: BundleReader) -> TimeSync:
+    """Return the kernel's state of the clock by timedatectl, the active unit, and the offset by chrony."""
+    active = {unit.name for unit in units(bundle) if unit.active == "active"}
     values = {}
-    if not seen.command("timedatectl").missing:
-        for line in seen.output("timedatectl").splitlines():
+    if not bundle.command("timedatectl").missing:
+        for line in bundle.output("timedatectl").splitlines():
             name, equals, value = line.partition("=")
             if not equals:
                 raise ParseError(f"expected NAME=VALUE from timedatectl show, found '{first_line(line)}'")
@@ -32,49 +32,49 @@ def time_sync(seen: Seen) -> TimeSync:
     return TimeSync(
         synchronized={"yes": True, "no": False}.get(values.get("NTPSynchronized", "")),
         service=next((name for name in _SERVICES if name in active), None),
-        offset_s=_chrony_offset(seen),
+        offset_s=_chrony_offset(bundle),
         timezone=values.get("Timezone") or None,
     )
 
 
-def _chrony_offset(seen: Seen) -> float | None:
-    """The system time's offset, the fifth field of ``chronyc -c tracking``; None where chrony does not answer."""
+def _chrony_offset(bundle: BundleReader) -> float | None:
+    """Return the system time's offset, the fifth field of ``chronyc -c tracking``; None if chrony does not respond."""
     try:
-        fields = seen.output("chronyc-tracking").strip().split(",")
-    except Unseen:
+        fields = bundle.output("chronyc-tracking").strip().split(",")
+    except UnknownFactError:
         return None
     if len(fields) != _CHRONY_FIELDS or not _DECIMAL.fullmatch(fields[4]):
         return None
     return float(fields[4])
 
 
-def uptime_s(seen: Seen) -> float:
-    """From ``/proc/uptime``."""
-    return _first_number(seen, "/proc/uptime")
+def uptime_s(bundle: BundleReader) -> float:
+    """Return the seconds in ``/proc/uptime``."""
+    return _first_number(bundle, "/proc/uptime")
 
 
-def load_1min(seen: Seen) -> float:
-    """From ``/proc/loadavg``."""
-    return _first_number(seen, "/proc/loadavg")
+def load_1min(bundle: BundleReader) -> float:
+    """Return the first figure of ``/proc/loadavg``."""
+    return _first_number(bundle, "/proc/loadavg")
 
 
-def _first_number(seen: Seen, path: str) -> float:
-    words = (seen.text(path) or "")[:200].split()
+def _first_number(bundle: BundleReader, path: str) -> float:
+    words = (bundle.text(path) or "")[:200].split()
     if not words or not _DECIMAL.fullmatch(words[0]):
         raise ParseError(f"expected a number in {path}, found '{words[0][:40] if words else 'nothing'}'")
     return float(words[0])
 
 
-def stuck_processes(seen: Seen) -> tuple[Process, ...]:
-    """Processes that the probe saw in state D twice."""
+def stuck_processes(bundle: BundleReader) -> tuple[Process, ...]:
+    """Return the processes that the probe found in state D twice."""
     found = []
-    for pid, name, function in seen.rows("stuck-processes", 3):
+    for pid, name, function in bundle.rows("stuck-processes", 3):
         if whole(pid) is None:
             raise ParseError(f"expected a process number, found '{first_line(pid)}'")
         found.append(Process(pid=int(pid), name=name, waits_in=function or None))
     return tuple(found)
 
 
-def unanswered(seen: Seen) -> tuple[str, ...]:
-    """Commands that hung, or were slower than the probe waits."""
-    return seen.unanswered()
+def unanswered(bundle: BundleReader) -> tuple[str, ...]:
+    """Return the commands that hung, or exceeded the probe's limit."""
+    return bundle.unanswered()

@@ -1,10 +1,10 @@
-"""How the system is set: lockdown, kernel settings, limits, environment."""
+"""System settings: lockdown, kernel settings, limits, environment."""
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import BootSetting, EnvironmentSetting, Limit, Limits
-from gpunode.facts.seen import Seen, Unseen, first_line
 from gpunode.facts.system import systemd
 from gpunode.probe.script import SYSCTLS
 
@@ -16,9 +16,9 @@ _LINE_LIMIT = 4000
 _ARGUMENTS = "/var/lib/gpunode/kernel_tuning/command-line"
 
 
-def lockdown(seen: Seen) -> str:
-    """The word in brackets; ``none`` where the kernel offers no lockdown."""
-    text = seen.text(_LOCKDOWN)
+def lockdown(bundle: BundleReader) -> str:
+    """Return the value in brackets; ``none`` if the kernel does not support lockdown."""
+    text = bundle.text(_LOCKDOWN)
     if text is None:
         return "none"
     match = _CHOSEN.search(text)
@@ -27,28 +27,28 @@ def lockdown(seen: Seen) -> str:
     return match[1]
 
 
-def sysctl(seen: Seen) -> dict[str, str]:
-    """The probe's list, as far as the kernel has them; several numbers are separated by one blank."""
-    found = {name: seen.value("/proc/sys/" + name.replace(".", "/")) for name in SYSCTLS}
+def sysctl(bundle: BundleReader) -> dict[str, str]:
+    """Return the settings of the probe's list that the kernel has; several numbers are separated by one blank."""
+    found = {name: bundle.value("/proc/sys/" + name.replace(".", "/")) for name in SYSCTLS}
     known = {name: " ".join(value.split()) for name, value in found.items() if value is not None}
     if not known:
-        raise Unseen("/proc/sys was not read")
+        raise UnknownFactError("/proc/sys was not read")
     return known
 
 
-def limits(seen: Seen) -> Limits:
-    """systemd's defaults, and the lines of limits.conf and limits.d."""
-    names = [name for name in seen.folder(_LIMITS_FOLDER) or () if name.endswith(".conf")]
+def limits(bundle: BundleReader) -> Limits:
+    """Return systemd's default limits, and the lines of limits.conf and limits.d."""
+    names = [name for name in bundle.folder(_LIMITS_FOLDER) or () if name.endswith(".conf")]
     settings = [
         limit
         for path in (_LIMITS, *(_LIMITS_FOLDER + name for name in names))
-        for limit in parse_limits(seen.text(path) or "", path)
+        for limit in parse_limits(bundle.text(path) or "", path)
     ]
-    return Limits(defaults=_defaults(seen) if systemd(seen) else None, settings=tuple(settings))
+    return Limits(defaults=_defaults(bundle) if systemd(bundle) else None, settings=tuple(settings))
 
 
 def parse_limits(text: str, path: str) -> tuple[Limit, ...]:
-    """Read limits.conf(5); lines that PAM would not understand are left out, as PAM does."""
+    """Parse limits.conf(5); lines that PAM cannot parse are left out, as in PAM."""
     found = []
     for line in text.splitlines():
         words = line[:_LINE_LIMIT].partition("#")[0].split()
@@ -57,9 +57,9 @@ def parse_limits(text: str, path: str) -> tuple[Limit, ...]:
     return tuple(found)
 
 
-def _defaults(seen: Seen) -> dict[str, str]:
+def _defaults(bundle: BundleReader) -> dict[str, str]:
     found = {}
-    for line in seen.output("systemctl-defaults").splitlines():
+    for line in bundle.output("systemctl-defaults").splitlines():
         name, equals, value = line.partition("=")
         if not equals or not name.startswith("DefaultLimit"):
             raise ParseError(f"expected DefaultLimit... from systemctl show, found '{first_line(line)}'")
@@ -67,19 +67,22 @@ def _defaults(seen: Seen) -> dict[str, str]:
     return found
 
 
-def environment(seen: Seen) -> tuple[EnvironmentSetting, ...]:
-    """Variables of the probe's list in ``/etc/environment``, profile.d and their like, and in systemd's environment."""
+def environment(bundle: BundleReader) -> tuple[EnvironmentSetting, ...]:
+    """Return variables of the probe's list in ``/etc/environment``, profile.d and similar files, and in systemd's
+    environment."""
     return tuple(
-        EnvironmentSetting(path=path, name=name, value=value) for path, name, value in seen.rows("variables", 3)
+        EnvironmentSetting(path=path, name=name, value=value) for path, name, value in bundle.rows("variables", 3)
     )
 
 
-def boot_settings(seen: Seen) -> tuple[BootSetting, ...]:
-    """Return kernel settings that the next boot sets."""
-    return tuple(BootSetting(path=path, name=name, value=value) for path, name, value in seen.rows("boot-settings", 3))
+def boot_settings(bundle: BundleReader) -> tuple[BootSetting, ...]:
+    """Return the kernel settings that the next boot applies."""
+    return tuple(
+        BootSetting(path=path, name=name, value=value) for path, name, value in bundle.rows("boot-settings", 3)
+    )
 
 
-def boot_arguments(seen: Seen) -> tuple[str, ...]:
-    """Return the words that the role kernel_tuning recorded: its second line."""
-    lines = (seen.text(_ARGUMENTS) or "").splitlines()
+def boot_arguments(bundle: BundleReader) -> tuple[str, ...]:
+    """Return the arguments that the role kernel_tuning recorded: the second line of its file."""
+    lines = (bundle.text(_ARGUMENTS) or "").splitlines()
     return tuple(lines[1].split()) if len(lines) > 1 else ()

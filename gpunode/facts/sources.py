@@ -1,9 +1,9 @@
-"""Where software comes from: package sources, and what other installers left."""
+"""Origins of software: package sources, and files left by other installers."""
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader
 from gpunode.facts.node import ForeignInstall, Repository
-from gpunode.facts.seen import Seen
 
 _ONE_LINE = re.compile(r"(#?)\s{0,9}deb\s+(?:\[[^\]]{0,2000}\]\s+)?(\S{1,2000})\s+(\S{1,200}).{0,2000}")
 _DEB822_KEY = re.compile(r"([A-Za-z-]{1,40}):[ \t]*(.*)")
@@ -15,11 +15,11 @@ _CUDA_FOLDER = re.compile(r"/usr/local/cuda-([0-9.]{1,20})/.*")
 _LINE_LIMIT = 4000
 
 
-def repositories(seen: Seen) -> tuple[Repository, ...]:
-    """Sources in files that name the GPU stack or containers; apt's two formats, and DNF's."""
+def repositories(bundle: BundleReader) -> tuple[Repository, ...]:
+    """Return the sources in files that name the GPU stack or containers; apt's two formats, and DNF's."""
     found: list[Repository] = []
-    for path in seen.look("repository-files"):
-        text = seen.text(path) if seen.asked(path) else None
+    for path in bundle.look("repository-files"):
+        text = bundle.text(path) if bundle.asked(path) else None
         if text is None:
             continue
         lines = [line[:_LINE_LIMIT] for line in text.splitlines()]
@@ -37,7 +37,7 @@ def repositories(seen: Seen) -> tuple[Repository, ...]:
 
 
 def _deb822(path: str, lines: list[str]) -> list[Repository]:
-    """Stanzas of ``Key: value``; a value may go on in indented lines."""
+    """Parse stanzas of ``Key: value``; a value may continue in indented lines."""
     found: list[Repository] = []
     stanza: dict[str, str] = {}
     key = ""
@@ -72,10 +72,10 @@ def _ini(path: str, lines: list[str]) -> list[Repository]:
     return found
 
 
-def foreign_installs(seen: Seen) -> tuple[ForeignInstall, ...]:
-    """Programs that only NVIDIA's ``.run`` files or nvidia-docker install, and the driver installer's log."""
+def foreign_installs(bundle: BundleReader) -> tuple[ForeignInstall, ...]:
+    """Return programs that only NVIDIA's ``.run`` files or nvidia-docker install, and the driver installer's log."""
     found = []
-    for path in seen.look("signs"):
+    for path in bundle.look("signs"):
         name = path.rpartition("/")[2]
         cuda = _CUDA_FOLDER.fullmatch(path)
         if name in {"nvidia-uninstall", "nvidia-installer"}:
@@ -84,7 +84,7 @@ def foreign_installs(seen: Seen) -> tuple[ForeignInstall, ...]:
             found.append(ForeignInstall(kind="nvidia-docker", path=path))
         elif cuda and "uninstall" in name:
             found.append(ForeignInstall(kind="cuda-runfile", path=path, note=cuda[1]))
-    log = seen.text(_LOG)
+    log = bundle.text(_LOG)
     if log is not None:
         version = _LOG_VERSION.search(log)
         found.append(ForeignInstall(kind="driver-runfile-log", path=_LOG, note=version[1] if version else None))

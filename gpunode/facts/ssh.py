@@ -1,23 +1,23 @@
-"""What sshd runs with, private keys on the node, and accounts without a password."""
+"""Settings of sshd, private keys on the node, and accounts without a password."""
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import KeyFile, SshDaemon
-from gpunode.facts.seen import Seen, first_line, whole
 
 _SETTING = re.compile(r"([a-z0-9]{1,60}) (.{1,4000})")
 _MOST = 1024
 _NAMED = "passwordauthentication"
-"""Printed by every release of sshd: without it the output is no answer."""
+"""Printed by every release of sshd; output without it is not an answer."""
 
 
-def ssh_daemon(seen: Seen) -> SshDaemon | None:
-    """Return what ``sshd -T`` prints; None where the node has no OpenSSH server."""
-    if seen.command("sshd-settings").missing:
+def ssh_daemon(bundle: BundleReader) -> SshDaemon | None:
+    """Return the settings that ``sshd -T`` prints; None if the node has no OpenSSH server."""
+    if bundle.command("sshd-settings").missing:
         return None
     found: dict[str, str] = {}
-    for line in seen.output("sshd-settings").splitlines()[:_MOST]:
+    for line in bundle.output("sshd-settings").splitlines()[:_MOST]:
         match = _SETTING.fullmatch(line)
         if match is None:
             raise ParseError(f"expected a setting from sshd -T, found '{first_line(line)}'")
@@ -27,10 +27,10 @@ def ssh_daemon(seen: Seen) -> SshDaemon | None:
     return SshDaemon(settings=found)
 
 
-def private_keys(seen: Seen) -> tuple[KeyFile, ...]:
+def private_keys(bundle: BundleReader) -> tuple[KeyFile, ...]:
     """Return the private keys that the probe found."""
     found = []
-    for path, mode, owner, kind, bits, modified in seen.rows("private-keys", 6)[:_MOST]:
+    for path, mode, owner, kind, bits, modified in bundle.rows("private-keys", 6)[:_MOST]:
         size, time = whole(bits), whole(modified)
         if not re.fullmatch(r"[0-7]{4}", mode) or size is None or time is None:
             raise ParseError(f"expected mode, bits and time of {first_line(path)}, found {first_line(mode)}")
@@ -38,6 +38,6 @@ def private_keys(seen: Seen) -> tuple[KeyFile, ...]:
     return tuple(found)
 
 
-def empty_passwords(seen: Seen) -> tuple[str, ...]:
+def empty_passwords(bundle: BundleReader) -> tuple[str, ...]:
     """Return the accounts that have a shell and need no password."""
-    return seen.look("empty-passwords")[:_MOST]
+    return bundle.look("empty-passwords")[:_MOST]

@@ -2,27 +2,27 @@
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, word
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import OperatingSystem
-from gpunode.facts.seen import Seen, Unseen, first_line, word
 
 _SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 _DF_LINE = re.compile(r".*?\s+[0-9-]+\s+[0-9-]+\s+(-?[0-9]{1,18})\s+(?:[0-9]+%|-)\s+(/.*)")
 _SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
 
-def operating_system(seen: Seen) -> OperatingSystem:
-    """From ``/etc/os-release``, or the one in ``/usr/lib`` where that is missing."""
-    text = seen.text("/etc/os-release")
+def operating_system(bundle: BundleReader) -> OperatingSystem:
+    """Return the content of ``/etc/os-release``, or of the one in ``/usr/lib`` if that is missing."""
+    text = bundle.text("/etc/os-release")
     if text is None:
-        text = seen.text("/usr/lib/os-release")
+        text = bundle.text("/usr/lib/os-release")
     if text is None:
-        raise Unseen("no os-release file")
+        raise UnknownFactError("no os-release file")
     return parse_os_release(text)
 
 
 def parse_os_release(text: str) -> OperatingSystem:
-    """Read os-release(5); raise ParseError where it holds no setting. ``ID`` is ``linux`` where it is not given."""
+    """Parse os-release(5); raise ParseError if it contains no setting. A missing ``ID`` is ``linux``."""
     settings = {}
     for line in text.splitlines():
         match = _SETTING.fullmatch(line.strip())
@@ -45,50 +45,50 @@ def _unquoted(value: str) -> str:
     return value
 
 
-def uname(seen: Seen) -> tuple[str, str]:
-    """(kernel release, architecture) from ``uname -srm``."""
-    words = seen.output("uname").split()
+def uname(bundle: BundleReader) -> tuple[str, str]:
+    """Return (kernel release, architecture) from ``uname -srm``."""
+    words = bundle.output("uname").split()
     if len(words) != 3:
         raise ParseError(f"expected three words from uname -srm, found {len(words)}")
     return word(words[1], "a kernel release"), word(words[2], "an architecture")
 
 
-def architecture(seen: Seen) -> str:
-    """``x86_64``, ``aarch64`` …"""
-    return uname(seen)[1]
+def architecture(bundle: BundleReader) -> str:
+    """Return the kernel's architecture: ``x86_64``, ``aarch64`` …"""
+    return uname(bundle)[1]
 
 
-def command_line(seen: Seen) -> str:
-    """The kernel's command line."""
-    text = seen.text("/proc/cmdline")
+def command_line(bundle: BundleReader) -> str:
+    """Return the kernel's command line."""
+    text = bundle.text("/proc/cmdline")
     if text is None:
-        raise Unseen("/proc/cmdline is not there")
+        raise UnknownFactError("/proc/cmdline is not there")
     return text.strip()
 
 
-def virtualization(seen: Seen) -> str:
-    """systemd-detect-virt's word; its exit status is 1 where that is ``none``."""
-    word = seen.output("systemd-detect-virt", good=(0, 1)).strip()
+def virtualization(bundle: BundleReader) -> str:
+    """Return the output of systemd-detect-virt; it exits 1 when it prints ``none``."""
+    word = bundle.output("systemd-detect-virt", good=(0, 1)).strip()
     if not re.fullmatch(r"[a-z0-9-]{1,40}", word):
         raise ParseError(f"expected one word from systemd-detect-virt, found '{first_line(word)}'")
     return word
 
 
-def systemd(seen: Seen) -> bool:
-    """True where the node was booted with systemd."""
-    return seen.folder("/run/systemd/system/") is not None
+def systemd(bundle: BundleReader) -> bool:
+    """Return True if the node was booted with systemd."""
+    return bundle.folder("/run/systemd/system/") is not None
 
 
-def secure_boot(seen: Seen) -> bool:
-    """From the EFI variable, whose last byte is the value; False without EFI. Containers hide the firmware."""
-    firmware = seen.folder("/sys/firmware/")
+def secure_boot(bundle: BundleReader) -> bool:
+    """Return the last byte of the EFI variable; False without EFI. Containers hide the firmware."""
+    firmware = bundle.folder("/sys/firmware/")
     if not firmware:
-        raise Unseen("/sys/firmware is empty, as in a container: the firmware cannot be read")
+        raise UnknownFactError("/sys/firmware is empty, as in a container: the firmware cannot be read")
     if "efi" not in firmware:
         return False
-    if not seen.folder("/sys/firmware/efi/efivars/"):
-        raise Unseen("/sys/firmware/efi/efivars is not mounted")
-    value = seen.text(_SECURE_BOOT)
+    if not bundle.folder("/sys/firmware/efi/efivars/"):
+        raise UnknownFactError("/sys/firmware/efi/efivars is not mounted")
+    value = bundle.text(_SECURE_BOOT)
     if value is None:
         return False
     if value[-1:] not in {"\x00", "\x01"}:
@@ -96,14 +96,14 @@ def secure_boot(seen: Seen) -> bool:
     return value[-1] == "\x01"
 
 
-def disk_free_mib(seen: Seen) -> dict[str, int]:
-    """From ``df -Pk PATH...``: one line a path, in the order of the paths."""
-    text = seen.output("df")
-    paths = [word for word in seen.command("df").argv[1:] if word.startswith("/")]
+def disk_free_mib(bundle: BundleReader) -> dict[str, int]:
+    """Return the free space from ``df -Pk PATH...``: one line per path, in the order of the paths."""
+    text = bundle.output("df")
+    paths = [word for word in bundle.command("df").argv[1:] if word.startswith("/")]
     lines = text.splitlines()[1:]
     if len(lines) != len(paths):
         raise ParseError(f"expected {len(paths)} lines of df -Pk, found {len(lines)}")
-    # A path is no longer than 4096 bytes; on an endless line of blanks the pattern would take for ever.
+    # A path is at most 4096 bytes long; on a very long line of blanks the pattern would not end.
     matches = [match for line in lines if len(line) < 9000 and (match := _DF_LINE.fullmatch(line))]
     if not paths or len(matches) != len(paths):
         raise ParseError(f"expected {len(paths)} lines of df -Pk, found {len(matches)}")

@@ -1,12 +1,12 @@
-"""How NVIDIA's tools ended, whatever they printed, and what their exit status means."""
+"""Exit statuses of NVIDIA's tools and their meanings."""
 
 from collections.abc import Callable
 
+from gpunode.facts.bundle_reader import NOT_RUN, BundleReader, UnknownFactError, first_line, last_line, shown, signal_of
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.gpu import ToolRun
 from gpunode.facts.models.smi import DocumentT, Failure, Smi, ToolError
 from gpunode.facts.parsers import smi_error
-from gpunode.facts.seen import NOT_RUN, Seen, Unseen, first_line, last_line, shown, signal_of
 from gpunode.probe.bundle import CommandResult
 
 ANSWERS = {
@@ -19,9 +19,9 @@ ANSWERS = {
     "version-nv-hostengine": "nvidia_tool_versions",
     "version-dcgmi": "nvidia_tool_versions",
 }
-"""Commands of the probe and the fact that each of them answers."""
+"""Commands of the probe, and the fact that is read from each."""
 WHOLE_PROBE = "left of the time for the whole probe"
-"""In the reason for ending a tool that had less time than its own limit."""
+"""Part of the reason for ending a tool that had less time than its own limit."""
 MEANINGS = {
     2: "a supplied argument or flag is invalid",
     3: "the requested operation is not available on target device",
@@ -40,8 +40,8 @@ MEANINGS = {
     18: "driver and library have different versions",
     255: "internal driver error",
 }
-"""Of nvidia-smi's exit statuses. Sources: nvidia-smi(1), RETURN VALUE, up to 15 and 255; nvmlReturn_t of NVML's
-reference for 11 and from 16 on, which nvidia-smi passes on (18: recorded with a version mismatch)."""
+"""Meanings of nvidia-smi's exit statuses. Sources: nvidia-smi(1), RETURN VALUE, up to 15 and 255; nvmlReturn_t of
+NVML's reference for 11 and from 16 on, which nvidia-smi passes on (18: recorded with a version mismatch)."""
 _KINDS = {
     4: "permission",
     9: "driver-not-loaded",
@@ -54,24 +54,25 @@ _MESSAGES_MOST = 64
 
 
 def meaning_of(status: int) -> str:
-    """Return what an exit status of nvidia-smi stands for: ``exit status 14: the infoROM of a GPU is corrupted``."""
+    """Return the meaning of an exit status of nvidia-smi: ``exit status 14: the infoROM of a GPU is corrupted``."""
     meaning = MEANINGS.get(status)
     return f"exit status {status}: {meaning}" if meaning else f"exit status {status}"
 
 
-def tool_runs(seen: Seen) -> tuple[ToolRun, ...]:
-    """Return each of NVIDIA's tools that the probe ran or left out, in its order; raise Unseen where it ran nothing."""
-    if not seen.ran_any():
-        raise Unseen("no command was run")
-    return tuple(_run(field, result) for key, field in ANSWERS.items() if (result := seen.raw(key)) is not None)
+def tool_runs(bundle: BundleReader) -> tuple[ToolRun, ...]:
+    """Return NVIDIA's tools that the probe ran or left out, in its order; raise UnknownFactError if it ran no
+    command."""
+    if not bundle.ran_any():
+        raise UnknownFactError("no command was run")
+    return tuple(_run(field, result) for key, field in ANSWERS.items() if (result := bundle.raw(key)) is not None)
 
 
 def _run(field: str, result: CommandResult) -> ToolRun:
-    said = last_line(result.stderr)
-    if said.startswith(NOT_RUN):
+    last = last_line(result.stderr)
+    if last.startswith(NOT_RUN):
         ended = "not-run"
     elif result.timed_out:
-        ended = "slow" if WHOLE_PROBE in said else "timeout"
+        ended = "slow" if WHOLE_PROBE in last else "timeout"
     elif result.missing:
         ended = "missing"
     elif signal_of(result.rc) is not None:
@@ -85,7 +86,7 @@ def _run(field: str, result: CommandResult) -> ToolRun:
             "exit_status": result.rc,
             "ended": ended,
             "signal": signal_of(result.rc) if ended == "signal" else None,
-            "reason": said.removeprefix(NOT_RUN).strip() if ended in ("not-run", "timeout", "slow") else "",
+            "reason": last.removeprefix(NOT_RUN).strip() if ended in ("not-run", "timeout", "slow") else "",
         }
     )
 
@@ -95,7 +96,7 @@ def answer(
 ) -> Smi[DocumentT]:
     """Return nvidia-smi's answer with its exit status and the messages that it printed on either stream.
 
-    Raise ParseError or Unseen where it printed neither an answer nor a message by which it fails.
+    Raise ParseError or UnknownFactError if it printed neither an answer nor an error message.
     """
     on_stdout = bool(result.stdout.strip())
     try:
@@ -116,23 +117,25 @@ def answer(
 
 
 def _failure(result: CommandResult, refused: ParseError) -> Failure:
-    """Return the error that a message or the exit status alone names; raise for what neither explains."""
+    """Return the error that a message or the exit status names; raise if neither explains the failure."""
     error = smi_error.find(result.stdout) or smi_error.find(result.stderr)
     if error is not None and result.rc != 0:
         return error
     if result.rc in _KINDS and not result.stdout.strip() and not result.stderr.strip():
         return Failure(error=ToolError(kind=_KINDS[result.rc], message=meaning_of(result.rc)))
     if result.rc != 0:
-        said = first_line(result.stderr) or first_line(result.stdout)
-        raise Unseen(f"{shown(result)} failed with {meaning_of(result.rc)}{f' ({said})' if said else ''}")
+        message = first_line(result.stderr) or first_line(result.stdout)
+        raise UnknownFactError(
+            f"{shown(result)} failed with {meaning_of(result.rc)}{f' ({message})' if message else ''}"
+        )
     raise refused
 
 
-def recorded(seen: Seen) -> dict[str, str | None] | None:
-    """Return the programs that the role gpu_tools recorded, and where they are; None where it recorded none."""
-    if not seen.ran("tools"):
-        seen.require_finished("tools")
-        if not seen.looked_for_records():
-            raise Unseen("programs were not queried")
+def recorded(bundle: BundleReader) -> dict[str, str | None] | None:
+    """Return the programs that the role gpu_tools recorded, and their paths; None if it recorded none."""
+    if not bundle.ran("tools"):
+        bundle.require_finished("tools")
+        if not bundle.looked_for_records():
+            raise UnknownFactError("programs were not queried")
         return None
-    return {name: path or None for name, path in seen.rows("tools", 2)}
+    return {name: path or None for name, path in bundle.rows("tools", 2)}

@@ -1,22 +1,22 @@
-"""systemd's units: those that failed, and those of the GPU stack."""
+"""Units of systemd: failed ones, and those of the GPU stack."""
 
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import Unit
-from gpunode.facts.seen import Seen, Unseen, first_line, whole
 from gpunode.facts.system import systemd
 
 _MARK = re.compile(r"\s*(?:[\u25cf\u25cb\u00d7*x]\s+)?")
-"""What systemctl puts before a unit's name, with and without ``--plain``."""
+"""The mark that systemctl prints before a unit's name, with and without ``--plain``."""
 
 
-def units(seen: Seen) -> tuple[Unit, ...]:
-    """Failed units and the GPU stack's; a unit that the node does not have is left out."""
-    if not systemd(seen):
-        raise Unseen("the node was not booted with systemd")
-    stack = parse_show(seen.output("systemctl-units"))
-    failed = parse_list(seen.output("systemctl-failed"))
+def units(bundle: BundleReader) -> tuple[Unit, ...]:
+    """Return failed units and the GPU stack's; a unit that the node does not have is left out."""
+    if not systemd(bundle):
+        raise UnknownFactError("the node was not booted with systemd")
+    stack = parse_show(bundle.output("systemctl-units"))
+    failed = parse_list(bundle.output("systemctl-failed"))
     known = {unit.name for unit in stack}
     return (
         *(unit for unit in stack if unit.load != "not-found"),
@@ -25,7 +25,7 @@ def units(seen: Seen) -> tuple[Unit, ...]:
 
 
 def parse_list(text: str) -> tuple[Unit, ...]:
-    """Read ``systemctl list-units --plain --no-legend``."""
+    """Parse ``systemctl list-units --plain --no-legend``."""
     found = []
     for line in text.splitlines():
         if not line.strip():
@@ -38,7 +38,7 @@ def parse_list(text: str) -> tuple[Unit, ...]:
 
 
 def parse_show(text: str) -> tuple[Unit, ...]:
-    """Read ``systemctl show -p PROPERTIES UNIT...`` with the probe's properties, one block a unit."""
+    """Parse ``systemctl show -p PROPERTIES UNIT...`` with the probe's properties, one block per unit."""
     found = []
     for block in text.split("\n\n"):
         values = dict(line.partition("=")[::2] for line in block.splitlines() if line)

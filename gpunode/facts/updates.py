@@ -1,11 +1,11 @@
-"""Upgrades that the system makes by itself, and the reboot that one of them waits for."""
+"""Automatic upgrades, pending updates and reboots that they require."""
 
 import json
 import re
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import AutomaticUpdates, PendingUpdate
-from gpunode.facts.seen import Seen, Unseen, first_line
 from gpunode.facts.system import systemd
 from gpunode.facts.units import units
 
@@ -16,18 +16,18 @@ _PENDING = "/var/lib/gpunode/updates/pending.json"
 _DNF_TIMERS = frozenset({"dnf-automatic.timer", "dnf-automatic-install.timer", "dnf5-automatic.timer"})
 
 
-def automatic_updates(seen: Seen) -> AutomaticUpdates | None:
-    """unattended-upgrades by apt's configuration, dnf-automatic by its own and its timers."""
-    signs = {path.rpartition("/")[2] for path in seen.look("signs")}
+def automatic_updates(bundle: BundleReader) -> AutomaticUpdates | None:
+    """Return the settings of unattended-upgrades (from apt) or of dnf-automatic (from its file and timers)."""
+    signs = {path.rpartition("/")[2] for path in bundle.look("signs")}
     if "unattended-upgrade" in signs:
-        return parse_apt_config(seen.output("apt-config"))
+        return parse_apt_config(bundle.output("apt-config"))
     if signs & {"dnf-automatic", "automatic", "dnf5-automatic.timer"}:
-        return _dnf(seen)
+        return _dnf(bundle)
     return None
 
 
 def parse_apt_config(text: str) -> AutomaticUpdates:
-    """Read ``apt-config dump Unattended-Upgrade APT::Periodic``; lists are lines whose name ends in ``::``."""
+    """Parse ``apt-config dump Unattended-Upgrade APT::Periodic``; lists are lines with a name that ends in ``::``."""
     settings: dict[str, list[str]] = {}
     for line in text.splitlines():
         match = _SETTING.fullmatch(line[:_LINE_LIMIT])
@@ -51,19 +51,19 @@ def parse_apt_config(text: str) -> AutomaticUpdates:
     )
 
 
-def _dnf(seen: Seen) -> AutomaticUpdates:
+def _dnf(bundle: BundleReader) -> AutomaticUpdates:
     settings = {}
-    for line in (seen.text("/etc/dnf/automatic.conf") or "").splitlines():
+    for line in (bundle.text("/etc/dnf/automatic.conf") or "").splitlines():
         name, equals, value = line.partition("=")
         if equals:
             settings[name.strip().lower()] = value.strip().lower()
-    if not systemd(seen):
-        raise Unseen("the node was not booted with systemd: its timers are unknown")
-    active = {unit.name for unit in units(seen) if unit.name in _DNF_TIMERS and unit.active == "active"}
+    if not systemd(bundle):
+        raise UnknownFactError("the node was not booted with systemd: its timers are unknown")
+    active = {unit.name for unit in units(bundle) if unit.name in _DNF_TIMERS and unit.active == "active"}
     applies = settings.get("apply_updates") in {"yes", "true", "1"} or "dnf-automatic-install.timer" in active
     excluded = [
         word
-        for line in (seen.text("/etc/dnf/dnf.conf") or "").splitlines()
+        for line in (bundle.text("/etc/dnf/dnf.conf") or "").splitlines()
         for word in re.split(r"[\s,]+", line.partition("=")[2].strip())
     ]
     return AutomaticUpdates(
@@ -74,9 +74,9 @@ def _dnf(seen: Seen) -> AutomaticUpdates:
     )
 
 
-def pending_updates(seen: Seen) -> tuple[PendingUpdate, ...] | None:
-    """Return what the role updates has the node record; None where there is no record."""
-    text = seen.text(_PENDING)
+def pending_updates(bundle: BundleReader) -> tuple[PendingUpdate, ...] | None:
+    """Return the updates that the role updates has the node record; None if there is no record."""
+    text = bundle.text(_PENDING)
     if text is None:
         return None
     try:
@@ -89,9 +89,9 @@ def pending_updates(seen: Seen) -> tuple[PendingUpdate, ...] | None:
         raise ParseError(f"expected the record of pending updates in {_PENDING}, found '{first_line(text)}'") from None
 
 
-def reboot_required(seen: Seen) -> tuple[str, ...]:
-    """Names in ``/run/reboot-required.pkgs``; ``(unnamed)`` where only the mark itself is there."""
-    packages = tuple(dict.fromkeys((seen.text("/run/reboot-required.pkgs") or "").split()))
+def reboot_required(bundle: BundleReader) -> tuple[str, ...]:
+    """Return the names in ``/run/reboot-required.pkgs``; ``(unnamed)`` if only the flag file exists."""
+    packages = tuple(dict.fromkeys((bundle.text("/run/reboot-required.pkgs") or "").split()))
     if packages:
         return packages
-    return ("(unnamed)",) if "/run/reboot-required" in seen.look("signs") else ()
+    return ("(unnamed)",) if "/run/reboot-required" in bundle.look("signs") else ()

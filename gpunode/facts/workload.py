@@ -1,4 +1,4 @@
-"""What workloads recorded on the node."""
+"""Records of workloads on the node."""
 
 import re
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.models.measured import MEASURED
 from gpunode.facts.models.workload import NAME, MalformedRecord, Record, RecordContainer
-from gpunode.facts.seen import Seen, Unseen, first_line
 
 RUN = "container"
 """The record of the run itself."""
@@ -24,26 +24,26 @@ JUDGED = frozenset(
         *MEASURED,
     }
 )
-"""Records that some check cannot do without: of any other, nobody would tell that it is malformed."""
+"""Records that a check requires. A malformed record of any other name is reported by the run's own record."""
 
 
-def records(seen: Seen) -> tuple[MalformedRecord | Record, ...]:
-    """Every result of the bundle, those that are no records first; Unseen where no workload was run."""
-    if not seen.results:
-        raise Unseen("no workload was run on this node (validate --level standard runs one)")
+def records(bundle: BundleReader) -> tuple[MalformedRecord | Record, ...]:
+    """Return every result of the bundle, malformed ones first; raise UnknownFactError if no workload was run."""
+    if not bundle.results:
+        raise UnknownFactError("no workload was run on this node (validate --level standard runs one)")
     found: list[Record] = []
     malformed: list[MalformedRecord] = []
-    for number, result in enumerate(seen.results):
+    for number, result in enumerate(bundle.results):
         try:
             found.append(Record.model_validate(result))
         except ValidationError as err:
             malformed += _malformed(number, result, err)
-    # Of two under one name a check that wants one takes the first: never the good one, with the other unsaid.
+    # If two records have one name, a check uses the first: a malformed one must not be hidden by a good one.
     return (*malformed, *found)
 
 
 def _malformed(number: int, result: dict[str, Any], err: ValidationError) -> Iterator[MalformedRecord]:
-    """The result under its name; where that would not come to anybody's eyes, against the run too."""
+    """Yield the result under its name, and also under the run's name if no check requires a record of its own name."""
     name, component = result.get("record"), result.get("component")
     named = isinstance(name, str) and re.fullmatch(NAME, name) is not None
     first = err.errors(include_url=False)[0]
@@ -52,7 +52,7 @@ def _malformed(number: int, result: dict[str, Any], err: ValidationError) -> Ite
     for each in ((str(name),) if named else ()) + (() if named and name in JUDGED else (RUN,)):
         yield MalformedRecord(
             record=each,
-            # Checks of GPUs let the processor's records off, and it is not known that this is one.
+            # Checks of GPUs ignore records of the processor, and the device of a malformed one is unknown.
             device="cuda",
             component=component if isinstance(component, str) else "node",
             seconds=0,

@@ -1,4 +1,4 @@
-"""Simulated GPU nodes in containers, to try and to test everything without a GPU."""
+"""Simulated GPU nodes in containers, for trying and testing everything without a GPU."""
 
 from gpunode.lab.lab import Lab
 from gpunode.lab.node import LabNode

@@ -1,4 +1,4 @@
-"""Small tar archives made in memory: how files get into an image and into a node before it starts."""
+"""Small tar archives built in memory, for copying files into an image or into a node before it starts."""
 
 import io
 import tarfile
@@ -18,7 +18,7 @@ class Entry:
 
 
 def tar_of(entries: Iterable[Entry]) -> bytes:
-    """The entries as an uncompressed tar archive."""
+    """Return the entries as an uncompressed tar archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""mmdebstrap: a Debian tree from Debian's packages, as a tar file. Nothing of a build outlives it."""
+"""mmdebstrap: build a Debian tree from Debian's packages, as a tar file, and leave nothing else behind."""
 
 import os
 import shlex
@@ -24,20 +24,21 @@ _TEMPORARY = Path("/var/tmp")  # noqa: S108 (a disk, where /tmp may be memory; t
 
 @contextmanager
 def debian_tree(recipe: Recipe) -> Iterator[Path]:
-    """The recipe's tree as a tar file that is there as long as the context. One build per system at a time.
+    """Yield the path of the recipe's tree as a tar file, which is removed with the context; one build per system at a
+    time.
 
-    Raises UndeterminedError with what to do where this machine cannot build it.
+    Raises UndeterminedError with what to do if this machine cannot build it.
     """
     mode = build_mode()
     need_space(_TEMPORARY, _FREE_GIB)
     prefix = f"gpunode-lab-{recipe.system.id}-"
-    for stale in _TEMPORARY.glob(f"{prefix}*"):  # of a build that was killed
+    for stale in _TEMPORARY.glob(f"{prefix}*"):  # left by a killed build
         if stale.stat().st_uid == os.geteuid():
             shutil.rmtree(stale, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_TEMPORARY))
     try:
         if mode == "unshare":
-            folder.chmod(0o1777)  # the users of the build are others than ours
+            folder.chmod(0o1777)  # the build runs under other user ids
         (folder / "files.tar").write_bytes(recipe.tree)
         _run(recipe, folder, mode)
         yield folder / "tree.tar"
@@ -46,7 +47,7 @@ def debian_tree(recipe: Recipe) -> Iterator[Path]:
 
 
 def build_mode() -> str:
-    """mmdebstrap's mode: as root, or as a user in a user namespace where this machine has what that takes."""
+    """Return mmdebstrap's mode: as root, or as a user in a user namespace where this machine supports that."""
     if shutil.which("mmdebstrap") is None:
         raise UndeterminedError(
             "mmdebstrap is missing: apt-get install mmdebstrap (or, as root, scripts/docker-engine)"
@@ -62,7 +63,7 @@ def build_mode() -> str:
 
 
 def command(recipe: Recipe, folder: Path, mode: str) -> list[str]:
-    """mmdebstrap's command line; the tree is built in ``folder`` and packed as ``folder/tree.tar``."""
+    """Return mmdebstrap's command line, which builds the tree in ``folder`` and packs it as ``folder/tree.tar``."""
     argv = [
         "mmdebstrap",
         f"--mode={mode}",
@@ -78,8 +79,9 @@ def command(recipe: Recipe, folder: Path, mode: str) -> list[str]:
         *recipe.sources,
     ]
     if mode == "root":
-        # Mounts and processes of the build live in namespaces of their own, which end with it, however it ends;
-        # and it ends with us, however we end. In unshare mode mmdebstrap does the first part itself.
+        # Mounts and processes of the build live in namespaces of their own, which are removed with the build, also when
+        # it is killed; the build is killed when this process ends. In unshare mode mmdebstrap creates the namespaces
+        # itself.
         namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
         argv = ["setpriv", "--pdeathsig", "KILL", *namespaces, *argv]
     return argv
@@ -111,7 +113,9 @@ def _run(recipe: Recipe, folder: Path, mode: str) -> None:
 
 
 def _end(build: subprocess.Popen[bytes], *, gently: bool) -> None:
-    """Kill the build's process group; ``gently`` first: its namespace's files only mmdebstrap can remove."""
+    """Kill the build's process group; with ``gently``, terminate first: only mmdebstrap can remove its namespace's
+    files.
+    """
     if gently:
         os.killpg(build.pid, signal.SIGTERM)
         try:
@@ -125,7 +129,7 @@ def _end(build: subprocess.Popen[bytes], *, gently: bool) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the folder; processes that were just killed may still put a file into it."""
+    """Remove the folder, with retries: processes that were just killed may still create a file in it."""
     deadline = time.monotonic() + _END_LIMIT_S
     while folder.exists():
         try:
@@ -137,7 +141,7 @@ def _remove(folder: Path) -> None:
 
 
 def reason(log: Path) -> str:
-    """The most telling line of mmdebstrap's output: apt's first error, else the last line."""
+    """Return the most relevant line of mmdebstrap's output: apt's first error, else the last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E:", "Err:")) and not line.startswith("E: mmdebstrap")]
     return redacted((errors or lines[-1:] or ["no output"])[0])[:300]

@@ -1,4 +1,4 @@
-"""The Docker engine on this machine: reaching it, and what its host can give a node."""
+"""The Docker engine on this machine: the connection to it, and what its host provides for nodes."""
 
 import os
 import shutil
@@ -21,10 +21,10 @@ _INSTALL = "as root on Debian or Ubuntu: apt-get install docker.io mmdebstrap (i
 
 
 def connect() -> docker.DockerClient:
-    """A client of the local engine.
+    """Return a client of the local engine.
 
-    Raises UndeterminedError with what to do where there is none, where this user may not use it, or where it runs
-    without root; UsageError where ``DOCKER_HOST`` names another machine.
+    Raises UndeterminedError with what to do if no engine runs, if this user may not use it, or if it runs
+    without root; UsageError if ``DOCKER_HOST`` names another machine.
     """
     host = os.environ.get("DOCKER_HOST", "")
     if host and not host.startswith("unix://"):
@@ -40,9 +40,9 @@ def connect() -> docker.DockerClient:
 
 
 def refuse_real_driver(*, force: bool, proc: Path | None = None) -> None:
-    """Raise UsageError where this machine has the NVIDIA driver, unless ``force``.
+    """Raise UsageError if this machine has the NVIDIA driver, unless ``force``.
 
-    Root in a lab node may make device files and use those of major 195: real GPUs would be within its reach.
+    Root in a lab node may create device files and use those of major 195, so it could access real GPUs.
     """
     proc = proc or REAL_DRIVER
     if proc.exists() and not force:
@@ -66,7 +66,7 @@ def _why(err: Exception) -> str:
 
 @contextmanager
 def docker_errors(doing: str) -> Iterator[None]:
-    """Turn what the engine or the way to it raises into one line that says what was being done."""
+    """Convert errors of the engine and of its connection to one line that names the operation."""
     try:
         yield
     except (DockerException, requests.RequestException) as err:
@@ -79,7 +79,7 @@ def _one_line(err: Exception) -> str:
 
 
 def need_space(path: Path, gib: float) -> None:
-    """Raise UndeterminedError where less than that much is free at ``path`` (or its nearest existing parent)."""
+    """Raise UndeterminedError if less than ``gib`` GiB is free at ``path`` (or its nearest existing parent)."""
     while not path.exists():
         path = path.parent
     free = shutil.disk_usage(path).free / GIB
@@ -88,10 +88,10 @@ def need_space(path: Path, gib: float) -> None:
 
 
 def cgroup_mount(system: str, root: Path = CGROUP) -> dict[str, dict[str, str]]:
-    """The bind mount that gives a node's systemd its cgroups.
+    """Return the bind mount through which a node's systemd gets its cgroups.
 
-    systemd up to 255 works on every layout. systemd 256 and later (Debian 13) takes cgroup v2 alone; on a hybrid host
-    it gets the v2 tree that is mounted beside the v1 controllers. Raises UndeterminedError where there is none.
+    systemd up to 255 works on every layout. systemd 256 and later (Debian 13) supports only cgroup v2; on a hybrid
+    host it gets the v2 tree that is mounted beside the v1 controllers. Raises UndeterminedError if there is none.
     """
     source = root
     if not (root / "cgroup.controllers").exists() and system == "debian-13":
@@ -102,7 +102,7 @@ def cgroup_mount(system: str, root: Path = CGROUP) -> dict[str, dict[str, str]]:
 
 
 def mtu() -> int | None:
-    """The MTU of the way out, where it is below Ethernet's 1500 (VPNs, clouds); Docker would assume 1500."""
+    """Return the MTU of the default route if it is below Ethernet's 1500 (VPNs, clouds); Docker would assume 1500."""
     for line in Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]:
         interface, destination = line.split()[:2]
         if destination == "00000000":

@@ -1,4 +1,4 @@
-"""Images of lab nodes: made of Debian's packages, imported into Docker, kept until the recipe changes."""
+"""Images of lab nodes: built from Debian's packages, imported into Docker, kept until the recipe changes."""
 
 import json
 import time
@@ -19,20 +19,20 @@ from gpunode.lab.recipe import Recipe
 
 REPOSITORY = "gpunode-lab"
 IMAGE_LABEL = "gpunode.lab.image"
-# An image that is older holds a kernel whose headers the archive may no longer have.
+# For the kernel of an older image, the archive may no longer have headers.
 FRESH_DAYS = 7
 _FREE_GIB = 3
-# Another checkout of gpunode may have built an image for the nodes that it makes next.
+# Another checkout of gpunode may have built an image for nodes that it is about to create.
 _SPARED = timedelta(hours=1)
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
-def ensure_image(client: docker.DockerClient, recipe: Recipe, say: Say) -> str:
-    """The id of an image of this recipe that is not older than ``FRESH_DAYS``, built now if there is none.
+def ensure_image(client: docker.DockerClient, recipe: Recipe, progress: Progress) -> str:
+    """Return the id of an image of this recipe that is not older than ``FRESH_DAYS``; build it if there is none.
 
-    An older image of the same recipe is used, and said so, where a new one cannot be made (no way to the mirror).
-    Raises UndeterminedError with what to do where nothing can be made.
+    If a new one cannot be built (mirror unreachable), an older image of the same recipe is used and reported.
+    Raises UndeterminedError with what to do if there is neither.
     """
     tag = f"{REPOSITORY}:{recipe.system.id}-{recipe.digest}"
     cached = None
@@ -40,26 +40,26 @@ def ensure_image(client: docker.DockerClient, recipe: Recipe, say: Say) -> str:
         try:
             cached = client.images.get(tag)
         except ImageNotFound:
-            say(f"image {recipe.system.id}: not built yet")
+            progress(f"image {recipe.system.id}: not built yet")
     if cached is not None:
         days = _age(cached).days
         if days < FRESH_DAYS:
-            say(f"image {recipe.system.id}: as built before ({tag})")
+            progress(f"image {recipe.system.id}: as built before ({tag})")
             return str(cached.id)
-        say(f"image {recipe.system.id}: {days} days old, making a new one")
+        progress(f"image {recipe.system.id}: {days} days old, making a new one")
     try:
-        return _build(client, recipe, tag, say)
+        return _build(client, recipe, tag, progress)
     except UndeterminedError as err:
         if cached is None:
             raise
-        say(f"image {recipe.system.id}: the old one is used: {err}")
+        progress(f"image {recipe.system.id}: the old one is used: {err}")
         return str(cached.id)
 
 
 def remove_images(client: docker.DockerClient, system: str | None = None, keep: str | None = None) -> list[str]:
-    """Remove the lab's images that no container uses; the tags removed.
+    """Remove the lab's images that no container uses; return the removed tags.
 
-    With ``keep`` that id stays, and what is younger than an hour.
+    With ``keep``, that id and images younger than an hour are kept.
     """
     removed = []
     label = f"{IMAGE_LABEL}={system}" if system else IMAGE_LABEL
@@ -70,7 +70,7 @@ def remove_images(client: docker.DockerClient, system: str | None = None, keep: 
             try:
                 client.images.remove(str(image.id))
             except APIError as err:
-                if err.status_code != 409:  # in use by a node, perhaps of another lab
+                if err.status_code != 409:  # used by a node, perhaps of another lab
                     raise
                 continue
             removed.extend(image.tags)
@@ -82,7 +82,7 @@ def _age(image: Image) -> timedelta:
 
 
 def build_container(client: docker.DockerClient, kind: str) -> str:
-    """The name for the container that an image of that kind is made in; one that a killed build left is removed.
+    """Return the name of the build container of that kind; remove one that a killed build left behind.
 
     The caller holds the lock of that kind's images.
     """
@@ -92,19 +92,19 @@ def build_container(client: docker.DockerClient, kind: str) -> str:
     return name
 
 
-def _build(client: docker.DockerClient, recipe: Recipe, tag: str, say: Say) -> str:
+def _build(client: docker.DockerClient, recipe: Recipe, tag: str, progress: Progress) -> str:
     started = time.monotonic()
     with docker_errors("asking Docker where it keeps its data"):
         need_space(Path(client.info()["DockerRootDir"]), _FREE_GIB)
-    say(f"image {recipe.system.id}: building from {redacted(recipe.mirror.archive)} (about a minute)")
+    progress(f"image {recipe.system.id}: building from {redacted(recipe.mirror.archive)} (about a minute)")
     if recipe.mirror.proxies != recipe.mirror.proxies_for_nodes:
-        say("apt's proxy listens on this machine's loopback, which nodes cannot reach: they use none")
+        progress("apt's proxy listens on this machine's loopback, which nodes cannot reach: they use none")
     with debian_tree(recipe) as tar:
         spent = time.monotonic() - started
-        say(f"image {recipe.system.id}: built in {spent:.0f} s, importing {tar.stat().st_size >> 20} MiB")
+        progress(f"image {recipe.system.id}: built in {spent:.0f} s, importing {tar.stat().st_size >> 20} MiB")
         image = _import(client, recipe, tar, tag)
     remove_images(client, recipe.system.id, keep=image)
-    say(f"image {recipe.system.id}: ready after {time.monotonic() - started:.0f} s")
+    progress(f"image {recipe.system.id}: ready after {time.monotonic() - started:.0f} s")
     return image
 
 
@@ -113,10 +113,10 @@ def _import(client: docker.DockerClient, recipe: Recipe, tar: Path, tag: str) ->
     changes = [
         f"LABEL {IMAGE_LABEL}={recipe.system.id}",
         f"LABEL gpunode.lab.recipe={recipe.digest}",
-        "ENV container=docker",  # how systemd knows where it runs
+        "ENV container=docker",  # tells systemd that it runs in a container
         f"CMD {json.dumps(list(recipe.init))}",
     ]
     with docker_errors(f"importing {tag}"), tar.open("rb") as stream:
-        # From an open file: with a path the SDK sets no time limit.
+        # An open file in place of a path: with a path the SDK sets no time limit.
         client.api.import_image(src=stream, repository=repository, tag=name, changes=changes)
         return str(client.images.get(tag).id)

@@ -1,4 +1,4 @@
-"""A lab: a few nodes with one key pair, one network and one inventory, made and removed together."""
+"""A lab: a few nodes with one key pair, one network and one inventory, created and removed together."""
 
 import itertools
 import signal
@@ -35,37 +35,37 @@ _WORKERS = 8
 
 
 class Lab:
-    """The lab of that name, whether it exists yet or not.
+    """A lab by name, whether it exists yet or not.
 
-    ``say`` gets one line for each thing that takes time. Raises UsageError for a name that is none.
+    ``progress`` gets one line for each step that takes time. Raises UsageError for an invalid name.
     """
 
-    def __init__(self, name: str = "default", *, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, name: str = "default", *, progress: Callable[[str], None] = lambda _: None) -> None:
         self.name = name
         self.state = LabState.of(name)
-        self._say = say
+        self._progress = progress
         self._client: docker.DockerClient | None = None
 
     @property
     def inventory_path(self) -> Path:
-        """The inventory that ``up`` writes."""
+        """Return the path of the inventory that ``up`` writes."""
         return self.state.inventory
 
     @property
     def client(self) -> docker.DockerClient:
-        """The engine; raises UndeterminedError where there is none."""
+        """Return a client of the engine; raise UndeterminedError if there is none."""
         if self._client is None:
             self._client = connect()
         return self._client
 
     def nodes(self) -> list[LabNode]:
-        """The lab's nodes, running or not, in the order of their names."""
+        """Return the lab's nodes, running or not, ordered by name."""
         labelled = [container for container in self._containers() if NODE_LABEL in container.labels]
         nodes = [LabNode.of(container, self.state) for container in labelled]
         return sorted(nodes, key=lambda node: (node.os, len(node.name), node.name))
 
     def node(self, name: str) -> LabNode:
-        """The node of that name; UsageError names those there are."""
+        """Return the node of that name; UsageError lists the existing nodes."""
         nodes = self.nodes()
         for node in nodes:
             if node.name == name:
@@ -74,11 +74,11 @@ class Lab:
         raise UsageError(f"lab {self.name} has no node {name}: {have}")
 
     def vendor(self) -> Vendor:
-        """The lab's vendor repository; UsageError where it has none."""
+        """Return the lab's vendor repository; UsageError if it has none."""
         return find_vendor(self.client, self.name)
 
     def has_vendor(self) -> bool:
-        """Whether the lab has a vendor repository, running or not."""
+        """Return whether the lab has a vendor repository, running or not."""
         return any(VENDOR_LABEL in container.labels for container in self._containers())
 
     def up(
@@ -90,12 +90,12 @@ class Lab:
         mirror: str | None = None,
         force: bool = False,
     ) -> list[LabNode]:
-        """See to it that the lab has at least ``count`` nodes of system ``os`` and that all its nodes run.
+        """Make sure that the lab has at least ``count`` nodes of system ``os`` and that all its nodes run.
 
-        With ``hardware`` (a name, or several) there are as many nodes of each, with that simulated hardware, and the
-        lab has its vendor repository. Nodes that are there are kept, whatever their system. Returns all nodes of the
-        lab once each answers. ``force``: also where this machine has the NVIDIA driver. When it fails or is
-        interrupted, everything that this call made is removed again.
+        With ``hardware`` (a name, or several) there are that many nodes of each hardware, and the lab has its vendor
+        repository. Existing nodes are kept, also those of another system. Returns all nodes of the lab once each
+        answers. ``force``: also on a machine that has the NVIDIA driver. When it fails or is interrupted, everything
+        that this call created is removed again.
         """
         refuse_real_driver(force=force)
         system = system_named(os)
@@ -109,13 +109,13 @@ class Lab:
         if kinds and architecture() != "amd64":
             raise UsageError("simulated hardware is of x86_64 servers: --hardware needs such a machine")
         recipe = Recipe(system, architecture(), find_mirror(mirror))
-        with locked(self.name, LOCK_LIMIT_S, self._say), self._undone_unless_done() as stop:
+        with locked(self.name, LOCK_LIMIT_S, self._progress), self._undone_unless_done() as stop:
             self._make_missing(recipe, count, kinds, stop, mirror)
         return self.nodes()
 
     def down(self) -> list[str]:
-        """Remove everything that is this lab's, whole or half-made; what was removed, by name."""
-        with locked(self.name, LOCK_LIMIT_S, self._say):
+        """Remove everything of this lab, complete or not; return the names of what was removed."""
+        with locked(self.name, LOCK_LIMIT_S, self._progress):
             removed = self._remove_containers(self._containers())
             removed += self._remove_networks()
             if self.state.remove():
@@ -144,22 +144,22 @@ class Lab:
         self.state.prepare()
         taken = [node.name for node in existing]
         names: dict[str, str | None] = {}
-        wanted: Sequence[str | None] = kinds or [None]
-        for kind in wanted:
+        selected: Sequence[str | None] = kinds or [None]
+        for kind in selected:
             alike = sum(node.os == recipe.system.id and node.hardware == kind for node in existing)
             names |= dict.fromkeys(_new_names(kind or recipe.system.short, count - alike, taken), kind)
         image = ""
         if names:
-            cgroup_mount(recipe.system.id)  # before a minute is spent on an image
-            with locked(f"image {recipe.system.id}", LOCK_LIMIT_S, self._say):
-                image = ensure_image(self.client, recipe, self._say)
+            cgroup_mount(recipe.system.id)  # fails here, before an image is built for a minute
+            with locked(f"image {recipe.system.id}", LOCK_LIMIT_S, self._progress):
+                image = ensure_image(self.client, recipe, self._progress)
             self._ensure_network()
         extra: list[Entry] = []
         if kinds or recipe.system.lookalike or any(map(_needs_vendor, existing)):
-            vendor = start_vendor(self.client, self.name, self._network, self._say, mirror)
+            vendor = start_vendor(self.client, self.name, self._network, self._progress, mirror)
             self.state.write_vendor_keys(vendor.keys)
             extra = vendor.entries(recipe.system.id)
-        self._say(f"lab {self.name}: kept {len(existing)}, new {', '.join(names) or 'none'}")
+        self._progress(f"lab {self.name}: kept {len(existing)}, new {', '.join(names) or 'none'}")
         ports = Ports(self._ports_in_use())
         plan = [NewNode(name, ports.take(), kind) for name, kind in names.items()]
         maker = Maker(
@@ -179,9 +179,9 @@ class Lab:
                 nodes = [*existing, *pool.map(maker.make, plan)]
                 self.state.write(nodes)
                 for node, systemd in zip(nodes, pool.map(lambda node: self._boot(node, stop), nodes), strict=True):
-                    self._say(f"{node.name}: {systemd} after {time.monotonic() - started:.1f} s")
+                    self._progress(f"{node.name}: {systemd} after {time.monotonic() - started:.1f} s")
             except BaseException:
-                stop.set()  # before the pool waits for its threads
+                stop.set()  # set before the pool waits for its threads
                 raise
 
     def _boot(self, node: LabNode, stop: threading.Event) -> str:
@@ -210,7 +210,7 @@ class Lab:
 
     @contextmanager
     def _undone_unless_done(self) -> Iterator[threading.Event]:
-        """Yield the event that tells workers to stop; on any exception remove what came up inside."""
+        """Yield the event that stops the workers; on any exception remove what was created in the context."""
         before = {container.id for container in self._containers()}
         had_state = self.state.folder.is_dir()
         stop = threading.Event()
@@ -218,7 +218,7 @@ class Lab:
             yield stop
         except BaseException:
             with _uninterrupted():
-                self._say(f"lab {self.name}: removing what was begun")
+                self._progress(f"lab {self.name}: removing what was begun")
                 self._remove_containers([new for new in self._containers() if new.id not in before])
                 if not before:
                     self._remove_networks()
@@ -246,7 +246,7 @@ class Lab:
             for network in found:
                 network.remove()
             for volume in self.client.volumes.list(filters={"label": f"{LAB_LABEL}={self.name}"}):
-                volume.remove()  # of nodes that went without it: what a container leaves, it leaves with its name
+                volume.remove()  # of nodes that were removed without it; the volumes of a container have its name
         return [str(network.name) for network in found]
 
 
@@ -255,14 +255,14 @@ def _needs_vendor(node: LabNode) -> bool:
 
 
 def _new_names(stem: str, missing: int, taken: Collection[str]) -> list[str]:
-    """As many names as nodes are missing; gaps are filled first."""
+    """Return as many new names as nodes are missing; gaps in the numbering are filled first."""
     free = (name for number in itertools.count(1) if (name := f"{stem}-{number}") not in taken)
     return list(itertools.islice(free, max(0, missing)))
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """No second Ctrl-C into the clean-up; it is short and every step of it is limited."""
+    """Ignore a second Ctrl-C during the clean-up, which is short and has a limit for every step."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

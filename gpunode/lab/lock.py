@@ -10,13 +10,13 @@ from gpunode.errors import UndeterminedError
 
 
 @contextmanager
-def locked(name: str, limit_s: float, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the machine-wide lock of that name; UndeterminedError where another process holds it for longer.
+def locked(name: str, limit_s: float, progress: Callable[[str], None]) -> Iterator[None]:
+    """Hold the machine-wide lock of that name; UndeterminedError if another process holds it longer than ``limit_s``.
 
-    It is an abstract Unix socket: the kernel frees it when the process ends, however it ends.
+    It is an abstract Unix socket, which the kernel frees when the process ends, also when it is killed.
     """
     deadline = time.monotonic() + limit_s
-    told = False
+    reported = False
     with socket.socket(socket.AF_UNIX) as lock:
         while True:
             try:
@@ -25,9 +25,9 @@ def locked(name: str, limit_s: float, say: Callable[[str], None]) -> Iterator[No
             except OSError as err:
                 if err.errno != errno.EADDRINUSE:
                     raise
-                if not told:
-                    say(f"{name}: waiting for another gpunode lab command")
-                    told = True
+                if not reported:
+                    progress(f"{name}: waiting for another gpunode lab command")
+                    reported = True
                 if time.monotonic() > deadline:
                     text = f"another gpunode lab command works on {name} for more than {limit_s:g} s: wait for it"
                     raise UndeterminedError(text) from err

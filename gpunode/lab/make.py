@@ -1,4 +1,4 @@
-"""Making one node: its container, what makes it this node, its first start."""
+"""Creation of one node: its container, its identity, its first start."""
 
 import socket
 import tempfile
@@ -30,21 +30,21 @@ from gpunode.lab.node import (
 from gpunode.lab.recipe import ADMIN, GID, OPERATOR, UIDS, LabSystem
 from gpunode.lab.state import LabState, make_key
 
-PORTS = range(22000, 23000)  # below what Linux gives to outgoing connections, so that a node finds its port again
+PORTS = range(22000, 23000)  # below Linux's outgoing range, so that a restarted node finds its port free
 _ATTEMPTS = 3
 _CAPABILITIES_WITHHELD = (
     "SYS_MODULE",  # a node must not load its modules into the host's kernel
     "SYS_RAWIO",  # nor write to the host's memory and disks
-    "SYS_RESOURCE",  # hosts that are containers or small virtual machines do not have it to give
+    "SYS_RESOURCE",  # hosts that are containers or small virtual machines cannot grant it
     "SYS_TIME",  # the clock is the host's
 )
-# The kernel's network settings are the node's own, as its network is; a Docker engine in the node needs to write them.
+# The kernel's network settings belong to the node's own network namespace; a Docker engine in the node writes them.
 _NETWORK_SETTINGS = "mount --bind /proc/sys/net /proc/sys/net && mount -o remount,bind,rw /proc/sys/net"
 
 
 @dataclass(frozen=True)
 class NewNode:
-    """A node to be made."""
+    """A node to be created."""
 
     name: str
     port: int
@@ -52,14 +52,14 @@ class NewNode:
 
 
 class Ports:
-    """Free ports of this machine's loopback, each given out once; safe to use from several threads."""
+    """Free ports of this machine's loopback, each returned once; safe to use from several threads."""
 
     def __init__(self, used: set[int]) -> None:
         self._left = iter(port for port in PORTS if port not in used)
         self._lock = threading.Lock()
 
     def take(self) -> int:
-        """The next free port; UndeterminedError where there is none."""
+        """Return the next free port; UndeterminedError if there is none."""
         with self._lock:
             for port in self._left:
                 with socket.socket() as probe:
@@ -73,7 +73,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes the new nodes of one lab from one image."""
+    """Creator of the new nodes of one lab from one image."""
 
     client: docker.DockerClient
     lab: str
@@ -82,14 +82,14 @@ class Maker:
     system: LabSystem
     image: str
     init: str
-    """Shell script that the container runs first, and that becomes systemd."""
+    """Shell script that the container runs first and that then executes systemd."""
     ports: Ports
     extra: tuple[Entry, ...] = ()
     """Further files of every node, in place before its first boot."""
     stop: threading.Event = field(default_factory=threading.Event)
 
     def make(self, new: NewNode) -> LabNode:
-        """Create and start a node; another port is taken where somebody else was quicker."""
+        """Create and start a node; take another port if another process occupied this one first."""
         name, port = new.name, new.port
         with tempfile.TemporaryDirectory(prefix="gpunode-lab-") as folder:
             host_key = Path(folder, "key")
@@ -143,17 +143,18 @@ class Maker:
                 userns_mode="host",
                 device_cgroup_rules=list(DEVICE_RULES) if new.hardware else None,
                 volumes=cgroup_mount(self.system.id),
-                # An engine in the node cannot put its overlays on the node's own overlay.
+                # An engine in the node cannot create its overlays on the node's own overlay.
                 mounts=[Mount("/var/lib/docker", None, labels={LAB_LABEL: self.lab})],
                 tmpfs={"/run": "mode=755,nosuid,nodev", "/tmp": "mode=1777,nosuid,nodev,exec"},  # noqa: S108
-                # A node that reboots itself comes back; one that was stopped, or whose host rebooted, does not.
+                # A node that reboots itself is restarted; one that was stopped, or that was running when its host
+                # rebooted, is not.
                 restart_policy={"Name": "on-failure"},
                 stop_signal="SIGRTMIN+3",
             )
         return container
 
     def _identity(self, new: NewNode, private: str, public: str) -> Iterator[Entry]:
-        """What makes a node this node, in place before its first boot."""
+        """Yield the files that identify this node, in place before its first boot."""
         yield Entry("etc/machine-id", uuid.uuid4().hex + "\n", 0o444)
         yield Entry("etc/motd", greeting(self.lab, new, self.system), 0o644)
         yield Entry("etc/ssh/ssh_host_ed25519_key", private, 0o600)
@@ -174,7 +175,7 @@ class Maker:
 
 
 def greeting(lab: str, new: NewNode, system: LabSystem) -> str:
-    """What somebody who logs in to a node reads; the tools themselves answer as on a real server."""
+    """Return the text shown after login to a node; the tools themselves answer as on a real server."""
     tree = "Debian's packages under the name of " if system.lookalike else ""
     lines = [f"{new.name}, a node of gpunode lab {lab}: a container with {tree}{system.id}."]
     if new.hardware:

@@ -1,4 +1,4 @@
-"""Where Debian's packages come from on this machine: the mirror and the proxy that its own apt uses."""
+"""Sources of Debian's packages on this machine: the mirror and the proxy that its own apt uses."""
 
 import os
 import re
@@ -18,7 +18,7 @@ class Mirror:
     """Two archives (URLs without a closing slash) and the proxies for them.
 
     ``proxies`` maps ``http`` and ``https`` to a proxy's URL, as apt writes it; a proxy may carry a password, so
-    none is ever printed.
+    proxies are never printed.
     """
 
     archive: str
@@ -27,17 +27,17 @@ class Mirror:
 
     @property
     def proxies_for_nodes(self) -> tuple[tuple[str, str], ...]:
-        """The proxies that a node can reach too: one on this machine's loopback it cannot."""
+        """Return the proxies that a node can reach too, without those on this machine's loopback."""
         return tuple((scheme, url) for scheme, url in self.proxies if not _is_loopback(url))
 
 
-def find_mirror(wanted: str | None = None) -> Mirror:
-    """The mirror asked for, or the one in the environment, or the one this machine's apt uses.
+def find_mirror(requested: str | None = None) -> Mirror:
+    """Return the mirror given as argument, else the one in the environment, else the one this machine's apt uses.
 
-    Raises UsageError for a URL that is none, UndeterminedError where this machine's apt knows no Debian archive.
+    Raises UsageError for an invalid URL, UndeterminedError if this machine's apt has no Debian archive configured.
     """
     proxies = _proxies(_run(["apt-config", "dump"]))
-    if named := wanted or os.environ.get(MIRROR_VARIABLE):
+    if named := requested or os.environ.get(MIRROR_VARIABLE):
         archive = _checked(named)
         return Mirror(archive, f"{archive}-security", proxies)
     targets = _run(["apt-get", "indextargets", "--format", "$(ORIGIN)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)"])
@@ -48,7 +48,7 @@ def find_mirror(wanted: str | None = None) -> Mirror:
 
 
 def parse_targets(text: str) -> tuple[str | None, str | None]:
-    """Archive and security archive in the lines ``origin|release|component|uri`` of apt's index targets."""
+    """Parse archive and security archive from the lines ``origin|release|component|uri`` of apt's index targets."""
     archive = security = None
     for line in text.splitlines():
         origin, release, component, uri = [*line.split("|", 3), "", "", ""][:4]
@@ -62,7 +62,7 @@ def parse_targets(text: str) -> tuple[str | None, str | None]:
 
 
 def parse_proxies(text: str) -> tuple[tuple[str, str], ...]:
-    """The proxies in the output of ``apt-config dump``."""
+    """Parse the proxies from the output of ``apt-config dump``."""
     found = {}
     for line in text.splitlines():
         key, _, rest = line.partition(" ")
@@ -75,12 +75,12 @@ def parse_proxies(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def redacted(text: str) -> str:
-    """The text without the user names and passwords that URLs in it carry."""
+    """Return the text without the user names and passwords in its URLs."""
     return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 def _proxies(apt_config: str) -> tuple[tuple[str, str], ...]:
-    """The proxies of apt, and those of the environment, which apt itself falls back to."""
+    """Return apt's proxies, completed from the environment, as apt itself does."""
     found = {scheme: url for scheme in ("http", "https") if (url := os.environ.get(f"{scheme}_proxy"))}
     return tuple(sorted((found | dict(parse_proxies(apt_config))).items()))
 
@@ -98,7 +98,7 @@ def _is_loopback(url: str) -> bool:
 
 
 def _run(argv: list[str]) -> str:
-    """The output of one of apt's tools; empty where this machine has no apt."""
+    """Return the output of one of apt's tools; empty if this machine has no apt."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False, start_new_session=True)
     except (FileNotFoundError, subprocess.TimeoutExpired):

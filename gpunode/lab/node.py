@@ -27,7 +27,7 @@ STOP_LIMIT_S = 30
 
 @dataclass(frozen=True)
 class LabNode:
-    """A node as Docker's labels tell of it. ``address`` and ``port`` stay the same over restarts."""
+    """A node as described by its Docker labels. ``address`` and ``port`` stay the same over restarts."""
 
     name: str
     os: str
@@ -41,7 +41,7 @@ class LabNode:
 
     @classmethod
     def of(cls, container: Container, state: LabState) -> "LabNode":
-        """The node that this container is."""
+        """Return the node of this container."""
         labels = container.labels
         return cls(
             name=labels[NODE_LABEL],
@@ -55,7 +55,7 @@ class LabNode:
 
     @property
     def running(self) -> bool:
-        """Whether its container ran when it was last looked at."""
+        """Return whether its container ran at the last look."""
         return bool(self.container.status == "running")
 
     def ssh(
@@ -91,7 +91,7 @@ class LabNode:
     def run(
         self, argv: Sequence[str], *, timeout_s: float = 60, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as root through Docker, whatever SSH does; rc 124 or 137 when it takes longer."""
+        """Run a command as root through Docker, independent of SSH; rc 124 or 137 if it exceeds ``timeout_s``."""
         limited = ["timeout", "-k", "5", f"{timeout_s:g}", *argv]
         with docker_errors(f"{self.name}: running {argv[0]}"):
             done = self.container.exec_run(limited, demux=True, environment=env or {})
@@ -99,29 +99,29 @@ class LabNode:
         return subprocess.CompletedProcess(list(argv), int(done.exit_code or 0), _text(out), _text(err))
 
     def fault(self, name: str, component: str | None = None, **details: str | int) -> str:
-        """Set a fault of the simulated hardware; what was set, in one line. UsageError says what there is."""
+        """Set a fault of the simulated hardware; return one line about it. UsageError lists the known faults."""
         words = [*([component] if component else []), name, *(f"{key}={value}" for key, value in details.items())]
         return self.fault_words(words)
 
     def fault_words(self, words: Sequence[str]) -> str:
-        """As ``fault``, in the words of ``gpunode lab fault``: component, fault, ``key=value``."""
+        """Set a fault given as arguments of ``gpunode lab fault``: component, fault, ``key=value``."""
         return self._fault(*words)
 
     def heal_words(self, words: Sequence[str]) -> list[str]:
-        """As ``heal``, in the words of ``gpunode lab fault``: component, fault; either may be left out."""
+        """Heal faults given as arguments of ``gpunode lab fault``: component, fault; either may be omitted."""
         return self._fault(*words, "--heal").splitlines()
 
     def heal(self, name: str | None = None, component: str | None = None) -> list[str]:
-        """Heal the faults that match, all without a name; one line for each that was set."""
+        """Heal the faults that match, all without a name; return one line for each that was set."""
         return self.heal_words([word for word in (component, name) if word])
 
     def faults(self) -> list[str]:
-        """The faults that are set, a line each: component, fault, details."""
+        """Return the active faults, a line each: component, fault, details."""
         rows = (line.split("\t") for line in self._fault("--list").splitlines())
         return [row[1] for row in rows if row[0] == "set"]
 
     def fault_kinds(self) -> list[tuple[str, str, str, str]]:
-        """The faults that can be set: who has it (node, gpu, link), its name, what it is, its details."""
+        """Return the known faults: component type (node, gpu, link), name, description, details."""
         rows = (line.split("\t") for line in self._fault("--list").splitlines())
         return [(row[1], row[2], row[3], row[4]) for row in rows if row[0] == "can"]
 
@@ -134,12 +134,12 @@ class LabNode:
         if done.returncode == Exit.USAGE:
             raise UsageError(done.stderr.strip())
         if done.returncode != 0:
-            told = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
-            raise UndeterminedError(f"{self.name}: the fault could not be set or healed: {told}")
+            error = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+            raise UndeterminedError(f"{self.name}: the fault could not be set or healed: {error}")
         return done.stdout.strip()
 
     def restart(self) -> None:
-        """Reboot: systemd stops everything and boots anew; returns when the node answers again."""
+        """Reboot the node: systemd stops everything and boots again; return when the node answers."""
         with docker_errors(f"{self.name}: restarting"):
             self.container.restart(timeout=STOP_LIMIT_S)
             self.container.reload()
@@ -149,7 +149,7 @@ class LabNode:
         """Wait until SSH answers with the known host key and systemd has booted.
 
         Returns ``running``, or ``degraded: UNIT …`` with the units that failed. Raises UndeterminedError at the
-        limit, when ``stop`` says so, and at once where the host key is another.
+        limit, when ``stop`` returns true, and at once for an unexpected host key.
         """
         deadline = time.monotonic() + limit_s
         last = "nothing yet"

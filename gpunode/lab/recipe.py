@@ -1,4 +1,4 @@
-"""What a lab node's image is made of: packages, files and settings. A change here is a new image."""
+"""Recipe of a lab node's image: packages, files and settings. A change here results in a new image."""
 
 import hashlib
 import json
@@ -12,17 +12,17 @@ from gpunode.lab.packages.lookalike import LOOKALIKES, files_of, packages_of, se
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 ADMIN = "admin"  # sudo without a password, as Ansible's account has on most servers
-OPERATOR = "operator"  # sudo that asks for a password
+OPERATOR = "operator"  # sudo asks for a password
 UIDS = {ADMIN: 1000, OPERATOR: 1001}
 GID = 100  # users
 
 
 @dataclass(frozen=True)
 class LabSystem:
-    """An operating system that a node can have; ``short`` begins the names of its nodes.
+    """An operating system of nodes; the names of its nodes begin with ``short``.
 
-    ``codename`` is Debian's release that the tree is made of. A look-alike has Debian's packages under another system's
-    name: what goes by os-release, package manager and kernel packages acts as there.
+    ``codename`` is the Debian release that the tree is built from. A look-alike has Debian's packages under another
+    system's name: programs that look at os-release, package manager and kernel packages behave as on that system.
     """
 
     id: str
@@ -31,7 +31,7 @@ class LabSystem:
 
     @property
     def lookalike(self) -> bool:
-        """Whether the tree is Debian's under another name."""
+        """Return whether the tree is Debian's under another name."""
         return self.id in LOOKALIKES
 
 
@@ -40,14 +40,14 @@ SYSTEMS = {
     "debian-13": LabSystem("debian-13", "trixie", "deb13"),
     "ubuntu-22.04": LabSystem("ubuntu-22.04", "bookworm", "ubu2204"),
     "ubuntu-24.04": LabSystem("ubuntu-24.04", "bookworm", "ubu2404"),
-    "ubuntu-26.04": LabSystem("ubuntu-26.04", "trixie", "ubu2604"),  # the nearest apt and initramfs-tools
+    "ubuntu-26.04": LabSystem("ubuntu-26.04", "trixie", "ubu2604"),  # has the nearest apt and initramfs-tools
     "rocky-9": LabSystem("rocky-9", "bookworm", "rocky9"),
     "rocky-10": LabSystem("rocky-10", "trixie", "rocky10"),
 }
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
-# What a server installation has and Ansible needs. The kernel is installed as on a server, with its initramfs,
-# but never runs: a node runs the host's kernel, which belongs to no package of the node.
+# Packages of a server installation that Ansible needs. The kernel is installed as on a server, with its initramfs, but
+# never runs: a node runs the host's kernel, which no package of the node owns.
 PACKAGES = (
     "apt",
     "ca-certificates",
@@ -67,7 +67,7 @@ PACKAGES = (
     "udev",
 )
 
-# Manuals and translations are half of a small image. dpkg keeps these filters, so that it stays consistent.
+# Manuals and translations are half of a small image. dpkg keeps these filters, so that its database stays consistent.
 DPKG_OPTIONS = (
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
@@ -76,8 +76,8 @@ DPKG_OPTIONS = (
     "path-exclude=/usr/share/man/*",
 )
 
-# Units that would act at a moment of their own choosing: apt's timers would take the package lock under a test.
-# Everything that cannot work in a container has a condition of its own and stays away by itself.
+# Units that start on a timer: apt's would hold the package lock during a test. Units that cannot work in a container
+# have a condition of their own and do not start.
 MASKED_UNITS = ("apt-daily.timer", "apt-daily-upgrade.timer")
 
 _SSHD = """\
@@ -96,8 +96,8 @@ systemctl mask --quiet {" ".join(MASKED_UNITS)}
 rm -f /etc/ssh/ssh_host_* /etc/apt/sources.list
 """
 
-# Every boot gets a boot id of its own, as systemd-nspawn does it: the kernel's is the host's and never changes, and
-# Ansible's reboot module would wait for it.
+# Every boot gets a boot id of its own, as in systemd-nspawn: the host kernel's id never changes, and Ansible's reboot
+# module would wait for a change.
 _INIT = """\
 cat /proc/sys/kernel/random/uuid > /run/boot-id &&
 mount --bind /run/boot-id /proc/sys/kernel/random/boot_id &&
@@ -107,7 +107,7 @@ exec /sbin/init
 
 @dataclass(frozen=True)
 class Recipe:
-    """One image: everything that decides what is in it."""
+    """One image: everything that decides its content."""
 
     system: LabSystem
     architecture: str
@@ -115,14 +115,14 @@ class Recipe:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Packages to install beside the essential ones."""
+        """Return the packages to install in addition to the essential ones."""
         if self.system.lookalike:
             return (*PACKAGES, *packages_of(self.system.id))
         return (*PACKAGES, f"linux-image-cloud-{self.architecture}")
 
     @property
     def sources(self) -> list[str]:
-        """The archive's lines as mmdebstrap takes them."""
+        """Return the archive's lines as mmdebstrap reads them."""
         code = self.system.codename
         suites = ((self.mirror.archive, code), (self.mirror.archive, f"{code}-updates"))
         return [
@@ -132,7 +132,7 @@ class Recipe:
 
     @property
     def files(self) -> dict[str, str]:
-        """Files put into the tree, by path."""
+        """Return the files added to the tree, by path."""
         code = self.system.codename
         apt = [
             f"Types: deb\nURIs: {url}\nSuites: {suites}\nComponents: main\nSigned-By: {KEYRING}\n"
@@ -157,35 +157,35 @@ class Recipe:
 
     @property
     def setup(self) -> str:
-        """Shell script, run inside the tree when all packages and files are in it."""
+        """Return a shell script, run inside the tree when all packages and files are in it."""
         return _SETUP + setup_of(self.system.id) if self.system.lookalike else _SETUP
 
     @property
     def init(self) -> tuple[str, ...]:
-        """What the container starts; it becomes systemd."""
+        """Return the command that the container starts and that then executes systemd."""
         return ("/bin/sh", "-c", _INIT)
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits that change whenever the image would."""
+        """Return twelve hex digits that change with the content of the image."""
         parts = [asdict(self), self.packages, DPKG_OPTIONS, self.sources, self.files, self.setup, self.init]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def tree(self) -> bytes:
-        """``files`` as a tar archive, owned by root."""
+        """Return ``files`` as a tar archive, owned by root."""
         return tar_of([Entry(path, text, 0o440 if "sudoers.d" in path else 0o644) for path, text in self.files.items()])
 
 
 def system_named(name: str) -> LabSystem:
-    """The system of that name; UsageError names those there are."""
+    """Return the system of that name; UsageError lists the known ones."""
     if name not in SYSTEMS:
         raise UsageError(f"--os {name}: unknown lab system; known: {', '.join(SYSTEMS)}")
     return SYSTEMS[name]
 
 
 def architecture() -> str:
-    """Debian's name for this machine's architecture; UsageError where the lab has no kernel for it."""
+    """Return Debian's name for this machine's architecture; UsageError if the lab has no kernel for it."""
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         raise UsageError(f"lab nodes exist for {' and '.join(_ARCHITECTURES)}; this machine is {machine}")

@@ -1,4 +1,4 @@
-"""What a lab keeps on the controller: its key pair, the nodes' host keys, and how SSH and Ansible reach them."""
+"""State of a lab on the controller: its key pair, the nodes' host keys, and SSH and Ansible configuration."""
 
 import os
 import re
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
 class Reachable(Protocol):
-    """What has to be known of a node to reach it."""
+    """What is needed to connect to a node."""
 
     @property
     def name(self) -> str: ...
@@ -41,7 +41,7 @@ class Reachable(Protocol):
 
 
 def checked_name(name: str) -> str:
-    """The lab's name; UsageError where it is none (it becomes part of container and folder names)."""
+    """Return the lab's name; UsageError if it is invalid (it becomes part of container and folder names)."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"--name {name!r}: a lab's name is 1 to 40 lower-case letters, digits and dashes, no dash at an end"
@@ -57,14 +57,14 @@ class LabState:
 
     @classmethod
     def of(cls, name: str) -> "LabState":
-        """The state of the lab of that name; nothing is made yet."""
+        """Return the state of the lab of that name; nothing is created yet."""
         if chosen := os.environ.get(HOME_VARIABLE):
             home = Path(chosen).absolute()
         else:
             base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
             home = Path(base).absolute() / "gpunode/lab"
         if set(str(home)) & set(" \t\n\"'%\\"):
-            # ssh has its own quoting in each of the places where these paths go.
+            # ssh quotes differently in each of the places where these paths are written.
             raise UsageError(
                 f"{home}: a lab's directory must not contain blanks, quotes or %: set {HOME_VARIABLE} to another"
             )
@@ -72,45 +72,45 @@ class LabState:
 
     @property
     def key(self) -> Path:
-        """The private key that opens every node."""
+        """Return the path of the private key for every node."""
         return self.folder / "id_ed25519"
 
     @property
     def has_key(self) -> bool:
-        """Whether there is a whole pair; ssh-keygen writes the public key last."""
+        """Return whether the pair is complete; ssh-keygen writes the public key last."""
         return self.key.exists() and self.key.with_suffix(".pub").exists()
 
     @property
     def known_hosts(self) -> Path:
-        """The nodes' host keys, known before the first connection."""
+        """Return the path of the nodes' host keys, written before the first connection."""
         return self.folder / "known_hosts"
 
     @property
     def ssh_config(self) -> Path:
-        """For ``ssh -F``."""
+        """Return the path for ``ssh -F``."""
         return self.folder / "ssh_config"
 
     @property
     def inventory(self) -> Path:
-        """For ``ansible-playbook -i``."""
+        """Return the path for ``ansible-playbook -i``."""
         return self.folder / "inventory.yml"
 
     @property
     def password(self) -> Path:
-        """The password that sudo asks the account ``operator`` for."""
+        """Return the path of the password that sudo asks the account ``operator`` for."""
         return self.folder / "operator-password"
 
     def vendor_key(self, name: str) -> Path:
-        """The public key with which the vendor repository signs what NVIDIA, Ubuntu … sign."""
+        """Return the path of the public key of what the vendor repository signs in the name of NVIDIA, Ubuntu …"""
         return self.folder / f"vendor-{name}.asc"
 
     def write_vendor_keys(self, keys: Mapping[str, str]) -> None:
-        """Write the vendor repository's armoured keys, for the roles to put on the nodes."""
+        """Write the vendor repository's armoured keys, which the roles copy to the nodes."""
         for name, text in keys.items():
             _write(self.vendor_key(name), text)
 
     def prepare(self) -> None:
-        """Make the folder, the key pair and the password where they do not exist."""
+        """Create the folder, the key pair and the password where they do not exist."""
         ours = {path.name for path in self._ours()}
         if self.folder.is_dir() and (foreign := {path.name for path in self.folder.iterdir()} - ours):
             what = f"{self.folder} contains {min(foreign)}, which does not belong to a lab"
@@ -135,7 +135,7 @@ class LabState:
         _write(self.inventory, self._inventory(nodes))
 
     def remove(self) -> bool:
-        """Remove what a lab writes, and its folder when nothing else is in it; True where there was a lab."""
+        """Remove the lab's files, and its folder if nothing else is in it; return True if there was a lab."""
         found = [path for path in self._ours() if path.exists()]
         for path in found:
             path.unlink()
@@ -144,7 +144,7 @@ class LabState:
         return bool(found)
 
     def _ours(self) -> list[Path]:
-        """What a lab writes, and what a write that was killed leaves."""
+        """Return the paths that a lab writes, and those that a killed write leaves."""
         paths = [*(self.folder / name for name in _FILES), *map(self.vendor_key, _vendor_keys())]
         return [*paths, *map(_beside, paths)]
 
@@ -187,10 +187,10 @@ class LabState:
         return "# Written by gpunode lab up; changes are lost.\n" + yaml.safe_dump(tree, sort_keys=False, width=1000)
 
     def _variables(self, node: Reachable) -> dict[str, Any]:
-        """What the roles have to know of a node: where its driver and its container engine come from."""
+        """Return the roles' variables of a node: the sources of its driver and its container engine."""
         docker = self._docker(node)
         if node.hardware is None:
-            # Without a vendor's repository a node has its own archive alone.
+            # Without a vendor's repository a node has only its own archive.
             return docker | {
                 "nvidia_driver_source": "debian",
                 "nvidia_container_toolkit_version": "none",
@@ -208,7 +208,7 @@ class LabState:
         }
 
     def _docker(self, node: Reachable) -> dict[str, Any]:
-        """Return where Docker comes from: systems with dnf have none, and the lab's repository is for EL 9 alone."""
+        """Return the source of Docker: systems with dnf have none, and the lab's repository is only for EL 9."""
         if not node.os.startswith("rocky-"):
             return {"docker_source": "distribution"}
         if node.os != "rocky-9":
@@ -225,7 +225,7 @@ def _vendor_keys() -> set[str]:
 
 
 def make_key(path: Path, comment: str) -> str:
-    """Make an ed25519 key pair without a passphrase; the public key's line (type and key)."""
+    """Create an ed25519 key pair without a passphrase; return the public key's line (type and key)."""
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
     try:
         subprocess.run(

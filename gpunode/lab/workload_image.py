@@ -1,7 +1,7 @@
-"""Container images for the workload in lab nodes: Debian's Python with PyTorch for the CPU, and what can be wrong.
+"""Container images for the workload in lab nodes: Debian's Python with PyTorch for the CPU, and variants with defects.
 
-Nothing of them computes on a GPU; what runs in them says ``device: cpu``. They are made on this machine, kept until
-their recipe changes, and brought to a node as a file: ``gpunode validate --image-file``.
+Nothing in them computes on a GPU; workloads in them report ``device: cpu``. They are built on this machine, kept until
+their recipe changes, and copied to a node as a file: ``gpunode validate --image-file``.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from gpunode.errors import UndeterminedError, UsageError
 from gpunode.lab.archive import Entry, tar_of
 from gpunode.lab.bootstrap import debian_tree
 from gpunode.lab.engine import docker_errors, need_space
-from gpunode.lab.image import IMAGE_LABEL, build_container
+from gpunode.lab.image import IMAGE_LABEL, Progress, build_container
 from gpunode.lab.lock import locked
 from gpunode.lab.mirror import find_mirror
 from gpunode.lab.recipe import LabSystem, Recipe, architecture
@@ -35,23 +35,21 @@ from gpunode.whole import whole_file
 REPOSITORY = "gpunode-lab-workload"
 TORCH = "2.13.0+cpu"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-"""Where builds for the CPU are, asked only where the configured index has none."""
+"""Index with builds for the CPU, used only if the configured index has none."""
 _PYTHON = "3.11"
 _SITE = "usr/lib/python3/dist-packages"
 _LEFT_OUT = ("torch/include", "torch/test")
-"""What only serves to build against PyTorch and to test it: a fifth of the wheel."""
+"""Files needed only to build against PyTorch and to test it: a fifth of the wheel."""
 _TORCH_PREFIX = "gpunode-lab-torch-"
 _TEMPORARY = Path("/var/tmp")  # noqa: S108 (a disk, where /tmp may be memory)
 _PIP_LIMIT_S = 900
 _LOCK_LIMIT_S = 3000
 _FREE_GIB = 4
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class ImageKind:
-    """One image: what it has beside Debian's Python, and what it is for."""
+    """One image: its content in addition to Debian's Python, and its purpose."""
 
     means: str
     files: tuple[tuple[str, str], ...] = ()
@@ -60,7 +58,7 @@ class ImageKind:
 
     @property
     def digest(self) -> str:
-        """Changes whenever the image would."""
+        """Return a digest that changes with the content of the image."""
         parts = [self.files, self.torch and (TORCH, _LEFT_OUT), self.python, _SETUP, _PACKAGES]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
@@ -86,7 +84,7 @@ rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
 
 
 class _Base(Recipe):
-    """Debian 12 with Python and nothing that would boot."""
+    """Debian 12 with Python and without anything that boots."""
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -102,32 +100,32 @@ class _Base(Recipe):
 
 
 def kind_named(name: str) -> ImageKind:
-    """The kind of that name; UsageError names those there are."""
+    """Return the kind of that name; UsageError lists the known ones."""
     if name not in KINDS:
         raise UsageError(f"{name}: unknown workload image; known: {', '.join(KINDS)}")
     return KINDS[name]
 
 
-def ensure_workload_image(client: docker.DockerClient, name: str, say: Say) -> str:
-    """The tag of the image of that kind on this machine's engine, made now if it is not there.
+def ensure_workload_image(client: docker.DockerClient, name: str, progress: Progress) -> str:
+    """Return the tag of the image of that kind on this machine's engine; build it if there is none.
 
-    Raises UndeterminedError with what to do where it cannot be made.
+    Raises UndeterminedError with what to do if it cannot be built.
     """
     full = f"{REPOSITORY}:{name}-{kind_named(name).digest}"
     if _there(client, full):
         return full
-    with locked("image workload", _LOCK_LIMIT_S, say):
-        return _made(client, name, say)
+    with locked("image workload", _LOCK_LIMIT_S, progress):
+        return _made(client, name, progress)
 
 
-def _made(client: docker.DockerClient, name: str, say: Say) -> str:
-    """As ``ensure_workload_image``, under the lock."""
+def _made(client: docker.DockerClient, name: str, progress: Progress) -> str:
+    """Return the tag, as ``ensure_workload_image``, under the lock."""
     kind = KINDS[name]
     tag = f"{name}-{kind.digest}"
     full = f"{REPOSITORY}:{tag}"
     if _there(client, full):
         return full
-    say(f"workload image {name}: making it ({kind.means})")
+    progress(f"workload image {name}: making it ({kind.means})")
     with docker_errors("asking Docker where it keeps its data"):
         need_space(Path(client.info()["DockerRootDir"]), _FREE_GIB)
     if not kind.python:
@@ -136,20 +134,20 @@ def _made(client: docker.DockerClient, name: str, say: Say) -> str:
             client.api.import_image_from_data(layer, repository=REPOSITORY, tag=tag, changes=_changes(name))
     elif kind.torch:
         with _torch_layer() as layer_file:
-            _on_base(client, name, tag, layer_file, say)
+            _on_base(client, name, tag, layer_file, progress)
     elif kind.files:
         parents = [Entry(path, None, 0o755) for path in sorted({str(Path(path).parent) for path, _ in kind.files})]
         layer_tar = tar_of([*parents, *(Entry(path, text, 0o644) for path, text in kind.files)])
-        _on_base(client, name, tag, io.BytesIO(layer_tar), say)
+        _on_base(client, name, tag, io.BytesIO(layer_tar), progress)
     else:
         _base(client, tag)
     _remove_old(client, name, full)
     return full
 
 
-def write_workload_image(client: docker.DockerClient, name: str, path: Path, say: Say) -> None:
-    """The image as a file for ``--image-file``, as ``docker save`` writes it."""
-    tag = ensure_workload_image(client, name, say)
+def write_workload_image(client: docker.DockerClient, name: str, path: Path, progress: Progress) -> None:
+    """Write the image as a file for ``--image-file``, in the format of ``docker save``."""
+    tag = ensure_workload_image(client, name, progress)
     try:
         with docker_errors(f"saving {tag}"), whole_file(path) as stream:
             for chunk in client.api.get_image(tag):
@@ -173,12 +171,12 @@ def _base(client: docker.DockerClient, tag: str) -> None:
     # A name of its own: a node's image may be built at the same time.
     recipe = _Base(LabSystem("workload", "bookworm", "workload"), architecture(), find_mirror())
     with debian_tree(recipe) as tar, docker_errors(f"importing {REPOSITORY}:{tag}"), tar.open("rb") as stream:
-        # From an open file: with a path the SDK sets no time limit.
+        # An open file in place of a path: with a path the SDK sets no time limit.
         client.api.import_image(src=stream, repository=REPOSITORY, tag=tag, changes=_changes("python"))
 
 
-def _on_base(client: docker.DockerClient, name: str, tag: str, layer: IO[bytes], say: Say) -> None:
-    base = _made(client, "python", say)
+def _on_base(client: docker.DockerClient, name: str, tag: str, layer: IO[bytes], progress: Progress) -> None:
+    base = _made(client, "python", progress)
     with docker_errors(f"making {REPOSITORY}:{tag}"):
         container = client.containers.create(base, name=build_container(client, "workload"))
         try:
@@ -190,7 +188,7 @@ def _on_base(client: docker.DockerClient, name: str, tag: str, layer: IO[bytes],
 
 @contextmanager
 def _torch_layer() -> Iterator[IO[bytes]]:
-    for stale in _TEMPORARY.glob(f"{_TORCH_PREFIX}*"):  # of a build that was killed
+    for stale in _TEMPORARY.glob(f"{_TORCH_PREFIX}*"):  # left by a killed build
         if stale.stat().st_uid == os.geteuid():
             shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_TORCH_PREFIX, dir=_TEMPORARY) as folder:
@@ -214,10 +212,10 @@ def _owned_by_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _install_torch(site: Path) -> None:
-    """PyTorch from the index that pip is configured with, else from PyTorch's own."""
+    """Install PyTorch from the index that pip is configured with, else from PyTorch's own."""
     command = [sys.executable, "-I", "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary=:all:"]
     command += ["--python-version", _PYTHON, "--target", str(site), f"torch=={TORCH}"]
-    said = ""
+    error = ""
     for index in ([], ["--extra-index-url", TORCH_INDEX]):
         try:
             done = subprocess.run(
@@ -229,17 +227,17 @@ def _install_torch(site: Path) -> None:
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:
-            said = f"pip did not end within {_PIP_LIMIT_S} s"
+            error = f"pip did not end within {_PIP_LIMIT_S} s"
             continue
         if done.returncode == 0:
             return
-        said = (done.stderr.strip().splitlines() or [f"pip ended with exit code {done.returncode}"])[-1]
-    raise UndeterminedError(f"torch {TORCH} could not be installed for the lab's image: {said[:300]}")
+        error = (done.stderr.strip().splitlines() or [f"pip ended with exit code {done.returncode}"])[-1]
+    raise UndeterminedError(f"torch {TORCH} could not be installed for the lab's image: {error[:300]}")
 
 
 def _remove_old(client: docker.DockerClient, name: str, keep: str) -> None:
     with docker_errors("looking for older workload images"):
         for image in client.images.list(filters={"label": f"{IMAGE_LABEL}=workload-{name}"}):
             if keep not in image.tags:
-                with suppress(APIError):  # in use, or the base of another
+                with suppress(APIError):  # used by a container, or the base of another image
                     client.images.remove(str(image.id))

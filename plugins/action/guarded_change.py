@@ -1,4 +1,4 @@
-"""Make a guarded change and confirm it over a new connection; report what was reverted where that fails."""
+"""Make a guarded change and confirm it over a new connection; report what was reverted if the confirmation fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.controller import ROO
 TRIES = 3
 PAUSE_S = 2.0
 GRACE_S = 45
-"""Seconds past the timer's time in which the node must be reachable the old way."""
+"""Seconds after the timer's limit within which the node must be reachable as before."""
 MODULE = "guarded_change"
 NO_SHARING = "-o ControlMaster=no -o ControlPath=none -o ConnectTimeout=10"
 
@@ -42,7 +42,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         except AnsibleActionFail:
             raise
         except AnsibleError as err:
-            # Rules that cut the connection do so before the module has answered.
+            # New rules may cut the connection before the module has answered.
             answer, lost = {"changed": True, "waits": bool(limit_s)}, one_line(err)
         if not answer.pop("waits", False):
             if lost:
@@ -54,7 +54,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         return {**result, **without_invocation(answer)}
 
     def proved(self, name: str, token: str) -> str:
-        """Confirm over a new connection; return why that failed, empty where it did not."""
+        """Confirm the change over a new connection; return why that failed, empty on success."""
         reason = ""
         for attempt in range(TRIES):
             if attempt:
@@ -69,7 +69,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         return reason
 
     def reverted(self, name: str, token: str, failure: str, deadline: float) -> None:
-        """Fail with what was reverted: at once over the connection that is open, else by the node's timer."""
+        """Raise AnsibleActionFail with what was reverted: at once over the open connection, or by the node's timer."""
         outcome: dict[str, Any] | None = None
         try:
             outcome = self.call(MODULE, {"name": name, "step": "revert", "token": token}).get("outcome")
@@ -102,14 +102,14 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
 
     @contextmanager
     def new_connection(self) -> Iterator[None]:
-        """Have tasks use a connection that was not open before, with the same settings."""
+        """Run tasks over a newly opened connection with the same settings."""
         kept: Any = self._connection
         loader = self._shared_loader_obj.connection_loader
         fresh = loader.get(kept.ansible_name, kept._play_context, shell=kept._shell)
         fresh._options = dict(kept._options)
         fresh.become = kept.become
         if kept.ansible_name.rpartition(".")[2] == "ssh":
-            # The first value that ssh reads counts.
+            # ssh uses the first value that it reads.
             fresh.set_option("ssh_args", f"{NO_SHARING} {kept.get_option('ssh_args') or ''}".strip())
             fresh.set_option("reconnection_retries", 0)
         elif hasattr(fresh, "reset"):

@@ -1,4 +1,4 @@
-"""Bring files about; what is known of the node is out of date then."""
+"""Write files and folders on a node; a change invalidates the stored node state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Look at a node and keep the answer for the rest of the run."""
+"""Collect the state of a node and keep it for the rest of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Change packages; in check mode keep for the roles to come what would have been done."""
+"""Change packages; in check mode record what would have been done, for the roles that follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute the plan of a role on the controller, from what is known of the node."""
+"""Compute the plan of a role on the controller from the state of the node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ except ImportError:
 
 GATE = "preflight"
 ROUNDS = 5
-"""How often a plan may ask the node before it is complete."""
+"""Maximum number of rounds of questions to the node before a plan is complete."""
 
 
 class ActionModule(GpunodeAction):  # type: ignore[misc]
@@ -53,16 +53,16 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if role == GATE and refuse:
             self.node.keep("fit", "")
         self.remember_reboot(role, manifest)
-        # What is forced is the change of a role: a node is not rebooted for it.
+        # gpunode_force repeats the changes of roles; it never reboots a node.
         due = refuse and (manifest.due or (role in SPECIFICATIONS and self.forced()))
         if due and self._task.check_mode:
-            # Previews of the roles to come count with these files.
+            # Previews of the roles that follow include these files.
             before = self.node.read("planned")
             self.node.keep("planned", json.dumps(planned_of(before, {"files": manifest.source_files})))
             texts = {file.path: file.content for file in manifest.files if file.encoding == "utf-8"}
             self.node.keep("files", json.dumps({**(self.node.read("files") or {}), role: texts}))
         elif due:
-            # What follows changes the node: the next plan looks again.
+            # The tasks that follow change the node: the next plan collects its state again.
             self.node.forget("state")
             self.node.keep("begun", "")
         result["ansible_facts"] = {"gpunode_restart_required": self.restarts(role, manifest)}
@@ -78,28 +78,28 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         }
 
     def refuse(self, manifest: Manifest) -> None:
-        """Fail with all reasons why the node must not be changed."""
+        """Raise AnsibleActionFail with all reasons why the node must not be changed."""
         if manifest.refusals:
             begun = self.node.text("begun", math.inf) is not None
             head = "refused, earlier changes of this run remain:" if begun else "refused, nothing was changed:"
             raise AnsibleActionFail("\n  - ".join([head, *map(printable, manifest.refusals)]))
 
     def refuse_unfit(self) -> None:
-        """Fail where preflight refuses the node; a role that is used alone has nobody else who asks."""
+        """Raise AnsibleActionFail if preflight refuses the node; a role that is used alone runs no preflight before."""
         if GATE in PLANS and self.node.text("fit", math.inf) is None:
             self.refuse(self.planned(GATE, {}))
             self.node.keep("fit", "")
 
     def planned(self, role: str, extra: dict[str, Any]) -> Manifest:
-        """Return the complete manifest: the plan is computed again with the answers to what it asks."""
+        """Return the complete manifest; the plan is recomputed with the answers to its questions."""
         context = self.context(role, extra)
-        # A plan of a playbook has the settings of preflight.
+        # A plan that belongs to a playbook uses the settings of preflight.
         settings = context.settings_of(role if role in SPECIFICATIONS else GATE)
         state = self.state()
         if self.manages(role) and any(role in roles and getattr(state, part) is None for part, roles in PARTS.items()):
             state = self.state(fresh=True)
         if self._task.check_mode:
-            # Files that several roles write, such as daemon.json, are as the roles before would have left them.
+            # Files that several roles write, such as daemon.json, contain what earlier roles would have written.
             others = (self.node.read("files") or {}).items()
             state = state.with_files(
                 {path: text for name, texts in others if name != role for path, text in texts.items()}
@@ -120,7 +120,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         )
 
     def answers(self, questions: dict[str, NodeQuestion]) -> dict[str, Any]:
-        """Return the node's answers; what was asked before in this run is not asked again."""
+        """Return the node's answers; a question that was answered in this run is not asked again."""
         digests = {
             name: hashlib.sha256(json.dumps([one.kind, one.body], sort_keys=True).encode()).hexdigest()[:24]
             for name, one in questions.items()
@@ -134,7 +134,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         return found
 
     def restarts(self, role: str, manifest: Manifest) -> dict[str, str]:
-        """Return the units whose restart is held back, with the reason, of all roles of this run."""
+        """Return the units with a deferred restart and the reasons, of all roles of this run."""
         by_role = self.node.read("restarts") or {}
         if manifest.restarts != by_role.get(role, {}):
             by_role[role] = dict(manifest.restarts)
@@ -142,7 +142,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         return {unit: reason for units in by_role.values() for unit, reason in units.items()}
 
     def remember_reboot(self, role: str, manifest: Manifest) -> None:
-        """Keep why the node has to be rebooted, by role, for the playbook that does it."""
+        """Record why the node has to be rebooted, by role, for the playbook that reboots it."""
         reasons = self.node.read("reboot") or {}
         if list(manifest.reboot_reasons) != reasons.get(role, []):
             reasons[role] = list(manifest.reboot_reasons)

@@ -1,4 +1,4 @@
-"""Bring systemd units about by the builtin module, and announce those whose package is not there yet."""
+"""Set systemd units with the builtin module; in check mode include units of packages that are not installed yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.gpunode.node.plugins.plugin_utils.controller import GpunodeAction, plain, printable
 
 MISSING = "Could not find the requested service"
-"""How the builtin module begins to say that a node has no such unit."""
+"""Start of the builtin module's message for a unit that does not exist on the node."""
 LONGEST_LINE = 300
 ON = ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias")
 
@@ -34,7 +34,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         return {**result, "changed": bool(lines), "units": lines, "diff": {"prepared": text} if text else {}}
 
     def brought(self, unit: Mapping[str, Any], *, reload: bool) -> list[str]:
-        """Bring one unit about; return what was changed, one line each."""
+        """Set one unit; return what was changed, one line each."""
         given = {name: unit[name] for name in ("name", "enabled", "state") if unit.get(name) is not None}
         answer: dict[str, Any] = self._execute_module(
             module_name="ansible.builtin.systemd_service",
@@ -42,17 +42,18 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             task_vars=self.task_vars,
         )
         if answer.get("failed"):
-            words = str(answer.get("msg") or "the module reported no reason")
-            # In check mode its package is not there yet.
-            if self._task.check_mode and words.startswith(MISSING):
+            message = str(answer.get("msg") or "the module reported no reason")
+            # In check mode the package of the unit may not be installed yet.
+            if self._task.check_mode and message.startswith(MISSING):
                 return list(steps(given, {}))
-            raise AnsibleActionFail(f"{self.host}: {given.get('name')}: {words}{self.logged(str(given.get('name')))}")
+            log = self.logged(str(given.get("name")))
+            raise AnsibleActionFail(f"{self.host}: {given.get('name')}: {message}{log}")
         if not answer.get("changed"):
             return []
         return list(steps(given, answer.get("status") or {})) or [f"change {given['name']}"]
 
     def logged(self, unit: str) -> str:
-        """Return the end of a unit's log, with the words before it; empty where nothing can be read."""
+        """Return the end of a unit's log as a sentence; empty if the log cannot be read."""
         if self._task.check_mode:
             return ""
         argv = ["journalctl", f"--unit={unit}", "--lines=4", "--output=cat", "--no-pager", "--quiet"]
@@ -64,7 +65,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
 
 
 def steps(unit: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what has to be done with a unit, given what systemd said of it before."""
+    """Yield the steps that bring a unit to its requested state, given the state that systemd reported before."""
     name, wanted = unit["name"], unit.get("state")
     on, runs = before.get("UnitFileState") in ON, before.get("ActiveState") in ("active", "activating", "reloading")
     if unit.get("enabled") is not None and bool(unit["enabled"]) != on:

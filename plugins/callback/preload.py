@@ -1,4 +1,4 @@
-"""Imports the package gpunode before ansible-playbook forks, so that no worker does it again for every task."""
+"""Import the package gpunode before ansible-playbook forks, so that no worker imports it again for each task."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ name: preload
 type: aggregate
 short_description: Import gpunode once
 description:
-  - Every task runs in a process of its own, and the first plugin of the collection there imports the Python package
-    C(gpunode) and reads its catalog. Done once before, all of them inherit it.
-  - Without the package this callback does nothing; the plugins that need it report that.
+  - Ansible runs each task in a process of its own. Without this callback, the first plugin of the collection in each
+    process imports the Python package C(gpunode) and reads its catalog. With it, the main process does so once, and
+    all task processes inherit the result.
+  - Without the package this callback does nothing; the plugins that need the package report that it is missing.
 author: gpunode
 requirements:
   - enable in configuration
@@ -23,7 +24,7 @@ requirements:
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]
-    """Has no events of its own; loading it is all."""
+    """The callback plugin: imports the package at the start of a playbook and prints nothing."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -31,7 +32,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     CALLBACK_NEEDS_ENABLED = True
 
     def v2_playbook_on_start(self, playbook: object) -> None:  # noqa: ARG002
-        """Import and read before any host is asked."""
+        """Import the package and read the catalog before the first task."""
         if find_spec("gpunode") is None:
             return
         for policy in iter_modules(import_module("gpunode.provisioning").__path__):

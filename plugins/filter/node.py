@@ -1,4 +1,4 @@
-"""The checks as filters: the findings of a node's facts."""
+"""Filters that run the checks on a node's facts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def _node(facts: Mapping[str, Any]) -> NodeFacts:
 def findings(
     facts: Mapping[str, Any], checks: Iterable[str] | None = None, expect: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Findings of a NodeFacts document, of the named checks alone where some are named.
+    """Return the findings of a NodeFacts document; of the named checks only, if checks are named.
 
-    Raises AnsibleFilterError for a check that does not exist and for a document that is none.
+    Raise AnsibleFilterError for an unknown check or an invalid document.
     """
     _need_gpunode()
     wanted = None if checks is None else [str(check) for check in checks]
@@ -51,7 +51,7 @@ def findings(
 
 
 def finding_line(finding: Mapping[str, Any]) -> str:
-    """One finding as one line: status, check, component, message, and the next step where there is one."""
+    """Return a finding as one line: status, check, component, message, and the remedy if there is one."""
     component = "" if finding["component"] == "node" else f" {finding['component']}"
     remedy = f" Next: {finding['remedy']}" if finding["remedy"] else ""
     return printable(f"{finding['status']} {finding['check']}{component}: {finding['message']}.{remedy}")
@@ -61,5 +61,5 @@ class FilterModule:
     """The filters of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Name to function."""
+        """Return the filters by name."""
         return {"findings": findings, "finding_line": finding_line}

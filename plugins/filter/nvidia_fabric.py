@@ -1,4 +1,4 @@
-"""The policy of an NVLink fabric: gpunode.provisioning decides."""
+"""Filters for NVLink fabrics, computed by gpunode.provisioning."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ class FilterModule:
     """The filters of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Name to function."""
+        """Return the filters by name."""
         found: dict[str, Callable[..., Any]] = registered("fabric", "imex_addresses")
         return found

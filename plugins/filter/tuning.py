@@ -1,4 +1,4 @@
-"""The Ansible face of tuning: what a workload on the node should be given."""
+"""Filters that compute the settings of a workload from a node's facts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ else:
 
 
 def container_env(facts: Mapping[str, Any], workload: str = "pytorch", multi_node: bool = False) -> str:
-    """The text of ``/etc/gpunode/container.env`` for a NodeFacts document, as ``docker run --env-file`` reads it.
+    """Return the text of ``/etc/gpunode/container.env`` for a NodeFacts document, for ``docker run --env-file``.
 
-    Raises AnsibleFilterError for a document that is none and a workload that does not exist.
+    Raise AnsibleFilterError for an invalid document or an unknown workload.
     """
     if MISSING is not None:
         raise AnsibleFilterError(MISSING)
@@ -40,5 +40,5 @@ class FilterModule:
     """Filters of the collection ``gpunode.node``."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Ansible's entry point."""
+        """Return the filters by name."""
         return {"container_env": container_env}

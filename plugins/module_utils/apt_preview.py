@@ -2,23 +2,23 @@
 
 Standard library alone. The question::
 
-    {"files": {path of a file below /etc/apt: content, empty for a file that is not to be},
+    {"files": {path of a file below /etc/apt: content, empty: the file must not exist},
      "keys": {path of a key: its armoured text},
      "preferences": path of the file that binds the driver's packages, "pins": [{packages, pin, priority}],
-     "bound": {name: pattern of versions, @RELEASE@ for the driver's release}, "required": [of these, to be had],
-     "alternatives": {name of bound: [names taken in its place, in this order, where no list has it]},
-     "lift": [names that may come from any source where the preferred one is too old],
-     "restore": [installed names that go back to a version that a source has, where none has theirs],
-     "free": [names], "optional": [names, taken where they are there],
+     "bound": {name: pattern of versions, @RELEASE@ for the driver's release}, "required": [names of bound to install],
+     "alternatives": {name of bound: [names used in its place, in this order, if no list has it]},
+     "lift": [names that may come from any source if the preferred one is too old],
+     "restore": [installed names that change to a version of a source, if no source has their own],
+     "free": [names], "optional": [names to install if they exist],
      "constraint": the release, or a shell pattern of releases,
-     "drop": [installed packages of the driver], "remove": [names that go in any case], "repair": bool}
+     "drop": [installed packages of the driver], "remove": [names to remove in any case], "repair": bool}
 
 The answer: ``target`` (the release), ``install`` ([{name, version, source}]), ``remove`` ([names]), ``arguments`` (of
-``apt-get install``, which then does exactly this). First apt is asked what a node without any driver would get; what
-is installed of a driver and is not among it goes in the same transaction.
+``apt-get install`` for exactly this result). The first simulation assumes a node without any driver; installed
+packages of a driver that are not part of its result are removed in the same transaction.
 
-Where some package is not to be had at the release: ``{"lacking": {name: [releases that there are]}, "common":
-[releases that all have]}``. Where apt refuses or its lists cannot be fetched: ``{"error": one line}``.
+If a package does not exist at the release: ``{"lacking": {name: [existing releases]}, "common": [releases that all
+have]}``. If apt refuses or its lists cannot be fetched: ``{"error": one line}``.
 """
 
 import fnmatch
@@ -42,13 +42,13 @@ STATUS = Path("/var/lib/dpkg/status")
 
 
 def upstream(version):
-    """A version without epoch and distribution revision."""
+    """Return a version without epoch and distribution revision."""
     bare = version.partition(":")[2] or version
     return bare.rpartition("-")[0] or bare
 
 
 def offers(apt_cache, names):
-    """Versions by package, newest first; empty for a package that is in no list."""
+    """Return versions by package, newest first; empty for a package that is in no list."""
     found: dict[str, list[str]] = {name: [] for name in names}
     for line in output_of([*apt_cache, "madison", *names], ANSWER_LIMIT_S).splitlines() if names else []:
         name, version = (part.strip() for part in line.split("|")[:2])
@@ -58,13 +58,13 @@ def offers(apt_cache, names):
 
 
 def fitting(versions, pattern, release):
-    """The first of some versions that is this release and fits the pattern; None where none does."""
+    """Return the first version of a release that matches the pattern; None without a match."""
     wanted = pattern.replace("@RELEASE@", release)
     return next((one for one in versions if upstream(one) == release and fnmatch.fnmatchcase(one, wanted)), None)
 
 
 def settle(question, there):
-    """(the release that all required packages have, the answer where there is none)."""
+    """Return (the release that all required packages have, None), or (None, the answer) without such a release."""
     bound, required = question["bound"], question["required"]
     common = [
         release
@@ -83,16 +83,16 @@ def settle(question, there):
 
 
 def without(packages, text):
-    """dpkg's status without some packages, whatever their architecture."""
+    """Return dpkg's status without some packages, of any architecture."""
     gone = set(packages)
     stanzas = text.split("\n\n")
     return "\n\n".join(one for one in stanzas if not gone.intersection(re.findall(r"(?m)^Package: (\S+)", one)))
 
 
 def simulate(apt_get, apt_cache, arguments, more=()):
-    """What ``apt-get install`` would install and remove; ``source`` is what a package is built from."""
-    said = output_of([*apt_get, *more, "--simulate", "--assume-yes", *OPTIONS, "install", *arguments], ANSWER_LIMIT_S)
-    versions = dict(re.findall(r"(?m)^Inst (\S+) (?:\[\S+\] )?\((\S+) ", said))
+    """Return what ``apt-get install`` would install and remove; ``source`` is the name of the source package."""
+    output = output_of([*apt_get, *more, "--simulate", "--assume-yes", *OPTIONS, "install", *arguments], ANSWER_LIMIT_S)
+    versions = dict(re.findall(r"(?m)^Inst (\S+) (?:\[\S+\] )?\((\S+) ", output))
     built_from = {}
     if versions:
         exact = [f"{name}={version}" for name, version in versions.items()]
@@ -106,12 +106,12 @@ def simulate(apt_get, apt_cache, arguments, more=()):
             {"name": name, "version": version, "source": built_from.get(name.partition(":")[0], name)}
             for name, version in sorted(versions.items())
         ],
-        "remove": sorted(re.findall(r"(?m)^(?:Remv|Purg) (\S+)", said)),
+        "remove": sorted(re.findall(r"(?m)^(?:Remv|Purg) (\S+)", output)),
     }
 
 
 def with_names_that_exist(question, known):
-    """The question with each package that no list has replaced by the first of its alternatives that one has."""
+    """Return the question with each unknown package replaced by the first alternative that exists in a list."""
     taken = {
         name: next((other for other in others if other in known), name)
         for name, others in question["alternatives"].items()
@@ -122,7 +122,7 @@ def with_names_that_exist(question, known):
 
 
 def installed_versions(names):
-    """Name to version of those that are installed."""
+    """Return name to version of the packages that are installed."""
     if not names:
         return {}
     form = "${db:Status-Status}\\t${Package}\\t${Version}\\n"
@@ -131,9 +131,9 @@ def installed_versions(names):
 
 
 def restored(question, apt_cache):
-    """NAME=VERSION of what has a version that no source has any more, as NVIDIA's dkms without NVIDIA's repository.
+    """Return NAME=VERSION for packages with a version that no source offers, as NVIDIA's dkms without its repository.
 
-    Its epoch would keep it above all that the distribution will ever have.
+    Its epoch would keep it above every future version of the distribution.
     """
     there = installed_versions(question["restore"])
     known = offers(apt_cache, sorted(there))
@@ -141,16 +141,16 @@ def restored(question, apt_cache):
 
 
 def simulate_lifting(question, apt_get, apt_cache, wanted, more):
-    """``simulate``, and with what was asked for; where apt refuses, again with newer versions of what may be lifted.
+    """Return (result of ``simulate``, its arguments); if apt refuses, try newer versions of the packages of ``lift``.
 
-    The distribution's dkms is preferred to NVIDIA's, and too old for NVIDIA's modules on some systems.
+    The distribution's dkms is preferred to NVIDIA's, but is too old for NVIDIA's modules on some systems.
     """
     try:
         return simulate(apt_get, apt_cache, wanted, more), wanted
     except AptError as error:
         have = installed_versions(question["lift"])
         for name, versions in offers(apt_cache, question["lift"]).items():
-            # What builds packages alone (dh-dkms) is lifted where it is there, so that it does not stand in the way.
+            # dh-dkms only builds packages. If it is installed, its version must change too, or it blocks dkms.
             if versions and (name in have or name == question["lift"][0]) and have.get(name) != versions[0]:
                 wanted = [*wanted, f"{name}={versions[0]}"]
         try:
@@ -160,7 +160,7 @@ def simulate_lifting(question, apt_get, apt_cache, wanted, more):
 
 
 def transaction(question, folder, apt_get, apt_cache):
-    """The whole answer from lists that are there: a release, and one transaction that brings the node to it."""
+    """Return the whole answer from fetched lists: a release, and one transaction that installs it."""
     known = set(output_of([*apt_cache, "pkgnames"], ANSWER_LIMIT_S).split())
     question = with_names_that_exist(question, known)
     bound = {name: pattern for name, pattern in question["bound"].items() if name in known}
@@ -200,23 +200,23 @@ def transaction(question, folder, apt_get, apt_cache):
 
 
 def answer(question):
-    """The answer to one question, from lists that are fetched for it and thrown away."""
+    """Return the answer to one question from lists that are fetched for it and deleted afterwards."""
     with private_folder() as folder:
         lay_over(folder, {**question["files"], **question.get("keys", {})})
         apt_get, apt_cache = ([tool, "-c", f"{folder}/apt.conf"] for tool in ("apt-get", "apt-cache"))
         failed = refresh(apt_get, UPDATE_LIMIT_S)
         try:
-            said = transaction(question, folder, apt_get, apt_cache)
+            found = transaction(question, folder, apt_get, apt_cache)
         except AptError as error:
             raise AptError("; ".join([*failed, str(error)])) from None
-        if failed and "lacking" in said:
+        if failed and "lacking" in found:
             raise AptError("; ".join(failed))
-        refuse_failed_sources(failed, apt_cache, {row["name"]: row["version"] for row in said.get("install", ())})
-        return said
+        refuse_failed_sources(failed, apt_cache, {row["name"]: row["version"] for row in found.get("install", ())})
+        return found
 
 
 def answered(question):
-    """Return the answer; where apt cannot be asked, ``error`` says why."""
+    """Return the answer; ``error`` is the reason if apt cannot be run."""
     try:
         return answer(question)
     except (AptError, OSError) as error:

@@ -1,6 +1,6 @@
-"""What those that ask apt have in common: apt in a private folder, with files as they will be.
+"""Run apt in a private folder with planned files, for the modules that use apt.
 
-Standard library alone.
+Standard library only.
 """
 
 import base64
@@ -17,29 +17,29 @@ from pathlib import Path
 APT = Path("/etc/apt")
 SETTINGS, PREFERENCES, SOURCES = PARTS = ("apt.conf.d", "preferences.d", "sources.list.d")
 OWN = "gpunode-"
-"""In the names of all files that the roles put into apt's folders."""
+"""Part of the names of all files that the roles write to apt's folders."""
 JUDGE_LIMIT_S = 60
 OPTIONS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
-"""Of ``apt-get install`` everywhere, so that what is told is what is done."""
+"""Options of every ``apt-get install``, so that a simulation matches the real run."""
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 LISTS = Path("/var/lib/apt/lists")
 PAUSES_S = (3, 10)
-"""Between the tries of what may pass by itself."""
+"""Pauses between the attempts after a temporary error."""
 PASSES = re.compile(
     r"unexpected size|Mirror sync in progress|Hash Sum mismatch|Could not (resolve|connect)|Temporary failure"
     r"|Connection (reset|failed|timed)|timed? out|Undetermined Error|Bad Gateway|Service Unavailable|  50[0-4] "
 )
-"""In what apt says of a source: a fault of the network, or a mirror that is just being written."""
+"""Messages of apt about a source that may be temporary: a network error, or a mirror that is being updated."""
 FAILED = re.compile(
     r"^[WE]: .*(Failed to fetch|GPG error|is not signed|have a Release file|has a Release file|signature verification"
     r"|is not valid yet|is expired|changed its ')"
 )
-"""What apt says of a source whose lists it does not take."""
+"""Messages of apt about a source with lists that it rejects."""
 ENVIRONMENT = {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
-"""Of all commands, beside what this process has."""
+"""Environment of all commands, in addition to that of this process."""
 
-# Everything that apt writes goes to the private folder; hooks of the node's own configuration must not run for it.
-# Only what is asked here is fetched: no translations, sources, contents.
+# apt writes everything to the private folder; hooks of the node's own configuration must not run.
+# Only package lists are fetched: no translations, sources or contents.
 CONFIGURATION = """
 #clear APT::Update;
 #clear Acquire::IndexTargets;
@@ -63,7 +63,7 @@ Dir::Etc::preferencesparts "{folder}/preferences.d/";
 
 
 class AptError(Exception):
-    """apt did not do what it was asked for; the text says why in one line."""
+    """apt failed; the text is the reason in one line."""
 
 
 class StillRunningError(AptError):
@@ -71,15 +71,15 @@ class StillRunningError(AptError):
 
 
 def output_of(argv, limit_s, **environment):
-    """Standard output of a command; its process group is killed where it does not end in time or we are told to go."""
-    code, output, errors = said_by_all(argv, limit_s, **environment)
+    """Return the standard output of a command; its process group is killed at the time limit or on a signal."""
+    code, output, errors = captured(argv, limit_s, **environment)
     if code != 0:
         raise AptError(reason(output, errors, code))
     return output
 
 
-def said_by_all(argv, limit_s, **environment):
-    """(exit status, standard output, standard error) of a command, as ``output_of`` runs it."""
+def captured(argv, limit_s, **environment):
+    """Return (exit status, standard output, standard error) of a command, run as by ``output_of``."""
     child = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -100,9 +100,9 @@ def said_by_all(argv, limit_s, **environment):
 
 
 def carried_out(argv, limit_s):
-    """Run what must not be cut short: dpkg is never killed. Where it does not end in time, StillRunningError is raised.
+    """Run a command that must not be interrupted: dpkg is never killed. Raise StillRunningError at the time limit.
 
-    Its outputs are files, so that it can write on when we are gone.
+    Its outputs are files, so that it can continue to write after this process ends.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         environment = {**os.environ, **ENVIRONMENT}
@@ -125,12 +125,12 @@ def carried_out(argv, limit_s):
 
 
 def refresh(apt_get, limit_s):
-    """Fetch the lists of all sources; returned: what apt said of those that it did not take, one line each.
+    """Fetch the lists of all sources; return apt's messages about the sources that it rejected, one line each.
 
-    What may pass by itself is tried again. That a source failed is no error here: it may be one that nothing needs.
+    Temporary errors are retried. A failing source is not an error here: no package may need it.
     """
     for pause in (*PAUSES_S, None):
-        code, output, errors = said_by_all([*apt_get, "update"], limit_s)
+        code, output, errors = captured([*apt_get, "update"], limit_s)
         lines = [line for line in [*output.split("\n"), *errors.split("\n")] if FAILED.match(line)]
         why = [line for line in errors.split("\n") if "igning key" in line]
         if code != 0 and not lines:
@@ -142,7 +142,7 @@ def refresh(apt_get, limit_s):
 
 
 def refuse_failed_sources(failed, apt_cache, versions):
-    """Raise what apt said of sources (``refresh``) where a package comes from one of them and from no other."""
+    """Raise AptError with the messages of ``refresh`` if a package is offered only by sources that failed."""
     if not failed or not versions:
         return
     offers: dict[str, set[str]] = {}
@@ -151,24 +151,24 @@ def refuse_failed_sources(failed, apt_cache, versions):
         if versions.get(name) == version:
             offers.setdefault(name, set()).add(where.split()[0].rstrip("/"))
     for addresses in offers.values():
-        said = [[line for line in failed if re.search(re.escape(one) + r"(?=[/ '\"]|$)", line)] for one in addresses]
-        if all(said):
-            raise AptError("; ".join(dict.fromkeys(line for lines in said for line in lines)))
+        errors = [[line for line in failed if re.search(re.escape(one) + r"(?=[/ '\"]|$)", line)] for one in addresses]
+        if all(errors):
+            raise AptError("; ".join(dict.fromkeys(line for lines in errors for line in lines)))
 
 
 def reason(output, errors, code):
-    """Of all that a command said, the lines that tell why it failed."""
-    said = [line for line in [*output.split("\n"), *errors.split("\n")] if line.strip()]
-    # Why a signature is not taken, apt says in a warning; which package does not fit or broke, in lines of no kind.
-    why = [line for line in said if (line.startswith("W: ") and "GPG error" in line) or "igning key" in line]
-    named = [line for line in said if line.startswith("E: ")]
-    broken = [line.strip() for line in said if re.match(r" \S+ : |dpkg: error|.*[Nn]o space left", line)]
+    """Return the lines of a command's output that explain why it failed, in one line."""
+    lines = [line for line in [*output.split("\n"), *errors.split("\n")] if line.strip()]
+    # apt reports a rejected signature in a warning, and an unfit or broken package in lines without a prefix.
+    why = [line for line in lines if (line.startswith("W: ") and "GPG error" in line) or "igning key" in line]
+    named = [line for line in lines if line.startswith("E: ")]
+    broken = [line.strip() for line in lines if re.match(r" \S+ : |dpkg: error|.*[Nn]o space left", line)]
     chosen = dict.fromkeys([*why[:3], *named[:4], *broken[:4]])
-    return "; ".join(chosen or said[-3:]) or f"rc {code}"
+    return "; ".join(chosen or lines[-3:]) or f"rc {code}"
 
 
 def damaged(path, folder):
-    """Whether apt cannot read this file, asked of apt with no other file of the node."""
+    """Return whether apt cannot parse a file; apt reads no other file of the node for it."""
     alone = folder / "alone.conf"
     alone.write_text(f'Dir "{folder}/alone/";\nDir::State::status "/dev/null";\n', encoding="utf-8")
     judges = {
@@ -179,7 +179,7 @@ def damaged(path, folder):
     try:
         output_of(judges[path.parent.name], JUDGE_LIMIT_S, APT_CONFIG=str(alone))
     except AptError as error:
-        # That apt took too long, or could not run, says nothing of the file.
+        # A timeout, or a missing apt, is not an error in the file.
         if not str(error).startswith("E: "):
             raise
         return True
@@ -187,9 +187,9 @@ def damaged(path, folder):
 
 
 def link_own(folder, part, files):
-    """Link the node's own files of one of apt's folders, without those of ``files``; returned: damaged ones left out.
+    """Link the node's own files of one of apt's folders, except those in ``files``; return the damaged ones left out.
 
-    A damaged file of ours stops apt altogether, and the role that has it is about to write it anew.
+    A damaged file of the roles makes apt fail entirely; the role that owns the file is about to rewrite it.
     """
     (folder / part).mkdir()
     left_out = []
@@ -204,9 +204,9 @@ def link_own(folder, part, files):
 
 
 def lay_over(folder, files):
-    """Fill the private folder: links to the node's own files, and ``files`` in place of those of the same path.
+    """Fill the private folder with links to the node's own files, and with ``files`` in place of the same paths.
 
-    ``files`` in none of apt's three folders are keys; the others name them by their paths.
+    ``files`` outside apt's three folders are keys; the other files refer to them by path.
     """
     texts = {path: text for path, text in files.items() if Path(path).parent in [APT / part for part in PARTS]}
     for path, content in files.items():
@@ -221,12 +221,12 @@ def lay_over(folder, files):
             (folder / Path(path).relative_to(APT)).write_text(text, encoding="utf-8")
     for name in ("lists/partial", "cache/archives/partial", "log"):
         (folder / name).mkdir(parents=True)
-    # What was fetched already is asked for changes alone: apt puts its own file in a link's place, or removes the link.
+    # Lists that exist already are fetched only if they changed: apt replaces the link with its own file or removes it.
     for path in LISTS.glob("*_*"):
         if path.is_file():
             (folder / "lists" / path.name).symlink_to(path)
     settings = [text for path, text in texts.items() if Path(path).parent.name == SETTINGS]
-    # A proxy's password may be among them. apt reads them as root, and tells them to those that fetch through a pipe.
+    # They may contain a proxy's password. apt reads them as root and passes them to its fetchers through a pipe.
     (folder / "apt.conf").touch(0o600)
     (folder / "apt.conf").write_text("\n".join([CONFIGURATION.format(folder=folder), *settings]), encoding="utf-8")
     read_from(folder, f'Dir::Etc::parts "{folder}/{SETTINGS}/";\n')
@@ -234,9 +234,9 @@ def lay_over(folder, files):
 
 @contextmanager
 def passing_over_damaged(preferences):
-    """apt of the node itself, without damaged files of ours and with some ``preferences`` ({path: text}) as given.
+    """Run apt on the node itself without damaged files of the roles and with given ``preferences`` ({path: text}).
 
-    An empty text is a file that is not to be there.
+    An empty text means that the file must not exist.
     """
     with private_folder() as folder:
         left_out = [path for part in PARTS for path in link_own(folder, part, preferences)]
@@ -251,7 +251,7 @@ def passing_over_damaged(preferences):
 
 
 def read_from(folder, settings):
-    """Have apt read these settings before all other files, where those of ``-c`` come after them."""
+    """Set APT_CONFIG, so that apt reads these settings before all other files; files of ``-c`` come last."""
     first = folder / "first.conf"
     first.write_text(settings, encoding="utf-8")
     ENVIRONMENT["APT_CONFIG"] = str(first)
@@ -259,7 +259,7 @@ def read_from(folder, settings):
 
 @contextmanager
 def private_folder():
-    """A folder that is gone afterwards; where apt speaks of a link in it, a person is told where the file lies."""
+    """Yield a temporary folder; paths of its links in the text of an AptError are replaced by the real paths."""
     with tempfile.TemporaryDirectory(prefix="gpunode-apt-") as name:
         Path(name).chmod(0o755)  # apt fetches as a user of its own
         try:
@@ -272,7 +272,7 @@ def private_folder():
 
 
 def leave_orderly(number, _frame):
-    """Go in an orderly way, once: what is under way is killed and the private folder removed."""
+    """Exit on a signal: running commands are killed and the private folder is removed. Further signals are ignored."""
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)

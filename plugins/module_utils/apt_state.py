@@ -1,6 +1,6 @@
-"""What apt and dpkg hold on this node: sources, packages, who has the package lock.
+"""Read the state of apt and dpkg on this node: sources, packages, the holder of the package lock.
 
-Standard library alone: python3-apt may not be there yet.
+Standard library only: python3-apt may not be installed.
 """
 
 import os
@@ -17,11 +17,11 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
 )
 
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
-# apt writes a cache that is out of date anew whenever it is asked; a look is to change nothing. Without one it is slow.
+# apt rewrites an outdated cache on every call, but reading the state must change nothing. Without a cache apt is slow.
 CACHE = Path("/var/cache/apt/pkgcache.bin")
 CACHED = ("/var/lib/dpkg/status", "/var/lib/apt/lists", "/etc/apt", "/etc/apt/sources.list.d", "/etc/apt/preferences.d")
 NO_CACHE = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
-# Whose publisher matters: what may belong to a driver, and what its modules are built with.
+# Packages of which the publisher is read: those of a driver, and the tools that build its modules.
 GPU_STACK = re.compile(r"nvidia|libcuda|libnv|libxnvctrl|cuda-drivers|^(dh-)?dkms$")
 POLICY = Path("/usr/sbin/policy-rc.d")
 UNATTENDED = ("apt-daily.service", "apt-daily-upgrade.service")
@@ -29,8 +29,8 @@ OWN_LIST = Path("/etc/apt/apt.conf.d/52gpunode-nvidia-driver")
 JOURNAL = Path("/var/lib/gpunode/transaction")
 
 
-def said_by(argv):
-    """Standard output of a command; empty where it fails, for the callers then know nothing."""
+def output_or_empty(argv):
+    """Return the standard output of a command; empty if it fails, which the callers treat as unknown."""
     try:
         return output_of(argv, 60)
     except (AptError, OSError):
@@ -38,7 +38,7 @@ def said_by(argv):
 
 
 def deb822_entries(text):
-    """Stanzas of a .sources file as field dicts; a field's further lines are joined by line ends."""
+    """Yield the stanzas of a .sources file as dicts of fields; continuation lines are joined by newlines."""
     for block in re.split(r"\n[ \t]*\n", text):
         fields, name = {}, None
         for line in block.splitlines():
@@ -66,7 +66,7 @@ def deb822_entries(text):
 
 
 def one_line_entries(text):
-    """Lines of a .list file in the same shape; ``arch`` gets the name that it has in the other format."""
+    """Yield the lines of a .list file in the same shape; the option ``arch`` is named as in a .sources file."""
     for line in text.splitlines():
         found = re.match(r"\s*(deb|deb-src)\s+(?:\[([^\]]*)\]\s*)?(\S+)\s+(\S+)\s*([^#]*)", line)
         if found:
@@ -84,22 +84,22 @@ def one_line_entries(text):
 
 
 def origins():
-    """(file, suite) of a source to what its Release file says; only of what was fetched already."""
+    """Return (file, suite) of a source to origin and codename of its Release file, for sources with fetched lists."""
     form = "$(SOURCESENTRY)|$(RELEASE)|$(ORIGIN)|$(CODENAME)"
     seen = {}
-    for line in said_by(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines():
+    for line in output_or_empty(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines():
         parts = line.split("|")
         if len(parts) == 4:
             entry, suite, origin, codename = parts
             file = Path(entry.rpartition(":")[0])
-            # Where a damaged file was passed over, apt was given links to the others.
+            # If a damaged file was left out, apt reads the others through links in a private folder.
             own = APT / SOURCES / file.name if file.parent.name == SOURCES else file
             seen[str(own), suite] = {"origin": origin, "codename": codename}
     return seen
 
 
 def sources():
-    """Every enabled entry of the node's sources, with the file that it stands in."""
+    """Return every enabled entry of the node's sources, with its file."""
     seen = origins()
     found = []
     for path in (APT / "sources.list", *sorted((APT / SOURCES).glob("*"))):
@@ -113,10 +113,10 @@ def sources():
 
 
 def packages():
-    """Installed ones (name to version), names of those that dpkg left half-done, and of those that are held."""
+    """Return the ``installed`` packages (name to version), and the names of ``unfinished`` and ``held`` ones."""
     form = "${db:Status-Status}\\t${db:Status-Want}\\t${Package}\\t${Version}\\n"
     installed, unfinished, held = {}, [], []
-    for line in said_by(["dpkg-query", "-W", "-f", form]).splitlines():
+    for line in output_or_empty(["dpkg-query", "-W", "-f", form]).splitlines():
         status, want, name, version = line.split("\t")
         if want == "hold":
             held.append(name)
@@ -128,16 +128,16 @@ def packages():
 
 
 def publishers(installed):
-    """Name of each installed package of the GPU stack to (Origin, Label) of the repositories that list its version."""
+    """Return each installed package of the GPU stack to (Origin, Label) of the repositories that list its version."""
     names = [name for name in installed if GPU_STACK.search(name)]
     if not names:
         return {}
     form = "$(REPO_URI)|$(ORIGIN)|$(LABEL)"
-    targets = said_by(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines()
+    targets = output_or_empty(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines()
     repositories = [line.split("|") for line in targets if line.count("|") == 2]
     found: dict[str, list[list[str]]] = {}
     name, exact = "", False
-    for line in said_by(["apt-cache", *settings_for_a_look(), "policy", *names]).splitlines():
+    for line in output_or_empty(["apt-cache", *read_only_options(), "policy", *names]).splitlines():
         if re.match(r"\S+:$", line):
             name, exact = line[:-1], False
         elif re.match(r" (\*\*\*|   ) \S", line):
@@ -148,8 +148,8 @@ def publishers(installed):
     return found
 
 
-def settings_for_a_look():
-    """Options with which apt-cache writes nothing: it uses its cache where that is fresh, and none otherwise."""
+def read_only_options():
+    """Return options with which apt-cache writes nothing: it uses its cache if that is fresh, and none otherwise."""
     fresh = CACHE.exists() and all(
         Path(path).stat().st_mtime < CACHE.stat().st_mtime for path in CACHED if Path(path).exists()
     )
@@ -157,7 +157,7 @@ def settings_for_a_look():
 
 
 def policy_left():
-    """A run that was killed left its policy-rc.d: no service of a package starts any more."""
+    """Return whether a killed run left its policy-rc.d, with which no service of a package starts."""
     try:
         return "# Of gpunode," in POLICY.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -165,7 +165,7 @@ def policy_left():
 
 
 def names_left():
-    """Packages of a transaction of ours that did not end well; [] where there is none."""
+    """Return the packages of a gpunode transaction that did not end successfully; [] without one."""
     try:
         return JOURNAL.read_text(encoding="utf-8", errors="replace").split()
     except OSError:
@@ -173,12 +173,12 @@ def names_left():
 
 
 def header_packages():
-    """Names of all header packages in the node's sources."""
-    return said_by(["apt-cache", *settings_for_a_look(), "pkgnames", "linux-headers-"]).split()
+    """Return the names of all kernel header packages in the node's sources."""
+    return output_or_empty(["apt-cache", *read_only_options(), "pkgnames", "linux-headers-"]).split()
 
 
 def own_holds():
-    """Names that the role nvidia_driver holds: those that it keeps from unattended upgrades."""
+    """Return the packages that the role nvidia_driver holds: those that it excludes from unattended upgrades."""
     try:
         text = OWN_LIST.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -187,10 +187,10 @@ def own_holds():
 
 
 def lock_holder():
-    """``NAME (pid N)`` of the process that holds a package lock, None where nobody does.
+    """Return ``NAME (pid N)`` of the process that holds a package lock; None without one.
 
-    The kernel names device and inode; on some file systems (btrfs, overlay) it knows the device by another number than
-    stat does, and the inode alone then has to do.
+    The kernel lists device and inode. On some file systems (btrfs, overlay) its device number differs from that of
+    stat; the inode alone is then compared.
     """
     files = [Path(path).stat() for path in LOCKS if Path(path).exists()]
     exact = {(os.major(one.st_dev), os.minor(one.st_dev), one.st_ino) for one in files}
@@ -207,7 +207,7 @@ def lock_holder():
 
 
 def process_name(pid):
-    """The short name of a process, or a word for one that is gone or not in our view."""
+    """Return the short name of a process; ``a process`` if it ended or is not visible."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -215,19 +215,19 @@ def process_name(pid):
 
 
 def unattended_run():
-    """The unit of apt's own upgrades that is at work; None where none is. Between two steps it holds no lock."""
+    """Return the active unit of apt's own upgrades; None without one. Between two steps it holds no lock."""
     argv = ["systemctl", "show", "--property=Id,ActiveState", *UNATTENDED]
-    units = [dict(re.findall(r"(?m)^(\w+)=(.*)$", block)) for block in said_by(argv).split("\n\n")]
+    units = [dict(re.findall(r"(?m)^(\w+)=(.*)$", block)) for block in output_or_empty(argv).split("\n\n")]
     return next((unit["Id"] for unit in units if unit.get("ActiveState") == "activating"), None)
 
 
 def at_work():
-    """Who holds a package lock, or is about to; None where nobody does."""
+    """Return the process or unit that holds a package lock or is about to take it; None without one."""
     return lock_holder() or unattended_run()
 
 
 def awaited(limit_s):
-    """Who is still at work after waiting for it; None where nobody is."""
+    """Wait for package locks; return the holder that remains at the time limit, None without one."""
     end = time.monotonic() + limit_s
     while at_work() and time.monotonic() < end:
         time.sleep(2)
@@ -235,7 +235,7 @@ def awaited(limit_s):
 
 
 def taken(holder=None):
-    """Return what apt and dpkg hold; None without dpkg, ``{"error": one line}`` where apt cannot be asked."""
+    """Return the state of apt and dpkg; None without dpkg, ``{"error": one line}`` if apt cannot be run."""
     if not Path("/var/lib/dpkg/status").exists():
         return None
     try:
@@ -243,7 +243,7 @@ def taken(holder=None):
             held = packages()
             asked = {"sources": sources(), "headers": header_packages(), "publishers": publishers(held["installed"])}
     except (AptError, OSError) as error:
-        # With nothing in its place the node would be refused for what apt did not say: no sources, no headers.
+        # An empty state would be refused for the wrong reason: no sources, no headers.
         return {"error": " ".join(str(error).split())}
     return {
         **asked,
@@ -253,7 +253,7 @@ def taken(holder=None):
         "policy_left": policy_left(),
         "left": names_left(),
         "interrupted": any(path.name.isdigit() for path in Path("/var/lib/dpkg/updates").glob("*")),
-        "architecture": said_by(["dpkg", "--print-architecture"]).strip(),
+        "architecture": output_or_empty(["dpkg", "--print-architecture"]).strip(),
         "lock_holder": holder,
         "runfile": Path("/usr/bin/nvidia-uninstall").exists(),
     }

@@ -1,27 +1,26 @@
-"""One apt transaction on this node: simulated, or carried out.
+"""One apt transaction on this node, simulated or executed.
 
-Standard library alone. The question::
+Standard library only. The question::
 
-    {"install": ["NAME" | "NAME=PATTERN"],  what is to be there; a pattern is a shell pattern of versions
-     "purge": [patterns],                   what goes in the same transaction
-     "purge_new": [patterns],               what goes too, unless the memory says that it was there before
-     "state": "present" | "absent",         absent: what goes, and what came with it and nothing needs any more
-     "never": [patterns],                   what must neither come, move nor go by it
-     "restore": [names],                    absent: what stays and goes back from NVIDIA's version to the distribution's
-     "hold": [patterns],                    what is held afterwards; with absent: what goes where it is held and new
-     "memory": path | null,                 list of the packages that were there before, written once
-     "simulate": bool,                      only tell
-     "files": {path: text | {"b64": text}}, files as the caller will write them; empty text: not there. Simulated: all
-                                            of apt's; else the preferences alone
-     "planned": {"packages": {name: version}, "purge": [names]},  simulated: what others will have done before
-     "unhold": [names],                     whose hold is released
+    {"install": ["NAME" | "NAME=PATTERN"],  packages to install; a pattern is a shell pattern of versions
+     "purge": [patterns],                   packages to remove in the same transaction
+     "purge_new": [patterns],               packages to remove too, unless the memory lists them
+     "state": "present" | "absent",         absent: remove packages, and dependencies that nothing needs any more
+     "never": [patterns],                   packages that must not be installed, change version or be removed
+     "restore": [names],                    absent: packages to change from NVIDIA's version to the distribution's
+     "hold": [patterns],                    packages to hold afterwards; absent: remove those that are held and new
+     "memory": path | null,                 list of the packages installed before the first change, written once
+     "simulate": bool,                      only report the changes
+     "files": {path: text | {"b64": text}}, planned files; empty text: the file must not exist. Simulated: all
+                                            files of apt; else only the preferences
+     "planned": {"packages": {name: version}, "purge": [names]},  simulated: changes of earlier transactions
+     "unhold": [names],                     packages to unhold
      "lock_wait_s": seconds, "limit_s": seconds}
 
-The answer: ``install`` ({name: version}), ``remove``, ``hold``, ``unhold`` (names), ``warnings`` (sources that failed
-and that nothing needed), ``finished`` (packages that an interrupted run left half-done). Installed packages that
-satisfy ``install``
-are left alone, so that a node that has all is asked nothing of apt. An ``error`` is one line that says why nothing was
-done; with ``"done": false`` the transaction itself broke off.
+The answer: ``install`` ({name: version}), ``remove``, ``hold``, ``unhold`` (names), ``warnings`` (failed sources that
+no package needed), ``finished`` (packages that an interrupted run left half-configured). Installed packages that
+satisfy ``install`` are left alone; apt is not run if all are installed. An ``error`` is the reason in one line why
+nothing was done; with ``"done": false`` the transaction itself failed.
 """
 
 import fcntl
@@ -57,20 +56,20 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 DPKG_LOCK = Path("/var/lib/dpkg/lock-frontend")
 DPKG_UPDATES = Path("/var/lib/dpkg/updates")
 JOURNAL = Path("/var/lib/gpunode/transaction")
-"""Names of the packages of a transaction, from before it begins until it has ended well."""
+"""File with the packages of a transaction, written before it begins and deleted after it succeeded."""
 MAKE_LOGS = "/var/lib/dkms/*/*/build/make.log"
 NVIDIAS = re.compile(r"\|(NVIDIA CUDA|DOCA-HOST[^|]*)$")
-"""How apt's list of repositories ends for NVIDIA's, by their labels."""
+"""End of the lines of NVIDIA's repositories in apt's list, by their labels."""
 POLICY_TEXT = (
     "#!/bin/sh\n# Of gpunode, for as long as a transaction runs: no service is started or restarted by it.\nexit 101\n"
 )
 
 
 def patient(act, wait_s):
-    """What ``act`` returns, done again while another apt holds a lock.
+    """Return the result of ``act``, repeated while another apt holds a lock.
 
-    ``DPkg::Lock::Timeout`` waits for dpkg's lock alone, not for that of the lists, which apt-daily takes; and between
-    two of its transactions unattended-upgrades lets go of the lock and takes it again.
+    ``DPkg::Lock::Timeout`` waits only for dpkg's lock, not for the lock of the lists, which apt-daily takes. Between
+    two of its transactions, unattended-upgrades releases the lock and takes it again.
     """
     end = time.monotonic() + wait_s
     while True:
@@ -86,7 +85,7 @@ def patient(act, wait_s):
 
 
 def matches(name, patterns):
-    """True where one of the shell patterns fits."""
+    """Return whether one of the shell patterns matches."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -97,7 +96,7 @@ def rows_of_dpkg():
 
 
 def database():
-    """Name to (version, whole, held) of all packages of which something is on the node."""
+    """Return name to (version, whole, held) of all packages that are at least partly installed."""
     found = {}
     for name, version, status, want in rows_of_dpkg():
         if status not in ("config-files", "not-installed"):
@@ -107,7 +106,7 @@ def database():
 
 
 def lacking(wanted, present):
-    """The entries of ``install`` that no installed package satisfies."""
+    """Return the entries of ``install`` that no installed package satisfies."""
     found = []
     for entry in wanted:
         name, _, pattern = entry.partition("=")
@@ -119,8 +118,8 @@ def lacking(wanted, present):
 
 @contextmanager
 def apt_as_it_will_be(question):
-    """Have apt obey the preferences that the caller writes when all went well, and pass over damaged files of ours."""
-    if question["simulate"] and question["state"] == "present":  # a whole folder of apt's is laid over for it
+    """Run apt with the planned preferences and without damaged files of the roles."""
+    if question["simulate"] and question["state"] == "present":  # runs with a whole private folder instead
         yield
         return
     files = {} if question["simulate"] else question["files"]
@@ -130,10 +129,10 @@ def apt_as_it_will_be(question):
 
 @contextmanager
 def asking(question):
-    """(options with which apt answers, what it said of sources that failed).
+    """Yield (options of apt, its messages about failed sources), with fresh lists.
 
-    Asked is apt of the node itself with fresh lists, or simulated, of a private folder. Where what is done with it
-    fails, the sources that failed are told first.
+    A simulation uses apt in a private folder, a real run the node's own apt. If the caller's block raises AptError,
+    the messages about failed sources are put first.
     """
     with apt_of(question) as options:
         failed = patient(lambda: refresh(["apt-get", *options], UPDATE_LIMIT_S), question["lock_wait_s"])
@@ -145,7 +144,7 @@ def asking(question):
 
 @contextmanager
 def apt_of(question):
-    """Options with which apt is asked."""
+    """Yield the options of apt."""
     if not question["simulate"]:
         yield question["options"]
         return
@@ -155,24 +154,23 @@ def apt_of(question):
 
 
 def simulated(options, arguments):
-    """What apt-get would install (name to version) and remove (names)."""
-    said = output_of(["apt-get", *options, "--simulate", "--assume-yes", *OPTIONS, *arguments], ANSWER_LIMIT_S)
-    install = {
-        name.partition(":")[0]: version for name, version in re.findall(r"(?m)^Inst (\S+) (?:\[\S+\] )?\((\S+) ", said)
-    }
-    remove = {name.partition(":")[0] for name in re.findall(r"(?m)^(?:Remv|Purg) (\S+)", said)}
+    """Return (name to version, names) that apt-get would install and remove."""
+    output = output_of(["apt-get", *options, "--simulate", "--assume-yes", *OPTIONS, *arguments], ANSWER_LIMIT_S)
+    rows = re.findall(r"(?m)^Inst (\S+) (?:\[\S+\] )?\((\S+) ", output)
+    install = {name.partition(":")[0]: version for name, version in rows}
+    remove = {name.partition(":")[0] for name in re.findall(r"(?m)^(?:Remv|Purg) (\S+)", output)}
     return install, remove - install.keys()
 
 
 def offered(options, entry):
-    """The versions of a package that the node's sources have, newest first."""
+    """Return the versions of a package that the node's sources offer, newest first."""
     name = entry.partition("=")[0]
     lines = output_of(["apt-cache", *options, "madison", name], ANSWER_LIMIT_S).splitlines()
     return list(dict.fromkeys(line.split("|")[1].strip() for line in lines if line.count("|") >= 2))
 
 
 def refuse_what_is_not_offered(options, wanted):
-    """apt says that a version was not found; which there are, it does not say."""
+    """Raise AptError if no source offers a requested version; apt's own message lacks the versions that exist."""
     for entry in wanted:
         name, _, pattern = entry.partition("=")
         versions = offered(options, entry)
@@ -183,7 +181,7 @@ def refuse_what_is_not_offered(options, wanted):
 
 
 def refuse_what_is_not_ours(question, present, install, remove):
-    """A transaction that would touch something else is not made."""
+    """Raise AptError if the transaction would touch packages outside the question."""
     never = sorted(name for name in {*install, *remove} if matches(name, question["never"]))
     if never:
         raise AptError(f"it would also touch {', '.join(never)}, which this role does not manage")
@@ -201,7 +199,7 @@ def refuse_what_is_not_ours(question, present, install, remove):
 
 
 def coming(question, present):
-    """(install, remove) of the packages to have, and the arguments of apt-get that do it."""
+    """Return (install, remove, arguments of apt-get) for ``state: present``."""
     wanted = lacking(question["install"], present)
     going = {name for name in present if matches(name, question["purge"])}
     if not wanted and not going:
@@ -224,22 +222,22 @@ def coming(question, present):
 
 
 def leaving(question, present):
-    """(install, remove) where packages go, with those that came along; and the arguments that do it."""
+    """Return (install, remove, arguments of apt-get) for ``state: absent``, with dependencies that came along."""
     memory = Path(question["memory"]) if question["memory"] else None
     known = memory is not None and memory.exists()
     before = set(memory.read_text(encoding="utf-8").split()) if memory is not None and known else set()
-    # A transaction that was cut off leaves configuration of what it had removed.
+    # An interrupted transaction leaves configuration of packages that it had removed.
     left = {name for name, _, status, _ in rows_of_dpkg() if status == "config-files"}
     going = {name for name in present.keys() | left if matches(name, question["purge"])}
     if known:
-        # What is held is no orphan for apt.
+        # apt does not treat held packages as orphans.
         going |= {name for name in present.keys() - before if matches(name, question["purge_new"])}
         going |= {name for name in present.keys() - before if present[name][2] and matches(name, question["hold"])}
     if not going:
         return {}, set(), []
     unneeded = ["-o", "APT::AutoRemove::SuggestsImportant=false"]
     if known:
-        # They were named when they came, which is no orphan for apt either; where others need them now, they stay.
+        # apt does not treat explicitly installed packages as orphans either; they stay if other packages need them.
         came = {name for name in question["restore"] if name in present.keys() - before}
         if came and not removed(going | came) - removed(going) - came:
             going |= came
@@ -255,21 +253,21 @@ def leaving(question, present):
 
 
 def removed(names):
-    """Return what apt removes with these packages."""
+    """Return the packages that apt removes together with these."""
     return simulated([], ["--purge", "remove", *sorted(names)])[1]
 
 
 def restored(question, staying):
-    """NAME=VERSION of what stays and came from a repository of NVIDIA's though the distribution has it too, as dkms
-    from CUDA's and rdma-core from DOCA's.
+    """Return NAME=VERSION for packages that stay and change from NVIDIA's version to the distribution's.
 
-    Its epoch or number would keep it above all that the distribution will ever have.
+    Examples are dkms from the CUDA repository and rdma-core from the DOCA repository. Their epoch or version would
+    keep them above every future version of the distribution.
     """
     there = sorted(name for name in question["restore"] if name in staying)
     if not there:
         return []
     if not question["simulate"]:
-        with suppress(AptError):  # what was fetched before has to do then
+        with suppress(AptError):  # the lists fetched before are used then
             patient(lambda: refresh(["apt-get", *question["options"]], UPDATE_LIMIT_S), question["lock_wait_s"])
     form = "$(REPO_URI)|$(LABEL)"
     targets = output_of(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], ANSWER_LIMIT_S)
@@ -284,8 +282,8 @@ def restored(question, staying):
 
 @contextmanager
 def services_left_alone():
-    """The packages' own scripts start and restart nothing: the role does so, where it may."""
-    # One of ours was left by a run that was killed.
+    """Keep package scripts from starting and restarting services; the role does that where allowed."""
+    # A policy-rc.d of gpunode may be left by a killed run.
     if POLICY.exists() and not policy_is_ours():
         yield
         return
@@ -294,7 +292,7 @@ def services_left_alone():
     try:
         yield
     except StillRunningError:
-        raise  # dpkg is still at work: the next run removes it
+        raise  # dpkg is still running: the next run removes the file
     except BaseException:
         POLICY.unlink()
         raise
@@ -302,12 +300,12 @@ def services_left_alone():
 
 
 def policy_is_ours():
-    """A policy-rc.d of ours is there."""
+    """Return whether the policy-rc.d was written by gpunode."""
     return POLICY.exists() and POLICY.read_text(encoding="utf-8", errors="replace") == POLICY_TEXT
 
 
 def remove_left_policy():
-    """Take away what a killed run left: services would never start again. Not while dpkg is at work."""
+    """Remove the policy-rc.d of a killed run, with which services never start. Not while dpkg is running."""
     if not policy_is_ours():
         return
     try:
@@ -319,13 +317,13 @@ def remove_left_policy():
 
 
 def remember(path, present):
-    """Write down what is there before the first change, once."""
+    """Record the installed packages before the first change, once."""
     if path and not Path(path).exists():
         write_names(Path(path), present)
 
 
 def write_names(path, names):
-    """Write names into a file, one a line."""
+    """Write names to a file, one per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".new")
     with draft.open("w", encoding="utf-8") as file:
@@ -336,7 +334,7 @@ def write_names(path, names):
 
 
 def names_in(path):
-    """Names in a file, one a line; none where there is no such file."""
+    """Return the names in a file, one per line; empty if the file is missing."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").split()
     except OSError:
@@ -344,10 +342,10 @@ def names_in(path):
 
 
 def finish_interrupted(question):
-    """Finish what a run that was cut short left half-done; return the names of what there was.
+    """Configure packages that an interrupted run left half-configured; return their names.
 
-    What others left is not ours to finish, unless apt does nothing at all before it. What cannot
-    be finished, the transaction itself completes, or it fails with it.
+    Half-configured packages of other tools are left alone, unless apt refuses to work because of them. A package that
+    cannot be configured here is completed by the transaction itself, or makes it fail.
     """
     cut = DPKG_UPDATES.is_dir() and any(path.name.isdigit() for path in DPKG_UPDATES.iterdir())
     ours = {*names_in(JOURNAL), *(entry.partition("=")[0] for entry in question["install"])}
@@ -364,7 +362,7 @@ def finish_interrupted(question):
 
 
 def compiler_log(since):
-    """Return the compiler's errors in the newest log that DKMS wrote since then; empty where there are none."""
+    """Return the compiler's errors in the newest log that DKMS wrote since a time; empty without errors."""
     logs = [Path(path) for path in glob.glob(MAKE_LOGS)]  # noqa: PTH207
     new = sorted((path for path in logs if path.stat().st_mtime >= since), key=lambda path: path.stat().st_mtime)
     if not new:
@@ -376,18 +374,19 @@ def compiler_log(since):
 
 
 def answer(question):
-    """Tell what is to be done, and do it where it is asked for."""
+    """Return the answer of a transaction, after it was executed unless it is simulated."""
     options = ["-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}"]
     with apt_as_it_will_be(question):
         finished = [] if question["simulate"] else finish_interrupted(question)
-        said = told_and_done({"unhold": [], **question, "options": options, "warnings": []})
-    return {**said, "finished": finished}
+        done = transacted({"unhold": [], **question, "options": options, "warnings": []})
+    return {**done, "finished": finished}
 
 
 def downloaded(question, argv, install, remove):
-    """(the arguments, what they install) after all packages were fetched, which may be cut short where dpkg may not.
+    """Download all packages; return (the arguments of apt-get, what they install).
 
-    Where packages go and one cannot be fetched that would go back to the distribution's version, it stays as it is.
+    A download may be interrupted, dpkg may not. With ``state: absent``, a package of ``restore`` that cannot be
+    downloaded keeps its version.
     """
     try:
         patient(lambda: output_of([*argv, "--download-only"], question["limit_s"]), question["lock_wait_s"])
@@ -399,14 +398,14 @@ def downloaded(question, argv, install, remove):
     return argv, dict(sorted(install.items()))
 
 
-def told_and_done(question):
-    """The answer; ``options`` of the question are for apt on the node itself."""
+def transacted(question):
+    """Return the answer after the transaction; ``options`` of the question are for the node's own apt."""
     present = database()
     leave = question["state"] == "absent"
     install, remove, arguments = (leaving if leave else coming)(question, present)
     after = (present.keys() | install.keys()) - remove
     held = {name for name in present if present[name][2]}
-    said = {
+    result = {
         "install": dict(sorted(install.items())),
         "remove": sorted(remove),
         "hold": sorted(name for name in after - held if matches(name, question["hold"])),
@@ -415,10 +414,10 @@ def told_and_done(question):
         "done": False,
     }
     if question["simulate"]:
-        return said
+        return result
     try:
-        if said["unhold"]:
-            output_of(["apt-mark", "unhold", *said["unhold"]], ANSWER_LIMIT_S)
+        if result["unhold"]:
+            output_of(["apt-mark", "unhold", *result["unhold"]], ANSWER_LIMIT_S)
         if arguments:
             argv = ["apt-get", *question["options"], "--assume-yes", *OPTIONS]
             argv += [
@@ -431,11 +430,11 @@ def told_and_done(question):
                 *arguments,
             ]
             if install:
-                argv, said["install"] = downloaded(question, argv, install, remove)
-            # A job may have begun since the plan was made, while packages were fetched.
+                argv, result["install"] = downloaded(question, argv, install, remove)
+            # A job may have started since the plan was made.
             users = question.get("gpu_users", list)()
             if users:
-                return {**said, "error": f"busy: GPUs are in use by {', '.join(users)}, nothing was installed"}
+                return {**result, "error": f"busy: GPUs are in use by {', '.join(users)}, nothing was installed"}
             write_names(JOURNAL, {*install, *remove})
             if leave:
                 patient(lambda: carried_out(argv, question["limit_s"]), question["lock_wait_s"])
@@ -444,27 +443,27 @@ def told_and_done(question):
                 with services_left_alone():
                     patient(lambda: carried_out(argv, question["limit_s"]), question["lock_wait_s"])
         JOURNAL.unlink(missing_ok=True)
-        # A package that moved has lost its hold.
+        # A package that changed version has lost its hold.
         loose = [name for name, row in database().items() if not row[2] and matches(name, question["hold"])]
         if loose and not leave:
             output_of(["apt-mark", "hold", *sorted(loose)], ANSWER_LIMIT_S)
     except AptError as error:
-        return {**said, "error": f"interrupted: {error}"}
-    return {**said, "done": True}
+        return {**result, "error": f"interrupted: {error}"}
+    return {**result, "done": True}
 
 
 def answered(question):
-    """Return the answer; where nothing was done, ``error`` says why."""
+    """Return the answer; ``error`` is the reason if nothing was done."""
     if not question["simulate"]:
         remove_left_policy()
     for number in SIGNALS:
-        # A transaction that began is not cut short because a connection broke.
+        # A transaction that began must not be interrupted by a lost connection.
         signal.signal(number, leave_orderly if question["simulate"] else signal.SIG_IGN)
     began = time.time()
     try:
-        said = answer(question)
+        result = answer(question)
     except (AptError, OSError) as error:
-        said = {"install": {}, "remove": [], "hold": [], "done": False, "error": " ".join(str(error).split())}
-    if "error" in said and not question["simulate"]:
-        said["log"] = compiler_log(began)
-    return said
+        result = {"install": {}, "remove": [], "hold": [], "done": False, "error": " ".join(str(error).split())}
+    if "error" in result and not question["simulate"]:
+        result["log"] = compiler_log(began)
+    return result

@@ -1,6 +1,6 @@
 # Copyright: The gpunode maintainers
 # SPDX-License-Identifier: Apache-2.0
-"""Run a command as if files were in place already: in a mount namespace of its own, where nobody else sees them."""
+"""Run a command as if files were already in place: in its own mount namespace, invisible to other processes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing import Any
 
 LIMIT_S = 60
 LARGEST_FOLDER = 16 << 20
-"""Of a folder that is copied to show a file in it that is not there yet, in bytes."""
+"""Maximum size in bytes of a folder that is copied to show a file in it that does not exist yet."""
 PRIVILEGE_SEPARATION = Path("/run/sshd")
-"""Empty folder that sshd insists on. systemd makes it for each start of sshd: behind ssh.socket it comes and goes."""
+"""Empty folder that sshd requires. systemd creates it for each start of sshd; with ssh.socket it is often missing."""
 NEW_NAMESPACE, BIND, RECURSIVE, PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 
 
 class UnavailableError(Exception):
-    """Why a node cannot show files before they are in place, in one line."""
+    """The reason why the node cannot show files before they are in place, in one line."""
 
 
 def answered(files: list[dict[str, Any]], commands: list[list[str]]) -> list[tuple[int, str, str]]:
     """Return (exit status, stdout, stderr) of each command, run as if the files were in place.
 
-    A file whose folder is not there yet is not shown. Raise UnavailableError where the node has no mount namespaces.
+    A file in a missing folder is not shown. Raise UnavailableError if the node has no mount namespaces.
     """
     with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/run" if os.access("/run", os.W_OK) else None) as drafts:
         binds = _drafted(files, Path(drafts))
@@ -38,7 +38,7 @@ def answered(files: list[dict[str, Any]], commands: list[list[str]]) -> list[tup
 
 
 def _drafted(files: list[dict[str, Any]], drafts: Path) -> list[tuple[bytes, bytes]]:
-    """Return (draft, place) of each file and folder that is mounted over another one."""
+    """Return (draft, path) of each file and folder that is mounted over another one."""
     binds = []
     by_folder: dict[Path, list[dict[str, Any]]] = {}
     for file in files:
@@ -91,10 +91,10 @@ def _run(argv: list[str], binds: list[tuple[bytes, bytes]]) -> tuple[int, str, s
 def ran(
     argv: list[str], limit_s: float, env: dict[str, str] | None = None, enter: Callable[[], None] | None = None
 ) -> tuple[int, str, str]:
-    """Return (exit status, stdout, stderr) of a command; 124 past its limit, 127 where it cannot be started.
+    """Return (exit status, stdout, stderr) of a command; 124 at its time limit, 127 if it cannot be started.
 
-    Past the limit its whole process group is killed. ``enter`` runs in the child before the command; raises
-    SubprocessError where that fails.
+    At the limit its whole process group is killed. ``enter`` runs in the child before the command. Raise
+    SubprocessError if ``enter`` fails.
     """
     try:
         child = subprocess.Popen(

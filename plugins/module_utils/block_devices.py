@@ -1,6 +1,6 @@
 # Copyright: The gpunode maintainers
 # SPDX-License-Identifier: Apache-2.0
-"""Disks as a node has them: what uses each, what it carries, and what is mounted where. Nothing is written."""
+"""Read the disks of a node: their users, their content and the mount points. Nothing is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AUTOFS = Path("/dev/autofs")
 FSTAB = Path("/etc/fstab")
 LIMIT_S = 60
 END_BYTES = 1 << 20
-"""How much of each end of a disk has to be empty."""
+"""Bytes at each end of a disk that have to be empty."""
 MOST = 32
 LOCAL = ("xfs", "ext4", "btrfs")
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -28,11 +28,11 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class DiskError(Exception):
-    """Why a disk could not be looked at or changed, in one line."""
+    """The reason why a disk could not be read or changed, in one line."""
 
 
 def output_of(argv: list[str], limit_s: float = LIMIT_S) -> str:
-    """Return what a command prints. Raise DiskError where it fails or does not end in time."""
+    """Return the standard output of a command. Raise DiskError if it fails or exceeds its time limit."""
     status, output, errors = as_if.ran(argv, limit_s, _ENVIRONMENT)
     if status != 0:
         lines = (errors or output).split("\n")
@@ -42,7 +42,7 @@ def output_of(argv: list[str], limit_s: float = LIMIT_S) -> str:
 
 
 def answered(question: dict[str, Any]) -> dict[str, Any]:
-    """Return what is asked of disks and mount points; where the node cannot be asked, ``error`` says why."""
+    """Return the state of disks and mount points; ``error`` is the reason if it cannot be determined."""
     own = {str(name): str(value) for name, value in (question.get("own") or {}).items()}
     try:
         mounts = mounted()
@@ -63,7 +63,7 @@ def answered(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusals(disks: dict[str, dict[str, Any]], erase: set[str]) -> list[str]:
-    """Return why disks must not be written to, one line each. ``erase``: ids whose content may go."""
+    """Return why disks must not be written to, one line each. ``erase``: ids of disks that may be erased."""
     found = []
     by_device: dict[str, str] = {}
     for name, one in disks.items():
@@ -125,7 +125,7 @@ def _is_own(signature: dict[str, Any], own: dict[str, str]) -> bool:
 
 
 def signatures(device: str) -> list[dict[str, Any]]:
-    """Return what wipefs finds on a device: each with ``type``, ``uuid``, ``label``."""
+    """Return the signatures that wipefs finds on a device, each with ``type``, ``uuid``, ``label``."""
     text = output_of(["wipefs", "--json", "--no-act", device])
     return list(json.loads(text)["signatures"]) if text.strip() else []
 
@@ -154,12 +154,12 @@ def in_use(base: Path, nodes: list[str], holders: list[str], mounts: list[dict[s
 
 
 def composed(base: Path) -> bool:
-    """Return whether a device is an array, a mapping or a file, and no disk."""
+    """Return whether a device is an array, a mapping or a file instead of a disk."""
     return any((base / kind).exists() for kind in ("md", "dm", "loop"))
 
 
 def withheld(device: str) -> str:
-    """Return why the kernel does not give a device to one program alone; empty where it does."""
+    """Return why the kernel refuses exclusive access to a device; empty if it grants it."""
     try:
         os.close(os.open(device, os.O_RDONLY | os.O_EXCL))
     except OSError as err:
@@ -168,7 +168,7 @@ def withheld(device: str) -> str:
 
 
 def carried(device: str, signed: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Return what is on a disk that would be lost, one line each."""
+    """Return the content of a disk that would be lost, one line each."""
     found = []
     for node, its in signed.items():
         place = "" if device == f"/dev/{node}" else f" on {node}"
@@ -181,7 +181,7 @@ def carried(device: str, signed: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def empty_ends(device: str) -> bool:
-    """Return whether nothing but zeros is at both ends of a disk."""
+    """Return whether both ends of a disk contain only zeros."""
     with Path(device).open("rb", buffering=0) as stream:
         size = stream.seek(0, os.SEEK_END)
         for start in (0, max(0, size - END_BYTES)):
@@ -192,7 +192,7 @@ def empty_ends(device: str) -> bool:
 
 
 def mounted() -> list[dict[str, str]]:
-    """Return what is mounted, the newest last."""
+    """Return the mounts, the newest last."""
     found = []
     for line in (PROC / "self/mountinfo").read_text("utf-8", "replace").splitlines():
         head, _, tail = line.partition(" - ")
@@ -216,17 +216,17 @@ def plain(text: str) -> str:
 
 
 def swaps() -> list[str]:
-    """Return the devices that are swap."""
+    """Return the devices in use as swap."""
     return [plain(line.split()[0]) for line in (PROC / "swaps").read_text().splitlines()[1:] if line.split()]
 
 
 def in_fstab(devices: set[str]) -> list[str]:
-    """Return the mount points of lines in /etc/fstab that mean one of these devices."""
+    """Return the mount points of the lines in /etc/fstab that refer to one of these devices."""
     try:
         table = FSTAB.read_text("utf-8", "replace").splitlines()
     except FileNotFoundError:
         return []
-    # findmnt fails where the table has no line.
+    # findmnt fails on a table without lines.
     if not any(line.strip() and not line.lstrip().startswith("#") for line in table):
         return []
     text = output_of(["findmnt", "--fstab", "--evaluate", "--json", "--output", "SOURCE,TARGET"])
@@ -256,7 +256,7 @@ def holds(device: str, uuid: str | None) -> bool:
 
 
 def place(path: str, mounts: list[dict[str, str]]) -> dict[str, Any]:
-    """Return a mount point: ``kind``, ``mode``, ``entries``, ``mounts`` and ``users``; a remote one is not touched."""
+    """Return ``kind``, ``mode``, ``entries``, ``mounts`` and ``users`` of a mount point; a remote one is not read."""
     its = [one for one in mounts if one["path"] == path]
     found: dict[str, Any] = {"mounts": its, "kind": "folder", "mode": None, "entries": None}
     found["users"] = users(path) if its else []
@@ -305,7 +305,7 @@ def _below(link: Path, path: str) -> bool:
 
 
 def timer(name: str) -> dict[str, str]:
-    """Return whether a unit starts at boot and runs now; empty words where nothing tells."""
+    """Return the ``enabled`` and ``active`` states of a unit; empty if they are unknown."""
     try:
         text = output_of(["systemctl", "show", "-p", "UnitFileState", "-p", "ActiveState", name])
     except DiskError:

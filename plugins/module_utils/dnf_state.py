@@ -1,6 +1,6 @@
-"""What dnf and rpm hold on this node: repositories, streams, locks, who is at work.
+"""Read the state of dnf and rpm on this node: repositories, streams, locks, running package managers.
 
-``error``: why dnf cannot be used at all.
+``error``: the reason if dnf cannot be used.
 """
 
 import configparser
@@ -11,17 +11,17 @@ import subprocess
 import time
 from pathlib import Path
 
-# dnf writes the process that holds a lock into these; root's own are in the first two folders.
+# dnf writes the id of the process that holds a lock to these files; root's files are in the first two folders.
 LOCKS = ("/var/cache/dnf/*_lock.pid", "/var/lib/dnf/*_lock.pid", "/run/dnf/*_lock.pid")
 PLUGIN = Path("/etc/dnf/plugins/versionlock.conf")
 LOCKLIST = "/etc/dnf/plugins/versionlock.list"
 LOCK_MARK = "gpunode (role nvidia_driver)"
-# Of these rpm keeps several versions side by side by design.
+# rpm keeps several versions of these packages by design.
 SEVERAL = re.compile(r"kernel|gpg-pubkey|kmod-(?!nvidia)")
 
 
 def lock_holder():
-    """``NAME (pid N)`` of the process that holds one of dnf's locks, None where nobody does."""
+    """Return ``NAME (pid N)`` of the process that holds one of dnf's locks; None without one."""
     for pattern in LOCKS:
         folder, name = os.path.split(pattern)
         for path in Path(folder).glob(name):
@@ -29,13 +29,13 @@ def lock_holder():
                 pid = int(path.read_text(encoding="ascii").strip())
                 comm = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
             except (OSError, ValueError):
-                continue  # left by one that is gone
+                continue  # left by a process that ended
             return f"{comm} (pid {pid})"
     return None
 
 
 def awaited(limit_s):
-    """Who still is at work after waiting for it; None where nobody is."""
+    """Wait for dnf's locks; return the holder that remains at the time limit, None without one."""
     end = time.monotonic() + limit_s
     while lock_holder() and time.monotonic() < end:
         time.sleep(1)
@@ -43,7 +43,7 @@ def awaited(limit_s):
 
 
 def packages():
-    """Installed ones (name to version), and those of which a broken transaction left two versions."""
+    """Return the ``installed`` packages (name to version), and those with two versions after a failed transaction."""
     form = "%{NAME}\\t%{ARCH}\\t%{EVR}\\n"
     done = subprocess.run(
         ["rpm", "--query", "--all", "--queryformat", form],
@@ -64,21 +64,21 @@ def packages():
 
 
 def repositories():
-    """Every repository in a file of its own or with others: its name, its file, its addresses."""
+    """Return every configured repository: its id, its file and its URLs."""
     found = []
     for path in sorted(Path("/etc/yum.repos.d").glob("*.repo")):
         parser = configparser.ConfigParser(interpolation=None, strict=False)
         try:
             parser.read(path, encoding="utf-8")
         except (configparser.Error, UnicodeDecodeError):
-            continue  # dnf says so itself when it is asked
+            continue  # dnf reports the malformed file when it runs
         for name in parser.sections():
             found.append({"id": name, "file": str(path), "urls": parser[name].get("baseurl", "").split()})
     return found
 
 
 def streams():
-    """Module to its enabled stream."""
+    """Return each module to its enabled stream."""
     found = {}
     for path in Path("/etc/dnf/modules.d").glob("*.module"):
         parser = configparser.ConfigParser(interpolation=None, strict=False)
@@ -90,7 +90,7 @@ def streams():
 
 
 def locks():
-    """(lines of others, our own lines) of the list that the plugin versionlock keeps."""
+    """Return (foreign lines, lines of the role) of the list of the plugin versionlock."""
     others: list[str] = []
     own: list[str] = []
     inside = False
@@ -104,10 +104,10 @@ def locks():
 
 
 def taken(holder=None):
-    """Return what dnf and rpm hold, with ``error`` where dnf cannot be used."""
+    """Return the state of dnf and rpm, with ``error`` if dnf cannot be used."""
     state = {"error": None, "lock_holder": holder, "unfinished": [], "installed": {}, "twice": [], "streams": {}}
     try:
-        # Where python3 is not the Python that dnf belongs to, this is what says so.
+        # This import fails under a Python without dnf's bindings.
         state["version"] = importlib.import_module("dnf.const").VERSION
         others, own = locks()
         state.update(packages(), streams=streams(), repositories=repositories(), locks=others, own_locks=own)

@@ -1,35 +1,37 @@
-"""One transaction of dnf on this node: simulated, or carried out.
+"""One dnf transaction on this node, simulated or executed.
 
-Needs the Python that dnf 4 belongs to. The question::
+Requires a Python with the bindings of dnf 4. The question::
 
-    {"repository": {"id": ID, "url": URL, "proxy": URL} | null,  ours, as it will be: asked besides those of the node
-     "stream": "MODULE:STREAM" | null,    what is enabled in the same transaction; another stream is left for it
-     "reset": "MODULE" | null,            whose stream is given up (where all goes)
-     "repositories": [the same],          more of them; may be missing, as all that follows as "may be missing"
-     "install": ["NAME" | "NAME=PATTERN"], what must be there; a pattern is one of epoch, version and release (may be
-                                          missing)
-     "never": [patterns],                 what must not be touched (may be missing)
-     "bound": [names],                    what must be there, all at one release
-     "constraint": PATTERN,               shell pattern of releases; the newest that all of bound have is taken
-     "free": [names],                     what must be there in any version
-     "closure": [names],                  installed ones that move to that release, or go where it has none of them
+    {"repository": {"id": ID, "url": URL, "proxy": URL} | null,  planned repository, in addition to those of the node
+     "stream": "MODULE:STREAM" | null,    stream to enable in the same transaction, in place of another stream
+     "reset": "MODULE" | null,            module to reset (where the driver is removed)
+     "repositories": [the same],          (optional) further planned repositories
+     "install": ["NAME" | "NAME=PATTERN"], (optional) packages to install; the pattern is one of epoch, version and
+                                          release
+     "never": [patterns],                 (optional) packages that must not be touched
+     "bound": [names],                    packages to install, all at one release
+     "constraint": PATTERN,               shell pattern of releases; the newest one that all of bound have is used
+     "free": [names],                     packages to install in any version
+     "closure": [names],                  installed packages to change to that release, or to remove if it lacks them
      "line": {"names": [patterns], "except": [patterns]},
-                                          packages that come at that release or not at all, whoever requires them
-     "remove": [names],                   what goes; with "state": "absent" and a memory also what came along with it
-     "expendable": [patterns],            what may go besides, where something else needs that
-     "locklist": path, "lock_mark": WORD, file of the plugin versionlock, and what the lines around our part end in
-     "ignore_locks": [lines],             lines of it, of others, that do not count
-     "lock": [lines] | null,              our part of it afterwards; empty: none (may be missing: it stays as it is)
-     "hold": [patterns],                  installed packages that our part names at their versions afterwards, in place
-                                          of "lock" (may be missing)
-     "drop_locks": [lines],               lines of others that go (may be missing)
-     "files": {path: text},               where it is simulated: files of repositories as they will be (may be missing)
-     "memory": path | null,               list of the packages that were there before, written once (may be missing)
+                                          packages that may only be installed at that release, even as dependencies
+     "remove": [names],                   packages to remove; with "state": "absent" and a memory also dependencies
+                                          that came along
+     "expendable": [patterns],            further packages that the transaction may remove
+     "locklist": path, "lock_mark": WORD, file of the plugin versionlock, and the end of the lines around our section
+     "ignore_locks": [lines],             lines outside our section to ignore
+     "lock": [lines] | null,              (optional) our section afterwards; empty: none; missing: not changed
+     "hold": [patterns],                  (optional) installed packages that our section locks at their versions
+                                          afterwards, in place of "lock"
+     "drop_locks": [lines],               (optional) lines outside our section to remove
+     "files": {path: text},               (optional) planned files of repositories, for a simulation
+     "memory": path | null,               (optional) list of the packages installed before, written once
      "simulate": bool, "lock_wait_s": seconds, "limit_s": seconds}
 
-The answer: ``target``, ``install`` ([{name, version}], what is there already left out), ``remove`` (names without what
-is replaced), ``stream`` (null: enabled already). ``lacking`` ({name: releases}) and ``common``: where no release that
-fits has all of bound. An ``error`` is one line that says why nothing was done; with ``"done": false``, what broke off.
+The answer: ``target``, ``install`` ([{name, version}], without packages that are installed already), ``remove`` (names,
+without replaced packages), ``stream`` (null: already enabled). ``lacking`` ({name: releases}) and ``common`` if no
+release that matches has all of bound. An ``error`` is the reason in one line why nothing was done; with ``"done":
+false``, the transaction itself failed.
 """
 
 import configparser
@@ -47,7 +49,7 @@ try:
     import dnf
     import dnf.module.module_base
 except ImportError:
-    dnf = None  # under another Python than the one that dnf belongs to
+    dnf = None  # this Python lacks dnf's bindings
 
 
 LOCKLIST = "/etc/dnf/plugins/versionlock.list"
@@ -55,18 +57,18 @@ STOP_LIMIT_S = 120
 
 
 class TransactionRefusedError(Exception):
-    """Why nothing was done, in one line."""
+    """The reason why nothing was done, in one line."""
 
 
 def out_of_time(*_):
-    """Handle SIGALRM."""
+    """Raise TransactionRefusedError on SIGALRM."""
     raise TransactionRefusedError("did not end within its time limit")
 
 
 def split_locks(path, mark):
-    """Return the plugin's list in three: lines before our part, our part, lines behind it.
+    """Return the plugin's list as three lists: lines before our section, our section, lines after it.
 
-    Ours are between ``# BEGIN MARK`` and ``# END MARK``. Without an end, the part ends where another role's begins.
+    Our section is between ``# BEGIN MARK`` and ``# END MARK``. Without an end line, it ends where the next one begins.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -90,13 +92,13 @@ def split_locks(path, mark):
 
 
 def foreign_locks(path, mark, ignored):
-    """Return the lines of the plugin's list that are not ours."""
+    """Return the lines of the plugin's list outside our section, without the ignored ones."""
     before, _, after = split_locks(path, mark)
     return [line for line in (*before, *after) if line.strip() not in ignored]
 
 
 def repositories_of(files):
-    """What files that are planned, path to text, say of dnf's repositories. Their keys may not be there yet."""
+    """Return the repositories in planned files (path to text). Their keys may not exist yet."""
     found = []
     for path, text in sorted(files.items()):
         if path.startswith("/etc/yum.repos.d/") and isinstance(text, str):
@@ -109,7 +111,7 @@ def repositories_of(files):
 
 
 def configured(question, folder):
-    """A base with the node's own configuration, plugins and repositories, and without our own locks."""
+    """Return a base with the node's own configuration, plugins and repositories, without our own locks."""
     base = dnf.Base()
     base.conf.read()
     base.conf.substitutions.update_from_etc("/")
@@ -122,7 +124,7 @@ def configured(question, folder):
     own_list.write_text("".join(line + "\n" for line in locks), encoding="utf-8")
     Path(folder, "versionlock.conf").write_text(f"[main]\nenabled=1\nlocklist={own_list}\n", encoding="utf-8")
     base.conf.pluginconfpath = [*base.conf.pluginconfpath, folder]
-    # It expects a command line and fails without one.
+    # The plugin show-leaves fails without a command line.
     base.init_plugins(disabled_glob=["show_leaves", "show-leaves"])
     base.pre_configure_plugins()
     base.read_all_repos()
@@ -132,7 +134,7 @@ def configured(question, folder):
         *question.get("repositories", []),
         *(repositories_of(question.get("files") or {}) if question["simulate"] else ()),
     ]:
-        # It replaces the variables in the address.
+        # add_new_repo substitutes the variables in the URL.
         fresh = dnf.repodict.RepoDict().add_new_repo(wanted["id"], base.conf, baseurl=[wanted["url"]], gpgcheck=True)
         if wanted["id"] not in base.repos:
             base.repos.add(fresh)
@@ -142,24 +144,24 @@ def configured(question, folder):
             ours.proxy = wanted["proxy"]
         if wanted.get("key"):
             ours.gpgkey = [wanted["key"]]
-        # It says what there is now, not what there was when it was last fetched.
+        # Read the current metadata instead of the cached ones.
         ours.metadata_expire = 0
     base.fill_sack(load_system_repo=True, load_available_repos=bool(base.repos) and needs_repositories(question))
     return base
 
 
 def needs_repositories(question):
-    """Where all goes, no repository has to be within reach."""
+    """Return whether the transaction installs packages; a removal works without reachable repositories."""
     return bool(question["bound"] or question["free"] or question.get("install"))
 
 
 def newest_first(base, releases):
-    """Releases in the order in which rpm compares versions."""
+    """Return releases in the order of rpm's version comparison, newest first."""
     return sorted(releases, key=functools.cmp_to_key(base.sack.evr_cmp), reverse=True)
 
 
 def release_for(base, question):
-    """(the newest release that fits and all of bound have, releases by name, releases that all have)."""
+    """Return (the newest matching release that all of bound have, releases by name, releases that all have)."""
     by_name = {
         name: {package.version for package in base.sack.query().available().filter(name=name)}
         for name in question["bound"]
@@ -170,7 +172,7 @@ def release_for(base, question):
 
 
 def at(base, name, release):
-    """The newest build of a package at a release, for this machine; None where there is none."""
+    """Return the newest build of a package at a release for this architecture; None without one."""
     query = base.sack.query().available().filter(name=name, version=release, arch__neq="src")
     found = sorted(query, reverse=True)
     native = [package for package in found if package.arch in (base.conf.arch, "noarch")]
@@ -178,16 +180,16 @@ def at(base, name, release):
 
 
 def in_line(name, line):
-    """Return whether a package carries the driver's release."""
+    """Return whether a package belongs to the line: its version is the driver's release."""
     return any(fnmatch.fnmatchcase(name, one) for one in line["names"]) and not any(
         fnmatch.fnmatchcase(name, one) for one in line["except"]
     )
 
 
 def bind_line(base, question, target):
-    """Hide other releases of every package that carries the driver's: a requirement without a version takes the newest.
+    """Hide other releases of each package of the line: a dependency without a version would install the newest.
 
-    A package without a build at the target stays visible; the caller refuses it where the transaction needs it.
+    A package without a build at the target stays visible; the caller refuses it if the transaction needs it.
     """
     available = base.sack.query().available()
     for name in sorted({package.name for package in available.filter(name__glob=question["line"]["names"])}):
@@ -198,7 +200,7 @@ def bind_line(base, question, target):
 
 
 def elsewhere(base, question, target):
-    """Packages of the line that come at another release than the target: name to the releases there are."""
+    """Return the packages of the line that would be installed at another release than the target: name to releases."""
     names = {package.name for package in base.transaction.install_set if package.version != target}
     return {
         name: newest_first(base, {package.version for package in base.sack.query().available().filter(name=name)})
@@ -208,7 +210,7 @@ def elsewhere(base, question, target):
 
 
 def best_of(base, entry):
-    """The newest package that an entry ``NAME`` or ``NAME=PATTERN`` allows; None where an installed one fits."""
+    """Return the newest package that ``NAME`` or ``NAME=PATTERN`` allows; None if an installed one matches."""
     name, _, pattern = entry.partition("=")
 
     def fits(package):
@@ -228,7 +230,7 @@ def best_of(base, entry):
 
 
 def mark(base, question, target):
-    """Tell dnf's solver what is wanted."""
+    """Add the requested changes to dnf's solver."""
     installed = base.sack.query().installed()
     for package in filter(None, [best_of(base, entry) for entry in question.get("install", [])]):
         base.package_install(package)
@@ -253,7 +255,7 @@ def mark(base, question, target):
 
 
 def streams(base, question):
-    """Enable or give up a module's stream; the stream that is new, or None."""
+    """Enable or reset a module's stream; return the new stream, empty after a reset, None without a change."""
     modules = dnf.module.module_base.ModuleBase(base)
     if question["reset"]:
         if base._moduleContainer.getEnabledStream(question["reset"]):
@@ -273,13 +275,13 @@ def streams(base, question):
 
 
 def orphans(base, question):
-    """Return packages that came along with those that go, and that nothing else needs; what was there before stays."""
+    """Return the dependencies of removed packages that nothing else needs, without packages installed before."""
     memory = Path(question.get("memory") or "/nonexistent")
     if question.get("state") != "absent" or not question["remove"] or not memory.exists():
         return []
     before = set(memory.read_text(encoding="utf-8").split())
     base.conf.clean_requirements_on_remove = True
-    # Base.remove heeds that setting, Base.package_remove does not.
+    # Base.remove obeys that setting, Base.package_remove does not.
     for name in question["remove"]:
         if base.sack.query().installed().filter(name=name):
             base.remove(name)
@@ -291,7 +293,7 @@ def orphans(base, question):
 
 
 def resolved(base, question):
-    """What the transaction is, as the answer tells it."""
+    """Resolve the transaction and return it in the form of the answer."""
     question = {**question, "remove": [*question["remove"], *orphans(base, question)]}
     stream = streams(base, question)
     target, by_name, every = release_for(base, question)
@@ -325,24 +327,24 @@ def resolved(base, question):
 
 
 def fetch(base):
-    """Fetch what comes and verify every signature; nothing is changed by it."""
+    """Download the packages to install and verify every signature. Nothing is installed."""
     packages = list(base.transaction.install_set)
     base.download_packages(packages)
     for package in packages:
-        result, said = base.package_signature_check(package)
+        result, problem = base.package_signature_check(package)
         if result == 1:
             try:
                 base.package_import_key(package)
             except (dnf.exceptions.Error, ValueError) as err:
-                said = " ".join(str(err).split())
+                problem = " ".join(str(err).split())
             else:
-                result, said = base.package_signature_check(package)
+                result, problem = base.package_signature_check(package)
         if result != 0:
-            raise TransactionRefusedError(f"repository-unsigned: not signed as required: {said or package}")
+            raise TransactionRefusedError(f"repository-unsigned: not signed as required: {problem or package}")
 
 
 def locks_that_change(question):
-    """(lines that our part of the list lacks, lines that go)."""
+    """Return (lines that our section of the list lacks, lines to remove)."""
     if question.get("lock") is None and not question.get("drop_locks"):
         return [], []
     before, own, after = split_locks(question["locklist"], question["lock_mark"])
@@ -352,7 +354,7 @@ def locks_that_change(question):
 
 
 def write_locks(question):
-    """Write our part of the list where it is, without the lines of others that go."""
+    """Write our section of the list at its position, without the foreign lines to remove."""
     path, mark_of_ours = Path(question["locklist"]), question["lock_mark"]
     before, own, after = split_locks(path, mark_of_ours)
     wanted = own if question.get("lock") is None else question["lock"]
@@ -371,7 +373,7 @@ def write_locks(question):
 
 
 def lines_of_holds(base, question, answer):
-    """Return the lines for packages that fit a pattern of ``hold``, as they are when the transaction is done."""
+    """Return the lock lines for packages that match ``hold``, at their versions after the transaction."""
     versions = {package.name: package.evr for package in base.sack.query().installed()}
     for name in answer.get("remove", ()):
         versions.pop(name, None)
@@ -384,7 +386,7 @@ def lines_of_holds(base, question, answer):
 
 
 def remember(path, base):
-    """Write down what is there before the first change, once."""
+    """Record the installed packages before the first change, once."""
     if path and not Path(path).exists():
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -395,12 +397,12 @@ def remember(path, base):
 
 
 def units_of(packages):
-    """Return the paths of the systemd units that packages ship."""
+    """Return the paths of the systemd units in packages."""
     return {file for package in packages for file in package.files if "/systemd/system/" in file}
 
 
 def end_units(units, folder="/etc/systemd/system"):
-    """Stop units whose files were removed and drop the links that enabled them: not every package does it itself."""
+    """Stop units with removed files and remove the links that enabled them: not every package does so itself."""
     gone = {Path(unit).name for unit in units if not Path(unit).exists()}
     if not gone:
         return
@@ -413,7 +415,7 @@ def end_units(units, folder="/etc/systemd/system"):
 
 
 def carried_out(question):
-    """The answer to a question, and the transaction where it is not simulated."""
+    """Return the answer to a question, after the transaction unless it is simulated."""
     with tempfile.TemporaryDirectory(prefix="gpunode-dnf-") as folder:
         end = time.monotonic() + question["lock_wait_s"]
         while True:
@@ -433,7 +435,7 @@ def carried_out(question):
             )
             if changes and not question["simulate"]:
                 fetch(base)
-                # A job may have begun since the plan was made, while packages were fetched.
+                # A job may have started since the plan was made.
                 users = question.get("gpu_users", list)()
                 if users:
                     raise TransactionRefusedError(f"busy: GPUs are in use by {', '.join(users)}, nothing was installed")
@@ -456,20 +458,20 @@ def carried_out(question):
 
 
 def answered(question):
-    """Return the answer; where nothing was done, ``error`` says why."""
+    """Return the answer; ``error`` is the reason if nothing was done."""
     question = {"repository": None, "locklist": LOCKLIST, "line": {"names": [], "except": []}, **question}
     signal.signal(signal.SIGALRM, out_of_time)
     signal.alarm(int(question["limit_s"]))
     if not question["simulate"]:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            # A transaction that began is not cut short because a connection broke.
+            # A transaction that began must not be interrupted by a lost connection.
             signal.signal(number, signal.SIG_IGN)
-    # dnf and its plugins write to standard output as they please.
-    say, sys.stdout = sys.stdout, sys.stderr
+    # dnf and its plugins write to standard output.
+    stdout, sys.stdout = sys.stdout, sys.stderr
     try:
         return carried_out(question)
     except (TransactionRefusedError, dnf.exceptions.Error, OSError) as err:
         return {"error": " ".join(str(err).split())}
     finally:
         signal.alarm(0)
-        sys.stdout = say
+        sys.stdout = stdout

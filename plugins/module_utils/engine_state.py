@@ -1,4 +1,4 @@
-"""What the container engine of this node answers, where it runs; nothing is started by asking."""
+"""Read the state of the container engine of this node. Nothing is started."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ INFO = (
 
 
 def taken() -> dict[str, Any]:
-    """Return the answer of dockerd, and what of the node decides about a restart of it."""
+    """Return the answer of dockerd, and the state that decides whether it must be restarted."""
     started = changed(PID_FILE, "st_mtime")
-    # The unit of the socket would start a daemon that only waits for a client: the pid file shows that it runs.
+    # docker info would start a stopped daemon through its socket unit; the pid file shows that it is running.
     info = document(output(["docker", "info", "--format", INFO])) if started is not None else None
     return {
         "started": started,
@@ -39,7 +39,7 @@ def taken() -> dict[str, Any]:
 
 
 def output(argv: list[str]) -> str:
-    """Return what a command prints; empty where it is missing, fails, or does not end in time."""
+    """Return the output of a command; empty if it is missing, fails or exceeds its time limit."""
     try:
         child = subprocess.Popen(
             argv,
@@ -61,7 +61,7 @@ def output(argv: list[str]) -> str:
 
 
 def document(text: str) -> dict[str, Any] | None:
-    """Return the JSON object that docker printed; None where it printed none."""
+    """Return the JSON object in docker's output; None without one."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -79,7 +79,7 @@ def settings() -> str:
 
 
 def members(group: str) -> list[str] | None:
-    """Return the members of a group; None where there is no such group."""
+    """Return the members of a group; None if the group does not exist."""
     try:
         return list(grp.getgrnam(group).gr_mem)
     except KeyError:
@@ -87,7 +87,7 @@ def members(group: str) -> list[str] | None:
 
 
 def changed(path: str, field: str) -> float | None:
-    """Return a time of a file; None where there is none."""
+    """Return a time of a file, as seconds since the epoch; None if the file is missing."""
     try:
         return float(getattr(os.stat(path), field))  # noqa: PTH116
     except OSError:

@@ -1,4 +1,4 @@
-"""What lies under some paths of this node: kind, digest, mode, owner, and the text of a few documents."""
+"""Read the state of paths on this node: kind, digest, mode, owner, and the text of a few documents."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 LARGEST = 1 << 20
-"""Of a document, in bytes."""
+"""Maximum size of a document, in bytes."""
 MOST = 5000
-"""Paths that are looked at."""
+"""Maximum number of paths."""
 
 
 def file_state(path: str) -> dict[str, Any]:
-    """Return kind, mode, owner and group of a path; for a file its digest too, for a folder how many entries it has."""
+    """Return kind, mode, owner and group of a path, the digest of a file, and the number of entries of a folder."""
     try:
         there = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -45,7 +45,7 @@ def file_state(path: str) -> dict[str, Any]:
 
 
 def name_of(database: Any, number: int) -> str:
-    """Return the name of a user or group; the number where it has none."""
+    """Return the name of a user or group; the number if it has no name."""
     try:
         return str(database(number)[0])
     except KeyError:
@@ -62,7 +62,7 @@ def digest(path: str) -> str:
 
 
 def document(path: str) -> str | None:
-    """Return the text of a file; None where it is absent, larger than a document may be, or not text."""
+    """Return the text of a file; None if it is absent, larger than ``LARGEST`` or not text."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(LARGEST + 1)
@@ -72,7 +72,7 @@ def document(path: str) -> str | None:
 
 
 def taken(paths: list[str], globs: list[str], contents: list[str]) -> dict[str, Any]:
-    """Return ``files`` (path to what lies there) and ``contents`` (path to text or None)."""
+    """Return ``files`` (path to its state) and ``contents`` (path to text or None)."""
     wanted = {*paths, *contents}
     for pattern in globs:
         wanted.update(glob.glob(pattern, recursive=True))  # noqa: PTH207

@@ -1,4 +1,4 @@
-"""Who uses the GPUs and the kernel modules of the driver on this node, at this moment."""
+"""List the processes that use the GPUs and the kernel modules of the driver on this node now."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 FAMILY = ("nvidia_peermem", "nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia")
 """The driver's own modules, in the order in which they are unloaded."""
-# The kernel cuts names of processes at 15 characters.
+# The kernel truncates process names to 15 characters.
 DAEMONS = ("nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "nvlsm", "dcgm-exporter")
 DEVICE = re.compile(r"/dev/nvidia")
 DISPLAY = re.compile(r"/dev/dri/")
 
 
 def holders(proc: str = "/proc") -> list[dict[str, Any]]:
-    """Return the processes that hold a device of the driver: ``pid``, ``name``, ``unit`` (empty: none), ``devices``."""
+    """Return the processes with an open driver device: ``pid``, ``name``, ``unit`` (empty: none), ``devices``."""
     found = []
     for process in sorted(Path(proc).glob("[0-9]*"), key=lambda one: int(one.name)):
         devices = set()
@@ -26,7 +26,7 @@ def holders(proc: str = "/proc") -> list[dict[str, Any]]:
                 if DEVICE.match(target) or DISPLAY.match(target):
                     devices.add(target)
         except OSError:
-            continue  # It ended meanwhile.
+            continue  # The process ended.
         if devices:
             row = {"pid": int(process.name), "name": _text(process / "comm").strip() or "?"}
             found.append({**row, "unit": unit_of(_text(process / "cgroup")), "devices": sorted(devices)})
@@ -34,24 +34,24 @@ def holders(proc: str = "/proc") -> list[dict[str, Any]]:
 
 
 def computing(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return those that compute: they have CUDA's memory device open, and are none of NVIDIA's daemons."""
+    """Return the processes that compute: CUDA's memory device is open, and they are not daemons of NVIDIA."""
     return [one for one in found if one["name"] not in DAEMONS and any("nvidia-uvm" in path for path in one["devices"])]
 
 
 def title(holder: dict[str, Any]) -> str:
-    """Return how a message names a process."""
+    """Return the name of a process for messages."""
     unit = f", {holder['unit']}" if holder["unit"] else ""
     return f"{holder['name']} (pid {holder['pid']}{unit})"
 
 
 def unit_of(cgroup: str) -> str:
-    """Return the systemd service of a process from its ``/proc/PID/cgroup``; empty where it is of none."""
+    """Return the systemd service of a process from its ``/proc/PID/cgroup``; empty without one."""
     found = re.findall(r"/([^/\n]+\.service)(?=/|$)", cgroup, re.MULTILINE)
     return found[-1] if found else ""
 
 
 def modules(text: str) -> dict[str, tuple[int, list[str]]]:
-    """Return the loaded modules from what ``lsmod`` prints: name to (number of users, modules among them)."""
+    """Parse the output of ``lsmod``; return name to (number of users, modules among them)."""
     found = {}
     for line in text.splitlines():
         name, *numbers = line.split()[:4] or [""]
@@ -62,17 +62,17 @@ def modules(text: str) -> dict[str, tuple[int, list[str]]]:
 
 
 def obstacles(loaded: dict[str, tuple[int, list[str]]], found: list[dict[str, Any]], units: list[str]) -> list[str]:
-    """Return why the driver's modules cannot be unloaded after these units were stopped, one reason each."""
+    """Return why the driver's modules cannot be unloaded after these units were stopped, one line each."""
     lines = []
     above = {user for name in FAMILY for user in loaded.get(name, (0, []))[1]} - set(FAMILY)
     lines += [f"module {name} uses the driver" for name in sorted(above)]
     drm = loaded.get("nvidia_drm", (0, []))[0] > 0
     holding = [one for one in found if any(DEVICE.match(path) for path in one["devices"]) or drm]
-    strangers = [one for one in holding if one["unit"] not in units]
-    lines += [f"{title(one)} holds {one['devices'][0]}" for one in strangers]
+    foreign = [one for one in holding if one["unit"] not in units]
+    lines += [f"{title(one)} holds {one['devices'][0]}" for one in foreign]
     for name in FAMILY:
         count, users = loaded.get(name, (0, []))
-        # Persistence mode counts as users without a process: it ends with the daemon that is to be stopped.
+        # Persistence mode counts as a user without a process; it ends when its daemon is stopped.
         if count > len(users) and not holding and not units:
             lines.append(f"module {name} has {count - len(users)} users without a visible process")
     return lines

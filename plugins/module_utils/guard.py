@@ -1,9 +1,9 @@
 # Copyright: The gpunode maintainers
 # SPDX-License-Identifier: Apache-2.0
-"""A change that reverts itself: what was there before, on disk, with a timer and a unit that restore it.
+"""A change that reverts itself: the old state on disk, with a timer and a unit that restore it.
 
-The module ``guarded_change`` imports this file, and stores it on the node as the program that the timer and the unit
-run: standard library alone, started as ``python3 -I``.
+The module ``guarded_change`` imports this file. It also stores the file on the node as the program of the timer and
+the unit, started as ``python3 -I``; therefore it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python")
 COMMAND_LIMIT_S = 60
 LOCK_LIMIT_S = 90
 LARGEST = 1 << 20
-"""Of a file whose old content is kept, in bytes."""
+"""Maximum size of a file of which the old content is saved, in bytes."""
 
 Runner = Callable[[list[str]], "tuple[int, str]"]
 
 
 class GuardError(Exception):
-    """Why a change was not made, not confirmed or not reverted, in one line."""
+    """The reason why a change was not made, not confirmed or not reverted, in one line."""
 
 
 def run(argv: list[str]) -> tuple[int, str]:
-    """Return (exit status, output) of a command in a process group of its own; 124 past its limit, 127 without it."""
+    """Return (exit status, output) of a command in its own process group; 124 at the time limit, 127 if missing."""
     try:
         child = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -60,7 +60,7 @@ def run(argv: list[str]) -> tuple[int, str]:
 
 
 def taken(lock: int) -> bool:
-    """Take the lock of an open file where nobody holds it; return whether it was free."""
+    """Take the lock of an open file if it is free; return whether it was free."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -69,7 +69,7 @@ def taken(lock: int) -> bool:
 
 
 class Guard:
-    """One guarded change of a node, by its name."""
+    """One guarded change of a node, identified by its name."""
 
     def __init__(self, name: str, home: Path = HOME, units: Path = UNITS, runner: Runner = run) -> None:
         self.name = name
@@ -80,10 +80,10 @@ class Guard:
 
     @contextlib.contextmanager
     def locked(self, *, insist: bool = False) -> Iterator[None]:
-        """Hold the guard's lock: a timer that fires during a confirmation waits, and then finds it confirmed.
+        """Hold the guard's lock. A timer that fires during a confirmation waits and then finds the change confirmed.
 
-        Raise GuardError where somebody holds it past the limit; with ``insist``, as the timer has it, go on all the
-        same: a process that hangs with the lock must not keep everybody locked out.
+        Raise GuardError if another process holds the lock past the limit. With ``insist``, which the timer uses,
+        continue without the lock: a process that hangs with the lock must not keep the node locked out.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         deadline = time.monotonic() + LOCK_LIMIT_S
@@ -97,7 +97,7 @@ class Guard:
             yield
 
     def read(self, document: str) -> dict[str, Any] | None:
-        """Return one of the guard's documents; None where it is absent."""
+        """Return one of the guard's documents; None if it is absent."""
         try:
             found: dict[str, Any] = json.loads((self.folder / document).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -105,16 +105,16 @@ class Guard:
         return found
 
     def write(self, document: str, content: dict[str, Any]) -> None:
-        """Write a document so that it survives a power cut."""
+        """Write a document so that it survives a power failure."""
         write_file(self.folder / document, json.dumps(content).encode(), 0o600, 0, 0)
 
     @property
     def armed(self) -> bool:
-        """True where a change waits for its confirmation."""
+        """True while a change awaits its confirmation."""
         return (self.folder / "record.json").exists()
 
     def arm(self, record: dict[str, Any], program: str, limit_s: int) -> None:
-        """Keep the old state on disk, enable the unit for the next boot and start the timer."""
+        """Save the old state to disk, enable the unit for the next boot and start the timer."""
         document = {
             **record,
             "files": [kept(path) for path in record["paths"]],
@@ -163,13 +163,13 @@ class Guard:
         )
 
     def must(self, *argv: str) -> None:
-        """Run a command that has to succeed."""
+        """Run a command. Raise GuardError if it fails."""
         status, output = self.run(list(argv))
         if status != 0:
             raise GuardError(f"{' '.join(argv[:3])}: exit status {status}: {last_line(output)}")
 
     def unit_state(self, unit: str) -> dict[str, str]:
-        """Return whether a unit is enabled and active, as systemctl names it."""
+        """Return the ``enabled`` and ``active`` states of a unit, in the terms of systemctl."""
         return {
             "name": unit,
             "enabled": last_line(self.run(["systemctl", "is-enabled", unit])[1]),
@@ -187,7 +187,7 @@ class Guard:
         os.sync()
 
     def confirm(self, token: str) -> None:
-        """Write the confirmation, then disarm. Raise GuardError where the change was reverted before."""
+        """Write the confirmation, then disarm. Raise GuardError if the change was already reverted."""
         record = self.read("record.json")
         if record is None or record["token"] != token:
             outcome = self.read("outcome.json")
@@ -197,7 +197,7 @@ class Guard:
         self.disarm()
 
     def restore(self, by: str, booting: bool = False) -> dict[str, Any] | None:
-        """Restore the old state unless the change is confirmed; return what was done, None where nothing was due."""
+        """Restore the old state unless the change is confirmed; return what was done, None if nothing was due."""
         record = self.read("record.json")
         if record is None:
             return None
@@ -240,7 +240,7 @@ class Guard:
                 failed += self.failure(["systemctl", "unmask", name])
             if verb is not None and now[name]["enabled"] != was:
                 failed += self.failure(["systemctl", verb, name])
-        # At boot the services start behind this unit: waiting for them here would never end.
+        # At boot the services start after this unit: waiting for them here would never end.
         block = ["--no-block"] if booting else []
         going = [unit["name"] for unit in units if unit["active"] in ("inactive", "failed")]
         coming = [unit["name"] for unit in units if unit["active"] == "active" and unit["enabled"] != "unknown"]
@@ -252,19 +252,19 @@ class Guard:
         return failed
 
     def failure(self, argv: list[str]) -> list[str]:
-        """Run a command; return why it failed, nothing where it did not."""
+        """Run a command; return why it failed, empty on success."""
         status, output = self.run(argv)
         return [f"{' '.join(argv)}: exit status {status}: {last_line(output)}"] if status else []
 
 
 def last_line(output: str) -> str:
-    """Return the last line of an output, empty where there is none."""
+    """Return the last line of an output that is not blank; empty without one."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
 def kept(path: str) -> dict[str, Any]:
-    """Return what lies under a path so that ``put_back`` restores it."""
+    """Return the state of a path, for ``put_back`` to restore."""
     try:
         there = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -296,7 +296,7 @@ def put_back(entry: dict[str, Any]) -> bool:
 
 
 def write_file(path: Path, data: bytes, mode: int, uid: int, gid: int) -> None:
-    """Exchange a file by one rename that survives a power cut."""
+    """Replace a file by one rename that survives a power failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".gpunode", dir=str(path.parent))
     try:
@@ -322,9 +322,9 @@ def main(argv: list[str]) -> int:
     """Restore on behalf of the timer or the unit: ``timer NAME`` or ``boot NAME``."""
     by, name = argv
     guard = Guard(name)
-    words = {"timer": "by the timer on the node", "boot": "at boot"}
+    phrases = {"timer": "by the timer on the node", "boot": "at boot"}
     with guard.locked(insist=True):
-        outcome = guard.restore(words[by], booting=by == "boot")
+        outcome = guard.restore(phrases[by], booting=by == "boot")
     if outcome is not None:
         # For the journal of the unit.
         restored, failed = (", ".join(outcome[key]) or "nothing" for key in ("restored", "failed"))

@@ -1,4 +1,4 @@
-"""Values of the running kernel below /proc/sys and /sys: compared, set one by one, and put back as they were."""
+"""Compare, set and restore values of the running kernel below /proc/sys and /sys."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ LARGEST = 4096
 
 
 class KernelChangeRefusedError(Exception):
-    """Why nothing was changed, in one line."""
+    """The reason why nothing was changed, in one line."""
 
 
 def inside(path: str) -> bool:
-    """Return whether a path is one of a kernel setting."""
+    """Return whether a path is that of a kernel setting."""
     return os.path.normpath(path) == path and path.startswith(TREES)
 
 
 def value_of(path: str, root: str = "") -> str | None:
-    """Return a setting's value, several numbers separated by one blank; None where the kernel does not have it.
+    """Return a setting's value, with several numbers separated by one blank; None if the kernel does not have it.
 
-    Of ``always [madvise] never`` it is the word in brackets.
+    The value of ``always [madvise] never`` is the word in brackets.
     """
     try:
         with Path(root + path).open(encoding="utf-8", errors="replace") as file:
@@ -37,7 +37,7 @@ def value_of(path: str, root: str = "") -> str | None:
 
 
 def put(path: str, value: str, root: str = "") -> str | None:
-    """Set a value; return why the kernel refused it, None where it is set."""
+    """Set a value; return why the kernel refused it, None on success."""
     try:
         with Path(root + path).open("w", encoding="utf-8") as file:
             file.write(value + "\n")
@@ -48,7 +48,7 @@ def put(path: str, value: str, root: str = "") -> str | None:
 
 
 def remembered(memory: str, root: str = "") -> dict[str, str]:
-    """Return the values from before the first change. Raise KernelChangeRefusedError for a malformed file."""
+    """Return the recorded values from before the first change. Raise KernelChangeRefusedError for a malformed file."""
     try:
         text = Path(root + memory).read_text(encoding="utf-8")
     except OSError:
@@ -63,7 +63,7 @@ def remembered(memory: str, root: str = "") -> dict[str, str]:
 
 
 def remember(memory: str, values: dict[str, str], root: str = "") -> None:
-    """Write the values that were there before, by one rename."""
+    """Record the values from before the first change, by one rename."""
     path = Path(root + memory)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".new")
@@ -74,9 +74,9 @@ def remember(memory: str, values: dict[str, str], root: str = "") -> None:
 def brought_about(
     wanted: dict[str, str], memory: str, *, pretend: bool, root: str = ""
 ) -> tuple[list[dict[str, str]], list[str]]:
-    """Set values; return (diffs, refusals of the kernel). What was there before is recorded first, once.
+    """Set values; return (diffs, refusals of the kernel). The old values are recorded first, once.
 
-    A setting that is recorded and no longer wanted gets its old value back.
+    A recorded setting that is no longer requested is restored to its old value.
     """
     for path in wanted:
         if not inside(path):

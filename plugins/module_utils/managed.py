@@ -1,4 +1,4 @@
-"""Files and folders as they have to be: compared, validated, and exchanged by one rename each."""
+"""Compare, validate and replace files and folders, each file by one rename."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from typing import Any
 VALIDATION_LIMIT_S = 60
 LARGEST_DIFF = 1 << 18
 LONGEST_PROGRAM = 60
-"""Lines of a program that is shown when it comes or goes."""
+"""Maximum number of lines of a program that a diff shows when the program is created or removed."""
 
 
 class FileRefusedError(Exception):
-    """Why a file was not changed, in one line."""
+    """The reason why a file was not changed, in one line."""
 
 
 def brought_about(
     files: list[dict[str, Any]], folders: list[dict[str, Any]], pretend: bool
 ) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return (paths that changed, diffs). ``pretend``: only tell. Everything is validated before the first change."""
+    """Return (changed paths, diffs). ``pretend``: change nothing. All files are validated before the first change."""
     changed: list[str] = []
     diffs: list[dict[str, Any]] = []
     due = [file for file in files if differs(file)]
@@ -58,7 +58,7 @@ def _note(changed: list[str], diffs: list[dict[str, Any]], diff: dict[str, Any] 
 
 
 def there(path: str) -> os.stat_result | None:
-    """Return what lies under a path, links not followed; None where nothing does."""
+    """Return the status of a path without following links; None if the path does not exist."""
     try:
         return os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -71,17 +71,17 @@ def attributes(found: os.stat_result) -> str:
 
 
 def wanted_attributes(file: dict[str, Any]) -> str:
-    """Return mode, owner and group that a file has to have, as one line."""
+    """Return the requested mode, owner and group of a file as one line."""
     return f"mode {int(file['mode'], 8):04o}, {file['owner']}:{file['group']}"
 
 
 def content_of(path: str, found: os.stat_result | None) -> bytes | None:
-    """Return the bytes of a file; None where there is none."""
+    """Return the bytes of a file; None if it is not a regular file."""
     return Path(path).read_bytes() if found is not None and stat.S_ISREG(found.st_mode) else None
 
 
 def bytes_of(file: dict[str, Any]) -> bytes | None:
-    """Return the bytes that a file has to have; None where it must not exist."""
+    """Return the requested bytes of a file; None if it must not exist."""
     text: str | None = file["content"]
     if text is None:
         return None
@@ -89,7 +89,7 @@ def bytes_of(file: dict[str, Any]) -> bytes | None:
 
 
 def differs(file: dict[str, Any]) -> bool:
-    """Return whether a file is not as it has to be."""
+    """Return whether a file differs from its requested state."""
     found = there(file["path"])
     if file["content"] is None or found is None:
         return (file["content"] is None) != (found is None)
@@ -100,12 +100,12 @@ def differs(file: dict[str, Any]) -> bool:
 
 
 def refuse_foreign(file: dict[str, Any], pretend: bool) -> None:
-    """Raise FileRefusedError where a folder is in the file's place, or the file changed since the plan was made."""
+    """Raise FileRefusedError if the path is a folder, or the file changed since the plan was made."""
     found = there(file["path"])
     if found is not None and stat.S_ISDIR(found.st_mode):
         raise FileRefusedError(f"{file['path']} is a directory, expected a file: move it")
     expected = file["expect_sha256"]
-    # In check mode the content may be computed from a file that a role before would have written.
+    # In check mode the content may be computed from a file that an earlier role would have written.
     if expected is not None and not pretend:
         now = content_of(file["path"], found)
         if (hashlib.sha256(now).hexdigest() if now is not None else "absent") != expected:
@@ -113,7 +113,7 @@ def refuse_foreign(file: dict[str, Any], pretend: bool) -> None:
 
 
 def validate(file: dict[str, Any]) -> None:
-    """Have the file's command judge its new content."""
+    """Run the file's validation command on its new content. Raise FileRefusedError if it fails."""
     if not file["validate_with"] or file["content"] is None:
         return
     with tempfile.TemporaryDirectory(prefix="gpunode-") as folder:
@@ -127,12 +127,13 @@ def validate(file: dict[str, Any]) -> None:
         except (OSError, subprocess.TimeoutExpired) as err:
             raise FileRefusedError(f"{file['path']} was not validated: {err}") from None
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
-        raise FileRefusedError(f"{file['path']} is not valid: {'; '.join(said[-3:])}".replace(str(draft), file["path"]))
+        lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
+        reason = "; ".join(lines[-3:]).replace(str(draft), file["path"])
+        raise FileRefusedError(f"{file['path']} is not valid: {reason}")
 
 
 def difference(file: dict[str, Any]) -> dict[str, Any]:
-    """Return the diff of a file as Ansible prints it: its attributes are lines above the content."""
+    """Return the diff of a file in Ansible's format, with changed attributes in a line above the content."""
     found = there(file["path"])
     now, later = content_of(file["path"], found), bytes_of(file)
     texts = []
@@ -141,7 +142,7 @@ def difference(file: dict[str, Any]) -> dict[str, Any]:
         if file["private"] or len(text) > LARGEST_DIFF or "\0" in text:
             text = "" if data is None else "(content not shown)\n"
         elif (now is None) != (later is None) and text.startswith("#!") and text.count("\n") > LONGEST_PROGRAM:
-            # A person decides on settings; a program of the role is to be read in the role.
+            # Settings are reviewed in the diff; a program is reviewed in the role that contains it.
             text = f"(program of {text.count(chr(10))} lines, not shown)\n"
         texts.append(text)
     if file["private"] and now is not None and later is not None and now != later:
@@ -157,7 +158,7 @@ def difference(file: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(file: dict[str, Any]) -> None:
-    """Exchange a file by one rename; where it is a link, the link is replaced."""
+    """Replace a file by one rename. If the path is a link, the link is replaced."""
     path = Path(file["path"])
     make_parents(path)
     if file["backup"] and path.is_file() and not path.is_symlink():
@@ -177,7 +178,7 @@ def write(file: dict[str, Any]) -> None:
 
 
 def remove(file: dict[str, Any]) -> None:
-    """Remove a file; its copy stays where one is asked for."""
+    """Remove a file; keep a copy if a backup is requested."""
     path = Path(file["path"])
     if file["backup"] and path.is_file() and not path.is_symlink():
         shutil.copy2(path, f"{path}.{time.strftime('%Y-%m-%d@%H:%M:%S')}~")
@@ -185,7 +186,7 @@ def remove(file: dict[str, Any]) -> None:
 
 
 def make_parents(path: Path) -> None:
-    """Make the folders above a file, for all to read whatever the umask is."""
+    """Create the folders above a file, readable for all users regardless of the umask."""
     for folder in reversed(path.parents):
         if not folder.exists():
             folder.mkdir()
@@ -193,7 +194,7 @@ def make_parents(path: Path) -> None:
 
 
 def made(folder: dict[str, Any], pretend: bool) -> dict[str, Any] | None:
-    """Make a folder or set its mode; return the diff, None where it is as it has to be."""
+    """Create a folder or set its mode; return the diff, None without a change."""
     path, mode = Path(folder["path"]), int(folder["mode"], 8)
     found = there(folder["path"])
     if found is not None and not stat.S_ISDIR(found.st_mode):
@@ -214,7 +215,7 @@ def made(folder: dict[str, Any], pretend: bool) -> dict[str, Any] | None:
 
 
 def emptied(folder: dict[str, Any], going: set[str], pretend: bool) -> dict[str, Any] | None:
-    """Remove a folder in which nothing is, or nothing but what goes; return the diff, None where it stays."""
+    """Remove a folder that is empty, or contains only removed paths; return the diff, None if the folder stays."""
     path = Path(folder["path"])
     found = there(folder["path"])
     if found is None or not stat.S_ISDIR(found.st_mode) or any(str(one) not in going for one in path.iterdir()):

@@ -1,6 +1,6 @@
 # Copyright: The gpunode maintainers
 # SPDX-License-Identifier: Apache-2.0
-"""Whether nft accepts rules; nothing is loaded."""
+"""Validate rules with nft. Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIMIT_S = 60
 
 
 def answered(question: dict[str, Any]) -> dict[str, Any]:
-    """Return ``error``: why nft rejects the rules in ``text``, in one line; None where it accepts them."""
+    """Return ``error``: the reason in one line why nft rejects the rules in ``text``; None if it accepts them."""
     try:
         done = subprocess.run(
             ["/usr/sbin/nft", "-c", "-f", "-"],

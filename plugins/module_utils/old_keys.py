@@ -1,6 +1,6 @@
-"""Keyrings that apt trusts for every repository, and that hold NVIDIA's keys.
+"""Find NVIDIA's keys in the keyrings that apt trusts for every repository.
 
-A key given to apt-key vouches for every repository of the node; the repository names its own key instead.
+apt accepts signatures of such a key for every repository of the node. gpunode's repository file names its own key.
 """
 
 import base64
@@ -14,7 +14,7 @@ LARGEST = 1 << 19
 
 
 def remainders() -> dict[str, str]:
-    """Return each such keyring with what is left of it without NVIDIA's keys, in base64; empty: nothing."""
+    """Return each such keyring with its content without NVIDIA's keys, in base64; empty if no other key is in it."""
     found = {}
     for path in (APT / "trusted.gpg", *sorted((APT / "trusted.gpg.d").glob("*.gpg"))):
         try:

@@ -1,4 +1,4 @@
-"""Read OpenPGP keyrings. Standard library alone."""
+"""Read OpenPGP keyrings. Standard library only."""
 
 import base64
 import binascii
@@ -9,10 +9,10 @@ PUBLIC_KEY = 6
 
 
 def dearmored(data):
-    """Return the bytes of a key that may be armoured; ValueError where the armor is damaged."""
+    """Return the binary form of a key, armoured or not. Raise ValueError if the armor is damaged."""
     if b"-----BEGIN PGP PUBLIC KEY BLOCK-----" not in data:
         return data
-    # Up to the empty line there are headers; the line that begins with = is a checksum.
+    # Headers end at the empty line; the line that begins with = is a checksum.
     found = re.search(
         rb"-----BEGIN[^\n]*\n(?:[^\n]+:[^\n]*\n)*[ \t\r]*\n(.*?)(?:\n=[^\n]*)?\s*-----END", data, re.DOTALL
     )
@@ -25,7 +25,7 @@ def dearmored(data):
 
 
 def packets(data):
-    """(tag, header and body, body) of each OpenPGP packet; ValueError where it is none."""
+    """Yield (tag, header and body, body) of each OpenPGP packet. Raise ValueError for other data."""
     at = 0
     while at < len(data):
         first = data[at]
@@ -51,7 +51,7 @@ def packets(data):
 
 
 def keys(data):
-    """[(fingerprint, bytes)] of the public keys in a keyring, armoured or not; ValueError where it is none."""
+    """Return (fingerprint, bytes) of each public key in a keyring, armoured or not. Raise ValueError for other data."""
     found = []
     for tag, whole, body in packets(dearmored(data)):
         if tag == PUBLIC_KEY:

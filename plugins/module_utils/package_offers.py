@@ -1,8 +1,8 @@
-"""Which packages the repositories of this node offer, by exact name or shell pattern. Changes nothing on the node.
+"""List the packages that this node's repositories offer, by exact name or shell pattern. Changes nothing on the node.
 
-The question is ``{"names": [names and shell patterns], "files": {path: text}}`` with files of /etc/apt or
-/etc/yum.repos.d as they would be, which may be left out; the answer ``{"offered": {name: [versions, newest first]}}``,
-or ``{"error": one line}`` where the package manager cannot be asked. Lists are fetched into a private folder.
+The question is ``{"names": [names and shell patterns], "files": {path: text}}``; ``files`` are planned files of
+/etc/apt or /etc/yum.repos.d and may be left out. The answer is ``{"offered": {name: [versions, newest first]}}``, or
+``{"error": one line}`` if the package manager cannot be run. Lists are fetched to a private folder.
 """
 
 import fnmatch
@@ -26,7 +26,7 @@ MOST = 200
 
 
 def by_apt(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
-    """Names to versions, from lists that are fetched for it and thrown away."""
+    """Return name to versions, from lists that are fetched for it and deleted afterwards."""
     with private_folder() as folder:
         lay_over(folder, files or {})
         apt_get, apt_cache = ([tool, "-c", f"{folder}/apt.conf"] for tool in ("apt-get", "apt-cache"))
@@ -40,8 +40,8 @@ def by_apt(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict
 
 
 def by_dnf(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
-    """Names to versions, by dnf's own client: dnf 4 and 5 understand the same words."""
-    # What is asked is metadata alone: packages are verified when they are installed.
+    """Return name to versions, from dnf's command line, which is the same for dnf 4 and 5."""
+    # Only metadata are read: packages are verified when they are installed.
     texts = [text for path, text in (files or {}).items() if path.endswith(".repo") and isinstance(text, str)]
     found_in = [section for text in texts for section in re.findall(r"(?ms)^\[([\w.-]+)\].*?^baseurl=(\S+)", text)]
     options = [f"--repofrompath={name}-asked,{url}" for name, url in found_in]
@@ -58,7 +58,7 @@ def by_dnf(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict
 
 
 def answered(question: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer; where the package manager cannot be asked, ``error`` says why."""
+    """Return the answer; ``error`` is the reason if the package manager cannot be run."""
     names = [str(name) for name in question["names"]]
     ask = by_apt if Path("/usr/bin/apt-get").exists() else by_dnf
     try:

@@ -1,16 +1,16 @@
-"""Fetch the key of NVIDIA's repository where the node has none that is whole. Changes nothing on the node.
+"""Fetch the key of NVIDIA's repository if the node has no intact copy. Changes nothing on the node.
 
-Standard library alone. The question::
+Standard library only. The question::
 
-    {"path": where the key is on the node, "record": file with the sum that it had when it was written,
-     "url": folder of the repository, "proxy": URL, perhaps with a password | "",
-     "file": name of the key in it | null, "fingerprint": of the key | null,
+    {"path": path of the key on the node, "record": file with the checksum of the key when it was written,
+     "url": folder of the repository, "proxy": URL, with or without a password | "",
+     "file": name of the key in that folder | null, "fingerprint": of the key | null,
      "sha256_without_version": of the file without its Version line | null,
-     "keyring": name of the package that holds the key, which is asked where the file is not there | null,
+     "keyring": name of the package that contains the key, fetched if the file is missing | null,
      "keyring_sha256": of that package | null}
 
-The answer is ``{}`` where the key is as it was written, ``{"key": base64, "fingerprint": …}``, or ``{"error": one line,
-"differs": true where something was fetched and is not NVIDIA's key}``.
+The answer is ``{}`` if the key is unchanged, ``{"key": base64, "fingerprint": …}``, or ``{"error": one line,
+"differs": true if something other than NVIDIA's key was fetched}``.
 """
 
 import base64
@@ -34,11 +34,11 @@ PAUSE_S = 2
 
 
 class DiffersError(ValueError):
-    """Something was fetched, and it is not the key."""
+    """The fetched data are not the expected key."""
 
 
 def is_whole(path, record):
-    """The key is there and as it was written."""
+    """Return whether the key exists and is unchanged since it was written."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest() == Path(record).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -46,7 +46,7 @@ def is_whole(path, record):
 
 
 def fetched(url):
-    """The content behind an address. A fault of the network is tried again; that it is not there is not."""
+    """Return the content of a URL. Network errors are retried, a missing file is not."""
     for attempt in range(1, TRIES + 1):
         try:
             with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:  # noqa: S310
@@ -60,7 +60,7 @@ def fetched(url):
 
 
 def keyring_of(package):
-    """The keyring in a Debian package."""
+    """Return the keyring in a Debian package."""
     with tempfile.NamedTemporaryFile(suffix=".deb") as file:
         file.write(package)
         file.flush()
@@ -80,7 +80,7 @@ def keyring_of(package):
 
 
 def the_key(data, asked, url):
-    """(fingerprint, bytes) of the key that is wanted, out of what was fetched."""
+    """Return (fingerprint, bytes) of the expected key in fetched data. Raise DiffersError if it is missing."""
     if re.match(rb"\s*<(!doctype|html|\?xml)", data, re.IGNORECASE):
         raise DiffersError(f"{url} returned an HTML page: a proxy or a login page intercepts the connection")
     try:
@@ -102,7 +102,7 @@ def the_key(data, asked, url):
 
 
 def from_file(asked):
-    """The key in the file beside the packages."""
+    """Return the key from the key file in the repository."""
     url = asked["url"] + asked["file"]
     data = fetched(url)
     wanted = asked["sha256_without_version"]
@@ -114,7 +114,7 @@ def from_file(asked):
 
 
 def from_keyring(asked):
-    """The key in the keyring package."""
+    """Return the key from the keyring package."""
     url = asked["url"] + asked["keyring"]
     package = fetched(url)
     found = hashlib.sha256(package).hexdigest()
@@ -123,7 +123,7 @@ def from_keyring(asked):
     try:
         keyring = keyring_of(package)
     except (subprocess.SubprocessError, tarfile.TarError):
-        keyring = package  # no package at all: what it is instead is reported
+        keyring = package  # not a package: the_key reports what it is
     return the_key(keyring, asked, url)
 
 
@@ -132,18 +132,18 @@ def answered(asked):
     if asked.get("proxy"):
         proxies = {"http": asked["proxy"], "https": asked["proxy"]}
         urllib.request.install_opener(urllib.request.build_opener(urllib.request.ProxyHandler(proxies)))
-    said: dict[str, object] = {}
+    result: dict[str, object] = {}
     if not is_whole(asked["path"], asked["record"]):
-        ways = [way for way, name in ((from_file, "file"), (from_keyring, "keyring")) if asked[name]]
-        for way in ways:
+        readers = [reader for reader, name in ((from_file, "file"), (from_keyring, "keyring")) if asked[name]]
+        for reader in readers:
             try:
-                fingerprint, key = way(asked)
-                said = {"key": base64.b64encode(key).decode("ascii"), "fingerprint": fingerprint}
+                fingerprint, key = reader(asked)
+                result = {"key": base64.b64encode(key).decode("ascii"), "fingerprint": fingerprint}
                 break
             except DiffersError as error:
-                said = {"error": " ".join(str(error).split()), "differs": True}
+                result = {"error": " ".join(str(error).split()), "differs": True}
                 break
             except (OSError, ValueError, urllib.error.URLError) as error:
                 text = f"{asked['url']}{asked['file'] or asked['keyring']}: {error}"
-                said = said or {"error": " ".join(text.split())}
-    return said
+                result = result or {"error": " ".join(text.split())}
+    return result

@@ -1,6 +1,6 @@
 # Copyright: The gpunode maintainers
 # SPDX-License-Identifier: Apache-2.0
-"""Disks made into one file system, and given back. Each is looked at again right before it is written to."""
+"""Create one file system on scratch disks, and release the disks. Each disk is read again right before a write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTLE = ["udevadm", "settle", "--timeout=30"]
 
 
 def made(wanted: dict[str, Any], pretend: bool) -> list[str]:
-    """Return what was done so that the disks carry the file system. Raise DiskError where one must not be touched."""
+    """Create the file system on the disks; return the steps. Raise DiskError if a disk must not be changed."""
     own = own_of(wanted)
     names = [str(name) for name in wanted["disks"]]
     found = looked_at(names, own)
@@ -63,7 +63,7 @@ def made(wanted: dict[str, Any], pretend: bool) -> list[str]:
 def array_command(
     wanted: dict[str, Any], own: dict[str, str], devices: list[str], fresh: bool, assembled: bool
 ) -> list[str]:
-    """Return the command that brings the array about; none where there is nothing to do."""
+    """Return the command that creates or assembles the array; empty if there is nothing to do."""
     if "array" not in own or (not fresh and assembled):
         return []
     path = f"/dev/md/{wanted['name']}"
@@ -73,8 +73,8 @@ def array_command(
     return [*words, f"--name={wanted['name']}", f"--uuid={own['array'].replace('-', '')}", *devices]
 
 
-def given_back(wanted: dict[str, Any], pretend: bool) -> list[str]:
-    """Return what was done so that disks of ours that may be erased are empty; others keep what they have."""
+def released(wanted: dict[str, Any], pretend: bool) -> list[str]:
+    """Erase the disks of the file system that may be erased; return the steps. Other disks keep their data."""
     own = own_of(wanted)
     names = [str(name) for name in wanted["disks"]]
     found = looked_at(names, own)
@@ -101,18 +101,18 @@ def given_back(wanted: dict[str, Any], pretend: bool) -> list[str]:
 
 
 def own_of(wanted: dict[str, Any]) -> dict[str, str]:
-    """Return the UUIDs of what the role makes."""
+    """Return the UUIDs of the array and the file system that the role creates."""
     return {name: str(wanted[name]) for name in ("array", "filesystem") if wanted.get(name)}
 
 
 def looked_at(names: list[str], own: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the disks as they are now."""
+    """Return the current state of the disks."""
     mounts = mounted()
     return {name: disk(name, own, mounts) for name in names}
 
 
 def erased(one: dict[str, Any]) -> None:
-    """Leave nothing on a disk that any program recognises. The kernel refuses it for one that is in use."""
+    """Erase all signatures and both ends of a disk. The kernel refuses this for a disk in use."""
     for node in [*(f"/dev/{part}" for part in one["parts"]), one["device"]]:
         output_of(["wipefs", "--all", node])
     number = os.open(one["device"], os.O_WRONLY | os.O_EXCL | os.O_SYNC)

@@ -1,4 +1,4 @@
-"""The armored key that signs an archive, fetched by the node; the controller judges whether it is the publisher's."""
+"""Fetch the armored key that signs an archive. The controller verifies that it is the publisher's key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAUSE_S = 2
 
 
 def answered(question: dict[str, Any]) -> dict[str, Any]:
-    """Return ``{"text": …}`` of the address ``url``, or ``{"error": one line}``."""
+    """Return ``{"text": …}`` with the content of ``url``, or ``{"error": one line}``."""
     url = str(question["url"])
     error = "not tried"
     for attempt in range(1, TRIES + 1):

@@ -1,6 +1,6 @@
 # Copyright: The gpunode maintainers
 # SPDX-License-Identifier: Apache-2.0
-"""What the SSH daemon of this node runs with, what it offers, its keys, and who can log in by which key."""
+"""Read the SSH daemon of this node: its settings, algorithms and keys, and the accounts with their keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def asked(*argv: str) -> tuple[int, str, str]:
 
 
 def daemon_settings() -> tuple[int, str, str]:
-    """Return (exit status, stdout, stderr) of ``sshd -T``, also where ssh.socket left sshd without its folder."""
+    """Return (exit status, stdout, stderr) of ``sshd -T``, also if ssh.socket left sshd without its folder."""
     try:
         answers: list[tuple[int, str, str]] = as_if.answered([], [["sshd", "-T"]])
     except as_if.UnavailableError:
@@ -42,7 +42,7 @@ def daemon_settings() -> tuple[int, str, str]:
 
 
 def taken() -> dict[str, Any]:
-    """Return everything that the roles of SSH and of accounts decide from."""
+    """Return the state from which the roles ssh_hardening and accounts compute their plans."""
     status, effective, errors = daemon_settings()
     settings = values(effective)
     return {
@@ -62,12 +62,12 @@ def taken() -> dict[str, Any]:
 
 
 def paths(pattern: str) -> list[str]:
-    """Return what matches a shell pattern, in sshd's order."""
+    """Return the paths that match a shell pattern, in sshd's order."""
     return sorted(glob.glob(pattern))[:MOST_FILES]  # noqa: PTH207 - names, not paths
 
 
 def values(effective: str) -> dict[str, list[str]]:
-    """Return the words of each setting that ``sshd -T`` prints; of repeated ones all."""
+    """Return the words of each setting that ``sshd -T`` prints; all words of a repeated setting."""
     found: dict[str, list[str]] = {}
     for line in effective.splitlines():
         name, _, rest = line.partition(" ")
@@ -76,7 +76,7 @@ def values(effective: str) -> dict[str, list[str]]:
 
 
 def unit(name: str) -> dict[str, str]:
-    """Return how systemd has a unit."""
+    """Return systemd's state of a unit: ``load``, ``active``, ``enabled``, ``listen``."""
     _, output, _ = asked("systemctl", "show", "-p", "LoadState,ActiveState,UnitFileState,Listen", name)
     fields = dict(line.partition("=")[::2] for line in output.splitlines())
     listen = [line.partition("=")[2].split(" ")[0] for line in output.splitlines() if line.startswith("Listen=")]
@@ -109,7 +109,7 @@ def host_keys() -> list[dict[str, Any]]:
 
 
 def public_key(line: str) -> dict[str, Any]:
-    """Return type, size and options of a line of authorized_keys or of a public key; empty where it is none."""
+    """Parse a line of authorized_keys or of a public key: type, size, options. Return {} if it is not a key."""
     words = line.split()
     for index, word in enumerate(words[:-1]):
         if not word.startswith(("ssh-", "ecdsa-", "sk-ssh-", "sk-ecdsa-")):
@@ -134,7 +134,7 @@ def public_key(line: str) -> dict[str, Any]:
 
 
 def weak_moduli() -> int | None:
-    """Return how many groups of Diffie-Hellman below 3072 bits the daemon may take; None without the file."""
+    """Return how many Diffie-Hellman groups below 3072 bits the daemon may use; None without the file."""
     text = document("/etc/ssh/moduli")
     if text is None:
         return None
@@ -163,7 +163,7 @@ def accounts(patterns: list[str]) -> list[dict[str, Any]]:
 
 
 def account(entry: pwd.struct_passwd, hashed: str | None, patterns: list[str]) -> dict[str, Any]:
-    """Return one account; of its password only whether it has one."""
+    """Return one account; its password only as a state (none, locked, set, unknown)."""
     keys, problem = [], ""
     for pattern in patterns:
         path = pattern.replace("%h", entry.pw_dir).replace("%u", entry.pw_name).replace("%%", "%")
@@ -194,7 +194,7 @@ def account(entry: pwd.struct_passwd, hashed: str | None, patterns: list[str]) -
 
 
 def strict_problem(path: str, entry: pwd.struct_passwd) -> str:
-    """Return why sshd with StrictModes would not read a file of keys, empty where it would."""
+    """Return why sshd with StrictModes would ignore a file of keys; empty if it would read it."""
     real = Path(os.path.realpath(path))
     home = Path(os.path.realpath(entry.pw_dir))
     chain = [real, *(folder for folder in real.parents if folder == home or home in folder.parents)]
@@ -206,7 +206,7 @@ def strict_problem(path: str, entry: pwd.struct_passwd) -> str:
 
 
 def login() -> dict[str, Any] | None:
-    """Return user and addresses of the SSH login that this process belongs to; None without one."""
+    """Return user, client address and port of the SSH login that this process belongs to; None without one."""
     pid = os.getpid()
     for _ in range(50):
         try:
@@ -226,7 +226,7 @@ def login() -> dict[str, Any] | None:
 
 
 def listening() -> list[int]:
-    """Return the TCP ports on which anything listens."""
+    """Return the TCP ports in state LISTEN."""
     ports = set()
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (document(path) or "").splitlines()[1:]:
@@ -237,7 +237,7 @@ def listening() -> list[int]:
 
 
 def answered(question: dict[str, Any]) -> dict[str, Any]:
-    """Return what sshd would run with, for everybody and for some logins, if files were in place."""
+    """Return the effective sshd configuration, in general and for given logins, as if files were in place."""
     commands = [["sshd", "-t"], ["sshd", "-T"]]
     for one in question["logins"]:
         connection = f"user={one['user']},host={one['address']},addr={one['address']},laddr=0.0.0.0,lport={one['port']}"

@@ -9,22 +9,23 @@ module: driver_exchange
 short_description: Exchange the loaded kernel modules of the NVIDIA driver for the installed ones
 description:
   - Stops the given units, unloads the driver's modules, loads the installed ones and starts the units again.
-  - Before anything is stopped, it tests that every module can be unloaded. A process of another unit that holds a
-    device, a module of others on top of the driver (C(gdrdrv), C(nvidia_fs)) or a missing module of the requested
-    version leaves the node as it is, with the reason as a warning. A reboot then loads the installed modules.
-  - A unit of O(unit_versions) is started only where its version is that of the loaded module.
+  - Before it stops anything, the module tests whether all kernel modules can be unloaded. If a process of another unit
+    has a device open, a foreign module uses the driver (C(gdrdrv), C(nvidia_fs)), or the module of the requested
+    version is not installed, nothing is changed and the reason is printed as a warning. A reboot then loads the
+    installed modules.
+  - A unit of O(unit_versions) is started only if its version is the version of the loaded module.
 options:
   version:
-    description: Release of the module that has to be loaded in the end.
+    description: Driver release that has to be loaded at the end.
     type: str
     required: true
   units:
-    description: Active units that keep the modules in use, in the order in which they are stopped.
+    description: Active units that use the modules, in the order in which they are stopped.
     type: list
     elements: str
     default: []
   unit_versions:
-    description: Versions of units that run with a module of the same version alone.
+    description: Unit to version, for units that require a kernel module of exactly their version.
     type: dict
     default: {}
 attributes:
@@ -33,7 +34,7 @@ attributes:
     description: Reports whether the modules would be exchanged.
   diff_mode:
     support: none
-    description: There is no text to compare.
+    description: The module changes no file.
 author:
   - The gpunode maintainers
 """
@@ -78,7 +79,7 @@ class ExchangeRefusedError(Exception):
 
 
 def done(argv: list[str]) -> str:
-    """Run a command; return its last line of errors, empty where it succeeded."""
+    """Run a command; return the last line of its errors, empty on success."""
     try:
         answer = subprocess.run(
             argv,
@@ -97,7 +98,7 @@ def done(argv: list[str]) -> str:
 
 
 def on_disk(kernel: str) -> str:
-    """Return the version of the module that a kernel would load; empty where there is none."""
+    """Return the version of the module that a kernel would load; empty if it has no module."""
     answer = subprocess.run(
         ["modinfo", "-k", kernel, "-F", "version", "nvidia"],
         check=False,
@@ -110,7 +111,7 @@ def on_disk(kernel: str) -> str:
 
 
 def loaded_version() -> str:
-    """Return the version of the loaded module; empty where none is."""
+    """Return the version of the loaded module; empty if no module is loaded."""
     try:
         text = LOADED.read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -135,7 +136,7 @@ def in_the_way(units: list[str]) -> list[str]:
 
 
 def refuse(version: str, units: list[str]) -> None:
-    """Raise ExchangeRefusedError where the exchange would not succeed; nothing was stopped yet."""
+    """Raise ExchangeRefusedError if the exchange would fail. Called before anything is stopped."""
     kernel = os.uname().release
     there = on_disk(kernel)
     if there != version:
@@ -146,7 +147,7 @@ def refuse(version: str, units: list[str]) -> None:
 
 
 def exchange(version: str, units: list[str]) -> None:
-    """Stop the units and exchange the modules. Raise ExchangeRefusedError where a module stays."""
+    """Stop the units and exchange the modules. Raise ExchangeRefusedError if a module stays loaded."""
     if units:
         error = done(["systemctl", "stop", *units])
         if error:
@@ -170,9 +171,9 @@ def exchange(version: str, units: list[str]) -> None:
 
 
 def started(units: list[str], versions: dict[str, Any], requested: str) -> list[str]:
-    """Start units again that fit the loaded module; return a reason for each that was not started.
+    """Start the units that match the loaded module; return a reason for each unit that was not started.
 
-    Where another module than the requested one is loaded, the installed programs are all of another release than it.
+    If a module other than the requested one is loaded, all installed programs belong to another release than it does.
     """
     now, reasons = loaded_version(), []
     for unit in reversed(units):

@@ -8,95 +8,96 @@ DOCUMENTATION = r"""
 module: guarded_change
 short_description: Make a change that reverts itself unless a new login succeeds
 description:
-  - For changes that can lock the controller out, such as the settings of the SSH daemon and firewall rules.
-  - Before the change, the node keeps the old state of all files and units on disk, starts a systemd timer that restores
-    it, and enables a unit that restores it at boot before SSH and the firewall start.
-  - After the change, the controller opens a new connection with the connection settings of the host, not the one that
-    Ansible keeps open, and runs the confirmation over it with the privileges of the task. Only then the timer and the
-    unit are removed.
-  - Where that login fails, the old state is restored at once over the connection that is still open, or by the timer,
-    and the task fails with what was reverted. A controller that was killed, a lost network and a reboot of the node end
-    in the old state too.
-  - A change that waits for its confirmation when the module starts is reverted first.
-  - Fails before anything is changed where the node cannot revert by itself, as without systemd, or where one of
-    O(validate) fails.
+  - Makes changes that can lock the controller out, such as settings of the SSH daemon and firewall rules.
+  - Before the change, the module saves the state of all files and units on the node's disk, starts a systemd timer
+    that restores it, and enables a unit that restores it at boot before SSH and the firewall start.
+  - After the change, the controller opens a new connection with the connection settings of the host and runs the
+    confirmation over it with the privileges of the task. It does not reuse the connection that Ansible keeps open.
+    The timer and the unit are removed only after this confirmation.
+  - If that login fails, the old state is restored, either at once over the connection that is still open or by the
+    timer. The task then fails and reports what was reverted. The old state is also restored after a killed
+    controller, a lost network or a reboot of the node.
+  - An unconfirmed change of an earlier run is reverted first.
+  - Fails before any change if the node cannot revert by itself, for example without systemd, or if one of the
+    commands of O(validate) fails.
 options:
   name:
-    description: Name of the change. One change of a name can wait for its confirmation at a time.
+    description: Name of the change. Only one change of each name can await confirmation at a time.
     type: str
     required: true
   files:
-    description: Files as O(gpunode.node.managed_files#module:files) has them. Their old state is kept.
+    description: Files, in the format of O(gpunode.node.managed_files#module:files). Their old state is saved.
     type: list
     elements: dict
     default: []
   folders:
-    description: Folders as O(gpunode.node.managed_files#module:folders) has them. They are not reverted.
+    description: Folders, in the format of O(gpunode.node.managed_files#module:folders). They are not reverted.
     type: list
     elements: dict
     default: []
   keep:
-    description: Further files whose old state is kept, because O(activate) changes them.
+    description: Further files that O(activate) changes. Their old state is saved too.
     type: list
     elements: str
     default: []
   units:
-    description: Units of systemd that are enabled, disabled, masked, started or stopped as they were by a revert.
+    description: systemd units. A revert restores whether each is enabled, masked and running.
     type: list
     elements: str
     default: []
   validate:
     description:
-      - Commands, each a list of words, that have to succeed as if the files were in place already, before anything is
-        changed, and again when they are in place, before O(activate).
+      - Commands that must succeed, each a list of arguments. They run before any change as if the files were already
+        in place, and again when the files are in place, before O(activate).
     type: list
     elements: list
     default: []
   show:
-    description: Command whose output before and after is shown as a diff, in check mode too.
+    description: Command that prints the effective configuration. Its output before and after the change is shown as a
+      diff, also in check mode.
     type: list
     elements: str
     default: []
   activate:
-    description: Commands, each a list of words, that put the change into force.
+    description: Commands that activate the change, each a list of arguments.
     type: list
     elements: list
     default: []
   restore:
     description:
-      - Commands that put the old state into force when the files are restored. Without it those of O(activate).
+      - Commands that activate the old state after the files were restored. The default is O(activate).
     type: list
     elements: list
   due:
-    description: Run O(activate) also where all files are as they have to be.
+    description: Run O(activate) even if no file changes.
     type: bool
     default: false
   limit_s:
     description:
       - Seconds from arming the timer until the old state is restored, 20 to 900.
-      - V(0) makes the change without a revert, for image builds that nobody logs in to afterwards.
+      - V(0) makes the change without a revert, for image builds without a later login.
     type: int
     default: 60
   step:
-    description: Part of the change that the node runs. The action plugin sets it.
+    description: Step of the change to run on the node. Set by the action plugin.
     type: str
     choices: [apply, confirm, revert, outcome]
     default: apply
   token:
-    description: Identifies one attempt. The action plugin sets it.
+    description: Identifier of one attempt. Set by the action plugin.
     type: str
     default: ""
   program:
-    description: Source text of the program that restores. The action plugin hands it in.
+    description: Source text of the program that restores the old state. Set by the action plugin.
     type: str
     default: ""
 attributes:
   check_mode:
     support: full
-    description: Validates the change where the node has mount namespaces, and shows it. Nothing is armed.
+    description: Validates the change if the node supports mount namespaces, and shows it. No timer is started.
   diff_mode:
     support: full
-    description: Shows each file, and the output of O(show) before and after.
+    description: Shows the difference of each file and of the output of O(show).
 seealso:
   - module: gpunode.node.managed_files
 author:
@@ -104,7 +105,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Let sshd refuse passwords, or restore what was there within a minute
+- name: Disable password logins, and restore the old configuration if no new login succeeds
   gpunode.node.guarded_change:
     name: passwords_off
     files:
@@ -123,7 +124,7 @@ changed_paths:
   type: list
   elements: str
 reverted:
-  description: What was restored, where the change was reverted.
+  description: What was restored.
   returned: when the change was reverted
   type: dict
 """
@@ -159,7 +160,7 @@ def outcome_text(outcome: dict[str, Any]) -> str:
 
 
 class GuardedChange:
-    """The change as the module got it."""
+    """A change, from the module's parameters."""
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
@@ -170,7 +171,7 @@ class GuardedChange:
         self.restore = given["activate"] if given["restore"] is None else given["restore"]
 
     def validated(self, files: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Validate as if the files were in place; return the diff of what ``show`` prints."""
+        """Run the validation as if the files were in place; return the diff of the output of ``show``."""
         given = self.module.params
         show = [given["show"]] if given["show"] else []
         try:
@@ -188,7 +189,7 @@ class GuardedChange:
         return [{"before_header": name, "after_header": name, "before": before, "after": shown[1]}]
 
     def accepted(self, *argv: str) -> None:
-        """Run a validating command on what is in place now; raise GuardError where it fails."""
+        """Run a validation command on the files in place. Raise GuardError if it fails."""
         try:
             ((status, output, errors),) = as_if.answered([], [list(argv)])
         except as_if.UnavailableError:
@@ -198,9 +199,9 @@ class GuardedChange:
             raise GuardError(f"{' '.join(argv[:3])}: exit status {status}: {last_line(errors or output)}")
 
     def apply(self) -> dict[str, Any]:
-        """Validate, arm, change, activate."""
+        """Validate, arm, change and activate; return the module's result."""
         module, given = self.module, self.module.params
-        # The lock is released before commands run: one that hangs must not keep the timer waiting.
+        # The lock is released before commands run: a hanging command must not block the timer.
         with self.guard.locked():
             result = self.changed()
             if not result["changed"] or module.check_mode:
@@ -218,7 +219,7 @@ class GuardedChange:
         return {**result, "waits": bool(given["limit_s"])}
 
     def changed(self) -> dict[str, Any]:
-        """Write the files where something is due; return what changed, or would in check mode."""
+        """Write the files if a change is due; return what changed, or would change in check mode."""
         module, given = self.module, self.module.params
         if not module.check_mode:
             outcome = self.guard.restore("by the next run")
@@ -239,7 +240,7 @@ class GuardedChange:
         return {"changed": True, "changed_paths": paths, "diff": [*diffs, *shown] if module._diff else []}
 
     def arm(self) -> None:
-        """Have the node revert by itself, or refuse."""
+        """Save the old state and start the timer. Raise FileRefusedError if the node cannot revert by itself."""
         given = self.module.params
         if shutil.which("systemd-run") is None:
             raise FileRefusedError("the node has no systemd-run and cannot revert on its own: nothing was changed")
@@ -256,16 +257,16 @@ class GuardedChange:
             raise FileRefusedError(f"the node cannot revert on its own: {err}: nothing was changed") from None
 
     def undo(self, err: Exception) -> None:
-        """Restore all after a step that failed, and fail with its error. The caller holds the guard's lock."""
+        """Restore everything after a failed step and raise FileRefusedError. The caller holds the guard's lock."""
         if not self.module.params["limit_s"]:
             raise err
         outcome = self.guard.restore("at once")
-        said = outcome_text(outcome) if outcome else "it was reverted already"
-        raise FileRefusedError(f"{err}: {said}") from None
+        reverted = outcome_text(outcome) if outcome else "it was reverted already"
+        raise FileRefusedError(f"{err}: {reverted}") from None
 
 
 def stepped(module: AnsibleModule) -> dict[str, Any]:
-    """Run one step."""
+    """Run one step and return the module's result."""
     given = module.params
     guard = Guard(given["name"])
     if given["step"] == "apply":

@@ -1,34 +1,34 @@
 # Copyright: The gpunode maintainers
 # SPDX-License-Identifier: Apache-2.0
-"""Set values of the running kernel, and put them back."""
+"""Set values of the running kernel, and restore them."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kernel_values
-short_description: Set values of the running kernel, and put them back
+short_description: Set values of the running kernel, and restore them
 description:
-  - Writes settings below C(/proc/sys) and C(/sys/kernel/mm) of the running kernel. Files that a boot reads are not its
-    concern (M(gpunode.node.managed_files)).
-  - The values that were there before the first change are recorded. A setting that is no longer given gets its old
-    value back, and so do all with an empty O(values).
-  - A setting that the kernel does not know or refuses is reported as a warning; the others are set.
+  - Writes settings below C(/proc/sys) and C(/sys/kernel/mm) of the running kernel. For the files that are read at
+    boot, use M(gpunode.node.managed_files).
+  - Records the values from before the first change. A setting that is removed from O(values) is restored to its
+    recorded value. An empty O(values) restores all settings.
+  - A setting that the kernel does not have or refuses is reported as a warning. The other settings are set.
 options:
   values:
-    description: Path of a setting to its value, several numbers separated by one blank.
+    description: Path of a setting to its value. Several numbers are separated by one blank.
     type: dict
     default: {}
   memory:
-    description: File on the node that records what was there before.
+    description: File on the node that records the values from before the first change.
     type: path
     required: true
 attributes:
   check_mode:
     support: full
-    description: Reports and shows what would be changed.
+    description: Reports and shows what would change.
   diff_mode:
     support: full
-    description: Shows each value before and after.
+    description: Shows each value before and after the change.
 author:
   - The gpunode maintainers
 """
@@ -44,7 +44,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 refused:
-  description: What the kernel does not know or refused, one line each.
+  description: Settings that the kernel does not have or refused, one line each.
   returned: success
   type: list
   elements: str

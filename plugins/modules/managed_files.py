@@ -1,19 +1,19 @@
 # Copyright: The gpunode maintainers
 # SPDX-License-Identifier: Apache-2.0
-"""Bring many files and folders to the state that they have to have."""
+"""Write, change and remove many files and folders."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: managed_files
-short_description: Bring many files and folders to the state that they have to have
+short_description: Write, change and remove many files and folders
 description:
-  - Writes, changes and removes files, each through a temporary file beside it and one rename, in the order in which
-    they are given. A file that is as it has to be is not touched.
-  - All files are validated before the first one is changed.
+  - Writes, changes and removes files in the given order, each through a temporary file in the same folder and one
+    rename. A file that already has the requested state is not touched.
+  - Validates all files before it changes the first one.
 options:
   files:
-    description: The files.
+    description: Files to write or remove.
     type: list
     elements: dict
     default: []
@@ -23,10 +23,10 @@ options:
         type: str
         required: true
       content:
-        description: Text of the file. Without it the file is removed.
+        description: Content of the file. Without it, the file is removed.
         type: str
       encoding:
-        description: How O(files[].content) stands for the bytes of the file.
+        description: Encoding of O(files[].content).
         type: str
         choices: [utf-8, base64]
         default: utf-8
@@ -43,27 +43,27 @@ options:
         type: str
         default: root
       phase:
-        description: Word by which O(phase) selects files.
+        description: Label by which O(phase) selects files.
         type: str
       validate_with:
         description: Command that must accept the file; C(%s) is the path of the temporary file.
         type: list
         elements: str
       backup:
-        description: Keep a copy of the file that was there, as C(PATH.TIME~).
+        description: Keep a copy of the old file as C(PATH.TIME~).
         type: bool
         default: false
       expect_sha256:
         description: >-
-          Digest that the file must have, or C(absent): the content was computed from that file. Otherwise nothing is
-          changed and the module fails.
+          SHA-256 of the existing file from which the content was computed, or C(absent). If the file differs, nothing
+          is changed and the module fails.
         type: str
       private:
-        description: The content is in no diff.
+        description: Leave the content out of diffs.
         type: bool
         default: false
   folders:
-    description: The folders. Those that have to be there are made first, those that have to go are removed last.
+    description: Folders to create or remove. Folders are created before all files and removed after them.
     type: list
     elements: dict
     default: []
@@ -73,7 +73,7 @@ options:
         type: str
         required: true
       state:
-        description: V(absent_if_empty) removes the folder where nothing is in it.
+        description: V(absent_if_empty) removes the folder if it is empty.
         type: str
         choices: [present, absent_if_empty]
         default: present
@@ -82,24 +82,24 @@ options:
         type: str
         default: "0755"
       phase:
-        description: Word by which O(phase) selects folders.
+        description: Label by which O(phase) selects folders.
         type: str
   phase:
-    description: Only entries with this word, and those without one, count.
+    description: Process only entries with this label and entries without a label.
     type: str
 attributes:
   check_mode:
     support: full
-    description: Reports and shows what would be changed.
+    description: Reports and shows what would change.
   diff_mode:
     support: full
-    description: Shows each change of a content, mode or owner.
+    description: Shows each change of content, mode or owner.
 author:
   - The gpunode maintainers
 """
 
 EXAMPLES = r"""
-- name: Keep nouveau off the GPU, and set no options of the modules
+- name: Blacklist nouveau and remove a file of module options
   gpunode.node.managed_files:
     files:
       - path: /etc/modprobe.d/gpunode-nouveau.conf
@@ -110,7 +110,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changed_paths:
-  description: Files and folders that were changed, or would be in check mode.
+  description: Files and folders that were changed, or would change in check mode.
   returned: success
   type: list
   elements: str
@@ -161,7 +161,7 @@ def main() -> None:
         paths, diff = managed.brought_about(files, folders, pretend=module.check_mode)
     except (FileRefusedError, OSError) as err:
         module.fail_json(msg=" ".join(str(err).split()))
-    # With `diff: false` on the task no diff is to be shown.
+    # A task with `diff: false` shows no diff.
     module.exit_json(changed=bool(paths), changed_paths=paths, diff=diff if module._diff else [])
 
 

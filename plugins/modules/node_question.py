@@ -1,6 +1,6 @@
 # Copyright: The gpunode maintainers
 # SPDX-License-Identifier: Apache-2.0
-"""Answer one question of a plan; nothing is changed."""
+"""Answer one question of a plan without changing the node."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ DOCUMENTATION = r"""
 module: node_question
 short_description: Answer one question of a plan
 description:
-  - Asks apt or dnf in a private folder what it would do, fetches and verifies a key, has nft judge rules, looks at
-    disks, or asks sshd what it would run with, for a plan that cannot be completed without the answer
-    (M(gpunode.node.role_plan)), or reads what is known to be needed only now.
-    Changes nothing on the node.
+  - Returns information that a plan (M(gpunode.node.role_plan)) needs and that M(gpunode.node.node_state) does not
+    collect. Simulates apt or dnf in a private folder, fetches and verifies a key, validates rules with nft, inspects
+    disks, reads the effective configuration of sshd, or reads documents.
+  - Changes nothing on the node.
 options:
   kind:
-    description: What is asked.
+    description: Kind of the question.
     type: str
     choices:
       - apt_preview
@@ -28,7 +28,7 @@ options:
       - ssh_login
     required: true
   question:
-    description: The question.
+    description: The question, in the format of its O(kind).
     type: dict
     default: {}
 attributes:
@@ -88,7 +88,7 @@ ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "documents": lambda asked: {str(path): files_state.document(str(path)) for path in asked["paths"]},
     "ssh_login": ssh_state.answered,
 }
-"""By kind of question."""
+"""Kind of a question to the function that answers it."""
 PYTHONS = ("/usr/libexec/platform-python", "/usr/bin/python3")
 
 

@@ -1,49 +1,51 @@
 # Copyright: The gpunode maintainers
 # SPDX-License-Identifier: Apache-2.0
-"""Look at a node once, for all roles."""
+"""Collect the state of a node once, for all roles."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: node_state
-short_description: Look at a node once, for all roles
+short_description: Collect the state of a node once, for all roles
 description:
-  - Returns in one round trip what the roles of this collection decide from. The probe of gpunode, the package database
-    and its sources, kind, digest, mode and owner of files, the text of a few documents, and what the container engine
-    answers.
-  - Changes nothing on the node, in check mode and out of it.
-  - An action plugin hands in what is to be looked at, and keeps the answer for the rest of the run on the controller,
-    where the plans of the roles read it (M(gpunode.node.role_plan)). Call it after tasks of your own that changed what
-    the roles decide from.
+  - Collects in one round trip everything from which the roles of this collection compute their plans. This is the
+    output of the gpunode probe, the package database and its sources, kind, digest, mode and owner of files, the
+    content of a few documents, and the answers of the container engine.
+  - Changes nothing on the node.
+  - The action plugin of this module passes the list of paths to the node and keeps the result on the controller for
+    the rest of the run, where the plans of the roles read it (M(gpunode.node.role_plan)). Run this module after tasks
+    of your own that changed packages, files or units that the roles manage.
 options:
   lock_wait_s:
-    description: How long to wait, in seconds, for another package manager to finish.
+    description: Seconds to wait for another package manager to finish.
     type: int
     default: 900
   documents:
-    description: Return what is known as documents, without a new look where one is known.
+    description: >-
+      Return the state as the documents C(node), C(apt) and C(dnf). A state that was collected earlier in the run is
+      not collected again.
     type: bool
     default: false
   probe:
-    description: Source text of the probe. The action plugin hands it in.
+    description: Source text of the probe. Set by the action plugin.
     type: str
   paths:
-    description: Further paths of which kind, digest, mode and owner are returned.
+    description: Further paths to collect kind, digest, mode and owner of.
     type: list
     elements: str
     default: []
   globs:
-    description: Further shell patterns of such paths.
+    description: Further shell patterns of paths to collect kind, digest, mode and owner of.
     type: list
     elements: str
     default: []
   contents:
-    description: Further documents, of at most 1 MiB each, whose text is returned.
+    description: Further text files to collect the content of, at most 1 MiB each.
     type: list
     elements: str
     default: []
   parts:
-    description: Parts that only some roles read. V(ssh) is the SSH daemon, its keys and the accounts.
+    description: Parts that only some roles need. V(ssh) is the SSH daemon, its keys and the accounts.
     type: list
     elements: str
     choices: [ssh]
@@ -69,7 +71,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 host:
-  description: The node that was looked at.
+  description: Name of the node.
   returned: success
   type: str
   sample: gpu1
@@ -96,15 +98,13 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
 
 PROBE_LIMIT_S = 150
-
-
 MOST_PARENTS = 30
 
 
 def connection(proc: Path = Path("/proc")) -> dict[str, Any] | None:
-    """Return from where and to which port the SSH connection leads that this module runs over; None without one.
+    """Return client address and port of the SSH connection that this module runs over; None without one.
 
-    sudo drops the variable: a parent process of the login still has it.
+    sudo removes SSH_CONNECTION from the environment; a parent process of the login still has it.
     """
     number = os.getpid()
     for _ in range(MOST_PARENTS):
@@ -124,7 +124,7 @@ def connection(proc: Path = Path("/proc")) -> dict[str, Any] | None:
 
 
 def by_dnf(root: Path = Path("/")) -> bool:
-    """Return whether rpm manages the packages; a dpkg beside it is a tool there, as rpm is one on Debian."""
+    """Return whether rpm manages the packages. The other package tool may be installed too (rpm on Debian)."""
     if not (root / "usr/bin/rpm").exists():
         return False
     try:
@@ -137,7 +137,7 @@ def by_dnf(root: Path = Path("/")) -> bool:
 
 
 def started(text: str) -> subprocess.Popen[bytes]:
-    """Start the probe in a process group of its own."""
+    """Start the probe in its own process group and return the process."""
     argv = [sys.executable, "-I", "-"]
     child = subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -150,7 +150,7 @@ def started(text: str) -> subprocess.Popen[bytes]:
 
 
 def looked(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return everything; the probe runs beside the other looks."""
+    """Return the whole state; the probe runs in parallel with the other readers."""
     package_state = dnf_state if by_dnf() else apt_state
     holder = package_state.awaited(float(parameters["lock_wait_s"]))
     probe = started(parameters["probe"])
@@ -192,14 +192,14 @@ def main() -> None:
         supports_check_mode=True,
     )
     if not module.params["probe"]:
-        module.fail_json(msg="node_state needs the Python package gpunode on the controller, whose probe it runs")
+        module.fail_json(msg="node_state requires the Python package gpunode on the controller: it runs its probe")
     for number in SIGNALS:
         signal.signal(number, leave_orderly)
     try:
         found = looked(module.params)
     except (OSError, subprocess.SubprocessError, ValueError) as err:
         module.fail_json(msg=f"the node could not be probed: {' '.join(str(err).split())}")
-    # One text: the controller parses it by itself, bounded, instead of value by value.
+    # One text: the controller parses it within limits of its own, in place of Ansible.
     module.exit_json(changed=False, state=json.dumps(found))
 
 

@@ -8,17 +8,17 @@ DOCUMENTATION = r"""
 module: package_transaction
 short_description: Change the packages of a node in one transaction of apt or dnf
 description:
-  - Installs at exact versions, removes, holds and releases packages in one transaction. Nothing is changed where the
-    package manager refuses, or where it would touch what was not asked for.
-  - In check mode the transaction is computed in a private folder, from lists that are fetched for it and thrown away,
-    and from what the roles before would have done. With C(--diff) it is one list.
-  - Scripts of the packages start no service, and needrestart is suspended. The module waits for locks. Faults of the
-    network are tried again. A repository that fails and that no package needs is a warning.
-  - What an earlier run left that was cut short (C(policy-rc.d), half-configured packages) is cleared first.
-  - Where a kernel module does not build, the message ends with the compiler's errors.
+  - Installs packages at exact versions, and removes, holds and unholds packages, in one transaction. Nothing is
+    changed if the package manager refuses the transaction or if it would touch other packages.
+  - In check mode the transaction is computed in a private folder from freshly fetched package lists, which are deleted
+    afterwards. It includes the changes that earlier roles would have made. C(--diff) shows it as one list.
+  - Package scripts start no services, and needrestart is suspended. The module waits for package locks and retries
+    after network errors. A failing repository is a warning if no package of the transaction needs it.
+  - Leftovers of an interrupted run (C(policy-rc.d), half-configured packages) are cleaned up first.
+  - If a kernel module does not build, the error message ends with the compiler's errors.
 options:
   change:
-    description: The options below as one mapping, as a manifest has them (M(gpunode.node.role_plan)).
+    description: The following options as one mapping, as in a manifest (M(gpunode.node.role_plan)).
     type: dict
   manager:
     description: The package manager.
@@ -26,139 +26,143 @@ options:
     choices: [apt, dnf]
     default: apt
   state:
-    description: With V(absent) what O(purge) names goes, and what came with it and nothing needs any more.
+    description: V(absent) removes the packages of O(purge) and the dependencies that nothing needs any more.
     type: str
     choices: [present, absent]
     default: present
   install:
-    description: Packages to have, C(NAME) or C(NAME=PATTERN) with a shell pattern of versions. What fits is left alone.
+    description: >-
+      Packages to install, C(NAME) or C(NAME=PATTERN) with a shell pattern of versions. An installed package that
+      matches is left alone.
     type: list
     elements: str
     default: []
   purge:
-    description: For apt, shell patterns of packages that go in the same transaction.
+    description: For apt, shell patterns of packages to remove in the same transaction.
     type: list
     elements: str
     default: []
   purge_new:
-    description: For apt with O(state=absent), shell patterns of what goes too, unless O(memory) lists it.
+    description: For apt with O(state=absent), shell patterns of packages to remove too, unless O(memory) lists them.
     type: list
     elements: str
     default: []
   restore:
-    description: For apt with O(state=absent), packages that return from NVIDIA's version to the distribution's.
+    description: For apt with O(state=absent), packages to change from NVIDIA's version to the distribution's.
     type: list
     elements: str
     default: []
   never:
-    description: Shell patterns of packages that must neither come, move nor go.
+    description: Shell patterns of packages that must not be installed, change version or be removed.
     type: list
     elements: str
     default: []
   hold:
     description: >-
-      Shell patterns of packages that are held afterwards; for dnf, locked at their versions in the role's own part of
-      versionlock's list.
+      Shell patterns of packages to hold after the transaction. For dnf, their versions are locked in the role's own
+      section of the versionlock list.
     type: list
     elements: str
     default: []
   unhold:
-    description: For apt, packages whose hold is released.
+    description: For apt, packages to unhold.
     type: list
     elements: str
     default: []
   memory:
-    description: File on the node that lists the packages that were there before the first change; written once.
+    description: File on the node that lists the packages installed before the first change. It is written once.
     type: str
   files:
-    description: Files of apt's folders as they will be, path to text. Preferences are obeyed before they are written.
+    description: Planned files of apt's folders, path to text. Planned preferences already apply to this transaction.
     type: dict
     default: {}
   bound:
-    description: For dnf, packages to have, all at one release, the newest that O(constraint) allows.
+    description: For dnf, packages to install, all at the newest release that O(constraint) allows.
     type: list
     elements: str
     default: []
   constraint:
-    description: For dnf, shell pattern of releases for O(bound).
+    description: For dnf, shell pattern for the release of O(bound).
     type: str
     default: "*"
   free:
-    description: For dnf, packages to have in any version.
+    description: For dnf, packages to install in any version.
     type: list
     elements: str
     default: []
   closure:
-    description: For dnf, installed packages that move to the release of O(bound), or go where it has none of them.
+    description: For dnf, installed packages to change to the release of O(bound), or to remove if it lacks them.
     type: list
     elements: str
     default: []
   line:
     description: >-
-      For dnf, shell patterns C(names) and C(except) of packages that come at the release of O(bound) or not at all.
+      For dnf, shell patterns C(names) and C(except) of packages that may only be installed at the release of O(bound).
     type: dict
     default: { names: [], except: [] }
   remove:
-    description: For dnf, packages that go.
+    description: For dnf, packages to remove.
     type: list
     elements: str
     default: []
   expendable:
-    description: For dnf, shell patterns of packages that may go besides.
+    description: For dnf, shell patterns of further packages that the transaction may remove.
     type: list
     elements: str
     default: []
   stream:
-    description: For dnf, C(MODULE:STREAM) that is enabled in the same transaction.
+    description: For dnf, C(MODULE:STREAM) to enable in the same transaction.
     type: str
   reset:
-    description: For dnf, module whose stream is reset.
+    description: For dnf, module to reset.
     type: str
   repositories:
-    description: For dnf, repositories as they will be, with C(id), C(url) and C(proxy).
+    description: For dnf, planned repositories, with C(id), C(url) and C(proxy).
     type: list
     elements: dict
     default: []
   lock:
     description: >-
-      For dnf, lines of the plugin versionlock that this role owns. Empty, its part of the list goes; without the option
-      the list is left alone.
+      For dnf, lines of the role's own section of the versionlock list. An empty list removes the section. Without this
+      option the list is not changed.
     type: list
     elements: str
   drop_locks:
-    description: For dnf, lines of others in that list that go.
+    description: For dnf, lines outside the role's section to remove from the versionlock list.
     type: list
     elements: str
     default: []
   lock_mark:
-    description: For dnf, what the two lines around the role's part of the list end in.
+    description: For dnf, end of the two comment lines around the role's section of the versionlock list.
     type: str
     default: gpunode
   ignore_locks:
-    description: For dnf, lines of others in that list that do not count.
+    description: For dnf, lines outside the role's section to ignore.
     type: list
     elements: str
     default: []
   idle_gpus:
-    description: Whether to fail where a process computes on a GPU, asked when all is fetched and nothing changed yet.
+    description: >-
+      Whether to fail if a process computes on a GPU. This is tested after all packages were downloaded and before the
+      first change.
     type: bool
     default: false
   planned:
-    description: What other transactions would have done by now. The action plugin hands it in, in check mode.
+    description: Changes that earlier transactions would have made, in check mode. Set by the action plugin.
     type: dict
     default: {}
   lock_wait_s:
-    description: How long to wait, in seconds, for another package manager.
+    description: Seconds to wait for another package manager.
     type: int
     default: 300
   limit_s:
-    description: How long, in seconds, downloading and installing may take.
+    description: Time limit for downloading and installing, in seconds.
     type: int
     default: 3600
 attributes:
   check_mode:
     support: full
-    description: Reports what the real run then does.
+    description: Reports the changes that a run without check mode makes.
   diff_mode:
     support: full
     description: One list of packages to install, remove, hold and release.
@@ -177,26 +181,26 @@ EXAMPLES = r"""
 
 RETURN = r"""
 install:
-  description: Packages that came or moved, name to version.
+  description: Packages that were installed or changed version, name to version.
   returned: success
   type: dict
 remove:
-  description: Packages that went.
+  description: Packages that were removed.
   returned: success
   type: list
   elements: str
 hold:
-  description: Packages that are held or locked by this transaction.
+  description: Packages that this transaction held or locked.
   returned: success
   type: list
   elements: str
 unhold:
-  description: Packages whose hold or lock is released.
+  description: Packages that this transaction unheld or unlocked.
   returned: success
   type: list
   elements: str
 finished:
-  description: Packages that an interrupted run had left half-done.
+  description: Packages that an interrupted run had left half-configured.
   returned: success
   type: list
   elements: str
@@ -214,7 +218,7 @@ PYTHONS = ("/usr/libexec/platform-python", "/usr/bin/python3")
 
 
 def with_dnf(module: AnsibleModule) -> None:
-    """Go on under the Python that dnf belongs to."""
+    """Restart the module under the Python that has dnf's bindings, if this one lacks them."""
     if dnf_transaction.dnf is not None:
         return
     interpreter = None if has_respawned() else probe_interpreters_for_module(PYTHONS, "dnf")
@@ -224,7 +228,7 @@ def with_dnf(module: AnsibleModule) -> None:
 
 
 def listed(answer: dict[str, Any]) -> str:
-    """Return what a transaction does as a list for a person."""
+    """Return the changes of a transaction, one line each."""
     lines = [f"install {name}={version}" for name, version in sorted(answer["install"].items())]
     for word in ("remove", "hold", "unhold"):
         lines += [f"{word} {name}" for name in answer.get(word, ())]
@@ -240,7 +244,7 @@ def gpu_users() -> list[str]:
 
 
 def message(answer: dict[str, Any]) -> str:
-    """Return why a transaction failed, with the compiler's errors where there are some."""
+    """Return why a transaction failed, with the compiler's errors if there are any."""
     return "\n".join([answer["error"], *answer.get("log", ())])
 
 

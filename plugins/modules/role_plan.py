@@ -8,23 +8,24 @@ DOCUMENTATION = r"""
 module: role_plan
 short_description: Compute what a role of this collection changes on a node
 description:
-  - Computes the manifest of a role from the role's variables and from what is known of the node. It looks at the node
-    (M(gpunode.node.node_state)) where nothing is known yet, and again after a plan that was due.
-  - Fails with all reasons why the node must not be changed, in one message. Notes are printed as warnings.
-  - Runs on the controller and changes nothing on the node. A plan of which everything is settled runs no module.
+  - Computes the manifest of a role from the role's variables and the state of the node. The state is collected with
+    M(gpunode.node.node_state) if it is not known yet, and again after a plan that was due.
+  - If the node must not be changed, fails with all reasons in one message. Notes are printed as warnings.
+  - Runs on the controller and changes nothing on the node. It runs no module on the node if the state is known and
+    the plan has no questions.
 options:
   role:
-    description: Name of the role without the name of the collection.
+    description: Name of the role, without the collection name.
     type: str
     required: true
   settings:
-    description: Values that win over the role's variables, by the names of the variables.
+    description: Values that take precedence over the role's variables, by variable name.
     type: dict
     default: {}
   refuse:
     description:
-      - Whether reasons why the node must not be changed fail the task. With V(false) they are warnings, the node is not
-        checked by preflight, and the plan is never due; its RV(reboot_reasons) count.
+      - Whether the task fails if the node must not be changed. With V(false), the reasons are warnings, preflight does
+        not check the node, and the plan is never due. Its RV(reboot_reasons) are still recorded.
     type: bool
     default: true
 attributes:
@@ -33,12 +34,12 @@ attributes:
     description: The plan is computed on the controller.
   check_mode:
     support: full
-    description: The plan is the same; in check mode it starts from what the roles before would have done.
+    description: Computes the same plan. In check mode it includes the changes that earlier roles would have made.
   diff_mode:
     support: none
     description: Nothing is changed.
 notes:
-  - With C(gpunode_force=true) every plan is due.
+  - With C(gpunode_force=true), every plan is due.
 requirements:
   - The Python package gpunode on the controller.
 seealso:
@@ -66,7 +67,7 @@ due:
   returned: success
   type: bool
 due_reasons:
-  description: Why, one line each.
+  description: Differences between the node and the manifest, one line each.
   returned: success
   type: list
   elements: str

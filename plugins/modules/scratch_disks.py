@@ -1,20 +1,21 @@
 # Copyright: The gpunode maintainers
 # SPDX-License-Identifier: Apache-2.0
-"""Make one file system of disks, or give them back."""
+"""Create one file system on scratch disks, or release the disks."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: scratch_disks
-short_description: Make one file system of disks, or give them back
+short_description: Create one file system on scratch disks, or release the disks
 description:
-  - Makes XFS on one disk, or on a RAID 0 array of several. Disks are named by their ids below C(/dev/disk/by-id).
-  - A disk that is mounted, swap, held by LVM, an array or another program, or named in C(/etc/fstab) is refused. One
-    that carries a signature, partitions or data of an unknown kind is refused unless O(erase) names it.
-  - All disks are looked at before the first one is written to.
+  - Creates an XFS file system on one disk, or on a RAID 0 array of several disks. Disks are named by their ids below
+    C(/dev/disk/by-id).
+  - Refuses a disk that is mounted, is swap, is held by LVM, an array or another program, or appears in C(/etc/fstab).
+    Refuses a disk with a signature, partitions or data of an unknown kind unless O(erase) lists it.
+  - Checks all disks before it writes to the first one.
 options:
   state:
-    description: V(absent) stops the array and erases those of the disks that O(erase) names; others keep their data.
+    description: V(absent) stops the array and erases the disks that O(erase) lists. Other disks keep their data.
     type: str
     choices: [present, absent]
     default: present
@@ -28,7 +29,7 @@ options:
     type: str
     default: gpunode-scratch
   array:
-    description: UUID of the array. Without it the file system is on the only disk.
+    description: UUID of the array. Without it, the file system is created on the only disk.
     type: str
   filesystem:
     description: UUID of the file system.
@@ -45,7 +46,7 @@ attributes:
     description: Reports what would be done.
   diff_mode:
     support: full
-    description: Shows what is done, one line each.
+    description: Shows each step as one line.
 author:
   - The gpunode maintainers
 """
@@ -60,7 +61,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: What was done, or would be.
+  description: Steps that were done, or would be done in check mode.
   returned: success
   type: list
   elements: str
@@ -85,7 +86,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    act = scratch_disks.made if module.params["state"] == "present" else scratch_disks.given_back
+    act = scratch_disks.made if module.params["state"] == "present" else scratch_disks.released
     try:
         steps = act(module.params, pretend=module.check_mode)
     except (DiskError, OSError, ValueError) as err:

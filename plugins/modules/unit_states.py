@@ -9,12 +9,12 @@ module: unit_states
 short_description: Enable, start, stop and restart systemd units
 description:
   - Runs M(ansible.builtin.systemd_service) for each unit, in order.
-  - In check mode it also announces units that the node does not have yet because their package is not installed, where
-    the builtin module fails.
-  - Where a unit does not start, the message ends with the end of its log.
+  - In check mode, also reports changes of units that belong to packages not installed yet, on which the builtin module
+    fails.
+  - If a unit does not start, the error message ends with the last lines of its log.
 options:
   units:
-    description: The units.
+    description: Units to set.
     type: list
     elements: dict
     default: []
@@ -24,14 +24,14 @@ options:
         type: str
         required: true
       enabled:
-        description: Whether it starts at boot; without it that stays as it is.
+        description: Whether the unit starts at boot. Without it, this is not changed.
         type: bool
       state:
-        description: What it does now; without it that stays as it is.
+        description: Requested state. Without it, the unit is neither started nor stopped.
         type: str
         choices: [started, stopped, restarted]
   daemon_reload:
-    description: Whether systemd reads its units again first.
+    description: Run C(systemctl daemon-reload) first.
     type: bool
     default: false
 attributes:
@@ -40,10 +40,10 @@ attributes:
     description: The builtin module runs on the node.
   check_mode:
     support: full
-    description: Reports what the real run then does.
+    description: Reports the changes that a run without check mode makes.
   diff_mode:
     support: full
-    description: One line for each step, such as C(enable docker.service).
+    description: Shows each step as one line, such as C(enable docker.service).
 seealso:
   - module: ansible.builtin.systemd_service
 author:
@@ -51,7 +51,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Run DCGM
+- name: Enable and start DCGM
   gpunode.node.unit_states:
     units: "{{ __dcgm_plan.manifest.units }}"
   become: true
@@ -59,7 +59,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 units:
-  description: What was changed, one line each, or would be in check mode.
+  description: Changes that were made, or would be made in check mode, one line each.
   returned: success
   type: list
   elements: str

@@ -1,8 +1,7 @@
-"""What the action plugins have in common: the import of gpunode, the look at a node, and what a run remembers of it.
+"""Common code of the action plugins: the import of gpunode, the state of a node, and the data kept during a run.
 
-Ansible imports an action plugin in its main process and forks a worker for each task: what is loaded here is loaded
-once. What a worker found out reaches the next one through files in the run's own temporary folder, which Ansible
-removes.
+Ansible imports an action plugin in its main process and forks a worker for each task, so this module is loaded once.
+A worker passes data to later workers through files in the run's own temporary folder, which Ansible removes.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ else:
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST_S = 900
-"""A look that is older is taken again: others may have changed the node meanwhile."""
+"""Maximum age of a node's state in seconds; an older one is collected again, as other tools may have changed it."""
 PARTS = {"ssh": ("accounts", "ssh_hardening")}
-"""Parts of a node's state that only these roles read, where their state is not ``keep``."""
+"""Parts of a node's state that only these roles read, unless their ``state`` is ``keep``."""
 READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def need_gpunode() -> None:
-    """Raise AnsibleActionFail where the package is missing."""
+    """Raise AnsibleActionFail if the package gpunode is missing."""
     if MISSING is not None:
         raise AnsibleActionFail(MISSING)
 
 
 def specifications() -> dict[str, dict[str, Any]]:
-    """Return the options of each role, by its name."""
+    """Return the options of each role, by role name."""
     found = {}
     for file in sorted(ROOT.glob("roles/*/meta/argument_specs.yml")):
         document = yaml.load(file.read_text(encoding="utf-8"), READER)  # noqa: S506 - a safe loader
@@ -67,21 +66,21 @@ SPECIFICATIONS = specifications()
 
 
 class Run:
-    """What the run remembers of one node."""
+    """The data that a run keeps about one node."""
 
     def __init__(self, host: str) -> None:
         digest = hashlib.sha256(host.encode()).hexdigest()[:24]
         self.folder = Path(constants.DEFAULT_LOCAL_TMP) / "gpunode" / digest
 
     def read(self, name: str) -> Any:
-        """Return what was kept under a name; None where nothing was."""
+        """Return the JSON value kept under a name; None if nothing was kept."""
         try:
             return json.loads((self.folder / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
 
     def text(self, name: str, oldest_s: float) -> str | None:
-        """Return a kept text; None where there is none, or it is older than that."""
+        """Return the text kept under a name; None if nothing was kept or it is older than ``oldest_s``."""
         path = self.folder / name
         try:
             return path.read_text(encoding="utf-8") if time.time() - path.stat().st_mtime < oldest_s else None
@@ -89,7 +88,7 @@ class Run:
             return None
 
     def keep(self, name: str, text: str) -> None:
-        """Keep a text under a name, for our own user alone."""
+        """Keep a text under a name, readable only by the current user."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = self.folder / f".{name}.{os.getpid()}"
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
@@ -97,25 +96,25 @@ class Run:
         draft.replace(self.folder / name)
 
     def forget(self, name: str) -> None:
-        """Drop what was kept under a name."""
+        """Delete what was kept under a name."""
         (self.folder / name).unlink(missing_ok=True)
 
 
 class GpunodeAction(ActionBase):  # type: ignore[misc]
-    """Base of our action plugins."""
+    """Base class of the action plugins."""
 
     task_vars: dict[str, Any]
     node: Run
 
     def begin(self, task_vars: dict[str, Any] | None) -> None:
-        """Take the task's variables."""
+        """Read the task's variables; called first by each action."""
         need_gpunode()
         self.task_vars = task_vars or {}
         self.host = str(self._task.delegate_to or self.task_vars.get("inventory_hostname", "the node"))
         self.node = Run(self.host)
 
     def call(self, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Run a module of ours on the node. Its arguments stay out of the node's log: they are long, or secret."""
+        """Run a module of the collection on the node. Its arguments, long or secret, are not logged on the node."""
         kept, self._task.no_log = self._task.no_log, True
         try:
             answer: dict[str, Any] = self._execute_module(
@@ -124,11 +123,11 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         finally:
             self._task.no_log = kept
         if answer.get("failed"):
-            raise AnsibleActionFail(f"{self.host}: {plain(answer.get('msg')) or _words(answer)}")
+            raise AnsibleActionFail(f"{self.host}: {plain(answer.get('msg')) or _last_line(answer)}")
         return answer
 
     def state(self, fresh: bool = False) -> NodeState:
-        """Return what is known of the node; look at it where nothing is, or where it may have changed."""
+        """Return the state of the node; collect it if it is unknown or may have changed."""
         known = None if fresh else self.node.text("state", OLDEST_S)
         if known is not None:
             return NodeState.model_validate_json(known)
@@ -145,7 +144,7 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
             **wanted,
         }
         answer = self.call("node_state", arguments)
-        # Ansible waits for the slowest node of a task, and sets no limit of its own.
+        # Ansible waits for the slowest node of a task without a time limit.
         where = f"what {self.host} answered"
         try:
             with Workers(parsed, most=1) as apart:
@@ -159,11 +158,11 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         return state
 
     def manages(self, role: str) -> bool:
-        """Return whether an opt-in role is asked for."""
+        """Return whether an opt-in role is enabled."""
         return role in SPECIFICATIONS and self.settings(role).get("state") != "keep"
 
     def settings(self, role: str, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return a role's settings, converted as its argument specification says, without the role's name in front."""
+        """Return a role's settings by name without the role prefix, converted to the types of its specification."""
         options = SPECIFICATIONS[role]
         values = {name: option.get("default") for name, option in options.items()}
         values |= {name: self.task_vars[name] for name in options if name in self.task_vars}
@@ -181,17 +180,17 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         return plain(self._templar.template(self.task_vars[name])) if name in self.task_vars else default
 
     def forced(self) -> bool:
-        """Return whether changes are made although nothing is due."""
+        """Return whether changes are made even if nothing is due (``gpunode_force``)."""
         return str(self.variable("gpunode_force", False)).lower() in ("true", "yes", "on", "1")
 
     def reboot_reasons(self) -> tuple[str, ...]:
-        """Return why the node has to be rebooted, of all roles that were planned, and what a variable says."""
+        """Return the reasons to reboot the node, from all planned roles and from ``gpunode_reboot_required``."""
         by_role: dict[str, list[str]] = self.node.read("reboot") or {}
-        said = str(self.variable("gpunode_reboot_required") or "").split("; ")
-        return (*(reason for reasons in by_role.values() for reason in reasons), *filter(None, said))
+        given = str(self.variable("gpunode_reboot_required") or "").split("; ")
+        return (*(reason for reasons in by_role.values() for reason in reasons), *filter(None, given))
 
     def context(self, role: str, extra: Mapping[str, Any] | None = None) -> Context:
-        """Return what a plan gets beside the state."""
+        """Return the input of a plan besides the state."""
         known: dict[str, dict[str, Any]] = {}
 
         def settings_of(other: str) -> dict[str, Any]:
@@ -223,7 +222,7 @@ def _first_line(path: str) -> str:
 
 
 def planned_of(*parts: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return in one what several say is planned: ``files``, ``packages``, ``purge``."""
+    """Return the planned ``files``, ``packages`` and ``purge`` of all parts in one mapping."""
     whole: dict[str, Any] = {"files": {}, "packages": {}, "purge": []}
     for part in parts:
         whole["files"].update((part or {}).get("files") or {})
@@ -232,8 +231,8 @@ def planned_of(*parts: Mapping[str, Any] | None) -> dict[str, Any]:
     return whole
 
 
-def _words(answer: Mapping[str, Any]) -> str:
-    """Return what a module that crashed left: its last line."""
+def _last_line(answer: Mapping[str, Any]) -> str:
+    """Return the last line that a crashed module printed."""
     lines = [line for name in ("module_stderr", "module_stdout") for line in str(answer.get(name, "")).splitlines()]
     return printable(lines[-1]) if lines else "the module reported no reason"
 

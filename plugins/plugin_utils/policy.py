@@ -1,4 +1,4 @@
-"""The policies of gpunode.provisioning as plugins of Ansible: one guard for the package, one translation of errors."""
+"""Functions of gpunode.provisioning as Ansible plugins: one test for the package, one translation of errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ansible.errors import AnsibleError, AnsibleFilterError
 
 
 def missing(err: ImportError) -> str:
-    """Return what to do where the controller lacks the package gpunode, or a part of what it needs."""
+    """Return the message for a controller without the package gpunode or one of its requirements."""
     return (
         f"the Python package gpunode is required on the controller ({err}): "
         "install it into the environment that ansible-playbook runs from, with pip install gpunode"
@@ -19,7 +19,7 @@ def missing(err: ImportError) -> str:
 
 
 def room(name: str) -> ModuleType:
-    """Return a module of the package gpunode. Raises AnsibleError where the controller lacks the package."""
+    """Return a module of the package gpunode. Raise AnsibleError if the controller lacks the package."""
     try:
         return import_module(f"gpunode.{name}")
     except ImportError as err:

@@ -22,8 +22,8 @@ from test_captures_judged import names, node_with
 from gpunode.checks import Check, Expectation, Finding, Status, judge, registry
 from gpunode.facts import facts_from_bundle
 from gpunode.facts.build import READERS
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
 from gpunode.facts.errors import ParseError
-from gpunode.facts.seen import Seen, Unseen
 from gpunode.probe.bundle import Bundle, CommandResult
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def hardware() -> list[str]:
     return sorted(found)
 
 
-class Traced(Seen):
+class Traced(BundleReader):
     """A bundle that remembers which commands were asked for."""
 
     def __init__(self, bundle: Bundle) -> None:
@@ -94,7 +94,7 @@ def seconds(bundle: Bundle) -> dict[str, float]:
     commands: dict[str, set[str]] = {}
     for field, read in READERS.items():
         seen = Traced(bundle)
-        with suppress(Unseen, ParseError):
+        with suppress(UnknownFactError, ParseError):
             read(seen)
         commands[field] = seen.asked_for & set(bundle.commands)
     return {check.id: round(_seconds(check, commands, bundle), 2) for check in registry if check.level == "quick"}

@@ -14,9 +14,9 @@ from bundles import grace, guest, hgx, pcie_4, t4
 
 from gpunode.checks.registry import NEEDS_ROOT
 from gpunode.facts.build import READERS
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import NodeFacts
-from gpunode.facts.seen import Seen, Unseen
 from gpunode.probe.bundle import Bundle
 
 ROOT = Path(__file__).parents[2]
@@ -70,8 +70,8 @@ def sources() -> dict[str, tuple[set[str], set[str]]]:
             commands, files = found[name]
             noted = {"commands": Asked(bundle.commands, commands), "files": Asked(bundle.files, files)}
             try:
-                read(Seen(bundle.model_copy(update=noted)))
-            except (Unseen, ParseError):
+                read(BundleReader(bundle.model_copy(update=noted)))
+            except (UnknownFactError, ParseError):
                 continue
     return found
 

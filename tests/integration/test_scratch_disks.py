@@ -159,10 +159,10 @@ def test_an_empty_disk_is_made_kept_and_given_back(disks: Disks) -> None:
     # It is the role's own now: a confirmation that was left does nothing.
     assert scratch_disks.made(wanted, pretend=False) == []
     with pytest.raises(DiskError, match="is mounted on"):
-        scratch_disks.given_back(wanted, pretend=False)
+        scratch_disks.released(wanted, pretend=False)
     assert (place / "file").read_text() == "kept"
     run("umount", place)
-    assert scratch_disks.given_back(disks.wanted("a"), pretend=False) == []
-    assert scratch_disks.given_back(wanted, pretend=False) == [f"erase loop-a ({device})"]
+    assert scratch_disks.released(disks.wanted("a"), pretend=False) == []
+    assert scratch_disks.released(wanted, pretend=False) == [f"erase loop-a ({device})"]
     answer = block_devices.answered({"disks": ["loop-a"], "own": OWN})
     assert (answer["refusals"], answer["disks"]["loop-a"]["carries"], answer["target"]) == ([], [], None)

@@ -1,1 +1,1 @@
-"""The facts' models, by theme; ``gpunode.facts.node`` has all of them together with NodeFacts."""
+"""Models of the facts, by topic; ``gpunode.facts.node`` exports all of them together with NodeFacts."""

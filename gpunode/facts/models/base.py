@@ -1,4 +1,4 @@
-"""What all facts have in common."""
+"""Base class of the facts, and the conversion of a parser's values into a model."""
 
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ class Fact(Frozen):
 
 
 def checked(model: type[FactT], values: object, output: str) -> FactT:
-    """Return a parser's values as their model; raise ParseError where the output has a value of another type."""
+    """Return a parser's values as their model; raise ParseError if the output has a value of another type."""
     try:
         return model.model_validate(values)
     except ValidationError as err:

@@ -1,4 +1,4 @@
-"""What the management controller (BMC) reports over IPMI."""
+"""Sensors and events that the management controller (BMC) reports over IPMI."""
 
 from typing import Literal
 
@@ -21,10 +21,10 @@ class BmcEvent(Fact):
     """One line of ``ipmitool sel list``."""
 
     sensor: str
-    """``Power Supply #0x3b``; the whole text of a line of another form."""
+    """``Power Supply #0x3b``; the whole text of a line in another format."""
     event: str
-    """``Power Supply AC lost``; empty for a line of another form."""
+    """``Power Supply AC lost``; empty for a line in another format."""
     asserted: bool | None
-    """False where the event ended; None where the line does not say."""
+    """False if the event ended; None if the line does not contain it."""
     time: str | None = None
     """By the BMC's own clock, as ``2021-09-08T06:34:15``; None before that clock was set."""

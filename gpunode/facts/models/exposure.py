@@ -1,17 +1,17 @@
-"""What of a node can be reached from outside, and by whom."""
+"""Network exposure of a node: packet filter, listening sockets, addresses."""
 
 from gpunode.facts.models.base import Fact
 
 
 class PacketFilter(Fact):
-    """The rules of nftables, those that iptables writes through it among them."""
+    """The rules of nftables, including those that iptables writes through it."""
 
     tables: tuple[str, ...]
     """Family and name: ``inet gpunode``, ``ip filter``."""
     refusing: tuple[str, ...]
-    """Tables with a chain for input that drops or rejects whatever no rule of it accepts."""
+    """Tables with an input chain that drops or rejects every packet that none of its rules accepts."""
     ipv4_refused: bool
-    """What no rule accepts does not come in over IPv4."""
+    """True if packets that no rule accepts are refused over IPv4."""
     ipv6_refused: bool
     own: str | None
     """SHA-256 of the table of the role firewall as nft lists it; None: it is not loaded."""
@@ -26,7 +26,7 @@ class Listener(Fact):
     """``0.0.0.0``, ``::``, ``*`` (both) or one address of the node."""
     port: int
     process: str | None
-    """Name of the process; None where it could not be seen."""
+    """Name of the process; None if it could not be determined."""
 
 
 class Address(Fact):

@@ -1,4 +1,4 @@
-"""What the driver says of itself and of its GPUs."""
+"""The loaded driver, its GPUs, and the settings of the role gpu_settings."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ class LoadedDriver(Fact):
     flavour: str | None
 
 
-# As /proc/PID/comm has them, 15 characters long.
+# /proc/PID/comm truncates names to 15 characters.
 _DAEMONS = frozenset({"nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "nvlsm", "dcgm-exporter"})
 
 
@@ -24,21 +24,21 @@ class GpuProcess(Fact):
     pid: int
     name: str | None
     type: str | None
-    """nvidia-smi's word: ``C``, ``G``, ``C+G``, ``M+C``; None where nvidia-smi does not list the process."""
+    """As nvidia-smi prints it: ``C``, ``G``, ``C+G``, ``M+C``; None if nvidia-smi does not list the process."""
     user: str | None = None
     gpu: str | None = None
-    """``gpu3``; None where it is not known which."""
+    """``gpu3``; None if unknown."""
     devices: tuple[str, ...] = ()
-    """The device files that it holds, as far as they could be seen."""
+    """The device files that it holds, as far as they could be read."""
 
     @property
     def title(self) -> str:
-        """``python3 (pid 4242, alice)``."""
+        """Return the process for a message: ``python3 (pid 4242, alice)``."""
         return f"{self.name or '?'} (pid {self.pid}, {self.user or '?'})"
 
     @property
     def computes(self) -> bool:
-        """True for a process that makes a GPU busy: a compute process, or one with CUDA's memory device open."""
+        """Return True for a process that makes a GPU busy: a compute process, or one with CUDA's memory device open."""
         if self.type is not None:
             return "C" in self.type
         return self.name not in _DAEMONS and any(device.startswith("/dev/nvidia-uvm") for device in self.devices)
@@ -48,20 +48,20 @@ class ToolRun(Fact):
     """How one of NVIDIA's tools ended on the node."""
 
     answers: str
-    """The field of NodeFacts that its output is read for."""
+    """The field of NodeFacts that is read from its output."""
     command: str
-    """As a message names it: ``nvidia-smi -q -x``."""
+    """As messages name it: ``nvidia-smi -q -x``."""
     exit_status: int
     ended: Literal["exit", "signal", "timeout", "slow", "not-run", "missing"]
     """``slow``: ended when the time for the whole probe was used up, before its own limit."""
     signal: str | None = None
-    """``SIGSEGV``; None for one that was not ended by a signal."""
+    """``SIGSEGV``; None if no signal ended the command."""
     reason: str = ""
-    """The probe's reason for ending it, or for leaving it out."""
+    """The probe's reason for ending the command or for not running it."""
 
     @property
     def failure(self) -> str | None:
-        """What is wrong with the run, apart from its exit status; None where it ended by itself."""
+        """Return what is wrong with the run, apart from its exit status; None if the command ended by itself."""
         match self.ended:
             case "signal":
                 return f"{self.command} crashed ({self.signal}, exit status {self.exit_status})"
@@ -81,7 +81,7 @@ class DriverGpu(Fact):
     minor: int | None
     """Number of ``/dev/nvidiaN``."""
     excluded: bool | None
-    """Kept from being used by NVreg_ExcludedGpus."""
+    """Excluded from use by NVreg_ExcludedGpus."""
     firmware: str | None
 
 
@@ -90,14 +90,14 @@ Text = Annotated[str, Field(max_length=400)]
 
 
 class GpuSelector(Fact):
-    """Which GPUs a rule is for: one of the two."""
+    """The GPUs that a rule applies to: exactly one of the two fields is set."""
 
     indexes: Annotated[tuple[StrictInt, ...], Field(max_length=256)] | None = None
     pci_ids: Annotated[tuple[Text, ...], Field(max_length=256)] | None = None
 
 
 class GpuRule(Fact):
-    """One rule of the role gpu_settings; None is not requested."""
+    """One rule of the role gpu_settings; None: not requested."""
 
     gpus: Literal["all"] | GpuSelector
     sm_clock_mhz: (
@@ -117,7 +117,7 @@ class GpuRule(Fact):
 
 
 class GpuSetting(Fact):
-    """What the unit of gpu_settings reported of one setting of one GPU."""
+    """The result of one setting of one GPU, as the unit of gpu_settings reported it."""
 
     value: Any
     result: Literal["applied", "kept", "pending", "busy", "refused"]
@@ -125,7 +125,7 @@ class GpuSetting(Fact):
 
 
 class GpuSettings(Fact):
-    """What the role gpu_settings asks for, and what its unit reported in this boot."""
+    """The settings that the role gpu_settings requests, and the report of its unit in this boot."""
 
     rules: Annotated[tuple[GpuRule, ...], Field(max_length=256)]
     reported: (
@@ -133,19 +133,19 @@ class GpuSettings(Fact):
     )
     """UUID, setting, entry; None: the unit reported nothing since the boot."""
     current: bool
-    """The report is about these rules."""
+    """True if the report is about these rules."""
 
     def plain_rules(self) -> list[dict[str, Any]]:
-        """Return the rules as the settings file has them."""
+        """Return the rules in the form of the settings file."""
         return [rule.model_dump(exclude_none=True) for rule in self.rules]
 
 
 class DeviceNode(Fact):
-    """One of ``/dev/nvidia*``; ``/dev/nvidia-caps`` and its like are listed with what is in them."""
+    """One of ``/dev/nvidia*``; folders such as ``/dev/nvidia-caps`` are listed with their content."""
 
     path: str
     kind: str
-    """``character``, ``folder``, ``file``: a plain file in a device's place is a fault."""
+    """``character``, ``folder``, ``file``: a regular file in place of a device is a fault."""
     mode: str
     """Octal: ``0666``."""
     user: str

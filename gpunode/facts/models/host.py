@@ -1,4 +1,4 @@
-"""The host's hardware and how it is set: processors, memory, disks."""
+"""Hardware and settings of the host: processors, memory, disks."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from gpunode.facts.models.base import Fact
 
 
 class Machine(Fact):
-    """What the firmware calls the machine (DMI). Serial numbers are not collected."""
+    """The machine's names in the firmware (DMI). Serial numbers are not collected."""
 
     vendor: str | None
     product: str | None
@@ -20,11 +20,11 @@ class CpuNode(Fact):
 
     node: int
     cpus: str
-    """``0-31,64-95``; empty for a node of memory alone."""
+    """``0-31,64-95``; empty for a node that has memory only."""
 
 
 class Cpu(Fact):
-    """From ``lscpu``."""
+    """The processors, from ``lscpu``."""
 
     architecture: str
     model_name: str | None
@@ -37,17 +37,19 @@ class Cpu(Fact):
 
 
 class CpuSets(Fact):
-    """Numbers of the kernel's processors; ``possible`` counts places for hot-plug beside those that are ``present``."""
+    """Numbers of the kernel's processors; ``possible`` counts hot-plug slots in addition to those that are
+    ``present``."""
 
     online: tuple[int, ...]
     present: tuple[int, ...]
     possible: tuple[int, ...]
     smt: str | None
-    """``on``, ``off``, ``forceoff``, ``notsupported``; None where the kernel has no such control."""
+    """``on``, ``off``, ``forceoff``, ``notsupported``; None if the kernel has no such control."""
 
 
 class CpuFrequency(Fact):
-    """How processors choose their clock. Empty dictionaries: the kernel does not (most virtual machines)."""
+    """Frequency control of the processors. Empty dictionaries: the kernel does not control it (most virtual
+    machines)."""
 
     driver: str | None
     """``intel_pstate``, ``acpi-cpufreq``, ``amd-pstate-epp`` …"""
@@ -62,7 +64,7 @@ class NumaNode(Fact):
 
     node: int
     cpus: str
-    """``0-31,64-95``; empty for a node of memory alone."""
+    """``0-31,64-95``; empty for a node that has memory only."""
     memory_total_mib: int | None
     memory_free_mib: int | None
     distances: tuple[int, ...]
@@ -70,7 +72,7 @@ class NumaNode(Fact):
 
 
 class Memory(Fact):
-    """From ``/proc/meminfo``."""
+    """Memory and swap, from ``/proc/meminfo``."""
 
     total_mib: int
     available_mib: int | None
@@ -115,7 +117,7 @@ class Nvme(Fact):
     slot: str | None
     numa_node: int | None
     health: Literal["read", "no-program", "no-permission", "unknown"] = "unknown"
-    """Whether ``nvme smart-log`` printed its health, else what the node reported instead."""
+    """``read``: ``nvme smart-log`` printed the health; otherwise the reason why it is unknown."""
     critical_warning: int | None = None
     """A bit field; 0 is good."""
     media_errors: int | None = None
@@ -125,23 +127,23 @@ class Nvme(Fact):
 
 
 class StoredMount(Fact):
-    """One mount of the role storage: what was recorded, and what is there."""
+    """One mount of the role storage: as recorded, and as found."""
 
     path: str
     source: str
     type: str
     remote: bool
     options: tuple[str, ...]
-    """Those of the recorded ones that the kernel shows as they are."""
+    """The recorded options that the kernel shows unchanged."""
     mounted_type: str | None
     """None: nothing is mounted."""
     mounted_options: tuple[str, ...]
     same_device: bool | None
-    """None where the source is no UUID."""
+    """None if the source is not a UUID."""
     size_mib: int | None
     free_mib: int | None
     problem: str | None
-    """Why it does not answer."""
+    """Why the mount does not respond."""
 
 
 class FileSystem(Fact):
@@ -152,4 +154,4 @@ class FileSystem(Fact):
     size_mib: int
     free_mib: int
     inodes_free_percent: int | None
-    """None where it does not count them (btrfs, vfat)."""
+    """None if the file system does not count inodes (btrfs, vfat)."""

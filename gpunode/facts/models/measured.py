@@ -1,8 +1,9 @@
-"""What a workload measured: the values of the records ``copy.*``, ``memory.*``, ``gemm.*``, ``nccl.*`` and the others.
+"""Results of measurements: the values of the records ``copy.*``, ``memory.*``, ``gemm.*``, ``nccl.*`` and others.
 
-GB is 10^9 bytes, a TFLOP 10^12 operations. A figure is the median of its repetitions; ``spread`` is the difference of
-the largest and the smallest repetition, divided by the median. On ``device: cpu`` and ``backend: gloo`` a figure shows
-that the program works, never what a GPU or NCCL does. docs/measurements.md has an example of each record.
+GB is 10^9 bytes, a TFLOP 10^12 operations. A figure is the median of its repetitions; ``spread`` is the difference
+between the largest and the smallest repetition, divided by the median. On ``device: cpu`` and ``backend: gloo`` a
+figure shows that the program works; it is not a measurement of a GPU or of NCCL. docs/measurements.md has an example of
+each record.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broa
 
 
 class LoadState(Values):
-    """The state of a GPU while a load ran on it, sampled by NVML; nothing of it on a processor."""
+    """The state of a GPU under load, sampled by NVML; all fields are None on a processor."""
 
     samples: Number = 0
     sm_clock_mhz: float | None = None
@@ -35,15 +36,15 @@ class LoadState(Values):
     temperature_c: float | None = None
     """Highest."""
     throttle_reasons: dict[Text, Share] | None = None
-    """Share of the samples in which each reason was active, by the names that nvidia-smi's XML has, without
-    ``gpu_idle``. None: NVML gave none."""
+    """Share of the samples in which each reason was active, by the names in nvidia-smi's XML, without ``gpu_idle``.
+    None: NVML returned none."""
 
 
 class Repeated(Values):
     """A figure that was measured several times."""
 
     repetitions: Annotated[int, Field(ge=1)]
-    """Without those of the warm-up."""
+    """Without the warm-up."""
     spread: Annotated[float, Field(ge=0)]
 
 
@@ -74,15 +75,15 @@ class HostCopy(Repeated):
     numa_node: int | None = None
     """Of the host's memory. None: not bound."""
     near: bool | None = None
-    """Whether that is the GPU's own NUMA node. None: not known."""
+    """True if that is the GPU's own NUMA node. None: unknown."""
     size_bytes: Positive
     bandwidth_gb_per_s: Positive
     wrong: Number
-    """Elements that arrived with another content."""
+    """Elements that arrived with different content."""
 
 
 class HostCopyValues(DeviceIdentity):
-    """``copy.host``, one a device."""
+    """``copy.host``, one per device."""
 
     timer: Literal["events", "clock"]
     """By device events, or by the processor's clock."""
@@ -90,12 +91,12 @@ class HostCopyValues(DeviceIdentity):
 
 
 class DeviceCopyValues(DeviceIdentity, Repeated):
-    """``copy.device``, one a device: copies within its memory."""
+    """``copy.device``, one per device: copies within its memory."""
 
     timer: Literal["events", "clock"]
     size_bytes: Positive
     bandwidth_gb_per_s: Positive
-    """Each byte counts twice: read and written."""
+    """Each byte counts twice: one read and one write."""
     wrong: Number
 
 
@@ -106,7 +107,7 @@ class PeerCopy(Repeated):
     """Index in ``uuids``."""
     target: Number
     direct: bool
-    """Without the host in between (peer access)."""
+    """True if the copy does not pass through the host (peer access)."""
     bandwidth_gb_per_s: Positive
     both_gb_per_s: Positive | None = None
     """Sum of both directions at the same time; in the row with ``source`` < ``target``."""
@@ -114,7 +115,7 @@ class PeerCopy(Repeated):
 
 
 class PeerCopyValues(Values):
-    """``copy.peer``: between each two of the whole GPUs."""
+    """``copy.peer``: copies between each pair of whole GPUs."""
 
     uuids: tuple[Text, ...]
     size_bytes: Positive
@@ -131,7 +132,7 @@ class StreamKernel(Repeated):
 
 
 class StreamValues(DeviceIdentity):
-    """``memory.stream``, one a device: bandwidth of its memory."""
+    """``memory.stream``, one per device: bandwidth of its memory."""
 
     timer: Literal["events", "clock"]
     size_bytes: Positive
@@ -141,7 +142,7 @@ class StreamValues(DeviceIdentity):
 
 
 class GemmValues(DeviceIdentity, Repeated):
-    """``gemm.TYPE``, one a device: a product of random square matrices, every result compared with the reference."""
+    """``gemm.TYPE``, one per device: a product of random square matrices, every result compared with the reference."""
 
     timer: Literal["events", "clock"]
     dtype: Text
@@ -169,7 +170,7 @@ class BurnPoint(Values):
 
 
 class BurnValues(DeviceIdentity):
-    """``burn.gemm``, one a device: products without a pause for a given time."""
+    """``burn.gemm``, one per device: products without a pause for a given time."""
 
     dtype: Text
     size: Annotated[int, Field(ge=1)]
@@ -191,7 +192,7 @@ class CollectiveRow(Repeated):
     """One message size of a collective."""
 
     size_bytes: Positive
-    """As nccl-tests counts it: of one rank's larger buffer."""
+    """As nccl-tests counts it: the larger buffer of one rank."""
     time_us: Positive
     """Of the slowest rank."""
     algbw_gb_per_s: Annotated[float, Field(ge=0)]
@@ -203,7 +204,7 @@ class CollectiveRow(Repeated):
 class NcclValues(Values):
     """``nccl.COLLECTIVE``: one collective over all ranks, by torch.distributed or nccl-tests.
 
-    In a record with ``error`` only ``ranks``, ``backend`` and ``missing`` need be there.
+    A record with ``error`` needs only ``ranks``, ``backend`` and ``missing``.
     """
 
     backend: Backend
@@ -211,21 +212,21 @@ class NcclValues(Values):
     ranks: Annotated[int, Field(ge=1)]
     nodes: Annotated[int, Field(ge=1)] = 1
     missing: tuple[Rank, ...] = ()
-    """Ranks that ended or did not answer within the limit."""
+    """Ranks that ended or did not respond within the limit."""
     dtype: Text | None = None
     rows: tuple[CollectiveRow, ...] = ()
     max_busbw_gb_per_s: Annotated[float, Field(ge=0)] | None = None
     transports: dict[str, int] = Field(default_factory=dict)
     """Connections by the transport in NCCL's log: ``{"P2P/CUMEM": 224, "NET/IB": 16}``."""
     kinds: tuple[Literal["NVLS", "P2P", "SHM", "IB", "socket", "other"], ...] = ()
-    """Of these transports; ``IB`` is any RDMA network. Empty: its log names none."""
+    """Of these transports; ``IB`` is any RDMA network. Empty: NCCL's log names none."""
     nccl_version: Text | None = None
     warning: Text | None = None
-    """The first that NCCL wrote."""
+    """The first warning that NCCL wrote."""
 
 
 class BadLink(Values):
-    """A pair of ranks whose exchange was slow or failed, measured alone."""
+    """A pair of ranks with a slow or failed exchange, measured alone."""
 
     ranks: tuple[Rank, Rank]
     verdict: Literal["slow", "failed", "corrupt"]
@@ -247,14 +248,14 @@ class PairsValues(Values):
     links: Annotated[int, Field(ge=1)]
     """Pairs of ranks."""
     cleared: Number
-    """Links that were good in a round; ``links`` without them and without ``bad``: not known (no time was left)."""
+    """Links that were good in a round. Links neither in ``cleared`` nor in ``bad`` are unknown (the time ran out)."""
     median_gb_per_s: Positive | None = None
     """One direction, of the pairs of the first round."""
     slow_factor: Positive
     """A link is slow when it takes this many times as long as the median."""
     bad: tuple[BadLink, ...] = ()
     bad_ranks: tuple[Rank, ...] = ()
-    """Ranks of which every measured link is bad: it is the rank, not its links."""
+    """Ranks of which every measured link is bad: the rank is at fault, not its links."""
 
 
 class TrainingValues(Values):
@@ -281,7 +282,7 @@ class TrainingValues(Values):
     expected_seconds: Positive | None = None
     """Of these messages at ``busbw_gb_per_s``: 2(n-1)/n x bytes (replicated), 3(n-1)/n x bytes (sharded)."""
     busbw_gb_per_s: Positive | None = None
-    """What ``nccl.all-reduce`` measured in this run at the nearest size. None: it has no figure."""
+    """The bandwidth that ``nccl.all-reduce`` measured in this run at the nearest size. None: it has no figure."""
     ratio: Positive | None = None
     """``expected_seconds`` / ``communication_seconds``."""
     overlap: Share | None = None
@@ -304,21 +305,21 @@ class FioJob(Values):
 
 
 class FioValues(Values):
-    """``storage.fio``: direct I/O on a directory that was named."""
+    """``storage.fio``: direct I/O on the requested directory."""
 
     directory: Text
     filesystem: Text | None = None
     free_bytes: Number | None = None
     fio_version: Text | None = None
     direct: bool
-    """Past the page cache."""
+    """True if the page cache is bypassed."""
     size_bytes: Positive
     """Of the file of one job."""
     jobs: tuple[FioJob, ...]
 
 
 class LoaderRow(Repeated):
-    """A DataLoader with so many workers."""
+    """Throughput of a DataLoader with this number of workers."""
 
     workers: Number
     samples_per_second: Positive
@@ -338,7 +339,7 @@ class LoaderValues(Values):
 
 
 class ToolValues(Values):
-    """``tools.NAME``: what an external program printed; its parser reads ``stdout``."""
+    """``tools.NAME``: the output of an external program; its parser reads ``stdout``."""
 
     program: Text
     """Its path."""
@@ -347,7 +348,7 @@ class ToolValues(Values):
     stdout: Annotated[str, Field(max_length=48 * 1024)]
     stderr: Annotated[str, Field(max_length=4 * 1024)] = ""
     cut: bool = False
-    """Of stdout only the beginning is there."""
+    """True if only the beginning of stdout is recorded."""
 
 
 VALUES: Mapping[str, type[Values]] = {
@@ -364,5 +365,5 @@ VALUES: Mapping[str, type[Values]] = {
     "storage.dataloader": LoaderValues,
     **{f"tools.{name}": ToolValues for name in ("nvbandwidth", "dcgm-diag", "nccl-tests")},
 }
-"""The records of measurements, and what their values are."""
+"""The records of measurements, and the model of their values."""
 MEASURED = frozenset(VALUES)

@@ -6,47 +6,48 @@ from gpunode.facts.models.base import Fact
 
 
 class Nic(Fact):
-    """One network interface that is hardware: no bridge, bond, veth or loopback."""
+    """One network interface of hardware; bridges, bonds, veth and loopback are excluded."""
 
     name: str
     slot: str | None
     driver: str | None
     state: str | None
-    """``up``, ``down``, ``unknown``, ``dormant`` …: the operational one."""
+    """The operational state: ``up``, ``down``, ``unknown``, ``dormant`` …"""
     speed_mbit_per_s: int | None
-    """None where it is down or does not tell."""
+    """None if the interface is down or does not report it."""
     mtu: int | None
     numa_node: int | None
     carrier_changes: int | None
-    """Since boot: a link that flaps counts up."""
+    """Since boot; the count increases when a link flaps."""
     counters: dict[str, int] = Field(default_factory=dict)
     """``rx_errors``, ``tx_errors``, ``rx_dropped``, ``rx_crc_errors`` …, since boot."""
     pfc: tuple[int, ...] | None = None
-    """Priorities with priority-based flow control, by ``dcb``; None: it was not asked, or has no answer."""
+    """Priorities with priority-based flow control, by ``dcb``; None: dcb was not run or printed none."""
     ecn: tuple[int, ...] | None = None
-    """Priorities on which RoCE heeds congestion marks, as receiver and as sender; None: the driver does not say."""
+    """Priorities on which RoCE reacts to congestion marks, as receiver and as sender; None: the driver does not report
+    it."""
 
 
 class LinkEvent(Fact):
-    """One line of the journal that says that an interface's link went up or down."""
+    """One line of the journal that reports that an interface's link went up or down."""
 
     interface: str
     slot: str | None
-    """The adapter's, where the line has it."""
+    """The adapter's slot, if the line has it."""
     up: bool
     time: str | None
 
 
 class LinkLog(Fact):
-    """What this boot's log says of links."""
+    """The link events in the log of this boot."""
 
     complete: bool
-    """It reaches back to the boot."""
+    """True if the log starts at the boot."""
     events: tuple[LinkEvent, ...]
 
 
 class RdmaNode(Fact):
-    """One device by which programs reach an RDMA adapter."""
+    """One device through which programs use an RDMA adapter."""
 
     name: str
     """``uverbs0``, ``umad0``, ``issm0``."""
@@ -54,19 +55,19 @@ class RdmaNode(Fact):
     device: str | None
     """``mlx5_0``."""
     port: int | None
-    """None for ``uverbs``, which is the adapter's."""
+    """None for ``uverbs``, which belongs to the adapter."""
     file: bool
-    """Its character device is in ``/dev/infiniband``."""
+    """True if its character device is in ``/dev/infiniband``."""
 
 
 class Gid(Fact):
-    """One entry of a port's table of addresses, as programs name it by its number."""
+    """One entry of a port's GID table; programs select an entry by its index."""
 
     index: int
     type: str
     """``RoCE v2``, ``IB/RoCE v1``."""
     ipv4: bool
-    """It stands for an IPv4 address."""
+    """True if the GID represents an IPv4 address."""
 
 
 class IbPort(Fact):
@@ -99,7 +100,7 @@ class IbDevice(Fact):
     firmware: str | None
     board_id: str | None
     type: str | None
-    """``MT4129``: its kind of chip."""
+    """``MT4129``: the chip type."""
     slot: str | None
     numa_node: int | None
     ports: tuple[IbPort, ...]

@@ -1,4 +1,4 @@
-"""What other tools than nvidia-smi print, as their parsers return it: the shapes of ``gpunode parse KIND``."""
+"""Models of the output of other tools than nvidia-smi: the shapes of ``gpunode parse KIND``."""
 
 from typing import Literal
 
@@ -55,7 +55,7 @@ class NcclRun(Fact):
     collective: str | None
     datatype: str | None
     ranks: int | None
-    """None where no list of ranks is printed."""
+    """None if no list of ranks is printed."""
     nodes: int | None
     gpus_per_node: int | None
     devices: tuple[NcclDevice, ...]
@@ -68,11 +68,11 @@ class NcclRun(Fact):
     out_of_bounds: int | None
     """The count of the closing line."""
     complete: bool
-    """The closing lines are there."""
+    """True if the closing lines are present."""
     ok: bool
-    """Complete, no wrong value, no abort, no FAILED, rows read."""
+    """True if the run is complete, rows were read, and no wrong value, abort or FAILED was found."""
     messages: tuple[str, ...]
-    """Warnings of NCCL, errors of tests and launchers, and what could not be attributed."""
+    """Warnings of NCCL, errors of tests and launchers, and lines that could not be attributed."""
 
 
 class NcclTests(Fact):
@@ -92,7 +92,7 @@ class NvbandwidthTest(Fact):
     matrix: Matrix | None
     sum: Number | None
     min: Number | None
-    """As printed, else of the cells (without the diagonal's 0.00)."""
+    """As printed, else computed from the cells (without the 0.00 of the diagonal)."""
     max: Number | None
 
 
@@ -153,9 +153,9 @@ class DcgmTest(Fact):
     category: str | None
     status: Outcome
     messages: tuple[str, ...]
-    """Those that belong to no GPU."""
+    """Messages that belong to no GPU."""
     gpus: tuple[DcgmGpu, ...]
-    """Empty where no ids are printed."""
+    """Empty if no ids are printed."""
 
 
 class DcgmDiag(Fact):
@@ -164,9 +164,9 @@ class DcgmDiag(Fact):
     dcgm_version: str | None
     driver_version: str | None
     level: int | None
-    """Of an echoed command: the output does not name it."""
+    """From an echoed command: the output does not contain it."""
     overall: Outcome
-    """The worst of fail > error > warn > pass; skip only if all are."""
+    """The worst of fail > error > warn > pass; skip only if all tests are skipped."""
     tests: tuple[DcgmTest, ...]
 
 
@@ -189,7 +189,7 @@ class LogEvent(Fact):
     message: str
     meaning: str | None
     severity: str | None
-    """Of an Xid by the catalogue; an SXid prints its own (``fatal``, ``non-fatal``)."""
+    """Of an Xid from the catalogue; an SXid prints its own (``fatal``, ``non-fatal``)."""
     action: str | None
 
 
@@ -274,7 +274,7 @@ class Numactl(Fact):
 
     nodes: tuple[NumactlNode, ...]
     distances: tuple[tuple[int, ...], ...]
-    """In the order of the nodes; empty where numactl has none."""
+    """In the order of the nodes; empty if numactl prints none."""
 
 
 class LscpuNode(Fact):
@@ -282,7 +282,7 @@ class LscpuNode(Fact):
 
     node: int
     cpus: str | None
-    """As printed (``0-31,64-95``); None for a node with memory alone."""
+    """As printed (``0-31,64-95``); None for a node that has memory only."""
 
 
 class Lscpu(Fact):
@@ -292,7 +292,7 @@ class Lscpu(Fact):
     model_name: str | None
     cpus: int | None
     sockets: int | None
-    """None where lscpu prints ``-``."""
+    """None if lscpu prints ``-``."""
     cores_per_socket: int | None
     threads_per_core: int | None
     nodes: tuple[LscpuNode, ...]

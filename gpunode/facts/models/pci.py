@@ -1,10 +1,11 @@
-"""The PCI bus."""
+"""PCI devices, bridges, links and the IOMMU."""
 
 from gpunode.facts.models.base import Fact
 
 
 class PciLink(Fact):
-    """A PCI Express link as one of its two ends sees it. None: not told, or a function without a link of its own."""
+    """A PCI Express link as reported by one of its two ends. None: not reported, or the function has no link of its
+    own."""
 
     speed_gt_per_s: float | None
     speed_max_gt_per_s: float | None
@@ -25,28 +26,28 @@ class PciDevice(Fact):
     driver: str | None
     link: PciLink | None = None
     numa_node: int | None = None
-    """None where the firmware does not say."""
+    """None if the firmware does not report it."""
     local_cpus: str | None = None
     """``0-31,64-95``."""
     iommu_group: int | None = None
     ports: tuple[str, ...] = ()
-    """Slots of the bridges on the way from the device to its root port, the nearest first."""
+    """Slots of the bridges between the device and its root port, the nearest first."""
     power_state: str | None = None
-    """``D0``, ``D3hot`` …: in D3 a link tells nothing of itself."""
+    """``D0``, ``D3hot`` …: in D3 a device does not report its link."""
 
     @property
     def pci_id(self) -> str:
-        """``10de:2330``."""
+        """Return vendor and device: ``10de:2330``."""
         return f"{self.vendor_id}:{self.device_id}"
 
     @property
     def is_nvidia_gpu(self) -> bool:
-        """A display or 3D controller of NVIDIA: class 03xxxx, vendor 10de."""
+        """Return True for a display or 3D controller of NVIDIA: class 03xxxx, vendor 10de."""
         return self.vendor_id == "10de" and self.class_id.startswith("03")
 
 
 class PciPort(Fact):
-    """A bridge on the way to a GPU, NIC or NVMe disk: a root port or a port of a switch."""
+    """A bridge above a GPU, NIC or NVMe disk: a root port or a port of a switch."""
 
     slot: str
     vendor_id: str
@@ -64,14 +65,14 @@ class PciAcs(Fact):
 
     @property
     def redirects(self) -> bool:
-        """Traffic between GPUs is sent up to the root complex."""
+        """Return True if traffic between GPUs is redirected to the root complex."""
         return "ReqRedir" in self.enabled or "CmpltRedir" in self.enabled
 
 
 class Iommu(Fact):
-    """Whether and how addresses of devices are translated."""
+    """The translation of device addresses."""
 
     units: tuple[str, ...]
-    """``dmar0``, ``ivhd1``, ``smmu3.0x...``; empty where no IOMMU is enabled."""
+    """``dmar0``, ``ivhd1``, ``smmu3.0x...``; empty if no IOMMU is enabled."""
     group_types: dict[int, str]
-    """Group number to ``identity`` (passthrough), ``DMA``, ``DMA-FQ`` … where the kernel tells."""
+    """Group number to ``identity`` (passthrough), ``DMA``, ``DMA-FQ`` …, if the kernel reports it."""

@@ -1,4 +1,4 @@
-"""What nvidia-smi prints, as its parsers return it: the shapes of ``gpunode parse nvidia-smi-…``.
+"""Models of nvidia-smi's output: the shapes of ``gpunode parse nvidia-smi-…``.
 
 A value that is absent, unknown or not supported is None. Units are part of the names.
 """
@@ -14,7 +14,7 @@ DocumentT = TypeVar("DocumentT", bound=Fact)
 
 
 class ToolError(Fact):
-    """A tool's report of its own failure."""
+    """The error that a tool reported."""
 
     kind: str
     """``driver-library-mismatch``, ``no-devices``, ``driver-not-loaded``, ``library-missing``, ``gpu-lost``,
@@ -25,7 +25,7 @@ class ToolError(Fact):
 
 
 class Failure(Fact):
-    """What a tool printed in place of its output."""
+    """The error that a tool printed in place of its output."""
 
     error: ToolError
 
@@ -39,11 +39,11 @@ class Smi(Fact, Generic[DocumentT]):
     error_nvml_version: str | None = None
     exit_status: int = 0
     messages: tuple[str, ...] = ()
-    """Lines that nvidia-smi printed beside its answer, on either stream: ``WARNING: infoROM is corrupted at gpu …``."""
+    """Lines that nvidia-smi printed beside its output, on either stream: ``WARNING: infoROM is corrupted at gpu …``."""
 
 
 class Ecc(Fact):
-    """ECC of a GPU; the counters sum what the driver's generation splits."""
+    """ECC of a GPU; the counters are sums of the counters that the driver's generation splits."""
 
     enabled: bool | None = None
     pending: bool | None = None
@@ -55,7 +55,7 @@ class Ecc(Fact):
 
 
 class RetiredPages(Fact):
-    """Memory pages that are out of use."""
+    """Memory pages that are retired."""
 
     single_bit: int | None = None
     double_bit: int | None = None
@@ -63,7 +63,7 @@ class RetiredPages(Fact):
 
 
 class RemappedRows(Fact):
-    """Memory rows that were replaced."""
+    """Memory rows that are remapped."""
 
     correctable: int | None = None
     uncorrectable: int | None = None
@@ -76,16 +76,16 @@ class SmiPcie(Fact):
 
     gen_current: int | None = None
     gen_max: int | None = None
-    """Of GPU and host together."""
+    """Supported by GPU and host together."""
     gen_max_device: int | None = None
-    """Of the GPU alone."""
+    """Supported by the GPU alone."""
     width_current: Number | None = None
     width_max: Number | None = None
     replays: int | None = None
 
 
 class SmiClocks(Fact):
-    """SmiClocks of a GPU in MHz."""
+    """Clocks of a GPU in MHz."""
 
     sm: Number | None = None
     memory: Number | None = None
@@ -93,7 +93,7 @@ class SmiClocks(Fact):
 
 
 class ApplicationClocks(Fact):
-    """SmiClocks in MHz that the driver offers to applications."""
+    """Clocks in MHz that the driver offers to applications."""
 
     graphics: Number | None = None
     memory: Number | None = None
@@ -107,7 +107,7 @@ class SupportedClocks(Fact):
 
 
 class FabricHealth(Fact):
-    """Health of a GPU's attachment to the NVLink fabric, as printed."""
+    """Health of a GPU's connection to the NVLink fabric, as printed."""
 
     summary: str | None = None
     bandwidth: str | None = None
@@ -118,7 +118,7 @@ class FabricHealth(Fact):
 
 
 class SmiFabric(Fact):
-    """A GPU's attachment to the NVLink fabric."""
+    """A GPU's connection to the NVLink fabric."""
 
     state: str | None = None
     status: str | None = None
@@ -137,7 +137,7 @@ class SmiMigDevice(Fact):
 
 
 class SmiProcess(Fact):
-    """A process at a GPU."""
+    """A process that uses a GPU."""
 
     pid: int
     name: str | None = None
@@ -171,7 +171,7 @@ class SmiGpu(Fact):
     accounting_mode: bool | None = None
     addressing_mode: str | None = None
     virtualization_mode: str | None = None
-    """``None``, ``Pass-Through``, ``VGPU``, ``Host VGPU`` …; None is not reported."""
+    """``None``, ``Pass-Through``, ``VGPU``, ``Host VGPU`` …; None: not reported."""
     performance_state: str | None = None
     ecc: Ecc = Ecc()
     retired_pages: RetiredPages = RetiredPages()
@@ -180,12 +180,12 @@ class SmiGpu(Fact):
     temperature_c: Number | None = None
     memory_temperature_c: Number | None = None
     slowdown_temperature_c: Number | None = None
-    """None where the driver prints offsets alone (T.Limit)."""
+    """None if the driver prints only offsets (T.Limit)."""
     slowdown_tlimit_c: Number | None = None
     tlimit_c: Number | None = None
     memory_max_temperature_c: Number | None = None
     power_w: Number | None = None
-    """The draw, else its average, else the instant value."""
+    """The power draw, else its average, else the instantaneous value."""
     power_limit_w: Number | None = None
     """In force."""
     power_default_limit_w: Number | None = None
@@ -203,7 +203,7 @@ class SmiGpu(Fact):
     utilization_percent: Number | None = None
     fabric: SmiFabric = SmiFabric()
     recovery_action: str | None = None
-    """As printed: ``None`` is an answer, None is not reported."""
+    """As printed: the text ``None`` is a value; None: not reported."""
     reset_required: bool | None = None
     drain_and_reset_recommended: bool | None = None
     mig_devices: tuple[SmiMigDevice, ...] = ()
@@ -225,12 +225,12 @@ class SmiLog(Fact):
 
 
 class TableGpu(Fact):
-    """One GPU of the table that plain ``nvidia-smi`` prints."""
+    """One GPU of the table of plain ``nvidia-smi``."""
 
     index: int | None
-    """As printed: a lost GPU leaves a gap."""
+    """As printed: the indexes have a gap at a lost GPU."""
     name: str | None = None
-    """As the table cut it."""
+    """As truncated in the table."""
     pci_bus_id: str | None = None
     persistence_mode: bool | None = None
     temperature_c: Number | None = None
@@ -258,7 +258,7 @@ class TableProcess(Fact):
 
 
 class SmiTable(Fact):
-    """Plain ``nvidia-smi``."""
+    """The table of plain ``nvidia-smi``."""
 
     driver_version: str | None = None
     cuda_version: str | None = None
@@ -292,7 +292,7 @@ class ListedGpu(Fact):
     index: int
     name: str | None = None
     uuid: str | None = None
-    """None where drivers up to 304 print a serial number."""
+    """None for drivers up to 304, which print a serial number instead."""
     mig_devices: tuple[ListedMigDevice, ...] = ()
 
 
@@ -304,16 +304,16 @@ class SmiList(Fact):
 
 
 class Topology(Fact):
-    """``nvidia-smi topo -m``: labels as printed, no element has a link with itself."""
+    """``nvidia-smi topo -m``: labels as printed; no element has a link with itself."""
 
     gpus: tuple[str, ...]
     nics: tuple[str, ...] = ()
     nic_names: dict[str, str] = Field(default_factory=dict)
-    """``{"NIC0": "mlx5_0"}``; empty where the columns have the devices' names."""
+    """``{"NIC0": "mlx5_0"}``; empty if the columns are labelled with the device names."""
     links: dict[str, dict[str, str]] = Field(default_factory=dict)
     """``{"GPU0": {"GPU1": "NV18", "NIC0": "PXB"}}``."""
     cpu_affinity: dict[str, str | None] = Field(default_factory=dict)
-    """``{"GPU0": "0-51,104-155"}``; None where there is none or where it was cut."""
+    """``{"GPU0": "0-51,104-155"}``; None if it is not printed or was truncated."""
     numa_affinity: dict[str, str | None] = Field(default_factory=dict)
     messages: tuple[str, ...] = ()
 
@@ -333,7 +333,7 @@ class NvlinkLink(Fact):
     state: str | None = None
     """``active``, ``inactive``, ``sleep``; None in a listing of errors."""
     active: bool | None = None
-    """None for a link that sleeps too."""
+    """None also for a link that sleeps."""
     speed_gb_per_s: Number | None = None
     """In one direction."""
     errors: dict[str, Number | None] = Field(default_factory=dict)

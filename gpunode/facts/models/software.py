@@ -1,4 +1,4 @@
-"""Installed software: packages, modules, libraries, containers' tools."""
+"""Installed software: packages, kernel modules, libraries, container tools."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from gpunode.facts.models.base import Fact
 
 
 class Package(Fact):
-    """One package of the node's package database, as far as it belongs to the GPU stack."""
+    """One package of the node's package database that belongs to the GPU stack."""
 
     name: str
     version: str
@@ -15,13 +15,13 @@ class Package(Fact):
     """Name of the source package."""
     maintainer: str
     installed: bool
-    """False for what is half-installed or removed with its configuration left."""
+    """False for a package that is half-installed, or removed with its configuration left."""
     state: str
-    """The package manager's own words: ``install ok installed``."""
+    """As the package manager prints it: ``install ok installed``."""
     held: bool
     published: str | None = None
-    """The origin (``nvidia``, ``ubuntu`` …) whose repository lists exactly this version; None where the package
-    manager's lists were not asked, or hold it no more."""
+    """The origin (``nvidia``, ``ubuntu`` …) of the repository that lists exactly this version; None if the package
+    manager's lists were not queried or no longer contain it."""
 
 
 class DkmsModule(Fact):
@@ -37,7 +37,7 @@ class DkmsModule(Fact):
 
 
 class ModuleFile(Fact):
-    """What ``modinfo`` says of the nvidia module on disk for one kernel."""
+    """The answer of ``modinfo`` about the nvidia module on disk, for one kernel."""
 
     kernel: str
     path: str
@@ -52,23 +52,23 @@ class LibraryFile(Fact):
     """One file of a library that must exist once: libcuda, libnvidia-ml, libnccl, libcudnn."""
 
     name: str
-    """Without ending: ``libcuda``."""
+    """Without suffix: ``libcuda``."""
     path: str
-    """As the linker's cache or a well-known folder has it."""
+    """As listed in the linker's cache, or in a well-known folder."""
     file: str
-    """What the path leads to."""
+    """The target of the path."""
     version: str | None
-    """From the file's name: ``580.95.05``, ``2.27.3``; None for ``libcuda.so.1`` that is no link."""
+    """From the file's name: ``580.95.05``, ``2.27.3``; None for a ``libcuda.so.1`` that is not a link."""
     in_cache: bool
-    """The dynamic linker's cache knows it."""
+    """True if the dynamic linker's cache lists it."""
     used: bool
-    """The one that the linker gives to a program of the machine's own architecture."""
+    """True for the file that the linker loads for a program of the machine's own architecture."""
     bits: int | None = None
-    """32 or 64, where the cache says so."""
+    """32 or 64, if the cache has it."""
 
 
 class DockerDaemon(Fact):
-    """What ``docker info`` says."""
+    """The answer of ``docker info``."""
 
     version: str | None
     runtimes: tuple[str, ...]
@@ -83,18 +83,18 @@ class ContainerSettings(Fact):
     """Configuration files of container engines."""
 
     docker: dict[str, Any] | None
-    """``/etc/docker/daemon.json``, secrets covered; None where there is no such file."""
+    """``/etc/docker/daemon.json`` with secrets masked; None if the file does not exist."""
     docker_runtimes: tuple[str, ...]
     docker_default_runtime: str | None
     toolkit_mode: str | None
     """``mode`` in ``/etc/nvidia-container-runtime/config.toml``: ``auto``, ``cdi``, ``legacy``."""
     toolkit_no_cgroups: bool | None
     containerd_has_nvidia: bool | None
-    """containerd's configuration names the runtime ``nvidia``; None where containerd has no configuration."""
+    """True if containerd's configuration names the runtime ``nvidia``; None if containerd has no configuration."""
 
 
 class CdiSpec(Fact):
-    """One CDI specification in ``/etc/cdi`` or ``/var/run/cdi``: what containers are given as devices."""
+    """One CDI specification in ``/etc/cdi`` or ``/var/run/cdi``: the devices that containers can request."""
 
     path: str
     size_bytes: int
@@ -104,6 +104,6 @@ class CdiSpec(Fact):
     devices: tuple[str, ...]
     """``0``, ``1``, ``all``, ``GPU-...``."""
     driver_versions: tuple[str, ...]
-    """Versions in the names of the driver's libraries that it mounts: one, and that of the driver."""
+    """Versions in the names of the driver libraries that it mounts; normally one, equal to the driver's."""
     missing: tuple[str, ...]
-    """Files and devices of the host that it names and that are not there."""
+    """Files and devices of the host that it names and that do not exist."""

@@ -1,24 +1,24 @@
-"""The SSH daemon of a node, and private keys on it."""
+"""The SSH daemon of a node, and its private keys."""
 
 from gpunode.facts.models.base import Fact
 
 
 class SshDaemon(Fact):
-    """What sshd runs with."""
+    """The settings that sshd runs with."""
 
     settings: dict[str, str]
-    """Names in small letters; of a setting that is printed more than once, the first."""
+    """Names in lower case; for a setting that is printed more than once, the first value."""
 
 
 class KeyFile(Fact):
-    """A private key on disk; of the key itself nothing is known but its kind."""
+    """A private key on disk. Only its metadata is collected."""
 
     path: str
     mode: str
     """In octal digits."""
     owner: str
     type: str
-    """Of the public key beside it: ``ssh-ed25519``; empty where there is none."""
+    """From the public key beside it: ``ssh-ed25519``; empty if there is none."""
     bits: int
     modified_s: int
     """Seconds since 1970."""

@@ -1,4 +1,4 @@
-"""Operating system, kernels, units, and how the system is set."""
+"""Operating system, kernels, units and system settings."""
 
 from pydantic import Field
 
@@ -6,7 +6,7 @@ from gpunode.facts.models.base import Fact
 
 
 class OperatingSystem(Fact):
-    """From os-release."""
+    """The operating system, from os-release."""
 
     id: str
     version_id: str | None
@@ -20,15 +20,15 @@ class Kernel(Fact):
 
     release: str
     package: str | None
-    """The installed package that carries its image, else its headers; None where it belongs to none (a container's
-    host, a hand-built one)."""
+    """The installed package that contains its image, else its headers; None if no package does (a container's host, a
+    kernel built by hand)."""
     running: bool
     newest: bool
-    """The newest among those with an image; where none has one (a container), among those with headers."""
+    """True for the newest kernel with an image; if none has one (a container), for the newest with headers."""
     headers: bool
-    """``/lib/modules/RELEASE/build`` leads to a tree that a module can be built against."""
+    """True if ``/lib/modules/RELEASE/build`` leads to a tree that a module can be built against."""
     image: bool = True
-    """The kernel itself is installed, not its headers alone."""
+    """True if the kernel itself is installed, not only its headers."""
 
 
 class Unit(Fact):
@@ -40,9 +40,10 @@ class Unit(Fact):
     sub: str
     enabled: str | None = None
     since: str | None = None
-    """When its state last changed, as systemd prints it (``Fri 2026-11-20 09:00:01 UTC``); None where it never did."""
+    """Time of its last change of state, as systemd prints it (``Fri 2026-11-20 09:00:01 UTC``); None if it never
+    changed."""
     restarts: int | None = None
-    """How often systemd started it again by itself since it was started by hand."""
+    """Number of automatic restarts since the unit was last started manually."""
     limits: dict[str, str] = Field(default_factory=dict)
     """``{"memlock": "infinity", "nofile": "1048576"}``: the hard limits of a service's processes."""
 
@@ -61,12 +62,12 @@ class Limit(Fact):
 
 
 class Limits(Fact):
-    """What processes may use."""
+    """Resource limits of processes."""
 
     defaults: dict[str, str] | None
     """systemd's hard limits for its services: ``{"memlock": "8388608", "nofile": "524288"}``; None without systemd."""
     settings: tuple[Limit, ...]
-    """For what users start over PAM (ssh, su)."""
+    """Limits of sessions that PAM opens (ssh, su)."""
 
 
 class EnvironmentSetting(Fact):
@@ -79,7 +80,8 @@ class EnvironmentSetting(Fact):
 
 
 class BootSetting(Fact):
-    """One kernel setting that the next boot sets, in the order in which files are read: the last of a name wins."""
+    """One kernel setting that the next boot applies, in the order in which files are read: the last of a name takes
+    effect."""
 
     path: str
     name: str
@@ -88,31 +90,31 @@ class BootSetting(Fact):
 
 
 class AutomaticUpdates(Fact):
-    """Upgrades that the system makes by itself."""
+    """Upgrades that the system installs automatically."""
 
     tool: str
     """``unattended-upgrades`` or ``dnf-automatic``."""
     enabled: bool
     """Switched on: for apt ``APT::Periodic::Unattended-Upgrade`` above 0, for dnf ``apply_updates`` or its timer."""
     origins: tuple[str, ...] = ()
-    """Whose packages are upgraded, as the configuration has it; empty for dnf, which takes all repositories."""
+    """Repositories from which packages are upgraded, as configured; empty for dnf, which uses all repositories."""
     kept_back: tuple[str, ...] = ()
-    """Patterns of packages that are left alone."""
+    """Patterns of packages that are excluded."""
     reboots: bool = False
 
 
 class PendingUpdate(Fact):
-    """A security update of a package that is kept from automatic upgrades."""
+    """A security update of a package that is excluded from automatic upgrades."""
 
     package: str
     installed: str
     version: str
     since: str
-    """When the node first saw that one waits, with its time zone."""
+    """Time at which the node first found the update, with its time zone."""
 
 
 class Repository(Fact):
-    """One source of packages that has to do with the GPU stack or with containers."""
+    """One package source that concerns the GPU stack or containers."""
 
     path: str
     uri: str
@@ -122,38 +124,38 @@ class Repository(Fact):
 
 
 class ForeignInstall(Fact):
-    """What another installer than the package manager left."""
+    """Files left by another installer than the package manager."""
 
     kind: str
     """``driver-runfile``, ``cuda-runfile``, ``nvidia-docker``."""
     path: str
     note: str | None = None
-    """A version, where the file tells one."""
+    """A version, if the file contains one."""
 
 
 class TimeSync(Fact):
     """The clock."""
 
     synchronized: bool | None
-    """The kernel says that something keeps its clock right. None where that could not be seen."""
+    """True if the kernel reports a synchronized clock. None if this could not be determined."""
     service: str | None
-    """The unit that is active: ``chrony.service``, ``systemd-timesyncd.service`` …; None where there is none."""
+    """The active unit: ``chrony.service``, ``systemd-timesyncd.service`` …; None if there is none."""
     offset_s: float | None = None
-    """chrony's estimate of how far the clock is off."""
+    """chrony's estimate of the clock's offset."""
     timezone: str | None = None
 
 
 class Process(Fact):
-    """A process that waits in the kernel and cannot be killed (state D), seen twice in a row."""
+    """A process that waits in the kernel and cannot be killed (state D), found twice in a row."""
 
     pid: int
     name: str
     waits_in: str | None = None
-    """The kernel's function, where root may see it."""
+    """The kernel's function, if root may read it."""
 
 
 class KernelEvent(Fact):
-    """One line of the kernel's log that tells of an error."""
+    """One line of the kernel's log that reports an error."""
 
     kind: str
     """``xid``, ``sxid``, ``nvrm``, ``nouveau``, ``aer`` (PCI Express), ``oom`` (a process was killed), ``mce``."""
@@ -167,14 +169,14 @@ class KernelEvent(Fact):
     pid: int | None = None
     process: str | None = None
     fatal: bool | None = None
-    """For ``aer``: uncorrected. For ``sxid``: as the driver says. None where the line does not say."""
+    """For ``aer``: uncorrected. For ``sxid``: as the driver prints it. None if the line does not contain it."""
 
 
 class BootLog(Fact):
     """Xids and SXids of a boot before this one."""
 
     began: str | None
-    """Time of the boot's first line; None where that line is no longer kept."""
+    """Time of the boot's first line; None if that line is no longer kept."""
     events: tuple[KernelEvent, ...]
 
 
@@ -184,7 +186,7 @@ class KernelLog(Fact):
     source: str
     """``journal`` or ``dmesg``."""
     complete: bool
-    """It reaches back to the boot. Where it does not, older events may have been lost."""
+    """True if the log starts at the boot. Otherwise older events may have been lost."""
     simulated: bool = False
-    """It is the log of a lab node's simulated hardware, not that of the host's kernel."""
+    """True for the log of a lab node's simulated hardware, as opposed to that of the host's kernel."""
     events: tuple[KernelEvent, ...]

@@ -1,4 +1,4 @@
-"""What a workload found inside a container: the record, and what the values of each kind of record mean."""
+"""Records of workloads in a container, and the model of the values of each kind of record."""
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -12,17 +12,17 @@ NAME = r"^[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)?$"
 
 
 class RecordContainer(Fact):
-    """The container that a record comes from."""
+    """The container in which a record was written."""
 
     image: str
     engine: str | None = None
     """``docker 28.5.1``."""
     gpus: Literal["cdi", "runtime", "none"] | None = None
-    """How the engine was asked for GPUs. None: not known."""
+    """How the engine was asked for GPUs. None: unknown."""
 
 
 class Record(Fact):
-    """One thing that a workload tried on a node.
+    """One result of a workload on a node.
 
     Exactly one of four: it ran, it broke (``error``), it was left out (``skipped``), or its result is not known
     (``undetermined``).
@@ -34,18 +34,18 @@ class Record(Fact):
     """``TEST`` or ``TEST.PART``: ``container``, ``versions.torch``, ``frameworks.compile``."""
     schema_name: Literal["gpunode.record/1"] = Field(SCHEMA, alias="schema")
     device: Literal["cuda", "cpu"]
-    """What it really ran on. A record of ``cpu`` says nothing about a GPU."""
+    """The device that was used. A record of ``cpu`` is not evidence about a GPU."""
     component: str = "node"
-    """``cuda:3`` is the container's own order; ``values.uuid`` and ``values.pci_bus_id`` say which GPU that is."""
+    """``cuda:3`` is the container's own order; ``values.uuid`` and ``values.pci_bus_id`` identify the GPU."""
     seconds: float = Field(ge=0)
     values: dict[str, Any] = Field(default_factory=dict)
-    """Units stand in the keys. None: it was not seen."""
+    """The keys contain the units. None: not collected."""
     error: str | None = None
     skipped: str | None = None
-    """Why it was left out: it does not apply here."""
+    """Why it was left out: it does not apply."""
     undetermined: str | None = None
-    """Why nothing is known of it although it applies: no time was left, another process took the GPU, the image's own
-    framework cannot be loaded."""
+    """Why the result is unknown although the record applies: the time ran out, another process used the GPU, the
+    image's own framework cannot be loaded."""
     container: RecordContainer | None = None
     """None: it ran on the host itself."""
     simulated: bool = False
@@ -58,17 +58,17 @@ class Record(Fact):
 
 
 class MalformedRecord(Record):
-    """A result that is no record, under the name that it has: it tells nothing, and its values cannot be had.
+    """A malformed result, under the name of its record; it has no usable values.
 
-    It is a record of its own, so that what was judged of the others stands, and no check takes it for absent.
+    It is a record of its own, so that the results of the other records stand, and no check treats this one as absent.
     """
 
     malformed: str
-    """Which result, and what is wrong with it, in one line."""
+    """The result and its defect, in one line."""
 
 
 class Values(Fact):
-    """Base of what a record's ``values`` hold. Keys that are not known here are let be: images may be newer than we."""
+    """Base of the ``values`` of a record. Unknown keys are ignored: images may be newer than this program."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -79,7 +79,7 @@ Limit = Annotated[int, Field(ge=-1)]
 
 
 def values_of(record: Record, kind: type[AnyValues]) -> AnyValues | str:
-    """A record's values as their kind has them, else the reason in one line."""
+    """Return a record's values as the model of their kind, else the reason in one line."""
     if isinstance(record, MalformedRecord):
         return record.malformed
     try:
@@ -97,27 +97,28 @@ class ImageLibrary(Values):
     """``libcudart``, ``libcudnn``, ``libnccl``."""
     path: Text
     version: Text | None = None
-    """From the file's name, as far as it tells."""
+    """From the file's name, if it contains one."""
 
 
 class SystemValues(Values):
-    """``versions.system``: what the image is, and what it was given of the host."""
+    """``versions.system``: the image, and the files of the host that it received."""
 
     python: Text
     os: Text | None = None
     module_version: Text | None = None
-    """Of the kernel module, as ``/proc/driver/nvidia/version`` has it inside."""
+    """Version of the kernel module, from ``/proc/driver/nvidia/version`` in the container."""
     driver_libraries: dict[str, Text | None] = Field(default_factory=dict)
-    """``{"libcuda.so.1": "580.95.05"}``: what the linker gives a program inside, by its file's name."""
+    """``{"libcuda.so.1": "580.95.05"}``: the libraries that the linker finds in the container, by the names of their
+    files."""
     cuda: Text | None = None
-    """The image's CUDA by its own words: ``CUDA_VERSION``, ``/usr/local/cuda/version.json``."""
+    """The image's CUDA version as declared by ``CUDA_VERSION`` or ``/usr/local/cuda/version.json``."""
     libraries: tuple[ImageLibrary, ...] = ()
     devices: tuple[Text, ...] = ()
     """``/dev/nvidia*``."""
 
 
 class LimitValues(Values):
-    """``versions.limits``: of the payload's container. ``defaults.limits``: of one that asks for none. -1: no limit."""
+    """``versions.limits``: of the payload's container. ``defaults.limits``: of one that requests none. -1: no limit."""
 
     shm_bytes: Limit | None = None
     memlock_bytes: Limit | None = None
@@ -127,7 +128,7 @@ class LimitValues(Values):
 
 
 class InsideGpu(Values):
-    """One GPU as NVML, CUDA or PyTorch show it inside."""
+    """One GPU as NVML, CUDA or PyTorch show it in the container."""
 
     index: int
     name: Text | None = None
@@ -138,35 +139,35 @@ class InsideGpu(Values):
 
 
 class MigDevice(Values):
-    """A part of a GPU that computes by itself, as NVML shows it inside."""
+    """A MIG device, as NVML shows it in the container."""
 
     index: int
-    """Of its GPU."""
+    """Index of its GPU."""
     name: Text | None = None
     uuid: Text | None = None
     memory_mib: int | None = None
 
 
 class NvmlGpu(InsideGpu):
-    """One GPU as NVML shows it inside."""
+    """One GPU as NVML shows it in the container."""
 
     result: int = 0
-    """NVML's return code for its handle: 15 a GPU that is lost."""
+    """NVML's return code for its handle: 15 for a GPU that is lost."""
     result_name: Text | None = None
     memory_used_mib: int | None = None
     mig_mode: bool | None = None
-    """None: it cannot be divided, or the library does not know of it."""
+    """None: the GPU does not support MIG, or the library does not support the query."""
     mig_devices: tuple[MigDevice, ...] = ()
-    """Those that this container may use."""
+    """The MIG devices that this container may use."""
 
 
 class NvmlValues(Values):
-    """``versions.nvml``."""
+    """``versions.nvml``: the GPUs and versions that NVML shows in the container."""
 
     library: Text
     """The file that was loaded."""
     result: int
-    """NVML's own return code of its start: 0 is good, 18 a library that does not match the module."""
+    """NVML's return code of its initialization: 0 is success, 18 a library that does not match the module."""
     result_name: Text | None = None
     driver_version: Text | None = None
     cuda_version: Text | None = None
@@ -175,25 +176,26 @@ class NvmlValues(Values):
 
 
 class CudaValues(Values):
-    """``versions.cuda``: the driver's own interface, libcuda."""
+    """``versions.cuda``: the driver's API, libcuda."""
 
     library: Text
     version: Text | None = None
     """From the file's name."""
     result: int
-    """CUDA's own return code of ``cuInit``: 803 the library does not match the module, 804 no forward compatibility
-    with this GPU, 802 the fabric is not ready."""
+    """Return code of CUDA's ``cuInit``: 803 the library does not match the module, 804 no forward compatibility with
+    this GPU, 802 the fabric is not ready."""
     result_name: Text | None = None
     cuda_version: Text | None = None
-    """The newest CUDA that this library runs."""
+    """The newest CUDA that this library supports."""
     count: int | None = None
     forward_compat: bool = False
-    """The library is one of cuda-compat's, not the host's: by its folder, or newer than the module and at work."""
+    """True if the library is from cuda-compat, not from the host: by its folder, or because it is newer than the module
+    and works."""
     gpus: tuple[InsideGpu, ...] = ()
 
 
 class TorchValues(Values):
-    """``versions.torch``."""
+    """``versions.torch``: PyTorch in the image."""
 
     version: Text
     cuda: Text | None = None
@@ -201,57 +203,57 @@ class TorchValues(Values):
     cudnn: Text | None = None
     nccl: Text | None = None
     architectures: tuple[Text, ...] = ()
-    """What the wheel's kernels were compiled for: ``sm_90``, ``compute_120`` (PTX)."""
+    """The targets that the wheel's kernels were compiled for: ``sm_90``, ``compute_120`` (PTX)."""
     available: bool
     unavailable: Text | None = None
-    """Why a build for CUDA uses no GPU, in PyTorch's own words."""
+    """Why a CUDA build uses no GPU, as PyTorch prints it."""
     count: int
-    """Before CUDA starts: NVML's count of cards, also where a process has a single MIG device."""
+    """Before CUDA starts: the number of GPUs by NVML, also in a process that has a single MIG device."""
     gpus: tuple[InsideGpu, ...] = ()
 
 
 class TensorflowValues(Values):
-    """``versions.tensorflow``."""
+    """``versions.tensorflow``: TensorFlow in the image."""
 
     version: Text
     built_with_cuda: bool
     cuda: Text | None = None
     cudnn: Text | None = None
     architectures: tuple[Text, ...] = ()
-    """What it was compiled for: ``sm_80``, ``compute_90`` (PTX)."""
+    """The targets that it was compiled for: ``sm_80``, ``compute_90`` (PTX)."""
     count: int
 
 
 class DeviceIdentity(Values):
-    """Which device a record of one GPU or MIG device is about."""
+    """The identity of the GPU or MIG device that a record is about."""
 
     uuid: Text | None = None
-    """Its own: ``GPU-…``, or ``MIG-…``."""
+    """UUID of the device itself: ``GPU-…``, or ``MIG-…``."""
     gpu_uuid: Text | None = None
-    """Of the GPU that it is, or is a part of."""
+    """UUID of the GPU that it is, or is a part of."""
     mig: int | None = None
-    """Of its GPU; None: the whole GPU."""
+    """Number of the MIG device on its GPU; None: the whole GPU."""
     pci_bus_id: Text | None = None
 
 
 class KernelValues(DeviceIdentity):
-    """``gpus.kernel``, one a device: a kernel that the driver compiled from PTX, and what it computed."""
+    """``gpus.kernel``, one per device: a kernel that the driver compiled from PTX, and its result."""
 
     name: Text | None = None
     compute_capability: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")] | None = None
     memory_mib: int | None = None
     elements: int
     wrong: int
-    """Of the elements."""
+    """Number of wrong elements."""
     jit_seconds: float
 
 
 class TensorValues(DeviceIdentity):
-    """``frameworks.tensor``, one a device: a product computed there, beside the processor's."""
+    """``frameworks.tensor``, one per device: a product computed there, compared with the processor's."""
 
     name: Text | None = None
     allocated_bytes: int | None = None
-    """What the device's memory grew by."""
+    """Growth of the device's memory use."""
     max_error: float
 
 
@@ -260,7 +262,7 @@ class StepValues(Values):
 
     dtype: Text
     losses: tuple[float | None, ...]
-    """None: not a number, or infinite."""
+    """None: NaN, or infinite."""
 
 
 class MatmulValues(Values):
@@ -270,7 +272,7 @@ class MatmulValues(Values):
     size: int
     rounds: int
     wrong: int
-    """Elements of all rounds."""
+    """Wrong elements of all rounds."""
     seconds: float
     """Of the fastest round."""
 
@@ -286,9 +288,9 @@ class PeerValues(Values):
 
     uuids: tuple[Text, ...]
     access: tuple[tuple[bool, ...], ...]
-    """``access[i][j]``: GPU i reaches the memory of GPU j without the host in between."""
+    """``access[i][j]``: GPU i can access the memory of GPU j directly, without the host."""
     wrong: tuple[tuple[int, int], ...] = ()
-    """Pairs whose copy arrived with another content."""
+    """Pairs with a copy that arrived with different content."""
 
 
 class CollectiveValues(Values):
@@ -297,19 +299,19 @@ class CollectiveValues(Values):
     backend: Literal["nccl", "gloo"]
     ranks: int
     wrong: int
-    """Elements of all ranks."""
+    """Wrong elements of all ranks."""
     seconds: float
     """Of the slowest rank, for the largest message."""
     transports: dict[str, int] = Field(default_factory=dict)
     """Connections by the transport that NCCL's log names: ``{"P2P/CUMEM": 224}``; empty: its log names none."""
     nvls: bool = False
-    """NCCL may have the switches sum (NVLink SHARP)."""
+    """True if NCCL may use the switches for reductions (NVLink SHARP)."""
     warning: Text | None = None
-    """The first that NCCL wrote."""
+    """The first warning that NCCL wrote."""
 
 
 class CompileValues(Values):
-    """``frameworks.compile``: a compiled function beside the plain one."""
+    """``frameworks.compile``: a compiled function, compared with the plain one."""
 
     compute_capability: Text | None = None
     max_error: float
@@ -317,7 +319,7 @@ class CompileValues(Values):
 
 
 class ConvolutionValues(Values):
-    """``frameworks.cudnn``: a convolution and its gradient, beside the processor's."""
+    """``frameworks.cudnn``: a convolution and its gradient, compared with the processor's."""
 
     cudnn: Text | None = None
     enabled: bool
@@ -325,7 +327,7 @@ class ConvolutionValues(Values):
 
 
 class DataloaderValues(Values):
-    """``frameworks.dataloader``."""
+    """``frameworks.dataloader``: a DataLoader with workers."""
 
     workers: int
     batches: int
@@ -334,7 +336,7 @@ class DataloaderValues(Values):
 
 
 class MemoryValues(Values):
-    """``frameworks.memory``, one a device: most of it written and read back."""
+    """``frameworks.memory``, one per device: most of its memory written and read back."""
 
     total_mib: int
     free_mib: int
@@ -342,15 +344,15 @@ class MemoryValues(Values):
     reserved_mib: int
     tested_mib: int
     wrong: int
-    """Words that came back with another content."""
+    """Words that were read back with different content."""
 
 
 class TensorflowRunValues(Values):
-    """``frameworks.tensorflow``."""
+    """``frameworks.tensorflow``: a TensorFlow run."""
 
     count: int
     memory_growth: bool | None = None
-    """None: no GPU to ask it of."""
+    """None: there is no GPU to query."""
     compute_dtype: Text
     """Of the policy ``mixed_float16``."""
     thread_mode: Text | None = None
@@ -359,22 +361,24 @@ class TensorflowRunValues(Values):
 
 
 class DaliValues(Values):
-    """``frameworks.dali``."""
+    """``frameworks.dali``: a DALI pipeline."""
 
     version: Text
     samples: int
 
 
 class ContainerValues(Values):
-    """``container``: how the launcher started it. Left out or broken: the reason is in ``skipped`` or ``error``."""
+    """``container``: the start of the container by the launcher. If it was left out or failed, ``skipped`` or ``error``
+    has the reason."""
 
     complete: bool | None = None
-    """The payload came to its own last line."""
+    """True if the payload printed its last line."""
     busy: tuple[Text, ...] = ()
-    """GPUs that were not handed in, with process and user: ``gpu3: python3 (pid 4242, alice)``."""
+    """GPUs that were not passed to the container, with process and user: ``gpu3: python3 (pid 4242, alice)``."""
     security: tuple[Text, ...] = ()
-    """What confines the engine's containers, or itself: ``selinux``, ``apparmor``, ``seccomp``, ``rootless``."""
+    """The confinement of the engine's containers, or of the engine itself: ``selinux``, ``apparmor``, ``seccomp``,
+    ``rootless``."""
     gpus: int | None = None
-    """How many GPUs the container was given."""
+    """Number of GPUs that were passed to the container."""
     uuids: tuple[Text, ...] | None = None
-    """Of the GPUs that it was given, as the host has them. None: not recorded."""
+    """UUIDs of the GPUs that were passed to the container, as on the host. None: not recorded."""

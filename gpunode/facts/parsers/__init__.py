@@ -1,4 +1,4 @@
-"""One parser per tool output: ``MODULE.parse(text) -> dict``.
+"""One parser per tool output: ``MODULE.parse(text) -> model``.
 
-They are pure and raise nothing but ``gpunode.facts.errors.ParseError``.
+Parsers have no side effects and raise only ``gpunode.facts.errors.ParseError``.
 """

@@ -42,9 +42,9 @@ _LINE_LIMIT = 20_000
 
 
 def parse_bandwidth_test(text: str) -> BandwidthTest:
-    """Parse bandwidthTest; ``device`` is the name of the first, ``sizes`` has all figures (a shmoo run has 81).
+    """Parse bandwidthTest; ``device`` is the name of the first device, ``sizes`` has all figures (a shmoo run has 81).
 
-    MB/s of old samples are divided by 1000. Raises ParseError for another text, or one without any result.
+    MB/s of old samples are divided by 1000. Raise ParseError for other text, or text without any result.
     """
     state = _BandwidthTest()
     lines = [line[:_LINE_LIMIT] for line in lines_of(text)]
@@ -105,7 +105,7 @@ class _BandwidthTest:
 
 
 def parse_p2p(text: str) -> P2pBandwidth:
-    """Parse p2pBandwidthLatencyTest. Raises ParseError for another text and for a matrix that is cut."""
+    """Parse p2pBandwidthLatencyTest; raise ParseError for other text and for a truncated matrix."""
     matrices: dict[str, list[list[int | float | None]]] = {}
     devices: list[str] = []
     heading: str | None = None

@@ -1,4 +1,4 @@
-"""``dcgmi diag``: the JSON of DCGM 2, 3 and 4, and the table for people."""
+"""``dcgmi diag``: the JSON of DCGM 2, 3 and 4, and the table that it prints without ``-j``."""
 
 import json
 import re
@@ -29,9 +29,9 @@ _DRIVER_KEYS = ("Driver Version Detected", "driver_version", "Driver Version")
 
 
 def parse(text: str) -> DcgmDiag | Failure:
-    """Parse the JSON or the table; where dcgmi failed: its error.
+    """Parse the JSON or the table; if dcgmi failed, return its error.
 
-    Raises ParseError for another layout, an unknown status, no tests, and a table that is cut (but for a visible Fail).
+    Raise ParseError for another layout, an unknown status, no tests, and a truncated table (unless it contains a Fail).
     """
     root = _ROOT.search(text)
     if root:
@@ -116,7 +116,7 @@ def _test(test: dict[str, Any], category: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gpu_ids(result: dict[str, Any]) -> list[int]:
-    """DCGM 4 names an entity (a GPU, a CPU, a NIC), older ones ids as text or number."""
+    """Return GPU ids: DCGM 4 names an entity (a GPU, a CPU, a NIC), older versions print ids as text or number."""
     if "entity_id" in result:
         is_gpu = str(result.get("entity_group", "")).upper() == "GPU"
         return [result["entity_id"]] if is_gpu and isinstance(result["entity_id"], int) else []
@@ -125,7 +125,7 @@ def _gpu_ids(result: dict[str, Any]) -> list[int]:
 
 
 def _messages(result: dict[str, Any]) -> list[str]:
-    """Warnings and errors; what a test tells as information is none."""
+    """Return warnings and errors, without information messages."""
     texts: list[str] = []
     for key in ("warnings", "warning", "errors", "error"):
         entries = result.get(key)
@@ -137,7 +137,7 @@ def _messages(result: dict[str, Any]) -> list[str]:
 
 
 def status_of(value: object) -> str:
-    """A status in our words; raises ParseError for one that is unknown: it is never a pass."""
+    """Return a status by our names; raise ParseError for an unknown one: it must never count as a pass."""
     status = _STATUSES.get(value.strip().lower()) if isinstance(value, str) else None
     if status is None:
         raise ParseError(f"expected a status of dcgmi diag, found '{shorten(str(value))}'")
@@ -145,7 +145,7 @@ def status_of(value: object) -> str:
 
 
 def overall(statuses: list[str]) -> str:
-    """The worst of them: fail > error > warn > pass, skip only if all are."""
+    """Return the worst status: fail > error > warn > pass; skip only if all are skipped."""
     return next(status for status in _WORST_FIRST if status in statuses)
 
 
@@ -170,7 +170,7 @@ _METADATA = {"DCGM Version": "dcgm_version", "Driver Version Detected": "driver_
 _LEVEL = re.compile(r"dcgmi\s+diag\b.*?(?:-r|--run)[ =]?([1-4])\b")
 _FAILURE = re.compile(r"\s*(?:Error:?\s+\S.*|.*[Uu]nable to (?:connect|establish|run|launch|complete)\b.*)")
 _CHUNK = 45
-"""Where the table wraps a message."""
+"""Width at which the table wraps a message."""
 _LINE_LIMIT = 1000
 
 
@@ -181,7 +181,7 @@ class _Test:
     statuses: list[str] = field(default_factory=list)
     gpus: dict[int, dict[str, Any]] = field(default_factory=dict)
     texts: list[tuple[int | None, list[str]]] = field(default_factory=list)
-    """Messages in pieces, with the GPU that their row names."""
+    """Messages in pieces, with the GPU of their row."""
 
     def add_gpu(self, gpu: int, status: str) -> None:
         self.gpus[gpu] = {"gpu": gpu, "status": status, "messages": []}
@@ -265,7 +265,7 @@ class _Table:
             raise ParseError(f"expected a status of '{name}' of dcgmi diag, {found(result)}")
 
     def _begin_text(self, row: re.Match[str], result: str) -> None:
-        """A row ``Warning``, ``Error`` or ``Info``: information is read over, and what follows it on the next lines."""
+        """Begin a row ``Warning``, ``Error`` or ``Info``; information is skipped, including its continuation lines."""
         pieces = [_piece(result)]
         self._text = pieces
         if row["kind"] == "Info":
@@ -277,12 +277,12 @@ class _Table:
 
 
 def _piece(result: str) -> str:
-    """One line of a wrapped message, with the blanks at its end that belong to it."""
+    """Return one line of a wrapped message, with the trailing blanks that belong to it."""
     return result.removeprefix(" ")[:_CHUNK]
 
 
 def _joined(pieces: list[str]) -> str:
-    """A message from its lines: those that fill the column were cut within words, shorter ones between them."""
+    """Join the lines of a message: lines that fill the column were cut within words, shorter ones between words."""
     text = ""
     for piece in pieces:
         text += piece if len(piece) == _CHUNK and piece[-1] != " " else f"{piece.rstrip()} "

@@ -1,4 +1,4 @@
-"""The kernel's log about NVIDIA's driver: dmesg (any time format), /dev/kmsg, syslog, journalctl."""
+"""Messages of NVIDIA's driver in the kernel's log: dmesg (any time format), /dev/kmsg, syslog, journalctl."""
 
 import re
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ _FAILURE = re.compile(r"\s*dmesg: (?P<message>.*(?:failed|not permitted|denied).
 
 
 class XidMeaning(Protocol):
-    """What is known of an Xid: the catalog's entries have it."""
+    """The catalog's description of an Xid."""
 
     @property
     def meaning(self) -> str: ...
@@ -51,10 +51,10 @@ class XidMeaning(Protocol):
 
 
 def parse(text: str, xids: Mapping[int, XidMeaning] | None = None) -> Dmesg | Failure:
-    """Parse the lines about errors of a GPU, one event a line; ``xids`` has the meanings of Xids.
+    """Parse the lines about errors of a GPU, one event per line; ``xids`` has the meanings of Xids.
 
-    Of NVRM's lines those that report an error. A log without such lines has no events. Where dmesg may not read: its
-    error. Raises ParseError where no line is a log's.
+    Of the NVRM lines only errors become events. A log without such lines has no events. If dmesg had no permission,
+    return its error. Raise ParseError if no line has the format of a log.
     """
     events = []
     is_log = False
@@ -76,7 +76,7 @@ def parse(text: str, xids: Mapping[int, XidMeaning] | None = None) -> Dmesg | Fa
 
 
 def _event(line: str, xids: Mapping[int, XidMeaning]) -> LogEvent | None:
-    """Return None for a line that reports no error of a GPU's driver."""
+    """Return the event of a line; None for a line that reports no error of a GPU's driver."""
     if "NVRM: " in line:
         match = _XID.search(line)
         if match:
@@ -149,5 +149,5 @@ def _address(text: str) -> str | None:
 
 
 def _time(prefix: str) -> str | None:
-    """The wall clock's time where the line has one, else the seconds since the start."""
+    """Return the wall clock's time if the line has one, else the seconds since the start."""
     return next((match[1] for pattern in _TIMES if (match := pattern.search(prefix))), None)

@@ -1,4 +1,4 @@
-"""``/proc/driver/nvidia/version``: the kernel module in memory."""
+"""``/proc/driver/nvidia/version``: the loaded kernel module."""
 
 import re
 
@@ -20,7 +20,7 @@ _VERSION = re.compile(r"(?<![\w.~-])(\d{1,3}(?:\.\d{1,3}){2})(?![\w.])")
 def parse(text: str) -> DriverVersion:
     """Parse the version of the loaded NVIDIA kernel module.
 
-    ``gcc`` and ``built`` are None where the line is absent or cut. Raises ParseError where there is no complete line
+    ``gcc`` and ``built`` are None if the line is absent or truncated. Raise ParseError if there is no complete line
     ``NVRM version: NVIDIA UNIX …``.
     """
     lines = lines_of(text)
@@ -38,7 +38,7 @@ def parse(text: str) -> DriverVersion:
 
 
 def _compiler_version(text: str) -> str | None:
-    """The version of gcc that follows the name; distributions put their own revision in brackets before or after it."""
+    """Return the version of gcc after its name; distributions put their own revision in brackets before or after it."""
     if _OTHER_COMPILER.search(text):
         return None
     outside = re.sub(r"\([^()]*\)", " ", text)

@@ -34,8 +34,8 @@ _LINE_LIMIT = 1000
 def parse(text: str) -> Ibstat | Failure:
     """Parse the adapters and their ports.
 
-    A listing that broke off keeps what was printed, and ``messages`` has a line about it. Where there is nothing but an
-    error: it. Raises ParseError otherwise.
+    For a truncated listing the complete part is returned, and ``messages`` has a line about it. If the text is only an
+    error, return the error. Raise ParseError otherwise.
     """
     lines = [line[:_LINE_LIMIT] for line in lines_of(text)]
     last_is_cut = bool(lines[-1].strip()) and not _FAILURE.fullmatch(lines[-1])
@@ -51,7 +51,7 @@ def parse(text: str) -> Ibstat | Failure:
 
 
 def _ends_a_port(line: str) -> bool:
-    """The last field's values are words: a cut one can be told."""
+    """Return True for the last field of a port; its values are words, so that a truncated one is recognized."""
     field = _FIELD.fullmatch(line)
     return (
         field is not None

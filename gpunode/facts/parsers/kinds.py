@@ -47,16 +47,16 @@ KINDS: Mapping[str, Parser] = {
     "lscpu": lscpu.parse,
     "driver-version": driver_version.parse,
 }
-"""Every kind with its parser."""
+"""Parsers by kind."""
 
 ANSWERS: Mapping[str, Any] = {kind: get_type_hints(parser)["return"] for kind, parser in KINDS.items()}
-"""Every kind with the models that its parser returns."""
+"""Models that the parser of each kind returns."""
 
 
 def parsed(kind: str, text: str, xids: Mapping[int, dmesg.XidMeaning] | None = None) -> dict[str, Any]:
-    """Parse a tool's output into the document that ``gpunode parse`` prints; ``xids`` are the meanings for ``dmesg``.
+    """Return the document that ``gpunode parse`` prints; ``xids`` are the meanings for ``dmesg``.
 
-    Raises ParseError as the kind's parser does.
+    Raise ParseError like the parser of the kind.
     """
     answer = (partial(dmesg.parse, xids=xids) if kind == "dmesg" else KINDS[kind])(text)
     return answer.model_dump(mode="json", by_alias=True)
@@ -70,9 +70,9 @@ _BYTE_ORDER_MARKS = (
 
 
 def decoded(data: bytes) -> str:
-    """The text of a tool's output: UTF-8 or, with its byte order mark, UTF-16 (a redirect of PowerShell).
+    """Return the text of a tool's output: UTF-8, or UTF-16 with its byte order mark (a redirect of PowerShell).
 
-    Bytes that are no text become U+FFFD, so that any input has an answer.
+    Invalid bytes become U+FFFD, so that every input has a result.
     """
     for mark, encoding in _BYTE_ORDER_MARKS:
         if data.startswith(mark):

@@ -18,7 +18,7 @@ _LARGEST_LIST = 1_000_000
 def parse(text: str) -> Lscpu:
     """Parse the processors and their NUMA nodes.
 
-    Raises ParseError for another text (lscpu translates its labels: run it with LC_ALL=C) and for one that is cut.
+    Raise ParseError for other text (lscpu translates its labels: run it with LC_ALL=C) and for truncated text.
     """
     fields = _from_json(text) if text.lstrip()[:1] == "{" else _from_lines(text)
     names = [name for name, _ in fields]
@@ -82,7 +82,7 @@ def _refuse_cut(first: dict[str, str], nodes: list[LscpuNode]) -> None:
 
 
 def _size(text: str) -> int | None:
-    """How many CPUs a list names, None where it is none."""
+    """Return the number of CPUs in a list; None for other text."""
     if not text:
         return 0
     if not _CPU_LIST.fullmatch(text):

@@ -22,16 +22,19 @@ _LINK = re.compile(
     r"Width (?:x(?P<width>\d{1,2})|unknown)\b"
 )
 _VENDORS = {"NVIDIA Corporation": "10de", "Mellanox Technologies": "15b3"}
-"""Those whose ids we ask for, by the name under which pci.ids lists them."""
+"""Vendors by their name in pci.ids, for the ids that the parser needs."""
 
 _LINE_LIMIT = 1000
 
 
 def parse(text: str) -> Lspci:
-    """Parse the devices: ids in lower case without ``0x``, from ``-nn`` or ``-n``; without them the device's id where
-    lspci knows no name for it (``Device 2330``) and the vendor's for NVIDIA and Mellanox by name, else None.
+    """Parse the devices.
 
-    Raises ParseError for another text and where the last device's line is cut.
+    Ids are lower case without ``0x``, from ``-nn`` or ``-n``. Without these options the device's id is known only if
+    lspci has no name for it (``Device 2330``), and the vendor's only for NVIDIA and Mellanox, by name; else they are
+    None.
+
+    Raise ParseError for other text and if the last device's line is truncated.
     """
     lines = lines_of(text)
     if lines[-1].strip() and not _DEVICE.fullmatch(lines[-1]):

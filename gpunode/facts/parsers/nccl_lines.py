@@ -1,4 +1,4 @@
-"""The lines of a log of nccl-tests: their kinds, whatever launcher put in front of them, and the rows of its tables."""
+"""Lines of a log of nccl-tests: their kinds, prefixes of launchers, and the rows of the tables."""
 
 import itertools
 import math
@@ -46,7 +46,7 @@ _BODY = re.compile(r"[\s#]*")
 
 @dataclass(frozen=True)
 class Line:
-    """One line that says something: ``kind`` is one of the constants' names below, ``stream`` the MPI tag before it."""
+    """One classified line: ``kind`` is one of the constants' names below, ``stream`` the MPI tag before it."""
 
     kind: str
     stream: str
@@ -55,7 +55,7 @@ class Line:
 
 
 def read(raw: str) -> Line:
-    """Tell what a line is.
+    """Return the kind and the content of a line.
 
     Kinds: start, starting, concluded, version, nccl-version, command, rank, header, bounds, average, log (NCCL's own),
     text (anything else: may be a row).
@@ -100,7 +100,7 @@ def _classify(body: str) -> tuple[str, dict[str, Any]]:
 
 
 def split_at_nccl_log(text: str) -> tuple[str, str | None]:
-    """A line as what stands before NCCL's own log line in it, and that; None where it holds none."""
+    """Split a line at NCCL's own log line in it: the text before, and the log line; None if there is none."""
     match = _NCCL_LOG.search(text)
     if match is None:
         return text, None
@@ -111,26 +111,26 @@ def split_at_nccl_log(text: str) -> tuple[str, str | None]:
 
 
 def is_message(line: Line) -> bool:
-    """True for warnings of NCCL and errors of tests and launchers; NCCL's information is none."""
+    """Return True for warnings of NCCL and errors of tests and launchers, False for NCCL's information."""
     if line.kind == "log":
         return _NCCL_TROUBLE.search(line.text) is not None
     return _MESSAGE.search(line.text) is not None
 
 
 def is_abort(text: str) -> bool:
-    """True where the line says that a process of the run came to a bad end."""
+    """Return True if the line reports that a process of the run aborted."""
     return _ABORT.search(text) is not None
 
 
 def library_version(code: str | None) -> str | None:
-    """NCCL's version number ``22807`` as ``2.28.7``."""
+    """Return NCCL's version number ``22807`` as ``2.28.7``."""
     if code is None:
         return None
     number = int(code)
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-# Rows: columns from the header, halves that NCCL's log lines cut apart joined again.
+# Rows: columns from the header; halves that NCCL's log lines split are joined.
 
 _LEFT = re.compile(r"\s*(\d{1,20})\s+(\d{1,20})\s+([a-z][a-z0-9_]{1,20})(?=\s|$)")
 _FLOAT = re.compile(r"[+-]?(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})(?:[eE][+-]?\d{1,3})?")
@@ -150,28 +150,28 @@ _GLUED_NUMBER = re.compile(r"(-?\d{1,20}(?:\.\d{1,20})?(?:e[+-]?\d{1,3})?)(?![\d
 
 
 class RowReader:
-    """Reads the rows below one header; keeps the first half of a row until its second half comes."""
+    """Reader of the rows below one header; keeps the first half of a row until its second half comes."""
 
     def __init__(self, columns: list[str]) -> None:
         first = next((place for place, name in enumerate(columns) if name in _TIMES), len(columns))
         self._optional = columns[3:first]
-        """``redop`` and ``root``: blank for some collectives, and no part of the answer."""
+        """``redop`` and ``root``: blank for some collectives, and not part of the result."""
         self._right = columns[first:]
         self._joints = {place for place, name in enumerate(self._right) if name in _TIMES} | {len(self._right)}
-        """How many values stand before a place where nccl-tests stops printing to measure."""
+        """Numbers of values before the positions at which nccl-tests pauses its output to measure."""
         self._pending: tuple[re.Match[str], list[str]] | None = None
         self.rows: list[NcclRow] = []
         self.lost = 0
-        """Rows that were begun and could not be read."""
+        """Rows that were started and could not be read."""
 
     @property
     def ascending(self) -> bool:
-        """True where no size comes twice or after a larger one (0 may come twice): the rows of one process."""
+        """Return True if sizes only increase (0 may repeat): the rows of one process."""
         sizes = [row.size_bytes for row in self.rows if row.size_bytes]
         return all(before < after for before, after in itertools.pairwise(sizes))
 
     def take(self, text: str) -> bool:
-        """Take a line that may be a row or a part of one; False where it is neither."""
+        """Read a line that may be a row or a part of one; return False if it is neither."""
         own, log = split_at_nccl_log(text)
         match = _LEFT.match(own)
         if match:
@@ -186,13 +186,13 @@ class RowReader:
         return True
 
     def close(self) -> None:
-        """Give up a half that waits for its other half."""
+        """Discard a half row that still waits for its second half."""
         if self._pending is not None:
             self.lost += 1
             self._pending = None
 
     def _values(self, words: list[str]) -> list[str]:
-        """The words right of ``redop``, a word or blank, and of ``root``, a number wherever there is the column."""
+        """Return the values after ``redop``, a word or blank, and ``root``, a number wherever the column exists."""
         if words and self._optional[:1] in (["redop"], ["op"]) and words[0].isalpha():
             words = words[1:]
         if words and "root" in self._optional and _ROOT.fullmatch(words[0]):
@@ -200,7 +200,7 @@ class RowReader:
         return words
 
     def _with_glued(self, values: list[str], log: str | None) -> list[str]:
-        """NCCL's line follows the last value without a blank: ``0node-1:25:25 [0] NCCL INFO``."""
+        """Return the values with NCCL's line split off the last: ``0node-1:25:25 [0] NCCL INFO``."""
         glued = _GLUED_NUMBER.match(log) if log else None
         return [*values, glued[1]] if glued and len(values) + 1 in self._joints else values
 
@@ -242,7 +242,7 @@ def _row(match: re.Match[str], columns: list[str], values: list[str]) -> NcclRow
 
 
 def measure(text: str) -> float | None:
-    """A measured number; None for ``N/A``, ``nan`` and ``inf``."""
+    """Return a measured number; None for ``N/A``, ``nan`` and ``inf``."""
     if not _FLOAT.fullmatch(text):
         return None
     value = float(text)
@@ -250,6 +250,6 @@ def measure(text: str) -> float | None:
 
 
 def count(text: str) -> int | None:
-    """A count; large ones are printed as ``1.04858e+06``."""
+    """Return a count; large ones are printed as ``1.04858e+06``."""
     value = measure(text)
     return int(value) if value is not None and value == int(value) else None

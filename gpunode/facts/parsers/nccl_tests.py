@@ -1,4 +1,4 @@
-"""Logs of nccl-tests (``all_reduce_perf`` and the others), any version, as launchers and NCCL leave them."""
+"""Logs of nccl-tests (``all_reduce_perf`` and the others), any version, with the lines of launchers and NCCL."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,8 +18,8 @@ _MESSAGE_LENGTH = 500
 def parse(text: str) -> NcclTests:
     """Parse a log into its runs.
 
-    Lines of several processes that were not wired by MPI are told apart by their MPI tag; without tags their rows
-    cannot be attributed and are left out. Raises ParseError for a text without anything of nccl-tests.
+    Lines of several processes without a common MPI job are attributed by their MPI tag; without tags their rows cannot
+    be attributed and are left out. Raise ParseError for text without output of nccl-tests.
     """
     log = _Log()
     streams: dict[str, _Stream] = {}
@@ -38,7 +38,7 @@ def parse(text: str) -> NcclTests:
 
 @dataclass
 class _Run:
-    """One process (or one MPI job) of nccl-tests, as far as its lines were seen."""
+    """One process (or one MPI job) of nccl-tests, with the lines read so far."""
 
     seen: set[str] = field(default_factory=set)
     version: str | None = None
@@ -94,14 +94,14 @@ class _Run:
 
 
 class _Log:
-    """All runs in the order of their beginnings, and what was said outside of any."""
+    """All runs in the order of their start, and the messages outside of any run."""
 
     def __init__(self) -> None:
         self.runs: list[_Run] = []
         self._notes: list[tuple[int, str]] = []
 
     def note(self, owner: _Run | None, text: str) -> None:
-        """A warning or an error: its owner's, or that of whichever run it will turn out to stand beside."""
+        """Add a warning or an error to its run, or to the run beside which it is found later."""
         if owner is not None:
             owner.add_message(text)
             owner.failed = owner.failed or nccl_lines.is_abort(text)
@@ -109,7 +109,7 @@ class _Log:
             self._notes.append((max(len(self.runs) - 1, 0), text))
 
     def give_out_notes(self) -> None:
-        """Other ranks' lines belong to the run whose table the first rank prints."""
+        """Attribute the notes; other ranks' lines belong to the run with the table, which the first rank prints."""
         for place, text in self._notes:
             if place < len(self.runs):
                 self.note(self.runs[place], text)
@@ -129,18 +129,18 @@ def _total(values: list[int | None]) -> int | None:
 
 
 class _Stream:
-    """The lines of one process or of all: runs follow each other, or lie within each other."""
+    """The lines of one process or of all processes; runs follow each other, or overlap."""
 
     def __init__(self, log: "_Log") -> None:
         self._log = log
         self._group: list[_Run] = []
-        """Runs that were begun and not closed."""
+        """Runs that were started and not closed."""
         self._closings: list[Line] = []
         self._closed: Counter[str] = Counter()
         self._cursors: Counter[str] = Counter()
         self._reading: _Run | None = None
         self._last: _Run | None = None
-        """The run that was closed last: errors after its closing lines are its own."""
+        """The run that was closed last; errors after its closing lines belong to it."""
         self._command: str | None = None
         self._nccl_version: str | None = None
 
@@ -160,9 +160,9 @@ class _Stream:
         handlers.get(line.kind, self._take_text)(line)
 
     def _first_without(self, mark: str) -> _Run:
-        """The first open run that does not have this part of the beginning yet, else a new one.
+        """Return the first open run that does not have this part of the start yet, else a new one.
 
-        A mark is never taken back, so that each list is walked once: a log of headers alone stays linear.
+        A mark is never removed, so that each list is walked once: a log of headers only takes linear time.
         """
         place = self._cursors[mark]
         while place < len(self._group) and self._group[place].seen & {mark, "header"}:
@@ -180,8 +180,9 @@ class _Stream:
         return run
 
     def _begin(self, line: Line) -> None:
-        """Version, ``Collective test starting`` and ``nThread`` are one beginning; a second of a kind is another's."""
-        self._close_if_all_told()
+        """Begin a run: version, ``Collective test starting`` and ``nThread`` are one start; a repeated one starts
+        another run."""
+        self._close_if_complete()
         run = self._first_without(line.kind)
         if line.kind == "starting":
             run.collective = line.values["collective"]
@@ -189,7 +190,7 @@ class _Stream:
             run.version = line.values["version"]
             run.nccl_version = nccl_lines.library_version(line.values["library"]) or run.nccl_version
 
-    def _close_if_all_told(self) -> None:
+    def _close_if_complete(self) -> None:
         if self._closings and self._closed["bounds"] >= len(self._group):
             self.close_group()
 
@@ -222,7 +223,7 @@ class _Stream:
         )
 
     def _take_header(self, line: Line) -> None:
-        self._close_if_all_told()
+        self._close_if_complete()
         self._reading = self._first_without("header")
         self._reading.reader = RowReader(line.values["columns"])
 
@@ -243,7 +244,7 @@ class _Stream:
             self.close_group()
 
     def close_group(self) -> None:
-        """Give the closing lines to the runs that were begun since the last time."""
+        """Assign the closing lines to the runs that were started since the last time."""
         group, closings = self._group, self._closings
         finished = max(self._closed["bounds"], self._closed["average"])
         self._group, self._closings, self._reading = [], [], None
@@ -264,9 +265,9 @@ class _Stream:
 
 
 def _lie_within_each_other(group: list[_Run]) -> bool:
-    """True where the rows below the last header may be those of an earlier one, too.
+    """Return True if the rows below the last header may belong to an earlier one.
 
-    A process that died leaves its rows or its error; one that printed its header and nothing else may be alive.
+    A process that died leaves its rows or its error; one that printed only its header may still run.
     """
     silent = [run for run in group[:-1] if run.reader and not run.reader.rows and not run.failed]
     return bool(silent) or any(run.reader and not run.reader.ascending for run in group)
@@ -284,7 +285,7 @@ def _close(run: _Run, line: Line) -> None:
 
 
 def _close_interleaved(group: list[_Run], closings: list[Line], finished: int) -> None:
-    """Several processes wrote into one log: what one of them says is told only where all say the same."""
+    """Close runs of several processes in one log: values are kept only if all processes report the same."""
     for run in group:
         run.unattributed = True
         run.add_message(

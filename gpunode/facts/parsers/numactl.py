@@ -18,16 +18,15 @@ _DISTANCE_ROW = re.compile(r"\s*(\d{1,6}):((?:\s+\d{1,6})+)\s*")
 _NO_DISTANCES = re.compile(r"\s*No distance information available\.?\s*")
 _NO_NUMA = re.compile(r"\s*+(?:.*: )?(No NUMA (?:available|support).*)")
 _LOCAL = 10
-"""The distance of a node to itself, in every firmware's table."""
+"""The distance of a node to itself in the table of every firmware."""
 
 _LINE_LIMIT = 60_000
 
 
 def parse(text: str) -> Numactl | Failure:
-    """Parse the nodes and their distances; numactl's MB are 2^20. Without NUMA: numactl's error.
+    """Parse the nodes and their distances; numactl's MB are 2^20. Without NUMA, return numactl's error.
 
-    Raises ParseError for another
-    text and for one that is cut.
+    Raise ParseError for other text and for truncated text.
     """
     reading = _Reading(last_is_open=not text.endswith(("\n", "\r")))
     for raw in lines_of(text):

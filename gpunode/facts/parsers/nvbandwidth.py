@@ -1,4 +1,4 @@
-"""nvbandwidth: its text and its JSON."""
+"""Output of nvbandwidth, as text and as JSON."""
 
 import json
 import math
@@ -24,9 +24,9 @@ _LINE_LIMIT = 20_000
 
 
 def parse(text: str) -> Nvbandwidth:
-    """Parse the text or the JSON; a test of the text that has a matrix passed.
+    """Parse the text or the JSON; in the text a test with a matrix passed.
 
-    Raises ParseError for another text and a matrix that is cut.
+    Raise ParseError for other text and for a truncated matrix.
     """
     key = text.find('"nvbandwidth"')
     if key >= 0:
@@ -110,14 +110,14 @@ def _measured(matrix: list[list[int | float | None]]) -> list[int | float]:
 
 
 class _Reading:
-    """The test whose lines are being read."""
+    """The test to which the current lines belong."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.status: str | None = None
         self.unit: str | None = None
         self.by_gpu = False
-        """Rows are GPUs, too: there are as many as columns."""
+        """True if rows are GPUs, too: then there are as many rows as columns."""
         self.columns: int | None = None
         self.matrix: list[list[int | float | None]] = []
         self.printed: dict[str, Any] = {}

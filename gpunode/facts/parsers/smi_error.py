@@ -36,30 +36,31 @@ _SEARCHED_LINES = 200
 
 
 def error_kind(message: str) -> str:
-    """The kind of an error message, ``other`` where it is none of the known ones."""
+    """Return the kind of an error message; ``other`` if it is unknown."""
     return next((kind for pattern, kind in _KINDS if pattern.search(message[:2000])), "other")
 
 
 def is_error_line(line: str) -> bool:
-    """True for a line by which nvidia-smi says that it failed."""
+    """Return True for a line by which nvidia-smi reports a failure."""
     return _ERROR_LINE.match(line[:2000]) is not None
 
 
 def is_remark(line: str) -> bool:
-    """True for a line that nvidia-smi prints beside its output: an error, or ``WARNING: infoROM is corrupted ...``."""
+    """Return True for a line that nvidia-smi prints beside its output: an error, or ``WARNING: infoROM is corrupted
+    ...``."""
     return any((is_error_line(line), _WARNING.match(line[:2000]), _NVML_VERSION.fullmatch(line[:2000])))
 
 
 def remarks(text: str) -> list[str]:
-    """Return the lines of a text that ``is_remark`` knows."""
+    """Return the lines of a text that ``is_remark`` accepts."""
     lines = lines_of(text[:100_000])[:_SEARCHED_LINES]
     return [line.strip() for line in lines if is_remark(line)]
 
 
 def find(text: str) -> Failure | None:
-    """Return the failure that nvidia-smi reports, None where the text reports none.
+    """Return the failure that nvidia-smi reports, None if the text reports none.
 
-    To be called where no output was found.
+    For text in which no output was found.
     """
     lines = lines_of(text[:100_000])[:_SEARCHED_LINES]
     message = next((line.strip() for line in lines if is_error_line(line)), None)

@@ -1,7 +1,7 @@
-"""One GPU of ``nvidia-smi -q``, from the XML or the text: contracts.md's ``nvidia-smi-xml`` shape.
+"""One GPU of ``nvidia-smi -q``, from the XML or the text: the shape of ``gpunode parse nvidia-smi-xml``.
 
-Each field names the places where the driver generations put it: XML tags and the text's labels, in the spelling of
-``tree.label_of``.
+Each field names its locations in the output of all driver generations: XML tags and the text's labels, in the spelling
+of ``tree.label_of``.
 """
 
 from gpunode.facts.models.smi import (
@@ -35,7 +35,7 @@ from gpunode.facts.parsers.values import (
 )
 
 NOT_LISTED = "attached GPUs are listed"
-"""How the message about GPUs that are counted and not listed ends."""
+"""The end of the message about GPUs that are counted but not listed."""
 _FAULTS = frozenset({"err!", "unknown error", "gpu is lost", "gpu requires reset", "reset required"})
 _HARD_FAULTS = frozenset({"gpu is lost", "gpu requires reset"})
 _HARMLESS = frozenset(
@@ -63,7 +63,8 @@ _HARMLESS = frozenset(
         "vgpu_heterogeneous_mode",
     }
 )
-"""Fields in which drivers print ``Unknown Error`` for healthy GPUs: what the host or the platform did not tell them."""
+"""Fields in which drivers print ``Unknown Error`` for healthy GPUs, because the host or the platform does not provide
+the value."""
 
 _DRAWS = ("power_draw", "average_power_draw", "instant_power_draw", "instantaneous_power_draw")
 _LIMITS = ("enforced_power_limit", "current_power_limit", "power_limit")
@@ -146,7 +147,7 @@ def gpu(node: TreeLabel, index: int, printed_bus_id: str | None) -> SmiGpu:
 
 
 def _printed(text: str | None) -> str | None:
-    """As printed; ``None`` is an answer here and ``N/A`` is none."""
+    """Return the value as printed; ``None`` is a value here and ``N/A`` is not."""
     return "None" if text is not None and text.strip() == "None" else text_or_none(text)
 
 
@@ -169,7 +170,7 @@ def _ecc(node: TreeLabel) -> Ecc:
 
 
 def _ecc_count(period: TreeLabel, kind: str) -> int | None:
-    """The printed total where there is one, else the sum of the known parts."""
+    """Return the printed total if there is one, else the sum of the known parts."""
     bits = period.child("single_bit" if kind == "corrected" else "double_bit")
     total = integer(bits.get("total"))
     if total is not None:
@@ -257,7 +258,7 @@ def _application_clocks(node: TreeLabel) -> ApplicationClocks:
 
 
 def _supported_clocks(node: TreeLabel) -> SupportedClocks:
-    """The memory clocks, and the lowest graphics clock; the highest is among the maximum clocks."""
+    """Return the memory clocks and the lowest graphics clock; the highest is among the maximum clocks."""
     blocks = node.all("supported_mem_clock")
     graphics = [quantity(one.value, "MHz") for block in blocks for one in block.all("supported_graphics_clock")]
     memory = (quantity(block.get("value"), "MHz") for block in blocks)
@@ -268,7 +269,7 @@ def _supported_clocks(node: TreeLabel) -> SupportedClocks:
 
 
 def _throttle_reasons(node: TreeLabel) -> tuple[str, ...] | None:
-    """Return the active reasons; None where the block is absent, ``N/A``, or has a value for none of them."""
+    """Return the active reasons; None if the block is absent, ``N/A``, or has a value for none of them."""
     active = []
     known = False
     for leaf in node.leaves():
@@ -314,7 +315,7 @@ def _mig_device(node: TreeLabel) -> SmiMigDevice:
 
 
 def _processes(node: TreeLabel) -> tuple[SmiProcess, ...] | None:
-    """Return None where no list was printed, or where the driver has none (``Not Supported``)."""
+    """Return the processes; None if no list was printed, or if the driver has none (``Not Supported``)."""
     if not node.has("processes", "compute_processes"):
         return None
     block = node.child("processes", "compute_processes")
@@ -336,7 +337,7 @@ def _process(node: TreeLabel) -> SmiProcess | None:
 
 
 def _errors(node: TreeLabel) -> tuple[str, ...]:
-    """Return the distinct texts of fields that report a fault, in order, as printed but for brackets."""
+    """Return the distinct texts of fields that report a fault, in order, as printed but without brackets."""
     texts: dict[str, None] = {}
     for leaf in node.leaves():
         if leaf.value is None or not is_nothing(leaf.value):

@@ -16,8 +16,8 @@ _LINE_LIMIT = 1000
 def parse(text: str) -> SmiList | Failure:
     """Parse the list.
 
-    ``messages`` are what nvidia-smi prints beside the list: a GPU that was lost is named there alone. Where nvidia-smi
-    failed: its error. Raises ParseError for another text and for a line that is cut.
+    ``messages`` are lines that nvidia-smi prints beside the list; a lost GPU is named only there. If nvidia-smi failed,
+    return its error. Raise ParseError for other text and for a truncated line.
     """
     gpus: list[ListedGpu] = []
     messages: list[str] = []

@@ -30,10 +30,10 @@ _Value = TypeVar("_Value", str | None, Number | None)
 def parse(text: str) -> Nvlink | Failure:
     """Parse a listing; numbers of GPUs and links are those printed.
 
-    Counters of traffic are left out. The two listings of one node may follow each other. Where nvidia-smi failed: its
-    error.
+    Counters of traffic are left out. The two listings of one node may follow each other. If nvidia-smi failed, return
+    its error.
 
-    Raises ParseError for text that is not of the kind, another listing (``nvlink -c``) and a line that is cut.
+    Raise ParseError for other text, another listing (``nvlink -c``) and a truncated line.
     """
     gpus: dict[int, _Gpu] = {}
     current: _Gpu | None = None
@@ -62,7 +62,7 @@ def parse(text: str) -> Nvlink | Failure:
 
 @dataclass
 class _Link:
-    """One link as far as it was read."""
+    """One link, with the fields read so far."""
 
     state: str | None = None
     speed_gb_per_s: Number | None = None
@@ -77,7 +77,7 @@ class _Link:
 
 @dataclass
 class _Gpu:
-    """One GPU as far as it was read."""
+    """One GPU, with the fields read so far."""
 
     index: int
     name: str | None
@@ -157,12 +157,12 @@ def _count(link: _Link, counter: re.Match[str], where: str) -> None:
 
 
 def _figure(text: str) -> Number | None:
-    """A counter, or a rate of bit errors (``15e-255``)."""
+    """Return a counter, or a rate of bit errors (``15e-255``)."""
     return float(text) if _SMALL.fullmatch(text) else number(text)
 
 
 def _once(before: _Value, value: _Value, what: str, where: str) -> _Value:
-    """Return the value; raise ParseError where another was printed before."""
+    """Return the value; raise ParseError if another one was printed before."""
     if before is not None and before != value:
         raise ParseError(f"expected one value for '{what}' of a link of {where}, found two")
     return value

@@ -17,12 +17,12 @@ _FIRST_WITH_DISPLAY_CLOCK_REASON = 400
 
 
 def parse(text: str) -> SmiLog | Failure:
-    """The shape of ``smi_xml.parse``, as far as the text has it; what ``-d`` left out is None.
+    """Parse the text into the model of ``smi_xml.parse``; fields that ``-d`` left out are None.
 
-    A fragment without a head or without the GPU's heading is read too (its fields None), a list of processes may be
-    cut. Where nvidia-smi failed: its error.
+    A fragment without a head or without the GPU's heading is accepted (its fields are None); a list of processes may be
+    truncated. If nvidia-smi failed, return its error.
 
-    Raises ParseError for text that is not of the kind, for a GPU's block that breaks off, and for several logs in one.
+    Raise ParseError for other text, for a truncated GPU block, and for several logs in one.
     """
     lines = lines_of(text)
     root, elided = _tree(lines)
@@ -45,7 +45,7 @@ def parse(text: str) -> SmiLog | Failure:
 
 
 def _tree(lines: list[str]) -> tuple[TreeLabel, bool]:
-    """Head and GPUs by indentation, and whether somebody left lines out (``[...]``)."""
+    """Return head and GPUs by indentation, and whether lines were left out by hand (``[...]``)."""
     root = TreeLabel("")
     open_nodes: list[tuple[int, TreeLabel]] = [(-1, root)]
     elided = False
@@ -77,7 +77,8 @@ def _tree(lines: list[str]) -> tuple[TreeLabel, bool]:
 
 
 def _gather_processes(block: TreeLabel) -> None:
-    """Give each ``Process ID`` line its own node, as the XML has it; one without its last line was cut: left out."""
+    """Give each ``Process ID`` line its own node, as in the XML; a process without its last line was truncated: left
+    out."""
     for processes in (node for node in block.children if node.label in {"processes", "compute_processes"}):
         processes.children = [
             TreeLabel("process_info", None, [TreeLabel("pid", entry.value), *entry.children])
@@ -87,7 +88,7 @@ def _gather_processes(block: TreeLabel) -> None:
 
 
 def _headless(root: TreeLabel) -> SmiLog | None:
-    """A fragment without the GPU's heading as one GPU; None where nothing in it is a fact of a GPU."""
+    """Return a fragment without the GPU's heading as one GPU; None if it has no fact of a GPU."""
     gpu = smi_gpu.gpu(root, 0, None)
     if not _knows_something(gpu):
         return None
@@ -96,7 +97,7 @@ def _headless(root: TreeLabel) -> SmiLog | None:
 
 
 def _knows_something(gpu: SmiGpu) -> bool:
-    """True where a field beside the index has a value."""
+    """Return True if a field beside the index has a value."""
     pending = list(gpu.model_dump(exclude={"index"}).values())
     while pending:
         value = pending.pop()
@@ -113,7 +114,7 @@ def _major(root: TreeLabel) -> int | None:
 
 
 def _is_whole_listing(block: TreeLabel) -> bool:
-    """Without ``-d`` a GPU's block begins with its name."""
+    """Return True for a listing without ``-d``, in which a GPU's block begins with its name."""
     return block.has("product_name")
 
 
@@ -127,7 +128,7 @@ def _refuse_repeated(blocks: list[TreeLabel]) -> None:
 
 
 def _refuse_cut(block: TreeLabel, driver: int | None) -> None:
-    """Sums and lists would come out wrong, not absent, where a block breaks off."""
+    """Raise ParseError for a truncated block: its sums and lists would be wrong instead of absent."""
     where = f"GPU {block.value}" if block.value else "a GPU"
     if not block.children:
         raise ParseError(
@@ -176,7 +177,8 @@ def _reasons_are_whole(block: TreeLabel, driver: int | None) -> bool:
 
 
 def _refuse_shorter_last(blocks: list[TreeLabel]) -> None:
-    """In a listing with ``-d`` all GPUs have the same fields; a last one that has only the first of them was cut."""
+    """Raise ParseError if the last GPU has only the first fields of the others: with ``-d`` all GPUs have the same
+    fields."""
     if len(blocks) < 2 or any(_is_whole_listing(block) for block in blocks):
         return
     before = [leaf.label for leaf in blocks[-2].leaves()]

@@ -1,4 +1,4 @@
-"""``nvidia-smi --query-gpu=... --format=csv``, with or without header and units; other queries have the same form."""
+"""``nvidia-smi --query-gpu=... --format=csv``, with or without header and units; other queries have the same format."""
 
 import re
 
@@ -27,12 +27,12 @@ _LINE_LIMIT = 100_000
 def parse(text: str) -> SmiQuery | Failure:
     """Parse the table into columns and rows.
 
-    Names are those of the header, with their unit (``memory.total [MiB]``); without a header ``column_1``,
-    ``column_2 [MiB]`` and so on. A value is a number where all of its column are, else text; identifiers and versions
-    stay text. None for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]`` and whatever else stands in brackets.
-    ``messages`` are lines such as ``Unable to determine the device handle``. Where there is nothing but an error: it.
+    Names are those of the header, with their unit (``memory.total [MiB]``); without a header ``column_1``, ``column_2
+    [MiB]`` and so on. A value is a number if all values of its column are, else text; identifiers and versions stay
+    text. ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]`` and other text in brackets are None. ``messages`` are
+    lines such as ``Unable to determine the device handle``. If the text is only an error, return the error.
 
-    Raises ParseError for text that is not of the kind and for a row that is cut.
+    Raise ParseError for other text and for a truncated row.
     """
     lines = [line[:_LINE_LIMIT].strip() for line in lines_of(text)]
     messages = [line for line in lines if line and smi_error.is_remark(line)]
@@ -66,7 +66,7 @@ def _is_header(cells: list[str]) -> bool:
 
 
 def _invented_columns(table: list[list[str]]) -> list[str]:
-    """Names for a table without header; raises where nothing in a row is typical of nvidia-smi."""
+    """Return names for a table without header; raise ParseError if nothing in a row is typical of nvidia-smi."""
     width = len(table[0])
     for cells in table:
         numbers = len(cells) > 1 and all(number(cell) is not None or _is_null(cell) for cell in cells)
@@ -84,7 +84,7 @@ def _invented_columns(table: list[list[str]]) -> list[str]:
 
 
 def _fitted(cells: list[str], columns: list[str]) -> list[str]:
-    """The row with as many cells as columns: a comma may stand in the name of a process."""
+    """Return the row with as many cells as columns: the name of a process may contain a comma."""
     if cells == columns:
         raise ParseError("expected one table of nvidia-smi --query-gpu, found its header twice")
     surplus = len(cells) - len(columns)
@@ -120,7 +120,7 @@ def _is_null(cell: str) -> bool:
 
 
 def _number(cell: str, unit: str | None) -> int | float | None:
-    """The cell's number; its unit, where it is printed, has to be the header's. ``007`` is an identifier."""
+    """Return the cell's number; its unit, if printed, must be the header's. ``007`` is an identifier."""
     match = _QUANTITY.fullmatch(cell)
     if not match or (match[2] and match[2] != unit) or _LEADING_ZERO.match(match[1]):
         return None

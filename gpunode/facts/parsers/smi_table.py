@@ -1,4 +1,4 @@
-"""Plain ``nvidia-smi``: the table for people, from driver 295's two-line rows to today's."""
+"""Plain ``nvidia-smi``: its table, from the two-line rows of driver 295 to the current format."""
 
 import re
 from dataclasses import dataclass, field
@@ -47,9 +47,9 @@ _PROCESS_COLUMNS = {
 
 
 def parse(text: str) -> SmiTable | Failure:
-    """Parse the table; its list of processes may be cut. Where nvidia-smi failed: its error.
+    """Parse the table; its list of processes may be truncated. If nvidia-smi failed, return its error.
 
-    Raises ParseError for text that is not of the kind, a GPU's row that is cut, several tables in one text.
+    Raise ParseError for other text, a truncated GPU row, and several tables in one text.
     """
     lines = [line[:_LINE_LIMIT].strip() for line in lines_of(text)]
     heads = [line for line in lines if _HEAD.match(line)]
@@ -90,7 +90,7 @@ def _group(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _rows(lines: list[str]) -> tuple[list[_Row], list[str]]:
-    """The GPUs' rows, and the lines around the table that tell of trouble."""
+    """Return the GPUs' rows, and the lines around the table that report errors."""
     rows: list[_Row] = []
     outside: list[str] = []
     height = _height(lines)
@@ -115,7 +115,7 @@ def _rows(lines: list[str]) -> tuple[list[_Row], list[str]]:
 
 
 def _height(lines: list[str]) -> int | None:
-    """How many lines a GPU has: as many as the table's own heading; None where the heading is missing."""
+    """Return the number of lines per GPU: that of the table's heading; None if the heading is missing."""
     start = next((number for number, line in enumerate(lines) if _COLUMNS.match(line)), None)
     if start is None:
         return None
@@ -183,13 +183,13 @@ def _gpu(row: _Row, errors: list[str]) -> TableGpu:
 
 
 def _mig_now(text: str) -> bool | None:
-    """An asterisk marks the mode that a reset will bring: the other one is in force."""
+    """Return the current mode: an asterisk marks the mode after the next reset, so that the other one is active."""
     state = flag(text.rstrip("*"))
     return not state if state is not None and text.endswith("*") else state
 
 
 def _sensors(cell: str) -> tuple[str, str, str, str, str]:
-    """Fan, temperature, performance state, power and its limit. Driver 295 sets a blank between 62 and C."""
+    """Return fan, temperature, performance state, power and its limit. Driver 295 prints a blank between 62 and C."""
     before, _, limit = re.sub(r"(\d) C\b", r"\1C", cell.replace("Unknown Error", "ERR!")).partition(" / ")
     tokens = before.split()
     power = tokens.pop() if tokens else ""
@@ -205,7 +205,7 @@ def _fault(cell: str) -> str | None:
 
 
 def _processes(lines: list[str]) -> tuple[TableProcess, ...] | None:
-    """Return None where no list was printed, or where the driver has none (``Not Supported``)."""
+    """Return the processes; None if no list was printed, or if the driver has none (``Not Supported``)."""
     start = next((number for number, line in enumerate(lines) if re.match(r"\|\s*(?:Compute p|P)rocesses", line)), None)
     if start is None:
         return None

@@ -1,4 +1,4 @@
-"""``nvidia-smi topo -m``: how GPUs and NICs are linked, and the CPUs near them."""
+"""``nvidia-smi topo -m``: links between GPUs and NICs, and the CPUs near them."""
 
 import re
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ _LINE_LIMIT = 20_000
 
 
 def parse(text: str) -> Topology | Failure:
-    """Parse the matrix; ``messages`` are lines of the NIC legend in which no RDMA device is named.
+    """Parse the matrix; ``messages`` are lines of the NIC legend that name no RDMA device.
 
-    Where nvidia-smi failed: its error.
+    If nvidia-smi failed, return its error.
 
-    Raises ParseError for another matrix (``topo -p2p``), a row with too few cells, a GPU without its row.
+    Raise ParseError for another matrix (``topo -p2p``), a row with too few cells, a GPU without its row.
     """
     lines = [_COLOUR.sub("", line[:_LINE_LIMIT]).rstrip() for line in lines_of(text)]
     position = next((number for number, line in enumerate(lines) if _is_header(line)), None)
@@ -45,7 +45,7 @@ def parse(text: str) -> Topology | Failure:
 class _Header:
     elements: list[str]
     affinities: dict[str, int]
-    """Where the columns right of the elements begin, those that there are."""
+    """Positions of the columns after the elements."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ def _rows(lines: list[str], header: _Header) -> dict[str, _Row]:
 
 
 def _affinities(line: str, header: _Header) -> tuple[str | None, str | None]:
-    """Tabs keep empty columns apart; between blanks a value belongs to the column it stands below."""
+    """Return CPU and NUMA affinity. Tabs separate empty columns; between blanks a value belongs to the column above
+    it."""
     count = len(header.elements)
     if "\t" in line:
         fields = [field.strip() for field in line.strip(" ").split("\t")][count + 1 :]
@@ -129,7 +130,7 @@ def _by_column(words: list[tuple[int, str]], columns: dict[str, int]) -> dict[st
 
 
 def _legend(lines: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Names of NICs, and the lines of the legend in which there is none."""
+    """Return the names of NICs, and the lines of the legend that have none."""
     names: dict[str, str] = {}
     messages = []
     for line in lines:
@@ -143,7 +144,7 @@ def _legend(lines: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _name_of(rest: str) -> str | None:
-    """``mlx5_0``, alone or as ``ibdev=mlx5_0`` among other fields."""
+    """Return ``mlx5_0``, alone or as ``ibdev=mlx5_0`` among other fields."""
     if "=" not in rest and len(rest.split()) == 1:
         return rest.strip()
     device = _DEVICE.search(rest)

@@ -1,4 +1,4 @@
-"""``nvidia-smi -q -x``: any DTD version, drivers from 375 on."""
+"""``nvidia-smi -q -x``: any DTD version, drivers 375 and later."""
 
 import re
 from xml.parsers import expat
@@ -13,16 +13,16 @@ _ROOT = "nvidia_smi_log"
 _BEGIN = re.compile(r"<\?xml|<!DOCTYPE|<[A-Za-z_]")
 _DEPTH = 40
 _ELEMENTS = 200_000
-"""Eight GPUs with seven MIG instances each and a hundred processes have some twenty thousand."""
+"""Eight GPUs with seven MIG instances each and a hundred processes have about twenty thousand."""
 
 
 def parse(text: str) -> SmiLog | Failure:
-    """The node's driver and GPUs as ``nvidia-smi -q -x`` prints them.
+    """Parse the node's driver and GPUs from ``nvidia-smi -q -x``.
 
     Identifiers are in sysfs form; absent blocks are objects of None. Lines such as ``WARNING: infoROM is corrupted``
-    around the document are ``messages``. Where nvidia-smi failed: its error.
+    around the document are ``messages``. If nvidia-smi failed, return its error.
 
-    Raises ParseError for text that is neither: not well formed (cut), another root element, no GPU in it.
+    Raise ParseError for other text: not well formed (truncated), another root element, no GPU in it.
     """
     begin = _BEGIN.search(text)
     if begin is None:
@@ -45,7 +45,7 @@ def parse(text: str) -> SmiLog | Failure:
 
 
 class _Builder:
-    """Builds the tree while expat reads, and keeps each GPU's ``id`` attribute."""
+    """A builder of the tree from expat's events, which keeps each GPU's ``id`` attribute."""
 
     def __init__(self) -> None:
         self.root = TreeLabel("")
@@ -83,7 +83,7 @@ class _Builder:
 
 
 def _tree(text: str) -> tuple[TreeLabel, list[str | None]]:
-    """The root's node and each GPU's ``id`` attribute."""
+    """Return the root's node and each GPU's ``id`` attribute."""
     builder = _Builder()
     parser = expat.ParserCreate("utf-8")
     parser.buffer_text = True

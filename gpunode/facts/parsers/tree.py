@@ -1,4 +1,4 @@
-"""What ``nvidia-smi -q`` says, as XML or as indented text: a tree of labels with values."""
+"""The output of ``nvidia-smi -q``, as XML or as indented text: a tree of labels with values."""
 
 import re
 from collections.abc import Iterator
@@ -8,24 +8,24 @@ _NOT_A_WORD = re.compile(r"[^a-z0-9]+")
 
 
 def label_of(name: str) -> str:
-    """``SEC-DED`` as ``sec_ded``: one spelling for XML tags and for the labels of the text."""
+    """Return ``SEC-DED`` as ``sec_ded``: one spelling for XML tags and for the labels of the text."""
     return _NOT_A_WORD.sub("_", name.lower()).strip("_")
 
 
 @dataclass(slots=True)
 class TreeLabel:
-    """One label of the output: its value where it has one, and what stands below it."""
+    """One label of the output, with its value if it has one, and its children."""
 
     label: str
     value: str | None = None
     children: list["TreeLabel"] = field(default_factory=list)
 
     def all(self, label: str) -> list["TreeLabel"]:
-        """The children of that label, in order."""
+        """Return the children of that label, in order."""
         return [child for child in self.children if child.label == label]
 
     def child(self, *labels: str) -> "TreeLabel":
-        """The first child with one of the labels; an empty node where there is none."""
+        """Return the first child with one of the labels; an empty node if there is none."""
         for label in labels:
             for child in self.children:
                 if child.label == label:
@@ -33,11 +33,11 @@ class TreeLabel:
         return TreeLabel("")
 
     def has(self, *labels: str) -> bool:
-        """True where a child has one of the labels."""
+        """Return True if a child has one of the labels."""
         return any(child.label in labels for child in self.children)
 
     def get(self, *paths: str) -> str | None:
-        """The value at the first of the paths (``pci/bus_id``) that has one."""
+        """Return the value at the first of the paths (``pci/bus_id``) that has one."""
         for path in paths:
             node = self
             for label in path.split("/"):
@@ -47,7 +47,7 @@ class TreeLabel:
         return None
 
     def leaves(self) -> Iterator["TreeLabel"]:
-        """All nodes below with a value, in order."""
+        """Yield all nodes below with a value, in order."""
         pending = list(reversed(self.children))
         while pending:
             node = pending.pop()
@@ -56,5 +56,5 @@ class TreeLabel:
             pending.extend(reversed(node.children))
 
     def first_below(self, *labels: str) -> str | None:
-        """The value of the first node anywhere below with one of the labels."""
+        """Return the value of the first node anywhere below with one of the labels."""
         return next((leaf.value for leaf in self.leaves() if leaf.label in labels), None)

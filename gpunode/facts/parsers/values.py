@@ -1,6 +1,6 @@
 """Single values as NVIDIA's and the kernel's tools print them: quantities, switches, PCI ids.
 
-Every function answers None for what is no value: ``N/A``, ``[Not Supported]``, ``Unknown Error``, a number that lost
+Every function returns None for text without a value: ``N/A``, ``[Not Supported]``, ``Unknown Error``, a number without
 its unit.
 """
 
@@ -26,10 +26,10 @@ NOTHING = frozenset(
         "not available in wddm driver model",
     }
 )
-"""What the tools print in a value's place, in lower case and without brackets."""
+"""Text that the tools print in place of a value, in lower case and without brackets."""
 
 MOST_GPUS = 256
-"""What a listing may have; a node has sixteen. More are somebody's attempt."""
+"""The most GPUs that a listing may have; a node has sixteen, larger numbers are treated as an attack."""
 _YES = frozenset({"yes", "enabled", "active", "true", "on"})
 _NO = frozenset({"no", "disabled", "not active", "false", "off"})
 _NUMBER = r"[+-]?\d{1,30}(?:\.\d{1,30})?"
@@ -41,23 +41,23 @@ _VERSION = re.compile(r"\d{1,9}(?:\.\d{1,9})+")
 
 
 def unbracketed(text: str) -> str:
-    """``[N/A]`` as ``N/A``; other text stripped of blanks."""
+    """Return ``[N/A]`` as ``N/A``, other text stripped of blanks."""
     text = text.strip()
     return text[1:-1].strip() if text.startswith("[") and text.endswith("]") else text
 
 
 def is_nothing(text: str | None) -> bool:
-    """True for None and for what the tools print in a value's place."""
+    """Return True for None and for text that the tools print in place of a value."""
     return text is None or unbracketed(text).lower() in NOTHING
 
 
 def text_or_none(text: str | None) -> str | None:
-    """The text stripped of blanks, None where it stands for nothing."""
+    """Return the text stripped of blanks; None if it stands for no value."""
     return None if text is None or is_nothing(text) else text.strip()
 
 
 def number(text: str | None) -> int | float | None:
-    """A bare number: ``12`` as int, ``12.5`` as float."""
+    """Return a bare number: ``12`` as int, ``12.5`` as float."""
     if text is None:
         return None
     text = text.strip()
@@ -65,13 +65,14 @@ def number(text: str | None) -> int | float | None:
 
 
 def integer(text: str | None) -> int | None:
-    """A bare whole number."""
+    """Return a bare integer."""
     value = number(text)
     return value if isinstance(value, int) else None
 
 
 def quantity(text: str | None, *units: str) -> int | float | None:
-    """The number before one of ``units`` (compared without case); without its unit it is taken for cut and is None."""
+    """Return the number before one of ``units`` (compared without case); None without its unit, as the text is
+    truncated."""
     if text is None:
         return None
     match = _QUANTITY.fullmatch(text.strip())
@@ -81,12 +82,12 @@ def quantity(text: str | None, *units: str) -> int | float | None:
 
 
 def mebibytes(text: str | None) -> int | float | None:
-    """Memory as nvidia-smi prints it. It writes ``MiB``, drivers up to 331 ``MB`` or ``Mb``, and always means 2^20."""
+    """Return memory in MiB. nvidia-smi prints ``MiB``, drivers up to 331 ``MB`` or ``Mb``; all mean 2^20."""
     return quantity(text, "MiB", "MB")
 
 
 def flag(text: str | None) -> bool | None:
-    """Yes/No, Enabled/Disabled, Active/Not Active, True/False, On/Off."""
+    """Return a switch: Yes/No, Enabled/Disabled, Active/Not Active, True/False, On/Off."""
     if text is None:
         return None
     word = text.strip().lower()
@@ -96,16 +97,16 @@ def flag(text: str | None) -> bool | None:
 
 
 def version(text: str | None) -> str | None:
-    """A dotted version at the beginning of the text: 610 and later append a remark to it."""
+    """Return a dotted version at the beginning of the text; drivers 610 and later append a remark."""
     match = _VERSION.match(text.strip()) if text else None
     return match[0] if match else None
 
 
 def bus_id(text: str | None) -> str | None:
-    """A PCI address in sysfs form ``0000:1a:00.0``: four digits of domain (more where needed), lower case.
+    """Return a PCI address in sysfs form ``0000:1a:00.0``: four digits of domain (more if needed), lower case.
 
-    Reads ``00000000:1A:00.0``, ``1a:00.0``, ``0000:1a:00`` (the kernel's Xid lines) and ``0:26:0`` (drivers of the 270
-    branch, hexadecimal too).
+    Accepts ``00000000:1A:00.0``, ``1a:00.0``, ``0000:1a:00`` (the kernel's Xid lines) and ``0:26:0`` (drivers of the
+    270 branch, also hexadecimal).
     """
     match = _BUS_ID.fullmatch(text.strip()) if text else None
     if not match:
@@ -115,25 +116,25 @@ def bus_id(text: str | None) -> str | None:
 
 
 def device_and_vendor(text: str | None) -> str | None:
-    """nvidia-smi's combined id ``233010DE`` (``0x233010DE`` as text) as ``10de:2330``."""
+    """Return nvidia-smi's combined id ``233010DE`` (``0x233010DE`` as text) as ``10de:2330``."""
     match = _DEVICE_AND_VENDOR.fullmatch(text.strip()) if text else None
     return f"{match[2]}:{match[1]}".lower() if match else None
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a text with any line ending, and with those control characters alone as ends that terminals use."""
+    """Return the lines of a text with any line ending; other control characters do not split lines."""
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """The text on one line and cut for a message: what is not printable becomes a dot."""
+    """Return the text on one line and truncated for a message; characters that are not printable become dots."""
     first = next((line.strip() for line in lines_of(text[:4096]) if line.strip()), "")
     clean = "".join(char if char.isprintable() else "." for char in first[: limit + 1])
     return f"{clean[:limit]}..." if len(first) > limit else clean
 
 
 def found(text: str) -> str:
-    """How a message names what was found in place of what was expected."""
+    """Return what was found, for a message about what was expected."""
     return f"found '{shorten(text)}'" if text.strip() else "found nothing"
 
 

@@ -1,4 +1,4 @@
-"""Hardware that a lab node can show: descriptions made of the catalog and of own data."""
+"""Simulated hardware of lab nodes: descriptions built from the catalog and from data of this package."""
 
 from gpunode.lab.hardware.describe import LAB_ARCHITECTURE, describe, names
 

@@ -1,4 +1,4 @@
-"""Where a machine's functions sit on its PCI bus: root ports, switches, GPUs, NICs, NVSwitches."""
+"""Placement of a machine's functions on its PCI bus: root ports, switches, GPUs, NICs, NVSwitches."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +12,10 @@ _SOCKETS = 2
 
 
 def place(data: Data, platform: Platform) -> dict[str, Any]:
-    """``{numa_nodes, gpus, nvswitches, nics, bridges}``.
+    """Return ``{numa_nodes, gpus, nvswitches, nics, bridges}``.
 
     Each function has ``pci_bus_id``, ``numa_node``, ``pcie_gen``, ``pcie_width``, and ``bridges_above``: slots from
-    the root port down. A bridge has ``pci_device_id``, its ``kind`` and the bus below it besides.
+    the root port down. A bridge also has ``pci_device_id``, its ``kind`` and the bus below it.
     """
     (model, _), *_ = platform.gpus.items()
     pcie = load().gpu(model).pcie
@@ -56,7 +56,7 @@ def _bridge(  # noqa: PLR0913, PLR0917 (a bridge is just that much)
     above: list[str],
     link: Data,
 ) -> list[str]:
-    """Note a bridge; the way to what is behind it."""
+    """Add a bridge; return the slots from the root port down to what is behind it."""
     bridges.append(
         {
             "pci_bus_id": slot,
@@ -94,7 +94,7 @@ def _nic(  # noqa: PLR0913, PLR0917
 def _storage_nic(
     data: Data, platform: Platform, bus: int, number: int, bridges: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """An adapter like those near the GPUs, on a root port of its own."""
+    """Return an adapter like those near the GPUs, on a root port of its own."""
     nic = data["nics"]
     link = {"pcie_gen": nic["gen"], "pcie_width": nic["width"]}
     numa = bus * _SOCKETS // 256
@@ -121,7 +121,7 @@ def _adapter(nic: Data, name: str, role: str, rate: int | None) -> dict[str, Any
 def _switches(
     nvswitches: Data, data: Data, platform: Platform, bridges: list[dict[str, Any]], numa: int
 ) -> list[dict[str, Any]]:
-    """All NVSwitches behind one PCIe switch of the last socket."""
+    """Return all NVSwitches, behind one PCIe switch of the last socket."""
     buses = nvswitches["buses"]
     first = buses[0]
     link = {"pcie_gen": nvswitches["gen"], "pcie_width": nvswitches["width"]}
@@ -142,7 +142,7 @@ def _switches(
 
 
 def _managers(data: Data, count: int, bridges: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Functions over which the NVSwitches of HGX B200 are managed."""
+    """Return the functions through which the NVSwitches of HGX B200 are managed."""
     managers = data["switch_managers"]
     first = managers["buses"][0]
     link = {"pcie_gen": managers["gen"], "pcie_width": managers["width"]}

@@ -1,4 +1,4 @@
-"""A node's hardware description, as the simulator on the node reads it."""
+"""Description of a node's hardware, as the simulator on the node reads it."""
 
 import hashlib
 import math
@@ -40,9 +40,9 @@ def _platform(name: str, data: Data) -> Platform:
 
 
 def describe(name: str, node: str) -> dict[str, Any]:
-    """Return the description of that hardware for a node; UUIDs and serial numbers follow from the node's name.
+    """Return the description of that hardware for a node; UUIDs and serial numbers are derived from the node's name.
 
-    Raises UsageError, naming what there is, for another name.
+    Raises UsageError with the known names for an unknown name.
     """
     if name not in _data():
         raise UsageError(f"--hardware {name}: unknown hardware; known: {', '.join(names())}")
@@ -124,7 +124,7 @@ def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, A
 
 
 def _least_power(power: float) -> float:
-    """Return, where the catalog has no range, what boards of that size allow: a round part of the limit."""
+    """Return the lowest power limit in W of a board without a range in the catalog: a round share of the limit."""
     return 50 * math.floor(power / 150)
 
 
@@ -135,7 +135,7 @@ def _ports(key: str) -> dict[str, Any]:
 
 
 def _topology(gpus: list[dict[str, Any]], nics: list[Data], platform: Platform, linked: str | None) -> dict[str, Any]:
-    """Links between GPUs and NICs in the words of ``nvidia-smi topo -m``."""
+    """Return the links between GPUs and NICs in the notation of ``nvidia-smi topo -m``."""
     devices = {f"GPU{gpu['index']}": gpu for gpu in gpus} | {f"NIC{at}": nic for at, nic in enumerate(nics)}
     links: dict[str, dict[str, str]] = {}
     for name, one in devices.items():
@@ -154,7 +154,7 @@ def _topology(gpus: list[dict[str, Any]], nics: list[Data], platform: Platform, 
 
 
 def _pcie_word(one: Data, two: Data) -> str:
-    """The way over PCIe: one switch, one host bridge, one socket, or across the sockets."""
+    """Return the kind of PCIe connection: one switch, one host bridge, one socket, or across the sockets."""
     if one["bridges_above"][0] == two["bridges_above"][0]:
         return "PIX" if len(one["bridges_above"]) > 1 else "PHB"
     if one["numa_node"] == two["numa_node"]:

@@ -1,4 +1,4 @@
-"""What a node with simulated hardware is given before its first boot: its description and the simulator."""
+"""Files that a node with simulated hardware gets before its first boot: its description and the simulator."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,13 @@ from gpunode.lab.simulator.entry_points import entry_points, script
 _LIB = "usr/lib/gpunode-lab"
 
 BOOT = f"/{_LIB}/bin/boot"
-"""The command that a node runs before systemd; where it fails, the node comes up and tells."""
+"""The command that a node runs before systemd; if it fails, the node still boots and reports the reason."""
 
 BOOT_REPORT = boot.REPORT
-"""Empty on a node where BOOT did its work, else why it did not."""
+"""Empty on a node where BOOT succeeded, else the reason why it failed."""
 
 DEVICE_RULES = tuple(f"c {number}:* rwm" for number in dict.fromkeys(devices.NUMBERS.values()))
-"""What a node may hand on to containers of its own."""
+"""Device files that a node may pass on to containers of its own."""
 
 _DMESG = """\
 #!/bin/sh
@@ -28,7 +28,7 @@ exec /usr/lib/gpunode-lab/real/dmesg -F /run/gpunode-lab/kmsg "$@"
 
 
 def entries(hardware: Mapping[str, Any]) -> Iterator[Entry]:
-    """The files of a node with that description."""
+    """Yield the files of a node with that description."""
     yield Entry("etc/gpunode/lab-hardware.json", json.dumps(hardware, indent=1) + "\n", 0o644)
     yield from simulator()
     for folder in ("var/lib/gpunode-lab", f"{_LIB}/real"):
@@ -36,7 +36,7 @@ def entries(hardware: Mapping[str, Any]) -> Iterator[Entry]:
 
 
 def simulator() -> Iterator[Entry]:
-    """The simulator's package and the scripts that start its tools."""
+    """Yield the simulator's package and the scripts that start its tools."""
     package = files("gpunode.lab.simulator")
     for source in sorted(package.iterdir(), key=lambda source: source.name):
         if source.name.endswith((".py", ".json", ".yml")):

@@ -1,1 +1,1 @@
-"""The lab's simulated packages, declared: names, dependencies, versions, content. Pure; nothing is built here."""
+"""Declarations of the lab's simulated packages: names, dependencies, versions, content. Pure; nothing is built here."""

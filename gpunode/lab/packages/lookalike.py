@@ -1,8 +1,9 @@
 """What makes a Debian tree look like another system: its name, its package manager, its kernel packages.
 
-A look-alike serves the logic that goes by these: facts, package names, repositories, holds. Its libraries and tools are
-Debian's; nothing that depends on those is proven by it. Where the imitated system and Debian offer the same package,
-the imitated one's is preferred, as dkms: its version decides what NVIDIA's repository can be combined with.
+A look-alike serves to test logic that depends on these: facts, package names, repositories, holds. Its libraries and
+tools are Debian's, so it proves nothing that depends on those. Where the imitated system and Debian offer the same
+package, the imitated system's is preferred, for example dkms: its version decides what NVIDIA's repository can be
+combined with.
 """
 
 import json
@@ -19,18 +20,18 @@ _KERNEL = "var/tmp/gpunode-lab-kernel"
 
 @dataclass(frozen=True)
 class Lookalike:
-    """A system that is imitated: its name as os-release has it."""
+    """A system that is imitated: its name as in os-release."""
 
     version: str
     """VERSION_ID."""
     point: str
     name: str
     codename: str = ""
-    """Ubuntu's, which names its suites."""
+    """Ubuntu's code name, which is part of its suites' names."""
 
     @property
     def ubuntu(self) -> bool:
-        """Whether it is an Ubuntu; the others are Rocky Linux."""
+        """Return whether it is an Ubuntu; the others are Rocky Linux."""
         return bool(self.codename)
 
 
@@ -46,7 +47,7 @@ _PACKAGES = {
     True: ("lsb-release",),
     False: (
         *("dnf", "dnf-plugins-core", "python3-dnf", "rpm"),
-        *("gcc", "linux-headers-cloud-amd64", "lsb-release", "make", "patch"),  # what DKMS builds modules with
+        *("gcc", "linux-headers-cloud-amd64", "lsb-release", "make", "patch"),  # DKMS builds modules with these
     ),
 }
 _BASE_RPMS = ("bash", "kernel-core")
@@ -57,7 +58,7 @@ Package: *
 Pin: release o=Debian
 Pin-Priority: 400
 """
-# Debian's headers are there for the simulated kernels; a kernel of their own they are not, for which DKMS would build.
+# The simulated kernels use Debian's headers; these must not count as a kernel of their own, for which DKMS would build.
 _NO_KERNEL_OF_DEBIAN = "path-exclude=/lib/modules/*-cloud-amd64/*\n"
 _OS_RELEASE = f"""
 dpkg-divert --quiet --local --rename --add /usr/lib/os-release
@@ -73,15 +74,15 @@ done
 dpkg --install /{_KERNEL}/*.deb
 rm -rf /{_KERNEL}
 """
-# Debian's rpm keeps the database in the user's home. Its newer releases run scriptlets in name spaces of their own,
-# which not every container may have.
+# Debian's rpm keeps the database in the user's home. Its newer releases run scriptlets in namespaces of their own,
+# which not every container may create.
 _MACROS = """\
 %_dbpath /var/lib/rpm
 %__transaction_unshare %{nil}
 """
-# Rocky's kernel is a package of the rpm database, made by the program that makes the vendors'; bash is one, because
-# scriptlets require a shell. Debian's headers are there for that kernel; a kernel of their own they are not, and the
-# one that they bring since Debian 13 goes: a node would boot it where it is newer.
+# Rocky's kernel is a package of the rpm database, made by the program that makes the vendors' packages; so is bash,
+# because scriptlets require a shell. Debian's headers serve that kernel and must not count as a kernel of their own.
+# The kernel that they depend on since Debian 13 is removed: a node would boot it if it is newer.
 _BUILD_RPMS = """\
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -100,12 +101,12 @@ ldconfig
 
 
 def packages_of(system: str) -> tuple[str, ...]:
-    """Debian's packages that the look-alike has beside those of every node."""
+    """Return Debian's packages that the look-alike has in addition to those of every node."""
     return _PACKAGES[SYSTEMS[system].ubuntu]
 
 
 def files_of(system: str) -> dict[str, str]:
-    """Files put into the tree, by path."""
+    """Return the files added to the tree, by path."""
     like = SYSTEMS[system]
     values = {"version": like.version, "point": like.point, "name": like.name, "codename": like.codename}
     values["major"] = like.version.partition(".")[0]
@@ -127,7 +128,7 @@ def files_of(system: str) -> dict[str, str]:
                 "etc/redhat-release": f"Rocky Linux release {like.version} ({like.name})\n",
                 "etc/rocky-release": f"Rocky Linux release {like.version} ({like.name})\n",
                 "etc/rpm/macros": _MACROS,
-                "etc/ld.so.conf.d/rocky.conf": "/usr/lib64\n",  # Debian's linker looks elsewhere
+                "etc/ld.so.conf.d/rocky.conf": "/usr/lib64\n",  # Debian's linker does not search there
                 "etc/dnf/dnf.conf": text_of("files/dnf.conf"),
                 "etc/dnf/plugins/local.conf": "[main]\nenabled = false\n",
                 "etc/dnf/vars/releasever": f"{values['major']}\n",
@@ -147,12 +148,12 @@ def files_of(system: str) -> dict[str, str]:
 
 
 def setup_of(system: str) -> str:
-    """Shell script, run inside the tree when all packages and files are in it."""
+    """Return a shell script, run inside the tree when all packages and files are in it."""
     return _OS_RELEASE + (_INSTALL_KERNEL if SYSTEMS[system].ubuntu else _INSTALL_RPMS)
 
 
 def kernel(codename: str) -> list[Built]:
-    """The packages of the kernel that a fresh Ubuntu has: those of the release itself."""
+    """Return the packages of a fresh Ubuntu's kernel: those of the release itself."""
     prefixes = ("linux-image-", "linux-modules-extra-")
     return [
         built

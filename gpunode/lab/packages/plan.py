@@ -1,4 +1,4 @@
-"""What the vendor repository holds, spelled out: every package with its fields, files and scripts. Pure."""
+"""Content of the vendor repository: every package with its fields, files and scripts. Pure."""
 
 import re
 import shlex
@@ -31,12 +31,12 @@ _DKMS = ("Kbuild", "Makefile", "lab.h", *(f"{name}.c" for name in _MODULES), "dk
 
 @dataclass
 class Built:
-    """A package as the builder takes it. Paths have no leading slash."""
+    """A package as the builder reads it. Paths have no leading slash."""
 
     name: str
     version: str
     release: str
-    """The release inside: 580.95.05."""
+    """The upstream release of the content: 580.95.05."""
     architecture: str
     fields: dict[str, str]
     description: str
@@ -45,20 +45,20 @@ class Built:
     links: list[dict[str, str]] = field(default_factory=list)
     """``path``, ``to``."""
     libraries: list[dict[str, str]] = field(default_factory=list)
-    """``path``, ``soname``: made with the linker."""
+    """``path``, ``soname``: built with the linker."""
     modules: list[dict[str, str]] = field(default_factory=list)
-    """``path``, ``name``, ``license``, ``kernel``: made with the assembler, and signed."""
+    """``path``, ``name``, ``license``, ``kernel``: built with the assembler, and signed."""
     conffiles: list[str] = field(default_factory=list)
     scripts: dict[str, str] = field(default_factory=dict)
     streams: list[str] = field(default_factory=list)
     component: str = ""
     suite: str = ""
     repack: str = ""
-    """The package of the tools' system whose files and scripts it has."""
+    """The package of the tools' system from which files and scripts are copied."""
 
 
 def plan() -> dict[str, object]:
-    """Everything that the builder needs, as JSON."""
+    """Return everything that the builder needs, as JSON."""
     return {
         name: {
             **repository.model_dump(),
@@ -70,14 +70,14 @@ def plan() -> dict[str, object]:
 
 
 def _pin(repository: ServedRepository) -> str:
-    """The preferences that cuda-keyring brings for the repository; empty where none are recorded."""
+    """Return the preferences that cuda-keyring contains for the repository; empty if none are recorded."""
     if not repository.keyring:
         return ""
     return str((recorded(repository.recorded)["repository"].get("pin") or {}).get("content", ""))
 
 
 def contents(repository: ServedRepository) -> list[Built]:
-    """All packages of a repository, in all their releases."""
+    """Return all packages of a repository, in all their releases."""
     return _contents(next(name for name, row in repositories().items() if row.path == repository.path))
 
 
@@ -91,18 +91,18 @@ def _contents(name: str) -> list[Built]:
         for values in releases()[row.over]
         if Version(values.get("series", "99")) >= Version(repository.first_cuda) or repository.kind == "suites"
     ]
-    names = {built.name for built in declared} | {"cuda-keyring"}  # made with the lab's key, when there is one
+    names = {built.name for built in declared} | {"cuda-keyring"}  # built with the lab's key, once it exists
     return declared + [_recorded(offer, repository) for offer in recorded_in(repository) if offer.name not in names]
 
 
 def recorded_in(repository: ServedRepository) -> Iterator[Offer]:
-    """What the recorded index of a repository says that it holds."""
+    """Yield the packages of a repository's recorded index."""
     if repository.recorded:
         yield from offers(repository.recorded, repository.releases)
 
 
 def _recorded(offer: Offer, repository: ServedRepository) -> Built:
-    """A package of a recorded index with the lab's content."""
+    """Return a package of a recorded index with the lab's content."""
     content = content_rows(repository.contents).get(stem(offer.name)) or Content(description=offer.name)
     relations = {key: tuple(entries) for key, entries in offer.relations.items()}
     relations["depends"] = (*relations.get("depends", ()), *content.needs)
@@ -121,7 +121,7 @@ def _recorded(offer: Offer, repository: ServedRepository) -> Built:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with the braces filled whose names are in ``values``; a shell's ``${name}`` stays."""
+    """Return the text with the braces filled for the names in ``values``; a shell's ``${name}`` stays."""
     return _BRACES.sub(lambda match: values.get(match[1], match[0]), text)
 
 
@@ -195,7 +195,7 @@ def _file(built: Built, path: str, text: str, mode: str) -> None:
 
 
 def _debian_scripts(built: Built, row: PackageRow, values: Mapping[str, str]) -> None:
-    """Maintainer scripts that do what debhelper's do, where it matters to a node."""
+    """Add the maintainer scripts: those effects of debhelper's scripts that matter on a node."""
     steps: dict[str, list[str]] = {"postinst": [], "prerm": [], "postrm": []}
     for user in row.users:
         steps["postinst"].append(_CONFIGURE.format(_USER.format(user=user)))
@@ -228,9 +228,9 @@ def _debian_scripts(built: Built, row: PackageRow, values: Mapping[str, str]) ->
 
 
 def _rpm_scripts(built: Built, row: PackageRow, values: Mapping[str, str]) -> None:
-    """Scriptlets, where they decide what is on a node: accounts, libraries, modules, headers and their index."""
+    """Add the scriptlets that change what is on a node: accounts, libraries, modules, headers and their index."""
     steps: dict[str, list[str]] = {"pre": [], "post": [], "preun": [], "postun": []}
-    if built.libraries:  # what file triggers of glibc do there
+    if built.libraries:  # done there by file triggers of glibc
         steps["post"].append("ldconfig\n")
         steps["postun"].append("ldconfig\n")
     for user in row.users:
@@ -250,7 +250,7 @@ def _rpm_scripts(built: Built, row: PackageRow, values: Mapping[str, str]) -> No
 
 
 def names(repository: ServedRepository) -> Iterator[tuple[str, str]]:
-    """Name and version of every package."""
+    """Yield name and version of every package."""
     for built in contents(repository):
         yield built.name, built.version
 
@@ -301,7 +301,7 @@ if [ "$1" = remove ] && [ -d /etc/kernel/postrm.d ]; then
     DEB_MAINT_PARAMS="$*" run-parts --arg={kernel} --arg=/boot/vmlinuz-{kernel} /etc/kernel/postrm.d
 fi
 """
-# Debian's headers, seen through links, under another release: what a module built with them says of its kernel.
+# Debian's headers under another release, through symbolic links: it becomes the vermagic of a module built with them.
 _HEADERS = """\
     real=$(ls -d /usr/src/linux-headers-*-cloud-amd64 | sort -V | tail -n 1)
     seen={seen}
@@ -327,7 +327,7 @@ _RPM_USER = """\
 getent group {user} >/dev/null || groupadd --system {user}
 getent passwd {user} >/dev/null || useradd --system --gid {user} --no-create-home --shell /sbin/nologin {user}
 """
-# As the spec file in NVIDIA/yum-packaging-dkms-nvidia does it: for the running kernel, and a failure goes unnoticed.
+# Like the spec file in NVIDIA/yum-packaging-dkms-nvidia: build for the running kernel and ignore a failure.
 _RPM_DKMS_BUILD = """\
 for step in add build "install --force"; do
     dkms $step -m {name} -v {release} -q || :

@@ -1,7 +1,7 @@
-"""What recorded indexes say that a vendor's repository holds, spelled out package by package. Pure.
+"""Content of a vendor's repository according to its recorded indexes, package by package. Pure.
 
 Names, versions and dependencies come from ``data/recorded`` (derived from recorded indexes, never from the catalogue or
-the roles). Where nobody recorded a fact, an assumption of ``assumptions.yml`` stands in; each package lists its own.
+the roles). For a fact that nobody recorded, an assumption of ``assumptions.yml`` is used; each package lists its own.
 """
 
 import fnmatch
@@ -14,17 +14,17 @@ from typing import Any
 from gpunode.lab.packages.rows import loaded
 
 _RELATIONS = ("depends", "recommends", "provides", "conflicts", "breaks", "replaces")
-_BRANCH_IN_NAME = re.compile(r"-(5[0-9]{2})(?=[- ]|$)")  # 510 to 599: later branches are in no name
+_BRANCH_IN_NAME = re.compile(r"-(5[0-9]{2})(?=[- ]|$)")  # 510 to 599: later branches are not part of a name
 _LIMITS = {"from": lambda branch, limit: branch >= limit, "up to": lambda branch, limit: branch <= limit,
            "before": lambda branch, limit: branch < limit}  # fmt: skip
 _LIMIT = re.compile(r"\b(from|up to|before) (\d{3})\b")
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+~:-]*")
 _LAST_SUFFIXED = 580
 _FABRIC = ("libnvidia-nscq", "libnvsdm", "nvidia-fabricmanager", "nvidia-fabricmanager-dev", "nvidia-imex")
-"""Up to 575 with the branch in their names, on every system."""
+"""Up to 575 these have the branch in their names, on every system."""
 _FABRIC_FROM_580 = ("libnvsdm-dev", "nvidia-fabric-manager-devel", "nvlink5")
 _RECORDED_SINCE = {"570 spec": 570, "610+": 610}
-"""What the keys of a record's dependencies by version mean: the first branch."""
+"""First branch of each key in a record's dependencies by version."""
 _PINNING = "nvidia-driver-pinning"
 _LAST_PROPRIETARY = 610
 _FLAVOURS = frozenset(
@@ -44,16 +44,16 @@ class Offer:
     architecture: str
     relations: dict[str, list[str]]
     sure: bool
-    """Whether the name is recorded for this very repository."""
+    """Whether the name is recorded for this repository."""
     assumed: list[str] = field(default_factory=list)
-    """The assumptions that stand in for what is not recorded of it."""
+    """The assumptions used for facts of this package that are not recorded."""
 
 
 @cache
 def recorded(system: str) -> dict[str, Any]:
     """Return the recorded repository of that name: ``repository``, ``sources``, ``packages``.
 
-    Rows that ``assumed.yml`` has for it are laid over the recorded ones.
+    Rows of ``assumed.yml`` for it override the recorded ones.
     """
     content: dict[str, Any] = loaded(f"recorded/{system}")
     rows = dict(content["packages"])
@@ -65,24 +65,24 @@ def recorded(system: str) -> dict[str, Any]:
 
 @cache
 def assumptions() -> dict[str, Any]:
-    """Return what stands in for facts that nobody recorded, and under ``unknown`` what those facts are."""
+    """Return the assumptions for facts that nobody recorded, and under ``unknown`` a description of those facts."""
     content: dict[str, Any] = loaded("recorded/assumptions")
     own = {key: {"assumption": text} for key, text in loaded("assumed")["assumptions"].items()}
     return content | {"assumptions": content["assumptions"] | own}
 
 
 def offers(system: str, releases: Sequence[str]) -> Iterator[Offer]:
-    """Every package of that repository, those of the driver in these releases."""
+    """Yield every package of that repository, those of the driver in these releases."""
     return _Index(system, releases).offers()
 
 
 def stem(name: str) -> str:
-    """Return the name without branch, release and ``-server``: what decides the content of a driver's package."""
+    """Return the name without branch, release and ``-server``, which decides the content of a driver's package."""
     return re.sub(r"-(server|[0-9]{3}(\.[0-9]+)*)(?=-|$)", "", name)
 
 
 class _Index:
-    """One recorded repository at work."""
+    """The packages of one recorded repository."""
 
     def __init__(self, system: str, releases: Sequence[str]) -> None:
         content = recorded(system)
@@ -98,12 +98,12 @@ class _Index:
         self._graphs: dict[str, Any] = assumptions()["assumptions"]["dependency_graph"]
 
     def offers(self) -> Iterator[Offer]:
-        """All packages in all versions."""
+        """Yield all packages in all versions."""
         for name, row in self._rows.items():
             if row.get("virtual") or row.get("from_repository") or name.startswith(_PINNING):
                 continue
             if stem(name) in _FABRIC and stem(name) != name and stem(name) in self._rows:
-                continue  # the row without the branch gives these, too
+                continue  # the row without the branch yields these, too
             if ("follows" in row and row["follows"] != "own") or name in _FABRIC or _is_template(name, row):
                 for release in self._releases:
                     for offer in self._with_driver(name, row, release):
@@ -117,7 +117,7 @@ class _Index:
                     yield self._pinning(what)
 
     def _with_driver(self, name: str, row: Mapping[str, Any], release: str) -> Iterator[Offer]:
-        """The package in that release, where it is there."""
+        """Yield the package in that release, if it exists there."""
         branch = _branch(release)
         if branch > _LAST_PROPRIETARY and name in ("nvidia-kernel-dkms", "kmod-nvidia-latest-dkms"):
             return
@@ -144,14 +144,14 @@ class _Index:
             yield self._offer(name, name, row, release, [])
 
     def _own_versions(self, name: str, row: Mapping[str, Any]) -> Iterator[Offer]:
-        """The package in the versions that are recorded whole."""
+        """Yield the package in the versions that are recorded completely."""
         for version in _versions(row):
             release = version.rpartition(":")[2].rpartition("-")[0] or version
             assumed = [] if version in row.get("versions", ()) else [row.get("why", "derived_version")]
             yield self._made(name, name, version, release, assumed)
 
     def _pinning(self, what: str) -> Offer:
-        """The package that pins the branch or release ``what``, with the version recorded for it or one like it."""
+        """Return the package that pins the branch or release ``what``, with the recorded version or a similar one."""
         name = f"{_PINNING}-{what}"
         row = self._rows.get(name, {})
         assumed = ["pin_file"]
@@ -164,7 +164,7 @@ class _Index:
         return Offer(name, version, what, "all", relations, bool(row.get("sure")), assumed)
 
     def _offer(self, name: str, like: str, row: Mapping[str, Any], release: str, assumed: list[str]) -> Offer:
-        """A package that carries the driver's version; ``like``: the name whose record it is made from."""
+        """Return a package that carries the driver's version; ``like``: the name of the record it is built from."""
         follows = str(row.get("follows", "driver"))
         version = self._version(release, follows)
         if version not in row.get("versions", ()):
@@ -214,7 +214,7 @@ class _Index:
         return Offer(name, self._epoch(name) + version, release, architecture, filled, bool(row.get("sure")), notes)
 
     def _depends(self, like: str, row: Mapping[str, Any], version: str, branch: int, notes: list[str]) -> list[str]:
-        """What is recorded, and from the assumed graph what nobody recorded."""
+        """Return the recorded dependencies, completed from the assumed graph."""
         by_version = row.get("depends_by_version", {})
         found = [*row.get("depends", ()), *by_version.get(version, ())]
         for key, first in _RECORDED_SINCE.items():
@@ -230,19 +230,19 @@ class _Index:
         return [*found, *graph]
 
     def _graph(self, branch: int) -> Mapping[str, list[str]]:
-        """The assumed dependencies by name, as they are in that branch."""
+        """Return the assumed dependencies by name, as of that branch."""
         ubuntu = "ubuntu_suffixed_580" if 0 < branch <= _LAST_SUFFIXED else "ubuntu_unsuffixed"
         graph: dict[str, list[str]] = self._graphs["rpm" if self._rpm else ubuntu if self._ubuntu else "debian"]
         return graph
 
     def _other_names(self, name: str) -> set[str]:
-        """The names of this package's files in other branches, which exclude it."""
+        """Return the names of this package's files in other branches, which conflict with it."""
         plain = _BRANCH_IN_NAME.sub("", name)
         shared = {"nvidia-dkms", "nvidia-kernel-source"} & {plain.removesuffix("-open")}
         flavour = plain.removesuffix("-open") if plain.endswith("-open") else f"{plain}-open"
         both = self._names_of(plain) | (self._names_of(flavour) if shared else set())
         old = [branch for branch in self._branches if branch <= _LAST_SUFFIXED]
-        moved = ("nvidia-utils", "nvidia-compute-utils")  # nvidia-smi and its like: in libnvidia-compute from 590 on
+        moved = ("nvidia-utils", "nvidia-compute-utils")  # in libnvidia-compute from 590 on
         if name == "libnvidia-compute":
             both |= {f"{tool}-{branch}" for tool in moved for branch in old}
         if plain in moved:
@@ -250,7 +250,7 @@ class _Index:
         return both - {name}
 
     def _names_of(self, plain: str) -> set[str]:
-        """All names of a package of the driver, in all branches."""
+        """Return all names of a package of the driver, in all branches."""
         template = next((key for key in self._rows if key != plain and _BRANCH_IN_NAME.sub("-580", key) == key
                          and _BRANCH_IN_NAME.sub("", key) == plain), None)  # fmt: skip
         if template is None or plain in _FABRIC or plain.startswith(("cuda-drivers", "nvlink5", _PINNING)):
@@ -261,7 +261,7 @@ class _Index:
         return others
 
     def _filled(self, entry: str, values: Mapping[str, str]) -> str:
-        """A relation with its braces filled, in the package manager's notation."""
+        """Return a relation with its braces filled, in the package manager's notation."""
         text = _LIMIT.sub("", entry.format(**values)).replace("()", "").strip()
         if not self._rpm:
             return text
@@ -273,24 +273,24 @@ class _Index:
         return " ".join(words)
 
     def _epoch(self, name: str) -> str:
-        """The epoch that the package's versions have there, with its colon."""
+        """Return the epoch of the package's versions in this repository, with its colon."""
         return f"{self._repository['epoch']}:" if any(fnmatch.fnmatch(name, each) for each in self._epochs) else ""
 
     def _required_with_epoch(self) -> Iterator[str]:
-        """The names that a recorded requirement names with the epoch."""
+        """Yield the names that a recorded requirement gives with an epoch."""
         for row in self._rows.values():
             for entries in row.get("depends_by_version", {}).values():
                 yield from (_name(entry) for entry in entries if entry.endswith("= epoch:version"))
 
 
 def _versions(row: Mapping[str, Any]) -> list[str]:
-    """The versions that are recorded or derived whole, without those that say what is missing in them."""
+    """Return the versions that are recorded or derived completely, without those marked as incomplete."""
     known = dict.fromkeys([*row.get("versions", ()), *row.get("versions_derived", ())])
     return [version for version in known if _VERSION.fullmatch(version)]
 
 
 def _applies(limits: Sequence[str], branch: int) -> bool:
-    """Whether the branch is within limits: ``580``, ``from 580``, ``up to 595 seen``; other text limits nothing."""
+    """Return whether the branch is within limits: ``580``, ``from 580``, ``up to 595 seen``; other text is no limit."""
     numbers = [int(limit) for limit in limits if limit.isdigit()]
     found = [match for limit in limits if (match := _LIMIT.search(limit))]
     within = all(_LIMITS[match[1]](branch, int(match[2])) for match in found)
@@ -302,20 +302,22 @@ def _name(entry: str) -> str:
 
 
 def _bare(entry: str) -> str:
-    """A relation of a deb without the remark that some records have in the place of a version."""
+    """Return a relation of a deb without the remark that some records have in the version's field."""
     found = re.match(r"[a-z0-9.+-]+( \([<>=][^)]*\))?", entry)
     return found[0] if found else entry
 
 
 def _open(entry: str) -> str:
-    """The dependency on a package of the proprietary modules once there are open ones alone."""
+    """Return the dependency with the open modules in place of the proprietary ones, for branches that have only open
+    ones.
+    """
     return re.sub(
         r"^nvidia-(dkms|kernel-source)(?= )", r"nvidia-\1-open", entry.replace("kernel-dkms", "kernel-open-dkms")
     )
 
 
 def _is_template(name: str, row: Mapping[str, Any]) -> bool:
-    """Whether a row without a version of its own is the driver's, in the branch of its name."""
+    """Return whether a row without a version of its own belongs to the driver, in the branch of its name."""
     return name.startswith("cuda-drivers-") or bool(_BRANCH_IN_NAME.search(name) and not _versions(row))
 
 

@@ -1,4 +1,4 @@
-"""The declared packages of the vendor repository: YAML rows in, typed rows out."""
+"""Declared packages of the vendor repository: YAML rows parsed to typed rows."""
 
 from functools import cache
 from importlib.resources import files as resource_files
@@ -20,10 +20,10 @@ class _Strict(BaseModel):
 
 
 class Payload(_Strict):
-    """One thing in a package: a tool, library, unit, file, link, DKMS tree or module; exactly one of them."""
+    """One item in a package: a tool, library, unit, file, link, DKMS tree or module; exactly one of them."""
 
     tool: str | None = None
-    """A program that hands over to the simulator, telling it the package's release."""
+    """A program that calls the simulator with the package's release."""
     library: str | None = None
     """A shared object by its soname."""
     unit: str | None = None
@@ -31,16 +31,16 @@ class Payload(_Strict):
     file: str | None = None
     """A path without leading slash; its content is ``text`` or the file ``from`` in ``data/files``."""
     link: str | None = None
-    """A symbolic link; where it leads is ``to``."""
+    """A symbolic link; its target is ``to``."""
     dkms: Literal["open", "proprietary"] | None = None
-    """A DKMS source tree of that flavour; ``name`` is DKMS' name for it."""
+    """A DKMS source tree of that flavour; ``name`` is its name in DKMS."""
     module: Literal["open", "proprietary"] | None = None
     """Built kernel modules of that flavour, signed, for the row's ``{kernel}``."""
 
     at: str | None = None
     name: str = "nvidia"
     only: tuple[str, ...] = ()
-    """Of a DKMS tree: these files alone."""
+    """Of a DKMS tree: only these files."""
     without: tuple[str, ...] = ()
     """Of a DKMS tree: all files but these."""
     text: str | None = None
@@ -50,7 +50,7 @@ class Payload(_Strict):
     mode: str = "0644"
     conffile: bool = False
     enable: bool = False
-    """A unit that installing the package enables and starts."""
+    """Whether installing the package enables and starts the unit."""
     from_version: str = "0"
     """The first release that has it."""
 
@@ -74,7 +74,7 @@ class Alternative(_Strict):
 
 
 class PackageRow(_Strict):
-    """One row: a package in every release of the list ``over``. Text may hold the list's keys in braces."""
+    """One row: a package in every release of the list ``over``. Text may contain the list's keys in braces."""
 
     name: str
     over: str
@@ -93,31 +93,32 @@ class PackageRow(_Strict):
     payload: tuple[Payload, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     users: tuple[str, ...] = ()
-    """System accounts that installing the package makes."""
+    """System accounts that installing the package creates."""
     kernel: str = ""
-    """The release of the kernel whose image this is: its hooks run."""
+    """The release of the kernel of this image; its hooks run."""
     headers: str = ""
-    """The release of the kernel whose headers this is."""
+    """The release of the kernel of these headers."""
     depmod: str = ""
-    """The release of the kernel whose module index must be made anew."""
+    """The release of the kernel for which the module index is rebuilt."""
     streams: tuple[str, ...] = ()
     """rpm only: the kinds of module stream that the package belongs to (``open``, ``dkms``); empty: no module."""
     breaks: tuple[str, ...] = ()
     repack: str = ""
-    """The package of the tools' system whose files and scripts this package has, under its own name and version; for
-    rpm several, without their scripts."""
+    """The package of the tools' system from which this package has its files and scripts, under its own name and
+    version; for rpm several, without their scripts.
+    """
     scriptlets: dict[Literal["post", "preun", "postun"], str] = {}
-    """rpm only: what runs when the package is installed or removed."""
+    """rpm only: scripts that run when the package is installed or removed."""
 
     def parts(self, release: str) -> list[Payload]:
-        """What is in the package in that release."""
+        """Return the content of the package in that release."""
         return [
             part for part in self.payload if part.from_version == "0" or Version(part.from_version) <= Version(release)
         ]
 
 
 class Content(_Strict):
-    """What is in a package whose name, versions and dependencies are recorded."""
+    """The content of a package with recorded name, versions and dependencies."""
 
     description: str
     section: str = "devel"
@@ -130,35 +131,35 @@ class Content(_Strict):
 
 
 class ServedRepository(_Strict):
-    """One repository: where it is served and what it holds."""
+    """One repository: its path on the server and its content."""
 
     path: str
     kind: Literal["flat", "suites", "rpm"]
     key: str
-    """Which of the lab's keys signs it."""
+    """The one of the lab's keys that signs it."""
     family: Literal["debian", "ubuntu", "rhel"]
-    """Whose conventions its packages follow: the ends of versions, the places of libraries."""
+    """The conventions that its packages follow: suffixes of versions, paths of libraries."""
     maintainer: str
     rows: tuple[str, ...] = ()
-    """Files of package rows, without the ending."""
+    """Files of package rows, without the suffix."""
     recorded: str = ""
-    """The recorded index that it is made from."""
+    """The recorded index that it is built from."""
     releases: tuple[str, ...] = ()
-    """The releases of the driver in it, of those that are recorded."""
+    """The releases of the driver in it, a subset of the recorded ones."""
     contents: str = ""
-    """The file that says what is in the recorded packages."""
+    """The file that lists the content of the recorded packages."""
     key_file: str = ""
-    """The name under which the vendor publishes the key there; empty: the key's id."""
+    """The file name of the key that the vendor publishes there; empty: the key's id."""
     repo: str = ""
     """rpm only: the id of the repository in the file that its vendor publishes for dnf."""
     suites: dict[str, str] = {}
-    """Of an archive: its suites, and what each calls the release (24.04)."""
+    """For an archive: its suites, and the release that each names (24.04)."""
     components: tuple[str, ...] = ()
-    """Of a repository with suites."""
+    """The components of a repository with suites."""
     release: dict[str, str] = {}
     """Fields of its Release file."""
     module: str = ""
-    """rpm only: the module whose streams hold the driver."""
+    """rpm only: the module with the driver's streams."""
     first_cuda: str = "0"
     """The oldest toolkit in it."""
     keyring: str = ""
@@ -167,14 +168,14 @@ class ServedRepository(_Strict):
 
 @cache
 def releases() -> dict[str, list[dict[str, str]]]:
-    """What there are versions of: list name → entries, all text."""
+    """Return the lists of versions: list name → entries, all text."""
     content: dict[str, list[dict[str, str]]] = loaded("releases")
     return content
 
 
 @cache
 def repositories() -> dict[str, ServedRepository]:
-    """The repositories by name."""
+    """Return the repositories by name."""
     return {
         name: _typed(ServedRepository, row, f"repositories.yml: {name}") for name, row in loaded("repositories").items()
     }
@@ -187,7 +188,9 @@ def repository_of(system: str) -> str:
 
 @cache
 def packages(name: str) -> tuple[PackageRow, ...]:
-    """The package rows of ``data/NAME.yml``, each over the file's ``defaults``; UsageError names one that is bad."""
+    """Return the package rows of ``data/NAME.yml``, each merged over the file's ``defaults``; UsageError names an
+    invalid one.
+    """
     content = loaded(name)
     defaults = content.get("defaults", {})
     rows = [_typed(PackageRow, defaults | row, f"{name}.yml: {row.get('name')}") for row in content["packages"]]
@@ -199,17 +202,17 @@ def packages(name: str) -> tuple[PackageRow, ...]:
 
 @cache
 def content_rows(name: str) -> dict[str, Content]:
-    """What is in the recorded packages, by name without branch and release."""
+    """Return the content of the recorded packages, by name without branch and release."""
     return {stem: _typed(Content, row, f"{name}.yml: {stem}") for stem, row in loaded(name).items()}
 
 
 def text_of(name: str) -> str:
-    """The content of a file below ``data``."""
+    """Return the content of a file below ``data``."""
     return DATA.joinpath(*name.split("/")).read_text(encoding="utf-8")
 
 
 def loaded(name: str) -> Any:
-    """Return the content of ``data/NAME.yml``; UsageError names a file that is bad."""
+    """Return the content of ``data/NAME.yml``; UsageError names an invalid file."""
     path = DATA.joinpath(*f"{name}.yml".split("/"))
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A lab's vendor repository: what NVIDIA's and Ubuntu's servers would give to a node, signed, and faults of it."""
+"""A lab's vendor repository: the signed content of NVIDIA's and Ubuntu's servers, and faults of it."""
 
 from gpunode.lab.repositories.vendor import FAULTS, VENDOR_LABEL, Vendor, find, start
 

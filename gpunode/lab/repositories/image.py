@@ -14,7 +14,7 @@ from docker.errors import ImageNotFound
 from gpunode.errors import UndeterminedError
 from gpunode.lab.archive import Entry, tar_of
 from gpunode.lab.engine import docker_errors
-from gpunode.lab.image import IMAGE_LABEL, REPOSITORY, Say, build_container, ensure_image, remove_images
+from gpunode.lab.image import IMAGE_LABEL, REPOSITORY, Progress, build_container, ensure_image, remove_images
 from gpunode.lab.lock import locked
 from gpunode.lab.mirror import find_mirror
 from gpunode.lab.packages.plan import contents, plan
@@ -41,7 +41,7 @@ _LOCK_LIMIT_S = 1200
 
 @dataclass(frozen=True)
 class ToolsRecipe(Recipe):
-    """The image that has the packaging tools: no system of a node, only what builds and serves packages."""
+    """The image with the packaging tools; it only builds and serves packages and is not a node's system."""
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -63,14 +63,14 @@ class ToolsRecipe(Recipe):
 
 
 def _repacked() -> set[str]:
-    """Packages of Debian's that some of the vendors' are made from."""
+    """Return the Debian packages from which some of the vendors' packages are built."""
     return {name for row in repositories().values() for built in contents(row) for name in built.repack.split()}
 
 
-def ensure_vendor_image(client: docker.DockerClient, say: Say, mirror: str | None = None) -> str:
-    """The id of an image that holds all packages of the plan, made now if there is none.
+def ensure_vendor_image(client: docker.DockerClient, progress: Progress, mirror: str | None = None) -> str:
+    """Return the id of an image that holds all packages of the plan; build it if there is none.
 
-    Raises UndeterminedError with what to do where it cannot be made.
+    Raises UndeterminedError with what to do if it cannot be built.
     """
     if architecture() != "amd64":
         raise UndeterminedError("the lab's vendor repository exists only for x86_64: use a lab without --hardware")
@@ -78,23 +78,23 @@ def ensure_vendor_image(client: docker.DockerClient, say: Say, mirror: str | Non
     inputs = list(_inputs())
     digest = hashlib.sha256(json.dumps([recipe.digest, *inputs]).encode()).hexdigest()[:12]
     tag = f"{REPOSITORY}:{KIND}-{digest}"
-    with locked(f"image {KIND}", _LOCK_LIMIT_S, say), docker_errors("looking for the vendor's image"):
+    with locked(f"image {KIND}", _LOCK_LIMIT_S, progress), docker_errors("looking for the vendor's image"):
         try:
             return str(client.images.get(tag).id)
         except ImageNotFound:
-            tools = ensure_image(client, recipe, say)
-            return _build(client, tools, tag, inputs, say)
+            tools = ensure_image(client, recipe, progress)
+            return _build(client, tools, tag, inputs, progress)
 
 
 def _inputs() -> Iterator[tuple[str, str]]:
-    """What decides the packages: name in the image and content."""
+    """Yield the files that decide the packages: name in the image and content."""
     for name in _BUILDING:
         yield name, _INSIDE.joinpath(name).read_text(encoding="utf-8")
     yield "plan.json", json.dumps(plan(), sort_keys=True)
 
 
 def serving() -> bytes:
-    """What a container of the image gets before its first start: the programs that publish and serve."""
+    """Return the archive that a container gets before its first start: the programs that publish and serve."""
     return _tar((name, _INSIDE.joinpath(name).read_text(encoding="utf-8")) for name in _SERVING)
 
 
@@ -102,9 +102,9 @@ def _tar(files: Iterable[tuple[str, str]]) -> bytes:
     return tar_of(Entry(f"{_FOLDER}/{name}", text, 0o644) for name, text in files)
 
 
-def _build(client: docker.DockerClient, tools: str, tag: str, inputs: list[tuple[str, str]], say: Say) -> str:
+def _build(client: docker.DockerClient, tools: str, tag: str, inputs: list[tuple[str, str]], progress: Progress) -> str:
     started = time.monotonic()
-    say("vendor repository: building its packages")
+    progress("vendor repository: building its packages")
     labels = {IMAGE_LABEL: KIND}
     argv = ["timeout", "-k", "5", str(_BUILD_LIMIT_S), "python3", f"/{_FOLDER}/build.py", f"/{_FOLDER}/plan.json"]
     container = client.containers.create(
@@ -115,13 +115,13 @@ def _build(client: docker.DockerClient, tools: str, tag: str, inputs: list[tuple
         container.start()
         done = container.wait(timeout=_BUILD_LIMIT_S + 30)
         if done["StatusCode"] != 0:
-            told = container.logs(tail=5).decode(errors="replace").split("\n")
-            raise UndeterminedError(f"vendor repository: building failed: {' '.join(told)[-300:]}")
+            output = container.logs(tail=5).decode(errors="replace").split("\n")
+            raise UndeterminedError(f"vendor repository: building failed: {' '.join(output)[-300:]}")
         repository, _, name = tag.partition(":")
         command = json.dumps(["/usr/bin/python3", f"/{_FOLDER}/serve.py"])
         image = container.commit(repository, name, changes=[f"CMD {command}", f"LABEL {IMAGE_LABEL}={KIND}"])
     finally:
         container.remove(force=True, v=True)
     remove_images(client, KIND, keep=image.id)
-    say(f"vendor repository: built in {time.monotonic() - started:.0f} s")
+    progress(f"vendor repository: built in {time.monotonic() - started:.0f} s")
     return cast(str, image.id)

@@ -1,4 +1,4 @@
-"""The vendor repository of a lab: one container that serves what NVIDIA's servers would, under the name ``vendor``."""
+"""The vendor repository of a lab: one container that serves, under the name ``vendor``, what NVIDIA's servers would."""
 
 import io
 import tarfile
@@ -16,7 +16,7 @@ from docker.models.containers import Container
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.lab.archive import Entry
 from gpunode.lab.engine import docker_errors
-from gpunode.lab.image import Say
+from gpunode.lab.image import Progress
 from gpunode.lab.node import LAB_LABEL
 from gpunode.lab.packages.lookalike import SYSTEMS as LOOKALIKE_SYSTEMS
 from gpunode.lab.packages.rows import repositories
@@ -47,21 +47,23 @@ class Vendor:
 
     @property
     def running(self) -> bool:
-        """Whether its container ran when it was last looked at."""
+        """Return whether its container ran at the last look."""
         return bool(self.container.status == "running")
 
     @cached_property
     def keys(self) -> dict[str, str]:
-        """The public keys, armoured, by repository key: ``nvidia``, ``container-toolkit`` …"""
+        """Return the public keys, armoured, by repository key: ``nvidia``, ``container-toolkit`` …"""
         names = {repository.key for repository in repositories().values()}
         return {name: _read(self.container, f"/srv/keys/{name}.asc") for name in sorted(names)}
 
     def urls(self) -> dict[str, str]:
-        """Where each repository is, by its name: ``debian12``, ``container-toolkit`` …"""
+        """Return the URL of each repository, by its name: ``debian12``, ``container-toolkit`` …"""
         return {name: f"{self.url}/{repository.path}" for name, repository in repositories().items()}
 
     def entries(self, system: str) -> list[Entry]:
-        """What a node of that system has of these repositories before its first boot: an Ubuntu has its archive."""
+        """Return the files of a node of that system for these repositories before its first boot: an Ubuntu has its
+        archive.
+        """
         like = LOOKALIKE_SYSTEMS.get(system)
         if like is None:
             return []
@@ -82,7 +84,7 @@ class Vendor:
         ]
 
     def fault(self, name: str, *arguments: str) -> None:
-        """Switch a fault on, at once. ``package-gone`` takes shell patterns of file names as arguments."""
+        """Activate a fault at once. ``package-gone`` takes shell patterns of file names as arguments."""
         _known(name)
         if arguments and name != "package-gone":
             raise UsageError(f"{' '.join(arguments)}: the vendor repository's fault {name} takes no arguments")
@@ -92,7 +94,7 @@ class Vendor:
         self._settle(name)
 
     def heal(self, name: str | None = None) -> list[str]:
-        """Switch one fault off, or all; the names of those that were on."""
+        """Deactivate one fault, or all; return the names of those that were active."""
         if name is not None:
             _known(name)
         on = [fault for fault in self.faults() if name in (None, fault)]
@@ -102,13 +104,13 @@ class Vendor:
         return on
 
     def faults(self) -> list[str]:
-        """The faults that are on."""
+        """Return the active faults."""
         return self._run(["ls", "/srv/on"]).split()
 
     def leave_run_file(self, node: Container, release: str, flavour: str, kernel: str) -> None:
-        """Leave on a node what a ``.run`` installer of that driver leaves for that kernel, with its uninstaller.
+        """Write to a node what a ``.run`` installer of that driver leaves for that kernel, with its uninstaller.
 
-        ``nvidia-uninstall --silent`` takes it away again.
+        ``nvidia-uninstall --silent`` removes it.
         """
         argv = ["python3", "/srv/gpunode/runfile.py", release, flavour, kernel]
         with docker_errors("creating the files of a .run installer"):
@@ -120,25 +122,25 @@ class Vendor:
             node.exec_run(["sh", "-c", 'ldconfig; depmod "$0"', kernel])
 
     def log(self) -> str:
-        """What was asked of the repository, one line for each request."""
+        """Return the requests to the repository, one line each."""
         with docker_errors("reading the vendor repository's log"):
             text = self.container.logs()
         return text.decode("utf-8", errors="replace")
 
     def _settle(self, *names: str) -> None:
-        """Wait until the listener has followed; all other faults act from one request to the next."""
+        """Wait until the listener has followed; all other faults apply from one request to the next."""
         if "unreachable" not in names:
             return
         deadline = time.monotonic() + 5
-        wanted = "unreachable" in self.faults()
+        expected = "unreachable" in self.faults()
         while time.monotonic() < deadline:
             with docker_errors("asking the vendor repository"):
                 probe = "import socket; socket.create_connection(('127.0.0.1', 80), 1)"
                 refused = self.container.exec_run(["python3", "-I", "-c", probe]).exit_code != 0
-            if refused == wanted:
+            if refused == expected:
                 return
             time.sleep(0.05)
-        raise UndeterminedError(f"the vendor repository does not {'stop' if wanted else 'begin'} to listen")
+        raise UndeterminedError(f"the vendor repository does not {'stop' if expected else 'begin'} to listen")
 
     def _run(self, argv: list[str]) -> str:
         if not self.running:
@@ -151,15 +153,15 @@ class Vendor:
         return text
 
 
-def start(client: docker.DockerClient, lab: str, network: str, say: Say, mirror: str | None = None) -> Vendor:
-    """See to it that the lab has a running vendor repository in ``network``.
+def start(client: docker.DockerClient, lab: str, network: str, progress: Progress, mirror: str | None = None) -> Vendor:
+    """Make sure that the lab has a running vendor repository in ``network``.
 
-    The container carries the lab's label, so that it goes when the lab goes, and ``gpunode.lab.vendor``. Its keys are
-    made at its first start and stay. Raises UndeterminedError where it cannot be made or does not answer.
+    The container carries the lab's label, so that it is removed with the lab, and ``gpunode.lab.vendor``. Its keys are
+    created at its first start and stay. Raises UndeterminedError if it cannot be created or does not answer.
     """
     container = _existing(client, lab)
     if container is None:
-        image = ensure_vendor_image(client, say, mirror)
+        image = ensure_vendor_image(client, progress, mirror)
         with docker_errors("creating the vendor repository's container"):
             container = client.containers.create(
                 image,
@@ -180,7 +182,7 @@ def start(client: docker.DockerClient, lab: str, network: str, say: Say, mirror:
 
 
 def find(client: docker.DockerClient, lab: str) -> Vendor:
-    """The lab's vendor repository; UsageError where it has none."""
+    """Return the lab's vendor repository; UsageError if it has none."""
     container = _existing(client, lab)
     if container is None:
         raise UsageError(f"lab {lab} has no vendor repository: gpunode lab up --hardware NAME")
@@ -205,8 +207,8 @@ def _wait(container: Container) -> None:
                 break
         time.sleep(0.1)
     with docker_errors("reading the vendor repository's log"):
-        told = " ".join(container.logs(tail=3).decode(errors="replace").split())
-    raise UndeterminedError(f"the vendor repository did not start: {told[-300:]}")
+        output = " ".join(container.logs(tail=3).decode(errors="replace").split())
+    raise UndeterminedError(f"the vendor repository did not start: {output[-300:]}")
 
 
 def _read(container: Container, path: str) -> str:

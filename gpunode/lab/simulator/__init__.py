@@ -1,1 +1,1 @@
-"""What makes a lab node look like a GPU server: runs on the node, standard library alone, Python 3.9 and later."""
+"""Programs that make a lab node look like a GPU server: run on the node, standard library, Python 3.9 and later."""

@@ -1,4 +1,4 @@
-"""The boot of a node with simulated hardware: runs before systemd does, as firmware and kernel would."""
+"""Boot of a node with simulated hardware: runs before systemd, in the role of firmware and kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .node import NodeSnapshot
 
 REPORT = "/var/log/gpunode-lab-boot.log"
 GPUS = "/var/log/gpunode-lab-gpus.log"
-"""How each GPU was set when the node came up, one line a GPU and boot."""
+"""The settings of each GPU when the node came up, one line per GPU and boot."""
 BIN = "/usr/lib/gpunode-lab/bin"
 REAL = "/usr/lib/gpunode-lab/real"
 DIVERTED = ("modprobe", "rmmod", "lsmod", "dmesg")
@@ -27,7 +27,7 @@ _SYS = "/run/gpunode-lab/sys"
 
 
 def main(argv: list[str]) -> int:  # noqa: ARG001
-    """Set the node up; what went wrong stands in REPORT, and the node boots all the same."""
+    """Set the node up; write errors to REPORT, and let the node boot in any case."""
     report = state.path(REPORT)
     try:
         boot()
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:  # noqa: ARG001
 
 
 def boot() -> None:
-    """Everything in the order in which a machine comes up."""
+    """Run all steps in the order in which a machine comes up."""
     hardware = state.hardware()
     os.environ["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     divert()
@@ -55,14 +55,14 @@ def boot() -> None:
     modules.publish()
     if hardware["nics"]:
         modules.note_needed("mlx5_core")
-    for name in [*modules.AT_BOOT, *_wished_modules()]:
+    for name in [*modules.AT_BOOT, *_requested_modules()]:
         if modules.is_simulated(name) and (modules.steps(["-b", name])[0] or not name.startswith("nvidia")):
             modprobe.main(["-b", "-q", name])
     _log_settings()
 
 
 def _log_settings() -> None:
-    """Note how the GPUs are set before any program of the node could set them."""
+    """Record the GPUs' settings before any program of the node can change them."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     with state.path(GPUS).open("a", encoding="utf-8") as stream:
         for gpu in NodeSnapshot().gpus:
@@ -74,7 +74,7 @@ def _log_settings() -> None:
             )
 
 
-def _wished_modules() -> list[str]:
+def _requested_modules() -> list[str]:
     """What modules-load.d(5) names: systemd-modules-load.service does not run where modules cannot be loaded."""
     files: dict[str, Path] = {}
     for folder in ("/usr/lib/modules-load.d", "/run/modules-load.d", "/etc/modules-load.d"):
@@ -86,7 +86,7 @@ def _wished_modules() -> list[str]:
 
 
 def divert() -> None:
-    """Put the simulated tools in the place of the real ones, by dpkg's own means, so that upgrades respect it."""
+    """Install the simulated tools in place of the real ones by dpkg-divert, which upgrades respect."""
     Path(REAL).mkdir(parents=True, exist_ok=True)
     for tool in DIVERTED:
         own = f"{BIN}/{tool}"
@@ -117,7 +117,7 @@ def _dpkg(argv: list[str], *, check: bool = False) -> subprocess.CompletedProces
 
 
 def _packaged(tool: str) -> list[str]:
-    """The paths under which dpkg knows a tool: with or without /usr, as the release has it; some have two."""
+    """Return the paths under which dpkg lists a tool: with or without /usr, depending on the release; some have two."""
     places = [f"{folder}/{tool}" for folder in FOLDERS]
     found = [place for place in places if _dpkg(["dpkg-query", "-S", place]).returncode == 0]
     if not found:
@@ -126,7 +126,7 @@ def _packaged(tool: str) -> list[str]:
 
 
 def _settle(hardware: dict[str, Any]) -> None:
-    """What a reboot does to what GPUs keep: rows whose remapping waited for a reset are remapped."""
+    """Apply the effects of a reboot to the GPUs' kept state: rows whose remapping waited for a reset are remapped."""
     with state.change() as (kept, _):
         for gpu in kept.get("gpus", {}).values():
             if "remapped" in gpu:
@@ -137,7 +137,7 @@ def _settle(hardware: dict[str, Any]) -> None:
 
 
 def _bus(hardware: dict[str, Any]) -> None:
-    """PCI functions, NUMA nodes, adapters, and where loaded modules show."""
+    """Write PCI functions, NUMA nodes, adapters, and the files that list loaded modules."""
     roots = {place.split("/", 1)[0] for place in map(pci.place, pci.functions(hardware))}
     mounts.with_additions("/sys/devices", _SYS + "/devices", without=roots)
     _numa(hardware["numa_nodes"])
@@ -146,13 +146,13 @@ def _bus(hardware: dict[str, Any]) -> None:
     mounts.bind(pci.SLOTS, "/sys/bus/pci/devices")
     mounts.with_additions("/sys/class", _SYS + "/class")
     nics.write(hardware)
-    with contextlib.suppress(OSError):  # kernels that take no overlay over sysfs: /proc tells of modules there
+    with contextlib.suppress(OSError):  # kernels without an overlay over sysfs: there /proc lists the modules
         mounts.overlay("/sys/module", _SYS + "/module")
     faults.at_boot()
 
 
 def _numa(count: int) -> None:
-    """The hardware's NUMA nodes; a host whose kernel knows none has no folder for them, and its nodes have none."""
+    """Write the hardware's NUMA nodes; if the host's kernel has no folder for them, the node has none."""
     numa.write(count)
     try:
         mounts.bind(numa.FOLDER, "/sys/devices/system/node")
@@ -163,7 +163,7 @@ def _numa(count: int) -> None:
 
 
 def _proc() -> None:
-    """/proc/driver, /proc/modules and /proc/devices."""
+    """Write /proc/driver, /proc/modules and /proc/devices."""
     driver = Path(modules.DRIVER).parent
     driver.mkdir(parents=True, exist_ok=True)
     mounts.bind(str(driver), "/proc/driver")

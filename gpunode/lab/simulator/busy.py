@@ -1,4 +1,4 @@
-"""A process that holds a GPU, as a training job does; it computes nothing."""
+"""A process that holds a GPU, as a training job does, without computing anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = "python3"
 
 
 def begin(fault: dict[str, Any]) -> None:
-    """Start the process and note it; it ends when the fault is healed, or with the reboot."""
+    """Start the process and record it; it ends when the fault is healed, or with the reboot."""
     index = int(re.sub(r"\D", "", fault["component"]))
     if not state.path(f"/dev/nvidia{index}").exists():
         raise FaultError(f"gpu-busy: /dev/nvidia{index} is not there: install and load a driver first")
@@ -38,13 +38,13 @@ def begin(fault: dict[str, Any]) -> None:
         running.setdefault("processes", []).append(entry)
 
 
-def _hold(index: int, user: pwd.struct_passwd, told: int) -> None:
-    """In the child: become a process of its own and hold the device files until killed."""
+def _hold(index: int, user: pwd.struct_passwd, descriptor: int) -> None:
+    """In the child: detach and hold the device files until killed."""
     os.setsid()
     if pid := os.fork():
-        os.write(told, f"{pid}\n".encode())
+        os.write(descriptor, f"{pid}\n".encode())
         os._exit(0)
-    os.close(told)
+    os.close(descriptor)
     empty = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(empty, number)
@@ -53,7 +53,7 @@ def _hold(index: int, user: pwd.struct_passwd, told: int) -> None:
     held = [f"/dev/nvidia{index}", "/dev/nvidiactl", "/dev/nvidia-uvm"]
     descriptors = [devices.hold(name) for name in held if state.path(name).exists()]
     os.chdir("/")
-    # As a program of its own, so that its name and command line are a job's and not this tool's.
+    # A program of its own, so that its name and command line are a job's and not this tool's.
     for number in descriptors:
         os.set_inheritable(number, True)
     os.execv("/usr/bin/python3", [_NAME, "-I", "-S", "-c", "import signal; signal.pause()"])  # noqa: S606

@@ -1,7 +1,7 @@
-"""What a container needs to use the node's GPUs: device files, driver files, hooks. One answer for CDI and runtimes.
+"""What a container needs to use the node's GPUs: device files, driver files, hooks; the same for CDI and runtimes.
 
-Beside what the real toolkit finds, a container gets the simulator and the node's state, read-only: the programs of the
-lab's driver packages are scripts that need them, and python3 in the image.
+In addition to what the real toolkit finds, a container gets the simulator and the node's state, read-only: the programs
+of the lab's driver packages are scripts that need them, and python3 in the image.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ GROUPS = ("render", "video")
 
 
 class CdiError(Exception):
-    """No specification can be made; the message says why, in the toolkit's words."""
+    """No specification can be generated; the message is the toolkit's reason."""
 
 
 def libraries(release: str) -> list[str]:
-    """Paths of the driver's libraries of that release, on the node."""
+    """Return the paths of that release's driver libraries on the node."""
     arch = os.uname().machine
     found = []
     seen: set[str] = set()
@@ -54,13 +54,13 @@ def libraries(release: str) -> list[str]:
 
 
 def programs() -> list[str]:
-    """Paths of the driver's programs that are there."""
+    """Return the paths of the driver's programs that exist."""
     paths = [f"/usr/bin/{name}" for name in PROGRAMS]
     return [path for path in paths if state.path(path).exists()]
 
 
 def links(paths: list[str]) -> list[tuple[str, str]]:
-    """(target, link) pairs: ``libcuda.so.1`` and ``…/libcuda.so``, which ldconfig does not make."""
+    """Return (target, link) pairs: ``libcuda.so.1`` and ``…/libcuda.so``, which ldconfig does not create."""
     pairs = []
     for path in paths:
         folder, _, name = path.rpartition("/")
@@ -72,24 +72,24 @@ def links(paths: list[str]) -> list[tuple[str, str]]:
 
 
 def device_files(gpu_minor: int) -> list[str]:
-    """Device files of one GPU."""
+    """Return the device files of one GPU."""
     return [f"/dev/nvidia{gpu_minor}"]
 
 
 def control_devices() -> list[str]:
-    """Device files that every container with a GPU gets, those that are there."""
+    """Return the device files that every container with a GPU gets, those that exist."""
     return [path for path in CONTROL_DEVICES if state.path(path).exists()]
 
 
 def mounts(release: str) -> list[str]:
-    """Paths that go into the container under the same name."""
+    """Return the paths that are mounted into the container under the same name."""
     sockets = [path for path in SOCKETS if state.path(path).exists()]
     own = [path for path in SIMULATOR if state.path(path).exists()]
     return [*libraries(release), *programs(), *sockets, *own]
 
 
 def usable() -> tuple[NodeSnapshot, str]:
-    """The node and its driver's release. Raises CdiError where there is no GPU to hand out."""
+    """Return the node and its driver's release. Raises CdiError if there is no GPU to pass on."""
     node = loaded()
     release = node.library
     if release is None:
@@ -102,7 +102,7 @@ def usable() -> tuple[NodeSnapshot, str]:
 
 
 def edits(release: str) -> dict[str, Any]:
-    """The part of a specification that every device shares."""
+    """Return the part of a specification that all devices share."""
     found = libraries(release)
     folders = sorted({path.rpartition("/")[0] for path in found})
     pairs = [word for target, link in links(found) for word in ("--link", f"{target}::{link}")]
@@ -130,7 +130,7 @@ def _hook(words: list[str]) -> dict[str, Any]:
 
 
 def specification(strategies: list[str], flags: set[str]) -> dict[str, Any]:
-    """The CDI specification of this node, as this toolkit's version writes it. Raises CdiError."""
+    """Return the CDI specification of this node, as this toolkit's version writes it. Raises CdiError."""
     node, release = usable()
     gid = additional_gid(flags)
     devices = []
@@ -149,9 +149,9 @@ def specification(strategies: list[str], flags: set[str]) -> dict[str, Any]:
 
 
 def additional_gid(flags: set[str]) -> int | None:
-    """The group of the GPUs' render nodes, where this toolkit's version writes it down; None where it does not.
+    """Return the group of the GPUs' render nodes if this toolkit's version writes it, else None.
 
-    A server's nvidia-drm makes render nodes; a lab node has none, and its group stands for theirs.
+    A server's nvidia-drm creates render nodes; a lab node has none, so its group ``render`` is used.
     """
     if NO_GIDS in flags or numbers(package_release() or "0") < numbers(GIDS_SINCE):
         return None
@@ -176,7 +176,7 @@ def _names(index: int, uuid: str, strategies: list[str]) -> list[str]:
 
 
 def yaml(value: Any, depth: int = 0) -> str:
-    """The document as YAML, laid out as Go's library does it."""
+    """Return the document as YAML, formatted as by Go's library."""
     pad = "    " * depth
     if isinstance(value, dict):
         lines = []

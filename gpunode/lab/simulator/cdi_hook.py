@@ -1,4 +1,4 @@
-"""``nvidia-cdi-hook``: what a CDI specification lets run while a container is made.
+"""``nvidia-cdi-hook``: the hooks that a CDI specification runs while a container is created.
 
 Called by the OCI runtime with the container's state on stdin; works on the root folder that the bundle names.
 """
@@ -18,11 +18,11 @@ LDCONFIG_S = 60
 
 
 class HookError(Exception):
-    """The hook cannot do its work; the container does not start."""
+    """The hook failed; the container does not start."""
 
 
 def main(argv: list[str]) -> int:
-    """Run one hook; its exit code."""
+    """Run one hook; return its exit code."""
     words = [word for word in argv if word not in ("--debug", "--quiet")]
     if words[:1] in (["--version"], ["-v"]):
         sys.stdout.write(f"NVIDIA CDI Hook version {package_release() or 'unknown'}\ncommit: gpunode-lab\n")
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 
 def container_root() -> Path:
-    """The container's root folder, from the state on stdin. Raises HookError."""
+    """Return the container's root folder, from the state on stdin. Raises HookError."""
     try:
         bundle = Path(json.loads(sys.stdin.read())["bundle"])
         config: dict[str, Any] = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
@@ -57,13 +57,13 @@ def container_root() -> Path:
 
 
 def values_of(words: list[str], option: str) -> list[str]:
-    """Values of an option that may stand several times."""
+    """Return the values of an option that may be given several times."""
     found = [words[place + 1] for place, word in enumerate(words[:-1]) if word == option]
     return found + [word.partition("=")[2] for word in words if word.startswith(option + "=")]
 
 
 def inside(root: Path, path: str) -> Path:
-    """A path of the container below its root; one that a link leads out of it is refused."""
+    """Return a path of the container below its root; raise HookError if a link leads outside."""
     target = root / path.lstrip("/")
     parent = target.parent.resolve()
     if root.resolve() not in (parent, *parent.parents):
@@ -78,7 +78,7 @@ def _create_symlinks(root: Path, words: list[str]) -> None:
 
 
 def make_link(root: Path, target: str, link: str) -> None:
-    """A symbolic link in the container; one that is there stays."""
+    """Create a symbolic link in the container; an existing one stays."""
     place = inside(root, link)
     place.parent.mkdir(parents=True, exist_ok=True)
     if not place.is_symlink() and not place.exists():
@@ -90,7 +90,7 @@ def _update_ldcache(root: Path, words: list[str]) -> None:
 
 
 def update_ldcache(root: Path, folders: list[str]) -> None:
-    """Let the container's linker find the driver's libraries; an image without a linker cache needs none."""
+    """Add the driver's libraries to the container's linker cache; an image without a linker cache needs none."""
     if not (root / "etc").is_dir():
         return
     if folders and (root / "etc/ld.so.conf.d").is_dir():

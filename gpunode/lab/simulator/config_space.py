@@ -1,4 +1,4 @@
-"""A PCI function's configuration space: as much of it as ``lspci -vv`` and the probe read."""
+"""A PCI function's configuration space, as far as ``lspci -vv`` and the probe read it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Region = tuple[int, int]
 
 
 def speed(generation: int) -> str:
-    """A generation's speed in sysfs's words."""
+    """Return a generation's speed in the notation of sysfs."""
     return f"{_SPEEDS[generation]} GT/s PCIe"
 
 
 def numbers(ids: str) -> tuple[int, int]:
-    """``10de:2330`` as two numbers."""
+    """Parse ``10de:2330`` to two numbers."""
     vendor, device = ids.split(":")
     return int(vendor, 16), int(device, 16)
 
 
 def config_space(function: dict[str, Any], gen: int, width: int, regions: list[Region]) -> bytes:
-    """4096 bytes for a function of a hardware description, its link at ``gen`` x ``width`` now.
+    """Return 4096 bytes for a function of a hardware description, with its link now at ``gen`` x ``width``.
 
     ``regions`` are (address, size) of 64-bit prefetchable memory. A bridge (one with ``kind``) has Access Control
-    Services, switched off, as a server for GPUs should have them.
+    Services, disabled, as recommended for GPU servers.
     """
     space = bytearray(SIZE)
     kind = function.get("kind", "endpoint")
@@ -60,7 +60,7 @@ def config_space(function: dict[str, Any], gen: int, width: int, regions: list[R
 
 
 def _express(space: bytearray, function: dict[str, Any], kind: int, gen: int, width: int) -> None:
-    """The PCI Express capability: what the link can do, and what it does."""
+    """Write the PCI Express capability: the link's maximum and its current speed and width."""
     most, lanes = function["pcie_gen"], function["pcie_width"]
     flags = 2 | kind << 4
     struct.pack_into("<BBH", space, _EXPRESS, 0x10, 0, flags)

@@ -1,4 +1,4 @@
-"""``nvidia-container-cli``: tells what a container needs, and puts it into one that is being made."""
+"""``nvidia-container-cli``: lists what a container needs, and adds it to a container that is being created."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CliError(Exception):
 
 
 def main(argv: list[str]) -> int:
-    """Run nvidia-container-cli with these arguments; its exit code."""
+    """Run nvidia-container-cli with these arguments; return its exit code."""
     words = [word for word in argv if word not in ("-k", "--load-kmods") and not word.startswith(("-d", "--debug"))]
     if words[:1] in (["-V"], ["--version"]):
         sys.stdout.write(
@@ -58,7 +58,7 @@ def words_of(reason: str) -> str:
 
 
 def info() -> str:
-    """``info``: driver and GPUs."""
+    """Return the output of ``info``: driver and GPUs."""
     node, release = cdi.usable()
     lines = [("NVRM version", release), ("CUDA version", node.cuda)]
     text = "".join(f"{name + ':':<16}{value}\n" for name, value in lines)
@@ -74,7 +74,7 @@ def info() -> str:
 
 
 def configure(pid: int, root: Path, gpus: list[SimulatedGpu]) -> None:
-    """Mount the driver's files and make the device files in the mount namespace of that process."""
+    """Mount the driver's files and create the device files in the mount namespace of that process."""
     names = [path for gpu in gpus for path in cdi.device_files(gpu.minor)]
     own = "/usr/lib/gpunode-lab/bin/nvidia-container-cli"
     done = subprocess.run(
@@ -87,7 +87,7 @@ def configure(pid: int, root: Path, gpus: list[SimulatedGpu]) -> None:
 
 
 def into(root: Path, devices: list[str]) -> None:
-    """The same from within: bind mounts, device files, links and the linker's cache."""
+    """Do this inside the namespace: bind mounts, device files, links and the linker's cache."""
     release = cdi.usable()[1]
     for path in cdi.mounts(release):
         _bind(Path(path), inside(root, path))

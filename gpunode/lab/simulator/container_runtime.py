@@ -1,6 +1,6 @@
-"""``nvidia-container-runtime``: puts the GPUs that a container asks for into its specification, then runs runc.
+"""``nvidia-container-runtime``: adds the GPUs that a container requests to its specification, then runs runc.
 
-``nvidia-container-runtime-hook`` is what Docker calls for ``--gpus`` where its own runtime starts the container.
+``nvidia-container-runtime-hook`` is what Docker calls for ``--gpus`` if its own runtime starts the container.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ASKED = "NVIDIA_VISIBLE_DEVICES"
 
 
 class UnknownDeviceError(ValueError):
-    """A GPU is asked for that is not there."""
+    """A requested GPU does not exist."""
 
 
 def main(argv: list[str]) -> int:
-    """Replace this process by the low-level runtime; the exit code only where there is none."""
+    """Replace this process by the low-level runtime; return an exit code only if there is none."""
     if "create" in argv:
         bundle = Path(_value(argv, "--bundle", "-b") or Path.cwd())
         try:
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 
 def _runtimes() -> list[str]:
-    """Those of config.toml; never this program itself."""
+    """Return the runtimes of config.toml, without this program itself."""
     try:
         listed = ctk_config.read().get("nvidia-container-runtime", {}).get("runtimes")
     except ctk_config.ConfigError:
@@ -65,7 +65,7 @@ def _value(argv: list[str], *options: str) -> str | None:
 
 
 def _fail(argv: list[str], why: str) -> None:
-    """Say why on stderr, and in the log of which the container engine shows the last line."""
+    """Write the reason to stderr, and to the log, of which the container engine shows the last line."""
     sys.stderr.write(f"nvidia-container-runtime: {why}\n")
     log = _value(argv, "--log")
     if log:
@@ -74,13 +74,13 @@ def _fail(argv: list[str], why: str) -> None:
 
 
 def environment(config: dict[str, Any]) -> dict[str, str]:
-    """The container's environment."""
+    """Return the container's environment."""
     pairs = (entry.partition("=") for entry in (config.get("process") or {}).get("env") or [])
     return {name: value for name, _, value in pairs}
 
 
 def chosen(asked: str | None) -> list[Any] | None:
-    """The GPUs that ``NVIDIA_VISIBLE_DEVICES`` names; None where it names none. Raises CdiError."""
+    """Return the GPUs that ``NVIDIA_VISIBLE_DEVICES`` names; None if it names none. Raises CdiError."""
     if asked in (None, "", "void"):
         return None
     node: NodeSnapshot
@@ -100,7 +100,7 @@ def chosen(asked: str | None) -> list[Any] | None:
 
 
 def with_gpus(config: dict[str, Any]) -> bool:
-    """Put into the OCI specification what its environment asks for; False where it asks for nothing."""
+    """Add the GPUs that its environment requests to the OCI specification; return False if it requests none."""
     gpus = chosen(environment(config).get(ASKED))
     if gpus is None:
         return False
@@ -147,18 +147,18 @@ def _device(path: str) -> dict[str, Any] | None:
 
 
 def hook(argv: list[str]) -> int:
-    """``nvidia-container-runtime-hook prestart``: put the GPUs into a container that is being made."""
+    """Run ``nvidia-container-runtime-hook prestart``: add the GPUs to a container that is being created."""
     if argv[:1] != ["prestart"]:
         return 0
     try:
-        told = json.loads(sys.stdin.read())
-        bundle = Path(told["bundle"])
+        container_state = json.loads(sys.stdin.read())
+        bundle = Path(container_state["bundle"])
         config = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
         gpus = chosen(environment(config).get(ASKED))
         if gpus is None:
             return 0
         root = Path(str(config["root"]["path"]))
-        container_cli.configure(int(told["pid"]), root if root.is_absolute() else bundle / root, gpus)
+        container_cli.configure(int(container_state["pid"]), root if root.is_absolute() else bundle / root, gpus)
     except cdi.CdiError as err:
         sys.stderr.write(
             f"nvidia-container-cli: initialization error: nvml error: {container_cli.words_of(str(err))}\n"

@@ -17,11 +17,11 @@ SPECIFICATIONS = ("/etc/cdi", "/var/run/cdi")
 
 
 class CtkUsageError(Exception):
-    """A command line that nvidia-ctk does not understand."""
+    """A command line that nvidia-ctk does not support."""
 
 
 def main(argv: list[str]) -> int:
-    """Run nvidia-ctk with these arguments; its exit code."""
+    """Run nvidia-ctk with these arguments; return its exit code."""
     words = [word for word in argv if word not in ("--debug", "-d", "--quiet", "-q")]
     if words[:1] in (["--version"], ["-v"]):
         sys.stdout.write(
@@ -47,13 +47,13 @@ def _unknown(words: list[str]) -> int:
 
 
 def note(level: str, text: str) -> None:
-    """A line of the toolkit's log."""
+    """Write a line of the toolkit's log."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     sys.stderr.write(f'time="{stamp}" level={level} msg={json.dumps(text)}\n')
 
 
 def options_of(words: list[str], with_value: tuple[str, ...], switches: tuple[str, ...]) -> dict[str, list[str]]:
-    """Options to their values; a switch has ``true`` or what follows its ``=``. Raises CtkUsageError."""
+    """Return options to their values; a switch has ``true`` or what follows its ``=``. Raises CtkUsageError."""
     found: dict[str, list[str]] = {}
     left = list(words)
     while left:
@@ -73,7 +73,7 @@ def options_of(words: list[str], with_value: tuple[str, ...], switches: tuple[st
 
 
 def generate(words: list[str]) -> int:
-    """``cdi generate``: write the node's specification."""
+    """Run ``cdi generate``: write the node's specification."""
     options = options_of(
         words,
         ("output", "format", "mode", "device-name-strategy", "feature-flag", "feature-flags"),
@@ -102,7 +102,7 @@ def _listed(values: list[str]) -> list[str]:
 
 
 def listing(words: list[str]) -> int:
-    """``cdi list``: names of all devices in the specifications of the node."""
+    """Run ``cdi list``: print the names of all devices in the specifications of the node."""
     options = options_of(words, ("spec-dir",), ())
     names = []
     for folder in _listed(options.get("spec-dir", [])) or SPECIFICATIONS:
@@ -115,7 +115,7 @@ def listing(words: list[str]) -> int:
 
 
 def devices_in(text: str) -> list[str]:
-    """Full names of the devices of a specification."""
+    """Return the full names of a specification's devices."""
     kind = re.search(r'^\s*"?kind"?:\s*"?([^\s",]+)', text, re.M)
     found = re.findall(r'^[\s-]*"?name"?:\s*"?([^\s",]+)', text, re.M)
     return [f"{kind[1]}={name}" for name in found] if kind else []

@@ -8,18 +8,18 @@ from . import state
 
 try:
     import tomllib
-except ImportError:  # Python before 3.11 has no reader of TOML
+except ImportError:  # Python before 3.11 has no TOML reader
     tomllib = None  # type: ignore[assignment]
 
 FILE = "/etc/nvidia-container-runtime/config.toml"
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be read or changed; the message says why."""
+    """A configuration that cannot be read or changed; the message is the reason."""
 
 
 def read(name: str = FILE) -> dict[str, Any]:
-    """The toolkit's configuration; empty where there is no file. Raises ConfigError."""
+    """Return the toolkit's configuration; empty if there is no file. Raises ConfigError."""
     try:
         text = state.path(name).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -30,7 +30,7 @@ def read(name: str = FILE) -> dict[str, Any]:
 
 
 def parsed(text: str, name: str) -> dict[str, Any]:
-    """TOML as a document. Raises ConfigError."""
+    """Parse TOML to a document. Raises ConfigError."""
     if tomllib is None:
         raise ConfigError(f"cannot read {name}: the simulator needs Python 3.11 for that")
     try:

@@ -16,7 +16,7 @@ DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
 DROP_INS_SINCE = "1.18.0"
 PROGRAM = "nvidia-container-runtime"
 PLUGINS = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
-# What a runtime is where the configuration names none that could be copied.
+# The runtime's options if the configuration has no runtime to copy.
 RUNC = {
     "privileged_without_host_devices": False,
     "runtime_engine": "",
@@ -36,7 +36,7 @@ class ContainerdRuntime(NamedTuple):
 
 
 def configure(words: list[str]) -> int:
-    """Merge the runtime into what is there."""
+    """Merge the runtime into the existing configuration."""
     options = ctk.options_of(
         words,
         ("runtime", "config", "nvidia-runtime-name", "nvidia-runtime-path", "drop-in-config"),
@@ -79,7 +79,7 @@ def _text(file: str) -> str | None:
 
 
 def docker(text: str | None, name: str, path: str, default: bool, with_cdi: bool) -> str:
-    """daemon.json with the runtime; what else is there stays. Raises ConfigError for what is no JSON object."""
+    """Return daemon.json with the runtime added; other keys stay. Raises ConfigError if it is not a JSON object."""
     try:
         document: dict[str, Any] = json.loads(text) if text and text.strip() else {}
     except ValueError as err:
@@ -95,7 +95,7 @@ def docker(text: str | None, name: str, path: str, default: bool, with_cdi: bool
 
 
 def _containerd_files(file: str, chosen: dict[str, str], runtime: ContainerdRuntime) -> dict[str, str]:
-    """File to text: a drop-in from toolkit 1.18 on, the runtime's own file before, or where it is asked for."""
+    """Return file to text: a drop-in from toolkit 1.18 on; before, or on request, the runtime's own file."""
     text = _text(file)
     document = ctk_config.parsed(text, file) if text else {}
     drop_in = chosen.get("drop-in-config")
@@ -120,7 +120,7 @@ def _containerd(target: dict[str, Any], main: dict[str, Any], runtime: Container
     version = int(main.get("version", 2))
     target["version"] = version
     key = PLUGINS.get(version, PLUGINS[2])
-    # containerd before 2 takes the last file's section as a whole: a drop-in repeats what the main file has there.
+    # containerd before 2 uses the last file's section as a whole: a drop-in repeats the main file's section.
     plugin = target.setdefault("plugins", {}).setdefault(key, copy.deepcopy(main.get("plugins", {}).get(key, {})))
     settings = plugin.setdefault("containerd", {})
     runtimes = settings.setdefault("runtimes", {})

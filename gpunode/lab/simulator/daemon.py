@@ -1,4 +1,4 @@
-"""What the simulated daemons share: going to the background, pid files, ending when told."""
+"""Shared parts of the simulated daemons: forking to the background, pid files, ending on a signal."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _DONE = b"1"
 
 
 def fork(pid_file: Path | None, start: Callable[[], None], stop: Callable[[], None]) -> int:
-    """Run in the background: ``start``, wait for SIGTERM or SIGINT, ``stop``. The starter's exit code: 0 once it runs.
+    """Run in the background: ``start``, wait for SIGTERM or SIGINT, ``stop``. Return 0 in the starter once it runs.
 
-    The starter returns when ``start`` is through and the pid file is there, as systemd's Type=forking wants it.
+    The starter returns when ``start`` has finished and the pid file exists, as systemd's Type=forking requires.
     """
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -55,7 +55,7 @@ def _background(pid_file: Path | None, start: Callable[[], None], stop: Callable
 
 
 def foreground(pid_file: Path | None, start: Callable[[], None], stop: Callable[[], None]) -> int:
-    """The same without leaving the terminal."""
+    """Do the same in the foreground."""
     start()
     write_pid(pid_file)
     wait()
@@ -66,35 +66,35 @@ def foreground(pid_file: Path | None, start: Callable[[], None], stop: Callable[
 
 
 def write_pid(pid_file: Path | None) -> None:
-    """This process's number, in one step."""
+    """Write this process's number, in one step."""
     if pid_file:
         state.write_text(pid_file, f"{os.getpid()}\n")
 
 
 def wait() -> None:
-    """Until SIGTERM or SIGINT."""
+    """Wait for SIGTERM or SIGINT."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
 
 
 def is_running(pid: object) -> bool:
-    """True where there is such a process."""
+    """Return whether such a process exists."""
     return isinstance(pid, int) and (state.ROOT / f"proc/{pid}").exists()
 
 
 def log_line(file: Path, text: str) -> None:
-    """Add a line to a daemon's log as fabric manager stamps its own."""
+    """Append a line to a daemon's log, with a timestamp in fabric manager's format."""
     file.parent.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("[%b %d %Y %H:%M:%S]")
     with file.open("a", encoding="utf-8") as stream:
         stream.write(f"{stamp} {text}\n")
 
 
-def say(tool: str, text: str) -> None:
-    """To the terminal, and to the system's log under the tool's name."""
+def report(tool: str, text: str) -> None:
+    """Print to the terminal, and to the system's log under the tool's name."""
     sys.stderr.write(text + "\n")
     if str(state.ROOT) == "/" and not sys.stderr.isatty():
-        return  # the journal has it from stderr
+        return  # stderr goes to the journal
     if str(state.ROOT) == "/":
         syslog.openlog(tool, syslog.LOG_PID, syslog.LOG_DAEMON)
         syslog.syslog(syslog.LOG_ERR, text)

@@ -1,4 +1,4 @@
-"""``dcgmi``: discovery, and the JSON of the diagnosis of level 1, as DCGM 4 prints them."""
+"""``dcgmi``: discovery, and the JSON of the level 1 diagnosis, in DCGM 4's format."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ FAILED, FAILED_DIAGNOSIS = 1, 226
 
 
 def main(argv: list[str]) -> int:
-    """Run dcgmi with these arguments; its exit code."""
+    """Run dcgmi with these arguments; return its exit code."""
     if argv[:1] in (["-v"], ["--version"]):
-        return _say(f"Version : {package_release() or 'unknown'}\nBuild Type : Release\n")
+        return _print(f"Version : {package_release() or 'unknown'}\nBuild Type : Release\n")
     node = NodeSnapshot()
     if not daemon.is_running(node.running.get("host_engine")):
         sys.stdout.write(NO_ENGINE)
         return FAILED
     if argv[:2] in (["discovery", "-l"], ["discovery", "--list"]):
-        return _say(discovery(node))
+        return _print(discovery(node))
     if argv[:1] == ["diag"]:
         return _diagnosis(node, argv[1:])
     sys.stderr.write(f"PARSE ERROR: Argument: {' '.join(argv)}\n             Couldn't find match for argument\n")
     return FAILED
 
 
-def _say(text: str) -> int:
+def _print(text: str) -> int:
     sys.stdout.write(text)
     return 0
 
 
 def discovery(node: NodeSnapshot) -> str:
-    """``dcgmi discovery -l``: GPUs, and the NVSwitches that show on the bus."""
+    """Return the output of ``dcgmi discovery -l``: GPUs, and the NVSwitches on the PCI bus."""
     rule = "+--------+----------------------------------------------------------------------+"
     lines = [f"{len(node.gpus)} GPU{'s' if len(node.gpus) != 1 else ''} found.", rule]
     lines += ["| GPU ID | Device Information                                                   |", rule]
@@ -77,7 +77,7 @@ def _diagnosis(node: NodeSnapshot, argv: list[str]) -> int:
 
 
 def software(node: NodeSnapshot) -> list[dict[str, Any]]:
-    """The software test of level 1, as DCGM 4 lists it: one test, a result for each GPU."""
+    """Return the software test of level 1 in DCGM 4's format: one test, a result for each GPU."""
     results = []
     for gpu in node.gpus:
         problems = [problem for problem in _problems(gpu) if problem]

@@ -1,4 +1,4 @@
-"""The driver's device files and their numbers. There is no driver behind them: opening one for reading fails."""
+"""The driver's device files and their numbers. No driver serves them: opening one for reading fails."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ NUMBERS = {
     "infiniband_mad": INFINIBAND,
     "infiniband_verbs": INFINIBAND,
 }
-"""Names and major numbers, as /proc/devices has them."""
+"""Names and major numbers, as in /proc/devices."""
 
 
 def nodes(hardware: dict[str, Any], modules: set[str]) -> list[tuple[str, int, int, int]]:
-    """(path, major, minor, mode) of the files that belong to these loaded modules."""
+    """Return (path, major, minor, mode) of the files that belong to these loaded modules."""
     found = []
     if "nvidia" in modules:
         found += [(f"/dev/nvidia{gpu['index']}", NVIDIA, gpu["index"], 0o666) for gpu in hardware["gpus"]]
@@ -48,14 +48,14 @@ def nodes(hardware: dict[str, Any], modules: set[str]) -> list[tuple[str, int, i
 
 
 def of_adapters(hardware: dict[str, Any]) -> list[tuple[str, int, int, int]]:
-    """(path, major, minor, mode) of the files of RDMA adapters, whose drivers are there from the boot on."""
+    """Return (path, major, minor, mode) of the files of RDMA adapters, which exist from the boot on."""
     numbers = range(len(hardware["nics"]))
     mads = [(f"/dev/infiniband/umad{at}", INFINIBAND, at, 0o600) for at in numbers]
     return mads + [(f"/dev/infiniband/uverbs{at}", INFINIBAND, _FIRST_VERBS + at, 0o666) for at in numbers]
 
 
 def make(hardware: dict[str, Any], modules: set[str]) -> None:
-    """Make the files that are missing. Those of modules that went stay, as the real ones do until the reboot."""
+    """Create the missing files. Those of unloaded modules stay, as the real ones do until the reboot."""
     for name, major, minor, mode in nodes(hardware, modules) + of_adapters(hardware):
         file = state.path(name)
         if file.exists():
@@ -66,7 +66,7 @@ def make(hardware: dict[str, Any], modules: set[str]) -> None:
 
 
 def holders() -> dict[int, list[str]]:
-    """Process number to the device files that it holds open."""
+    """Return process number to the device files that the process holds open."""
     found: dict[int, list[str]] = {}
     for process in state.path("/proc").glob("[0-9]*"):
         try:
@@ -80,5 +80,5 @@ def holders() -> dict[int, list[str]]:
 
 
 def hold(name: str) -> int:
-    """Open a device file so that everybody sees it held; the descriptor."""
+    """Open a device file so that other programs see it in use; return the descriptor."""
     return os.open(str(state.path(name)), os.O_PATH | os.O_CLOEXEC)

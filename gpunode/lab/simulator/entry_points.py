@@ -1,4 +1,4 @@
-"""Which tool is which function, and the small scripts in /usr/lib/gpunode-lab/bin that start them."""
+"""The function of each tool, and the small scripts in /usr/lib/gpunode-lab/bin that start them."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ TOOLS = {
     "nvswitch-audit": "unsimulated",
     "rmmod": "rmmod",
 }
-"""Tool to the module of this package whose ``main(argv)`` it is, or to ``module:function``."""
+"""Tool to the module of this package that has its ``main(argv)``, or to ``module:function``."""
 
 COMM_LENGTH = 15
 BYTECODE = "/run/gpunode-lab/bytecode"
-"""Where root's first call leaves what Python compiled, gone with a reboot; nothing is put beside the simulator."""
+"""Where root's first call writes Python's bytecode; removed by a reboot; nothing is written beside the simulator."""
 
 
 def entry_points() -> dict[str, str]:
-    """Tool to module, as in ``TOOLS``."""
+    """Return tool to module, as in ``TOOLS``."""
     return dict(TOOLS)
 
 
 def script(tool: str) -> str:
-    """The text of /usr/lib/gpunode-lab/bin/TOOL, to be put there with mode 0755.
+    """Return the text of /usr/lib/gpunode-lab/bin/TOOL, to be installed with mode 0755.
 
-    The process takes the tool's name, so that ``ps``, the journal and fuser show it as they show the real one.
+    The process gets the tool's name, so that ``ps``, the journal and fuser show it like the real one.
     """
     module, _, function = TOOLS[tool].partition(":")
     return (

@@ -1,4 +1,4 @@
-"""``nv-fabricmanager``: configures the NVSwitches, or says why it cannot."""
+"""``nv-fabricmanager``: configures the NVSwitches, or prints why it cannot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WITH_VALUE = ("-c", "--config", "-p", "--pid-file", "-g", "--fm-sm-mgmt-port-gui
 
 
 def main(argv: list[str]) -> int:
-    """Start the fabric manager; its exit code."""
+    """Start the fabric manager; return its exit code."""
     if "-v" in argv or "--version" in argv:
         sys.stdout.write(f"Fabric Manager version is : {package_release() or 'unknown'}\n")
         return 0
@@ -39,18 +39,18 @@ def _start(options: dict[str, str]) -> int:
     node = NodeSnapshot()
     why = refusal(node, package_release())
     if why:
-        daemon.say(TOOL, why)
+        daemon.report(TOOL, why)
         daemon.log_line(log, f"[ERROR] [tid {os.getpid()}] {why}")
         return 1
     pid_file = state.path(options["p"]) if "p" in options else None
 
     def start() -> None:
         daemon.log_line(log, f"[INFO] [tid {os.getpid()}] Fabric Manager version is : {package_release()}")
-        told = not node.has_fault("fabric-not-completed")
+        completed = not node.has_fault("fabric-not-completed")
         with state.change() as (_, running):
             running["fabric_manager"] = os.getpid()
-            running["fabric"] = dict(COMPLETED) if told else {"state": "In Progress"}
-        if told:
+            running["fabric"] = dict(COMPLETED) if completed else {"state": "In Progress"}
+        if completed:
             daemon.log_line(log, f"[INFO] [tid {os.getpid()}] {CONFIGURED}")
 
     def stop() -> None:
@@ -71,7 +71,7 @@ CONFIGURED = (
 
 
 def refusal(node: NodeSnapshot, own: str | None) -> str | None:
-    """Why this fabric manager does not start on this node, in its own words; None where it does."""
+    """Return why this fabric manager does not start on this node, in its own message; None if it starts."""
     if node.release is None:
         return (
             "failed to allocate handle (client) to NVIDIA GPU driver with error:NVIDIA kernel module is not loaded "
@@ -91,14 +91,14 @@ def refusal(node: NodeSnapshot, own: str | None) -> str | None:
 
 
 def _sees_switches(node: NodeSnapshot) -> bool:
-    """NVSwitches show on the bus up to NVLink 4; later ones are reached through the subnet manager."""
+    """Return whether NVSwitches are on the PCI bus: up to NVLink 4; later ones are behind the subnet manager."""
     if "nvlsm" in node.services:
         return daemon.is_running(node.running.get("nvlsm"))
     return bool(node.hardware.get("nvswitches"))
 
 
 def settings(file: Path) -> dict[str, str] | None:
-    """``NAME=VALUE`` lines of a configuration; None where it cannot be read."""
+    """Return the ``NAME=VALUE`` lines of a configuration; None if it cannot be read."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError:

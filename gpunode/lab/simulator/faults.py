@@ -1,4 +1,4 @@
-"""Faults of a simulated node: set, healed and listed; by the means by which they come about, where that is possible.
+"""Faults of a simulated node: set, healed and listed; produced by their real mechanism where possible.
 
 On the node, as root: ``fault --list``, ``fault [COMPONENT] FAULT [KEY=VALUE]…``, ``fault [COMPONENT] [FAULT] --heal``.
 """
@@ -45,7 +45,7 @@ _AMPERE_ON = ("ampere", "hopper", "blackwell")
 
 @dataclass(frozen=True)
 class FaultKind:
-    """One fault: what has it (``node``, ``gpu``, ``link``), what it is, its details with their defaults, its means."""
+    """One fault: its component type (``node``, ``gpu``, ``link``), description, details with defaults, functions."""
 
     where: str
     means: str
@@ -54,18 +54,18 @@ class FaultKind:
     end: Callable[[Fault], None] = lambda _: None
 
 
-# --- means
+# --- mechanisms
 
 
 def gpu_of(fault: Fault) -> dict[str, Any]:
-    """The GPU's entry in the hardware description."""
+    """Return the GPU's entry in the hardware description."""
     index = int(re.match(r"gpu(\d+)", fault["component"])[1])  # type: ignore[index]
     gpu: dict[str, Any] = state.hardware()["gpus"][index]
     return gpu
 
 
 def number_of(gpu: dict[str, Any]) -> int:
-    """The place of a GPU among all functions, from which its addresses come."""
+    """Return the position of a GPU among all functions, from which its addresses are derived."""
     slots = [function["pci_bus_id"] for function in pci.functions(state.hardware())]
     return slots.index(gpu["pci_bus_id"])
 
@@ -135,14 +135,14 @@ def _throttle(fault: Fault) -> None:
 
 
 def _join_fabric(fault: Fault) -> None:  # noqa: ARG001
-    """A fabric manager that was started meanwhile, and runs, completes what it could not."""
+    """Complete the fabric setup if a fabric manager was started in the meantime and runs."""
     with state.change() as (_, running):
         if running.get("fabric") and daemon.is_running(running.get("fabric_manager")):
             running["fabric"] = dict(fabric_manager.COMPLETED)
 
 
 def _entry_only(fault: Fault) -> None:
-    """The simulated tools read it from the list."""
+    """Do nothing: the simulated tools read the fault from the list."""
 
 
 KINDS: dict[str, FaultKind] = {
@@ -177,7 +177,7 @@ KINDS: dict[str, FaultKind] = {
 
 
 def at_boot() -> None:
-    """What a reboot does to faults: passing ones are gone, and leave what InfoROM keeps; the others are there again."""
+    """Apply a reboot to faults: passing ones end, and leave what InfoROM keeps; the others are set again."""
     with state.change_faults() as faults:
         before = list(faults)
         faults[:] = [{**fault, "log": []} for fault in before if fault["fault"] in _PERSISTENT]
@@ -192,7 +192,7 @@ def at_boot() -> None:
 
 
 def at_reset(index: int) -> None:
-    """What the reset of a GPU ends: errors are counted anew, and rows are remapped."""
+    """Apply a GPU's reset to its faults: error counts start at zero, and rows are remapped."""
     with state.change_faults() as faults:
         mine = [fault for fault in faults if fault["component"] == f"gpu{index}"]
         ended = [fault for fault in mine if fault["fault"] in ("ecc-uncorrected", "remap-pending")]
@@ -202,7 +202,7 @@ def at_reset(index: int) -> None:
 
 
 def _keep(fault: Fault) -> None:
-    """Book in the GPU's InfoROM what a memory fault leaves behind."""
+    """Record the lasting effect of a memory fault in the GPU's InfoROM."""
     with state.change() as (kept, _):
         own = kept.setdefault("gpus", {}).setdefault(str(gpu_of(fault)["index"]), {})
         if fault["fault"] == "ecc-uncorrected":
@@ -214,7 +214,7 @@ def _keep(fault: Fault) -> None:
 
 
 def begin(name: str, component: str | None, details: dict[str, str]) -> Fault:
-    """Set a fault; raises FaultError where that cannot be."""
+    """Set a fault; raise FaultError if that is not possible."""
     kind = known(name)
     place = _component(name, kind, component)
     if unknown := sorted(set(details) - set(kind.details)):
@@ -235,7 +235,7 @@ def begin(name: str, component: str | None, details: dict[str, str]) -> Fault:
 
 
 def heal(name: str | None, component: str | None) -> list[Fault]:
-    """Heal the faults that match, all without a name; those that were set. FaultError for what cannot be set."""
+    """Heal the faults that match, all without a name; return those that were set. FaultError for an unknown one."""
     if name is not None:
         kind = known(name)
         component = _component(name, kind, component) if component else None
@@ -255,14 +255,14 @@ def heal(name: str | None, component: str | None) -> list[Fault]:
 
 
 def known(name: str) -> FaultKind:
-    """The fault of that name; FaultError names those there are."""
+    """Return the fault of that name; FaultError lists the known ones."""
     if name not in KINDS:
         raise FaultError(f"{name}: unknown fault; known: {', '.join(KINDS)}")
     return KINDS[name]
 
 
 def shown(fault: Fault) -> str:
-    """A fault in one line: component, name, details."""
+    """Return a fault in one line: component, name, details."""
     details = [f"{key}={fault[key]}" for key in KINDS[fault["fault"]].details if fault.get(key) not in ("", None)]
     return " ".join([fault["component"] or _NODE, fault["fault"], *details])
 
@@ -291,7 +291,7 @@ def _component(name: str, kind: FaultKind, component: str | None) -> str | None:
 
 
 def _gpu_named(component: str, gpus: list[dict[str, Any]]) -> tuple[dict[str, Any], int | None]:
-    """The GPU of ``gpu3`` or ``gpu3/link5``, and the link; FaultError names the GPUs there are."""
+    """Return the GPU of ``gpu3`` or ``gpu3/link5``, and the link; FaultError lists the GPUs."""
     match = re.fullmatch(r"gpu(\d+)(?:/link(\d+))?", component)
     if not match or int(match[1]) >= len(gpus):
         there = "gpu0" if len(gpus) == 1 else f"gpu0 to gpu{len(gpus) - 1}"
@@ -303,7 +303,7 @@ def _gpu_named(component: str, gpus: list[dict[str, Any]]) -> tuple[dict[str, An
 
 
 def main(argv: list[str]) -> int:
-    """Run as ``fault``; its exit status: 2 for what cannot be, with the reason on stderr."""
+    """Run as ``fault``; return its exit status: 2 for an invalid fault, with the reason on stderr."""
     words = [word for word in argv if not word.startswith("--")]
     try:
         if "--list" in argv:
@@ -312,7 +312,7 @@ def main(argv: list[str]) -> int:
             for fault in heal(*_healed(words)):
                 sys.stdout.write(f"healed {shown(fault)}\n")
         else:
-            sys.stdout.write(f"set {shown(begin(*_wish(words)))}\n")
+            sys.stdout.write(f"set {shown(begin(*_request(words)))}\n")
     except FaultError as err:
         sys.stderr.write(f"{err}\n")
         return WRONG
@@ -320,7 +320,7 @@ def main(argv: list[str]) -> int:
 
 
 def _healed(words: list[str]) -> tuple[str | None, str | None]:
-    """Fault and component as they were typed, either may be missing."""
+    """Parse fault and component from the arguments; either may be missing."""
     left = list(words)
     component = left.pop(0) if left and _COMPONENT.match(left[0]) else None
     if len(left) > 1:
@@ -328,8 +328,8 @@ def _healed(words: list[str]) -> tuple[str | None, str | None]:
     return left[0] if left else None, component
 
 
-def _wish(words: list[str]) -> tuple[str, str | None, dict[str, str]]:
-    """Fault, component and details as they were typed."""
+def _request(words: list[str]) -> tuple[str, str | None, dict[str, str]]:
+    """Parse fault, component and details from the arguments."""
     plain = [word for word in words if "=" not in word]
     if not 1 <= len(plain) <= len(("component", "fault")) or _COMPONENT.match(plain[-1]):
         raise FaultError(f"{' '.join(words) or 'nothing'}: expected [COMPONENT] FAULT [KEY=VALUE]...")

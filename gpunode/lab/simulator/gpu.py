@@ -1,4 +1,4 @@
-"""One simulated GPU: what its hardware is, what it is set to, what a fault did to it."""
+"""One simulated GPU: its hardware, its settings, and the effects of faults."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ NAMES = {"ada": "Ada Lovelace"}
 
 
 class SimulatedGpu:
-    """A GPU of the node, read anew with each start of a tool."""
+    """A GPU of the node, read again at each start of a tool."""
 
     def __init__(self, node: NodeSnapshot, entry: dict[str, Any]) -> None:
         self.node = node
         self.entry = entry
         self.number: int = int(entry["index"])
-        """Its place in the hardware description: the state's and the faults' name for it."""
+        """Its index in the hardware description; state and faults use it."""
         self.index: int = self.number
-        """Its place among the GPUs that the tool sees, as tools print it."""
+        """Its index among the GPUs that the tool sees, as tools print it."""
         self.minor: int = int(entry.get("minor_number", self.number))
         self.now: dict[str, Any] = (node.running.get("gpus") or {}).get(str(self.number), {})
         self.kept: dict[str, Any] = (node.kept.get("gpus") or {}).get(str(self.number), {})
 
     def get(self, key: str, default: Any = None) -> Any:
-        """From the hardware description."""
+        """Return a value of the hardware description."""
         value = self.entry.get(key)
         return default if value is None else value
 
     def fault(self, name: str) -> dict[str, Any] | None:
-        """The fault's entry where this GPU has it; a fault without a component is every GPU's."""
+        """Return the fault's entry if this GPU has it; a fault without a component applies to every GPU."""
         for entry in self.node.faults:
             component = entry.get("component") or "node"
             if entry.get("fault") == name and component.partition("/")[0] in (f"gpu{self.number}", "node"):
@@ -41,7 +41,7 @@ class SimulatedGpu:
 
     @property
     def lost(self) -> bool:
-        """It has fallen off the bus."""
+        """Return whether it has fallen off the bus."""
         return self.fault("gpu-lost") is not None
 
     @property
@@ -54,28 +54,28 @@ class SimulatedGpu:
 
     @property
     def architecture(self) -> str:
-        """The catalog's word: ``hopper``."""
+        """Return the catalog's name: ``hopper``."""
         return str(self.entry.get("architecture", "")).lower()
 
     def is_since(self, architecture: str) -> bool:
-        """True for this architecture and those after it."""
+        """Return True for this architecture and those after it."""
         known = self.architecture if self.architecture in OLDEST_FIRST else "ampere"
         return OLDEST_FIRST.index(known) >= OLDEST_FIRST.index(architecture)
 
     @property
     def bus_id(self) -> str:
-        """``00000000:1B:00.0``, as NVIDIA's tools write it."""
+        """Return ``00000000:1B:00.0``, as NVIDIA's tools write it."""
         domain, _, rest = str(self.entry["pci_bus_id"]).partition(":")
         return f"{domain.rjust(8, '0')}:{rest}".upper()
 
     @property
     def sysfs_id(self) -> str:
-        """``0000:1B:00.0``, as messages of nvidia-smi write it."""
+        """Return ``0000:1B:00.0``, as messages of nvidia-smi write it."""
         return self.bus_id[4:]
 
     @property
     def traits(self) -> frozenset[str]:
-        """What decides between layouts: see ``layout``."""
+        """Return the traits that decide between layouts: see ``layout``."""
         named = {
             self.architecture: True,
             "bits": not self.is_since("turing"),
@@ -85,7 +85,7 @@ class SimulatedGpu:
         return frozenset(name for name, holds in named.items() if holds)
 
     def node_is_since(self, branch: int) -> bool:
-        """True where the driver is of this branch or a later one."""
+        """Return whether the driver is of this branch or a later one."""
         return int(self.node.driver.partition(".")[0]) >= branch
 
     @property
@@ -94,7 +94,7 @@ class SimulatedGpu:
 
     @property
     def ecc(self) -> bool:
-        """ECC in force."""
+        """Return whether ECC is active."""
         return self.has_ecc and bool(self.now.get("ecc", self.kept.get("ecc", True)))
 
     @property
@@ -107,7 +107,7 @@ class SimulatedGpu:
 
     @property
     def mig(self) -> bool:
-        """MIG mode in force."""
+        """Return whether MIG mode is active."""
         return self.can_mig and bool(self.now.get("mig", False))
 
     @property
@@ -128,7 +128,7 @@ class SimulatedGpu:
 
     @property
     def processes(self) -> list[dict[str, Any]]:
-        """Its processes: pid, name, memory_mib."""
+        """Return its processes: pid, name, memory_mib."""
         return [entry for entry in self.node.processes() if entry.get("gpu") == self.number]
 
     @property
@@ -137,7 +137,7 @@ class SimulatedGpu:
 
     @property
     def in_fabric(self) -> bool:
-        """It tells of a fabric: Hopper and later behind NVSwitches."""
+        """Return whether it reports a fabric: Hopper and later behind NVSwitches."""
         return self.is_since("hopper") and "fabric-manager" in self.node.services
 
     @property
@@ -145,7 +145,7 @@ class SimulatedGpu:
         return int(self.entry.get("nvlinks") or 0)
 
     def link_is_down(self, link: int) -> bool:
-        """True where a fault took this link, or the whole GPU's links."""
+        """Return whether a fault disabled this link, or all links of the GPU."""
         for entry in self.node.faults:
             if entry.get("fault") != "nvlink-down":
                 continue
@@ -156,5 +156,5 @@ class SimulatedGpu:
 
     @property
     def pdi(self) -> str:
-        """A number per chip; derived from the UUID, so that it stays."""
+        """Return a number per chip, derived from the UUID, so that it stays the same."""
         return "0x" + hashlib.sha256(self.uuid.encode()).hexdigest()[:16]

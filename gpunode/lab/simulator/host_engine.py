@@ -14,7 +14,7 @@ WITH_VALUE = ("--service-account", "-b", "--bind-interface", "-p", "--port", "-d
 
 
 def main(argv: list[str]) -> int:
-    """Start, stop or ask for the version of the host engine; its exit code."""
+    """Start, stop or print the version of the host engine; return its exit code."""
     if "--version" in argv or "-v" in argv:
         sys.stdout.write(f"Version : {package_release() or 'unknown'}\nBuild Type : Release\n")
         return 0

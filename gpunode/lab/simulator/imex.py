@@ -15,7 +15,7 @@ PID_FILE = "/var/run/nvidia-imex/nvidia-imex.pid"
 
 
 def main(argv: list[str]) -> int:
-    """Start the IMEX daemon; its exit code."""
+    """Start the IMEX daemon; return its exit code."""
     if "-v" in argv or "--version" in argv:
         sys.stdout.write(f"IMEX version is: {package_release() or 'unknown'}\n")
         return 0
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     log = state.path(config.get("LOG_FILE_NAME") or "/var/log/nvidia-imex.log")
     why = refusal(NodeSnapshot(), package_release())
     if why:
-        daemon.say(TOOL, why)
+        daemon.report(TOOL, why)
         daemon.log_line(log, f"[ERROR] {why}")
         return 1
 
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 def refusal(node: NodeSnapshot, own: str | None) -> str | None:
-    """Why IMEX does not start on this node; None where it does."""
+    """Return why IMEX does not start on this node; None if it starts."""
     if node.release is None:
         return "Unable to load the NVIDIA driver: the NVIDIA kernel module is not loaded"
     if own != node.release:

@@ -1,8 +1,8 @@
 """The kernel that a simulated node "runs": the newest of its kernel packages, as of the last boot.
 
-Containers share the host's kernel, and uname(2) tells of that one. A library that the dynamic linker loads into every
-program answers with the node's own kernel instead, so that everybody who asks (``uname``, Ansible, DKMS, kmod) hears
-the same until the next reboot. Programs without the dynamic linker's help (Go's) still hear the host's.
+Containers share the host's kernel, and uname(2) reports that one. A library that the dynamic linker loads into every
+program replaces the answer by the node's own kernel, so that all programs (``uname``, Ansible, DKMS, kmod) see the same
+kernel until the next reboot. Programs that do not use the dynamic linker (Go's) still see the host's.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _CODE += bytes.fromhex("f3a431c0c3b8ffffffffc3")
 
 
 def newest() -> str | None:
-    """The newest kernel with an image in /boot, as a boot loader takes it; None where there is none."""
+    """Return the newest kernel with an image in /boot, as a boot loader chooses it; None if there is none."""
     images = [entry.name[len("vmlinuz-") :] for entry in state.path("/boot").glob("vmlinuz-*")]
     return max(images, key=order, default=None)
 
 
 def order(release: str) -> list[tuple[int, int, str]]:
-    """A key that sorts kernel releases by their numbers."""
+    """Return a key that sorts kernel releases by their numbers."""
     parts = re.findall(r"\d+|[a-z]+", release)
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
 
 
 def release() -> str:
-    """The kernel that runs, as the node sees it."""
+    """Return the release of the running kernel, as the node sees it."""
     return str(state.running().get("kernel") or os.uname().release)
 
 
 def boot() -> str:
-    """Run the newest kernel from now on; its release."""
+    """Run the newest kernel from now on; return its release."""
     chosen = newest() or os.uname().release
     with state.change() as (_, running):
         running["kernel"] = chosen
@@ -59,7 +59,7 @@ def boot() -> str:
 
 
 def uname_library(name: str) -> bytes:
-    """A shared object for x86_64 whose one function is uname(2) with that release in its answer."""
+    """Return a shared object for x86_64 with one function: uname(2) with that release in its answer."""
     text = _CODE + name.encode("ascii")[: _FIELD - 1].ljust(_FIELD, b"\0")
     strings = b"\0uname\0gpunode-lab-uname.so\0"
     headers = 64 + 4 * 56
@@ -76,8 +76,8 @@ def uname_library(name: str) -> bytes:
     header = b"\x7fELF\x02\x01\x01" + bytes(9)
     header += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 4, 64, 0, 0)
     rows = (
-        (1, 5, 0, 0, end, 0x1000),  # code, read and run
-        (1, 6, dynamic_at, dynamic_at, len(dynamic), 0x1000),  # the linker writes into it
+        (1, 5, 0, 0, end, 0x1000),  # code: read and execute
+        (1, 6, dynamic_at, dynamic_at, len(dynamic), 0x1000),  # written by the linker
         (2, 6, dynamic_at, dynamic_at, len(dynamic), 8),
         (0x6474E551, 6, 0, 0, 0, 16),  # no executable stack
     )

@@ -1,10 +1,10 @@
-"""What ``nvidia-smi -q`` prints of a GPU, and in which driver versions: one table for the XML and for the text.
+"""The lines of ``nvidia-smi -q`` for a GPU, by driver version: one table for the XML and for the text.
 
-A row is ``tag | label | versions | condition``, indented by its place in the tree. A ``-`` for the tag is a line of the
-text alone, a ``-`` for the label a tag of the XML alone. ``580-`` is from branch 580 on, ``-565`` up to branch 565,
-``535.129-`` from that release on. A condition is a trait of the GPU (``gpu.Gpu.traits``), with ``!`` its absence.
-Where captures of real machines show a row only from some branch on, the branch before that was captured does not have
-it; between two captures the older layout is taken to last.
+A row is ``tag | label | versions | condition``, indented by its depth in the tree. With ``-`` as the tag the line is
+only in the text, with ``-`` as the label the tag is only in the XML. ``580-`` is from branch 580 on, ``-565`` up to
+branch 565, ``535.129-`` from that release on. A condition is a trait of the GPU (``gpu.Gpu.traits``), with ``!`` its
+absence. If captures of real machines show a row only from some branch on, the branch captured before does not have it;
+between two captures the older layout is assumed.
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ capabilities | Capabilities | 560-
 
 @dataclass
 class LayoutRow:
-    """One line of the layout with what stands below it."""
+    """One line of the layout with the lines below it."""
 
     tag: str
     label: str
@@ -367,15 +367,15 @@ class LayoutRow:
 
 
 def rows(version: str, traits: frozenset[str]) -> list[LayoutRow]:
-    """The rows that this driver version prints of a GPU with these traits, in order."""
+    """Return the rows that this driver version prints for a GPU with these traits, in order."""
     return _chosen(_ROWS, numbers(version), traits)
 
 
 def _chosen(candidates: list[LayoutRow], version: tuple[int, ...], traits: frozenset[str]) -> list[LayoutRow]:
     chosen = []
     for row in candidates:
-        wanted = row.condition.lstrip("!")
-        fits = not wanted or (wanted in traits) != row.condition.startswith("!")
+        trait = row.condition.lstrip("!")
+        fits = not trait or (trait in traits) != row.condition.startswith("!")
         if fits and in_range(row.versions, version):
             chosen.append(LayoutRow(row.tag, row.label, below=_chosen(row.below, version, traits)))
     return chosen

@@ -1,4 +1,4 @@
-"""``modprobe`` of a simulated node: NVIDIA's modules are "loaded", all others are the real kmod's business."""
+"""``modprobe`` of a simulated node: NVIDIA's modules are "loaded", all others are left to the real kmod."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ _ONLY_TOLD = frozenset(
 
 
 def main(argv: list[str]) -> int:
-    """Run as modprobe; its exit status."""
+    """Run as modprobe; return its exit status."""
     options, names = split(argv)
     quiet = any(option in ("-q", "--quiet") or _short(option, "q") for option in options)
     if any(option in _ONLY_TOLD for option in options) or not names:
         return _real(argv)
     if any(option in ("-r", "--remove") or _short(option, "r") for option in options):
         return _remove(argv, options, names)
-    # As modprobe: with -a all names are modules, else the first one is and the rest are its parameters.
+    # As in modprobe: with -a all names are modules, else the first one is and the rest are its parameters.
     many = any(option in ("-a", "--all") or _short(option, "a") for option in options)
-    wanted = names if many else names[:1]
-    if not any(modules.is_simulated(name) for name in wanted):
+    requested = names if many else names[:1]
+    if not any(modules.is_simulated(name) for name in requested):
         return _real(argv)
     rest = [option for option in options if option not in ("-a", "--all", "-v", "--verbose")]
     failed = 0
-    for name in wanted:
+    for name in requested:
         failed |= _load(rest, name, [] if many else names[1:], quiet)
     return failed
 
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """(options, the rest); a value that belongs to an option stays with it."""
+    """Return (options, the rest); a value that belongs to an option stays with it."""
     options: list[str] = []
     names: list[str] = []
     words = iter(argv)
@@ -94,7 +94,7 @@ def _load(options: list[str], name: str, parameters: list[str], quiet: bool) -> 
 
 
 def _step(words: list[str], parameters: list[str]) -> None:
-    """One line of ``modprobe --show-depends``: insmod FILE OPTION…, install COMMAND…, builtin NAME."""
+    """Run one line of ``modprobe --show-depends``: insmod FILE OPTION…, install COMMAND…, builtin NAME."""
     if words[0] == "insmod":
         name = Path(words[1]).name.split(".ko")[0]
         if modules.is_simulated(name):
@@ -118,12 +118,12 @@ def _remove(argv: list[str], options: list[str], names: list[str]) -> int:
         return _real(argv)
     quiet = any(option in ("-q", "--quiet") or _short(option, "q") for option in options)
     for name in names:
-        wanted = modules.underscored(name)
-        if wanted not in modules.loaded():
-            continue  # As modprobe: what is not loaded is removed already.
+        requested = modules.underscored(name)
+        if requested not in modules.loaded():
+            continue  # As in modprobe: removing a module that is not loaded succeeds.
         try:
-            modules.remove(wanted)
-            for below in modules.dependencies(wanted):
+            modules.remove(requested)
+            for below in modules.dependencies(requested):
                 if below in modules.loaded() and not modules.in_use(below):
                     modules.remove(below)
         except ModuleError as err:

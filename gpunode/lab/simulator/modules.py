@@ -1,7 +1,7 @@
-"""Loaded kernel modules of a simulated node: NVIDIA's own, "loaded" from the real files that DKMS or a package made.
+"""Loaded kernel modules of a simulated node: NVIDIA's own, "loaded" from real files built by DKMS or a package.
 
-Which file, with which options, and after which others, the real kmod says (``modprobe --show-depends``); version,
-licence and kernel are read from the file by the real modinfo. Nothing reaches the host's kernel.
+The real kmod decides file, options and order (``modprobe --show-depends``); the real modinfo reads version, licence and
+kernel from the file. Nothing reaches the host's kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIST = "/run/gpunode-lab/proc-modules"
 DRIVER = "/run/gpunode-lab/proc/driver/nvidia"
 SYS_MODULE = "/run/gpunode-lab/sys/module"
 AT_BOOT = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm")
-"""What the packages' udev rules load for a GPU on the bus."""
+"""The modules that the packages' udev rules load for a GPU on the bus."""
 _DEPENDS = {
     "nvidia_modeset": ("nvidia",),
     "nvidia_uvm": ("nvidia",),
@@ -53,16 +53,16 @@ _PARAMETERS = {
 
 
 class ModuleError(Exception):
-    """A module cannot be loaded or removed; the message is what follows the tool's name."""
+    """A module cannot be loaded or removed; the message follows the tool's name."""
 
 
 def underscored(name: str) -> str:
-    """A module's name as the kernel writes it."""
+    """Return a module's name as the kernel writes it."""
     return name.replace("-", "_")
 
 
 def is_simulated(name: str) -> bool:
-    """Whether loading that module is simulated: NVIDIA's, and those of the hardware's network adapters."""
+    """Return whether loading that module is simulated: NVIDIA's, and those of the hardware's network adapters."""
     hardware = _hardware()
     needed = {*hardware["kernel_modules"], *(_ADAPTERS if hardware["nics"] else ())}
     return underscored(name).startswith("nvidia") or underscored(name) in needed
@@ -87,7 +87,7 @@ def kmod(tool: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def modinfo(file: str) -> dict[str, str]:
-    """name, version, license, vermagic … of a module's file."""
+    """Return name, version, license, vermagic … of a module's file."""
     found: dict[str, str] = {}
     for line in kmod("modinfo", [file]).stdout.splitlines():
         key, colon, value = line.partition(":")
@@ -97,7 +97,7 @@ def modinfo(file: str) -> dict[str, str]:
 
 
 def loaded() -> list[str]:
-    """Names of the loaded modules, the latest first, as /proc/modules has them."""
+    """Return the names of the loaded modules, the latest first, as in /proc/modules."""
     names: list[str] = state.running().get("modules", [])
     return names
 
@@ -125,7 +125,7 @@ def insert(file: str, options: list[str]) -> None:
 
 
 def note_needed(name: str) -> None:
-    """A module that the hardware's services need, and that this kernel may have or not, counts as loaded."""
+    """Record a module that the hardware's services need as loaded, whether this kernel has it or not."""
     if underscored(name) not in loaded():
         _note(underscored(name), {})
 
@@ -163,14 +163,14 @@ def _insert_nvidia(file: str, about: dict[str, str], options: list[str]) -> None
 
 
 def _modes_at_load(gpu: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-    """The modes that a GPU comes up with: InfoROM keeps ECC, and MIG on Ampere; the rest went with the driver."""
+    """Return a GPU's modes after loading: InfoROM keeps ECC, and MIG on Ampere; the rest is reset with the driver."""
     own = kept.get("gpus", {}).get(str(gpu["index"]), {})
     mig = bool(own.get("mig")) and gpu["architecture"] == "ampere" and gpu["mig_capable"]
     return {"ecc": own.get("ecc", gpu["ecc"]), "mig": mig, "mig_pending": mig, "persistence": False}
 
 
 def _unsupported(gpu: dict[str, Any], flavour: str, version: str) -> str | None:
-    """Why this driver does not take that GPU; None where it does."""
+    """Return why this driver does not support that GPU; None if it does."""
     branch = int(version.split(".", maxsplit=1)[0] or 0)
     if gpu.get("last_branch") and branch > gpu["last_branch"]:
         return f"is supported through the NVIDIA {gpu['last_branch']}.xx Legacy drivers."
@@ -184,7 +184,7 @@ def _unsupported(gpu: dict[str, Any], flavour: str, version: str) -> str | None:
 
 
 def version_line(version: str, flavour: str, built: str) -> str:
-    """The driver's name for itself, as /proc/driver/nvidia/version has it."""
+    """Return the driver's version line, as in /proc/driver/nvidia/version."""
     if flavour == "open":
         return f"NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (gpunode-lab)  {built}"
     return f"NVIDIA UNIX x86_64 Kernel Module  {version}  {built}"
@@ -215,7 +215,7 @@ def write_driver_folder(gpus: list[dict[str, Any]], version: str, flavour: str, 
 
 
 def parameters(options: list[str]) -> dict[str, str]:
-    """/proc/driver/nvidia/params with these options of the module."""
+    """Return the content of /proc/driver/nvidia/params with these options of the module."""
     found = dict(_PARAMETERS)
     for option in options:
         match = re.fullmatch(r"NVreg_(\w+)=(.*)", option)
@@ -236,7 +236,7 @@ def _note(name: str, about: dict[str, str]) -> None:
 
 
 def remove(name: str) -> None:
-    """Remove a loaded module, as delete_module(2) would. Raises ModuleError where it is used, or not loaded."""
+    """Remove a loaded module, as delete_module(2) would. Raises ModuleError if it is in use, or not loaded."""
     name = underscored(name)
     if name not in loaded():
         raise ModuleError(f"Module {name} is not currently loaded")
@@ -261,7 +261,9 @@ def remove(name: str) -> None:
 
 
 def uses(name: str) -> int:
-    """How many users other than modules a module has: processes with its files open, GPUs kept by persistence mode."""
+    """Return the number of a module's users other than modules: processes with its files open, GPUs in persistence
+    mode.
+    """
     held = [file for files in devices.holders().values() for file in files]
     if name == "nvidia_uvm":
         return sum(file.startswith("/dev/nvidia-uvm") for file in held)
@@ -275,17 +277,17 @@ def uses(name: str) -> int:
 
 
 def dependencies(name: str) -> tuple[str, ...]:
-    """The simulated modules that a module needs, the nearest first."""
+    """Return the simulated modules that a module needs, the nearest first."""
     return _DEPENDS.get(name, ())
 
 
 def in_use(name: str) -> bool:
-    """Whether another module or anything else uses a module."""
+    """Return whether another module or anything else uses a module."""
     return any(name in _DEPENDS.get(other, ()) for other in loaded()) or uses(name) > 0
 
 
 def listing() -> list[tuple[str, int, int, list[str]]]:
-    """(name, size, count of users, modules among them) of what is loaded, the latest first."""
+    """Return (name, size, count of users, modules among them) of the loaded modules, the latest first."""
     names = loaded()
     found = []
     for name in names:
@@ -295,9 +297,9 @@ def listing() -> list[tuple[str, int, int, list[str]]]:
 
 
 def overwrite(file: Path, data: bytes) -> None:
-    """Write a file in place, and at no time empty.
+    """Write a file in place, without a moment in which it is empty.
 
-    Another file at that path would not be the one that is mounted over /proc/modules, and somebody may read it now.
+    A new file at that path would not be the one that is mounted over /proc/modules, and a program may be reading it.
     """
     number = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
@@ -308,7 +310,7 @@ def overwrite(file: Path, data: bytes) -> None:
 
 
 def publish() -> None:
-    """Bring /proc/modules and the device files up to what is loaded."""
+    """Update /proc/modules and the device files to the loaded modules."""
     lines = []
     for name, size, count, users in listing():
         by = "".join(f"{user}," for user in users) or "-"
@@ -322,6 +324,6 @@ def publish() -> None:
 
 
 def steps(arguments: list[str]) -> tuple[list[list[str]], subprocess.CompletedProcess[str]]:
-    """What the real modprobe would do for these arguments: words of each line, and its whole answer."""
+    """Return what the real modprobe would do for these arguments: the fields of each line, and its whole answer."""
     answer = kmod("modprobe", ["--show-depends", *arguments])
     return [line.split() for line in answer.stdout.splitlines() if line.strip()], answer

@@ -1,4 +1,4 @@
-"""Bind mounts that put simulated files where programs look for the kernel's."""
+"""Bind mounts that show simulated files where programs look for the kernel's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REC = 16384
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    """mount(2); raises OSError, naming the target."""
+    """Call mount(2); raise OSError with the target's name."""
     words = [word.encode() for word in (source, target, kind, options)]
     if _LIBC.mount(words[0], words[1], words[2] or None, ctypes.c_ulong(flags), words[3] or None) != 0:
         number = ctypes.get_errno()
@@ -30,9 +30,9 @@ def bind(source: str, target: str, *, read_only: bool = True) -> None:
 
 
 def with_additions(folder: str, stand_in: str, without: Container[str] = ()) -> None:
-    """Let entries be added to a folder of sysfs: ``stand_in`` takes its place, and shows all that was in it.
+    """Make entries in a folder of sysfs possible: mount ``stand_in`` over it, which shows all that was in it.
 
-    What is put into ``stand_in`` from then on is seen in ``folder``. Entries named in ``without`` are left out.
+    What is added to ``stand_in`` from then on appears in ``folder``. Entries named in ``without`` are left out.
     """
     Path(stand_in).mkdir(parents=True, exist_ok=True)
     for entry in _entries(folder):
@@ -51,7 +51,7 @@ def with_additions(folder: str, stand_in: str, without: Container[str] = ()) -> 
 
 
 def overlay(folder: str, stand_in: str) -> None:
-    """As ``with_additions``, by an overlay: for folders with many entries that do not come and go."""
+    """Do the same by an overlay: for folders with many entries that do not change."""
     upper, work = stand_in + ".added", stand_in + ".work"
     for each in (stand_in, upper, work):
         Path(each).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Simulated network adapters: /sys/class/infiniband and the classes of their devices, as ibstat and the probe read."""
+"""Simulated network adapters: /sys/class/infiniband and the classes of their devices, for ibstat and the probe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HW_COUNTERS = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "r
 
 
 def write(hardware: dict[str, Any]) -> None:
-    """Write every adapter of the description; none: no folder."""
+    """Write every adapter of the description; without adapters, no folder."""
     for number, nic in enumerate(hardware["nics"]):
         _write_devices(number, nic["name"])
         place = pci.folder(nic) / "infiniband" / nic["name"]
@@ -40,12 +40,12 @@ def write(hardware: dict[str, Any]) -> None:
         if not link.is_symlink():
             link.symlink_to("../../devices/{}/infiniband/{}".format(pci.place(nic), nic["name"]))
         if nic["role"] == "nvswitch":
-            # By this the start script of the fabric manager finds the way to the NVSwitches.
+            # The fabric manager's start script finds the device of the NVSwitches by this.
             (pci.folder(nic) / "vpd").write_bytes(_vital_product_data("SW_MNG"))
 
 
 def _write_devices(number: int, name: str) -> None:
-    """What ib_uverbs and ib_umad show of an adapter with one port."""
+    """Write the files that ib_uverbs and ib_umad create for an adapter with one port."""
     state.write_text(state.path(VERBS) / "abi_version", "6\n")
     state.write_text(state.path(VERBS) / f"uverbs{number}" / "ibdev", name + "\n")
     state.write_text(state.path(MAD) / "abi_version", "5\n")
@@ -89,7 +89,7 @@ def _write_adapter(place: Path, nic: dict[str, Any]) -> None:
 
 
 def _write_gids(port: Path, number: int, nic: dict[str, Any]) -> None:
-    """Write the table of a RoCE port with one IPv4 address. The network interface that has it is not simulated."""
+    """Write the table of a RoCE port with one IPv4 address. The network interface with it is not simulated."""
     host = int(nic["guid"].replace(":", ""), 16)
     local = "fe80:0000:0000:0000:" + nic["guid"]
     ipv4 = f"0000:0000:0000:0000:0000:ffff:{0x0A64 + number:04x}:{1 + host % 0xFFFE:04x}"
@@ -99,6 +99,6 @@ def _write_gids(port: Path, number: int, nic: dict[str, Any]) -> None:
 
 
 def _vital_product_data(text: str) -> bytes:
-    """One identifier string and the end tag."""
+    """Return one identifier string and the end tag."""
     data = text.encode("ascii")
     return b"\x82" + len(data).to_bytes(2, "little") + data + b"\x78"

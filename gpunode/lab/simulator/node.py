@@ -1,4 +1,4 @@
-"""The simulated node as NVIDIA's tools see it: module in memory, library on disk, GPUs and their state."""
+"""The simulated node as NVIDIA's tools see it: loaded module, library on disk, GPUs and their state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODPROBE_S = 60
 
 
 class NodeSnapshot:
-    """One look at the node. ``release`` is the version of the module in memory, None where none is loaded."""
+    """One look at the node. ``release`` is the version of the loaded module, None if none is loaded."""
 
     def __init__(self) -> None:
         try:
@@ -38,11 +38,13 @@ class NodeSnapshot:
 
     @property
     def in_container(self) -> bool:
-        """The tool runs in a container of the node's."""
+        """Return whether the tool runs in a container of the node."""
         return not (state.ROOT / DEVICE_OWNER).exists()
 
     def _is_visible(self, gpu: SimulatedGpu) -> bool:
-        """On the node itself those that the driver took are; in a container those whose device file was put into it."""
+        """Return whether the GPU is visible: on the node if the driver is bound to it, in a container if it has its
+        device file.
+        """
         taken = self.running.get("gpus")
         if taken and str(gpu.number) not in taken:
             return False
@@ -52,30 +54,34 @@ class NodeSnapshot:
 
     @property
     def driver(self) -> str:
-        """The module's version, as a layout needs it; the library's where no module is loaded."""
+        """Return the module's version, which decides the layout; the library's if no module is loaded."""
         return self.release or self.library or "580.95.05"
 
     @property
     def cuda(self) -> str:
-        """``13.0``: what this driver's libcuda says; of a branch between two of the description, the older one's."""
+        """Return ``13.0``, the CUDA version of this driver; for a branch between two of the description, the older
+        one's.
+        """
         listed: dict[str, str] = self.hardware.get("cuda_of_branch") or {}
         known = [int(branch) for branch in listed if int(branch) <= numbers(self.driver)[0]]
         return listed[str(max(known))] if known else "N/A"
 
     @property
     def services(self) -> frozenset[str]:
-        """What the platform needs beside the driver: ``fabric-manager``, ``nvlsm``, ``imex``."""
+        """Return the services that the platform needs in addition to the driver: ``fabric-manager``, ``nvlsm``,
+        ``imex``.
+        """
         named = self.hardware.get("services")
         if named is not None:
             return frozenset(named)
         return frozenset({"fabric-manager"} if self.hardware.get("nvswitches") else ())
 
     def has_fault(self, fault: str) -> bool:
-        """True where this fault of the whole node is set."""
+        """Return whether this fault of the whole node is set."""
         return any(entry.get("fault") == fault for entry in self.faults)
 
     def processes(self) -> list[dict[str, Any]]:
-        """Processes at the GPUs that are still there; a container is not told of others' processes."""
+        """Return the processes on the visible GPUs; in a container those of other containers are hidden."""
         if self.in_container:
             return []
         listed: list[dict[str, Any]] = self.running.get("processes") or []
@@ -83,7 +89,7 @@ class NodeSnapshot:
 
 
 def loaded() -> NodeSnapshot:
-    """The node as it is once somebody has asked the driver's library: root's first call loads the module."""
+    """Return the node after a first call of the driver's library: root's first call loads the module."""
     node = NodeSnapshot()
     modprobe = state.path("/usr/sbin/modprobe")
     if node.library is None or node.release is not None or os.geteuid() != 0 or not modprobe.exists():
@@ -101,7 +107,7 @@ def loaded() -> NodeSnapshot:
 
 
 def library_release() -> str | None:
-    """The release in the name of the file that libnvidia-ml.so.1 leads to; None where there is none."""
+    """Return the release in the name of the file that libnvidia-ml.so.1 links to; None if there is none."""
     arch = os.uname().machine
     for folder in LIBRARY_FOLDERS:
         link = state.ROOT / folder.format(arch=arch) / "libnvidia-ml.so.1"
@@ -113,7 +119,7 @@ def library_release() -> str | None:
 
 
 def package_release() -> str | None:
-    """The upstream version of the package that the running tool came from: no epoch, no revision."""
+    """Return the upstream version of the running tool's package: no epoch, no revision."""
     version = os.environ.get("GPUNODE_LAB_PACKAGE_VERSION", "")
     found = re.search(r"(?:^|:)(\d+(?:\.\d+)+)", version)
     return found[1] if found else None

@@ -1,4 +1,4 @@
-"""Simulated NUMA nodes: the host's processors and memory, dealt out to as many nodes as the hardware has."""
+"""Simulated NUMA nodes: the host's processors and memory, divided among as many nodes as the hardware has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from . import pci, state
 
 FOLDER = "/run/gpunode-lab/sys/node"
-"""Seen as /sys/devices/system/node, where the host's kernel knows NUMA."""
+"""Mounted as /sys/devices/system/node, if the host's kernel supports NUMA."""
 _NEAR, _FAR = 10, 21
 
 
@@ -34,7 +34,7 @@ def _distances(node: int, count: int) -> list[str]:
 
 
 def _mask(cpus: list[int]) -> str:
-    """A processor mask in groups of 32 bits."""
+    """Return a processor mask in groups of 32 bits."""
     bits = sum(1 << cpu for cpu in cpus)
     groups = []
     while True:

@@ -14,7 +14,7 @@ WITH_VALUE = ("--guid", "-g", "--pid_file", "--config", "-F", "--log_file", "-f"
 
 
 def main(argv: list[str]) -> int:
-    """Start the subnet manager; its exit code."""
+    """Start the subnet manager; return its exit code."""
     if "--version" in argv:
         sys.stdout.write(f"NVLSM {package_release() or 'unknown'}\n")
         return 0
@@ -35,8 +35,8 @@ def main(argv: list[str]) -> int:
     missing = [name for name in NEEDED if name not in loaded]
     if missing or "nvlsm" not in node.services:
         why = f"module {missing[0]} is not loaded" if missing else "no NVLink 5 switch"
-        daemon.say(TOOL, f"Error from osm_opensm_bind (0x2A): {why}")
-        daemon.say(TOOL, "Perhaps another instance of NVLSM is already running or the HCA is not there")
+        daemon.report(TOOL, f"Error from osm_opensm_bind (0x2A): {why}")
+        daemon.report(TOOL, "Perhaps another instance of NVLSM is already running or the HCA is not there")
         return 1
 
     def start() -> None:

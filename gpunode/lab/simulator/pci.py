@@ -14,11 +14,11 @@ from .config_space import SIZE, config_space, numbers, speed
 Function = dict[str, Any]
 
 DEVICES = "/run/gpunode-lab/sys/devices"
-"""Where this module writes; on a node it is seen, read-only, as /sys/devices."""
+"""Where this module writes; on a node it is mounted, read-only, as /sys/devices."""
 SLOTS = "/run/gpunode-lab/sys/slots"
-"""Seen as /sys/bus/pci/devices."""
+"""Mounted as /sys/bus/pci/devices."""
 DRIVERS = "/run/gpunode-lab/sys/drivers"
-"""Seen as /sys/bus/pci/drivers."""
+"""Mounted as /sys/bus/pci/drivers."""
 _MEMORY = 0x0000_2000_0000_0000
 _WINDOW = 1 << 40
 _MIB = 1 << 20
@@ -26,7 +26,7 @@ _PREFETCHABLE = 0x14220C
 
 
 def functions(hardware: dict[str, Any]) -> list[Function]:
-    """All functions of a description: bridges first, so that a folder is there before what it holds."""
+    """Return all functions of a description: bridges first, so that a folder exists before its subfolders."""
     last = _last_buses(hardware)
     bridges = [dict(bridge, bus_last=last[bridge["pci_bus_id"]], revision=0x04) for bridge in hardware["bridges"]]
     nics = [dict(nic, revision=0) for nic in hardware["nics"]]
@@ -34,7 +34,7 @@ def functions(hardware: dict[str, Any]) -> list[Function]:
 
 
 def _last_buses(hardware: dict[str, Any]) -> dict[str, int]:
-    """Bridge to the highest bus behind it."""
+    """Return bridge to the highest bus behind it."""
     last = {bridge["pci_bus_id"]: bridge["bus_below"] for bridge in hardware["bridges"]}
     for function in [*hardware["bridges"], *hardware["gpus"], *hardware["nvswitches"], *hardware["nics"]]:
         bus = int(function["pci_bus_id"].split(":")[1], 16)
@@ -44,25 +44,25 @@ def _last_buses(hardware: dict[str, Any]) -> dict[str, int]:
 
 
 def folder(function: Function) -> Path:
-    """Where a function's files are written."""
+    """Return the path where a function's files are written."""
     return state.path(DEVICES + "/" + place(function))
 
 
 def place(function: Function) -> str:
-    """A function's folder below /sys/devices."""
+    """Return a function's folder below /sys/devices."""
     chain = [*function["bridges_above"], function["pci_bus_id"]]
     return "pci{}/{}".format(chain[0].rsplit(":", 1)[0], "/".join(chain))
 
 
 def write(hardware: dict[str, Any]) -> None:
-    """Put all functions on the bus."""
+    """Write all functions to the bus."""
     state.path(SLOTS).mkdir(parents=True, exist_ok=True)
     for number, function in enumerate(functions(hardware)):
         write_function(function, number)
 
 
 def write_function(function: Function, number: int) -> None:
-    """Write one function's files and put it on the bus; ``number`` gives it interrupts and addresses of its own."""
+    """Write one function's files and add it to the bus; ``number`` decides its interrupts and addresses."""
     numa_nodes = int(state.running().get("numa_nodes", 1))
     here = folder(function)
     here.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def write_function(function: Function, number: int) -> None:
 
 
 def set_link(function: Function, gen: int, width: int, number: int) -> None:
-    """Let a function's link run at that generation and width, in sysfs and in configuration space."""
+    """Set a function's link to that generation and width, in sysfs and in configuration space."""
     here = folder(function)
     values = {
         "current_link_speed": speed(gen),
@@ -113,7 +113,7 @@ def set_link(function: Function, gen: int, width: int, number: int) -> None:
 
 
 def set_link_and_port(hardware: dict[str, Any], gpu: Function, gen: int, width: int) -> None:
-    """Let a GPU's link run so, at both of its ends."""
+    """Set a GPU's link at both of its ends."""
     everything = functions(hardware)
     slots = [function["pci_bus_id"] for function in everything]
     for slot in (gpu["bridges_above"][-1], gpu["pci_bus_id"]):
@@ -124,7 +124,7 @@ def set_link_and_port(hardware: dict[str, Any], gpu: Function, gen: int, width: 
 
 
 def fall_off(function: Function) -> None:
-    """Let a function answer no more: every read of its configuration space gives ones."""
+    """Make a function unresponsive: every read of its configuration space returns ones."""
     here = folder(function)
     state.write_text(here / "current_link_speed", "Unknown\n")
     state.write_text(here / "current_link_width", "63\n")
@@ -135,7 +135,7 @@ def fall_off(function: Function) -> None:
 
 
 def bind(function: Function, driver: str | None) -> None:
-    """Let a driver hold the function, or none."""
+    """Bind a driver to the function, or none."""
     here = folder(function)
     text = f"DRIVER={driver}\n" if driver else ""
     sub = function.get("pci_subsystem_id", "0000:0000").upper()
@@ -154,7 +154,7 @@ def bind(function: Function, driver: str | None) -> None:
 
 
 def remove(function: Function) -> None:
-    """Take a function off the bus, as the kernel does with one that was removed."""
+    """Remove a function from the bus, as the kernel does."""
     link = state.path(SLOTS) / function["pci_bus_id"]
     if link.is_symlink():
         link.unlink()
@@ -162,7 +162,7 @@ def remove(function: Function) -> None:
 
 
 def _driver(function: Function) -> str | None:
-    """The driver of what is not NVIDIA's, which a server's kernel has loaded."""
+    """Return the driver of a function that is not NVIDIA's, which a server's kernel has loaded."""
     if "kind" in function:
         return "pcieport"
     return "mlx5_core" if function["pci_device_id"].startswith("15b3:") else None
@@ -185,7 +185,7 @@ def _regions(function: Function, number: int) -> list[tuple[int, int]]:
 
 
 def _resources(regions: list[tuple[int, int]]) -> Iterator[str]:
-    """Seven lines: six registers, of which a 64-bit region takes two, and the ROM."""
+    """Yield seven lines: six registers, of which a 64-bit region takes two, and the ROM."""
     lines = []
     for address, size in regions:
         lines += [f"0x{address:016x} 0x{address + size - 1:016x} 0x{_PREFETCHABLE:016x}", None]
@@ -195,7 +195,7 @@ def _resources(regions: list[tuple[int, int]]) -> Iterator[str]:
 
 
 def cpus_of(numa_node: int, numa_nodes: int) -> list[int]:
-    """The host's processors, dealt out to the simulated NUMA nodes in blocks; all of them where there are too few."""
+    """Return the host's processors of one simulated NUMA node, divided in blocks; all of them if there are too few."""
     online = processors()
     if len(online) < numa_nodes:
         return online
@@ -209,7 +209,7 @@ def processors() -> list[int]:
 
 
 def ranges(cpus: list[int]) -> str:
-    """``0-3,8`` for a sorted list of numbers."""
+    """Return ``0-3,8`` for a sorted list of numbers."""
     parts: list[list[int]] = []
     for cpu in cpus:
         if parts and parts[-1][-1] == cpu - 1:

@@ -19,7 +19,7 @@ SWITCHES = (
 
 
 def main(argv: list[str]) -> int:
-    """Start the daemon; its starter's exit code."""
+    """Start the daemon; return its starter's exit code."""
     if "-V" in argv or "--version" in argv:
         sys.stdout.write(f"nvidia-persistenced:  version {package_release() or 'unknown'}\n")
         return 0
@@ -49,8 +49,8 @@ def _is_user(name: str) -> bool:
 
 
 def _failed(why: str) -> int:
-    daemon.say(TOOL, why)
-    daemon.say(TOOL, "PID file unlocked.")
+    daemon.report(TOOL, why)
+    daemon.report(TOOL, "PID file unlocked.")
     sys.stderr.write("nvidia-persistenced failed to initialize. Check syslog for more details.\n")
     return 1
 

@@ -1,4 +1,4 @@
-"""Fields of ``nvidia-smi --query-gpu``: other names, the line of -q that each is, units."""
+"""Fields of ``nvidia-smi --query-gpu``: other names, the -q line of each, units."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ COUNTER_TAGS = {
     "hw_power_brake_slowdown": "hw_power_brake",
 }
 
-# Fields of real drivers of which the simulator knows nothing: they read [N/A].
+# Fields of real drivers that the simulator does not support: they read [N/A].
 NOT_HERE = frozenset({
     "hostname", "dramEncryption.mode.current", "dramEncryption.mode.pending",
     "vgpu_driver_capability.heterogenous_multivGPU", "vgpu_device_capability.fractional_multiVgpu",

@@ -1,15 +1,15 @@
-"""What a simulated GPU measures and counts at this moment, as numbers."""
+"""Current measurements and counters of a simulated GPU, as numbers."""
 
 from __future__ import annotations
 
 from .gpu import SimulatedGpu
 
 THROTTLES = ("sw_power_cap", "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
-"""Reasons that something else than the load holds clocks down, as a fault can be one."""
+"""Reasons other than the load that hold clocks down, each possible as a fault."""
 
 
 def clocks(gpu: SimulatedGpu) -> dict[str, int]:
-    """Clocks in force in MHz: graphics, sm, memory, video."""
+    """Return the current clocks in MHz: graphics, sm, memory, video."""
     idle = gpu.get("idle_clocks_mhz") or {}
     top = maximum_clocks(gpu)
     sm = top["sm"] if gpu.busy else int(idle.get("graphics", top["sm"]))
@@ -26,14 +26,14 @@ def clocks(gpu: SimulatedGpu) -> dict[str, int]:
 
 
 def maximum_clocks(gpu: SimulatedGpu) -> dict[str, int]:
-    """Maximum clocks in MHz."""
+    """Return the maximum clocks in MHz."""
     sm = int(gpu.get("max_sm_clock_mhz", 0))
     video = int(gpu.get("video_clock_mhz", 0))
     return {"graphics": sm, "sm": sm, "memory": int(gpu.get("max_memory_clock_mhz", 0)), "video": video}
 
 
 def application_clocks(gpu: SimulatedGpu, default: bool = False) -> tuple[int, int]:
-    """(memory, graphics) in MHz."""
+    """Return the application clocks (memory, graphics) in MHz."""
     top = maximum_clocks(gpu)
     chosen = None if default else gpu.now.get("application_clocks_mhz")
     if chosen:
@@ -43,7 +43,7 @@ def application_clocks(gpu: SimulatedGpu, default: bool = False) -> tuple[int, i
 
 
 def reasons(gpu: SimulatedGpu) -> dict[str, bool]:
-    """Which throttle reasons are active, by their short names."""
+    """Return which throttle reasons are active, by their short names."""
     fault = gpu.fault("throttle") or {}
     which = str(fault.get("reason", "hw_thermal_slowdown")) if fault else ""
     return {
@@ -60,7 +60,7 @@ def reasons(gpu: SimulatedGpu) -> dict[str, bool]:
 
 
 def memory(gpu: SimulatedGpu) -> dict[str, int]:
-    """Memory in MiB: total, reserved, used, free."""
+    """Return memory in MiB: total, reserved, used, free."""
     total = int(gpu.get("memory_total_mib", 0))
     reserved = int(gpu.get("memory_reserved_mib", total // 150))
     used = sum(int(entry.get("memory_mib", 0)) for entry in gpu.processes) + (1 if gpu.persistence else 0)
@@ -68,7 +68,7 @@ def memory(gpu: SimulatedGpu) -> dict[str, int]:
 
 
 def ecc_counts(gpu: SimulatedGpu) -> dict[str, int]:
-    """``volatile/dram_uncorrectable`` and so on to counts."""
+    """Return the error counts by ``volatile/dram_uncorrectable`` and so on."""
     counts = {
         f"{period}/{place}": 0
         for period in ("volatile", "aggregate")
@@ -86,7 +86,7 @@ def ecc_counts(gpu: SimulatedGpu) -> dict[str, int]:
 
 
 def remapped(gpu: SimulatedGpu) -> dict[str, int | bool]:
-    """Remapped rows: correctable, uncorrectable, pending, failure."""
+    """Return remapped rows: correctable, uncorrectable, pending, failure."""
     kept = gpu.kept.get("remapped") or {}
     pending = gpu.fault("remap-pending") is not None
     return {
@@ -98,21 +98,21 @@ def remapped(gpu: SimulatedGpu) -> dict[str, int | bool]:
 
 
 def temperature_c(gpu: SimulatedGpu) -> int:
-    """The chip's temperature: idle, busy, or hot by the fault."""
+    """Return the chip's temperature: idle, busy, or hot by the fault."""
     if gpu.fault("throttle"):
         return int((gpu.get("temperatures_c") or {}).get("slowdown", int(gpu.get("tlimit_base_c", 87)) + 2))
     return 59 if gpu.busy else 31 + gpu.number % 4
 
 
 def power_w(gpu: SimulatedGpu) -> float:
-    """The power draw: idle, or most of the limit."""
+    """Return the power draw: idle, or most of the limit."""
     if gpu.busy:
         return round(gpu.power_limit_w * 0.9, 2)
     return float(gpu.get("idle_power_w", max(gpu.power_limit_w * 0.1, 1.0)))
 
 
 def fabric(gpu: SimulatedGpu) -> dict[str, str]:
-    """State, status, clique and cluster of a GPU behind NVSwitches; empty for others."""
+    """Return state, status, clique and cluster of a GPU behind NVSwitches; empty for others."""
     if not gpu.in_fabric:
         return {}
     known = gpu.node.running.get("fabric") or {}

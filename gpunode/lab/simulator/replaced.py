@@ -1,4 +1,4 @@
-"""Faults of installed files: a library too many, a program of another release. Reverted when they are healed."""
+"""Faults of installed files: an additional library, a program of another release. Reverted when they are healed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _run(*argv: str) -> None:
 
 
 def _next(release: str) -> str:
-    """A release that comes after another one, and that nobody made."""
+    """Return a release after the given one that does not exist."""
     head, _, last = release.rpartition(".")
     return f"{head}.{int(last) + 1:0{len(last)}d}"
 
 
 def add_library(fault: dict[str, Any]) -> None:
-    """Install the NVML library once more under a later release's name; ldconfig leads ``.so.1`` to it."""
+    """Install the NVML library once more under a later release's name; ldconfig links ``.so.1`` to it."""
     found = sorted(state.path(_LIBRARIES).glob("libnvidia-ml.so.*.*"))
     if not found:
         raise FaultError("library-mismatch: no driver's library is installed: install a driver first")
@@ -40,13 +40,13 @@ def add_library(fault: dict[str, Any]) -> None:
 
 
 def remove_library(fault: dict[str, Any]) -> None:
-    """Take the library away again."""
+    """Remove the library."""
     state.path(fault["file"]).unlink(missing_ok=True)
     _run("ldconfig")
 
 
 def swap_fabric_manager(fault: dict[str, Any]) -> None:
-    """Let the fabric manager's program say and be another release, and start its unit anew."""
+    """Replace the fabric manager's program by one of another release, and restart its unit."""
     program = state.path(_FABRIC_MANAGER)
     text = program.read_text(encoding="utf-8") if program.exists() else ""
     match = _VERSION.search(text)
@@ -62,7 +62,7 @@ def swap_fabric_manager(fault: dict[str, Any]) -> None:
 
 
 def restore_fabric_manager(fault: dict[str, Any]) -> None:
-    """Put the program back, unless another package has come meanwhile."""
+    """Restore the program, unless another package has been installed in the meantime."""
     program, saved = state.path(_FABRIC_MANAGER), state.path(_SAVED)
     if program.exists() and fault["version"] in program.read_text(encoding="utf-8"):
         _replace(program, saved.read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from .modules import ModuleError
 
 
 def main(argv: list[str]) -> int:
-    """Run as rmmod; its exit status."""
+    """Run as rmmod; return its exit status."""
     names = [word for word in argv if not word.startswith("-")]
     if not any(modules.is_simulated(name) for name in names):
         done = modules.kmod("rmmod", argv)

@@ -1,4 +1,4 @@
-"""``nvidia-smi``: finds out what is asked, and whether the driver could answer it."""
+"""``nvidia-smi``: parses the request, and fails if the driver could not answer it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SmiError(Exception):
 
 
 def main(argv: list[str]) -> int:
-    """Run nvidia-smi with these arguments; its exit code."""
+    """Run nvidia-smi with these arguments; return its exit code."""
     try:
         return _run(argv)
     except SmiError as err:
@@ -55,7 +55,7 @@ def _run(argv: list[str]) -> int:
         return SUCCESS
     node = ready()
     if argv[:1] == ["--version"]:
-        return _say(_version(node))
+        return _print(_version(node))
     if argv[:1] == ["topo"]:
         return _topo(node, argv[1:])
     if argv[:1] == ["mig"]:
@@ -65,7 +65,7 @@ def _run(argv: list[str]) -> int:
     options = parse(argv)
     gpus = chosen(node, options.get("id"))
     if "list" in options:
-        return _say(smi_table.listing(gpus))
+        return _print(smi_table.listing(gpus))
     setting = smi_settings.run(gpus, options)
     if setting is not None:
         sys.stdout.write(setting[1])
@@ -76,16 +76,16 @@ def _run(argv: list[str]) -> int:
         "query-retired-pages": lambda fields, form: smi_query.query_pages(gpus, fields, form),
     }
     for name in set(queries).intersection(options):
-        return _say(queries[name]([field.strip() for field in options[name].split(",")], _format(options)))
+        return _print(queries[name]([field.strip() for field in options[name].split(",")], _format(options)))
     if "query" in options:
         return _query(node, gpus, options)
     if argv and not set(options) <= {"id"}:
         raise invalid(argv[0])
-    return _say(smi_table.table(node, gpus))
+    return _print(smi_table.table(node, gpus))
 
 
 def ready() -> NodeSnapshot:
-    """The node, once module and library agree and a GPU is there. Raises SmiError as nvidia-smi fails."""
+    """Return the node if module and library match and a GPU exists. Raises SmiError with nvidia-smi's failure."""
     node = loaded()
     if node.library is None:
         raise SmiError(NO_LIBRARY, NO_LIBRARY_TEXT)
@@ -122,7 +122,7 @@ QUERIES = ("query-gpu", "query-compute-apps", "query-retired-pages")
 
 
 def parse(argv: list[str]) -> dict[str, str]:
-    """Options by their names; raises SmiError for what nvidia-smi does not know."""
+    """Return options by their names; raise SmiError for an unknown option."""
     options: dict[str, str] = {}
     left = list(argv)
     while left:
@@ -143,14 +143,14 @@ def parse(argv: list[str]) -> dict[str, str]:
 
 
 def invalid(word: str) -> SmiError:
-    """The error for a word that nvidia-smi does not understand."""
+    """Return the error for an argument that nvidia-smi does not support."""
     return SmiError(
         INVALID, f"Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n{word}\n"
     )
 
 
 def chosen(node: NodeSnapshot, which: str | None) -> list[SimulatedGpu]:
-    """The GPUs of ``-i``: indices, UUIDs or bus ids. Raises SmiError where one is none."""
+    """Return the GPUs of ``-i``: indices, UUIDs or bus ids. Raises SmiError for an unknown one."""
     if which is None:
         return node.gpus
     found = []
@@ -167,28 +167,28 @@ def _is_named(gpu: SimulatedGpu, word: str) -> bool:
     return word in (str(gpu.index), gpu.uuid) or word.lower() in (bus, bus[4:])
 
 
-def _say(text: str) -> int:
+def _print(text: str) -> int:
     sys.stdout.write(text)
     return SUCCESS
 
 
 def _format(options: dict[str, str]) -> set[str]:
-    wanted = {word.strip() for word in options.get("format", "").split(",")}
-    if "csv" not in wanted:
+    requested = {word.strip() for word in options.get("format", "").split(",")}
+    if "csv" not in requested:
         raise SmiError(INVALID, 'Missing format option. "--format=csv" is required with --query.\n')
-    return wanted
+    return requested
 
 
 def _query(node: NodeSnapshot, gpus: list[SimulatedGpu], options: dict[str, str]) -> int:
     if "xml" in options:
-        return _say(smi_xml.document(node, gpus))
+        return _print(smi_xml.document(node, gpus))
     sections = None
     if "display" in options:
         sections = [word.strip().upper() for word in options["display"].split(",")]
         unknown = [word for word in sections if word not in smi_text.SECTIONS]
         if unknown:
             raise SmiError(INVALID, f'Display type "{unknown[0]}" is not a valid display type.\n\n')
-    return _say(smi_text.document(node, gpus, sections))
+    return _print(smi_text.document(node, gpus, sections))
 
 
 def _version(node: NodeSnapshot) -> str:
@@ -212,9 +212,9 @@ def _version(node: NodeSnapshot) -> str:
 
 def _topo(node: NodeSnapshot, argv: list[str]) -> int:
     if argv in (["-m"], ["--matrix"]):
-        return _say(smi_topo.matrix(node))
+        return _print(smi_topo.matrix(node))
     if argv in (["-p2p", "r"], ["--p2pstatus", "r"]):
-        return _say(smi_topo.peers(node))
+        return _print(smi_topo.peers(node))
     raise invalid("topo")
 
 
@@ -230,7 +230,7 @@ def _mig(node: NodeSnapshot, argv: list[str]) -> int:
 
 
 def _without_id(argv: list[str]) -> tuple[str | None, list[str]]:
-    """What ``-i`` names, and the other words."""
+    """Return the value of ``-i``, and the other arguments."""
     if "-i" not in argv[:-1]:
         return None, argv
     place = argv.index("-i")
@@ -245,4 +245,4 @@ def _nvlink(node: NodeSnapshot, argv: list[str]) -> int:
     }  # fmt: skip
     if len(argv) != 1 or argv[0] not in listings:
         raise invalid("nvlink")
-    return _say(listings[argv[0]](chosen(node, which)))
+    return _print(listings[argv[0]](chosen(node, which)))

@@ -1,8 +1,8 @@
 """``nvidia-smi mig``: profiles of a model, GPU instances and their compute instances.
 
-Profiles are those that recordings of A100 80GB and H100 80GB list; of other models none is recorded, and
-their profiles cannot be displayed. Instances take room in the eight memory slices of a GPU as these recordings show it:
-one large after small ones may find none.
+Profiles are those in recordings of A100 80GB and H100 80GB; no others are recorded, so profiles of other models cannot
+be displayed. Instances occupy the eight memory slices of a GPU as in these recordings: a large one may not fit after
+small ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OFF = "No MIG-enabled devices found.\n"
 
 @dataclass(frozen=True)
 class Profile:
-    """One GPU instance profile: name without ``MIG``, id, how often it fits, GiB, SMs, engines, slices of memory."""
+    """One GPU instance profile: name without ``MIG``, id, maximum count, GiB, SMs, engines, slices of memory."""
 
     name: str
     id: int
@@ -35,12 +35,12 @@ class Profile:
 
     @property
     def compute_id(self) -> int:
-        """The id of the compute instance profile that takes all of it."""
+        """Return the id of the compute instance profile that uses all of it."""
         return {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}[int(self.name.partition("g")[0])]
 
     @property
     def first_id(self) -> int:
-        """Instances of one profile are counted from here."""
+        """Return the first id of this profile's instances."""
         return {8: 0, 4: 1, 2: 3, 1: 7}[self.size]
 
 
@@ -89,28 +89,28 @@ class MigError(Exception):
 
 
 def profiles(gpu: SimulatedGpu) -> list[Profile]:
-    """The profiles of a GPU's model; none where no recording has them."""
+    """Return the profiles of a GPU's model; none without a recording."""
     return MODELS.get(str(gpu.get("mig_profiles")), [])
 
 
 def instances(gpu: SimulatedGpu) -> list[dict[str, Any]]:
-    """GPU instances as the state has them: id, profile, start, compute; ordered by id."""
+    """Return GPU instances of the state: id, profile, start, compute; ordered by id."""
     return sorted(gpu.now.get("mig_instances") or [], key=lambda one: int(one["id"])) if gpu.mig else []
 
 
 def devices(gpu: SimulatedGpu) -> list[tuple[dict[str, Any], Profile]]:
-    """MIG devices: GPU instances that have a compute instance, with their profile."""
+    """Return MIG devices: GPU instances that have a compute instance, with their profile."""
     named = {profile.name: profile for profile in profiles(gpu)}
     return [(one, named[one["profile"]]) for one in instances(gpu) if one["compute"]]
 
 
 def uuid(gpu: SimulatedGpu, instance: dict[str, Any]) -> str:
-    """A MIG device's UUID, the same as long as the instance lives."""
+    """Return a MIG device's UUID, which stays the same as long as the instance exists."""
     return f"MIG-{gpu.uuid[4:-4]}{int(instance['id']):02x}00"
 
 
 def run(gpus: list[SimulatedGpu], argv: list[str], root: bool) -> tuple[int, str]:
-    """Exit code and text of ``nvidia-smi mig`` with these words, ``-i`` taken out. Raises MigError."""
+    """Return exit code and text of ``nvidia-smi mig`` with these arguments, without ``-i``. Raises MigError."""
     if not argv or argv[0] not in _COMMANDS:
         raise MigError(
             INVALID, f"Invalid combination of input arguments. Please run 'nvidia-smi mig -h' for help.\n{argv[:1]}\n"
@@ -187,7 +187,7 @@ def _place(gpu: SimulatedGpu, profile: Profile, listed: list[dict[str, Any]]) ->
 
 
 def _room(gpu: SimulatedGpu, profile: Profile) -> int:
-    """How many more instances of a profile find room."""
+    """Return how many more instances of a profile fit."""
     listed = list(instances(gpu))
     count = 0
     while (start := _place(gpu, profile, listed)) is not None:
@@ -197,9 +197,9 @@ def _room(gpu: SimulatedGpu, profile: Profile) -> int:
 
 
 def _create(gpus: list[SimulatedGpu], words: list[str]) -> tuple[int, str]:
-    wanted, text = (words[0] if words else "").split(","), ""
+    requested, text = (words[0] if words else "").split(","), ""
     for gpu in gpus:
-        for word in wanted:
+        for word in requested:
             if gpu.busy:
                 return IN_USE, text + _not_created(gpu, word, "In use by another client")
             profile = next((one for one in profiles(gpu) if word.removeprefix("MIG ") in (one.name, str(one.id))), None)

@@ -33,12 +33,12 @@ ALL_INACTIVE = "NVML: Unable to retrieve NVLink information as all links are inA
 
 
 def status(gpus: list[SimulatedGpu]) -> str:
-    """``nvlink --status``: the speed of each link, or that it is inactive."""
+    """Return the output of ``nvlink --status``: the speed of each link, or that it is inactive."""
     return _listing(gpus, _status)
 
 
 def errors(gpus: list[SimulatedGpu]) -> str:
-    """``nvlink -e``: error counters."""
+    """Return the output of ``nvlink -e``: error counters."""
     return _listing(gpus, _errors)
 
 

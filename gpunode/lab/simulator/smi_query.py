@@ -13,11 +13,11 @@ from .values import DEPRECATED, switch, values, yes
 
 
 class UnknownFieldError(ValueError):
-    """A field that nvidia-smi does not know."""
+    """A field that nvidia-smi does not support."""
 
 
 def query_gpu(node: NodeSnapshot, gpus: list[SimulatedGpu], fields: list[str], options: set[str]) -> str:
-    """The CSV of ``--query-gpu``; ``options`` are ``csv``, ``noheader``, ``nounits``. Raises UnknownFieldError."""
+    """Return the CSV of ``--query-gpu``; ``options``: ``csv``, ``noheader``, ``nounits``. Raises UnknownFieldError."""
     names = [canonical(field) for field in fields]
     stamp = _stamp()
     rows = [[_value(node, gpu, name, stamp) for name in names] for gpu in gpus]
@@ -25,7 +25,7 @@ def query_gpu(node: NodeSnapshot, gpus: list[SimulatedGpu], fields: list[str], o
 
 
 def table(names: list[str], rows: list[list[str]], options: set[str]) -> str:
-    """CSV with the header and the units that the options leave."""
+    """Return CSV with header and units, unless the options omit them."""
     lines = []
     if "noheader" not in options:
         lines.append(", ".join(f"{name} [{UNITS[name]}]" if name in UNITS else name for name in names))
@@ -43,7 +43,7 @@ def _fitted(name: str, cell: str, bare: bool) -> str:
 
 
 def canonical(field: str) -> str:
-    """The name that the header prints."""
+    """Return the name that the header prints."""
     name = ALIASES.get(field, field)
     branch_name = name.replace("clocks_throttle_reasons.", "clocks_event_reasons.")
     if branch_name in PATHS or branch_name in _SPECIAL or branch_name in NOT_HERE or _is_family(branch_name):
@@ -129,16 +129,16 @@ def _remapped(gpu: SimulatedGpu, rest: str) -> str:
 
 
 def _ecc(gpu: SimulatedGpu, key: str) -> str:
-    """``ecc.errors.uncorrected.volatile.total`` and its kin."""
+    """Return the value of ``ecc.errors.uncorrected.volatile.total`` and similar fields."""
     _, _, kind, period, place = (*key.split(".", 4), "", "", "")[:5]
     if not gpu.ecc:
         return NA
     ending = "correctable" if kind == "corrected" else "uncorrectable"
     counts = ecc_counts(gpu)
     dram, sram = counts.get(f"{period}/dram_{ending}", 0), counts.get(f"{period}/sram_{ending}", 0)
-    told = {"device_memory": dram, "dram": dram, "sram": sram, "total": dram + sram}
-    if place in told:
-        return str(told[place])
+    by_location = {"device_memory": dram, "dram": dram, "sram": sram, "total": dram + sram}
+    if place in by_location:
+        return str(by_location[place])
     if place == "sram.thresholdExceeded":
         return "No"
     return "0" if place.startswith("sram.") else NA
@@ -189,7 +189,7 @@ _SPECIAL: dict[str, Callable[[NodeSnapshot, SimulatedGpu], str]] = {
 
 
 def query_apps(gpus: list[SimulatedGpu], fields: list[str], options: set[str]) -> str:
-    """The CSV of ``--query-compute-apps``. Raises UnknownFieldError."""
+    """Return the CSV of ``--query-compute-apps``. Raises UnknownFieldError."""
     readers: dict[str, Callable[[SimulatedGpu, dict[str, object]], str]] = {
         "timestamp": lambda _gpu, _entry: _stamp(),
         "gpu_name": lambda gpu, _entry: gpu.name,
@@ -214,7 +214,7 @@ def query_apps(gpus: list[SimulatedGpu], fields: list[str], options: set[str]) -
 
 
 def query_pages(gpus: list[SimulatedGpu], fields: list[str], options: set[str]) -> str:
-    """The CSV of ``--query-retired-pages``: a line for each cause, without pages. Raises UnknownFieldError."""
+    """Return the CSV of ``--query-retired-pages``: a line for each cause, without pages. Raises UnknownFieldError."""
     known = {
         "timestamp", "gpu_name", "gpu_bus_id", "gpu_serial", "gpu_uuid", "retired_pages.address",
         "retired_pages.timestamp", "retired_pages.cause",

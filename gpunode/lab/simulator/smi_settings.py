@@ -1,4 +1,4 @@
-"""What ``nvidia-smi`` sets: persistence, power, clocks, ECC, MIG, compute mode, reset."""
+"""Settings of ``nvidia-smi``: persistence, power, clocks, ECC, MIG, compute mode, reset."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class RefusedError(Exception):
 
 
 def run(gpus: list[SimulatedGpu], options: dict[str, str]) -> tuple[int, str] | None:
-    """Exit code and text of the setting that is asked for; None where none is."""
-    wanted = [name for name in _SETTINGS if name in options]
-    if not wanted:
+    """Return exit code and text of the requested setting; None if none is requested."""
+    requested = [name for name in _SETTINGS if name in options]
+    if not requested:
         return None
     code, text = 0, ""
-    for name in wanted:
+    for name in requested:
         if os.geteuid() != 0 and not os.environ.get("GPUNODE_LAB_ROOT"):
             return NO_PERMISSION, text + _SETTINGS[name][1].format(gpus[0].bus_id) + ": Insufficient Permissions\n"
         for gpu in gpus:
@@ -65,7 +65,7 @@ def _apply(gpu: SimulatedGpu, setting: Callable[..., str], value: str) -> str:
 
 @contextlib.contextmanager
 def _changed(gpu: SimulatedGpu) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The state, to be changed; a container has it read-only, and its root is not the node's."""
+    """Yield the state for changes; a container has it read-only, so its root cannot change the node."""
     try:
         with state.change() as both:
             yield both
@@ -129,11 +129,11 @@ def _pair(value: str, option: str) -> list[int]:
 
 
 VOLATILE = ("power_limit_w", "locked_sm_clock_mhz", "locked_memory_clock_mhz", "application_clocks_mhz")
-"""What a GPU forgets when its last user lets go of it: persistence keeps it initialised."""
+"""Settings that a GPU loses when its last user closes it; persistence mode keeps it initialised."""
 
 
 def forget(now: dict[str, Any]) -> None:
-    """Drop what a GPU does not keep once the driver lets go of it."""
+    """Drop the settings that a GPU loses when the driver releases it."""
     for key in VOLATILE:
         now.pop(key, None)
 
@@ -251,7 +251,7 @@ def _reset(gpu: SimulatedGpu, _value: str, kept: dict[str, Any], now: dict[str, 
     return f"GPU {gpu.bus_id} was successfully reset.\n"
 
 
-# Option to (what it does, the start of its complaint to a user who is not root).
+# Option to (its function, the start of its error for a user who is not root).
 _SETTINGS: dict[str, tuple[Callable[..., str], str]] = {
     "pm": (_persistence, "Unable to set persistence mode for GPU {}"),
     "e": (_ecc, "Unable to set ECC support for GPU {}"),

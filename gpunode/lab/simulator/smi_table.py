@@ -26,7 +26,7 @@ class Widths:
 
 
 def table(node: NodeSnapshot, gpus: list[SimulatedGpu]) -> str:
-    """The table with the processes below it."""
+    """Return the table with the processes below it."""
     branch = numbers(node.driver)[0]
     wide = Widths(branch)
     rule = f"+{'-' * wide.left}+{'-' * wide.middle}+{'-' * wide.right}+"
@@ -42,7 +42,7 @@ def table(node: NodeSnapshot, gpus: list[SimulatedGpu]) -> str:
 
 
 def listing(gpus: list[SimulatedGpu]) -> str:
-    """``nvidia-smi -L``."""
+    """Return the output of ``nvidia-smi -L``."""
     lines = []
     for gpu in gpus:
         if gpu.lost:
@@ -56,7 +56,7 @@ def listing(gpus: list[SimulatedGpu]) -> str:
 
 
 def lost_message(gpu: SimulatedGpu) -> str:
-    """What nvidia-smi says where it cannot get at a GPU that has fallen off the bus."""
+    """Return nvidia-smi's message for a GPU that has fallen off the bus."""
     return (
         f"Unable to determine the device handle for GPU{gpu.index}: {gpu.bus_id[4:]}: GPU is lost.  "
         "Reboot the system to recover this GPU"

@@ -1,4 +1,4 @@
-"""``nvidia-smi -q`` as text, whole or with ``-d``."""
+"""``nvidia-smi -q`` as text, complete or with ``-d``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HEXADECIMAL = frozenset(
 
 
 def document(node: NodeSnapshot, gpus: list[SimulatedGpu], sections: list[str] | None = None) -> str:
-    """The whole log; with ``sections`` (names of ``-d``) these blocks alone."""
+    """Return the complete log; with ``sections`` (names of ``-d``) only these blocks."""
     width = label_width(node)
     lines = [
         "",
@@ -58,11 +58,11 @@ def document(node: NodeSnapshot, gpus: list[SimulatedGpu], sections: list[str] |
         "",
         _line("Attached GPUs", str(len(node.gpus)), 0, width),
     ]
-    wanted = [tag for section in sections or () for tag in SECTIONS[section]]
+    selected = [tag for section in sections or () for tag in SECTIONS[section]]
     for gpu in gpus:
         layout = rows(node.driver, gpu.traits)
         if sections is not None:
-            layout = [row for row in layout if row.tag in wanted]
+            layout = [row for row in layout if row.tag in selected]
         lines.append(f"GPU {gpu.bus_id}")
         lines += _Writer(gpu, width, values(gpu)).block(layout, "", 1)
         if sections and "SUPPORTED_CLOCKS" in sections:
@@ -72,7 +72,7 @@ def document(node: NodeSnapshot, gpus: list[SimulatedGpu], sections: list[str] |
 
 
 def label_width(node: NodeSnapshot) -> int:
-    """The column of the colon."""
+    """Return the column of the colon."""
     return 55 if numbers(node.driver)[0] >= 590 else 42
 
 
@@ -81,15 +81,15 @@ def _line(label: str, value: str, depth: int, width: int) -> str:
 
 
 class _Writer:
-    """Writes one GPU's lines."""
+    """Writer of one GPU's lines."""
 
-    def __init__(self, gpu: SimulatedGpu, width: int, told: dict[str, str]) -> None:
+    def __init__(self, gpu: SimulatedGpu, width: int, texts: dict[str, str]) -> None:
         self.gpu = gpu
         self.width = width
-        self.told = told
+        self.texts = texts
 
     def block(self, layout: list[LayoutRow], path: str, depth: int) -> list[str]:
-        """The rows of one level, and below them theirs."""
+        """Return the rows of one level, each followed by the rows below it."""
         lines = []
         for row in layout:
             if row.tag == "mig_devices":
@@ -97,7 +97,7 @@ class _Writer:
             if row.label == "-":
                 continue
             where = path + (row.label if row.tag == "-" else row.tag)
-            # In the layout a > sets a line one step in, and an @ is a blank at a label's end.
+            # In the layout a > indents a line by one step, and an @ is a blank at a label's end.
             deeper = depth + 1 if row.label.startswith(">") else depth
             label = row.label.replace("@", " ").lstrip(">")
             if where == "processes":
@@ -106,7 +106,7 @@ class _Writer:
                 lines.append(f"{'    ' * depth}{label}")
                 lines += self.block(row.below, where + "/", depth + 1)
             else:
-                value = self.told.get(where, "N/A")
+                value = self.texts.get(where, "N/A")
                 if where in HEXADECIMAL and value != "N/A":
                     value = f"0x{value}"
                 lines.append(_line(label, value, deeper, self.width))

@@ -34,7 +34,7 @@ Legend:
 
 
 def matrix(node: NodeSnapshot) -> str:
-    """``topo -m``: GPUs, NICs, and the CPUs near each GPU."""
+    """Return the output of ``topo -m``: GPUs, NICs, and the CPUs near each GPU."""
     links = renumbered(node)
     nics = [str(nic.get("name")) for nic in node.hardware.get("nics") or []]
     labels = [f"GPU{gpu.index}" for gpu in node.gpus] + [f"NIC{number}" for number in range(len(nics))]
@@ -58,7 +58,7 @@ def matrix(node: NodeSnapshot) -> str:
 
 
 def renumbered(node: NodeSnapshot) -> dict[str, dict[str, str]]:
-    """The description's topology under the names that the tool prints."""
+    """Return the description's topology under the names that the tool prints."""
     topology: dict[str, dict[str, str]] = node.hardware.get("topology") or {}
     names = {f"GPU{gpu.number}": f"GPU{gpu.index}" for gpu in node.gpus}
     return {
@@ -73,15 +73,15 @@ def _is_seen(label: str, names: dict[str, str]) -> bool:
 
 
 def link(links: dict[str, dict[str, str]], one: str, other: str) -> str:
-    """How two elements are linked; the description may tell it from one side only."""
+    """Return how two elements are linked; the description may list the pair in one order only."""
     return (links.get(one) or {}).get(other) or (links.get(other) or {}).get(one) or "SYS"
 
 
 def affinity(node: NodeSnapshot, gpu: SimulatedGpu) -> str:
-    """CPUs near the GPU: as sysfs says, else as the description does."""
-    told = gpu.get("cpu_affinity")
-    if told:
-        return str(told)
+    """Return the CPUs near the GPU: from sysfs, else from the description."""
+    described = gpu.get("cpu_affinity")
+    if described:
+        return str(described)
     file = state.ROOT / f"sys/devices/system/node/node{gpu.get('numa_node', 0)}/cpulist"
     try:
         return file.read_text(encoding="ascii").strip()
@@ -90,7 +90,7 @@ def affinity(node: NodeSnapshot, gpu: SimulatedGpu) -> str:
 
 
 def peers(node: NodeSnapshot) -> str:
-    """``topo -p2p r``: whether one GPU may read another's memory."""
+    """Return the output of ``topo -p2p r``: whether one GPU may read another's memory."""
     links = renumbered(node)
     labels = [f"GPU{gpu.index}" for gpu in node.gpus]
     lines = [" \t" + "\t".join(labels)]

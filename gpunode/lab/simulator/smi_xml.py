@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from html import escape  # xml.sax brings an HTTP client, a third of the time that this tool takes
+from html import escape  # xml.sax loads an HTTP client, a third of this tool's run time
 
 from . import smi_mig
 from .gpu import SimulatedGpu
@@ -18,7 +18,7 @@ DTD = ((590, "v13"), (525, "v12"), (0, "v11"))
 
 
 def document(node: NodeSnapshot, gpus: list[SimulatedGpu]) -> str:
-    """The whole document for these GPUs."""
+    """Return the whole document for these GPUs."""
     branch = numbers(node.driver)[0]
     dtd = next(name for first, name in DTD if branch >= first)
     lines = [
@@ -37,7 +37,7 @@ def document(node: NodeSnapshot, gpus: list[SimulatedGpu]) -> str:
     return "\n".join([*lines, "</nvidia_smi_log>\n"])
 
 
-def _block(gpu: SimulatedGpu, layout: list[LayoutRow], told: dict[str, str], path: str, depth: int) -> list[str]:
+def _block(gpu: SimulatedGpu, layout: list[LayoutRow], texts: dict[str, str], path: str, depth: int) -> list[str]:
     lines = []
     tabs = "\t" * depth
     for row in layout:
@@ -50,13 +50,13 @@ def _block(gpu: SimulatedGpu, layout: list[LayoutRow], told: dict[str, str], pat
         elif row.below:
             lines += [
                 f"{tabs}<{row.tag}>",
-                *_block(gpu, row.below, told, where + "/", depth + 1),
+                *_block(gpu, row.below, texts, where + "/", depth + 1),
                 f"{tabs}</{row.tag}>",
             ]
-        elif told.get(where) == "" and row.tag == "retired_pagelist":
+        elif texts.get(where) == "" and row.tag == "retired_pagelist":
             lines += [f"{tabs}<{row.tag}>", f"{tabs}</{row.tag}>"]
         else:
-            lines.append(f"{tabs}<{row.tag}>{escape(told.get(where, 'N/A'), quote=False)}</{row.tag}>")
+            lines.append(f"{tabs}<{row.tag}>{escape(texts.get(where, 'N/A'), quote=False)}</{row.tag}>")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What a simulated node remembers: its hardware, what survives a reboot, what does not, and its faults.
+"""State of a simulated node: its hardware, what survives a reboot, what does not, and its faults.
 
 ======================= ======================================= ===========================================
 what                    file                                    ends with
@@ -10,7 +10,7 @@ what                    file                                    ends with
 ======================= ======================================= ===========================================
 
 ``kept``: ``{"gpus": {"0": {"ecc": bool, "mig": bool, "remapped": {…}, "ecc_errors": {…}}}}``, by the GPU's index as
-text: the modes that the next load of the module takes. What is absent is as the hardware came.
+text: the modes that the next load of the module applies. What is absent is as delivered.
 
 ``running``: ``{"module": {"version", "flavour"} | None, "modules": [names], "gpus": {"0": {"ecc", "mig", …}}, …}``.
 
@@ -34,34 +34,34 @@ Document = dict[str, Any]
 
 
 def path(name: str) -> Path:
-    """Where a path of the node is, below the root that a test may have chosen."""
+    """Return where a path of the node is, below a root that a test may have set."""
     return ROOT / name.lstrip("/")
 
 
 def hardware() -> Document:
-    """The node's hardware description; raises OSError where it has none."""
+    """Return the node's hardware description; raises OSError if it has none."""
     return _document(path("/etc/gpunode/lab-hardware.json").read_text(encoding="utf-8"))
 
 
 def kept() -> Document:
-    """What survives a reboot."""
+    """Return what survives a reboot."""
     return _read(path("/var/lib/gpunode-lab/state.json"))
 
 
 def running() -> Document:
-    """What ends with the reboot."""
+    """Return what ends with the reboot."""
     return _read(path("/run/gpunode-lab/state.json"))
 
 
 def faults() -> list[Document]:
-    """The faults that are set: ``{"fault", "component": "gpu3" | "gpu3/link5" | None, …}``."""
+    """Return the faults that are set: ``{"fault", "component": "gpu3" | "gpu3/link5" | None, …}``."""
     found: list[Document] = _read(path("/var/lib/gpunode-lab/faults.json")).get("faults", [])
     return found
 
 
 @contextlib.contextmanager
 def change() -> Iterator[tuple[Document, Document]]:
-    """``(kept, running)`` under the lock; both are written when the block is left without an exception."""
+    """Yield ``(kept, running)`` under the lock; both are written when the block is left without an exception."""
     with _locked():
         before, now = kept(), running()
         yield before, now
@@ -71,7 +71,7 @@ def change() -> Iterator[tuple[Document, Document]]:
 
 @contextlib.contextmanager
 def change_faults() -> Iterator[list[Document]]:
-    """The list of faults under the lock, written when the block is left without an exception."""
+    """Yield the list of faults under the lock; it is written when the block is left without an exception."""
     with _locked():
         found = faults()
         yield found
@@ -79,12 +79,12 @@ def change_faults() -> Iterator[list[Document]]:
 
 
 def write(file: Path, document: Document) -> None:
-    """Write a JSON file in one step; everybody may read it, as everybody may ask nvidia-smi."""
+    """Write a JSON file in one step, readable by all users, because all users may call nvidia-smi."""
     write_text(file, json.dumps(document, indent=1, sort_keys=True) + "\n")
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file of mode 0644 in one step, and the folders above it."""
+    """Write a file of mode 0644 in one step, and create the folders above it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f".{file.name}.{os.getpid()}")
     new.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""TOML for the toolkit's files: tables, keys, comments kept where a line is set in place."""
+"""TOML for the toolkit's files: tables, keys, comments kept when a line is changed in place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def dump(document: dict[str, Any]) -> str:
-    """A document of tables, texts, numbers, booleans and lists as TOML, laid out as the toolkit does it."""
+    """Return a document of tables, texts, numbers, booleans and lists as TOML, formatted as by the toolkit."""
     return _table(document, (), 0)
 
 
@@ -22,12 +22,12 @@ def _table(table: dict[str, Any], path: tuple[str, ...], depth: int) -> str:
 
 
 def key(name: str) -> str:
-    """A key, quoted where it must be."""
+    """Return a key, quoted if necessary."""
     return name if name.replace("-", "").replace("_", "").isalnum() else f'"{name}"'
 
 
 def value(entry: Any) -> str:
-    """A value in TOML's words."""
+    """Return a value as TOML."""
     if isinstance(entry, bool):
         return "true" if entry else "false"
     if isinstance(entry, list):

@@ -1,4 +1,4 @@
-"""Programs of the driver that the lab's packages bring, and of which there is nothing to simulate but the version."""
+"""Programs of the driver in the lab's packages that are not simulated, except for their version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .node import package_release
 
 
 def main(argv: list[str]) -> int:
-    """The version where it is asked for; else say that a simulated node cannot."""
+    """Print the version on request; else report that the program is not simulated."""
     tool = Path(sys.argv[0]).name
     if {"-v", "--version", "-V"}.intersection(argv):
         sys.stdout.write(f"{tool}:  version {package_release() or 'unknown'}\n")

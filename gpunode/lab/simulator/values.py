@@ -1,4 +1,4 @@
-"""What each line of ``nvidia-smi -q`` reads for one GPU: path of XML tags to text. What is not here reads N/A."""
+"""Values of ``nvidia-smi -q`` for one GPU: path of XML tags to text. Lines without a value here read N/A."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .readings import (
 
 DEPRECATED = "Requested functionality has been deprecated"
 LOST = "GPU is lost"
-# What the driver has in its own memory and can say of a GPU that no longer answers.
+# What the driver has in its own memory and can report for a GPU that no longer answers.
 REMEMBERED = (
     "product_", "display_", "persistence_mode", "addressing_mode", "mig_", "accounting_mode", "driver_model", "serial",
     "uuid", "pdi", "minor_number", "vbios", "multigpu", "board_", "gpu_part", "gpu_fru", "gpu_module", "platformInfo",
@@ -28,13 +28,13 @@ NOT_REMEMBERED = ("pci/pci_gpu_link_info",)
 
 
 def values(gpu: SimulatedGpu) -> dict[str, str]:
-    """Path to text, for the driver version that runs."""
-    told: dict[str, str] = {}
+    """Return path to text, for the running driver version."""
+    texts: dict[str, str] = {}
     for part in (_identity, _pci, _clocks, _reasons, _memory, _errors, _temperatures, _power, _fabric):
-        told.update(part(gpu))
+        texts.update(part(gpu))
     if gpu.lost:
-        return {path: text if _is_remembered(path) else LOST for path, text in told.items()}
-    return told
+        return {path: text if _is_remembered(path) else LOST for path, text in texts.items()}
+    return texts
 
 
 def _is_remembered(path: str) -> bool:
@@ -52,7 +52,7 @@ def yes(on: object) -> str:
 def _identity(gpu: SimulatedGpu) -> dict[str, str]:
     inforom = gpu.get("inforom") or {}
     modern = gpu.node_is_since(580)
-    told = {
+    texts = {
         "product_name": gpu.name,
         "product_brand": gpu.get("brand", "Tesla" if gpu.name.startswith("Tesla") else "NVIDIA"),
         "product_architecture": NAMES.get(gpu.architecture, gpu.architecture.title()),
@@ -87,15 +87,15 @@ def _identity(gpu: SimulatedGpu) -> dict[str, str]:
         "capabilities/egm": "disabled",
     }
     if gpu.is_since("turing"):
-        told["gsp_firmware_version"] = gpu.node.driver
+        texts["gsp_firmware_version"] = gpu.node.driver
     if gpu.can_mig:
-        told["mig_mode/current_mig"] = switch(gpu.mig)
-        told["mig_mode/pending_mig"] = switch(gpu.mig_pending)
-    return told
+        texts["mig_mode/current_mig"] = switch(gpu.mig)
+        texts["mig_mode/pending_mig"] = switch(gpu.mig_pending)
+    return texts
 
 
 def board_id(gpu: SimulatedGpu) -> str:
-    """``0x1b00``: bus and device of the GPU's slot."""
+    """Return ``0x1b00``: bus and device of the GPU's slot."""
     _, bus, rest = gpu.bus_id.split(":")
     return f"0x{int(bus, 16) << 8 | int(rest.partition('.')[0], 16):x}"
 
@@ -117,7 +117,7 @@ def _pci(gpu: SimulatedGpu) -> dict[str, str]:
     current_width = int(narrow.get("width", max(width // 2, 1))) if narrow else width
     current_generation = int(narrow.get("gen", generation)) if narrow else generation
     info = "pci/pci_gpu_link_info"
-    told = {
+    texts = {
         "pci/pci_bus": bus,
         "pci/pci_device": rest.partition(".")[0],
         "pci/pci_domain": domain[4:],
@@ -139,21 +139,21 @@ def _pci(gpu: SimulatedGpu) -> dict[str, str]:
         "pci/rx_util": "606 KB/s",
     }
     if gpu.get("atomic_caps"):
-        told["pci/atomic_caps_outbound"] = told["pci/atomic_caps_inbound"] = str(gpu.get("atomic_caps"))
-    return told
+        texts["pci/atomic_caps_outbound"] = texts["pci/atomic_caps_inbound"] = str(gpu.get("atomic_caps"))
+    return texts
 
 
 def _clocks(gpu: SimulatedGpu) -> dict[str, str]:
     now, top = clocks(gpu), maximum_clocks(gpu)
     tags = {"graphics": "graphics_clock", "sm": "sm_clock", "memory": "mem_clock", "video": "video_clock"}
-    told = {f"clocks/{tags[key]}": _mhz(value) for key, value in now.items()}
-    told.update({f"max_clocks/{tags[key]}": _mhz(value) for key, value in top.items()})
-    told["max_customer_boost_clocks/graphics_clock"] = _mhz(top["sm"])
+    texts = {f"clocks/{tags[key]}": _mhz(value) for key, value in now.items()}
+    texts.update({f"max_clocks/{tags[key]}": _mhz(value) for key, value in top.items()})
+    texts["max_customer_boost_clocks/graphics_clock"] = _mhz(top["sm"])
     for block, default in (("applications_clocks", False), ("default_applications_clocks", True)):
         memory, graphics = application_clocks(gpu, default)
-        told[f"{block}/graphics_clock"] = DEPRECATED if gpu.node_is_since(590) else _mhz(graphics)
-        told[f"{block}/mem_clock"] = DEPRECATED if gpu.node_is_since(590) else _mhz(memory)
-    return told
+        texts[f"{block}/graphics_clock"] = DEPRECATED if gpu.node_is_since(590) else _mhz(graphics)
+        texts[f"{block}/mem_clock"] = DEPRECATED if gpu.node_is_since(590) else _mhz(memory)
+    return texts
 
 
 def _mhz(clock: int) -> str:
@@ -161,81 +161,81 @@ def _mhz(clock: int) -> str:
 
 
 def _reasons(gpu: SimulatedGpu) -> dict[str, str]:
-    told = {}
+    texts = {}
     for name, active in reasons(gpu).items():
         text = "Active" if active else "Not Active"
-        told[f"clocks_event_reasons/clocks_event_reason_{name}"] = text
-        told[f"clocks_throttle_reasons/clocks_throttle_reason_{name}"] = text
+        texts[f"clocks_event_reasons/clocks_event_reason_{name}"] = text
+        texts[f"clocks_throttle_reasons/clocks_throttle_reason_{name}"] = text
     for name in ("sw_power_cap", "sync_boost", "sw_therm_slowdown", "hw_therm_slowdown", "hw_power_brake"):
-        told[f"clocks_event_reasons_counters/clocks_event_reasons_counters_{name}"] = "0 us"
+        texts[f"clocks_event_reasons_counters/clocks_event_reasons_counters_{name}"] = "0 us"
     if gpu.fault("throttle"):
-        told["clocks_event_reasons_counters/clocks_event_reasons_counters_hw_therm_slowdown"] = "5210045 us"
+        texts["clocks_event_reasons_counters/clocks_event_reasons_counters_hw_therm_slowdown"] = "5210045 us"
     if gpu.is_since("hopper"):
-        told["sparse_operation_mode"] = "Disabled"
-    return told
+        texts["sparse_operation_mode"] = "Disabled"
+    return texts
 
 
 def _memory(gpu: SimulatedGpu) -> dict[str, str]:
     frame = memory(gpu)
-    told = {f"fb_memory_usage/{key}": f"{value} MiB" for key, value in frame.items()}
+    texts = {f"fb_memory_usage/{key}": f"{value} MiB" for key, value in frame.items()}
     if gpu.get("bar1_total_mib"):
         total = int(gpu.get("bar1_total_mib"))
         used = min(1 if gpu.persistence else 0, total)
         for key, value in {"total": total, "used": used, "free": total - used}.items():
-            told[f"bar1_memory_usage/{key}"] = f"{value} MiB"
+            texts[f"bar1_memory_usage/{key}"] = f"{value} MiB"
     for key in ("total", "used", "free"):
-        told[f"cc_protected_memory_usage/{key}"] = "0 MiB"
+        texts[f"cc_protected_memory_usage/{key}"] = "0 MiB"
     for key in ("session_count", "average_fps", "average_latency"):
-        told[f"encoder_stats/{key}"] = told[f"fbc_stats/{key}"] = "0"
+        texts[f"encoder_stats/{key}"] = texts[f"fbc_stats/{key}"] = "0"
     if not gpu.mig:
         load = {"gpu": 100 if gpu.busy else 0, "memory": 11 if gpu.busy else 0, "encoder": 0, "decoder": 0}
         if gpu.is_since("ampere"):
             load.update({"jpeg": 0, "ofa": 0})
-        told.update({f"utilization/{key}_util": f"{value} %" for key, value in load.items()})
-    return told
+        texts.update({f"utilization/{key}_util": f"{value} %" for key, value in load.items()})
+    return texts
 
 
 def _errors(gpu: SimulatedGpu) -> dict[str, str]:
-    told = {
+    texts = {
         "ecc_errors/channel_repair_pending": "No",
         "ecc_errors/tpc_repair_pending": "No",
     }
     if gpu.is_since("hopper"):
-        told["ecc_errors/unrepairable_memory"] = "No"
+        texts["ecc_errors/unrepairable_memory"] = "No"
     if gpu.has_ecc:
-        told["ecc_mode/current_ecc"] = switch(gpu.ecc)
-        told["ecc_mode/pending_ecc"] = switch(gpu.ecc_pending)
+        texts["ecc_mode/current_ecc"] = switch(gpu.ecc)
+        texts["ecc_mode/pending_ecc"] = switch(gpu.ecc_pending)
     if gpu.ecc:
-        told.update(_ecc(gpu))
+        texts.update(_ecc(gpu))
     rows = remapped(gpu)
     if gpu.get("pages"):
-        told.update(_pages(rows))
+        texts.update(_pages(rows))
     elif gpu.get("remap_banks") and not gpu.mig:
-        told.update(_rows(gpu, rows))
-    return told
+        texts.update(_rows(gpu, rows))
+    return texts
 
 
 def _ecc(gpu: SimulatedGpu) -> dict[str, str]:
-    told = {}
+    texts = {}
     counts = ecc_counts(gpu)
     for path, count in counts.items():
         period, _, place = path.partition("/")
-        told[f"ecc_errors/{period}/{place}"] = str(count)
-        told[f"ecc_errors/{period}/sram_uncorrectable_parity"] = "0"
-        told[f"ecc_errors/{period}/sram_uncorrectable_secded"] = "0"
+        texts[f"ecc_errors/{period}/{place}"] = str(count)
+        texts[f"ecc_errors/{period}/sram_uncorrectable_parity"] = "0"
+        texts[f"ecc_errors/{period}/sram_uncorrectable_secded"] = "0"
         if not gpu.is_since("turing"):
             bit = "double_bit" if place.endswith("_uncorrectable") else "single_bit"
             if place.startswith("dram"):
-                told.update({f"ecc_errors/{period}/{bit}/{key}": str(count) for key in ("device_memory", "total")})
+                texts.update({f"ecc_errors/{period}/{bit}/{key}": str(count) for key in ("device_memory", "total")})
             else:
-                told.update({f"ecc_errors/{period}/{bit}/{key}": "0" for key in ("register_file", "l1_cache")})
-                told[f"ecc_errors/{period}/{bit}/l2_cache"] = "0"
+                texts.update({f"ecc_errors/{period}/{bit}/{key}": "0" for key in ("register_file", "l1_cache")})
+                texts[f"ecc_errors/{period}/{bit}/l2_cache"] = "0"
                 if bit == "double_bit" and gpu.is_since("volta"):
-                    told[f"ecc_errors/{period}/{bit}/cbu"] = "0"
-    told["ecc_errors/aggregate/sram_threshold_exceeded"] = "No"
+                    texts[f"ecc_errors/{period}/{bit}/cbu"] = "0"
+    texts["ecc_errors/aggregate/sram_threshold_exceeded"] = "No"
     for place in ("l2", "sm", "microcontroller", "pcie", "other"):
-        told[f"ecc_errors/aggregate_uncorrectable_sram_sources/sram_{place}"] = "0"
-    return told
+        texts[f"ecc_errors/aggregate_uncorrectable_sram_sources/sram_{place}"] = "0"
+    return texts
 
 
 def _pages(rows: dict[str, int | bool]) -> dict[str, str]:
@@ -256,7 +256,7 @@ def _rows(gpu: SimulatedGpu, rows: dict[str, int | bool]) -> dict[str, str]:
     used = int(rows["correctable"]) + int(rows["uncorrectable"])
     banks = int(gpu.get("remap_banks"))
     histogram = {"max": banks - used, "high": used, "partial": 0, "low": 0, "none": 0}
-    told = {
+    texts = {
         "remapped_rows/remapped_row_corr": str(rows["correctable"]),
         "remapped_rows/remapped_row_corr_inactive": "0",
         "remapped_rows/remapped_row_unc": str(rows["uncorrectable"]),
@@ -265,26 +265,26 @@ def _rows(gpu: SimulatedGpu, rows: dict[str, int | bool]) -> dict[str, str]:
         "remapped_rows/remapped_row_failure": yes(rows["failure"]),
     }
     for name, count in histogram.items():
-        told[f"remapped_rows/row_remapper_histogram/row_remapper_histogram_{name}"] = f"{count} bank(s)"
-    return told
+        texts[f"remapped_rows/row_remapper_histogram/row_remapper_histogram_{name}"] = f"{count} bank(s)"
+    return texts
 
 
 def _temperatures(gpu: SimulatedGpu) -> dict[str, str]:
     now = temperature_c(gpu)
-    told = {"temperature/gpu_temp": f"{now} C"}
+    texts = {"temperature/gpu_temp": f"{now} C"}
     offsets = gpu.get("tlimits_c") or {}
     limits = gpu.get("temperatures_c") or {}
     if offsets:
-        told["temperature/gpu_temp_tlimit"] = f"{int(gpu.get('tlimit_base_c', 87)) - now} C"
+        texts["temperature/gpu_temp_tlimit"] = f"{int(gpu.get('tlimit_base_c', 87)) - now} C"
     names = {"shutdown": "max", "slowdown": "slow", "max_operating": "max_gpu", "memory": "max_mem"}
     for key, tag in names.items():
         if key in offsets:
-            told[f"temperature/gpu_temp_{tag}_tlimit_threshold"] = f"{offsets[key]} C"
+            texts[f"temperature/gpu_temp_{tag}_tlimit_threshold"] = f"{offsets[key]} C"
         if key in limits:
-            told[f"temperature/gpu_temp_{tag}_threshold"] = f"{limits[key]} C"
+            texts[f"temperature/gpu_temp_{tag}_threshold"] = f"{limits[key]} C"
     if "memory" in offsets or "memory" in limits:
-        told["temperature/memory_temp"] = f"{now + 8} C"
-    return told
+        texts["temperature/memory_temp"] = f"{now + 8} C"
+    return texts
 
 
 def _power(gpu: SimulatedGpu) -> dict[str, str]:
@@ -292,7 +292,7 @@ def _power(gpu: SimulatedGpu) -> dict[str, str]:
     limit, default = f"{gpu.power_limit_w:.2f} W", f"{float(gpu.get('power_limit_w', 0)):.2f} W"
     smallest = f"{float(gpu.get('power_min_w', 0)):.2f} W" if gpu.get("power_min_w") else "N/A"
     largest = f"{float(gpu.get('power_max_w', gpu.get('power_limit_w', 0))):.2f} W"
-    told = {
+    texts = {
         "power_readings/power_management": "Supported",
         "power_readings/power_draw": draw,
         "power_readings/power_limit": limit,
@@ -304,18 +304,18 @@ def _power(gpu: SimulatedGpu) -> dict[str, str]:
         "gpu_power_readings/requested_power_limit": limit,
     }
     for block in ("power_readings", "gpu_power_readings"):
-        told[f"{block}/default_power_limit"] = default
-        told[f"{block}/min_power_limit"] = smallest
-        told[f"{block}/max_power_limit"] = largest
+        texts[f"{block}/default_power_limit"] = default
+        texts[f"{block}/min_power_limit"] = smallest
+        texts[f"{block}/max_power_limit"] = largest
     for block in ("power_readings", "gpu_power_readings", "module_power_readings"):
         state = "P0" if gpu.busy else str(gpu.get("idle_pstate", "P0"))
-        told[f"{block}/power_state"] = DEPRECATED if gpu.node_is_since(590) else state
+        texts[f"{block}/power_state"] = DEPRECATED if gpu.node_is_since(590) else state
     if gpu.get("memory_power_w"):
         for key in ("power_draw", "average_power_draw"):
-            told[f"gpu_memory_power_readings/{key}"] = f"{float(gpu.get('memory_power_w')):.2f} W"
+            texts[f"gpu_memory_power_readings/{key}"] = f"{float(gpu.get('memory_power_w')):.2f} W"
     if gpu.get("edpp_multiplier"):
-        told["edpp_multiplier"] = str(gpu.get("edpp_multiplier"))
-    return told
+        texts["edpp_multiplier"] = str(gpu.get("edpp_multiplier"))
+    return texts
 
 
 def _fabric(gpu: SimulatedGpu) -> dict[str, str]:

@@ -6,12 +6,12 @@ import re
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """``580.95.05`` as (580, 95, 5)."""
+    """Parse ``580.95.05`` to (580, 95, 5)."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 def in_range(versions: str, version: tuple[int, ...]) -> bool:
-    """True where ``580-``, ``-565`` or ``535-545`` holds the version; an empty range holds all."""
+    """Return whether ``580-``, ``-565`` or ``535-545`` contains the version; an empty range contains all."""
     if not versions:
         return True
     first, _, last = versions.partition("-")

@@ -231,9 +231,9 @@ def test_a_half_made_array_is_not_formatted_over_something(node: Node) -> None:
 def test_data_stays_unless_all_of_it_is_given_up(node: Node) -> None:
     for name in ("vdc", "vdd"):
         node.disk(name, MEMBER)
-    assert scratch_disks.given_back(wanted("vdc", "vdd"), pretend=False) == []
+    assert scratch_disks.released(wanted("vdc", "vdd"), pretend=False) == []
     with pytest.raises(DiskError, match="list all disks or none"):
-        scratch_disks.given_back(wanted("vdc", "vdd", erase=("virtio-vdc",)), pretend=False)
+        scratch_disks.released(wanted("vdc", "vdd", erase=("virtio-vdc",)), pretend=False)
     assert written(node) == []
 
 
@@ -242,7 +242,7 @@ def test_what_is_mounted_is_not_given_back(node: Node) -> None:
     mounts = node.root / "proc/self/mountinfo"
     mounts.write_text(f"{mounts.read_text()}30 22 254:1 / /scratch rw - xfs {node.root}/dev/vdc rw\n")
     with pytest.raises(DiskError, match="is mounted on /scratch"):
-        scratch_disks.given_back(wanted("vdc", own=OWN, erase=("virtio-vdc",)), pretend=False)
+        scratch_disks.released(wanted("vdc", own=OWN, erase=("virtio-vdc",)), pretend=False)
     assert written(node) == []
 
 

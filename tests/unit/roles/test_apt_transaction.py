@@ -83,7 +83,7 @@ def asked(script: ModuleType, machine: Machine, **parts: Any) -> dict[str, Any]:
     machine.error = script.AptError
     script.output_of = machine.output_of  # type: ignore[attr-defined]
     script.carried_out = machine.output_of  # type: ignore[attr-defined]
-    script.said_by_all = lambda argv, *_: (0, machine.output_of(argv), "".join(machine.refused))  # type: ignore[attr-defined]
+    script.captured = lambda argv, *_: (0, machine.output_of(argv), "".join(machine.refused))  # type: ignore[attr-defined]
     said: dict[str, Any] = script.answer(question(**parts))
     return said
 
@@ -142,7 +142,7 @@ def test_a_transaction_that_breaks_off_leaves_its_journal(script: ModuleType) ->
 
     machine.error = script.AptError
     script.output_of = machine.output_of  # type: ignore[attr-defined]
-    script.said_by_all = lambda argv, *_: (0, machine.output_of(argv), "")  # type: ignore[attr-defined]
+    script.captured = lambda argv, *_: (0, machine.output_of(argv), "")  # type: ignore[attr-defined]
     script.carried_out = broken  # type: ignore[attr-defined]
     said = script.answered(question(install=["libnccl-dev"]))
     assert "interrupted" in said["error"]
@@ -292,7 +292,7 @@ def test_what_passes_by_itself_is_tried_again(script: ModuleType, monkeypatch: p
         (0, "", "W: Failed to fetch http://m/InRelease  Could not connect to m:80"),
         (0, "", ""),
     ]
-    monkeypatch.setattr(script, "said_by_all", lambda *_: answers.pop(0))
+    monkeypatch.setattr(script, "captured", lambda *_: answers.pop(0))
     monkeypatch.setattr(script.time, "sleep", waited.append)
     assert script.refresh(["apt-get"], 60) == []
     assert waited == [3, 10]

@@ -1,1 +1,1 @@
-"""What runs inside the vendor's image and container: standard library only, beside the packaging tools themselves."""
+"""Programs that run inside the vendor's image and container: standard library only, beside the packaging tools."""

@@ -1,6 +1,6 @@
-"""Runs in the vendor's image: builds every package of the plan with the real tools, and the unsigned indices.
+"""Build every package of the plan and the unsigned indices with the real tools; runs in the vendor's image.
 
-Nothing here depends on a lab: keys, signatures and what holds a key come later (``publish.py``).
+Nothing here depends on a lab: keys, signatures and packages that contain a key are added later (``publish.py``).
 """
 
 import json
@@ -21,7 +21,7 @@ ROOT = Path("/srv/www")
 
 
 def main(plan_file: str) -> None:
-    """Build what the plan names below ``ROOT``."""
+    """Build the plan's packages and indices below ``ROOT``."""
     plan = json.loads(Path(plan_file).read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         tools = Tools(Path(folder))
@@ -31,7 +31,7 @@ def main(plan_file: str) -> None:
 
 
 def _build(tools: Tools, repository: dict[str, Any], package: dict[str, Any]) -> None:
-    """Build a package to where its repository has it."""
+    """Build a package at its path in the repository."""
     folder = ROOT / repository["path"]
     if package["suite"]:
         source = package["fields"].get("Source", package["name"])
@@ -44,7 +44,7 @@ def _build(tools: Tools, repository: dict[str, Any], package: dict[str, Any]) ->
 
 
 def _index(repository: dict[str, Any]) -> None:
-    """Write the repository's unsigned indices; an rpm repository gets its own when its packages are signed."""
+    """Write the repository's unsigned indices; an rpm repository's are written when its packages are signed."""
     where = ROOT / repository["path"]
     if repository["kind"] == "flat":
         (where / "Packages").write_bytes(run(["apt-ftparchive", "packages", "."], cwd=where))

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 DEBS = Path("/srv/gpunode/debs")
-"""Packages of Debian's that some of ours are made from."""
+"""Debian packages from which some of the lab's packages are built."""
 LIMIT_S = 600
 _KEPT = ("Pre-Depends", "Depends", "Recommends", "Suggests", "Multi-Arch", "Breaks", "Replaces")
-EPOCH = "1790000000"  # one time for all files, so that the same plan gives the same packages
+EPOCH = "1790000000"  # one time for all files, so that the same plan results in the same packages
 
 
 class Tools:
-    """The packaging tools at work in one folder; what was made once is linked the second time."""
+    """The packaging tools, working in one folder; a file that was built once is linked the second time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,16 +61,16 @@ class Tools:
         os.link(cached, to / name)
 
     def _unpack(self, package: dict[str, Any], tree: Path, control: dict[str, str]) -> None:
-        """Lay down what a package of Debian's holds, scripts included; its dependencies stay, its version goes."""
+        """Unpack a Debian package, scripts included; keep its dependencies, drop its version."""
         self.repacked(package, tree)
         theirs = (tree / "DEBIAN/control").read_text(encoding="utf-8")
         kept = {key: text for key, text in re.findall(r"^(\S+): (.+)$", theirs, re.MULTILINE) if key in _KEPT}
         control |= kept | {key: control[key] for key in kept if key in package["fields"]}
 
     def repacked(self, package: dict[str, Any], tree: Path) -> None:
-        """Lay down the files and scripts of a package of Debian's, its program saying the version of ours.
+        """Unpack the files and scripts of a Debian package, with our version in its program's output.
 
-        Where several are named, the scripts are those of the first.
+        If several are named, the scripts are those of the first.
         """
         first, *others = package["repack"].split()
         for name in others:
@@ -82,13 +82,13 @@ class Tools:
         old = source.name.split("_")[1].partition("-")[0]
         new = package["version"].rpartition(":")[2].partition("-")[0]
         for path in tree.rglob(first):
-            # Of a compiled program the length must not change.
+            # The length of a compiled program must not change.
             if path.is_file() and not path.is_symlink() and path.read_bytes()[:4] != b"\x7fELF":
                 text = path.read_text(encoding="utf-8", errors="surrogateescape")
                 path.write_text(text.replace(old, new), encoding="utf-8", errors="surrogateescape")
 
     def tree(self, package: dict[str, Any], tree: Path) -> None:
-        """Lay down what the package holds below the folder ``tree``."""
+        """Write the package's content below the folder ``tree``."""
         for entry in package["files"]:
             path = made(tree / entry["path"])
             path.write_text(entry["text"], encoding="utf-8")
@@ -107,7 +107,7 @@ class Tools:
         note.write_text("Made by gpunode lab. Simulated: nothing of NVIDIA's is in this package.\n")
 
     def library(self, soname: str, release: str) -> Path:
-        """A shared object of that soname which holds its release as the symbol ``gpunode_lab_release``."""
+        """Return a shared object of that soname with its release as the symbol ``gpunode_lab_release``."""
         cached = self._folder / f"{soname}-{release}"
         if not cached.exists():
             source = (
@@ -122,8 +122,8 @@ class Tools:
         return cached
 
     def module(self, entry: dict[str, str], release: str, *, signed: bool = True) -> bytes:
-        """A kernel module that says what ``modinfo`` asks it; ``signed`` as the kernel's own ``sign-file`` does it."""
-        said = {
+        """Return a kernel module with the fields that ``modinfo`` reads; ``signed`` by the kernel's ``sign-file``."""
+        fields = {
             "version": release,
             "license": entry["license"],
             "description": "simulated by gpunode lab",
@@ -132,7 +132,7 @@ class Tools:
             "retpoline": "Y",
             "vermagic": f"{entry['kernel']} SMP preempt mod_unload modversions ",
         }
-        words = [f"{key}={text}" for key, text in said.items()]
+        words = [f"{key}={text}" for key, text in fields.items()]
         if entry["name"] == "nvidia":
             words += [f"alias=pci:v000010DEd*sv*sd*bc{code}i00*" for code in ("03sc00", "03sc02", "06sc80")]
             words += [f"firmware=nvidia/{release}/gsp_{chip}.bin" for chip in ("tu10x", "ga10x")]
@@ -146,12 +146,12 @@ class Tools:
             key, certificate = self._signer()
             files = ["-signer", str(certificate), "-inkey", str(key), "-outform", "DER", "-in", f"{folder}/ko"]
             signature = run([*cms, *files])
-        # struct module_signature of the kernel: PKCS#7, and how long it is
+        # struct module_signature of the kernel: PKCS#7, and its length
         tail = struct.pack(">BBBBBxxxI", 0, 0, 2, 0, 0, len(signature))
         return unsigned + signature + tail + b"~Module signature appended~\n"
 
     def _signer(self) -> tuple[Path, Path]:
-        """The key and certificate that the look-alike of Canonical signs modules with."""
+        """Return the key and certificate with which the look-alike of Canonical signs modules."""
         with self._lock:
             key, certificate = self._folder / "modules.key", self._folder / "modules.crt"
             if not certificate.exists():
@@ -162,7 +162,7 @@ class Tools:
 
 
 def run(argv: list[str], given: bytes = b"", *, cwd: Path | None = None) -> bytes:
-    """The tool's output; it ends this program with its messages where it fails."""
+    """Return the tool's output; exit with the tool's messages if it fails."""
     env = os.environ | {"SOURCE_DATE_EPOCH": EPOCH, "LC_ALL": "C.UTF-8"}
     done = subprocess.run(
         argv, input=given, capture_output=True, timeout=LIMIT_S, check=False, cwd=cwd, env=env, start_new_session=True
@@ -173,12 +173,12 @@ def run(argv: list[str], given: bytes = b"", *, cwd: Path | None = None) -> byte
 
 
 def compressed(path: Path) -> None:
-    """Put ``path``.gz beside it."""
+    """Write ``path``.gz next to it."""
     path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes(), 6, mtime=0))
 
 
 def made(path: Path) -> Path:
-    """The path, with the folders above it made."""
+    """Create the folders above the path; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -216,5 +216,5 @@ def _tar_gz(folder: Path, without: frozenset[str]) -> bytes:
 
 
 def digest(package: dict[str, Any]) -> str:
-    """What tells this package from every other."""
+    """Return a digest of everything that distinguishes this package."""
     return hashlib.sha256(json.dumps(package, sort_keys=True).encode()).hexdigest()

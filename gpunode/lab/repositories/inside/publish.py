@@ -1,6 +1,8 @@
-"""Runs in the vendor's container at its first start: this lab's keys, what holds them, signed indices.
+"""Create this lab's keys, the packages that contain them and signed indices; runs in the vendor's container at its
+first start.
 
-A fault is a folder of files that the server puts over the real ones, made here, so that switching it on takes no time.
+A fault is a folder of files that the server returns in place of the real ones. The folders are created here, so that
+switching a fault on takes no time.
 """
 
 import hashlib
@@ -22,9 +24,9 @@ KEYS = Path("/srv/keys")
 FAULTS = Path("/srv/faults")
 _EXPIRED = "expired"
 _FABRIC_MANAGER = re.compile(r"^nvidia-fabric-?manager(-|$)")
-# One date for all variants of an index: apt keeps what it has where the new Release is older.
+# One date for all variants of an index: apt keeps its copy if the new Release is older.
 _DATE = formatdate(usegmt=True)
-# Where the recorded Release differs from what apt-ftparchive's users write: its sums, its compression, its frozen date.
+# Differences between the recorded Release and that of other users of apt-ftparchive: sums, compression, a fixed date.
 _SUMS = {"container-toolkit": (("SHA512", "sha512"),)}
 _PLAIN_SUMS = (("MD5Sum", "md5"), ("SHA1", "sha1"), ("SHA256", "sha256"))
 _XZ = {"container-toolkit"}
@@ -44,7 +46,7 @@ def main(plan_file: str, kinds: set[str]) -> None:
 
 
 class Keys:
-    """This lab's signing keys. Each is two keys in one public file: the one that signs, and one long expired."""
+    """This lab's signing keys. Each is two keys in one public file: the one that signs, and one expired long ago."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -52,10 +54,10 @@ class Keys:
         self.home.mkdir(parents=True, mode=0o700, exist_ok=True)
 
     def make(self, name: str) -> None:
-        """Make the key pair of that name where there is none."""
+        """Create the key pair of that name if there is none."""
         if self.public(name).exists():
             return
-        kind = "rsa2048" if name == "rpm" else "ed25519"  # rpm on older systems knows RSA alone
+        kind = "rsa2048" if name == "rpm" else "ed25519"  # rpm on older systems supports only RSA
         self._gpg(["--quick-generate-key", f"gpunode lab: {name} (simulated) <{name}@vendor>", kind, "sign", "never"])
         past = ["--faked-system-time", "20240101T000000!", "--quick-generate-key"]
         self._gpg([*past, f"gpunode lab: {name} {_EXPIRED} <{name}-{_EXPIRED}@vendor>", kind, "sign", "30d"])
@@ -64,15 +66,15 @@ class Keys:
         self.public(name).write_bytes(self._gpg(["--armor", "--export", *both]))
 
     def public(self, name: str) -> Path:
-        """The public keys, armoured."""
+        """Return the public keys, armoured."""
         return self._folder / f"{name}.asc"
 
     def binary(self, name: str) -> Path:
-        """The public keys as apt's Signed-By takes them."""
+        """Return the public keys in the format of apt's Signed-By."""
         return self._folder / f"{name}.gpg"
 
     def id(self, name: str) -> str:
-        """The last eight hex digits of the signing key's fingerprint."""
+        """Return the last eight hex digits of the signing key's fingerprint."""
         listed = self._gpg(["--with-colons", "--list-keys", self.user(name)]).decode()
         return str(re.findall(r"^fpr:+([0-9A-F]+):", listed, re.MULTILINE)[0])[-8:]
 
@@ -86,7 +88,7 @@ class Keys:
         self._sign(name, "--detach-sign", file, to, expired)
 
     def user(self, name: str, *, expired: bool = False) -> str:
-        """What gpg knows the key by."""
+        """Return the user id of the key in gpg."""
         return f"<{name}-{_EXPIRED}@vendor>" if expired else f"<{name}@vendor>"
 
     def _sign(self, name: str, kind: str, file: Path, to: Path, expired: bool) -> None:
@@ -145,7 +147,7 @@ def _rpm(repository: dict[str, Any], keys: Keys) -> None:
 
 
 def _signed_with_faults(repository: dict[str, Any], folder: Path, fields: dict[str, str], keys: Keys) -> None:
-    """Sign the indices in ``folder``, and lay down how they look under the faults that change them."""
+    """Sign the indices in ``folder``, and write their variants under the faults that change them."""
     _sign(folder, folder, fields, keys, repository["key"])
     place = folder.relative_to(ROOT)
     keys.sign(repository["key"], folder / "Release", _made(FAULTS / "expired-key" / place), expired=True)
@@ -169,7 +171,7 @@ def _signed_with_faults(repository: dict[str, Any], folder: Path, fields: dict[s
 
 
 def _sign(folder: Path, to: Path, fields: dict[str, str], keys: Keys, key: str) -> None:
-    """Compress the folder's indices, list them in Release, sign that."""
+    """Compress the folder's indices, list them in Release, sign Release."""
     listed = []
     for index in sorted(folder.rglob("Packages")):
         if key in _XZ:
@@ -181,7 +183,7 @@ def _sign(folder: Path, to: Path, fields: dict[str, str], keys: Keys, key: str) 
             compressed(index)
         listed += [index, packed]
     lines = [f"{name}: {text}" for name, text in fields.items()]
-    if "Suite" not in fields and "Codename" not in fields:  # as NVIDIA's own script writes it
+    if "Suite" not in fields and "Codename" not in fields:  # as in the output of NVIDIA's own script
         lines += ["Architecture: x86_64", "Acquire-By-Hash: no"]
     lines.append(f"Date: {_FROZEN.get(key, _DATE)}")
     for title, kind in _SUMS.get(key, _PLAIN_SUMS):
@@ -199,7 +201,7 @@ def _made(folder: Path) -> Path:
 
 
 def _newest_fabric_managers(packages: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Of (name, release): each branch's newest fabric manager, under all its names."""
+    """Return (name, release) of each branch's newest fabric manager, under all its names."""
     found = {(name, release) for name, release in packages if _FABRIC_MANAGER.match(name)}
     newest: dict[str, tuple[int, ...]] = {}
     for _, release in found:
@@ -213,7 +215,7 @@ def _point(release: str) -> tuple[int, ...]:
 
 
 def _without_newest_fabric_manager(index: str) -> str:
-    """The index of an apt repository without each branch's newest fabric manager."""
+    """Return the index of an apt repository without each branch's newest fabric manager."""
     stanzas = {}
     for stanza in index.split("\n\n"):
         name = re.search(r"^Package: (.+)$", stanza, re.MULTILINE)
@@ -225,7 +227,7 @@ def _without_newest_fabric_manager(index: str) -> str:
 
 
 def _without_dkms(index: str) -> str:
-    """The index of an apt repository without dkms and dh-dkms."""
+    """Return the index of an apt repository without dkms and dh-dkms."""
     stanzas = (stanza for stanza in index.split("\n\n") if stanza.strip())
     return "".join(f"{stanza}\n\n" for stanza in stanzas if not re.match(r"Package: (dh-)?dkms\n", stanza.lstrip()))
 

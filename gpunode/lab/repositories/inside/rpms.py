@@ -14,7 +14,7 @@ _TAGS |= {"Replaces": "Obsoletes"}
 _ARCHITECTURES = {"amd64": "x86_64", "all": "noarch"}
 _MODULE_VERSION = "20261120000000"
 _CONTEXT = "6910a1ab"
-# The stream that nobody chose. From the README of NVIDIA's packaging, not read again.
+# The default stream. From the README of NVIDIA's packaging, not read again.
 _DEFAULT_STREAM = "latest-dkms"
 
 
@@ -70,7 +70,7 @@ def build(tools: Tools, package: dict[str, Any], to: Path) -> None:
 
 
 def sign(folder: Path, home: Path, user: str) -> None:
-    """Sign all packages in a folder with that key."""
+    """Sign all packages in a folder with that user's key."""
     packages = sorted(str(path) for path in folder.glob("*.rpm"))
     defined = {"_gpg_name": user, "_gpg_path": str(home), "__gpg": "/usr/bin/gpg"}
     options = [word for name, text in defined.items() for word in ("--define", f"{name} {text}")]
@@ -78,7 +78,7 @@ def sign(folder: Path, home: Path, user: str) -> None:
 
 
 def index(repository: dict[str, Any], folder: Path, to: Path, without: set[str]) -> None:
-    """Write ``repodata`` of the packages in ``folder`` into ``to``; ``without``: file names left out."""
+    """Write ``repodata`` of the packages in ``folder`` into ``to``; ``without``: file names to omit."""
     excluded = [word for name in sorted(without) for word in ("--excludes", name)]
     run(["createrepo_c", "--quiet", "--no-database", "--outputdir", str(to), *excluded, str(folder)])
     if repository["module"]:
@@ -90,7 +90,7 @@ def index(repository: dict[str, Any], folder: Path, to: Path, without: set[str])
 
 
 def file_name(package: dict[str, Any]) -> str:
-    """The name of a package's file."""
+    """Return the name of a package's file."""
     _, version, release = _evr(package["version"])
     return f"{package['name']}-{version}-{release}.{_ARCHITECTURES[package['architecture']]}.rpm"
 
@@ -102,7 +102,7 @@ def _evr(text: str) -> tuple[str, str, str]:
 
 
 def _modules(module: str, packages: list[dict[str, Any]]) -> str:
-    """The module's streams as documents of modulemd 2 (JSON is YAML)."""
+    """Return the module's streams as documents of modulemd 2 (JSON is YAML)."""
     branches = sorted({package["release"].partition(".")[0] for package in packages if package["streams"]})
     streams = {f"{branch}-{kind}": (branch, kind) for branch in branches for kind in ("open", "dkms")}
     streams |= {"open-dkms": ("", "open"), "latest-dkms": ("", "dkms")}

@@ -1,4 +1,5 @@
-"""Runs in the vendor's container: writes, as a tar archive to stdout, what a ``.run`` installer leaves on a node.
+"""Write, as a tar archive to stdout, the files that a ``.run`` installer leaves on a node; runs in the vendor's
+container.
 
 Arguments: the driver's release, the flavour (``open`` or ``proprietary``), the kernel's release.
 """
@@ -45,7 +46,7 @@ installer version: {release}
 
 
 def main(release: str, flavour: str, kernel: str) -> None:
-    """Write the archive."""
+    """Write the archive to stdout."""
     files: dict[str, tuple[bytes, int]] = {}
     links = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
-"""PID 1 of the vendor's container: publishes at the first start, then serves, and plays the faults that are on.
+"""PID 1 of the vendor's container: publishes at the first start, then serves, with the active faults.
 
-The rpm packages are signed one by one, which takes a while: the first request for them has it done and waits.
-A fault is on while there is a file of its name in ``ON``; its content is the fault's argument.
+The rpm packages are signed one by one, which takes a while: the first request for them triggers it and waits. A fault
+is active while there is a file of its name in ``ON``; its content is the fault's argument.
 """
 
 import fnmatch
@@ -30,18 +30,18 @@ _publishing = threading.Lock()
 
 
 def is_on(fault: str) -> bool:
-    """Whether that fault is on now."""
+    """Return whether that fault is active now."""
     return (ON / fault).exists()
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Files below the root, with the faults' files over them."""
+    """Handler of requests: files below the root, overridden by the faults' files."""
 
     protocol_version = "HTTP/1.1"
     timeout = 60
 
     def translate_path(self, path: str) -> str:
-        """The file that answers: the first fault's that has one, else the real one."""
+        """Return the file to send: the first active fault's that exists, else the real one."""
         real = Path(super().translate_path(path))
         relative = real.relative_to(publish.ROOT)
         for fault in sorted(publish.FAULTS.iterdir()):
@@ -50,9 +50,9 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         return str(real) + ("/" if path.endswith("/") else "")
 
     def send_head(self):  # type: ignore[no-untyped-def]
-        """Refuse what a fault takes away."""
+        """Refuse files that a fault removes."""
         name = self.path.rpartition("/")[2]
-        # What a fault changes is not newer than what it takes the place of, and the other way round.
+        # A fault's file is not newer than the file that it replaces, and the other way round.
         del self.headers["If-Modified-Since"]
         if re.search("/(rhel[0-9]+|rpm|rocky|epel|centos)/", self.path):
             publish_once(_RPM)
@@ -75,14 +75,14 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Listens while the repository is reachable."""
+    """HTTP server that listens only while the repository is reachable."""
 
     daemon_threads = True
     request_queue_size = 64
 
 
 def serve() -> None:
-    """Serve for ever; while the fault ``unreachable`` is on, nobody listens."""
+    """Serve for ever, without a listener while the fault ``unreachable`` is active."""
     while True:
         if is_on("unreachable"):
             time.sleep(_POLL_S)

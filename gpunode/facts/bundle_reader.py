@@ -1,4 +1,4 @@
-"""What a bundle holds, asked for with the reason at hand where it does not hold it."""
+"""Access to a bundle for the readers of facts, with the reason for everything that it does not contain."""
 
 import re
 import signal
@@ -9,20 +9,20 @@ from gpunode.facts.errors import ParseError
 from gpunode.probe.bundle import Bundle, CommandResult
 
 READ_LOG = "probe-read"
-"""The command under which the probe says what it could not read, one ``PATH: REASON`` a line."""
+"""The command under which the probe records what it could not read, one ``PATH: REASON`` per line."""
 NOT_RUN = "not run:"
-"""How the probe begins the reason for a command that it left out."""
+"""Prefix of the probe's reason for not running a command."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _WORD = re.compile(r"[\w.+~:^-]{1,255}", re.ASCII)
 
 
-class Unseen(Exception):  # noqa: N818
-    """Something was not seen; the message is the reason and becomes a gap."""
+class UnknownFactError(Exception):
+    """A fact that could not be read; the message is the reason and becomes a gap."""
 
 
-class Seen:
-    """A bundle as the fact readers ask it: an answer, "it is not there", or Unseen with the reason."""
+class BundleReader:
+    """The content of a bundle: an answer, None if it does not exist, or UnknownFactError with the reason."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
@@ -35,43 +35,43 @@ class Seen:
 
     @property
     def results(self) -> list[dict[str, Any]]:
-        """What workloads recorded, as it came."""
+        """Return the results of workloads, not validated."""
         return self._bundle.results
 
     def text(self, path: str) -> str | None:
-        """The text of a file, None where there is none; raise Unseen where it could not be read."""
+        """Return the text of a file, None if it does not exist; raise UnknownFactError if it could not be read."""
         if path not in self._bundle.files:
-            raise Unseen(f"{path} was not read")
+            raise UnknownFactError(f"{path} was not read")
         text = self._bundle.files[path]
         if text is None and path in self._unreadable:
-            raise Unseen(f"could not be read: {first_line(self._unreadable[path])}")
+            raise UnknownFactError(f"could not be read: {first_line(self._unreadable[path])}")
         return text
 
     def asked(self, path: str) -> bool:
-        """True where the probe asked for the path and kept the answer."""
+        """Return True if the probe read the path and kept the answer."""
         return path in self._bundle.files
 
     def folder(self, path: str) -> tuple[str, ...] | None:
-        """The names in a folder (``path`` ends in ``/``), None where there is none; raise Unseen as ``text`` does."""
+        """Return the names in a folder (``path`` ends in ``/``), None if it does not exist; raise as ``text`` does."""
         text = self.text(path)
         return None if text is None else tuple(name for name in text.split("\n") if name)
 
     def value(self, path: str) -> str | None:
-        """One of the kernel's small files, stripped; None where it is not there, has no value or may not be read."""
+        """Return a small file of the kernel, stripped; None if it does not exist, is empty or is not readable."""
         return (self._bundle.files.get(path) or "").strip() or None
 
     def number(self, path: str) -> int | None:
-        """As ``value``, where that is a whole number."""
+        """Return ``value`` as an integer; None for other text."""
         return whole(self.value(path))
 
     def under(self, folder: str) -> tuple[str, ...]:
-        """All paths below ``folder`` that the probe kept, sorted."""
+        """Return all paths below ``folder`` that the probe kept, sorted."""
         return tuple(sorted(path for path in self._bundle.files if path.startswith(folder) and path != folder))
 
     def entries(self, folder: str) -> tuple[str, ...] | None:
-        """Names of the entries of one of the probe's TREES of which something was kept; None where the folder is not.
+        """Return names in one of the probe's TREES with content that was kept; None if the folder does not exist.
 
-        Raise Unseen where the folder was not read to the end, so that what is missing is not taken for absent.
+        Raise UnknownFactError if the folder was not read completely, so that missing entries are not treated as absent.
         """
         names = self.folder(folder)
         self.require_finished(folder)
@@ -81,20 +81,20 @@ class Seen:
         return tuple(name for name in names if name in kept)
 
     def require_finished(self, source: str) -> None:
-        """Raise Unseen where a source of the probe did not come to its end."""
+        """Raise UnknownFactError if the probe did not finish a source."""
         for problem in self._problems:
             if problem.startswith(f"{source}: not finished"):
-                raise Unseen(f"could not be read: {first_line(problem)}")
+                raise UnknownFactError(f"could not be read: {first_line(problem)}")
 
     def look(self, key: str) -> tuple[str, ...]:
-        """Lines of what the probe saw by itself; raise Unseen where it could not see all."""
+        """Return the lines of one of the probe's own readings; raise UnknownFactError if they are incomplete."""
         result = self.command(key)
         if result.rc != 0:
-            raise Unseen(first_line(result.stderr) or f"{shown(result)} failed")
+            raise UnknownFactError(first_line(result.stderr) or f"{shown(result)} failed")
         return tuple(line for line in result.stdout.split("\n") if line)
 
     def rows(self, key: str, width: int) -> list[list[str]]:
-        """As ``look``, each line cut at its tabs; raise ParseError for one with another number of fields."""
+        """Return ``look`` split at tabs; raise ParseError for a line with another number of fields."""
         rows = [line.split("\t") for line in self.look(key)]
         for row in rows:
             if len(row) != width:
@@ -102,15 +102,15 @@ class Seen:
         return rows
 
     def once(self, what: str, parse: Callable[[], Any]) -> Any:
-        """What ``parse`` returns, asked once however many facts want it; what it raises, each time."""
+        """Return the result of ``parse``, computed once for all facts; an exception is raised each time."""
         if what not in self._parsed:
             self._parsed[what] = parse()
         return self._parsed[what]
 
     def unanswered(self) -> tuple[str, ...]:
-        """Commands that were run and did not come back in time; raise Unseen where none was run at all."""
+        """Return the commands that did not end in time; raise UnknownFactError if no command was run."""
         if not self.ran_any():
-            raise Unseen("no command was run")
+            raise UnknownFactError("no command was run")
         return tuple(
             shown(result)
             for _, result in sorted(self._bundle.commands.items())
@@ -118,53 +118,55 @@ class Seen:
         )
 
     def ran_any(self) -> bool:
-        """True where the probe ran a command at all."""
+        """Return True if the probe ran any command."""
         return bool(self._bundle.commands)
 
     def ran(self, key: str) -> bool:
-        """True where the probe ran the command, whatever came of it."""
+        """Return True if the probe ran the command, with whatever result."""
         return key in self._bundle.commands
 
     def looked_for_records(self) -> bool:
-        """True where the probe's own looks are in the bundle, among which a record that is not there has no line."""
+        """Return True if the bundle has the probe's own readings; a record that does not exist has no line among
+        them."""
         return self.ran("signs") or self.ran("repository-files")
 
     def raw(self, key: str) -> CommandResult | None:
-        """What the probe recorded of a command, complete or not; None where it did not ask for it."""
+        """Return the recorded result of a command, complete or not; None if the probe did not run it."""
         return self._bundle.commands.get(key)
 
     def command(self, key: str) -> CommandResult:
-        """A command's complete answer, whatever its exit status; raise Unseen where it is none.
+        """Return a command's complete answer, whatever its exit status; raise UnknownFactError if it is incomplete.
 
-        A command that a signal ended (exit status 128 and its number) crashed: what it printed may be a part.
+        A command that a signal ended (exit status 128 plus its number) crashed: its output may be incomplete.
         """
         result = self._bundle.commands.get(key)
         if result is None:
-            raise Unseen(f"{key} was not run")
+            raise UnknownFactError(f"{key} was not run")
         if last_line(result.stderr).startswith(NOT_RUN):
-            raise Unseen(f"{shown(result)} was {last_line(result.stderr)}")
+            raise UnknownFactError(f"{shown(result)} was {last_line(result.stderr)}")
         ended_by = signal_of(result.rc)
         if ended_by is not None and not result.timed_out:
-            raise Unseen(f"{shown(result)} crashed ({ended_by}, exit status {result.rc})")
+            raise UnknownFactError(f"{shown(result)} crashed ({ended_by}, exit status {result.rc})")
         if result.timed_out:
-            raise Unseen(f"{shown(result)} did not answer in time: {last_line(result.stderr)}".rstrip(": "))
+            raise UnknownFactError(f"{shown(result)} did not answer in time: {last_line(result.stderr)}".rstrip(": "))
         if result.truncated:
-            raise Unseen(f"{shown(result)} printed more than the probe's limit; its output was truncated")
+            raise UnknownFactError(f"{shown(result)} printed more than the probe's limit; its output was truncated")
         return result
 
     def output(self, key: str, good: tuple[int, ...] = (0,)) -> str:
-        """A command's stdout; raise Unseen as ``command`` does, and where its exit status is not a ``good`` one."""
+        """Return a command's stdout; raise UnknownFactError as ``command`` does, and for an exit status not in
+        ``good``."""
         result = self.command(key)
         if result.missing:
-            raise Unseen(f"{result.argv[0] if result.argv else key} is not installed")
+            raise UnknownFactError(f"{result.argv[0] if result.argv else key} is not installed")
         if result.rc not in good:
-            said = first_line(result.stderr) or first_line(result.stdout)
-            raise Unseen(f"{shown(result)} failed with exit status {result.rc}: {said}".rstrip(": "))
+            message = first_line(result.stderr) or first_line(result.stdout)
+            raise UnknownFactError(f"{shown(result)} failed with exit status {result.rc}: {message}".rstrip(": "))
         return result.stdout
 
 
 def signal_of(status: int) -> str | None:
-    """The signal that ended a command (``SIGSEGV``), by its exit status of 128 and more; None for other statuses."""
+    """Return the signal that ended a command (``SIGSEGV``), from its exit status above 128; None for other statuses."""
     if not 128 < status < 160:
         return None
     try:
@@ -174,33 +176,35 @@ def signal_of(status: int) -> str | None:
 
 
 def whole(text: str | None) -> int | None:
-    """A whole number of at most 18 digits; None for anything else."""
+    """Return an integer of at most 18 digits; None for other text."""
     return int(text) if text is not None and _WHOLE.fullmatch(text) else None
 
 
 def is_word(text: str) -> bool:
-    """True for what a kernel release, a package name and a version consist of; ``^`` is RPM's, ``~`` is both's."""
+    """Return True for the characters of kernel releases, package names and versions (RPM uses ``^``, RPM and dpkg
+    ``~``)."""
     return _WORD.fullmatch(text) is not None
 
 
 def word(text: str, what: str) -> str:
-    """Return the text; raise ParseError where it is no such word: roles and locks take it for a name."""
+    """Return the text; raise ParseError for other characters than ``is_word`` allows: roles and locks use it as a
+    name."""
     if not is_word(text):
         raise ParseError(f"expected {what} of letters, digits and .+~:^_-, found '{first_line(text)}'")
     return text
 
 
 def shown(result: CommandResult) -> str:
-    """A command as a message names it: without its long tail of arguments."""
+    """Return a command for a message, without its arguments after the second."""
     words = result.argv[:3]
     return " ".join(words) + (" ..." if len(result.argv) > 3 else "")
 
 
 def first_line(text: str) -> str:
-    """The first line with something on it, short enough for a message."""
+    """Return the first line that is not blank, at most 200 characters."""
     return next((line.strip()[:200] for line in text.splitlines() if line.strip()), "")
 
 
 def last_line(text: str) -> str:
-    """The last line with something on it, short enough for a message."""
+    """Return the last line that is not blank, at most 200 characters."""
     return next((line.strip()[:200] for line in reversed(text.splitlines()) if line.strip()), "")
