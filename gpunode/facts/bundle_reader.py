@@ -2,7 +2,9 @@
 
 import re
 import signal
+from bisect import bisect_right
 from collections.abc import Callable
+from itertools import islice, takewhile
 from typing import Any
 
 from gpunode.facts.errors import ParseError
@@ -26,6 +28,7 @@ class BundleReader:
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
+        self._paths = sorted(bundle.files)
         log = bundle.commands.get(READ_LOG)
         self._problems = log.stderr.splitlines() if log else []
         self._unreadable: dict[str, str] = {}
@@ -66,7 +69,8 @@ class BundleReader:
 
     def under(self, folder: str) -> tuple[str, ...]:
         """Return all paths below ``folder`` that the probe kept, sorted."""
-        return tuple(sorted(path for path in self._bundle.files if path.startswith(folder) and path != folder))
+        first = bisect_right(self._paths, folder)
+        return tuple(takewhile(lambda path: path.startswith(folder), islice(self._paths, first, None)))
 
     def entries(self, folder: str) -> tuple[str, ...] | None:
         """Return names in one of the probe's TREES with content that was kept; None if the folder does not exist.

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from machine_measured import measured
@@ -26,7 +27,7 @@ from machines import (
 )
 
 from gpunode.checks import Expectation, Finding, Status, judge
-from gpunode.facts import facts_from_bundle
+from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.probe.bundle import Bundle
 from gpunode.report.model import worst
 
@@ -181,8 +182,13 @@ def apply(document: Document, edits: Sequence[Edit]) -> Document:
 
 def findings(document: Document, expect: Expectation | None = None) -> list[Finding]:
     """All findings on a bundle, by the way that ``validate --replay`` goes."""
-    bundle = Bundle.from_json(json.dumps(document), "a test's bundle")
-    return judge(facts_from_bundle(bundle), expect or Expectation(), level="deep")
+    return judge(facts_of(json.dumps(document)), expect or Expectation(), level="deep")
+
+
+@lru_cache(maxsize=32)  # The healthy nodes are judged again and again.
+def facts_of(text: str) -> NodeFacts:
+    """Return the facts of a bundle's JSON."""
+    return facts_from_bundle(Bundle.from_json(text, "a test's bundle"))
 
 
 def verdicts(document: Document, expect: Expectation | None = None) -> Mapping[str, Status]:
