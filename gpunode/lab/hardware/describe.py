@@ -58,7 +58,7 @@ def describe(name: str, node: str) -> dict[str, Any]:
     return {
         "name": name,
         "simulated": True,
-        "platform": platform.id,
+        "platform": data.get("platform"),
         "system": {"vendor": data["vendor"], "product": data["product"]},
         "cpu": {"architecture": platform.hosts[0], "sockets": tree["numa_nodes"]},
         "numa_nodes": tree["numa_nodes"],
