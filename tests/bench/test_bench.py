@@ -87,6 +87,8 @@ def by_check(findings: list[Finding]) -> Mapping[str, Status]:
 def with_slots(text: str, machine: str) -> str:
     for number, slot in enumerate(MACHINES[machine].slots):
         text = text.replace(f"{{slot{number}}}", slot).replace(f"{{SLOT{number}}}", slot.upper())
+    for number, nic in enumerate(MACHINES[machine].hardware["nics"]):
+        text = text.replace(f"{{nic{number}}}", nic["pci_bus_id"])
     return text
 
 
