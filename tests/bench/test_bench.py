@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from bench_machines import MACHINES, document
+from bundles import facts_of
 
 from gpunode.checks import Expectation, Finding, Status, identify, judge
 from gpunode.facts import facts_from_bundle
@@ -61,8 +62,7 @@ def exit_statuses(name: str) -> set[str]:
 
 
 def judged(bundle: Document) -> list[Finding]:
-    facts = facts_from_bundle(Bundle.from_json(json.dumps(bundle), "the bench's bundle"))
-    return judge(facts, Expectation(), level="quick")
+    return judge(facts_of(json.dumps(bundle)), Expectation(), level="quick")
 
 
 @cache

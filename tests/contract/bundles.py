@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+from unittest import mock
 
 from machine_measured import measured
 from machines import (
@@ -28,6 +29,7 @@ from machines import (
 
 from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.facts.parsers import smi_nvlink, smi_xml
 from gpunode.probe.bundle import Bundle
 from gpunode.report.model import worst
 
@@ -185,10 +187,16 @@ def findings(document: Document, expect: Expectation | None = None) -> list[Find
     return judge(facts_of(json.dumps(document)), expect or Expectation(), level="deep")
 
 
-@lru_cache(maxsize=32)  # The healthy nodes are judged again and again.
+# Edits mostly leave the long answers of nvidia-smi as they are, and healthy nodes are judged again and again.
+_XML = lru_cache(maxsize=64)(smi_xml.parse)
+_NVLINK = lru_cache(maxsize=128)(smi_nvlink.parse)
+
+
+@lru_cache(maxsize=32)
 def facts_of(text: str) -> NodeFacts:
-    """Return the facts of a bundle's JSON."""
-    return facts_from_bundle(Bundle.from_json(text, "a test's bundle"))
+    """Return the facts of a bundle's JSON. The same answer of nvidia-smi is parsed once."""
+    with mock.patch.object(smi_xml, "parse", _XML), mock.patch.object(smi_nvlink, "parse", _NVLINK):
+        return facts_from_bundle(Bundle.from_json(text, "a test's bundle"))
 
 
 def verdicts(document: Document, expect: Expectation | None = None) -> Mapping[str, Status]:
