@@ -1,13 +1,13 @@
-# ruff: noqa: T201 (its output is what it is for)
-"""What a settled node costs: ``site.yml`` on nodes that have all, beside a play of 45 builtin tasks, in one run.
+# ruff: noqa: T201 (output is its purpose)
+"""Measure ``site.yml`` on provisioned nodes, compared with a play of 45 builtin tasks, in one run.
 
-Both are run on the same lab nodes, one after the other, round by round: the play of builtin tasks is the measure of
+Both are run on the same lab nodes, one after the other, round by round: the play of builtin tasks shows the speed of
 the machine. The first table compares them; the second has for each role its tasks, its module runs and its seconds.
 
     python benchmarks/converge.py [--nodes 1] [--rounds 5] [--hardware t4-1] [--os debian-12] [--inventory FILE]
         [--variables FILE]
 
-With ``--inventory`` the nodes are provisioned ones that are there already; without, lab nodes are made and removed.
+With ``--inventory`` existing provisioned nodes are used; without, lab nodes are created and removed.
 ``--variables`` is for ``site.yml``: benchmarks/hardened.yml has the roles that do nothing by default,
 benchmarks/tuned.yml the settings of GPUs, environment and kernel.
 """
@@ -41,7 +41,7 @@ FOLDER = "/tmp/gpunode-converge"  # noqa: S108 - on lab nodes
 
 
 def builtin_tasks() -> list[dict[str, Any]]:
-    """Return 45 tasks as a hardening or monitoring role has them; on a second run nothing changes."""
+    """Return 45 tasks similar to those of a hardening or monitoring role; on a second run nothing changes."""
     tasks: list[dict[str, Any]] = [{"file": {"path": FOLDER, "state": "directory", "mode": "0755"}}]
     names = [f"{FOLDER}/{number}.conf" for number in range(10)]
     tasks += [{"copy": {"content": f"setting = {name}\n", "dest": name, "mode": "0644"}} for name in names]
@@ -82,24 +82,24 @@ def _full(key: str) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """One run of a playbook."""
+    """The cost of one run of a playbook."""
 
     seconds: float
     rows: tuple[dict[str, Any], ...]
 
     @property
     def changed(self) -> int:
-        """Tasks that changed something, of all hosts."""
+        """Return the tasks that changed something, of all hosts."""
         return sum(sum(row["changed"].values()) for row in self.rows if "changed" in row)
 
     @property
     def tasks(self) -> int:
-        """Tasks that began."""
+        """Return the tasks that started."""
         return sum("start" in row for row in self.rows)
 
     @property
     def modules(self) -> int:
-        """Modules that ran on nodes."""
+        """Return the modules that ran on nodes."""
         return sum("module" in row for row in self.rows)
 
     def by_role(self) -> dict[str, tuple[int, int, float]]:
@@ -119,7 +119,7 @@ class Cost:
 
 
 def run(playbook: Path, inventory: str, *more: str) -> Cost:
-    """Run a playbook and return what it cost; a run that fails ends the benchmark."""
+    """Run a playbook and return its cost; a failed run ends the benchmark."""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as costs:
         environment = {
             **ansible_environment(),
@@ -153,7 +153,7 @@ def run(playbook: Path, inventory: str, *more: str) -> Cost:
 
 @contextmanager
 def nodes(arguments: argparse.Namespace) -> Iterator[str]:
-    """The inventory of nodes that have everything."""
+    """Yield the inventory of provisioned nodes."""
     if arguments.inventory:
         yield arguments.inventory
         return
@@ -169,7 +169,7 @@ def nodes(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def measured(builtin: Path, inventory: str, rounds: int, variables: Sequence[str]) -> dict[str, list[Cost]]:
-    """Run both in turn; the first run of each, which fills caches and writes files, does not count."""
+    """Run both in turn; the first run of each, which fills caches and writes files, is not counted."""
     found: dict[str, list[Cost]] = {"site.yml": [], "45 builtin tasks": []}
     for number in range(rounds + 1):
         for name, playbook, more in (("site.yml", SITE, variables), ("45 builtin tasks", builtin, ())):
@@ -181,7 +181,7 @@ def measured(builtin: Path, inventory: str, rounds: int, variables: Sequence[str
 
 
 def table(found: dict[str, list[Cost]]) -> Iterator[str]:
-    """The comparison, and the roles, as Markdown."""
+    """Yield the comparison, and the roles, as Markdown."""
     yield "| settled run | tasks | module runs | median s | least to most s | changed |"
     yield "|---|---:|---:|---:|---|---:|"
     for name, costs in found.items():

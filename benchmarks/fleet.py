@@ -1,19 +1,18 @@
-# ruff: noqa: T201 (its output is what it is for)
-"""What it costs the controller to ask many nodes: gpunode beside clush, pdsh, Ansible and plain Fabric, in one run.
+# ruff: noqa: T201 (output is its purpose)
+"""Measure the controller's cost of querying many nodes: gpunode, clush, pdsh, Ansible and plain Fabric, in one run.
 
 All of them call the same real sshds on this machine's loopback (tests/fleet/endpoints.py), 32 nodes at a time, and
-each node answers with a bundle of its own. gpunode sends its probe and reads the answers; ``validate`` judges them as
+each node answers with a bundle of its own. Programs in Python find their modules compiled, as an installed program
+does, independent of PYTHONDONTWRITEBYTECODE. gpunode sends its probe and reads the answers; ``validate`` judges them as
 well; the others fetch the same text by a command that sends nothing. The sshds run on the same machine, so the elapsed
-time is theirs too: compare processor time and memory.
+time includes theirs: compare processor time and memory.
 
     python benchmarks/fleet.py [--nodes 94] [--rounds 3]
 
-pdsh is measured where it is installed (apt-get install pdsh).
+pdsh is measured if it is installed (apt-get install pdsh).
 """
 
 import argparse
-import os
-import platform
 import shutil
 import statistics
 import sys
@@ -28,7 +27,7 @@ sys.path.append(str(ROOT / "tests" / "fleet"))
 
 from endpoints import SSHD, Endpoints, endpoints  # noqa: E402
 from fleet_bundles import healthy  # noqa: E402
-from measure import Cost, measured  # noqa: E402
+from measure import Cost, machine, measured, with_bytecode  # noqa: E402
 
 from gpunode.names import fold  # noqa: E402
 
@@ -40,7 +39,7 @@ COMMAND = "python3 -I -"
 
 @dataclass(frozen=True)
 class Tool:
-    """One way to ask all nodes. ``in_stdout`` False: the answers are written to files."""
+    """One tool that queries all nodes. ``in_stdout`` False: the answers are written to files."""
 
     name: str
     argv: list[str | Path]
@@ -49,7 +48,7 @@ class Tool:
 
 
 def tools(standing: Endpoints, names: Sequence[str], folder: Path) -> list[Tool]:
-    """What there is on this machine, asking these nodes."""
+    """Return the tools installed on this machine, with their commands for these nodes."""
     config = standing.ssh_config
     hosts: list[str | Path] = ["-i", standing.inventory, "--limit", ",".join(names)]
     found = [
@@ -71,7 +70,7 @@ def tools(standing: Endpoints, names: Sequence[str], folder: Path) -> list[Tool]
         Tool(
             "ansible -m raw",
             [BIN / "ansible", "all", *hosts, "-f", PARALLEL, "-m", "ansible.builtin.raw", "-a", COMMAND],
-            # A master connection would outlive the run, and its cost would be nobody's.
+            # A master connection would outlive the run, and its cost would be missing.
             {"ANSIBLE_SSH_ARGS": f"-F {config} -o ControlMaster=no", "ANSIBLE_SSH_USETTY": "False"},
         ),
     ]
@@ -83,10 +82,10 @@ def tools(standing: Endpoints, names: Sequence[str], folder: Path) -> list[Tool]
     return [*found, Tool("pdsh", argv, {"PDSH_SSH_ARGS_APPEND": f"-F {config}"})]
 
 
-def run(tool: Tool, nodes: int, folder: Path) -> Cost:
-    """One run; SystemExit where not every node's answer came."""
+def run(tool: Tool, nodes: int, folder: Path, env: Mapping[str, str]) -> Cost:
+    """Measure one run; SystemExit if not every node\'s answer arrived."""
     shutil.rmtree(folder, ignore_errors=True)
-    cost = measured(tool.argv, timeout_s=LIMIT_S, env={**os.environ, **tool.env})
+    cost = measured(tool.argv, timeout_s=LIMIT_S, env={**env, **tool.env})
     came = cost.stdout.count("gpunode.bundle/1") if tool.in_stdout else nodes
     if cost.rc != 0 or came != nodes:
         raise SystemExit(f"{tool.name}: exit {cost.rc}, {came} of {nodes} answers\n{cost.stderr[-2000:]}")
@@ -109,15 +108,19 @@ def main() -> None:
         saved = Path(place) / "saved"
         sshds = Path(place) / "sshds"
         sshds.mkdir()
+        env = with_bytecode(Path(place) / "bytecode")
         with endpoints(sshds, bundles, {}) as standing:
+            for one in tools(standing, names[:1], saved):  # so that all bytecode is there
+                run(one, 1, saved, env)
             for number in range(chosen.rounds):
                 print(f"round {number + 1} of {chosen.rounds}", file=sys.stderr)
                 for one in tools(standing, names[:1], saved):
-                    starts.setdefault(one.name, []).append(run(one, 1, saved))
+                    starts.setdefault(one.name, []).append(run(one, 1, saved, env))
                 for tool in tools(standing, names, saved):
-                    costs.setdefault(tool.name, []).append(run(tool, len(names), saved))
-    print(f"{len(names)} nodes, {size:.0f} KiB each, {PARALLEL} at a time, median of {chosen.rounds} rounds;", end=" ")
-    print(f"{datetime.now(UTC):%Y-%m-%d}, {_machine()}\n")
+                    costs.setdefault(tool.name, []).append(run(tool, len(names), saved, env))
+    print(f"{len(names)} nodes, {size:.0f} KiB each, {PARALLEL} at a time, median of {chosen.rounds} rounds,", end=" ")
+    print("bytecode compiled before;", end=" ")
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {machine()}\n")
     print("| | one node | each further node | memory at most | elapsed |")
     print("|---|---|---|---|---|")
     for name, runs in costs.items():
@@ -129,19 +132,6 @@ def main() -> None:
 
 def _median(costs: Sequence[Cost], key: str) -> float:
     return statistics.median(float(getattr(cost, key)) for cost in costs)
-
-
-def _machine() -> str:
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        platform.machine(),
-    )
-    load = os.getloadavg()[0]
-    return f"{os.cpu_count()} cores ({cpu}), load {load:.0f}, Python {platform.python_version()}"
 
 
 if __name__ == "__main__":

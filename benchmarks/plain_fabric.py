@@ -1,4 +1,4 @@
-"""What a script with Fabric alone would do: ``plain_fabric.py SSH_CONFIG COMMAND HOST...``, 32 hosts at a time."""
+"""A minimal script with only Fabric: ``plain_fabric.py SSH_CONFIG COMMAND HOST...``, 32 hosts at a time."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,7 @@ from fabric import Config, Connection
 
 
 def answer(config: Config, host: str, command: str) -> str:
-    """The output of one host."""
+    """Return the output of one host."""
     with Connection(host, config=config) as connection:
         output: str = connection.run(command, hide=True, in_stream=False).stdout
         return output

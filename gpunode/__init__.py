@@ -7,12 +7,12 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """``__version__``, looked up when it is asked for: most calls never do, and the look-up takes a tenth of them."""
+    """Return ``__version__`` on first use: most calls never need it, and the look-up takes a tenth of their time."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 (see above)
 
     try:
         return version("gpunode")
-    except PackageNotFoundError:  # a zipapp or a bare checkout carries no metadata
+    except PackageNotFoundError:  # a zipapp or a bare checkout has no metadata
         return "0+unknown"

@@ -1,4 +1,4 @@
-"""Where the Ansible half lies, and the environment in which Ansible's programs find it."""
+"""Location of the Ansible half, and the environment in which Ansible's programs find it."""
 
 import os
 import sys
@@ -12,10 +12,10 @@ _MARK = "galaxy.yml"
 
 
 def collection_root() -> Path:
-    """The folder of the collection ``gpunode.node``: roles/, playbooks/, plugins/, ansible.cfg.
+    """Return the folder of the collection ``gpunode.node``: roles/, playbooks/, plugins/, ansible.cfg.
 
-    The checkout that the package lies in comes first, then the copy inside an installed wheel.
-    Raises UsageError where neither is there.
+    The checkout that contains the package takes precedence over the copy inside an installed wheel.
+    Raises UsageError if neither exists.
     """
     for folder in (_PACKAGE.parent, _INSTALLED):
         if (folder / _MARK).is_file() and (folder / "ansible.cfg").is_file():
@@ -24,11 +24,11 @@ def collection_root() -> Path:
 
 
 def ansible_environment() -> dict[str, str]:
-    """The process environment, with what Ansible's programs need to find the collection.
+    """Return the process environment, with what Ansible's programs need to find the collection.
 
-    The user's own settings win: ``ANSIBLE_CONFIG``, or an ``ansible.cfg`` in the current folder, is kept, and ours is
-    the default in place of ``~/.ansible.cfg`` and ``/etc/ansible/ansible.cfg``. Ours is put first in
-    ``ANSIBLE_COLLECTIONS_PATH``; the paths that were set there stay behind it, and Ansible's defaults where none were.
+    The user's own settings take precedence: ``ANSIBLE_CONFIG``, or an ``ansible.cfg`` in the current folder, is kept,
+    and ours is the default in place of ``~/.ansible.cfg`` and ``/etc/ansible/ansible.cfg``. Ours is the first path in
+    ``ANSIBLE_COLLECTIONS_PATH``, followed by the paths that were set there, or else by Ansible's defaults.
     """
     root = collection_root()
     env = dict(os.environ)
@@ -41,9 +41,9 @@ def ansible_environment() -> dict[str, str]:
 
 
 def ansible_program(name: str) -> str:
-    """The path of an Ansible program (``ansible-playbook`` …): the one installed beside our own interpreter.
+    """Return the path of an Ansible program (``ansible-playbook`` …): the one installed beside our own interpreter.
 
-    Raises UsageError where it is missing.
+    Raises UsageError if it is missing.
     """
     for folder in (Path(sys.executable).parent, Path(sys.prefix) / "bin"):
         path = folder / name

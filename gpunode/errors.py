@@ -25,6 +25,6 @@ class UsageError(GpunodeError):
 
 
 class UndeterminedError(GpunodeError):
-    """The answer could not be found out: unreachable, no engine, no data."""
+    """The answer could not be determined: unreachable, no engine, no data."""
 
     exit_code = Exit.UNDETERMINED

@@ -4,12 +4,12 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Frozen(BaseModel):
-    """Immutable, and closed: an unknown field is refused."""
+    """Immutable model that refuses unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class FrozenByName(Frozen):
-    """The same; a field with an alias is set by its own name too."""
+    """The same model, in which a field with an alias can also be set by its own name."""
 
     model_config = ConfigDict(populate_by_name=True)

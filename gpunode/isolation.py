@@ -1,8 +1,8 @@
-"""A node's answer is read and judged in a process of its own, within limits: what it costs is that node's alone.
+"""Reading and judging of a node's answer in a process of its own, within limits: excessive costs affect only that node.
 
 One process is forked before any thread runs, with all modules loaded, and forks the children that do the work, one
 answer after another. A child limits itself for each: processor time, time and memory. One that exceeds a limit ends
-with that answer, and another takes its place. What it does is a function of ours; what it returns is bytes.
+with that answer, and another takes its place. What it runs is a function of ours; what it returns is bytes.
 """
 
 import gc
@@ -27,29 +27,29 @@ from gpunode.errors import GpunodeError, UsageError
 
 @dataclass(frozen=True)
 class AnswerLimits:
-    """What one answer may cost."""
+    """Limits for one answer."""
 
     cpu_s: int = 20
     wall_s: int = 120
     memory_mib: int = 256
-    """Beyond what the process has before it begins."""
+    """In addition to what the process has before it begins."""
     answer_mib: int = 32
 
 
 class Exceeded(Exception):  # noqa: N818 - it becomes a finding
-    """An answer could not be worked on within the limits, or broke the work; the message is the reason in one line."""
+    """An answer exceeded the limits, or crashed the work; the message is the reason in one line."""
 
 
 _HEAD = struct.Struct(">cq")
-"""What a frame is, and how many bytes follow; of ``_ENDED``, minus the signal's number."""
+"""Kind of a frame, and the number of bytes that follow; for ``_ENDED``, minus the signal's number."""
 _WORK, _DONE, _REFUSED, _MEMORY, _BROKE, _ENDED = b"W", b"D", b"R", b"M", b"B", b"E"
 _CHUNK = 1 << 20
 
 
 class Workers:
-    """``workers(*arguments)`` is ``work(*arguments)``, called in a child. Threads may call it side by side.
+    """Pool in which ``workers(*arguments)`` calls ``work(*arguments)`` in a child. Threads may call it in parallel.
 
-    Raises UsageError where ``work`` does, and Exceeded for everything else that goes wrong there.
+    Raises UsageError if ``work`` does, and Exceeded for every other failure there.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Workers:
     ) -> None:
         self.limits = limits or AnswerLimits()
         self.most = most or min(4, os.cpu_count() or 1)
-        """Children at a time."""
+        """Maximum number of children."""
         self._slots = threading.Semaphore(self.most)
         self._idle: list[socket.socket] = []
         self._control, theirs = socket.socketpair()
@@ -70,7 +70,7 @@ class Workers:
         theirs.close()
 
     def __call__(self, *arguments: Any) -> bytes:
-        """See the class."""
+        """Return the result of ``work``, called in a child; see the class."""
         with self._slots:
             child = self._idle.pop() if self._idle else self._another()
             try:
@@ -143,7 +143,7 @@ def _read(sock: socket.socket, size: int) -> bytes:
 
 
 def _stand_by(control: socket.socket, work: Callable[..., bytes], limits: AnswerLimits) -> NoReturn:
-    """Fork a child for each socket that comes, and say on it how the child ended; end with the other side."""
+    """Fork a child for each socket that arrives, and report on it how the child ended; end with the other side."""
     children: dict[int, int] = {}
     try:
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
@@ -153,8 +153,8 @@ def _stand_by(control: socket.socket, work: Callable[..., bytes], limits: Answer
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        # Else every child would copy the pages of all that was loaded, for the collector's marks. To collect first
-        # would touch those pages too, and costs more than the garbage that stays.
+        # Else every child would copy all loaded pages when the collector marks objects. To collect first would touch
+        # those pages too, and costs more than the remaining garbage.
         gc.disable()
         gc.freeze()
         while True:
@@ -169,7 +169,7 @@ def _stand_by(control: socket.socket, work: Callable[..., bytes], limits: Answer
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
-                    # Its other end closes when nobody else holds a copy.
+                    # Its other end closes when no other process holds a copy.
                     for other in (*children.values(), woken, wake, control.fileno()):
                         os.close(other)
                     _serve(socket.socket(fileno=descriptors[0]), work, limits)
@@ -183,7 +183,7 @@ def _stand_by(control: socket.socket, work: Callable[..., bytes], limits: Answer
 
 
 def _leave_streams() -> None:
-    """What we write to is ours: nobody who reads it waits for this process."""
+    """Redirect the standard streams: a process that reads them must not wait for this one."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -205,7 +205,7 @@ def _serve(sock: socket.socket, work: Callable[..., bytes], limits: AnswerLimits
     with suppress(BaseException):
         gc.enable()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        # Else pydantic's core, out of memory, waits for ever for its own lock when it writes where it was.
+        # Else pydantic's core, out of memory, waits for ever for its own lock when it writes the location of the panic.
         os.environ["RUST_BACKTRACE"] = "0"
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _limit_memory(limits)
@@ -228,7 +228,7 @@ def _answered(sock: socket.socket, size: int, work: Callable[..., bytes]) -> tup
     except GpunodeError as err:
         return _REFUSED, str(err).encode()
     except BaseException as err:
-        # Out of memory, pydantic's core panics, which is no Exception: "PyObject pointer is null".
+        # Out of memory, pydantic's core panics, which is not an Exception: "PyObject pointer is null".
         kind = _MEMORY if "pointer is null" in str(err) else _BROKE
         return kind, f"unexpected {type(err).__name__}".encode()
 

@@ -1,4 +1,4 @@
-"""Node names in short: ``gpu-[01-16]`` for sixteen names, by ClusterShell's NodeSet."""
+"""Short notation for node names: ``gpu-[01-16]`` for sixteen names, by ClusterShell's NodeSet."""
 
 import re
 from collections import Counter
@@ -7,40 +7,40 @@ from collections.abc import Iterable, Sequence
 from gpunode.errors import UsageError
 
 MOST = 10_000
-"""Names that one word may stand for."""
+"""Maximum number of names from one argument."""
 _RANGES = re.compile(r"\[(\d[\d,/-]*)\]")
-# What NodeSet would read as its own signs; an IPv6 address may have brackets.
+# Characters that NodeSet would interpret; an IPv6 address may have brackets.
 _SPECIAL = re.compile(r"[\[\]!&^,\s%]|^@")
 
 
-def expand(word: str) -> list[str]:
-    """All names that a word stands for, in their order: ``gpu-[01-16,20]``, ``rack[1-2]-gpu[1-8]``, ``gpu1,gpu2``.
+def expand(argument: str) -> list[str]:
+    """Return all names of an argument, in their order: ``gpu-[01-16,20]``, ``rack[1-2]-gpu[1-8]``, ``gpu1,gpu2``.
 
-    ``!`` takes names out (``gpu-[1-8]!gpu-3``), as in clush. What has neither ranges nor commas is one name, whatever
-    it is. Raises UsageError for a range that is none, and for more than ``MOST`` names.
+    ``!`` excludes names (``gpu-[1-8]!gpu-3``), as in clush. Text without ranges and commas is one name. Raises
+    UsageError for an invalid range, and for more than ``MOST`` names.
     """
-    if not _RANGES.search(word) and ("," not in word or "[" in word):
-        if re.search(r"\[[^:\]]*(\]|$)", word):
-            raise UsageError(f"{word}: not a valid range of node names; write gpu-[01-16] or gpu-[1,3,7-9]")
-        return [word]
-    for low, high in re.findall(r"(\d+)-(\d+)", "".join(_RANGES.findall(word))):
+    if not _RANGES.search(argument) and ("," not in argument or "[" in argument):
+        if re.search(r"\[[^:\]]*(\]|$)", argument):
+            raise UsageError(f"{argument}: not a valid range of node names; write gpu-[01-16] or gpu-[1,3,7-9]")
+        return [argument]
+    for low, high in re.findall(r"(\d+)-(\d+)", "".join(_RANGES.findall(argument))):
         if int(high) - int(low) >= MOST:
-            raise UsageError(f"{word}: more than {MOST} nodes")
+            raise UsageError(f"{argument}: more than {MOST} nodes")
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException  # noqa: PLC0415 (slow to load)
 
     try:
-        names = NodeSet(word.strip(","), resolver=RESOLVER_NOGROUP)
+        names = NodeSet(argument.strip(","), resolver=RESOLVER_NOGROUP)
     except NodeSetException as err:
         raise UsageError(
-            f"{word}: not a valid range of node names: {str(err).splitlines()[0]}; write gpu-[01-16]"
+            f"{argument}: not a valid range of node names: {str(err).splitlines()[0]}; write gpu-[01-16]"
         ) from None
     if len(names) > MOST:
-        raise UsageError(f"{word}: more than {MOST} nodes")
+        raise UsageError(f"{argument}: more than {MOST} nodes")
     return list(names)
 
 
 def fold(names: Iterable[str]) -> str:
-    """``gpu-[01-03]`` for gpu-01, gpu-02, gpu-03; names that cannot be folded stand behind, comma-separated."""
+    """Return ``gpu-[01-03]`` for gpu-01, gpu-02, gpu-03, then the names that cannot be folded, comma-separated."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet  # noqa: PLC0415 (slow to load)
 
     given = sorted(set(names))
@@ -50,9 +50,9 @@ def fold(names: Iterable[str]) -> str:
     return ",".join(([folded] if plain else []) + others)
 
 
-def expand_all(words: Sequence[str]) -> list[str]:
-    """The names of several words; raises UsageError where a name comes twice."""
-    names = [name for word in words for name in expand(word)]
+def expand_all(arguments: Sequence[str]) -> list[str]:
+    """Return the names of several arguments; raise UsageError for a duplicate."""
+    names = [name for argument in arguments for name in expand(argument)]
     doubles = [name for name, times in Counter(names).items() if times > 1]
     if doubles:
         raise UsageError(f"{fold(doubles)}: listed more than once")

@@ -1,6 +1,6 @@
-"""Text in messages: escaped, listed, counted, suggested; and the timestamps that logs print.
+"""Text in messages: escaped, listed, counted, suggested; and the timestamps in logs.
 
-Nothing of gpunode is imported here, so every room may use it.
+This module imports nothing of gpunode, so every room may use it.
 """
 
 import re
@@ -11,6 +11,8 @@ from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control codes of both sets, and characters that change the direction of text."""
+_CONTROL_OF_JSON = re.compile(_CONTROL.pattern.replace(r"\x00-\x1f", r"\x00-\x08\x0b-\x1f"))
+"""The same but for tab and line feed, of which an indented document is full."""
 
 
 def printable(text: str) -> str:
@@ -20,7 +22,7 @@ def printable(text: str) -> str:
 
 def printable_json(text: str) -> str:
     """Return an equivalent JSON document in which control characters are JSON escapes."""
-    return _CONTROL.sub(lambda match: match[0] if match[0] in "\t\n" else f"\\u{ord(match[0]):04x}", text)
+    return _CONTROL_OF_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def all_printable(value: Any) -> Any:
@@ -58,13 +60,13 @@ def did_you_mean(names: Sequence[str]) -> str:
 
 
 def suggestion(name: str, known: Iterable[str], most: int = 1, likeness: float = 0.6) -> str:
-    """Return ``did you mean gpu.count?``, or all known names where none is similar."""
+    """Return ``did you mean gpu.count?``, or all known names if none is similar."""
     names = list(known)
     return did_you_mean(nearest(name, names, most, likeness)) or f"known: {', '.join(names)}"
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return ``unknown check gpu.cuont: did you mean gpu.count?``; all known names where none is similar."""
+    """Return ``unknown check gpu.cuont: did you mean gpu.count?``; all known names if none is similar."""
     return f"unknown {what} {name}: {suggestion(name, known, most=3)}"
 
 
@@ -78,6 +80,6 @@ def moment(text: str | None) -> datetime | None:
 
 
 def seconds_between(one: str | None, other: str | None) -> float | None:
-    """Return the seconds from one log line's time to another's; None where either has another format."""
+    """Return the seconds from one log line's time to another's; None if either has another format."""
     first, second = moment(one), moment(other)
     return (second - first).total_seconds() if first and second else None

@@ -1,4 +1,4 @@
-"""Variables as they come from Ansible: their values made plain, and typos in their names found."""
+"""Variables from Ansible: conversion of their values to plain ones, and detection of typos in their names."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,15 +14,15 @@ from gpunode.text import did_you_mean, nearest
 _OWN_PREFIX = "gpunode_"
 _OWN = (_OWN_PREFIX, "nvidia_")
 _OF_VERBS = ("gpunode_policy",)
-"""Variables that a verb reads of an inventory, and no role."""
+"""Variables of an inventory that only a verb reads, not a role."""
 _NEAR = 0.85
-"""Likeness from which a name outside our prefixes is taken for a mistyped one of ours."""
+"""Similarity from which a name outside our prefixes counts as a mistyped one of ours."""
 _SUFFIXES = frozenset({"", ".yml", ".yaml", ".json", ".ini", ".cfg", ".toml"})
 _MAX_FILE_BYTES = 1 << 20
 
 
 def plain(value: Any) -> Any:
-    """The value without Ansible's lazy and tagged containers, which Rust code would look behind."""
+    """Return the value without Ansible's lazy and tagged containers, which Rust code would bypass."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -32,7 +32,9 @@ def plain(value: Any) -> Any:
 
 @cache
 def known_variables(root: Path) -> tuple[str, ...]:
-    """Variables of all roles below ``root``, from their ``meta/argument_specs.yml``, those of playbooks and verbs."""
+    """Return the variables of all roles below ``root``, from their ``meta/argument_specs.yml``, of playbooks and of
+    verbs.
+    """
     found: set[str] = {*_OF_VERBS}
     for file in root.glob("playbooks/*.yml"):
         found.update(re.findall(rf"\b{_OWN_PREFIX}\w+", file.read_text(encoding="utf-8")))
@@ -44,7 +46,7 @@ def known_variables(root: Path) -> tuple[str, ...]:
 
 
 def specifications(root: Path) -> dict[str, dict[str, Any]]:
-    """Each variable of the roles below ``root`` with its specification: ``type``, ``choices``."""
+    """Return each variable of the roles below ``root`` with its specification: ``type``, ``choices``."""
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(root.glob("roles/*/meta/argument_specs.yml")):
         document: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
@@ -54,10 +56,10 @@ def specifications(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def wrong_value(value: Any, specification: Mapping[str, Any]) -> str | None:
-    """What is wrong with a variable's value, in words; None where Ansible would take it, or where only it can tell.
+    """Return the error in a variable's value; None if Ansible would accept it, or if only Ansible can decide.
 
-    A template and a vaulted value are not looked into. Ansible's own conversions hold: text for a switch, a number for
-    text, digits for a number.
+    Templates and vaulted values are not checked. Ansible's own conversions apply: text for a switch, a number for text,
+    digits for a number.
     """
     if isinstance(value, str) and ("{{" in value or "{%" in value):
         return None
@@ -72,14 +74,14 @@ def wrong_value(value: Any, specification: Mapping[str, Any]) -> str | None:
         return f"{value} is not one of {', '.join(known)}{hint and f'; {hint}'}"
     if _of_kind(value, kind):
         return None
-    words = {
+    types = {
         "bool": "true or false",
         "int": "a whole number",
         "float": "a number",
         "list": "a list",
         "dict": "a mapping",
     }
-    return f"{shown} is not {words.get(kind, 'text')}"
+    return f"{shown} is not {types.get(kind, 'text')}"
 
 
 def _of_kind(value: Any, kind: str) -> bool:
@@ -100,7 +102,7 @@ def _of_kind(value: Any, kind: str) -> bool:
 
 
 def refuse_wrong_values(values: Mapping[str, Any], root: Path, sources: Sequence[str], where: str) -> None:
-    """Raise UsageError for the first of some variables whose value its role would refuse, with file and line."""
+    """Raise UsageError for the first variable with a value that its role would refuse, with file and line."""
     known = specifications(root)
     for name in sorted(values.keys() & known.keys()):
         problem = wrong_value(values[name], known[name])
@@ -109,7 +111,7 @@ def refuse_wrong_values(values: Mapping[str, Any], root: Path, sources: Sequence
 
 
 def role_prefixes(root: Path) -> tuple[str, ...]:
-    """How names of role variables begin: the roles' names below ``root``/roles, and ``gpunode_``."""
+    """Return the prefixes of role variables: the names of the roles below ``root``/roles, and ``gpunode_``."""
     roles = sorted(path.name for path in root.glob("roles/*") if path.is_dir())
     return (*(f"{role}_" for role in roles), _OWN_PREFIX)
 
@@ -117,11 +119,11 @@ def role_prefixes(root: Path) -> tuple[str, ...]:
 def unknown_variables(
     names: Iterable[str], known: Iterable[str], prefixes: Sequence[str] = (_OWN_PREFIX,)
 ) -> list[tuple[str, str | None]]:
-    """Names that are meant for a role and that no role has, each with the nearest right one (None: nothing near).
+    """Return names that look like a role's and that no role has, each with the most similar known one (None: none).
 
-    Meant for a role is any name with one of ``prefixes`` that begins with ``gpunode_`` or ``nvidia_``; one with another
-    of ``prefixes`` whose rest is like that of a right one (``docker_users`` may well be another role's); and a name
-    elsewhere that is very much like one of ``known``.
+    These are all names with one of ``prefixes`` that begins with ``gpunode_`` or ``nvidia_``; names with another of
+    ``prefixes`` and a rest similar to that of a known one (``docker_users`` may belong to another role); and other
+    names that are very similar to one of ``known``.
     """
     ours = sorted(set(known))
     found: list[tuple[str, str | None]] = []
@@ -138,7 +140,7 @@ def unknown_variables(
 
 
 def _nearest(name: str, prefix: str, ours: Sequence[str]) -> str | None:
-    """The right name whose part behind the common prefix is most like this one's."""
+    """Return the known name with the most similar part after the common prefix."""
     if not prefix:
         return None
     rests = [right.removeprefix(prefix) for right in ours]
@@ -149,7 +151,7 @@ def _nearest(name: str, prefix: str, ours: Sequence[str]) -> str | None:
 def refuse_unknown(names: Iterable[str], root: Path, sources: Sequence[str], where: str = "the inventory") -> None:
     """Raise UsageError for the first name that is a typo, with the file and line among ``sources`` that has it.
 
-    ``where`` is told for a name that none of the files has.
+    ``where`` is used for a name that is in none of the files.
     """
     unknown = unknown_variables(names, known_variables(root), role_prefixes(root))
     if not unknown:
@@ -162,7 +164,7 @@ def refuse_unknown(names: Iterable[str], root: Path, sources: Sequence[str], whe
 
 
 def locate(name: str, sources: Sequence[str]) -> str | None:
-    """``FILE:LINE`` of the first file that sets ``name``: the inventories and the variable folders beside them."""
+    """Return ``FILE:LINE`` of the first file that sets ``name``: the inventories and their variable folders."""
     sets = re.compile(rf"""(?<![\w.]){re.escape(name)}["']?\s*[:=]""")
     for file in _files(sources):
         try:

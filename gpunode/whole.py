@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that are written completely or not at all."""
 
 import os
 import stat
@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 
 def in_place(path: Path) -> bool:
-    """True where what is there is written into: a pipe, a terminal, a device, which nothing may take the place of."""
+    """Return True if the existing file is written into: a pipe, a terminal, a device, which must not be replaced."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
@@ -18,10 +18,10 @@ def in_place(path: Path) -> bool:
 
 @contextmanager
 def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
-    """A stream whose content appears at ``path`` at the end, and not at all where the block raises.
+    """Yield a stream; its content appears at ``path`` at the end, and not at all if the block raises.
 
-    A file that is there is replaced by one of its mode and, where that is allowed, of its owner; a link stays, and
-    what it leads to is replaced. ``private``: for its owner alone, whatever was there. Raises OSError.
+    An existing file is replaced by one with its mode and, if that is allowed, its owner; a link stays, and its target
+    is replaced. ``private``: only for its owner, independent of the existing file. Raises OSError.
     """
     if in_place(path):
         with path.open("wb") as stream:
@@ -44,7 +44,7 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
 
 
 def _like(target: Path, descriptor: int) -> None:
-    """Give a new file, still empty, the owner and the mode of the one that it will replace."""
+    """Set the owner and the mode of a new file, still empty, to those of the one that it will replace."""
     with suppress(FileNotFoundError):
         old = target.stat()
         with suppress(PermissionError):

@@ -1,6 +1,7 @@
-"""The main job, from end to end, on simulated GPU servers: bare nodes get the stack, one is broken, validate finds it.
+"""The main use case, end to end, on simulated GPU servers: provision bare nodes, break one, and let validate find the
+fault.
 
-Exits 0 when what was shown is what this script says it would be, 1 when it is not.
+Exits 0 if the result is the expected one, 1 if it is not.
 """
 
 import sys
@@ -15,22 +16,22 @@ HEALTHY = ("hgx-h100-8-1", "t4-1-1")
 BROKEN = "l40s-4-1"
 FAULT = (BROKEN, "gpu2", "pcie-narrow")
 FOUND_BY = "link.pcie-width"
-"""The check that the fault turns, and no other."""
+"""The only check that fails because of the fault."""
 WRONG = {"fail", "error"}
-# What may be skipped, for want of something to look at: containers have no sensors, no BMC, no clock, no kernel and no
-# journal of earlier boots of their own …
+# Checks that may be skipped: containers have no sensors, no BMC, no clock, no kernel and no journal of earlier boots of
+# their own …
 OF_A_CONTAINER = {
     *("driver.signed", "host.acs", "host.cpu-governor", "host.iommu", "host.memory-errors", "host.nvme", "host.time"),
     *("bmc.events", "bmc.fans", "bmc.power-supplies", "gpu.xid-earlier", "host.numa-nodes", "rdma.mtu"),
     *("host.kernel-settings", "rdma.flow-control"),
 }
-# … and cards without NVLink, NVSwitches and RDMA have none to judge.
+# … and cards without NVLink, NVSwitches and RDMA have nothing to judge.
 OF_CARDS = {
     *("fabric.manager", "fabric.manager-version", "fabric.state", "gpu.mig", "nvswitch.sxid", "rdma.errors"),
     *("nvlink.count", "nvlink.errors", "nvlink.speed", "nvlink.state", "rdma.ports"),
     *("rdma.adapters", "rdma.devices", "rdma.firmware", "rdma.flaps", "rdma.gpudirect", "rdma.peers"),
 }
-# Of roles that do nothing without settings of their own.
+# From roles that do nothing without settings.
 NOT_ASKED_FOR = {
     *("gpu.settings", "host.firewall", "host.remote-data", "host.scratch", "host.tools", "node.security-updates"),
 }
@@ -43,31 +44,31 @@ MAY_BE_SKIPPED = {
 
 
 def skipped_checks(report: dict[str, Any], host: str) -> set[str]:
-    """Checks that had nothing to look at on a node."""
+    """Return the checks that were skipped on a node."""
     return {check for check, seen in statuses(report, host).items() if "skip" in seen}
 
 
 def wrong_checks(report: dict[str, Any], host: str) -> set[str]:
-    """Checks that are not in order on a node."""
+    """Return the checks that did not pass on a node."""
     return {check for check, seen in statuses(report, host).items() if seen & WRONG}
 
 
 def surprises(report: dict[str, Any], rc: int, *, broken: bool) -> list[str]:
-    """How a report differs from what this demo promises."""
-    promised = {host: set[str]() for host in HEALTHY} | {BROKEN: {FOUND_BY} if broken else set()}
+    """Return how a report differs from the expected one."""
+    expected = {host: set[str]() for host in HEALTHY} | {BROKEN: {FOUND_BY} if broken else set()}
     wrong = []
-    for host, checks in promised.items():
+    for host, checks in expected.items():
         if "pass" not in statuses(report, host).get("gpu.count", set()) | statuses(report, host).get(
             "gpu.present", set()
         ):
-            wrong.append(f"{host}: no GPU was seen")
+            wrong.append(f"{host}: no GPU was found")
         if wrong_checks(report, host) != checks:
             seen = ", ".join(sorted(wrong_checks(report, host))) or "nothing"
-            wrong.append(f"{host}: {seen} is wrong where {', '.join(checks) or 'nothing'} was promised")
+            wrong.append(f"{host}: {seen} failed, expected {', '.join(checks) or 'nothing'}")
         if unexpected := skipped_checks(report, host) - MAY_BE_SKIPPED[host]:
-            wrong.append(f"{host}: {', '.join(sorted(unexpected))} skipped, which was not promised")
+            wrong.append(f"{host}: {', '.join(sorted(unexpected))} skipped, which was not expected")
     if rc != int(broken):
-        wrong.append(f"validate came to exit {rc} where {int(broken)} was promised")
+        wrong.append(f"validate exited with {rc}, expected {int(broken)}")
     return wrong
 
 
@@ -83,15 +84,15 @@ def main() -> int:
         validate = ("-i", place, "--level", "quick")
         rc, report = verdict("The verdict: three healthy nodes", folder, *validate)
         wrong = surprises(report, rc, broken=False)
-        if step("Somebody seats a riser badly", "lab", "fault", "--name", LAB, *FAULT, limit_s=120):
+        if step("A badly seated riser", "lab", "fault", "--name", LAB, *FAULT, limit_s=120):
             return 1
         rc, report = verdict("The verdict: two healthy nodes and one that is not", folder, *validate)
         wrong += surprises(report, rc, broken=True)
     if wrong:
-        print("\nThis is not what the demo promises:", *wrong, sep="\n  ")
+        print("\nThe result differs from the expected one:", *wrong, sep="\n  ")
         return 1
     print(f"""
-This is as promised: {FOUND_BY} names the GPU, the other nodes are in order. The GPUs, the driver's tools and the
+The result is as expected: {FOUND_BY} names the GPU, the other nodes passed. The GPUs, the driver's tools and the
 packages are simulated, and every report states that; apt, dkms, systemd and SSH are real.
 NVIDIA's real driver: make demo-real.
 
@@ -101,7 +102,7 @@ What next:
                                                     what else can break
   {BIN}/gpunode {" ".join(provision)}
                                                     once more: it changes nothing
-  {BIN}/gpunode lab down --name {LAB}               take the nodes away
+  {BIN}/gpunode lab down --name {LAB}               remove the nodes
   inventory/ and docs/getting-started.md            your own servers""")
     return 0
 

@@ -1,6 +1,7 @@
-"""The main job with real packages, from end to end: a bare lab node gets NVIDIA's real driver packages, and is judged.
+"""The main use case with real packages, end to end: install NVIDIA's real driver packages on a bare lab node, and
+validate it.
 
-Exits 0 when what was shown is what this script says it would be, 1 when it is not.
+Exits 0 if the result is the expected one, 1 if it is not.
 """
 
 import sys
@@ -12,8 +13,8 @@ from demo_steps import BIN, inventory, statuses, step, verdict
 LAB = "demo-real"
 NODE = "deb12-1"
 
-# What is true of a Debian node with the driver packages, a kernel of its own and no GPU. `driver.module-built`
-# also has a `skip`: the running kernel is the host's, which belongs to no package of the node.
+# Expected on a Debian node with the driver packages, a kernel of its own and no GPU. `driver.module-built` also has a
+# `skip`: the running kernel is the host's, which no package of the node owns.
 TRUE_HERE = {
     "node.reachable": {"pass"},
     "gpu.present": {"error"},
@@ -31,12 +32,12 @@ TRUE_HERE = {
 
 
 def surprises(report: dict[str, Any]) -> list[str]:
-    """How the report differs from what this demo promises."""
+    """Return how the report differs from the expected one."""
     found = statuses(report, NODE)
     wrong = [
-        f"{check}: {', '.join(sorted(found.get(check, {'nothing'})))} where {', '.join(sorted(wanted))} was promised"
-        for check, wanted in TRUE_HERE.items()
-        if found.get(check) != wanted
+        f"{check}: {', '.join(sorted(found.get(check, {'nothing'})))} where {', '.join(sorted(expected))} was expected"
+        for check, expected in TRUE_HERE.items()
+        if found.get(check) != expected
     ]
     return wrong + [f"{check}: fail" for check, seen in found.items() if "fail" in seen and check not in TRUE_HERE]
 
@@ -53,13 +54,13 @@ def main() -> int:
 
     wrong = surprises(report)
     if rc != 3:
-        wrong.append(f"validate came to exit {rc} where 3 was promised")
+        wrong.append(f"validate exited with {rc}, expected 3")
     if wrong:
-        print("\nThis is not what the demo promises:", *wrong, sep="\n  ")
+        print("\nThe result differs from the expected one:", *wrong, sep="\n  ")
         return 1
     print(f"""
-This is as promised. The driver is installed, built for the node's kernel, of one version and one origin, and held.
-The node has no GPU, so nothing was proven about one: exit 3, could not be determined.
+The result is as expected. The driver is installed, built for the node's kernel, of one version and origin, and held.
+The node has no GPU, so nothing was determined about one: exit 3, undetermined.
 
 What next:
   {BIN}/gpunode lab ssh --name {LAB} NODE           look around (names: gpunode lab status --name {LAB})

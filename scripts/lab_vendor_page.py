@@ -1,8 +1,8 @@
-"""Write into docs/lab-vendor.md what the lab's vendor repository assumes, as its data say it.
+"""Write the assumptions of the lab's vendor repository, from its data, into docs/lab-vendor.md.
 
     .venv/bin/python scripts/lab_vendor_page.py [--check]
 
-The list stands between two comments of the page. ``--check`` writes nothing and exits 1 where the page differs.
+The list stands between two comments of the page. ``--check`` writes nothing and exits 1 if the page differs.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Builds gpunode as one file (``gpunode.pyz``) for several Pythons: with all dependencies but Ansible.
+"""Build gpunode as one file (``gpunode.pyz``) for several Pythons: with all dependencies except Ansible.
 
-The dependencies come by pip with the hashes of requirements.lock. Compiled modules carry the Python they are for in
-their names, so those of several Pythons lie side by side in one archive. Ansible is left out: its programs do not run
-from an archive, so inventories (-i) and ``provision`` need an installed gpunode.
+pip downloads the dependencies with the hashes of requirements.lock. Compiled modules have their Python version in their
+names, so those of several Pythons are side by side in one archive. Ansible is excluded: its programs do not run from an
+archive, so inventories (-i) and ``provision`` need an installed gpunode.
 """
 
 import argparse
@@ -28,12 +28,12 @@ ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = {"ansible-core"}
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 OLDEST_GLIBC_MINOR, NEWEST_GLIBC_MINOR = 17, 28
-"""manylinux_2_17 to manylinux_2_28: what Debian 12 and RHEL 9 can load."""
+"""manylinux_2_17 to manylinux_2_28: those that Debian 12 and RHEL 9 can load."""
 PIP_LIMIT_S = 600
 
 
 def needed() -> list[str]:
-    """Names of all packages that an installed gpunode needs, as the environment of this interpreter has them."""
+    """Return the names of all packages that an installed gpunode needs, from the environment of this interpreter."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     waiting = [Requirement(text) for text in project["dependencies"]]
     names: list[str] = []
@@ -48,7 +48,7 @@ def needed() -> list[str]:
 
 
 def locked(names: Sequence[str]) -> str:
-    """Their lines of requirements.lock, hashes included; SystemExit for a name that is not locked."""
+    """Return their lines of requirements.lock, hashes included; SystemExit for a name that is not locked."""
     text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     by_name: dict[str, list[str]] = {}
     for entry in re.finditer(r"^([A-Za-z0-9._-]+)==.*(?:\n {4}--hash=.*)+", text, re.MULTILINE):
@@ -60,7 +60,7 @@ def locked(names: Sequence[str]) -> str:
 
 
 def pip(*words: str | Path) -> None:
-    """Run pip; SystemExit where it fails."""
+    """Run pip; SystemExit if it fails."""
     argv = [sys.executable, "-I", "-m", "pip", *map(str, words), "--quiet", "--no-input"]
     done = subprocess.run(argv, check=False, timeout=PIP_LIMIT_S, stdin=subprocess.DEVNULL, start_new_session=True)
     if done.returncode:
@@ -68,7 +68,7 @@ def pip(*words: str | Path) -> None:
 
 
 def collect(pythons: Sequence[str], machines: Sequence[str], work: Path) -> Path:
-    """A folder with gpunode and all it needs, for these Pythons."""
+    """Return a folder with gpunode and all its dependencies, for these Pythons."""
     site, wheels = work / "site", work / "wheels"
     requirements = work / "requirements.txt"
     requirements.write_text(locked(needed()), encoding="utf-8")
@@ -98,7 +98,7 @@ def _compiled(wheel: Path) -> bool:
 
 
 def pack(site: Path, made_for: dict[str, object], out: Path) -> None:
-    """Write the archive whole or not at all; the same content gives the same bytes."""
+    """Write the archive completely or not at all; the same content results in the same bytes."""
     files = {
         f"site/{path.relative_to(site).as_posix()}": path.read_bytes() for path in site.rglob("*") if path.is_file()
     }

@@ -1,6 +1,6 @@
 """Rebuild gpunode/catalog/pci_ids.tsv: ``scripts/pci_gpus.py /usr/share/misc/pci.ids``.
 
-GPUs whose chip the catalog's section ``chips`` does not have are counted and left out.
+GPUs with a chip that is not in the catalog's section ``chips`` are counted and omitted.
 """
 
 import re

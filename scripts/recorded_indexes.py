@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/recorded_indexes.py FILE [--check]
 
-Writes ``gpunode/lab/packages/data/recorded/*.yml``: one file per repository, and ``assumptions.yml`` with what stands
-in for the facts that nobody recorded. ``--check`` writes nothing and exits 1 where a file differs.
+Writes ``gpunode/lab/packages/data/recorded/*.yml``: one file per repository, and ``assumptions.yml`` with the
+assumptions for facts that nobody recorded. ``--check`` writes nothing and exits 1 if a file differs.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import yaml
 DATA = Path(__file__).resolve().parent.parent / "gpunode/lab/packages/data/recorded"
 HEAD = "---\n# Derived from recorded vendor indexes by scripts/recorded_indexes.py; do not edit.\n"
 HEAD += "# yamllint disable rule:indentation rule:line-length\n"
-# The x86_64 repositories: the lab serves no other, and names do not differ by architecture.
+# The x86_64 repositories: the lab serves only these, and names do not differ by architecture.
 LEFT_OUT = ("-sbsa",)
 _REPOSITORY = (
     "kind", "url", "release", "key", "pin", "dkms", "driver_revisions", "fabricmanager_revisions", "absent_names",
@@ -60,7 +60,7 @@ def _text(content: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists of plain values in one line, nothing shared by anchors."""
+    """Writes lists of plain values in one line, and no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True

@@ -1,10 +1,10 @@
-"""Runs the tiers of tests that this machine can run, and says which it could not, and why.
+"""Run the tiers of tests that this machine supports, and report which it could not run, and why.
 
-On a branch, tests in lab nodes and virtual machines, and molecule scenarios, are chosen by what changed since it left
-origin/main (or since the commit that GPUNODE_TEST_SINCE names), the working tree included. On main itself, or where git
-cannot tell, their core runs: the lab tests that STANDS_ON does not name, and the scenario `default`, which is the whole
-of site.yml. The core alone runs too where a change concerns more than AT_MOST files or scenarios beyond it, so that a
-wide change fits CI's limit: the table then names what was left out. `--all` runs everything.
+On a branch, tests in lab nodes and virtual machines, and molecule scenarios, are selected by what changed since it left
+origin/main (or since the commit in GPUNODE_TEST_SINCE), the working tree included. On main itself, or if git has no
+answer, their core runs: the lab tests that are not in STANDS_ON, and the scenario `default`, which is the whole of
+site.yml. Only the core runs too if a change concerns more than AT_MOST files or scenarios beyond it, so that a wide
+change stays within CI's limit: the table then names what was omitted. `--all` runs everything.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"
-# What every scenario stands on.
+# Every scenario depends on these.
 FOUNDATION = (
     "plugins/",
     "playbooks/",
     "roles/preflight/",
     "gpunode/provisioning/preflight",
-    # What every plan stands on.
+    # Every plan depends on these.
     "gpunode/provisioning/context",
     "gpunode/provisioning/due",
     "gpunode/provisioning/look",
@@ -43,8 +43,8 @@ FOUNDATION = (
     "ansible.cfg",
 )
 AT_MOST = {"lab": 3, "molecule": 1, "vm": 1}
-"""How many files and scenarios a change may add to the core."""
-# Lab tests that are for paths that begin so alone. A file that is not named here runs always.
+"""Maximum number of files and scenarios that a change may add to the core."""
+# Lab tests for these path prefixes only. A file that is not listed here always runs.
 STANDS_ON = {
     "test_converge": ("plugins/", "playbooks/", "gpunode/provisioning/"),
     "test_command_line": ("gpunode/provisioning/kernel_boot",),
@@ -194,7 +194,7 @@ STANDS_ON = {
     "test_workload_engines": ("gpunode/workload/", "gpunode/fleet/"),
     "test_workload_on_gpus": ("gpunode/workload/", "gpunode/fleet/"),
 }
-# Tests in virtual machines are for paths that begin so alone: each boots a kernel several times.
+# Tests in virtual machines for these path prefixes only: each boots a kernel several times.
 VM_STANDS_ON = {
     "test_vm_kernel_tuning": ("roles/kernel_tuning/", "gpunode/provisioning/kernel_", "plugins/modules/kernel_values"),
     "test_vm_storage": (
@@ -208,12 +208,12 @@ VM_STANDS_ON = {
     "test_vm_machine": ("tests/vm/",),
 }
 LISTED_CAPTURE = re.compile(r"  \S+/\S+:")
-"""A line of tests/captures/facts.yml that begins the entry of one recorded output."""
+"""First line of the entry of one recorded output in tests/captures/facts.yml."""
 
 
 @dataclass
 class Tally:
-    """What one tier came to. ``not_run`` is the reason where it could not be run at all."""
+    """The result of one tier. ``not_run`` is the reason why it could not be run at all."""
 
     passed: int = 0
     failed: int = 0
@@ -223,16 +223,22 @@ class Tally:
     broken: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     untested: str | None = None
-    """What its tests lack on this machine, and how many stand on that."""
+    """What its tests lack on this machine, and how many depend on that."""
 
 
 def run(argv: Sequence[str | Path], *, limit_s: float, env: dict[str, str] | None = None) -> int:
-    """Run one program with its output straight through; 124 where it ran past its limit."""
+    """Run one program with its output passed through; return 124 if it ran past its limit.
+
+    Compiled modules are kept, in .cache, even where the environment says otherwise: without them, half of what pytest's
+    workers do at their start is to compile the tests again.
+    """
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    kept.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".cache" / "bytecode"))
     process = subprocess.Popen(
         [str(part) for part in argv],
         cwd=ROOT,
-        env={**os.environ, "PATH": path, **(env or {})},
+        env={**kept, "PATH": path, **(env or {})},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
@@ -248,7 +254,7 @@ def run(argv: Sequence[str | Path], *, limit_s: float, env: dict[str, str] | Non
 
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:
-    """End a program and all that it started."""
+    """End a program and all processes that it started."""
     for number, grace_s in ((signal.SIGINT, 60), (signal.SIGTERM, 10), (signal.SIGKILL, 10)):
         try:
             os.killpg(process.pid, number)
@@ -261,7 +267,7 @@ def end_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def pytest_tier(*arguments: str, limit_s: float, env: dict[str, str] | None = None) -> Tally:
-    """Run pytest on some folders and count what its report says."""
+    """Run pytest on some folders and count the results in its report."""
     folders = [argument for argument in arguments if argument.startswith("tests/")]
     if not any((ROOT / folder).exists() for folder in folders):
         return Tally(not_run="there are no such tests yet")
@@ -286,7 +292,7 @@ def pytest_tier(*arguments: str, limit_s: float, env: dict[str, str] | None = No
 
 
 def tool_tier(commands: dict[str, Sequence[str | Path]], *, limit_s: float) -> Tally:
-    """Run programs that answer with their exit code alone."""
+    """Run programs with a result in their exit code only."""
     tally = Tally()
     for name, argv in commands.items():
         rc = run(argv, limit_s=limit_s)
@@ -305,7 +311,7 @@ def lint() -> Tally:
             "ruff format": [BIN / "ruff", "format", "--check", "."],
             "mypy": [BIN / "mypy"],
             "yamllint": [BIN / "yamllint", "--strict", "."],
-            # Its syntax check knows no inventory, so that no group would match.
+            # Its syntax check has no inventory, so no group would match.
             "ansible-lint": [
                 "env",
                 "ANSIBLE_HOST_PATTERN_MISMATCH=ignore",
@@ -324,7 +330,7 @@ def in_parallel() -> list[str]:
 
 
 def captures() -> str | None:
-    """Return how much is not tested for want of the recorded outputs; None where they are there."""
+    """Return how much is not tested because the recorded outputs are missing; None if they exist."""
     folder = Path(os.environ.get("GPUNODE_SHARED", ROOT.parent / "shared")) / "captures"
     if folder.is_dir():
         return None
@@ -334,7 +340,7 @@ def captures() -> str | None:
 
 
 def unit(*, everything: bool = False) -> Tally:
-    """Run the tests that need no other machine; those with damaged text try a sample of it, or everything."""
+    """Run the tests that need no other machine; those with damaged text use a sample of it, or everything."""
     folders = ("tests/unit", "tests/property", "tests/captures")
     env = {"GPUNODE_TEST_ALL": "1"} if everything else None
     tally = pytest_tier(*folders, "-q", *in_parallel(), limit_s=7200 if everything else 2700, env=env)
@@ -347,12 +353,12 @@ def contract() -> Tally:
 
 
 def integration() -> Tally:
-    """Real sshd, real Ansible programs, on loopback."""
+    """Run the tests with a real sshd and real Ansible programs, on loopback."""
     return pytest_tier("tests/integration", "tests/fleet", "-q", limit_s=1800)
 
 
 def git(*arguments: str) -> str | None:
-    """What git says; None where it fails, or is not there."""
+    """Return git's output; None if it fails, or is not installed."""
     argv = ["git", "-C", str(ROOT), *arguments]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True, start_new_session=True)
@@ -362,7 +368,7 @@ def git(*arguments: str) -> str | None:
 
 
 def changed() -> list[str] | None:
-    """Paths that differ from where this branch left origin/main; None where that says nothing: everything is to run."""
+    """Return paths that differ from where this branch left origin/main; None if unknown: everything is to run."""
     since = os.environ.get("GPUNODE_TEST_SINCE") or git("merge-base", "HEAD", "origin/main")
     if not since:
         return None
@@ -373,20 +379,20 @@ def changed() -> list[str] | None:
 
 
 def concerned(*beginnings: str) -> bool:
-    """Whether a path that begins so changed; False where nothing is known of changes."""
+    """Return whether a path with such a prefix changed; False if the changes are unknown."""
     return any(path.startswith(beginnings) for path in changed() or ())
 
 
 @dataclass
 class Chosen:
-    """What a tier runs of its files or scenarios, and what it leaves to `--all`."""
+    """The files or scenarios of a tier to run, and those left to `--all`."""
 
     run: list[str]
     left_out: list[str] = field(default_factory=list)
 
 
 def bounded(core: list[str], concerned: list[str], at_most: int) -> Chosen:
-    """Return the core with what a change concerns, or the core alone where that is too much."""
+    """Return the core with what a change concerns, or only the core if that is too much."""
     if len(concerned) > at_most:
         return Chosen(core, concerned)
     return Chosen(sorted([*core, *concerned]))
@@ -421,7 +427,7 @@ def scenarios(*, everything: bool) -> Chosen:
 
 
 def no_lab_here() -> str | None:
-    """Why lab nodes cannot be had on this machine; None where they can."""
+    """Return why lab nodes are not possible on this machine; None if they are."""
     if os.geteuid() != 0:
         return "not root: the lab builds its images as root"
     if shutil.which("docker") is None and shutil.which("dockerd") is None:
@@ -448,7 +454,7 @@ def lab(*, everything: bool = False) -> Tally:
 
 
 def lab_debian_13() -> Tally:
-    """The playbooks on the other system: one more DKMS build, so only where everything is asked for."""
+    """Run the playbooks on the other system: one more DKMS build, so only if everything is requested."""
     reason = no_lab_here()
     if reason:
         return Tally(not_run=reason)
@@ -456,7 +462,7 @@ def lab_debian_13() -> Tally:
 
 
 def lab_matrix() -> Tally:
-    """Every system with every branch on every machine: hours."""
+    """Run every system with every branch on every machine: hours."""
     reason = no_lab_here()
     if reason:
         return Tally(not_run=reason)
@@ -474,7 +480,7 @@ def molecule(*, everything: bool = False) -> Tally:
 
 
 def vm_files(*, everything: bool) -> Chosen:
-    """Return the tests in virtual machines to run, as paths. Where nothing is known of changes none runs."""
+    """Return the tests in virtual machines to run, as paths; none if the changes are unknown."""
     files = sorted((ROOT / "tests" / "vm").glob("test_*.py"))
     chosen = [
         f"tests/vm/{file.name}"
@@ -521,21 +527,21 @@ WHOLE: dict[str, Callable[[], Tally]] = {
     "lab-debian-13": lab_debian_13,
     "lab-matrix": lab_matrix,
 }
-"""In place of, or beside, the above where everything is asked for."""
+"""Used in place of, or in addition to, the above if everything is requested."""
 
 
 def describe(name: str, tally: Tally) -> str:
-    """One line of the closing table."""
+    """Return one line of the closing table."""
     if tally.not_run:
         return f"  {name:<14} not run: {tally.not_run}"
-    words = f"  {name:<14} {tally.passed:>5} passed {tally.failed:>4} failed {tally.skipped:>4} skipped"
-    words += f" {tally.seconds:>7.0f} s"
-    words += f"  {', '.join(tally.broken)}" if tally.broken else ""
+    row = f"  {name:<14} {tally.passed:>5} passed {tally.failed:>4} failed {tally.skipped:>4} skipped"
+    row += f" {tally.seconds:>7.0f} s"
+    row += f"  {', '.join(tally.broken)}" if tally.broken else ""
     if tally.left_out:
         names = ", ".join(Path(one).stem for one in tally.left_out)
-        words += f"\n{'':<17}left to `make test-all`, the change concerns too many: {names}"
-    words += f"\n{'':<17}{tally.untested}" if tally.untested else ""
-    return words
+        row += f"\n{'':<17}left to `make test-all`, the change concerns too many: {names}"
+    row += f"\n{'':<17}{tally.untested}" if tally.untested else ""
+    return row
 
 
 def main() -> int:
@@ -543,7 +549,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=list(TIERS | WHOLE), help="run this tier alone (repeatable)")
     parser.add_argument("--all", action="store_true", help="also the tiers that take long")
     chosen = parser.parse_args()
-    # Whoever starts this in a shell's background has SIGINT ignored, and so would the programs that tests interrupt.
+    # In a shell's background SIGINT is ignored, and so it would be in the programs that tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     tallies: dict[str, Tally] = {}

@@ -1,6 +1,6 @@
-"""The start of the zipapp: unpacks it once for each build, for Python imports no compiled module from a zip.
+"""The start of the zipapp: unpacks it once for each build, because Python imports no compiled module from a zip.
 
-Any Python 3 reads this file, so that one that is too old is told.
+Any Python 3 can run this file, so that one that is too old gets a message.
 """
 
 import atexit
@@ -16,11 +16,11 @@ import zipfile
 from pathlib import Path
 
 FOLDER = "GPUNODE_UNPACK_DIR"
-"""Environment variable: where to unpack in place of the user's cache."""
+"""Environment variable: the folder for unpacking, in place of the user's cache."""
 
 
 def main() -> None:
-    """Run gpunode; end with 2 and one line where this file does not fit the machine."""
+    """Run gpunode; end with 2 and one line if this file does not match the machine."""
     archive = Path(__file__).parent
     with zipfile.ZipFile(str(archive)) as whole:
         made = json.loads(whole.read("made-for.json").decode())
@@ -44,8 +44,8 @@ def refuse(why: str) -> None:
 
 
 def unpacked(whole: zipfile.ZipFile, build: str) -> Path:
-    """The folder with this build's files: kept in the user's cache, or else for this run alone."""
-    home = pwd.getpwuid(os.geteuid()).pw_dir  # Not HOME: sudo may leave that of somebody who is not root.
+    """Return the folder with this build's files: kept in the user's cache, or else for this run only."""
+    home = pwd.getpwuid(os.geteuid()).pw_dir  # Not HOME: sudo may keep that of a user who is not root.
     chosen = os.environ.get(FOLDER)
     base = Path(chosen) if chosen else Path(home) / ".cache" / "gpunode"
     kept = base / build
@@ -63,7 +63,7 @@ def unpacked(whole: zipfile.ZipFile, build: str) -> Path:
         return Path(once)
     try:
         whole.extractall(beside)
-        # Whole or not at all; where another run was faster, its files are the same.
+        # Completely or not at all; if another run was faster, its files are the same.
         Path(beside).rename(kept)
     except OSError as err:
         shutil.rmtree(beside, ignore_errors=True)
@@ -73,7 +73,7 @@ def unpacked(whole: zipfile.ZipFile, build: str) -> Path:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether the folder is there and nobody else could have put anything into it."""
+    """Return whether the folder exists and no other user could have written to it."""
     try:
         found = folder.lstat()
     except OSError:

@@ -1,7 +1,8 @@
-"""What a playbook run costs: for each task its role, its seconds, how many modules ran on a node. One JSON line each.
+"""Record the cost of a playbook run: for each task its role, its seconds, how many modules ran on a node. One JSON line
+each.
 
-Enabled by ``ANSIBLE_CALLBACK_PLUGINS`` and ``ANSIBLE_CALLBACKS_ENABLED=converge_costs``; the lines go to the file that
-``CONVERGE_COSTS`` names.
+Enabled by ``ANSIBLE_CALLBACK_PLUGINS`` and ``ANSIBLE_CALLBACKS_ENABLED=converge_costs``; the lines are appended to the
+file in ``CONVERGE_COSTS``.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ ActionBase._execute_module = counted(ActionBase._execute_module)
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]
-    """The callback."""
+    """The callback plugin."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -55,16 +56,16 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     CALLBACK_NEEDS_ENABLED = True
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: ARG002
-        """Note when a task begins; the one before ends then."""
+        """Record when a task begins; the previous one ends then."""
         role = task._role.get_name(include_role_fqcn=False) if task._role else ""
         note(start=task._uuid, role=role, name=task.get_name(), at=time.monotonic())
 
     def v2_runner_on_skipped(self, result: Any) -> None:
-        """Note that a task was skipped on a host."""
+        """Record that a task was skipped on a host."""
         note(skipped=result._task._uuid)
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
-        """Note the end, and what changed."""
+        """Record the end, and the changes."""
         changed = {host: stats.summarize(host)["changed"] for host in stats.processed}
         failed = {host: stats.summarize(host)["failures"] for host in stats.processed}
         note(end=time.monotonic(), changed=changed, failed=failed)

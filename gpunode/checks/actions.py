@@ -1,4 +1,4 @@
-"""What is to be done about a finding, as data: a closed vocabulary on which a scheduler or a script can act."""
+"""Actions for findings, as data: a closed vocabulary that a scheduler or a script can evaluate."""
 
 import re
 from collections.abc import Iterable
@@ -24,11 +24,11 @@ TARGETS: dict[str, tuple[str, re.Pattern[str]]] = {
     "restart_service": ("UNIT", re.compile(r"[\w@.-]+\.(?:service|socket|timer|target)")),
     "run_role": ("ROLE[:TAG]", re.compile(r"[a-z_]+(?::[a-z_]+)?")),
 }
-"""The verbs that name what they act on."""
+"""The verbs with a target, and its format."""
 
 
 class State(StrEnum):
-    """What a scheduler should do with the node; ``observe`` keeps it in service."""
+    """The recommended state of a node in a scheduler; ``observe`` keeps it in service."""
 
     NONE = "none"
     OBSERVE = "observe"
@@ -36,7 +36,7 @@ class State(StrEnum):
 
 
 STATES: tuple[State, ...] = (State.NONE, State.OBSERVE, State.DRAIN)
-"""From the mildest to the most severe."""
+"""From the least to the most severe."""
 
 
 class Action(Frozen):
@@ -46,11 +46,11 @@ class Action(Frozen):
     target: str | None = None
     """The unit of ``restart_service``; the role of ``run_role``, with a tag as ROLE:TAG."""
     component: str = "node"
-    """What it is done to: ``gpu3``, ``node``."""
+    """The component that it applies to: ``gpu3``, ``node``."""
 
 
 def action(text: str, component: str = "node") -> Action:
-    """Return the action of ``VERB`` or ``VERB:TARGET``. Raises ValueError for one outside the vocabulary."""
+    """Return the action of ``VERB`` or ``VERB:TARGET``; raise ValueError for one outside the vocabulary."""
     name, colon, target = text.partition(":")
     if name not in VERBS:
         raise ValueError(f"unknown action {name}: known: {', '.join(VERBS)}")
@@ -63,5 +63,5 @@ def action(text: str, component: str = "node") -> Action:
 
 
 def most_severe(states: Iterable[State]) -> State:
-    """Return the most severe of some states, ``none`` where there is none."""
+    """Return the most severe of the states, ``none`` if there are no states."""
     return max(states, key=STATES.index, default=State.NONE)

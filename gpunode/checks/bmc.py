@@ -24,7 +24,7 @@ FAULTS = re.compile(
     re.I,
 )
 SIGNS = re.compile(r"predictive|non-redundant|redundancy degraded|inactive|non-critical", re.I)
-"""What announces a fault, or leaves no reserve."""
+"""Events that announce a fault, or report lost redundancy."""
 LOOK_BACK = Threshold(
     "bmc.events.look-back",
     30,
@@ -71,13 +71,13 @@ def events(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _is_recent(node: NodeFacts, event: BmcEvent) -> bool:
-    """An event without a time is judged: the BMC's clock was not set."""
+    """Return True for a recent event, and for one without a time: the BMC's clock was not set."""
     then, now = moment(event.time), moment(node.collected_at)
     return then is None or now is None or now - then <= timedelta(days=LOOK_BACK.value)
 
 
 def _not_over(recent: list[BmcEvent]) -> dict[str, list[BmcEvent]]:
-    """Faults by their sensor, without those whose end follows in the log."""
+    """Return faults by their sensor, without those that ended later in the log."""
     faults: dict[str, list[BmcEvent]] = {}
     for event in recent:
         if event.asserted is False:

@@ -1,4 +1,5 @@
-"""A site's own check runs in a process of its own: what it raises, prints or takes costs no other check."""
+"""Execution of a site's own check in a separate process: its exceptions, output and memory do not affect other
+checks."""
 
 import os
 import resource
@@ -13,9 +14,9 @@ from typing import NoReturn, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 LIMIT_S = 3
-"""Of one own check on one node, in time and in processor time."""
+"""Limit of one own check on one node, in elapsed time and in processor time."""
 MEMORY_MIB = 512
-"""Beyond what the process has before it begins."""
+"""Limit in addition to the memory of the process at its start."""
 ANSWER_BYTES = 1 << 20
 
 
@@ -23,11 +24,11 @@ Part = TypeVar("Part", bound=BaseModel)
 
 
 class Escaped(Exception):  # noqa: N818 - it becomes a finding
-    """An own check did not come to its end; the message is the reason in one line."""
+    """An own check that did not finish; the message is the reason in one line."""
 
 
 def contained(work: Callable[[], Sequence[Part]], kind: type[Part]) -> list[Part]:
-    """Return what ``work`` returns, called in a child whose output goes nowhere. Raises Escaped."""
+    """Return the result of ``work``, called in a child process with discarded output; raise Escaped."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -40,7 +41,7 @@ def contained(work: Callable[[], Sequence[Part]], kind: type[Part]) -> list[Part
         answer = _read(reader)
     finally:
         os.close(reader)
-        # Its own process group: what it started ends with it.
+        # A process group of its own: processes that it started end with it.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
@@ -68,7 +69,7 @@ def _work(work: Callable[[], Sequence[Part]], kind: type[Part], writer: int) -> 
 
 
 def _limit_memory() -> None:
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - pathlib is no lighter here
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - pathlib is not lighter here
         pages = int(file.read().split()[0])
     most = pages * resource.getpagesize() + (MEMORY_MIB << 20)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

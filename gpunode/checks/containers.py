@@ -1,4 +1,4 @@
-"""Checks on what containers are given of the driver: runtime, toolkit, CDI specification."""
+"""Checks on the driver's files for containers: runtime, toolkit, CDI specification."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -56,7 +56,7 @@ def toolkit(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def has_toolkit(node: NodeFacts) -> bool:
-    """NVIDIA's container toolkit is on the node, as a package or a program."""
+    """Return True if NVIDIA's container toolkit is on the node, as a package or a program."""
     return "nvidia-ctk" in (node.tool_versions or {}) or any(
         package.name.startswith("nvidia-container-toolkit") and package.installed for package in node.packages or ()
     )
@@ -138,7 +138,7 @@ def cdi_single(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _spec(spec: CdiSpec, node: NodeFacts) -> CheckResult:
-    # Containers are given the libraries on disk; whether those match the module is another check's affair.
+    # Containers receive the libraries on disk; another check compares those with the module.
     driver = node.driver_library_version or (node.loaded_driver.version if node.loaded_driver else None)
     verdict = CheckResult(
         Status.PASS,

@@ -1,4 +1,4 @@
-"""Checks that a site writes as data: a fact, a comparison, a value, a message."""
+"""Own checks of a site as data: a fact, a comparison, a value, a message."""
 
 import re
 import types
@@ -23,7 +23,7 @@ Plain = bool | int | float | str
 
 
 class UnknownFact(ValueError):  # noqa: N818
-    """A path that names no fact; ``known`` are the names at the place where it ends."""
+    """A path that names no fact; ``known`` are the names at the location where it ends."""
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         super().__init__(name)
@@ -37,18 +37,18 @@ class DeclaredCheck(Frozen):
     id: str = Field(pattern=r"^[a-z][a-z0-9-]*\.[a-z][a-z0-9-]*$")
     category: Category
     fact: str
-    """A path in the facts: ``memory.total_mib``; ``file_systems[].free_mib`` asks each element."""
+    """A path in the facts: ``memory.total_mib``; ``file_systems[].free_mib`` checks each element."""
     comparison: Comparison
     value: Plain | tuple[Plain, ...]
     message: str
-    """Of a finding that does not pass; ``{measured}``, ``{expected}`` and the element's own fields are filled in."""
+    """For findings that do not pass; ``{measured}``, ``{expected}`` and the element's own fields are filled in."""
     status: Literal["warn", "fail"] = "fail"
     means: str
     remedy: str
     state: Literal["none", "observe", "drain"]
     actions: tuple[str, ...]
     component: str = "node"
-    """Of each finding: ``{mount}`` is the element's field."""
+    """Component of each finding: ``{mount}`` is the element's field."""
     scope: Scope = "node"
     unit: str | None = None
     source: str | None = None
@@ -57,7 +57,7 @@ class DeclaredCheck(Frozen):
 
 
 def steps(path: str) -> list[tuple[str, bool]]:
-    """Return a path's names, each with whether every element is asked. Raises ValueError, and UnknownFact."""
+    """Return a path's names, each with whether it applies to every element; raise ValueError, and UnknownFact."""
     found = []
     for part in path.split("."):
         match = _STEP.fullmatch(part)
@@ -86,7 +86,7 @@ def _must_exist(path: Iterable[tuple[str, bool]], text: str) -> None:
 
 
 def _plain(annotation: Any) -> Any:
-    """Return a type without None; Any for what holds more than one, and for a mapping."""
+    """Return a type without None; Any for a union of several types, and for a mapping."""
     if get_origin(annotation) in (Union, types.UnionType):
         others = [kind for kind in get_args(annotation) if kind is not type(None)]
         return _plain(others[0]) if len(others) == 1 else Any
@@ -94,7 +94,7 @@ def _plain(annotation: Any) -> Any:
 
 
 def register(registry: Registry, check: DeclaredCheck, source: str) -> None:
-    """Register an own check. Raises ValueError where the path, the value or an action is not valid."""
+    """Register an own check; raise ValueError if the path, the value or an action is not valid."""
     path = steps(check.fact)
     _value_must_fit(check)
     limit = None
@@ -174,7 +174,7 @@ def _verdicts(
 def _elements(
     place: Any, path: list[tuple[str, bool]], element: Mapping[str, Any]
 ) -> Iterator[tuple[Any, Mapping[str, Any]]]:
-    """Yield what a path leads to, None where that is not known, each with the fields of the element it is in."""
+    """Yield the values of a path, None if unknown, each with the fields of the element that contains it."""
     if not path or place is None:
         yield place, element
         return
@@ -211,7 +211,7 @@ def _holds(comparison: Comparison, measured: Any, expected: Any) -> bool:
 
 
 def _filled(text: str, words: Mapping[str, Any]) -> str:
-    """Return a text with its ``{names}`` filled in; one that is no name stays as it is."""
+    """Return a text with its ``{names}`` filled in; unknown names stay unchanged."""
     return _NAMED.sub(lambda match: str(_shown(words[match[1]])) if match[1] in words else match[0], text)
 
 

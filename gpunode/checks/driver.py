@@ -32,7 +32,7 @@ UNREACHABLE = {
         f"{LOG} Check /dev/nvidia*; in a container, restart it. Otherwise drain the node and restart it.",
     ),
 }
-"""Kinds of nvidia-smi's errors by which the driver cannot be reached: cause and remedy."""
+"""Kinds of nvidia-smi's errors if it cannot reach the driver: cause and remedy."""
 
 
 @registry.check(
@@ -183,12 +183,12 @@ def library_matches_module(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _same_release(short: str, version: str) -> bool:
-    """True where a version that nvidia-smi may cut (``580.95``) is that of a driver (``580.95.05``)."""
+    """Return True if a version that nvidia-smi may truncate (``580.95``) is that of a driver (``580.95.05``)."""
     return f"{version}.".startswith(f"{short}.")
 
 
 def same_version(one: str, other: str) -> bool:
-    """Compare as versions, without epochs and distribution revisions; as text where either is none."""
+    """Return True for equal versions, without epochs and distribution revisions; as text if either is not a version."""
     one, other = upstream_version(one), upstream_version(other)
     try:
         return Version(one) == Version(other)
@@ -247,7 +247,7 @@ def tools_answer(node: NodeFacts) -> Iterator[CheckResult]:
             remedy=f"{LOG} Reinstall the driver's user space ({ROLE}) if it is empty." if crashed else None,
         )
     elif left_out:
-        # Without nvidia-smi's answer nobody knows whether the GPUs are well: no job should find out.
+        # Without nvidia-smi's answer the health of the GPUs is unknown: no job should run on them.
         blind = any(run.answers == "smi" and run.ended in ("not-run", "slow") for run in runs)
         yield CheckResult(Status.ERROR, listed(left_out), remedy=SLOW, state=State.DRAIN if blind else None)
     else:
@@ -255,7 +255,7 @@ def tools_answer(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _reached(node: NodeFacts) -> CheckResult:
-    """The verdict on the answer of nvidia-smi -q -x, on which all others rest."""
+    """Return the result for the answer of nvidia-smi -q -x, on which all others depend."""
     smi, gap = node.smi, node.gap("smi")
     if gap is not None:
         return CheckResult(Status.ERROR, gap, remedy="Run nvidia-smi -q -x on the node and compare what it prints.")

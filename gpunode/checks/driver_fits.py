@@ -1,4 +1,4 @@
-"""Whether the loaded driver drives a GPU model, by the bounds of ``gpunode.catalog.driver_rules``."""
+"""Support of a GPU model by the loaded driver, by the bounds of ``gpunode.catalog.driver_rules``."""
 
 import re
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from gpunode.errors import UsageError
 from gpunode.facts.node import LoadedDriver
 
 Objection = tuple[str, str | int, bool]
-"""Message, what is expected, and whether the fact behind it is sure."""
+"""Message, expected value, and whether the fact is sure."""
 
 
 def fits(loaded: LoadedDriver, models: Sequence[Gpu], boards: Sequence[Platform]) -> CheckResult:
-    """Return the verdict on a driver and the models that a PCI id stands for, on the platforms that the node may be.
+    """Return the result for a driver, the models that a PCI id stands for, and the platforms that the node may be.
 
-    Only what holds for all models fails; what holds for some of them, or rests on a fact that is not sure, warns.
+    An objection fails only if it applies to all models; if it applies to some, or depends on an unsure fact, it warns.
     """
     verdict = CheckResult(Status.PASS, "", measured=loaded.version, source=CATALOG)
     found = [_objection(loaded, model, boards) for model in models]
@@ -48,7 +48,8 @@ def _objection(loaded: LoadedDriver, gpu: Gpu, boards: Sequence[Platform]) -> Ob
 
 
 def _below_minimum(version: Version, gpu: Gpu, boards: Sequence[Platform]) -> Objection | None:
-    """The documented minimum of the model, of the platform, of all boards that the model comes on."""
+    """Return the objection by the documented minimum of the model, the platform, or all boards of the model; else
+    None."""
     own = driver_rules.min_driver(gpu, version)
     if own is not None:
         return f"{gpu.name} needs driver {own.value} or newer", own.value, own.sure
@@ -63,7 +64,7 @@ def _below_minimum(version: Version, gpu: Gpu, boards: Sequence[Platform]) -> Ob
 
 
 def _too_old_for_cuda(version: Version, gpu: Gpu) -> Objection | None:
-    """A driver that carries a CUDA from before the first that has code for the model."""
+    """Return the objection to a driver with a CUDA older than the first with code for the model; else None."""
     try:
         branch = load().branch_of(str(version.major))
     except UsageError:
@@ -77,7 +78,7 @@ def _too_old_for_cuda(version: Version, gpu: Gpu) -> Objection | None:
 
 
 def _not_listed(loaded: LoadedDriver, gpu: Gpu) -> str | None:
-    """Why the README of the open kernel modules casts doubt on a release; None where it lists the model."""
+    """Return why the README of the open kernel modules casts doubt on a release; None if it lists the model."""
     version = _number(loaded.version)
     first = driver_rules.first_listed(gpu, version.major, version)
     if loaded.flavour != "open" or first is None:

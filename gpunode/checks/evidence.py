@@ -1,4 +1,4 @@
-"""On what each check was proven, and how long its data takes: the file that tests/captures/maturity.py writes."""
+"""Evidence for each check, and the time to collect its data: the file that tests/captures/maturity.py writes."""
 
 import json
 from functools import cache
@@ -11,18 +11,18 @@ Maturity = Literal["simulated", "recorded", "hardware"]
 
 
 class Evidence(Frozen):
-    """The file."""
+    """The content of the file."""
 
     recorded: frozenset[str]
-    """Checks that came to a verdict on a recording of a real machine."""
+    """Checks that had a result on a recording of a real machine."""
     hardware: frozenset[str]
-    """Checks that came to a verdict on a machine with a real GPU, run by us."""
+    """Checks that had a result on a machine with a real GPU in a run of this project."""
     seconds_measured_on: str | None
     seconds: dict[str, float]
-    """Check to the seconds of the commands that its facts are read from."""
+    """Seconds of the commands that provide the facts of each check."""
 
     def maturity(self, check_id: str) -> Maturity:
-        """Return the best proof that there is."""
+        """Return the best evidence for a check."""
         if check_id in self.hardware:
             return "hardware"
         return "recorded" if check_id in self.recorded else "simulated"

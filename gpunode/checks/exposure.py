@@ -1,4 +1,4 @@
-"""Checks on what of a node can be reached from outside, and on who is root there without being called so."""
+"""Checks on network exposure, and on accounts that are effectively root."""
 
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -14,13 +14,13 @@ WITHOUT_PASSWORD = {
     9100: "the node exporter",
     9400: "the DCGM exporter",
 }
-"""Ports of services that answer everybody: docs.nvidia.com/datacenter/dcgm (nv-hostengine, dcgm-exporter),
+"""Ports of services without authentication: docs.nvidia.com/datacenter/dcgm (nv-hostengine, dcgm-exporter),
 github.com/prometheus/node_exporter."""
 TLS = "with TLS"
 DOCKER_API = {2375: "without TLS", 2376: TLS}
 """Ports of Docker's API by convention: docs.docker.com, dockerd."""
 SWARM = {2377: "accepts certificates only", 7946: "has no API"}
-"""Ports of a swarm, which are dockerd's too."""
+"""Ports of a swarm, which dockerd opens too."""
 ADMINISTRATORS = ("sudo", "wheel", "admin")
 
 
@@ -85,7 +85,7 @@ def exposed_services(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _covers(one: Listener, address: str) -> bool:
-    """Return whether a socket takes connections to an address; one for :: takes those over IPv4 too by default."""
+    """Return whether a socket accepts connections to an address; one for :: by default accepts IPv4 too."""
     if one.address == "0.0.0.0":  # noqa: S104
         return ":" not in address
     return one.address in {"*", "::", address}

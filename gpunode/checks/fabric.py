@@ -1,4 +1,4 @@
-"""Checks on what GPUs behind NVSwitches need: fabric manager and its kin, and what GPUs say of the fabric."""
+"""Checks on the services of GPUs behind NVSwitches (fabric manager, NVLSM, IMEX), and on the GPUs' fabric state."""
 
 import re
 from collections.abc import Iterator
@@ -22,17 +22,17 @@ NOT_NEEDED = "this platform needs no fabric manager"
 MANAGER = "fabric.manager reports it"
 FEWER = "Compare the number of GPUs with the machine's specification (gpus in the file of --expect): see gpu.present."
 FABRIC_SINCE = 9.0
-"""The compute capability from which on GPUs report a fabric."""
-# Words for the parts of a fabric's health, after NVML's fabric definitions.
+"""The lowest compute capability of GPUs that report a fabric."""
+# Messages for the parts of a fabric's health, after NVML's fabric definitions.
 WELL = frozenset({"healthy", "full", "false", "no", "none", "not supported", "n/a"})
 BAD = re.compile(r"unhealthy|degraded|limited|true|yes|incorrect|insufficient|incompatible|invalid|no partition", re.I)
 
 
-def wanted_services(node: NodeFacts) -> tuple[str, ...]:
-    """Services that the node's platform needs, as far as all platforms with its GPUs agree.
+def needed_services(node: NodeFacts) -> tuple[str, ...]:
+    """Return services that the node's platform needs, if all platforms with its GPUs agree.
 
-    Where no platform has this number of them, because one fell off the bus, as far as all platforms with this model
-    agree. NVSwitches on the bus need a fabric manager whatever the catalog has on the platform.
+    If no platform has this number of GPUs, because one fell off the bus, all platforms with this model must agree.
+    NVSwitches on the bus need a fabric manager whatever the catalog has for the platform.
     """
     known = platforms(node) or _with_this_model(node)
     agreed = set(known[0].services).intersection(*(platform.services for platform in known)) if known else set()
@@ -42,23 +42,23 @@ def wanted_services(node: NodeFacts) -> tuple[str, ...]:
 
 
 def _sure_to_need(node: NodeFacts, service: str) -> bool:
-    """True where NVSwitches on the bus, or platforms of which the catalog is sure, ask for the service."""
+    """Return True if NVSwitches on the bus, or platforms of which the catalog is sure, need the service."""
     if service == "fabric-manager" and nvswitches(node):
         return True
     return all(platform.sure("services") for platform in platforms(node) or _with_this_model(node))
 
 
 def _with_this_model(node: NodeFacts) -> tuple[Platform, ...]:
-    """Platforms that have only the model of this node's GPUs, in another number, on the same architecture."""
+    """Return platforms that have only the model of this node's GPUs, in another number, on the same architecture."""
     ids = gpu_ids(node) or {}
     rows = [row for row in load().platforms.values() if set(row.gpus) == set(ids) and row.virtual == is_guest(node)]
     return tuple(row for row in rows if node.architecture in (None, *row.hosts))
 
 
 def _unknown_platform(node: NodeFacts) -> CheckResult | None:
-    """The verdict where no observation says that the node needs no service; None where one does.
+    """Return the result if no observation shows that the node needs no service; None if one does.
 
-    GPUs whose model has no fabric need none, and neither do platforms that the catalog has without services.
+    GPU models without a fabric need none, and neither do platforms without services in the catalog.
     """
     matches = [model_of(device) for device in node.gpus_on_bus or ()]
     if any(match is None for match in matches):
@@ -84,7 +84,7 @@ def _unknown_platform(node: NodeFacts) -> CheckResult | None:
     actions=("restart_service:nvidia-fabricmanager.service", "run_role:nvidia_fabric"),
 )
 def manager(node: NodeFacts) -> Iterator[CheckResult]:
-    services = wanted_services(node)
+    services = needed_services(node)
     units = {unit.name: unit for unit in node.units or ()}
     if not services:
         yield from _unasked(units, _unknown_platform(node))
@@ -95,7 +95,8 @@ def manager(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _unasked(units: dict[str, Unit], unknown: CheckResult | None) -> Iterator[CheckResult]:
-    """Judge services that nothing in the catalog asks for: one that runs is seen, one that failed is a fault."""
+    """Yield results for services that nothing in the catalog requires: a running one is reported, a failed one is a
+    fault."""
     there = [(service, units[name]) for service, name in UNITS.items() if name in units and installed(units[name])]
     used = [(service, unit) for service, unit in there if unit.active in ("active", "failed")]
     if unknown is None:
@@ -110,12 +111,12 @@ def _unasked(units: dict[str, Unit], unknown: CheckResult | None) -> Iterator[Ch
 
 
 def installed(unit: Unit | None) -> bool:
-    """The unit's file is there."""
+    """Return True if the unit's file exists."""
     return unit is not None and unit.load != "not-found"
 
 
 def _started_by_manager(node: NodeFacts) -> CheckResult | None:
-    """NVIDIA's package gives nvlsm no unit of its own: the fabric manager's unit starts it where it is installed."""
+    """Return the result for an nvlsm without a unit: NVIDIA's package has none, the fabric manager's unit starts it."""
     verdict = CheckResult(Status.PASS, "", "nvlsm", expected="installed", measured="installed", source=PLATFORMS)
     if node.packages is None:
         message = "whether nvlsm is installed is unknown"
@@ -161,7 +162,7 @@ def manager_version(node: NodeFacts) -> Iterator[CheckResult]:
     if node.loaded_driver is None:
         raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     if version is None:
-        needed = "fabric-manager" in wanted_services(node)
+        needed = "fabric-manager" in needed_services(node)
         reason = "no fabric manager is installed"
         unknown = _unknown_platform(node)
         pointer = f" ({MANAGER})" if needed or unknown is not None else ", and this platform needs none"
@@ -191,11 +192,11 @@ def state(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = seen_gpus(node)
     members = [gpu for gpu in gpus if gpu.reported.fabric.state is not None and gpu.lost is None]
     if not members:
-        yield _nothing_said(node, gpus)
+        yield _not_reported(node, gpus)
         return
     for gpu in gpus:
         yield of_one_gpu(_state_of, gpu, seen_by_guest=True)
-    # A GPU that has not joined has no fabric yet: its ids say nothing.
+    # A GPU that has not joined has no fabric yet: its ids have no meaning.
     joined = [gpu.reported.fabric for gpu in members if gpu.reported.fabric.state == "Completed"]
     cliques = {(fabric.cluster_uuid, fabric.clique_id) for fabric in joined}
     if len(cliques) > 1:
@@ -204,8 +205,8 @@ def state(node: NodeFacts) -> Iterator[CheckResult]:
         )
 
 
-def _nothing_said(node: NodeFacts, gpus: list[SeenGpu]) -> CheckResult:
-    """The verdict where no GPU has a state of its fabric: older models report none, others should."""
+def _not_reported(node: NodeFacts, gpus: list[SeenGpu]) -> CheckResult:
+    """Return the result if no GPU reports a state of its fabric: older models report none, others should."""
     answering = [gpu for gpu in gpus if gpu.lost is None]
     if not answering:
         return CheckResult(Status.SKIP, f"no GPU answers ({ANSWERS})")
@@ -220,9 +221,9 @@ def _nothing_said(node: NodeFacts, gpus: list[SeenGpu]) -> CheckResult:
         return CheckResult(Status.SKIP, "GPUs before Hopper report no fabric; see nvlink.state for their links")
     if is_guest(node):
         return CheckResult(
-            Status.SKIP, "a virtual machine whose GPUs report no fabric; see nvlink.state for their links"
+            Status.SKIP, "a virtual machine, and its GPUs report no fabric; see nvlink.state for their links"
         )
-    if not wanted_services(node) and _unknown_platform(node) is None:
+    if not needed_services(node) and _unknown_platform(node) is None:
         return CheckResult(Status.SKIP, "no fabric: this platform has no NVSwitch; see nvlink.state for the links")
     return CheckResult(Status.ERROR, "nvidia-smi does not report the state of the fabric")
 

@@ -1,4 +1,4 @@
-"""From a measured figure to a verdict: the limits that are ours, the site's and the baseline's rules, the words."""
+"""Results for measured figures: gpunode's limits, the rules of site and baseline, and the messages."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -34,14 +34,14 @@ DROP_FAILS = Threshold(
     most=1,
 )
 OF_FIGURES = (GROSS, DROP_WARNS, DROP_FAILS)
-"""The thresholds of every check that judges figures."""
+"""The thresholds of every check of figures."""
 STATUS = {"good": Status.PASS, "low": Status.WARN, "bad": Status.FAIL, "unknown": Status.SKIP}
 NO_MARK = "nothing to compare with: the catalog has no mark for it on this machine, and the site file has none"
 SITE = "site file (figures)"
 
 
 def rules_of(expect: Expectation, figure: Figure, component: str) -> MarkRules:
-    """Return what holds beside the catalog for a figure of a component."""
+    """Return the rules that apply to a figure of a component in addition to the catalog."""
     baseline = expect.baseline
     key = (figure.metric, component, _whole(figure.message_bytes))
     return MarkRules(
@@ -57,13 +57,13 @@ def rules_of(expect: Expectation, figure: Figure, component: str) -> MarkRules:
 
 
 def judged(figure: Figure, shape: Shape, expect: Expectation, component: str, what: str = "") -> CheckResult:
-    """Return the verdict on a figure. ``what`` stands before it in the message; left out, the metric's name does."""
+    """Return the result for a figure. ``what`` precedes it in the message; default: the metric's name."""
     found = assess(figure, shape, load(), rules_of(expect, figure, component))
     return replace(verdict_of(found, what), component=component)
 
 
 def verdict_of(found: Assessment, what: str = "") -> CheckResult:
-    """Return an assessment as a verdict."""
+    """Return an assessment as a result."""
     name = what or words(found.figure.metric)
     message = f"{name}: {found}"
     return CheckResult(
@@ -88,7 +88,7 @@ def _whole(size: float | None) -> int | None:
 
 
 def words(metric: str) -> str:
-    """Return a metric's name for people: ``host to device``, ``all_reduce bus bandwidth``, ``bf16 products``."""
+    """Return a metric's name for messages: ``host to device``, ``all_reduce bus bandwidth``, ``bf16 products``."""
     if metric.endswith("_busbw"):
         return f"{metric.removesuffix('_busbw')} bus bandwidth"
     if metric.startswith("gemm_"):
@@ -97,9 +97,9 @@ def words(metric: str) -> str:
 
 
 def worst_of(verdicts: Iterable[CheckResult], **changes: Any) -> list[CheckResult]:
-    """Return the verdicts that are neither good nor without a mark; where all are, the least figure of them.
+    """Return the results that neither pass nor lack a mark; if there are none, the result of the lowest figure.
 
-    For figures of many pairs: one line for sixty that are well.
+    For figures of many pairs: one line for sixty healthy ones.
     """
     found = list(verdicts)
     bad = [one for one in found if one.status not in (Status.PASS, Status.SKIP)]

@@ -1,4 +1,4 @@
-"""Checks on frameworks in a container: do they compute on every GPU what they should."""
+"""Checks on frameworks in a container: correct results on every GPU."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -49,7 +49,7 @@ MEMORY_MISSING = Threshold(
     most=1,
 )
 OF_THE_IMAGE = ("container.library", "container.gpus", "container.cuda", "framework.wheel")
-"""What brings down everything that computes on a GPU."""
+"""Checks with a failure that breaks everything that computes on a GPU."""
 SEE_ERROR = (
     "The message is from the framework: search for it; run the same image on another "
     "node to distinguish node and image."
@@ -198,7 +198,7 @@ def memory(values: MemoryValues, record: Record, node: NodeFacts) -> CheckResult
 
 
 def memory_of(node: NodeFacts, record: Record) -> int | None:
-    """MiB of the device that a record is about, as NVML has it: of the slice for a MIG device, not of the card."""
+    """Return the memory in MiB of a record's device, from NVML: of the slice for a MIG device, not of the whole GPU."""
     about, nvml = values_of(record, DeviceIdentity), known(node, "versions.nvml", NvmlValues)
     if isinstance(about, str):
         return None
@@ -359,7 +359,7 @@ def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> 
 
 
 def _of_one_process(node: NodeFacts) -> int:
-    """How many devices a single process can have: every whole GPU that computed, one where all are MIG devices."""
+    """Return how many devices a single process can use: every whole GPU that computed, one if all are MIG devices."""
     found = [
         values
         for record in of(node, "gpus.kernel")
@@ -370,7 +370,7 @@ def _of_one_process(node: NodeFacts) -> int:
 
 
 def _beside_pytorch(node: NodeFacts) -> bool:
-    """Whether the image is one of PyTorch, whose TensorFlow (for TensorBoard, most often) is not meant for a GPU."""
+    """Return whether the image is one of PyTorch: its TensorFlow (mostly for TensorBoard) is not built for GPUs."""
     build, torch = known(node, "versions.tensorflow", TensorflowValues), known(node, "versions.torch", TorchValues)
     return build is not None and torch is not None and not build.built_with_cuda and torch.cuda is not None
 

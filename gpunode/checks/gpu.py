@@ -1,4 +1,4 @@
-"""Checks on GPUs being there: on the bus, with the driver, in /dev, answering."""
+"""Checks on the presence of GPUs: on the bus, in the driver, in /dev, in nvidia-smi."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,7 +39,7 @@ INFOROM_REMEDY = "Drain the node and run dcgmi diag -r 3; if the warning stays a
 NONE_FOUND_STATUS, INFOROM_STATUS = 6, 14
 SEVERE = frozenset({8, 10, 11, 16})
 NO_ANSWER = frozenset({3, 13})
-"""Exit statuses of queries for what a GPU or a driver does not have."""
+"""Exit statuses of queries for features that a GPU or a driver does not have."""
 XML_COMMAND = "nvidia-smi -q -x"
 NEWER = "Update gpunode: a newer catalog may have the model. gpunode catalog list gpus lists those of this one."
 
@@ -56,18 +56,18 @@ NEWER = "Update gpunode: a newer catalog may have the model. gpunode catalog lis
 )
 def gpu_present(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     slots = [device.slot for device in node.gpus_on_bus or ()]
-    wanted = expect.gpus
-    source = None if wanted is None else SITE
+    expected = expect.gpus
+    source = None if expected is None else SITE
     if not slots:
         reason = no_gpu(node, expect) or ""
-        status = Status.SKIP if wanted == 0 else Status.ERROR
-        yield CheckResult(status, reason, expected=wanted, measured=0, source=source)
-    elif wanted is not None and wanted != len(slots):
-        message = f"{counted(len(slots), 'NVIDIA GPU')} on the PCI bus ({listed(slots, most=8)}), {wanted} expected"
-        yield CheckResult(Status.FAIL, message, expected=wanted, measured=len(slots), source=source)
+        status = Status.SKIP if expected == 0 else Status.ERROR
+        yield CheckResult(status, reason, expected=expected, measured=0, source=source)
+    elif expected is not None and expected != len(slots):
+        message = f"{counted(len(slots), 'NVIDIA GPU')} on the PCI bus ({listed(slots, most=8)}), {expected} expected"
+        yield CheckResult(Status.FAIL, message, expected=expected, measured=len(slots), source=source)
     else:
         message = f"{counted(len(slots), 'NVIDIA GPU')} on the PCI bus: {listed(slots, most=8)}"
-        yield CheckResult(Status.PASS, message, expected=wanted, measured=len(slots), source=source)
+        yield CheckResult(Status.PASS, message, expected=expected, measured=len(slots), source=source)
 
 
 @registry.check(
@@ -96,7 +96,7 @@ def gpu_model(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
 
 
 def _unknown(node: NodeFacts) -> Iterator[CheckResult]:
-    """GPUs whose PCI id the catalog lacks: by their product name, or undetermined."""
+    """Yield results for GPUs with a PCI id that the catalog lacks: by their product name, or undetermined."""
     named = {gpu.reported.pci_bus_id: gpu for gpu in listed_gpus(node)}
     ids: dict[str, str | None] = {}
     for device in node.gpus_on_bus or ():
@@ -114,7 +114,7 @@ def _unknown(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _contradicted(node: NodeFacts) -> Iterator[CheckResult]:
-    """GPUs that print the product name of another model than that of their PCI id."""
+    """Yield results for GPUs that print the product name of another model than that of their PCI id."""
     for gpu in listed_gpus(node):
         printed = gpu.reported.name
         named = match_of_name(printed) if printed and not gpu.is_vgpu else None
@@ -134,7 +134,7 @@ def _contradicted(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _mixed(node: NodeFacts, measured: str) -> Iterator[CheckResult]:
-    """Several models on a board that is sold with one: SXM modules and those of racks."""
+    """Yield results for several models on a board that is sold with one: SXM modules and those of racks."""
     matches = [match for device in node.gpus_on_bus or () if (match := model_of(device)) is not None]
     modules = {" or ".join(row.name for row in match.gpus) for match in matches if match.common.get("form") == "sxm"}
     if len(modules) > 1:
@@ -147,20 +147,20 @@ def _name_of(device_id: str, subsystem_id: str | None) -> str:
     return " or ".join(gpu.name for gpu in match.gpus) if match else f"10de:{device_id}"
 
 
-def _as_expected(node: NodeFacts, wanted: str, measured: str) -> CheckResult:
+def _as_expected(node: NodeFacts, expected: str, measured: str) -> CheckResult:
     try:
-        ids = {gpu.id for gpu in load().find_gpu(wanted).gpus}
+        ids = {gpu.id for gpu in load().find_gpu(expected).gpus}
     except UsageError as err:
-        return CheckResult(Status.ERROR, f"site file: model: {err}", expected=wanted, measured=measured, source=SITE)
+        return CheckResult(Status.ERROR, f"site file: model: {err}", expected=expected, measured=measured, source=SITE)
     others = []
     for device in node.gpus_on_bus or ():
         match = model_of(device)
         if match is None or not ids.intersection(gpu.id for gpu in match.gpus):
             others.append(f"{device.slot} is {_name_of(device.device_id, device.subsystem_id)}")
     if others:
-        message = f"not {wanted}: {listed(others)}"
-        return CheckResult(Status.FAIL, message, expected=wanted, measured=measured, source=SITE)
-    return CheckResult(Status.PASS, measured, expected=wanted, measured=measured, source=SITE)
+        message = f"not {expected}: {listed(others)}"
+        return CheckResult(Status.FAIL, message, expected=expected, measured=measured, source=SITE)
+    return CheckResult(Status.PASS, measured, expected=expected, measured=measured, source=SITE)
 
 
 @registry.check(
@@ -211,12 +211,12 @@ def gpu_device_nodes(node: NodeFacts) -> Iterator[CheckResult]:
     if not numbers or None in numbers:
         raise Undetermined("the driver does not report the device numbers of its GPUs")
     nodes = {device.path: device for device in node.device_nodes or ()}
-    wanted = ["/dev/nvidiactl", *(f"/dev/nvidia{number}" for number in numbers)]
-    missing = [path for path in wanted if not _is_device(nodes.get(path))]
+    expected = ["/dev/nvidiactl", *(f"/dev/nvidia{number}" for number in numbers)]
+    missing = [path for path in expected if not _is_device(nodes.get(path))]
     if missing:
         message = f"missing: {listed([_what_is_there(path, nodes.get(path)) for path in missing])}"
         yield CheckResult(
-            Status.FAIL, message, expected=len(wanted), measured=len(wanted) - len(missing), unit="devices"
+            Status.FAIL, message, expected=len(expected), measured=len(expected) - len(missing), unit="devices"
         )
     elif not _is_device(nodes.get("/dev/nvidia-uvm")):
         yield CheckResult(
@@ -226,7 +226,7 @@ def gpu_device_nodes(node: NodeFacts) -> Iterator[CheckResult]:
         )
     else:
         message = f"/dev/nvidiactl, /dev/nvidia-uvm and {counted(len(numbers), 'GPU')} have their device files"
-        yield CheckResult(Status.PASS, message, expected=len(wanted), measured=len(wanted), unit="devices")
+        yield CheckResult(Status.PASS, message, expected=len(expected), measured=len(expected), unit="devices")
 
 
 def _is_device(found: DeviceNode | None) -> bool:
@@ -269,7 +269,8 @@ def gpu_answers(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _lost_by_status(node: NodeFacts, answering: list[SeenGpu]) -> Iterator[CheckResult]:
-    """Name the GPU by the Xid in the kernel's log where that has one; the exit status does not."""
+    """Yield results that name the GPU by the Xid in the kernel's log, if there is one; the exit status does not name
+    it."""
     fallen = lost_gpus(node)
     for gpu in answering:
         if gpu.reported.pci_bus_id not in fallen:
@@ -331,7 +332,7 @@ def gpu_messages(node: NodeFacts) -> Iterator[CheckResult]:
     left = {status: commands for status, commands in statuses.items() if status not in explained}
     for status, commands in left.items():
         if status in NO_ANSWER and XML_COMMAND not in commands:
-            continue  # An answer of its own: the GPUs have no NVLink, or the driver no such query.
+            continue  # A valid answer: the GPUs have no NVLink, or the driver does not support the query.
         message = f"{listed(commands)} ended with {meaning_of(status)}"
         severe = Status.FAIL if status in SEVERE else Status.WARN
         yield CheckResult(severe, message, expected=0, measured=status, source=MANUAL)
@@ -340,7 +341,7 @@ def gpu_messages(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _messages(node: NodeFacts) -> list[str]:
-    """What nvidia-smi printed beside its answers, each line once; the count of listed GPUs is gpu.count's."""
+    """Return messages that nvidia-smi printed, each line once; gpu.count reports the number of listed GPUs."""
     answers = (node.smi, node.topology, node.peer_access, node.nvlink, node.nvlink_errors)
     lines = [line for answer in answers if answer for line in answer.messages]
     return [line for line in dict.fromkeys(lines) if not line.endswith(NOT_LISTED)]

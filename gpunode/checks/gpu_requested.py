@@ -1,4 +1,4 @@
-"""Checks on what the role gpu_settings asks of GPUs: whether it is in force, and whether it survives a reboot."""
+"""Checks on the settings that the role gpu_settings requests: applied now, and applied after a reboot."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +15,7 @@ from gpunode.tuning.gpu_settings_program import LATER, TITLES, busy, in_force, p
 UNIT = "gpunode-gpu-settings.service"
 NOT_DEPLOYED = "the role gpu_settings sets nothing on this node"
 UNREADABLE = ("sm_clock_mhz", "memory_clock_mhz", "mig_layout")
-"""nvidia-smi does not report these: the unit's report of this boot does."""
+"""Settings that nvidia-smi does not report; the unit's report of this boot has them."""
 
 
 @registry.check(
@@ -74,11 +74,11 @@ def _settings_of(gpu: SeenGpu, problems: dict[str, str], entries: dict[str, GpuS
 
 
 def _now(setting: str, gpu: SeenGpu, entries: dict[str, GpuSetting]) -> Any:
-    """Return a setting's value; of what nvidia-smi does not report, what the unit applied in this boot."""
-    wanted = gpu.requested[setting]
-    if setting == "mig_layout" and len(gpu.reported.mig_devices) != len(wanted):
+    """Return a setting's value; if nvidia-smi does not report it, the value that the unit applied in this boot."""
+    expected = gpu.requested[setting]
+    if setting == "mig_layout" and len(gpu.reported.mig_devices) != len(expected):
         return [f"{len(gpu.reported.mig_devices)} instances"]
-    if setting not in UNREADABLE and wanted != "default":
+    if setting not in UNREADABLE and expected != "default":
         return in_force(setting, gpu.plain)
     entry = entries.get(setting)
     return entry.value if entry is not None and entry.result in ("applied", "kept") else None
@@ -126,7 +126,7 @@ def _kept_by(unit: Unit | None, why: str) -> CheckResult:
 
 
 def _is_by_hand(gpu: SeenGpu) -> bool:
-    """Return whether application clocks are other than the card's default, and no rule asks for them."""
+    """Return whether application clocks differ from the GPU's default without a rule that requests them."""
     now, usual = gpu.reported.application_clocks_mhz, gpu.reported.default_application_clocks_mhz
     known = now.graphics is not None and usual.graphics is not None
     return known and now != usual and "application_clocks_mhz" not in gpu.requested

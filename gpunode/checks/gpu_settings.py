@@ -1,4 +1,4 @@
-"""Checks on how GPUs are set and used: persistence, compute mode, MIG, power limit, clocks, memory."""
+"""Checks on settings and use of GPUs: persistence, compute mode, MIG, power limit, clocks, memory."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +15,7 @@ PERSISTENCE_UNIT = "nvidia-persistenced.service"
 OWN = "the card's own maximum"
 OWN_DEFAULT = "the card's own default"
 REQUESTED = "/etc/gpunode/gpu-settings.json (role gpu_settings)"
-PERSISTENCED = "nvidia-persiste"  # as /proc/PID/comm has it
+PERSISTENCED = "nvidia-persiste"  # truncated as in /proc/PID/comm
 PERSISTENCE_REMEDY = "Switch persistence on: role nvidia_driver, tag nvidia_driver_service."
 LIMIT_ROUNDING = Threshold(
     "gpu.power-limit.rounding",
@@ -102,7 +102,7 @@ def persistence(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _held_by_daemon(node: NodeFacts) -> frozenset[str]:
-    """Device files that the persistence daemon has open."""
+    """Return the device files that the persistence daemon holds open."""
     return frozenset(
         device for process in node.gpu_processes or () if process.name == PERSISTENCED for device in process.devices
     )
@@ -117,14 +117,14 @@ def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> CheckResult:
     if mode:
         return CheckResult(Status.PASS, "persistence mode is on", expected=True, measured=True)
     if f"/dev/nvidia{gpu.reported.minor_number}" in held:
-        # Drivers from 590 on may say "Disabled" of a GPU that the daemon keeps.
+        # Drivers from 590 on may print "Disabled" for a GPU that the daemon keeps initialized.
         return CheckResult(Status.PASS, "the persistence daemon keeps it initialized", expected=True, measured=True)
     return CheckResult(Status.FAIL, "persistence mode is off", expected=True, measured=False)
 
 
 @gpu_check(
     "gpu.compute-mode",
-    means="Any number of processes may use the GPU (compute mode Default), or the mode is that which the role "
+    means="Any number of processes may use the GPU (compute mode Default), or the mode is the one that the role "
     "gpu_settings sets.",
     remedy="Run nvidia-smi -i GPU -c DEFAULT, unless a running job requested the mode.",
     seen_by_guest=True,
@@ -174,20 +174,20 @@ def mig(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
             yield CheckResult(Status.SKIP, "these GPUs have no MIG")
         return
     for gpu in gpus:
-        yield of_one_gpu(partial(_mig_of, wanted=expect.mig), gpu, seen_by_guest=True)
+        yield of_one_gpu(partial(_mig_of, expected=expect.mig), gpu, seen_by_guest=True)
     meant = all(gpu.reported.mig_mode == gpu.requested.get("mig") for gpu in gpus if "mig" in gpu.requested)
     if len(modes) > 1 and not (meant and any("mig" in gpu.requested for gpu in gpus)):
         on = [gpu.component for gpu in gpus if gpu.mig]
         yield CheckResult(Status.WARN, f"MIG is on for some GPUs only: {listed(on, most=8)}")
 
 
-def _mig_of(gpu: SeenGpu, wanted: bool | None) -> CheckResult:
+def _mig_of(gpu: SeenGpu, expected: bool | None) -> CheckResult:
     mode, pending = gpu.reported.mig_mode, gpu.reported.mig_mode_pending
     if mode is None:
         return CheckResult(Status.SKIP, f"{gpu.name} has no MIG")
     word = "on" if mode else "off"
-    if wanted is not None and mode != wanted:
-        return CheckResult(Status.FAIL, f"MIG is {word}", expected=wanted, measured=mode, source=SITE)
+    if expected is not None and mode != expected:
+        return CheckResult(Status.FAIL, f"MIG is {word}", expected=expected, measured=mode, source=SITE)
     if pending is not None and pending != mode:
         after = "on" if pending else "off"
         return CheckResult(
@@ -238,11 +238,12 @@ def clocks(gpu: SeenGpu) -> CheckResult:
     lower: list[tuple[str, Number, int]] = []
     offers = (("SM", "sm_clock_mhz", most), ("memory", "memory_clock_mhz", gpu.reported.max_clocks_mhz.memory))
     for kind, field, offered in offers:
-        wanted = gpu.known.get(field)
-        if wanted is not None and offered is not None and offered < LEAST_OF_MODEL.of(gpu.match) * wanted:
-            lower.append((kind, offered, wanted))
+        expected = gpu.known.get(field)
+        if expected is not None and offered is not None and offered < LEAST_OF_MODEL.of(gpu.match) * expected:
+            lower.append((kind, offered, expected))
     problems = [
-        f"the card offers a {kind} clock of {has} MHz at most, its model {wanted} MHz" for kind, has, wanted in lower
+        f"the card offers a {kind} clock of {has} MHz at most, its model {expected} MHz"
+        for kind, has, expected in lower
     ]
     busy = (gpu.reported.utilization_percent or 0) >= BUSY.of(gpu.match)
     held_back = set(gpu.reported.throttle_reasons or ())
@@ -289,10 +290,10 @@ def _memory_of(gpu: SeenGpu, node: NodeFacts) -> CheckResult:
     if gpu.is_vgpu or gpu.mig:
         return CheckResult(Status.SKIP, "memory of a divided GPU is not counted by process")
     if gpu.known.get("form") == "superchip" or gpu.reported.addressing_mode == "ATS":
-        # NVML's known issues: where GPUs are NUMA nodes, pages stay allocated after their process ended.
+        # NVML's known issues: if GPUs are NUMA nodes, pages stay allocated after their process ended.
         return CheckResult(Status.SKIP, "the operating system manages this GPU's memory with its own", measured=used)
     if used is None:
-        # A superchip's memory is the machine's own.
+        # A superchip's memory belongs to the machine.
         return gpu.not_reported("the memory in use", expected=gpu.for_servers)
     idle_most = IDLE_MEMORY.of(gpu.match)
     device = f"/dev/nvidia{gpu.reported.minor_number}"
@@ -327,22 +328,22 @@ def _memory_of(gpu: SeenGpu, node: NodeFacts) -> CheckResult:
 def memory_size(gpu: SeenGpu) -> CheckResult:
     total = gpu.reported.memory_total_mib
     sold, gigabytes = gpu.known.get("memory_mib"), gpu.known.get("memory_gb")
-    wanted = sold if sold is not None else None if gigabytes is None else round(gigabytes * 1e9 / 2**20)
+    expected = sold if sold is not None else None if gigabytes is None else round(gigabytes * 1e9 / 2**20)
     if gpu.known.get("form") == "superchip" and total is None:
         return CheckResult(Status.SKIP, "the operating system manages this GPU's memory with its own")
     if total is None:
         return gpu.not_reported("the memory size", expected=gpu.for_servers)
-    if wanted is None:
+    if expected is None:
         reason = (
             "a model that the catalog does not have (gpu.model)" if gpu.match is None else f"the size of {gpu.name}"
         )
         return CheckResult(Status.SKIP, f"{total} MiB; the catalog does not have {reason}", measured=total, unit="MiB")
-    verdict = partial(CheckResult, expected=wanted, measured=total, unit="MiB", source=CATALOG)
-    if total < LEAST_OF_MEMORY.of(gpu.match) * wanted:
+    verdict = partial(CheckResult, expected=expected, measured=total, unit="MiB", source=CATALOG)
+    if total < LEAST_OF_MEMORY.of(gpu.match) * expected:
         status = Status.FAIL if gpu.sure("memory_mib" if sold is not None else "memory_gb") else Status.WARN
-        return verdict(status, f"{total} MiB of memory, its model has {wanted}")
-    if total > MOST_OF_MEMORY.of(gpu.match) * wanted:
-        return verdict(Status.WARN, f"{total} MiB of memory, its model has {wanted}: it may be another model")
+        return verdict(status, f"{total} MiB of memory, its model has {expected}")
+    if total > MOST_OF_MEMORY.of(gpu.match) * expected:
+        return verdict(Status.WARN, f"{total} MiB of memory, its model has {expected}: it may be another model")
     return verdict(Status.PASS, f"{total} MiB of memory")
 
 

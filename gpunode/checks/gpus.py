@@ -1,4 +1,4 @@
-"""Checks that ask every GPU the same: what nvidia-smi says of it, beside what the bus and the catalog know."""
+"""Base of the checks on each GPU: nvidia-smi's report with the PCI function and the catalog's row."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -22,81 +22,82 @@ MODEL = "gpu.model"
 LOST_STATUS = 15
 """Exit status of nvidia-smi: a GPU has fallen off the bus."""
 OFF_THE_BUS = 79
-"""The Xid of the same."""
+"""The Xid for the same event."""
 _SLOT = re.compile(r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 NOTHING: Mapping[str, Any] = {}
 
 
 @lru_cache(maxsize=256)
 def match_of(device_id: str, subsystem_id: str | None) -> GpuMatch | None:
-    """The catalog's models of a PCI id (``10de:2330``); None where it has none."""
+    """Return the catalog's models of a PCI id (``10de:2330``); None if it has none."""
     return load().gpu_by_pci(device_id, subsystem_id)
 
 
 @lru_cache(maxsize=256)
 def match_of_name(name: str) -> GpuMatch | None:
-    """Return the catalog's models that print this product name exactly; None where it has none."""
+    """Return the catalog's models that print exactly this product name; None if it has none."""
     return load().gpu_by_product_name(name)
 
 
 def model_of(device: PciDevice) -> GpuMatch | None:
-    """The catalog's models of a PCI function."""
+    """Return the catalog's models of a PCI function."""
     return match_of(device.pci_id, device.subsystem_id)
 
 
 @dataclass(frozen=True)
 class SeenGpu:
-    """One GPU as nvidia-smi reports it, with its PCI function and what the catalog has on its model.
+    """One GPU as nvidia-smi reports it, with its PCI function and the catalog's data of its model.
 
-    The model is that of the PCI id; where the catalog lacks the id, that of the exact product name.
+    The model is that of the PCI id; if the catalog lacks the id, that of the exact product name.
     """
 
     reported: SmiGpu
     device: PciDevice | None
     match: GpuMatch | None
     requested: Mapping[str, Any] = field(default_factory=dict)
-    """What the role gpu_settings asks of it: values for this card, by the names of its settings."""
+    """Settings that the role gpu_settings requests for this GPU, by their names."""
     lost: str | None = None
-    """nvidia-smi's message about a GPU that it cannot reach, or what it prints in place of values; None: it answers."""
+    """nvidia-smi's message about a GPU that it cannot reach, or its text in place of values; None: the GPU responds."""
 
     @property
     def component(self) -> str:
-        """``gpu3``, by nvidia-smi's order."""
+        """Return ``gpu3``, by nvidia-smi's order."""
         return f"gpu{self.reported.index}"
 
     @property
     def known(self) -> Mapping[str, Any]:
-        """The catalog's facts on which all models with this PCI id agree; empty for a model that it has not."""
+        """Return the catalog's facts on which all models with this PCI id agree; empty for an unknown model."""
         return self.match.common if self.match else NOTHING
 
     def sure(self, field: str) -> bool:
-        """True where the catalog is sure of this field of the model, so that a verdict may fail on it."""
+        """Return True if the catalog is sure of this field of the model, so that a result may fail on it."""
         return self.match is not None and all(row.sure(field) for row in self.match.gpus)
 
     @property
     def name(self) -> str:
-        """As the catalog calls the model, else as nvidia-smi does."""
+        """Return the catalog's name of the model, else nvidia-smi's."""
         one = self.match.gpu if self.match else None
         return one.name if one else self.reported.name or "unknown GPU"
 
     @property
     def is_vgpu(self) -> bool:
-        """A slice that a hypervisor made: the card itself is not seen here."""
+        """Return True for a slice that a hypervisor made: it hides the properties of the card."""
         return self.reported.virtualization_mode == "VGPU"
 
     @property
     def mig(self) -> bool:
-        """The GPU is divided by MIG."""
+        """Return True if MIG is enabled."""
         return self.reported.mig_mode is True
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What nvidia-smi prints in place of values: ``GPU is lost`` …"""
+        """Return the texts that nvidia-smi prints in place of values: ``GPU is lost`` …"""
         return self.reported.errors
 
     @property
     def for_servers(self) -> bool:
-        """A model made for data centres: it has ECC, and reports it. A market guessed from a name does not count."""
+        """Return True for a data-centre model: it has ECC, and reports it. A market derived from a name does not
+        count."""
         return self.known.get("market") == "datacenter" and all(row.sure("market") for row in self._models)
 
     @property
@@ -105,11 +106,11 @@ class SeenGpu:
 
     @cached_property
     def plain(self) -> Mapping[str, Any]:
-        """The GPU as ``gpunode parse`` prints it: the program of gpu_settings, which runs on nodes, reads that."""
+        """Return the GPU as ``gpunode parse`` prints it, for the program of gpu_settings, which runs on nodes."""
         return self.reported.model_dump(mode="json")
 
     def not_reported(self, what: str, *, expected: bool) -> CheckResult:
-        """The verdict on a value that nvidia-smi does not report: ``error`` where this model should have it."""
+        """Return the result for a value that nvidia-smi does not report: ``error`` if this model should have it."""
         if self.mig:
             return CheckResult(Status.SKIP, f"nvidia-smi does not report {what} of a GPU in MIG mode")
         if expected:
@@ -120,13 +121,13 @@ class SeenGpu:
 
 
 def slot_in(message: str) -> str | None:
-    """Return the PCI address that a message of nvidia-smi names, in the form of sysfs; None where it names none."""
+    """Return the PCI address in a message of nvidia-smi, in the form of sysfs; None if it has none."""
     match = _SLOT.search(message)
     return bus_id(match[0]) if match else None
 
 
 def lost_slots(node: NodeFacts) -> dict[str, str]:
-    """Return the GPUs that nvidia-smi could not reach: PCI address, and what it printed of each."""
+    """Return the GPUs that nvidia-smi could not reach: PCI address, and its message about each."""
     found: dict[str, str] = {}
     for answer in (node.smi, node.topology, node.peer_access, node.nvlink, node.nvlink_errors):
         messages = (answer.error_message or "", *answer.messages) if answer else ()
@@ -138,7 +139,7 @@ def lost_slots(node: NodeFacts) -> dict[str, str]:
 
 
 def off_the_bus(node: NodeFacts) -> set[str]:
-    """Return the PCI addresses of the GPUs of which the driver logged that they fell off the bus."""
+    """Return the PCI addresses of GPUs that fell off the bus, according to the driver's log."""
     events = node.kernel_log.events if node.kernel_log else ()
     return {
         event.pci_bus_id for event in events if event.kind == "xid" and event.xid == OFF_THE_BUS and event.pci_bus_id
@@ -161,7 +162,7 @@ def lost_gpus(node: NodeFacts) -> set[str]:
 
 
 def smi_document(node: NodeFacts) -> SmiLog:
-    """Return nvidia-smi's answer. Raises Skip where it has none, with the check that reports the cause."""
+    """Return nvidia-smi's answer; raise Skip without one, with the check that reports the cause."""
     smi = node.smi
     if node.loaded_driver is None:
         raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
@@ -178,7 +179,7 @@ def smi_document(node: NodeFacts) -> SmiLog:
 
 
 def listed_gpus(node: NodeFacts) -> list[SeenGpu]:
-    """Return every GPU that nvidia-smi reports; none where it does not answer."""
+    """Return every GPU that nvidia-smi reports; empty if it fails."""
     try:
         return seen_gpus(node)
     except Skip:
@@ -186,7 +187,7 @@ def listed_gpus(node: NodeFacts) -> list[SeenGpu]:
 
 
 def seen_gpus(node: NodeFacts) -> list[SeenGpu]:
-    """Return every GPU that nvidia-smi reports. Raises Skip where there is none to look at."""
+    """Return every GPU that nvidia-smi reports; raise Skip if there is none to check."""
     document = smi_document(node)
     if not document.gpus:
         raise Skip("the driver has no GPU (gpu.count reports the cause)")
@@ -215,9 +216,10 @@ OfOneGpu = Callable[[SeenGpu], CheckResult]
 def gpu_check(
     check_id: str, *, seen_by_guest: bool = False, **declared: Unpack[CheckDeclaration]
 ) -> Callable[[OfOneGpu], OfOneGpu]:
-    """Register a function of one GPU as a check of all.
+    """Return a decorator that registers a function of one GPU as a check of all GPUs.
 
-    A lost GPU is left to ``gpu.answers``. ``seen_by_guest``: holds of a vGPU too, of which all else is hidden.
+    A lost GPU is skipped, because ``gpu.answers`` reports it. ``seen_by_guest``: applies to a vGPU too, which hides all
+    other properties.
     """
 
     def decorate(function: OfOneGpu) -> OfOneGpu:
@@ -233,7 +235,7 @@ def gpu_check(
 
 
 def of_one_gpu(function: OfOneGpu, gpu: SeenGpu, *, seen_by_guest: bool = False) -> CheckResult:
-    """Return a function's verdict on a GPU, or why there is none."""
+    """Return a function's result for a GPU, or why it has none."""
     try:
         reason = hidden(gpu, seen_by_guest=seen_by_guest)
         verdict = CheckResult(Status.SKIP, reason) if reason else function(gpu)
@@ -243,7 +245,7 @@ def of_one_gpu(function: OfOneGpu, gpu: SeenGpu, *, seen_by_guest: bool = False)
 
 
 def hidden(gpu: SeenGpu, *, seen_by_guest: bool = True) -> str | None:
-    """Return why nothing of a GPU can be judged: it is lost, or a slice of its host's card; None where it can."""
+    """Return why a GPU cannot be checked: it is lost, or a slice of its host's card; None if it can."""
     if gpu.lost is not None:
         return f"the GPU does not answer ({ANSWERS})"
     return "a vGPU: visible only on its host" if gpu.is_vgpu and not seen_by_guest else None

@@ -1,4 +1,4 @@
-"""Checks on how the host is set and sized: clock, disks, memory, processors, limits, environment."""
+"""Checks on settings and size of the host: clock, disks, memory, processors, limits, environment."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -98,7 +98,7 @@ def _space(file_system: FileSystem) -> CheckResult:
     verdict = partial(
         CheckResult, component=file_system.mount, expected=full, measured=used, unit="% used", source=FULL_SOURCE
     )
-    # What is made full, and cannot be written: squashfs, ISO images, firmware's variables.
+    # File systems that are always full and read-only: squashfs, ISO images, firmware variables.
     if file_system.type in ("squashfs", "iso9660", "erofs", "efivarfs"):
         return verdict(Status.PASS, f"{file_system.type} is always full")
     if used >= full:
@@ -147,7 +147,7 @@ def cpu_governor(node: NodeFacts) -> Iterator[CheckResult]:
     preferences = {name: number for name, number in frequency.preferences.items() if name not in PERFORMANCE}
     words = listed([f"{name}: {number} processors" for name, number in frequency.governors.items()])
     verdict = partial(CheckResult, expected="performance", measured=listed(sorted(frequency.governors)))
-    # With intel_pstate and amd-pstate, the governor powersave and the preference performance are full clock as well.
+    # With intel_pstate and amd-pstate, governor powersave with preference performance is full clock as well.
     if not slow or (frequency.preferences and not preferences):
         yield verdict(Status.PASS, f"processors run for performance ({words})")
     else:
@@ -185,7 +185,8 @@ def limits(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _of_services(node: NodeFacts) -> Iterator[CheckResult]:
-    """Services do not come through PAM: a limit of logins alone does not reach Docker, slurmd and their jobs."""
+    """Yield results for services, which do not use PAM: a limit for logins does not apply to Docker, slurmd and their
+    jobs."""
     limits = node.limits
     services = (limits.defaults or {}).get("memlock") if limits is not None else None
     if limits is None or services is None or _limit(node, "memlock") not in UNLIMITED:
@@ -204,10 +205,10 @@ def _of_services(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _limit(node: NodeFacts, item: str, per_unit: int = 1) -> str | None:
-    """The hard limit for users after limits.conf, else systemd's default; the last line of a kind counts.
+    """Return the hard limit for users by limits.conf, else systemd's default; the last line of a kind applies.
 
-    Memory is in KiB in limits.conf and in bytes in systemd's settings: ``per_unit`` multiplies the former.
-    Source: limits.conf(5), systemd.exec(5).
+    Memory is in KiB in limits.conf and in bytes in systemd's settings: ``per_unit`` multiplies the former. Source:
+    limits.conf(5), systemd.exec(5).
     """
     limits = node.limits
     if limits is None:
@@ -223,7 +224,7 @@ def _limit(node: NodeFacts, item: str, per_unit: int = 1) -> str | None:
 
 
 DEBUGGING: dict[str, tuple[str, ...]] = {
-    # Variable to the values with which it does no harm.
+    # Variables with the values that are harmless.
     "CUDA_LAUNCH_BLOCKING": ("0", ""),
     "CUDA_CACHE_DISABLE": ("0", ""),
     "CUDA_FORCE_PTX_JIT": ("0", ""),
@@ -265,7 +266,7 @@ def environment(node: NodeFacts) -> Iterator[CheckResult]:
 def _slows(setting: EnvironmentSetting) -> bool:
     harmless = DEBUGGING.get(setting.name)
     if harmless is None:
-        # NVIDIA: what is not of its section "System configuration" is not to be kept in production.
+        # NVIDIA: variables outside its section "System configuration" are not to be kept in production.
         return bool(setting.value.strip()) and debugs(setting.name, setting.value)
     return setting.value.strip().upper() not in harmless
 
@@ -288,7 +289,7 @@ def sized_for_gpus(node: NodeFacts) -> Iterator[CheckResult]:
     gib = round(node.memory.total_mib / 1024)
     yield _enough("cores", cores, CORES_PER_GPU.value * gpus, "cores", f"{cores} cores for {counted(gpus, 'GPU')}")
     yield _enough("memory", gib, MEMORY_PER_GPU.value * gpus, "GiB", f"{gib} GiB for {counted(gpus, 'GPU')}")
-    # What a guest's disks are made of, only its host knows.
+    # The hardware of a guest's disks is known only to its host.
     kind = "disk" if is_guest(node) else "NVMe disk"
     fast = [disk for disk in node.disks or () if is_guest(node) or disk.name.startswith("nvme")]
     gigabytes = round(sum(disk.size_bytes for disk in fast if not disk.read_only) / 1e9)
@@ -296,6 +297,6 @@ def sized_for_gpus(node: NodeFacts) -> Iterator[CheckResult]:
     yield _enough("disk", gigabytes, LOCAL_DISK.value, "GB", message)
 
 
-def _enough(component: str, has: int, wants: float, unit: str, message: str) -> CheckResult:
-    status = Status.PASS if has >= SIZE_TOLERANCE.value * wants else Status.WARN
-    return CheckResult(status, message, component, expected=wants, measured=has, unit=unit, source=GUIDES)
+def _enough(component: str, has: int, expected: float, unit: str, message: str) -> CheckResult:
+    status = Status.PASS if has >= SIZE_TOLERANCE.value * expected else Status.WARN
+    return CheckResult(status, message, component, expected=expected, measured=has, unit=unit, source=GUIDES)

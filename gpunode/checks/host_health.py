@@ -109,7 +109,7 @@ def _nvme(disk: Nvme) -> CheckResult:
 
 
 def _without_health(disk: Nvme) -> CheckResult:
-    """A disk that is live and whose health nobody could ask for is not judged; every other gap is an error."""
+    """Return the result for a disk without health: skip if it is live and cannot be queried, error for other gaps."""
     if disk.state is not None and disk.health in WITHOUT_HEALTH:
         return CheckResult(Status.SKIP, f"{disk.state}; {WITHOUT_HEALTH[disk.health]}", measured=disk.state)
     unknown = "its health" if disk.state is not None else "its state and health"
@@ -117,7 +117,7 @@ def _without_health(disk: Nvme) -> CheckResult:
 
 
 def _warnings(bits: int) -> list[str]:
-    """The bits of NVMe's critical warning, in words."""
+    """Return the bits of NVMe's critical warning as messages."""
     words = ("spare blocks low", "too hot or cold", "unreliable", "read-only", "backup of its memory failed", "other")
     return [word for bit, word in enumerate(words) if bits & 1 << bit] or [f"bits {bits:#x}"]
 

@@ -1,4 +1,4 @@
-"""Checks on what stands between GPUs and their peers on the PCI bus: IOMMU and Access Control Services."""
+"""Checks on the PCI path between GPUs and their peers: IOMMU and Access Control Services."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ SOURCE = "sichek, gpud: P2P on bare metal"
 
 
 def _no_peers(node: NodeFacts) -> str | None:
-    """Why nothing between peers is judged; None where it is."""
+    """Return why the path between peers is not checked; None if it is."""
     if is_guest(node):
         return GUEST
     if node.architecture == "aarch64":

@@ -1,4 +1,4 @@
-"""What a node is, in a few words: goes with its findings into a report."""
+"""A short description of a node, for reports."""
 
 from gpunode.checks.installed import driver_packages, upstream
 from gpunode.facts.node import NodeFacts
@@ -6,11 +6,11 @@ from gpunode.frozen import Frozen
 
 
 class Described(Frozen):
-    """Base: immutable, closed. None is unknown or absent."""
+    """Base: immutable, without unknown fields. None is unknown or absent."""
 
 
 class RunningStack(Described):
-    """What runs on the node."""
+    """The running software of the node."""
 
     os: str | None = None
     architecture: str | None = None
@@ -21,15 +21,15 @@ class RunningStack(Described):
     driver_flavour: str | None = None
     """``open`` or ``proprietary``."""
     driver_packages: str | None = None
-    """Version of the installed packages; None also where they carry several."""
+    """Version of the installed packages; None also if they have several versions."""
     driver_origin: str | None = None
     driver_library: str | None = None
     cuda: str | None = None
-    """The CUDA version that nvidia-smi says the driver can run."""
+    """The newest CUDA version that the driver supports, by nvidia-smi."""
 
 
 class GpuIdentity(Described):
-    """One GPU as the driver names it."""
+    """One GPU with the driver's identifiers."""
 
     index: int
     name: str | None
@@ -37,7 +37,7 @@ class GpuIdentity(Described):
 
 
 class Identity(Described):
-    """What a report says of a node beside its findings."""
+    """The description of a node in a report, beside its findings."""
 
     simulated: bool
     stack: RunningStack
@@ -45,7 +45,7 @@ class Identity(Described):
 
 
 def identify(node: NodeFacts) -> Identity:
-    """Describe a node; what was not seen is None."""
+    """Return the description of a node; unknown values are None."""
     packages = driver_packages(node)
     versions = {upstream(package) for package in packages.of_main}
     loaded = node.loaded_driver

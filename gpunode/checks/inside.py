@@ -1,4 +1,4 @@
-"""Checks on the container itself: does it run, and does it see the GPUs that it was given."""
+"""Checks on the container itself: it runs, and has the GPUs that were passed to it."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -36,7 +36,7 @@ SELINUX = (
     "shows what was refused."
 )
 NO_PERMISSION = 4
-"""Of NVML (NVIDIA/nvidia-container-toolkit issue 33)."""
+"""NVML's status (NVIDIA/nvidia-container-toolkit issue 33)."""
 NOT_READY = 802
 ARGUMENTS = "gpunode env --format docker-args HOST prints the arguments for docker run."
 ON_HOST = "on the host itself, in no container"
@@ -108,7 +108,7 @@ def gpus(node: NodeFacts) -> Iterator[CheckResult]:
     except NotJudged as reason:
         if isinstance(reason, Undetermined) or nothing_ran(node):
             raise
-        # A library of the driver that is not there, or broken, is the fault itself: the container was given no GPU.
+        # A missing or broken library of the driver is the fault itself: the container received no GPU.
         raise Skip(SIMULATED) if node.simulated else Broken(str(reason)) from None
     if refused(node):
         raise Skip("the libraries inside do not fit the module (container.library reports the cause)")
@@ -119,9 +119,9 @@ def gpus(node: NodeFacts) -> Iterator[CheckResult]:
 
 def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> CheckResult:
     record, values = next(_container(node), (None, ContainerValues()))
-    for name, result, said in (("NVML", nvml.result, nvml.result_name), ("CUDA", cuda.result, cuda.result_name)):
+    for name, result, meaning in (("NVML", nvml.result, nvml.result_name), ("CUDA", cuda.result, cuda.result_name)):
         if result != 0:
-            what = f"{name} does not start inside: {said or 'error'} ({result})"
+            what = f"{name} does not start inside: {meaning or 'error'} ({result})"
             if result == NO_PERMISSION and "selinux" in values.security:
                 return CheckResult(Status.FAIL, f"{what}; SELinux confines containers here", remedy=SELINUX)
             return CheckResult(Status.FAIL, what, remedy=FABRIC if result == NOT_READY else None)
@@ -142,13 +142,14 @@ def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> CheckResult:
 
 
 def _others(node: NodeFacts, nvml: NvmlValues, values: ContainerValues, *, alone: bool) -> CheckResult | None:
-    """The verdict where the GPUs inside are not those that were handed in, by their UUIDs; None where they are."""
+    """Return the result if the GPUs in the container differ by UUID from those passed to it; None if they are the
+    same."""
     inside = {gpu.uuid: gpu for gpu in nvml.gpus if gpu.uuid is not None}
     if not values.uuids or not inside:
         return None
     verdict = partial(CheckResult, expected=len(values.uuids), measured=len(inside), unit="GPUs")
     absent = [gpu_named(node, uuid) or uuid for uuid in values.uuids if uuid not in inside]
-    # One in MIG mode without an instance comes along where all GPUs are asked for, and computes nothing.
+    # A GPU in MIG mode without an instance is included if all GPUs are requested, and cannot compute.
     empty = {uuid for uuid, gpu in inside.items() if gpu.mig_mode and not gpu.mig_devices}
     more = [gpu_named(node, uuid) or uuid for uuid in inside if uuid not in (*values.uuids, *empty)]
     if absent:
@@ -160,7 +161,8 @@ def _others(node: NodeFacts, nvml: NvmlValues, values: ContainerValues, *, alone
 
 
 def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: ContainerValues) -> CheckResult:
-    """Where MIG is on: as many MIG devices inside as the host has, and CUDA finds one, which is all it ever shows."""
+    """Return the result with MIG: as many MIG devices inside as on the host; CUDA finds one, because it supports only
+    one."""
     parts, gaps = 0, []
     host = {gpu.uuid: gpu.mig_devices for gpu in node.smi_gpus}
     for gpu in nvml.gpus:
@@ -188,7 +190,7 @@ def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Containe
     if alone and values.gpus is not None:
         del counts["NVML"]
     torch = known(node, "versions.torch", TorchValues)
-    # A build for the processor, or for a CUDA that the driver lacks, counts none; that has checks of its own.
+    # A build for the processor, or for a CUDA that the driver lacks, counts none; other checks report it.
     if torch is not None and torch.cuda is not None and not explained(node, ("container.cuda",)):
         counts["PyTorch"] = torch.count if torch.available else 0
     unknown = [name for name, count in counts.items() if count is None]
@@ -244,14 +246,14 @@ def compute(values: KernelValues, record: Record, node: NodeFacts) -> Iterator[C
         yield verdict(Status.FAIL, f"{values.wrong} of {values.elements} elements are wrong")
     else:
         yield verdict(Status.PASS, f"compiles and computes ({values.name or 'GPU'})")
-    # Told once: with the first of the devices that did compute.
+    # Reported once: with the first of the devices that did compute.
     first = next(iter(of(node, "gpus.kernel")), None)
     if first is record:
         yield from _without_record(node)
 
 
 def _without_record(node: NodeFacts) -> Iterator[CheckResult]:
-    """Devices that were handed in and on which nothing was tried, although the payload came to its end."""
+    """Yield results for devices that were passed to the container but have no record although the payload finished."""
     nvml = known(node, "versions.nvml", NvmlValues)
     container = next(_container(node), None)
     if nvml is None or container is None or not container[1].complete or container[1].uuids is None:

@@ -1,4 +1,4 @@
-"""Checks on versions inside a container: the driver's libraries, forward compatibility, the image's CUDA."""
+"""Checks on versions in a container: the driver's libraries, forward compatibility, the image's CUDA."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +18,7 @@ MISMATCH_NVML = 18
 MISMATCH_CUDA = 803
 NO_COMPAT = 804
 OF_COMPAT = frozenset({"libcuda.so.1", "libcudadebugger.so.1", "libnvidia-nvvm.so.4", "libnvidia-ptxjitcompiler.so.1"})
-"""What cuda-compat brings beside libcuda is meant to be of its version too."""
+"""Files of cuda-compat that must have libcuda's version."""
 MODULE = ("the module in /proc", "the module by NVML")
 CUDA_SOURCE = "catalog (cuda.yml)"
 
@@ -63,14 +63,14 @@ def library(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _without_versions(node: NodeFacts, inside: SystemValues) -> CheckResult:
-    """A container without the driver's libraries has a finding of its own; libraries without a version are unknown."""
+    """Return the result without versions: another check reports a container without the driver's libraries."""
     if not inside.driver_libraries and (node.simulated or explained(node, ("container.gpus",))):
         return CheckResult(Status.SKIP, "the container has no library of the driver (container.gpus reports the cause)")
     return CheckResult(Status.ERROR, "the version of the driver's libraries inside the container could not be read")
 
 
 def refused(node: NodeFacts) -> str | None:
-    """In which words a library inside refuses the module; None where none does."""
+    """Return the message with which a library in the container refuses the module; None if none does."""
     nvml, cuda = known(node, "versions.nvml", NvmlValues), known(node, "versions.cuda", CudaValues)
     if nvml is not None and nvml.result == MISMATCH_NVML:
         return f"NVML: {nvml.result_name or 'Driver/library version mismatch'}"
@@ -104,8 +104,8 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> CheckResult:
     if not values.forward_compat:
         return verdict(Status.PASS, "not in use: libcuda is the host's")
     if values.result in (MISMATCH_CUDA, NO_COMPAT):
-        said = values.result_name or "error"
-        return verdict(Status.FAIL, f"{values.library} is refused: {said} ({values.result}){where(record)}")
+        meaning = values.result_name or "error"
+        return verdict(Status.FAIL, f"{values.library} is refused: {meaning} ({values.result}){where(record)}")
     if values.result != 0:
         return verdict(
             Status.SKIP, f"{values.library} is in use and CUDA does not start (container.gpus reports the cause)"
@@ -144,18 +144,18 @@ def cuda_of_image(node: NodeFacts) -> Iterator[CheckResult]:
         if isinstance(reason, Undetermined) and system.cuda is None:
             raise
         used = None
-    said = {"PyTorch": used} if used else {"the image": system.cuda}
-    wanted = {name: number for name, text in said.items() if text and (number := _series(text))}
-    unread = [f"{name}: CUDA '{text}' is not a version" for name, text in said.items() if text and not _series(text)]
+    texts = {"PyTorch": used} if used else {"the image": system.cuda}
+    needed = {name: number for name, text in texts.items() if text and (number := _series(text))}
+    unread = [f"{name}: CUDA '{text}' is not a version" for name, text in texts.items() if text and not _series(text)]
     if unread:
         raise Undetermined(listed(unread))
-    if not wanted:
+    if not needed:
         raise Skip(f"{image_of(node)} declares no CUDA version")
-    ((name, number),) = wanted.items()
+    ((name, number),) = needed.items()
     verdict = _driver_runs(node, f"{name}: CUDA {number}", number, node.loaded_driver.version)
     toolkit = _series(system.cuda or "")
     if verdict.status is Status.PASS and used and toolkit is not None and toolkit > number:
-        # What PyTorch brings is what computes; the toolkit beside it is for who compiles in the image.
+        # PyTorch's own CUDA is the one that computes; the toolkit in the image is for compiling.
         beside = _driver_runs(node, f"toolkit: CUDA {toolkit}", toolkit, node.loaded_driver.version)
         if beside.status is not Status.PASS:
             verdict = replace(verdict, message=f"{verdict.message}; not used: {beside.message}")
@@ -163,7 +163,7 @@ def cuda_of_image(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _series(text: str) -> Version | None:
-    """``13.0.2`` as 13.0; None for what is no version."""
+    """Return ``13.0.2`` as 13.0; None if the text is not a version."""
     try:
         release = Version(text).release
     except InvalidVersion:

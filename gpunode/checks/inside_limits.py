@@ -1,6 +1,6 @@
-"""Checks on what the engine gives a container that asks for nothing: shared memory, locked memory, stack.
+"""Checks on the engine's defaults for containers without options: shared memory, locked memory, stack.
 
-The payload's own container asks for enough, so that it says nothing about a user's plain ``docker run``.
+The payload's own container requests enough, so that it does not show the defaults of a user's plain ``docker run``.
 """
 
 from functools import partial

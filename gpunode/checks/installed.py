@@ -1,4 +1,4 @@
-"""What is installed of the driver, by origin: the common ground of the checks on packages."""
+"""The installed driver packages by origin, for the checks on packages."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -18,43 +18,42 @@ _closure_line = lru_cache(maxsize=10_000)(origins.closure_line)
 class DriverPackages:
     """The driver closure's packages on one node, by origin.
 
-    ``main`` is the origin that most of them come from (of equals, the one that brings the kernel module). What a
-    few packages of another origin have as version or hold is that origin's affair: checks on version and hold look
-    at ``main`` alone, so that a foreign package is found once, as what it is.
+    ``main`` is the origin of most of them (of equals, the one with the kernel module). Checks on version and hold use
+    only ``main``, so that a foreign package is reported once, by the check on foreign packages.
     """
 
     main: str | None
-    """None where no package of any closure is installed."""
+    """None if no package of a closure is installed."""
     by_origin: dict[str, tuple[Package, ...]]
 
     @property
     def of_main(self) -> tuple[Package, ...]:
-        """Packages of the main origin."""
+        """Return the packages of the main origin."""
         return () if self.main is None else self.by_origin[self.main]
 
 
 def present(package: Package) -> bool:
-    """True for what is installed, also half; False for what was removed and left its configuration."""
+    """Return True for installed packages, also half-installed ones; False for removed ones with configuration left."""
     return package.installed or not package.state.endswith(GONE)
 
 
 def origin_of(package: Package) -> str | None:
-    """The package's origin after the catalog; None where no row knows it."""
+    """Return the package's origin by the catalog; None if no row matches."""
     return package.published or _origin_of(package.name, package.version, package.maintainer)
 
 
 def line_of(package: Package) -> str | None:
-    """The closure line that the package belongs to; None where it may have a version of its own."""
+    """Return the closure line of the package; None if it may have a version of its own."""
     return _closure_line(package.name, package.source, origin_of(package))
 
 
 def upstream(package: Package) -> str:
-    """The driver's version that the package carries."""
+    """Return the driver's version in the package's version."""
     return origins.upstream_version(package.version)
 
 
 def driver_packages(node: NodeFacts) -> DriverPackages:
-    """The packages of the driver closure; none where the package database was not seen."""
+    """Return the packages of the driver closure; empty if the package database could not be read."""
     groups: dict[str, list[Package]] = defaultdict(list)
     for package in node.packages or ():
         if present(package) and line_of(package) is not None:
@@ -70,7 +69,7 @@ def driver_packages(node: NodeFacts) -> DriverPackages:
 
 
 def driver_installed(node: NodeFacts) -> bool:
-    """True where a kernel module is to be expected: its package, its DKMS source, a file of it, or itself in memory."""
+    """Return True if a kernel module is expected: its package, its DKMS source or its file exists, or it is loaded."""
     return (
         any(present(package) and origins.brings_kernel_module(package.name) for package in node.packages or ())
         or any(module.name.startswith("nvidia") for module in node.dkms or ())

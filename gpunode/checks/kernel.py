@@ -1,4 +1,4 @@
-"""Checks on what a boot sets: kernel settings, the command line, and the interfaces that NCCL's file names."""
+"""Checks on settings at boot: kernel settings, the command line, and the interfaces in NCCL's file."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -81,7 +81,7 @@ def names_on(node: NodeFacts, name: str) -> list[str]:
 
 
 def missing_names(value: str, there: list[str]) -> list[str]:
-    """Return the names of a list of NCCL that nothing has. Without ``=`` a name is a beginning; ports do not count."""
+    """Return the names in a list of NCCL that match nothing. Without ``=`` a name is a prefix; ports are ignored."""
     exact = value.startswith("=")
     words = [word.split(":")[0] for word in value.removeprefix("=").split(",")]
     return [word for word in words if not any(one == word if exact else one.startswith(word) for one in there)]

@@ -1,4 +1,4 @@
-"""Checks on how GPUs are connected: PCI Express, topology, NUMA, access to each other's memory."""
+"""Checks on connections of GPUs: PCI Express, topology, NUMA, peer access."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +13,7 @@ from gpunode.facts.node import NodeFacts, PciDevice, PciLink, PciPort, PeerAcces
 from gpunode.text import counted, listed
 
 FULL_SPEED_STATES = frozenset({"P0", "P1", "P2"})
-"""Performance states in which the driver does not slow the PCIe link down."""
+"""Performance states in which the driver does not slow down the PCIe link."""
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 MOST_GAPS = Threshold(
     "link.topology.gaps-most",
@@ -38,7 +38,7 @@ SEATING = "Reseat the card and check riser, cable and slot; lspci -vv -s SLOT sh
 
 
 def why_not_judged(node: NodeFacts, device: PciDevice) -> str | None:
-    """Why the printed PCIe link of a GPU says nothing about its health; None where it does."""
+    """Return why the printed PCIe link of a GPU does not show its health; None if it does."""
     if is_guest(node):
         return GUEST
     match = model_of(device)
@@ -67,14 +67,14 @@ def pcie_width(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def gpus_of(node: NodeFacts) -> Iterator[tuple[str, PciDevice]]:
-    """GPUs on the bus with their names: nvidia-smi's where it has them, else the slot."""
+    """Yield the GPUs on the bus with their names: nvidia-smi's if it has them, else the slot."""
     index = {gpu.pci_bus_id: gpu.index for gpu in node.smi_gpus}
     for device in node.gpus_on_bus or ():
         yield (f"gpu{index[device.slot]}" if device.slot in index else f"gpu at {device.slot}"), device
 
 
 def port_above(node: NodeFacts, device: PciDevice) -> PciPort | None:
-    """Return the other end of a device's PCIe link; None where the bus does not show it."""
+    """Return the other end of a device's PCIe link; None if it is not on the bus."""
     nearest = device.ports[0] if device.ports else None
     return next((port for port in node.pci_ports or () if port.slot == nearest), None)
 
@@ -111,7 +111,7 @@ def _one_end(now: int, most: int, device: PciDevice) -> CheckResult:
 
 
 def _both_ends(now: str, can: str, device: PciDevice, verdict: CheckResult) -> CheckResult:
-    """The verdict with its message; ``verdict`` has the numbers, ``now`` and ``can`` say them in words."""
+    """Return the result with its message; ``verdict`` has the numbers, ``now`` and ``can`` their texts."""
     if verdict.status is Status.PASS:
         return replace(verdict, message=f"{now}, as both ends can", source=BOTH_ENDS)
     return replace(verdict, message=f"{now} at {device.slot}, both ends can {can}", source=BOTH_ENDS)
@@ -205,7 +205,7 @@ def _generation(speed: float) -> str:
 
 
 def answer_of(node: NodeFacts, answer: Smi[DocumentT] | None, what: str) -> DocumentT:
-    """Return the answer to another call of nvidia-smi. Raises Skip or Undetermined where there is none."""
+    """Return the answer to another call of nvidia-smi; raise Skip or Undetermined if there is none."""
     seen_gpus(node)
     if answer is None or answer.document is None:
         reason = answer.error_message if answer else "no answer"
@@ -231,9 +231,9 @@ def topology(node: NodeFacts) -> Iterator[CheckResult]:
     names, ways = pairs(document)
     if len(names) < 2:
         raise Skip("only one GPU, so no connection between GPUs")
-    crooked = [f"{one}-{other}" for (one, other), way in ways.items() if one < other and ways[other, one] != way]
-    if crooked:
-        yield CheckResult(Status.FAIL, f"not the same in both directions: {listed(crooked)}")
+    asymmetric = [f"{one}-{other}" for (one, other), way in ways.items() if one < other and ways[other, one] != way]
+    if asymmetric:
+        yield CheckResult(Status.FAIL, f"not the same in both directions: {listed(asymmetric)}")
         return
     yield _as_the_platform(node, ways)
 
@@ -255,26 +255,26 @@ def _as_the_platform(node: NodeFacts, ways: Ways) -> CheckResult:
         return _as_the_others(node, ways)
     match = model_of((node.gpus_on_bus or ())[0])
     nvlink = match.common.get("nvlink") if match else None
-    wanted = f"NV{nvlink.links}" if nvlink else None
+    expected = f"NV{nvlink.links}" if nvlink else None
     name = known[0].name
     source = f"catalog (platforms.yml: {name})"
-    wrong = [f"{one}-{other} {way}" for (one, other), way in ways.items() if one < other and way != wanted]
-    if wanted is None:
+    wrong = [f"{one}-{other} {way}" for (one, other), way in ways.items() if one < other and way != expected]
+    if expected is None:
         return CheckResult(Status.SKIP, f"the catalog has no data on links between GPUs of {name}")
     if wrong:
-        message = f"{counted(len(wrong), 'pair')} not linked by {wanted}: {listed(wrong)}"
+        message = f"{counted(len(wrong), 'pair')} not linked by {expected}: {listed(wrong)}"
         switched_for_sure = bool(nvswitches(node)) or all(platform.sure("nvswitches") for platform in known)
         sure = switched_for_sure and match is not None and all(gpu.sure("nvlink") for gpu in match.gpus)
         return CheckResult(
-            Status.FAIL if sure else Status.WARN, message, expected=wanted, measured=listed(kinds), source=source
+            Status.FAIL if sure else Status.WARN, message, expected=expected, measured=listed(kinds), source=source
         )
     return CheckResult(
-        Status.PASS, f"all pairs are linked by {wanted}", expected=wanted, measured=wanted, source=source
+        Status.PASS, f"all pairs are linked by {expected}", expected=expected, measured=expected, source=source
     )
 
 
 def _as_the_others(node: NodeFacts, ways: Ways) -> CheckResult:
-    """The verdict where no NVSwitch is between the GPUs: each link goes from one to another."""
+    """Return the result if no NVSwitch is between the GPUs: each link connects two of them."""
     kinds = listed(sorted(set(ways.values())))
     verdict = CheckResult(Status.PASS, f"the same in both directions: {kinds}", measured=kinds)
     unlinkable = _without_nvlink(node)
@@ -289,7 +289,7 @@ def _as_the_others(node: NodeFacts, ways: Ways) -> CheckResult:
     if few:
         return replace(verdict, status=Status.FAIL, message=message, expected="NVLink", source="the node's other pairs")
     gpus = listed_gpus(node)
-    # With NVSwitches or without, modules that have NVLink are all linked: the number of switches does not matter here.
+    # With or without NVSwitches, modules with NVLink are all linked: the number of switches does not matter here.
     sure_models = bool(gpus) and all(gpu.sure("nvlink") and gpu.sure("form") for gpu in gpus)
     sure = sure_models and all(platform.sure() for platform in platforms(node))
     source = f"catalog (platforms.yml: {mesh})"
@@ -298,15 +298,15 @@ def _as_the_others(node: NodeFacts, ways: Ways) -> CheckResult:
 
 
 def _without_nvlink(node: NodeFacts) -> set[str]:
-    """GPUs, by nvidia-smi's names, of models that have no NVLink: a display card beside the others."""
+    """Return the GPUs, by nvidia-smi's names, of models without NVLink: a display card beside the others."""
     return {f"GPU{gpu.reported.index}" for gpu in listed_gpus(node) if gpu.match and gpu.known.get("nvlink") is None}
 
 
 def _mesh(node: NodeFacts) -> str | None:
-    """The platform on which each GPU has links to every other, None where that is not known.
+    """Return the platform on which each GPU has links to every other, None if it is unknown.
 
-    Four SXM modules without switches; eight of them (V100) are linked in a ring of two meshes. A hypervisor may keep
-    the links to itself, and the driver those of a GPU in MIG mode.
+    Four SXM modules without switches; eight of them (V100) are linked in a ring of two meshes. A hypervisor may hide
+    the links, and the driver those of a GPU in MIG mode.
     """
     gpus = listed_gpus(node)
     known = platforms(node)

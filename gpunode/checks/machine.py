@@ -1,10 +1,10 @@
-"""What kind of machine it is: bare metal or guest, and which platform of the catalog."""
+"""The kind of machine: bare metal or guest, and its platforms in the catalog."""
 
 from gpunode.catalog import Platform, load
 from gpunode.checks.gpus import model_of
 from gpunode.facts.node import NodeFacts
 
-# systemd-detect-virt's words for containers: the machine below is the host's own, as far as can be seen.
+# systemd-detect-virt's names of containers: the machine is the host itself, as far as is known.
 CONTAINERS = frozenset(
     {
         "container-other",
@@ -22,17 +22,17 @@ CONTAINERS = frozenset(
 
 
 def is_guest(node: NodeFacts) -> bool:
-    """True in a virtual machine: buses and the way to other GPUs are the hypervisor's."""
+    """Return True in a virtual machine: the hypervisor controls buses and paths to other GPUs."""
     return node.virtualization is not None and node.virtualization != "none" and node.virtualization not in CONTAINERS
 
 
 def is_container(node: NodeFacts) -> bool:
-    """True in a container: kernel, clock and firmware are the host's."""
+    """Return True in a container: kernel, clock and firmware are the host's."""
     return node.virtualization in CONTAINERS
 
 
 def gpu_ids(node: NodeFacts) -> dict[str, int] | None:
-    """Catalog ids of the GPUs on the bus with their number; None where the catalog does not know one of them."""
+    """Return catalog ids of the GPUs on the bus with their number; None if the catalog does not have one of them."""
     found: dict[str, int] = {}
     for device in node.gpus_on_bus or ():
         match = model_of(device)
@@ -43,7 +43,7 @@ def gpu_ids(node: NodeFacts) -> dict[str, int] | None:
 
 
 def platforms(node: NodeFacts) -> tuple[Platform, ...]:
-    """The catalog's platforms that have this node's GPUs and architecture; empty where none is known."""
+    """Return the catalog's platforms with this node's GPUs and architecture; empty if none is known."""
     ids = gpu_ids(node)
     if not ids:
         return ()
@@ -53,6 +53,6 @@ def platforms(node: NodeFacts) -> tuple[Platform, ...]:
 
 
 def nvswitches(node: NodeFacts) -> tuple[str, ...]:
-    """Slots of the NVSwitches on the bus."""
+    """Return the slots of the NVSwitches on the bus."""
     switches = {part.id for part in load().pci_parts.values() if part.role == "nvswitch"}
     return tuple(device.slot for device in node.pci or () if device.pci_id in switches)

@@ -1,4 +1,4 @@
-"""What of a node decides how fast it can be, as the expectations ask for it."""
+"""Properties of a node that limit its performance, as input of the expectations."""
 
 import re
 
@@ -13,7 +13,7 @@ NVLINKS = re.compile(r"NV(\d{1,3})")
 
 
 def shape_of(node: NodeFacts) -> Shape:
-    """Return the node's shape, as far as nvidia-smi, the bus and the catalog describe it."""
+    """Return the node's shape by nvidia-smi, the bus and the catalog."""
     gpus = listed_gpus(node)
     models = {gpu.match.gpu.id: gpu.match.gpu for gpu in gpus if gpu.match and gpu.match.gpu}
     known = len(models) == 1 and all(gpu.match and gpu.match.gpu for gpu in gpus)
@@ -33,7 +33,7 @@ def _in_rack(gpus: list[SeenGpu]) -> bool:
 
 
 def _pcie(node: NodeFacts, gpu: SeenGpu) -> tuple[int, int] | None:
-    """Return generation and width that both ends support; None where nvidia-smi does not print them."""
+    """Return generation and width that both ends support; None if nvidia-smi does not print them."""
     gen, lanes = gpu.reported.pcie.gen_max, gpu.reported.pcie.width_max
     if not gen or not lanes:
         return None

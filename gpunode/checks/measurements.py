@@ -1,4 +1,4 @@
-"""What the checks on measurements share: which record, whether its figures are a GPU's, and the machine behind it."""
+"""Base of the checks on measurements: selection of records, whether figures are a GPU's, and the node's shape."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ OF_A_PART = "a MIG device: figures of a whole GPU do not apply"
 
 @dataclass(frozen=True)
 class MeasuredNode:
-    """The node on which something was measured."""
+    """The node on which a measurement ran."""
 
     node: NodeFacts
     expect: Expectation
     shape: Shape
 
     def index(self, uuid: str | None) -> int | None:
-        """Return nvidia-smi's index of a GPU; None where it has none of that UUID."""
+        """Return nvidia-smi's index of a GPU; None if no GPU has that UUID."""
         name = gpu_named(self.node, uuid)
         return None if name is None else int(name.removeprefix("gpu"))
 
@@ -55,7 +55,7 @@ class MeasuredNode:
 
 
 def why_no_figures(node: NodeFacts, record: Record, *, on_gpu: bool) -> str | None:
-    """Return why the figures of a record say nothing about a GPU; None where they do."""
+    """Return why the figures of a record are not figures of a GPU; None if they are."""
     if isinstance(record, MalformedRecord) or record.error is not None or record.undetermined is not None:
         return None
     if on_gpu and record.device == "cpu":
@@ -75,7 +75,7 @@ JudgeMeasured = (
     | Callable[[AnyValues, MeasuredNode], Iterable[CheckResult]]
     | Callable[[AnyValues, Record, MeasuredNode], Iterable[CheckResult]]
 )
-"""Of a record's values; it takes ``record`` and ``run`` where it uses them."""
+"""A function of a record's values; ``record`` and ``run`` are optional parameters."""
 
 
 def measurement_check(  # noqa: PLR0913
@@ -88,10 +88,11 @@ def measurement_check(  # noqa: PLR0913
     broken_in: str | None = None,
     **declared: Unpack[CheckDeclaration],
 ) -> Callable[[JudgeMeasured[AnyValues]], JudgeMeasured[AnyValues]]:
-    """Register a function of the values of measured records as a check; it is asked once for every record.
+    """Return a decorator that registers a function of the values of measured records as a check, called once per
+    record.
 
     Records that are simulated, or of the processor (unless ``on_gpu`` is false), or of gloo are ``skip``; so are those
-    with an error where another check, ``broken_in``, reports it.
+    with an error that another check, ``broken_in``, reports.
     """
 
     def decorate(function: JudgeMeasured[AnyValues]) -> JudgeMeasured[AnyValues]:
@@ -124,7 +125,7 @@ def measurement_check(  # noqa: PLR0913
 
 
 def require_measured(node: NodeFacts, records: tuple[str, ...]) -> None:
-    """Raise NotJudged where none of the records is there."""
+    """Raise NotJudged if none of the records exists."""
     if nothing_ran(node):
         raise Skip(NOTHING_RAN)
     if any(of(node, name) for name in records):

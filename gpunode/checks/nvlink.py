@@ -1,4 +1,4 @@
-"""Checks on NVLink: how many links a GPU has, their state, speed and errors."""
+"""Checks on NVLink: number, state, speed and errors of a GPU's links."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -38,56 +38,58 @@ ERRORS_MOST = Threshold(
     source="our choice: the counters stay 0 on a healthy link",
 )
 OPTIONAL = ("bridge", "module")
-"""Forms of NVLink that need not be connected to anything."""
+"""Forms of NVLink that may be unconnected."""
 WENT_DOWN = ("recovery", "link_recovery_failed", "link_recovery_failed_events")
-"""Counters of links that went down; the others count data sent again, which costs time alone."""
+"""Counters of links that went down; the others count retransmissions, which only cost time."""
 ERRORS = re.compile(
     r"replay|recovery|crc\w*|ecc\w*|malformed_packet|buffer_overrun|rx|rx_remote|rx_general|local_link_integrity"
     r"|tx_discards|link_recovery_failed(?:_events)?|effective|symbol"
 )
 """Counters that stay 0 on a healthy link. NVLink 5 has others that do not: the histogram of forward error correction
-(bucket 0 counts codewords without error), raw errors (before correction), blocks sent again by the physical layer, all
-recovery events. No source gives limits for these, nor for bit error rates: they are not judged."""
+(bucket 0 counts codewords without error), raw errors (before correction), retransmissions by the physical layer, all
+recovery events. No source has limits for these, nor for bit error rates: they are not checked."""
 
 
 @dataclass(frozen=True)
 class Linked:
-    """A GPU with the links that nvidia-smi lists of it."""
+    """A GPU with the links that nvidia-smi lists for it."""
 
     gpu: SeenGpu
     links: tuple[NvlinkLink, ...]
     all_inactive: bool
-    """nvidia-smi says so, and then lists none."""
+    """True if nvidia-smi prints that all links are inactive; it then lists none."""
     reason: str | None = None
-    """Why its links are not judged; None: they are."""
+    """Why its links are not checked; None: they are."""
 
     @property
-    def wanted(self) -> int | None:
-        """Links that the model has; None where the catalog does not know."""
+    def expected(self) -> int | None:
+        """Return the number of links of the model; None if the catalog does not have it."""
         nvlink = self.gpu.known.get("nvlink")
         return nvlink.links if nvlink else None
 
     @property
     def doubt(self) -> str | None:
-        """Why the catalog is not sure of the model's NVLink; None where it is. Such a figure warns and never fails."""
+        """Return why the catalog is not sure of the model's NVLink; None if it is. Unsure figures warn and never
+        fail."""
         models = self.gpu.match.gpus if self.gpu.match else ()
         return next((row.unsure.get("nvlink", "its row") for row in models if not row.sure("nvlink")), None)
 
     @property
     def gb_per_s(self) -> float | None:
-        """One link's rate in one direction by the data sheet; None where the catalog does not know or is not sure."""
+        """Return one link's rate in one direction by the data sheet; None if the catalog does not have it or is not
+        sure."""
         nvlink = self.gpu.known.get("nvlink")
         return nvlink.sheet_gb_per_s if nvlink and self.doubt is None else None
 
     @property
     def line_gb_per_s(self) -> float | None:
-        """The same as nvidia-smi prints it."""
+        """Return the same rate as nvidia-smi prints it."""
         nvlink = self.gpu.known.get("nvlink")
         return nvlink.line_gb_per_s if nvlink and self.doubt is None else None
 
 
 def linked_gpus(node: NodeFacts) -> list[Linked]:
-    """Return the node's GPUs with their NVLinks. Raises Skip with the reasons where none is to be judged."""
+    """Return the node's GPUs with their NVLinks; raise Skip with the reasons if none can be checked."""
     listing = answer_of(node, node.nvlink, "nvidia-smi nvlink --status")
     by_index = {gpu.index: gpu for gpu in listing.gpus}
     found = []
@@ -119,7 +121,7 @@ def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[NvlinkLink, ...]
 
 
 def _each(node: NodeFacts, judge: Callable[[Linked], CheckResult]) -> Iterator[CheckResult]:
-    """Yield one verdict for each GPU."""
+    """Yield one result for each GPU."""
     for linked in linked_gpus(node):
         yield _judged(linked, judge)
 
@@ -148,24 +150,24 @@ def count(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _count_of(linked: Linked) -> CheckResult:
-    number, wanted = len(linked.links), linked.wanted
+    number, expected = len(linked.links), linked.expected
     if linked.all_inactive and not number:
         return CheckResult(Status.SKIP, "all links are inactive (nvlink.state)")
     if not number:
         return CheckResult(
-            Status.ERROR, f"nvidia-smi nvlink --status lists no link of {linked.gpu.name}", expected=wanted
+            Status.ERROR, f"nvidia-smi nvlink --status lists no link of {linked.gpu.name}", expected=expected
         )
-    if wanted is None:
+    if expected is None:
         return CheckResult(Status.SKIP, f"{number} links; the catalog has no number for {linked.gpu.name}")
     verdict = CheckResult(
-        Status.PASS, f"{number} links", expected=wanted, measured=number, unit="links", source=CATALOG
+        Status.PASS, f"{number} links", expected=expected, measured=number, unit="links", source=CATALOG
     )
-    if number == wanted:
+    if number == expected:
         return verdict
     if linked.doubt is not None:
-        message = f"{number} links; by the catalog {wanted}, which is not sure: {linked.doubt}"
+        message = f"{number} links; by the catalog {expected}, which is not sure: {linked.doubt}"
         return replace(verdict, status=Status.WARN, message=message)
-    return replace(verdict, status=Status.FAIL, message=f"{number} links of {wanted}")
+    return replace(verdict, status=Status.FAIL, message=f"{number} links of {expected}")
 
 
 @registry.check(
@@ -189,7 +191,7 @@ def _state_of(linked: Linked) -> CheckResult:
     total = len(linked.links)
     if linked.all_inactive:
         return CheckResult(
-            Status.FAIL, "all links are inactive", expected=linked.wanted, measured=0, unit="active links"
+            Status.FAIL, "all links are inactive", expected=linked.expected, measured=0, unit="active links"
         )
     if down:
         nvlink = linked.gpu.known.get("nvlink")
@@ -226,14 +228,14 @@ def speed(node: NodeFacts) -> Iterator[CheckResult]:
 
 def _speed_of(linked: Linked) -> CheckResult:
     speeds = {link.link: link.speed_gb_per_s for link in linked.links if link.active}
-    wanted = linked.gb_per_s
+    expected = linked.gb_per_s
     if not speeds:
         return CheckResult(Status.SKIP, "no link is active (nvlink.state)")
     known = {number: gb_per_s for number, gb_per_s in speeds.items() if gb_per_s is not None}
     if len(known) < len(speeds):
         return CheckResult(Status.ERROR, f"nvidia-smi does not report the speed of NVLinks of {linked.gpu.name}")
-    # A model that the catalog has not is compared with itself: all its links are alike.
-    sheet = wanted if wanted is not None else max(known.values())
+    # A model without a row in the catalog is compared with itself: all its links are alike.
+    sheet = expected if expected is not None else max(known.values())
     line = linked.line_gb_per_s
     explained = f" (the data sheet's {sheet:g} GB/s)" if line is not None and line != sheet else ""
     verdict = CheckResult(
@@ -242,7 +244,7 @@ def _speed_of(linked: Linked) -> CheckResult:
         expected=line if line is not None else sheet,
         measured=min(known.values()),
         unit="GB/s per direction",
-        source=CATALOG if wanted is not None else "the GPU's other links",
+        source=CATALOG if expected is not None else "the GPU's other links",
     )
     slow = _below(known, LEAST_OF_SPEED.of(linked.gpu.match) * sheet)
     if slow:

@@ -1,4 +1,4 @@
-"""A site's own checks in Python: packages that name a module under the entry point ``gpunode.checks``."""
+"""Own checks of a site in Python: packages that name a module under the entry point ``gpunode.checks``."""
 
 import contextlib
 import io
@@ -13,15 +13,16 @@ from gpunode.facts.node import NodeFacts
 
 GROUP = "gpunode.checks"
 LOAD_S = 5
-"""Of one package's module."""
+"""Limit for loading one package's module."""
 
 
 class _TooSlow(BaseException):
-    """Not an Exception: the module that is loaded shall not catch it."""
+    """Raised when the limit is reached; a BaseException, so that the module does not catch it."""
 
 
 def load_packages(registry: Registry) -> None:
-    """Register the checks of every installed package; one that cannot be loaded is a check that says so."""
+    """Register the checks of every installed package; a package that cannot be loaded becomes a check that reports
+    it."""
     loaded = registry.packages
     for point in entry_points(group=GROUP):
         origin = f"package {point.dist.name if point.dist else point.value}"
@@ -64,7 +65,7 @@ def _limited() -> Iterator[None]:
 
 
 def _broken(registry: Registry, name: str, origin: str, reason: str) -> None:
-    """Register a check that reports that a package's checks are not there: silence would pass for health."""
+    """Register a check that reports that a package's checks are missing: silence would look like health."""
     words = " ".join(reason.split())[:300]
     safe = "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-") or "package"
 

@@ -1,4 +1,4 @@
-"""Checks on what single GPUs measured: copies, memory, products, clocks, sustained load."""
+"""Checks on measurements of single GPUs: copies, memory, products, clocks, sustained load."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -71,18 +71,18 @@ WRONG = (
     "Several GPUs with wrong results at once: the driver, or a bus in between."
 )
 UNSEEN = -1
-"""In place of the index of a GPU that nvidia-smi does not have: the shape has nothing of its own on it."""
+"""Index for a GPU that nvidia-smi does not list: the shape has no data of it."""
 REPLACE = ("reset_gpu", "open_support_case", "replace_hardware")
 
 
 class Loaded(DeviceIdentity):
-    """Of any record of a load on a GPU: its state meanwhile."""
+    """Protocol of the values of any record of a load on a GPU."""
 
     load: LoadState = LoadState()
 
 
 def corrupted(number: int, what: str, component: str = "node") -> CheckResult:
-    """Return the verdict on elements that arrived or were computed wrong."""
+    """Return the result for elements that arrived or were computed wrong."""
     text = f"{what}: {counted(number, 'element')} wrong"
     return CheckResult(
         Status.FAIL, text, component, expected=0, measured=number, unit="elements", remedy=WRONG, actions=REPLACE
@@ -122,7 +122,7 @@ def host_copy(values: HostCopyValues, record: Record, run: MeasuredNode) -> Iter
 
 
 def _name(index: int | None) -> str:
-    """Return ``gpu3``; ``node``, which the record's component replaces, where nvidia-smi does not have the GPU."""
+    """Return ``gpu3``, or ``node`` for a GPU that nvidia-smi does not list; the record's component replaces it."""
     return "node" if index is None else f"gpu{index}"
 
 
@@ -233,7 +233,7 @@ def gemm(values: GemmValues, record: Record, run: MeasuredNode) -> Iterator[Chec
 
 
 def _blocks(found: tuple[Corruption, ...]) -> str:
-    """Return where a result is wrong: product, block and its first element."""
+    """Return the location of wrong results: product, block and its first element."""
     places = [
         f"product {one.round}, rows {one.row} to {one.row + one.rows - 1}, columns {one.column} to "
         f"{one.column + one.columns - 1}, first at ({one.first_row}, {one.first_column})"
@@ -264,7 +264,7 @@ def clocks(values: Loaded, record: Record, run: MeasuredNode) -> Iterator[CheckR
 
 
 def _low(load: LoadState, gpu: Gpu | None, what: str) -> CheckResult | None:
-    """Return the verdict on a clock that is low although neither heat nor a power brake is reported."""
+    """Return the result for a clock that is low although neither heat nor a power brake is reported."""
     if gpu is None or gpu.sm_clock_mhz is None or load.sm_clock_mhz is None:
         return None
     capped = (load.throttle_reasons or {}).get("sw_power_cap", 0) > THROTTLED.value
@@ -279,7 +279,7 @@ def _low(load: LoadState, gpu: Gpu | None, what: str) -> CheckResult | None:
 
 
 def throttled(load: LoadState, what: str) -> CheckResult:
-    """Return the verdict on what held the clocks down during a load. Raise Undetermined where no reasons are known."""
+    """Return the result for the reasons that reduced clocks during a load; raise Undetermined if none are known."""
     if load.throttle_reasons is None or not load.samples:
         raise Undetermined(f"{what}: NVML reported no reasons for lower clocks")
     shares = {name: share for name, share in load.throttle_reasons.items() if share > THROTTLED.value}

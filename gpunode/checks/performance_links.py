@@ -1,4 +1,4 @@
-"""Checks on what GPUs measured together: collectives, their transport, single bad links, training."""
+"""Checks on measurements of several GPUs: collectives, their transport, single bad links, training."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
@@ -106,7 +106,7 @@ def transport(values: NcclValues, record: Record, run: MeasuredNode) -> Iterator
 
 
 def _expected_transport(values: NcclValues, run: MeasuredNode, *, reduces: bool) -> tuple[str, Status]:
-    """Return the transport that this machine should use, and the verdict on those that were used."""
+    """Return the transport that this machine should use, and the status of those that were used."""
     kinds = set(values.kinds)
     if values.nodes > 1:
         rdma = any(port.state == "ACTIVE" for device in run.node.infiniband or () for port in device.ports)
@@ -116,7 +116,7 @@ def _expected_transport(values: NcclValues, run: MeasuredNode, *, reduces: bool)
     if kinds & BY_NETWORK:
         return "no network within one node", Status.FAIL
     if run.shape.ring_of_nvlinks is None and _may_be_linked(run.shape):
-        # What moved over P2P moved over the best that there is; of shared memory nobody knows.
+        # P2P is the best transport that exists; nothing is known about the path of shared memory.
         status = Status.PASS if kinds & NVLINKED else Status.ERROR
         return "P2P; the NVLinks between the GPUs are unknown (nvidia-smi topo -m)", status
     if not run.shape.ring_of_nvlinks:
@@ -177,7 +177,7 @@ def _pair(link: BadLink) -> Pair:
 
 
 def _kinds(values: PairsValues, run: MeasuredNode) -> dict[Pair, str]:
-    """Return what connects every two ranks, as ``nvidia-smi topo -m`` names it; nothing where it was not seen."""
+    """Return the connection of every two ranks, as ``nvidia-smi topo -m`` names it; empty if it is unknown."""
     labels = [f"GPU{run.index(uuid)}" for uuid in values.uuids]
     found = {}
     for first, one in enumerate(labels):
@@ -189,7 +189,7 @@ def _kinds(values: PairsValues, run: MeasuredNode) -> dict[Pair, str]:
 
 
 def _slow_by_kind(values: PairsValues, kinds: Mapping[Pair, str], *, all_known: bool) -> set[Pair]:
-    """Return the slow links that are as fast as the others of their kind, of which none is as fast as the median.
+    """Return the slow links that are as fast as the others of their kind, if none of the kind is as fast as the median.
 
     Beside pairs that a bridge joins, or that share a PCIe switch, links across the processors are slow and healthy.
     """

@@ -1,4 +1,4 @@
-"""One GPU beside the others of its node: slower than its siblings is a finding by itself."""
+"""Comparison of each GPU with the others of its node: slower than its siblings is a finding."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ KINDS: Mapping[str, type[Values]] = {
 }
 RECORDS = (*KINDS, *(f"gemm.{dtype}" for dtype in GEMM_TYPES))
 Figures = Mapping[str, Mapping[str, float]]
-"""Metric to GPU to figure."""
+"""Figures by metric and GPU."""
 
 
 @registry.check(
@@ -76,7 +76,7 @@ def siblings(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
 
 
 def _of_one_model(node: NodeFacts, values: Mapping[str, float]) -> list[dict[str, float]]:
-    """Return the figures of each model that the node has at least two measured GPUs of."""
+    """Return the figures of each model with at least two measured GPUs on the node."""
     models = {f"gpu{gpu.index}": gpu.name for gpu in node.smi_gpus}
     alike: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
     for gpu, value in values.items():
@@ -85,7 +85,7 @@ def _of_one_model(node: NodeFacts, values: Mapping[str, float]) -> list[dict[str
 
 
 def figures_of(run: MeasuredNode) -> tuple[Figures, list[str], list[str]]:
-    """Return the figures of the node's GPUs, why there are none of others, and what is wrong with unreadable ones."""
+    """Return the figures of the node's GPUs, the reasons for missing ones, and the defects of unreadable ones."""
     found: defaultdict[str, dict[str, float]] = defaultdict(dict)
     reasons: list[str] = []
     broken: list[str] = []

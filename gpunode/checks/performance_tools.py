@@ -1,4 +1,4 @@
-"""Checks on what external programs printed (nvbandwidth, nccl-tests, dcgmi diag), and on storage."""
+"""Checks on the output of external programs (nvbandwidth, nccl-tests, dcgmi diag), and on storage."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
@@ -18,15 +18,15 @@ LINKS = "See the link checks of performance.host-copy and performance.peer-copy;
 
 
 def answer_of(values: ToolValues, parse: Callable[[str], DocumentT | Failure]) -> DocumentT:
-    """Return a program's output as its parser reads it. Raise Undetermined where it cannot be read."""
+    """Return a program's parsed output; raise Undetermined if it cannot be parsed."""
     name = PurePosixPath(values.program).name
     ended = _ended(values)
     try:
         answer = parse(values.stdout)
     except ParseError as err:
-        said = next((line.strip() for line in values.stderr.splitlines() if line.strip()), "")
+        message = next((line.strip() for line in values.stderr.splitlines() if line.strip()), "")
         cut = "; only the beginning was kept" if values.cut else ""
-        reason = f"{ended}: {said[:200] or err}" if ended else str(err)
+        reason = f"{ended}: {message[:200] or err}" if ended else str(err)
         raise Undetermined(f"{name}: {reason}{cut}") from None
     if isinstance(answer, Failure):
         raise Undetermined(f"{name}: {answer.error.message}")
@@ -41,7 +41,7 @@ def _ended(values: ToolValues) -> str | None:
 
 
 def _whole_run(values: ToolValues, found: Iterable[CheckResult]) -> Iterator[CheckResult]:
-    """Yield the verdicts, and one more where they are good although the program did not come to a good end."""
+    """Yield the results, and one more if they pass although the program failed."""
     good = True
     for verdict in found:
         good = good and verdict.status in (Status.PASS, Status.SKIP)
@@ -144,7 +144,7 @@ def diagnostics(values: ToolValues) -> Iterator[CheckResult]:
 
 
 def of_diag(answer: DcgmDiag) -> Iterator[CheckResult]:
-    """Yield what ``dcgmi diag`` found bad, one verdict for each GPU and test; else one that all is good."""
+    """Yield the failures of ``dcgmi diag``, one result for each GPU and test; else one result that all passed."""
     version = f"DCGM {answer.dcgm_version}" if answer.dcgm_version else "dcgmi diag"
     found: list[CheckResult] = []
     for test in answer.tests:
@@ -163,8 +163,8 @@ def of_diag(answer: DcgmDiag) -> Iterator[CheckResult]:
 
 
 def _of_diag(name: str | None, status: str, messages: Sequence[str], component: str) -> CheckResult:
-    said = f": {listed(messages, most=2)}" if messages else ""
-    text = f"{name or 'dcgmi diag'} {status}{said}"
+    details = f": {listed(messages, most=2)}" if messages else ""
+    text = f"{name or 'dcgmi diag'} {status}{details}"
     return CheckResult(OF_DIAG[status], text, component, expected="pass", measured=status)
 
 
@@ -202,7 +202,7 @@ def storage(values: FioValues, run: MeasuredNode) -> Iterator[CheckResult]:
 
 
 def _measured(verdict: CheckResult, rest: str) -> CheckResult:
-    """Return the verdict on storage that works and of which nothing is expected."""
+    """Return the result for storage that works and has no expected figures."""
     text = f"{verdict.message.partition(';')[0]}, {rest}; the site file has no minimum"
     return CheckResult(
         Status.PASS, text, verdict.component, measured=verdict.measured, unit=verdict.unit, figure=verdict.figure

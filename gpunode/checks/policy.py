@@ -1,4 +1,4 @@
-"""How strict a site is: limits of its own, and checks that it mutes or only observes, each with a reason and an end."""
+"""A site's policy: its own limits, and checks that it mutes or only observes, each with a reason and an expiry date."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ Mode = Literal["mute", "observe"]
 
 @dataclass(frozen=True)
 class PolicyRule:
-    """What a policy says of one check. ``mute``: it is not run. ``observe``: its findings count for nothing."""
+    """The rule of a policy for one check. ``mute``: it is not run. ``observe``: its findings do not count."""
 
     mode: Mode
     reason: str
     until: date
-    """The last day on which it holds."""
+    """The last day on which it applies."""
 
     def __str__(self) -> str:
         return f"{self.reason} (until {self.until})"
@@ -25,15 +25,15 @@ class PolicyRule:
 
 @dataclass(frozen=True)
 class Policy:
-    """What a site demands. ``rules`` holds those that are in force; ``expired`` has a line for each other."""
+    """The requirements of a site. ``rules`` has those in force; ``expired`` has a line for each of the others."""
 
     source: str = ""
-    """As findings name it: ``policy site.yml``."""
+    """Name in findings: ``policy site.yml``."""
     thresholds: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
     rules: Mapping[str, PolicyRule] = field(default_factory=dict)
     expired: tuple[str, ...] = ()
     own_checks: frozenset[str] = frozenset()
-    """Ids of the checks that the policy's files declare: other nodes are not judged by them."""
+    """Ids of the checks that the policy's files declare; they are not run on other nodes."""
 
     def overrides(self) -> Overrides:
         """Return its limits, for ``in_force``."""

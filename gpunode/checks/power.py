@@ -1,4 +1,4 @@
-"""Checks on what a GPU draws and in which power state it is."""
+"""Checks on power draw and power state of GPUs."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Checks on the host's processors: all that are there are online, and NUMA shows them as the platform has them."""
+"""Checks on the host's processors: all are online, and NUMA matches the platform."""
 
 import re
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def _reason(node: NodeFacts, sets: CpuSets, offline: list[int]) -> tuple[Status,
         return Status.WARN, f"{named} ({limited[1]} on the kernel's command line)"
     if len(offline) <= MOST_OFFLINE.value:
         return Status.PASS, named
-    # A guest's processors come and go by its host's word; what was added has to be brought online in the guest.
+    # A guest's host adds and removes processors; added ones must be brought online in the guest.
     return (Status.WARN if is_guest(node) else Status.FAIL), named
 
 
@@ -83,9 +83,9 @@ def numa_nodes(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("a virtual machine or a container: its host deals out the NUMA nodes")
     number = len(node.numa or ())
     with_cpus = sum(bool(entry.cpus) for entry in node.numa or ())
-    wanted = {row.numa_nodes for row in platforms(node) if row.numa_nodes is not None}
-    if wanted:
-        yield _of_platform(number, with_cpus, max(wanted))
+    expected = {row.numa_nodes for row in platforms(node) if row.numa_nodes is not None}
+    if expected:
+        yield _of_platform(number, with_cpus, max(expected))
         return
     sockets = node.cpu.sockets if node.cpu else None
     if sockets is None:
@@ -102,14 +102,14 @@ def numa_nodes(node: NodeFacts) -> Iterator[CheckResult]:
         yield CheckResult(status, message, expected=sockets, measured=with_cpus, unit="nodes", source="lscpu")
 
 
-def _of_platform(number: int, with_cpus: int, wanted: int) -> CheckResult:
-    if number == wanted:
+def _of_platform(number: int, with_cpus: int, expected: int) -> CheckResult:
+    if number == expected:
         return CheckResult(
-            Status.PASS, f"{number} nodes", expected=wanted, measured=number, unit="nodes", source=PLATFORMS
+            Status.PASS, f"{number} nodes", expected=expected, measured=number, unit="nodes", source=PLATFORMS
         )
     if number == with_cpus and number:
-        # With coherent driver-based memory management (CDMM, driver 580 and newer) the GPUs' memory is no NUMA node.
+        # With coherent driver-based memory management (CDMM, driver 580 and newer) the GPUs' memory is not a NUMA node.
         message = f"{counted(number, 'node')}, all with processors: the driver manages the GPUs' memory (CDMM)"
-        return CheckResult(Status.PASS, message, expected=wanted, measured=number, unit="nodes", source=PLATFORMS)
-    message = f"{counted(number, 'node')}, this platform has {wanted}"
-    return CheckResult(Status.FAIL, message, expected=wanted, measured=number, unit="nodes", source=PLATFORMS)
+        return CheckResult(Status.PASS, message, expected=expected, measured=number, unit="nodes", source=PLATFORMS)
+    message = f"{counted(number, 'node')}, this platform has {expected}"
+    return CheckResult(Status.FAIL, message, expected=expected, measured=number, unit="nodes", source=PLATFORMS)

@@ -27,7 +27,7 @@ LOOK = "ibstat and ibdiagnet show the port; check cable and transceiver at both 
 
 
 def ports(node: NodeFacts) -> Iterator[tuple[str, IbDevice, IbPort]]:
-    """Every port with its name: ``mlx5_0``, ``mlx4_0/2`` where a device has several."""
+    """Yield every port with its name: ``mlx5_0``, or ``mlx4_0/2`` if a device has several."""
     for device in node.infiniband or ():
         for port in device.ports:
             several = len(device.ports) > 1
@@ -71,21 +71,23 @@ def _state_of(name: str, port: IbPort) -> CheckResult:
         return CheckResult(Status.WARN, "switched off (Disabled)", name, expected="ACTIVE", measured=state)
     words = f"{state}{f', {physical}' if physical else ''}"
     if port.link_layer == "Ethernet":
-        # A RoCE device is a network adapter too: one without a cable is nothing out of the ordinary.
+        # A RoCE device is a network adapter too: one without a cable is normal.
         return CheckResult(Status.WARN, words, name, expected="ACTIVE", measured=state)
     return CheckResult(Status.FAIL, words, name, expected="ACTIVE", measured=state)
 
 
-def _rates(seen: list[tuple[str, IbDevice, IbPort]], wanted: float, number: int | None) -> CheckResult:
+def _rates(seen: list[tuple[str, IbDevice, IbPort]], expected: float, number: int | None) -> CheckResult:
     rates = {name: port.rate_gbit_per_s or 0.0 for name, _, port in seen if port.state == "ACTIVE"}
-    fast = [name for name, rate in rates.items() if rate >= wanted]
-    slow = [f"{name} at {rate:g}" for name, rate in rates.items() if rate < wanted]
+    fast = [name for name, rate in rates.items() if rate >= expected]
+    slow = [f"{name} at {rate:g}" for name, rate in rates.items() if rate < expected]
     enough = len(fast) >= number if number is not None else not slow
-    message = f"{counted(len(fast), 'port')} at {wanted:g} Gbit/s or more{f', slower: {listed(slow)}' if slow else ''}"
+    message = (
+        f"{counted(len(fast), 'port')} at {expected:g} Gbit/s or more{f', slower: {listed(slow)}' if slow else ''}"
+    )
     return CheckResult(
         Status.PASS if enough else Status.FAIL,
         message,
-        expected=wanted,
+        expected=expected,
         measured=min(rates.values(), default=0.0),
         unit="Gbit/s",
         source=SITE,

@@ -1,4 +1,4 @@
-"""The check on GPUDirect RDMA: whether adapters reach GPU memory without the detour over main memory."""
+"""The check on GPUDirect RDMA: adapters access GPU memory without a copy in main memory."""
 
 from collections.abc import Iterator
 
@@ -65,7 +65,7 @@ def gpudirect(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _not_expected(node: NodeFacts) -> str | None:
-    """Return why no GPUDirect RDMA is expected of a node; None where it is."""
+    """Return why no GPUDirect RDMA is expected of a node; None if it is expected."""
     if not node.infiniband:
         return NO_DEVICE
     active = [port for _, _, port in ports(node) if port.state == "ACTIVE"]
@@ -78,7 +78,7 @@ def _not_expected(node: NodeFacts) -> str | None:
 
 
 def _cuda(driver: LoadedDriver) -> str | None:
-    """Return the CUDA that the driver brings; None where the catalog does not have its branch."""
+    """Return the CUDA of the driver's branch; None if the catalog does not have the branch."""
     try:
         return load().branch_of(driver.version.split(".")[0]).native_cuda if driver.version else None
     except UsageError:

@@ -1,4 +1,4 @@
-"""Checks on RDMA adapters beside each other: links that went down for a while, cards with less than their peers."""
+"""Checks on RDMA adapters in comparison: links with outages, cards with less than their peers."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from functools import partial
 
 from gpunode.checks.machine import is_container
 from gpunode.checks.rdma import LOOK
-from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry, why_unseen
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry, why_unknown
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import IbDevice, LinkEvent, NodeFacts, PciDevice
 from gpunode.text import counted, listed, moment, seconds_between
@@ -55,7 +55,7 @@ PEERS = Threshold(
 
 @dataclass(frozen=True)
 class Outage:
-    """A link that went down. ``seconds`` is None where it did not come back, or the log has no time."""
+    """A link that went down. ``seconds`` is None if it did not come back, or if the log has no time."""
 
     began: str | None
     over: bool
@@ -63,7 +63,7 @@ class Outage:
 
 
 def outages(events: tuple[LinkEvent, ...]) -> dict[str, list[Outage]]:
-    """Return the outages of each interface. Several reports of one change (driver, daemon) are one."""
+    """Return the outages of each interface; several reports of one change (driver, daemon) count once."""
     down: dict[str, LinkEvent] = {}
     found: dict[str, list[Outage]] = defaultdict(list)
     for event in events:
@@ -108,11 +108,11 @@ def rdma_interfaces(node: NodeFacts) -> dict[str, str | None]:
     thresholds=(LONG_S, LONG, SHORT, WINDOW),
 )
 def flaps(node: NodeFacts) -> Iterator[CheckResult]:
-    unseen = why_unseen(node, "link_log")
+    reason = why_unknown(node, "link_log")
     if not node.infiniband:
         raise Skip(NO_DEVICE)
     if node.link_log is None:
-        raise Undetermined(unseen or "the log of links was not read")
+        raise Undetermined(reason or "the log of links was not read")
     layers = rdma_interfaces(node)
     found = {name: list_ for name, list_ in outages(node.link_log.events).items() if name in layers}
     for name, its in sorted(found.items()):
@@ -140,7 +140,7 @@ def _flaps_of(node: NodeFacts, name: str, its: list[Outage], layer: str | None) 
         f"{'' if its[-1].over else f'; down since then ({PORTS})'}"
     )
     bad = len(long) >= LONG.value or len(recent) >= SHORT.value
-    # Adapters for storage and management are RDMA devices too: Ethernet alone does not say that jobs use the link.
+    # Adapters for storage and management are RDMA devices too: Ethernet alone does not prove that jobs use the link.
     fault = Status.FAIL if layer == "InfiniBand" else Status.WARN
     verdict = partial(CheckResult, component=name, measured=len(its), unit="outages")
     if bad:
@@ -155,7 +155,7 @@ def _is_recent(node: NodeFacts, outage: Outage) -> bool:
 
 
 def cards(node: NodeFacts) -> Mapping[str, Mapping[str, list[IbDevice]]]:
-    """Return RDMA devices by their kind (board), and within a kind by the card that they are on."""
+    """Return RDMA devices by their kind (board), and within a kind by card."""
     found: dict[str, dict[str, list[IbDevice]]] = defaultdict(lambda: defaultdict(list))
     for device in node.infiniband or ():
         kind = device.board_id or device.type
@@ -201,14 +201,14 @@ def peers(node: NodeFacts) -> Iterator[CheckResult]:
 
 @dataclass(frozen=True)
 class Peers:
-    """What most cards of a kind have."""
+    """The most frequent values of a kind of card."""
 
     ports: int
     active: int
 
 
 def _beside_peers(devices: list[IbDevice], ports: int, active: int, usual: Peers) -> CheckResult:
-    """Judge a card that has less than its peers."""
+    """Return the result for a card that has less than its peers."""
     every = [port for device in devices for port in device.ports]
     verdict = CheckResult(Status.FAIL, "", expected=usual.ports, measured=ports, source=NVSENTINEL)
     if ports < usual.ports:
@@ -217,7 +217,7 @@ def _beside_peers(devices: list[IbDevice], ports: int, active: int, usual: Peers
     message = f"{active} active ports, {usual.active} on the other cards of its kind"
     if any(port.state is None for port in every):
         return replace(verdict, status=Status.ERROR, message="the kernel does not report the state of its ports")
-    # rdma.ports fails on an InfiniBand port that is down; of an Ethernet one only its peers tell.
+    # rdma.ports fails on an InfiniBand port that is down; an Ethernet port can only be compared with its peers.
     by_ports = any(port.physical_state == "Disabled" or port.link_layer == "InfiniBand" for port in every)
     if by_ports:
         return replace(verdict, status=Status.SKIP, message=f"{message} ({PORTS})")
@@ -229,7 +229,7 @@ def _active(device: IbDevice) -> int:
 
 
 def _usual(numbers: Mapping[str, int]) -> int:
-    """The number that most cards have, the greater where two are as frequent."""
+    """Return the number that most cards have, the greater if two are equally frequent."""
     counts = Counter(numbers.values())
     return max(counts, key=lambda number: (counts[number], number))
 
@@ -253,20 +253,20 @@ def adapters(node: NodeFacts) -> Iterator[CheckResult]:
     on_bus = {device.slot: device for device in node.pci_io or ()}
     with_rdma = {device.slot for device in node.infiniband or () if device.slot}
     kinds = {on_bus[slot].device_id for slot in with_rdma if slot in on_bus}
-    wanted = [device for device in on_bus.values() if _is_adapter(device, kinds)]
+    expected = [device for device in on_bus.values() if _is_adapter(device, kinds)]
     events = node.link_log.events if node.link_log else ()
     gone = {event.slot: event for event in events if event.slot and event.slot not in on_bus}
     for slot, event in sorted(gone.items()):
         message = f"{event.interface} was in use at {event.time or 'an unknown time'} and is not on the bus any more"
         yield CheckResult(Status.FAIL, message, f"adapter at {slot}", source=NVSENTINEL)
-    for device in wanted:
+    for device in expected:
         if device.slot not in with_rdma:
             message = f"no RDMA device; driver {device.driver or 'none'}"
             yield CheckResult(Status.FAIL, message, f"adapter at {device.slot}", measured=device.driver)
-    good = [device.slot for device in wanted if device.slot in with_rdma]
+    good = [device.slot for device in expected if device.slot in with_rdma]
     if good:
         yield CheckResult(Status.PASS, f"{counted(len(good), 'adapter')} with their RDMA devices", measured=len(good))
-    elif not wanted and not gone:
+    elif not expected and not gone:
         yield CheckResult(Status.SKIP, "no adapter on the bus of a kind that has RDMA devices here")
 
 

@@ -1,4 +1,4 @@
-"""Checks on how RDMA adapters are set up: MTU, the devices that programs open, firmware."""
+"""Checks on the setup of RDMA adapters: MTU, device files, firmware."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -157,7 +157,7 @@ def _verbs_of(node: NodeFacts, device: IbDevice) -> Iterator[str]:
 
 
 def _mads_of(node: NodeFacts, device: IbDevice) -> Iterator[str]:
-    """RoCE works without: its connections are not set up over management datagrams of a subnet."""
+    """Yield missing devices for management datagrams; RoCE does not set up its connections with them."""
     for port in device.ports if any(port.link_layer == "InfiniBand" for port in device.ports) else ():
         found = [
             one
@@ -198,9 +198,9 @@ def _firmware_of(board: str, its: list[IbDevice], allowed: list[str] | None) -> 
     usual = versions.most_common(1)[0][0]
     refused = [f"{device.name} has {device.firmware}" for device in its if allowed and device.firmware not in allowed]
     if refused:
-        wanted = listed(allowed or [])
+        expected = listed(allowed or [])
         return verdict(
-            Status.FAIL, f"{listed(refused)}; allowed: {wanted}", expected=wanted, measured=usual, source=SITE
+            Status.FAIL, f"{listed(refused)}; allowed: {expected}", expected=expected, measured=usual, source=SITE
         )
     if len(versions) > 1:
         odd = [f"{device.name} has {device.firmware}" for device in its if device.firmware != usual]

@@ -1,4 +1,4 @@
-"""What a check is, what it finds, and the one place that knows all of them."""
+"""Checks, their findings, and the registry of all checks."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ Level = Literal["quick", "standard", "deep"]
 LEVELS: tuple[Level, ...] = ("quick", "standard", "deep")
 Category = Literal["gpu", "memory", "nvlink", "fabric", "pcie", "network", "host", "driver", "container"]
 NOT_RUN = "not run:"
-"""How the message of a check begins for which there was no time."""
+"""Prefix of the message of a check that was not run because the time was used up."""
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 OF_PREFIX: dict[str, Category] = {
     "container": "container",
@@ -42,7 +42,7 @@ OF_PREFIX: dict[str, Category] = {
     "performance": "gpu",
     "rdma": "network",
 }
-"""The category of a check by the first part of its id, where the check declares none."""
+"""Default category of a check by the first part of its id."""
 Scope = Literal["node", "gpu", "link", "fleet"]
 NEEDS_ROOT = frozenset(
     {
@@ -53,11 +53,11 @@ NEEDS_ROOT = frozenset(
         *("bmc_access", "bmc_fans", "bmc_power_supplies", "bmc_events"),
     }
 )
-"""Facts that the probe reads as root alone, or not in full without it."""
+"""Facts that the probe can read only as root, or reads incompletely without root."""
 
 
 class Status(StrEnum):
-    """Of a finding, a node, a report. ``skip``: does not apply here. ``error``: could not be determined."""
+    """Status of a finding, a node, a report. ``skip``: does not apply. ``error``: could not be determined."""
 
     PASS = "pass"  # noqa: S105
     WARN = "warn"
@@ -67,22 +67,22 @@ class Status(StrEnum):
 
 
 class FigureReport(Frozen):
-    """What a measured figure was compared with; the finding has the figure, the expected value and its origin."""
+    """The comparison of a measured figure; the finding has the figure, the expected value and its origin."""
 
     metric: str
     """``host_to_device``, ``gemm_bf16``, ``all_reduce_busbw``: the key of the site file's ``figures``."""
     limit: float | None = None
-    """The physical limit, in the finding's unit; None: not known for this machine."""
+    """The physical limit, in the finding's unit; None: unknown for this machine."""
     limit_of: str | None = None
-    """What has that limit: ``PCIe 5.0 x16 without packet headers``."""
+    """The component with that limit: ``PCIe 5.0 x16 without packet headers``."""
     ratio: float | None = None
     """Measured by limit."""
     message_bytes: int | None = None
-    """Of one copy or message; None: the figure has no size."""
+    """Size of one copy or message; None: the figure has no size."""
 
 
 class Finding(Frozen):
-    """One verdict about one component (``node``, ``gpu3``, ``nvlink 3/5``, ``kernel 6.1.0-42-amd64`` …)."""
+    """One result for one component (``node``, ``gpu3``, ``nvlink 3/5``, ``kernel 6.1.0-42-amd64`` …)."""
 
     check: str
     status: Status
@@ -93,14 +93,14 @@ class Finding(Frozen):
     unit: str | None = None
     source: str | None = None
     figure: FigureReport | None = None
-    """Of a measurement."""
+    """Set for measurements."""
     remedy: str | None = None
     actions: tuple[Action, ...] = ()
-    """What to do, in this order, as data."""
+    """Steps of the remedy, in this order, as data."""
     recommended_state: State = State.NONE
-    """Of the node, by this finding alone."""
+    """Recommended state of the node, by this finding alone."""
     observed: str | None = None
-    """Why it counts for nothing: the policy's reason. None: it counts."""
+    """Why it does not count: the policy's reason. None: it counts."""
 
 
 @dataclass(frozen=True)
@@ -110,28 +110,28 @@ class Baseline:
     origin: str
     """Its file and time."""
     figures: Mapping[tuple[str, str, int | None], float]
-    """By metric, component and size of the messages: another size has another figure."""
+    """By metric, component and message size: another size has another figure."""
 
 
 class Expectation(Frozen):
-    """What a site says of its nodes (``--expect FILE``). None: nothing was said."""
+    """The expected state of a site's nodes (``--expect FILE``). None: not specified."""
 
     gpus: int | None = Field(None, ge=0)
-    """GPUs on the bus; 0 says that the node is meant to have none."""
+    """GPUs on the bus; 0: the node is expected to have none."""
     model: str | None = None
-    """What all GPUs are, as a person writes it: ``H100 SXM``, ``l40s``, ``NVIDIA H200``, ``10de:2330``."""
+    """Model of all GPUs, as a user types it: ``H100 SXM``, ``l40s``, ``NVIDIA H200``, ``10de:2330``."""
     driver: str | None = Field(None, pattern=r"^\d{3,4}(\.\d+){0,2}$")
-    """The loaded driver, as exactly as is wanted: ``580`` or ``580.95.05``."""
+    """The loaded driver, as precisely as required: ``580`` or ``580.95.05``."""
     mig: bool | None = None
     """MIG mode of all GPUs."""
     nics: int | None = Field(None, ge=0)
-    """InfiniBand and RoCE ports that are active."""
+    """InfiniBand and RoCE ports that must be active."""
     nic_rate_gbit_per_s: float | None = Field(None, gt=0)
-    """The least rate of each of them."""
+    """The minimum rate of each of them."""
     nic_firmware: list[str] | None = Field(None, min_length=1)
     """Firmware versions that their adapters may have."""
     figures: dict[str, float] | None = Field(None, min_length=1)
-    """Least values of measurements by metric (``host_to_device: 50``): they replace the catalog's."""
+    """Minimum values of measurements by metric (``host_to_device: 50``); they replace the catalog's."""
     _baseline: Baseline | None = PrivateAttr(None)
 
     @field_validator("figures")
@@ -146,11 +146,11 @@ class Expectation(Frozen):
 
     @property
     def baseline(self) -> Baseline | None:
-        """The node's own earlier figures; None: there are none to compare with."""
+        """Return the node's own earlier figures; None: there are none to compare with."""
         return self._baseline
 
     def with_baseline(self, baseline: Baseline | None) -> "Expectation":
-        """Return the same with a node's earlier figures."""
+        """Return a copy with a node's earlier figures."""
         found = self.model_copy()
         found._baseline = baseline
         return found
@@ -158,7 +158,7 @@ class Expectation(Frozen):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check's function yields: a Finding without the parts that the registry knows."""
+    """The result of a check's function: a Finding without the fields that the registry adds."""
 
     status: Status
     message: str
@@ -169,13 +169,13 @@ class CheckResult:
     source: str | None = None
     figure: FigureReport | None = None
     remedy: str | None = None
-    """Only where it differs from the check's own; so are ``actions`` and ``state``."""
+    """Set if it differs from the check's own; likewise ``actions`` and ``state``."""
     actions: tuple[str, ...] | None = None
     state: State | None = None
 
 
 class NotJudged(Exception):  # noqa: N818 - it becomes a finding
-    """Raised by a check that cannot go on: one finding takes the place of the verdicts that it has not yielded yet."""
+    """Raised by a check that cannot continue: one finding replaces the results that it has not yielded yet."""
 
     status: ClassVar[Status]
 
@@ -185,38 +185,38 @@ class NotJudged(Exception):  # noqa: N818 - it becomes a finding
 
 
 class Skip(NotJudged):
-    """The check does not apply here."""
+    """The check does not apply."""
 
     status = Status.SKIP
 
 
 class Undetermined(NotJudged):
-    """The check has no answer: data is missing or cannot be read."""
+    """The check has no result: data is missing or cannot be read."""
 
     status = Status.ERROR
 
 
 class Broken(NotJudged):
-    """What was to be judged broke with an error of its own."""
+    """The subject of the check failed with an error of its own."""
 
     status = Status.FAIL
 
 
 Judge = Callable[[NodeFacts, Expectation], Iterable[CheckResult]]
 JudgeT = TypeVar("JudgeT", bound=Judge | Callable[[NodeFacts], Iterable[CheckResult]])
-"""A check's function takes the site's expectation where it uses it."""
+"""A check's function; the site's expectation is an optional parameter."""
 
 
 def _with_expectation(function: Judge | Callable[[NodeFacts], Iterable[CheckResult]]) -> Judge:
-    """Return the function as one that takes node and expectation."""
+    """Return the function with the parameters node and expectation."""
     if len(signature(function).parameters) != 1:
         return cast(Judge, function)
     of_node = cast(Callable[[NodeFacts], Iterable[CheckResult]], function)
     return lambda node, _expect: of_node(node)
 
 
-def why_unseen(node: NodeFacts, field: str) -> str | None:
-    """Why a fact cannot be judged, as one line; None where it can."""
+def why_unknown(node: NodeFacts, field: str) -> str | None:
+    """Return why a fact cannot be checked, as one line; None if it can."""
     reason = node.gap(field)
     if reason is None and getattr(node, field) is None and field not in MAY_BE_NONE:
         return f"{field}: not in the collected data"
@@ -224,7 +224,7 @@ def why_unseen(node: NodeFacts, field: str) -> str | None:
 
 
 def unanswered(node: NodeFacts, field: str) -> str | None:
-    """Return why a fact is unknown where the tool that has it hung, crashed or was left out; None for other gaps."""
+    """Return why a fact is unknown if its tool hung, crashed or was left out; None for other gaps."""
     if node.gap(field) is None:
         return None
     failures = (run.failure for run in node.tool_runs or () if run.answers == field)
@@ -233,7 +233,7 @@ def unanswered(node: NodeFacts, field: str) -> str | None:
 
 
 def no_gpu(node: NodeFacts, expect: Expectation) -> str | None:
-    """Why what needs a GPU does not apply to a node whose PCI bus was seen; None where it does."""
+    """Return why a check of GPUs does not apply to a node with a known PCI bus; None if it does."""
     if node.gpus_on_bus:
         return None
     if expect.gpus == 0:
@@ -242,24 +242,24 @@ def no_gpu(node: NodeFacts, expect: Expectation) -> str | None:
 
 
 class CheckDeclaration(TypedDict):
-    """What a check declares beside its id, its level and the facts that it needs: keywords of the decorators."""
+    """The declaration of a check beside its id, its level and its facts: keywords of the decorators."""
 
     means: str
     remedy: str
     actions: tuple[str, ...]
-    """What the remedy does, in its order: see ``gpunode.checks.actions``."""
+    """Steps of the remedy, in order: see ``gpunode.checks.actions``."""
     state: Literal["none", "observe", "drain"]
-    """What the node should get on a failure."""
+    """Recommended state of the node on a failure."""
     thresholds: NotRequired[tuple[Threshold, ...]]
-    """Every number that the check compares with."""
+    """All numbers that the check compares with."""
     category: NotRequired[Category]
-    """By the id, where it is left out."""
+    """Default: by the id."""
     scope: NotRequired[Scope]
-    """What one finding is about."""
+    """The subject of one finding."""
     bare_metal: NotRequired[bool]
-    """True where a virtual machine cannot see it, or could not mend it."""
+    """True if the check is not possible, or its remedy not available, in a virtual machine."""
     architectures: NotRequired[tuple[str, ...]]
-    """GPU architectures and processor architectures that it applies to; empty: all."""
+    """GPU architectures and processor architectures to which it applies; empty: all."""
 
 
 @dataclass(frozen=True)
@@ -269,12 +269,12 @@ class Check:
     id: str
     level: Level
     needs: tuple[str, ...]
-    """Fields of NodeFacts; one that was not seen makes the finding ``error`` before the function is asked."""
+    """Fields of NodeFacts; an unknown one makes the finding ``error`` before the function is called."""
     means: str
     remedy: str
     judge: Judge
     needs_gpu: bool = False
-    """``skip`` where the PCI bus has no NVIDIA GPU, before any other need is looked at."""
+    """``skip`` if the PCI bus has no NVIDIA GPU, before any other need is checked."""
     actions: tuple[str, ...] = ()
     state: State = State.NONE
     thresholds: tuple[Threshold, ...] = ()
@@ -283,20 +283,21 @@ class Check:
     bare_metal: bool = False
     architectures: tuple[str, ...] = ()
     origin: str | None = None
-    """The package or file of a site's own check; None: it is gpunode's."""
+    """The package or file of a site's own check; None: a check of gpunode."""
 
     @property
     def active(self) -> bool:
-        """True where something runs on a GPU for it; False where existing state is read."""
+        """Return True if the check runs something on a GPU; False if it reads existing state."""
         return self.level != "quick"
 
     @property
     def needs_root(self) -> bool:
-        """True where a fact that it needs is read as root alone."""
+        """Return True if a fact that it needs can only be read as root."""
         return not NEEDS_ROOT.isdisjoint(self.needs)
 
     def findings(self, node: NodeFacts, expect: Expectation) -> list[Finding]:
-        """Judge one node. Never nothing: a check that says nothing, or breaks, is an ``error``."""
+        """Return the findings of one node. Never empty: a check without a result, or with an exception, is an
+        ``error``."""
         obstacle = self._obstacle(node, expect)
         if obstacle is not None:
             return [obstacle]
@@ -309,7 +310,7 @@ class Check:
         except Escaped as err:
             return [self._without_remedy(Status.ERROR, f"the check of {self.origin} failed to run: {err}")]
         except Exception as err:
-            # One node's surprise must not take the verdicts on all others with it.
+            # An exception on one node must not affect the results of others.
             return [self._without_remedy(Status.ERROR, f"the check failed to run: {type(err).__name__}: {err}")]
         return found or [self._without_remedy(Status.ERROR, "the check found nothing to check")]
 
@@ -320,7 +321,7 @@ class Check:
             yield reason.verdict
 
     def _finding(self, verdict: CheckResult) -> Finding:
-        wants_remedy = verdict.status in (Status.WARN, Status.FAIL, Status.ERROR)
+        needs_remedy = verdict.status in (Status.WARN, Status.FAIL, Status.ERROR)
         by_policy = overridden()
         source = f"{verdict.source}; {by_policy}" if verdict.source and by_policy else by_policy or verdict.source
         return Finding(
@@ -333,18 +334,18 @@ class Check:
             unit=verdict.unit,
             source=source,
             figure=verdict.figure,
-            remedy=(verdict.remedy or self.remedy) if wants_remedy else None,
+            remedy=(verdict.remedy or self.remedy) if needs_remedy else None,
             actions=self._actions(verdict),
             recommended_state=self._state(verdict),
         )
 
     def _actions(self, verdict: CheckResult) -> tuple[Action, ...]:
-        """What could not be determined calls for no action, unless the verdict names one."""
+        """Return the actions; none for results that could not be determined, unless the result names one."""
         own = self.actions if verdict.status in (Status.WARN, Status.FAIL) else ()
         return tuple(action(text, verdict.component) for text in (own if verdict.actions is None else verdict.actions))
 
     def _state(self, verdict: CheckResult) -> State:
-        """A failure gets the declared state, a warning is worth observing at most; the verdict may name another."""
+        """Return the declared state for a failure, at most observe for a warning; the result may name another."""
         if verdict.state is not None:
             return verdict.state
         if verdict.status is Status.FAIL:
@@ -354,24 +355,24 @@ class Check:
         return State.NONE
 
     def _obstacle(self, node: NodeFacts, expect: Expectation) -> Finding | None:
-        """The finding that stands in for the function's where it cannot be asked."""
+        """Return the finding in place of the function's if the function cannot be called."""
         if self.needs_gpu:
-            unseen = why_unseen(node, "pci")
-            if unseen is not None:
-                return self._without_remedy(Status.ERROR, unseen)
+            unknown = why_unknown(node, "pci")
+            if unknown is not None:
+                return self._without_remedy(Status.ERROR, unknown)
             reason = no_gpu(node, expect)
             if reason is not None:
                 return self._without_remedy(Status.SKIP, reason)
-        field = next((field for field in self.needs if why_unseen(node, field)), None)
+        field = next((field for field in self.needs if why_unknown(node, field)), None)
         if field is None:
             return None
         failed = unanswered(node, field)
         if failed is not None:
             return self._without_remedy(Status.SKIP, failed)
-        return self._without_remedy(Status.ERROR, why_unseen(node, field) or field)
+        return self._without_remedy(Status.ERROR, why_unknown(node, field) or field)
 
     def _without_remedy(self, status: Status, message: str) -> Finding:
-        """What is wrong lies not in what the check's remedy mends."""
+        """Return a finding for a problem that the check's remedy does not solve."""
         return Finding(check=self.id, status=status, component="node", message=message)
 
 
@@ -383,15 +384,15 @@ class Registry:
         self._thresholds: dict[str, Threshold] = {}
         self._origin: str | None = None
         self.of_policies: set[str] = set()
-        """Ids of own checks that the files of policies declare: each runs where its policy holds."""
+        """Ids of own checks that files of policies declare; each runs on nodes with its policy."""
         self.packages: set[tuple[str, str]] = set()
-        """Entry points that were loaded, by name and value."""
+        """Loaded entry points, by name and value."""
 
     @contextmanager
     def loading(self, origin: str) -> Iterator[list[str]]:
-        """Checks that are registered within the block are a site's own, of ``origin``; yields their ids as they come.
+        """Register checks within the block as a site's own, of ``origin``; yields the list that receives their ids.
 
-        Where the block raises, none of them stays.
+        If the block raises, none of them is kept.
         """
         before, thresholds = dict(self._checks), dict(self._thresholds)
         ids: list[str] = []
@@ -423,10 +424,10 @@ class Registry:
         needs_gpu: bool = False,
         **declared: Unpack[CheckDeclaration],
     ) -> Callable[[JudgeT], JudgeT]:
-        """Register a function as a check: it takes the node, and the site's expectation where it uses it.
+        """Return a decorator that registers a function of the node, and optionally the site's expectation, as a check.
 
-        A site's own packages use it too: see ``loading``. Raises ValueError for an id or a threshold's name that is
-        taken, for an unknown fact, action or category.
+        Packages of a site use it too: see ``loading``. Raises ValueError for an id or a threshold's name that is
+        already used, and for an unknown fact, action or category.
         """
         if check_id in self._checks:
             raise ValueError(f"check {check_id} is registered twice")
@@ -466,7 +467,7 @@ class Registry:
 
     @property
     def thresholds(self) -> dict[str, Threshold]:
-        """Every threshold by its name, in the order of the names."""
+        """Return every threshold by its name, in the order of the names."""
         return dict(sorted(self._thresholds.items()))
 
 
@@ -482,19 +483,19 @@ def judge(  # noqa: PLR0913
     policy: Policy = NO_POLICY,
     until: float | None = None,
 ) -> list[Finding]:
-    """All findings of one node: checks up to ``level``, or those named in ``only``, as strict as the policy is.
+    """Return all findings of one node: checks up to ``level``, or those named in ``only``, with the policy's limits.
 
-    Of the own checks that policies declare, those of this one are run. ``until``: the time of ``time.monotonic`` from
-    which on no further check is run; the others are ``skip``, with NOT_RUN.
+    Of the own checks that policies declare, only those of this policy are run. ``until``: the time of
+    ``time.monotonic`` after which no further check is run; the others are ``skip``, with NOT_RUN.
     """
-    wanted = None if only is None else set(only)
+    selected = None if only is None else set(only)
     depth = LEVELS.index(level)
     with in_force(policy.overrides()):
         return [
             finding
             for check in registry
             if LEVELS.index(check.level) <= depth
-            and (wanted is None or check.id in wanted)
+            and (selected is None or check.id in selected)
             and (check.id not in registry.of_policies or check.id in policy.own_checks)
             for finding in (
                 [not_run(check.id, "the time was used up")]
@@ -505,7 +506,7 @@ def judge(  # noqa: PLR0913
 
 
 def not_run(check_id: str, reason: str) -> Finding:
-    """Return the finding of a check for which there was no time."""
+    """Return the finding of a check that was not run because the time was used up."""
     return Finding(check=check_id, status=Status.SKIP, component="node", message=f"{NOT_RUN} {reason}")
 
 

@@ -1,4 +1,4 @@
-"""Checks on who can log in to a node: what sshd runs with, its host keys, keys that others read, empty passwords."""
+"""Checks on logins: settings of sshd, its host keys, private keys that others can read, empty passwords."""
 
 from collections.abc import Iterator
 from datetime import datetime

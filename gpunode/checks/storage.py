@@ -1,4 +1,4 @@
-"""Checks on what the role storage set up: scratch space on local disks, remote data."""
+"""Checks on mounts of the role storage: scratch space on local disks, remote data."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Checks on heat and power: what holds the clocks down, and how near a card is to its own limits."""
+"""Checks on heat and power: reasons for reduced clocks, and distance of a GPU to its limits."""
 
 from functools import partial
 
@@ -58,7 +58,7 @@ def throttling(gpu: SeenGpu) -> CheckResult:
     soft = [reason for reason in reasons if reason in SOFTWARE_HEAT]
     measured = ", ".join(reasons) or "none"
     if hard:
-        # hw_slowdown stands for the other two as well: they say which.
+        # hw_slowdown includes the other two, which are more specific.
         named = [reason for reason in hard if reason != "hw_slowdown"] or hard
         words = listed([WORDS[reason] for reason in (*named, *soft)])
         return CheckResult(Status.FAIL, f"slowed down: {words}", expected="none", measured=measured)
@@ -99,7 +99,7 @@ def temperature(gpu: SeenGpu) -> CheckResult:
 
 
 def _memory_heat(gpu: SeenGpu) -> CheckResult | None:
-    """The verdict on memory that is too hot. Cards with T.Limit print no limit in degrees for it: others' holds."""
+    """Return the result for memory that is too hot. GPUs with T.Limit print no limit in degrees: others' applies."""
     memory, most = gpu.reported.memory_temperature_c, gpu.reported.memory_max_temperature_c
     if memory is None:
         return None
@@ -112,14 +112,15 @@ def _memory_heat(gpu: SeenGpu) -> CheckResult | None:
 
 
 def _implausible(gpu: SeenGpu) -> bool:
-    """True where the distance to the limit reads 0, and neither hardware nor software slows the GPU down for heat."""
+    """Return True if the distance to the limit reads 0, and neither hardware nor software slows the GPU down for
+    heat."""
     reasons = set(gpu.reported.throttle_reasons or ())
     at_limit = gpu.reported.tlimit_c == 0 and gpu.reported.slowdown_temperature_c is None
     return at_limit and not reasons & (HARDWARE | SOFTWARE_HEAT)
 
 
 def _slowdown_c(gpu: SeenGpu, now: float) -> float | None:
-    """Where the card slows down. Newer cards tell in its place how far they are from their limit (T.Limit)."""
+    """Return the slowdown temperature; newer GPUs print the distance to their limit instead (T.Limit)."""
     slowdown = gpu.reported.slowdown_temperature_c
     margin, margin_at_slowdown = gpu.reported.tlimit_c, gpu.reported.slowdown_tlimit_c
     if slowdown is None and margin is not None and margin_at_slowdown is not None:

@@ -1,4 +1,4 @@
-"""Named limits: what a check compares with, where the number comes from, and what a site's policy puts in its place."""
+"""Named limits: the number that a check compares with, its source, and the override of a site's policy."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,15 +9,15 @@ from gpunode.catalog import GpuMatch
 
 Number = int | float
 EVERY = "default"
-"""The key of an override that holds for all models."""
+"""The key of an override for all models."""
 
 
 @dataclass(frozen=True, eq=False)
 class Threshold:
     """One named limit of a check.
 
-    A check reads ``value``, or ``of(match)`` where a GPU's model may have a value of its own. ``name`` begins with the
-    check's id, or with its area where several checks share it: ``gpu.temperature.near``.
+    A check reads ``value``, or ``of(match)`` if a GPU's model may have a value of its own. ``name`` begins with the
+    check's id, or with its area if several checks share it: ``gpu.temperature.near``.
     """
 
     name: str
@@ -29,11 +29,11 @@ class Threshold:
     """Values of GPU models and architectures, by the ids of the catalog: ``{"hopper": 3}``."""
     least: Number = 0
     most: Number | None = None
-    """What a policy may set: a value outside is refused."""
+    """Range that a policy may set: other values are refused."""
 
     @property
     def value(self) -> Number:
-        """The limit in force, whatever the model."""
+        """Return the limit in force for any model."""
         return self.of(None)
 
     def of(self, match: GpuMatch | None) -> Number:
@@ -46,7 +46,7 @@ class Threshold:
 
 
 def _keys(match: GpuMatch | None) -> list[str]:
-    """Under which names a model is looked up: its id, its architecture."""
+    """Return the names under which a model is looked up: its id, its architecture."""
     if match is None:
         return []
     architecture = match.common.get("architecture")
@@ -62,7 +62,7 @@ class Overrides:
         self._read: dict[str, str] = {}
 
     def read(self, threshold: Threshold, keys: list[str]) -> Number | None:
-        """Return the policy's value, None where it has none; what was read is remembered for ``taken``."""
+        """Return the policy's value, None if it has none; the access is recorded for ``taken``."""
         values = self._values.get(threshold.name, {})
         key = next((key for key in (*keys, EVERY) if key in values), None)
         if key is None:
@@ -71,7 +71,7 @@ class Overrides:
         return values[key]
 
     def taken(self) -> str | None:
-        """Return which limits were read since the last call, as the source of a finding; None where none was."""
+        """Return the limits that were read since the last call, as the source of a finding; None if there are none."""
         if not self._read:
             return None
         words = ", ".join(f"{name} {value}" for name, value in self._read.items())
@@ -85,7 +85,7 @@ _IN_FORCE: ContextVar[Overrides] = ContextVar("thresholds_in_force", default=_NO
 
 @contextmanager
 def in_force(overrides: Overrides) -> Iterator[None]:
-    """Within the block, thresholds have the values that a policy sets."""
+    """Apply the values of a policy to thresholds within the block."""
     token = _IN_FORCE.set(overrides)
     try:
         yield
@@ -94,5 +94,5 @@ def in_force(overrides: Overrides) -> Iterator[None]:
 
 
 def overridden() -> str | None:
-    """Return what a finding owes to the policy: see ``Overrides.taken``."""
+    """Return the policy's part in a finding's source: see ``Overrides.taken``."""
     return _IN_FORCE.get().taken()

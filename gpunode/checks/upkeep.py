@@ -1,4 +1,4 @@
-"""Checks on what may change a node behind one's back: upgrades, other installers, pending reboots, second copies."""
+"""Checks on unattended changes of a node: upgrades, other installers, pending reboots, second copies."""
 
 import re
 from collections.abc import Iterator
@@ -74,11 +74,11 @@ def signed(node: NodeFacts) -> Iterator[CheckResult]:
     strict = node.lockdown not in (None, "none")
     if not node.module_files:
         raise Skip("no NVIDIA module is on disk (driver.module-built reports the cause)")
-    unseen = node.gap("secure_boot")
-    if unseen is not None and is_container(node):
+    reason = node.gap("secure_boot")
+    if reason is not None and is_container(node):
         raise Skip("in a container the firmware is the host's")
-    if unseen is not None:
-        raise Undetermined(unseen)
+    if reason is not None:
+        raise Undetermined(reason)
     matter = {kernel.release for kernel in node.kernels or () if kernel.running or kernel.newest}
     unsigned = [module.path for module in node.module_files if module.kernel in matter and not module.signed]
     if not node.secure_boot and not strict:
@@ -109,7 +109,7 @@ def driver_libraries(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _copies(paths: list[LibraryFile]) -> list[LibraryFile]:
-    """One entry for each file: several paths lead to one (links, /lib and /usr/lib)."""
+    """Return one entry for each file: several paths may lead to one (links, /lib and /usr/lib)."""
     files: dict[str, LibraryFile] = {}
     for path in paths:
         other = files.get(path.file, path)
@@ -121,21 +121,21 @@ def _copies(paths: list[LibraryFile]) -> list[LibraryFile]:
 def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> CheckResult:
     used = next((copy for copy in copies if copy.used), None)
     loaded = node.loaded_driver.version if node.loaded_driver else None
-    wanted = used.version if used else loaded or copies[0].version
+    expected = used.version if used else loaded or copies[0].version
     others = [
         copy
         for copy in copies
-        if copy is not used and (copy.version is None or wanted is None or not same_version(copy.version, wanted))
+        if copy is not used and (copy.version is None or expected is None or not same_version(copy.version, expected))
     ]
     if others:
         found = listed([f"{copy.file} ({copy.version or 'version unknown'})" for copy in others], most=3)
         return CheckResult(
             Status.FAIL if any(copy.in_cache for copy in others) else Status.WARN,
             f"{counted(len(others), 'copy', 'copies')} in addition to the driver's: {found}",
-            expected=wanted,
+            expected=expected,
             measured=listed(sorted({copy.version or "unknown" for copy in copies})),
         )
-    return CheckResult(Status.PASS, f"one version: {wanted}", expected=wanted, measured=wanted)
+    return CheckResult(Status.PASS, f"one version: {expected}", expected=expected, measured=expected)
 
 
 @registry.check(
@@ -179,7 +179,7 @@ def foreign_installs(node: NodeFacts) -> Iterator[CheckResult]:
         f"{FOREIGN_WORDS.get(found.kind, found.kind)} ({found.path}{', ' + found.note if found.note else ''})"
         for found in there or node.foreign_installs
     ]
-    # A log alone may be years old and the driver gone: not even a warning where packages are installed.
+    # A log may be years old and the driver removed: not even a warning if packages are installed.
     status = Status.WARN if there else Status.PASS
     yield CheckResult(status, listed(texts, most=3), expected=0, measured=len(there), unit="traces")
 
@@ -215,19 +215,20 @@ def automatic_updates(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
-    """apt's patterns are regular expressions matched at the beginning, dnf's are those of a shell."""
+    """Return True if a pattern excludes the package; apt's are regular expressions from the beginning, dnf's shell
+    patterns."""
     for pattern in updates.kept_back:
         if updates.tool != "unattended-upgrades":
             if fnmatchcase(name, pattern):
                 return True
             continue
         if _REPEATED_GROUP.search(pattern):
-            continue  # Nobody writes such a pattern, and matching it could take for ever.
+            continue  # Such a pattern is not plausible, and matching it might not end.
         try:
             if re.match(pattern, name):
                 return True
         except re.error:
-            continue  # apt does not understand it either.
+            continue  # apt rejects it as well.
     return False
 
 

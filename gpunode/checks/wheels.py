@@ -1,4 +1,4 @@
-"""Checks on the builds in an image: do PyTorch, cuDNN and NCCL know these GPUs and this CUDA."""
+"""Checks on the builds in an image: support of PyTorch, cuDNN and NCCL for these GPUs and this CUDA."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ _ARCHITECTURE = re.compile(r"(sm|compute)_(\d{2,3})([af]?)")
 
 
 def capabilities(node: NodeFacts) -> tuple[Version, ...]:
-    """Compute capabilities of the node's GPUs, each once: as seen inside, else as the catalog has the model."""
+    """Return compute capabilities of the node's GPUs, each once: as in the container, else as in the catalog."""
     seen: set[str] = set()
     kinds: tuple[tuple[str, type[Inside]], ...] = (("versions.torch", TorchValues), ("versions.cuda", CudaValues))
     for name, kind in kinds:
@@ -39,7 +39,8 @@ def capabilities(node: NodeFacts) -> tuple[Version, ...]:
 
 
 def runs_on(architectures: Iterable[str], capability: Version) -> bool:
-    """Code of the same major runs on later minors of it, ``sm_90a`` on 9.0 alone, PTX on everything that is newer."""
+    """Return True if code runs on a capability: on later minors of its major, ``sm_90a`` on 9.0 only, PTX on all
+    newer."""
     for text in architectures:
         match = _ARCHITECTURE.fullmatch(text)
         if match is None:
@@ -106,13 +107,13 @@ def wheel(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _without_framework(node: NodeFacts) -> bool:
-    """Return whether the image has neither framework: nothing is proven then; TensorFlow alone is as it should be."""
+    """Return whether the image has neither framework, which proves nothing; TensorFlow alone is valid."""
     tensorflow = [record for record in of(node, "versions.tensorflow") if not (record.skipped or record.error)]
     return bool(of(node, "versions.torch")) and not tensorflow
 
 
 def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
-    """Which wheel fits: the newest release and CUDA that driver and GPUs have. None: the catalog has none that does."""
+    """Return the newest release and CUDA with a wheel for driver and GPUs; None: the catalog has none."""
     catalog = load()
     driver = node.loaded_driver.version if node.loaded_driver else None
     fitting = []
@@ -213,7 +214,8 @@ def _version(text: str | None) -> Version | None:
 
 
 def _within(version: Version, since: str, until: str | None) -> bool:
-    """As far as the shorter of two versions goes: 9.10.2 is within ... 9.10.2.21."""
+    """Return True within the range, compared to the precision of the shorter version: 9.10.2 is within ...
+    9.10.2.21."""
     if version < Version(since):
         return False
     if until is None:

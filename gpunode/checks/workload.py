@@ -1,4 +1,4 @@
-"""Checks on what a workload recorded: which record, what it is worth, and which GPU it tells of."""
+"""Base of the checks on records of workloads: selection of the record, its validity, and its GPU."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -28,18 +28,18 @@ ON_CPU = "ran on the processor: not a measurement of a GPU"
 
 
 def of(node: NodeFacts, name: str) -> list[Record]:
-    """The records of a name."""
+    """Return the records of a name."""
     return [record for record in node.records or () if record.record == name]
 
 
 def nothing_ran(node: NodeFacts) -> bool:
-    """Return whether the container itself did not come to run."""
+    """Return whether the container itself did not start."""
     broken = [record for record in of(node, "container") if record.error is not None or record.skipped is not None]
     return bool(broken) and len(node.records or ()) == len(broken)
 
 
 def one(node: NodeFacts, name: str, kind: type[AnyValues]) -> tuple[Record, AnyValues]:
-    """Return the one record of a name with its values. Raise NotJudged where there is none that can be judged."""
+    """Return the one record of a name with its values; raise NotJudged if there is none that can be checked."""
     if nothing_ran(node):
         raise Skip(NOTHING_RAN)
     found = of(node, name)
@@ -49,7 +49,7 @@ def one(node: NodeFacts, name: str, kind: type[AnyValues]) -> tuple[Record, AnyV
 
 
 def known(node: NodeFacts, name: str, kind: type[AnyValues]) -> AnyValues | None:
-    """Return the values of the one record of a name; None where there are none that can be judged."""
+    """Return the values of the one record of a name; None if there are none that can be checked."""
     try:
         return one(node, name, kind)[1]
     except NotJudged:
@@ -57,7 +57,7 @@ def known(node: NodeFacts, name: str, kind: type[AnyValues]) -> AnyValues | None
 
 
 def read(record: Record, kind: type[AnyValues]) -> AnyValues:
-    """Return the values of a record. Raise NotJudged with what it says instead."""
+    """Return the values of a record; raise NotJudged with its reason if it has none."""
     if record.skipped is not None:
         raise Skip(record.skipped)
     if record.undetermined is not None:
@@ -71,9 +71,9 @@ def read(record: Record, kind: type[AnyValues]) -> AnyValues:
 
 
 def explained(node: NodeFacts, checks: Sequence[str], status: Status = Status.FAIL, message: str = "") -> str | None:
-    """The first of the checks with that status on this node: what it found brings others down, and is reported once.
+    """Return the message of the first of the checks with that status on this node: it explains other failures.
 
-    ``message``: with which its own begins.
+    ``message``: prefix of the message.
     """
     for check_id in checks:
         for finding in registry[check_id].findings(node, Expectation()):
@@ -83,19 +83,19 @@ def explained(node: NodeFacts, checks: Sequence[str], status: Status = Status.FA
 
 
 def missing(node: NodeFacts, records: Sequence[str], after: Sequence[str], why: str) -> NotJudged:
-    """Return what to raise where none of the records is there: a skip where one of the checks reports the cause."""
+    """Return the exception for missing records: a skip if one of the checks reports the cause."""
     pointer = explained(node, after)
     text = f"no record {' or '.join(records)}"
     return Undetermined(f"{text}: {why}") if pointer is None else Skip(f"{text} ({pointer})")
 
 
 def where(record: Record) -> str:
-    """`` (image IMAGE)``, for the end of a sentence."""
+    """Return `` (image IMAGE)``, for the end of a sentence."""
     return f" (image {record.container.image})" if record.container else ""
 
 
 def component(node: NodeFacts, record: Record) -> str:
-    """``gpu3`` as nvidia-smi on the host counts it, by UUID or slot; what the record calls it where neither is known.
+    """Return ``gpu3`` by nvidia-smi on the host, by UUID or slot; the record's own name if neither is known.
 
     A MIG device is ``gpu3/mig1``.
     """
@@ -109,7 +109,7 @@ def component(node: NodeFacts, record: Record) -> str:
 
 
 def gpu_named(node: NodeFacts, uuid: str | None, pci_bus_id: str | None = None) -> str | None:
-    """``gpu3``: the GPU of the host with that UUID, or at that slot; None where there is none."""
+    """Return ``gpu3``: the GPU of the host with that UUID, or at that slot; None if there is none."""
     for gpu in node.smi_gpus:
         same_uuid = uuid is not None and gpu.uuid == uuid
         if same_uuid or (pci_bus_id is not None and gpu.pci_bus_id == pci_bus_id):
@@ -118,20 +118,20 @@ def gpu_named(node: NodeFacts, uuid: str | None, pci_bus_id: str | None = None) 
 
 
 def image_of(node: NodeFacts) -> str:
-    """The image that the records come from, as a message names it."""
+    """Return the image of the records, for messages."""
     return next((f"image {record.container.image}" for record in node.records or () if record.container), "the host")
 
 
 def _pointer(record: Record, node: NodeFacts, after: Sequence[str]) -> str | None:
-    """Return which of the checks reports what brought this part down; None where none does."""
+    """Return which of the checks reports the cause of this failure; None if none does."""
     if record.error is not None:
         return explained(node, after)
-    # Of one that has no result either, for the same reason.
+    # Also of one without a result, for the same reason.
     return None if record.undetermined is None else explained(node, after, Status.ERROR, record.undetermined)
 
 
 def taking(function: Callable[..., FoundT]) -> Callable[..., FoundT]:
-    """Return a function that hands on its first argument, and those of its named ones that the given function takes."""
+    """Return a function that passes on its first argument, and the named ones that the given function accepts."""
     taken = frozenset(signature(function).parameters)
 
     def call(values: Values, **named: Any) -> FoundT:
@@ -141,7 +141,7 @@ def taking(function: Callable[..., FoundT]) -> Callable[..., FoundT]:
 
 
 def placed(verdict: CheckResult, node: NodeFacts, record: Record) -> CheckResult:
-    """Return a verdict of a record with the component that the record is about, unless it names another."""
+    """Return a result of a record with the component that the record is about, unless it names another."""
     own = verdict.component != "node" or record.component == "node"
     return verdict if own else replace(verdict, component=component(node, record))
 
@@ -153,7 +153,7 @@ JudgeValues = (
     | Callable[[AnyValues, NodeFacts], Judged]
     | Callable[[AnyValues, Record, NodeFacts], Judged]
 )
-"""Of a record's values; it takes ``record`` and ``node`` where it uses them."""
+"""A function of a record's values; ``record`` and ``node`` are optional parameters."""
 
 
 def record_check(  # noqa: PLR0913
@@ -166,10 +166,10 @@ def record_check(  # noqa: PLR0913
     after: tuple[str, ...] = (),
     **declared: Unpack[CheckDeclaration],
 ) -> Callable[[JudgeValues[AnyValues]], JudgeValues[AnyValues]]:
-    """Register a function of a record's values as a check of level ``standard``.
+    """Return a decorator that registers a function of a record's values as a check of level ``standard``.
 
-    It is asked once for every record of the name. ``on_gpu``: a record of the processor is ``skip``. ``after``: checks
-    whose failure explains that this part broke.
+    It is called once for every record of the name. ``on_gpu``: a record of the processor is ``skip``. ``after``: checks
+    with failures that explain this one.
     """
 
     def decorate(function: JudgeValues[AnyValues]) -> JudgeValues[AnyValues]:

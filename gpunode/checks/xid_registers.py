@@ -1,7 +1,7 @@
-"""Xid 74 (NVLink) by the registers that its message prints.
+"""Evaluation of Xid 74 (NVLink) by the registers in its message.
 
-The bits and what follows from them are those of NVIDIA's XID catalogue, workflow NVLINK_ERR, as NVIDIA/NVSentinel
-quotes it (issue 364, design 022). It documents the first, third, fourth and fifth register, of Hopper.
+The bits and their meanings are those of NVIDIA's XID catalogue, workflow NVLINK_ERR, as NVIDIA/NVSentinel quotes it
+(issue 364, design 022). It documents the first, third, fourth and fifth register, of Hopper.
 """
 
 import re
@@ -37,7 +37,7 @@ _LINE = re.compile(r"\blink (?P<link>\d{1,3})\s?\((?P<registers>0x[0-9a-f]{1,8}(
 
 @dataclass(frozen=True)
 class BitGroup:
-    """What a group of bits stands for."""
+    """The meaning of a group of bits."""
 
     meaning: str
     actions: tuple[str, ...]
@@ -68,7 +68,7 @@ BITS: dict[int, dict[BitGroup, tuple[int, ...]]] = {
     3: {SECONDARY: (16, 17), FABRIC: (18,)},
     4: {ECC: (18, 19, 21, 22, 24, 25, 27, 28), CONTINUE: (20, 23, 26, 29)},
 }
-"""Register (from 0), kind and bits; any other bit of them is unexpected, bit 13 of the third by name."""
+"""Register (from 0), kind and bits; any other bit is unexpected, bit 13 of the third is documented by name."""
 _KIND = {(register, bit): kind for register, kinds in BITS.items() for kind, bits in kinds.items() for bit in bits}
 
 
@@ -82,13 +82,13 @@ class Decoded:
 
     @property
     def kinds(self) -> tuple[BitGroup, ...]:
-        """What the bits stand for, each once."""
+        """Return the meanings of the bits, each once."""
         return tuple(dict.fromkeys(_KIND.get(bit, UNEXPECTED) for bit in self.bits))
 
 
 @dataclass(frozen=True)
 class RegisterVerdict:
-    """What the lines of one GPU come to."""
+    """The combined meaning of the lines of one GPU."""
 
     status: Status
     meaning: str
@@ -96,7 +96,7 @@ class RegisterVerdict:
 
 
 def decode(message: str) -> Decoded | None:
-    """Read ``NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)``; None for another."""
+    """Parse ``NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)``; None for other text."""
     match = _LINE.search(message)
     if match is None:
         return None
@@ -106,7 +106,8 @@ def decode(message: str) -> Decoded | None:
 
 
 def judge(events: list[KernelEvent], *, alone: bool) -> RegisterVerdict | None:
-    """Judge the lines of one GPU; None where one of them has no registers. ``alone``: no other Xid came with them."""
+    """Return the meaning of the lines of one GPU; None if one has no registers. ``alone``: no other Xid accompanied
+    them."""
     decoded = [decode(event.message) for event in events]
     lines = [line for line in decoded if line is not None]
     if not lines or len(lines) < len(decoded):

@@ -1,4 +1,4 @@
-"""Checks on what the driver wrote into the kernel's log: Xid of GPUs, SXid of NVSwitches, other trouble."""
+"""Checks on the driver's messages in the kernel's log: Xid of GPUs, SXid of NVSwitches, other errors."""
 
 import re
 from collections import defaultdict
@@ -20,15 +20,16 @@ SOURCE = "catalog (xids.yml)"
 BAD = ("critical", "high")
 HARMLESS = ("info", "low")
 APPLICATIONS_OWN: tuple[str, ...] = ("none",)
-"""An Xid that an application caused calls for nothing on the node."""
+"""Actions for an Xid that an application caused: none on the node."""
 BY_SEVERITY = (Status.FAIL, Status.WARN, Status.PASS)
 LOG_REMEDY = "journalctl -k -b shows the lines around it."
 RECOVERY = 154
-"""The Xid that is no fault of its own: it says what a GPU needs after others, or that it needs nothing any more."""
+"""The Xid that is not a fault itself: it reports the recovery action that a GPU needs after others, or that none is
+left."""
 OF_A_LOST_GPU = frozenset({OFF_THE_BUS, RECOVERY})
-"""Xids that report of a GPU that nvidia-smi cannot reach what gpu.answers reports."""
+"""Xids for a GPU that nvidia-smi cannot reach, which gpu.answers reports."""
 RECOVERED = re.compile(r"\bto 0x0+ \(None\)", re.I)
-# Lines after which a GPU cannot be used, whatever else the driver says.
+# Lines after which a GPU cannot be used, whatever other lines the driver writes.
 OFF_THE_BUS_WORDS = ("fallen off the bus", "GPU is lost")
 INIT_FAILED = ("RmInitAdapter failed", *OFF_THE_BUS_WORDS)
 
@@ -44,13 +45,13 @@ Incident = list[KernelEvent]
 
 
 def reach(node: NodeFacts) -> str:
-    """How far the log goes, for messages."""
+    """Return how far back the log goes, for messages."""
     complete = node.kernel_log is not None and node.kernel_log.complete
     return "of this boot" if complete else "as far as it is stored"
 
 
 def nothing_found(node: NodeFacts, what: str) -> CheckResult:
-    """The verdict on a log without such events: as much as the log can tell."""
+    """Return the result for a log without such events, as far back as it goes."""
     if is_container(node) and not (node.kernel_log and node.kernel_log.simulated):
         return CheckResult(Status.SKIP, f"no {what}; in a container the kernel's log is the host's")
     if node.kernel_log is not None and not node.kernel_log.complete:
@@ -96,7 +97,7 @@ def _left_to_answers(verdict: CheckResult) -> CheckResult:
 
 
 def _of_gpu(component: str, its: list[KernelEvent], model: GpuMatch | None) -> Iterator[tuple[int, CheckResult]]:
-    """Yield a verdict for each Xid that leads an incident, and one for the recovery action."""
+    """Yield a result for each Xid that leads an incident, and one for the recovery action."""
     over = cancelled(its)
     led: dict[int, list[Incident]] = defaultdict(list)
     for incident in incidents([event for event in its if event.xid != RECOVERY]):
@@ -119,7 +120,7 @@ def _of_gpu(component: str, its: list[KernelEvent], model: GpuMatch | None) -> I
 
 
 def _rank(number: int, incident: Incident, model: GpuMatch | None, over: Mapping[int, int]) -> int:
-    """The more severe, the smaller."""
+    """Return the rank of an Xid: the more severe, the smaller."""
     same = [event for event in incident if event.xid == number]
     alone = all(event.xid == number for event in incident)
     status = xid_verdict("", number, same, model, () if alone else (0,)).status
@@ -129,7 +130,7 @@ def _rank(number: int, incident: Incident, model: GpuMatch | None, over: Mapping
 def xid_verdict(
     component: str, number: int, events: list[KernelEvent], model: GpuMatch | None, others: tuple[int, ...] = ()
 ) -> CheckResult:
-    """Judge all lines of one Xid of one GPU. ``others``: the Xids that came in the same incidents."""
+    """Return the result for all lines of one Xid of one GPU. ``others``: the Xids in the same incidents."""
     row = load().xid(number)
     known = row.on(model.common.get("compute_capability") if model else None) if row else None
     last = events[-1]
@@ -142,8 +143,8 @@ def xid_verdict(
         Status.WARN, "", component, expected=0, measured=len(events), unit="events", source=SOURCE, actions=None
     )
     if known is None or known.severity == "unused":
-        said = f" ({last.message})" if last.message else ""
-        message = f"Xid {number}{often}{when}{who}: the catalog has no meaning for it{said}{beside}"
+        details = f" ({last.message})" if last.message else ""
+        message = f"Xid {number}{often}{when}{who}: the catalog has no meaning for it{details}{beside}"
         return replace(verdict, message=message, actions=("open_support_case",))
     status = Status.FAIL if known.severity in BAD else Status.PASS if known.severity in HARMLESS else Status.WARN
     if known.cancelled_by and status is Status.PASS:
@@ -154,7 +155,7 @@ def xid_verdict(
         reason = known.unsure.get("severity", "its row")
         meaning += f" (not sure for {model.gpu.name if model and model.gpu else 'this GPU'}: {reason})"
     if number == RECOVERY:
-        # Each tells the state from then on: only the last one holds.
+        # Each reports the state from then on: only the last one applies.
         meaning = f"{meaning}: {last.message}" if last.message else meaning
         status = Status.PASS if RECOVERED.search(last.message) else status
     by_application = known.severity == "application"
@@ -254,7 +255,7 @@ def _events(node: NodeFacts, kind: str) -> tuple[KernelEvent, ...]:
 
 
 def model_at(node: NodeFacts, event: KernelEvent) -> GpuMatch | None:
-    """Return the catalog's model of the GPU; where its slot is empty, the node's model if it has one alone."""
+    """Return the catalog's model of the GPU; if its slot is empty, the node's model if it has only one."""
     models = {device.slot: model for device in node.pci or () if (model := model_of(device)) is not None}
     if event.pci_bus_id in models:
         return models[event.pci_bus_id]
@@ -263,7 +264,7 @@ def model_at(node: NodeFacts, event: KernelEvent) -> GpuMatch | None:
 
 
 def gpu_of(node: NodeFacts, event: KernelEvent) -> str:
-    """``gpu3`` by nvidia-smi's order, the slot where that is not known."""
+    """Return ``gpu3`` by nvidia-smi's order, the slot if that is unknown."""
     found = next((gpu.index for gpu in node.smi_gpus if gpu.pci_bus_id == event.pci_bus_id), None)
     if found is not None:
         return f"gpu{found}"
@@ -279,7 +280,7 @@ def by_gpu(events: Iterable[KernelEvent]) -> dict[str | None, list[KernelEvent]]
 
 
 def incidents(events: list[KernelEvent]) -> list[Incident]:
-    """Return the events of one GPU in bursts. Of those without a time, each number is one: nothing joins them."""
+    """Return the events of one GPU in bursts. Events without a time form one burst per number."""
     bursts: list[Incident] = []
     timeless: dict[int | None, Incident] = defaultdict(list)
     last = None

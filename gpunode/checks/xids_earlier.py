@@ -1,4 +1,4 @@
-"""A check on the Xids of boots before this one: what comes back after a reboot is not mended by one."""
+"""A check on the Xids of earlier boots: a fault that recurs after a reboot is not repaired by one."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def xid_earlier(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _of_hardware(node: NodeFacts, events: tuple[KernelEvent, ...]) -> dict[tuple[str, int], list[KernelEvent]]:
-    """Return the Xids that fail on the GPU's model, by GPU and number; the recovery action is a state, no fault."""
+    """Return the Xids that fail on the GPU's model, by GPU and number; the recovery action is a state, not a fault."""
     found: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
     for event in events:
         if event.kind == "xid" and event.xid not in {None, RECOVERY} and _is_recent(node, event):

@@ -1,4 +1,5 @@
-"""What a machine should measure: physical limits, pass marks with their origin, and the verdict on a figure. Pure."""
+"""Expected performance of a machine: physical limits, pass marks with their origin, and the assessment of a figure. The
+package has no side effects."""
 
 from gpunode.expectations.assess import Assessment, Figure, Mark, MarkRules, assess, marks_of
 from gpunode.expectations.limits import PhysicalLimit, Where, limit_of

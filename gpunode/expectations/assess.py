@@ -1,4 +1,4 @@
-"""The verdict on one figure: which marks hold for it, and whether it reaches them."""
+"""Assessment of one figure: the marks that apply to it, and whether it reaches them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,48 +15,48 @@ from gpunode.expectations.shape import Shape
 CATALOG = "catalog (expectations.yml"
 Grade = Literal["good", "low", "bad", "unknown"]
 NEARLY = 0.98
-"""Share of a pass mark that half of its message size must reach: B200 reached 99 % of 16 GiB with 8 GiB (stas)."""
+"""Share of a pass mark that a message of half its size must reach: B200 reached 99 % of 16 GiB with 8 GiB (stas)."""
 SUMS_SINCE = Version("9.0")
-"""The first compute capability whose NVSwitches reduce."""
+"""The first compute capability with NVSwitches that perform reductions."""
 SMALLEST = 16
-"""A pass mark says nothing of messages smaller than this part of its own."""
+"""A pass mark does not apply to messages smaller than its own size divided by this number."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure, whatever program measured it."""
+    """One measured figure of any program."""
 
     metric: Metric
     value: float
     where: Where = field(default_factory=Where)
     message_bytes: float | None = None
     algorithm: str | None = None
-    """Of NCCL, where it is known: ``ring``, ``nvls``."""
+    """NCCL's algorithm, if it is known: ``ring``, ``nvls``."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A lower bound, and where it comes from."""
+    """A lower bound and its origin."""
 
     value: float
     origin: str
     fails: bool
-    """A figure below it is a failure; else it is worth a warning."""
+    """True: a figure below it is a failure; False: a warning."""
 
 
 @dataclass(frozen=True)
 class MarkRules:
-    """What a site and the policy say: it decides together with the catalog."""
+    """Rules of the site and the policy, applied together with the catalog."""
 
     site: Mapping[Metric, float] = field(default_factory=dict)
-    """Least values of the site's file: they replace the catalog's marks."""
+    """Minimum values of the site's file: they replace the catalog's marks."""
     site_origin: str = "site file"
     baseline: float | None = None
     """The same figure of an earlier run of this node."""
     baseline_origin: str = "baseline"
     drop_warns: float = 0.05
     drop_fails: float = 0.1
-    """How far below the baseline, as a share of it."""
+    """Maximum drop below the baseline, as a share of it."""
     gross: float | None = None
     """Share of a sure limit below which a figure is a failure whatever the marks; None: none."""
     gross_origin: str = "policy"
@@ -64,22 +64,23 @@ class MarkRules:
 
 @dataclass(frozen=True)
 class Assessment:
-    """What a figure comes to."""
+    """The result for a figure."""
 
     figure: Figure
     grade: Grade
     limit: PhysicalLimit | None
     mark: Mark | None
-    """The mark that was missed, of several the highest that fails; else the highest that holds. None: there is none."""
+    """The mark that was missed, of several the highest that fails; else the highest that applies. None: there is
+    none."""
 
     @property
     def ratio(self) -> float | None:
-        """The figure as a share of its limit."""
+        """Return the figure as a share of its limit."""
         return None if self.limit is None else self.figure.value / self.limit.value
 
     @property
     def origin(self) -> str | None:
-        """Where the expectation comes from."""
+        """Return the origin of the expectation."""
         return self.mark.origin if self.mark else None
 
     def __str__(self) -> str:
@@ -98,7 +99,7 @@ def _number(value: float) -> str:
 
 
 def assess(figure: Figure, shape: Shape, catalog: Catalog, rules: MarkRules) -> Assessment:
-    """Judge a figure by the marks of the site or else the catalog, and by the baseline."""
+    """Return the assessment of a figure by the marks of the site or else the catalog, and by the baseline."""
     limit = limit_of(figure.metric, shape, figure.where)
     marks = marks_of(figure, shape, catalog, rules)
     missed = [mark for mark in marks if figure.value < mark.value]
@@ -111,7 +112,7 @@ def assess(figure: Figure, shape: Shape, catalog: Catalog, rules: MarkRules) -> 
 
 
 def marks_of(figure: Figure, shape: Shape, catalog: Catalog, rules: MarkRules) -> list[Mark]:
-    """Return the lower bounds that hold for a figure, whatever its value."""
+    """Return the lower bounds that apply to a figure, whatever its value."""
     limit = limit_of(figure.metric, shape, figure.where)
     return [*_marks(figure, shape, catalog, rules, limit), *_earlier(rules)]
 
@@ -123,7 +124,7 @@ def _marks(
         yield Mark(rules.site[figure.metric], rules.site_origin, fails=True)
         return
     for mark in _rows(figure, shape, catalog):
-        # Above what this machine can do at all: the figure of one with a faster link, or at a higher clock.
+        # Above this machine's limit: the figure is from a machine with a faster link, or at a higher clock.
         if limit is None or not limit.sure or figure.metric.endswith("_busbw") or mark.value <= limit.value:
             yield mark
     if limit is None:
@@ -145,7 +146,7 @@ def _earlier(rules: MarkRules) -> Iterator[Mark]:
 
 
 def _rows(figure: Figure, shape: Shape, catalog: Catalog) -> Iterator[Mark]:
-    """Yield the marks of the catalog's expectations that are about this machine and this measurement."""
+    """Yield the marks of the catalog's expectations for this machine and this measurement."""
     for row in catalog.expectations.values():
         if row.metric != METRICS[figure.metric].row or not _about(row, shape, figure):
             continue
@@ -160,7 +161,7 @@ def _rows(figure: Figure, shape: Shape, catalog: Catalog) -> Iterator[Mark]:
 
 
 def _about(row: Row, shape: Shape, figure: Figure) -> bool:
-    """Return whether a row is about such a machine."""
+    """Return whether a row applies to this machine."""
     where = figure.where
     if row.gpu is not None and (shape.gpu is None or row.gpu != shape.gpu.id):
         return False
@@ -171,25 +172,25 @@ def _about(row: Row, shape: Shape, figure: Figure) -> bool:
     if row.algorithm is not None and row.algorithm != figure.algorithm:
         return False
     if row.algorithm is None and figure.algorithm == "ring" and sums_in_switch(shape):
-        # A mark without an algorithm is one of NCCL's own choice, which is not the ring there.
+        # A mark without an algorithm was measured with NCCL's own choice, which is not the ring there.
         return False
     if METRICS[figure.metric].group == "busbw":
         ranks = where.ranks if where.ranks is not None else shape.count * where.nodes
         return ranks == row.count * row.nodes
     if METRICS[figure.metric].group == "peer":
-        # Figures of pairs are figures of NVLink: over PCIe a pair has others.
+        # Figures of pairs are figures of NVLink: a pair over PCIe has others.
         links = None if where.peer is None else shape.links_between(where.gpu, where.peer)
         return shape.gpu is not None and shape.gpu.nvlink is not None and links == shape.gpu.nvlink.links
     return True
 
 
 def sums_in_switch(shape: Shape) -> bool:
-    """Return whether NCCL can have the NVSwitches reduce (NVLS): from Hopper on."""
+    """Return whether NCCL can use the NVSwitches for reductions (NVLS): Hopper and later."""
     return shape.nvswitch and shape.gpu is not None and shape.gpu.capability >= SUMS_SINCE
 
 
 def _by_size(row: Row, figure: Figure) -> tuple[float | None, bool]:
-    """Return the share of a row's figure that holds at the measured message size, and whether it may fail there."""
+    """Return the share of a row's figure that applies at the measured message size, and whether it may fail there."""
     if row.message_bytes is None or (figure.message_bytes or 0) >= row.message_bytes:
         return 1.0, True
     if figure.message_bytes is None or figure.message_bytes * SMALLEST < row.message_bytes:

@@ -1,4 +1,4 @@
-"""The physical limit of a figure: what carries the data, or computes, and how fast that can be at most."""
+"""The physical limit of a figure: the component that transfers or computes, and its maximum rate."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,19 +12,19 @@ Path = Literal["pcie", "nvlink", "nvswitch", "memory", "tensor", "network"]
 
 @dataclass(frozen=True)
 class PhysicalLimit:
-    """A physical limit."""
+    """A physical limit, with the component that has it."""
 
     value: float
     path: Path
     what: str
     """``PCIe 5.0 x16 without packet headers``."""
     sure: bool = True
-    """False: a part of it is a guess, so that nothing fails by it."""
+    """False: a part of it is a guess, so that no figure fails by it."""
 
 
 @dataclass(frozen=True)
 class Where:
-    """Which part of the machine a figure is about."""
+    """The part of the machine that a figure is about."""
 
     gpu: int = 0
     peer: int | None = None
@@ -32,11 +32,11 @@ class Where:
     """GPUs of all nodes; None: those of the shape."""
     nodes: int = 1
     clock_mhz: float | None = None
-    """Of the SMs while they computed."""
+    """Clock of the SMs during the computation."""
 
 
 def limit_of(metric: Metric, shape: Shape, where: Where) -> PhysicalLimit | None:
-    """Return the limit of a figure; None where the machine's facts and the catalog do not tell it."""
+    """Return the limit of a figure; None if the machine's facts and the catalog do not determine it."""
     match METRICS[metric].group:
         case "copy":
             return _pcie(shape, where.gpu)
@@ -97,14 +97,14 @@ def _tensor(shape: Shape, dtype: str, clock_mhz: float | None) -> PhysicalLimit 
         return None
     rated = gpu.tflops.clock_mhz or gpu.sm_clock_mhz
     if clock_mhz is None or rated is None:
-        # At an unknown clock, which the power limit may have lowered, the peak says little.
+        # At an unknown clock, which the power limit may have lowered, the peak is not a useful limit.
         return PhysicalLimit(peak, "tensor", f"peak of {gpu.name} for {dtype}, clock unknown", sure=False)
     what = f"peak of {gpu.name} for {dtype} at {clock_mhz:.0f} MHz"
     return PhysicalLimit(peak * clock_mhz / rated, "tensor", what, gpu.sure("tflops"))
 
 
 def _collective(shape: Shape, where: Where) -> PhysicalLimit | None:
-    """Return what a ring over all ranks carries: the slowest of its steps."""
+    """Return the rate of a ring over all ranks: that of the slowest of its steps."""
     ranks = where.ranks if where.ranks is not None else shape.count * where.nodes
     if ranks < 2:
         return None
@@ -128,7 +128,7 @@ def _collective(shape: Shape, where: Where) -> PhysicalLimit | None:
 
 
 def _used_links(shape: Shape) -> int | None:
-    """Return the links of one GPU that lead to others; None: all of them."""
+    """Return the number of links that connect one GPU to others; None: all of them."""
     if shape.nvswitch or shape.links is None:
         return None
     return min(sum(number for pair, number in shape.links.items() if gpu in pair) for gpu in range(shape.count))

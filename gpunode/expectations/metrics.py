@@ -1,4 +1,4 @@
-"""The figures that can be expected, by name."""
+"""Names of the figures that can be expected."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ Group = Literal["copy", "peer", "on_device", "memory", "gemm", "busbw", "storage
 
 @dataclass(frozen=True)
 class MetricKind:
-    """What a metric is, for the catalog."""
+    """The groups of a metric in the catalog."""
 
     group: Group
     """The ``metric`` of its bands."""
     row: str | None
-    """The ``metric`` of the expectations that hold for it; None: there are none."""
+    """The ``metric`` of the expectations that apply to it; None: there are none."""
 
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")

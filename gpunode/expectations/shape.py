@@ -1,4 +1,4 @@
-"""What of a machine decides how fast it can be: its GPUs and what connects them."""
+"""Properties of a machine that limit its performance: its GPUs and their links."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,23 +13,23 @@ class Shape:
     """One node, or one node of several equal ones."""
 
     gpu: Gpu | None
-    """The model of its GPUs; None: not all are one model of the catalog."""
+    """The model of its GPUs; None: they are not all one model of the catalog."""
     count: int
-    """Its GPUs."""
+    """Number of its GPUs."""
     nvswitch: bool = False
-    """On its board or in its rack."""
+    """True if NVSwitches are on its board or in its rack."""
     links: Mapping[Pair, int] | None = None
-    """NVLinks between two GPUs, the lower index first; 0: none. None: not known."""
+    """NVLinks between two GPUs, the lower index first; 0: none. None: unknown."""
     pcie: Mapping[int, tuple[int | None, int | None]] = field(default_factory=dict)
-    """Generation and width of a GPU's PCIe link, as both ends support it; a GPU that is absent has its model's."""
+    """Generation and width of a GPU's PCIe link that both ends support; default: its model's."""
     platforms: frozenset[str] = frozenset()
     """Ids of the catalog's platforms that it may be."""
     network_gb_per_s: float | None = None
-    """Of all adapters for GPU traffic, in one direction; None: not known."""
+    """Rate of all adapters for GPU traffic, in one direction; None: unknown."""
     network_sure: bool = True
 
     def links_between(self, first: int, second: int) -> int | None:
-        """Return the NVLinks between two GPUs, behind NVSwitches those of one GPU; None where they are not known."""
+        """Return the NVLinks between two GPUs, behind NVSwitches those of one GPU; None if they are unknown."""
         if self.nvswitch and self.gpu is not None and self.gpu.nvlink is not None:
             return self.gpu.nvlink.links
         if self.links is None:
@@ -38,10 +38,10 @@ class Shape:
 
     @property
     def ring_of_nvlinks(self) -> bool | None:
-        """Whether NVLinks can carry a ring over all GPUs; None where the links are not known.
+        """Return whether NVLinks form a ring over all GPUs; None if the links are unknown.
 
-        Switches and meshes can, and so can a cube of eight, in which not every two GPUs are linked. Bridged pairs and
-        islands of four cannot.
+        Switches and meshes do, and so does a cube of eight, in which not every two GPUs are linked. Bridged pairs and
+        islands of four do not.
         """
         if self.nvswitch:
             return True
@@ -61,7 +61,7 @@ class Shape:
 
 
 def of_platform(catalog: Catalog, platform: Platform) -> Shape:
-    """Return the shape of a platform of the catalog, as far as its rows describe it."""
+    """Return the shape of a platform of the catalog, as described by its rows."""
     ids = list(platform.gpus)
     gpu = catalog.gpus[ids[0]] if len(ids) == 1 else None
     rate = platform.nic_rate_gbit_per_s
@@ -85,5 +85,5 @@ def _links(gpu: Gpu | None, platform: Platform) -> dict[Pair, int] | None:
         return dict.fromkeys(pairs, 0)
     others = platform.gpu_count - 1
     meshed = gpu.nvlink.form == "sxm" and 1 <= others <= 3 and not platform.nvswitches
-    # Bridges join two cards where somebody put them; a cube of eight V100 has pairs with two, one and no link.
+    # The position of bridges depends on the installation; a cube of eight V100 has pairs with two, one and no link.
     return dict.fromkeys(pairs, gpu.nvlink.links // others) if meshed else None

@@ -1,4 +1,4 @@
-"""Figures out of the answers of ``gpunode.facts.parsers``: nvbandwidth, nccl-tests, the bandwidth samples of CUDA."""
+"""Conversion of parsed output into figures: nvbandwidth, nccl-tests, CUDA's bandwidth samples."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from gpunode.expectations.metrics import METRICS
 from gpunode.facts.models.outputs import BandwidthTest, NcclRow, NcclTests, Nvbandwidth, P2pBandwidth
 
 NVBANDWIDTH_BYTES = 512 * 2**20
-"""Its buffers, unless ``--bufferSize`` says otherwise."""
+"""Its buffer size; the default of ``--bufferSize``."""
 P2P_BYTES = 160_000_000
-"""What p2pBandwidthLatencyTest copies at once: 40,000,000 numbers of 4 bytes."""
+"""Size of one copy of p2pBandwidthLatencyTest: 40,000,000 numbers of 4 bytes."""
 HOST_TESTS = {"host_to_device_memcpy_ce": "host_to_device", "device_to_host_memcpy_ce": "device_to_host"}
 PEER_TESTS = frozenset({"device_to_device_memcpy_read_ce", "device_to_device_memcpy_write_ce"})
 COLLECTIVES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
-"""Where nccl-tests calls a collective otherwise than we do."""
+"""Collectives with another name in nccl-tests."""
 
 
 @dataclass(frozen=True)
 class ToolTrouble:
-    """A part of an output that has no figure to judge."""
+    """A part of an output without a figure to assess."""
 
     grade: Literal["bad", "unknown"]
-    """``bad``: the program reports a fault. ``unknown``: nothing can be said."""
+    """``bad``: the program reports a fault. ``unknown``: no result."""
     what: str
 
 
@@ -77,7 +77,7 @@ def of_nccl_tests(
 ) -> Iterator[Figure | ToolTrouble]:
     """Yield the bus bandwidth of the largest message of each run, the better of both placements.
 
-    ``collective`` and ``nodes`` stand in for what the log does not say.
+    ``collective`` and ``nodes`` are used if the log does not contain them.
     """
     for run in answer.runs:
         name = run.collective or collective
@@ -104,7 +104,7 @@ def of_nccl_tests(
 
 
 def metric_of(collective: str) -> str:
-    """Return the metric of a collective by nccl-tests' name for it; it may be none that can be expected."""
+    """Return the metric of a collective by nccl-tests' name for it; it may be a metric that cannot be expected."""
     return f"{COLLECTIVES.get(collective, collective)}_busbw"
 
 

@@ -4,7 +4,7 @@ import re
 import signal
 from bisect import bisect_right
 from collections.abc import Callable
-from itertools import islice, takewhile
+from functools import cached_property
 from typing import Any
 
 from gpunode.facts.errors import ParseError
@@ -28,7 +28,6 @@ class BundleReader:
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
-        self._paths = sorted(bundle.files)
         log = bundle.commands.get(READ_LOG)
         self._problems = log.stderr.splitlines() if log else []
         self._unreadable: dict[str, str] = {}
@@ -69,8 +68,15 @@ class BundleReader:
 
     def under(self, folder: str) -> tuple[str, ...]:
         """Return all paths below ``folder`` that the probe kept, sorted."""
-        first = bisect_right(self._paths, folder)
-        return tuple(takewhile(lambda path: path.startswith(folder), islice(self._paths, first, None)))
+        paths = self._sorted_paths
+        first = last = bisect_right(paths, folder)
+        while last < len(paths) and paths[last].startswith(folder):
+            last += 1
+        return tuple(paths[first:last])
+
+    @cached_property
+    def _sorted_paths(self) -> list[str]:
+        return sorted(self._bundle.files)
 
     def entries(self, folder: str) -> tuple[str, ...] | None:
         """Return names in one of the probe's TREES with content that was kept; None if the folder does not exist.

@@ -6,7 +6,7 @@ from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_li
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import LoadedDriver, ModuleFile
 from gpunode.facts.parsers import driver_version
-from gpunode.probe.script import GPU_MODULE, MODPROBE_FOLDERS
+from gpunode.facts.probed import GPU_MODULE, MODPROBE_FOLDERS
 
 _VERSION = re.compile(r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,2}")
 _MODULE_LINE = re.compile(r"([A-Za-z0-9_-]+) [0-9]+ .*")

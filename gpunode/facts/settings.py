@@ -5,8 +5,8 @@ import re
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import BootSetting, EnvironmentSetting, Limit, Limits
+from gpunode.facts.probed import SYSCTLS
 from gpunode.facts.system import systemd
-from gpunode.probe.script import SYSCTLS
 
 _LOCKDOWN = "/sys/kernel/security/lockdown"
 _CHOSEN = re.compile(r"\[([a-z]{1,20})\]")

@@ -1,9 +1,13 @@
-"""Several programs of Ansible for one start of Python: most of what each costs is importing what all of them share.
+"""An inventory and settings of Ansible for one start of Python: most of what each costs is importing what both share.
 
 Run as a program by the interpreter beside which Ansible is installed; an argument is the folder of packages in which
-Ansible lies. stdin has a JSON list of command lines
-(``["ansible-inventory", "--list", …]``), stdout gets a list with ``[exit code, stdout, stderr]`` of each. Each runs in
-a process that is forked when all is imported, side by side with the others.
+Ansible lies. stdin has a JSON object:
+
+- ``listing``: the command line of ``ansible-inventory``, or null
+- ``settings``: a list of ``[section, kind, plugin, names]``, kind and plugin null for Ansible's own settings
+
+stdout gets ``{"listing": [exit code, stdout, stderr], "settings": {"section.name": value}, "error": null}``. Settings
+at their default are left out, as ``ansible-config dump --only-changed`` does; ``error`` is why they cannot be read.
 """
 
 from __future__ import annotations
@@ -13,34 +17,35 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
-
-Main = Callable[[list[str]], None]
-
-
-def started(main: Main, argv: list[str]) -> tuple[int, int, int]:
-    """Return the process of one program and the files in memory that take its stdout and stderr."""
-    stdout, stderr = os.memfd_create("stdout"), os.memfd_create("stderr")
-    pid = os.fork()
-    if pid == 0:
-        os.dup2(stdout, 1)
-        os.dup2(stderr, 2)
-        os._exit(ended(main, argv))
-    return pid, stdout, stderr
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 
-def ended(main: Main, argv: list[str]) -> int:
-    """Return the exit code of the program, its output written."""
-    code: object = 1
+def listing(argv: list[str]) -> tuple[int, str, str]:
+    """Run ``ansible-inventory`` in this process; return its exit code, its stdout and its stderr."""
+    run = importlib.import_module("ansible.cli.inventory").main
+    code: object = 0
+    with redirected(1) as stdout, redirected(2) as stderr:
+        try:
+            run(argv)
+        except SystemExit as end:
+            code = end.code
+    return code if isinstance(code, int) else int(code is not None), text(stdout), text(stderr)
+
+
+@contextmanager
+def redirected(stream: int) -> Iterator[int]:
+    """Have a file in memory take what is written to a stream; return its descriptor."""
+    kept, memory = os.dup(stream), os.memfd_create(str(stream))
+    os.dup2(memory, stream)
     try:
-        main(argv)
-        code = 0
-    except SystemExit as end:
-        code = end.code
+        yield memory
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-    return code if isinstance(code, int) else int(code is not None)
+        os.dup2(kept, stream)
+        os.close(kept)
 
 
 def text(descriptor: int) -> str:
@@ -50,19 +55,45 @@ def text(descriptor: int) -> str:
         return file.read()
 
 
+def settings(wanted: Iterable[tuple[str, str | None, str | None, list[str]]]) -> dict[str, Any]:
+    """Return the settings that are not at their default, found as ``ansible-config dump`` finds them."""
+    constants = importlib.import_module("ansible.constants")
+    loaders = importlib.import_module("ansible.plugins.loader")
+    config = constants.config
+    known = {name: getattr(constants, name) for name in dir(constants) if not name.startswith("__")}
+    found = {}
+    for section, kind, plugin, names in wanted:
+        if kind:
+            # Loading a plugin tells the configuration which settings it has.
+            getattr(loaders, f"{kind}_loader").get(plugin, class_only=True)
+        # All of a plugin's: a value of another type is refused, whether or not it is wanted.
+        for name in config.get_configuration_definitions(kind, plugin) if kind else names:
+            value, origin = config.get_config_value_and_origin(
+                name, plugin_type=kind, plugin_name=plugin, variables=known
+            )
+            if name in names and origin not in ("default", "REQUIRED", None):
+                found[f"{section}.{name}"] = value
+    return found
+
+
 def main() -> None:
-    """Run what stdin lists."""
-    # Each of them ends before its garbage counts, and the collector would copy what they share.
+    """Answer what stdin asks."""
+    # The program ends before its garbage counts.
     gc.disable()
     sys.path += [folder for folder in sys.argv[1:] if folder not in sys.path]
-    lines: list[list[str]] = json.load(sys.stdin)
-    mains = {name: importlib.import_module(f"ansible.cli.{name.partition('-')[2]}").main for name, *_ in lines}
-    running = [started(mains[argv[0]], argv) for argv in lines]
-    answers = []
-    for pid, stdout, stderr in running:
-        _, status = os.waitpid(pid, 0)
-        answers.append([os.waitstatus_to_exitcode(status), text(stdout), text(stderr)])
-    json.dump(answers, sys.stdout)
+    request = json.load(sys.stdin)
+    answer: dict[str, Any] = {"listing": None, "settings": {}, "error": None}
+    importlib.import_module("ansible.cli")  # it reports a configuration that cannot be read
+    errors = importlib.import_module("ansible.errors")
+    if request["listing"]:
+        answer["listing"] = listing(request["listing"])
+    else:
+        importlib.import_module("ansible.plugins.loader").init_plugin_loader()
+    try:
+        answer["settings"] = settings(request["settings"])
+    except errors.AnsibleError as err:
+        answer["error"] = str(err)
+    json.dump(answer, sys.stdout, default=str)
 
 
 if __name__ == "__main__":

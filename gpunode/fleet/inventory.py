@@ -1,7 +1,7 @@
-"""The inventory as Ansible reads it: through ``ansible-inventory``, ``ansible-config`` and ``ansible`` as programs.
+"""The inventory as Ansible reads it: through ``ansible-inventory`` and ``ansible`` as programs, and its settings.
 
-No code of Ansible is imported here; what is used is the JSON that these programs print. Those that are needed together
-share one start of Python: see ``ansible_programs``.
+No code of Ansible is imported here; what is used is the JSON that programs print. The inventory and the settings share
+one start of Python: see ``ansible_programs``.
 """
 
 import base64
@@ -43,8 +43,7 @@ def read(sources: Sequence[str], limit: str | None = None, vault: Sequence[str] 
     ``vault`` are arguments such as ``--vault-password-file FILE``. Raises UsageError with one line for a source that
     is missing or cannot be read, an inventory without hosts, and a pattern that matches nothing.
     """
-    (done,) = _programs([_listing(sources, limit, vault)])
-    return _read(done, sources, limit, vault)
+    return _read(_ask(_listing(sources, limit, vault), {}).listing, sources, limit, vault)
 
 
 def _read(done: process.Completed, sources: Sequence[str], limit: str | None, vault: Sequence[str]) -> Inventory:
@@ -85,7 +84,11 @@ def resolve_values(inventory: Inventory, wanted: Iterable[str]) -> Inventory:
     return Inventory(inventory.sources, hosts, inventory.groups, inventory.vault)
 
 
-_KINDS: Mapping[str, tuple[str, ...]] = {"base": (), "ssh": ("connection", "ssh"), "sudo": ("become", "sudo")}
+_KINDS: Mapping[str, tuple[str | None, str | None]] = {
+    "base": (None, None),
+    "ssh": ("connection", "ssh"),
+    "sudo": ("become", "sudo"),
+}
 """The sections of ``settings``, with the kind and the name of a plugin."""
 
 
@@ -95,33 +98,15 @@ def settings(names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     ``names`` maps a section, ``"base"``, ``"ssh"`` or ``"sudo"``, to the settings wanted. The answer's keys are
     ``section.name``; what is at its default is no key.
     """
-    return _changed(_programs(_dumps(names)), names)
-
-
-def _dumps(names: Iterable[str]) -> list[list[str]]:
-    """The command line of each section. ``--type all`` would load every plugin there is."""
-    dump = ["ansible-config", "dump", "--only-changed", "--format", "json", "--type"]
-    return [[*dump, *(_KINDS[section] or (section,))] for section in names]
-
-
-def _changed(dumps: Sequence[process.Completed], names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for done, (section, wanted) in zip(dumps, names.items(), strict=True):
-        if done.rc != 0:
-            raise UsageError(f"ansible-config cannot read Ansible's configuration: {_error(done.stderr)}")
-        entries = json.loads(done.stdout)
-        if section != "base":
-            entries = [entry for plugin in entries for entry in plugin.get(section, ())]
-        found |= {f"{section}.{entry['name']}": entry["value"] for entry in entries if entry.get("name") in wanted}
-    return found
+    return _changed(_ask([], names))
 
 
 def read_with_settings(
     sources: Sequence[str], limit: str | None, names: Mapping[str, tuple[str, ...]], vault: Sequence[str] = ()
 ) -> tuple[Inventory, dict[str, Any]]:
-    """``read`` and ``settings`` side by side."""
-    listed, *dumps = _programs([_listing(sources, limit, vault), *_dumps(names)])
-    return _read(listed, sources, limit, vault), _changed(dumps, names)
+    """Return both of ``read`` and ``settings``, for one start of Ansible."""
+    answer = _ask(_listing(sources, limit, vault), names)
+    return _read(answer.listing, sources, limit, vault), _changed(answer)
 
 
 def _listing(sources: Sequence[str], limit: str | None, vault: Sequence[str]) -> list[str]:
@@ -129,22 +114,41 @@ def _listing(sources: Sequence[str], limit: str | None, vault: Sequence[str]) ->
     return ["ansible-inventory", "--list", *_source_words(sources), *vault, *limited]
 
 
-def _programs(lines: Sequence[Sequence[str]]) -> list[process.Completed]:
-    """Run programs of Ansible side by side and return how each of them ended."""
-    for name in dict.fromkeys(line[0] for line in lines):
-        ansible_program(name)  # it says what is missing
+@dataclass(frozen=True)
+class _Answer:
+    listing: process.Completed
+    settings: Mapping[str, Any]
+    error: str | None
+    """Why the settings cannot be read."""
+
+
+def _changed(answer: _Answer) -> dict[str, Any]:
+    if answer.error is not None:
+        raise UsageError(f"ansible-config cannot read Ansible's configuration: {answer.error}")
+    return dict(answer.settings)
+
+
+def _ask(listing: Sequence[str], names: Mapping[str, tuple[str, ...]]) -> _Answer:
+    """Run ``ansible-inventory`` with the arguments of ``listing``, if any, and look settings up."""
+    ansible_program("ansible-inventory")  # it says what is missing
     env = ansible_environment()
     # Ansible only warns of all three and goes on with fewer hosts than were meant.
     env["ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED"] = "True"
     env["ANSIBLE_HOST_PATTERN_MISMATCH"] = "error"
     # Isolated, it does not look where a user's own packages are: Ansible may be among them.
     argv = [sys.executable, "-I", str(Path(__file__).with_name("ansible_programs.py")), *_folder_of("ansible")]
-    done = process.run(argv, timeout_s=TIMEOUT_S, env=env, stdin=json.dumps(lines))
+    request = {
+        "listing": listing,
+        "settings": [[section, *_KINDS[section], wanted] for section, wanted in names.items()],
+    }
+    done = process.run(argv, timeout_s=TIMEOUT_S, env=env, stdin=json.dumps(request))
     try:
-        return [process.Completed(*answer) for answer in json.loads(done.stdout)]
-    except (ValueError, TypeError):
-        # A configuration that cannot be read ends all of them before they begin.
-        return [process.Completed(done.rc or 1, "", done.stderr)] * len(lines)
+        answer = json.loads(done.stdout)
+        listed = process.Completed(*answer["listing"]) if answer["listing"] else done
+        return _Answer(listed, answer["settings"], answer["error"] and _error(answer["error"]))
+    except (ValueError, TypeError, KeyError):
+        # A configuration that cannot be read ends the program before it begins.
+        return _Answer(process.Completed(done.rc or 1, "", done.stderr), {}, _error(done.stderr))
 
 
 def _folder_of(package: str) -> list[str]:

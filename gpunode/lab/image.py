@@ -113,7 +113,7 @@ def _import(client: docker.DockerClient, recipe: Recipe, tar: Path, tag: str) ->
     changes = [
         f"LABEL {IMAGE_LABEL}={recipe.system.id}",
         f"LABEL gpunode.lab.recipe={recipe.digest}",
-        "ENV container=docker",  # tells systemd that it runs in a container
+        "ENV container=docker",  # informs systemd that it runs in a container
         f"CMD {json.dumps(list(recipe.init))}",
     ]
     with docker_errors(f"importing {tag}"), tar.open("rb") as stream:

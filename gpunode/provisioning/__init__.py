@@ -1,1 +1,1 @@
-"""What each role changes on a node: typed state in, typed manifest out. Roles and ``gpunode plan`` share it."""
+"""Changes of each role on a node: typed state in, typed manifest out. Shared by the roles and ``gpunode plan``."""

@@ -17,7 +17,7 @@ from gpunode.tuning.kernel import in_container
 
 ROLE = "accounts"
 SUDO = "/etc/sudoers.d/zz-gpunode-admins"
-"""The last file counts where several name one user."""
+"""If several files name one user, the last one is effective."""
 JOURNAL = "/etc/systemd/journald.conf.d/gpunode.conf"
 MEMORY = "/var/lib/gpunode/accounts"
 BEFORE = f"{MEMORY}/values-before.json"
@@ -32,7 +32,7 @@ RULES = {"passwordless": "ALL=(ALL:ALL) NOPASSWD: ALL", "password": "ALL=(ALL:AL
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:  # noqa: ARG001
-    """Return what the role changes on a node."""
+    """Return the manifest of the role."""
     if settings["state"] == "keep":
         return Manifest(role=ROLE)
     ssh = state.ssh
@@ -82,7 +82,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
 
 
 def _bad_settings(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings that cannot be meant."""
+    """Yield invalid settings."""
     seen: set[str] = set()
     for admin in settings["admins"]:
         name = str(admin["name"])
@@ -114,7 +114,7 @@ def _without_keys(
 
 
 def _key_file(ssh: SshState, settings: Mapping[str, Any], admin: Mapping[str, Any]) -> Iterator[ManagedFile]:
-    """Yield the file of keys of one admin user where it has to change."""
+    """Yield the file of keys of one admin user if it has to change."""
     account = ssh.account(admin["name"])
     given = [" ".join(str(key).split()) for key in admin["keys"]]
     text = account.document or "" if account is not None else ""
@@ -174,7 +174,7 @@ def _journal(settings: Mapping[str, Any]) -> str:
 def _live_reasons(state: NodeState, live: Mapping[str, str]) -> Iterator[str]:
     for path, value in live.items():
         text = state.contents.get(path)
-        # A kernel without the setting cannot have it.
+        # Not set on a kernel without the setting.
         if text is not None and text.strip() != value:
             yield f"{path} is {text.strip()[:50]}, not {value}"
 

@@ -1,26 +1,26 @@
-"""What a node's apt sources still lack, as deb822 stanzas."""
+"""Missing components in a node's apt sources, as deb822 stanzas."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Suites of one release by the names that they have in sources, after the codename.
+# Suites of one release by their names in sources, after the codename.
 SUITES = ("", "-updates", "-security", "/updates")
-# Options that say which files are fetched, not whether they are trusted; the node's own choice stays with them.
+# Options about which files are fetched, not whether they are trusted; the node's own values are kept.
 NOT_COPIED = {"types", "uris", "suites", "components", "enabled", "description"}
 
 
 def missing_components(
     sources: Iterable[Mapping[str, Any]], codename: str, components: Iterable[str], own_file: str
 ) -> list[dict[str, Any]]:
-    """Stanzas that add ``components`` to the distribution's own archives, as far as no other file has them.
+    """Return stanzas that add ``components`` to the distribution's own archives, as far as no other file has them.
 
     ``sources`` is what ``apt_state.py`` reports: per entry ``{file, types, uris, suites, components, options,
-    origins}``; entries of ``own_file`` are not looked at. Debian's own archive is told by its Release file (origin
-    Debian), by its keyring where nothing was fetched yet, and by its component ``main``. Returned is
+    origins}``; entries of ``own_file`` are ignored. Debian's own archive is identified by its Release file (origin
+    Debian), by its keyring if nothing was fetched yet, and by its component ``main``. Returned is
     ``[{uris, suites, components, options}]``, one stanza per archive, in the order of the sources.
     """
     entries = [entry for entry in sources if entry["file"] != own_file and "deb" in entry["types"]]
-    wanted = list(components)
+    requested = list(components)
     release = {codename + suffix for suffix in SUITES}
     present: dict[tuple[str, str], set[str]] = {}
     for entry in entries:
@@ -33,7 +33,7 @@ def missing_components(
             continue
         options = {key: value for key, value in entry["options"].items() if key.lower() not in NOT_COPIED}
         for uri, suite in _archives(entry):
-            lacking = tuple(name for name in wanted if name not in present[uri, suite])
+            lacking = tuple(name for name in requested if name not in present[uri, suite])
             if (uri, suite) in done or not lacking or not _is_debians(entry, suite, release):
                 continue
             done.add((uri, suite))
@@ -48,7 +48,7 @@ def _archives(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _is_debians(entry: Mapping[str, Any], suite: str, release: set[str]) -> bool:
-    """True for an archive of the running Debian release; what was fetched from it counts more than its keyring."""
+    """Return True for an archive of the running Debian release; its Release file takes precedence over its keyring."""
     seen = entry["origins"].get(suite)
     if seen is not None:
         return bool(seen["origin"] == "Debian" and seen["codename"] in release)

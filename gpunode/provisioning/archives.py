@@ -1,4 +1,4 @@
-"""Archives of packages that a role adds to a node's sources, and those that are there already or must leave."""
+"""Archives of packages that a role adds to a node's sources, and existing or obsolete entries for them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ class Archive:
     key: str
     """A file on the controller, or an https address."""
     fingerprints: Sequence[str] = ()
-    """The publisher's; none: the site's own key, which is trusted as it is."""
+    """The publisher's; none: the site's own key, which is trusted without a check."""
     suite: str = "/"
     components: str = ""
     signed_packages: bool = True
@@ -41,7 +41,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFiles:
-    """The files of an archive; not complete as long as it has ``questions``."""
+    """The files of an archive; incomplete as long as it has ``questions``."""
 
     files: tuple[ManagedFile, ...] = ()
     questions: Mapping[str, NodeQuestion] | None = None
@@ -49,7 +49,7 @@ class ArchiveFiles:
 
     @property
     def texts(self) -> dict[str, str | dict[str, str]]:
-        """Path to text; empty: absent."""
+        """Return path to text; empty: absent."""
         return {file.path: file.content or "" for file in self.files}
 
 
@@ -68,7 +68,7 @@ def archive_files(archive: Archive, state: NodeState, context: Context) -> Archi
 
 
 def _key(archive: Archive, state: NodeState, context: Context) -> tuple[str | None, ArchiveFiles]:
-    """(the key's text, None) or (None, what is asked or refused)."""
+    """Return (the key's text, no files), or (None, the question or the refusal)."""
     if re.match(r"[a-z]+://", archive.key) is None:
         try:
             text = Path(archive.key).expanduser().read_text(encoding="utf-8", errors="replace").rstrip("\n") + "\n"
@@ -95,7 +95,7 @@ def _trusted(archive: Archive, text: str) -> tuple[str | None, ArchiveFiles]:
 
 
 def _apt_entry(archive: Archive, state: NodeState) -> str | None:
-    """A deb822 stanza; None where a file of a user has the archive too: apt refuses one archive with two keys."""
+    """Return a deb822 stanza; None if a user's file has the archive too: apt refuses one archive with two keys."""
     if state.apt is None or archive_file([row.model_dump() for row in state.apt.sources], archive.uri, archive.file):
         return None
     lines = [
@@ -125,19 +125,19 @@ def _yum_entry(archive: Archive) -> str:
 
 
 def archive_file(sources: Iterable[Mapping[str, Any]], uri: str, own_file: str) -> str | None:
-    """Return the file in which a user already has the archive ``uri``; None where only ``own_file`` has it, or nobody.
+    """Return the file in which a user already has the archive ``uri``; None if only ``own_file`` has it, or no file.
 
-    apt refuses to work where one archive has two keys, so a second entry must not be written.
+    apt refuses to work if one archive has two keys, so a second entry must not be written.
     """
-    wanted = _plain_uri(uri)
+    searched = _plain_uri(uri)
     for entry in sources or ():
-        if entry["file"] != own_file and "deb" in entry["types"] and wanted in map(_plain_uri, entry["uris"]):
+        if entry["file"] != own_file and "deb" in entry["types"] and searched in map(_plain_uri, entry["uris"]):
             return str(entry["file"])
     return None
 
 
 def old_toolkit_files(sources: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the files of sources that name nothing but the repositories of nvidia-docker2; they clash with ours."""
+    """Return the source files that name only the repositories of nvidia-docker2; they conflict with ours."""
     uris: dict[str, list[str]] = {}
     for entry in sources or ():
         uris.setdefault(entry["file"], []).extend(entry["uris"])

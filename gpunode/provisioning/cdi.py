@@ -1,4 +1,4 @@
-"""The node's one CDI specification: which file it is, whether it fits, and which others contradict it."""
+"""The node's one CDI specification: its file, whether it is current, and other specifications that contradict it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class RefreshEnvironment:
 
     text: str
     output: str
-    """Where the unit writes."""
+    """The unit's output file."""
 
 
 def refresh_environment(text: str | None, old_cdi: bool) -> RefreshEnvironment:
     """Return the unit's environment for the engines of the node.
 
-    With ``old_cdi`` the flag that leaves ``additionalGids`` out is set in a block of ours, beside the flags that a
-    user has set; without, the block is removed.
+    With ``old_cdi`` the flag that omits ``additionalGids`` is set in a block of ours, in addition to a user's flags;
+    without, the block is removed.
     """
     lines: list[str] = []
     inside = False
@@ -49,10 +49,10 @@ def refresh_environment(text: str | None, old_cdi: bool) -> RefreshEnvironment:
 
 
 def refresh_reason(node: NodeFacts, output: str = SPECIFICATION) -> str | None:
-    """Return why the specification has to be rewritten, None where it fits.
+    """Return why the specification has to be rewritten, None if it is current.
 
-    A node whose driver is not loaded has nothing to describe; with the module of another release in memory the unit
-    fails, and runs at the boot that is required then.
+    Without a loaded driver there is nothing to describe; with a loaded module of another release the unit fails, and
+    runs at the boot that is required then.
     """
     if node.loaded_driver is None or node.driver_library_version not in (None, node.loaded_driver.version):
         return None
@@ -70,10 +70,10 @@ def refresh_reason(node: NodeFacts, output: str = SPECIFICATION) -> str | None:
 
 
 def stale_specifications(specs: Iterable[CdiSpec] | None, kept: str = SPECIFICATION) -> list[str]:
-    """Return the specifications of NVIDIA's GPUs beside the one that the toolkit's unit keeps.
+    """Return the specifications of NVIDIA's GPUs other than the one that the toolkit's unit maintains.
 
-    Of two folders the later one counts, so that an old file in /etc/cdi is used whenever the unit's is missing; of two
-    in one folder engines take neither. Other vendors' and other kinds' are not ours.
+    Of two folders the later one takes precedence, so an old file in /etc/cdi is used whenever the unit's is missing; of
+    two in one folder engines use neither. Those of other vendors and other kinds are not listed.
     """
     found = (spec.path for spec in specs or () if spec.kind == GPU_KIND)
     return sorted(path for path in found if _canonical(path) != _canonical(kept))

@@ -1,4 +1,4 @@
-"""The toolkit's runtime in containerd: what ``nvidia-ctk`` has to write, and how it was before."""
+"""The toolkit's runtime in containerd: the configuration for ``nvidia-ctk`` to write, and the original one."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ DROP_IN = f"{FOLDER}/conf.d/99-nvidia.toml"
 BEFORE = "/var/lib/gpunode/nvidia_container_toolkit/containerd-before.toml"
 SUMS = "/var/lib/gpunode/nvidia_container_toolkit/containerd.sha256"
 MARKER = "/run/gpunode/containerd-restart"
-"""A restart is due. It is gone with the next boot, as is the need."""
+"""A restart is due. The file is removed by the next boot, which makes the restart unnecessary."""
 REASON = "the runtime nvidia was registered"
 LOOK = Look(paths=(DROP_IN,), contents=(CONFIG, BEFORE, SUMS, MARKER))
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerdChange:
-    """What a role does with containerd."""
+    """A role's change of containerd."""
 
     files: tuple[ManagedFile, ...] = ()
     restarts: dict[str, str] = field(default_factory=dict)
-    """containerd, where its restart is held back."""
+    """containerd, if its restart is deferred."""
     due_reasons: tuple[str, ...] = ()
     values: dict[str, Any] = field(default_factory=lambda: {"register": False, "restart": False})
-    """What the task file ``containerd.yml`` reads."""
+    """Read by the task file ``containerd.yml``."""
 
 
 def containerd_change(
@@ -40,25 +40,25 @@ def containerd_change(
 ) -> ContainerdChange:
     """Return the registration of the runtime; ``drop_in``: the toolkit writes one."""
     command = ["nvidia-ctk", "runtime", "configure", "--runtime=containerd"]
-    # The first toolkit with drop-ins puts them into a folder that nothing reads.
+    # The first toolkit with drop-ins writes them to a folder that nothing reads.
     command += [f"--drop-in-config={DROP_IN}"] if drop_in else []
     command += ["--cdi.enabled"] if cdi else []
     command += ["--set-as-default"] if default_runtime else []
     head = f"# {' '.join(command)}"
     text = state.contents.get(CONFIG)
-    wanted = containerd_config(text)
+    expected = containerd_config(text)
     sums = state.contents.get(SUMS) or ""
     as_left = head in sums.splitlines() and _recorded(sums, CONFIG) == _digest(state, CONFIG)
     as_left = as_left and (not drop_in or _recorded(sums, DROP_IN) == _digest(state, DROP_IN))
-    register = not as_left or wanted != text
+    register = not as_left or expected != text
     files = []
     if register:
         if state.contents.get(SUMS) is None and state.contents.get(BEFORE) is None and text is not None:
             files.append(ManagedFile(path=BEFORE, content=text, mode="0600", phase="after", private=True))
-        if wanted != text:
+        if expected != text:
             files.append(
                 ManagedFile(
-                    path=CONFIG, content=wanted, phase="after", private=True, **_attributes(state.files.get(CONFIG))
+                    path=CONFIG, content=expected, phase="after", private=True, **_attributes(state.files.get(CONFIG))
                 )
             )
     due = [f"{CONFIG} or {DROP_IN} was changed after nvidia-ctk wrote it"] if register else []
@@ -67,9 +67,9 @@ def containerd_change(
 
 
 def containerd_restored(state: NodeState, busy_allowed: bool) -> ContainerdChange:
-    """Return how containerd's configuration gets back to what it was.
+    """Return how to restore containerd's configuration.
 
-    A file that somebody changed since stays: an import that finds nothing does no harm.
+    A file that was changed since stays: an import without a match has no effect.
     """
     sums = state.contents.get(SUMS)
     drop_in = state.files.get(DROP_IN)
@@ -106,7 +106,7 @@ def _with_restart(  # noqa: PLR0913, PLR0917
 
 
 def _recorded(sums: str, path: str) -> str | None:
-    """The digest of a path in what sha256sum printed; None where it lists none."""
+    """Return the digest of a path from sha256sum's output; None if it is not listed."""
     found = re.search(rf"(?m)^([0-9a-f]{{64}}) [ *]{re.escape(path)}$", sums)
     return found[1] if found else None
 
@@ -117,17 +117,17 @@ def _digest(state: NodeState, path: str) -> str | None:
 
 
 def _attributes(there: FileState | None) -> dict[str, str]:
-    """Mode and owner that a file keeps: it may hold a registry's password."""
+    """Return mode and owner for the file to keep: it may contain a registry's password."""
     if there is None or there.kind != "file" or not (there.mode and there.owner and there.group):
         return {}
     return {"mode": there.mode, "owner": there.owner, "group": there.group}
 
 
 def containerd_config(text: str | None) -> str:
-    """Return containerd's configuration with its usual runtime beside the toolkit's; None: there is no file.
+    """Return containerd's configuration with its default runtime in addition to the toolkit's; None: there is no file.
 
-    containerd 1 has runc by itself only as long as its file names no runtime at all: with the toolkit's alone, its
-    plugin for Kubernetes does not start. Comments stay.
+    containerd 1 defaults to runc only if its file names no runtime at all: with only the toolkit's, its plugin for
+    Kubernetes does not start. Comments stay.
     """
     text = text or "version = 2\n"
     runc = f'\n[plugins."{CRI}".containerd.runtimes.runc]\n  runtime_type = "io.containerd.runc.v2"\n'

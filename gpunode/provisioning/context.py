@@ -1,4 +1,4 @@
-"""What a plan gets beside state and the role's own settings."""
+"""Input of a plan in addition to state and the role's own settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Planned:
-    """In check mode: what the roles before would have done by now."""
+    """In check mode: the changes that the previous roles would have made by now."""
 
     files: Mapping[str, Any] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -19,14 +19,14 @@ class Planned:
         return replace(self, files={**self.files, **files})
 
     def installed(self, there: Mapping[str, str]) -> dict[str, str]:
-        """Return the packages that there would be, given those that there are."""
+        """Return the packages that would be installed, given those that are."""
         gone = set(self.purge) - self.packages.keys()
         return {name: version for name, version in {**there, **self.packages}.items() if name not in gone}
 
 
 @dataclass(frozen=True)
 class Context:
-    """The run that a plan is made in."""
+    """The run for which a plan is computed."""
 
     host: str
     settings_of: Callable[[str], Mapping[str, Any]]
@@ -43,12 +43,12 @@ class Context:
     inventories: tuple[str, ...] = ()
     """Inventory sources, for messages."""
     reboot_reasons: tuple[str, ...] = ()
-    """What the plans of this run said why the node has to be rebooted."""
+    """The reasons for a reboot in the plans of this run."""
     local: bool = False
-    """Ansible reaches the node without a connection."""
+    """Ansible connects to the node without SSH."""
     boot_id: str = ""
     machine_id: str = ""
-    """Of the machine that Ansible runs on."""
+    """Machine id of the machine that Ansible runs on."""
 
     def with_answers(self, answers: Mapping[str, Mapping[str, Any]]) -> "Context":
         """Return the same context with answers of the node."""

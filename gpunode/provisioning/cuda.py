@@ -1,4 +1,4 @@
-"""The role cuda: toolkits on a host, side by side, with the libraries that fit the first of them."""
+"""The role cuda: toolkits on a host, side by side, with the libraries that match the first of them."""
 
 from __future__ import annotations
 
@@ -66,8 +66,9 @@ DRIVER_PACKAGES = (
     "libnvidia-fbc",
     "libnvidia-ml",
 )
-"""A driver and what carries its version come from the role nvidia_driver alone: of a repository whose newest branch is
-another, a toolkit would bring them in that one."""
+"""Only the role nvidia_driver installs a driver and packages with its version: from a repository with another newest
+branch, a toolkit would install the driver of that one.
+"""
 REMOVABLE = (
     "cuda-toolkit-*",
     "cuda-compat-*",
@@ -92,7 +93,7 @@ esac
 
 @dataclass(frozen=True, slots=True)
 class VersionPin:
-    """Packages that stay at versions of one pattern."""
+    """Packages pinned to versions of one pattern."""
 
     packages: tuple[str, ...]
     version: str
@@ -110,7 +111,7 @@ class DefaultToolkit:
 
 @dataclass(slots=True)
 class ToolkitPackages:
-    """What the requested toolkits come to."""
+    """Packages for the requested toolkits."""
 
     install: list[str] = field(default_factory=list)
     """``NAME`` or ``NAME=PATTERN``."""
@@ -118,18 +119,18 @@ class ToolkitPackages:
     hold: list[str] = field(default_factory=list)
     """Shell patterns of names."""
     default: DefaultToolkit | None = None
-    """None where the toolkit is not a package of NVIDIA's."""
+    """None if the toolkit is not a package of NVIDIA's."""
     problems: list[str] = field(default_factory=list)
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node."""
+    """Return the manifest of the role."""
     if state.manager is None:
         return no_package_manager(ROLE)
     if settings["state"] == "absent":
         return _absent(state, settings)
     stack = of_context(state.facts, context).stack
-    # Toolkits are resolved beside a driver: without a plan for one they are left as they are.
+    # Toolkits are resolved with a driver: without a plan for one they are not changed.
     if stack is None:
         return Manifest(role=ROLE)
     given = settings["toolkit"]
@@ -139,7 +140,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         stack,
         versions,
         state.installed,
-        # Of no toolkits none is the default one.
+        # Without toolkits there is no default one.
         default=str(settings["default"] or "") if versions else "",
         cudnn=bool(settings["cudnn"]),
         nccl=bool(settings["nccl"]),
@@ -161,7 +162,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         )
     link = state.files.get(ALTERNATIVE)
     chosen = default is None or (link is not None and link.target == default.path)
-    # Nobody recorded whether the rpm packages register an alternative: without one there is nothing to choose from.
+    # Whether the rpm packages register an alternative is not recorded: without one there is nothing to choose from.
     alone = state.apt is None and (link is None or link.kind == "absent")
     notes: tuple[str, ...] = ()
     if alone and default is not None and f"cuda-toolkit-{default.series.replace('.', '-')}" in state.installed:
@@ -184,8 +185,8 @@ def _packages(
     never = (*(row.name for row in stack.packages if row.component in WITH_DRIVER), *DRIVER_PACKAGES)
     install, wait = tuple(found.install), int(settings["lock_wait_s"])
     if state.apt is None:
-        # The configuration of a major comes with its toolkits; what came is locked.
-        # A stack's version for rpm is without the release that dnf compares too.
+        # The configuration of a major version is installed with its toolkits; installed packages are locked. A stack's
+        # version for rpm omits the release, which dnf compares too.
         own = tuple(
             re.sub(r"(=[^-*]+)$", r"\1-*", entry)
             for entry in install
@@ -250,9 +251,9 @@ def toolkit_packages(  # noqa: PLR0913
     cudnn: bool = False,
     nccl: bool = False,
 ) -> ToolkitPackages:
-    """Return packages, pins and holds for ``toolkits`` beside the driver of ``stack``, which stays as it is.
+    """Return packages, pins and holds for ``toolkits`` with the driver of ``stack``, which is not changed.
 
-    ``installed`` is name to version of the node's packages: cuDNN and NCCL that fit are kept at their version.
+    ``installed`` is name to version of the node's packages: matching cuDNN and NCCL are kept at their version.
     ``default`` is the toolkit behind /usr/local/cuda; if empty, the newest. Every toolkit goes through the
     rules of the resolver with this driver; what they refuse is a problem. Raises UsageError for a malformed version.
     """
@@ -295,7 +296,7 @@ def _series(version: str) -> str:
 
 
 def _resolved(node: NodeFacts, base: Stack, toolkit: str) -> Stack | str:
-    """The stack with this toolkit and the driver that is planned, or why there is none."""
+    """Return the stack with this toolkit and the planned driver, or why there is none."""
     _number(toolkit)
     try:
         request = Request(
@@ -323,9 +324,9 @@ def _compat(base: Stack, found: ToolkitPackages) -> None:
 
 
 def _toolkits(answers: Mapping[str, Stack], installed: Mapping[str, str], found: ToolkitPackages) -> None:
-    """The toolkits with their configuration packages: those without a series in their name would follow the newest.
+    """Add the toolkits with their configuration packages, which without a series in their name would follow the newest.
 
-    They stay with the newest toolkit that is requested or installed: an installed one needs them not older than itself.
+    They stay with the newest toolkit that is requested or installed: an installed one requires them not to be older.
     """
     newest: dict[str, str] = {}
     there = [match for name in installed if (match := re.fullmatch(r"cuda-toolkit-([0-9]+)-([0-9]+)", name))]
@@ -350,20 +351,20 @@ def _toolkits(answers: Mapping[str, Stack], installed: Mapping[str, str], found:
 
 
 def _any_point(stack: Stack, pattern: str) -> str:
-    """The pattern of cuDNN for every release of its major, where the catalog knows no last one that fits.
+    """Return the pattern of cuDNN for every release of its major, if the catalog has no last compatible one.
 
-    Which releases a repository has the catalog cannot know; the newest of them comes.
+    The catalog does not list the releases in a repository; the newest of them is installed.
     """
     version = stack.cudnn.version if stack.cudnn is not None else None
     row = next((each for each in load().cudnn.values() if each.latest == version), None)
     if version is None or row is None or row.until is not None:
         return pattern
-    # apt takes a star at the end for any text, and another one before it for itself.
+    # apt treats a star at the end as any text, and another one before it literally.
     return f"{version.partition('.')[0]}.*"
 
 
 def _library(stack: Stack, component: str, installed: Mapping[str, str], found: ToolkitPackages) -> None:
-    """cuDNN or NCCL; one that is installed and of the same build keeps its version."""
+    """Add cuDNN or NCCL; an installed one of the same build keeps its version."""
     packages = [package for package in stack.packages if package.component == component]
     if not packages:
         found.problems.append(f"{component}: {stack.reasons[component].text}")

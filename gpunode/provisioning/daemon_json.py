@@ -1,4 +1,4 @@
-"""/etc/docker/daemon.json, which users and several roles write: merged key by key, and given back key by key."""
+"""/etc/docker/daemon.json, which users and several roles write: merged and restored key by key."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ RELOADED = {
     "runtimes",
     "shutdown-timeout",
 }
-"""Keys that dockerd takes on SIGHUP; everything else waits for a restart.
+"""Keys that dockerd applies on SIGHUP; everything else needs a restart.
 
-``features`` is not among them: the CDI driver is set up when the daemon starts. A removed key is not noticed either.
+``features`` is not one of them: the CDI driver is set up when the daemon starts. A removed key is not noticed either.
 """
 LIMITED_LOG_DRIVERS = ("json-file", "local")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,31})?")
@@ -34,11 +34,11 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class DaemonRequest:
-    """What daemon.json is to hold by the role's settings."""
+    """The requested content of daemon.json by the role's settings."""
 
     values: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """What was left out, and why."""
+    """What was omitted, and why."""
     problem: str | None = None
 
 
@@ -47,10 +47,10 @@ class MergedDaemon:
     """daemon.json after a merge."""
 
     text: str | None = None
-    """None: there is to be no file."""
+    """None: the file must not exist."""
     changed: bool = False
     keys: tuple[str, ...] = ()
-    """What changes, dotted."""
+    """Changed keys, dotted."""
     restart: tuple[str, ...] = ()
     """Those among ``keys`` that a reload does not apply."""
     memory: dict[str, Any] | None = None
@@ -59,10 +59,10 @@ class MergedDaemon:
 
 
 def daemon_request(settings: Mapping[str, Any], text: str | None, swarm: bool = False) -> DaemonRequest:
-    """Return what daemon.json is to hold.
+    """Return the requested content of daemon.json.
 
     ``settings``: ``live_restore``, ``log_max_size``, ``log_max_files``, ``storage_driver``, ``no_new_privileges``,
-    ``userns_remap``, ``daemon`` (further keys, which win). ``text`` is the file as it is.
+    ``userns_remap``, ``daemon`` (further keys, which take precedence). ``text`` is the current file.
     """
     daemon: dict[str, Any] = dict(settings.get("daemon") or {})
     if "hosts" in daemon:
@@ -106,11 +106,11 @@ def merge_daemon(
     memory: Mapping[str, Any] | None = None,
     others: Mapping[str, Any] | None = None,
 ) -> MergedDaemon:
-    """Return daemon.json with ``values`` merged into it key by key; keys that nobody requested stay as they are.
+    """Return daemon.json with ``values`` merged key by key; keys that were not requested stay unchanged.
 
-    ``memory`` is what an earlier merge left: the values that are ours and what was there before. A value that is no
-    longer requested gives way to the one before it, unless somebody changed it since. Values in the memory of
-    ``others`` are theirs and are not touched. Options in ``exec-opts`` are merged by their names.
+    ``memory`` is from an earlier merge: our values and the previous ones. A value that is no longer requested is
+    replaced by the previous one, unless it was changed since. Values in the memory of ``others`` belong to them and
+    are not changed. Options in ``exec-opts`` are merged by their names.
     """
     try:
         before = _with_options(read_document(text))
@@ -119,12 +119,12 @@ def merge_daemon(
     after = copy.deepcopy(before)
     ours = {tuple(entry["path"]): dict(entry) for entry in (memory or {}).get("keys", ())}
     theirs = {tuple(entry["path"]) for entry in (others or {}).get("keys", ())}
-    wanted = {path: value for path, value in _leaves(_with_options(dict(values or {}))) if path not in theirs}
-    for path in [path for path in ours if path not in wanted]:
+    requested = {path: value for path, value in _leaves(_with_options(dict(values or {}))) if path not in theirs}
+    for path in [path for path in ours if path not in requested]:
         entry = ours.pop(path)
         if path not in theirs and _get(after, path) == entry["value"]:
             _put(after, path, entry.get("before", _MISSING))
-    for path, value in wanted.items():
+    for path, value in requested.items():
         present = _get(after, path)
         if present == value:
             continue
@@ -141,7 +141,7 @@ def merge_daemon(
         ours[path] = entry
     for path in [path for path in ours if _get(after, path) != ours[path]["value"]]:
         del ours[path]
-    # The last owner that leaves removes a file that the first one made.
+    # The last owner that leaves removes a file that the first one created.
     created = bool((memory or {}).get("created", text is None or (others or {}).get("created")))
     gone = not after and created
     keys = tuple(".".join(path) for path in _differing(before, after))
@@ -155,7 +155,7 @@ def merge_daemon(
 
 
 def read_document(text: str | None) -> dict[str, Any]:
-    """Parse a JSON object; empty text is an empty object. Raises ValueError with what is wrong."""
+    """Parse a JSON object; empty text is an empty object. Raises ValueError with the reason."""
     try:
         found = json.loads(text) if text and text.strip() else {}
     except json.JSONDecodeError as err:
@@ -172,7 +172,7 @@ def _written(document: dict[str, Any]) -> str:
 
 
 def _with_options(document: dict[str, Any]) -> dict[str, Any]:
-    """``exec-opts`` as an object, so that each option can have its own owner."""
+    """Return the document with ``exec-opts`` as an object, so that each option can have its own owner."""
     options = document.get("exec-opts")
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
         return document
@@ -196,7 +196,7 @@ def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(node: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Paths and values; an empty object is a value, None requests nothing."""
+    """Yield paths and values; an empty object is a value, None requests nothing."""
     for key, value in node.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, (*path, str(key)))
@@ -213,7 +213,7 @@ def _get(node: Any, path: tuple[str, ...]) -> Any:
 
 
 def _put(node: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    """Set a value, or remove it and the objects that it leaves empty; TypeError where a value is in the way."""
+    """Set a value, or remove it and the objects that become empty; TypeError if a value is in the way."""
     if len(path) > 1:
         below = node.setdefault(path[0], {})
         if not isinstance(below, dict):

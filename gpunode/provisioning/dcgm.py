@@ -1,4 +1,4 @@
-"""The role dcgm: its parts for the driver's CUDA, in one version, what they take the place of, and the daemon."""
+"""The role dcgm: its packages for the driver's CUDA, in one version, the packages they replace, and the daemon."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ DROP_IN = "/etc/systemd/system/nvidia-dcgm.service.d/gpunode.conf"
 MEMORY = "/var/lib/gpunode/dcgm"
 BEFORE = f"{MEMORY}/packages-before"
 MARKER = "/run/gpunode/dcgm-restart"
-"""A new DCGM waits for a restart of its daemon. It is gone with the next boot, as is the need."""
+"""A new DCGM waits for a restart of its daemon. The file is removed by the next boot, which makes the restart
+unnecessary.
+"""
 LOCK_MARK = "gpunode (role dcgm)"
 LOOK = Look(paths=(PREFERENCES, DROP_IN, DROP_IN.rpartition("/")[0], MEMORY), contents=(BEFORE, MARKER))
 CONDITION = f"""\
@@ -49,29 +51,29 @@ After=nvidia-persistenced.service nvidia-fabricmanager.service
 STEM = "datacenter-gpu-manager-4"
 CORE, CLOSED = f"{STEM}-core", f"{STEM}-proprietary"
 PARTS = re.compile(rf"{STEM}-(?:(?:proprietary|multinode)-)?cuda([0-9]+)")
-"""Parts that are built for one CUDA major."""
+"""Packages that are built for one CUDA major."""
 DCGM_3 = re.compile(r"datacenter-gpu-manager(-[a-z]+)?")
-"""Names that DCGM 3 had. The exporter still has such a name: what counts is the version."""
+"""Names of DCGM 3. The exporter still has such a name: the version decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class DcgmPackages:
-    """The packages of DCGM 4 that a node gets; no ``names`` where there are none."""
+    """The packages of DCGM 4 for a node; empty ``names`` if there are none."""
 
     names: tuple[str, ...] = ()
     pattern: str = ""
-    """Shell pattern of the one version that all of them carry."""
+    """Shell pattern of the one version of all of them."""
     purge: tuple[str, ...] = ()
     why_not: str | None = None
 
     @property
     def install(self) -> tuple[str, ...]:
-        """``NAME=PATTERN`` of each package."""
+        """Return ``NAME=PATTERN`` of each package."""
         return tuple(f"{name}={self.pattern}" for name in self.names)
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node."""
+    """Return the manifest of the role."""
     if state.manager is None:
         return no_package_manager(ROLE)
     if settings["state"] == "absent":
@@ -84,7 +86,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         stack, state.installed, str(settings["version"]), bool(settings["proprietary"]), str(settings["source"])
     )
     if state.apt is None:
-        # The epoch of the rpm packages was not recorded.
+        # The epoch of the rpm packages is not recorded.
         found = replace(found, pattern=re.sub(r"^([0-9]+:)?", "*", found.pattern))
     unit, old = state.unit(UNIT), state.unit(OLD_UNIT)
     drop_in = ManagedFile(path=DROP_IN, content=CONDITION, phase="after")
@@ -93,7 +95,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         return Manifest(role=ROLE, notes=notes, files=(drop_in,) if unit else (), values={"state": "present"})
     files = [drop_in]
     if state.apt is not None:
-        # Which version came is known behind the transaction: the pattern then names it.
+        # The installed version is known after the transaction: the pattern then names it.
         there = installed.get(CORE, "")
         pattern = re.sub(r"-[^-]*$", "-*", there) if fnmatchcase(there, found.pattern) else found.pattern
         files.append(ManagedFile(path=PREFERENCES, content=preferences(pattern), phase="after"))
@@ -101,11 +103,11 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     busy = [] if context.settings_of("preflight")["gpunode_allow_busy"] else gpu_users(state.facts)
     waits = state.contents.get(MARKER) is not None and unit is not None and (runnable or unit.active == "active")
     units = []
-    # In check mode the transaction would have brought it by now.
+    # In check mode the transaction would have installed it by now.
     if unit is not None or CORE in installed:
-        wanted = "restarted" if waits and not busy else "started" if runnable else None
+        requested = "restarted" if waits and not busy else "started" if runnable else None
         units = [*([UnitState(name=OLD_UNIT, enabled=False, state="stopped")] if old else [])]
-        units.append(UnitState(name=UNIT, enabled=True, state=wanted))
+        units.append(UnitState(name=UNIT, enabled=True, state=requested))
     held_back = waits and bool(busy)
     return Manifest(
         role=ROLE,
@@ -120,7 +122,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
 
 
 def preferences(pattern: str) -> str:
-    """Return apt's preferences that bind all parts to one version."""
+    """Return apt's preferences that pin all packages to one version."""
     return (
         "# Managed by gpunode (role dcgm): all parts of DCGM come in this one version.\n"
         f"Package: {STEM}-*\nPin: version {pattern}\nPin-Priority: 1001\n"
@@ -185,14 +187,14 @@ def dcgm_packages(
 
     ``installed`` is name to version. ``version``: ``keep`` (the installed one, else the newest in the repository),
     ``newest`` (the newest in the catalog), or an exact one. ``proprietary``: with NVIDIA's closed parts, which apt
-    would only recommend. ``source``: ``auto`` (the driver's) or ``nvidia`` (NVIDIA's repository beside a driver of the
+    only recommends. ``source``: ``auto`` (the driver's) or ``nvidia`` (NVIDIA's repository with a driver of the
     distribution).
     """
     names, pattern, why_not = _planned(stack, source)
     if not names:
         return DcgmPackages(why_not=why_not)
     if version == "keep":
-        # On a node without DCGM the repository sets the version: the catalog cannot know which point release it has.
+        # On a node without DCGM the repository decides the version: the catalog does not list its point releases.
         pattern = re.sub(r"-[^-]*$", "-*", installed[CORE]) if CORE in installed else re.sub(r"[^:]+$", "4.*", pattern)
     elif version != "newest":
         if re.fullmatch(r"[0-9]+([.][0-9]+)+", version) is None:
@@ -200,17 +202,17 @@ def dcgm_packages(
         pattern = re.sub(r"[^:]+$", f"{version}-*", pattern)
     every = f"{STEM}-cuda-all" in installed
     closed = [CLOSED, *(name.replace(STEM, CLOSED) for name in names)] if proprietary else []
-    wanted = [CORE, *names, *closed]
+    requested = [CORE, *names, *closed]
     going = [name for name in installed if DCGM_3.fullmatch(name) and _major(installed[name]) < 4]
     going += [name for name in installed if PARTS.fullmatch(name) and not every and not _fits(name, names)]
     going += [name for name in installed if name.startswith(CLOSED) and not proprietary]
-    # Parts that somebody else installed, such as -dev and -multinode, move along: all carry one version.
-    wanted += sorted(name for name in installed if name.startswith(f"{STEM}-") and name not in {*wanted, *going})
-    return DcgmPackages(tuple(wanted), pattern, tuple(sorted(set(going))))
+    # Packages that are installed in addition, such as -dev and -multinode, follow: all have one version.
+    requested += sorted(name for name in installed if name.startswith(f"{STEM}-") and name not in {*requested, *going})
+    return DcgmPackages(tuple(requested), pattern, tuple(sorted(set(going))))
 
 
 def _planned(stack: Stack | None, source: str) -> tuple[list[str], str, str | None]:
-    """(packages for the driver's CUDA, pattern of versions, why there are none)."""
+    """Return (packages for the driver's CUDA, pattern of versions, why there are none)."""
     if stack is None:
         return [], "", "no stack is planned"
     rows = [package for package in stack.packages if package.component == "dcgm"]
@@ -231,6 +233,6 @@ def _major(version: str) -> int:
 
 
 def _fits(name: str, names: list[str]) -> bool:
-    """Return whether a part is for a CUDA major that is requested."""
+    """Return whether a package is for a requested CUDA major."""
     found = PARTS.fullmatch(name)
     return found is not None and f"{STEM}-cuda{found[1]}" in names

@@ -1,4 +1,4 @@
-"""Packages that leave with a role: those that came with it and were not there before."""
+"""Packages that are removed with a role: those that it installed and that were not there before."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -18,10 +18,10 @@ def departures(  # noqa: PLR0913
     held: Sequence[str] = (),
     lock_mark: str = "",
 ) -> tuple[AptChange | DnfChange | None, list[str]]:
-    """Return the transaction that removes a role's packages, and what of them is still there, one line each.
+    """Return the transaction that removes a role's packages, and those that are still installed, one line each.
 
-    ``always`` and ``new`` are shell patterns of names: the first go in any case, the second unless ``memory`` on the
-    node lists them; ``held`` go where they are held and new.
+    ``always`` and ``new`` are shell patterns of names: the first are removed in any case, the second unless ``memory``
+    on the node lists them; ``held`` are removed if they are held and new.
     """
     text = state.contents.get(memory)
     before = set((text or "").split())
@@ -57,7 +57,7 @@ def departures(  # noqa: PLR0913
 
 
 def _locked(state: NodeState) -> set[str]:
-    """Installed packages that dnf's versionlock keeps at their version."""
+    """Return installed packages that dnf's versionlock keeps at their version."""
     lines = set(state.dnf.locks) if state.dnf is not None else set()
     return {name for name in state.installed if lines.intersection(lock_lines(state.installed, (name,)))}
 

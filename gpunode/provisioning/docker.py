@@ -1,4 +1,4 @@
-"""The role docker: an engine where there is none, its daemon.json, its users, and no restart under a running job."""
+"""The role docker: an engine if there is none, its daemon.json, its users, and no restart while a job runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOOK = Look(
     paths=(SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, MEMORY, *DATA, *DAEMON_LOOK.paths),
     contents=(BEFORE, USERS, KEY, RPM_KEY, *DAEMON_LOOK.contents),
 )
-# An engine of another source goes first: its packages cannot stand beside the new ones.
+# An engine of another source is removed first: its packages conflict with the new ones.
 REPLACED = {
     "docker": ("docker.io", "docker-cli", "docker-buildx", "docker-compose", "containerd", "runc"),
     "distribution": ("docker-ce*", "docker-buildx-plugin", "docker-compose-plugin", "containerd.io"),
@@ -49,7 +49,7 @@ OWN_PACKAGES = ("docker.io", "docker-*", "containerd", "containerd.io")
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node."""
+    """Return the manifest of the role."""
     docker = docker_of(state)
     if state.manager is None:
         return no_package_manager(ROLE)
@@ -127,7 +127,7 @@ def _archive(state: NodeState, settings: Mapping[str, Any]) -> Archive:
         uri, suite, components = f"{base}/{system.id}", system.codename or "", "stable"
         key, fingerprints = row.key, row.fingerprints
     else:
-        # Docker builds for RHEL and for CentOS, from which the systems like RHEL take it.
+        # Docker builds for RHEL and for CentOS; systems like RHEL use the latter.
         family = "rhel" if system.id == "rhel" else "centos"
         uri, suite, components = f"{base}/{family}/{(system.version_id or '').split('.')[0]}/$basearch/stable", "", ""
         key, fingerprints = row.rpm_key, row.rpm_fingerprints
@@ -145,8 +145,8 @@ def _archive(state: NodeState, settings: Mapping[str, Any]) -> Archive:
     )
 
 
-def _wanted(state: NodeState, settings: Mapping[str, Any], source: str) -> tuple[str, ...]:
-    """Packages to have, ``NAME`` or ``NAME=PATTERN``."""
+def _requested(state: NodeState, settings: Mapping[str, Any], source: str) -> tuple[str, ...]:
+    """Return the requested packages, ``NAME`` or ``NAME=PATTERN``."""
     version = str(settings["version"])
     if source == "docker":
         packages = [*load().container_engines["docker"].packages]
@@ -167,23 +167,23 @@ def _wanted(state: NodeState, settings: Mapping[str, Any], source: str) -> tuple
 def _packages(
     state: NodeState, settings: Mapping[str, Any], source: str, switches: bool, archive: ArchiveFiles
 ) -> AptChange | DnfChange | None:
-    wanted = _wanted(state, settings, source)
-    if not wanted:
+    requested = _requested(state, settings, source)
+    if not requested:
         return None
     gone = REPLACED.get(source, ()) if switches else ()
     wait = int(settings["lock_wait_s"])
     if state.apt is None:
-        return DnfChange(install=wanted, remove=gone, memory=BEFORE, lock_wait_s=wait)
-    return AptChange(install=wanted, purge=gone, memory=BEFORE, files=archive.texts, lock_wait_s=wait)
+        return DnfChange(install=requested, remove=gone, memory=BEFORE, lock_wait_s=wait)
+    return AptChange(install=requested, purge=gone, memory=BEFORE, files=archive.texts, lock_wait_s=wait)
 
 
 def _unattended(state: NodeState, settings: Mapping[str, Any], engine: InstalledEngine) -> list[ManagedFile]:
-    """The engine's packages as apt's unattended upgrades skip them."""
+    """Return the file that excludes the engine's packages from apt's unattended upgrades."""
     if state.apt is None:
         return []
     if settings["unattended_upgrades"]:
         return [ManagedFile(path=UNATTENDED, content=None, phase="after")]
-    # The list is one of regular expressions.
+    # The list contains regular expressions.
     names = [name.replace(".", "[.]").replace("+", "[+]") for name in engine.packages]
     lines = [
         "// Managed by gpunode (role docker): an upgrade restarts the engine; an administrator runs it.",

@@ -1,4 +1,4 @@
-"""A change of daemon.json by one of the roles that write it: files, and what the running daemon has to be told."""
+"""A change of daemon.json by one of the roles that write it: files, and the reload or restart of the running daemon."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gpunode.provisioning.state import Look, NodeState
 DAEMON = "/etc/docker/daemon.json"
 BEFORE = "/etc/docker/daemon.json.before-gpunode"
 KEPT = "/etc/docker/daemon.json.kept"
-"""The file while the package nvidia-docker2 goes, whose own it is: purging removes it."""
+"""A copy of the file while the package nvidia-docker2, which owns it, is purged: purging removes it."""
 MEMORY = "/var/lib/gpunode/docker/daemon-{}.json"
 RESTART = "/run/gpunode/docker-restart"
-"""Newer than the daemon's process: a restart is due. It is gone with the next boot, as is the need."""
+"""If newer than the daemon's process, a restart is due. Removed by the next boot, which makes it unnecessary."""
 RELOAD = "/run/gpunode/docker-reload"
 OWNERS = ("docker", "nvidia_container_toolkit")
 VALIDATES = Version("23")
-"""From here on dockerd validates a file itself."""
+"""From this version on dockerd validates a file itself."""
 VALIDATION = ("dockerd", "--validate", "--config-file=%s")
 LOOK = Look(
     paths=(BEFORE,),
@@ -35,27 +35,27 @@ LOOK = Look(
 
 @dataclass(frozen=True, slots=True)
 class DaemonChange:
-    """What a role does with daemon.json and the daemon."""
+    """A role's change of daemon.json and of the daemon."""
 
     merged: MergedDaemon
     files: tuple[ManagedFile, ...] = ()
     pending: tuple[ManagedFile, ...] = ()
-    """Written before ``files``: what the daemon has to be told, so that a run that breaks off leaves it to the next."""
+    """Written before ``files``: the due reload or restart, so that an aborted run leaves it to the next."""
     reload: bool = False
     restart_reasons: tuple[str, ...] = ()
     obstacles: tuple[str, ...] = ()
     live_restore_first: bool = False
-    """The reload switches live-restore on, which has to be in force before the restart."""
+    """The reload enables live-restore, which has to be active before the restart."""
     refusals: tuple[str, ...] = ()
 
     @property
     def restart(self) -> bool:
-        """A restart is due, and nothing stands against it."""
+        """Return whether a restart is due and no obstacle exists."""
         return bool(self.restart_reasons) and not self.obstacles
 
     @property
     def restart_notes(self) -> tuple[str, ...]:
-        """Why a restart that is due is held back."""
+        """Return why a due restart is deferred."""
         if not self.restart_reasons or not self.obstacles:
             return ()
         why, reasons = "; ".join(self.obstacles), "; ".join(self.restart_reasons)
@@ -63,13 +63,13 @@ class DaemonChange:
 
     @property
     def due_reasons(self) -> tuple[str, ...]:
-        """What is due of the daemon itself."""
+        """Return what is due for the daemon itself."""
         found = ["the daemon has not loaded its configuration file"] if self.reload else []
         return (*found, *(f"Docker has to be restarted: {reason}" for reason in self.restart_reasons if self.restart))
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the task file ``daemon.yml`` reads."""
+        """Return the values for the task file ``daemon.yml``."""
         return {
             "pending": [file.model_dump() for file in self.pending],
             "reload": self.reload,
@@ -88,7 +88,7 @@ def daemon_change(  # noqa: PLR0913
     also: Iterable[str] = (),
     allow_busy: bool = False,
 ) -> DaemonChange:
-    """Return the change that brings ``values`` of ``owner`` into daemon.json.
+    """Return the change that merges ``values`` of ``owner`` into daemon.json.
 
     ``engine`` is the one that reads the file: installed, or planned in check mode. ``also`` are further reasons for a
     restart. Empty ``values`` restore what was there before.
@@ -123,7 +123,7 @@ def daemon_change(  # noqa: PLR0913
     obstacles, switched_on = _obstacles(state, docker, merged, reload, allow_busy)
     return DaemonChange(
         merged,
-        # In check mode the engine may only be planned: then there is no dockerd to ask.
+        # In check mode the engine may only be planned: then dockerd cannot be queried.
         files=(*_files(state, merged, path, memory_file, validates and bool(docker.options)), *_kept(path)),
         pending=_pending(merged, to_reload, reasons, runs),
         reload=reload,
@@ -134,7 +134,7 @@ def daemon_change(  # noqa: PLR0913
 
 
 def _held_back(state: NodeState, docker: DockerState) -> list[str]:
-    """Reasons of a restart that an earlier run left due; one that somebody made since counts no more."""
+    """Return the reasons of a restart that an earlier run left due, without those that were made since."""
     marker = state.files.get(RESTART)
     if docker.started is None or marker is None or marker.mtime is None or marker.mtime <= docker.started:
         return []
@@ -144,7 +144,7 @@ def _held_back(state: NodeState, docker: DockerState) -> list[str]:
 def _obstacles(
     state: NodeState, docker: DockerState, merged: MergedDaemon, reload: bool, allow_busy: bool
 ) -> tuple[tuple[str, ...], bool]:
-    """(why a restart would hurt, live-restore has to come into force first)."""
+    """Return (why a restart would interrupt something, whether live-restore has to be active first)."""
     info = docker.info
     live = bool(info and info.live_restore)
     switched_on = False
@@ -172,7 +172,7 @@ def _pending(merged: MergedDaemon, to_reload: list[str], reasons: list[str], run
 def _files(
     state: NodeState, merged: MergedDaemon, path: str, memory_file: str, validates: bool
 ) -> tuple[ManagedFile, ...]:
-    """The memory comes before the file: a value that is written and not remembered would be nobody's."""
+    """Return the files, the memory before daemon.json: a value without memory would have no owner."""
     memory = ManagedFile(
         path=memory_file,
         content=None if merged.memory is None else _json(merged.memory),
@@ -183,7 +183,7 @@ def _files(
     if not merged.changed and path == DAEMON:
         return (memory,)
     there = state.files.get(path)
-    # A file that is there keeps its owner and mode: the address of a proxy may hold a password.
+    # An existing file keeps its owner and mode: the address of a proxy may contain a password.
     attributes = (
         {"mode": there.mode, "owner": there.owner, "group": there.group}
         if there is not None and there.kind == "file" and there.mode and there.owner and there.group
@@ -208,7 +208,7 @@ def _files(
 
 
 def _kept(path: str) -> tuple[ManagedFile, ...]:
-    """The copy from before the purge of nvidia-docker2 goes when daemon.json is there again."""
+    """Return the removal of the copy from before the purge of nvidia-docker2, once daemon.json exists again."""
     return (ManagedFile(path=KEPT, content=None, phase="after", private=True),) if path == KEPT else ()
 
 

@@ -1,4 +1,4 @@
-"""What dockerd answers, in types: parsed from ``NodeState.engine`` and bounded."""
+"""dockerd's answers, in types: parsed from ``NodeState.engine`` and bounded."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from gpunode.provisioning.state import Names, NodeState, Text
 
 
 class DockerInfo(Reported):
-    """What ``docker info`` prints."""
+    """Output of ``docker info``."""
 
     version: Text = ""
     running: int = 0
@@ -20,33 +20,33 @@ class DockerInfo(Reported):
 
     @property
     def in_swarm(self) -> bool:
-        """The node is a member of a swarm."""
+        """Return whether the node is a member of a swarm."""
         return self.swarm not in (None, "", "inactive")
 
 
 class DockerState(Reported):
-    """dockerd on a node, and what decides about its restart."""
+    """dockerd on a node, and the facts that decide about its restart."""
 
     started: float | None = None
     """Time of the daemon's pid file; None: it does not run."""
     info: DockerInfo | None = None
     command: Annotated[str, Field(max_length=1 << 17)] = ""
-    """The unit's command line, and what the package's settings add."""
+    """The unit's command line, and the options of the package's settings."""
     options: Names = ()
     """Options of this dockerd, without dashes."""
     group: Names | None = None
-    """Members of the group docker; None: there is no such group."""
+    """Members of the group docker; None: the group does not exist."""
     hook_changed: float | None = None
-    """When the toolkit's hook came; None: it is not there."""
+    """Time of the toolkit's hook; None: it does not exist."""
 
     @property
     def silent(self) -> bool:
-        """The daemon runs and does not answer: what else runs is unknown, and unknown is not idle."""
+        """Return whether the daemon runs and does not answer: its containers are unknown, and unknown is not idle."""
         return self.started is not None and self.info is None
 
     @property
     def in_use(self) -> str | None:
-        """Why the engine must not be removed or replaced, in one sentence; None where it may."""
+        """Return why the engine must not be removed or replaced, in one sentence; None if it may."""
         if self.silent:
             return "dockerd does not answer, so its containers are unknown: see journalctl -u docker"
         running = self.info.running if self.info else 0
@@ -54,7 +54,7 @@ class DockerState(Reported):
 
 
 def docker_of(state: NodeState) -> DockerState:
-    """Return what dockerd answers. Raises UndeterminedError for an answer that cannot be read."""
+    """Return dockerd's answer. Raises UndeterminedError if it cannot be parsed."""
     try:
         return DockerState.model_validate(state.engine)
     except ValidationError as err:

@@ -1,4 +1,4 @@
-"""Documents as they come from nodes and from Ansible, as the models that the policies read."""
+"""Conversion of documents from nodes and from Ansible to the models that the policies read."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from gpunode.variables import plain
 
 
 def node_of(facts: NodeFacts | Mapping[str, Any]) -> NodeFacts:
-    """Return the facts of a node. Raises UsageError for a document that holds none."""
+    """Return the facts of a node. Raises UsageError for an invalid document."""
     if isinstance(facts, NodeFacts):
         return facts
     try:
@@ -20,7 +20,7 @@ def node_of(facts: NodeFacts | Mapping[str, Any]) -> NodeFacts:
 
 
 def stack_of(stack: Stack | Mapping[str, Any]) -> Stack:
-    """Return a stack. Raises UsageError for a document that holds none."""
+    """Return a stack. Raises UsageError for an invalid document."""
     if isinstance(stack, Stack):
         return stack
     try:

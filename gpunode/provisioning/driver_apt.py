@@ -1,4 +1,4 @@
-"""What the role nvidia_driver does on a node with apt: packages, versions, what is kept and what goes."""
+"""The role nvidia_driver on a node with apt: packages and versions, what is kept and what is removed."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -19,14 +19,14 @@ from gpunode.provisioning.driver_sources import LIFTED, SOURCES, DriverSource
 from gpunode.stack import TOGETHER, Stack, driver_names, picture_from_facts
 from gpunode.variables import plain
 
-# Stands for the release in texts that are made before it is settled on.
+# Placeholder of the release in texts that are built before it is known.
 RELEASE = "@RELEASE@"
 PIN_PRIORITY = 1001
 DAEMON = "nvidia-persistenced"
 HELPERS = (DAEMON, "nvidia-modprobe")
-"""Packages that come with the driver and are of no use without it, with versions of their own in Debian."""
+"""Packages that are installed with the driver and are of no use without it, with versions of their own in Debian."""
 PINNING = re.compile(r"nvidia-driver-pinning-")
-# They go with the driver and are no part of its closure: Ubuntu's modules carry the kernel's version.
+# They are removed with the driver and are not part of its closure: Ubuntu's modules have the kernel's version.
 FOR_KERNELS = re.compile(r"linux-(modules|objects|signatures)-nvidia-")
 BESIDE = re.compile(rf"{PINNING.pattern}|{FOR_KERNELS.pattern}")
 META_HEADERS = re.compile(r"linux-headers-(?:[a-z]|686)[a-z0-9.-]*")
@@ -35,24 +35,24 @@ DRIVERS_OWN = re.compile(r"^(?!.*(?:container|docker|nsight)).*(?:nvidia|libcuda
 
 @dataclass(frozen=True)
 class AptDriverInput(DriverInput):
-    """The input where apt manages the packages; ``apt`` is what is known of them."""
+    """The input if apt manages the packages; ``apt`` is apt's state."""
 
     apt: Mapping[str, Any]
 
     @property
     def source(self) -> DriverSource:
-        """What the stack does not say of its source."""
+        """Return the packages and pins of the driver's source, which the stack does not contain."""
         return SOURCES[self.stack.source]
 
     def _taken(self, name: str, others: Iterable[str]) -> str:
-        """Of a package and those that may stand for it the one that is there, else the one that apt would install."""
+        """Return the installed one of a package and its alternatives, else the one that apt would install."""
         coming = {str(row["name"]) for row in self.answer.get("install", ())}
         names = (name, *others)
         return next((one for here in (self.apt["installed"], coming) for one in names if one in here), name)
 
     @cached_property
-    def _wanted(self) -> list[tuple[tuple[str, ...], str]]:
-        """((name, those that may stand for it), pattern of versions with RELEASE in it) of the stack's packages."""
+    def _requested(self) -> list[tuple[tuple[str, ...], str]]:
+        """Return ((name, its alternatives), pattern of versions with RELEASE in it) of the stack's packages."""
         rows = [row for row in self.stack.packages if row.component in TOGETHER and row.with_driver]
         full = driver_names(self.stack, load(), "full") if self.settings["profile"] == "full" else ()
         word = self.stack.driver.constraint
@@ -64,13 +64,13 @@ class AptDriverInput(DriverInput):
 
     @property
     def follows(self) -> bool:
-        """Kernel, modules and driver move on together within the branch, as the distribution's archive does."""
+        """Return whether kernel, modules and driver are upgraded together within the branch."""
         return self.precompiled and self.settings.get("kernel_policy", "hold") == "follow"
 
     @cached_property
     def bound(self) -> dict[str, str]:
-        """Packages to have at the driver's release: name to the pattern of versions, with RELEASE in it."""
-        found = {self._taken(name, others): pattern for (name, *others), pattern in self._wanted}
+        """Return packages requested at the driver's release: name to the pattern of versions, with RELEASE in it."""
+        found = {self._taken(name, others): pattern for (name, *others), pattern in self._requested}
         more = [
             *self.source.profiles.get(self.settings["profile"], ()),
             *self.source.flavours.get(self.stack.module.flavour, ()),
@@ -79,80 +79,82 @@ class AptDriverInput(DriverInput):
 
     @cached_property
     def free(self) -> list[str]:
-        """Packages to have in whichever version goes with them."""
+        """Return packages requested in any version."""
         rows = [row.name for row in self.stack.packages if row.component in TOGETHER and not row.with_driver]
         kernel = [name for name in self.stack.module.kernel_packages if name not in rows]
         keys = ["mokutil", "openssl"] if self.node.secure_boot and not self.precompiled else []
-        wanted = [*rows, *kernel, *keys, *(() if self.precompiled else self.headers)]
-        return sorted({name for name in wanted if self.settings["persistence"] or name != DAEMON})
+        requested = [*rows, *kernel, *keys, *(() if self.precompiled else self.headers)]
+        return sorted({name for name in requested if self.settings["persistence"] or name != DAEMON})
 
     @property
     def alternatives(self) -> dict[str, list[str]]:
-        """Bound packages to those that apt may take in their place where no list has them."""
-        return {name: others for (name, *others), _ in self._wanted if others and name in self.bound}
+        """Return bound packages to those that apt may install in their place if no list has them."""
+        return {name: others for (name, *others), _ in self._requested if others and name in self.bound}
 
     @property
     def optional(self) -> list[str]:
-        """Packages to have where the source has them at the driver's release."""
+        """Return packages requested if the source has them at the driver's release."""
         return [name for name in self.source.optional if self.settings["persistence"] or name != DAEMON]
 
     @cached_property
     def headers(self) -> list[str]:
-        """Headers of every installed kernel, and those that the kernels to come bring."""
+        """Return headers of every installed kernel, and those that future kernels depend on."""
         metas = [
             name.replace("linux-image-", "linux-headers-")
             for name in self.apt["installed"]
             if re.fullmatch(r"linux-image-(?!unsigned-)(?:[a-z]|686)[a-z0-9.-]*", name) and not name.endswith("-dbg")
         ]
-        asked = list(self.settings["header_packages"])
-        if not metas and not self.kernels and not asked:
+        extra = list(self.settings["header_packages"])
+        if not metas and not self.kernels and not extra:
             metas = [f"linux-headers-{self.apt['architecture']}"]
-        return sorted({f"linux-headers-{kernel.release}" for kernel in self.kernels} | {*metas, *asked})
+        return sorted({f"linux-headers-{kernel.release}" for kernel in self.kernels} | {*metas, *extra})
 
     @property
     def switches(self) -> bool:
-        """Source, branch or flavour are to be others than what is there."""
+        """Return whether source, branch or flavour differ from what is installed."""
         flavour = picture_flavour(self.node)
         branches = {release.split(".")[0] for release in self.own.values()}
         other_branch = bool(branches - {str(self.stack.driver.branch)})
         other_flavour = flavour is not None and flavour != self.stack.module.flavour
-        return bool(self.strangers) or other_branch or (other_flavour and bool(self.own))
+        return bool(self.foreign) or other_branch or (other_flavour and bool(self.own))
 
     @property
     def missing(self) -> list[str]:
-        """Packages that are not there, half there, or at another release; empty on a node that is as it should be."""
+        """Return packages that are missing, half-installed, or at another release; empty if none is."""
         have = self.apt["installed"]
         obtainable = self.apt["headers"] if self.apt["lists"] else self.headers
-        wanted = [*self.bound, *(name for name in self.free if not _is_header(name) or name in obtainable)]
-        lacking = [name for name in wanted if name not in have]
+        requested = [*self.bound, *(name for name in self.free if not _is_header(name) or name in obtainable)]
+        lacking = [name for name in requested if name not in have]
         moved = [name for name, release in self.own.items() if release != self.target]
         return sorted({*lacking, *moved, *self.unfinished})
 
     @property
     def unfinished(self) -> list[str]:
-        """Packages of the driver that dpkg has begun with and not ended."""
+        """Return packages of the driver that dpkg has begun to install and not finished."""
         return [name for name in self.apt["unfinished"] if DRIVERS_OWN.search(name)]
 
     @property
     def going(self) -> list[str]:
-        """Installed packages that must go, known without asking apt: other sources, the other flavour, other pins."""
+        """Return installed packages to remove, known without querying apt: other sources, the other flavour, other
+        pins.
+        """
         kept = {f"nvidia-driver-pinning-{what}" for what in (self.stack.driver.branch, self.target)}
         pinning = [name for name in self.apt["installed"] if PINNING.match(name) and name not in kept]
-        wanted = {*self.bound, *self.free, *self.optional}
+        requested = {*self.bound, *self.free, *self.optional}
         modules = [name for name in self.own if brings_kernel_module(name)]
         modules += [name for name in self.apt["installed"] if FOR_KERNELS.match(name)]
-        others = [name for name in modules if name not in wanted]
-        return sorted({*self.strangers, *pinning, *(others if self.switches else ())})
+        others = [name for name in modules if name not in requested]
+        return sorted({*self.foreign, *pinning, *(others if self.switches else ())})
 
     @property
     def coming(self) -> list[str]:
-        """Packages of the closure that apt would install."""
+        """Return packages of the closure that apt would install."""
         rows = self.answer.get("install", ())
         return [row["name"] for row in rows if closure_line(row["name"], row["source"], self.stack.source)]
 
     @property
     def closure(self) -> list[str]:
-        """Names to hold: what is there, what is to come, and kernel and modules where they belong together."""
+        """Return names to hold: installed and new packages, and kernel and modules if they belong together."""
         if self.follows:
             return []
         gone = {*self.going, *self.answer.get("remove", ())}
@@ -161,13 +163,13 @@ class AptDriverInput(DriverInput):
 
     @property
     def freed(self) -> list[str]:
-        """Names that the role holds from before and that stay without the driver's hold, such as a kernel."""
+        """Return names that the role holds and that stay without the driver's hold, such as a kernel."""
         leaving = {*self.going, *self.answer.get("remove", ())}
         return sorted(_own_holds(self.apt) - {*self.closure, *leaving})
 
 
 def _own_holds(apt: Mapping[str, Any]) -> set[str]:
-    """Installed packages that are held because the role did it."""
+    """Return installed packages that the role has put on hold."""
     return set(apt.get("own_holds", ())) & set(apt.get("held", ())) & set(apt["installed"])
 
 
@@ -176,7 +178,7 @@ def _is_header(name: str) -> bool:
 
 
 def picture_flavour(node: NodeFacts) -> str | None:
-    """Flavour of the installed module; None where there is none or it could not be told."""
+    """Return the flavour of the installed module; None if there is none or it is unknown."""
     installed = picture_from_facts(node, load()).installed
     return installed.flavour if installed else None
 
@@ -200,10 +202,10 @@ def driver_plan(
     settings: Mapping[str, Any],
     answer: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What there is to do for the driver on a node.
+    """Return the changes for the driver on a node.
 
     ``facts`` is a NodeFacts document, ``apt`` what ``apt_state.py`` printed, ``stack`` the stack of ``gpunode_plan``,
-    ``answer`` what ``apt_preview.py`` said. ``settings``: ``profile``, ``extra_packages``, ``header_packages``,
+    ``answer`` what ``apt_preview.py`` printed. ``settings``: ``profile``, ``extra_packages``, ``header_packages``,
     ``persistence``, ``kernel_policy`` (``hold``, ``follow``: with modules that the distribution signed), and
     ``sources_file``, the role's own file of apt sources.
     """
@@ -231,7 +233,7 @@ def driver_plan(
 
 
 def _stanzas(case: AptDriverInput) -> list[dict[str, Any]]:
-    """Sources that add the components which hold the driver, as far as the node's own sources lack them."""
+    """Return sources for the components with the driver, as far as the node's own sources lack them."""
     if not case.source.components or case.node.os is None:
         return []
     return missing_components(
@@ -240,13 +242,15 @@ def _stanzas(case: AptDriverInput) -> list[dict[str, Any]]:
 
 
 def _pins(case: AptDriverInput, release: str) -> list[dict[str, Any]]:
-    """Stanzas of an apt preferences file that bind the closure to a release, the more exact one for Debian's source."""
+    """Return stanzas of an apt preferences file that pin the closure to a release, the more exact one for Debian's
+    source.
+    """
     names = [f"src:{name}" for name in case.source.pin_sources] or list(case.source.pin_packages)
     return [{"packages": names, "pin": f"version {release}-*", "priority": PIN_PRIORITY}]
 
 
 def _wanting(case: AptDriverInput) -> list[Kernel]:
-    """Return the kernels that are to have a module.
+    """Return the kernels that need a module.
 
     Ubuntu's modules come with the newest kernel: an older one that still runs goes with the next reboot.
     """
@@ -259,7 +263,7 @@ def driver_question(
     stack: Stack | Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What ``apt_preview.py`` is asked for a node; the role adds ``files``, ``keys`` and ``preferences``."""
+    """Return the question for ``apt_preview.py``; the role adds ``files``, ``keys`` and ``preferences``."""
     case = driver_input(facts, apt, stack, settings, None)
     keep = {} if case.switches else dict.fromkeys(sorted(case.own.keys() - set(case.going)), f"{RELEASE}-*")
     return {
@@ -271,7 +275,7 @@ def driver_question(
         "restore": list(case.source.restore),
         "optional": [*case.optional, *(name for name in case.free if _is_header(name))],
         "constraint": case.target or case.stack.driver.constraint,
-        # What dpkg has not ended would ask for packages that are dropped with the others.
+        # Packages that dpkg has not finished would require packages that are removed with the others.
         "drop": sorted({*case.installed, *case.unfinished}),
         "remove": case.going,
         "repair": bool(case.apt["unfinished"]),
@@ -282,12 +286,12 @@ def driver_question(
 def driver_removal(
     facts: NodeFacts | Mapping[str, Any], apt: Mapping[str, Any], headers: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return what goes with the driver.
+    """Return what is removed with the driver.
 
-    ``packages``, those of which only configuration is left too; ``headers`` that go unless they were there before;
-    ``loaded``; ``restore``: what goes back to the distribution's version.
+    ``packages``, including those of which only configuration is left; ``headers`` that are removed unless they were
+    there before; ``loaded``; ``restore``: what returns to the distribution's version.
 
-    ``freed`` stays, and was held for the driver's sake.
+    ``freed`` stays, and was held because of the driver.
     """
     node = node_of(facts)
     closure = {package.name for package in node.packages or () if _is_drivers(package)}

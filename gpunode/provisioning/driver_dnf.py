@@ -1,4 +1,4 @@
-"""What preflight and the role nvidia_driver do on a system whose packages dnf manages."""
+"""Preflight and the role nvidia_driver on a system with dnf."""
 
 import re
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ MODULE = "nvidia-driver"
 PLUGIN = "python3-dnf-plugin-versionlock"
 DAEMON = "nvidia-persistenced"
 DKMS_NAMES = {"open": "nvidia-open", "proprietary": "nvidia"}
-"""Of NVIDIA's two packages; where DKMS knows the modules already, its own word counts."""
-# What may go where another stream needs it: parts of a driver that no stack names.
+"""Names of NVIDIA's two packages; if DKMS knows the modules already, its own name is used."""
+# Packages that may be removed if another stream requires it: parts of a driver that are in no stack.
 EXPENDABLE = ["*nvidia*", "cuda-drivers*", "libnvsdm*", "libcuda*"]
 
 
 def dnf_problems(dnf: Mapping[str, Any] | None) -> list[str]:
-    """Why dnf cannot be used on the node as it is, one line each; ``dnf`` is what ``dnf_state.py`` printed."""
+    """Return why dnf cannot be used on the node, one line each; ``dnf`` is the output of ``dnf_state.py``."""
     if dnf is None:
         return []
     lines = [f"no-dnf: dnf 4 cannot be used through python3: {dnf['error']}"] if dnf["error"] else []
@@ -45,7 +45,7 @@ def dnf_problems(dnf: Mapping[str, Any] | None) -> list[str]:
 
 @dataclass(frozen=True)
 class DnfDriverInput(DriverInput):
-    """The input where dnf manages the packages; ``dnf`` is what is known of them."""
+    """The input if dnf manages the packages; ``dnf`` is dnf's state."""
 
     dnf: Mapping[str, Any]
 
@@ -55,7 +55,7 @@ class DnfDriverInput(DriverInput):
 
     @property
     def bound(self) -> list[str]:
-        """Packages to have at the driver's release."""
+        """Return packages requested at the driver's release."""
         rows = [row for row in self.stack.packages if row.component in TOGETHER and row.with_driver]
         full = [names[0] for names in self._full]
         names = [row.name for row in rows if not (full and row.component == "driver")]
@@ -63,7 +63,7 @@ class DnfDriverInput(DriverInput):
 
     @property
     def free(self) -> list[str]:
-        """Packages to have in whichever version goes with them."""
+        """Return packages requested in any version."""
         headers = [f"kernel-devel-{one.release}" for one in self.kernels if not one.headers]
         plugin = [] if self.dnf["versionlock"] else [PLUGIN]
         keys = [name for name in ("mokutil", "openssl") if self.node.secure_boot and name not in self.dnf["installed"]]
@@ -76,26 +76,26 @@ class DnfDriverInput(DriverInput):
 
     @property
     def coming(self) -> list[str]:
-        """Packages of the closure that are there after the transaction."""
+        """Return packages of the closure after the transaction."""
         rows = [row["name"] for row in self.answer.get("install", ())]
         more = {name for name in rows if closure_line(name, name, self.stack.source)}
         return sorted({*self.own, *more} - set(self.answer.get("remove", ())))
 
     @property
     def settled(self) -> bool:
-        """All is there as it should be, and dnf need not be asked."""
+        """Return whether nothing has to change, so that dnf need not be queried."""
         enabled = self.stream is None or self.stream == f"{MODULE}:{self.dnf['streams'].get(MODULE)}"
         here = all(name in self.dnf["installed"] for name in self.bound)
-        return enabled and here and not self.free and not self.strangers and set(self.own.values()) == {self.target}
+        return enabled and here and not self.free and not self.foreign and set(self.own.values()) == {self.target}
 
     @property
     def wanting(self) -> list[Kernel]:
-        """Kernels that are to have a module; of a kernel that was removed the headers may be left."""
+        """Return kernels that need a module; of a removed kernel the headers may be left."""
         return [kernel for kernel in self.kernels if kernel.headers and kernel.image]
 
     @property
     def foreign_locks(self) -> dict[str, str]:
-        """Lines of others that keep a package of the closure at another release: line to package."""
+        """Return foreign lock lines that keep a package of the closure at another release: line to package."""
         found = {}
         for line in self.dnf["locks"]:
             for name in {*self.bound, *self.own}:
@@ -122,24 +122,24 @@ def dnf_plan(
     settings: Mapping[str, Any],
     answer: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What there is to do for the driver on a node with dnf.
+    """Return the changes for the driver on a node with dnf.
 
     ``stack`` is the stack of ``gpunode_plan``; ``settings``: ``profile``, ``extra_packages``, ``header_packages``,
-    ``switch``. Returned: ``question`` (what ``dnf_transaction.py`` is asked; the role adds ``repository`` and when),
-    ``settled`` (nothing is to be asked), ``changes`` (the answer says that something changes), ``target``, ``coming``
-    (names to be locked then), ``locks`` (lines for the plugin versionlock), ``wrong_versions``, ``missing``,
-    ``daemon``, and what ``module_state`` says of kernels and modules.
+    ``switch``. Returned: ``question`` (for ``dnf_transaction.py``; the role adds ``repository`` and the time),
+    ``settled`` (no question is needed), ``changes`` (whether the answer contains changes), ``target``, ``coming``
+    (names to lock then), ``locks`` (lines for the plugin versionlock), ``wrong_versions``, ``missing``,
+    ``daemon``, and the result of ``module_state`` on kernels and modules.
     """
     case = _case(facts, dnf, stack, settings, answer)
-    said, switch = case.answer, bool(case.settings["switch"])
+    preview, switch = case.answer, bool(case.settings["switch"])
     versions = {package.name: package.version for package in case.node.packages or ()}
     coming = {
         str(row["name"]): str(row["version"])
-        for row in said.get("install", ())
+        for row in preview.get("install", ())
         if closure_line(row["name"], row["name"], case.stack.source)
     }
     versions |= coming
-    stays = {name for name, release in case.own.items() if release == case.target} - set(said.get("remove", ()))
+    stays = {name for name, release in case.own.items() if release == case.target} - set(preview.get("remove", ()))
     locked = sorted(stays | coming.keys())
     return {
         "question": {
@@ -150,12 +150,12 @@ def dnf_plan(
             "free": case.free,
             "closure": sorted(case.own),
             "line": closure_patterns(case.stack.source),
-            "remove": case.strangers,
+            "remove": case.foreign,
             "expendable": EXPENDABLE,
             "ignore_locks": sorted(case.foreign_locks) if switch else [],
         },
         "settled": case.settled,
-        "changes": bool(said.get("install") or said.get("remove") or said.get("stream") is not None),
+        "changes": bool(preview.get("install") or preview.get("remove") or preview.get("stream") is not None),
         "target": case.target,
         "coming": case.coming,
         "locks": [_lock(name, versions[name]) for name in locked],
@@ -168,7 +168,7 @@ def dnf_plan(
 
 
 def _lock(name: str, version: str) -> str:
-    """As ``dnf versionlock add`` writes it, of any architecture."""
+    """Return a line as ``dnf versionlock add`` writes it, for any architecture."""
     return f"{name}-{version if ':' in version else '0:' + version}.*"
 
 
@@ -179,12 +179,12 @@ def dnf_refusals(
     settings: Mapping[str, Any],
     answer: Mapping[str, Any],
 ) -> list[str]:
-    """Why the driver must not be changed, one line each: its name, the reason, and what to do."""
+    """Return why the driver must not be changed, one line each: name, reason, and remedy."""
     case = _case(facts, dnf, stack, settings, answer)
     switch, lines = bool(case.settings["switch"]), []
-    if case.strangers and not switch:
+    if case.foreign and not switch:
         lines.append(
-            f"other-source: {listed(case.strangers, 5)} came from another source, {case.stack.source} is "
+            f"other-source: {listed(case.foreign, 5)} came from another source, {case.stack.source} is "
             "requested: set "
             "nvidia_driver_switch: true to replace it in one transaction"
         )
@@ -202,7 +202,7 @@ def dnf_refusals(
 
 
 def _lacking(case: DnfDriverInput) -> str:
-    """A part of the closure is not to be had at the release of the rest."""
+    """Return the refusal if a part of the closure is not available at the release of the rest."""
     answer = case.answer
     gone = sorted(name for name, there in answer["lacking"].items() if not there)
     if gone:
@@ -215,7 +215,7 @@ def _lacking(case: DnfDriverInput) -> str:
     return f"closure-lags: {answer['constraint']} is not available for the whole closure: {'; '.join(parts)}{near}"
 
 
-# What dnf says, and what is to be done. The first that fits is told.
+# Messages of dnf, and their remedies. The first that matches is used.
 OF_DNF = (
     (
         r"^(would-remove|module-stream|package-lock):",
@@ -248,16 +248,16 @@ OF_DNF = (
 )
 
 
-def dnf_error(said: str) -> str:
-    """What ``dnf_transaction.py`` said as an error, with its name and with what to do about it."""
+def dnf_error(message: str) -> str:
+    """Return an error of ``dnf_transaction.py`` with its name and its remedy."""
     for pattern, name, remedy in OF_DNF:
-        if re.search(pattern, said):
-            return printable(f"{name}{remedy}{said}")
-    return printable(f"dnf-refuses: {said}")
+        if re.search(pattern, message):
+            return printable(f"{name}{remedy}{message}")
+    return printable(f"dnf-refuses: {message}")
 
 
 def dnf_removal(facts: NodeFacts | Mapping[str, Any], dnf: Mapping[str, Any]) -> dict[str, Any]:
-    """What goes with the driver: a question for ``dnf_transaction.py``, as ``dnf_plan`` gives it."""
+    """Return what is removed with the driver: a question for ``dnf_transaction.py``, as in ``dnf_plan``."""
     node = node_of(facts)
     return {
         "stream": None,

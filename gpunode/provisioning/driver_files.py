@@ -15,7 +15,7 @@ OPTIONS = "/etc/modprobe.d/gpunode-nvidia.conf"
 PERSISTENCED = "/etc/systemd/system/nvidia-persistenced.service.d/gpunode.conf"
 MEMORY = "/var/lib/gpunode/nvidia_driver/packages-before"
 STAGED = "/var/lib/gpunode/nvidia_driver/key-staged"
-"""The boot in which the key that signs modules was staged."""
+"""The boot id of the boot in which the key that signs modules was staged."""
 ALL = (SOURCES_FILE, PREFERENCES, UNATTENDED, NOUVEAU, OPTIONS, PERSISTENCED, MEMORY, STAGED)
 FOLDERS = tuple(str(PurePosixPath(path).parent) for path in (PERSISTENCED, MEMORY))
 _MARK = "Managed by gpunode (role nvidia_driver):"
@@ -29,7 +29,7 @@ GPU_CONDITION = """\
 ExecCondition=/bin/sh -c 'for device in /sys/bus/pci/devices/*; do read -r vendor < $$device/vendor; \
 read -r class < $$device/class; case $$vendor:$$class in 0x10de:0x03*) exit 0;; esac; done; exit 1'
 """
-"""Line of a unit that is passed over, and not failed, without an NVIDIA GPU on the PCI bus."""
+"""Line of a unit that makes systemd skip it, without a failure, if no NVIDIA GPU is on the PCI bus."""
 PERSISTENCED_TEXT = f"""\
 # {_MARK} without an NVIDIA GPU on the PCI bus the daemon is skipped, not failed.
 [Service]
@@ -37,7 +37,7 @@ PERSISTENCED_TEXT = f"""\
 
 
 def sources_text(stanzas: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the file of apt sources; None where the node's own sources have everything."""
+    """Return the file of apt sources; None if the node's own sources have everything."""
     if not stanzas:
         return None
     lines = [f"# {_MARK} the components of this node's own archives that hold the driver."]
@@ -54,7 +54,7 @@ _FIELDS = ("uris", "suites", "components")
 
 
 def preferences_text(pins: Iterable[Mapping[str, Any]]) -> str:
-    """Return the preferences that bind the closure."""
+    """Return the preferences that pin the closure."""
     stanzas = [
         f"Package: {' '.join(pin['packages'])}\nPin: {pin['pin']}\nPin-Priority: {pin['priority']}\n" for pin in pins
     ]
@@ -71,7 +71,7 @@ def unattended_text(names: Iterable[str]) -> str:
 
 
 def options_text(options: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the options of the kernel modules; None where there are none."""
+    """Return the options of the kernel modules; None if there are none."""
     if not options:
         return None
     lines = [

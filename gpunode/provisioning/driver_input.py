@@ -1,4 +1,4 @@
-"""What the plans of the driver read on every system, whatever manages the packages."""
+"""Input of the driver's plans on every system, with any package manager."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from gpunode.stack import Stack, installed_closure, releases_from
 
 @dataclass(frozen=True)
 class DriverInput:
-    """A node, its stack and the role's settings; ``answer`` is the package manager's preview, where it was asked."""
+    """A node, its stack and the role's settings; ``answer`` is the package manager's preview, if it was requested."""
 
     node: NodeFacts
     stack: Stack
@@ -22,32 +22,32 @@ class DriverInput:
 
     @cached_property
     def installed(self) -> dict[str, Any]:
-        """Every installed package of a driver closure, whoever published it, by name."""
+        """Return every installed package of a driver closure, of any publisher, by name."""
         return installed_closure(self.node, load())
 
     @cached_property
     def own(self) -> dict[str, str]:
-        """Installed packages of the closure from the stack's source: name to release."""
+        """Return installed packages of the closure from the stack's source: name to release."""
         return releases_from(self.stack.source, self.installed)
 
     @property
-    def strangers(self) -> list[str]:
+    def foreign(self) -> list[str]:
         """Installed packages of a closure from another source."""
         return sorted(self.installed.keys() - self.own.keys())
 
     @cached_property
     def kernels(self) -> list[Kernel]:
-        """Kernels that come from packages; a container's is none of them."""
+        """Return kernels that come from packages; a container's kernel does not."""
         return [kernel for kernel in self.node.kernels or () if kernel.package]
 
     @property
     def precompiled(self) -> bool:
-        """Whether the modules come built and signed."""
+        """Return whether the modules are prebuilt and signed."""
         return self.stack.module.build == "precompiled"
 
     @property
     def target(self) -> str | None:
-        """The release; None where only the repository can say and was not asked yet."""
+        """Return the release; None if only the repository can decide it and was not queried yet."""
         if self.answer.get("target"):
             return str(self.answer["target"])
         return self.stack.driver.version if self.stack.driver.decided_by != "repository" else None

@@ -1,4 +1,4 @@
-"""The kernel modules of the driver, whatever manages the packages: what is built, signed, loaded and due."""
+"""The kernel modules of the driver, with any package manager: built, signed, loaded, and due changes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,10 +13,10 @@ DAEMON = "nvidia-persistenced.service"
 
 
 def module_state(case: DriverInput, wanting: Sequence[Kernel], by_flavour: Mapping[str, str]) -> dict[str, Any]:
-    """Return what is known of kernels, their modules, and the module in memory.
+    """Return the state of kernels, their modules, and the loaded module.
 
-    ``wanting`` are the kernels that are to have a module, ``by_flavour`` the names that DKMS has for the modules of
-    each flavour before it knows them.
+    ``wanting`` are the kernels that need a module, ``by_flavour`` the names that DKMS will use for the modules of each
+    flavour.
     """
     target = case.target
     built = {file.kernel for file in case.node.module_files or () if file.version == target}
@@ -59,12 +59,12 @@ def _reboot_reasons(case: DriverInput, nouveau: bool, loaded: str) -> Iterator[s
 
 
 def _used(node: NodeFacts) -> bool:
-    """Something computes on a GPU; so it is taken where nobody could see it."""
+    """Return whether a process computes on a GPU; True if that could not be determined."""
     return node.gpu_processes is None or any(process.computes for process in node.gpu_processes)
 
 
 def module_builds(draft: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the builds that are due: kernel and the command."""
+    """Return the due builds: kernel and the command."""
     if draft["precompiled"] or not draft["target"]:
         return []
     head = ["dkms", "install", "--force", "-m", draft["dkms"], "-v", draft["target"], "-k"]
@@ -93,14 +93,14 @@ def module_reasons(draft: Mapping[str, Any], after: Mapping[str, Any]) -> Iterat
 
 
 def daemon_units(draft: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[UnitState]:
-    """Yield the persistence daemon where it is installed; it runs where a module is loaded."""
+    """Yield the persistence daemon if it is installed; it runs if a module is loaded."""
     if draft["daemon"]:
         on = bool(settings["persistence"])
         yield UnitState(name=DAEMON, enabled=on, state=None if not draft["running"] else "started" if on else "stopped")
 
 
 class SigningKey:
-    """The key that signs modules built by DKMS: where secure boot is on, they load only once the firmware has it."""
+    """The key that signs modules built by DKMS: with secure boot, they load only after the firmware has enrolled it."""
 
     def __init__(
         self, facts: NodeFacts, key: ModuleKey | None, draft: Mapping[str, Any], settings: Mapping[str, Any]
@@ -115,7 +115,7 @@ class SigningKey:
 
     @property
     def waits(self) -> bool:
-        """Until a person at the console has finished that, no module is loaded and none is exchanged."""
+        """Return whether enrolment at the console is pending: until then no module is loaded or exchanged."""
         return self.signs and not (self.key is not None and self.key.enrolled)
 
     @property
@@ -124,7 +124,9 @@ class SigningKey:
 
     @property
     def fresh(self) -> bool:
-        """Staged since the last boot: only the next one leads to the console, so a reboot is due once."""
+        """Return whether it was staged since the last boot: only the next boot shows the console dialog, so a reboot is
+        due once.
+        """
         return self.key is not None and self.key.fresh
 
     @property
@@ -135,7 +137,7 @@ class SigningKey:
 
     @property
     def path(self) -> str | None:
-        """Where the key is."""
+        """Return the path of the key."""
         return self.key.path if self.key else None
 
     @property

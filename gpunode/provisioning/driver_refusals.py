@@ -1,4 +1,4 @@
-"""Why the driver must not be changed on a node with apt, one line each: its name, the reason, what to do."""
+"""Refusals to change the driver on a node with apt, one line each: name, reason, remedy."""
 
 import re
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ def driver_refusals(
     settings: Mapping[str, Any],
     answer: Mapping[str, Any],
 ) -> list[str]:
-    """Why the driver must not be changed, one line each: its name, the reason, and what to do.
+    """Return why the driver must not be changed, one line each: name, reason, and remedy.
 
-    ``answer`` is what ``apt_preview.py`` said; empty where nothing was asked. ``settings`` has ``switch`` besides:
-    what stands in the way may go.
+    ``answer`` is the output of ``apt_preview.py``; empty if it was not called. ``settings`` also has ``switch``:
+    conflicting packages may be removed.
     """
     case = driver_input(facts, apt, stack, settings, answer)
     switch = bool(case.settings["switch"])
@@ -30,7 +30,7 @@ def driver_refusals(
         lines.append(_of_apt(str(answer["error"])))
     if "lacking" in answer:
         lines.append(_lacking(case))
-    if case.strangers and not case.own and not switch:
+    if case.foreign and not case.own and not switch:
         origins = sorted({str(row.origin or "an unknown publisher") for row in case.installed.values()})
         lines.append(
             f"other-source: a driver from {' and '.join(origins)} is installed, {case.stack.source} is requested: set "
@@ -60,7 +60,7 @@ def driver_refusals(
 
 
 def _lacking(case: AptDriverInput) -> str:
-    """A part of the closure is not to be had at the release of the rest."""
+    """Return the refusal if a part of the closure is not available at the release of the rest."""
     answer, word = case.answer, case.answer["constraint"]
     gone = [name for name, there in answer["lacking"].items() if not there]
     lagging = {name: there for name, there in answer["lacking"].items() if there}
@@ -91,7 +91,7 @@ def _lacking(case: AptDriverInput) -> str:
     return f"closure-lags: {word} is not available for the whole closure from {whose}: {'; '.join(parts)}{near}"
 
 
-# What apt says of a repository, and what is to be done. The first that fits is told.
+# Messages of apt on a repository, and their remedies. The first that matches is used.
 OF_APT = (
     (
         r"SHA1 is not considered secure|[Pp]olicy rejected|signing key.*not bound",
@@ -135,8 +135,8 @@ OF_APT = (
 )
 
 
-def _of_apt(said: str) -> str:
+def _of_apt(message: str) -> str:
     for pattern, name, remedy in OF_APT:
-        if re.search(pattern, said):
-            return f"{name}: {remedy}; apt reported: {said}"
-    return f"apt-refuses: {said}"
+        if re.search(pattern, message):
+            return f"{name}: {remedy}; apt reported: {message}"
+    return f"apt-refuses: {message}"

@@ -1,4 +1,4 @@
-"""What a stack does not say of a driver's source: packages beside its own, what binds them, where they come from."""
+"""Sources of drivers on systems with apt: packages that a stack does not list, their pins, their origins."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,23 +27,23 @@ class DriverSource:
     """Package names of one source of drivers, on a system with apt."""
 
     pin_packages: tuple[str, ...] = ()
-    """Patterns of packages that are bound to one version."""
+    """Patterns of packages that are pinned to one version."""
     pin_sources: tuple[str, ...] = ()
-    """Source packages whose packages are; they count before ``pin_packages``."""
+    """Source packages of which all packages are pinned; they take precedence over ``pin_packages``."""
     components: tuple[str, ...] = ()
-    """Of the distribution's archive, that hold the driver."""
+    """Components of the distribution's archive with the driver."""
     profiles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Packages beside the stack's, by the role's profile."""
+    """Packages in addition to the stack's, by the role's profile."""
     flavours: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The same by the flavour of the module."""
     dkms: Mapping[str, str] = field(default_factory=dict)
-    """Name of the module for DKMS by flavour, where it is not ``nvidia``."""
+    """Name of the module in DKMS by flavour, if it is not ``nvidia``."""
     optional: tuple[str, ...] = ()
-    """Installed where the source has them in the driver's release."""
+    """Installed if the source has them in the driver's release."""
     lift: tuple[str, ...] = ()
-    """May come from any source where the preferred one is too old."""
+    """May come from any source if the preferred one is too old."""
     restore: tuple[str, ...] = ()
-    """Go back to the distribution's version."""
+    """Return to the distribution's version on removal."""
 
 
 SOURCES: Mapping[str, DriverSource] = {
@@ -74,4 +74,4 @@ SOURCES: Mapping[str, DriverSource] = {
     "ubuntu": DriverSource(restore=_DKMS, pin_packages=_ALL),
 }
 LIFTED = SOURCES["nvidia"].lift
-"""What a removal takes back to the distribution's version."""
+"""Packages that a removal returns to the distribution's version."""

@@ -1,4 +1,4 @@
-"""Whether something is due: one comparison of a manifest with a node's state. What is unknown counts as due."""
+"""Comparison of a manifest with a node's state: whether something is due. Unknown state counts as due."""
 
 import hashlib
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def judged(manifest: Manifest, state: NodeState) -> Manifest:
 
 
 def file_reasons(file: ManagedFile, state: NodeState) -> Iterator[str]:
-    """Yield how a file on the node differs from what it has to be."""
+    """Yield how a file on the node differs from the manifest."""
     there = state.files.get(file.path)
     if there is None or there.kind == "unknown":
         yield f"{file.path} could not be determined"
@@ -58,7 +58,7 @@ def folder_reasons(folder: ManagedFolder, state: NodeState) -> Iterator[str]:
 
 
 def package_reasons(change: AptChange | DnfChange | None, state: NodeState) -> Iterator[str]:
-    """Yield which packages are missing, have to go, or are not held."""
+    """Yield which packages are missing, have to be removed, or are not held."""
     if isinstance(change, AptChange):
         if state.apt is None:
             yield "the state of apt is unknown"
@@ -105,16 +105,16 @@ def _dnf_reasons(change: DnfChange, dnf: DnfState) -> Iterator[str]:
             yield f"the module stream {change.stream} is not enabled"
     if change.reset is not None and change.reset in dnf.streams:
         yield f"the module {change.reset} has a stream enabled"
-    # Each role has a part of its own in the list.
-    wanted = lock_lines(dnf.installed, change.hold) if change.hold else change.lock or ()
-    loose = sorted(set(wanted) - {*dnf.own_locks, *dnf.locks})
+    # Each role has a section of its own in the list.
+    requested = lock_lines(dnf.installed, change.hold) if change.hold else change.lock or ()
+    loose = sorted(set(requested) - {*dnf.own_locks, *dnf.locks})
     if loose:
         yield f"not locked: {', '.join(loose[:5])}"
     yield from (f"the lock {line} prevents the change" for line in change.drop_locks if line in dnf.locks)
 
 
-def _missing(wanted: tuple[str, ...], installed: dict[str, str]) -> Iterator[str]:
-    for entry in wanted:
+def _missing(requested: tuple[str, ...], installed: dict[str, str]) -> Iterator[str]:
+    for entry in requested:
         name, _, pattern = entry.partition("=")
         if name not in installed:
             yield f"{name} is not installed"
@@ -127,7 +127,7 @@ def _fits(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def unit_reasons(unit: UnitState, state: NodeState) -> Iterator[str]:
-    """Yield how a unit differs; one that has to be restarted is due."""
+    """Yield how a unit differs; one that needs a restart is due."""
     there = state.unit(unit.name)
     if there is None:
         # A unit that is not installed is neither enabled nor running.

@@ -1,4 +1,4 @@
-"""Container engines of a node: which one is installed, what it does with CDI, and what a restart of it would end."""
+"""Container engines of a node: the installed one, its CDI support, and the effects of a restart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENGINES: Mapping[str, EngineSource] = {
     "moby-engine": "other",
     "docker-ee": "other",
 }
-"""The engine's own package by its publisher. A dockerd in any other package belongs to somebody else and is left."""
+"""The engine's own package by its publisher. A dockerd in any other package is foreign and is not changed."""
 MOVING = (
     *ENGINES,
     "docker-ce-cli",
@@ -34,33 +34,33 @@ MOVING = (
     "runc",
     "moby-runc",
 )
-"""Packages whose upgrade restarts the engine, or replaces what its containers run on."""
+"""Packages with upgrades that restart the engine, or replace the runtime of its containers."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledEngine:
-    """The Docker engine among the installed packages; every field empty where there is none."""
+    """The Docker engine among the installed packages; every field empty if there is none."""
 
     source: EngineSource | None = None
     package: str | None = None
     version: str | None = None
     packages: tuple[str, ...] = ()
-    """Those that must not move under a running job."""
+    """Those that must not be upgraded while a job runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSupport:
-    """What an engine of one version does with CDI."""
+    """CDI support of one version of an engine."""
 
     version: str | None
     cdi: Literal["default", "feature", "none"] | None
-    """``feature``: where it is switched on; None: the version is not known."""
+    """``feature``: if it is enabled there; None: the version is unknown."""
     additional_gids: bool | None
     """It reads CDI 0.7.0."""
 
 
 def number(text: Any) -> str | None:
-    """Return the engine's own version in that of a package or program: ``5:28.3.3-1~debian.12`` is ``28.3.3``."""
+    """Return the engine's own version from that of a package or program: ``5:28.3.3-1~debian.12`` is ``28.3.3``."""
     found = re.match(r"(?:\d+:)?v?(\d+(?:\.\d+)*)", str(text or "").strip())
     return found[1] if found else None
 
@@ -76,7 +76,7 @@ def installed_engine(installed: Mapping[str, Any] | None) -> InstalledEngine:
 
 
 def engine_support(version: Any, engine: str = "docker") -> EngineSupport:
-    """Return what an engine of this version does with CDI, from the catalog. Raises UsageError for an unknown name."""
+    """Return the CDI support of this version of an engine, from the catalog. Raises UsageError for an unknown name."""
     try:
         row = load().container_engines[engine]
     except KeyError:
@@ -97,10 +97,11 @@ def engines_before_cdi_07(engines: Mapping[str, EngineSupport]) -> list[str]:
 
 
 def restart_obstacles(running: int, live_restore: bool, node: NodeFacts, text: str | None) -> list[str]:
-    """Return why a restart of Docker would hurt; empty where it may be restarted.
+    """Return why a restart of Docker would interrupt something; empty if it may be restarted.
 
     ``running`` containers and ``live_restore`` are the daemon's answer (0 and False without one), ``text`` is the
-    daemon.json that the new daemon reads: without live-restore in it, that one ends what the old one left running.
+    daemon.json that the new daemon reads: without live-restore in it, it ends the containers that the old one left
+    running.
     """
     found = []
     try:
@@ -121,7 +122,7 @@ def gpu_users(node: NodeFacts) -> list[str]:
 
 
 def tcp_addresses(text: str | None, command: str | None) -> list[str]:
-    """Return the TCP addresses at which dockerd listens: in daemon.json, and among the options of its command line."""
+    """Return the TCP addresses on which dockerd listens: in daemon.json, and in the options of its command line."""
     try:
         hosts = read_document(text).get("hosts") or []
     except ValueError:
@@ -131,9 +132,9 @@ def tcp_addresses(text: str | None, command: str | None) -> list[str]:
 
 
 def unknown_options(keys: Iterable[str], options: Iterable[str]) -> list[str]:
-    """Return the keys of daemon.json that this dockerd does not have; ``options`` are those that it prints with --help.
+    """Return the keys of daemon.json that this dockerd does not support; ``options`` are those in its --help.
 
-    For engines before 23, whose dockerd cannot validate a file.
+    For engines before 23, in which dockerd cannot validate a file.
     """
     known = {*options, *KEYS_WITHOUT_OPTION}
     singular = {"registry-mirrors": "registry-mirror", "insecure-registries": "insecure-registry"}
@@ -149,4 +150,4 @@ KEYS_WITHOUT_OPTION = {
     "proxies",
     "runtimes",
 }
-"""Keys of daemon.json that no option of dockerd has the name of."""
+"""Keys of daemon.json without an option of dockerd of the same name."""

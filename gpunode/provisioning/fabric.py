@@ -1,4 +1,4 @@
-"""What the role nvidia_fabric does on a node: driver release, PCI ids of conditions, addresses of an NVLink domain."""
+"""Input of the role nvidia_fabric: driver release, PCI ids of conditions, addresses of an NVLink domain."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping
@@ -12,14 +12,15 @@ from gpunode.stack import picture_from_facts
 
 
 def installed_driver(facts: NodeFacts | Mapping[str, Any]) -> str:
-    """The release of the installed driver (``580.95.05``); empty where none is installed or its packages disagree."""
+    """Return the release of the installed driver (``580.95.05``); empty if there is none or its packages disagree."""
     installed = picture_from_facts(node_of(facts), load()).installed
     return (installed.version if installed else None) or ""
 
 
 def pci_ids(facts: NodeFacts | Mapping[str, Any]) -> dict[str, list[str]]:
-    """PCI ids as sysfs writes them (``0x10de:0x22a3``): ``switches`` and ``gpus`` on the node, and ``known_switches``
-    of the catalog."""
+    """Return PCI ids as sysfs writes them (``0x10de:0x22a3``): ``switches`` and ``gpus`` on the node, and
+    ``known_switches`` of the catalog.
+    """
     node = node_of(facts)
     known = {pci for pci, part in load().pci_parts.items() if part.role == "nvswitch"}
     functions = [(device.pci_id, device.is_nvidia_gpu) for device in node.pci or ()]
@@ -35,10 +36,10 @@ def pci_ids(facts: NodeFacts | Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def imex_addresses(hosts: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
-    """Addresses of the hosts of an NVLink domain, in the hosts' order, each once.
+    """Return the addresses of the hosts of an NVLink domain, in the hosts' order, each once.
 
     ``variables`` is ``hostvars``. A host's address is its ``nvidia_fabric_imex_address``, else its ``ansible_host``,
-    else its name; one that is no IP address is an error that names the host.
+    else its name; one that is not an IP address is an error that names the host.
     """
     found: dict[str, None] = {}
     for host in hosts:

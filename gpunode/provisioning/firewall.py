@@ -29,7 +29,7 @@ RULES = f"{FOLDER}/firewall.nft"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 ENABLED = f"/etc/systemd/system/sysinit.target.wants/{UNIT}"
 LOADED = "/run/gpunode/firewall.loaded"
-"""What the unit loaded: the digest of the file, and that of the table as nft listed it then."""
+"""Record of the unit: the digest of the file, and that of the table as nft listed it after loading."""
 MEMORY = "/var/lib/gpunode/firewall"
 BEFORE = f"{MEMORY}/packages-before"
 NFT = "/usr/sbin/nft"
@@ -48,8 +48,9 @@ LOOK = Look(
 FIREWALLD, UFW = "firewalld.service", "ufw.service"
 REMOVE = f"add table inet {TABLE}; delete table inet {TABLE}"
 WATCH = f"{TABLE}_watch"
-"""A table that only looks. Connections that were open before anything tracked them are known by what both ends send:
-without it, the answers of a server that this node is a client of would count as new, and be dropped."""
+"""A table that only tracks. Connections that were open before tracking are recognised by the traffic of both ends:
+without it, the answers of a server to this node would count as new, and be dropped.
+"""
 WATCHING = (
     f"add table inet {WATCH}; add chain inet {WATCH} input {{ type filter hook input priority 0; policy accept; }}; "
     f"add rule inet {WATCH} input ct state established counter"
@@ -87,7 +88,7 @@ WantedBy=sysinit.target
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node."""
+    """Return the manifest of the role."""
     if settings["state"] == "keep":
         return Manifest(role=ROLE)
     if state.manager is None:
@@ -104,7 +105,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     installed = "nftables" in context.planned.installed(state.installed)
     same = state.files.get(RULES) is not None and state.files[RULES].sha256 == _digest(text)
     if not refusals and installed and not same and "nftables" in state.installed:
-        # What nft rejects is refused before anything is changed.
+        # Rules that nft rejects are refused before anything is changed.
         question = NodeQuestion(kind="nft_check", body={"text": text})
         answer = context.answers.get("rules")
         if answer is None:
@@ -116,14 +117,14 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     files = (rules, *(ManagedFile(path=path, content=content) for path, content in units.items()), *zone)
     fresh = _not_loaded(state, text)
     wait = int(settings["lock_wait_s"])
-    wanted = ("nftables",)
+    nftables = ("nftables",)
     return Manifest(
         role=ROLE,
         files=files,
         folders=(ManagedFolder(path=FOLDER), ManagedFolder(path=MEMORY)),
-        packages=AptChange(install=wanted, memory=BEFORE, lock_wait_s=wait)
+        packages=AptChange(install=nftables, memory=BEFORE, lock_wait_s=wait)
         if state.apt is not None
-        else DnfChange(install=wanted, memory=BEFORE, lock_wait_s=wait),
+        else DnfChange(install=nftables, memory=BEFORE, lock_wait_s=wait),
         units=(UnitState(name=UNIT, enabled=True, state="started"),),
         refusals=tuple(refusals),
         notes=_notes(state, zoned=zoned),
@@ -138,7 +139,7 @@ def _runs(state: NodeState, name: str) -> bool:
 
 
 def _obstacles(state: NodeState, policy: FirewallPolicy) -> list[str]:
-    """Return why the node's other owner of rules is in the way."""
+    """Return why another owner of the node's rules prevents the change."""
     if _runs(state, UFW):
         return [
             f"{UFW} is active and owns this node's rules: a node has one owner of its policy. Disable it (ufw "
@@ -157,7 +158,7 @@ def _obstacles(state: NodeState, policy: FirewallPolicy) -> list[str]:
 
 
 def _controller(state: NodeState, settings: Mapping[str, Any], policy: FirewallPolicy, context: Context) -> list[str]:
-    """Refuse a policy under which this very run could not log in."""
+    """Refuse a policy under which this run could not log in."""
     if not settings["require_controller"] or context.local:
         return []
     here = state.connection
@@ -182,7 +183,7 @@ def _digest(text: str) -> str:
 
 
 def _not_loaded(state: NodeState, text: str) -> str | None:
-    """Return why the kernel has other rules than the file; None where it has those."""
+    """Return why the kernel's rules differ from the file; None if they match."""
     lines = (state.contents.get(LOADED) or "").split()
     digests = [line for line in lines if line != "-"]
     found = state.facts.packet_filter
@@ -203,10 +204,10 @@ def _guarded(
     runs = unit is not None and unit.active == "active"
     gone = [NFT, f"add table inet {WATCH}; delete table inet {WATCH}"]
     load = [["systemctl", "daemon-reload"], ["systemctl", "enable", UNIT], ["systemctl", "reload-or-restart", UNIT]]
-    # firewall-cmd asks the daemon, which reads the files itself: the offline tool judges those that are not there yet.
+    # firewall-cmd asks the daemon, which reads the files itself: the offline tool checks those that do not exist yet.
     zone = [["firewall-cmd", "--reload"]] if zoned else []
     judge = [["firewall-offline-cmd", "--check-config"]] if zoned else []
-    # In check mode there is no nft yet, or no folder in which the file could be shown to it.
+    # In check mode nft, or the folder for the file to check, may not exist yet.
     there = state.files.get(FOLDER)
     unable = context.check and ("nftables" not in state.installed or there is None or there.kind != "folder")
     return {
@@ -221,7 +222,7 @@ def _guarded(
 
 
 def _zone_files(state: NodeState, policy: FirewallPolicy) -> tuple[ManagedFile, ...]:
-    """The zone, and firewalld.conf with it as the default; what the default was is kept for ``absent``."""
+    """Return the zone, and firewalld.conf with it as the default; the previous default is kept for ``absent``."""
     conf = state.contents.get(CONF) or ""
     before = state.contents.get(ZONE_BEFORE) or f"{default_zone(conf)}\n"
     there = state.files.get(CONF)

@@ -1,4 +1,4 @@
-"""What the role firewall lets through: read from its settings, every entry checked, and rendered for nftables."""
+"""Policy of the role firewall: read from its settings, every entry checked, and rendered for nftables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Family = Literal["ip", "ip6"]
 TABLE = "gpunode"
 EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 BURST = 30
-"""New connections of one source that come before its rate is counted."""
+"""New connections of one source before its rate is limited."""
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 _INTERFACE = re.compile(r"[A-Za-z0-9_.@:-]{1,15}\*?|[A-Za-z0-9_.@:-]{0,14}\*")
 _PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
@@ -22,24 +22,24 @@ _HIGHEST_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class OpenPorts:
-    """Ports that networks may reach."""
+    """Ports that networks may connect to."""
 
     name: str
     protocol: str
     ports: tuple[tuple[int, int], ...]
     networks: tuple[Network, ...]
     rate: int = 0
-    """New connections per minute that one source address may open; 0: as many as it likes."""
+    """New connections per minute that one source address may open; 0: unlimited."""
 
     @property
     def public(self) -> bool:
-        """Whether everybody may reach it."""
+        """Return whether every address may connect."""
         return any(network.prefixlen == 0 for network in self.networks)
 
 
 @dataclass(frozen=True, slots=True)
 class FirewallPolicy:
-    """Everything that is let through."""
+    """All accepted traffic."""
 
     services: tuple[OpenPorts, ...] = ()
     """The first one is SSH."""
@@ -48,11 +48,11 @@ class FirewallPolicy:
     container_interfaces: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-    """What is wrong with the settings, one line each."""
+    """Errors in the settings, one line each."""
 
 
 class _Reader:
-    """Reads the settings, and collects what is wrong with them."""
+    """Reader of the settings that collects errors."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -79,7 +79,7 @@ class _Reader:
         return tuple(sorted(set(found)))
 
     def interfaces(self, name: str, values: Iterable[Any]) -> tuple[str, ...]:
-        """Return names of interfaces, a * at the end stands for any."""
+        """Return names of interfaces; a trailing * matches any."""
         names = [str(value) for value in values]
         wrong = [one for one in names if not _INTERFACE.fullmatch(one)]
         self.problems += [f"{name}: {one} is not the name of an interface (examples: eth1, br-*)" for one in wrong]
@@ -113,7 +113,7 @@ class _Reader:
 
 
 def policy_of(settings: Mapping[str, Any]) -> FirewallPolicy:
-    """Return the policy that the settings describe, with everything that is wrong with them."""
+    """Return the policy of the settings, with all errors in them."""
     reader = _Reader()
     rate = int(settings["public_rate"])
     if not settings["ssh_networks"]:
@@ -142,7 +142,7 @@ def policy_of(settings: Mapping[str, Any]) -> FirewallPolicy:
 
 
 def _network(text: str) -> tuple[Sequence[Network], str | None]:
-    """(networks of an entry, what is wrong with it)."""
+    """Return (networks of an entry, the error in it)."""
     if text.strip().lower() == "any":
         return EVERYWHERE, None
     try:
@@ -157,13 +157,13 @@ def _network(text: str) -> tuple[Sequence[Network], str | None]:
 
 
 def _limited(service: OpenPorts, rate: Any, public_rate: int) -> OpenPorts:
-    """The service with its rate: what is public is limited, unless the entry says otherwise."""
-    wanted = int(rate) if rate is not None else public_rate if service.public else 0
-    return OpenPorts(service.name, service.protocol, service.ports, service.networks, max(0, wanted))
+    """Return the service with its rate: public services are limited, unless the entry sets another rate."""
+    requested = int(rate) if rate is not None else public_rate if service.public else 0
+    return OpenPorts(service.name, service.protocol, service.ports, service.networks, max(0, requested))
 
 
 def lets_in(policy: FirewallPolicy, address: str, port: int) -> bool:
-    """Return whether a source address may open an SSH connection to the port. Raises ValueError for no address."""
+    """Return whether a source address may open an SSH connection to the port. ValueError for an invalid address."""
     source = ip_address(address.partition("%")[0])
     mapped = getattr(source, "ipv4_mapped", None)
     source = mapped or source
@@ -178,13 +178,13 @@ def lets_in(policy: FirewallPolicy, address: str, port: int) -> bool:
 ICMP = (
     "icmp type { destination-unreachable, time-exceeded, parameter-problem } accept",
     "icmp type echo-request limit rate 100/second burst 100 packets accept",
-    # Without neighbour discovery and "packet too big" there is no IPv6.
+    # IPv6 does not work without neighbour discovery and "packet too big".
     "icmpv6 type { destination-unreachable, packet-too-big, time-exceeded, parameter-problem } accept",
     "icmpv6 type { nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert } accept",
     "icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, mld2-listener-report } accept",
     "icmpv6 type echo-request limit rate 100/second burst 100 packets accept",
     "meta l4proto igmp accept",
-    # Answers to DHCP come from an address that was not asked.
+    # Answers to DHCP come from another address than the request went to.
     "udp sport 67 udp dport 68 accept",
     "ip6 saddr fe80::/10 udp dport 546 accept",
 )
@@ -205,7 +205,7 @@ def nft_text(policy: FirewallPolicy, *, host: bool = True) -> str:
             "type filter hook input priority filter; policy drop;",
             "ct state vmap { established : accept, related : accept, invalid : drop }",
             'iif "lo" accept',
-            # Containers reach published ports, the name server of their engine and agents at the node itself.
+            # Containers reach published ports, the name server of their engine and agents on the node itself.
             *(f'iifname "{name}" accept' for name in policy.container_interfaces),
             *ICMP,
             "jump services",
@@ -214,7 +214,7 @@ def nft_text(policy: FirewallPolicy, *, host: bool = True) -> str:
         )
     lines += _chain(
         "forward",
-        # Before the chains of the engines: theirs accept what they published, and a drop here is final all the same.
+        # Before the chains of the engines: these accept published ports, but a drop here is final.
         "type filter hook forward priority filter - 5; policy accept;",
         "ct state vmap { established : accept, related : accept }",
         *(f'iifname "{name}" accept' for name in policy.container_interfaces),
@@ -250,7 +250,9 @@ def _cluster_rules(policy: FirewallPolicy) -> list[str]:
 
 
 def _service_rules(policy: FirewallPolicy, published: bool = False) -> list[str]:
-    """Rules of the services; ``published``: by the port that the client asked for, not by that inside the container."""
+    """Return the rules of the services; ``published``: by the port that the client requested, not by that inside the
+    container.
+    """
     rules = []
     for service in policy.services:
         matches = [f"{service.protocol} dport {_ports(service.ports)}"]
@@ -275,7 +277,7 @@ def _families(networks: Iterable[Network]) -> list[Family]:
 
 
 def _set(networks: Iterable[Network], family: Family) -> str:
-    """The networks of a family, without those within others: nft refuses overlapping intervals."""
+    """Return the networks of a family, without those within others: nft refuses overlapping intervals."""
     version = 4 if family == "ip" else 6
     mine = sorted({network for network in networks if network.version == version}, key=lambda one: one.prefixlen)
     outer: list[Network] = []

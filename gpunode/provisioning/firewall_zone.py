@@ -14,7 +14,7 @@ _DEFAULT = re.compile(r"(?m)^[ \t]*DefaultZone[ \t]*=[ \t]*(.*?)[ \t]*$")
 
 
 def zone_text(policy: FirewallPolicy) -> str:
-    """Return the zone: what no rule of it accepts is rejected."""
+    """Return the zone; traffic that no rule accepts is rejected."""
     lines = [
         '<?xml version="1.0" encoding="utf-8"?>',
         "<!-- Managed by gpunode (role firewall). -->",
@@ -47,6 +47,6 @@ def with_default_zone(conf: str, zone: str) -> str:
 
 
 def default_zone(conf: str) -> str:
-    """Return the default zone that firewalld.conf names; firewalld's own choice is ``public``."""
+    """Return the default zone in firewalld.conf; firewalld's built-in default is ``public``."""
     found = _DEFAULT.search(conf)
     return found[1] if found and found[1] else "public"

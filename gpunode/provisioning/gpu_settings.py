@@ -1,4 +1,4 @@
-"""The role gpu_settings: clocks, power limit, compute mode, ECC, MIG and accounting of GPUs, applied again at boot."""
+"""The role gpu_settings: clocks, power limit, compute mode, ECC, MIG and accounting of GPUs, set again at boot."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class GpuSettingsRule(BaseModel):
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node. Raises UsageError for a malformed rule."""
+    """Return the manifest of the role. Raises UsageError for a malformed rule."""
     rules = parsed_rules(settings["rules"])
     if settings["state"] == "absent" or not rules:
         return _absent(state, context)
@@ -204,7 +204,7 @@ def program_text() -> str:
 
 
 def parsed_rules(rules: Any) -> list[dict[str, Any]]:
-    """Return the rules as the settings file has them. Raises UsageError that names the element and its key."""
+    """Return the rules as in the settings file. Raises UsageError that names the element and its key."""
     found = []
     for number, rule in enumerate(rules or []):
         try:
@@ -226,7 +226,7 @@ def seen_gpus(state: NodeState) -> list[dict[str, Any]]:
 
 
 def read_report(state: NodeState) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return what the unit reported in this boot: uuid, setting, entry. What is malformed counts as not reported."""
+    """Return the unit's report of this boot: uuid, setting, entry. Malformed parts count as not reported."""
     try:
         gpus = json.loads(state.contents.get(REPORT) or "{}")["gpus"]
         return {
@@ -240,7 +240,7 @@ def read_report(state: NodeState) -> dict[str, dict[str, dict[str, Any]]]:
 def _compared(
     gpus: list[dict[str, Any]], rules: list[dict[str, Any]], report: dict[str, dict[str, dict[str, Any]]]
 ) -> tuple[list[str], list[str], list[str]]:
-    """Return (why the unit has to run, what the owner should know, why the node has to be restarted)."""
+    """Return (why the unit has to run, notes for the owner, why the node has to be rebooted)."""
     due: list[str] = []
     notes: list[str] = []
     later: dict[str, list[str]] = {}
@@ -272,7 +272,7 @@ def _compared(
 
 
 def _now(setting: str, gpu: Mapping[str, Any], entries: Mapping[str, Any], value: Any) -> Any:
-    """Return a setting's value; of what nvidia-smi does not report, what the unit applied in this boot."""
+    """Return a setting's value; if nvidia-smi does not report it, the value that the unit set in this boot."""
     if setting == "mig_layout" and len(gpu.get("mig_devices") or ()) != len(value):
         return None
     if setting in ("sm_clock_mhz", "memory_clock_mhz", "mig_layout") or value == "default":
@@ -282,7 +282,7 @@ def _now(setting: str, gpu: Mapping[str, Any], entries: Mapping[str, Any], value
 
 
 def persistence_drop_in(state: NodeState) -> str | None:
-    """Return the drop-in that has the daemon keep GPUs initialised; None where its unit does not keep it from that.
+    """Return the drop-in with which the daemon keeps GPUs initialised; None if its unit does so already.
 
     Ubuntu's package starts it with --no-persistence-mode.
     """

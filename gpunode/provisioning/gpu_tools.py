@@ -1,4 +1,4 @@
-"""The role gpu_tools: programs that watch and profile a training node, and who may read GPU counters."""
+"""The role gpu_tools: programs for monitoring and profiling a training node, and access to GPU counters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpunode.provisioning.state import Look, NodeState
 
 
 class Tool(NamedTuple):
-    """A tool by the names of its package, of which the first that is offered counts, and its program."""
+    """A tool: the possible names of its package, of which the first available is used, and its program."""
 
     apt: tuple[str, ...]
     dnf: tuple[str, ...]
@@ -70,14 +70,14 @@ TOOLS = {
     "nvme-cli": Tool(("nvme-cli",), ("nvme-cli",), "nvme"),
 }
 NSIGHT = ("cuda-nsight-systems-*", "cuda-nsight-compute-*")
-"""NVIDIA's packages that bring the profilers of a CUDA series."""
+"""NVIDIA's packages of the profilers of a CUDA series."""
 PROFILING = {"everybody": "0", "admins": "1"}
 PARAMETER = "RmProfilingAdminOnly"
 _VERSION = re.compile(r"[0-9]+(\.[0-9a-z]+){0,4}")
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node. Raises UsageError for a tool or version that is none."""
+    """Return the manifest of the role. Raises UsageError for an unknown tool or an invalid version."""
     if state.manager is None:
         return no_package_manager(ROLE)
     if settings["state"] == "keep":
@@ -171,7 +171,7 @@ def _python(given: Any) -> dict[str, str]:
 
 
 def _candidates(state: NodeState, tool: str) -> tuple[str, ...]:
-    """Return a tool's packages for this node, the best first."""
+    """Return a tool's packages for this node, in order of preference."""
     running = state.facts.running_kernel or ""
     names = TOOLS[tool].apt if state.manager == "apt" else TOOLS[tool].dnf
     return tuple(name.replace("KERNEL", running) for name in names if running or "KERNEL" not in name)
@@ -182,7 +182,7 @@ def _installed(state: NodeState, names: Iterable[str]) -> str | None:
 
 
 def _nsight_there(state: NodeState) -> list[str]:
-    """Return the installed profilers; none unless both are there."""
+    """Return the installed profilers; none unless both are installed."""
     found = [name for pattern in NSIGHT if (name := _newest(state.installed, pattern))]
     return found if len(found) == len(NSIGHT) else []
 
@@ -219,7 +219,7 @@ def _kind(state: NodeState, path: str) -> str:
 
 
 def _venv_due(state: NodeState, name: str, version: str) -> str:
-    """Return why a virtual environment has to be made; empty where it is as requested."""
+    """Return why a virtual environment has to be built; empty if it is as requested."""
     venv = f"{FOLDER}/{name}"
     for program in PYTHON[name]:
         if _kind(state, f"{venv}/bin/{program}") != "file":

@@ -1,4 +1,4 @@
-"""Kernel settings of a hardened node, and those that other guides set and a GPU node must not have."""
+"""Kernel settings of a hardened node, and those of other guides that a GPU node must not have."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXCEPTIONS = {
     "modprobe: squashfs, vfat, rds": "Enroot mounts squashfs, the EFI partition is vfat",
     "noexec on /tmp and /dev/shm": "compiled kernels are loaded from /tmp, and NCCL shares memory in /dev/shm",
 }
-"""What is never set, with the reason."""
+"""Settings that are never made, with the reason."""
 
 
 def sysctl_file() -> str:

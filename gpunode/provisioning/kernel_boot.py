@@ -1,4 +1,4 @@
-"""The kernel's command line: which boot loader has it, how a word gets there, and whether a boot has taken it up."""
+"""The kernel's command line: its boot loader, how parameters are added, and whether a boot has applied them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRUBBY = "/usr/sbin/grubby"
 KERNEL_INSTALL = "/usr/bin/kernel-install"
 KERNEL_COMMAND_LINE = "/etc/kernel/cmdline"
 RECORD = "/var/lib/gpunode/kernel_tuning/command-line"
-"""The words that were set and the boot in which that was; a later boot has to have them."""
+"""The parameters that were set and the boot id of that boot; a later boot has to have them."""
 LOOK = Look(
     paths=(UPDATE_GRUB, GRUBBY, KERNEL_INSTALL, kernel_files.GRUB, RECORD),
     globs=("/lib/modules/*/vmlinuz", "/boot/vmlinuz-*"),
@@ -26,7 +26,7 @@ LOOK = Look(
 
 @dataclass(frozen=True)
 class BootPlan:
-    """What the command line needs."""
+    """Changes of the command line."""
 
     files: tuple[ManagedFile, ...] = ()
     command: dict[str, Any] | None = None
@@ -35,55 +35,59 @@ class BootPlan:
     due_reasons: tuple[str, ...] = ()
 
 
-def plan(state: NodeState, wanted: tuple[str, ...], notes: list[str]) -> BootPlan:
-    """Return how the words come onto the command line, and those of earlier runs off it."""
+def plan(state: NodeState, requested: tuple[str, ...], notes: list[str]) -> BootPlan:
+    """Return how to add the parameters to the command line, and remove those of earlier runs."""
     boot_id, recorded = _record(state)
-    if not wanted and not recorded and state.files[kernel_files.GRUB].kind == "absent":
+    if not requested and not recorded and state.files[kernel_files.GRUB].kind == "absent":
         return BootPlan()
     loader = _loader(state)
     if loader is None:
-        if wanted:
+        if requested:
             notes.append(
                 f"the kernel command line is not changed: update-grub, grubby, and {KERNEL_COMMAND_LINE} with "
-                f"kernel-install and a kernel for it are all missing: add {' '.join(wanted)} by hand"
+                f"kernel-install and a kernel for it are all missing: add {' '.join(requested)} by hand"
             )
         return BootPlan()
     files: list[ManagedFile] = []
-    going = tuple(word for word in recorded if word not in wanted)
+    going = tuple(argument for argument in recorded if argument not in requested)
     argvs: list[list[str]] = []
     if loader == UPDATE_GRUB:
         files.append(
-            ManagedFile(path=kernel_files.GRUB, content=kernel_files.grub(wanted) if wanted else None, phase="before")
+            ManagedFile(
+                path=kernel_files.GRUB, content=kernel_files.grub(requested) if requested else None, phase="before"
+            )
         )
         argvs = [[UPDATE_GRUB]]
     elif loader == GRUBBY:
-        added = [f"--args={' '.join(wanted)}"] if wanted else []
+        added = [f"--args={' '.join(requested)}"] if requested else []
         removed = [f"--remove-args={' '.join(going)}"] if going else []
         argvs = [[GRUBBY, "--update-kernel=ALL", *added, *removed]]
     else:
-        words = (state.contents[KERNEL_COMMAND_LINE] or "").split()
-        text = " ".join([*(word for word in words if word not in (*going, *wanted)), *wanted]) + "\n"
+        arguments = (state.contents[KERNEL_COMMAND_LINE] or "").split()
+        text = (
+            " ".join([*(argument for argument in arguments if argument not in (*going, *requested)), *requested]) + "\n"
+        )
         files.append(ManagedFile(path=KERNEL_COMMAND_LINE, content=text, phase="before"))
-        # As the packages of kernels call it. Its add-all is missing from systemd 252, and sees no kernel of Debian's.
+        # As kernel packages call it. Its add-all is missing from systemd 252, and does not see Debian's kernels.
         argvs = [[KERNEL_INSTALL, "add", *kernel] for kernel in _kernels(state)]
     now = (state.contents.get(BOOT_ID) or "").strip()
-    # A drop-in that was damaged may have been taken up by an upgrade of the kernel meanwhile.
+    # A damaged drop-in may have been applied by an upgrade of the kernel in the meantime.
     damaged = loader == UPDATE_GRUB and any(True for _ in file_reasons(files[0], state))
-    changed = set(wanted) != set(recorded) or damaged
-    record = f"{now}\n{' '.join(wanted)}\n" if wanted else ""
+    changed = set(requested) != set(recorded) or damaged
+    record = f"{now}\n{' '.join(requested)}\n" if requested else ""
     due = (
         f"the boot loader has {' '.join(recorded) or 'none'} of the role's arguments, expected "
-        f"{' '.join(wanted) or 'none'}",
+        f"{' '.join(requested) or 'none'}",
     )
     booted = (state.facts.command_line or "").split()
-    missing = [word for word in wanted if word not in booted]
-    left = [word for word in going if word in booted]
+    missing = [argument for argument in requested if argument not in booted]
+    left = [argument for argument in going if argument in booted]
     reasons = []
     if changed or boot_id == now:
         reasons += [f"{' '.join(missing)} is added to the kernel command line"] if missing else []
         reasons += [f"{' '.join(left)} is removed from the kernel command line"] if left else []
     elif missing:
-        # A reboot for it would come to the same: nobody is sent round in circles.
+        # A reboot would not change it: the node must not be rebooted again and again.
         notes.append(
             f"{' '.join(missing)} was set, but the kernel booted without it: the node does not boot with "
             f"{loader}'s boot loader"
@@ -97,7 +101,7 @@ def plan(state: NodeState, wanted: tuple[str, ...], notes: list[str]) -> BootPla
 
 
 def _record(state: NodeState) -> tuple[str, tuple[str, ...]]:
-    """Return (boot in which words were set, the words)."""
+    """Return (boot id of the boot in which parameters were set, the parameters)."""
     lines = (state.contents.get(RECORD) or "").splitlines()
     return (lines[0].strip(), tuple(lines[1].split())) if len(lines) > 1 else ("", ())
 

@@ -1,4 +1,4 @@
-"""What the role kernel_tuning writes on a node: texts of files, units, and the programs that they start."""
+"""Files of the role kernel_tuning on a node: configuration, units, and the programs that they start."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ def sysctl(values: Mapping[str, str]) -> str:
 
 
 def limits() -> str:
-    """Return limits for logins; PAM leaves root out of the wildcard."""
+    """Return limits for logins; PAM excludes root from the wildcard."""
     lines = [
         f"{domain} - {item} {value}\n"
         for domain in ("*", "root")
@@ -33,7 +33,7 @@ def limits() -> str:
 
 
 def manager() -> str:
-    """Return systemd's default for services, which do not come through PAM."""
+    """Return systemd's default for services, which do not start through PAM."""
     return f"# {MARK}: services get what logins get by limits.d.\n[Manager]\nDefaultLimitMEMLOCK=infinity\n"
 
 
@@ -53,7 +53,7 @@ def grub(arguments: tuple[str, ...]) -> str:
 
 
 def cpu_unit(governor: str, latency_us: str) -> str:
-    """Return the unit that sets governor and sleep of processors at boot; empty words leave one alone."""
+    """Return the unit that sets governor and idle states of processors at boot; an empty value is not set."""
     return f"""\
 # {MARK}
 [Unit]

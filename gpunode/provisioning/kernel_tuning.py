@@ -23,7 +23,9 @@ MEMORY = "/var/lib/gpunode/kernel_tuning"
 BEFORE = f"{MEMORY}/values-before.json"
 DAEMON_JSON = "/etc/docker/daemon.json"
 MARKER = "/run/gpunode/memlock-restart"
-"""Services that were started before the new limit. It is gone with the next boot, as is the need."""
+"""Services that were started before the new limit. The file is removed by the next boot, which makes restarts
+unnecessary.
+"""
 SETPCI = ("/usr/bin/setpci", "/usr/sbin/setpci", "/sbin/setpci")
 VFIO = "/sys/bus/pci/drivers/vfio-pci/[0-9]*:*"
 OWN = (
@@ -47,20 +49,20 @@ LOOK = Look(
 PROGRAM_OF = {files.CPU_UNIT: files.CPU_PROGRAM, files.ACS_UNIT: files.ACS_PROGRAM}
 UNLIMITED = ("infinity", "18446744073709551615")
 STARTERS = ("containerd.service", "docker.service", "slurmd.service", "kubelet.service")
-"""Services whose jobs inherit their limits."""
+"""Services that pass their limits on to jobs."""
 BREAKS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "net.ipv4.ip_forward": (("0",), "networks of Docker and Podman"),
     "user.max_user_namespaces": (("0",), "rootless Podman and enroot"),
     "kernel.unprivileged_userns_clone": (("0",), "rootless Podman and enroot"),
     "kernel.yama.ptrace_scope": (("2", "3"), "profilers, debuggers and CMA of MPI"),
 }
-"""Values that hardening guides have, and what needs another one."""
+"""Values from hardening guides, and the features that need another value."""
 SYSCTL_NAME = re.compile(r"[a-z0-9_]+(?:\.[A-Za-z0-9_*-]+)+")
 MODULE_NAME = re.compile(r"[a-z0-9_-]{1,60}")
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node. Raises UsageError for malformed settings."""
+    """Return the manifest of the role. Raises UsageError for malformed settings."""
     if settings["state"] == "absent":
         return _absent(state)
     common = context.settings_of("preflight")
@@ -129,7 +131,7 @@ def _path(name: str) -> str:
 def _sysctls(
     derived: Mapping[str, str], given: Mapping[str, Any], state: NodeState, context: Context, notes: list[str]
 ) -> tuple[dict[str, NodeQuestion], dict[str, str]]:
-    """Return (what has to be asked first, settings by name): derived ones, and what the user adds, changes, leaves."""
+    """Return (questions to ask first, settings by name): derived ones, with the user's additions, changes, removals."""
     own = {name: value for name, value in derived.items() if "." in name}
     for name, value in given.items():
         if SYSCTL_NAME.fullmatch(name) is None:
@@ -161,20 +163,20 @@ def _sysctls(
 
 def _live_reasons(values: Mapping[str, str], state: NodeState, context: Context) -> Iterator[str]:
     """Yield which settings of the running kernel differ."""
-    asked: Mapping[str, Any] = context.answers.get("sysctl", {})
+    reported: Mapping[str, Any] = context.answers.get("sysctl", {})
     for path, value in values.items():
         name = path.removeprefix("/proc/sys/").replace("/", ".")
         text = (state.facts.sysctl or {}).get(name)
         if path == files.THP:
             text = state.facts.transparent_hugepages
-        elif text is None and isinstance(asked.get(path), str):
-            text = " ".join(asked[path].split())
+        elif text is None and isinstance(reported.get(path), str):
+            text = " ".join(reported[path].split())
         if text != value:
             yield f"{name} is {text or 'unknown'}, not {value}"
 
 
 def _chosen(setting: str, derived: str | None) -> str | None:
-    """Return a word: the setting's own, the derived one, or none."""
+    """Return a value: the setting's own, the derived one, or none."""
     return {"auto": derived, "keep": None}.get(setting, setting)
 
 
@@ -213,7 +215,7 @@ def _arguments(derived: Mapping[str, str], settings: Mapping[str, Any]) -> tuple
 
 
 def _acs_refused(state: NodeState, notes: list[str]) -> bool:
-    """Return whether ACS stays on; say why."""
+    """Return whether ACS stays enabled, and add the reason to ``notes``."""
     why = None
     if is_guest(state.facts):
         why = f"not bare metal (virtualization: {state.facts.virtualization or 'unknown'})"
@@ -226,9 +228,9 @@ def _acs_refused(state: NodeState, notes: list[str]) -> bool:
     return why is not None
 
 
-def _unit_files(name: str, program: str, unit: str, wanted: object) -> dict[str, str | None]:
-    """Return the files of a unit of ours; None as text where they have to go."""
-    return {PROGRAM_OF[name]: program if wanted else None, f"{files.UNITS}/{name}": unit if wanted else None}
+def _unit_files(name: str, program: str, unit: str, present: object) -> dict[str, str | None]:
+    """Return the files of a unit of ours; None as text if they have to be removed."""
+    return {PROGRAM_OF[name]: program if present else None, f"{files.UNITS}/{name}": unit if present else None}
 
 
 def _runs_otherwise(state: NodeState, governor: str | None) -> bool:
@@ -238,14 +240,14 @@ def _runs_otherwise(state: NodeState, governor: str | None) -> bool:
 
 
 def _redirects(state: NodeState) -> bool:
-    """Return whether a bridge above a GPU or a network adapter still sends traffic up to the processor."""
+    """Return whether a bridge above a GPU or a network adapter still redirects traffic up to the processor."""
     adapters = [one for one in state.facts.pci_io or () if one.class_id.startswith(("0200", "0207"))]
     above = {port for one in (*(state.facts.gpus_on_bus or ()), *adapters) for port in one.ports}
     return any(one.redirects and one.slot in above for one in state.facts.pci_acs or ())
 
 
 def _own_unit(state: NodeState, name: str, managed: Mapping[str, ManagedFile], otherwise: bool) -> Iterator[UnitState]:
-    """Yield a unit of ours as it has to be. Where its conditions do not hold it is enabled, and skipped at boot."""
+    """Yield a unit of ours in its target state. If its conditions do not hold it is enabled, and skipped at boot."""
     path = f"{files.UNITS}/{name}"
     if managed[path].content is None:
         if state.files[path].kind == "file":
@@ -256,13 +258,13 @@ def _own_unit(state: NodeState, name: str, managed: Mapping[str, ManagedFile], o
 
 
 def _starters(state: NodeState) -> list[str]:
-    """Return the services that run and hand their limits on."""
+    """Return the running services that pass their limits on."""
     found = (state.unit(name) for name in STARTERS)
     return [unit.name for unit in found if unit is not None and unit.active == "active"]
 
 
 def _limits(state: NodeState, context: Context, notes: list[str]) -> tuple[list[str], list[UnitState], dict[str, str]]:
-    """Return (why systemd has to read its defaults, units to restart, restarts that are held back)."""
+    """Return (why systemd has to reread its defaults, units to restart, deferred restarts)."""
     defaults = state.facts.limits.defaults if state.facts.limits is not None else None
     memlock = (defaults or {}).get("memlock")
     stale = [f"systemd's DefaultLimitMEMLOCK is {memlock}"] if memlock not in (None, *UNLIMITED) else []

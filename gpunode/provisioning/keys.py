@@ -15,11 +15,11 @@ BLOCK = re.compile(
 
 
 def key_problem(text: str | None, source: str, fingerprints: Iterable[str] | None = None) -> str:
-    """Return why an armored key is not to be trusted, in one line; empty where it is.
+    """Return why an armored key must not be trusted, in one line; empty if it may be.
 
-    ``source`` is where it comes from: a file on the controller, or an address. An address must be https: over http
-    anybody on the path could replace the key. ``fingerprints`` are the publisher's; every key of ``text`` must have
-    one of them. None or empty: the site's own key, which is trusted as it is. ``text`` None: judge the source alone.
+    ``source`` is its origin: a file on the controller, or an address. An address must be https: over http anybody on
+    the path could replace the key. ``fingerprints`` are the publisher's; every key of ``text`` must have one of them.
+    None or empty: the site's own key, which is trusted without a check. ``text`` None: check only the source.
     """
     if re.match(r"[a-z]+://", source) and not source.startswith("https://"):
         return f"{source}: a repository key is fetched over https only: use https, or a file on the controller"
@@ -42,7 +42,7 @@ def key_problem(text: str | None, source: str, fingerprints: Iterable[str] | Non
 
 
 def fingerprints_of(text: str) -> list[str]:
-    """Return the fingerprints of the primary keys in armored text. Raises ValueError where it is not OpenPGP v4."""
+    """Return the fingerprints of the primary keys in armored text. Raises ValueError if it is not OpenPGP v4."""
     found = []
     for block in BLOCK.finditer(text):
         lines = block["body"].replace("\r", "").split("\n")

@@ -1,4 +1,4 @@
-"""Changing a driver under a running node: what may be stopped, what has to fit, what is refused."""
+"""Change of a driver on a running node: services to stop, required versions, refusals."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,13 +14,13 @@ from gpunode.stack import Stack
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
 IMEX = "nvidia-imex.service"
 STOPPABLE = ("nvidia-dcgm.service", IMEX, FABRIC_MANAGER, "nvidia-persistenced.service")
-"""Units of ours that keep the module in use, in the order in which they are stopped."""
+"""Our units that keep the module in use, in the order in which they are stopped."""
 _MANAGER_PACKAGE = re.compile(r"nvidia-fabric-?manager(-[0-9]+)?")
 _IMEX_PACKAGE = re.compile(r"nvidia-imex(-[0-9]+)?")
 
 
 def exchange(state: NodeState, draft: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments of ``driver_exchange``; None where the loaded module stays or none is loaded."""
+    """Return the arguments of ``driver_exchange``; None if the loaded module stays or none is loaded."""
     if not draft["exchangeable"]:
         return None
     active = {unit.name for unit in state.facts.units or () if unit.active == "active"}
@@ -33,7 +33,7 @@ def exchange(state: NodeState, draft: Mapping[str, Any]) -> dict[str, Any] | Non
 
 
 def manager_version(state: NodeState) -> str:
-    """Return the fabric manager's release: what the program itself reports counts more than its package."""
+    """Return the fabric manager's release: the program's own report takes precedence over its package."""
     return (state.facts.nvidia_tool_versions or {}).get("nv-fabricmanager") or _packaged(state, _MANAGER_PACKAGE)
 
 
@@ -43,17 +43,17 @@ def _packaged(state: NodeState, name: re.Pattern[str]) -> str:
 
 
 def gpus_in_use(facts: NodeFacts) -> bool:
-    """Return whether something computes on a GPU; True where that could not be determined."""
+    """Return whether a process computes on a GPU; True if that could not be determined."""
     return facts.gpu_processes is None or any(process.computes for process in facts.gpu_processes)
 
 
 def must_be_idle(context: Context) -> bool:
-    """Return whether the driver must not change under what computes."""
+    """Return whether the driver must not change while processes compute."""
     return not context.settings_of("preflight")["gpunode_allow_busy"]
 
 
 def unserved_fabric(stack: Stack, facts: NodeFacts, context: Context) -> Iterator[str]:
-    """Yield why a bare board with NVSwitches would be left without the fabric manager that CUDA needs there."""
+    """Yield why a bare board with NVSwitches would lose the fabric manager, which CUDA needs there."""
     absent = context.settings_of("nvidia_fabric")["state"] == "absent"
     if stack.fabric_manager is not None and absent and not installed_driver(facts):
         yield (

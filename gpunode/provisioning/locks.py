@@ -9,15 +9,15 @@ PLUGIN = "python3-dnf-plugin-versionlock"
 
 
 def lock_lines(installed: Mapping[str, str], patterns: Iterable[str]) -> tuple[str, ...]:
-    """Return a line for each installed package that fits one of the shell patterns, of any architecture."""
-    wanted = tuple(patterns)
+    """Return a line for each installed package that matches one of the shell patterns, for any architecture."""
+    selected = tuple(patterns)
     return tuple(
         f"{name}-{version if ':' in version else '0:' + version}.*"
         for name, version in sorted(installed.items())
-        if any(fnmatchcase(name, pattern) for pattern in wanted)
+        if any(fnmatchcase(name, pattern) for pattern in selected)
     )
 
 
 def plugin(dnf: DnfState | None) -> tuple[str, ...]:
-    """Return the package of the plugin that obeys the lines, where the node lacks it."""
+    """Return the package of the plugin that applies the lines, if the node lacks it."""
     return (PLUGIN,) if dnf is not None and not dnf.versionlock else ()

@@ -1,4 +1,4 @@
-"""From what ``node_state`` returned to ``NodeState``: the node's answer is hostile until it is parsed and bounded."""
+"""Conversion of ``node_state``'s answer to ``NodeState``: a node's answer is hostile until it is parsed and bounded."""
 
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ MAX_BYTES = 64 << 20
 
 
 def parsed(text: str, where: str) -> bytes:
-    """Return a ``NodeState`` as JSON. Raise UsageError with one line that names ``where`` for what is none."""
+    """Return a ``NodeState`` as JSON. Raise UsageError with one line that names ``where`` for an invalid answer."""
     if len(text) > MAX_BYTES:
         raise UsageError(f"{where} is longer than {MAX_BYTES >> 20} MiB")
     try:
@@ -47,7 +47,7 @@ def parsed(text: str, where: str) -> bytes:
 
 
 def _valid(model: type[M], value: Any, place: str, where: str) -> M | None:
-    """Return a part of the answer as its model; None where there is none."""
+    """Return a part of the answer as its model; None if it is missing."""
     if value is None:
         return None
     try:
@@ -59,9 +59,9 @@ def _valid(model: type[M], value: Any, place: str, where: str) -> M | None:
 
 
 def with_publishers(facts: NodeFacts, apt: AptState | None) -> NodeFacts:
-    """Return facts whose packages name their publisher by apt's lists.
+    """Return facts in which packages have their publisher from apt's lists.
 
-    A package that no known repository lists, or repositories of two publishers, stays as it is: name, version and
+    A package that is in no known repository, or in repositories of two publishers, is not changed: name, version and
     maintainer then decide.
     """
     if facts.packages is None or apt is None:

@@ -1,4 +1,4 @@
-"""The manifest of a role: everything that it wants of a node, computed once from state and settings."""
+"""The manifest of a role: the complete target state of a node, computed once from state and settings."""
 
 from base64 import b64decode
 from typing import Any, Literal, Self
@@ -9,13 +9,13 @@ from gpunode.frozen import Frozen
 
 
 class ManagedFile(Frozen):
-    """One file that the role owns, as it has to be."""
+    """One file of the role in its target state."""
 
     path: str
     content: str | None
     """None: the file must not exist."""
     encoding: Literal["utf-8", "base64"] = "utf-8"
-    """How ``content`` stands for the bytes of the file."""
+    """Encoding of the file's bytes in ``content``."""
     mode: str = "0644"
     owner: str = "root"
     group: str = "root"
@@ -24,15 +24,15 @@ class ManagedFile(Frozen):
     validate_with: tuple[str, ...] | None = None
     """Command that must accept the file; ``%s`` is the temporary file."""
     backup: bool = False
-    """Keep a copy of what was there before, as ``PATH.TIME~``."""
+    """Keep a copy of the previous file, as ``PATH.TIME~``."""
     expect_sha256: str | None = None
-    """Digest of the file that the content was computed from: another one means that somebody else wrote meanwhile."""
+    """Digest of the file that the content was computed from: with another digest, it was changed in the meantime."""
     private: bool = False
-    """Holds a secret, or a key that no person reads: its content is in no diff and in no log."""
+    """Contains a secret, or a key that people do not read: its content is in no diff and in no log."""
 
     @property
     def data(self) -> bytes | None:
-        """The bytes of the file; None where it must not exist."""
+        """Return the bytes of the file; None if it must not exist."""
         if self.content is None:
             return None
         return b64decode(self.content) if self.encoding == "base64" else self.content.encode()
@@ -45,7 +45,7 @@ class ManagedFile(Frozen):
 
 
 class ManagedFolder(Frozen):
-    """One folder: present with a mode, or removed where nothing is in it."""
+    """One folder: present with a mode, or removed if it is empty."""
 
     path: str
     state: Literal["present", "absent_if_empty"] = "present"
@@ -54,69 +54,70 @@ class ManagedFolder(Frozen):
 
 
 class AptChange(Frozen):
-    """What apt is to do, in one transaction. ``roles`` read it as the options of ``package_transaction``."""
+    """Changes through apt, in one transaction. ``roles`` read it as the options of ``package_transaction``."""
 
     manager: Literal["apt"] = "apt"
     state: Literal["present", "absent"] = "present"
     install: tuple[str, ...] = ()
-    """``NAME`` or ``NAME=PATTERN``, a shell pattern of versions. Installed packages that fit are left alone."""
+    """``NAME`` or ``NAME=PATTERN``, a shell pattern of versions. Installed packages that match are not changed."""
     purge: tuple[str, ...] = ()
-    """Shell patterns of packages that go in the same transaction."""
+    """Shell patterns of packages that are removed in the same transaction."""
     purge_new: tuple[str, ...] = ()
-    """With absent: what goes too, unless ``memory`` lists it."""
+    """With absent: further packages to remove, unless ``memory`` lists them."""
     restore: tuple[str, ...] = ()
     """With absent: packages that stay and return from NVIDIA's version to the distribution's."""
     never: tuple[str, ...] = ()
-    """Shell patterns of packages that the transaction must not touch."""
+    """Shell patterns of packages that the transaction must not change."""
     hold: tuple[str, ...] = ()
-    """Shell patterns of packages that are held afterwards; with absent: that go where they are held and new."""
+    """Shell patterns of packages that are held afterwards; with absent: that are removed if they are held and new."""
     unhold: tuple[str, ...] = ()
-    """Names of packages whose hold is released."""
+    """Names of packages to unhold."""
     memory: str | None = None
     """File on the node that lists the packages that were there before the first change; written once."""
     files: dict[str, str | dict[str, str]] = Field(default_factory=dict)
-    """Files of apt's folders as they will be, path to text; empty text: absent. Preferences are obeyed before they are
-    written, so that a refusal leaves none behind; the others count in check mode."""
+    """Files of apt's folders in their target state, path to text; empty text: absent. Preferences are applied before
+    they are written, so that a refusal leaves none behind; the others are used in check mode.
+    """
     idle_gpus: bool = False
-    """Fail where a process computes on a GPU when all is fetched and nothing changed yet."""
+    """Fail if a process computes on a GPU when all packages are fetched and nothing is changed yet."""
     lock_wait_s: int = 300
     limit_s: int = 3600
 
 
 class DnfChange(Frozen):
-    """What dnf is to do, in one transaction."""
+    """Changes through dnf, in one transaction."""
 
     manager: Literal["dnf"] = "dnf"
     state: Literal["present", "absent"] = "present"
     install: tuple[str, ...] = ()
     """``NAME`` or ``NAME=PATTERN``, a shell pattern of ``VERSION-RELEASE`` or ``EPOCH:VERSION-RELEASE``."""
     bound: tuple[str, ...] = ()
-    """Packages that must be there, all at one release: the newest that fits ``constraint`` and that all have."""
+    """Required packages, all at one release: the newest that matches ``constraint`` and that all have."""
     constraint: str = "*"
     free: tuple[str, ...] = ()
-    """Packages that must be there, in any version."""
+    """Required packages, in any version."""
     closure: tuple[str, ...] = ()
-    """Installed packages that move to that release, or go where it has none of them."""
+    """Installed packages that move to that release, or are removed if they do not exist in it."""
     line: dict[str, tuple[str, ...]] = Field({"names": (), "except": ()})
-    """Shell patterns of packages that come at that release or not at all, whoever requires them."""
+    """Shell patterns of packages that are installed at that release or not at all, as dependencies too."""
     remove: tuple[str, ...] = ()
     expendable: tuple[str, ...] = ()
-    """Shell patterns of packages that may go besides."""
+    """Shell patterns of packages that may be removed in addition."""
     never: tuple[str, ...] = ()
     stream: str | None = None
     """``MODULE:STREAM`` that is enabled in the same transaction."""
     reset: str | None = None
-    """Module whose stream is reset."""
+    """Module of the stream to reset."""
     repositories: tuple[dict[str, str], ...] = ()
-    """``id``, ``url``, ``proxy`` and ``key`` of repositories as they will be."""
+    """``id``, ``url``, ``proxy`` and ``key`` of repositories in their target state."""
     hold: tuple[str, ...] = ()
-    """Shell patterns of packages that the role's part of the versionlock list keeps at their versions afterwards."""
+    """Shell patterns of packages that the role's section of the versionlock list keeps at their versions afterwards."""
     lock: tuple[str, ...] | None = None
-    """Without ``hold``: the lines of that part; None: the list is left alone, (): the part goes."""
+    """Without ``hold``: the lines of that section; None: the list is not changed, (): the section is removed."""
     drop_locks: tuple[str, ...] = ()
-    """Lines of others in that list that go."""
+    """Foreign lines in that list that are removed."""
     lock_mark: str = "gpunode"
-    """What the two lines around the role's part end in."""
+    """Suffix of the two lines around the role's section."""
     ignore_locks: tuple[str, ...] = ()
     memory: str | None = None
     idle_gpus: bool = False
@@ -128,7 +129,7 @@ PackageChange = AptChange | DnfChange
 
 
 class UnitState(Frozen):
-    """One systemd unit as it has to be."""
+    """One systemd unit in its target state."""
 
     name: str
     enabled: bool | None = None
@@ -136,7 +137,9 @@ class UnitState(Frozen):
 
 
 class NodeQuestion(Frozen):
-    """What a plan has to ask the node before it is complete; the answer is in ``Context.answers`` of the next call."""
+    """A question to the node that a plan needs before it is complete; ``Context.answers`` of the next call has the
+    answer.
+    """
 
     kind: Literal[
         "apt_preview",
@@ -151,11 +154,11 @@ class NodeQuestion(Frozen):
     ]
     body: dict[str, Any] = Field(default_factory=dict)
     private: bool = False
-    """The body holds a secret."""
+    """The body contains a secret."""
 
 
 class Manifest(Frozen):
-    """What a role wants of a node, and whether something is due."""
+    """The target state of a node for one role, and whether something is due."""
 
     role: str
     files: tuple[ManagedFile, ...] = ()
@@ -163,22 +166,24 @@ class Manifest(Frozen):
     packages: AptChange | DnfChange | None = Field(default=None, discriminator="manager")
     units: tuple[UnitState, ...] = ()
     questions: dict[str, NodeQuestion] = Field(default_factory=dict)
-    """Not empty: the plan is not complete; it is computed again with the answers."""
+    """If not empty, the plan is incomplete; it is computed again with the answers."""
     refusals: tuple[str, ...] = ()
     """Why the node must not be changed, one line each."""
     notes: tuple[str, ...] = ()
-    """What the owner should know, one line each."""
+    """Notes for the owner, one line each."""
     reboot_reasons: tuple[str, ...] = ()
     restarts: dict[str, str] = Field(default_factory=dict)
-    """Units whose restart is held back, with the reason."""
+    """Units with a deferred restart, with the reason."""
     values: dict[str, Any] = Field(default_factory=dict)
-    """What else the role's tasks read: plain data."""
+    """Further data for the role's tasks."""
     due_reasons: tuple[str, ...] = ()
     """Why something is due, one line each: the role's own reasons, completed by ``gpunode.provisioning.due.judged``."""
 
     @property
     def source_files(self) -> dict[str, str]:
-        """Files of apt's folders as they will be, and keys that these name, empty text: absent; dnf's repositories."""
+        """Return files of apt's folders in their target state, and keys that these name, empty text: absent; dnf's
+        repositories.
+        """
         return {
             one.path: one.content or ""
             for one in self.files
@@ -188,7 +193,7 @@ class Manifest(Frozen):
 
     @property
     def due(self) -> bool:
-        """True where the node differs from the manifest."""
+        """Return True if the node differs from the manifest."""
         return bool(self.due_reasons)
 
 

@@ -1,4 +1,4 @@
-"""The role ml_environment: NCCL's file, variables for everybody, the launcher for jobs, and what logind removes."""
+"""The role ml_environment: NCCL's file, variables for all users, the launcher for jobs, and logind's clean-up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOGIND = "/etc/systemd/logind.conf.d/90-gpunode.conf"
 OWN = (PROFILE, ENVIRONMENT, JOB, LAUNCHER, EXAMPLE, LOGIND)
 FOLDERS = ("/etc/gpunode", EXAMPLE.rpartition("/")[0], LOGIND.rpartition("/")[0])
 TOPOLOGIES = "/opt/microsoft/*-topo.xml"
-"""Azure's images bring the topology that their hypervisor hides (Azure/azhpc-images)."""
+"""Azure's images contain the topology that their hypervisor hides (Azure/azhpc-images)."""
 LOOK = Look(paths=(*OWN, *FOLDERS), globs=(TOPOLOGIES,), contents=(NCCL,))
 MARK = "Managed by gpunode (role ml_environment)"
 BEGIN, END = f"# BEGIN {MARK}", "# END gpunode (role ml_environment)"
@@ -51,7 +51,7 @@ exec torchrun --no-python --nproc-per-node "${{GPUS:-gpu}}" \\
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node. Raises UsageError for malformed settings."""
+    """Return the manifest of the role. Raises UsageError for malformed settings."""
     if settings["state"] == "absent":
         return _absent(state)
     notes: list[str] = []
@@ -88,7 +88,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
 
 
 def _variables(derived: Iterable[Setting], given: Mapping[str, Any]) -> list[Setting]:
-    """Return the variables for everybody; what belongs to a job or to debugging is refused."""
+    """Return the variables for all users; those for jobs or debugging are refused."""
     found = {one.name: one for one in derived}
     for name, value in given.items():
         if NAME.fullmatch(name) is None:
@@ -111,7 +111,7 @@ def _line(variable: str, name: str, value: Any) -> str:
 
 
 def _nccl(derived: Iterable[Setting], settings: Mapping[str, Any], state: NodeState, notes: list[str]) -> list[Setting]:
-    """Return the role's lines for nccl.conf: derived, and what the user adds, changes or leaves out."""
+    """Return the role's lines for nccl.conf: derived, with the user's additions, changes or removals."""
     found = {one.name: one for one in derived}
     topology = _topology(str(settings["nccl_topology_file"]), state, notes)
     if topology is not None:
@@ -146,7 +146,7 @@ def _nccl(derived: Iterable[Setting], settings: Mapping[str, Any], state: NodeSt
 
 
 def _missing(node: NodeFacts, name: str, value: str) -> str | None:
-    """Return which interfaces or HCAs of a list do not exist; None where all do, or it is not known."""
+    """Return which interfaces or HCAs of a list do not exist; None if all do, or it is unknown."""
     if name not in LISTS or value.startswith("^") or None in (node.nics, node.addressed, node.infiniband):
         return None
     has = names_on(node, name)
@@ -170,7 +170,7 @@ def _topology(setting: str, state: NodeState, notes: list[str]) -> str | None:
 
 
 def _foreign_text(state: NodeState) -> str:
-    """Return what somebody else wrote into nccl.conf."""
+    """Return the foreign lines of nccl.conf."""
     return BLOCK.sub("", state.contents.get(NCCL) or "")
 
 
@@ -180,7 +180,7 @@ def _foreign(state: NodeState) -> list[tuple[str, str]]:
 
 
 def _shared(state: NodeState, ours: list[Setting]) -> ManagedFile:
-    """Return nccl.conf with the lines of others as they are and the role's in a part of their own."""
+    """Return nccl.conf with foreign lines unchanged and the role's in a section of their own."""
     others = _foreign_text(state)
     if others and not others.endswith("\n"):
         others += "\n"

@@ -1,4 +1,4 @@
-"""Which stack a node gets from the roles' variables, and the lock that keeps it: ``gpunode plan`` answers the same."""
+"""The stack of a node from the roles' variables, and its lock: the same answer as ``gpunode plan``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from gpunode.stack.plan import PlanGroup
 from gpunode.text import printable
 from gpunode.variables import plain
 
-# The options of gpunode plan that a conflict speaks of, as variables of the roles.
+# The options of gpunode plan in conflict messages, as variables of the roles.
 VARIABLES = {
     "--source": "nvidia_driver_source:",
     "--driver": "nvidia_driver_version:",
@@ -33,54 +33,54 @@ class NodeStack:
 
     group: PlanGroup
     problems: tuple[str, ...]
-    """Why it must not be carried out, one line each."""
+    """Why it must not be applied, one line each."""
 
     @property
     def stack(self) -> Stack | None:
-        """The stack; None where there are problems, or the node could not be looked at."""
+        """Return the stack; None if there are problems, or the node could not be examined."""
         return self.group.stack
 
 
 def of_context(facts: NodeFacts, context: Context) -> NodeStack:
-    """Return the stack that a node gets in a run of the roles."""
+    """Return the stack of a node in a run of the roles."""
     driver, cuda = context.settings_of("nvidia_driver"), context.settings_of("cuda")
     toolkits = cuda["toolkit"] if isinstance(cuda["toolkit"], list | tuple) else [cuda["toolkit"]]
-    wishes = {
+    requested = {
         "source": driver["source"],
         "version": driver["version"],
         "flavour": driver["flavour"],
         "cuda": cuda["version"],
-        # Of several toolkits the first one counts.
+        # Of several toolkits the first one decides.
         "toolkit": next(iter(toolkits), None),
     }
-    return resolved(facts, wishes, context.lock, context.today)
+    return resolved(facts, requested, context.lock, context.today)
 
 
 def resolved(
-    facts: NodeFacts, wishes: Mapping[str, Any], lock: Mapping[str, Any] | None = None, today: date | None = None
+    facts: NodeFacts, requested: Mapping[str, Any], lock: Mapping[str, Any] | None = None, today: date | None = None
 ) -> NodeStack:
     """Return the stack for the variables of the roles.
 
-    ``wishes``: ``source`` and ``flavour`` (``auto``: no request), ``version`` (``keep``: what is installed; on a node
-    without a driver what the resolver prefers), ``cuda``, ``toolkit`` (empty: no request).
+    ``requested``: ``source`` and ``flavour`` (``auto``: no request), ``version`` (``keep``: the installed one; on a
+    node without a driver the one that the resolver prefers), ``cuda``, ``toolkit`` (empty: no request).
     """
-    asked = {key: str(value) for key, value in plain(wishes).items() if value not in (None, "", "auto")}
+    given = {key: str(value) for key, value in plain(requested).items() if value not in (None, "", "auto")}
     picture = picture_from_facts(facts, load())
     installed = picture.installed if picture.installed and picture.installed.closure else None
     problems: list[str] = []
-    version = asked.get("version", "keep")
+    version = given.get("version", "keep")
     if version != "keep":
         driver: str | None = version
     else:
-        driver = _kept(installed, asked.get("source"), asked.get("flavour"), problems) if not lock else None
+        driver = _kept(installed, given.get("source"), given.get("flavour"), problems) if not lock else None
     try:
         request = Request.model_validate(
             {
-                "source": asked.get("source"),
+                "source": given.get("source"),
                 "driver": driver,
-                "kernel_module": asked.get("flavour"),
-                "cuda": asked.get("cuda"),
-                "toolkit": asked.get("toolkit"),
+                "kernel_module": given.get("flavour"),
+                "cuda": given.get("cuda"),
+                "toolkit": given.get("toolkit"),
             }
         )
     except ValueError as err:
@@ -91,21 +91,21 @@ def resolved(
     if group.undetermined:
         problems.append(f"undetermined: {group.undetermined}")
     if group.conflict and not problems:
-        problems.append(f"no-stack: {_words(group.conflict)}")
+        problems.append(f"no-stack: {_described(group.conflict)}")
     return NodeStack(group, tuple(map(printable, problems)))
 
 
 def _kept(installed: Installed | None, source: str | None, flavour: str | None, problems: list[str]) -> str | None:
-    """The driver request that keeps what is installed; None where nothing is, or nothing of it can stay."""
+    """Return the driver request that keeps the installed driver; None if there is none, or it cannot stay."""
     if installed is None:
         return None
     origins = {row.origin for row in installed.closure}
-    wanted = source or next(iter(origins), None)
-    if origins != {wanted}:
-        own = {upstream_version(row.version) for row in installed.closure if row.origin == wanted}
+    kept = source or next(iter(origins), None)
+    if origins != {kept}:
+        own = {upstream_version(row.version) for row in installed.closure if row.origin == kept}
         if not source or len(own) != 1:
             return None
-        # Beside packages of others, which go, it stays what it is.
+        # With foreign packages, which are removed, its source stays the same.
         return own.pop() if source == "nvidia" else own.pop().split(".", maxsplit=1)[0]
     if installed.version is None:
         problems.append(
@@ -127,8 +127,8 @@ def _answer(node: NodeFacts, request: Request, lock: Mapping[str, Any] | None, t
     return plan([host], request, catalog, today).groups[0]
 
 
-def _words(conflict: Conflict) -> str:
-    """A conflict and the nearest stacks in one line, in the words of the roles' variables."""
+def _described(conflict: Conflict) -> str:
+    """Return a conflict and the nearest stacks in one line, with the roles' variables."""
     terms = " + ".join(f"{term.name} {term.value}" for term in conflict.terms)
     text = f"{terms} are in conflict: {'; '.join(clash.text for clash in conflict.clashes)}"
     offers = [f"{' and '.join(offer.change)} ({offer.summary})" for offer in conflict.offers]
@@ -143,18 +143,18 @@ def _words(conflict: Conflict) -> str:
 
 def stack(
     facts: Mapping[str, Any],
-    wishes: Mapping[str, Any] | None = None,
+    requested: Mapping[str, Any] | None = None,
     lock: Mapping[str, Any] | None = None,
     today: str | None = None,
 ) -> dict[str, Any]:
-    """Return what ``gpunode plan`` answers for one node: ``{stack, conflict, undetermined, drift}``.
+    """Return the answer of ``gpunode plan`` for one node: ``{stack, conflict, undetermined, drift}``.
 
-    ``facts`` is a NodeFacts document, ``wishes`` a Request (``source``, ``driver``, ``cuda``, ``toolkit``,
+    ``facts`` is a NodeFacts document, ``requested`` a Request (``source``, ``driver``, ``cuda``, ``toolkit``,
     ``kernel_module``), ``lock`` the variable ``gpunode_stack``. Exactly one of ``stack``, ``conflict`` and
     ``undetermined`` is not None.
     """
     try:
-        request = Request.model_validate(plain(wishes or {}))
+        request = Request.model_validate(plain(requested or {}))
         day = date.fromisoformat(str(today)) if today else date.today()
     except ValueError as err:
         raise UsageError(f"no stack could be resolved: {err}") from None
@@ -163,12 +163,12 @@ def stack(
 
 def node_plan(
     facts: Mapping[str, Any],
-    wishes: Mapping[str, Any],
+    requested: Mapping[str, Any],
     lock: Mapping[str, Any] | None = None,
     today: str | None = None,
 ) -> dict[str, Any]:
     """Return the answer of ``stack`` for the variables of the roles, and ``problems``; see ``resolved``."""
-    found = resolved(node_of(facts), wishes, lock, date.fromisoformat(str(today)) if today else None)
+    found = resolved(node_of(facts), requested, lock, date.fromisoformat(str(today)) if today else None)
     return {**_document(found.group), "problems": list(found.problems)}
 
 

@@ -55,7 +55,7 @@ REFRESH_ENV = f"{REFRESH_FOLDER}/nvidia-cdi-refresh.env"
 BASE = "nvidia-container-toolkit-base"
 LOCK_MARK = f"gpunode (role {ROLE})"
 SINCE_UNIT = Version("1.18")
-"""The unit that keeps the CDI specification, and drop-ins of containerd, came with it."""
+"""The unit that updates the CDI specification, and drop-ins of containerd, exist since this version."""
 RELEASES = {
     "libnvidia-container": "release o=*nvidia.github.io/libnvidia-container/*",
     "cuda": "release o=NVIDIA, l=NVIDIA CUDA",
@@ -80,7 +80,7 @@ LATE = "--gpus, which Docker offers where it finds the toolkit at its start"
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The container engines of a node that the toolkit serves."""
+    """The container engines of a node that use the toolkit."""
 
     docker: InstalledEngine
     docker_support: EngineSupport
@@ -90,7 +90,7 @@ class Engines:
 
     @property
     def old_cdi(self) -> bool:
-        """One of them cannot read CDI 0.7.0."""
+        """Return whether one of them cannot read CDI 0.7.0."""
         engines = {"Docker": self.docker_support, "Podman": self.podman}
         if self.containerd is not None:
             engines["containerd"] = self.containerd
@@ -98,7 +98,7 @@ class Engines:
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node."""
+    """Return the manifest of the role."""
     if state.manager is None:
         return no_package_manager(ROLE)
     stack = of_context(state.facts, context).stack
@@ -180,11 +180,11 @@ def _present(state: NodeState, settings: Mapping[str, Any], context: Context, re
 
 
 def engines_of(state: NodeState, settings: Mapping[str, Any], context: Context) -> Engines:
-    """Return the engines that the toolkit serves on this node."""
-    # In check mode what the roles before would have installed.
+    """Return the engines that use the toolkit on this node."""
+    # In check mode what the previous roles would have installed.
     installed = context.planned.installed(state.installed)
     docker = installed_engine(installed)
-    # One program that does not print its version leaves all of them unknown: then the packages' count.
+    # If one program does not print its version, all are unknown: then the packages' versions are used.
     tools: Mapping[str, str | None] = state.facts.tool_versions or {
         name: installed[package]
         for package, name in (("containerd", "containerd"), ("containerd.io", "containerd"), ("podman", "podman"))
@@ -192,19 +192,19 @@ def engines_of(state: NodeState, settings: Mapping[str, Any], context: Context) 
     }
     uses = str(settings["containerd"]).lower()
     others = {"kubelet", "cri-tools", "nerdctl"} & state.installed.keys()
-    wanted = uses == "true" or (uses == "auto" and "containerd" in tools and (docker.package is None or bool(others)))
+    used = uses == "true" or (uses == "auto" and "containerd" in tools and (docker.package is None or bool(others)))
     return Engines(
         docker=docker,
         docker_support=engine_support(docker.version),
         podman=engine_support(tools.get("podman"), "podman"),
-        containerd=engine_support(tools.get("containerd"), "containerd") if wanted else None,
+        containerd=engine_support(tools.get("containerd"), "containerd") if used else None,
     )
 
 
 def can_refresh(state: NodeState) -> bool:
     """Return whether the unit can describe the GPUs now.
 
-    With the module of another release in memory the driver cannot be asked; the unit runs at the boot that is required.
+    With a loaded module of another release the driver cannot be queried; the unit runs at the boot that is required.
     """
     node, version = state.facts, state.installed.get(BASE)
     if node.loaded_driver is None or node.driver_library_version not in (None, node.loaded_driver.version):
@@ -258,7 +258,7 @@ def _archive(state: NodeState, settings: Mapping[str, Any], request: ToolkitRequ
 def _apt_files(
     state: NodeState, settings: Mapping[str, Any], request: ToolkitRequest, by_cuda: bool
 ) -> list[ManagedFile]:
-    """Pins, and sources that go, among them those of nvidia-docker2: they name archives that are gone, and stop apt."""
+    """Return pins, and sources to remove, also those of nvidia-docker2: their archives are gone, which stops apt."""
     if state.apt is None:
         gone = [YUM, RPM_KEY] if by_cuda else []
         return [ManagedFile(path=path, content=None) for path in gone]
@@ -273,7 +273,7 @@ def _apt_files(
 
 
 def preferences(packages: tuple[str, ...], version: str, repository: str) -> str:
-    """Return pins that bind the packages to one version and keep every other version of the other repository away."""
+    """Return pins that bind the packages to one version and exclude every other version of the other repository."""
     names = " ".join(packages)
     text = (
         f"# Managed by gpunode (role {ROLE}): all packages of the toolkit come in this one version.\n"
@@ -291,12 +291,12 @@ def preferences(packages: tuple[str, ...], version: str, repository: str) -> str
 def _packages(
     state: NodeState, settings: Mapping[str, Any], request: ToolkitRequest, files: tuple[ManagedFile, ...]
 ) -> AptChange | DnfChange:
-    wanted = tuple(f"{name}={request.version}-*" for name in request.packages)
+    wants = tuple(f"{name}={request.version}-*" for name in request.packages)
     old = tuple(name for name in request.replaces if name in state.installed)
     wait = int(settings["lock_wait_s"])
     if state.apt is None:
         return DnfChange(
-            install=(*wanted, *plugin(state.dnf)),
+            install=(*wants, *plugin(state.dnf)),
             remove=old,
             hold=request.packages,
             lock_mark=LOCK_MARK,
@@ -304,7 +304,7 @@ def _packages(
             lock_wait_s=wait,
         )
     return AptChange(
-        install=wanted,
+        install=wants,
         purge=old,
         hold=request.packages,
         memory=BEFORE,
@@ -314,7 +314,9 @@ def _packages(
 
 
 def _kept(state: NodeState, request: ToolkitRequest) -> list[ManagedFile]:
-    """daemon.json is a file of the package nvidia-docker2: purging it removes the file with every key in it."""
+    """Return a copy of daemon.json, a file of the package nvidia-docker2: purging removes the file with every key in
+    it.
+    """
     text = state.contents.get(DAEMON)
     old = [name for name in request.replaces if name in state.installed]
     if not old or text is None or state.contents.get(KEPT) is not None:
@@ -322,8 +324,8 @@ def _kept(state: NodeState, request: ToolkitRequest) -> list[ManagedFile]:
     return [ManagedFile(path=KEPT, content=text, mode="0600", private=True)]
 
 
-def _environment(state: NodeState, refresh: RefreshEnvironment, wanted: bool) -> list[ManagedFile]:
-    if not wanted or (state.contents.get(REFRESH_ENV) is None and not refresh.text):
+def _environment(state: NodeState, refresh: RefreshEnvironment, wants: bool) -> list[ManagedFile]:
+    if not wants or (state.contents.get(REFRESH_ENV) is None and not refresh.text):
         return []
     return [ManagedFile(path=REFRESH_ENV, content=refresh.text, phase="after")]
 
@@ -333,7 +335,7 @@ def _differs(state: NodeState, files: list[ManagedFile]) -> bool:
 
 
 def _container_env(state: NodeState, workload: Workload | Literal[""], profile: Profile) -> ManagedFile:
-    """What a container of the workload should be started with."""
+    """Return the environment file for starting a container of the workload."""
     if not workload:
         return ManagedFile(path=ENV, content=None, phase="after")
     return ManagedFile(path=ENV, content=env_file(tune(state.facts, workload, profile=profile)), phase="after")
@@ -355,8 +357,8 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, req
         packages, leaving = departures(
             state, request.packages, memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]), lock_mark=LOCK_MARK
         )
-        # The unit that kept it goes: nothing would tell it of the next driver. One in
-        # another folder, or that could not be read, is not among the facts.
+        # The unit that updated it is removed: it would not follow the next driver. One in another folder, or an
+        # unreadable one, is not among the facts.
         gone.append(refresh.output)
     return Manifest(
         role=ROLE,
@@ -365,7 +367,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, req
             *own,
             *(ManagedFile(path=path, content=None, phase="after", private=path in {KEY, RPM_KEY}) for path in gone),
         ),
-        # The memory of daemon.json is beside the role docker's, whose folder may be the last to go.
+        # The memory of daemon.json is next to that of the role docker; its folder may be the last to be removed.
         folders=tuple(
             ManagedFolder(path=path, state="absent_if_empty", phase="after")
             for path in (MEMORY, DOCKER_MEMORY, REFRESH_FOLDER)

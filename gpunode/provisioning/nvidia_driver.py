@@ -23,7 +23,7 @@ LOOK = Look(paths=(*files.ALL, *files.FOLDERS), globs=("/boot/initrd.img-*",), c
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node."""
+    """Return the manifest of the role."""
     if state.manager is None:
         return Manifest(role=ROLE, refusals=(UNSUPPORTED,))
     if settings["state"] == "absent":
@@ -41,7 +41,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
 
 
 def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the policy reads of the role's settings."""
+    """Return the role's settings that the policy reads."""
     names = ("profile", "extra_packages", "header_packages", "persistence", "switch", "kernel_policy")
     return {**{name: settings[name] for name in names}, "sources_file": files.SOURCES_FILE}
 
@@ -92,9 +92,10 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
 
 
 def _repository_files(state: NodeState, context: Context) -> dict[str, str]:
-    """Return the files of NVIDIA's repository where they are on the node as they have to be.
+    """Return the files of NVIDIA's repository if they are up to date on the node.
 
-    They change nothing, but preflight asked with them before they were there: the same question has its answer.
+    They change nothing, but preflight included them in its question before they existed: the same question has its
+    answer.
     """
     settings = context.settings_of(nvidia_repository.ROLE)
     there = judged(nvidia_repository.plan(state, settings, context), state)
@@ -124,8 +125,8 @@ def _packages(
 
 
 def _files(draft: Mapping[str, Any], sources: str | None, settings: Mapping[str, Any]) -> Iterator[ManagedFile]:
-    """What apt obeys comes before apt is used; what the initramfs holds before the packages that rebuild it."""
-    # A hold that is to be released stays in the list until it is: a run that is cut short in between forgets none.
+    """Yield files that apt reads before apt is used; files in the initramfs before the packages that rebuild it."""
+    # A hold to release stays in the list until it is released: an aborted run forgets none.
     names = sorted({*draft["closure"], *draft["freed"]})
     yield ManagedFile(path=files.UNATTENDED, content=files.unattended_text(names))
     yield ManagedFile(path=files.PREFERENCES, content=files.preferences_text(draft["pins"]))
@@ -135,11 +136,11 @@ def _files(draft: Mapping[str, Any], sources: str | None, settings: Mapping[str,
 
 
 def _old_images(state: NodeState, apt: AptState, draft: Mapping[str, Any], context: Context) -> list[str]:
-    """Kernels whose initramfs image is older than the file that keeps nouveau out of it."""
+    """Return kernels with an initramfs image that is older than the file that disables nouveau in it."""
     if "initramfs-tools" not in apt.installed:
         return []
-    word = state.files.get(files.NOUVEAU)
-    since = word.mtime if word is not None and word.kind == "file" else None
+    blacklist = state.files.get(files.NOUVEAU)
+    since = blacklist.mtime if blacklist is not None and blacklist.kind == "file" else None
     found = []
     for path in draft["images"]:
         image = state.files.get(path)
@@ -151,7 +152,7 @@ def _old_images(state: NodeState, apt: AptState, draft: Mapping[str, Any], conte
 
 
 def _closure_problems(draft: Mapping[str, Any]) -> list[str]:
-    """Why the closure is not at one version after the transaction."""
+    """Return why the closure is not at one version after the transaction."""
     if not draft["wrong_versions"] and not draft["missing"]:
         return []
     whole = [f"not all of {', '.join(draft['missing'])} is available"] if draft["missing"] else []
@@ -175,7 +176,7 @@ def _due(state: NodeState, draft: Mapping[str, Any], after: Mapping[str, Any], r
 
 def _absent(state: NodeState, apt: AptState, settings: Mapping[str, Any], idle: bool) -> Manifest:
     gone = driver_removal(state.facts, apt.model_dump(mode="json"), settings["header_packages"])
-    word = state.files.get(files.NOUVEAU)
+    blacklist = state.files.get(files.NOUVEAU)
     return Manifest(
         role=ROLE,
         files=tuple(ManagedFile(path=path, content=None, phase="after") for path in files.ALL),
@@ -192,6 +193,6 @@ def _absent(state: NodeState, apt: AptState, settings: Mapping[str, Any], idle: 
         ),
         reboot_reasons=(f"module {gone['loaded']} is loaded, none is installed",) if gone["loaded"] else (),
         values={
-            "refresh_all": "initramfs-tools" in apt.installed and word is not None and word.kind != "absent",
+            "refresh_all": "initramfs-tools" in apt.installed and blacklist is not None and blacklist.kind != "absent",
         },
     )

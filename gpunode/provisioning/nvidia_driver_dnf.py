@@ -1,4 +1,4 @@
-"""The plan of the role nvidia_driver on a system whose packages dnf manages."""
+"""The plan of the role nvidia_driver on a system with dnf."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,11 +17,11 @@ ROLE = "nvidia_driver"
 HEADERS = "kernel-devel"
 LOCKLIST = "/etc/dnf/plugins/versionlock.list"
 MARK = "gpunode (role nvidia_driver)"
-"""What the two lines around our part of the list end in; preflight tells our locks from others' by it."""
+"""Suffix of the two lines around our section of the list, by which preflight distinguishes our locks from others'."""
 
 
 def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node with dnf."""
+    """Return the manifest of the role on a node with dnf."""
     dnf = state.dnf or DnfState(error="unknown")
     document, policy = dnf.model_dump(mode="json"), policy_settings(settings)
     problems = dnf_problems(document)
@@ -82,7 +82,7 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
             "closure_problems": _closure_problems(draft),
             "module_problems": module_problems(draft),
             "key": key.path,
-            # The packages keep nouveau out of the initramfs, and a .run file is refused before.
+            # The packages disable nouveau in the initramfs, and a .run file is refused before.
             "runfile": False,
             "images": [],
         },
@@ -91,7 +91,7 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
 
 
 def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Manifest:
-    """Return what goes with the driver on a node with dnf."""
+    """Return what is removed with the driver on a node with dnf."""
     dnf = state.dnf or DnfState(error="unknown")
     problems = dnf_problems(dnf.model_dump(mode="json"))
     if problems:
@@ -123,18 +123,18 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Man
 
 
 def _new_headers(state: NodeState) -> list[str]:
-    """Return the kernel headers that came with the driver: those that the list of what was there before lacks."""
+    """Return the kernel headers that were installed with the driver: those not in the list of previous packages."""
     before = state.contents.get(files.MEMORY)
     return [] if before is None or HEADERS in before.split() else [HEADERS] if HEADERS in state.installed else []
 
 
 def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the policy reads of the role's settings."""
+    """Return the role's settings that the policy reads."""
     return {name: settings[name] for name in ("profile", "extra_packages", "header_packages", "switch")}
 
 
 def terms(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what every question to dnf has."""
+    """Return the common part of every question to dnf."""
     return {
         "locklist": LOCKLIST,
         "lock_mark": MARK,
@@ -144,7 +144,7 @@ def terms(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _repository(state: NodeState, stack: Stack, context: Context) -> dict[str, str] | None:
-    """Return NVIDIA's repository as it will be; None where the node gets none."""
+    """Return NVIDIA's repository in its target state; None if the node gets none."""
     settings = context.settings_of(nvidia_repository.ROLE)
     offer = nvidia_repository.offered(state, settings, context, stack.source)
     return {"id": nvidia_repository.DNF_ID, "url": offer.url, "proxy": settings["proxy"]} if offer.wanted else None

@@ -25,7 +25,9 @@ MEMORY = "/var/lib/gpunode/nvidia_fabric/packages-before"
 CONFIG = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 MARKER = "/run/gpunode/fabric-restart"
-"""Names the services whose new settings wait for a restart. It is gone with the next boot, as is the need."""
+"""Names of the services with new settings that wait for a restart. Removed by the next boot, which makes the restart
+unnecessary.
+"""
 COMPONENTS = ("fabric-manager", "nscq", "nvsdm", "nvlsm", "imex")
 _MARK = "# Managed by gpunode (role nvidia_fabric):"
 _OURS = re.compile(r"(nvidia-fabric-?manager|libnvidia-nscq|libnvsdm|nvidia-imex)(-[0-9]+)?|nvlsm")
@@ -42,8 +44,8 @@ LOOK = Look(paths=(*FILES, *FOLDERS, IMEX_NODES), contents=(CONFIG, MARKER))
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node."""
-    # What carries the driver's version goes with the driver.
+    """Return the manifest of the role."""
+    # Packages with the driver's version are removed with the driver.
     if "absent" in (settings["state"], context.settings_of("nvidia_driver")["state"]):
         return _absent(state, settings)
     found = node_stack.of_context(state.facts, context)
@@ -78,7 +80,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
 
 @dataclass(frozen=True)
 class Fabric:
-    """What a board's fabric needs, and what is there."""
+    """The needs of a board's fabric, and its current state."""
 
     state: NodeState
     settings: Mapping[str, Any]
@@ -87,27 +89,29 @@ class Fabric:
 
     @cached_property
     def rows(self) -> list[PackageChoice]:
-        """The stack's packages of the fabric."""
+        """Return the stack's packages of the fabric."""
         return [row for row in self.stack.packages if row.component in COMPONENTS]
 
     @cached_property
     def driver(self) -> str:
-        """Release of the installed driver; empty where none is."""
+        """Return the release of the installed driver; empty if there is none."""
         return installed_driver(self.state.facts)
 
     def name(self, row: PackageChoice) -> str:
-        """Return the package that stands for a row: one that is there counts before the name that is installed else."""
+        """Return the package of a row: an installed one takes precedence over the default name."""
         there = self.context.planned.installed(self.state.installed)
         return next((name for name in (row.name, *row.alternatives) if name in there), row.name)
 
     @cached_property
     def closure(self) -> tuple[str, ...]:
-        """Packages that carry the driver's version."""
+        """Return packages with the driver's version."""
         return tuple(self.name(row) for row in self.rows if row.with_driver)
 
     @property
-    def wanted(self) -> tuple[str, ...]:
-        """Packages to have, those with a version as NAME=PATTERN: the installed driver's version, else the planned."""
+    def requested(self) -> tuple[str, ...]:
+        """Return the requested packages, those with a version as NAME=PATTERN: the installed driver's, else the
+        planned.
+        """
         word = self.stack.driver.constraint
         exact = [
             f"{self.name(row)}={row.version.replace(word, self.driver or word)}" for row in self.rows if row.version
@@ -119,7 +123,7 @@ class Fabric:
         if not self.rows:
             return None
         if self.state.apt is None:
-            # Through dnf the role nvidia_driver brings and locks the closure.
+            # With dnf, the role nvidia_driver installs and locks the closure.
             free = tuple(self.name(row) for row in self.rows if not row.with_driver)
             if all(name in self.state.installed for name in (*self.closure, *free)):
                 return None
@@ -132,7 +136,7 @@ class Fabric:
                 lock_wait_s=self.settings["lock_wait_s"],
             )
         return AptChange(
-            install=self.wanted,
+            install=self.requested,
             never=self._foreign,
             hold=self.closure,
             memory=MEMORY,
@@ -141,7 +145,7 @@ class Fabric:
 
     @property
     def _foreign(self) -> tuple[str, ...]:
-        """The rest of the driver is the role nvidia_driver's."""
+        """Return the patterns of the rest of the driver, which belongs to the role nvidia_driver."""
         names = [row.name for row in self.stack.packages if row.component == "driver"]
         return tuple(name for name in names if name not in self.closure)
 
@@ -159,7 +163,9 @@ class Fabric:
 
     @property
     def switch_ids(self) -> list[str]:
-        """Fifth-generation NVSwitches are not on the PCI bus: the board is known by its GPUs."""
+        """Return the PCI ids of the board: fifth-generation NVSwitches are not on the PCI bus, so the GPUs' ids are
+        used.
+        """
         return self.ids["switches"] or (self.ids["gpus"] if self.manager_wanted else self.ids["known_switches"])
 
     def has(self, unit: str) -> bool:
@@ -168,7 +174,7 @@ class Fabric:
 
     @property
     def files(self) -> Iterator[ManagedFile]:
-        """A fabric manager that the board does not need stays, and is passed over, not failed."""
+        """Yield the files. A fabric manager that the board does not need stays, and is skipped without a failure."""
         conditions = (
             (FABRIC_MANAGER, self.manager_wanted or self.has(FABRIC_MANAGER), self.switch_ids),
             (NVLSM, self.has(NVLSM), self.switch_ids),
@@ -186,12 +192,12 @@ class Fabric:
 
     @property
     def nodes(self) -> list[str]:
-        """Addresses of the nodes of the NVLink domain."""
+        """Return the addresses of the nodes of the NVLink domain."""
         return list(self.settings["imex_nodes"])
 
     @cached_property
     def configured(self) -> ManagedFile | None:
-        """The fabric manager's settings with the requested ones; None where there are none to set, or no file."""
+        """Return the fabric manager's file with the requested settings; None if there are none, or no file."""
         text = self.state.contents.get(CONFIG)
         if not self.settings["manager_config"] or text is None:
             return None
@@ -212,14 +218,14 @@ class Fabric:
 
     @property
     def modprobe(self) -> list[str]:
-        """Modules that the fabric manager needs and that are not loaded."""
+        """Return modules that the fabric manager needs and that are not loaded."""
         loaded = self.state.facts.modules or ()
         return [name for name in self.modules if name not in loaded] if self.ids["gpus"] else []
 
     @property
     def refusals(self) -> Iterator[str]:
         pattern = self.stack.driver.constraint
-        # In check mode the driver is not there yet where it comes in the same play.
+        # In check mode the driver does not exist yet if it is installed in the same play.
         if self.rows and not self.context.check and not (self.driver and fnmatchcase(self.driver, pattern)):
             yield (
                 "the fabric manager must carry the driver's version: "
@@ -240,7 +246,7 @@ class Fabric:
 
     @property
     def mismatch(self) -> str:
-        """Why the fabric manager cannot run with the loaded module; empty where it can, or none is wanted."""
+        """Return why the fabric manager cannot run with the loaded module; empty if it can, or none is requested."""
         version = manager_version(self.state)
         if not self.manager_wanted or not self.loaded or version in ("", self.loaded):
             return ""
@@ -248,18 +254,18 @@ class Fabric:
 
     @property
     def runnable(self) -> bool:
-        """With another driver in memory the services would not start: that takes a reboot."""
+        """Return whether the services can start: with another driver loaded they cannot before a reboot."""
         return bool(self.loaded) and self.loaded == self.driver and not self.mismatch
 
     @property
     def services(self) -> list[str]:
-        """Installed services that the board needs."""
+        """Return installed services that the board needs."""
         rows = (
             (FABRIC_MANAGER, self.manager_wanted),
             (NVLSM, self.manager_wanted),
             (IMEX, self.imex_wanted and bool(self.nodes)),
         )
-        return [unit for unit, wanted in rows if wanted and self.has(unit)]
+        return [unit for unit, requested in rows if requested and self.has(unit)]
 
     @property
     def units(self) -> Iterator[UnitState]:
@@ -268,12 +274,12 @@ class Fabric:
 
     @property
     def busy(self) -> bool:
-        """A restart would end what computes on the GPUs."""
+        """Return whether a restart would end processes on the GPUs."""
         return gpus_in_use(self.state.facts) and must_be_idle(self.context)
 
     @property
     def restarts(self) -> list[str]:
-        """Running services whose settings change, or changed in a run that did not restart them."""
+        """Return running services with settings that change, or changed in a run that did not restart them."""
         changed = {CONFIG: FABRIC_MANAGER, IMEX_NODES: IMEX}
         waiting = (self.state.contents.get(MARKER) or "").split()
         found = []
@@ -295,7 +301,7 @@ class Fabric:
 
     @property
     def problems(self) -> Iterator[str]:
-        """Why the fabric does not work after all was done."""
+        """Yield why the fabric does not work after all changes."""
         for name in self.services:
             unit = self.state.unit(name)
             if self.runnable and name == FABRIC_MANAGER and (unit is None or unit.active != "active"):
@@ -328,7 +334,7 @@ def nodes_text(addresses: list[str]) -> str:
 
 
 def merged(text: str, settings: Mapping[str, Any]) -> str:
-    """Return a file of NAME=VALUE lines with some set: the last line of a name, else one behind its comment."""
+    """Return a file of NAME=VALUE lines with some set: in the last line of a name, else after its comment."""
     lines = text.splitlines()
     for name, value in settings.items():
         line = f"{name}={value}"

@@ -26,7 +26,7 @@ DNF_PATHS = {
 DNF_ID = "gpunode-nvidia-cuda"
 FOLDER = "/var/lib/gpunode/nvidia_repository"
 RECORD = f"{FOLDER}/key.sha256"
-"""Digest that the key had when it was written: a key that still has it is not fetched again."""
+"""Digest of the key when it was written: an unchanged key is not fetched again."""
 OLD_PIN = "/etc/apt/preferences.d/cuda-repository-pin-600"
 KEYS = (APT_PATHS["key"], DNF_PATHS["key"])
 OWN = (*APT_PATHS.values(), *DNF_PATHS.values(), RECORD)
@@ -35,7 +35,7 @@ LOOK = Look(paths=(*OWN, OLD_PIN, FOLDER), contents=(*KEYS, RECORD))
 
 @dataclass(frozen=True)
 class RepositoryConfig:
-    """The repository that a node gets."""
+    """The repository of a node."""
 
     wanted: bool
     url: str
@@ -43,7 +43,7 @@ class RepositoryConfig:
     """Path to text; empty: absent."""
     key_path: str
     site_key: str
-    """The key that the site gives, armoured; empty: NVIDIA's, fetched and verified by the node."""
+    """The site's key, armoured; empty: NVIDIA's, fetched and verified by the node."""
     fetch: dict[str, Any] | None
     old_lists: tuple[str, ...]
     old_packages: tuple[str, ...]
@@ -51,7 +51,7 @@ class RepositoryConfig:
 
 
 def offered(state: NodeState, settings: Mapping[str, Any], context: Context, source: str | None) -> RepositoryConfig:
-    """Return NVIDIA's repository for a node whose driver comes from ``source`` (None: there is no stack)."""
+    """Return NVIDIA's repository for a node with a driver from ``source`` (None: there is no stack)."""
     wanted = settings["state"]
     if wanted == "auto" and _needed_by_others(context):
         wanted = "present"
@@ -82,13 +82,13 @@ def offered(state: NodeState, settings: Mapping[str, Any], context: Context, sou
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node."""
+    """Return the manifest of the role."""
     if settings["state"] == "absent":
         return _absent()
     if settings["state"] == "auto" and context.settings_of("nvidia_driver")["state"] == "absent":
         return Manifest(role=ROLE)
     found = node_stack.of_context(state.facts, context)
-    # The other roles refuse a node without a stack; the repository alone can be there all the same.
+    # The other roles refuse a node without a stack; the repository alone can still be set up.
     if found.problems and settings["state"] != "present":
         return Manifest(role=ROLE, refusals=found.problems)
     offer = offered(state, settings, context, found.stack.source if found.stack else None)
@@ -118,13 +118,13 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
 
 
 def _needed_by_others(context: Context) -> bool:
-    """Beside a driver of the distribution too, where another role takes its packages from there."""
+    """Return whether another role installs packages from it, also with a driver of the distribution."""
     toolkit, dcgm = context.settings_of("nvidia_container_toolkit"), context.settings_of("dcgm")
     return bool(dcgm["source"] == "nvidia" or toolkit["repository"] == "cuda")
 
 
 def _whole_key(state: NodeState, path: str) -> str | None:
-    """The key on the node where it is as it was written."""
+    """Return the key on the node if it is unchanged since it was written."""
     text, record = state.contents.get(path), state.contents.get(RECORD)
     if text is None or record is None or hashlib.sha256(text.encode()).hexdigest() != record.strip():
         return None
@@ -132,7 +132,7 @@ def _whole_key(state: NodeState, path: str) -> str | None:
 
 
 def _files(state: NodeState, offer: RepositoryConfig, key: str, proxy: str) -> Iterator[ManagedFile]:
-    # Two files that name the repository with different keys stop apt altogether: the old ones go first.
+    # Two files that name the repository with different keys stop apt: the old ones are removed first.
     yield from (ManagedFile(path=path, content=None) for path in offer.old_lists)
     if state.apt is not None:
         yield ManagedFile(path=OLD_PIN, content=None)

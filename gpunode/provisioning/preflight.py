@@ -24,13 +24,13 @@ ROLE = "preflight"
 MANAGERS = ("apt", "dnf")
 ARCHITECTURES = ("x86_64", "aarch64")
 NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_free_mib", "gpu_processes")
-"""Facts without which nothing can be decided."""
+"""Facts without which no decision is possible."""
 FACTS = ("gpunode_reboot_required", "gpunode_restart_required")
-"""Variables that the roles themselves set, or that a playbook of the user does."""
+"""Variables that the roles, or a user's playbook, set."""
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return all reasons why the node must not be provisioned, and what its owner should know."""
+    """Return all reasons why the node must not be provisioned, and notes for its owner."""
     driver = context.settings_of("nvidia_driver")
     roles = set(settings["gpunode_roles"])
     removing = driver["state"] == "absent"
@@ -68,23 +68,23 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         notes=tuple(_notes(state.facts, stack)) if stack is not None else (),
         values={
             "manager": state.manager,
-            # Known before the repository is there, for those who drain a node first.
+            # Known before the repository is set up, for users who drain a node first.
             "driver_due": due,
         },
     )
 
 
 def _cannot_be_asked(state: NodeState) -> bool:
-    """Where the package manager cannot be asked, the node is refused for that, and not for what it did not answer."""
+    """Return whether the package manager cannot be queried: then this is the refusal, not its missing answers."""
     return state.apt is None and (state.dnf is None or state.dnf.error is not None)
 
 
 def _asked(
     state: NodeState, context: Context, *, with_repository: bool
 ) -> tuple[dict[str, NodeQuestion], list[str], bool, bool]:
-    """Return what is still to be asked, why repository or driver must not be changed, and of the driver two facts.
+    """Return the remaining questions, why repository or driver must not be changed, and two facts of the driver.
 
-    These are whether nothing of it moves, and whether its role has something to do.
+    These are whether its packages do not change, and whether its role has something to do.
     """
     if with_repository:
         one = nvidia_repository.plan(state, context.settings_of(nvidia_repository.ROLE), context)
@@ -106,7 +106,7 @@ def _undetermined(node: NodeFacts) -> Iterator[str]:
 
 
 def _unsupported(node: NodeFacts) -> Iterator[str]:
-    """The roles install through apt or dnf; what the catalog knows of other systems is for plan alone."""
+    """Yield why the system is unsupported: the roles need apt or dnf; the catalog knows other systems only for plan."""
     if node.os is not None:
         row = load().os_of(node.os.id, node.os.version_id)
         name = node.os.pretty_name or f"{node.os.id} {node.os.version_id}"
@@ -139,7 +139,7 @@ def _package_manager(state: NodeState) -> Iterator[str]:
             f"package-lock: {manager.lock_holder} still holds the package lock: wait until it ends, then run this again"
         )
     ours = set(state.apt.left) if state.apt is not None else set()
-    # What dpkg left half-done of the driver, or in a transaction of ours, the roles finish.
+    # The roles finish packages that dpkg left half-installed, of the driver or in a transaction of ours.
     unfinished = [
         name for name in manager.unfinished if name not in ours and not re.search(r"nvidia|libcuda|cuda-drivers", name)
     ]
@@ -148,7 +148,7 @@ def _package_manager(state: NodeState) -> Iterator[str]:
 
 
 def _left_by_others(state: NodeState) -> Iterator[str]:
-    """What other installers left, and the switch removes."""
+    """Yield files and packages of other installers, which the switch removes."""
     for finding in judge(state.facts, Expectation(), only=["driver.origin"]):
         if finding.status == "fail":
             yield (
@@ -168,7 +168,7 @@ def _left_by_others(state: NodeState) -> Iterator[str]:
 
 
 def _other_line(node: NodeFacts) -> Iterator[str]:
-    """Debian's lines for old GPUs stand beside the current one, which does not know those GPUs any more."""
+    """Yield conflicts with Debian's packages for old GPUs, which exist beside the current driver without those GPUs."""
     found = [
         package.name
         for package in node.packages or ()
@@ -187,16 +187,16 @@ def _busy(node: NodeFacts) -> Iterator[str]:
         yield f"busy: GPUs are in use by {listed(users, 5)}: end them, or set gpunode_allow_busy: true"
 
 
-def _too_full(node: NodeFacts, wanted: Mapping[str, Any]) -> Iterator[str]:
+def _too_full(node: NodeFacts, required: Mapping[str, Any]) -> Iterator[str]:
     for mount, free in (node.disk_free_mib or {}).items():
-        if free < int(wanted.get(mount, 0)):
-            yield f"disk-full: {mount} has {free} MiB free, {wanted[mount]} MiB are needed (preflight_min_free_mib)"
+        if free < int(required.get(mount, 0)):
+            yield f"disk-full: {mount} has {free} MiB free, {required[mount]} MiB are needed (preflight_min_free_mib)"
 
 
 def _for_modules(
     state: NodeState, stack: Stack | None, settings: Mapping[str, Any], driver: Mapping[str, Any], *, removing: bool
 ) -> Iterator[str]:
-    """What modules that are built on the node need."""
+    """Yield missing requirements of modules that are built on the node."""
     if removing or (state.apt is not None and stack is not None and stack.module.build == "precompiled"):
         return
     if state.apt is not None:
@@ -218,16 +218,16 @@ def _secure_boot(node: NodeFacts, manager: AptState | DnfState | None, *, staged
 
 
 def _no_headers(node: NodeFacts, apt: AptState) -> Iterator[str]:
-    """For the running and the newest kernel. Before the first ``apt-get update`` nobody knows which there are."""
+    """Yield missing headers of the running and the newest kernel, if apt's lists are known."""
     for kernel in node.kernels or ():
-        wanted = f"linux-headers-{kernel.release}"
+        package = f"linux-headers-{kernel.release}"
         matters = kernel.package and (kernel.running or kernel.newest) and not kernel.headers
-        if matters and apt.lists and wanted not in apt.headers:
-            yield f"no-headers: {wanted} is in no apt source of the node: run apt-get update, or boot a current kernel"
+        if matters and apt.lists and package not in apt.headers:
+            yield f"no-headers: {package} is in no apt source of the node: run apt-get update, or boot a current kernel"
 
 
 def _misspelt(context: Context) -> Iterator[str]:
-    """Variables that look like ours and are none, with the file that sets them."""
+    """Yield variables with our prefix that do not exist, with the file that sets them."""
     root: Path = collection_root()
     known = (*known_variables(root), *FACTS)
     for name, near in unknown_variables(context.variables, known, role_prefixes(root)):
@@ -236,7 +236,7 @@ def _misspelt(context: Context) -> Iterator[str]:
 
 
 def _notes(node: NodeFacts, stack: Stack) -> Iterator[str]:
-    """What is worth knowing of a node that is not refused."""
+    """Yield notes on a node that is not refused."""
     yield from (warning.text for warning in stack.warnings)
     reason = node.gap("secure_boot")
     if reason is not None and stack.module.build == "dkms":

@@ -45,7 +45,7 @@ MODULES = "/etc/modules-load.d/gpunode-rdma.conf"
 MEMORY = "/var/lib/gpunode/rdma"
 BEFORE = f"{MEMORY}/packages-before"
 MARKER = "/run/gpunode/rdma-reboot"
-"""DOCA's modules wait for a boot. It is gone with that boot, as is the need."""
+"""DOCA's modules wait for a boot. The file is removed by that boot."""
 SOURCES, KEY = "/etc/apt/sources.list.d/gpunode-doca.sources", "/etc/apt/keyrings/gpunode-doca.asc"
 PREFERENCES = "/etc/apt/preferences.d/gpunode-doca.pref"
 YUM, RPM_KEY = "/etc/yum.repos.d/gpunode-doca.repo", "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-doca"
@@ -61,7 +61,7 @@ PINS = (
 
 @dataclass
 class Draft:
-    """A plan of the role as it grows."""
+    """A plan of the role under construction."""
 
     state: NodeState
     settings: Mapping[str, Any]
@@ -72,31 +72,31 @@ class Draft:
     questions: dict[str, NodeQuestion] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    wanted: list[str] = field(default_factory=list)
-    """Packages to have."""
+    requested: list[str] = field(default_factory=list)
+    """Requested packages."""
 
     @property
     def unbuilt(self) -> str | None:
-        """Why DOCA's modules, which are installed, are not those of the running kernel; None where they are."""
+        """Return why DOCA's installed modules are not those of the running kernel; None if they are."""
         return unbuilt(self.state.facts) if self.doca and PROFILE in self.state.installed else None
 
     @property
     def doca(self) -> bool:
-        """DOCA-OFED is requested."""
+        """Return whether DOCA-OFED is requested."""
         return str(self.settings["source"]) == "doca"
 
     @property
     def installed(self) -> dict[str, str]:
-        """Packages that are there, in check mode with those of the roles before."""
+        """Return the installed packages, in check mode with those of the previous roles."""
         return self.context.planned.installed(self.state.installed)
 
     @property
     def parts(self) -> list[OptionalPart]:
-        """The optional parts that are requested."""
+        """Return the requested optional parts."""
         return [part for part in PARTS if self.settings[part.setting]]
 
     def answer(self, name: str, names: Sequence[str], files: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the answer to what the node's repositories offer of some names; None where it has to be asked."""
+        """Return the answer on the availability of packages in the node's repositories; None if it is not known yet."""
         found = self.context.answers.get(name)
         if found is None:
             body = {"names": sorted(names), "files": {**self.context.planned.files, **files}}
@@ -105,7 +105,7 @@ class Draft:
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node. Raises UsageError for malformed settings."""
+    """Return the manifest of the role. Raises UsageError for malformed settings."""
     if settings["state"] == "keep":
         return Manifest(role=ROLE)
     if state.manager is None:
@@ -164,7 +164,7 @@ def modules_text(names: Sequence[str]) -> str:
 
 
 def _repository(draft: Draft) -> ArchiveFiles:
-    """Return the files of DOCA's repository; refuse what cannot be one."""
+    """Return the files of DOCA's repository; refuse an invalid one."""
     settings, url, key = draft.settings, str(draft.settings["doca_url"]), str(draft.settings["doca_key"])
     if not draft.doca or not url:
         draft.files += [ManagedFile(path=path, content=None) for path in DOCA_FILES]
@@ -193,7 +193,7 @@ def _repository(draft: Draft) -> ArchiveFiles:
 
 
 def _packages(draft: Draft, archive: ArchiveFiles) -> None:
-    """Decide which packages the node gets, as far as its repositories offer them."""
+    """Select the packages for the node, as far as its repositories have them."""
     names = USER_SPACE[draft.manager]
     if draft.doca:
         headers = headers_of(draft.state)
@@ -214,7 +214,7 @@ def _packages(draft: Draft, archive: ArchiveFiles) -> None:
             draft.refusals += doca_problems(draft.state, offered, str(problem) if problem else None)
     for name in names:
         if name in draft.installed or name in offered:
-            draft.wanted.append(name)
+            draft.requested.append(name)
         elif name == "rdma-core":
             draft.refusals.append("no-rdma-core: no configured repository has rdma-core")
         elif not draft.doca:
@@ -238,17 +238,17 @@ def _part(draft: Draft, part: OptionalPart, offered: Mapping[str, Any]) -> None:
             f"{part.setting}: rdma_{part.setting} is true, and no configured repository has {' and '.join(lacking)}: "
             "add one (role nvidia_repository, or a repository of the site)"
         )
-    draft.wanted += [name for name in chosen if name]
+    draft.requested += [name for name in chosen if name]
 
 
 def _to_load(draft: Draft, fabric: Sequence[str], modules: Sequence[str]) -> list[str]:
-    """Return the modules to load now; none in a container, whose kernel is the host's."""
+    """Return the modules to load now; none in a container, which uses the host's kernel."""
     facts = draft.state.facts
     if in_container(facts) and not facts.simulated:
         return []
     ready = set(fabric) if facts.gpus_on_bus else set()
     if facts.loaded_driver is not None:
-        # A request is tried where ib_core is not loaded yet.
+        # If requested, loading is tried while ib_core is not loaded yet.
         may = facts.peer_memory or (facts.peer_memory is None and draft.settings["gpudirect"] == "peermem")
         ready |= {PEERMEM} if may and not _waits(draft.state) else set()
         ready |= {part.module for part in PARTS if set(part.names(draft.manager)) & draft.state.installed.keys()}
@@ -276,7 +276,7 @@ def _notes(draft: Draft, path: Path) -> list[str]:
 
 def _change(draft: Draft, archive: ArchiveFiles) -> AptChange | DnfChange:
     wait = int(draft.settings["lock_wait_s"])
-    install = tuple(draft.wanted)
+    install = tuple(draft.requested)
     if draft.state.apt is None:
         return DnfChange(install=install, never=DRIVER_PACKAGES, memory=BEFORE, lock_wait_s=wait)
     files = {**archive.texts, **({PREFERENCES: PINS} if archive.files else {})}
@@ -284,7 +284,7 @@ def _change(draft: Draft, archive: ArchiveFiles) -> AptChange | DnfChange:
 
 
 def _undo(draft: Draft, change: AptChange | DnfChange) -> dict[str, Any] | None:
-    """Return what takes back the transaction in which DOCA came; None where it was there, or is not requested."""
+    """Return what reverts the transaction that installed DOCA; None if it was installed before, or is not requested."""
     before = draft.state.contents.get(BEFORE)
     if not draft.doca or PROFILE in (draft.state.installed if before is None else before.split()):
         return None
@@ -319,7 +319,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any], manager: str) -> Mani
 
 
 def _going(state: NodeState, names: Sequence[str], wait: int) -> tuple[AptChange | DnfChange | None, list[str]]:
-    """Return the transaction that removes these packages, and what of them is there; DOCA's versions go back."""
+    """Return the transaction that removes these packages, and the installed ones; DOCA's versions are downgraded."""
     change, leaving = departures(state, names, memory=BEFORE, lock_wait_s=wait)
     if isinstance(change, AptChange):
         change = change.model_copy(update={"restore": REPLACED})

@@ -1,4 +1,4 @@
-"""What the role rdma decides before it plans: the path to GPU memory, and what GDRCopy, GDS and DOCA-OFED need."""
+"""Decisions of the role rdma before its plan: the path to GPU memory, requirements of GDRCopy, GDS and DOCA-OFED."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ REPLACED = (
 )
 """Packages of the distribution that DOCA-OFED has too, in versions of its own."""
 PROFILE = "doca-ofed"
-"""The profile of DOCA-Host that stands for MLNX_OFED: docs.nvidia.com/doca, DOCA profiles."""
+"""The profile of DOCA-Host that corresponds to MLNX_OFED: docs.nvidia.com/doca, DOCA profiles."""
 DOCA_MODULES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel")
-"""What DKMS calls DOCA's modules of RDMA: azhpc-images, refresh_ofed_dkms.sh; the second, rpm's, is not sure."""
+"""Names of DOCA's RDMA modules in DKMS: azhpc-images, refresh_ofed_dkms.sh; the second, rpm's, is not sure."""
 HEADERS = {"apt": "linux-headers-{}", "dnf": "kernel-devel-{}"}
 NEEDS_OPEN = Number("2.17.5")
 """The first nvidia-fs that needs the open kernel modules: catalog (sources.yml, gds)."""
@@ -49,11 +49,11 @@ class OptionalPart:
     setting: str
     title: str
     packages: Mapping[str, tuple[tuple[str, ...], ...]]
-    """By package manager; of each the names that it may have, the first that is offered counts."""
+    """By package manager; possible names of each package, of which the first available is used."""
     module: str
 
     def names(self, manager: str) -> tuple[str, ...]:
-        """All names that its packages may have."""
+        """Return all possible names of its packages."""
         return tuple(name for names in self.packages[manager] for name in names)
 
 
@@ -61,14 +61,14 @@ PARTS = (
     OptionalPart(
         "gdrcopy",
         "GDRCopy",
-        # github.com/NVIDIA/gdrcopy, packages/. NVIDIA publishes files, no repository: a site puts them into its own.
+        # github.com/NVIDIA/gdrcopy, packages/. NVIDIA publishes files, not a repository: a site adds them to its own.
         {"apt": (("gdrdrv-dkms",), ("libgdrapi",)), "dnf": (("gdrcopy-kmod",), ("gdrcopy",))},
         "gdrdrv",
     ),
     OptionalPart(
         "gds",
         "GDS",
-        # NVIDIA's CUDA repositories have both, Debian's non-free the second alone (packages.debian.org).
+        # NVIDIA's CUDA repositories have both, Debian's non-free only the second (packages.debian.org).
         {"apt": (("nvidia-fs", "nvidia-fs-dkms"),), "dnf": (("nvidia-fs", "nvidia-fs-dkms"),)},
         "nvidia_fs",
     ),
@@ -77,17 +77,17 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Path:
-    """How adapters reach GPU memory."""
+    """How adapters access GPU memory."""
 
     kind: str | None
     """``dma-buf``, ``peermem``; None: through main memory."""
     why: str
     problem: str | None = None
-    """Why what was requested is refused."""
+    """Why the request is refused."""
 
 
 def path_of(facts: NodeFacts, stack: Stack | None, requested: str, source: str) -> Path:
-    """Return the path to GPU memory by the resolver's rule (R19-gdr), and by what the kernel offers nvidia-peermem."""
+    """Return the path to GPU memory by the resolver's rule (R19-gdr), and the kernel's support for nvidia-peermem."""
     if requested == "off":
         return Path(None, "rdma_gpudirect is off")
     named = requested != "auto"
@@ -99,14 +99,14 @@ def path_of(facts: NodeFacts, stack: Stack | None, requested: str, source: str) 
         return Path(None, hardware, f"gpudirect-hardware: rdma_gpudirect is {requested}: {hardware}" if named else None)
     reason = stack.reasons["gpudirect_rdma"].text
     dma_buf = stack.gpudirect_rdma
-    if dma_buf is None:  # The resolver plans for installed kernels; of others the running one is known.
+    if dma_buf is None:  # The resolver plans for installed kernels; for others the running one is used.
         kernel = kernel_number(facts.running_kernel)
         dma_buf = kernel is not None and kernel >= DMA_BUF_KERNEL
     if requested != "peermem" and dma_buf:
         return Path("dma-buf", reason)
     if requested == "dma-buf":
         return Path(None, reason, f"gpudirect-dma-buf: rdma_gpudirect is dma-buf: {reason}")
-    # DOCA-OFED brings the interface by which nvidia-peermem registers; kernels of distributions may or may not.
+    # DOCA-OFED has the interface by which nvidia-peermem registers; kernels of distributions may or may not.
     if source == "doca" or facts.peer_memory:
         return Path("peermem", reason if requested == "auto" else "rdma_gpudirect is peermem")
     if facts.peer_memory is None:
@@ -118,13 +118,13 @@ def path_of(facts: NodeFacts, stack: Stack | None, requested: str, source: str) 
 
 
 def _against(facts: NodeFacts) -> str:
-    """Return why the node's GPUs have no GPUDirect RDMA, whatever the software; empty where they may have it."""
+    """Return why the node's GPUs do not support GPUDirect RDMA, with any software; empty if they may."""
     models = load().models_of((device.pci_id, device.subsystem_id) for device in facts.gpus_on_bus or ())
     return "; ".join(against_gpudirect(models))
 
 
 def part_problems(part: OptionalPart, facts: NodeFacts, stack: Stack | None, versions: Sequence[str]) -> Iterator[str]:
-    """Yield why a part is refused on this node; ``versions`` are those that would come, or are there."""
+    """Yield why a part is refused on this node; ``versions`` are the installed or available ones."""
     head = f"{part.setting}: rdma_{part.setting} is true: "
     if stack is None or not facts.gpus_on_bus:
         yield f"{head}{part.title} needs an NVIDIA driver, and none is planned for this node"
@@ -146,7 +146,7 @@ def _needs_open(version: str) -> bool:
 
 
 def headers_of(state: NodeState) -> str | None:
-    """Return the package with the running kernel's headers; None where they are there."""
+    """Return the package with the running kernel's headers; None if they are installed."""
     running = next((kernel for kernel in state.facts.kernels or () if kernel.running), None)
     if running is None or running.headers or state.manager is None:
         return None
@@ -154,7 +154,7 @@ def headers_of(state: NodeState) -> str | None:
 
 
 def unbuilt(facts: NodeFacts) -> str | None:
-    """Return why DOCA's modules are not those of the running kernel; None where they are, or unknown to DKMS."""
+    """Return why DOCA's modules are not those of the running kernel; None if they are, or unknown to DKMS."""
     running = facts.running_kernel
     its = [module for module in facts.dkms or () if module.name in DOCA_MODULES]
     built = [module for module in its if module.kernel == running and module.state.startswith("installed")]
@@ -165,7 +165,7 @@ def unbuilt(facts: NodeFacts) -> str | None:
 
 
 def doca_problems(state: NodeState, offered: Mapping[str, Any], problem: str | None) -> Iterator[str]:
-    """Yield why DOCA-OFED cannot come to this node; ``problem`` is why the package manager could not be asked."""
+    """Yield why DOCA-OFED cannot be installed; ``problem`` is why the package manager could not be queried."""
     system = state.facts.os
     name = (system and (system.pretty_name or f"{system.id} {system.version_id}")) or "this system"
     if problem is not None:

@@ -1,4 +1,4 @@
-"""Whether a node is rebooted now: the roles' reasons, what is allowed, and who uses its GPUs."""
+"""Decision on a reboot of a node: the roles' reasons, the settings, and who uses its GPUs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ LOOK = Look(contents=(BOOT_ID, MACHINE_ID))
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return a manifest that is due where the node is to be rebooted now. ``settings`` are those of preflight."""
+    """Return a manifest that is due if the node is to be rebooted now. ``settings`` are those of preflight."""
     reasons = "; ".join(dict.fromkeys(reason for reason in context.reboot_reasons if reason))
     if not reasons:
         return Manifest(role=ROLE)
@@ -35,7 +35,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
 
 
 def without_module(facts: NodeFacts) -> str | None:
-    """Return why the next kernel would start without the driver that the running one has; None where it would not."""
+    """Return why the next kernel would start without the running one's driver; None if it would not."""
     running = facts.running_kernel
     coming = next((kernel.release for kernel in facts.kernels or () if kernel.newest and kernel.image), None)
     if coming is None or coming == running or facts.module_files is None:
@@ -51,10 +51,10 @@ def without_module(facts: NodeFacts) -> str | None:
 
 
 def is_controller(state: NodeState, context: Context) -> bool:
-    """Return whether the node is the machine that Ansible runs on; True where that could not be determined.
+    """Return whether the node is the machine that Ansible runs on; True if that could not be determined.
 
-    One boot has one id, also seen from a container on the same kernel; machines made from one image may share a machine
-    id, which counts where a boot id is unknown.
+    One boot has one id, also in a container on the same kernel; machines created from one image may share a machine id,
+    which is used if a boot id is unknown.
     """
     if context.local:
         return True

@@ -1,4 +1,4 @@
-"""NVIDIA's CUDA repository for apt: which one, by which key, in which order of preference, and what it replaces."""
+"""NVIDIA's CUDA repository for apt: its URL, its key, its priority, and what it replaces."""
 
 import base64
 import re
@@ -19,8 +19,8 @@ VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
 KEYRING = "cuda-keyring_1.1-1_all.deb"
 FOLDERS = {"x86_64": "x86_64", "aarch64": "sbsa"}
 RELEASE = "release o=NVIDIA, l=NVIDIA CUDA"
-# Like Debian's backports: never in place of a package that the distribution has too, and what came from there is kept
-# up with. The driver's closure is bound by pins of its own, above 1000.
+# Like Debian's backports: never preferred to a package that the distribution has too, but installed packages are
+# upgraded. The driver's closure is bound by pins of its own, above 1000.
 PRIORITY = 100
 HEAD = "# Managed by gpunode (role nvidia_repository): "
 NVIDIAS = re.compile(r"^https?://developer\.download\.nvidia\.(com|cn)/compute/(cuda|machine-learning)/repos/")
@@ -30,20 +30,20 @@ DOCA = re.compile(r"linux\.mellanox\.com/public/repo/doca|/doca/")
 def repository_offer(
     facts: NodeFacts | Mapping[str, Any], apt: Mapping[str, Any], source: str, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """NVIDIA's repository for a node.
+    """Return NVIDIA's repository for a node.
 
     ``source`` is the stack's. ``settings``: ``state`` (``auto``: present where the source is nvidia), ``url`` (empty:
     NVIDIA's own), ``key`` (a file on the controller, or empty), ``proxy``, ``paths``: ``sources``, ``preferences``,
-    ``proxy``, ``key``. Returned: ``wanted``, ``url``, ``files`` (path to text; empty: not to be there), ``key_files``
-    (path to armoured text), ``fetch`` (what ``repository_key.py`` is asked, None where the site gives the key),
+    ``proxy``, ``key``. Returned: ``wanted``, ``url``, ``files`` (path to text; empty: absent), ``key_files``
+    (path to armoured text), ``fetch`` (the input of ``repository_key.py``, None if the site sets the key),
     ``old_lists``, ``old_packages``, ``problems``.
     """
     node, given = node_of(facts), plain(settings)
     paths = given["paths"]
     state = str(given["state"])
-    wanted = state == "present" or (state == "auto" and source == "nvidia")
+    requested = state == "present" or (state == "auto" and source == "nvidia")
     offer: dict[str, Any] = {
-        "wanted": wanted,
+        "wanted": requested,
         "url": "",
         "files": dict.fromkeys((paths["sources"], paths["preferences"], paths["proxy"]), ""),
         "key_files": {},
@@ -52,7 +52,7 @@ def repository_offer(
         "old_packages": [],
         "problems": [],
     }
-    if not wanted:
+    if not requested:
         return offer
     picture = picture_from_facts(node, load())
     folder = _folder(picture.os)
@@ -110,7 +110,7 @@ def _proxy(url: str, proxy: str) -> str:
 
 
 def _key(path: str) -> tuple[str, str | None]:
-    """(the armoured key in a file on the controller, what is wrong with it)."""
+    """Return (the armoured key in a file on the controller, the error in it)."""
     if not path:
         return "", None
     try:
@@ -124,7 +124,9 @@ def _key(path: str) -> tuple[str, str | None]:
 
 
 def armoured(data: bytes) -> str:
-    """A public key or keyring as armoured text, which apt takes whatever program verifies; ValueError for no key."""
+    """Return a public key or keyring as armoured text, which every verifier of apt supports; ValueError for an invalid
+    one.
+    """
     if b"-----BEGIN PGP PUBLIC KEY BLOCK-----" in data:
         return data.decode("ascii").strip() + "\n"
     # A packet begins with its highest bit set; 6 is a public key.
@@ -138,7 +140,7 @@ def armoured(data: bytes) -> str:
 
 
 def _crc24(data: bytes) -> int:
-    """The checksum of OpenPGP's armour (RFC 4880, 6.1)."""
+    """Return the checksum of OpenPGP's armour (RFC 4880, 6.1)."""
     crc = 0xB704CE
     for byte in data:
         crc ^= byte << 16
@@ -148,7 +150,7 @@ def _crc24(data: bytes) -> int:
 
 
 def _old_lists(sources: list[dict[str, Any]], url: str, own: str) -> tuple[list[str], list[str]]:
-    """(files of sources that name NVIDIA's repository alone, what is said of others that name it among others)."""
+    """Return (files of sources that name only NVIDIA's repository, messages on others that name it among others)."""
     by_file: dict[str, list[bool]] = {}
     for entry in sources:
         if entry["file"] != own:
@@ -161,7 +163,7 @@ def _old_lists(sources: list[dict[str, Any]], url: str, own: str) -> tuple[list[
 
 
 def armoured_key(data: str) -> str:
-    """A keyring in base64 as armoured text."""
+    """Return a keyring in base64 as armoured text."""
     try:
         return armoured(base64.b64decode(str(data), validate=True))
     except ValueError as err:

@@ -1,4 +1,4 @@
-"""The plan of each role, and what it has ``node_state`` look at."""
+"""The plan of each role, and the parts of a node that ``node_state`` reads for it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

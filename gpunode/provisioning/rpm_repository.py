@@ -1,4 +1,4 @@
-"""NVIDIA's CUDA repository on a node with dnf: which one, by which key, and what it replaces."""
+"""NVIDIA's CUDA repository on a node with dnf: its URL, its key, and what it replaces."""
 
 import re
 from collections.abc import Mapping
@@ -20,19 +20,19 @@ NVIDIAS = re.compile(r"^https?://developer\.download\.nvidia\.(com|cn)/compute/c
 def dnf_repository(
     facts: NodeFacts | Mapping[str, Any], dnf: Mapping[str, Any], source: str, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """NVIDIA's repository for a node with dnf.
+    """Return NVIDIA's repository for a node with dnf.
 
     ``settings``: ``state`` (``auto``: present where the source is nvidia), ``url``, ``key`` (a file on the controller),
     ``proxy``, ``id``, ``paths``: ``repository`` and ``key``. Returned: ``wanted``, ``url``, ``files`` and ``key_files``
-    (path to text), ``fetch`` (what ``repository_key.py`` is asked, None where the site gives the key), ``old_lists``,
+    (path to text), ``fetch`` (the input of ``repository_key.py``, None if the site sets the key), ``old_lists``,
     ``problems``.
     """
     node, given = node_of(facts), plain(settings)
     paths = given["paths"]
     problems: list[str] = []
-    wanted = given["state"] == "present" or (given["state"] == "auto" and source == "nvidia")
+    requested = given["state"] == "present" or (given["state"] == "auto" and source == "nvidia")
     offer: dict[str, Any] = {
-        "wanted": wanted,
+        "wanted": requested,
         "url": "",
         "files": {},
         "key_files": {},
@@ -40,7 +40,7 @@ def dnf_repository(
         "old_lists": [],
         "problems": problems,
     }
-    if not wanted:
+    if not requested:
         return offer
     picture = picture_from_facts(node, load())
     row = load().systems.get(picture.os or "")
@@ -90,7 +90,7 @@ def dnf_repository(
 
 
 def _key(path: str) -> tuple[str, str | None]:
-    """(the armoured key in a file on the controller, what is wrong with it)."""
+    """Return (the armoured key in a file on the controller, the error in it)."""
     if not path:
         return "", None
     try:

@@ -1,4 +1,4 @@
-"""The role ssh_hardening: a drop-in for sshd, checked against who logs in, and what activates it."""
+"""The role ssh_hardening: a drop-in for sshd, checked against the logins, and its activation."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ PUBLISHED = f"{MEMORY}/host-keys.json"
 MODULI, MODULI_BEFORE = "/etc/ssh/moduli", f"{MEMORY}/moduli-before"
 WAITING = "/var/lib/gpunode/guard/ssh_hardening/record.json"
 LEAST_MODULUS = 3071
-"""sshd's file of groups names sizes one bit below their usual name."""
+"""In sshd's file of groups, sizes are one bit below their usual name."""
 LEAST_RSA, MOST_RSA = 1024, 16384
-"""Bits of RSA that sshd takes at least, and that ssh-keygen makes at most."""
+"""Bits of RSA: sshd's minimum, and ssh-keygen's maximum."""
 LOOK = Look(
     paths=(DROP_IN, CLIENT, MAIN, MEMORY, BANNER, *SOCKET_DROP_INS.values(), WAITING, MODULI, MODULI_BEFORE),
     contents=(PUBLISHED,),
@@ -49,7 +49,7 @@ WORD = re.compile(r"[\w@.+*?!%/:-]{1,200}", re.ASCII)
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node."""
+    """Return the manifest of the role."""
     if settings["state"] == "keep":
         return Manifest(role=ROLE)
     ssh = state.ssh
@@ -126,7 +126,7 @@ def _files(
 
 
 def _bad_settings(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings that cannot be meant, each with what to do."""
+    """Yield invalid settings, each with what to do."""
     for name, kind in OVERRIDES.items():
         unknown = [word for word in settings[name] if word not in ssh.offered.get(kind, ())]
         if unknown:
@@ -187,7 +187,7 @@ def _bad_ports(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
 def _login_refusals(
     ssh: SshState, settings: Mapping[str, Any], rows: list[tuple[str, str]], answer: Mapping[str, Any], notes: list[str]
 ) -> list[str]:
-    """Return why the settings must not be made: sshd refuses them, they have no effect, or somebody is locked out."""
+    """Return why the settings are refused: sshd rejects them, they have no effect, or a user would be locked out."""
     if answer.get("unavailable"):
         notes.append(f"the settings could not be tested in advance: {answer['unavailable']}")
         return []
@@ -225,7 +225,7 @@ def _logins(ssh: SshState, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _reasons(state: NodeState, ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> Iterator[str]:
-    """Yield why something is due beside files that differ."""
+    """Yield why something is due in addition to files that differ."""
     there = state.files.get(WAITING)
     if there is None or there.kind != "absent":
         yield "an earlier change waits for its confirmation"
@@ -260,15 +260,16 @@ def _notes(ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> 
 
 
 def _activation(ssh: SshState, moves_port: bool) -> dict[str, Any]:
-    """Return the units that a revert restores, and the commands that put the settings into force."""
+    """Return the units that a revert restores, and the commands that activate the settings."""
     service = ssh.unit("ssh.service", "sshd.service") or "ssh.service"
     socket = _socket(ssh)
     commands = [["systemctl", "daemon-reload"]]
     if socket is None:
-        # Not a reload: an sshd that a socket started ends there once the socket is gone ("Cannot bind any address").
+        # Not a reload: an sshd that was started by a socket ends after the socket is closed ("Cannot bind any
+        # address").
         commands.append(["systemctl", "restart", service])
     elif moves_port:
-        # A socket does not start while its service runs. Open sessions stay: sshd's unit ends its main process alone.
+        # A socket does not start while its service runs. Open sessions stay: sshd's unit ends only its main process.
         commands += [["systemctl", "stop", service], ["systemctl", "restart", socket]]
     else:
         commands.append(["systemctl", "try-restart", service])
@@ -298,7 +299,7 @@ def _absent(state: NodeState, ssh: SshState, context: Context) -> Manifest:
 
 
 def _moduli(state: NodeState, text: Any) -> list[ManagedFile]:
-    """Return the file of groups without the small ones, and what it was before."""
+    """Return the file of groups without the small ones, and its previous content."""
     if not isinstance(text, str):
         return []
     lines = [line for line in text.splitlines(keepends=True) if not _is_small(line)]
@@ -308,8 +309,8 @@ def _moduli(state: NodeState, text: Any) -> list[ManagedFile]:
 
 
 def _is_small(line: str) -> bool:
-    words = line.split()
-    return line[:1].isdigit() and len(words) > 5 and words[4].isdigit() and int(words[4]) < LEAST_MODULUS
+    fields = line.split()
+    return line[:1].isdigit() and len(fields) > 5 and fields[4].isdigit() and int(fields[4]) < LEAST_MODULUS
 
 
 def _has_group_exchange(ssh: SshState, settings: Mapping[str, Any]) -> bool:
@@ -326,7 +327,7 @@ def _as_answered(file: ManagedFile) -> dict[str, Any]:
 
 
 def _socket(ssh: SshState) -> str | None:
-    """Return the socket that accepts SSH's connections instead of the daemon; None where the daemon does."""
+    """Return the socket that accepts SSH connections in place of the daemon; None if the daemon does."""
     name = ssh.unit("ssh.socket", "sshd.socket")
     return name if ssh.active(name) else None
 
@@ -336,7 +337,7 @@ def _configured_ports(ssh: SshState) -> list[int]:
 
 
 def _ports(ssh: SshState) -> set[int]:
-    """Return the ports on which SSH is reached now."""
+    """Return the ports on which SSH is available now."""
     socket = _socket(ssh)
     if socket is None:
         return set(_configured_ports(ssh))
@@ -344,7 +345,7 @@ def _ports(ssh: SshState) -> set[int]:
 
 
 def _published(text: str | None) -> dict[str, date]:
-    """Return since when each good host key was served, by its path."""
+    """Return since when each good host key was offered, by its path."""
     try:
         found = json.loads(text or "{}")
         return {str(path): date.fromisoformat(day) for path, day in found.items()}

@@ -1,4 +1,4 @@
-"""Public keys as a person gives them: checked before a node gets them."""
+"""Public keys from a user: checked before a node gets them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEAST_RSA_BITS = 2048
 
 
 def key_problem(text: str) -> str | None:
-    """Return what is wrong with one public key in one line, without repeating a secret; None where nothing is."""
+    """Return the error in one public key in one line, without repeating a secret; None if there is none."""
     if "PRIVATE KEY" in text:
         return "is a private key: use the public key (the .pub file), and replace a private key that was shared"
     if "PuTTY-User-Key-File" in text or "SSH2 PUBLIC KEY" in text:
@@ -18,10 +18,10 @@ def key_problem(text: str) -> str | None:
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) != 1:
         return f"has {len(lines)} lines: list one key each"
-    words = lines[0].split()
-    found = next(((kind, words[at + 1]) for at, kind in enumerate(words[:-1]) if TYPES.fullmatch(kind)), None)
+    fields = lines[0].split()
+    found = next(((kind, fields[at + 1]) for at, kind in enumerate(fields[:-1]) if TYPES.fullmatch(kind)), None)
     if found is None:
-        return f"starts with {words[0][:20]!r}, which is not a key type (example: ssh-ed25519 AAAA… name)"
+        return f"starts with {fields[0][:20]!r}, which is not a key type (example: ssh-ed25519 AAAA… name)"
     kind, blob = found
     try:
         data = b64decode(blob, validate=True)
@@ -40,13 +40,13 @@ def key_problem(text: str) -> str | None:
 
 
 def key_blob(text: str) -> str:
-    """Return what two lines of one key have in common."""
-    words = text.split()
-    return next((words[at + 1] for at, kind in enumerate(words[:-1]) if TYPES.fullmatch(kind)), text)
+    """Return the part that two lines of one key have in common."""
+    fields = text.split()
+    return next((fields[at + 1] for at, kind in enumerate(fields[:-1]) if TYPES.fullmatch(kind)), text)
 
 
 def _parts(data: bytes) -> list[bytes]:
-    """Return the length-prefixed parts of a key; empty where it is cut off."""
+    """Return the length-prefixed parts of a key; empty if it is truncated."""
     found = []
     while data:
         length = int.from_bytes(data[:4], "big")

@@ -1,4 +1,4 @@
-"""Whether a login passes the settings of an SSH daemon, and what in its files contradicts them."""
+"""Whether a login passes the settings of an SSH daemon, and contradictions in its files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _key_obstacles(account: Account, values: Mapping[str, tuple[str, ...]]) -> I
 
 
 def accepted(key: PublicKey, values: Mapping[str, tuple[str, ...]]) -> bool:
-    """Return whether the daemon takes a user's key."""
+    """Return whether the daemon accepts a user's key."""
     algorithms = set(",".join(values.get("pubkeyacceptedalgorithms", ())).split(","))
     least = values.get("requiredrsasize", ("0",))[0]
     if key.type == "ssh-rsa" and least.isdigit() and key.bits < int(least):
@@ -71,7 +71,7 @@ def accepted(key: PublicKey, values: Mapping[str, tuple[str, ...]]) -> bool:
 
 
 def forced_command(effective: str) -> str | None:
-    """Return the command that is run instead of what the login asks for; None where there is none."""
+    """Return the command that runs in place of the login's own; None if there is none."""
     command = effective_values(effective).get("forcecommand", ("none",))[0]
     return None if command == "none" else command
 
@@ -107,7 +107,7 @@ def has_include(documents: Mapping[str, str | None]) -> bool:
 def contradictions(
     rows: list[tuple[str, str]], effective: str, documents: Mapping[str, str | None], own: str
 ) -> Iterator[str]:
-    """Yield settings that would not come into force, each with the line that is read before the drop-in."""
+    """Yield settings without effect, each with the line that is read before the drop-in."""
     values = effective_values(effective)
     others = [line for line in setting_lines(documents) if line[0] != own and not line[4]]
     for name, value in rows:
@@ -119,19 +119,19 @@ def contradictions(
         yield f"{name} {value} has no effect: {where} is read first and sets {now[0] or 'nothing'}"
 
 
-def _same(key: str, wanted: str, now: str) -> bool:
-    if now.lower() == wanted.lower() or set(now.split(",")) == set(wanted.split(",")):
+def _same(key: str, requested: str, now: str) -> bool:
+    if now.lower() == requested.lower() or set(now.split(",")) == set(requested.split(",")):
         return True
-    return (key, wanted, now) == ("permitrootlogin", "prohibit-password", "without-password")
+    return (key, requested, now) == ("permitrootlogin", "prohibit-password", "without-password")
 
 
 def overridden(rows: list[tuple[str, str]], documents: Mapping[str, str | None], own: str) -> Iterator[str]:
-    """Yield lines of other files that say something else: without effect, or in force in a Match block."""
-    wanted = {name.lower(): value for name, value in rows if name.lower() not in REPEATABLE}
+    """Yield lines of other files with another value: without effect, or effective in a Match block."""
+    requested = {name.lower(): value for name, value in rows if name.lower() not in REPEATABLE}
     for path, number, name, value, matching in setting_lines(documents):
-        if path == own or name not in wanted or value.lower() == wanted[name].lower():
+        if path == own or name not in requested or value.lower() == requested[name].lower():
             continue
         if matching:
             yield f"{path} line {number}: {name} {value} remains effective inside its Match block"
         else:
-            yield f"{path} line {number}: {name} {value} has no effect any more, the role sets {wanted[name]}"
+            yield f"{path} line {number}: {name} {value} has no effect any more, the role sets {requested[name]}"

@@ -1,4 +1,4 @@
-"""The settings of a hardened SSH daemon, by what the installed OpenSSH offers."""
+"""The settings of a hardened SSH daemon, by the algorithms of the installed OpenSSH."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from gpunode.provisioning.ssh_login import setting_lines
 from gpunode.provisioning.ssh_state import HostKey, SshState
 
-# The lists of ssh-audit's guides for Debian 12 and 13, in their order. Which one counts is decided by what the daemon
-# offers: where mlkem768x25519-sha256 is there, only key exchanges that resist quantum computers stay.
+# The lists of ssh-audit's guides for Debian 12 and 13, in their order. The daemon's algorithms decide between them: if
+# it supports mlkem768x25519-sha256, only key exchanges that resist quantum computers stay.
 QUANTUM_SAFE_KEX = ("mlkem768x25519-sha256", "sntrup761x25519-sha512", "sntrup761x25519-sha512@openssh.com")
 CLASSIC_KEX = (
     "curve25519-sha256",
@@ -40,7 +40,7 @@ SIGNATURES = (
     "rsa-sha2-256",
 )
 CA_SIGNATURES = ("sk-ssh-ed25519@openssh.com", "ssh-ed25519", "rsa-sha2-512", "rsa-sha2-256")
-# Hardware keys of other vendors and clients of people have these; host keys of this kind are retired.
+# Users' hardware keys of other vendors and users' clients have these; host keys of this kind are retired.
 USER_SIGNATURES = (
     *SIGNATURES,
     "sk-ecdsa-sha2-nistp256@openssh.com",
@@ -54,23 +54,23 @@ ED25519_PATH, RSA_PATH, NEW_RSA_PATH = (f"/etc/ssh/ssh_host_{name}_key" for name
 DROP_IN = "/etc/ssh/sshd_config.d/00-gpunode.conf"
 HEAD = "# Managed by gpunode (role ssh_hardening): sshd uses the first value that it reads.\n"
 OVERRIDES = {"kex": "kex", "ciphers": "cipher", "macs": "mac"}
-"""Settings of the role that replace a list, to the kind of ``ssh -Q`` that has to know each of its words."""
+"""Settings of the role that replace a list, to the kind of ``ssh -Q`` that has to list each of its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonHostKeys:
-    """The host keys that the daemon is to have."""
+    """The host keys of the daemon in the target state."""
 
     served: tuple[str, ...]
     make: tuple[tuple[str, str], ...]
-    """(path, type) of keys that are not there yet."""
+    """(path, type) of keys to generate."""
     weak: tuple[HostKey, ...]
-    """Keys that are still served, because the new ones are not known everywhere yet."""
+    """Keys that are still offered, because the new ones are not known everywhere yet."""
     algorithms: tuple[str, ...]
 
 
 def chosen(order: Iterable[str], offered: Iterable[str]) -> tuple[str, ...]:
-    """Return those of ``order`` that are offered, in their order."""
+    """Return those of ``order`` that are in ``offered``, in their order."""
     there = set(offered)
     return tuple(name for name in order if name in there)
 
@@ -89,12 +89,12 @@ def algorithms(ssh: SshState, settings: Mapping[str, Any]) -> dict[str, tuple[st
 
 
 def is_weak(key: HostKey) -> bool:
-    """Return whether a host key is of a kind that is retired."""
+    """Return whether a host key is of a retired kind."""
     return key.type not in ("ssh-ed25519", "ssh-rsa") or (key.type == "ssh-rsa" and key.bits < LEAST_RSA_BITS)
 
 
 def host_keys(ssh: SshState, days_published: int | None, retire_days: int) -> DaemonHostKeys:
-    """Return which host keys are served; weak ones until the good ones were published for ``retire_days``."""
+    """Return which host keys to offer; weak ones until the good ones were published for ``retire_days``."""
     good = {key.type: key.path for key in ssh.host_keys if not is_weak(key)}
     taken = {key.path for key in ssh.host_keys}
     make = []
@@ -105,7 +105,7 @@ def host_keys(ssh: SshState, days_published: int | None, retire_days: int) -> Da
     names = {kind: path for path, kind in make}
     ed25519, rsa = good.get("ssh-ed25519") or names["ed25519"], good.get("ssh-rsa") or names["rsa"]
     retired = days_published is not None and days_published >= retire_days
-    # Only keys of types that the daemon can serve have clients that know them.
+    # Only keys of types that the daemon can offer are known to clients.
     weak = (
         ()
         if retired
@@ -118,13 +118,13 @@ def host_keys(ssh: SshState, days_published: int | None, retire_days: int) -> Da
 
 
 def daemon_settings(ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> list[tuple[str, str]]:
-    """Return the settings for everybody, in the order in which they are written."""
+    """Return the settings for all users, in the order in which they are written."""
     lists = algorithms(ssh, settings)
     known = ssh.effective or ""
     signatures = chosen(USER_SIGNATURES, ssh.offered.get("key-sig", ()))
     jump = bool(settings["jump_host"])
     rows: list[tuple[str, str]] = [("Port", str(port)) for port in settings["ports"]]
-    # A key that is named twice is offered twice.
+    # A key that is listed twice is offered twice.
     elsewhere = {
         value
         for path, _, name, value, matching in setting_lines(ssh.documents)
@@ -182,7 +182,7 @@ BANNER = "/etc/ssh/gpunode-banner"
 
 
 def daemon_file(rows: Iterable[tuple[str, str]], forwarding_users: Iterable[str]) -> str:
-    """Return the drop-in: the settings for everybody, then those of users that may forward ports."""
+    """Return the drop-in: the settings for all users, then those of users with port forwarding."""
     text = HEAD + "".join(f"{name} {value}\n" for name, value in rows)
     users = list(forwarding_users)
     if users:

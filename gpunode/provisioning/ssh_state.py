@@ -1,4 +1,4 @@
-"""What is known of a node's SSH daemon and of its accounts, in types and bounded."""
+"""State of a node's SSH daemon and of its accounts, in types and bounded."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ Document = Annotated[str, Field(max_length=1 << 20)]
 
 
 class Reported(BaseModel):
-    """Base of what a node reported: immutable; what is not ours is dropped."""
+    """Base of models of a node's report: immutable; unknown fields are dropped."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -40,7 +40,7 @@ class Account(Reported):
     document: Document | None = None
     """Text of ``~/.ssh/authorized_keys``."""
     folder: Word = "absent"
-    """What ``~/.ssh`` is."""
+    """State of ``~/.ssh``."""
 
 
 class HostKey(Reported):
@@ -56,7 +56,7 @@ class HostKey(Reported):
 
 
 class SshUnit(Reported):
-    """How systemd has one of the daemon's units."""
+    """State of one of the daemon's units in systemd."""
 
     load: Word
     active: Word
@@ -65,7 +65,7 @@ class SshUnit(Reported):
 
 
 class Login(Reported):
-    """The login over which the node was asked."""
+    """The login over which the node was queried."""
 
     user: Word
     address: Word
@@ -73,14 +73,14 @@ class Login(Reported):
 
 
 class SshState(Reported):
-    """The daemon: what it runs with, what it offers, its files, and who can log in."""
+    """The daemon: its effective settings, its algorithms, its files, and the accounts."""
 
     version: Word
     effective: Document | None
-    """Output of ``sshd -T``; None where it failed."""
+    """Output of ``sshd -T``; None if it failed."""
     error: Word | None
     offered: dict[Word, Words]
-    """What ``ssh -Q`` lists, by kind."""
+    """Output of ``ssh -Q``, by kind."""
     documents: Annotated[dict[Word, Document | None], Field(max_length=200)]
     host_keys: Annotated[tuple[HostKey, ...], Field(max_length=200)]
     weak_moduli: int | None

@@ -1,4 +1,4 @@
-"""What is known of a node, in types: parsed from what the module ``node_state`` returned, and bounded."""
+"""State of a node, in types: parsed from the answer of the module ``node_state``, and bounded."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -25,14 +25,14 @@ class FileState(Reported):
     owner: Text | None = None
     group: Text | None = None
     target: Text | None = None
-    """Where a link leads."""
+    """The target of a link."""
     mtime: float | None = None
     entries: int | None = None
-    """How many entries a folder has."""
+    """Number of entries of a folder."""
 
 
 class SourceOrigin(Reported):
-    """What a Release file says."""
+    """Content of a Release file."""
 
     origin: Text
     codename: Text
@@ -60,7 +60,7 @@ class ModuleKey(Reported):
 
 
 class AptState(Reported):
-    """What apt and dpkg hold."""
+    """State of apt and dpkg."""
 
     sources: Annotated[tuple[AptSource, ...], Field(max_length=10_000)]
     headers: Names
@@ -72,9 +72,9 @@ class AptState(Reported):
     own_holds: Names
     policy_left: bool
     left: Names = ()
-    """Packages of a transaction of ours that did not end well."""
+    """Packages of a transaction of ours that did not finish."""
     old_keys: Annotated[dict[Text, Content], Field(max_length=1000)] = Field(default_factory=dict)
-    """Keyrings that apt trusts for every repository and that hold NVIDIA's keys, to the rest of them in base64."""
+    """Keyrings that apt trusts for every repository and that contain NVIDIA's keys, to their other keys in base64."""
     interrupted: bool
     key: ModuleKey | None
     architecture: Text
@@ -91,7 +91,7 @@ class DnfRepository(Reported):
 
 
 class DnfState(Reported):
-    """What dnf and rpm hold."""
+    """State of dnf and rpm."""
 
     error: Text | None
     lock_holder: Text | None = None
@@ -109,12 +109,12 @@ class DnfState(Reported):
 
 
 class Connection(Reported):
-    """The SSH connection over which the node was looked at, as the node sees it."""
+    """The SSH connection over which the node was queried, as the node sees it."""
 
     client: Text
-    """Address that it comes from."""
+    """Address of the client."""
     port: int
-    """Port of the node that it leads to."""
+    """Port of the node."""
 
 
 class NodeState(Reported):
@@ -124,22 +124,22 @@ class NodeState(Reported):
     apt: AptState | None
     dnf: DnfState | None
     files: Annotated[dict[Text, FileState], Field(max_length=10_000)] = Field(default_factory=dict)
-    """By path; a path that was not asked for is no key."""
+    """By path; a path that was not requested is missing."""
     contents: Annotated[dict[Text, Content | None], Field(max_length=1000)] = Field(default_factory=dict)
     """Documents of at most 1 MiB; None: absent, or not text."""
     ssh: SshState | None = None
-    """Only where a role asked for it (``parts``)."""
+    """Only if a role requested it (``parts``)."""
     engine: dict[str, Any] = Field(default_factory=dict)
-    """What the container engine answers: ``{"info": {…} | null, "silent": bool}``, bounded when it was read."""
+    """Answer of the container engine: ``{"info": {…} | null, "silent": bool}``, bounded when it was read."""
     connection: Connection | None = None
-    """None where the node was not reached over SSH, or that is unknown."""
+    """None if the node was not reached over SSH, or that is unknown."""
 
     def unit(self, name: str) -> Unit | None:
-        """Return a unit that the probe looks at; None where it is not installed or not known."""
+        """Return a unit that the probe reads; None if it is not installed or unknown."""
         return next((unit for unit in self.facts.units or () if unit.name == name and unit.load == "loaded"), None)
 
     def with_files(self, planned: Mapping[str, str | None]) -> "NodeState":
-        """Return the state with files as they will be, path to text or None: of those alone that are known by now."""
+        """Return the state with planned files, path to text or None: only those that are known by now."""
         files, contents = dict(self.files), dict(self.contents)
         for path, text in planned.items():
             there = files.get(path)
@@ -156,26 +156,26 @@ class NodeState(Reported):
 
     @property
     def manager(self) -> Literal["apt", "dnf"] | None:
-        """The node's package manager; None where it has neither."""
+        """Return the node's package manager; None if it has neither."""
         if self.apt is not None:
             return "apt"
         return None if self.dnf is None else "dnf"
 
     @property
     def installed(self) -> dict[str, str]:
-        """Installed packages, name to version, of the node's package manager."""
+        """Return installed packages, name to version, of the node's package manager."""
         manager = self.apt or self.dnf
         return manager.installed if manager is not None else {}
 
 
 class Look(BaseModel):
-    """What a role has ``node_state`` look at beyond what every role needs."""
+    """What ``node_state`` reads for a role in addition to the parts for every role."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     paths: tuple[str, ...] = ()
     """Digest, mode and owner of each."""
     globs: tuple[str, ...] = ()
-    """The same of what matches."""
+    """The same for matching paths."""
     contents: tuple[str, ...] = ()
-    """Documents that are read; they are among ``files`` too."""
+    """Documents to read; they are among ``files`` too."""

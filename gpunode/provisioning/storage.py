@@ -1,4 +1,4 @@
-"""The role storage: scratch space on disks that are named one by one, and remote data that no boot waits for."""
+"""The role storage: scratch space on disks that are named one by one, and remote data that does not delay a boot."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ TOOLS = {
         "fuse": "fuse3",
     },
 }
-"""Packages by package manager; one that is missing is asked for before anything is changed."""
+"""Packages by package manager; a missing one is requested before anything is changed."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+@=,-]{2,200}")
 _PART = re.compile(r".*(-part[0-9]+|_[0-9]+-part.*)")
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -79,7 +79,7 @@ _MODE = re.compile("[01]?[0-7]{3}")
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node. Raises UsageError for a malformed setting."""
+    """Return the manifest of the role. Raises UsageError for a malformed setting."""
     if state.manager is None:
         return no_package_manager(ROLE)
     if settings["state"] == "keep":
@@ -88,13 +88,13 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     if settings["state"] == "absent":
         return _absent(state, settings, context, erase, state.manager)
     disks = _disks(settings, erase)
-    wanted, its_remotes = _mounts(settings, disks)
+    requested, its_remotes = _mounts(settings, disks)
     text = state.contents.get(FSTAB)
     if text is None:
         return Manifest(role=ROLE, refusals=(f"fstab: {FSTAB} is missing or cannot be read",))
     against = [
         f"fstab: {mount.path} already has an entry, with {there}: remove that entry, or choose another path"
-        for mount in wanted
+        for mount in requested
         if (there := foreign_paths(text).get(mount.path)) is not None
     ]
     made = _recorded_disks(state)
@@ -105,28 +105,28 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         )
     caches = sorted({one.cache for one in its_remotes if one.cache})
     names = _packages(state.manager, disks, its_remotes)
-    questions = _questions(state, disks, [mount.path for mount in wanted], caches, erase, names, text)
+    questions = _questions(state, disks, [mount.path for mount in requested], caches, erase, names, text)
     if unanswered := {name: one for name, one in questions.items() if name not in context.answers}:
         return Manifest(role=ROLE, questions=unanswered)
     seen, offers = parsed(context.answers["disks"]), context.answers.get("offers") or {}
     if problem := seen.error or offers.get("error"):
         return Manifest(role=ROLE, refusals=(f"storage: the node could not be queried: {problem}",))
     against += [f"disk: {line}" for line in seen.refusals]
-    if not seen.autofs and any(mount.automatic for mount in wanted):
+    if not seen.autofs and any(mount.automatic for mount in requested):
         against.append("automount: the node has no /dev/autofs, as in a container: nothing can be mounted on demand")
     against += [
         f"package: no configured repository has {name}"
         for name in names
         if name not in state.installed and name not in (offers.get("offered") or {})
     ]
-    lines, fresh = own_lines(text), [mount.line for mount in wanted]
+    lines, fresh = own_lines(text), [mount.line for mount in requested]
     leaving = [path_of(line) for line in lines if line not in fresh]
-    for mount in wanted:
+    for mount in requested:
         against += _in_the_way(mount, seen, leaving, disks)
     against += _busy(leaving, seen)
     if against:
         return Manifest(role=ROLE, refusals=tuple(against))
-    return _present(state, settings, seen, wanted, disks, caches, names, leaving)
+    return _present(state, settings, seen, requested, disks, caches, names, leaving)
 
 
 def _ids(name: str, given: Any) -> list[str]:
@@ -142,11 +142,11 @@ def _ids(name: str, given: Any) -> list[str]:
 
 
 def _disks(settings: Mapping[str, Any], erase: Sequence[str]) -> dict[str, Any] | None:
-    """Return what the module makes: the UUIDs follow from the ids, so that the role knows its own disks again."""
+    """Return the module's input: the UUIDs are derived from the ids, by which the role recognises its disks."""
     ids = _ids("storage_scratch_disks", settings["scratch_disks"])
-    strangers = [one for one in erase if one not in ids]
-    if strangers:
-        raise UsageError(f"storage_confirm_erase: {strangers[0]} is not in storage_scratch_disks")
+    unknown = [one for one in erase if one not in ids]
+    if unknown:
+        raise UsageError(f"storage_confirm_erase: {unknown[0]} is not in storage_scratch_disks")
     if not ids:
         return None
     seed = " ".join(sorted(ids))
@@ -181,11 +181,11 @@ def _mounts(settings: Mapping[str, Any], disks: Mapping[str, Any] | None) -> tup
 
 def _packages(manager: str, disks: Mapping[str, Any] | None, its: Sequence[Remote]) -> list[str]:
     kinds = {one.type for one in its}
-    wanted = ["xfs"] if disks is not None else []
-    wanted += ["array"] if disks is not None and disks["array"] else []
-    wanted += [kind for kind in ("nfs", "cephfs", "rclone", "s3fs") if kind in kinds]
-    wanted += ["fuse"] if "rclone" in kinds else []
-    return [TOOLS[manager][tool] for tool in wanted]
+    requested = ["xfs"] if disks is not None else []
+    requested += ["array"] if disks is not None and disks["array"] else []
+    requested += [kind for kind in ("nfs", "cephfs", "rclone", "s3fs") if kind in kinds]
+    requested += ["fuse"] if "rclone" in kinds else []
+    return [TOOLS[manager][tool] for tool in requested]
 
 
 def _questions(  # noqa: PLR0913, PLR0917
@@ -205,7 +205,9 @@ def _questions(  # noqa: PLR0913, PLR0917
 
 
 def _about_disks(disks: Mapping[str, Any] | None, paths: Iterable[str], erase: Sequence[str]) -> NodeQuestion:
-    """Return the question what is on these disks and mount points; the content of those in ``erase`` may go."""
+    """Return the question for the content of these disks and mount points; that of the disks in ``erase`` may be
+    erased.
+    """
     given = disks or {"disks": []}
     own = {name: given[name] for name in ("array", "filesystem") if given.get(name)}
     body = {"disks": given["disks"], "own": own, "paths": sorted(paths), "erase": list(erase)}
@@ -215,7 +217,7 @@ def _about_disks(disks: Mapping[str, Any] | None, paths: Iterable[str], erase: S
 def _in_the_way(
     mount: Mount, seen: StorageAnswer, leaving: Sequence[str], disks: Mapping[str, Any] | None
 ) -> list[str]:
-    """Return why nothing can be mounted on a path: something else is, or files would be hidden."""
+    """Return why nothing can be mounted on a path: another mount exists, or files would be hidden."""
     place = seen.place(mount.path)
     if place.kind == "other":
         return [f"path: {mount.path} is not a directory"]
@@ -243,7 +245,7 @@ def _present(  # noqa: PLR0913, PLR0917
     state: NodeState,
     settings: Mapping[str, Any],
     seen: StorageAnswer,
-    wanted: Sequence[Mount],
+    requested: Sequence[Mount],
     disks: dict[str, Any] | None,
     caches: Sequence[str],
     names: Sequence[str],
@@ -254,12 +256,12 @@ def _present(  # noqa: PLR0913, PLR0917
     if disks is not None and not seen.filesystem:
         due.append(f"{', '.join(disks['disks'])}: the file system must be created")
     start = []
-    for mount in wanted:
+    for mount in requested:
         kinds = [one.fstype for one in seen.place(mount.path).mounts]
         if mount.path in leaving or ("autofs" if mount.automatic else "xfs") not in kinds:
             start.append(mount)
             due.append(f"{mount.path} is not mounted" + (" on demand" if mount.automatic else ""))
-    scratch = next((mount.path for mount in wanted if not mount.automatic), None)
+    scratch = next((mount.path for mount in requested if not mount.automatic), None)
     mode = f"{int(str(settings['scratch_mode']), 8):04o}"
     if scratch is not None and seen.place(scratch).mode != mode:
         due.append(f"{scratch} does not have mode {mode}")
@@ -268,7 +270,7 @@ def _present(  # noqa: PLR0913, PLR0917
     trim = disks is not None and bool(settings["trim"]) and seen.trim.enabled != ""
     if trim and (seen.trim.enabled != "enabled" or seen.trim.active != "active"):
         due.append("fstrim.timer does not run")
-    helper = any(mount.fstype == "rclone" for mount in wanted)
+    helper = any(mount.fstype == "rclone" for mount in requested)
     link = state.files.get(HELPER)
     if helper and (link is None or link.kind != "link" or link.target != "/usr/bin/rclone"):
         due.append(f"{HELPER} is not a link to rclone")
@@ -278,10 +280,10 @@ def _present(  # noqa: PLR0913, PLR0917
     return Manifest(
         role=ROLE,
         files=(
-            ManagedFile(path=BEFORE, content=_memory(state, seen, wanted, caches)),
+            ManagedFile(path=BEFORE, content=_memory(state, seen, requested, caches)),
             ManagedFile(path=conf, content=_array_line(array)),
-            ManagedFile(path=RECORD, content=json.dumps(record_of(wanted, disks), indent=1) + "\n", phase="after"),
-            _fstab(state, with_lines(text, wanted), "after"),
+            ManagedFile(path=RECORD, content=json.dumps(record_of(requested, disks), indent=1) + "\n", phase="after"),
+            _fstab(state, with_lines(text, requested), "after"),
         ),
         folders=(ManagedFolder(path=MEMORY),),
         packages=change(install=tuple(names), memory=PACKAGES, lock_wait_s=int(settings["lock_wait_s"])),
@@ -293,7 +295,7 @@ def _present(  # noqa: PLR0913, PLR0917
             else {**disks, "name": ARRAY, "erase": list(settings["confirm_erase"] or ())},
             "stop": _units([line for line in own_lines(text) if path_of(line) in leaving]),
             "start": [mount.unit for mount in start],
-            "folders": [mount.path for mount in wanted if seen.place(mount.path).kind == "absent"],
+            "folders": [mount.path for mount in requested if seen.place(mount.path).kind == "absent"],
             "caches": list(caches),
             "scratch": None if scratch is None else {"path": scratch, "mode": mode},
             "helper": HELPER if helper else None,
@@ -328,23 +330,23 @@ def _array_line(array: str | None) -> str | None:
     )
 
 
-def _memory(state: NodeState, seen: StorageAnswer, wanted: Sequence[Mount], caches: Sequence[str]) -> str:
-    """Return what a removal restores: whether the timer started at boot, and the folders that were not there."""
+def _memory(state: NodeState, seen: StorageAnswer, requested: Sequence[Mount], caches: Sequence[str]) -> str:
+    """Return what a removal restores: whether the timer started at boot, and which folders did not exist."""
     before = _document(state, BEFORE)
-    paths = [*(mount.path for mount in wanted), *caches]
+    paths = [*(mount.path for mount in requested), *caches]
     absent = [path for path in paths if seen.place(path).kind == "absent"]
     folders = sorted({*_folders(before), *absent})
     return json.dumps({"trim": before.get("trim", seen.trim.model_dump()), "folders": folders}, indent=1) + "\n"
 
 
 def _folders(before: Mapping[str, Any]) -> list[str]:
-    """Return the folders that were not there before the role."""
+    """Return the folders that did not exist before the role."""
     found = before.get("folders")
     return [path for path in found if isinstance(path, str)] if isinstance(found, list) else []
 
 
 def _units(lines: Sequence[str]) -> list[str]:
-    """Return the units that stop what these lines of fstab mounted: what is mounted, then what waits for users."""
+    """Return the units to stop for these lines of fstab: mounts first, then automounts."""
     found = []
     for line in lines:
         kinds = ("mount", "automount") if "x-systemd.automount" in line else ("mount",)
@@ -353,7 +355,7 @@ def _units(lines: Sequence[str]) -> list[str]:
 
 
 def _recorded_disks(state: NodeState) -> dict[str, Any] | None:
-    """Return the disks that the role made the scratch space of; None where it made none."""
+    """Return the disks with the role's scratch space; None if there are none."""
     found = _document(state, RECORD).get("disks")
     if not isinstance(found, dict):
         return None
@@ -366,7 +368,7 @@ def _recorded_disks(state: NodeState) -> dict[str, Any] | None:
 
 
 def _document(state: NodeState, path: str) -> dict[str, Any]:
-    """Return a JSON document of the role's; what is malformed counts as missing."""
+    """Return a JSON document of the role; a malformed one counts as missing."""
     try:
         found = json.loads(state.contents.get(path) or "{}")
     except ValueError:
@@ -393,10 +395,10 @@ def _absent(
     )
     if not ours and not leaving:
         return Manifest(role=ROLE)
-    strangers = [one for one in erase if not disks or one not in disks["disks"]]
-    if strangers:
+    unknown = [one for one in erase if not disks or one not in disks["disks"]]
+    if unknown:
         return Manifest(
-            role=ROLE, refusals=(f"disk: {strangers[0]}: the role did not create it, and erases only what it created",)
+            role=ROLE, refusals=(f"disk: {unknown[0]}: the role did not create it, and erases only what it created",)
         )
     if "disks" not in context.answers:
         return Manifest(role=ROLE, questions={"disks": _about_disks(disks, paths, [])})

@@ -1,4 +1,4 @@
-"""What a node answers about disks and mount points: hostile until it is parsed and bounded."""
+"""A node's answer on disks and mount points: hostile until it is parsed and bounded."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -23,12 +23,12 @@ class Place(Reported):
 
     kind: Literal["folder", "absent", "other"]
     mode: Annotated[str, Field(pattern=r"^[0-7]{4}$")] | None
-    """None where it was not looked at: a remote file system may not answer."""
+    """None if it was not read: a remote file system may not answer."""
     entries: int | None
-    """How many entries the folder has; None where something is mounted."""
+    """Number of entries of the folder; None if something is mounted."""
     mounts: Annotated[tuple[Mounted, ...], Field(max_length=100)]
     users: Annotated[tuple[Word, ...], Field(max_length=100)]
-    """Processes that use something below it."""
+    """Processes that use files below it."""
 
 
 class Timer(Reported):
@@ -39,20 +39,20 @@ class Timer(Reported):
 
 
 class StorageAnswer(Reported):
-    """What the question ``block_devices`` brings."""
+    """The answer to the question ``block_devices``."""
 
     error: Word | None = None
     refusals: Annotated[tuple[Word, ...], Field(max_length=1000)] = ()
     paths: Annotated[dict[Word, Place], Field(default_factory=dict, max_length=1000)]
     target: Word | None = None
-    """The device that carries the file system."""
+    """The device with the file system."""
     filesystem: bool = False
-    """The device carries it."""
+    """Whether the device has the file system."""
     trim: Timer = Timer(enabled="", active="")
     autofs: bool = False
 
     def place(self, path: str) -> Place:
-        """Return a mount point that was asked for."""
+        """Return a requested mount point."""
         try:
             return self.paths[path]
         except KeyError:
@@ -60,7 +60,7 @@ class StorageAnswer(Reported):
 
 
 def parsed(answer: Mapping[str, Any]) -> StorageAnswer:
-    """Parse the answer. Raises UsageError with one line for what is none."""
+    """Parse the answer. Raises UsageError with one line for an invalid one."""
     try:
         return StorageAnswer.model_validate(answer)
     except ValidationError as err:

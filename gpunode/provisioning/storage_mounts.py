@@ -1,4 +1,4 @@
-"""What the role storage mounts, as lines of /etc/fstab and as units of systemd."""
+"""Mounts of the role storage, as lines of /etc/fstab and as units of systemd."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpunode.errors import UsageError
 
 BEGIN, END = "# BEGIN gpunode (role storage)", "# END gpunode (role storage)"
 KINDS = {"nfs": "nfs", "cephfs": "ceph", "rclone": "rclone", "s3fs": "fuse.s3fs"}
-"""Kinds of remote data, and the type that fstab has for each."""
+"""Kinds of remote data, and the type in fstab for each."""
 DEVICE_LIMIT_S = 30
-"""How long a boot waits for the scratch disks before it goes on without them."""
+"""How long a boot waits for the scratch disks before it continues without them, in seconds."""
 _PATH = re.compile(r"(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+")
 _SOURCE = re.compile(r"[A-Za-z0-9\[][^\s#,'\"\\]{1,400}")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(=[^\s#,'\"\\]{1,400})?")
@@ -64,22 +64,22 @@ class Mount:
     fstype: str
     options: tuple[str, ...]
     automatic: bool
-    """Mounted when somebody looks at it."""
+    """Mounted on first access."""
     limit_s: int = DEVICE_LIMIT_S
 
     @property
     def line(self) -> str:
-        """The line of fstab."""
+        """Return the line of fstab."""
         return f"{self.source} {self.path} {self.fstype} {','.join(self.options)} 0 0"
 
     @property
     def unit(self) -> str:
-        """The unit that is started."""
+        """Return the unit to start."""
         return f"{escaped(self.path)}.{'automount' if self.automatic else 'mount'}"
 
 
 def checked_path(path: str) -> str:
-    """Return a mount point. Raise ValueError for what is none, or is a folder of the system."""
+    """Return a mount point. Raise ValueError for an invalid one, or a folder of the system."""
     if _PATH.fullmatch(path) is None:
         raise ValueError(f"{path} is not a valid mount point (example: /scratch)")
     if path in SYSTEM:
@@ -88,7 +88,7 @@ def checked_path(path: str) -> str:
 
 
 def checked_options(options: Sequence[str]) -> list[str]:
-    """Return mount options. Raise ValueError for what is none, and for one that holds a secret."""
+    """Return mount options. Raise ValueError for an invalid one, and for one that contains a secret."""
     for option in options:
         if _OPTION.fullmatch(option) is None:
             raise ValueError(f"{option} is not a valid mount option (example: noatime)")
@@ -114,13 +114,13 @@ def remotes(given: Any) -> list[Remote]:
 
 
 def scratch_mount(path: str, uuid: str, options: Sequence[str]) -> Mount:
-    """Return the mount of the scratch file system. A boot goes on without it."""
+    """Return the mount of the scratch file system. A boot continues without it."""
     every = (*options, "nofail", f"x-systemd.device-timeout={DEVICE_LIMIT_S}s")
     return Mount(path=path, source=f"UUID={uuid}", fstype="xfs", options=tuple(dict.fromkeys(every)), automatic=False)
 
 
 def remote_mount(one: Remote, scratch: str | None) -> Mount:
-    """Return a mount of remote data: when somebody looks at it, with a limit, and never in the way of a boot."""
+    """Return a mount of remote data: on first access, with a time limit, and without effect on a boot."""
     every = [*one.options, "nofail", "_netdev", "x-systemd.automount", f"x-systemd.mount-timeout={one.limit_s}s"]
     if one.idle_s:
         every.append(f"x-systemd.idle-timeout={one.idle_s}s")
@@ -129,7 +129,7 @@ def remote_mount(one: Remote, scratch: str | None) -> Mount:
         if scratch is not None and below(one.cache, scratch):
             every.append(f"x-systemd.requires-mounts-for={scratch}")
     if one.type == "rclone":
-        # mount(8) runs the program without its environment: this has it hand the options on.
+        # mount(8) runs the program without its environment: this makes it pass the options on.
         every.append("args2env")
     return Mount(
         path=one.path,
@@ -143,7 +143,7 @@ def remote_mount(one: Remote, scratch: str | None) -> Mount:
 
 def _cache(one: Remote) -> list[str]:
     if one.type == "s3fs":
-        # It has no upper limit, but keeps so much of the disk free.
+        # It has no upper limit, but keeps this much of the disk free.
         return [f"use_cache={one.cache}"]
     limit = [f"vfs_cache_max_size={one.cache_gib}G"] if one.cache_gib else []
     return ["vfs_cache_mode=full", f"cache_dir={one.cache}", *limit]
@@ -176,7 +176,7 @@ def own_lines(text: str) -> list[str]:
 
 
 def with_lines(text: str, mounts: Sequence[Mount]) -> str:
-    """Return fstab with these lines in the role's part; without the part where there are none."""
+    """Return fstab with these lines in the role's section; without the section if there are none."""
     lines = text.splitlines(keepends=True)
     bare = [line.rstrip("\n") for line in lines]
     if BEGIN in bare and END in bare[bare.index(BEGIN) :]:
@@ -196,20 +196,20 @@ def foreign_paths(text: str) -> dict[str, str]:
     own = set(own_lines(text))
     found = {}
     for line in text.splitlines():
-        words = line.split()
-        if line not in own and len(words) > 2 and not words[0].startswith("#"):
-            found[words[1].rstrip("/") or "/"] = words[0]
+        fields = line.split()
+        if line not in own and len(fields) > 2 and not fields[0].startswith("#"):
+            found[fields[1].rstrip("/") or "/"] = fields[0]
     return found
 
 
 def path_of(line: str) -> str:
     """Return the mount point of a line of fstab."""
-    words = line.split()
-    return words[1] if len(words) > 1 else ""
+    fields = line.split()
+    return fields[1] if len(fields) > 1 else ""
 
 
 def record_of(mounts: Sequence[Mount], disks: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what a validation compares the node with, and a removal finds its disks by."""
+    """Return the record that a validation compares with the node, and by which a removal finds its disks."""
     return {
         "schema": "gpunode.storage/1",
         "disks": disks,
@@ -227,5 +227,5 @@ def record_of(mounts: Sequence[Mount], disks: Mapping[str, Any] | None) -> dict[
 
 
 def plain_option(option: str) -> bool:
-    """Return whether the kernel shows an option of this name as it is: not one of systemd, mount, or a program."""
+    """Return whether the kernel lists an option of this name unchanged: not one of systemd, mount, or a program."""
     return option in ("noatime", "nodiratime", "nodev", "nosuid", "noexec", "ro")

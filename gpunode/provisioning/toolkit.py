@@ -1,4 +1,4 @@
-"""NVIDIA's container toolkit on a node: which version, and what of it stands in the engines' configuration."""
+"""NVIDIA's container toolkit on a node: its version, and its keys in the engines' configuration."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ RUNTIME = {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}
 
 @dataclass(frozen=True, slots=True)
 class ToolkitRequest:
-    """The toolkit that a node gets."""
+    """The toolkit of a node."""
 
     version: str | None
-    """None: none is installed, and an installed one is left alone."""
+    """None: none is installed, and an installed one is not changed."""
     packages: tuple[str, ...]
     replaces: tuple[str, ...]
-    """Packages that it takes the place of."""
+    """Packages that it replaces."""
     repository: str
     """NVIDIA's own, up to ``libnvidia-container``."""
     key: str
@@ -31,11 +31,11 @@ class ToolkitRequest:
 def toolkit_request(
     version: str, installed: Mapping[str, Any] | None, planned: Mapping[str, Any] | None
 ) -> ToolkitRequest:
-    """Return the toolkit that a node gets.
+    """Return the toolkit of a node.
 
-    ``version`` is ``keep`` (the installed one where all packages carry it, else the stack's), ``stack``, ``none`` or
-    exact. ``installed`` is name to version, ``planned`` the ``container_toolkit`` of the resolved stack. A stack
-    without one goes without, unless the toolkit is installed or an exact version is requested.
+    ``version`` is ``keep`` (the installed one if all packages have it, else the stack's), ``stack``, ``none`` or
+    exact. ``installed`` is name to version, ``planned`` the ``container_toolkit`` of the resolved stack. For a stack
+    without one there is none, unless the toolkit is installed or an exact version is requested.
     """
     catalog = load()
     row = next(iter(catalog.container_toolkit.values()))
@@ -55,7 +55,7 @@ def toolkit_request(
 
 
 def _newest(versions: Iterable[str]) -> str:
-    """Of packages in several versions the newest: nothing is downgraded."""
+    """Return the newest version of packages in several versions: nothing is downgraded."""
     known = [version for version in versions if re.fullmatch(r"\d+(\.\d+)+", version)]
     return max(known, key=lambda version: [int(part) for part in version.split(".")], default="")
 
@@ -63,11 +63,11 @@ def _newest(versions: Iterable[str]) -> str:
 def toolkit_daemon(
     engine: EngineSupport, cdi: bool, default_runtime: bool, cgroup_driver: str | None, present: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the keys of daemon.json that give containers GPUs, as ``nvidia-ctk runtime configure`` writes them.
+    """Return the keys of daemon.json with which containers get GPUs, as ``nvidia-ctk runtime configure`` writes them.
 
-    ``cgroup_driver`` is the running daemon's, ``present`` the file as it is. An engine without CDI whose cgroups
-    systemd makes is moved to cgroupfs: at ``systemctl daemon-reload`` systemd rewrites the devices of its containers,
-    and does not know those that the runtime's hook added. A driver that somebody chose is kept.
+    ``cgroup_driver`` is the running daemon's, ``present`` the current file. An engine without CDI and with systemd's
+    cgroup driver is moved to cgroupfs: at ``systemctl daemon-reload`` systemd rewrites the devices of its containers,
+    and does not know those that the runtime's hook added. A driver that the user set is kept.
     """
     features = present.get("features")
     switched_off = isinstance(features, Mapping) and features.get("cdi") is False

@@ -1,4 +1,4 @@
-"""The role updates: which upgrades the node makes by itself, and which it leaves to its administrator."""
+"""The role updates: automatic upgrades of the node, and those left to its administrator."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DRIVER = (
     "nvlsm",
     "datacenter-gpu-manager",
 )
-"""The closure of the driver, which carries one version, and DCGM, which is for it."""
+"""The closure of the driver, which has one version, and DCGM, which depends on it."""
 CUDA = ("cuda($|-)", "(lib)?cudnn[0-9-]", "(lib)?nccl[0-9-]", "libcu(blas|fft|rand|solver|sparse|pti|file|dart)")
 ENGINE = (
     "docker[.]io$",
@@ -75,11 +75,11 @@ KEPT_RUNNING = (
     "rke2",
     "gpunode-",
 )
-"""Beginnings of units that needrestart lists and never restarts."""
+"""Prefixes of units that needrestart lists and never restarts."""
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node."""
+    """Return the manifest of the role."""
     if settings["state"] == "keep":
         return Manifest(role=ROLE)
     if state.manager is None:
@@ -116,7 +116,7 @@ PYTHON = "/usr/bin/python3"
 
 
 def excluded(state: NodeState, settings: Mapping[str, Any], context: Context) -> list[str]:
-    """Return the patterns of packages that no automatic upgrade moves."""
+    """Return the patterns of packages that automatic upgrades must not change."""
     engine = ENGINE if not context.settings_of("docker")["unattended_upgrades"] else ()
     kernel = KERNEL if _keeps_kernel(state, settings) else ()
     own = [str(one) for one in settings["exclude"]]
@@ -124,7 +124,9 @@ def excluded(state: NodeState, settings: Mapping[str, Any], context: Context) ->
 
 
 def _keeps_kernel(state: NodeState, settings: Mapping[str, Any]) -> bool:
-    """``auto``: where the modules are precompiled, because a new kernel then has none until their package follows."""
+    """Return whether the kernel is excluded; ``auto``: if the modules are precompiled, because a new kernel has none at
+    first.
+    """
     if settings["exclude_kernel"] != "auto":
         return str(settings["exclude_kernel"]) == "true"
     return any(PRECOMPILED.fullmatch(name) for name in state.installed)
@@ -155,7 +157,7 @@ def policy_text(patterns: list[str], *, automatic: bool) -> str:
 
 
 def needrestart_text() -> str:
-    """Return needrestart's part: it reads the file as Perl."""
+    """Return needrestart's part, in Perl, as needrestart reads it."""
     return (
         "# Managed by gpunode (role updates): services with a changed library are listed, not restarted: a "
         "restart would end jobs.\n" + "".join(f"$nrconf{{override_rc}}{{qr(^{name})}} = 0;\n" for name in KEPT_RUNNING)
@@ -168,7 +170,7 @@ def program_text() -> str:
 
 
 def _timers(state: NodeState, names: tuple[str, ...]) -> Iterator[UnitState]:
-    """The timers as they have to be; one that is masked was switched off on purpose."""
+    """Yield the timers in their target state; a masked one was disabled on purpose."""
     for name in names:
         if state.unit(name) is not None:
             yield UnitState(name=name, enabled=True, state="started")

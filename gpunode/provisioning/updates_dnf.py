@@ -1,4 +1,4 @@
-"""/etc/dnf/automatic.conf, which its package and administrators write: single settings are changed and given back."""
+"""/etc/dnf/automatic.conf, which its package and administrators write: single settings are changed and restored."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ _SETTING = re.compile(r"\s*([A-Za-z_]+)\s*=(.*)")
 def automatic_text(
     text: str | None, memory: str | None, *, automatic: bool, kernel: bool, engine: bool
 ) -> tuple[str | None, str | None, str | None]:
-    """Return (the file as it has to be, what was there before as JSON, what is wrong); None where there is no file."""
+    """Return (the file in its target state, the previous values as JSON, the error); None if there is no file."""
     if text is None:
         return None, None, None
     names = [*DRIVER, *(ENGINE if engine else ()), *(KERNEL if kernel else ())]
-    wanted = {
+    settings = {
         "commands.upgrade_type": "security",
         "commands.apply_updates": "yes" if automatic else "no",
         "commands.reboot": "never",
         "base.excludepkgs": " ".join(names),
     }
     try:
-        before: dict[str, str | None] = json.loads(memory) if memory else dict.fromkeys(wanted) | _read(text, wanted)
+        before: dict[str, str | None] = (
+            json.loads(memory) if memory else dict.fromkeys(settings) | _read(text, settings)
+        )
     except ValueError:
         return None, None, f"{AUTOMATIC}: what was there before is not JSON: remove it, and run this again"
-    return _written(text, wanted), json.dumps(before, indent=1) + "\n", None
+    return _written(text, settings), json.dumps(before, indent=1) + "\n", None
 
 
 def restored_text(text: str, memory: str) -> str:
-    """Return the file with the settings that were there before."""
+    """Return the file with the previous settings."""
     try:
         before: dict[str, str | None] = json.loads(memory)
     except ValueError:
@@ -43,19 +45,19 @@ def restored_text(text: str, memory: str) -> str:
     return _written(text, before)
 
 
-def _read(text: str, wanted: Mapping[str, str]) -> dict[str, str | None]:
+def _read(text: str, settings: Mapping[str, str]) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     section = ""
     for line in text.splitlines():
         if match := _SECTION.fullmatch(line):
             section = match[1].strip()
-        elif (match := _SETTING.fullmatch(line)) and f"{section}.{match[1]}" in wanted:
+        elif (match := _SETTING.fullmatch(line)) and f"{section}.{match[1]}" in settings:
             found[f"{section}.{match[1]}"] = match[2].strip()
     return found
 
 
 def _written(text: str, values: Mapping[str, str | None]) -> str:
-    """The text with these settings; None removes one. Sections that are missing are added at the end."""
+    """Return the text with these settings; None removes one. Missing sections are added at the end."""
     left = dict(values)
     lines: list[str] = []
     section = ""

@@ -1,4 +1,4 @@
-"""Verdicts on nodes put together: the report, for programs and for people."""
+"""The report: results of nodes in one document, as JSON and as text."""
 
 from gpunode.report.model import NodeReport, Report, exit_code, judged, report, unchecked, unreachable
 

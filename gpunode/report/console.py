@@ -1,4 +1,4 @@
-"""The report for people: worst first, one line for a node that is well."""
+"""The report as text: worst first, one line for a healthy node."""
 
 import io
 from typing import TextIO
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gpunode.checks import RunningStack, Status
 from gpunode.names import fold
-from gpunode.report.folding import Folded, of_nodes
+from gpunode.report.folding import FoldedFinding, of_nodes
 from gpunode.report.model import WORST_FIRST, Counts, NodeReport, Report, count
 from gpunode.text import listed, printable
 
@@ -24,17 +24,17 @@ QUIET = (Status.PASS, Status.SKIP)
 
 
 class PlainConsole(Console):
-    """A console that shows text as it is: no markup, no guessed highlights."""
+    """A console that prints text unchanged: no markup, no guessed highlights."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(file=stream, highlight=False, markup=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
-        """Leave it to the verb how to end where the reader left; rich would exit with 1."""
+        """Leave the exit status to the command if the reader closed the pipe; rich would exit with 1."""
         raise BrokenPipeError
 
     def show(self, text: Text, indent: int = 0) -> None:
-        """One line: folded to a terminal's width, whole elsewhere."""
+        """Print one line: folded to a terminal's width, whole elsewhere."""
         if self.is_terminal:
             self.print(Padding(text, (0, 0, 0, indent)), overflow="fold")
         else:
@@ -42,11 +42,13 @@ class PlainConsole(Console):
 
 
 def write(document: Report, stream: TextIO, *, verbose: bool = False) -> None:
-    """Write the report. On a terminal lines are folded to its width; in a file or a pipe they stay whole, so that
-    one can search them. ``verbose`` shows passed and skipped checks too.
+    """Write the report.
 
-    One node is told with its findings below it. Of several, the findings come first, each with the nodes that have it,
-    then a line for each node; the worst is first everywhere.
+    On a terminal lines are folded to its width; in a file or a pipe they stay whole, so that they can be searched.
+    ``verbose`` shows passed and skipped checks too.
+
+    One node is printed with its findings below it. For several nodes the findings come first, each with its nodes, then
+    a line for each node; the worst is first everywhere.
     """
     writer = _Writer(PlainConsole(stream), verbose=verbose)
     if len(document.nodes) == 1:
@@ -57,7 +59,7 @@ def write(document: Report, stream: TextIO, *, verbose: bool = False) -> None:
 
 
 def as_text(document: Report, *, verbose: bool = False) -> str:
-    """The report as it is written to a file: without colours, lines whole."""
+    """Return the report as written to a file: without colours, lines whole."""
     stream = io.StringIO()
     write(document, stream, verbose=verbose)
     return stream.getvalue()
@@ -66,11 +68,11 @@ def as_text(document: Report, *, verbose: bool = False) -> str:
 class _Writer:
     def __init__(self, console: PlainConsole, *, verbose: bool) -> None:
         self.line = console.show
-        self.wanted = frozenset(Status) if verbose else frozenset(Status) - set(QUIET)
+        self.statuses = frozenset(Status) if verbose else frozenset(Status) - set(QUIET)
         self.verbose = verbose
 
     def one(self, node: NodeReport) -> None:
-        shown = of_nodes([node], self.wanted)
+        shown = of_nodes([node], self.statuses)
         self.head(node)
         stack = printable(stack_in_words(node.stack, len(node.gpus)))
         if shown and stack:
@@ -79,7 +81,7 @@ class _Writer:
             self.finding(folded, 2)
 
     def many(self, document: Report) -> None:
-        for folded in of_nodes(document.nodes, self.wanted):
+        for folded in of_nodes(document.nodes, self.statuses):
             self.finding(folded, 0, on=folded.hosts)
         for node in sorted(document.nodes, key=lambda node: (WORST_FIRST.index(node.status), node.host)):
             self.head(node)
@@ -96,24 +98,26 @@ class _Writer:
         head.append(f"  {in_words(count(node.findings))}")
         self.line(head)
 
-    def finding(self, folded: Folded, indent: int, on: tuple[str, ...] = ()) -> None:
-        told = folded.told
+    def finding(self, folded: FoldedFinding, indent: int, on: tuple[str, ...] = ()) -> None:
+        group = folded.group
         text = Text()
-        text.append(told.status.value.ljust(6), STYLE[told.status])
-        text.append(listed(told.checks, most=len(told.checks) if self.verbose else 3), "bold")
-        if set(told.components) != {"node"}:
-            text.append(f" [{printable(fold(told.components))}]")
-        text.append(f": {printable(told.message)}")
+        text.append(group.status.value.ljust(6), STYLE[group.status])
+        text.append(listed(group.checks, most=len(group.checks) if self.verbose else 3), "bold")
+        if set(group.components) != {"node"}:
+            text.append(f" [{printable(fold(group.components))}]")
+        text.append(f": {printable(group.message)}")
         self.line(text, indent)
         if on:
             number = f" ({len(on)} nodes)" if len(on) > 1 else ""
             self.line(Text(f"on: {printable(fold(on))}{number}"), indent + 6)
-        if told.observed:
-            self.line(Text(f"observed only, does not affect the result: {printable(told.observed)}", "dim"), indent + 6)
-        if told.source and told.status not in QUIET:
-            self.line(Text(f"expected by: {printable(told.source)}", "dim"), indent + 6)
-        if told.remedy:
-            self.line(Text(f"to do: {printable(told.remedy)}", "dim"), indent + 6)
+        if group.observed:
+            self.line(
+                Text(f"observed only, does not affect the result: {printable(group.observed)}", "dim"), indent + 6
+            )
+        if group.source and group.status not in QUIET:
+            self.line(Text(f"expected by: {printable(group.source)}", "dim"), indent + 6)
+        if group.remedy:
+            self.line(Text(f"to do: {printable(group.remedy)}", "dim"), indent + 6)
 
     def end(self, document: Report) -> None:
         simulated = [node for node in document.nodes if node.simulated]
@@ -134,7 +138,7 @@ class _Writer:
 
 
 def in_words(counts: Counts) -> str:
-    """``1 failed, 2 not determined, 9 passed, 3 skipped``: what is none is left out."""
+    """Return ``1 failed, 2 not determined, 9 passed, 3 skipped``, without counts of 0."""
     words = (
         (counts.fail, "failed"),
         (counts.error, "not determined"),
@@ -147,7 +151,7 @@ def in_words(counts: Counts) -> str:
 
 
 def stack_in_words(stack: RunningStack, gpus: int) -> str:
-    """One line on what runs on the node; empty where nothing is known of it."""
+    """Return one line on the node's software; empty if nothing is known."""
     driver = stack.driver or stack.driver_packages
     flavour = f" {stack.driver_flavour}" if stack.driver_flavour else ""
     origin = f" from {stack.driver_origin}" if stack.driver_origin else ""

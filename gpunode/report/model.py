@@ -1,4 +1,4 @@
-"""The report ``gpunode.report/1``: verdicts on nodes, and what they come to."""
+"""The report ``gpunode.report/1``: results of nodes and their summary."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -26,44 +26,44 @@ class Counts(FrozenByName):
     skip: int = 0
     error: int = 0
     observed: int = 0
-    """Findings that a policy has observed only: they are in no other number."""
+    """Findings that a policy only observes; the other counts do not include them."""
 
 
 class CategoryReport(FrozenByName):
-    """What the findings of one category come to on one node."""
+    """Summary of the findings of one category on one node."""
 
     category: Category
     status: Status
     checks: tuple[str, ...]
-    """Those with a finding that neither passed nor was skipped; ``components`` are what these findings are about."""
+    """Checks with a finding that neither passed nor was skipped; ``components`` are those of these findings."""
     components: tuple[str, ...]
 
 
 class PolicyReport(FrozenByName):
-    """How strict the judgement was."""
+    """The policy that was applied."""
 
     source: str
     expired: tuple[str, ...]
-    """Rules whose last day is over: their checks count again."""
+    """Expired rules: their checks count again."""
 
 
 class NodeReport(FrozenByName):
-    """One node."""
+    """The result of one node."""
 
     host: str
     status: Status
     seconds: float | None
-    """How long it took to collect; None for a saved bundle."""
+    """Duration of the collection; None for a saved bundle."""
     simulated: bool | None
-    """True for a lab node; None where the node could not be reached."""
+    """True for a lab node; None if the node could not be reached."""
     stack: RunningStack
     gpus: tuple[GpuIdentity, ...]
     recommended_state: State = State.NONE
-    """What a scheduler should do with the node: the most severe of its findings'."""
+    """Recommended state for a scheduler: the most severe of its findings'."""
     categories: tuple[CategoryReport, ...] = ()
-    """Those of which at least one finding is there."""
+    """Categories with at least one finding."""
     policy: PolicyReport | None = None
-    """None: the checks' own limits hold."""
+    """None: the checks' own limits apply."""
     findings: tuple[Finding, ...]
 
 
@@ -75,7 +75,7 @@ class Fleet(FrozenByName):
 
 
 class Report(FrozenByName):
-    """The document."""
+    """The document ``gpunode.report/1``."""
 
     schema_name: Literal["gpunode.report/1"] = Field("gpunode.report/1", alias="schema")
     gpunode_version: str
@@ -88,29 +88,29 @@ class Report(FrozenByName):
     fleet: Fleet
 
     def to_json(self) -> str:
-        """The document as it is printed."""
+        """Return the document as it is printed."""
         return self.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
 def worst(statuses: Iterable[Status]) -> Status:
-    """The worst of its parts: fail > error > warn > pass. ``skip`` where all are, ``error`` where there is none."""
+    """Return the worst status: fail > error > warn > pass; ``skip`` if all are skipped, ``error`` if there are none."""
     seen = set(statuses)
     return next((status for status in WORST_FIRST if status in seen), Status.ERROR)
 
 
 def count(findings: Iterable[Finding]) -> Counts:
-    """How many findings there are of each status."""
+    """Return the number of findings of each status."""
     numbers = Counter("observed" if finding.observed else finding.status.value for finding in findings)
     return Counts.model_validate(dict(numbers))
 
 
 def counting(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings that count; those that a policy has observed only do not."""
+    """Return the findings that count, without those that a policy only observes."""
     return [finding for finding in findings if finding.observed is None]
 
 
 def by_category(findings: Iterable[Finding]) -> tuple[CategoryReport, ...]:
-    """Put findings together by category, in the order of the categories."""
+    """Return the findings grouped by category, in the order of the categories."""
     groups: dict[Category, list[Finding]] = {}
     for finding in counting(findings):
         groups.setdefault(category_of(finding.check), []).append(finding)
@@ -129,7 +129,7 @@ def by_category(findings: Iterable[Finding]) -> tuple[CategoryReport, ...]:
 
 
 def category_of(check_id: str) -> Category:
-    """Return the category of a check, by its id where it is not registered here."""
+    """Return the category of a check, by its id if it is not registered here."""
     if check_id in registry:
         return registry[check_id].category
     return OF_PREFIX.get(check_id.partition(".")[0], "host")
@@ -142,7 +142,7 @@ def judged(
     seconds: float | None,
     policy: Policy = NO_POLICY,
 ) -> NodeReport:
-    """The report on a node whose data was judged."""
+    """Return the report on a node with data that was evaluated."""
     return NodeReport(
         host=host,
         status=worst(finding.status for finding in counting(findings)),
@@ -158,7 +158,8 @@ def judged(
 
 
 def unchecked(node: NodeReport, key: str) -> NodeReport:
-    """Return the report on a node whose host key was accepted unknown: it may be the report on another machine."""
+    """Return the report on a node with a host key that was accepted unknown: it may be the report on another
+    machine."""
     message = (
         f"host key not verified: {key}; no password was sent, and the findings may belong to another machine: add the "
         "key to known_hosts"
@@ -175,7 +176,7 @@ def unchecked(node: NodeReport, key: str) -> NodeReport:
 
 
 def unreachable(host: str, reason: str, seconds: float | None) -> NodeReport:
-    """The report on a node from which nothing came: one finding ``node.reachable``."""
+    """Return the report on a node that sent nothing: one finding ``node.reachable``."""
     finding = Finding(check="node.reachable", status=Status.ERROR, component="node", message=reason)
     return NodeReport(
         host=host,
@@ -190,7 +191,7 @@ def unreachable(host: str, reason: str, seconds: float | None) -> NodeReport:
 
 
 def report(nodes: Sequence[NodeReport], *, level: Level, version: str, started_at: str, finished_at: str) -> Report:
-    """Put nodes together, in the order in which they are given."""
+    """Return the report on nodes, in the given order."""
     return Report(
         gpunode_version=version,
         started_at=started_at,
@@ -204,7 +205,8 @@ def report(nodes: Sequence[NodeReport], *, level: Level, version: str, started_a
 
 
 def exit_code(document: Report, *, strict: bool = False) -> Exit:
-    """0 good (warnings too, unless ``strict``), 1 failed, 3 not determined: an error, or nothing that was judged."""
+    """Return 0 for success (warnings too, unless ``strict``), 1 for failures, 3 for an error or if no check had a
+    result."""
     match document.status:
         case Status.FAIL:
             return Exit.FAILED

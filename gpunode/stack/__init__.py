@@ -1,4 +1,4 @@
-"""Which versions match: ``resolve`` picks a stack for a node, or says why none exists. Pure."""
+"""The resolver: ``resolve`` selects a software stack for a node, or reports why none exists. It has no side effects."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ _OF_MACHINES = {
     "installed_closure": "profile",
     "releases_from": "profile",
 }
-"""What reads facts of a machine: loaded when it is asked for, because a hypothetical node needs none of it."""
+"""Names that need the facts of a machine; imported on first use, because a hypothetical node needs none of them."""
 
 
 def __getattr__(name: str) -> Any:

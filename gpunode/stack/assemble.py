@@ -1,4 +1,4 @@
-"""A candidate that no rule refuses becomes a Stack: every field with the rule that decided it."""
+"""Conversion of an accepted candidate into a Stack: every field with the rule that decided it."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -15,13 +15,13 @@ COMPONENTS = (
     *("fabric-manager", "nscq", "nvsdm", "nvlsm", "imex", "dcgm", "container-toolkit"),
     *("cuda-compat", "cuda-toolkit", "cudnn", "nccl"),
 )
-"""The order of packages behind the driver's."""
+"""The order of packages after the driver's."""
 EMPTY: dict[str, Any] = {"remove": ()}
-"""What a field is where its rule is left out; None for all others."""
+"""Values of fields if their rule is skipped; None for all others."""
 
 
 def assemble(case: CandidateCase, off: Collection[str] = ()) -> Stack:
-    """The stack of a case."""
+    """Return the stack of a case."""
     values: dict[str, Any] = {}
     reasons: dict[str, Reason] = {}
     extra: list[PackageChoice] = []
@@ -53,7 +53,7 @@ def assemble(case: CandidateCase, off: Collection[str] = ()) -> Stack:
             text="the node has this driver already" if candidate.installed else "this driver is not on the node",
         ),
     }
-    said = [Warn(rule=rule_id, text=verdict.text) for rule_id, verdict in rules.verdicts(case, off)]
+    warned = [Warn(rule=rule_id, text=verdict.text) for rule_id, verdict in rules.verdicts(case, off)]
     seen = [Warn(rule="catalog", text=note) for note in node.notes]
     return Stack(
         os=candidate.system.id,
@@ -61,7 +61,7 @@ def assemble(case: CandidateCase, off: Collection[str] = ()) -> Stack:
         kernel=node.kernel,
         platform=case.question.platform.id if case.question.platform else None,
         gpus=tuple(_named(term.label, term.count) for term in case.question.gpus),
-        warnings=tuple(dict.fromkeys([*said, *_assumed(case), *_secure_boot(case), *seen])),
+        warnings=tuple(dict.fromkeys([*warned, *_assumed(case), *_secure_boot(case), *seen])),
         reasons=reasons,
         **values,
     )
@@ -98,13 +98,14 @@ def _driver(case: CandidateCase, kernel: KernelFlavour | None) -> tuple[Driver, 
 
 
 def _unknown_release(case: CandidateCase) -> bool:
-    """The repository decides, and nobody wrote down what it holds."""
+    """Return True if the repository decides the release and the catalog does not have its content."""
     candidate, offer = case.candidate, case.candidate.offer
     return candidate.decided_by == "repository" and (offer is None or candidate.branch.number not in offer.versions)
 
 
 def _kernel_flavours(case: CandidateCase) -> list[KernelFlavour]:
-    """The rows of precompiled modules that fit the kernel, the likeliest first; none where DKMS builds the modules."""
+    """Return the rows of precompiled modules for the kernel, the most likely first; empty if DKMS builds the
+    modules."""
     candidate, kernel = case.candidate, case.question.node.kernel
     if package_set(case, "driver", ("precompiled",)) is None:
         return []
@@ -121,11 +122,12 @@ def _kernel_flavours(case: CandidateCase) -> list[KernelFlavour]:
 
 
 def _by_meta_package(case: CandidateCase) -> list[KernelFlavour]:
-    """The flavour of the installed meta package whose kernel is the newest: with it image and modules move on together.
+    """Return the flavour of the installed meta package with the newest kernel, which upgrades image and modules
+    together.
 
-    ``uname -r`` does not name it: -generic is the kernel of generic-hwe-24.04 too, and of virtual, which has no modules
-    of its own. A flavour that the catalog does not list has its names by the same rule; whether the archive has them is
-    asked of apt before anything changes.
+    ``uname -r`` does not identify it: -generic is also the kernel of generic-hwe-24.04, and of virtual, which has no
+    modules of its own. Names of a flavour that the catalog does not have are derived; apt is queried for them before
+    anything changes.
     """
     node, catalog = case.question.node, case.question.catalog
     suffix = re.fullmatch(r"[0-9.]+-[0-9]+-(.+)", node.kernel or "")
@@ -139,7 +141,7 @@ def _by_meta_package(case: CandidateCase) -> list[KernelFlavour]:
 
 
 def _derived(generic: KernelFlavour, flavour: str) -> KernelFlavour:
-    """A flavour that the catalog does not list, with the names that it has by the rule of the others."""
+    """Return a flavour that the catalog does not have, with names derived from the generic flavour's."""
     names = {kind: f"{template.removesuffix('generic')}{flavour}" for kind, template in generic.modules.items()}
     return generic.model_copy(
         update={
@@ -157,7 +159,7 @@ def _kernel_flavour(case: CandidateCase) -> KernelFlavour | None:
 
 
 def _assumed(case: CandidateCase) -> Iterator[Warn]:
-    """What was not said, and what was taken for it."""
+    """Yield a warning for each assumption about something that was not requested."""
     if case.question.node.os is None:
         text = f"no operating system requested: {case.candidate.system.name} is assumed"
         yield Warn(rule="preference", text=text)
@@ -210,7 +212,7 @@ def _support(case: CandidateCase) -> Any:
 
 
 def _restart(case: CandidateCase) -> tuple[str, str]:
-    """What is to be restarted, and why."""
+    """Return the kind of restart, and its reason."""
     candidate, node = case.candidate, case.question.node
     loaded = node.loaded_version
     if loaded == candidate.version and candidate.installed:
@@ -235,7 +237,7 @@ def _secure_boot(case: CandidateCase) -> list[Warn]:
 def _why_source(case: CandidateCase) -> Reason:
     rule = case.question.source_rule
     words = {
-        "wish": "wished",
+        "wish": "requested",
         "installed": "source of the installed driver packages",
         "preference": "nothing requested and nothing installed: it has all components in matching versions",
     }
@@ -243,7 +245,7 @@ def _why_source(case: CandidateCase) -> Reason:
 
 
 def _why_driver(case: CandidateCase) -> Reason:
-    candidate, wish = case.candidate, case.question.request.driver
+    candidate, driver = case.candidate, case.question.request.driver
     branch = candidate.branch
     kind = {"LTSB": "long-term support", "PB": "production", "NFB": "new feature", None: "of unknown type"}[branch.type]
     release = {
@@ -256,10 +258,10 @@ def _why_driver(case: CandidateCase) -> Reason:
         release = f"{candidate.version} is installed and stays; {branch.number}-latest moves to the newest"
     if candidate.installed:
         return Reason(rule="installed", text=f"{candidate.version} is installed and satisfies every request and rule")
-    if wish is None:
+    if driver is None:
         return Reason(rule="preference", text=f"the best branch that every rule allows ({kind}); {release}")
-    of_a_range = f"{wish} is requested, and {branch.number} is {kind}"
-    named = f"requested: {wish}" if case.question.driver_branch else of_a_range
+    of_a_range = f"{driver} is requested, and {branch.number} is {kind}"
+    named = f"requested: {driver}" if case.question.driver_branch else of_a_range
     return Reason(rule="wish", text=f"{named}; {release}")
 
 

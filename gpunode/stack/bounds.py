@@ -1,7 +1,7 @@
-"""The bounds that rules need before they may accept a candidate, and which of them the catalog does not have.
+"""Bounds that rules need before they may accept a candidate, and those that the catalog does not have.
 
-A rule refuses by a bound that is there. Where it is absent or unsure the rule has nothing to refuse by, and what it
-lets pass was not checked: the stack then carries a warning that names fact and rule.
+A rule refuses by a bound that exists. If the bound is absent or unsure, the candidate passes without a check: the stack
+then has a warning that names fact and rule.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from gpunode.stack.question import Question
 
 
 class Gap(NamedTuple):
-    """A bound that is needed and is not there, or not sure."""
+    """A bound that is needed, and is missing or unsure."""
 
     fact: str
     """``branches.418.native_cuda``."""
@@ -22,7 +22,7 @@ class Gap(NamedTuple):
 
 
 def in_words(found: Iterable[Gap]) -> Iterator[str]:
-    """Yield one sentence for all bounds that are not there, and one for each that is not sure."""
+    """Yield one sentence for all missing bounds, and one for each unsure bound."""
     every = list(found)
     absent = [gap.fact for gap in every if gap.doubt is None]
     if absent:
@@ -41,28 +41,28 @@ ROWS: Mapping[str, Callable[[Question, Candidate], Iterable[Any]]] = {
     "architectures": lambda question, _: [
         question.catalog.architectures[gpu.architecture] for gpu in _models(question)
     ],
-    "toolkits": lambda question, _: [row for _, row in question.cuda_wishes if not row.driver_only],
+    "toolkits": lambda question, _: [row for _, row in question.requested_cuda if not row.driver_only],
     "cuda_majors": lambda question, _: [
-        question.catalog.cuda_majors[str(row.major)] for _, row in question.cuda_wishes
+        question.catalog.cuda_majors[str(row.major)] for _, row in question.requested_cuda
     ],
     "platforms": lambda question, _: [question.platform] if question.platform else [],
     "forward_compat": lambda _, candidate: [candidate.compat] if candidate.compat else [],
 }
-"""The rows of a section that a question is about."""
+"""The rows of a section that concern a question."""
 
 WHEN: Mapping[str, Callable[[Question, Candidate], bool]] = {
     "branches.native_cuda": lambda question, _: bool(question.gpus),
     "branches.kernel_floor": lambda question, _: question.kernel_release is not None,
     "branches.modules": lambda _, candidate: candidate.flavour == "proprietary" and not candidate.installed,
-    "toolkits.floor": lambda question, _: any(row.floor for _, row in question.cuda_wishes),
+    "toolkits.floor": lambda question, _: any(row.floor for _, row in question.requested_cuda),
     "systems.first_branch": lambda _, candidate: not candidate.installed,
     "systems.first_toolkit": lambda question, candidate: question.toolkit is not None and candidate.source == "nvidia",
 }
-"""Questions to which a bound matters; to all where nothing is said."""
+"""Questions for which a bound matters; default: all."""
 
 
 def gaps(need: str, question: Question, candidate: Candidate) -> Iterator[Gap]:
-    """Yield what is missing of a bound: ``section.field``, with ``?`` behind it where None means "no bound"."""
+    """Yield the gaps of a bound: ``section.field``, followed by ``?`` if None means "no bound"."""
     section, field = need.rstrip("?").split(".")
     when = WHEN.get(f"{section}.{field}")
     if when is not None and not when(question, candidate):
@@ -81,7 +81,7 @@ def gaps(need: str, question: Question, candidate: Candidate) -> Iterator[Gap]:
 
 
 def _of_offer(field: str, candidate: Candidate) -> Iterator[Gap]:
-    """What the source has: the oldest that was seen there, or a list of what it holds."""
+    """Yield gaps in the content of the source: the oldest branch that was found there, or the list of its branches."""
     offer, system = candidate.offer, candidate.system
     held = offer is None or (field == "first_branch" and (offer.branches or candidate.branch.number in offer.versions))
     if offer is not None and not held and getattr(offer, field) is None:
@@ -90,7 +90,7 @@ def _of_offer(field: str, candidate: Candidate) -> Iterator[Gap]:
 
 
 def _of_list(gpu: Gpu, branch: int) -> Iterator[Gap]:
-    """Which release of the branch first drives the GPU: by its list of ids, a documented minimum, or its age."""
+    """Yield gaps in the first release of the branch for the GPU: its list of ids, a documented minimum, or its age."""
     if gpu.first_branch is not None and branch >= gpu.first_branch:
         return
     if gpu.min_driver is None and gpu.first_listed_on(branch) == "unknown":

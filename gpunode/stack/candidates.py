@@ -1,4 +1,4 @@
-"""What could be installed: every combination worth asking the rules about, the preferred ones first."""
+"""Candidates: every combination that the rules should check, the preferred ones first."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,42 +16,42 @@ from gpunode.stack.question import Question, number
 ARCHES: tuple[Arch, ...] = ("x86_64", "aarch64")
 FLAVOURS: tuple[Flavour, ...] = ("open", "proprietary")
 FIRST_SYSTEM = "ubuntu-24.04"
-"""Preferred where no operating system was said."""
+"""Preferred if no operating system is requested."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One driver on one system, before any rule has looked at it."""
+    """One driver on one system, before any rule is applied."""
 
     system: System
     arch: Arch
     source: Origin
     branch: Branch
     version: str
-    """The release; the newest known one of the branch where only the repository can say."""
+    """The release; the newest known one of the branch if only the repository can decide it."""
     decided_by: Literal["wish", "catalog", "repository", "installed"]
     flavour: Flavour
     compat: ForwardCompat | None = None
-    """The cuda-compat package that the wished CUDA would need on this driver."""
+    """The cuda-compat package that the requested CUDA would need on this driver."""
 
     @property
     def offer(self) -> OriginOffer | None:
-        """What the source has for the system; None: nothing."""
+        """Return the packages of the source for the system; None: there are none."""
         return self.system.origins.get(self.source)
 
     @cached_property
     def number(self) -> Number:
-        """The release as something that compares."""
+        """Return the release as a comparable number."""
         return number(self.version)
 
     @property
     def installed(self) -> bool:
-        """It is what the node already has."""
+        """Return True if the node already has this driver."""
         return self.decided_by == "installed"
 
 
 def candidates(question: Question) -> Iterator[Candidate]:
-    """All candidates that keep the wishes about source, driver and module; best first."""
+    """Yield all candidates that satisfy the request's source, driver and module; best first."""
     for system in _systems(question):
         for arch in [question.node.arch] if question.node.arch else ARCHES:
             found = list(_on(question, system, arch))
@@ -82,8 +82,8 @@ def _on(question: Question, system: System, arch: Arch) -> Iterator[Candidate]:
 
 
 def _flavours(question: Question) -> tuple[Flavour, ...]:
-    wished = question.request.kernel_module
-    return FLAVOURS if wished is None else (wished,)
+    requested = question.request.kernel_module
+    return FLAVOURS if requested is None else (requested,)
 
 
 def _branches(question: Question, system: System) -> list[Branch]:
@@ -96,7 +96,7 @@ def _branches(question: Question, system: System) -> list[Branch]:
 
 
 def named_branch(question: Question, system: System) -> Branch | None:
-    """The branch that the request names; of a transitional one the branch that its packages install."""
+    """Return the branch that the request names; for a transitional one the branch that its packages install."""
     branch, offer = question.driver_branch, system.origins.get(question.source)
     if branch is None or offer is None or question.driver_version is not None:
         return branch
@@ -127,7 +127,8 @@ def _release(
 
 
 def _stays(question: Question, branch: Branch) -> str | None:
-    """The installed release where its branch is requested by number, so that another flavour moves nothing else."""
+    """Return the installed release if its branch is requested by number, so that another flavour changes nothing
+    else."""
     have = question.installed
     if have is None or have.version is None or have.origins != ("nvidia",):
         return None
@@ -136,14 +137,15 @@ def _stays(question: Question, branch: Branch) -> str | None:
 
 
 def _is_behind(question: Question, branch: Branch, version: str) -> bool:
-    """The request moves on, and the installed release is not known to be the newest of the branch."""
+    """Return True if the newest release is requested and the installed one is not known to be the newest of the
+    branch."""
     if not question.moves:
         return False
     return question.source != "nvidia" or number(version) < number(branch.latest)
 
 
 def _installed_candidates(question: Question, system: System, arch: Arch) -> list[Candidate]:
-    """What is on the node, where it keeps the wishes."""
+    """Return the installed driver as a candidate if it satisfies the request."""
     installed = question.installed
     if installed is None or installed.version is None or installed.origins != (question.source,):
         return []
@@ -168,10 +170,10 @@ def _installed_candidates(question: Question, system: System, arch: Arch) -> lis
 
 
 def _with_compat(question: Question, candidate: Candidate) -> Iterator[Candidate]:
-    """The candidate; where its driver is below the floor of the wished CUDA, also with the cuda-compat package."""
+    """Yield the candidate; if its driver is below the floor of the requested CUDA, also with the cuda-compat
+    package."""
     yield candidate
-    wished = [row for _, row in question.cuda_wishes]
-    below = [row for row in wished if candidate.number < number(question.floor(row))]
+    below = [row for _, row in question.requested_cuda if candidate.number < number(question.floor(row))]
     series = {row.series for row in below}
     if len(series) == 1 and (compat := question.catalog.forward_compat.get(below[0].series)) is not None:
         yield Candidate(
@@ -187,20 +189,20 @@ def _with_compat(question: Question, candidate: Candidate) -> Iterator[Candidate
 
 
 def past_eol(candidate: Candidate, question: Question) -> bool:
-    """The branch's end of life has passed."""
+    """Return True if the branch's end of life has passed."""
     return candidate.branch.eol is not None and candidate.branch.eol < question.today
 
 
 def is_native(question: Question, candidate: Candidate) -> bool:
-    """The driver gives every wished CUDA full support, not only minor-version compatibility."""
+    """Return True if the driver fully supports every requested CUDA, not only by minor-version compatibility."""
     return all(
         candidate.branch.number >= row.branch or (row.driver is not None and candidate.number >= number(row.driver))
-        for _, row in question.cuda_wishes
+        for _, row in question.requested_cuda
     )
 
 
 def _rank(question: Question, candidate: Candidate) -> tuple[object, ...]:
-    """Sort key: the smallest is tried first. Nothing here refuses anything."""
+    """Return the sort key: the smallest is tried first. Nothing is refused here."""
     branch = candidate.branch
     unsupported = branch.eol is None or past_eol(candidate, question)
     word = question.request.driver

@@ -1,4 +1,4 @@
-"""No stack: the smallest set of terms that cannot hold together, the rules in words, and the nearest stacks."""
+"""Conflicts: the smallest set of terms without a stack, the rules that refuse it, and the nearest stacks."""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -13,22 +13,22 @@ from gpunode.stack.rules import CandidateCase, rules
 
 MOST_OFFERS = 4
 MACHINE = ("gpu", "platform", "os", "arch", "kernel", "installed")
-"""Terms that describe the machine; all others are wishes."""
+"""Terms that describe the machine; all others are requests."""
 
 
 @dataclass(frozen=True)
 class Relaxation:
-    """One way to ask for less, or for something else nearby."""
+    """One change that relaxes the request or replaces one of its values."""
 
     kind: str
     text: str
-    """Over ``{stack}``, where what replaces the wish is only known from the answer."""
+    """A template with ``{stack}`` fields if the replacement is only known from the result."""
     request: Request
     node: NodePicture
 
 
 def first_case(question: Question, off: Collection[str] = ()) -> CandidateCase | None:
-    """The best candidate that no rule refuses."""
+    """Return the best candidate that no rule refuses."""
     if rules.hopeless(question, off):
         return None
     for candidate in candidates(question):
@@ -39,7 +39,7 @@ def first_case(question: Question, off: Collection[str] = ()) -> CandidateCase |
 
 
 def explain(question: Question, off: Collection[str] = ()) -> Conflict:
-    """The conflict of a question that no candidate answers."""
+    """Return the conflict of a question without an accepted candidate."""
     smallest = _smallest(question, off)
     return Conflict(
         terms=smallest,
@@ -58,7 +58,7 @@ def _holds(question: Question, kept: Collection[Term], off: Collection[str]) -> 
 
 
 def _smallest(question: Question, off: Collection[str]) -> tuple[Term, ...]:
-    """The smallest set of terms that has no stack; every smaller part of it has one."""
+    """Return the smallest set of terms that has no stack; every smaller subset has one."""
     minimal = list(terms(question.request, question.node))
     for term in _droppable_first(minimal):
         rest = [other for other in minimal if other != term]
@@ -73,15 +73,16 @@ def _smallest(question: Question, off: Collection[str]) -> tuple[Term, ...]:
 
 
 def _droppable_first(found: Iterable[Term]) -> list[Term]:
-    """What a user least wants to hear about is dropped first."""
+    """Return the terms in the order in which they are dropped: the least helpful for a user first."""
     order = ("kernel", "arch", "past-eol", "os", "installed", "source", "toolkit", "kernel-module", "driver", "cuda")
     return sorted(found, key=lambda term: order.index(term.name) if term.name in order else len(order))
 
 
 def _clashes(question: Question, home: Question, off: Collection[str]) -> Iterator[Clash]:
-    """What the rules say against the candidates that come nearest: those which the fewest rules refuse.
+    """Yield the objections to the nearest candidates, which the fewest rules refuse.
 
-    On the user's own system (``home``) where that is near enough, and without a cuda-compat package where that is.
+    Candidates on the requested system (``home``) are preferred if they are near enough, and candidates without a
+    cuda-compat package.
     """
     before = {rule: verdict.text for rule, verdict in rules.objections(question, off) if verdict.refuses}
     if before:
@@ -93,20 +94,20 @@ def _clashes(question: Question, home: Question, off: Collection[str]) -> Iterat
         yield Clash(rule="wish", text=_no_candidate(question))
         return
     nearest = min(refused)[0]
-    texts = {rule: text for key, said in reversed(refused) if key == nearest for rule, text in reversed(said)}
+    texts = {rule: text for key, clashes in reversed(refused) if key == nearest for rule, text in reversed(clashes)}
     yield from (Clash(rule=rule, text=text) for rule, text in reversed(texts.items()))
 
 
 Refused = tuple[tuple[int, bool], tuple[tuple[str, str], ...]]
-"""How far a candidate is from being allowed, and what the rules say against it."""
+"""Distance of a candidate from being accepted, and the rules' objections to it."""
 
 
 def _refused(question: Question, off: Collection[str]) -> list[Refused]:
     found = []
     for candidate in candidates(question):
         verdicts = rules.verdicts(CandidateCase(question, candidate), off)
-        said = tuple((rule, verdict.text) for rule, verdict in verdicts if verdict.refuses)
-        found.append(((len({rule for rule, _ in said}), candidate.compat is not None), said))
+        clashes = tuple((rule, verdict.text) for rule, verdict in verdicts if verdict.refuses)
+        found.append(((len({rule for rule, _ in clashes}), candidate.compat is not None), clashes))
     return found
 
 
@@ -120,7 +121,7 @@ def _no_candidate(question: Question) -> str:
 
 
 def _offers(question: Question, smallest: Collection[Term], off: Collection[str]) -> Iterator[NearbyStack]:
-    """The nearest stacks. What leaves the smallest conflict as it is cannot help and is not tried."""
+    """Yield the nearest stacks. A change that keeps the smallest conflict cannot help and is not tried."""
     found: dict[str, NearbyStack] = {}
     for change in _changes(question):
         if change.kind in found or len(found) == MOST_OFFERS or not _touches(change, smallest):
@@ -132,27 +133,27 @@ def _offers(question: Question, smallest: Collection[Term], off: Collection[str]
 
 
 def _touches(change: Relaxation, smallest: Collection[Term]) -> bool:
-    """The change is about a term of the conflict, or about the source, which is part of every question."""
+    """Return True if the change concerns a term of the conflict, or the source, which is part of every question."""
     kind = change.kind.removeprefix("--")
     return kind == "source" or any(kind in (term.name, f"without {term.value}") for term in smallest)
 
 
 def _relaxed_offers(question: Question, off: Collection[str]) -> Iterator[NearbyStack]:
-    """Where no single change helps: the machine, and as many wishes as can hold with it, from either end."""
+    """Yield stacks for the machine with as many requests as possible, from either end, if no single change helps."""
     everything = terms(question.request, question.node)
     machine = [term for term in everything if term.name in MACHINE]
-    wishes = [term for term in everything if term.name not in MACHINE]
-    told: set[tuple[Term, ...]] = set()
-    for order in (machine + wishes, machine + wishes[::-1]):
+    requests = [term for term in everything if term.name not in MACHINE]
+    tried: set[tuple[Term, ...]] = set()
+    for order in (machine + requests, machine + requests[::-1]):
         kept: list[Term] = []
         for term in order:
             if _holds(question, [*kept, term], off):
                 kept.append(term)
         dropped = tuple(term for term in everything if term not in kept)
         case = first_case(_only(question, kept), off)
-        seen = any(term.given == "node" for term in dropped)
-        if case is not None and dropped not in told and not seen:
-            told.add(dropped)
+        observed = any(term.given == "node" for term in dropped)
+        if case is not None and dropped not in tried and not observed:
+            tried.add(dropped)
             stack = assemble(case, off)
             yield NearbyStack(change=tuple(f"without {term}" for term in dropped), summary=summary(stack), stack=stack)
 
@@ -167,20 +168,20 @@ def _offer(question: Question, change: Relaxation, off: Collection[str]) -> Near
 
 
 def summary(stack: Stack) -> str:
-    """A stack in one line: ``580 proprietary with CUDA 12.9 from nvidia on ubuntu-22.04``."""
+    """Return a stack in one line: ``580 proprietary with CUDA 12.9 from nvidia on ubuntu-22.04``."""
     cuda = stack.cuda.wished or stack.cuda.native
     with_cuda = f" with CUDA {cuda}" if cuda else ""
     return f"{stack.driver.branch} {stack.module.flavour}{with_cuda} from {stack.source} on {stack.os}"
 
 
 def _changes(question: Question) -> Iterator[Relaxation]:
-    """Single changes, the least painful first. What was seen on a machine is not changed."""
-    yield from _other_wishes(question)
+    """Yield single changes, the smallest first. Facts of a machine are not changed."""
+    yield from _other_requests(question)
     if not question.node.observed:
         yield from _other_nodes(question)
 
 
-def _other_wishes(question: Question) -> Iterator[Relaxation]:
+def _other_requests(question: Question) -> Iterator[Relaxation]:
     request = question.request
 
     def asked(kind: str, text: str, **update: str | None) -> Relaxation:
@@ -224,16 +225,16 @@ def _other_nodes(question: Question) -> Iterator[Relaxation]:
         yield other("--kernel", "a newer kernel", kernel=None)
 
 
-def _other_series(question: Question, wished: str) -> list[str]:
-    """CUDA series below the wished one, the nearest first, then those above it, the nearest first."""
+def _other_series(question: Question, requested: str) -> list[str]:
+    """Return CUDA series below the requested one, the nearest first, then those above it, the nearest first."""
     every = sorted({row.series for row in question.catalog.toolkits.values()}, key=number)
-    own = number(question.catalog.toolkit(wished).series)
+    own = number(question.catalog.toolkit(requested).series)
     below = [series for series in every if number(series) < own]
     return below[::-1] + [series for series in every if number(series) > own]
 
 
 def _sources(question: Question) -> list[str]:
-    """The other sources of the system; on a mixed node also its own, as an explicit wish."""
+    """Return the other sources of the system; on a mixed node also its own, as an explicit request."""
     if question.system is None:
         return []
     known = list(question.system.origins)
@@ -241,12 +242,12 @@ def _sources(question: Question) -> list[str]:
 
 
 def _is_default(question: Question, source: str) -> bool:
-    """Wishing for this source would change nothing."""
+    """Return True if a request of this source would change nothing."""
     return question.request.source is None and source == question.source and question.installed is None
 
 
 def _systems(question: Question) -> list[str]:
-    """Other systems: the same distribution first."""
+    """Return the other systems, those of the same distribution first."""
     if question.system is None:
         return []
     own, rows = question.system, list(question.catalog.systems.values())

@@ -1,4 +1,4 @@
-"""The rules that decide what follows from the driver: how it is held, what must go, when it ends, GPUDirect."""
+"""Rules that decide what follows from the driver: pinning, removals, end of life, GPUDirect RDMA."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from gpunode.stack.naming import DRIVER_VARIANTS, applies, fill, package_set, ve
 from gpunode.stack.rules import CandidateCase, Choice, rules
 
 PIN_PRIORITY = 1001
-"""Above 1000 apt goes back to an older version, which a pin that is to hold must be able to."""
+"""Above 1000 apt downgrades a package, which a pin must be able to do."""
 
 
 @rules.decides(
@@ -20,13 +20,13 @@ PIN_PRIORITY = 1001
     facts="branches",
 )
 def eol(case: CandidateCase) -> Iterator[Choice]:
-    """The earlier of two dates, where sources differ."""
+    """Decide the end of life: the earlier of two dates if sources differ."""
     branch = case.candidate.branch
     if branch.eol is None:
         yield Choice("eol", None, f"the end of life of branch {branch.number} is unknown")
         return
-    whose = "NVIDIA's table of branches" if branch.eol_promised else "the rule of thumb (release + 1 year, LTSB + 3)"
-    yield Choice("eol", branch.eol, f"by {whose}")
+    basis = "NVIDIA's table of branches" if branch.eol_promised else "the rule of thumb (release + 1 year, LTSB + 3)"
+    yield Choice("eol", branch.eol, f"by {basis}")
 
 
 @rules.decides(
@@ -38,7 +38,7 @@ def eol(case: CandidateCase) -> Iterator[Choice]:
     needs=("systems.first_branch",),
 )
 def pin(case: CandidateCase) -> Iterator[Choice]:
-    """Return how the version is held: our own preferences with apt, module streams and locks with rpm."""
+    """Decide how the version is held: apt preferences with apt, module streams and locks with rpm."""
     candidate, catalog = case.candidate, case.question.catalog
     row = next(
         (row for row in catalog.pinning.values() if row.origin == candidate.source and applies(case, row)),
@@ -67,7 +67,7 @@ def _stream(case: CandidateCase) -> str | None:
 
 
 def _closure_globs(case: CandidateCase) -> tuple[str, ...]:
-    """Names that the closure's packages may have. The version in the pin keeps all others out of it."""
+    """Return patterns of the closure's package names. The version in the pin excludes all other packages."""
     rows = [row for row in table().closures if row.origin == case.candidate.source and row.packages]
     return tuple(name for row in rows for name in row.packages) or (
         "nvidia-*",
@@ -85,15 +85,16 @@ def _closure_globs(case: CandidateCase) -> tuple[str, ...]:
     facts="origins.yml, container_toolkit",
 )
 def remove(case: CandidateCase) -> Iterator[Choice]:
-    """What a switch of source replaces, and what the container toolkit superseded."""
+    """Decide the removals: packages that a switch of source replaces, and those that the container toolkit
+    superseded."""
     installed = case.question.node.installed
     if installed is None:
         yield Choice("remove", (), "no installed packages are known")
         return
     toolkit_row = next(iter(case.question.catalog.container_toolkit.values()))
-    strangers = [package.name for package in installed.closure if package.origin != case.candidate.source]
+    foreign = [package.name for package in installed.closure if package.origin != case.candidate.source]
     superseded = [package.name for package in installed.packages if package.name in toolkit_row.replaces]
-    names = tuple(sorted({*strangers, *superseded}))
+    names = tuple(sorted({*foreign, *superseded}))
     yield Choice(
         "remove", names, "packages of another publisher, or superseded" if names else "no conflicting packages"
     )
@@ -102,11 +103,11 @@ def remove(case: CandidateCase) -> Iterator[Choice]:
 @rules.decides(
     "R19-gdr",
     "gpudirect_rdma",
-    means="GPUDirect RDMA over dma-buf needs the open modules, kernel 5.12, CUDA 11.7 and Turing or younger",
+    means="GPUDirect RDMA over dma-buf needs the open modules, kernel 5.12, CUDA 11.7 and Turing or later",
     facts="NVIDIA's GPUDirect RDMA documentation (in the code)",
 )
 def gpudirect(case: CandidateCase) -> Iterator[Choice]:
-    """dma-buf: what GPUDirect RDMA needs of this stack."""
+    """Decide whether GPUDirect RDMA over dma-buf works with this stack."""
     kernel = case.question.kernel_release
     candidate = case.candidate
     against = against_dma_buf(case.models, candidate.flavour, candidate.branch.native_cuda, kernel)

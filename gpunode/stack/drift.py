@@ -1,4 +1,4 @@
-"""The lock, and how far a node has drifted: what was decided once, what is installed, what would be decided today."""
+"""The lock, and the drift of a node: the locked stack, the installed driver, and the stack of today's catalog."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -22,23 +22,23 @@ State = Literal["in-step", "not-installed", "differs-from-lock", "newer-availabl
 
 
 class Drift(StackModel):
-    """What was locked, what is installed, what would be chosen today."""
+    """The locked driver, the installed one, and the one that would be chosen today."""
 
     hosts: tuple[str, ...]
     locked: str | None
     """``580.173.02 open from nvidia``; None: no lock."""
     installed: str | None
     newest: str | None
-    """What the same wishes would choose today on an empty node."""
+    """The driver that the same request would select today on a node without a driver."""
     state: State
     past_eol: bool
-    """The branch that is installed, or else locked, is past its end of life."""
+    """True if the installed branch, or else the locked one, is past its end of life."""
     text: str
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is asked of nodes with one picture."""
+class DriftQuery:
+    """The request for nodes with one picture."""
 
     request: Request
     picture: NodePicture
@@ -47,37 +47,37 @@ class Wanted:
 
     @property
     def installed(self) -> Installed | None:
-        """The driver on the nodes; None where there is none."""
+        """Return the driver on the nodes; None if there is none."""
         return self.picture.installed if self.picture.installed and self.picture.installed.present else None
 
     @cached_property
     def bare(self) -> NodePicture:
-        """The same nodes with nothing on them."""
+        """Return the same nodes without a driver."""
         return self.picture.model_copy(update={"installed": None, "loaded_version": None})
 
     def newest(self, lock: Stack | None) -> Stack | None:
-        """What would be chosen today: in the locked branch where none is wished; None where nothing would."""
+        """Return today's stack, in the locked branch if none is requested; None if no stack matches."""
         known: tuple[Origin, ...] = ("nvidia", "ubuntu", "debian")
         own = next((origin for origin in known if self.installed and self.installed.origins == (origin,)), None)
         driver = None if self.request.driver == "keep" else self.request.driver
         if lock is not None:
             driver, own = driver or str(lock.driver.branch), lock.source
-        wishes = self.request.model_copy(update={"driver": driver, "source": self.request.source or own})
-        answer = resolve(wishes, self.bare, self.catalog, self.today)
+        request = self.request.model_copy(update={"driver": driver, "source": self.request.source or own})
+        answer = resolve(request, self.bare, self.catalog, self.today)
         return answer if isinstance(answer, Stack) else None
 
 
-def drifts(wanted: Wanted, locks: Mapping[str, Stack | None]) -> tuple[Drift, ...]:
-    """How hosts with one picture stand to their locks; nothing of those without a lock and without a driver."""
+def drifts(query: DriftQuery, locks: Mapping[str, Stack | None]) -> tuple[Drift, ...]:
+    """Return the drift of hosts with one picture from their locks, without hosts that have neither lock nor driver."""
     by_lock: dict[str, tuple[Stack | None, list[str]]] = {}
     for host, lock in locks.items():
-        if lock is not None or wanted.installed is not None:
+        if lock is not None or query.installed is not None:
             by_lock.setdefault(lock.to_json() if lock else "", (lock, []))[1].append(host)
-    return tuple(_drift(tuple(sorted(hosts)), lock, wanted) for lock, hosts in by_lock.values())
+    return tuple(_drift(tuple(sorted(hosts)), lock, query) for lock, hosts in by_lock.values())
 
 
 def joined(found: Collection[Drift]) -> tuple[Drift, ...]:
-    """Equal drifts as one, with the hosts of all."""
+    """Return equal drifts as one, with the hosts of all."""
     by_text: dict[str, Drift] = {}
     for drift in found:
         key = drift.model_dump_json(exclude={"hosts"})
@@ -86,13 +86,13 @@ def joined(found: Collection[Drift]) -> tuple[Drift, ...]:
     return tuple(by_text.values())
 
 
-def _drift(hosts: tuple[str, ...], lock: Stack | None, wanted: Wanted) -> Drift:
-    installed, newest = wanted.installed, wanted.newest(lock)
+def _drift(hosts: tuple[str, ...], lock: Stack | None, query: DriftQuery) -> Drift:
+    installed, newest = query.installed, query.newest(lock)
     state, text = _state(lock, installed, newest)
     have = installed.version if installed else None
     branch = have.split(".")[0] if have else str(lock.driver.branch) if lock else ""
-    row = wanted.catalog.branches.get(branch)
-    ended = row is not None and row.eol is not None and row.eol < wanted.today
+    row = query.catalog.branches.get(branch)
+    ended = row is not None and row.eol is not None and row.eol < query.today
     if ended and row is not None:
         text += f"; branch {branch} is past its end of life: {row.eol}"
     return Drift(
@@ -124,8 +124,8 @@ def _newer(newest: Stack | None, have: str | None) -> bool:
 
 
 def _satisfies(installed: Installed, lock: Stack) -> bool:
-    wanted, have = lock.driver.constraint, installed.version or ""
-    same = have == wanted or (wanted.endswith(".*") and have.startswith(wanted[:-1]))
+    locked, have = lock.driver.constraint, installed.version or ""
+    same = have == locked or (locked.endswith(".*") and have.startswith(locked[:-1]))
     return same and installed.origins == (lock.source,) and installed.flavour in (None, lock.module.flavour)
 
 
@@ -144,7 +144,7 @@ def _installed_words(installed: Installed | None) -> str | None:
 
 
 def with_lock(request: Request, lock: Stack | None) -> Request:
-    """Return the request with the locked driver, source and flavour, where it names no driver itself."""
+    """Return the request with the locked driver, source and flavour, if it names no driver itself."""
     if lock is None or request.driver is not None:
         return request
     return request.model_copy(
@@ -157,9 +157,9 @@ def with_lock(request: Request, lock: Stack | None) -> Request:
 
 
 def lock_document(stack: Stack) -> dict[str, Any]:
-    """The variables of a lock file: the stack under ``gpunode_stack``, as plain values.
+    """Return the variables of a lock file: the stack under ``gpunode_stack``, as plain values.
 
-    Raises UsageError where Ansible, which templates variable files, would find more in one than text.
+    Raise UsageError for text that Ansible, which templates variable files, would evaluate.
     """
     document: dict[str, Any] = stack.model_dump(mode="json", by_alias=True)
     refuse_templates(document, LOCK_NAME)
@@ -167,7 +167,7 @@ def lock_document(stack: Stack) -> dict[str, Any]:
 
 
 def read_lock(document: Mapping[str, Any] | None, where: str) -> Stack | None:
-    """A lock as it comes from variables; UsageError where it is none."""
+    """Return a lock from variables; raise UsageError if it is not valid."""
     if document is None:
         return None
     try:

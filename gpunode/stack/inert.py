@@ -1,4 +1,5 @@
-"""What may stand in a lock. Ansible runs templates in its variable files, and parts of a stack are a node's answers."""
+"""Text that is allowed in a lock. Ansible evaluates templates in variable files, and a stack contains answers of
+nodes."""
 
 import re
 from collections.abc import Iterator
@@ -7,18 +8,18 @@ from typing import Any
 from gpunode.errors import UsageError
 
 FREE_TEXT = "text"
-"""Reasons and warnings quote what was seen; they are for people alone."""
+"""Reasons and warnings quote facts of the node; only people read them."""
 NODE_WORDS = frozenset({"kernel", "remove", "driver.version"})
-"""Fields that hold a node's words, unlike those that the catalogue or the command line decides."""
+"""Fields with text from a node; the others come from the catalog or the command line."""
 _NODE_WORD = re.compile(r"[\w.+~:^-]{0,255}", re.ASCII)
 _CATALOG_WORD = re.compile(r"[\w.+~:^*/, ()\[\]-]{0,255}", re.ASCII)
 _SHOWN = 60
 
 
 def refuse_templates(document: dict[str, Any], name: str) -> None:
-    """Raise UsageError for the first string of a stack that is no plain word, and for a brace anywhere.
+    """Raise UsageError for the first string of a stack with characters that are not allowed, and for a brace anywhere.
 
-    The parsers refuse these too; a lock is written through this gate whatever they let through.
+    The parsers refuse these too; this check does not rely on them.
     """
     for path, text in _strings(document):
         field = ".".join(part for part in path if not part.isdigit())

@@ -1,4 +1,4 @@
-"""The rules that refuse a candidate or warn about it. Each function is one rule."""
+"""Rules that refuse a candidate or warn about it. Each function is one rule."""
 
 from collections.abc import Iterator
 
@@ -24,15 +24,15 @@ from gpunode.stack.services import container_toolkit, dcgm
     ),
 )
 def minor_floor(case: CandidateCase) -> Iterator[Objection]:
-    """CUDA 13 on 570 does not start."""
+    """Refuse a driver below the floor of the requested CUDA: CUDA 13 on 570 does not start."""
     candidate = case.candidate
     if candidate.compat is not None:
         return
-    for whose, row in case.question.cuda_wishes:
+    for user, row in case.question.requested_cuda:
         floor = case.question.floor(row)
         if candidate.number < number(floor):
             yield refuse(
-                f"CUDA {row.series} for {whose} needs driver {floor} or newer, and this is {candidate.version}",
+                f"CUDA {row.series} for {user} needs driver {floor} or newer, and this is {candidate.version}",
                 sure=row.sure("floor"),
             )
 
@@ -45,26 +45,26 @@ def minor_floor(case: CandidateCase) -> Iterator[Objection]:
     needs=("toolkits.branch",),
 )
 def native(case: CandidateCase) -> Iterator[Objection]:
-    """CUDA 13.2 on 580 starts, and cannot compile PTX of 13.2."""
+    """Warn of minor-version compatibility: CUDA 13.2 on 580 starts, and cannot compile PTX of 13.2."""
     candidate = case.candidate
     if candidate.compat is not None or is_native(case.question, candidate):
         return
-    for whose, row in case.question.cuda_wishes:
+    for user, row in case.question.requested_cuda:
         full = row.driver or f"a driver of branch {row.branch}"
         yield warn(
-            f"CUDA {row.series} for {whose} runs on {candidate.version} by minor-version compatibility: its PTX is "
+            f"CUDA {row.series} for {user} runs on {candidate.version} by minor-version compatibility: its PTX is "
             f"not compiled at run time, and new driver features are missing; full support from {full}"
         )
 
 
 @rules.judges(
     "R03-arch-last-branch",
-    means="No branch newer than the last one that drives the GPU (Kepler 470; Maxwell, Pascal, Volta 580)",
+    means="No branch newer than the last one that supports the GPU (Kepler 470; Maxwell, Pascal, Volta 580)",
     facts="gpus, architectures",
     needs=("gpus.last_branch?",),
 )
 def last_branch(case: CandidateCase) -> Iterator[Objection]:
-    """595 does not know a V100 any more."""
+    """Refuse a branch after the last one that supports the GPU: 595 does not support a V100."""
     branch = case.candidate.branch.number
 
     def against(term: GpuTerm, gpu: Gpu) -> Objection | None:
@@ -78,9 +78,9 @@ def last_branch(case: CandidateCase) -> Iterator[Objection]:
 
 @rules.asks("R04-arch-cuda")
 def too_old_for_cuda(question: Question) -> Iterator[Objection]:
-    """CUDA 13 has no code for a V100."""
+    """Refuse a CUDA without code for a GPU: CUDA 13 has none for a V100."""
     catalog = question.catalog
-    for whose, row in question.cuda_wishes:
+    for user, row in question.requested_cuda:
         major = catalog.cuda_majors[str(row.major)]
 
         def against(term: GpuTerm, gpu: Gpu) -> Objection | None:
@@ -94,7 +94,7 @@ def too_old_for_cuda(question: Question) -> Iterator[Objection]:
                 return None
             return refuse(
                 f"{term.named(gpu)} is below the floor of CUDA {major.id}, which is compute capability "  # noqa: B023
-                f"{major.min_compute_capability}: no CUDA {row.series} for {whose}",  # noqa: B023
+                f"{major.min_compute_capability}: no CUDA {row.series} for {user}",  # noqa: B023
                 sure=sure,
             )
 
@@ -102,7 +102,7 @@ def too_old_for_cuda(question: Question) -> Iterator[Objection]:
 
 
 def _unknown_to(question: Question, what: str, cuda: str) -> Iterator[Objection]:
-    """GPUs that a CUDA is too old to know."""
+    """Yield objections for GPUs that are newer than a CUDA."""
 
     def against(term: GpuTerm, gpu: Gpu) -> Objection | None:
         first = driver_rules.first_cuda(question.catalog, gpu, cuda)
@@ -124,15 +124,15 @@ def _unknown_to(question: Question, what: str, cuda: str) -> Iterator[Objection]
         "architectures.first_cuda",
     ),
 )
-def wish_too_young(question: Question) -> Iterator[Objection]:
-    """CUDA 12.2 does not know a B200."""
-    for whose, row in question.cuda_wishes:
-        yield from _unknown_to(question, f"CUDA {row.series} for {whose}", row.series)
+def request_too_old(question: Question) -> Iterator[Objection]:
+    """Refuse a requested CUDA older than a GPU: CUDA 12.2 does not support a B200."""
+    for user, row in question.requested_cuda:
+        yield from _unknown_to(question, f"CUDA {row.series} for {user}", row.series)
 
 
 @rules.judges("R05-arch-first-cuda")
-def driver_too_young(case: CandidateCase) -> Iterator[Objection]:
-    """Neither does a driver of that time."""
+def driver_too_old(case: CandidateCase) -> Iterator[Objection]:
+    """Refuse a driver with a CUDA older than a GPU."""
     branch = case.candidate.branch
     if branch.native_cuda is not None:
         what = f"branch {branch.number} (CUDA {branch.native_cuda})"
@@ -140,7 +140,7 @@ def driver_too_young(case: CandidateCase) -> Iterator[Objection]:
 
 
 def _needed(question: Question) -> set[str]:
-    """The flavours without which some GPU of the node does not run, whichever model a name stands for."""
+    """Return the flavours that some GPU of the node requires, whichever model a name stands for."""
     alone = [{gpu.modules for gpu in term.models} for term in question.gpus]
     return {flavours.copy().pop() for flavours in alone if len(flavours) == 1 and flavours != {"either"}}
 
@@ -166,7 +166,7 @@ def _flavour_needed(case: CandidateCase, needed: Flavour) -> Iterator[Objection]
     needs=("gpus.modules",),
 )
 def open_required(case: CandidateCase) -> Iterator[Objection]:
-    """A B200 with proprietary modules does not start."""
+    """Refuse proprietary modules for a GPU that requires the open ones: a B200 does not start with them."""
     yield from _flavour_needed(case, "open")
 
 
@@ -177,7 +177,7 @@ def open_required(case: CandidateCase) -> Iterator[Objection]:
     needs=("gpus.modules",),
 )
 def proprietary_required(case: CandidateCase) -> Iterator[Objection]:
-    """A V100 has no GSP, which the open modules need."""
+    """Refuse open modules for a GPU without GSP, which they require: a V100 has none."""
     yield from _flavour_needed(case, "proprietary")
 
 
@@ -188,7 +188,7 @@ def proprietary_required(case: CandidateCase) -> Iterator[Objection]:
     needs=("branches.modules",),
 )
 def flavour_in_branch(case: CandidateCase) -> Iterator[Objection]:
-    """620 has no proprietary modules, 510 no open ones."""
+    """Refuse a flavour that the branch does not have: 620 has no proprietary modules, 510 no open ones."""
     branch, flavour = case.candidate.branch, case.candidate.flavour
     if flavour not in branch.modules:
         has = " and ".join(branch.modules)
@@ -203,7 +203,7 @@ def flavour_in_branch(case: CandidateCase) -> Iterator[Objection]:
     facts="gpus, architectures",
 )
 def mixed_flavour(question: Question) -> Iterator[Objection]:
-    """V100 and B200 in one node: one kernel, one module, no flavour."""
+    """Refuse V100 and B200 in one node: one kernel loads one module, and no flavour supports both."""
     if not _needed(question) >= {"open", "proprietary"}:
         return
     by_flavour = {
@@ -217,7 +217,7 @@ def mixed_flavour(question: Question) -> Iterator[Objection]:
 
 
 def _unlisted(case: CandidateCase, term: GpuTerm, gpu: Gpu) -> Objection | None:
-    """A release whose list of GPUs does not have the id."""
+    """Return the objection to a release with a list of GPUs that does not contain the id; else None."""
     candidate, branch = case.candidate, case.candidate.branch.number
     first = driver_rules.first_listed(gpu, branch, candidate.number)
     if first is None:
@@ -238,7 +238,7 @@ def _unlisted(case: CandidateCase, term: GpuTerm, gpu: Gpu) -> Objection | None:
     needs=("gpus.first_listed",),
 )
 def gpu_min_driver(case: CandidateCase) -> Iterator[Objection]:
-    """A release below the documented minimum, or whose README does not name the GPU, does not drive it."""
+    """Refuse a release below the documented minimum, or with a README that does not list the GPU."""
     candidate, platform = case.candidate, case.question.platform
     lowest = None if platform is None else driver_rules.min_driver(platform, candidate.number)
     if platform is not None and lowest is not None:
@@ -260,11 +260,11 @@ def gpu_min_driver(case: CandidateCase) -> Iterator[Objection]:
 
 @rules.judges("R13-branch-eol")
 def branch_eol(case: CandidateCase) -> Iterator[Objection]:
-    """535 ended in June 2026."""
+    """Warn of a branch past its end of life, or refuse it: 535 ended in June 2026."""
     branch, question = case.candidate.branch, case.question
     if past_eol(case.candidate, question):
-        whose = "" if branch.eol_promised else " by the rule of thumb (release plus one year, LTSB three)"
-        text = f"branch {branch.number} is past its end of life: {branch.eol}{whose}"
+        basis = "" if branch.eol_promised else " by the rule of thumb (release plus one year, LTSB three)"
+        text = f"branch {branch.number} is past its end of life: {branch.eol}{basis}"
         yield refuse(text, sure=branch.eol_promised) if question.request.past_eol == "refuse" else warn(text)
     elif branch.superseded_by is not None:
         yield warn(f"branch {branch.number} gets no more releases: it was superseded by {branch.superseded_by}")
@@ -274,7 +274,8 @@ def branch_eol(case: CandidateCase) -> Iterator[Objection]:
 
 @rules.judges("R14-compat-matrix")
 def compat_matrix(case: CandidateCase) -> Iterator[Objection]:
-    """cuda-compat-13-0 on 535 and 570, in their lifetime, on data-centre GPUs."""
+    """Refuse cuda-compat outside NVIDIA's table: cuda-compat-13-0 needs 535 or 570, in their lifetime, and data-centre
+    GPUs."""
     candidate = case.candidate
     compat, branch = candidate.compat, candidate.branch
     if compat is None:
@@ -305,7 +306,7 @@ def compat_matrix(case: CandidateCase) -> Iterator[Objection]:
 
 @rules.judges("R15-distro-repo")
 def distro_repo(case: CandidateCase) -> Iterator[Objection]:
-    """The ubuntu2604 repository starts at 595; Debian 12 holds 535 alone."""
+    """Refuse a branch that the source does not have: ubuntu2604 starts at 595, Debian 12 has only 535."""
     candidate, offer = case.candidate, case.candidate.offer
     system, branch = candidate.system, candidate.branch.number
     if offer is None:
@@ -328,7 +329,7 @@ def distro_repo(case: CandidateCase) -> Iterator[Objection]:
 
 
 def _out_of_reach(case: CandidateCase, offer: OriginOffer) -> Iterator[Objection]:
-    """Bounds of what the source has for the system. What is installed came from somewhere: of it they only warn."""
+    """Yield objections outside the bounds of the source for the system; only warnings for the installed driver."""
     candidate = case.candidate
     branch = candidate.branch.number
     sure = candidate.system.sure(f"origins.{candidate.source}") and not candidate.installed
@@ -352,7 +353,7 @@ def _release_of(package_version: str, release: str) -> bool:
 
 @rules.asks("R16-repo-mix")
 def repo_mix(question: Question) -> Iterator[Objection]:
-    """One publisher for the driver closure; a switch is a wish."""
+    """Refuse a second publisher in the driver closure; a switch of source must be requested."""
     installed = question.installed
     if installed is None:
         return
@@ -372,7 +373,7 @@ def repo_mix(question: Question) -> Iterator[Objection]:
 
 @rules.asks("R11-fm-exact")
 def board_unknown(question: Question) -> Iterator[Objection]:
-    """Whether there is an NVSwitch is known, or it is said that it is not."""
+    """Warn if it is unknown or unsure whether the board has an NVSwitch."""
     board = question.board
     if board.unknown is not None:
         yield warn(board.unknown)
@@ -383,11 +384,11 @@ def board_unknown(question: Question) -> Iterator[Objection]:
 @rules.judges(
     "R21-no-service",
     means="A source without fabric manager, NVLSM or IMEX does not serve a board that needs them (Debian's "
-    "archive); a stack without DCGM or container toolkit says so",
+    "archive); a stack without DCGM or container toolkit has a warning",
     facts="systems, platforms, dcgm, packages",
 )
 def no_service(case: CandidateCase) -> Iterator[Objection]:
-    """An HGX board with Debian's driver has no fabric manager, and no CUDA at all then."""
+    """Refuse a source without the board's services: an HGX board without fabric manager has no CUDA."""
     board = case.question.board
     for service in board.services:
         if package_set(case, service) is None:
@@ -411,7 +412,7 @@ def no_service(case: CandidateCase) -> Iterator[Objection]:
     needs=("gpus.hosts",),
 )
 def host_arch(case: CandidateCase) -> Iterator[Objection]:
-    """A GH200 is a superchip with an Arm CPU."""
+    """Refuse a GPU that does not exist for the architecture: a GH200 has an Arm CPU."""
     arch, platform = case.candidate.arch, case.question.platform
     if platform is not None and arch not in platform.hosts:
         yield refuse(f"{platform.name} is a machine with {' or '.join(platform.hosts)}", sure=platform.sure("hosts"))
@@ -434,7 +435,7 @@ def host_arch(case: CandidateCase) -> Iterator[Objection]:
     needs=("branches.kernel_floor",),
 )
 def kernel_floor(case: CandidateCase) -> Iterator[Objection]:
-    """No module builds against a kernel that old, open or proprietary."""
+    """Refuse a kernel that is too old to build the modules of either flavour."""
     release, branch = case.question.kernel_release, case.candidate.branch
     floor = branch.kernel_floor
     if release is not None and floor is not None and release < number(floor):

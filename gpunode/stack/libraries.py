@@ -1,4 +1,4 @@
-"""The rules that decide what is built on the driver: toolkit and libraries on the host, framework wheels."""
+"""Rules that decide the software on top of the driver: toolkit and libraries on the host, framework wheels."""
 
 from collections.abc import Iterable, Iterator
 
@@ -20,7 +20,7 @@ from gpunode.stack.rules import CandidateCase, Choice, Objection, refuse, rules
     needs=("forward_compat.works_on",),
 )
 def cuda_compat(case: CandidateCase) -> Iterator[Choice]:
-    """The package that carries a newer CUDA on an older branch: on the host only for the host's own toolkit."""
+    """Decide the package with a newer CUDA for an older branch: on the host only for the host's own toolkit."""
     compat = case.candidate.compat
     if compat is None:
         yield Choice("cuda_compat", None, "not needed: the driver itself reaches the requested CUDA")
@@ -39,23 +39,23 @@ def cuda_compat(case: CandidateCase) -> Iterator[Choice]:
 
 
 def compat_on_host(case: CandidateCase) -> bool:
-    """The host's own toolkit needs the package; containers use the one inside their image."""
+    """Return True if the host's own toolkit needs the package; containers use the one in their image."""
     row = case.question.toolkit
     return row is not None and case.candidate.number < number(case.question.floor(row))
 
 
 def _host_toolkit(case: CandidateCase, row: Toolkit) -> tuple[PackageChoice, ...] | None:
-    """The source's packages of a toolkit; None where it has none of that version."""
+    """Return the source's packages of a toolkit; None if it has none of that version."""
     names = package_set(case, "cuda-toolkit", (None, "full"))
     if names is None:
         return None
-    wished = case.question.request.toolkit or row.series
+    version = case.question.request.toolkit or row.series
     pattern = names.version if names.version and "{" not in names.version else None
-    if pattern is not None and not pattern.split("~")[0].startswith(f"{wished}."):
+    if pattern is not None and not pattern.split("~")[0].startswith(f"{version}."):
         return None
-    exact = wished.count(".") == 2
+    exact = version.count(".") == 2
     return choices(
-        case, names, cuda=row.series, version=None if pattern else (f"{wished}-*" if exact else f"{row.series}.*")
+        case, names, cuda=row.series, version=None if pattern else (f"{version}-*" if exact else f"{row.series}.*")
     )
 
 
@@ -66,24 +66,24 @@ def _host_toolkit(case: CandidateCase, row: Toolkit) -> tuple[PackageChoice, ...
     needs=("systems.first_toolkit",),
 )
 def toolkit_in_source(case: CandidateCase) -> Iterator[Objection]:
-    """Debian 12 has 11.8 and nothing else."""
+    """Refuse a toolkit that the source does not have: Debian 12 has only 11.8."""
     row, offer = case.question.toolkit, case.candidate.offer
     if row is None or offer is None:
         return
-    wished = case.question.request.toolkit
+    version = case.question.request.toolkit
     if row.driver_only:
-        yield refuse(f"CUDA {wished} was never a toolkit: only the driver of branch {row.branch} carries it")
+        yield refuse(f"CUDA {version} was never a toolkit: only the driver of branch {row.branch} carries it")
     elif _host_toolkit(case, row) is None:
-        yield refuse(f"{case.source_name} has no CUDA toolkit {wished}")
+        yield refuse(f"{case.source_name} has no CUDA toolkit {version}")
     elif offer.first_toolkit is not None and number(row.series) < number(offer.first_toolkit):
         field = f"origins.{case.candidate.source}.first_toolkit"
-        text = f"{case.source_name} starts at CUDA {offer.first_toolkit}: no toolkit {wished}"
+        text = f"{case.source_name} starts at CUDA {offer.first_toolkit}: no toolkit {version}"
         yield refuse(text, sure=case.candidate.system.sure(field))
 
 
 @rules.decides("R24-toolkit-source", "toolkit")
 def toolkit(case: CandidateCase) -> Iterator[Choice]:
-    """A toolkit on the host only where it is requested."""
+    """Decide the toolkit: on the host only if it is requested."""
     row = case.question.toolkit
     if row is None:
         yield Choice("toolkit", None, "not requested: containers have their own")
@@ -100,8 +100,7 @@ def toolkit(case: CandidateCase) -> Iterator[Choice]:
     "R04-arch-cuda",
     "cudnn",
     "nccl",
-    means="No CUDA whose lowest compute capability is above the GPU's (CUDA 13: 7.5), and no cuDNN or NCCL built "
-    "for it",
+    means="No CUDA with a lowest compute capability above the GPU's (CUDA 13: 7.5), and no cuDNN or NCCL built for it",
     facts="cuda_majors, architectures, cudnn, nccl",
     needs=(
         "architectures.last_cuda?",
@@ -109,7 +108,7 @@ def toolkit(case: CandidateCase) -> Iterator[Choice]:
     ),
 )
 def host_libraries(case: CandidateCase) -> Iterator[Choice]:
-    """cuDNN and NCCL beside a toolkit on the host, in builds that know the GPUs."""
+    """Decide cuDNN and NCCL beside a toolkit on the host, in builds that support the GPUs."""
     row = case.question.toolkit
     if row is None:
         for field in ("cudnn", "nccl"):
@@ -139,7 +138,7 @@ def _cudnn(case: CandidateCase, toolkit_row: Toolkit) -> Choice:
 
 
 def _exact(case: CandidateCase, version: str) -> str:
-    """The pattern of one upstream version: deb versions carry a revision, rpm's version field does not."""
+    """Return the pattern of one upstream version: deb versions include a revision, rpm's version field does not."""
     return f"{version}-*" if case.candidate.system.family == "deb" else version
 
 
@@ -163,7 +162,7 @@ def _nccl(case: CandidateCase, toolkit_row: Toolkit) -> Choice:
 
 @rules.decides("R20-framework", "frameworks")
 def frameworks(case: CandidateCase) -> Iterator[Choice]:
-    """The newest wheels that this driver and these GPUs run."""
+    """Decide the newest wheels that this driver and these GPUs can run."""
     found = {name: _newest(case, name) for name in ("pytorch", "tensorflow")}
     if not any(found.values()):
         yield Choice("frameworks", None, "no framework of the catalog has a wheel for this driver and these GPUs")
@@ -179,12 +178,12 @@ def frameworks(case: CandidateCase) -> Iterator[Choice]:
 
 
 def framework_builds(case: CandidateCase, row: Framework) -> list[str]:
-    """The CUDA series of a framework release whose wheels run on the case's driver and GPUs."""
+    """Return the CUDA series of a framework release with wheels that the case's driver and GPUs can run."""
     return [cuda for cuda in row.builds if _driver_runs(case, cuda) and _gpus_run(case, row, cuda)]
 
 
 def _newest(case: CandidateCase, name: str) -> tuple[str, str] | None:
-    """Release and CUDA: the requested release of the framework that was requested, of another one the newest."""
+    """Return release and CUDA: the requested release of a requested framework, else the newest."""
     asked = case.question.framework
     rows = [row for row in case.question.catalog.frameworks.values() if row.name == name]
     rows = [row for row in rows if asked is None or asked.name != name or row == asked]
@@ -230,12 +229,12 @@ def _gpus_run(case: CandidateCase, framework: Framework, cuda: str) -> bool:
 
 
 def covers(since: str, until: str | None, version: str) -> bool:
-    """A version is inside a range whose end is inclusive, or open where there is none."""
+    """Return True if a version is inside a range with an inclusive end; the range is open without an end."""
     return number(since) <= number(version) and (until is None or number(version) <= number(until))
 
 
 def _in_wheel(capability: Number, listed: Iterable[str], ptx: str | None) -> bool:
-    """Code of the same major runs on later minors of it; PTX runs on everything from its own capability on."""
+    """Return True if a wheel supports a capability: code runs on later minors of its major, PTX on everything later."""
     if ptx is not None and capability >= number(ptx):
         return True
     return any(capability.major == number(one).major and capability >= number(one) for one in listed)

@@ -1,7 +1,7 @@
-"""What is asked, what is answered: Request and NodePicture in, Stack or Conflict out.
+"""Input and output of the resolver: Request and NodePicture in, Stack or Conflict out.
 
-Versions are text; GPUs, systems and platforms are keys of the catalog. A field of a Stack that is None carries its
-reason in ``Stack.reasons`` under the field's name, like every other choice.
+Versions are text; GPUs, systems and platforms are keys of the catalog. A field of a Stack that is None has its reason
+in ``Stack.reasons`` under the field's name, like every other choice.
 """
 
 from datetime import date
@@ -17,30 +17,29 @@ Arch = Literal["x86_64", "aarch64"]
 
 
 class StackModel(BaseModel):
-    """Base: immutable, closed. Its validator is built when the first one is made."""
+    """Base: immutable, without unknown fields. Its validator is built with the first instance."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Request(StackModel):
-    """The wishes. None: no wish, the resolver's preference decides."""
+    """The requested settings. None: not requested; the resolver's preference decides."""
 
     source: Origin | None = None
     driver: str | None = None
     """A branch (``580``: an installed release of it stays), its newest release (``580-latest``), a release
     (``580.95.05``), a range (``>=580,<595``), ``lts``, ``production``, ``newest`` or ``keep``."""
     cuda: str | None = None
-    """What containers must be able to run: ``13.0`` or ``13.0.2``."""
+    """The CUDA that containers must be able to run: ``13.0`` or ``13.0.2``."""
     toolkit: str | None = None
-    """On the host: ``12.9``; None: none."""
+    """The toolkit on the host: ``12.9``; None: none."""
     kernel_module: Flavour | None = None
     framework: str | None = None
-    """A framework release whose wheels must run: ``pytorch==2.9``, ``tensorflow==2.20``."""
+    """A framework release with wheels that must run: ``pytorch==2.9``, ``tensorflow==2.20``."""
     kernel_policy: Literal["hold", "follow"] | None = None
-    """Whether the kernel moves where the distribution signed the modules: the role's ``nvidia_driver_kernel_policy``.
-    """
+    """Policy for the kernel if the distribution signed the modules: the role's ``nvidia_driver_kernel_policy``."""
     past_eol: Literal["warn", "refuse"] = "warn"
-    """What rule R13 does with a branch whose end of life has passed."""
+    """The result of rule R13 for a branch past its end of life."""
 
 
 class GpuGroup(StackModel):
@@ -51,7 +50,7 @@ class GpuGroup(StackModel):
     models: tuple[str, ...] = Field(min_length=1)
     """Keys of the catalog's GPUs that it may be; more than one for a family name (``V100``)."""
     count: int | None = None
-    """None: not said."""
+    """None: not specified."""
 
 
 class InstalledPackage(StackModel):
@@ -60,40 +59,41 @@ class InstalledPackage(StackModel):
     name: str
     version: str
     origin: str | None
-    """Who published it; None where the catalog cannot tell."""
+    """The publisher; None if the catalog cannot determine it."""
     closure: str | None = None
-    """The driver closure it belongs to; None where it may have a version of its own."""
+    """The driver closure it belongs to; None if it may have a version of its own."""
 
 
 class Installed(StackModel):
-    """The driver that the node's package database holds."""
+    """The driver in the node's package database."""
 
     version: str | None = None
-    """Release without epoch and revision; None where no driver package is installed or they disagree."""
+    """Release without epoch and revision; None if no driver package is installed or the packages disagree."""
     flavour: Flavour | None = None
     packages: tuple[InstalledPackage, ...] = ()
     runfile: str | None = None
-    """The uninstaller that a ``.run`` file of the driver left: a driver that no package database knows."""
+    """The uninstaller of a driver's ``.run`` file: a driver that is not in the package database."""
 
     @property
     def present(self) -> bool:
-        """A driver is on the node."""
+        """Return True if a driver is on the node."""
         return bool(self.closure or self.runfile)
 
     @property
     def closure(self) -> tuple[InstalledPackage, ...]:
-        """The packages that must carry the driver's version."""
+        """Return the packages that must have the driver's version."""
         return tuple(package for package in self.packages if package.closure is not None)
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Publishers of the driver closure, sorted; unknown ones as ``unknown origin``, a ``.run`` file as itself."""
+        """Return the publishers of the driver closure, sorted; an unknown one as ``unknown origin``, a ``.run`` file as
+        itself."""
         found = {package.origin or "unknown origin" for package in self.closure}
         return tuple(sorted(found | ({"a .run file"} if self.runfile else set())))
 
 
 class NodePicture(StackModel):
-    """A node as far as the resolver needs it. None: not known or not said, any would do."""
+    """The properties of a node that the resolver needs. None: unknown or not specified, any value is accepted."""
 
     os: str | None = None
     """Key of the catalog's systems: ``ubuntu-24.04``."""
@@ -104,25 +104,25 @@ class NodePicture(StackModel):
     """Installed meta packages of kernel images (``linux-image-generic-hwe-24.04``), that of the newest kernel first."""
     gpus: tuple[GpuGroup, ...] = ()
     unknown_gpus: tuple[str, ...] = ()
-    """PCI ids of GPUs on the node that the catalog does not have: nothing can be decided for it."""
+    """PCI ids of GPUs on the node that the catalog does not have: no stack can be selected for it."""
     platform: str | None = None
-    """Key of the catalog's platforms; its GPUs count as the node's then."""
+    """Key of the catalog's platforms; the platform then defines the node's GPUs."""
     nvswitch: bool | None = None
-    """NVSwitches seen on the PCI bus; None: the bus was not seen."""
+    """True if NVSwitches are on the PCI bus; None: the bus could not be read."""
     secure_boot: bool | None = None
     nouveau: bool | None = None
-    """The nouveau module is loaded."""
+    """True if the nouveau module is loaded."""
     loaded_version: str | None = None
     """Release of the NVIDIA module in memory."""
     installed: Installed | None = None
     observed: bool = False
-    """Seen on a machine: its GPUs and its system are facts, and no offer changes them."""
+    """True for a picture of a machine: its GPUs and its system are facts, and no nearby stack changes them."""
     notes: tuple[str, ...] = ()
-    """What was seen and could not be placed in the catalog."""
+    """Facts of the node that are not in the catalog."""
 
 
 class Reason(StackModel):
-    """Why a field is as it is."""
+    """The reason for the value of a field."""
 
     rule: str
     """Id of a rule, or ``wish``, ``installed``, ``preference``, ``catalog``."""
@@ -130,23 +130,23 @@ class Reason(StackModel):
 
 
 class Warn(StackModel):
-    """What the user should know about a stack that holds."""
+    """A warning about a stack."""
 
     rule: str
     text: str
 
 
 class PackageChoice(StackModel):
-    """One package, exactly as the node's package manager knows it."""
+    """One package, with its name in the node's package manager."""
 
     name: str
     version: str | None
     """Pattern of the version (``580.178.04-*``); None: the repository sets it."""
     component: str
     alternatives: tuple[str, ...] = ()
-    """Names to take in its place where the repository does not have it, the first that exists."""
+    """Alternative names if the repository does not have it; the first one that exists is used."""
     with_driver: bool = False
-    """Belongs to the driver closure: must have the same version as the driver."""
+    """True if it belongs to the driver closure: it must have the same version as the driver."""
 
 
 class Driver(StackModel):
@@ -154,7 +154,7 @@ class Driver(StackModel):
 
     branch: int
     version: str | None
-    """The exact release; None where only the repository can say."""
+    """The exact release; None if only the repository can decide it."""
     constraint: str
     """Shell pattern of releases that satisfy the decision: ``580.178.04`` or ``580.*``."""
     decided_by: Literal["wish", "catalog", "repository", "installed"]
@@ -171,21 +171,21 @@ class Module(StackModel):
     kernel_flavour: str | None = None
     """``generic``, ``generic-hwe-24.04``, ``aws``, ``azure``, ``gcp`` …: only for precompiled modules."""
     kernel_packages: tuple[str, ...] = ()
-    """Kernel and module packages that must move together from now on."""
+    """Kernel and module packages that must be upgraded together."""
 
 
 class Cuda(StackModel):
-    """What containers may run."""
+    """CUDA in containers."""
 
     wished: str | None
     native: str | None
-    """The newest CUDA with full support: the driver's own, or less where the GPU's last CUDA is older."""
+    """The newest CUDA with full support: the driver's own, or an older one if the GPU's last CUDA is older."""
     newest: str | None
-    """The newest CUDA that minor-version compatibility reaches (no PTX JIT of newer toolkits there)."""
+    """The newest CUDA by minor-version compatibility (without PTX JIT of newer toolkits)."""
     oldest: str | None
-    """The oldest CUDA that knows every GPU of the node."""
+    """The oldest CUDA that supports every GPU of the node."""
     support: Literal["native", "minor-version", "forward-compat"] | None
-    """How the wished CUDA is reached; None without a wish."""
+    """How the requested CUDA is supported; None if none is requested."""
 
 
 class Library(StackModel):
@@ -197,14 +197,14 @@ class Library(StackModel):
 
 
 class Service(StackModel):
-    """A component that must carry the driver's version, or belongs to the board."""
+    """A component that must have the driver's version, or belongs to the board."""
 
     version: str | None
     """``None``: a version of its own that the repository sets."""
     same_as_driver: bool
     packages: tuple[str, ...]
     kernel_modules: tuple[str, ...] = ()
-    """To be loaded before it starts."""
+    """Kernel modules that must be loaded before it starts."""
 
 
 class Preference(StackModel):
@@ -216,24 +216,24 @@ class Preference(StackModel):
 
 
 class Pin(StackModel):
-    """How the decision is held."""
+    """The mechanism that holds the decision."""
 
     mechanism: Literal["preferences", "module-stream", "versionlock", "addlock"]
     preferences: tuple[Preference, ...] = ()
-    """Our own apt preferences."""
+    """gpunode's own apt preferences."""
     pattern: str | None = None
-    """Module stream, or what is locked."""
+    """Module stream, or the locked name."""
 
 
 class Restart(StackModel):
-    """What must be restarted before the stack is in force."""
+    """The restart that activates the stack."""
 
     kind: Literal["none", "load-module", "reload-module", "reboot"]
-    """``reload-module``: on an idle node the module can be exchanged, otherwise a reboot."""
+    """``reload-module``: on an idle node the module can be replaced, otherwise a reboot is needed."""
 
 
 class Frameworks(StackModel):
-    """Newest framework releases whose published wheels run on this stack, with their CUDA."""
+    """Newest framework releases with published wheels that run on this stack, with their CUDA."""
 
     pytorch: str | None
     pytorch_cuda: str | None
@@ -242,7 +242,7 @@ class Frameworks(StackModel):
 
 
 class Stack(StackModel):
-    """One matched set. Every field below ``gpus`` has its reason in ``reasons``."""
+    """One set of matching versions. Every field below ``gpus`` has its reason in ``reasons``."""
 
     schema_name: Literal["gpunode.stack/1"] = Field(SCHEMA, alias="schema")
     os: str
@@ -270,14 +270,14 @@ class Stack(StackModel):
     gpudirect_rdma: bool | None
     frameworks: Frameworks | None
     packages: tuple[PackageChoice, ...]
-    """All packages to have, in the order in which they are named above."""
+    """All packages to install, in the order of the fields above."""
     remove: tuple[str, ...]
-    """Installed packages that must go first."""
+    """Installed packages to remove first."""
     pin: Pin | None
     restart: Restart
     eol: date | None
     kept: bool
-    """The node already has this driver."""
+    """True if the node already has this driver."""
 
     warnings: tuple[Warn, ...]
     reasons: dict[str, Reason]
@@ -285,12 +285,12 @@ class Stack(StackModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     def to_json(self) -> str:
-        """The document of schema ``gpunode.stack/1``."""
+        """Return the document of schema ``gpunode.stack/1``."""
         return self.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
 class Term(StackModel):
-    """One thing that was asked or seen: the parts of which a conflict is made."""
+    """One requested value or fact: the parts of a conflict."""
 
     name: str
     """``gpu``, ``platform``, ``os``, ``arch``, ``kernel``, ``installed``, ``source``, ``driver``, ``cuda``,
@@ -303,24 +303,24 @@ class Term(StackModel):
 
 
 class Clash(StackModel):
-    """A rule that does not hold, in words about this case."""
+    """A rule that refuses, with its message for this case."""
 
     rule: str
     text: str
 
 
 class NearbyStack(StackModel):
-    """A stack near the request, and what to change for it."""
+    """A stack near the request, and the change of the request that it needs."""
 
     change: tuple[str, ...]
-    """In words: ``--cuda 12.9 instead of 13.0``."""
+    """As messages: ``--cuda 12.9 instead of 13.0``."""
     summary: str
     """``580 proprietary with CUDA 12.9``."""
     stack: Stack
 
 
 class Conflict(StackModel):
-    """No stack holds: the smallest set of terms that cannot hold together, why, and the nearest stacks that do."""
+    """A request without a stack: the smallest set of conflicting terms, the reasons, and the nearest stacks."""
 
     terms: tuple[Term, ...]
     clashes: tuple[Clash, ...]
@@ -328,6 +328,6 @@ class Conflict(StackModel):
 
     @property
     def message(self) -> str:
-        """One line."""
+        """Return the conflict in one line."""
         asked = " + ".join(str(term) for term in self.terms)
         return f"conflict between {asked}:  " + "; ".join(clash.text for clash in self.clashes)

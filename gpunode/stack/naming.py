@@ -9,25 +9,25 @@ from gpunode.stack.model import PackageChoice
 from gpunode.stack.rules import CandidateCase
 
 DRIVER_VARIANTS = ("headless", "compute", "full")
-"""Kinds of driver packages, the preferred one first: a server needs no X."""
+"""Variants of driver packages, the preferred one first: a server needs no X."""
 OWN_VERSION = {"debian": ("nvidia-persistenced", "nvidia-modprobe"), "ubuntu": ("linux-*",)}
-"""Packages in the rows of a driver that carry versions of their own: helpers of Debian (compat.yml, debian_archive),
-and precompiled modules, which carry their kernel's."""
+"""Packages in the rows of a driver that have versions of their own: helpers of Debian (compat.yml, debian_archive), and
+precompiled modules, which have their kernel's."""
 
 
 def version_word(case: CandidateCase) -> str:
-    """The release, or the shell pattern of releases where the repository sets it."""
+    """Return the release, or the shell pattern of releases if the repository decides it."""
     candidate = case.candidate
     return f"{candidate.branch.number}.*" if candidate.decided_by == "repository" else candidate.version
 
 
 def applies(case: CandidateCase, row: PackageSet | Pinning) -> bool:
-    """A row of names or of pinning is for this system and branch."""
+    """Return True if a row of names or of pinning applies to the case's system and branch."""
     return is_for(row, case.candidate.system, case.candidate.branch.number)
 
 
 def is_for(row: PackageSet | Pinning, system: System, branch: int) -> bool:
-    """A row of names or of pinning is for a system and a branch."""
+    """Return True if a row of names or of pinning applies to a system and a branch."""
     return (
         row.family == system.family
         and (not row.systems or system.id in row.systems)
@@ -39,7 +39,7 @@ def is_for(row: PackageSet | Pinning, system: System, branch: int) -> bool:
 def package_set(
     case: CandidateCase, component: str, variants: Sequence[str | None] = (None,), *, release: int | None = None
 ) -> PackageSet | None:
-    """The row that names a component (in its own major ``release``) here; the first of ``variants`` that has one."""
+    """Return the row that names a component (in its own major ``release``); the first of ``variants`` that has one."""
     candidate = case.candidate
     origins = {"container-toolkit"} if component == "container-toolkit" else {candidate.source}
     if case.lacks(component):
@@ -59,7 +59,7 @@ def package_set(
 
 
 def fill(case: CandidateCase, template: str, *, cuda: str = "", kernel: str = "") -> str:
-    """A name or version template with this case's values; ``cuda`` is a series (``13.0``)."""
+    """Return a name or version template with this case's values; ``cuda`` is a series (``13.0``)."""
     return template.format(
         branch=case.candidate.branch.number,
         version=version_word(case),
@@ -70,14 +70,14 @@ def fill(case: CandidateCase, template: str, *, cuda: str = "", kernel: str = ""
 
 
 def alternatives(template: str) -> tuple[str, ...]:
-    """Return the names in a row's entry (``a | b``): the package manager takes the first one that exists."""
+    """Return the names in a row's entry (``a | b``): the first one that exists is installed."""
     return tuple(name.strip() for name in template.split("|"))
 
 
 def choices(
     case: CandidateCase, row: PackageSet, *, cuda: str = "", kernel: str = "", version: str | None = None
 ) -> tuple[PackageChoice, ...]:
-    """A row's packages for this case; ``version`` replaces the row's pattern."""
+    """Return a row's packages for this case; ``version`` replaces the row's pattern."""
     pattern = version if version is not None else row.version
     found = []
     for template in row.names:

@@ -1,4 +1,4 @@
-"""From the facts of a machine to the picture of it that the resolver takes."""
+"""Conversion of the facts of a machine into the resolver's NodePicture."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ ARCHES: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aa
 
 
 def picture_from_facts(facts: NodeFacts, catalog: Catalog) -> NodePicture:
-    """What the resolver needs of a node. What was not seen, or is not in the catalog, stands in ``notes``."""
+    """Return the picture of a node. Unknown facts, and facts that the catalog does not have, are in ``notes``."""
     groups, unknown = _gpus(facts, catalog)
     system = facts.os and catalog.os_of(facts.os.id, facts.os.version_id)
     loaded = facts.loaded_driver
@@ -32,12 +32,12 @@ def picture_from_facts(facts: NodeFacts, catalog: Catalog) -> NodePicture:
         loaded_version=loaded.version if loaded else None,
         installed=_installed(facts),
         observed=True,
-        notes=tuple(_unseen(facts)),
+        notes=tuple(_notes(facts)),
     )
 
 
 def undetermined(facts: NodeFacts, picture: NodePicture) -> str | None:
-    """Why no stack can be decided for this node, in one line; None where one can."""
+    """Return why no stack can be selected for this node, in one line; None if one can."""
     for field in ("os", "packages", "pci"):
         reason = facts.gap(field)
         if reason is not None:
@@ -53,7 +53,7 @@ def undetermined(facts: NodeFacts, picture: NodePicture) -> str | None:
 
 
 def _unknown_gpus(ids: tuple[str, ...]) -> str:
-    """The reason, with the overlay that states what is missing."""
+    """Return the reason, with the overlay that would add the GPUs."""
     rows = ", ".join(
         f"gpu-{pci[-4:]}: {{name: NAME, pci: ['{pci}'], architecture: ARCHITECTURE, compute_capability: X.Y, "
         "min_driver: RELEASE, date: YYYY-MM-DD}"
@@ -62,13 +62,13 @@ def _unknown_gpus(ids: tuple[str, ...]) -> str:
     return f"unknown GPU {', '.join(ids)}; add it in a file for --overlay: gpus: {{{rows}}}"
 
 
-def _unseen(facts: NodeFacts) -> Iterator[str]:
+def _notes(facts: NodeFacts) -> Iterator[str]:
     if facts.pci is not None and not facts.gpus_on_bus:
         yield "no NVIDIA GPU is on the PCI bus"
 
 
 def _gpus(facts: NodeFacts, catalog: Catalog) -> tuple[tuple[GpuGroup, ...], tuple[str, ...]]:
-    """GPUs of one kind together, and the PCI ids of those that the catalog does not know."""
+    """Return GPUs grouped by kind, and the PCI ids of those that the catalog does not have."""
     counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
     unknown: set[str] = set()
     for device in facts.gpus_on_bus or ():
@@ -90,14 +90,14 @@ def _nvswitch(facts: NodeFacts, catalog: Catalog) -> bool | None:
 
 
 def _kernel(kernels: Iterable[Kernel] | None) -> str | None:
-    """The running kernel where a package brought it, else the newest installed one (a container runs its host's)."""
+    """Return the running kernel if a package owns it, else the newest installed one (a container runs its host's)."""
     packaged = [one for one in kernels or () if one.package]
     chosen = [one for one in packaged if one.running] or [one for one in packaged if one.newest]
     return chosen[0].release if chosen else None
 
 
 def _kernel_images(packages: Iterable[Package] | None) -> tuple[str, ...]:
-    """Meta packages of kernel images; their versions begin as the releases of their kernels do."""
+    """Return meta packages of kernel images; their versions begin with the releases of their kernels."""
     found = [package for package in packages or () if package.installed and KERNEL_IMAGE.fullmatch(package.name)]
     ordered = sorted(found, key=lambda package: [int(part) for part in re.findall(r"[0-9]+", package.version)])
     return tuple(package.name for package in reversed(ordered))
@@ -130,7 +130,7 @@ def _package(package: Package) -> InstalledPackage:
 
 
 def _flavour(facts: NodeFacts, packages: Iterable[Package]) -> Flavour | None:
-    """Of the module on disk, else of the package that brings it, else of the module in memory."""
+    """Return the flavour of the module on disk, else of its package, else of the loaded module."""
     seen = {module.flavour for module in facts.module_files or ()}
     if not seen - {None}:
         names = [package.name for package in packages if brings_kernel_module(package.name)]

@@ -1,4 +1,4 @@
-"""A plan: the stacks of many nodes, equal nodes together, and how far what is installed has drifted from a lock."""
+"""A plan: the stacks of many nodes, equal nodes grouped, and the drift of the installed drivers from their locks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from gpunode.catalog import Catalog
-from gpunode.stack.drift import Drift, Wanted, drifts, joined, read_lock, with_lock
+from gpunode.stack.drift import Drift, DriftQuery, drifts, joined, read_lock, with_lock
 from gpunode.stack.model import Conflict, NodePicture, Request, Stack, StackModel
 from gpunode.stack.resolve import resolve
 
@@ -22,7 +22,7 @@ class PlanHost:
     name: str
     picture: NodePicture | None
     reason: str | None = None
-    """Why no stack can be decided for it."""
+    """Why no stack can be selected for it."""
     lock: Mapping[str, Any] | None = None
     """The host's variable ``gpunode_stack``."""
 
@@ -31,7 +31,7 @@ class PlanGroup(StackModel):
     """Nodes with one answer: exactly one of ``stack``, ``conflict`` and ``undetermined`` is set."""
 
     hosts: tuple[str, ...]
-    """Empty for a thought experiment."""
+    """Empty for a hypothetical node."""
     stack: Stack | None = None
     conflict: Conflict | None = None
     undetermined: str | None = None
@@ -46,15 +46,15 @@ class Plan(StackModel):
     request: Request
     groups: tuple[PlanGroup, ...]
     notes: tuple[str, ...] = ()
-    """What holds for the whole plan: the catalog is old."""
+    """Notes about the whole plan: the catalog is old."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
 def plan(hosts: Iterable[PlanHost], request: Request, catalog: Catalog, today: date) -> Plan:
-    """Resolve each different picture once; a host's lock decides where the request names no driver.
+    """Return the plan, with each different picture resolved once; a host's lock applies if the request names no driver.
 
-    Raises UsageError for names that the catalog does not know.
+    Raise UsageError for names that the catalog does not have.
     """
     members: dict[tuple[str, Request], list[PlanHost]] = {}
     failed: dict[str, list[str]] = {}
@@ -62,30 +62,30 @@ def plan(hosts: Iterable[PlanHost], request: Request, catalog: Catalog, today: d
         if host.picture is None:
             failed.setdefault(host.reason or "no answer", []).append(host.name)
         else:
-            wanted = with_lock(request, read_lock(host.lock, host.name))
-            members.setdefault((host.picture.model_dump_json(), wanted), []).append(host)
-    groups = [_group(same, request, wanted, catalog, today) for (_, wanted), same in members.items()]
+            locked = with_lock(request, read_lock(host.lock, host.name))
+            members.setdefault((host.picture.model_dump_json(), locked), []).append(host)
+    groups = [_group(same, request, locked, catalog, today) for (_, locked), same in members.items()]
     groups += [PlanGroup(hosts=tuple(sorted(names)), undetermined=why) for why, names in failed.items()]
     ordered = tuple(sorted(_merged(groups), key=lambda group: group.hosts))
     stale = catalog.stale(today)
     return Plan(today=today, request=request, groups=ordered, notes=(stale,) if stale else ())
 
 
-def _group(same: list[PlanHost], request: Request, wanted: Request, catalog: Catalog, today: date) -> PlanGroup:
+def _group(same: list[PlanHost], request: Request, locked: Request, catalog: Catalog, today: date) -> PlanGroup:
     picture = same[0].picture
     if picture is None:
         raise ValueError("a host without a picture is in no group")
-    answer = resolve(wanted, picture, catalog, today)
+    answer = resolve(locked, picture, catalog, today)
     names = tuple(sorted(host.name for host in same if host.name))
     locks = {host.name: read_lock(host.lock, host.name) for host in same}
-    drift = drifts(Wanted(request, picture, catalog, today), locks) if picture.observed else ()
+    drift = drifts(DriftQuery(request, picture, catalog, today), locks) if picture.observed else ()
     if isinstance(answer, Stack):
         return PlanGroup(hosts=names, stack=answer, drift=drift)
     return PlanGroup(hosts=names, conflict=answer, drift=drift)
 
 
 def _merged(groups: Iterable[PlanGroup]) -> list[PlanGroup]:
-    """Groups whose answers are the same after all: pictures may differ in what does not matter."""
+    """Return the groups with equal answers merged: pictures may differ in properties that do not matter."""
     found: dict[str, PlanGroup] = {}
     for group in groups:
         key = group.model_dump_json(exclude={"hosts", "drift"})

@@ -1,4 +1,4 @@
-"""What roles ask beside the stack: other variants of the driver's packages, and what of a driver is on the node."""
+"""Inputs of roles beside the stack: other variants of the driver's packages, and the installed driver packages."""
 
 from gpunode.catalog import Catalog
 from gpunode.catalog.origins import upstream_version
@@ -8,13 +8,13 @@ from gpunode.stack.naming import alternatives, is_for
 from gpunode.stack.picture import picture_from_facts
 
 TOGETHER = ("driver", "fabric-manager", "nscq", "nvsdm", "imex")
-"""Components that move with the driver in one transaction; those that have versions of their own do not."""
+"""Components that are upgraded with the driver in one transaction; components with versions of their own are not."""
 
 
 def driver_names(stack: Stack, catalog: Catalog, variant: str) -> tuple[tuple[str, ...], ...]:
-    """Return the driver's packages in a ``variant`` of the catalog (``full``); empty where the source has none.
+    """Return the driver's packages in a ``variant`` of the catalog (``full``); empty if the source has none.
 
-    Each is its name and those to take in its place where the repository does not have it.
+    Each is its name, followed by the alternatives if the repository does not have it.
     """
     branch, system = stack.driver.branch, catalog.os(stack.os)
     for row in catalog.packages.values():
@@ -32,11 +32,11 @@ def driver_names(stack: Stack, catalog: Catalog, variant: str) -> tuple[tuple[st
 
 
 def installed_closure(node: NodeFacts, catalog: Catalog) -> dict[str, InstalledPackage]:
-    """Every installed package of a driver closure, whoever published it, by name."""
+    """Return every installed package of a driver closure, of any publisher, by name."""
     found = picture_from_facts(node, catalog).installed
     return {package.name: package for package in found.closure} if found else {}
 
 
 def releases_from(source: str, installed: dict[str, InstalledPackage]) -> dict[str, str]:
-    """Of these packages those that came from ``source``: name to release."""
+    """Return name and release of the packages that came from ``source``."""
     return {name: upstream_version(row.version) for name, row in installed.items() if row.origin == source}

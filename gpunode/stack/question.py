@@ -1,4 +1,4 @@
-"""The question: wishes and node, looked up in the catalog, and the terms that a conflict can be made of."""
+"""The question: request and node, resolved in the catalog, and the terms of a possible conflict."""
 
 import re
 from collections.abc import Collection
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 WORDS = ("lts", "production", "newest", "keep")
-"""Driver wishes that name no branch."""
+"""Driver requests that name no branch."""
 LATEST = "-latest"
-"""Ending of a driver request that moves to the branch's newest release; without it an installed release stays."""
+"""Suffix of a driver request for the branch's newest release; without it an installed release stays."""
 FRAMEWORKS = {"torch": "pytorch", "pytorch": "pytorch", "tensorflow": "tensorflow", "tf": "tensorflow"}
-"""What people call a framework, and the catalog's name for it."""
+"""Common names of a framework, and the catalog's name for it."""
 
 
 @lru_cache(maxsize=4096)
 def number(version: str) -> Number:
-    """A version as something that compares."""
+    """Return a version as a comparable number."""
     return Number(version)
 
 
-def is_range(wish: str) -> bool:
-    """True for a driver request that compares: ``>=580,<595``."""
-    return any(sign in wish for sign in "<>=!")
+def is_range(driver: str) -> bool:
+    """Return True for a driver request that compares: ``>=580,<595``."""
+    return any(sign in driver for sign in "<>=!")
 
 
 def specifiers(text: str) -> "SpecifierSet":
-    """The range that a driver request gives; UsageError where it is none."""
+    """Return the range of a driver request; raise UsageError if it is not valid."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 (slow to load, seldom needed)
 
     try:
@@ -50,7 +50,8 @@ def specifiers(text: str) -> "SpecifierSet":
 
 
 def framework_named(text: str, catalog: Catalog) -> Framework:
-    """The row of ``torch==2.9``, ``pytorch==2.9.1`` or ``tensorflow==2.20``; UsageError with the known ones."""
+    """Return the row of ``torch==2.9``, ``pytorch==2.9.1`` or ``tensorflow==2.20``; raise UsageError with the known
+    ones."""
     match = re.fullmatch(r"(?P<name>[A-Za-z]+)\s*==\s*(?P<series>\d{1,3}\.\d{1,3})(\.\d{1,3})?", text.strip())
     name = FRAMEWORKS.get(match["name"].lower()) if match else None
     if match is None or name is None:
@@ -72,26 +73,26 @@ class GpuTerm:
     count: int | None
 
     def named(self, gpu: Gpu) -> str:
-        """The GPU in the user's word and in the field's: ``V100 (Volta, compute capability 7.0)``."""
+        """Return the GPU for a message: ``V100 (Volta, compute capability 7.0)``."""
         return f"{self.label} ({gpu.architecture.capitalize()}, compute capability {gpu.compute_capability})"
 
 
 @dataclass(frozen=True)
 class Board:
-    """What the board asks for beside the driver."""
+    """Requirements of the board beside the driver."""
 
     services: tuple[str, ...] = ()
     kernel_modules: tuple[str, ...] = ()
     unknown: str | None = None
-    """Why it could not be told whether NVSwitches are there; None where it could."""
+    """Why it could not be determined whether the board has NVSwitches; None if it could."""
     unsure: str | None = None
-    """Why the answer is less than sure."""
+    """Why the result is not sure."""
     why: str = "no GPU of this node is connected to an NVSwitch"
 
 
 @dataclass(frozen=True)
 class Question:
-    """A request for a node in terms of the catalog. Raises UsageError for names that the catalog does not know."""
+    """A request for a node in terms of the catalog. Raises UsageError for names that the catalog does not have."""
 
     request: Request
     node: NodePicture
@@ -100,17 +101,17 @@ class Question:
 
     @cached_property
     def system(self) -> System | None:
-        """The operating system; None: any."""
+        """Return the operating system; None: any."""
         return self.catalog.os(self.node.os) if self.node.os else None
 
     @cached_property
     def platform(self) -> Platform | None:
-        """The platform, where one was named."""
+        """Return the platform if one is named."""
         return self.catalog.platform(self.node.platform) if self.node.platform else None
 
     @cached_property
     def gpus(self) -> tuple[GpuTerm, ...]:
-        """The node's GPUs: the platform's and those that were named."""
+        """Return the node's GPUs: those of the platform and those that are named."""
         terms = [
             GpuTerm(group.label, tuple(self.catalog.gpu(model) for model in group.models), group.count)
             for group in self.node.gpus
@@ -122,71 +123,71 @@ class Question:
 
     @cached_property
     def cuda(self) -> Toolkit | None:
-        """The CUDA that containers must be able to run."""
+        """Return the CUDA that containers must be able to run."""
         return self.catalog.toolkit(self.request.cuda) if self.request.cuda else None
 
     @cached_property
     def toolkit(self) -> Toolkit | None:
-        """The toolkit wished on the host."""
+        """Return the toolkit requested on the host."""
         return self.catalog.toolkit(self.request.toolkit) if self.request.toolkit else None
 
     @cached_property
-    def cuda_wishes(self) -> tuple[tuple[str, Toolkit], ...]:
-        """Both CUDA wishes as far as they were made, each with the words for it."""
+    def requested_cuda(self) -> tuple[tuple[str, Toolkit], ...]:
+        """Return the requested CUDA of containers and of the host's toolkit, each with its name for messages."""
         named = (("containers", self.cuda), ("the host's toolkit", self.toolkit))
-        return tuple((whose, row) for whose, row in named if row is not None)
+        return tuple((user, row) for user, row in named if row is not None)
 
     def floor(self, row: Toolkit) -> str:
-        """The oldest driver on which a toolkit runs at all, by minor-version compatibility."""
+        """Return the oldest driver that runs a toolkit, by minor-version compatibility."""
         return row.floor or self.catalog.cuda_majors[str(row.major)].floor
 
     @cached_property
     def driver_branch(self) -> Branch | None:
-        """The branch that the driver wish names; None for a word, a range or no wish."""
-        wish = (self.request.driver or "").removesuffix(LATEST)
-        if self.moves and not wish.isdigit():
+        """Return the branch that the driver request names; None for a word, a range or no request."""
+        name = (self.request.driver or "").removesuffix(LATEST)
+        if self.moves and not name.isdigit():
             raise UsageError(f"driver {self.request.driver!r}: {LATEST} follows a branch, as in 580{LATEST}")
-        return self.catalog.branch_of(wish) if wish and wish not in WORDS and not is_range(wish) else None
+        return self.catalog.branch_of(name) if name and name not in WORDS and not is_range(name) else None
 
     @property
     def moves(self) -> bool:
-        """The newest release of the named branch is requested, whatever is installed."""
+        """Return True if the newest release of the named branch is requested, whatever is installed."""
         return (self.request.driver or "").endswith(LATEST)
 
     @cached_property
     def driver_version(self) -> str | None:
-        """The exact release that the driver wish names."""
-        wish = self.request.driver
-        return wish if wish and wish not in WORDS and "." in wish and not is_range(wish) and not self.moves else None
+        """Return the exact release that the driver request names."""
+        name = self.request.driver
+        return name if name and name not in WORDS and "." in name and not is_range(name) and not self.moves else None
 
     @cached_property
     def driver_range(self) -> "SpecifierSet | None":
-        """The range of releases that the driver request gives; None where it gives none."""
-        wish = self.request.driver
-        return specifiers(wish) if wish and is_range(wish) else None
+        """Return the range of releases of the driver request; None if it has none."""
+        text = self.request.driver
+        return specifiers(text) if text and is_range(text) else None
 
     def in_range(self, version: str) -> bool:
-        """A release satisfies the range; every release does where there is none."""
+        """Return True if a release satisfies the range; always True without a range."""
         return self.driver_range is None or self.driver_range.contains(number(version), prereleases=True)
 
     def newest_in_range(self, branch: Branch) -> str:
-        """The newest known release of a branch inside the range; its newest of all where none is."""
+        """Return the newest known release of a branch inside the range; its newest of all if none is inside."""
         inside = [point for point in branch.points if self.in_range(point)]
         return max(inside, key=number) if inside else branch.latest
 
     @cached_property
     def framework(self) -> Framework | None:
-        """The framework release whose wheels must run."""
+        """Return the framework release with wheels that must run."""
         return framework_named(self.request.framework, self.catalog) if self.request.framework else None
 
     @property
     def installed(self) -> Installed | None:
-        """What is on the node, where a driver package is."""
+        """Return the installed driver, if there is one."""
         return self.node.installed if self.node.installed and self.node.installed.present else None
 
     @cached_property
     def source(self) -> Origin:
-        """Where the driver comes from: the wish, else what is installed, else NVIDIA's repository."""
+        """Return the driver's source: the requested one, else the installed one, else NVIDIA's repository."""
         if self.request.source is not None:
             return self.request.source
         origins = self.installed.origins if self.installed else ()
@@ -195,19 +196,19 @@ class Question:
 
     @property
     def source_rule(self) -> str:
-        """Why the source is what it is, as a reason's rule."""
+        """Return the rule for the reason of the source."""
         if self.request.source is not None:
             return "wish"
         return "installed" if self.installed and self.installed.origins == (self.source,) else "preference"
 
     @cached_property
     def kernel_release(self) -> Number | None:
-        """The leading numbers of the kernel's release."""
+        """Return the leading numbers of the kernel's release."""
         return kernel_number(self.node.kernel)
 
     @cached_property
     def board(self) -> Board:
-        """Which services the board needs: by the platform's row, the PCI bus, or the number of GPUs."""
+        """Return the services that the board needs: by the platform's row, the PCI bus, or the number of GPUs."""
         if self.platform is not None:
             row = self.platform
             words = f"{row.name}: {_listed(row.services) or 'nothing in addition to the driver'}"
@@ -260,7 +261,7 @@ class Question:
         return Board(row.services, row.kernel_modules, unsure=unsure, why=words)
 
     def _more_than_one_board(self, term: GpuTerm) -> Board | None:
-        """More GPUs than any board without NVSwitches has: two boards behind NVSwitches, as 16 A100 are."""
+        """Return two boards for more GPUs than any board without NVSwitches has, such as 16 A100; else None."""
         held = {gpu.id for gpu in term.models}
         boards = [row for row in self.catalog.platforms.values() if row.kind != "cloud" and set(row.gpus) <= held]
         direct = [row.gpu_count for row in boards if not row.services]
@@ -278,12 +279,12 @@ def _listed(words: Collection[str]) -> str:
 
 
 def terms(request: Request, node: NodePicture) -> tuple[Term, ...]:
-    """Everything that was asked or seen and could be part of a conflict."""
+    """Return all requested values and facts that could be part of a conflict."""
     installed = node.installed if node.installed and node.installed.present else None
     on_node = installed and f"{installed.version or 'driver packages'} from {' and '.join(installed.origins)}"
-    seen: list[tuple[str, str | None]] = [("gpu", group.label) for group in node.gpus]
-    seen += [("platform", node.platform), ("os", node.os), ("arch", node.arch), ("kernel", node.kernel)]
-    wished = [
+    facts: list[tuple[str, str | None]] = [("gpu", group.label) for group in node.gpus]
+    facts += [("platform", node.platform), ("os", node.os), ("arch", node.arch), ("kernel", node.kernel)]
+    requested = [
         ("source", request.source),
         ("driver", request.driver),
         ("cuda", request.cuda),
@@ -293,13 +294,13 @@ def terms(request: Request, node: NodePicture) -> tuple[Term, ...]:
         ("past-eol", None if request.past_eol == "warn" else request.past_eol),
     ]
     given: Literal["wish", "node"] = "node" if node.observed else "wish"
-    found = [Term(name=name, value=value, given=given) for name, value in seen if value]
+    found = [Term(name=name, value=value, given=given) for name, value in facts if value]
     found += [Term(name="installed", value=on_node, given="node")] if on_node else []
-    return (*found, *(Term(name=name, value=value, given="wish") for name, value in wished if value))
+    return (*found, *(Term(name=name, value=value, given="wish") for name, value in requested if value))
 
 
 def restrict(request: Request, node: NodePicture, keep: Collection[Term]) -> tuple[Request, NodePicture]:
-    """The same question with only these terms: what was dropped may be anything."""
+    """Return the question with only these terms; dropped ones may have any value."""
     held = {(term.name, term.value) for term in keep}
     names = {term.name for term in keep}
 
@@ -321,7 +322,7 @@ def restrict(request: Request, node: NodePicture, keep: Collection[Term]) -> tup
             "loaded_version": node.loaded_version if installed else None,
         }
     )
-    wishes = request.model_copy(
+    restricted = request.model_copy(
         update={
             "source": if_kept("source", request.source),
             "driver": if_kept("driver", request.driver),
@@ -332,11 +333,11 @@ def restrict(request: Request, node: NodePicture, keep: Collection[Term]) -> tup
             "past_eol": request.past_eol if "past-eol" in names else "warn",
         }
     )
-    return wishes, picture
+    return restricted, picture
 
 
 def must_be_known(question: Question) -> None:
-    """Look every name up, so that an unknown one is a UsageError before anything is decided."""
+    """Look up every name, so that an unknown one raises UsageError before anything is decided."""
     if question.node.platform and question.node.gpus:
         raise UsageError("a platform defines its GPUs: remove the others")
     labels = [group.label for group in question.node.gpus]

@@ -1,4 +1,4 @@
-"""The rules about what only a request brings: a range of drivers, a framework release, how the kernel moves."""
+"""Rules for requests only: a range of drivers, a framework release, the kernel policy."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,8 @@ from gpunode.stack.rules import CandidateCase, Objection, refuse, rules, warn
     facts="branches",
 )
 def driver_range(case: CandidateCase) -> Iterator[Objection]:
-    """``>=580,<595`` leaves 580 and 590; of each branch the newest release inside is taken."""
+    """Refuse a release outside the requested range: ``>=580,<595`` allows 580 and 590, each with its newest release
+    inside."""
     question, candidate = case.question, case.candidate
     if question.driver_range is None:
         return
@@ -30,7 +31,7 @@ def driver_range(case: CandidateCase) -> Iterator[Objection]:
     facts="frameworks, wheels",
 )
 def framework_requested(case: CandidateCase) -> Iterator[Objection]:
-    """PyTorch 2.9 on a driver and GPUs that one of its published wheels runs on."""
+    """Refuse a driver or GPUs that no published wheel of the requested framework supports."""
     row = case.question.framework
     if row is None:
         return
@@ -62,7 +63,8 @@ def _wheels_known(case: CandidateCase, version: str) -> bool:
     facts="packages",
 )
 def kernel_policy(case: CandidateCase) -> Iterator[Objection]:
-    """Modules that the distribution signed fit one kernel: they are held together, or they move on together."""
+    """Warn about the kernel policy: modules that the distribution signed match one kernel, and are held or upgraded
+    with it."""
     policy = case.question.request.kernel_policy
     if policy is None:
         return

@@ -1,4 +1,5 @@
-"""``resolve``: the first candidate that no rule refuses, or the smallest conflict. Pure and deterministic."""
+"""``resolve``: the first candidate that no rule refuses, or the smallest conflict. Deterministic, without side
+effects."""
 
 from collections.abc import Collection
 from datetime import date
@@ -18,10 +19,9 @@ from gpunode.stack.question import Question, must_be_known
 def resolve(
     request: Request, node: NodePicture, catalog: Catalog, today: date, *, off: Collection[str] = ()
 ) -> Stack | Conflict:
-    """The matched stack for a node, or why there is none.
+    """Return the stack for a node, or the conflict.
 
-    ``off`` leaves rules out by id. Raises UsageError where request or node name something that the catalog does not
-    know.
+    ``off`` skips rules by id. Raise UsageError if request or node name something that the catalog does not have.
     """
     question = Question(request, node, catalog, today)
     must_be_known(question)

@@ -1,8 +1,8 @@
-"""The registry of rules, and what a rule may say.
+"""The registry of rules, and the results of a rule.
 
-A rule has an id, says what it means and which facts it rests on, and does one or more of three things: it speaks about
-the question as such, it judges a candidate (refuses it, or warns), and it decides parts of the stack. Each of these is
-a function under a decorator; one of a rule's decorators says what the rule means. Every rule can be left out by its id.
+A rule has an id, a meaning and the sources of its facts, and does one or more of three things: it checks the question
+itself, it checks a candidate (refuses it, or warns), and it decides fields of the stack. Each of these is a function
+with a decorator; one of a rule's decorators has the meaning. Every rule can be skipped by its id.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -19,14 +19,14 @@ from gpunode.stack.question import GpuTerm, Question
 
 @dataclass(frozen=True)
 class CandidateCase:
-    """One candidate before the question; what every rule is asked about."""
+    """One candidate for the question; the input of every rule."""
 
     question: Question
     candidate: Candidate
 
     @cached_property
     def source_name(self) -> str:
-        """The source in words: ``NVIDIA's repository for Ubuntu 24.04``."""
+        """Return the source for messages: ``NVIDIA's repository for Ubuntu 24.04``."""
         system = self.candidate.system.name
         if self.candidate.source == "nvidia":
             return f"NVIDIA's repository for {system}"
@@ -34,18 +34,18 @@ class CandidateCase:
 
     @cached_property
     def models(self) -> tuple[Gpu, ...]:
-        """Every model that the node's GPUs may be."""
+        """Return every model that the node's GPUs may be."""
         return tuple(gpu for term in self.question.gpus for gpu in term.models)
 
     def lacks(self, component: str) -> bool:
-        """The source does not have a component for this system."""
+        """Return True if the source does not have a component for this system."""
         offer = self.candidate.offer
         return offer is None or component in offer.absent
 
 
 @dataclass(frozen=True)
 class Objection:
-    """What a rule says against a candidate."""
+    """The objection of a rule to a candidate."""
 
     text: str
     refuses: bool
@@ -53,28 +53,28 @@ class Objection:
 
 
 def refuse(text: str, *, sure: bool = True) -> Objection:
-    """A refusal; of facts that are less than sure only a warning is left."""
+    """Return a refusal; a warning if the facts are not sure."""
     return Objection(text, sure) if sure else Objection(f"{text} (not sure)", False)
 
 
 def warn(text: str) -> Objection:
-    """A warning."""
+    """Return a warning."""
     return Objection(text, False)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a rule decides about one field of the stack: a value, or None, and why."""
+    """A rule's decision about one field of the stack: a value, or None, and the reason."""
 
     field: str
     value: object
     text: str
     """The reason."""
     packages: tuple[PackageChoice, ...] = ()
-    """What it adds to the packages of the stack."""
+    """Packages that it adds to the stack."""
 
     def reason(self, rule: str) -> Reason:
-        """The reason as the stack shows it."""
+        """Return the reason for the stack."""
         return Reason(rule=rule, text=self.text)
 
 
@@ -92,7 +92,7 @@ class Rule:
     facts: str = ""
     needs: tuple[str, ...] = ()
     ask: Ask | None = None
-    """What it says to the question itself, whatever the candidate."""
+    """Function that checks the question itself, for all candidates."""
     judge: Judge | None = None
     decide: Decide | None = None
     fields: tuple[str, ...] = ()
@@ -100,17 +100,18 @@ class Rule:
 
 
 class RuleDeclaration(TypedDict):
-    """What a rule declares with one of its functions."""
+    """The declaration of a rule with one of its functions."""
 
     means: NotRequired[str]
     facts: NotRequired[str]
-    """Where the facts are: sections of the catalog."""
+    """Sources of its facts: sections of the catalog."""
     needs: NotRequired[tuple[str, ...]]
-    """The bounds that it needs, ``branches.native_cuda`` (see ``bounds``): where the catalog does not have one, or is
-    not sure of it, acceptance is a warning.
+    """The bounds that it needs, ``branches.native_cuda`` (see ``bounds``): if the catalog does not have one, or is not
+    sure of it, acceptance is a warning.
 
-    R09 follows from R06 and R07; R11 and R12 warn of a board that is not sure themselves, R13 of an end of life that
-    is not known; R16 looks at the node alone. The others without needs decide parts and accept nothing."""
+    R09 follows from R06 and R07; R11 and R12 themselves warn of an unsure board, R13 of an unknown end of life; R16
+    checks only the node. The others without needs decide parts and accept nothing.
+    """
 
 
 class Rules:
@@ -126,7 +127,7 @@ class Rules:
         return self._rules[rule_id]
 
     def asks(self, rule_id: str, **declared: Unpack[RuleDeclaration]) -> Callable[[Ask], Ask]:
-        """Register the function by which a rule refuses or warns before any candidate is looked at."""
+        """Return a decorator for the function by which a rule refuses or warns before any candidate."""
         rule = self._declared(rule_id, declared)
 
         def register(function: Ask) -> Ask:
@@ -136,7 +137,7 @@ class Rules:
         return register
 
     def judges(self, rule_id: str, **declared: Unpack[RuleDeclaration]) -> Callable[[Judge], Judge]:
-        """Register the function by which a rule refuses or warns."""
+        """Return a decorator for the function by which a rule refuses a candidate or warns about it."""
         rule = self._declared(rule_id, declared)
 
         def register(function: Judge) -> Judge:
@@ -146,7 +147,7 @@ class Rules:
         return register
 
     def decides(self, rule_id: str, *fields: str, **declared: Unpack[RuleDeclaration]) -> Callable[[Decide], Decide]:
-        """Register the function by which a rule decides fields of the stack."""
+        """Return a decorator for the function by which a rule decides fields of the stack."""
         rule = self._declared(rule_id, declared)
 
         def register(function: Decide) -> Decide:
@@ -156,7 +157,7 @@ class Rules:
         return register
 
     def _declared(self, rule_id: str, declared: RuleDeclaration) -> Rule:
-        """Return a rule, with what one of its decorators declares. Raise ValueError where a second one does."""
+        """Return a rule, with the declaration of one of its decorators; raise ValueError for a second declaration."""
         if rule_id not in self._rules:
             self._rules[rule_id] = Rule(rule_id)
             self._rules = dict(sorted(self._rules.items()))
@@ -168,7 +169,7 @@ class Rules:
         return rule
 
     def verdicts(self, case: CandidateCase, off: Collection[str] = ()) -> Iterator[tuple[str, Objection]]:
-        """Everything that the rules say against a candidate, lazily."""
+        """Yield all objections of the rules to a candidate, lazily."""
         for rule in self._rules.values():
             if rule.id in off:
                 continue
@@ -183,37 +184,37 @@ class Rules:
                 yield from ((rule.id, warn(text)) for text in in_words(found))
 
     def objections(self, question: Question, off: Collection[str] = ()) -> Iterator[tuple[str, Objection]]:
-        """What the rules say before any candidate is looked at, lazily."""
+        """Yield the objections of the rules to the question itself, lazily."""
         for rule in self._rules.values():
             if rule.ask is not None and rule.id not in off:
                 for verdict in rule.ask(question):
                     yield rule.id, verdict
 
     def hopeless(self, question: Question, off: Collection[str] = ()) -> bool:
-        """A rule refuses every candidate of the question."""
+        """Return True if a rule refuses every candidate of the question."""
         return any(verdict.refuses for _, verdict in self.objections(question, off))
 
     def refused(self, case: CandidateCase, off: Collection[str] = ()) -> bool:
-        """A rule refuses this candidate of a question that is not hopeless."""
+        """Return True if a rule refuses this candidate of a question that is not hopeless."""
         judged = (rule.judge(case) for rule in self if rule.judge is not None and rule.id not in off)
         return any(verdict.refuses for verdicts in judged for verdict in verdicts)
 
 
 rules = Rules()
-"""All rules; the modules of this room that have their functions fill it."""
+"""All rules; filled by the modules of this room that contain them."""
 
 
 def over_gpus(question: Question, against: Callable[[GpuTerm, Gpu], Objection | None]) -> Iterator[Objection]:
-    """Ask about every GPU of the node. Where a name covers several models, only all of them together refuse."""
+    """Yield an objection per GPU of the node. If a name covers several models, only all of them together refuse."""
     for term in question.gpus:
-        said = [(gpu, against(term, gpu)) for gpu in term.models]
-        heard = [(gpu, verdict) for gpu, verdict in said if verdict is not None]
-        if not heard:
+        verdicts = [(gpu, against(term, gpu)) for gpu in term.models]
+        objections = [(gpu, verdict) for gpu, verdict in verdicts if verdict is not None]
+        if not objections:
             continue
-        if all(verdict is not None and verdict.refuses for _, verdict in said):
-            yield heard[0][1]
-        elif len(heard) == len(said):
-            yield warn(heard[0][1].text)
+        if all(verdict is not None and verdict.refuses for _, verdict in verdicts):
+            yield objections[0][1]
+        elif len(objections) == len(verdicts):
+            yield warn(objections[0][1].text)
         else:
-            names = ", ".join(gpu.name for gpu, _ in heard)
-            yield warn(f"if {term.label} is {names}: {heard[0][1].text}")
+            names = ", ".join(gpu.name for gpu, _ in objections)
+            yield warn(f"if {term.label} is {names}: {objections[0][1].text}")

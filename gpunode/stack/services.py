@@ -1,4 +1,4 @@
-"""The rules that decide what runs beside the driver: fabric manager and its kin, DCGM, container toolkit."""
+"""Rules that decide the services beside the driver: fabric manager and related components, DCGM, container toolkit."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from gpunode.stack.rules import CandidateCase, Choice, rules
 
 
 def _service(case: CandidateCase, field: str, component: str, why: str) -> Choice:
-    """A component of the board: its packages, in the driver's version where it belongs to the closure."""
+    """Return a component of the board: its packages, in the driver's version if it belongs to the closure."""
     row = package_set(case, component)
     if row is None:
         return Choice(field, None, f"{case.source_name} has no {component} for branch {case.candidate.branch.number}")
@@ -33,7 +33,7 @@ def _service(case: CandidateCase, field: str, component: str, why: str) -> Choic
     facts="platforms, packages",
 )
 def fabric_manager(case: CandidateCase) -> Iterator[Choice]:
-    """NVSwitches need a fabric manager that is exactly the driver's."""
+    """Decide the fabric manager: with NVSwitches it must have exactly the driver's version."""
     board = case.question.board
     if "fabric-manager" not in board.services:
         why = board.unknown or f"not needed: {board.why}"
@@ -59,7 +59,7 @@ def fabric_manager(case: CandidateCase) -> Iterator[Choice]:
     facts="platforms, packages",
 )
 def nvlink5(case: CandidateCase) -> Iterator[Choice]:
-    """NVLink 5: a subnet manager on HGX boards, IMEX in racks."""
+    """Decide the services of NVLink 5: a subnet manager on HGX boards, IMEX in racks."""
     board = case.question.board
     if "nvlsm" in board.services:
         yield _service(case, "nvlsm", "nvlsm", f"{board.why}: the NVLink 5 switches need a subnet manager")
@@ -84,7 +84,7 @@ def nvlink5(case: CandidateCase) -> Iterator[Choice]:
     facts="dcgm",
 )
 def dcgm(case: CandidateCase) -> Iterator[Choice]:
-    """DCGM by the CUDA major of the driver."""
+    """Decide DCGM by the CUDA major of the driver."""
     branch, system = case.candidate.branch.number, case.candidate.system
     if case.lacks("dcgm"):
         yield Choice("dcgm", None, f"{case.source_name} has no DCGM")
@@ -109,7 +109,7 @@ def dcgm(case: CandidateCase) -> Iterator[Choice]:
 
 
 def _dcgm_majors(case: CandidateCase, row: Dcgm) -> list[int]:
-    """CUDA majors of the packages: the driver's, and an older one where GPUs need it."""
+    """Return the CUDA majors of the packages: the driver's, and an older one if GPUs need it."""
     branch = case.candidate.branch.number
     major = row.cuda_major_by_branch[max(first for first in row.cuda_major_by_branch if first <= branch)]
     lowest = number(case.question.catalog.cuda_majors[str(major)].min_compute_capability)
@@ -124,7 +124,7 @@ def _dcgm_majors(case: CandidateCase, row: Dcgm) -> list[int]:
     facts="container_toolkit",
 )
 def container_toolkit(case: CandidateCase) -> Iterator[Choice]:
-    """Four packages, one version."""
+    """Decide the container toolkit: four packages, one version."""
     if case.lacks("container-toolkit"):
         yield Choice("container_toolkit", None, f"{case.source_name} has no container toolkit")
         return

@@ -1,4 +1,5 @@
-"""What a node should be set to, derived from its facts: each value with its reason and source. Pure."""
+"""Recommended settings of a node, derived from its facts: each value with its reason and source. The package has no
+side effects."""
 
 from gpunode.tuning.containers import GPU_ARGUMENTS
 from gpunode.tuning.model import LeftAlone, NodeTuning, Setting, Tuning, Tunings

@@ -1,4 +1,4 @@
-"""Arguments of ``docker run``: GPUs as this engine hands them in, and limits as training needs them."""
+"""Arguments of ``docker run``: GPUs for this engine, and limits for training."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from gpunode.tuning.model import LeftAlone, Setting
 
 GIB = 2**30
 SHM_MIN_BYTES = GIB
-"""What NCCL's guide asks for (``--shm-size=1g``)."""
+"""Recommended by NCCL's guide (``--shm-size=1g``)."""
 SHM_PER_GPU_GIB = 8
 STACK_BYTES = 64 * 2**20
 STACK_MIN_BYTES = 8 * 2**20
@@ -21,11 +21,11 @@ NCCL_GUIDE = "catalog (sources.yml, ncclgdr)"
 KIND = "nvidia.com/gpu"
 GPUS_OPTION = (19, 3)
 GPU_ARGUMENTS = ("--gpus", "--device")
-"""Of ``docker run``, as they are named where they are left alone."""
+"""Options of ``docker run``, by their names in the list of settings left alone."""
 
 
 def gpus(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
-    """How GPUs come in: CDI where the engine has it, its own option or the runtime where it is older."""
+    """Yield the option for GPUs: CDI if the engine supports it, its own option or the runtime if it is older."""
     name = "--gpus"
     if not node.gpus_on_bus:
         reason = (
@@ -66,14 +66,14 @@ def _by_runtime(why: str, source: str) -> Iterator[Setting]:
 
 
 def engine_version(node: NodeFacts) -> tuple[int, ...] | None:
-    """Of the daemon that runs, else of the program on disk: ``(28, 5, 1)``."""
-    said = (node.docker.version if node.docker else None) or (node.tool_versions or {}).get("docker")
-    match = re.match(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?", said or "")
+    """Return the version of the running daemon, else of the program on disk: ``(28, 5, 1)``."""
+    version = (node.docker.version if node.docker else None) or (node.tool_versions or {}).get("docker")
+    match = re.match(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?", version or "")
     return tuple(int(part) for part in match.groups() if part is not None) if match else None
 
 
 def cdi_is_on(node: NodeFacts, version: tuple[int, ...]) -> bool:
-    """Return whether the engine understands ``--device nvidia.com/gpu=all``; daemon.json can turn it off."""
+    """Return whether the engine supports ``--device nvidia.com/gpu=all``; daemon.json can turn it off."""
     settings = (node.containers.docker if node.containers else None) or {}
     features = settings.get("features")
     chosen = features.get("cdi") if isinstance(features, dict) else None
@@ -87,7 +87,7 @@ def _why_no_cdi(version: tuple[int, ...]) -> str:
 
 
 def _from(what: str) -> tuple[int, ...]:
-    """The first Docker that does it."""
+    """Return the first Docker with a feature."""
     return Version(getattr(load().container_engines["docker"], what)).release
 
 
@@ -112,7 +112,7 @@ def _shown(version: tuple[int, ...]) -> str:
 
 
 def limits(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
-    """Shared memory, locked memory, stack."""
+    """Yield shared memory, locked memory, stack."""
     gib, reason = shm_gib(node)
     yield Setting(name="--shm-size", value=f"{gib}g", reason=reason, source=f"at least 1 GiB: {NCCL_GUIDE}")
     yield Setting(
@@ -141,16 +141,16 @@ def limits(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
 
 
 def shm_gib(node: NodeFacts) -> tuple[int, str]:
-    """The ceiling of ``/dev/shm`` in GiB, and why; memory is used only for what is really written there."""
+    """Return the maximum of ``/dev/shm`` in GiB, and the reason; memory is used only for data that is written there."""
     number = max(1, len(node.gpus_on_bus or ()))
-    wanted = SHM_PER_GPU_GIB * number
+    requested = SHM_PER_GPU_GIB * number
     if node.memory is None:
         return 1, "the minimum for NCCL; the node's memory is unknown"
     half = node.memory.total_mib // 1024 // 2
-    if wanted <= half:
+    if requested <= half:
         what = f"{number} GPU{'s' if number > 1 else ''}"
         return (
-            wanted,
+            requested,
             f"{SHM_PER_GPU_GIB} GiB for the DataLoader's batches and NCCL of {what}; Docker's default is 64 MiB",
         )
     return max(1, half), f"half of the node's memory ({node.memory.total_mib // 1024} GiB)"

@@ -1,7 +1,7 @@
-"""Set on a node's GPUs what its settings file asks for. Runs on the node, with nothing but the standard library.
+"""Apply a node's settings file to its GPUs. Runs on the node and needs only the standard library.
 
 The role gpu_settings installs this file and starts it by a unit: at boot, after the persistence daemon, and when the
-settings changed. Its plan reads the same functions, so that what is refused before is what would be refused here.
+settings changed. The role's plan calls the same functions, so that it refuses the same settings.
 
 ====================================== =================================================================
 /etc/gpunode/gpu-settings.json         the rules, written by the role
@@ -9,7 +9,7 @@ settings changed. Its plan reads the same functions, so that what is refused bef
 /var/lib/gpunode/gpu_settings/before   the values before the first change, to be restored
 ====================================== =================================================================
 
-A GPU is the dictionary that ``gpunode parse nvidia-smi-xml`` has for it, as far as it is read here.
+A GPU is a dictionary with fields of ``gpunode parse nvidia-smi-xml``.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ TITLES = {
     "application_clocks_mhz": "application clocks",
     "accounting": "accounting",
 }
-"""Settings in the order in which they are applied: what changes the mode of a GPU drops what was set before."""
+"""Settings in the order in which they are applied: a change of a GPU's mode resets the settings before it."""
 
 
 class SettingRefusedError(Exception):
-    """nvidia-smi did not do what was asked for; the text is its answer."""
+    """nvidia-smi refused a setting; the text is its answer."""
 
 
 def matches(selector: Any, gpu: Gpu) -> bool:
-    """Return whether a rule is for this GPU: ``all``, ``{"indexes": [...]}`` or ``{"pci_ids": [...]}``."""
+    """Return whether a rule applies to this GPU: ``all``, ``{"indexes": [...]}`` or ``{"pci_ids": [...]}``."""
     if selector == "all":
         return True
     if "indexes" in selector:
@@ -72,7 +72,7 @@ def matches(selector: Any, gpu: Gpu) -> bool:
 
 
 def requested(rules: Sequence[Mapping[str, Any]], gpu: Gpu) -> Values:
-    """Return what the rules ask of a GPU; a later rule overrides an earlier one, setting by setting."""
+    """Return the values that the rules request for a GPU; a later rule overrides an earlier one, setting by setting."""
     found: Values = {}
     for rule in rules:
         if matches(rule["gpus"], gpu):
@@ -80,11 +80,11 @@ def requested(rules: Sequence[Mapping[str, Any]], gpu: Gpu) -> Values:
     return found
 
 
-def resolved(wanted: Mapping[str, Any], gpu: Gpu) -> tuple[Values, dict[str, str]]:
-    """Return the values for this card, and by the rule's key why one is not supported, with the card's range."""
+def resolved(requests: Mapping[str, Any], gpu: Gpu) -> tuple[Values, dict[str, str]]:
+    """Return the values for this GPU, and by the rule's key why one is not supported, with the GPU's range."""
     values: Values = {}
     problems: dict[str, str] = {}
-    for key, value in wanted.items():
+    for key, value in requests.items():
         try:
             values.update(_RESOLVED.get(key, lambda value, _gpu, key=key: {key: value})(value, gpu))
         except ValueError as err:
@@ -165,7 +165,7 @@ _RESOLVED: dict[str, Callable[[Any, Gpu], Values]] = {
 
 
 def _memory_clocks(gpu: Gpu) -> list[int]:
-    """Return the memory clocks of a card, lowest first; its maximum where the list is not reported."""
+    """Return the memory clocks of a GPU, lowest first; its maximum if the list is not reported."""
     listed = (gpu.get("supported_clocks_mhz") or {}).get("memory") or [(gpu.get("max_clocks_mhz") or {}).get("memory")]
     return sorted(clock for clock in listed if clock)
 
@@ -175,12 +175,12 @@ def _range(pair: Sequence[int]) -> str:
 
 
 def largest_first(profiles: Sequence[str]) -> list[str]:
-    """Return MIG profiles in the order in which they all find room: nvidia-smi places them one after the other."""
+    """Return MIG profiles in an order in which they all fit: nvidia-smi places them one after the other."""
     return sorted(profiles, key=lambda name: [-int(part) for part in re.findall(r"[0-9]+", name)[:2]])
 
 
 def in_force(setting: str, gpu: Gpu) -> Any:
-    """Return a setting's value as nvidia-smi reports it; None where it reports none, as for locked clocks."""
+    """Return a setting's value as nvidia-smi reports it; None if it reports none, as for locked clocks."""
     if setting == "ecc":
         return (gpu.get("ecc") or {}).get("enabled")
     if setting == "application_clocks_mhz":
@@ -204,7 +204,7 @@ def busy(gpu: Gpu) -> bool:
 
 
 def shown(setting: str, value: Any) -> str:
-    """Return a value as a person reads it."""
+    """Return a value for messages."""
     if value is None:
         return "unknown"
     if isinstance(value, bool):
@@ -216,11 +216,11 @@ def shown(setting: str, value: Any) -> str:
     return f"{value:g} W" if setting == "power_limit_w" else str(value)
 
 
-# From here on: what runs on the node.
+# The functions below run on the node only.
 
 
 def call(*arguments: str, limit_s: float = CALL_LIMIT_S) -> str:
-    """Return what nvidia-smi prints. Raise SettingRefusedError for another status than 0, or no answer in time."""
+    """Return the output of nvidia-smi; raise SettingRefusedError for another status than 0, or no answer in time."""
     process = subprocess.Popen(
         [TOOL, *arguments],
         stdin=subprocess.DEVNULL,
@@ -233,7 +233,7 @@ def call(*arguments: str, limit_s: float = CALL_LIMIT_S) -> str:
         output, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel is left there
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process that hangs in the kernel cannot be killed
             process.communicate(timeout=5)
         raise SettingRefusedError(f"no answer within {limit_s:g} s") from None
     text = output[:MAX_BYTES].decode("utf-8", "replace")
@@ -248,9 +248,9 @@ def _first_line(text: str) -> str:
 
 
 def change(gpu: Gpu, done: str, *arguments: str) -> None:
-    """Have nvidia-smi set something; raise SettingRefusedError unless its answer holds ``done``.
+    """Run nvidia-smi to change a setting; raise SettingRefusedError unless its answer contains ``done``.
 
-    It ends with status 0 too where a card does not support a setting ("Treating as warning and moving on").
+    nvidia-smi ends with status 0 also if a GPU does not support a setting ("Treating as warning and moving on").
     """
     text = call("-i", gpu["uuid"], *arguments)
     if re.search(done, text, re.IGNORECASE) is None:
@@ -258,7 +258,7 @@ def change(gpu: Gpu, done: str, *arguments: str) -> None:
 
 
 def parsed(text: str) -> list[dict[str, Any]]:
-    """Parse ``nvidia-smi -q -x`` as far as it is read here."""
+    """Parse ``nvidia-smi -q -x``, limited to the fields that are needed here."""
     root = ElementTree.fromstring(text)  # noqa: S314 the answer of this machine's own driver
     return [_gpu(node, index) for index, node in enumerate(root.iter("gpu"))]
 
@@ -329,33 +329,33 @@ def profiles(gpu: Gpu) -> list[str]:
     return re.findall(rf"^\|\s+[0-9]+\s+MIG ({PROFILE.pattern})\s", text, re.MULTILINE)
 
 
-def set_layout(gpu: Gpu, wanted: list[str]) -> None:
-    """Make exactly these MIG instances, each with one compute instance. What was there is restored after a failure."""
+def set_layout(gpu: Gpu, layout: list[str]) -> None:
+    """Create exactly these MIG instances, each with one compute instance; restore the previous ones after a failure."""
     known = profiles(gpu)
-    lacking = [name for name in wanted if name not in known]
+    lacking = [name for name in layout if name not in known]
     if lacking:
         raise SettingRefusedError(
             f"the model has no profile {', '.join(sorted(set(lacking)))}; it has {', '.join(known)}"
         )
     before = instances(gpu)
     try:
-        _make(gpu, wanted)
+        _make(gpu, layout)
     except SettingRefusedError:
         if before:
             _make(gpu, before)
         raise
 
 
-def _make(gpu: Gpu, wanted: list[str]) -> None:
+def _make(gpu: Gpu, layout: list[str]) -> None:
     if instances(gpu):
         call("mig", "-dci", "-i", gpu["uuid"])
         call("mig", "-dgi", "-i", gpu["uuid"])
-    if wanted:
-        call("mig", "-cgi", ",".join(wanted), "-C", "-i", gpu["uuid"])
+    if layout:
+        call("mig", "-cgi", ",".join(layout), "-C", "-i", gpu["uuid"])
 
 
 def apply_one(gpu: Gpu, setting: str, value: Any) -> str:
-    """Set one value on one GPU; return ``kept``, ``applied`` or ``pending``. Raise SettingRefusedError."""
+    """Set one value on one GPU; return ``kept``, ``applied`` or ``pending``; raise SettingRefusedError."""
     if setting in ("ecc", "mig"):
         return _apply_mode(gpu, setting, bool(value))
     if setting not in ("sm_clock_mhz", "memory_clock_mhz") and in_force(setting, gpu) == value:
@@ -398,21 +398,21 @@ def _apply_mode(gpu: Gpu, setting: str, value: bool) -> str:
 
 
 def seen(gpu: Gpu) -> dict[str, Any]:
-    """Return a GPU as it is now."""
+    """Return a GPU's current state."""
     found = [one for one in parsed(call("-q", "-x", "-i", gpu["uuid"])) if one["uuid"] == gpu["uuid"]]
     if not found:
         raise SettingRefusedError("the GPU no longer responds")
-    # Asked for alone it is the first.
+    # Queried alone it is the first.
     return {**found[0], "index": gpu["index"]}
 
 
 def place(path: str) -> Path:
-    """Return where a file of the node is; a test has a root of its own."""
+    """Return the path of a file of the node; a test has a root of its own."""
     return ROOT / path.lstrip("/")
 
 
 def read(path: str) -> Any:
-    """Return a JSON document of ours; None where there is none."""
+    """Return the content of a JSON file that this program wrote; None if it does not exist."""
     try:
         return json.loads(place(path).read_bytes()[:MAX_BYTES])
     except FileNotFoundError:
@@ -433,7 +433,7 @@ def write(path: str, document: Any) -> None:
 
 
 class Card:
-    """One GPU in one pass: what is requested of it, what was there before the first change, what came of it."""
+    """One GPU in one pass: its requested values, the values before the first change, the results."""
 
     def __init__(self, gpu: dict[str, Any], rules: Sequence[Mapping[str, Any]], memory: dict[str, Values]) -> None:
         self.gpu = gpu
@@ -443,24 +443,25 @@ class Card:
         self.entries: dict[str, Any] = {}
 
     def bring(self, last: Mapping[str, Any], deadline: float) -> None:
-        """Set what is requested, restore what is no longer requested; one refusal does not stop the others."""
+        """Apply the requested values, restore values that are no longer requested; a refusal does not stop the
+        others."""
         if self.problems:
-            # A value that the card does not support: nothing is set on this card.
+            # The GPU does not support a value: nothing is set on it.
             for key, why in self.problems.items():
                 self.note({"power_limit": "power_limit_w"}.get(key, key), None, "refused", why)
             return
         for setting in TITLES:
-            wanted = setting in self.values
-            if not wanted and setting not in self.before:
+            requested = setting in self.values
+            if not requested and setting not in self.before:
                 continue
-            value = self.values[setting] if wanted else self.before[setting]
+            value = self.values[setting] if requested else self.before[setting]
             if time.monotonic() > deadline:
                 self.note(
                     setting, value, "refused", f"skipped: the limit of {TOTAL_LIMIT_S} s for all GPUs was reached"
                 )
                 continue
             try:
-                if wanted:
+                if requested:
                     self.set(setting, value, last)
                 else:
                     self.restore(setting, value)
@@ -468,7 +469,7 @@ class Card:
                 self.note(setting, value, "refused", str(err))
 
     def set(self, setting: str, value: Any, last: Mapping[str, Any]) -> None:
-        """Set one value; what was there before the first change is recorded first."""
+        """Set one value; the value before the first change is recorded first."""
         if setting == "mig_layout" and self.gpu.get("mig_mode"):
             self.gpu["mig_layout"] = instances(self.gpu)
         idle = not busy(self.gpu)
@@ -486,7 +487,7 @@ class Card:
             self.gpu = seen(self.gpu)
 
     def restore(self, setting: str, value: Any) -> None:
-        """Return to the value before the first change, and forget it."""
+        """Restore the value before the first change, and remove its record."""
         if busy(self.gpu):
             self.note(setting, value, "busy", "a process computes on the GPU: not restored")
             return
@@ -509,7 +510,7 @@ class Card:
 def is_set(gpu: Gpu, setting: str, value: Any, last: Mapping[str, Any]) -> bool:
     """Return whether a busy GPU has the value already; ``last`` is its part of the last report of this boot.
 
-    Locked clocks are not reported by nvidia-smi. They hold while somebody uses the GPU.
+    nvidia-smi does not report locked clocks. They stay in force while the GPU is in use.
     """
     if setting in ("sm_clock_mhz", "memory_clock_mhz"):
         entry = last.get("settings", {}).get(setting, {})
@@ -518,7 +519,7 @@ def is_set(gpu: Gpu, setting: str, value: Any, last: Mapping[str, Any]) -> bool:
 
 
 def old_value(setting: str, gpu: Gpu) -> Any:
-    """Return what a setting is restored to: its value, ``default`` for clocks, which are not reported."""
+    """Return the value to restore: the current one, ``default`` for clocks, which are not reported."""
     if setting.endswith("_clock_mhz") or setting == "application_clocks_mhz":
         return "default"
     return pending(setting, gpu) if setting == "ecc" else in_force(setting, gpu)
@@ -529,10 +530,10 @@ def say(gpu: Gpu, setting: str, value: Any, result: str, message: str) -> None:
     value_text = f" {shown(setting, value)}" if value is not None else ""
     tail = f" ({message})" if message else ""
     line = f"gpu{gpu['index']} {gpu['name']}: {TITLES[setting]}{value_text}: {result}{tail}"
-    tell(line, 4 if result in ("refused", "busy", "pending") else 6)
+    log(line, 4 if result in ("refused", "busy", "pending") else 6)
 
 
-def tell(line: str, level: int) -> None:
+def log(line: str, level: int) -> None:
     """Print one line; systemd reads the level in front of it."""
     sys.stdout.write(line + "\n" if sys.stdout.isatty() else f"<{level}>{line}\n")
     sys.stdout.flush()
@@ -548,7 +549,7 @@ def daemon_runs() -> bool:
 
 
 def main(argv: list[str]) -> int:
-    """Run ``apply`` (what the settings file asks for) or ``restore`` (the values before the first change)."""
+    """Run ``apply`` (the values of the settings file) or ``restore`` (the values before the first change)."""
     if argv not in (["apply"], ["restore"]):
         sys.stderr.write("usage: gpu-settings apply|restore\n")
         return 2
@@ -556,12 +557,12 @@ def main(argv: list[str]) -> int:
         text = place(SETTINGS).read_bytes()[:MAX_BYTES] if argv == ["apply"] else b'{"rules": []}'
         cards = bring_all(json.loads(text)["rules"])
     except (OSError, ValueError, KeyError, TypeError, SettingRefusedError, ElementTree.ParseError) as err:
-        tell(f"no further setting could be applied: {type(err).__name__}: {err}", 3)
+        log(f"no further setting could be applied: {type(err).__name__}: {err}", 3)
         return 1
     if argv == ["restore"]:
         return 1 if any(card.entries for card in cards) else 0
     if not daemon_runs():
-        tell("nvidia-persistenced does not run: the settings are lost when no process uses a GPU", 4)
+        log("nvidia-persistenced does not run: the settings are lost when no process uses a GPU", 4)
     gpus = {
         card.gpu["uuid"]: {"index": card.gpu["index"], "name": card.gpu["name"], "settings": card.entries}
         for card in cards
@@ -572,7 +573,7 @@ def main(argv: list[str]) -> int:
 
 
 def bring_all(rules: Sequence[Mapping[str, Any]]) -> list[Card]:
-    """Bring every GPU to what is requested."""
+    """Apply the requested values on every GPU."""
     memory: dict[str, Values] = read(MEMORY) or {}
     last = (read(REPORT) or {}).get("gpus", {})
     deadline = time.monotonic() + TOTAL_LIMIT_S

@@ -10,21 +10,21 @@ KERNEL_VM = "Linux documentation: admin-guide/sysctl/vm.rst"
 KERNEL_IOMMU = "Linux documentation: admin-guide/kernel-parameters.txt"
 OURS = "our choice"
 BUFFER_DELAY_MS = 10
-"""A connection's buffer holds what a link carries within this time: a round trip in a data centre with queues."""
+"""A connection's buffer holds the data of a link for this time: a round trip in a data centre with queues."""
 BUFFER_LEAST_MBIT_PER_S = 10_000
 BUFFER_MOST = 256 << 20
 NEIGHBOURS = (1024, 2048, 4096)
-"""Least values of gc_thresh1 to 3 that are set; the kernel's own are 128, 512 and 1024."""
+"""Minimum values of gc_thresh1 to 3 that are set; the kernel's own are 128, 512 and 1024."""
 NEIGHBOURS_MOST = 1 << 20
 MAP_COUNT = 1048576
 GUESTS_WITH_HOST_KERNEL = frozenset(
     {"docker", "podman", "lxc", "lxc-libvirt", "systemd-nspawn", "openvz", "container-other", "wsl", "proot", "pouch"}
 )
-"""What systemd-detect-virt calls containers: their kernel is the host's."""
+"""systemd-detect-virt's names of containers: their kernel is the host's."""
 
 
 def settings(node: NodeFacts, traits: Traits, *, fleet: int) -> Iterator[Setting | LeftAlone]:
-    """All that is derived for the kernel."""
+    """Yield all settings of the kernel."""
     yield from _memory(node, traits)
     yield from _buffers(node)
     yield from _neighbours(node, fleet)
@@ -100,7 +100,7 @@ def _buffers(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     ceiling = min(BUFFER_MOST, 1 << (needed - 1).bit_length())
     source = f"Linux documentation: networking/ip-sysctl.rst; {BUFFER_DELAY_MS} ms are {OURS}"
     for name in names:
-        # Least and default of tcp_rmem and tcp_wmem stay the kernel's.
+        # Minimum and default of tcp_rmem and tcp_wmem stay the kernel's.
         first = {"net.ipv4.tcp_rmem": "4096 131072 ", "net.ipv4.tcp_wmem": "4096 16384 "}.get(name, "")
         yield Setting(
             name=name,
@@ -167,7 +167,7 @@ def _processors(node: NodeFacts, traits: Traits) -> Iterator[Setting | LeftAlone
 
 
 def _command_line(node: NodeFacts) -> Setting | LeftAlone:
-    """``iommu=pt`` where DMA of a bare machine is translated page by page."""
+    """Return ``iommu=pt`` if DMA of a bare-metal machine is translated page by page."""
     name = "command_line"
     if is_guest(node):
         return LeftAlone(name=name, reason="a guest: its hypervisor translates addresses")

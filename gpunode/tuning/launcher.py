@@ -1,8 +1,8 @@
 # ruff: noqa: PTH113, PTH118, PTH119, PTH123, PTH207
 # ruff: noqa: TRY301, UP006, UP031, UP035, UP045
-"""gpunode-run: starts a job with what belongs to a job and not to a node.
+"""gpunode-run: start a program with the settings of its job: threads, processors, allocator.
 
-Runs on nodes as ``python3 -I`` with Python 3.6 or later; the standard library is all it needs.
+Runs on nodes as ``python3 -I`` with Python 3.6 or later and needs only the standard library.
 
   gpunode-run torchrun --nproc-per-node 8 train.py        threads for 8 ranks, then the program
   torchrun --no-python --nproc-per-node 8 gpunode-run ./train.py
@@ -29,7 +29,7 @@ MOST_CPUS = 1 << 16
 
 
 def threads_per_rank(cores: int, ranks: int) -> int:
-    """Return how many threads each of several processes gets: all together have at most one a core."""
+    """Return the number of threads for each of several processes: together at most one per core."""
     return max(1, cores // max(1, ranks))
 
 
@@ -62,7 +62,7 @@ def share(cpus: List[int], siblings: Dict[int, int], index: int, number: int) ->
 
 
 def read(path: str) -> str:
-    """Return a small file's text; empty where it cannot be read."""
+    """Return a small file's text; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(1 << 16)
@@ -89,7 +89,7 @@ def siblings(cpus: List[int], root: str = "/sys") -> Dict[int, int]:
 
 
 def visible(slots: List[str], variable: Optional[str]) -> List[str]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves; all where it is not a list of indices."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES; all if it is not a list of indices."""
     if variable is None:
         return slots
     words = [word.strip() for word in variable.split(",")]
@@ -113,20 +113,20 @@ def binding(rank: int, ranks: int, allowed: List[int], root: str = "/sys", chose
 
 
 def allocator(version: Optional[str]) -> Tuple[str, str]:
-    """Return name and value of PyTorch's setting for expandable segments, by the version that runs."""
+    """Return name and value of PyTorch's setting for expandable segments, by the installed version."""
     match = re.match(r"(\d+)\.(\d+)", version or "")
     new = match is not None and (int(match.group(1)), int(match.group(2))) >= NEW_NAME
     return ("PYTORCH_ALLOC_CONF" if new else "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True"
 
 
 def torch_version(program: List[str]) -> Optional[str]:
-    """Return the version of the PyTorch that a program would import; None where that cannot be found out."""
+    """Return the version of the PyTorch that a program would import; None if it cannot be determined."""
     path = which(program[0]) if program else None
     if path is None:
         return None
     interpreter = path
     if not os.path.basename(path).startswith("python"):
-        # A program that may be started and not read tells nothing: no lines, no words.
+        # A program that can be started but not read has no shebang: no lines, no words.
         first = (read(path).splitlines() or [""])[0][:400].strip()
         words = first[2:].split() if first.startswith("#!") else []
         if not words or "python" not in words[-1]:
@@ -160,16 +160,16 @@ def which(name: str) -> Optional[str]:
 
 
 def malloc_library(name: str) -> Optional[str]:
-    """Return the path of an allocator's library; None where it is not installed."""
-    wanted = MALLOCS[name]
+    """Return the path of an allocator's library; None if it is not installed."""
+    suffix = MALLOCS[name]
     for pattern in ("/usr/lib/*-linux-gnu/", "/usr/lib64/", "/usr/lib/", "/usr/local/lib/"):
-        for path in sorted(glob.glob(pattern + wanted)):
+        for path in sorted(glob.glob(pattern + suffix)):
             return path
     return None
 
 
 def configuration(path: str) -> Dict[str, Any]:
-    """Return the node's settings for jobs. Raise ValueError with one line for a file that is none."""
+    """Return the node's settings for jobs; raise ValueError with one line for a malformed file."""
     text = read(path)
     if not text:
         if path == CONFIGURATION:
@@ -190,7 +190,7 @@ def configuration(path: str) -> Dict[str, Any]:
 def environment(
     options: argparse.Namespace, settings: Dict[str, Any], given: Dict[str, str], allowed: List[int]
 ) -> Dict[str, str]:
-    """Return the variables for the job; what the caller has set already stays as it is."""
+    """Return the variables for the job; variables of the caller stay unchanged."""
     found = {str(name): str(value) for name, value in settings.get("environment", {}).items()}
     ranks = ranks_of(options, given)
     cores = len(set(siblings(allowed).values()))
@@ -214,7 +214,7 @@ def environment(
 
 
 def ranks_of(options: argparse.Namespace, given: Dict[str, str]) -> int:
-    """Return how many processes of the job run on this node."""
+    """Return the number of processes of the job on this node."""
     if options.ranks:
         return int(options.ranks)
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"):
@@ -224,7 +224,7 @@ def ranks_of(options: argparse.Namespace, given: Dict[str, str]) -> int:
 
 
 def local_rank(given: Dict[str, str]) -> Optional[int]:
-    """Return this process's number on the node; None where no launcher gave it one."""
+    """Return this process's number on the node; None without a launcher."""
     for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"):
         if given.get(name, "").isdigit():
             return int(given[name])
@@ -264,11 +264,11 @@ def count(text: str) -> int:
 
 
 def main(argv: List[str]) -> int:
-    """Start the program in place of this one. Return 2 for wrong usage, 127 where the program is not there."""
+    """Start the program in place of this one; return 2 for wrong usage, 127 if the program does not exist."""
     options = parsed(argv)
     allowed = sorted(os.sched_getaffinity(0))
     given = dict(os.environ)
-    # torchrun sets 1 where nobody said anything; who wants 1 says --threads 1.
+    # torchrun sets 1 if the variable is not set; --threads 1 requests 1 explicitly.
     if "TORCHELASTIC_RUN_ID" in given and given.get("OMP_NUM_THREADS") == "1":
         del given["OMP_NUM_THREADS"]
     try:
@@ -277,7 +277,7 @@ def main(argv: List[str]) -> int:
         if rank is not None and rank >= ranks:
             raise ValueError("this is rank %d of the node, but --ranks is %d" % (rank, ranks))
         if rank is not None and not options.no_bind and not options.show:
-            # Slurm and mpirun bind their ranks themselves: a part of a part would leave cores idle.
+            # Slurm and mpirun bind their ranks themselves: a share of their share would leave cores idle.
             if len(allowed) == os.cpu_count():
                 os.sched_setaffinity(0, binding(rank, ranks, allowed, chosen=given.get("CUDA_VISIBLE_DEVICES")))
             options.threads = options.threads or threads_per_rank(
@@ -304,7 +304,7 @@ def main(argv: List[str]) -> int:
 
 
 def start(program: List[str], variables: Dict[str, str]) -> NoReturn:
-    """Become the program."""
+    """Replace this process with the program."""
     try:
         os.execvpe(program[0], program, variables)  # noqa: S606 - the user's own program
     except OSError as err:

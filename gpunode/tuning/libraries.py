@@ -11,13 +11,13 @@ from gpunode.tuning.model import LeftAlone, Setting
 from gpunode.tuning.profiles import Traits
 
 THREADS = {"OMP_NUM_THREADS": "torchrun would set 1", "MKL_NUM_THREADS": "same as OMP_NUM_THREADS"}
-"""Variables, and what their reason ends with."""
+"""Variables, and the end of their reason."""
 NEW_NAME = Version("2.10")
 """The first PyTorch to read PYTORCH_ALLOC_CONF alone; later ones read the old name too, with a warning."""
 
 
 def order(node: NodeFacts) -> Iterator[Setting]:  # noqa: ARG001
-    """The order of GPUs."""
+    """Yield the order of GPUs."""
     yield Setting(
         name="CUDA_DEVICE_ORDER",
         value="PCI_BUS_ID",
@@ -27,14 +27,14 @@ def order(node: NodeFacts) -> Iterator[Setting]:  # noqa: ARG001
 
 
 def cuda(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
-    """Variables of CUDA for a job."""
+    """Yield the variables of CUDA for a job."""
     yield from order(node)
     yield LeftAlone(name="CUDA_LAUNCH_BLOCKING", reason="debugging only: every kernel waits for the previous one")
     yield LeftAlone(name="CUDA_DEVICE_MAX_CONNECTIONS", reason="set by the program, not by the node")
 
 
 def threads(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
-    """Threads of one process of several on the node: one process a GPU."""
+    """Yield the threads of one process of several on the node: one process per GPU."""
     gpus = len(node.gpus_on_bus or ())
     usable = usable_cores(node)
     if usable is None:
@@ -61,13 +61,13 @@ def threads(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
 
 
 def usable_cores(node: NodeFacts) -> int | None:
-    """Return the physical cores that programs on the node may use; None where they were not seen."""
+    """Return the physical cores that programs on the node may use; None if they are unknown."""
     cores, allowed = physical_cores(node), _allowed_cores(node)
     return cores if cores is None or allowed is None else min(cores, allowed)
 
 
 def physical_cores(node: NodeFacts) -> int | None:
-    """Cores without their second threads; None where lscpu does not tell."""
+    """Return the number of cores, without second threads; None if lscpu does not report it."""
     seen = node.cpu
     if seen is None or not seen.sockets or not seen.cores_per_socket:
         return None
@@ -75,14 +75,14 @@ def physical_cores(node: NodeFacts) -> int | None:
 
 
 def _allowed_cores(node: NodeFacts) -> int | None:
-    """Return the physical cores of the processors that a cpuset leaves; None where there is none, or is not known."""
+    """Return the physical cores of the processors in a cpuset; None if there is none, or it is unknown."""
     if node.cpu is None or node.cpus_allowed is None or node.cpus_allowed >= node.cpu.cpus:
         return None
     return max(1, node.cpus_allowed // (node.cpu.threads_per_core or 1))
 
 
 def allocator(node: NodeFacts, *, expandable: bool) -> Setting | LeftAlone:
-    """Return the setting of PyTorch's allocator where it was asked for, by the name that the node's PyTorch reads."""
+    """Return the setting of PyTorch's allocator if it is requested, by the name that the node's PyTorch reads."""
     if not expandable:
         return LeftAlone(
             name="PYTORCH_CUDA_ALLOC_CONF",
@@ -103,7 +103,7 @@ def allocator(node: NodeFacts, *, expandable: bool) -> Setting | LeftAlone:
 
 
 def _torch_version(node: NodeFacts) -> Version | None:
-    """From the records of a workload, where one was run."""
+    """Return the version in the records of a workload, if one was run."""
     for record in node.records or ():
         if record.record == "versions.torch" and record.error is None and record.skipped is None:
             seen = values_of(record, TorchValues)
@@ -116,7 +116,7 @@ def _torch_version(node: NodeFacts) -> Version | None:
 
 
 def tensorflow(node: NodeFacts, traits: Traits) -> Iterator[Setting | LeftAlone]:  # noqa: ARG001
-    """Threads and memory as TensorFlow's guide for several GPUs has them."""
+    """Yield threads and memory as TensorFlow's guide for several GPUs recommends."""
     source = "catalog (sources.yml, tf_tune)"
     yield Setting(
         name="TF_GPU_THREAD_MODE",

@@ -1,4 +1,4 @@
-"""What tuning answers: settings with their reasons, and what was left alone with the reason for that."""
+"""Results of tuning: settings with their reasons, and settings left alone with the reason."""
 
 from typing import Literal
 
@@ -10,29 +10,29 @@ SCHEMA: Literal["gpunode.env/1"] = "gpunode.env/1"
 
 
 class Setting(FrozenByName):
-    """One value that a workload or a node should be given."""
+    """One recommended value for a workload or a node."""
 
     name: str
     """``NCCL_IB_HCA``; for an argument of ``docker run``: ``--shm-size``; of the kernel: ``vm.swappiness``."""
     value: str
     reason: str
-    """What of this node leads to it."""
+    """The property of this node that leads to it."""
     source: str
-    """Where the rule comes from."""
+    """The source of the rule."""
 
 
 class LeftAlone(FrozenByName):
-    """Something that people set by habit, and why it is not set here."""
+    """A common setting that is not recommended here, and the reason."""
 
     name: str
     reason: str
 
 
 class NodeTuning(FrozenByName):
-    """What belongs to a node, whatever runs on it."""
+    """Settings of a node for all its workloads."""
 
     environment: tuple[Setting, ...] = ()
-    """Variables that are harmless for everybody on the node."""
+    """Variables that are harmless for all users of the node."""
     nccl: tuple[Setting, ...] = ()
     """Lines of ``/etc/nccl.conf``, which every program outside of containers reads."""
     kernel: tuple[Setting, ...] = ()
@@ -50,9 +50,9 @@ class Tuning(FrozenByName):
     workload: str
     multi_node: bool = False
     environment: tuple[Setting, ...]
-    """Of the job."""
+    """Variables of the job."""
     docker: tuple[Setting, ...]
-    """Arguments of ``docker run`` without the environment; one with an empty value stands alone."""
+    """Arguments of ``docker run`` without the environment; an argument with an empty value has no value."""
     left_alone: tuple[LeftAlone, ...]
     node: NodeTuning = NodeTuning()
 

@@ -1,7 +1,7 @@
-"""NCCL's variables in NVIDIA's two kinds: what describes a system, and what is for debugging alone.
+"""NCCL's variables in NVIDIA's two kinds: descriptions of a system, and debugging.
 
-Source: env.rst of NCCL 2.30.7 (sources.yml, nccl_env), section "System configuration". Whatever is not in it counts as
-debugging: those are not to be kept in production.
+Source: env.rst of NCCL 2.30.7 (sources.yml, nccl_env), section "System configuration". Variables that are not in it
+count as debugging: they are not to be kept in production.
 """
 
 SYSTEM = frozenset(
@@ -22,7 +22,7 @@ QUIET = ("VERSION", "WARN")
 
 
 def debugs(name: str, value: str) -> bool:
-    """Return whether a variable of NCCL is for debugging, so that it must not be left set for everybody."""
+    """Return whether a variable of NCCL is for debugging, so that it must not be set for all users."""
     if name == "NCCL_DEBUG":
         return value.strip().upper() not in QUIET
     return name.startswith("NCCL_") and name not in SYSTEM

@@ -1,4 +1,4 @@
-"""How the GPUs of several nodes reach each other, as far as the node's own network cards tell."""
+"""Network settings of GPUs on several nodes, derived from the node's own network cards."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,15 +8,15 @@ from gpunode.facts.node import IbDevice, IbPort
 from gpunode.tuning.model import LeftAlone, Setting
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-"""A name that a list of NCCL, a shell and Docker take as one word."""
+"""A name that NCCL's lists, a shell and Docker treat as one word."""
 NCCL = "catalog (sources.yml, nccl_env)"
 FINDS_GID = (2, 21)
 FAST_MBIT_PER_S = 100_000
-"""The network for which NCCL's documentation has values of its own."""
+"""The lowest speed of networks for which NCCL's documentation has special values."""
 _ONE_SWITCH = frozenset({"PIX", "PXB"})
-"""Of ``nvidia-smi topo -m``: the path crosses PCIe bridges alone, not the processor's."""
+"""Cells of ``nvidia-smi topo -m``: the path crosses only PCIe bridges, not the processor's."""
 _MOST_DEVICES = 32
-"""MAX_IB_DEVS of NCCL: what a list has beyond is not read."""
+"""MAX_IB_DEVS of NCCL: it does not read longer lists."""
 _OF_CONTAINERS = re.compile(
     r"lo$|docker|br-[0-9a-f]{12}$|virbr|vnet|veth|cni|cali|flannel|cilium|lxc|lxd|incus|podman|nerdctl|kube|"
     r"tun|tap|wg|tailscale|zt"
@@ -25,7 +25,7 @@ _OF_CONTAINERS = re.compile(
 
 
 def nccl(node: NodeFacts, *, multi_node: bool) -> Iterator[Setting | LeftAlone]:
-    """NCCL's variables of the kind that NVIDIA calls system configuration; none of those for debugging."""
+    """Yield NCCL's variables of the kind "system configuration", and none for debugging."""
     yield Setting(
         name="NCCL_DEBUG",
         value="WARN",
@@ -49,7 +49,7 @@ def nccl(node: NodeFacts, *, multi_node: bool) -> Iterator[Setting | LeftAlone]:
 
 
 def nccl_conf(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
-    """Return what ``/etc/nccl.conf`` says of this node's fabric: InfiniBand, RoCE, or Ethernet alone.
+    """Yield the settings in ``/etc/nccl.conf`` for this node's fabric: InfiniBand, RoCE, or Ethernet only.
 
     Programs in containers do not read the host's file, so that it may name the host's interfaces.
     """
@@ -60,7 +60,7 @@ def nccl_conf(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
 
 
 def _gid_index(node: NodeFacts) -> Setting | LeftAlone:
-    """NCCL finds the index by itself from 2.21 on; an older one on the node is given that of RoCE v2 over IPv4."""
+    """Return the GID index of RoCE v2 over IPv4 for NCCL before 2.21; later versions find it themselves."""
     name = "NCCL_IB_GID_INDEX"
     if node.infiniband is None:
         return LeftAlone(name=name, reason=f"RDMA devices could not be read: {node.gap('infiniband')}")
@@ -93,7 +93,8 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _sockets(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
-    """Threads and sockets of a fast Ethernet without RDMA, where NCCL has no default of its own for the cloud."""
+    """Yield threads and sockets of a fast Ethernet without RDMA, for which NCCL has no default of its own in the
+    cloud."""
     names = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
     speed = max((nic.speed_mbit_per_s or 0 for nic in node.nics or () if nic.state == "up"), default=0)
     vendor = (node.machine.vendor if node.machine else None) or ""
@@ -118,7 +119,7 @@ def _sockets(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
 
 
 def active_ports(node: NodeFacts) -> list[tuple[IbDevice, IbPort]]:
-    """Ports of RDMA devices that are up, in the order of the devices' names."""
+    """Return ports of RDMA devices that are up, in the order of the devices' names."""
     return [
         (device, port)
         for device in sorted(filter(_is_plain, node.infiniband or ()), key=lambda device: _natural(device.name))
@@ -128,7 +129,7 @@ def active_ports(node: NodeFacts) -> list[tuple[IbDevice, IbPort]]:
 
 
 def near_gpus(node: NodeFacts) -> set[str] | None:
-    """Return the RDMA devices that share a PCIe switch with a GPU; None where ``nvidia-smi topo -m`` was not seen."""
+    """Return the RDMA devices that share a PCIe switch with a GPU; None without ``nvidia-smi topo -m``."""
     document = node.topology.document if node.topology else None
     if not document:
         return None
@@ -146,16 +147,16 @@ def _is_plain(device: IbDevice) -> bool:
 
 
 def _natural(name: str) -> tuple[str, int]:
-    """``mlx5_2`` before ``mlx5_10``."""
+    """Return a sort key with ``mlx5_2`` before ``mlx5_10``."""
     stem = name.rstrip("0123456789")
     # A node may send a name of any length; nine digits are more than it has devices.
     return stem, int(name[len(stem) :][:9] or 0)
 
 
 def _hca(node: NodeFacts) -> Setting | LeftAlone:
-    """Name devices by where they are attached, never by their state: the value may be kept in a file.
+    """Return devices by their location, never by their state: the value may be stored in a file.
 
-    A port that was down that day would be missing from it for ever, and NCCL leaves such ports out by itself.
+    A port that was down at that time would be missing from it permanently, and NCCL itself skips such ports.
     """
     name = "NCCL_IB_HCA"
     if node.infiniband is None:
@@ -211,7 +212,7 @@ def _interface(node: NodeFacts) -> Setting | LeftAlone:
 
 
 def _fastest(names: Sequence[str], speeds: Mapping[str, int | None]) -> list[str]:
-    """Return those with the highest speed; all where the speed of one is unknown (a bond, a bridge, a VLAN)."""
+    """Return the names with the highest speed; all if the speed of one is unknown (a bond, a bridge, a VLAN)."""
     known = [speed for name in names if (speed := speeds.get(name)) is not None]
     if len(known) < len(names):
         return list(names)
@@ -219,7 +220,7 @@ def _fastest(names: Sequence[str], speeds: Mapping[str, int | None]) -> list[str
 
 
 def devices(node: NodeFacts, *, multi_node: bool) -> Iterator[Setting | LeftAlone]:
-    """What a container is given of the network."""
+    """Yield the arguments for a container's network."""
     name = "--device /dev/infiniband"
     if node.infiniband is None:
         yield LeftAlone(name=name, reason=f"RDMA devices could not be read: {node.gap('infiniband')}")

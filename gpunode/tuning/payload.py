@@ -1,4 +1,4 @@
-"""What the payload inside a container is told of the catalog, which it cannot read."""
+"""Values of the catalog for the payload in a container, which cannot read the catalog."""
 
 from packaging.version import Version as Number
 
@@ -6,9 +6,9 @@ from gpunode.catalog import load
 
 
 def payload_settings() -> dict[str, str]:
-    """The JSON object for the payload's ``--settings``: ``{"compile_min_capability": "7.0"}``.
+    """Return the JSON object for the payload's ``--settings``: ``{"compile_min_capability": "7.0"}``.
 
-    From the newest release of which the catalog knows it.
+    From the newest release with a value in the catalog.
     """
     known = [row for row in load().frameworks.values() if row.compile_min_compute_capability is not None]
     if not known:

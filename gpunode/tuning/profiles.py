@@ -1,4 +1,4 @@
-"""What a node is for: the profile decides where the same machine is set differently."""
+"""Profiles of use: the same machine has different settings in each."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -9,21 +9,21 @@ PROFILES: tuple[Profile, ...] = get_args(Profile)
 
 @dataclass(frozen=True)
 class Traits:
-    """How the jobs of a profile use a node."""
+    """The way in which the jobs of a profile use a node."""
 
     shares_gpus: bool
-    """Several processes use one GPU: memory is taken as it is needed."""
+    """True if several processes share a GPU: memory is allocated on demand."""
     saves_power: bool
-    """The node idles for long: processors may clock down."""
+    """True if the node idles for long: processors may clock down."""
     idle_latency_us: int | None
-    """Deepest sleep of a processor that its jobs tolerate; None: any."""
+    """Longest wake-up latency of a processor that its jobs tolerate; None: any."""
     zone_reclaim: bool
-    """Each process keeps to the memory of its NUMA node."""
+    """True if each process uses only the memory of its NUMA node."""
     hugepages: Literal["always", "madvise"]
     swappiness: int
 
 
-# What a job waits for decides: a training step and an MPI program wait for the slowest process, a request for one.
+# The slowest process of a training step or an MPI program delays all others; requests are independent.
 TRAITS: dict[Profile, Traits] = {
     "training": Traits(False, False, None, False, "madvise", 10),
     "inference": Traits(True, False, 50, False, "madvise", 10),

@@ -1,4 +1,4 @@
-"""Settings as the programs read them that they are for."""
+"""Settings in the formats of the programs that read them."""
 
 import shlex
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from gpunode.tuning.model import Setting, Tuning
 
 
 def docker_args(tuning: Tuning) -> list[str]:
-    """Arguments for ``docker run``, the environment among them; none of them needs quoting in a shell."""
+    """Return arguments for ``docker run``, including the environment; none of them needs quoting in a shell."""
     words = [word for setting in tuning.docker for word in (setting.name, setting.value) if word]
     for setting in tuning.environment:
         words += ["--env", f"{setting.name}={setting.value}"]
@@ -16,14 +16,14 @@ def docker_args(tuning: Tuning) -> list[str]:
 
 
 def shell(tuning: Tuning) -> str:
-    """For ``eval`` or a file that a shell reads: each variable below its reason."""
+    """Return text for ``eval`` or a shell's file: each variable below its reason."""
     return _head(tuning) + "".join(
         f"# {setting.reason}\nexport {setting.name}={_quoted(setting.value)}\n" for setting in tuning.environment
     )
 
 
 def systemd(tuning: Tuning) -> str:
-    """For a drop-in of a service: each variable below its reason."""
+    """Return text for a drop-in of a service: each variable below its reason."""
     return f"{_head(tuning)}[Service]\n" + "".join(
         f"# {setting.reason}\nEnvironment={_for_systemd(f'{setting.name}={setting.value}')}\n"
         for setting in tuning.environment
@@ -37,30 +37,33 @@ def _for_systemd(assignment: str) -> str:
 
 
 def nccl_conf(settings: Sequence[Setting], head: str) -> str:
-    """The text of ``/etc/nccl.conf``: bare assignments. NCCL takes quotes for a part of the value, and older ones every
-    line with an equals sign for a setting, so that comments have none."""
+    """Return the text of ``/etc/nccl.conf``: bare assignments.
+
+    NCCL treats quotes as part of the value, and older versions every line with an equals sign as a setting, so that
+    comments have none.
+    """
     return f"# {head.replace('=', ' ')}\n" + "".join(f"{one.name}={one.value}\n" for one in settings)
 
 
 def node_shell(settings: Sequence[Setting], head: str) -> str:
-    """The text of a file in ``/etc/profile.d``: what a user has set already stays."""
+    """Return the text of a file in ``/etc/profile.d``: variables that a user has set stay unchanged."""
     return f"# {head}\n" + "".join(
         f"# {one.reason}\nexport {one.name}=${{{one.name}:-{shlex.quote(one.value)}}}\n" for one in settings
     )
 
 
 def _quoted(value: str) -> str:
-    # zsh takes a word behind = for the name of a program.
+    # zsh replaces a word after = with the path of a program.
     return f"'{value}'" if value.startswith("=") and "'" not in value else shlex.quote(value)
 
 
 def env_file(tuning: Tuning) -> str:
-    """For ``docker run --env-file``: no quotes there, and nothing behind a value. Its other arguments are comments."""
+    """Return text for ``docker run --env-file``: without quotes and trailing text. Its other arguments are comments."""
     arguments = [f"{setting.name} {setting.value}".strip() for setting in tuning.docker]
-    told = "".join(f"#   {argument}\n" for argument in arguments)
+    lines = "".join(f"#   {argument}\n" for argument in arguments)
     return (
         _head(tuning)
-        + (f"# Arguments of docker run beside --env-file:\n{told}" if told else "")
+        + (f"# Arguments of docker run beside --env-file:\n{lines}" if lines else "")
         + "".join(f"# {setting.reason}\n{setting.name}={setting.value}\n" for setting in tuning.environment)
     )
 
@@ -68,7 +71,7 @@ def env_file(tuning: Tuning) -> str:
 def _head(tuning: Tuning) -> str:
     over = ", over several nodes" if tuning.multi_node else ""
     simulated = " (simulated)" if tuning.simulated else ""
-    # A bundle says what its host is called: in a file that a shell reads that must not become a line of its own.
+    # The host's name comes from the bundle: in a shell's file it must not become a line of its own.
     host = "".join(character for character in tuning.host if character.isprintable())
     return f"# gpunode env: {tuning.workload}, {tuning.profile}{over}, {host}{simulated}\n"
 

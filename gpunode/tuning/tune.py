@@ -20,9 +20,10 @@ def tune(
     multi_node: bool = False,
     expandable: bool = False,
 ) -> Tuning:
-    """The settings for a workload on a node, or over several nodes of which this is one.
+    """Return the settings for a workload on a node, or over several nodes including this one.
 
-    What the facts do not say is left alone, with that as the reason. ``expandable``: PyTorch's expandable segments.
+    Settings without the necessary facts are left alone, with that as the reason. ``expandable``: PyTorch's expandable
+    segments.
     """
     environment = [
         *network.nccl(node, multi_node=multi_node),
@@ -55,8 +56,10 @@ def _of_workload(
 
 
 def tune_node(node: NodeFacts, profile: Profile, *, shared: bool = False, fleet: int = 0) -> NodeTuning:
-    """What belongs to a node for everybody. ``shared``: users who share it get a number of threads by default;
-    ``fleet``: how many nodes are neighbours on one network, 0 where that is not known.
+    """Return the settings of a node for all users.
+
+    ``shared``: users who share it get a default number of threads; ``fleet``: number of nodes on one network, 0 if it
+    is unknown.
     """
     traits = TRAITS[profile]
     environment = [*libraries.order(node), *libraries.tensorflow(node, traits)]

@@ -1,14 +1,14 @@
-"""What an engine's refusal to start a container means: the kind of the failure, its cause, and what to do.
+"""Known causes of an engine's refusal to start a container: kind of the failure, cause, and remedy.
 
-The engine puts the cause last, behind the prefixes of containerd's shim, of runc and of its hook, so that the text is
-looked at whole. Of several causes the first row that fits counts.
+The engine puts the cause last, behind the prefixes of containerd's shim, of runc and of its hook, so the whole text is
+searched. If several causes match, the first row is used.
 """
 
 import re
 from dataclasses import dataclass
 
-MAX_SAID = 16 * 1024
-"""Of an engine's text, the end: that is looked at."""
+MAX_SEARCHED = 16 * 1024
+"""Only the end of an engine's text is searched, at most this much."""
 _HEAD, _TAIL = 80, 300
 TOOLKIT = "role nvidia_container_toolkit"
 REGENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml regenerates it"
@@ -16,16 +16,16 @@ REGENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml regenera
 
 @dataclass(frozen=True)
 class Cause:
-    """One reason for which a container does not start."""
+    """One reason why a container does not start."""
 
     pattern: str
-    """A regular expression, in any case."""
+    """A regular expression, matched case-insensitively."""
     kind: str
     means: str
-    """``{image}`` and the pattern's own groups stand for what they name."""
+    """The cause; ``{image}`` and the pattern's named groups are filled in."""
     remedy: str
     source: str
-    """Where the text was seen."""
+    """Where the text was recorded."""
 
 
 CAUSES = (
@@ -134,26 +134,26 @@ CAUSES = (
 )
 
 
-def cause_of(said: str) -> tuple[Cause, re.Match[str]] | None:
-    """Return the first cause that fits an engine's text, and where; None where none does."""
+def cause_of(message: str) -> tuple[Cause, re.Match[str]] | None:
+    """Return the first cause that matches an engine's text, with its match; None if none does."""
     for cause in CAUSES:
-        match = re.search(cause.pattern, said[-MAX_SAID:], re.IGNORECASE)
+        match = re.search(cause.pattern, message[-MAX_SEARCHED:], re.IGNORECASE)
         if match:
             return cause, match
     return None
 
 
-def explained(said: str, image: str) -> tuple[str, str] | None:
-    """Return the kind, and cause, remedy and the engine's own words in one line; None for a text that is not known."""
-    found = cause_of(said)
+def explained(message: str, image: str) -> tuple[str, str] | None:
+    """Return the kind, and one line with cause, remedy and the engine's message; None for an unknown text."""
+    found = cause_of(message)
     if found is None:
         return None
     cause, match = found
     means = cause.means.format(image=image, **match.groupdict())
-    return cause.kind, f"{means} ({shortened(said)}): {cause.remedy}"
+    return cause.kind, f"{means} ({shortened(message)}): {cause.remedy}"
 
 
-def shortened(said: str) -> str:
-    """Return an engine's text as one line: the beginning, which names what refused, and the end, which says why."""
-    line = "".join(c for c in " ".join(said.split()) if c.isprintable())
+def shortened(message: str) -> str:
+    """Return an engine's text as one line: the beginning with the component's name, and the end with the reason."""
+    line = "".join(c for c in " ".join(message.split()) if c.isprintable())
     return line if len(line) <= _HEAD + _TAIL + 5 else f"{line[:_HEAD]} ... {line[-_TAIL:]}"

@@ -1,8 +1,8 @@
-"""One container for one run: what it may and may not do, its output, and its end whatever happens.
+"""One container for one run: its rights, its output, and its removal in every case.
 
-Nothing of the node but the directory of --storage is mounted into it, and no file of it stays on the node: the payload
-comes over its stdin. Stdin closes with the connection, at whose end the watchdog inside ends the container; so it does
-at its time limit, should nobody notice that the connection is gone. The engine then removes it by itself.
+Nothing of the node except the directory of --storage is mounted into it, and it leaves no file on the node: the payload
+is sent over its stdin. Stdin closes with the connection, and then the watchdog inside ends the container; it also ends
+it at its time limit, in case nobody notices that the connection is gone. The engine then removes the container.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from gpunode.workload.causes import explained
 from gpunode.workload.engine import Engine, raw_socket
 from gpunode.workload.image import Image
 from gpunode.workload.output import BoundedOutput
-from gpunode.workload.way import LaunchFailure
+from gpunode.workload.transport import LaunchFailure
 
 KIND = "nvidia.com/gpu"
 LABEL = "gpunode.validate"
@@ -34,9 +34,9 @@ STACK_BYTES = 64 * 2**20
 SCRATCH_BYTES = 4 * 2**30
 PIDS = 32768
 NOBODY = "65534:65534"
-"""Who runs the payload where the image has root for it: it writes into /tmp alone."""
+"""The user that runs the payload if the image's user is root: it can write only to /tmp."""
 MEMORY_SHARE = 0.75
-"""Of the node's: what else runs there stays alive should the payload grow without end."""
+"""Share of the node's memory: other programs there keep running if the payload grows without limit."""
 _STALE_AFTER_S = 60
 _HEADER = struct.Struct(">BxxxL")
 _STDERR = 2
@@ -48,13 +48,14 @@ class Devices:
 
     how: str
     """``cdi``; ``runtime``: by the engine's device request, which NVIDIA's hook answers; ``nvidia``: by the runtime of
-    that name and its variable; ``none``."""
+    that name and its variable; ``none``.
+    """
     names: tuple[str, ...] | None = None
-    """As ``how`` has them: names of a CDI specification, or ``INDEX`` and ``INDEX:MIG``. None: all."""
+    """Names in the form that ``how`` needs: of a CDI specification, or ``INDEX`` and ``INDEX:MIG``. None: all."""
 
     @property
     def requests(self) -> list[DeviceRequest]:
-        """As the engine's API takes it."""
+        """Return the device requests of the engine's API."""
         if self.how in ("none", "nvidia"):
             return []
         if self.how == "cdi":
@@ -67,7 +68,7 @@ class Devices:
 
     @property
     def recorded(self) -> Literal["cdi", "runtime", "none"]:
-        """As a record has it."""
+        """Return the value for a record."""
         match self.how:
             case "cdi" | "none" as how:
                 return how
@@ -75,24 +76,24 @@ class Devices:
 
     @property
     def variables(self) -> dict[str, str]:
-        """For the container: what the NVIDIA runtime reads. Only a device request brings its own."""
+        """Return the container's variables that the NVIDIA runtime reads. Only a device request sets its own."""
         if self.how == "runtime":
             return {}
         if self.how == "nvidia":
             visible = "all" if self.names is None else ",".join(self.names)
             return {"NVIDIA_VISIBLE_DEVICES": visible, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-        # An image's own value would bring all GPUs in where nvidia is the default runtime.
+        # If nvidia is the default runtime, an image's own value would add all GPUs.
         return {"NVIDIA_VISIBLE_DEVICES": "void"}
 
     @property
     def means(self) -> str:
-        """For a sentence."""
+        """Return a description for use in a sentence."""
         return {"cdi": "by CDI", "runtime": "by --gpus", "nvidia": "by its runtime nvidia"}.get(self.how, "for none")
 
 
 @dataclass(frozen=True)
 class PythonProgram:
-    """What Python is given: its ``-c``, arguments, and what it reads first from stdin."""
+    """Input of Python: its ``-c``, arguments, and what it reads first from stdin."""
 
     code: str
     arguments: tuple[str, ...]
@@ -105,16 +106,16 @@ class Network:
 
     name: str
     alias: str
-    """By which the others find this container there."""
+    """The name by which the others reach this container there."""
 
 
 SYSTEM_FOLDERS = tuple(
     f"/{name}"
     for name in ("bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr", "var/run")
 )
-"""What lies in them is the image's or the engine's: a directory of the node in its place would hide it."""
+"""These folders belong to the image or the engine: a node's directory mounted over them would hide their content."""
 IMAGE_FOLDERS = ("/", "/opt", "/tmp", "/var")  # noqa: S108
-"""What lies below them may be the node's."""
+"""Folders below these may be the node's."""
 
 
 def hides_image(directory: str) -> bool:
@@ -125,65 +126,65 @@ def hides_image(directory: str) -> bool:
 
 @dataclass(frozen=True)
 class ContainerJob:
-    """What one container is made for."""
+    """The purpose and the settings of one container."""
 
     image: Image
     devices: Devices
     program: PythonProgram
     limit_s: float
-    """As the watchdog inside has it."""
+    """Time limit of the watchdog inside."""
     as_nobody: bool = True
-    """Not as root: the GPUs' device files are open to everybody."""
+    """Not as root: the GPUs' device files are open to all users."""
     network: Network | None = None
-    """None: nothing but its own loopback."""
+    """None: only its own loopback."""
     storage: str | None = None
-    """A directory of the node that the container gets at the same path, to measure its storage."""
+    """A directory of the node, mounted at the same path, for measuring its storage."""
     plain: bool = False
-    """With the engine's own shared memory and limits, as docker run gives them to whoever names none."""
+    """With the engine's default shared memory and limits, as with a plain docker run."""
 
 
 @dataclass(frozen=True)
 class Confinement:
-    """What an engine, or an image, may not be able to do; each is given up only where the start says so."""
+    """Restrictions that an engine, or an image, may not support; each is dropped if the start fails because of it."""
 
     limits: bool = True
     """Raised limits of the process."""
     user: str | None = None
-    """In place of the image's own."""
+    """Used in place of the image's user."""
     read_only: bool = True
     memory: bool = True
-    """A limit, where the engine says that it has one."""
+    """A memory limit, if the engine reports support for it."""
     pids: bool = True
-    """A limit of processes."""
+    """A limit on processes."""
     storage: bool = True
-    """The directory to measure: where there is none on the node, the payload names it, and the rest is measured."""
+    """The directory to measure: if it does not exist on the node, the payload reports it, and the rest is measured."""
 
     def without(self, complaint: str) -> "Confinement | None":
-        """The next one to try after a start that failed; None where the failure has another reason."""
+        """Return the restrictions to try after a start that failed; None if the failure has another reason."""
         text = complaint.lower()
-        # An engine that has no right to raise limits itself (in a container, rootless) runs it with its own.
+        # An engine without the right to raise limits (in a container, rootless) runs it with its own.
         if self.limits and "rlimit" in text:
             return replace(self, limits=False)
         # Hooks of older toolkits write into the image's files.
         if self.read_only and "read-only file system" in text:
             return replace(self, read_only=False)
-        # An engine in a container may lack the part of cgroups that it says it has.
+        # An engine in a container may lack the part of cgroups that it reports.
         if self.memory and "cgroup" in text and "memory" in text:
             return replace(self, memory=False)
         if self.pids and "cgroup" in text and "pids" in text:
             return replace(self, pids=False)
         if self.storage and "bind source path does not exist" in text:
             return replace(self, storage=False)
-        # Its Python lies where only root may look.
+        # Its Python is in a folder that only root may read.
         if self.user is not None and "permission denied" in text:
             return replace(self, user=None)
         return None
 
 
 def run(engine: Engine, job: ContainerJob, output: BoundedOutput, known: Confinement | None = None) -> Confinement:
-    """Run the program in a container of its own; what it says goes into ``output``, and no container is left.
+    """Run the program in a container of its own; its output goes into ``output``, and the container is removed.
 
-    Returns what could be withheld from it; ``known`` is what a run before this one found out.
+    Returns the restrictions that were possible; ``known`` are those that a previous run found.
     Raises LaunchFailure: ``no-python``, ``no-gpu-support``, ``start``, ``time-limit``, ``flood``, ``broke-off`` …
     """
     trying = known or Confinement(user=_user(engine, job))
@@ -197,7 +198,7 @@ def run(engine: Engine, job: ContainerJob, output: BoundedOutput, known: Confine
                 engine.api.start(container)
             _listen(raw_socket(attached), job, engine.deadline, output)
         except LaunchFailure as err:
-            less = trying.without(err.said) if err.kind == "start" else None
+            less = trying.without(err.engine_message) if err.kind == "start" else None
             if less is None:
                 raise _plain(err, engine, job) from None
             trying = less
@@ -213,7 +214,7 @@ def _listen(sock: socket.socket, job: ContainerJob, deadline: float, output: Bou
     kind, left = 0, 0
 
     def frames(data: bytes) -> None:
-        # A frame is passed on as it comes: the engine says how long it is, and may say four gigabytes.
+        # A frame is passed on as it arrives: the engine sends its length, which may be four gigabytes.
         nonlocal head, kind, left
         while data:
             if left:
@@ -237,15 +238,15 @@ def _listen(sock: socket.socket, job: ContainerJob, deadline: float, output: Bou
             ) from None
         raise LaunchFailure("broke-off", f"the payload's output ended early: {err}") from None
     finally:
-        # An engine whose reader has stopped reading would wait for it when the container is to go.
+        # An engine with a client that stopped reading would wait for it when the container is removed.
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
 
 
 def converse(sock: socket.socket, stdin: bytes, take: Callable[[bytes], None], deadline: float) -> None:
-    """Send what the program reads first, then take what it says until its end; OSError at the deadline."""
+    """Send what the program reads first, then read its output until it ends; OSError at the deadline."""
     sock.settimeout(max(0.1, deadline - time.monotonic()))
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it ended before it read: it will have said why
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it ended early; its output has the reason
         sock.sendall(stdin)
     while True:
         sock.settimeout(max(0.1, deadline - time.monotonic()))
@@ -256,7 +257,7 @@ def converse(sock: socket.socket, stdin: bytes, take: Callable[[bytes], None], d
 
 
 def _user(engine: Engine, job: ContainerJob) -> str | None:
-    """Who runs the payload in place of the image's user; None where that is not root, or has to be."""
+    """Return the user that runs the payload in place of the image's; None if that is not root, or has to be root."""
     with engine.doing("image", f"looking at image {job.image.name}"):
         config = engine.api.inspect_image(job.image.id).get("Config") or {}
     own = str(config.get("User") or "root").partition(":")[0]
@@ -264,7 +265,7 @@ def _user(engine: Engine, job: ContainerJob) -> str | None:
 
 
 def _memory(engine: Engine) -> int | None:
-    """Bytes that the payload may have; None where the engine cannot limit them, or does not say what there is."""
+    """Return the payload's memory limit in bytes; None if the engine cannot limit it, or does not report the total."""
     total = engine.info.get("MemTotal")
     if not engine.info.get("MemoryLimit") or not isinstance(total, int) or not 0 < total < 2**60:
         return None
@@ -293,8 +294,8 @@ def _create(engine: Engine, job: ContainerJob, confinement: Confinement) -> str:
         mounts=[Mount(job.storage, job.storage, type="bind")] if job.storage and confinement.storage else None,
     )
     if not confinement.pids:
-        host["PidsLimit"] = 0  # sent all the same: Podman has a limit of its own where none is named
-    # A user without an entry in the image's /etc/passwd has neither name nor home.
+        host["PidsLimit"] = 0  # sent explicitly: Podman has a default limit
+    # A user without an entry in the image's /etc/passwd has no name and no home.
     environment = {"HOME": "/tmp", "USER": "gpunode", "LOGNAME": "gpunode"} if confinement.user else {}  # noqa: S108
     environment |= job.devices.variables
     joining = {}
@@ -311,7 +312,7 @@ def _create(engine: Engine, job: ContainerJob, confinement: Confinement) -> str:
             user=confinement.user,
             labels={LABEL: job.network.alias if job.network else "payload", LIMIT_LABEL: str(int(job.limit_s))},
             working_dir="/",
-            stdin_open=True,  # for one client alone: it closes when that goes
+            stdin_open=True,  # for one client only: closed when it disconnects
             tty=False,
             host_config=host,
             **joining,
@@ -320,18 +321,18 @@ def _create(engine: Engine, job: ContainerJob, confinement: Confinement) -> str:
 
 
 def _plain(err: LaunchFailure, engine: Engine, job: ContainerJob) -> LaunchFailure:
-    """Return what the engine said of a start that failed, in words of what is wrong."""
-    known = explained(err.said, job.image.name) if err.kind == "start" else None
+    """Return the failure of a start with the engine's message explained."""
+    known = explained(err.engine_message, job.image.name) if err.kind == "start" else None
     if known is None:
         return err
     kind, line = known
     if kind == "no-gpu-support":
         line = f"{engine.name} does not pass GPUs to containers, requested {job.devices.means}: {line}"
-    return LaunchFailure(kind, line, err.said)
+    return LaunchFailure(kind, line, err.engine_message)
 
 
 def remove(engine: Engine, container: str) -> None:
-    """Remove it, running or not; the engine may be quicker, and a broken way is no reason to raise again."""
+    """Remove it, running or not; the engine may have removed it already. A broken connection is not raised again."""
     with (
         contextlib.suppress(LaunchFailure),
         engine.doing("start", "removing the container"),
@@ -341,7 +342,7 @@ def remove(engine: Engine, container: str) -> None:
 
 
 def sweep(engine: Engine) -> Sequence[str]:
-    """Remove what an earlier run has left: containers of ours past their own limit, or that never started."""
+    """Remove what an earlier run left: our containers past their own limit, or never started."""
     now = _epoch(str(engine.info.get("SystemTime", "")))
     removed: list[str] = []
     with engine.doing("start", "looking for containers of earlier runs"):
@@ -356,7 +357,7 @@ def sweep(engine: Engine) -> Sequence[str]:
 
 
 def _epoch(text: str) -> float:
-    """The engine's own clock, which also dates its containers; this machine's where it says none."""
+    """Return the engine's clock, which also dates its containers; this machine's if it reports none."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:

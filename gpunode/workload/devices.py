@@ -1,4 +1,4 @@
-"""What a container is to be given of a node's GPUs, in the words of who hands it in."""
+"""The GPUs of a node as devices of a container, in the notation of each mechanism."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gpunode.facts import NodeFacts
 from gpunode.workload.container import KIND
 from gpunode.workload.gpus import Use
-from gpunode.workload.way import LaunchFailure
+from gpunode.workload.transport import LaunchFailure
 
 _FOLDERS = "/etc/cdi or /var/run/cdi"
 _WRITTEN = "/var/run/cdi/nvidia.yaml"
@@ -15,33 +15,33 @@ _WRITTEN = "/var/run/cdi/nvidia.yaml"
 
 @dataclass(frozen=True)
 class ContainerDevice:
-    """A whole GPU, or one MIG device of one."""
+    """A whole GPU, or one MIG device."""
 
     gpu: int
     uuid: str | None = None
     mig: int | None = None
-    """Of its GPU; None: the whole GPU."""
+    """Index on its GPU; None: the whole GPU."""
 
     @property
     def id(self) -> str:
-        """``0``, ``0:1``: as the NVIDIA runtime takes it, by the driver's order."""
+        """Return ``0``, ``0:1``: the notation of the NVIDIA runtime, in the driver's order."""
         return str(self.gpu) if self.mig is None else f"{self.gpu}:{self.mig}"
 
     @property
     def component(self) -> str:
-        """``gpu0``, ``MIG device 1 of gpu0``."""
+        """Return ``gpu0``, ``MIG device 1 of gpu0``."""
         return f"gpu{self.gpu}" if self.mig is None else f"MIG device {self.mig} of gpu{self.gpu}"
 
     @property
     def cdi_names(self) -> tuple[str, ...]:
-        """As nvidia-ctk may call it, by its strategies ``uuid``, ``index`` and ``type-index``."""
+        """Return the names that nvidia-ctk may give it, by its strategies ``uuid``, ``index`` and ``type-index``."""
         by_index = (self.id, f"{'gpu' if self.mig is None else 'mig'}{self.id}")
-        # Indices are those of the day on which the specification was written; a UUID stays with its GPU.
+        # Indices are those at the time when the specification was written; a UUID stays with its GPU.
         return (self.uuid, *by_index) if self.uuid else by_index
 
 
 def without_empty_mig(use: Use, node: NodeFacts) -> Use:
-    """The GPUs of a run without those on which nothing can run: MIG is on, and has no instance."""
+    """Return a run's GPUs without those on which nothing can run: MIG is enabled and has no instance."""
     if not use.indices:
         return use
     empty = [gpu.index for gpu in node.smi_gpus if gpu.mig_mode and not gpu.mig_devices]
@@ -55,9 +55,9 @@ def without_empty_mig(use: Use, node: NodeFacts) -> Use:
 
 
 def of_gpus(use: Use, node: NodeFacts) -> Iterator[ContainerDevice]:
-    """The GPUs of a run, one in MIG mode as its MIG devices: CUDA computes on those alone.
+    """Yield a run's GPUs, one in MIG mode as its MIG devices, which are the only ones that CUDA uses.
 
-    Raises LaunchFailure where nvidia-smi does not tell which MIG device one is.
+    Raises LaunchFailure if nvidia-smi does not report the index of a MIG device.
     """
     for gpu in node.smi_gpus:
         if gpu.index not in use.indices:
@@ -72,9 +72,9 @@ def of_gpus(use: Use, node: NodeFacts) -> Iterator[ContainerDevice]:
 
 
 def cdi_names(use: Use, node: NodeFacts) -> tuple[str, ...]:
-    """The devices of a run as the node's CDI specification calls them.
+    """Return the names of a run's devices in the node's CDI specification.
 
-    Raises LaunchFailure where it has no name for one of them: an engine refuses a device that is not there.
+    Raises LaunchFailure if it has no name for one of them: an engine refuses a device that does not exist.
     """
     if node.cdi_specs is None:
         reason = node.gap("cdi_specs") or "not in the collected data"
@@ -91,9 +91,9 @@ def cdi_names(use: Use, node: NodeFacts) -> tuple[str, ...]:
     else:
         paths = " and ".join(spec.path for spec in specs)
         what = f"{paths} {'has' if len(specs) == 1 else 'have'} no device for {those}"
-    # nvidia-smi does not tell to which GPU a MIG device's UUID belongs.
-    told_by_uuid = any(device.mig is not None for device in nameless) and any(name.startswith("MIG-") for name in known)
-    strategy = " --device-name-strategy=index" if told_by_uuid else ""
+    # nvidia-smi does not report to which GPU a MIG device's UUID belongs.
+    by_uuid = any(device.mig is not None for device in nameless) and any(name.startswith("MIG-") for name in known)
+    strategy = " --device-name-strategy=index" if by_uuid else ""
     path = specs[-1].path if specs else _WRITTEN
     remedy = f"nvidia-ctk cdi generate{strategy} --output={path} regenerates it"
     raise LaunchFailure("no-gpu-support", f"{what}: {remedy}. {_instead(use)}")
@@ -109,9 +109,9 @@ def _instead(use: Use) -> str:
 
 
 def open_to_all(node: NodeFacts) -> bool:
-    """Whether any user of the node may use its GPUs: true where every device file of theirs is open to others.
+    """Return whether any user of the node may use its GPUs: true if all their device files are open to others.
 
-    NVreg_DeviceFileMode and its like restrict them to a group, which nobody in a container is in.
+    NVreg_DeviceFileMode and similar options restrict them to a group, of which no process in a container is a member.
     """
     needed = re.compile(r"/dev/nvidia(\d+|ctl|-uvm)")
     return all(int(each.mode, 8) & 0o006 == 0o006 for each in node.device_nodes or () if needed.fullmatch(each.path))

@@ -1,7 +1,7 @@
 """One group of ranks over several containers, on one node or on many: collectives, training, and links by name.
 
-Each member runs the payload with its seats; the ranks meet at a port of rank 0. A member that ends is named by those
-that are left, within the group's limit; no container of any member is left.
+Each member runs the payload with its seats; the ranks meet at a port of rank 0. If a member ends, the others report its
+rank, within the group's limit. No container of any member is left.
 """
 
 import json
@@ -17,10 +17,10 @@ from gpunode.workload.image import Image
 from gpunode.workload.launch import STOP_S, sent
 from gpunode.workload.output import BoundedOutput
 from gpunode.workload.payload.pack import MAIN
-from gpunode.workload.way import LaunchFailure, Transport
+from gpunode.workload.transport import LaunchFailure, Transport
 
 PORT = 29400
-"""Of rank 0, for the first part; each part of the payload has the next one."""
+"""Port of rank 0 for the first part; each part of the payload uses the next one."""
 TESTS = "nccl,ddp"
 LEAST_MEMBERS = 2
 
@@ -29,41 +29,41 @@ LEAST_MEMBERS = 2
 class Member:
     """One container of the group."""
 
-    way: Transport
+    transport: Transport
     ranks: int = 1
     devices: Devices = field(default_factory=lambda: Devices("none"))
 
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """What a group does, the same for all its members."""
+    """What a group runs, the same for all its members."""
 
     image: str
-    """There already on each member's engine."""
+    """Must exist on each member's engine."""
     network: str
-    """An engine's network that joins the members; ``host`` between nodes."""
+    """The engine's network that joins the members; ``host`` between nodes."""
     host: str = "rank-0"
-    """Where the others reach rank 0: its name in the network, or its address between nodes."""
+    """Address of rank 0: its name in the network, or its address between nodes."""
     backend: Literal["gloo", "nccl"] = "gloo"
     level: Literal["standard", "deep"] = "standard"
     tests: str = TESTS
     rank_limit_s: float = 30.0
-    """How long the group waits for a rank in each step."""
+    """How long the group waits for a rank in each step, in seconds."""
     run_limit_s: float = 600.0
 
 
 @dataclass
 class GroupResult:
-    """What came of a group."""
+    """The result of a group."""
 
     records: list[dict[str, Any]] = field(default_factory=list)
-    """One for each part, of all members."""
+    """One for each part, for all members together."""
     failures: dict[int, str] = field(default_factory=dict)
-    """Why a member did not come to its end, by its first rank."""
+    """Why a member did not finish, by its first rank."""
 
 
 def measure_group(members: Sequence[Member], request: GroupRequest) -> GroupResult:
-    """Run the payload in a container of each member at the same time. Never raises for what a node does."""
+    """Run the payload in a container of each member at the same time. Never raises for a node's failure."""
     if len(members) < LEAST_MEMBERS:
         raise ValueError("a group has at least two members")
     firsts = [sum(member.ranks for member in members[:number]) for number in range(len(members))]
@@ -84,7 +84,7 @@ def measure_group(members: Sequence[Member], request: GroupRequest) -> GroupResu
 
 
 def seats_of(request: GroupRequest, first: int, ranks: int, size: int, nodes: int) -> list[dict[str, Any]]:
-    """Return the seats of a member's ranks, as the payload's settings have them."""
+    """Return the seats of a member's ranks in the form of the payload's settings."""
     return [
         {
             "rank": first + number,
@@ -104,7 +104,7 @@ def _run(member: Member, request: GroupRequest, output: BoundedOutput, seats: li
     settings = json.dumps({"level": request.level, "seats": seats})
     limit_s = request.run_limit_s - STOP_S
     words = ("--tests", request.tests, "--settings", settings, "--limit", f"{limit_s - STOP_S:.0f}")
-    with engine.found(member.way, deadline) as found:
+    with engine.found(member.transport, deadline) as found:
         with found.doing("image", f"looking at image {request.image}"):
             image = Image(request.image, str(found.api.inspect_image(request.image)["Id"]), brought=False)
         network = Network(request.network, f"rank-{seats[0]['rank']}")
@@ -116,8 +116,8 @@ def _run(member: Member, request: GroupRequest, output: BoundedOutput, seats: li
 def joined(records: Mapping[int, Sequence[Mapping[str, Any]]], failures: Mapping[int, str]) -> list[dict[str, Any]]:
     """Return one record for each part, from those of all members by their first rank.
 
-    The values are the same on all members that ended well. Of errors the one counts that names who is missing; how
-    that member ended is added where it is known.
+    The values are the same on all members that finished. Of several errors the one that names the missing rank is used;
+    how that member ended is added if it is known.
     """
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for first in sorted(records):

@@ -1,32 +1,32 @@
-"""Which GPUs of a node the payload may use: those that nobody computes on."""
+"""The GPUs of a node that the payload may use: those on which no other process computes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import SmiGpu
-from gpunode.workload.way import LaunchFailure
+from gpunode.workload.transport import LaunchFailure
 
 
 @dataclass(frozen=True)
 class Use:
-    """GPUs of one run. ``skipped``: the reason why nothing is to be tried."""
+    """GPUs of one run. ``skipped``: the reason why nothing is started."""
 
     indices: tuple[int, ...] = ()
-    """Handed in, in the driver's order."""
+    """Passed in, in the driver's order."""
     uuids: tuple[str, ...] = ()
-    """For a run on the host, which knows no MIG devices: of all GPUs that nobody computes on."""
+    """For a run on the host, without MIG devices: of all GPUs on which no other process computes."""
     busy: tuple[str, ...] = ()
-    """Left out: ``gpu3: python3 (pid 4242, alice)``."""
+    """Excluded: ``gpu3: python3 (pid 4242, alice)``."""
     all: bool = True
-    """No GPU of the node is left out."""
+    """No GPU of the node is excluded."""
     skipped: str | None = None
 
 
 def choose(node: NodeFacts, *, force: bool, without: bool) -> Use:
-    """GPUs to hand in. ``without``: an image was named, so that a node without a GPU is tried too.
+    """Return the GPUs to pass in. ``without``: an image was named, so a node without a GPU is tried too.
 
-    Raises LaunchFailure where it cannot be told which are idle.
+    Raises LaunchFailure if it cannot be determined which are idle.
     """
     if node.gpus_on_bus is None:
         raise LaunchFailure("unknown", f"GPUs are unknown, so nothing was started: {node.gap('pci')}")
@@ -51,7 +51,7 @@ def choose(node: NodeFacts, *, force: bool, without: bool) -> Use:
         if process.computes
     )
     if any(process.gpu is None for process in node.gpu_processes if process.computes):
-        # A process on a GPU that is not known may be on any of them.
+        # A process on an unknown GPU may be on any of them.
         return Use(busy=busy, all=False, skipped=f"GPUs are in use: {', '.join(busy)}; --force uses them all the same")
     taken = {process.gpu for process in node.gpu_processes if process.computes}
     use = _handed([gpu for gpu in gpus if f"gpu{gpu.index}" not in taken], busy)

@@ -1,4 +1,4 @@
-"""The image that the payload runs in: there already, loaded from a file, or pulled."""
+"""The image that the payload runs in: present already, loaded from a file, or pulled."""
 
 import json
 import tarfile
@@ -11,12 +11,12 @@ from docker.errors import ImageNotFound, NotFound
 
 from gpunode.errors import UsageError
 from gpunode.workload.engine import Engine, one_line
-from gpunode.workload.way import LaunchFailure
+from gpunode.workload.transport import LaunchFailure
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 _NO_REGISTRY = ("dial tcp", "lookup ", "timeout", "connection refused", "no such host", "unreachable", "tls:", "eof")
 _GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
-"""An engine names its machine as the kernel does, and an image's as Go does."""
+"""An engine reports its machine in the kernel's notation, and an image's in Go's."""
 _MOST_JSON = 4 * 1024 * 1024
 _LOADED = ("Loaded image: ", "Loaded image ID: ")
 
@@ -28,7 +28,7 @@ class Image:
     name: str
     id: str
     brought: bool
-    """True where it was pulled or loaded by this run; it is left there for the next."""
+    """Whether this run pulled or loaded it; it stays there for the next run."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class ImageFile:
     id: str
     name: str | None
     layers: tuple[str, ...] = ()
-    """Digests of its unpacked layers: an engine on containerd's image store knows the image by no other of these."""
+    """Digests of its unpacked layers: an engine with containerd's image store knows the image only by these."""
 
 
 def read_image_file(path: Path) -> ImageFile:
-    """Return what an archive holds; UsageError with one line where it is none, or holds several images."""
+    """Return the content of an archive; UsageError with one line if it is invalid, or holds several images."""
     try:
         with tarfile.open(path) as archive:
             (entry,) = _json(archive, "manifest.json")
@@ -69,15 +69,15 @@ def _json(archive: tarfile.TarFile, name: str) -> Any:
     return json.loads(text)
 
 
-def provide(engine: Engine, name: str, file: ImageFile | None, say: Say) -> Image:
-    """Return the image on the node, brought there where it is not.
+def provide(engine: Engine, name: str, file: ImageFile | None, progress: Progress) -> Image:
+    """Return the image on the node; load or pull it if necessary.
 
     Raises LaunchFailure: ``image``, also where it is for another architecture, ``no-space``, ``time-limit`` …
     """
     there = _of_file(engine, file) if file else _seen(engine, name)
     brought = there is None
     if there is None:
-        there = _load(engine, file, say) if file is not None else _pull(engine, name, say)
+        there = _load(engine, file, progress) if file is not None else _pull(engine, name, progress)
     built_for = there.get("Architecture")
     own = _GO_NAMES.get(str(engine.info.get("Architecture")))
     if own is not None and built_for and built_for != own:
@@ -88,7 +88,7 @@ def provide(engine: Engine, name: str, file: ImageFile | None, say: Say) -> Imag
 
 
 def _of_file(engine: Engine, file: ImageFile) -> dict[str, Any] | None:
-    """Return the archive's image where the engine has it: by its id, or by name and with the same layers."""
+    """Return the archive's image if the engine has it: by its id, or by name and with the same layers."""
     there = _seen(engine, file.id)
     if there is not None or file.name is None or not file.layers:
         return there
@@ -98,7 +98,7 @@ def _of_file(engine: Engine, file: ImageFile) -> dict[str, Any] | None:
 
 
 def _seen(engine: Engine, name: str) -> dict[str, Any] | None:
-    """Return what the engine says of an image; None where it has none of the name."""
+    """Return the engine's data of an image; None if it has none of the name."""
     with engine.doing("image", f"looking for image {name}"):
         try:
             seen: dict[str, Any] = engine.api.inspect_image(name)
@@ -109,8 +109,8 @@ def _seen(engine: Engine, name: str) -> dict[str, Any] | None:
     return seen
 
 
-def _load(engine: Engine, file: ImageFile, say: Say) -> dict[str, Any]:
-    say(f"loading {file.path.name}, {file.path.stat().st_size >> 20} MiB")
+def _load(engine: Engine, file: ImageFile, progress: Progress) -> dict[str, Any]:
+    progress(f"loading {file.path.name}, {file.path.stat().st_size >> 20} MiB")
     doing = f"loading {file.path}"
     loaded: list[str] = []
     with engine.doing("image", doing), file.path.open("rb") as stream:
@@ -123,20 +123,20 @@ def _load(engine: Engine, file: ImageFile, say: Say) -> dict[str, Any]:
     return found
 
 
-def _pull(engine: Engine, name: str, say: Say) -> dict[str, Any]:
+def _pull(engine: Engine, name: str, progress: Progress) -> dict[str, Any]:
     doing = f"pulling image {name}"
     layers: dict[str, tuple[int, int]] = {}
-    say(doing)
+    progress(doing)
     try:
         with engine.doing("image", doing):
-            # Without the controller's own logins: they are not the node's.
+            # Without the controller's own logins: the node does not have them.
             answer = engine.api.pull(name, stream=True, decode=True, auth_config={})
             for line in _lines(answer, doing):
                 detail = line.get("progressDetail") or {}
                 if line.get("status") == "Downloading" and detail.get("total"):
                     layers[str(line.get("id"))] = (int(detail.get("current", 0)), int(detail["total"]))
                     done, total = (sum(part) for part in zip(*layers.values(), strict=True))
-                    say(f"{doing}: {done >> 20} of {total >> 20} MiB")
+                    progress(f"{doing}: {done >> 20} of {total >> 20} MiB")
     except LaunchFailure as err:
         if err.kind != "image":
             raise
@@ -147,20 +147,20 @@ def _pull(engine: Engine, name: str, say: Say) -> dict[str, Any]:
     return pulled
 
 
-def _why_not_pulled(name: str, said: str) -> str:
-    text = said.lower()
+def _why_not_pulled(name: str, error: str) -> str:
+    text = error.lower()
     instead = "load it with --image-file, or use an existing one with --image"
     if any(word in text for word in _NO_REGISTRY):
-        return f"image {name} is not on the node, and its registry cannot be reached from there ({said}): {instead}"
-    return f"image {name} is not on the node and cannot be pulled ({said}): {instead}"
+        return f"image {name} is not on the node, and its registry cannot be reached from there ({error}): {instead}"
+    return f"image {name} is not on the node and cannot be pulled ({error}): {instead}"
 
 
 def _lines(answers: Iterable[dict[str, Any]], doing: str) -> Iterable[dict[str, Any]]:
-    """The engine's progress, as long as it tells of no error."""
+    """Yield the engine's progress until it reports an error."""
     for line in answers:
         if "error" in line:
-            said = one_line(line["error"])
-            kind = "no-space" if "no space left" in said.lower() else "image"
+            error = one_line(line["error"])
+            kind = "no-space" if "no space left" in error.lower() else "image"
             prefix = f"{doing}: no space left on the node's disk" if kind == "no-space" else doing
-            raise LaunchFailure(kind, f"{prefix}: {said}")
+            raise LaunchFailure(kind, f"{prefix}: {error}")
         yield line

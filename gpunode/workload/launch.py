@@ -1,4 +1,4 @@
-"""One run of the payload on one node, and the records of it. Never raises for what a node does: that is a record."""
+"""One run of the payload on one node, and its records. A failure of the node is a record, never an exception."""
 
 import json
 import time
@@ -19,7 +19,7 @@ from gpunode.workload.image import Image, ImageFile, provide
 from gpunode.workload.output import DEFAULTS, LAUNCHERS, BoundedOutput
 from gpunode.workload.payload import payload_zip
 from gpunode.workload.payload.pack import LIMITS, MAIN
-from gpunode.workload.way import LaunchFailure, Transport
+from gpunode.workload.transport import LaunchFailure, Transport
 
 TESTS = {
     "standard": "versions,gpus,frameworks,copy,gemm,nccl",
@@ -27,14 +27,14 @@ TESTS = {
 }
 """What the payload runs at each level."""
 _END_S = 10.0
-"""What the payload's limit leaves of the node's: for the end of its processes and of the container."""
+"""Seconds between the payload's limit and the node's: for the end of its processes and of the container."""
 STOP_S = 4.0
-"""What the payload's own limit leaves of the watchdog's: for the end of a part that hangs, and the last records."""
+"""Seconds between the payload's own limit and the watchdog's: for ending a part that hangs, and the last records."""
 _LEAST_S = 8.0
 DEFAULTS_S = 20.0
-"""For a container that reads its own limits."""
+"""Seconds for a container that reads its own limits."""
 _START_S = 60.0
-"""For making and removing it: an engine may copy the image for that."""
+"""Seconds for creating and removing it: an engine may copy the image for that."""
 
 # Python reads its own text and the payload by their lengths, and leaves stdin open behind them.
 START = """\
@@ -53,28 +53,28 @@ class WorkloadRequest:
     """What is to be run, the same for all nodes."""
 
     image: Callable[[NodeFacts], str]
-    """The image for a node; it may raise LaunchFailure."""
+    """Returns the image for a node; it may raise LaunchFailure."""
     named: bool = False
-    """Somebody named the image: it is tried on a node without a GPU too."""
+    """The user named the image: it is tried on a node without a GPU too."""
     file: ImageFile | None = None
     in_container: bool = True
     force: bool = False
-    """Busy GPUs too."""
+    """Use busy GPUs too."""
     image_limit_s: float = 1800.0
-    """For bringing the image: pull, or loading, and extraction."""
+    """Seconds for the image: pulling or loading, and extraction."""
     run_limit_s: float = 900.0
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """For the payload."""
+    """Settings of the payload."""
     level: Literal["standard", "deep"] = "standard"
     storage: str | None = None
-    """A directory of the node whose storage is measured; the one thing of it that the container gets."""
+    """A directory of the node for measuring its storage; the only part of the node that the container gets."""
     burn_s: float | None = None
-    """Of the sustained load; None: the payload's own."""
+    """Seconds of the sustained load; None: the payload's default."""
 
 
 @dataclass
 class _Run:
-    """What is known of a run so far, for its record."""
+    """The state of a run so far, for its record."""
 
     node: NodeFacts
     started: float = field(default_factory=time.monotonic)
@@ -86,54 +86,59 @@ class _Run:
 
 
 def launch(
-    way: Transport, node: NodeFacts, wish: WorkloadRequest, deadline: float, say: Callable[[str], None]
+    transport: Transport, node: NodeFacts, request: WorkloadRequest, deadline: float, progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Run the payload and return its records with the launcher's own, ``container``, as the last.
+    """Run the payload; return its records, with the launcher's own, ``container``, as the last.
 
-    ``deadline`` is a time.monotonic() value; ``say`` is told in a line what is going on.
+    ``deadline`` is a time.monotonic() value; ``progress`` gets one line for each step.
     """
-    run = _Run(node, output=BoundedOutput(say))
-    run.values["level"] = wish.level
+    run = _Run(node, output=BoundedOutput(progress))
+    run.values["level"] = request.level
     kind, error = "done", None
     try:
-        run.use = gpus.choose(node, force=wish.force, without=wish.named or not wish.in_container)
-        if wish.in_container:
+        run.use = gpus.choose(node, force=request.force, without=request.named or not request.in_container)
+        if request.in_container:
             run.use = devices.without_empty_mig(run.use, node)
         if run.use.skipped is not None:
             kind = "busy" if run.use.busy else "skipped"
-        elif wish.in_container:
-            _in_container(run, way, wish, deadline, say)
+        elif request.in_container:
+            _in_container(run, transport, request, deadline, progress)
         else:
-            _on_host(run, way, wish, deadline)
+            _on_host(run, transport, request, deadline)
     except LaunchFailure as err:
         kind, error = err.kind, str(err)
     return _records(run, kind, error)
 
 
 def failed(node: NodeFacts, reason: str, level: str) -> list[dict[str, Any]]:
-    """The records of a run that never came back; a saved bundle is judged at its level again."""
+    """Return the records of a run that was lost; a saved bundle is judged at its level again."""
     return _records(_Run(node, values={"level": level}), "unknown", reason)
 
 
 def _in_container(
-    run: _Run, way: Transport, wish: WorkloadRequest, deadline: float, say: Callable[[str], None]
+    run: _Run, transport: Transport, request: WorkloadRequest, deadline: float, progress: Callable[[str], None]
 ) -> None:
-    name = wish.image(run.node)
-    run.container = RecordContainer(image=name)  # told also where the engine refuses
-    with engine.found(way, deadline) as found:
+    name = request.image(run.node)
+    run.container = RecordContainer(image=name)  # reported also if the engine refuses
+    with engine.found(transport, deadline) as found:
         given = devices_for(found, run.use, run.node)
         run.container = RecordContainer(image=name, engine=found.label, gpus=given.recorded)
         run.values |= {"engine_version": found.version, "api_version": found.api_version}
         run.values["security"] = list(found.security)
         run.values["removed_stale"] = len(container.sweep(found))
-        with found.within(wish.image_limit_s, "--image-timeout") as bringing:
-            image = provide(bringing, name, wish.file, say)
+        with found.within(request.image_limit_s, "--image-timeout") as bringing:
+            image = provide(bringing, name, request.file, progress)
         run.values |= {"image_id": image.id, "brought": image.brought}
-        say("running")
-        ends = min(deadline, time.monotonic() + wish.run_limit_s)
+        progress("running")
+        ends = min(deadline, time.monotonic() + request.run_limit_s)
         limit_s = _limit(ends)
         job = ContainerJob(
-            image, given, _program(run, wish, limit_s), limit_s, devices.open_to_all(run.node), storage=wish.storage
+            image,
+            given,
+            _program(run, request, limit_s),
+            limit_s,
+            devices.open_to_all(run.node),
+            storage=request.storage,
         )
         began = time.monotonic()
         confinement = container.run(replace(found, deadline=ends), job, run.output)
@@ -144,7 +149,7 @@ def _in_container(
 
 
 def _defaults(found: Engine, image: Image, confinement: Confinement) -> Record:
-    """Return the limits of a container for which none are asked: what a user's plain ``docker run`` gets here."""
+    """Return the limits of a container without requested limits: those of a user's plain ``docker run`` here."""
     started, output = time.monotonic(), BoundedOutput()
     job = ContainerJob(image, Devices("none"), sent(LIMITS, DEFAULTS_S), DEFAULTS_S, plain=True)
     reason = None
@@ -164,11 +169,11 @@ def _defaults(found: Engine, image: Image, confinement: Confinement) -> Record:
 
 
 def devices_for(found: Engine, use: Use, node: NodeFacts) -> Devices:
-    """Return how the engine is asked for the GPUs: by CDI where it looks for it and the node has a specification.
+    """Return how to request the GPUs: by CDI if the engine looks for it and the node has a specification.
 
-    Else by a device request, which NVIDIA's hook answers; not in the toolkit's modes cdi and csv, where the runtime is
-    asked. Raises LaunchFailure where the engine gives no GPU in any way, and where a part of the GPUs is to be asked
-    for by CDI and the specification lacks one of them.
+    Else by a device request, which NVIDIA's hook answers; in the toolkit's modes cdi and csv by the runtime. Raises
+    LaunchFailure if the engine supports none of these, and if only some of the GPUs are requested by CDI and the
+    specification lacks one of them.
     """
     if not use.indices:
         return Devices("none")
@@ -200,16 +205,16 @@ def _need_podman_cdi(found: Engine, *, described: bool, known: bool) -> None:
         )
 
 
-def _on_host(run: _Run, way: Transport, wish: WorkloadRequest, deadline: float) -> None:
-    deadline = min(deadline, time.monotonic() + wish.run_limit_s)
+def _on_host(run: _Run, transport: Transport, request: WorkloadRequest, deadline: float) -> None:
+    deadline = min(deadline, time.monotonic() + request.run_limit_s)
     limit_s = _limit(deadline)
-    program = _program(run, wish, limit_s)
+    program = _program(run, request, limit_s)
     start = program.code
     if not run.use.all:
         start = f"import os\nos.environ['CUDA_VISIBLE_DEVICES'] = {','.join(run.use.uuids)!r}\n{start}"
-    # Over SSH it passes a login shell, and csh knows no text of several lines.
+    # Over SSH it passes a login shell, and csh does not support text of several lines.
     began = time.monotonic()
-    stream = way.python(f"exec({start!r})", program.arguments)
+    stream = transport.python(f"exec({start!r})", program.arguments)
     try:
         container.converse(stream.sock, program.stdin, run.output.stdout, deadline)
     except OSError as err:
@@ -226,7 +231,7 @@ def _on_host(run: _Run, way: Transport, wish: WorkloadRequest, deadline: float) 
 
 
 def _need_all(output: BoundedOutput, took_s: float, limit_s: float) -> None:
-    """Raise LaunchFailure where the payload came to its end by leaving parts out for lack of time."""
+    """Raise LaunchFailure if the payload finished, but omitted parts for lack of time."""
     names = [str(record["record"]) for record in output.records if record.get("undetermined") is not None]
     if names and took_s >= limit_s - STOP_S:
         parts = f"{len(names)} part{'s' if len(names) > 1 else ''}"
@@ -244,23 +249,23 @@ def _limit(deadline: float) -> float:
     return limit_s
 
 
-def _program(run: _Run, wish: WorkloadRequest, limit_s: float) -> PythonProgram:
+def _program(run: _Run, request: WorkloadRequest, limit_s: float) -> PythonProgram:
     settings = {
-        **wish.settings,
-        # What was in use when they were chosen: a GPU that shows more when the payload starts is somebody's.
+        **request.settings,
+        # MiB in use when they were chosen: a GPU that shows more when the payload starts is used by another process.
         "gpus": {gpu.uuid: _in_use_mib(run.node, gpu) for gpu in _handed(run) if gpu.uuid},
-        "force": wish.force,
-        "level": wish.level,
-        "storage": wish.storage,
-        "burn_s": wish.burn_s,
-        "user_site": not wish.in_container,
+        "force": request.force,
+        "level": request.level,
+        "storage": request.storage,
+        "burn_s": request.burn_s,
+        "user_site": not request.in_container,
     }
-    words = ("--tests", TESTS[wish.level], "--settings", json.dumps(settings), "--limit", f"{limit_s - STOP_S:.0f}")
+    words = ("--tests", TESTS[request.level], "--settings", json.dumps(settings), "--limit", f"{limit_s - STOP_S:.0f}")
     return sent(MAIN, limit_s, *words)
 
 
 def sent(main: str, limit_s: float, *words: str) -> PythonProgram:
-    """Return the payload as a container's Python is given it, with the watchdog and its limit."""
+    """Return the payload as input of a container's Python, with the watchdog and its limit."""
     watchdog = files("gpunode.workload").joinpath("watchdog.py").read_bytes()
     payload = payload_zip(main)
     lengths = (str(len(watchdog)), str(len(payload)))
@@ -272,7 +277,7 @@ def _handed(run: _Run) -> list[SmiGpu]:
 
 
 def _in_use_mib(node: NodeFacts, gpu: SmiGpu) -> int | None:
-    """MiB in use on a GPU; None where that says nothing of who computes: the system keeps its own pages there too."""
+    """Return the MiB in use on a GPU; None if that does not indicate a process: the system keeps pages there too."""
     mode = gpu.addressing_mode
     if mode == "ATS" or (mode is None and node.architecture == "aarch64"):
         return None
@@ -281,7 +286,7 @@ def _in_use_mib(node: NodeFacts, gpu: SmiGpu) -> int | None:
 
 
 def _uuids(run: _Run) -> list[str]:
-    """Of the GPUs of a run, as nvidia-smi has them on the node: the payload compares them with what it was given."""
+    """Return the UUIDs of a run's GPUs from the node's nvidia-smi; the payload compares them with its own."""
     return [gpu.uuid for gpu in _handed(run) if gpu.uuid]
 
 

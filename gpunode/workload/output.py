@@ -1,34 +1,34 @@
-"""What the payload says, as it comes: records, limited in number and size, and how it ended."""
+"""The payload's output, as it arrives: records, limited in number and size, and how it ended."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
-from gpunode.workload.way import LaunchFailure
+from gpunode.workload.transport import LaunchFailure
 
 MAX_BYTES = 4 * 1024 * 1024
-"""Of records in one run; a node with sixteen GPUs gives about 100 KiB."""
+"""Limit of the records of one run; a node with sixteen GPUs results in about 100 KiB."""
 MAX_STDERR_BYTES = 64 * 1024 * 1024
 LAUNCHERS = "container"
-"""The record that tells whether a run came to its end: the launcher's to write, and nobody's inside."""
+"""The record of how a run ended: only the launcher may write it, not the payload."""
 DEFAULTS = "defaults.limits"
-"""The limits that the engine gives to whoever asks for none: the launcher's to write as well."""
+"""The engine's default limits: written by the launcher as well."""
 _KEPT_STDERR = 4 * 1024
 _DOING = 80
-"""Characters of what a progress line says."""
+"""Maximum length of a progress line."""
 
 
 class BoundedOutput:
-    """Takes stdout and stderr in pieces. Raises LaunchFailure ``flood`` where there is more than any payload says."""
+    """Reader of stdout and stderr in pieces. Raises LaunchFailure ``flood`` if there is more than a payload prints."""
 
-    def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:  # noqa: ARG005
-        """``say`` is called with what is being done, as far as the payload reports it."""
-        self._say = say
+    def __init__(self, progress: Callable[[str], None] = lambda text: None) -> None:  # noqa: ARG005
+        """Set up an empty output; ``progress`` gets one line for each step that the payload reports."""
+        self._report = progress
         self.records: list[dict[str, Any]] = []
         self.complete = False
-        """The payload said that it came to its end."""
+        """The payload reported that it finished."""
         self.ended: str | None = None
-        """How, in the watchdog's word; None where it never said."""
+        """How, as the watchdog reported it; None if it did not."""
         self.exit_code: int | None = None
         self._promised = 0
         self._rest = b""
@@ -36,14 +36,14 @@ class BoundedOutput:
         self._seen = {"stdout": 0, "stderr": 0}
 
     def stdout(self, data: bytes) -> None:
-        """More of stdout."""
+        """Read more of stdout."""
         self._count("stdout", data, MAX_BYTES)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._line(line)
 
     def stderr(self, data: bytes) -> None:
-        """More of stderr; its end is kept for messages."""
+        """Read more of stderr; its end is kept for messages."""
         self._count("stderr", data, MAX_STDERR_BYTES)
         self._err = (self._err + data)[-_KEPT_STDERR:]
 
@@ -58,7 +58,7 @@ class BoundedOutput:
         try:
             record = json.loads(line)
         except ValueError:
-            # An image may print before the payload does; that is noise for stderr, not an answer.
+            # An image may print before the payload does; such lines are kept with stderr and are not records.
             self._err = (self._err + line + b"\n")[-_KEPT_STDERR:]
             return
         if not isinstance(record, dict) or not isinstance(record.get("record"), str):
@@ -72,19 +72,19 @@ class BoundedOutput:
             code = record.get("exit_code")
             self.exit_code = code if isinstance(code, int) else None
         elif record["record"] == "progress":
-            self._say(_progress(record))
+            self._report(_progress(record))
         elif record["record"] not in (LAUNCHERS, DEFAULTS):
             self.records.append(record)
 
     @property
     def last_words(self) -> str:
-        """The last line of what was no record, in brackets; empty where there is none."""
+        """Return the last line that was not a record, in brackets; empty if there is none."""
         lines = [line.strip() for line in self._err.decode(errors="replace").splitlines() if line.strip()]
         text = "".join(c for c in lines[-1] if c.isprintable())[:300] if lines else ""
         return f" ({text})" if text else ""
 
     def judge(self, limit_s: float) -> None:
-        """Raise LaunchFailure with the reason where the payload did not come to its end."""
+        """Raise LaunchFailure with the reason if the payload did not finish."""
         words = self.last_words
         if self.ended == "exit" and self.exit_code == 0 and self.complete:
             if len(self.records) < self._promised:
@@ -111,7 +111,7 @@ class BoundedOutput:
 
 
 def _progress(record: dict[str, Any]) -> str:
-    """``measuring gemm (2 of 8), about 9 min left``."""
+    """Return ``measuring gemm (2 of 8), about 9 min left``."""
     doing = "".join(c for c in str(record.get("doing"))[:_DOING] if c.isprintable())
     left_s = record.get("left_s")
     if not isinstance(left_s, int) or isinstance(left_s, bool) or not 0 < left_s < 10**6:

@@ -1,10 +1,11 @@
 # ruff: noqa: PTH102, PTH110, PTH118, PTH123, S606
-"""Runs the payload where it is measured: as PID 1 of a container, or as a process of the node. Python 3.8, alone.
+"""Run the payload where it is measured: as PID 1 of a container, or as a process of the node. Python 3.8, standard
+library.
 
-The launcher sends this text with the payload over stdin and leaves that open: its end tells that the launcher has gone,
-however it went. Then, and at the time limit, everything started here is killed; a container ends with its PID 1.
-The last line on stdout says how it ended: ``{"record": "watchdog", "ended": "exit", "exit_code": 0}``; ``ended`` is
-``exit``, ``signal`` (the code is its number), ``time-limit``, ``alone`` (the launcher has gone) or ``stopped``.
+The launcher sends this text with the payload over stdin and leaves that open: its end means that the launcher is gone,
+for any reason. Then, and at the time limit, everything started here is killed; a container ends with its PID 1. The
+last line on stdout reports how it ended: ``{"record": "watchdog", "ended": "exit", "exit_code": 0}``; ``ended`` is
+``exit``, ``signal`` (the code is its number), ``time-limit``, ``alone`` (the launcher is gone) or ``stopped``.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ import time
 
 LOOK_S = 0.2
 COMPAT = "/usr/local/cuda/compat/lib.real"
-"""Where NVIDIA's images keep the libraries of forward compatibility, out of the linker's way."""
+"""Folder of NVIDIA's images for the libraries of forward compatibility, outside the linker's path."""
 COMPAT_S = 60
 
 
 def enable_compat(limit_s: float) -> None:
-    """Do what the entrypoint of NVIDIA's images does, which does not run here: it links the libraries of forward
-    compatibility into the linker's path where the driver is older than the image's CUDA and they work with it.
+    """Do as the entrypoint of NVIDIA's images, which does not run here: add the libraries of forward compatibility to
+    the linker's path if the driver is older than the image's CUDA and they work with it.
 
-    The entrypoint writes into the image; the environment of what is started here serves as well.
+    The entrypoint writes into the image; the environment of the processes started here has the same effect.
     """
     if not os.path.exists(os.path.join(COMPAT, "libcuda.so.1")):
         return
@@ -41,8 +42,9 @@ def enable_compat(limit_s: float) -> None:
 
 
 def cuda_version(library: str, limit_s: float) -> int:
-    """Return what a libcuda says that it runs (12080 is 12.8); 0 where it does not start here. Asked in a child, for
-    a library is never unloaded."""
+    """Return the version that a libcuda reports (12080 is 12.8); 0 if it does not start here. Called in a child,
+    because a library is never unloaded.
+    """
     text = (
         "import ctypes, sys\n"
         "cuda, version = ctypes.CDLL(sys.argv[1]), ctypes.c_int()\n"
@@ -65,10 +67,10 @@ def cuda_version(library: str, limit_s: float) -> int:
 
 
 def watch(payload: bytes, arguments: list[str], limit_s: float) -> None:
-    """Put the payload (a zip application) into a folder, run it, say how it ended, and leave nothing of it."""
+    """Write the payload (a zip application) to a folder, run it, report how it ended, and remove all of it."""
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # PID 1 is sent no signal that it does not ask for.
+        # PID 1 receives only signals for which it has a handler.
         signal.signal(number, lambda number, _: stopped.append(number))
     ends = time.monotonic() + limit_s
     enable_compat(limit_s)
@@ -121,7 +123,7 @@ def _become(argv: list[str], scratch: str, limit_s: float) -> None:
 
 
 def _reaped(child: int) -> int | None:
-    """Take the status of all that have ended, as PID 1 must; that of ``child`` where it is among them."""
+    """Collect the status of all ended children, as PID 1 must; return that of ``child`` if it is among them."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == child:

@@ -1,6 +1,7 @@
 """What a program costs this machine: its processor time and memory, those of all that it starts included."""
 
 import os
+import platform
 import subprocess
 import threading
 import time
@@ -80,6 +81,24 @@ def measured(
         cpu_s=usage.ru_utime + usage.ru_stime,
         memory_mib=peak / 1024,
     )
+
+
+def with_bytecode(folder: Path) -> dict[str, str]:
+    """Return this environment, with compiled modules kept in ``folder``: an installed program does not compile itself.
+
+    Without it a run would compile every module anew where the environment forbids writing bytecode.
+    """
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return env | {"PYTHONPYCACHEPREFIX": str(folder)}
+
+
+def machine() -> str:
+    """Return this machine in words, with its load."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = (line.partition(":")[2].strip() for line in lines if "model name" in line)
+    load = os.getloadavg()[0]
+    cpu = next(model, platform.machine())
+    return f"{os.cpu_count()} cores ({cpu}), load {load:.0f}, Python {platform.python_version()}"
 
 
 def _pss(pid: int) -> int:

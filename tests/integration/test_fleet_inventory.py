@@ -1,12 +1,14 @@
 """Inventories through Ansible's own programs: what they read, and one clear line for what they cannot."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpunode.content import ansible_program
+from gpunode.content import ansible_environment, ansible_program
 from gpunode.errors import UsageError
 from gpunode.fleet import inventory
 from gpunode.fleet.targets import SETTINGS, targets_from_inventory
@@ -174,6 +176,46 @@ def test_settings_of_an_ansible_cfg_are_read(folder: Path) -> None:
     assert found["base.DEFAULT_BECOME_METHOD"] == "doas"
     with pytest.raises(UsageError, match=r"host gpu1: .*DEFAULT_BECOME_METHOD of Ansible's configuration = 'doas'"):
         targets_from_inventory(["hosts.yml"], "gpu1")
+
+
+def dumped(kind: str) -> dict[str, Any]:
+    """Return what ``ansible-config`` itself reports as changed, by name."""
+    program = ansible_program("ansible-config")
+    argv = [program, "dump", "--only-changed", "--format", "json", "--type", *kind.split()]
+    entries = json.loads(
+        subprocess.run(argv, capture_output=True, timeout=60, check=True, env=ansible_environment()).stdout
+    )
+    if kind != "base":
+        entries = [entry for plugin in entries for found in plugin.values() for entry in found]
+    return {entry["name"]: entry["value"] for entry in entries if "name" in entry}
+
+
+def test_settings_are_those_that_ansible_config_reports(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "key").touch()
+    (folder / "ansible.cfg").write_text(
+        "[defaults]\nremote_user = cfg-user\nremote_port = 2022\nprivate_key_file = key\ntimeout = 30\n"
+        "interpreter_python = {{ DEFAULT_TRANSPORT }}\ntransport = smart\n"
+        "[ssh_connection]\nssh_args = -F none\nssh_common_args = -o Compression=yes\nscp_if_ssh = smart\n"
+        "[privilege_escalation]\nbecome_user = admin\n[sudo_become_plugin]\nflags = -n\n"
+    )
+    monkeypatch.setenv("ANSIBLE_SSH_EXTRA_ARGS", "-4")
+    monkeypatch.setenv("ANSIBLE_BECOME_EXE", "doas")
+    expected = {
+        f"{section}.{name}": value
+        for section, kind in (("base", "base"), ("ssh", "connection ssh"), ("sudo", "become sudo"))
+        for name, value in dumped(kind).items()
+        if name in SETTINGS[section]
+    }
+    assert len(expected) > 9
+    assert inventory.settings(SETTINGS) == expected
+    assert inventory.read_with_settings(["hosts.yml"], None, SETTINGS)[1] == expected
+
+
+def test_a_setting_of_another_type_is_refused_in_one_line(folder: Path) -> None:
+    (folder / "ansible.cfg").write_text("[ssh_connection]\nretries = many\n")
+    with pytest.raises(UsageError, match=r"Ansible's configuration: .*integer") as caught:
+        targets_from_inventory(["hosts.yml"], "gpu1")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh: apt-get install openssh-client")

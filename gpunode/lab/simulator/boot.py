@@ -126,7 +126,7 @@ def _packaged(tool: str) -> list[str]:
 
 
 def _settle(hardware: dict[str, Any]) -> None:
-    """Apply the effects of a reboot to the GPUs' kept state: rows whose remapping waited for a reset are remapped."""
+    """Apply the effects of a reboot to the GPUs' kept state: rows that waited for a reset are remapped."""
     with state.change() as (kept, _):
         for gpu in kept.get("gpus", {}).values():
             if "remapped" in gpu:

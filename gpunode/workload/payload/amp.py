@@ -11,7 +11,7 @@ STEPS = 8
 
 
 def run(where: str | None) -> dict[str, Any]:
-    """Values of ``frameworks.amp``: steps of a small network, bf16 where the GPU computes it."""
+    """Return the values of ``frameworks.amp``: steps of a small network, in bf16 if the GPU supports it."""
     torch = torch_module()
     device = device_for(torch, where)
     torch.manual_seed(1)
@@ -23,12 +23,12 @@ def run(where: str | None) -> dict[str, Any]:
     if scaler is None:
         scaler = torch.cuda.amp.GradScaler(enabled=enabled)
     inputs = torch.randn(128, 64, device=device)
-    wanted = torch.randint(0, 8, (128,), device=device)
+    labels = torch.randint(0, 8, (128,), device=device)
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
         with torch.autocast(device.type, dtype=dtype):
-            loss = torch.nn.functional.cross_entropy(network(inputs), wanted)
+            loss = torch.nn.functional.cross_entropy(network(inputs), labels)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()

@@ -1,4 +1,4 @@
-"""An all-reduce over all GPUs by NCCL, one process for each; between processes of the processor by Gloo."""
+"""An all-reduce over all GPUs by NCCL, one process per GPU; between processes on the CPU by Gloo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpunode.workload.payload.isolate import Outcome, SkipPart, Trouble, one_lin
 from gpunode.workload.payload.pytorch import timed, torch_module, why_no_gpu
 
 WORDS = (1024, 16 * 2**20)
-"""Float32: 4 KiB and 64 MiB. NCCL takes other algorithms for small messages than for large ones."""
+"""Float32: 4 KiB and 64 MiB. NCCL uses other algorithms for small messages than for large ones."""
 WORDS_ON_PROCESSOR = (1024, 2**20)
 WAIT_S = 120
 _LOG = "nccl.log"
@@ -26,7 +26,7 @@ MAX_LOG_BYTES = 4 * 2**20
 
 
 def rank(number: int, size: int, folder: str, backend: str) -> dict[str, Any]:
-    """What one process of the group finds: wrong elements, seconds, and how NCCL sends."""
+    """Return the result of one process of the group: wrong elements, seconds, and NCCL's transports."""
     torch = torch_module()
     distributed = importlib.import_module("torch.distributed")
     if not distributed.is_available() or not getattr(distributed, f"is_{backend}_available")():
@@ -37,7 +37,7 @@ def rank(number: int, size: int, folder: str, backend: str) -> dict[str, Any]:
         if reason is not None:
             raise Trouble(f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU: {reason}")
         torch.cuda.set_device(number)
-        # Beside the work, not over a network: the processes meet on this machine.
+        # At a file, not over a network: the processes run on this machine.
         os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,GRAPH,ENV,P2P,SHM,NET", NCCL_DEBUG_FILE=str(log))
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -50,7 +50,7 @@ def rank(number: int, size: int, folder: str, backend: str) -> dict[str, Any]:
         timeout=datetime.timedelta(seconds=WAIT_S),
     )
     wrong, seconds = 0, 0.0
-    # 1 + 2 + ... + size, and what an element adds: whole numbers, which float32 holds and sums exactly.
+    # 1 + 2 + ... + size, and what an element adds: whole numbers, which float32 represents and sums exactly.
     total = size * (size + 1) // 2
     try:
         for words in WORDS if backend == "nccl" else WORDS_ON_PROCESSOR:
@@ -65,7 +65,7 @@ def rank(number: int, size: int, folder: str, backend: str) -> dict[str, Any]:
 
 
 def sent(log: Path) -> dict[str, Any]:
-    """The transports that NCCL's log names, with the number of connections each, and its first warning."""
+    """Return the transports in NCCL's log, with the number of connections each, and its first warning."""
     try:
         with log.open(encoding="utf-8", errors="replace") as stream:
             text = stream.read(MAX_LOG_BYTES)
@@ -80,17 +80,17 @@ def sent(log: Path) -> dict[str, Any]:
 
 
 def transports(text: str) -> dict[str, int]:
-    """``{"P2P/CUMEM": 14}``, from lines such as ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``."""
+    """Parse ``{"P2P/CUMEM": 14}`` from lines such as ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``."""
     return dict(sorted(Counter(_VIA.findall(text)).items()))
 
 
 def together(outcomes: list[Outcome], backend: str, size: int) -> Outcome:
-    """One outcome for the group: of the rank that fell first, or the sum of all."""
+    """Return one outcome for the group: of the rank that failed first, or the sum of all."""
     seconds = max((one.seconds for one in outcomes), default=0.0)
     for key in ("error", "undetermined", "skipped"):
         reasons = [(number, getattr(one, key)) for number, one in enumerate(outcomes) if getattr(one, key)]
         if reasons:
-            # Where one process ends, the others tell of a connection that broke: the shortest-lived has the cause.
+            # If one process ends, the others report a broken connection: the one that ended first has the cause.
             number, reason = min(reasons, key=lambda pair: outcomes[pair[0]].seconds)
             outcome = Outcome(seconds)
             setattr(outcome, key, reason if key == "skipped" else f"rank {number} of {size}: {reason}")

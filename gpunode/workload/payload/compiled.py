@@ -1,4 +1,4 @@
-"""torch.compile: code made on the spot, and what it gives."""
+"""torch.compile: generated code, and its result."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def _wave(one: Any, other: Any) -> Any:
 
 
 def run(where: str | None, least: str | None) -> dict[str, Any]:
-    """Values of ``frameworks.compile``. Skip without a compiler, and below the compute capability ``least``.
+    """Return the values of ``frameworks.compile``. Skip without a compiler, and below the compute capability ``least``.
 
-    Raises Trouble where a GPU is there and no capability was named: ours is not to guess.
+    Raises Trouble on a GPU if no capability was given: there is no default.
     """
     torch = torch_module()
     if not hasattr(torch, "compile"):
@@ -32,7 +32,7 @@ def run(where: str | None, least: str | None) -> dict[str, Any]:
             raise SkipPart(f"compute capability {has}, torch.compile needs {least}")
     kind = ("g++", "c++", "clang++") if device.type == "cpu" else ("gcc", "cc", "clang")
     if not any(shutil.which(name) for name in kind):
-        # On a GPU it is Triton's launcher that is compiled, as C.
+        # On a GPU, Triton compiles its launcher as C.
         raise SkipPart(
             "torch.compile needs a compiler, which the image lacks: use an image with gcc (a -devel one), or install "
             "gcc in the image"
@@ -52,5 +52,5 @@ def run(where: str | None, least: str | None) -> dict[str, Any]:
 
 
 def as_pair(text: str) -> tuple[int, ...]:
-    """``8.6`` as numbers that compare."""
+    """Parse ``8.6`` to numbers that compare."""
     return tuple(int(part) for part in str(text).split("."))

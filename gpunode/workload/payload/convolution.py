@@ -9,7 +9,7 @@ from gpunode.workload.payload.pytorch import cudnn_version, device_for, differen
 
 
 def run(where: str | None) -> dict[str, Any]:
-    """Values of ``frameworks.cudnn``: beside the processor's in double precision."""
+    """Return the values of ``frameworks.cudnn``, compared with the CPU's in double precision."""
     torch = torch_module()
     device = device_for(torch, where)
     cudnn = torch.backends.cudnn

@@ -27,29 +27,29 @@ HOST_BYTES, HOST_BYTES_ON_PROCESSOR = 256 * MIB, 8 * MIB
 DEVICE_BYTES, DEVICE_BYTES_ON_PROCESSOR = 1024 * MIB, 16 * MIB
 PEER_BYTES = 256 * MIB
 SHARE_OF_FREE = 8
-"""A buffer takes at most this part of the free memory: a MIG slice has less than a card."""
+"""A buffer uses at most this fraction (1/8) of the free memory: a MIG slice has less than a card."""
 NODES = Path("/sys/devices/system/node")
 PCI = Path("/sys/bus/pci/devices")
 MAX_NODES = 16
 
 
 def random_words(torch: Any, device: Any, size_bytes: int, seed: int) -> Any:
-    """Random 32-bit numbers of all bits."""
+    """Return random 32-bit numbers that use all bits."""
     generator = torch.Generator(device=device).manual_seed(seed)
     least, most = -(2**31), 2**31 - 1
     return torch.randint(least, most, (size_bytes // 4,), generator=generator, device=device, dtype=torch.int32)
 
 
-def size_for(torch: Any, device: Any, wanted: int, on_processor: int) -> int:
-    """The size of a buffer in bytes, a whole number of words."""
+def size_for(torch: Any, device: Any, requested: int, on_processor: int) -> int:
+    """Return the size of a buffer in bytes, a multiple of four."""
     if device.type != "cuda":
         return on_processor
     free, _ = torch.cuda.mem_get_info(device)
-    return max(4, min(wanted, int(free) // SHARE_OF_FREE) // 4 * 4)
+    return max(4, min(requested, int(free) // SHARE_OF_FREE) // 4 * 4)
 
 
 def numa_nodes(folder: Path = NODES) -> dict[int, set[int]]:
-    """The NUMA nodes with processors that this process may use, and those; empty where the kernel shows none."""
+    """Return the NUMA nodes that have processors for this process, with these; empty if the kernel lists none."""
     allowed = os.sched_getaffinity(0)
     found = {}
     for path in sorted(folder.glob("node[0-9]*"))[:MAX_NODES]:
@@ -61,7 +61,7 @@ def numa_nodes(folder: Path = NODES) -> dict[int, set[int]]:
 
 
 def listed(text: str) -> set[int]:
-    """``0-3,8`` as numbers."""
+    """Parse ``0-3,8`` to numbers."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -70,7 +70,7 @@ def listed(text: str) -> set[int]:
 
 
 def node_of(pci_bus_id: str | None, folder: Path = PCI) -> int | None:
-    """The NUMA node of a GPU; None where the kernel has none for it."""
+    """Return the NUMA node of a GPU; None if the kernel reports none."""
     if pci_bus_id is None or not re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", pci_bus_id):
         return None
     try:
@@ -81,7 +81,7 @@ def node_of(pci_bus_id: str | None, folder: Path = PCI) -> int | None:
 
 
 def host(where: str | None, repetitions: int) -> dict[str, Any]:
-    """Values of ``copy.host``: both directions, pinned and pageable, with host memory of each NUMA node."""
+    """Return the values of ``copy.host``: both directions, pinned and pageable, with host memory of each NUMA node."""
     torch, device = opened(where)
     torch.set_num_threads(1)
     seen = gpu(torch, 0) if device.type == "cuda" else {}
@@ -105,11 +105,11 @@ def _both_ways(torch: Any, device: Any, *, pinned: bool, repetitions: int, kept:
     size = size_for(torch, device, HOST_BYTES, HOST_BYTES_ON_PROCESSOR)
     with memory_needed(torch, device, "copies"):
         given = random_words(torch, torch.device("cpu"), size, 1)
-        # Touched first by this thread, so that the kernel takes it from the node that the thread is bound to.
+        # First touched by this thread, so that the kernel allocates it on the node that the thread is bound to.
         source, back = (torch.zeros(size // 4, dtype=torch.int32, pin_memory=pinned) for _ in range(2))
         source.copy_(given)
         there = torch.zeros(size // 4, dtype=torch.int32, device=device)
-    # PyTorch hands pinned memory out again: what the next node is to take must not come from this one.
+    # PyTorch reuses freed pinned memory: the next node's buffer must not come from this one.
     kept += [source, back]
     found = []
     for direction, target, origin in (("host_to_device", there, source), ("device_to_host", back, there)):
@@ -122,7 +122,7 @@ def _both_ways(torch: Any, device: Any, *, pinned: bool, repetitions: int, kept:
 
 
 def within(where: str | None, repetitions: int) -> dict[str, Any]:
-    """Values of ``copy.device``: each byte is read once and written once."""
+    """Return the values of ``copy.device``: each byte is read once and written once."""
     torch, device = opened(where)
     size = size_for(torch, device, DEVICE_BYTES, DEVICE_BYTES_ON_PROCESSOR)
     with memory_needed(torch, device, "copies"):
@@ -139,7 +139,7 @@ def within(where: str | None, repetitions: int) -> dict[str, Any]:
 
 
 def peers(uuids: list[str], repetitions: int) -> dict[str, Any]:
-    """Values of ``copy.peer``: each GPU to each other one, in one direction and in both at once."""
+    """Return the values of ``copy.peer``: each GPU to each other one, in one direction and in both at once."""
     torch = torch_module()
     reason = why_no_gpu(torch)
     if reason is not None:
@@ -154,7 +154,7 @@ def peers(uuids: list[str], repetitions: int) -> dict[str, Any]:
 
 
 def between(torch: Any, devices: list[Any], size: int, repetitions: int) -> list[dict[str, Any]]:
-    """Copies between each two devices, as ``PeerCopy`` has them."""
+    """Return the copies between each two devices in the form of ``PeerCopy``."""
     given, taken = [], []
     for index, device in enumerate(devices):
         with memory_needed(torch, device, "copies between GPUs"):
@@ -191,7 +191,7 @@ def between(torch: Any, devices: list[Any], size: int, repetitions: int) -> list
 
 
 def _copies(torch: Any, pairs: list[tuple[Any, Any]], repetitions: int) -> list[float]:
-    """Seconds in which all copies were done, started at the same time, each on a stream of its source."""
+    """Return the seconds for all copies, started at the same time, each on a stream of its source."""
     device = pairs[0][0].device
     if device.type != "cuda":
 

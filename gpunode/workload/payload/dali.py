@@ -1,4 +1,4 @@
-"""DALI: does it load, and does a pipeline put data on the GPU."""
+"""DALI: whether it loads, and whether a pipeline writes data to the GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BATCH = 4
 
 
 def run() -> dict[str, Any]:
-    """Values of ``frameworks.dali``. Raises SkipPart where the image has no DALI, or there is no GPU to put data on."""
+    """Return the values of ``frameworks.dali``. Raises SkipPart if the image has no DALI, or there is no GPU."""
     try:
         found = importlib.util.find_spec("nvidia.dali")
     except ModuleNotFoundError:

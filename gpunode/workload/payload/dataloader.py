@@ -1,4 +1,4 @@
-"""Worker processes that hand batches over shared memory."""
+"""Worker processes that pass batches over shared memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLE_FLOATS = 16 * 1024
 
 
 class Samples:
-    """A dataset that needs no file: sample ``n`` is full of ``n``."""
+    """A dataset without files: every element of sample ``n`` is ``n``."""
 
     def __init__(self, torch: Any, number: int) -> None:
         self._torch = torch
@@ -31,9 +31,9 @@ class Samples:
 
 
 def run(where: str | None) -> dict[str, Any]:
-    """Values of ``frameworks.dataloader``: batches by worker processes, pinned for a GPU."""
+    """Return the values of ``frameworks.dataloader``: batches by worker processes, pinned for a GPU."""
     torch = torch_module()
-    # The workers are forked from here: CUDA must not have started before they are.
+    # The workers are forked from here: CUDA must not be initialised before.
     pin = where is not None
     data = importlib.import_module("torch.utils.data")
     loader = data.DataLoader(
@@ -50,7 +50,7 @@ def run(where: str | None) -> dict[str, Any]:
     for batch in batches:
         pinned = pinned and bool(batch.is_pinned()) if pin else False
         there = batch.to(device, non_blocking=pin)
-        # Each number comes once and in its order: what arrives is what was sent.
+        # Each number arrives once and in order, so the received data can be compared with the sent data.
         for row in (0, BATCH - 1):
             if float(there[row, -1]) != expected + row:
                 raise Trouble(f"batch {expected // BATCH} arrived with wrong content")

@@ -1,4 +1,4 @@
-"""Which devices compute: every GPU by itself, and every MIG device, for CUDA gives a process one of those alone."""
+"""The devices to compute on: every whole GPU, and every MIG device; CUDA gives a process only one of the latter."""
 
 from __future__ import annotations
 
@@ -7,49 +7,50 @@ from dataclasses import dataclass
 from typing import Any
 
 BUSY_MIB = 100
-"""More memory than this in use since the GPU was chosen: somebody has started on it. nvidia-smi and NVML count whole
-MiB, and an idle GPU shows a few."""
+"""More memory than this in use since the GPU was chosen: another process uses it. nvidia-smi and NVML count whole MiB,
+and an idle GPU shows a few.
+"""
 
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """A GPU, or a MIG device of one."""
+    """A GPU, or one of its MIG devices."""
 
     index: int
-    """Of the GPU, in NVML's order."""
+    """Index of the GPU, in NVML's order."""
     uuid: str | None
     gpu_uuid: str | None
     mig: int | None = None
-    """Of its GPU; None: the whole GPU."""
+    """Index on its GPU; None: the whole GPU."""
     name: str | None = None
     busy: str | None = None
     """Why nothing may be started on it."""
 
     @property
     def component(self) -> str:
-        """``cuda:3``; ``cuda:3:1`` for MIG device 1 of it."""
+        """Return ``cuda:3``; ``cuda:3:1`` for MIG device 1 of it."""
         return f"cuda:{self.index}" if self.mig is None else f"cuda:{self.index}:{self.mig}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes it the only device of a process, before CUDA starts there."""
+        """Return the variables that make it the only device of a process, set before CUDA starts there."""
         return {"CUDA_VISIBLE_DEVICES": self.uuid or str(self.index)}
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Values by which a record says which device it is about."""
+        """Return the values that identify the device in a record."""
         return {"index": self.index, "uuid": self.uuid, "gpu_uuid": self.gpu_uuid, "mig": self.mig, "name": self.name}
 
 
 def computing(nvml: dict[str, Any], cuda: dict[str, Any], settings: dict[str, Any]) -> list[CudaDevice]:
-    """The devices to compute on, from the values of ``versions.nvml`` and ``versions.cuda``.
+    """Return the devices to compute on, from the values of ``versions.nvml`` and ``versions.cuda``.
 
-    ``settings``: ``gpus`` maps the UUIDs of the GPUs that were handed in to the MiB in use on each when it was chosen;
-    others are somebody's, and nothing is started on those. ``force``: busy or not.
+    ``settings``: ``gpus`` maps the UUIDs of the GPUs that were passed in to the MiB in use on each when it was chosen;
+    nothing is started on others. ``force``: also on busy ones.
     """
     gpus = [gpu for gpu in nvml.get("gpus") or () if gpu.get("uuid")]
     if not gpus:
-        # Without the management library (NVIDIA_DRIVER_CAPABILITIES=compute) CUDA alone tells.
+        # Without the management library (NVIDIA_DRIVER_CAPABILITIES=compute) only CUDA reports devices.
         gpus = cuda.get("gpus") or []
     handed = settings.get("gpus") or {}
     found = []
@@ -67,7 +68,7 @@ def computing(nvml: dict[str, Any], cuda: dict[str, Any], settings: dict[str, An
 
 
 def visible(uuid: str | None) -> bool:
-    """Whether the variable that this process was started with leaves the GPU in."""
+    """Return whether the variable that this process was started with includes the GPU."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or uuid is None or not any(name.strip().startswith("GPU-") for name in chosen.split(",")):
         return True
@@ -75,7 +76,7 @@ def visible(uuid: str | None) -> bool:
 
 
 def in_use(gpu: dict[str, Any], before: int | None) -> str | None:
-    """Why somebody has started on the GPU since it was chosen; None where nobody has, or it is not known."""
+    """Return the reason if another process uses the GPU since it was chosen; None if none does, or it is unknown."""
     now = gpu.get("memory_used_mib")
     if now is None or before is None or now <= before + BUSY_MIB:
         return None

@@ -1,4 +1,4 @@
-"""External programs that measure: run where the image or the node has them; their output is read on the controller."""
+"""External programs that measure: run if the image or the node has them; their output is parsed on the controller."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ FOLDERS = (
     "/nccl-tests/build",
     "/usr/local/nvbandwidth",
 )
-"""Where images have them beside PATH."""
+"""Their paths in images, searched in addition to PATH."""
 MAX_STDOUT_BYTES, MAX_STDERR_BYTES = 40 * 1024, 4 * 1024
-"""A record has room for 64 KiB as JSON, where a line's end takes two bytes."""
+"""A record has room for 64 KiB as JSON, in which a line's end takes two bytes."""
 
 
 def nvbandwidth(limit_s: float) -> dict[str, Any]:
-    """Values of ``tools.nvbandwidth``: its JSON, in which each test has its matrix."""
+    """Return the values of ``tools.nvbandwidth``: its JSON, in which each test has its matrix."""
     return output_of("nvbandwidth", ("-j",), limit_s)
 
 
 def dcgm_diag(level: int, limit_s: float) -> dict[str, Any]:
-    """Values of ``tools.dcgm-diag``: JSON of DCGM 3 and 4. The host engine has to run."""
+    """Return the values of ``tools.dcgm-diag``: JSON of DCGM 3 and 4. The host engine has to run."""
     return output_of("dcgmi", ("diag", "-r", str(level), "-j"), limit_s)
 
 
 def nccl_tests(gpus: int, limit_s: float) -> dict[str, Any]:
-    """Values of ``tools.nccl-tests``: an all-reduce from 8 bytes to 8 GiB, one process with all GPUs, compared."""
+    """Return the values of ``tools.nccl-tests``: an all-reduce from 8 bytes to 8 GiB, one process with all GPUs,
+    compared.
+    """
     return output_of("all_reduce_perf", ("-b", "8", "-e", "8G", "-f", "2", "-g", str(gpus), "-c", "1"), limit_s)
 
 
 def output_of(name: str, arguments: tuple[str, ...], limit_s: float) -> dict[str, Any]:
-    """Run a program and return what it printed, as ``ToolValues`` has it. Raises SkipPart where it is not there."""
+    """Run a program; return its output in the form of ``ToolValues``. Raises SkipPart if it does not exist."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), *FOLDERS))
     program = shutil.which(name, path=path)
     if program is None:

@@ -8,13 +8,13 @@ from gpunode.workload.payload.isolate import SkipPart
 from gpunode.workload.payload.pytorch import capability, device_for, synchronize, torch_module
 
 LEAST = (8, 9)
-"""Compute capability from which PyTorch's scaled product runs on NVIDIA GPUs (its own tests ask for it)."""
+"""Compute capability from which PyTorch's scaled product runs on NVIDIA GPUs (its own tests require it)."""
 ROWS, TERMS, COLUMNS = 1024, 256, 2048
-"""Multiples of 16, as the product wants them; 256 terms of 1, 0 or -1 give whole numbers that bfloat16 holds."""
+"""Multiples of 16, as the product requires; 256 terms of 1, 0 or -1 sum up to whole numbers in bfloat16."""
 
 
 def run(where: str | None) -> dict[str, Any]:
-    """Values of ``frameworks.fp8``. Raises SkipPart on a GPU, and in a PyTorch, without."""
+    """Return the values of ``frameworks.fp8``. Raises SkipPart if the GPU or PyTorch does not support it."""
     torch = torch_module()
     device = device_for(torch, where)
     need(torch, device)
@@ -22,7 +22,7 @@ def run(where: str | None) -> dict[str, Any]:
 
 
 def need(torch: Any, device: Any) -> None:
-    """Raise SkipPart where the device, or PyTorch, has no product in FP8."""
+    """Raise SkipPart if the device, or PyTorch, has no product in FP8."""
     if device.type != "cuda":
         raise SkipPart("a processor has no units for FP8")
     if capability(torch, device) < LEAST:
@@ -33,12 +33,12 @@ def need(torch: Any, device: Any) -> None:
 
 
 def wrong_elements(torch: Any, device: Any) -> int:
-    """How many elements of the product on a device differ from the processor's in single precision."""
+    """Return how many elements of the product on a device differ from the CPU's in single precision."""
     generator = torch.Generator().manual_seed(1)
     one = torch.randint(-1, 2, (ROWS, TERMS), generator=generator).float()
     other = torch.randint(-1, 2, (COLUMNS, TERMS), generator=generator).float()
     scale = torch.ones((), device=device)
-    # The second matrix is wanted column by column: rows of its transpose.
+    # The second matrix must be stored by columns: rows of its transpose.
     found = torch._scaled_mm(
         one.to(device).to(torch.float8_e4m3fn),
         other.to(device).to(torch.float8_e4m3fn).t(),
@@ -47,7 +47,7 @@ def wrong_elements(torch: Any, device: Any) -> int:
         out_dtype=torch.bfloat16,
     )
     if isinstance(found, tuple):
-        # Until PyTorch 2.4 the largest value came with it.
+        # Until PyTorch 2.4 the result was a tuple with the largest value.
         found = found[0]
     synchronize(torch, device)
     return int((found.float().cpu() != one @ other.t()).sum())

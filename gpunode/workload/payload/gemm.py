@@ -1,4 +1,6 @@
-"""Products of random matrices in each number format, every result compared element by element; and for a long time."""
+"""Products of random matrices in each number format, every result compared element by element; also under sustained
+load.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,22 @@ SIZE_ON_PROCESSOR = 512
 FORMATS = tuple(SIZES)
 ROWS = 61
 """The first matrix has this many different rows, each used again with another sign: so the reference is the product of
-61 rows, which a processor computes in a moment, and no row of the result stands for another by accident."""
+61 rows, which a processor computes in a moment, and no row of the result equals another by accident.
+"""
 LARGEST = 8
 """Entries are whole numbers from -8 to 8: 8192 products of two of them sum up to less than 2^24, so that every partial
-sum is exact in float32, in whatever order it is added. FP8 sums with fewer bits on Hopper: there from -1 to 1."""
+sum is exact in float32, in any order. FP8 sums with fewer bits on Hopper: there from -1 to 1.
+"""
 BUFFERS = 4
 """Products between two comparisons, each with a result of its own: every one of them is compared."""
 SETTLE_S = 30.0
 WARMUPS = 2
 LEAST_TENSOR = (8, 0)
-"""Compute capability from which bf16 and tf32 are computed by the tensor cores."""
+"""Compute capability from which the tensor cores compute bf16 and tf32."""
 
 
 class Product:
-    """One product to measure: its matrices, its results, and what each result must be."""
+    """One product to measure: its matrices, its results, and the expected result."""
 
     def __init__(self, torch: Any, device: Any, name: str) -> None:
         self.torch, self.device, self.name = torch, device, name
@@ -61,12 +65,12 @@ class Product:
             self.one = (few[place] * signs).to(self.dtype).to(device)
             self.other = other.to(self.dtype).to(device)
             # In double precision each sum is exact; then it is rounded once, as the device rounds.
-            self.wanted = ((few.double() @ other.double())[place] * signs).to(out).to(device)
-            self.found = [torch.zeros_like(self.wanted) for _ in range(BUFFERS if device.type == "cuda" else 1)]
+            self.expected = ((few.double() @ other.double())[place] * signs).to(out).to(device)
+            self.found = [torch.zeros_like(self.expected) for _ in range(BUFFERS if device.type == "cuda" else 1)]
         self.multiply = self._scaled if name == "fp8" else self._plain
         if name == "fp8":
             self._unit = torch.ones((), device=device)
-            # The second matrix is wanted column by column.
+            # The second matrix must be stored by columns.
             self.other = self.other.t().contiguous().t()
         self.compared, self.wrong = 0, 0
         self.blocks: list[dict[str, Any]] = []
@@ -75,11 +79,11 @@ class Product:
         return self.torch.matmul(self.one, self.other, out=result)
 
     def _scaled(self, _: Any) -> Any:
-        # Its variant with an own result has another shape in each release.
+        # Its variant with an output argument has another signature in each release.
         found = self.torch._scaled_mm(
             self.one, self.other, scale_a=self._unit, scale_b=self._unit, out_dtype=self.torch.bfloat16
         )
-        # Until PyTorch 2.4 the largest value came with it.
+        # Until PyTorch 2.4 the result was a tuple with the largest value.
         return found[0] if isinstance(found, tuple) else found
 
     def batch(self) -> None:
@@ -87,22 +91,22 @@ class Product:
         self.found = [self.multiply(result) for result in self.found]
 
     def compare(self) -> None:
-        """Compare every element of all results; one number comes back from the device where nothing is wrong."""
-        counts = self.torch.stack([(result != self.wanted).sum() for result in self.found])
+        """Compare every element of all results; only one number is copied from the device if all are right."""
+        counts = self.torch.stack([(result != self.expected).sum() for result in self.found])
         if int(counts.sum()):
             for number, result in enumerate(self.found):
                 self.wrong += int(counts[number])
                 if len(self.blocks) < MAX_BLOCKS:
                     left = MAX_BLOCKS - len(self.blocks)
-                    self.blocks += corrupted(result, self.wanted, self.compared + number)[:left]
+                    self.blocks += corrupted(result, self.expected, self.compared + number)[:left]
         self.compared += len(self.found)
 
     def tflops(self, seconds: float) -> float:
-        """The rate of one batch."""
+        """Return the rate of one batch in TFLOPS."""
         return significant(2 * self.size**3 * len(self.found) / seconds / 1e12)
 
     def values(self) -> dict[str, Any]:
-        """What records of products share."""
+        """Return the values that all records of products have."""
         return {
             "device": self.device.type,
             "dtype": str(self.dtype).replace("torch.", ""),
@@ -114,7 +118,7 @@ class Product:
 
 
 def dtype_of(torch: Any, device: Any, name: str) -> Any:
-    """The type of the matrices. Raises SkipPart where the device does not compute in this format."""
+    """Return the type of the matrices. Raises SkipPart if the device does not compute in this format."""
     if name in ("tf32", "fp8") and device.type != "cuda":
         raise SkipPart(f"a processor has no units for {name.upper()}")
     has = capability(torch, device)
@@ -128,7 +132,7 @@ def dtype_of(torch: Any, device: Any, name: str) -> Any:
 
 
 def set_precision(torch: Any, name: str) -> None:
-    """Have PyTorch compute in exactly this format, and sum in single precision."""
+    """Configure PyTorch to compute in exactly this format, and to sum in single precision."""
     matmul = torch.backends.cuda.matmul
     matmul.allow_tf32 = name == "tf32"
     for option in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
@@ -137,7 +141,7 @@ def set_precision(torch: Any, name: str) -> None:
 
 
 def run(where: str | None, gpu_uuid: str | None, name: str, seconds: float) -> dict[str, Any]:
-    """Values of ``gemm.NAME``, measured for about ``seconds``."""
+    """Return the values of ``gemm.NAME``, measured for about ``seconds``."""
     torch, device = opened(where)
     product = Product(torch, device, name)
     sensors = sensors_of(gpu_uuid)
@@ -161,7 +165,9 @@ def run(where: str | None, gpu_uuid: str | None, name: str, seconds: float) -> d
 
 
 def burn(where: str | None, gpu_uuid: str | None, seconds: float) -> dict[str, Any]:
-    """Values of ``burn.gemm``: products in half precision for ``seconds``, with the slopes of rate and clock."""
+    """Return the values of ``burn.gemm``: products in half precision for ``seconds``, with the slopes of rate and
+    clock.
+    """
     torch, device = opened(where)
     half = device.type == "cuda" and capability(torch, device) < LEAST_TENSOR
     product = Product(torch, device, "fp16" if half else "bf16")
@@ -205,7 +211,7 @@ def burn(where: str | None, gpu_uuid: str | None, seconds: float) -> dict[str, A
 
 
 def slope_per_minute(points: list[tuple[float, float]]) -> float | None:
-    """The slope of the straight line of least squares, by minute; None for fewer than five points."""
+    """Return the least-squares slope per minute; None for fewer than five points."""
     if len(points) < 5:
         return None
     middle = statistics.fmean(at for at, _ in points)

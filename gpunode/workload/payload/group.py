@@ -1,7 +1,7 @@
-"""Ranks that work together: where they meet, what they share, and which of them is missing.
+"""Ranks that work together: how they meet, what they share, and which of them is missing.
 
-On one node the ranks meet at a file, on several at a port of rank 0. Everything but the collectives themselves goes
-through that store, so that a rank that ended is named by those that are left, within their limit.
+On one node the ranks meet at a file, on several at a port of rank 0. Everything except the collectives themselves goes
+through that store, so that the remaining ranks can name a rank that ended, within their limit.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from gpunode.workload.payload.pytorch import torch_module, why_no_gpu
 
 LOOK_S = 0.01
 ABORT_S = 30.0
-"""What PyTorch's own watchdog leaves of time after our limit: it ends the process without a word on who is missing."""
+"""Seconds between our limit and PyTorch's own watchdog, which ends the process without reporting the missing rank."""
 FAREWELL_S = 3.0
 START_S = 60.0
-"""Between the first and the last container of a group."""
+"""Seconds between the start of the first and of the last container of a group."""
 GRACE_S = 5.0
-"""More than a collective's own limit: for the ranks that are left to notice an error."""
+"""Seconds beyond a collective's own limit: for the remaining ranks to notice an error."""
 STORE_RANK = 0
 PORT_RANGE = range(1, 65536)
 
 
 class BrokenGroupError(RuntimeError):
-    """Another rank has met an error and does not go on."""
+    """Another rank had an error and does not continue."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,22 @@ class Seat:
     device: int = 0
     """Index of this rank's GPU among those that its process sees."""
     limit_s: float = 60.0
-    """For each step of the group: whoever does not come that long is missing. A collective has half of it, so that the
-    ranks for which it fails come to the next step in time."""
+    """Seconds for each step of the group: a rank that does not arrive in this time is missing. A collective has half of
+    it, so that the ranks for which it fails reach the next step in time.
+    """
     nodes: int = 1
     notes: str | None = None
-    """A file that keeps who was missing once: a container that ended does not come back for the next part."""
+    """A file that records a missing rank: a container that ended does not take part in the next part."""
 
 
 class Group:
-    """A process group for one part. Between ``with`` and its end all ranks are there, or the missing are named."""
+    """A process group for one part. In its context all ranks are present, or the missing ones are named."""
 
     def __init__(self, seat: Seat, part: int) -> None:
-        """``part`` has the same number on all ranks: each meets anew, so that what broke one part breaks no other.
+        """Set up the group; ``part`` is the same on all ranks: each part has its own meeting, so a failed one affects
+        no other.
 
-        Raises SkipPart where this PyTorch has no such backend, Trouble where it finds no GPU.
+        Raises SkipPart if this PyTorch has no such backend, Trouble if it finds no GPU.
         """
         self.seat, self._part = seat, part
         self.torch = torch_module()
@@ -90,7 +92,7 @@ class Group:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What each record of the group says of it."""
+        """Return the values of the group in each record."""
         return {
             "device": self.device.type,
             "backend": self.seat.backend,
@@ -103,7 +105,7 @@ class Group:
             raise UndeterminedPart(Path(self.seat.notes).read_text(encoding="utf-8"))
         with self._naming():
             self._store = self._opened()
-            # Containers start at different times, and from a part that broke some ranks come later than others.
+            # Containers start at different times, and after a failed part some ranks arrive later than others.
             first_s = START_S if self.seat.meet.startswith("tcp:") else 0.0
             self.share("here", None, self.seat.limit_s + (self.seat.limit_s if self._part else first_s) + GRACE_S)
             self.start(0)
@@ -114,7 +116,7 @@ class Group:
             self.stop()
             self._take_leave()
         elif isinstance(error, (Trouble, SkipPart, UndeterminedPart)):
-            # A reason of this rank's own: the others need not wait for it.
+            # An error of this rank only: the others need not wait for it.
             with contextlib.suppress(Exception):
                 self._store.set(f"lost/{self.seat.rank}", "1")
             self._abandon()
@@ -138,7 +140,7 @@ class Group:
         )
 
     def start(self, generation: int) -> None:
-        """Connect the ranks; with another ``generation`` anew, after ``stop``."""
+        """Connect the ranks; after ``stop``, again with another ``generation``."""
         seat, distributed = self.seat, self.distributed
         limit_s = seat.limit_s + ABORT_S if seat.backend == "nccl" else seat.limit_s / 2
         distributed.init_process_group(
@@ -151,19 +153,19 @@ class Group:
         self._started = True
 
     def stop(self) -> None:
-        """Part from the ranks; those that wait for this one are told by the end of its connections."""
+        """Disconnect from the ranks; those that wait for this one notice that its connections end."""
         if self._started:
             self._started = False
             with contextlib.suppress(Exception):
                 self.distributed.destroy_process_group()
 
     def _abandon(self) -> None:
-        """Part from the ranks after an error. NCCL may wait for ever there: its processes end with the part."""
+        """Disconnect after an error. NCCL may wait for ever there: its processes end with the part."""
         if self.seat.backend != "nccl":
             self.stop()
 
     def restart(self, generation: int) -> None:
-        """Connect the ranks anew after an exchange that failed: it may have broken the whole group."""
+        """Connect the ranks again after an exchange that failed: it may have broken the whole group."""
         abort = getattr(getattr(self.distributed, "distributed_c10d", None), "_abort_process_group", None)
         if self.seat.backend == "nccl" and abort is not None:
             with contextlib.suppress(Exception):
@@ -175,7 +177,7 @@ class Group:
 
     @contextlib.contextmanager
     def _naming(self) -> Any:
-        """Have an error of the group name the ranks that are missing."""
+        """Add the missing ranks to an error of the group."""
         try:
             yield
         except (Trouble, SkipPart, UndeterminedPart):
@@ -197,7 +199,7 @@ class Group:
         return Trouble(f"{text}{self.seat.limit_s:g} s", {**self.values, "missing": missing})
 
     def _absent(self) -> list[int]:
-        """The ranks that do not come together after an error: each that is left soon notices it, and says so."""
+        """Return the ranks that do not meet after an error: each remaining rank soon notices and reports it."""
         if self._store is None:
             return [STORE_RANK]
         # A rank that waits for another one notices at the latest when its collective's own limit is over.
@@ -206,16 +208,16 @@ class Group:
             self._store.set(f"lost/{self.seat.rank}", "1")
             missing = self._without("lost", wait_s)
         except Exception:
-            # The store went with its rank.
+            # The store ended with its rank.
             return [STORE_RANK]
         if not missing:
             self._take_leave()
         return missing
 
     def share(self, step: str, value: Any, limit_s: float | None = None) -> list[Any]:
-        """Give a value to all ranks and return those of all, by rank.
+        """Send a value to all ranks; return the values of all, by rank.
 
-        Trouble names a rank that is missing; RuntimeError where another rank has met an error.
+        Trouble names a rank that is missing; RuntimeError if another rank had an error.
         """
         self._steps += 1
         key = f"{step}-{self._steps}"
@@ -233,8 +235,9 @@ class Group:
         raise self._lost(missing)
 
     def _without(self, key: str, limit_s: float, unless: str | None = None) -> list[int]:
-        """The ranks that have not set their part of ``key`` after ``limit_s``; BrokenGroupError where one of those has
-        set its part of ``unless``."""
+        """Return the ranks that have not set their part of ``key`` after ``limit_s``; BrokenGroupError if one of those
+        has set its part of ``unless``.
+        """
         until = time.monotonic() + limit_s
         missing = list(range(self.seat.size))
         while True:
@@ -247,14 +250,14 @@ class Group:
             time.sleep(LOOK_S)
 
     def _take_leave(self) -> None:
-        """Go, the rank with the store last: the others still read from it."""
+        """Leave, the rank with the store last: the others still read from it."""
         with contextlib.suppress(Exception):
             self._store.set(f"bye/{self.seat.rank}", "1")
             if self.seat.rank == STORE_RANK:
                 self._without("bye", FAREWELL_S)
 
     def finish(self) -> None:
-        """Wait for the device, no longer than the limit: a collective that hangs is an error here, not silence."""
+        """Wait for the device, no longer than the limit: a collective that hangs is reported as an error here."""
         if self.device.type != "cuda":
             return
         event = self.torch.cuda.Event()
@@ -266,7 +269,7 @@ class Group:
             time.sleep(0.0005)
 
     def seconds(self, work: Callable[[], Any], repetitions: int) -> list[float]:
-        """The seconds of each repetition: by events on GPUs, by the clock elsewhere; within the limit."""
+        """Return the seconds of each repetition: by events on GPUs, by the clock elsewhere; within the limit."""
         if self.device.type != "cuda":
             found = []
             for _ in range(repetitions):
@@ -284,7 +287,7 @@ class Group:
 
 
 def seat_of(values: dict[str, Any]) -> Seat:
-    """A seat as settings have it; ValueError for one that is none."""
+    """Return a seat from its settings; ValueError for invalid ones."""
     seat = Seat(**values)
     host, _, port = seat.meet.partition(":")[2].rpartition(":")
     if seat.meet.startswith("tcp:") and not (host and port.isdigit() and int(port) in PORT_RANGE):
@@ -295,7 +298,7 @@ def seat_of(values: dict[str, Any]) -> Seat:
 
 
 def merged(outcomes: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Values of all ranks as one: transports added up, the first warning."""
+    """Return the values of all ranks as one: transports added up, the first warning."""
     ways: dict[str, int] = {}
     nvls, warning = False, None
     for one in outcomes:
@@ -307,7 +310,7 @@ def merged(outcomes: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def kinds_of(transports: Iterable[str], *, nvls: bool) -> list[str]:
-    """The kinds of connections behind the names in NCCL's log: ``P2P/CUMEM``, ``NET/IB``, ``NET/AWS``."""
+    """Return the kinds of the connections in NCCL's log: ``P2P/CUMEM``, ``NET/IB``, ``NET/AWS``."""
     found = {"NVLS"} if nvls else set()
     for name in transports:
         kind, _, network = name.partition("/")

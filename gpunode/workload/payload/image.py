@@ -1,4 +1,4 @@
-"""What can be told of an image and its limits without loading anything: files, the linker's cache, the kernel."""
+"""Facts of an image and its limits that need no library: files, the linker's cache, the kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_DEVICES = 64
 
 
 def system() -> dict[str, Any]:
-    """Values of ``versions.system``."""
+    """Return the values of ``versions.system``."""
     cache = linker_cache()
     return {
         "device": "cpu",
@@ -43,7 +43,7 @@ def system() -> dict[str, Any]:
 
 
 def text(path: str) -> str | None:
-    """A small file, None where there is none."""
+    """Return the text of a small file, None if it does not exist."""
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as file:
             return file.read(65536)
@@ -52,19 +52,19 @@ def text(path: str) -> str | None:
 
 
 def os_name() -> str | None:
-    """The image's name for itself."""
+    """Return the image's name of its system."""
     match = re.search(r'^PRETTY_NAME="?([^"\n]{1,200})', text("/etc/os-release") or "", re.M)
     return match.group(1) if match else None
 
 
 def module_version() -> str | None:
-    """The kernel module's version as it is seen inside; None where it is not."""
+    """Return the kernel module's version as visible inside; None if it is not."""
     match = re.search(r"Kernel Module.*?\s(\d{3,4}\.\d+(?:\.\d+)?)\s", text("/proc/driver/nvidia/version") or "")
     return match.group(1) if match else None
 
 
 def linker_cache() -> dict[str, str]:
-    """Name to path, as the linker's cache has it for programs like this one; LD_LIBRARY_PATH comes first."""
+    """Return name to path from the linker's cache, for programs like this one; LD_LIBRARY_PATH comes first."""
     found: dict[str, str] = {}
     try:
         answer = subprocess.run(
@@ -89,17 +89,17 @@ def linker_cache() -> dict[str, str]:
 
 
 def version_in_name(path: str) -> str | None:
-    """``libcuda.so.580.95.05`` is 580.95.05; ``libcudart.so.13`` is 13; None where the name has no version."""
+    """Return 580.95.05 for ``libcuda.so.580.95.05``, 13 for ``libcudart.so.13``; None if the name has no version."""
     match = re.search(r"\.so\.(\d+(?:\.\d+)*)$", path)
     return match.group(1) if match else None
 
 
 def image_cuda() -> str | None:
-    """The image's CUDA as NVIDIA's images say it: the toolkit's own file, else the variable."""
-    said = text("/usr/local/cuda/version.json")
-    if said:
+    """Return the CUDA version of NVIDIA's images: from the toolkit's own file, else from the variable."""
+    document = text("/usr/local/cuda/version.json")
+    if document:
         try:
-            version = json.loads(said)["cuda"]["version"]
+            version = json.loads(document)["cuda"]["version"]
         except (ValueError, KeyError, TypeError):
             version = None
         if isinstance(version, str):
@@ -108,7 +108,7 @@ def image_cuda() -> str | None:
 
 
 def image_libraries(cache: dict[str, str]) -> list[dict[str, str | None]]:
-    """CUDA runtimes, cuDNN and NCCL: in the linker's cache, in well-known folders, and in Python's packages."""
+    """Return CUDA runtimes, cuDNN and NCCL: in the linker's cache, in well-known folders, and in Python's packages."""
     paths = {path for name, path in cache.items() if name.split(".so")[0] in IMAGE_LIBRARIES}
     packages = [f"{folder[1:]}/nvidia/*/lib" for folder in sys.path if folder.endswith("-packages")]
     for folder in (*_FOLDERS, *packages):
@@ -122,7 +122,7 @@ def image_libraries(cache: dict[str, str]) -> list[dict[str, str | None]]:
 
 
 def limits() -> dict[str, Any]:
-    """Values of ``versions.limits``: the hard limits, for a program may raise its own up to those."""
+    """Return the values of ``versions.limits``: the hard limits, up to which a program may raise its own."""
     return {
         "device": "cpu",
         "shm_bytes": size_of_file_system("/dev/shm"),  # noqa: S108 - looked at, not written
@@ -134,7 +134,7 @@ def limits() -> dict[str, Any]:
 
 
 def size_of_file_system(path: str) -> int | None:
-    """Bytes of the file system at a path; None where there is none."""
+    """Return the bytes of the file system at a path; None if the path does not exist."""
     try:
         seen = os.statvfs(path)
     except OSError:
@@ -143,12 +143,12 @@ def size_of_file_system(path: str) -> int | None:
 
 
 def hard_limit(which: int) -> int:
-    """The hard limit, -1 for unlimited."""
+    """Return the hard limit, -1 for unlimited."""
     limit = resource.getrlimit(which)[1]
     return -1 if limit == resource.RLIM_INFINITY else limit
 
 
 def soft_limit(which: int) -> int:
-    """The limit in force, -1 for unlimited: threads get stacks of this size, and nobody raises it for them."""
+    """Return the current limit, -1 for unlimited: threads get stacks of this size, and programs do not raise it."""
     limit = resource.getrlimit(which)[0]
     return -1 if limit == resource.RLIM_INFINITY else limit

@@ -1,4 +1,4 @@
-"""Each part in a process of its own, with a time limit: a hang or a crash is an answer, not silence."""
+"""Each part in a process of its own, with a time limit: a hang or a crash becomes a result."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 class SkipPart(Exception):  # noqa: N818
-    """A part has nothing to try here; the message is the reason."""
+    """A part does not apply here; the message is the reason."""
 
 
 class Trouble(Exception):  # noqa: N818
-    """A part found out in plain words what is wrong; ``values`` has what it knows all the same."""
+    """A part found a fault; the message describes it; ``values`` has what is known in spite of it."""
 
     def __init__(self, message: str, values: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -38,12 +38,12 @@ class Trouble(Exception):  # noqa: N818
 
 
 class UndeterminedPart(Exception):  # noqa: N818
-    """A part applies here and cannot be tried; the message is the reason."""
+    """A part applies here and cannot be run; the message is the reason."""
 
 
 @dataclass
 class Outcome:
-    """What came of a part. At most one of ``error``, ``skipped`` and ``undetermined`` is set."""
+    """The result of a part. At most one of ``error``, ``skipped`` and ``undetermined`` is set."""
 
     seconds: float
     device: str | None = None
@@ -57,9 +57,9 @@ class Outcome:
 
 
 def one_line(text: str) -> str:
-    """Text of another program as a message may quote it: no line ends, no control codes, not long.
+    """Return text of another program for use in a message: no line ends, no control codes, limited length.
 
-    Of a long one the beginning and the end are kept: a traceback says what at the one, and why at the other.
+    Of a long text the beginning and the end are kept: a traceback has the call in one and the reason in the other.
     """
     line = "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
     half = MAX_TEXT // 2 - len(CUT)
@@ -68,7 +68,7 @@ def one_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """One part to run: what it is called, what runs it, and its own time limit."""
+    """One part to run: its name, its function, and its own time limit."""
 
     name: str
     run: Callable[..., dict[str, Any]]
@@ -78,31 +78,31 @@ class Task:
 
 @dataclass(frozen=True)
 class Job:
-    """Tasks for one child process, one after another. After one that failed the rest gets a process of its own."""
+    """Tasks for one child process, in sequence. After a failed one, the rest gets a new process."""
 
     tasks: tuple[Task, ...]
     component: str = "node"
     identity: dict[str, Any] = field(default_factory=dict)
-    """Which device that is, for its records."""
+    """The device, for its records."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
 class Clock:
-    """How much time is left for all tasks together."""
+    """The time left for all tasks together."""
 
     def __init__(self, limit_s: float | None) -> None:
         self.limit_s = limit_s
         self._until = None if limit_s is None else time.monotonic() + limit_s
 
-    def left(self, wanted_s: float) -> float:
-        """``wanted_s``, or what is left where that is less; 0 or below: nothing is."""
-        return wanted_s if self._until is None else min(wanted_s, self._until - time.monotonic())
+    def left(self, requested_s: float) -> float:
+        """Return ``wanted_s``, or the time left if that is less; 0 or below: none is left."""
+        return requested_s if self._until is None else min(requested_s, self._until - time.monotonic())
 
 
 def isolated(part: Callable[..., dict[str, Any]], arguments: tuple[Any, ...], limit_s: float) -> Outcome:
-    """Run ``part`` in a child and wait for it at most ``limit_s``; never raises for what the part does.
+    """Run ``part`` in a child for at most ``limit_s``; never raises for the part's failure.
 
-    The part returns its values as plain JSON types, with ``device`` among them where it ran on one.
+    The part returns its values as plain JSON types, with ``device`` among them if it ran on one.
     """
     job = Job((Task("", part, arguments, limit_s),))
     ((_, _, outcome),) = run_jobs([job], 1, Clock(None))
@@ -110,9 +110,9 @@ def isolated(part: Callable[..., dict[str, Any]], arguments: tuple[Any, ...], li
 
 
 def run_jobs(jobs: Iterable[Job], at_once: int, clock: Clock) -> Iterator[tuple[Job, Task, Outcome]]:
-    """Run the jobs, ``at_once`` of them side by side, and yield every task's outcome as it comes.
+    """Run the jobs, ``at_once`` of them in parallel; yield every task's outcome as it arrives.
 
-    What the clock leaves no time for is ``undetermined``; a task that uses up its own limit has failed.
+    A task for which no time is left is ``undetermined``; a task that reaches its own limit has failed.
     """
     waiting = deque(jobs)
     running: list[_Child] = []
@@ -146,7 +146,7 @@ class _Child:
     def __init__(self, job: Job, clock: Clock) -> None:
         self.job = job
         self.tasks = list(job.tasks)
-        """Those without an outcome yet."""
+        """Tasks without an outcome yet."""
         self.over = False
         self._clock = clock
         answer_from, answer_to = os.pipe()
@@ -158,7 +158,7 @@ class _Child:
             _be_the_child(job, answer_to, noise_to, (answer_from, noise_from))
         os.close(answer_to)
         os.close(noise_to)
-        # Both sides do it, so that the group is there before the first signal.
+        # Both sides do it, so that the group exists before the first signal.
         with contextlib.suppress(OSError):
             os.setpgid(self._pid, self._pid)
         for number in (answer_from, noise_from):
@@ -170,23 +170,23 @@ class _Child:
         self._begin()
 
     def _begin(self) -> None:
-        """Give the next task its time."""
+        """Start the time limit of the next task."""
         self._started = time.monotonic()
         self.heard[self._noise] = b""
-        wanted_s = self.tasks[0].limit_s if self.tasks else 0.0
-        self._limit_s = self._clock.left(wanted_s)
-        self._is_own_limit = self._limit_s >= wanted_s
+        requested_s = self.tasks[0].limit_s if self.tasks else 0.0
+        self._limit_s = self._clock.left(requested_s)
+        self._is_own_limit = self._limit_s >= requested_s
 
     def settled(self) -> Iterator[tuple[Task, Outcome]]:
-        """The outcomes that are known by now; ``over`` is set where the process has no more to give.
+        """Yield the outcomes that are known by now; set ``over`` if the process has no more.
 
-        It is the child's end that is waited for: a process that it left behind may hold the pipes open for ever.
+        It waits for the child's end, not for the pipes': a process that the child left behind may keep them open.
         """
         if self._status is None:
             ended, raw = os.waitpid(self._pid, os.WNOHANG)
             if ended:
                 self._status = raw
-                # What it left behind may write for ever.
+                # A process that it left behind may write for ever.
                 until = time.monotonic() + 1.0
                 while _hear([self], 0.0) and time.monotonic() < until:
                     pass
@@ -212,17 +212,17 @@ class _Child:
     def _read(self, line: bytes) -> Outcome:
         seconds = time.monotonic() - self._started
         try:
-            said = json.loads(line.decode())
+            answered = json.loads(line.decode())
         except ValueError:
             return Outcome(seconds, error="its answer is not valid JSON")
-        values = said.get("values") or {}
+        values = answered.get("values") or {}
         return Outcome(
             seconds,
             values.pop("device", None),
             values,
-            said.get("error"),
-            said.get("skipped"),
-            said.get("undetermined"),
+            answered.get("error"),
+            answered.get("skipped"),
+            answered.get("undetermined"),
         )
 
     def _late(self, seconds: float) -> Outcome:
@@ -233,10 +233,10 @@ class _Child:
         return Outcome(seconds, undetermined=reason)
 
     def end(self) -> None:
-        """Make an end of the child and of all that it started."""
+        """Kill the child and all processes that it started."""
         with contextlib.suppress(OSError):
             os.killpg(self._pid, signal.SIGKILL)
-        # A process that hangs in the kernel cannot be killed: it is left behind rather than waited for.
+        # A process that hangs in the kernel cannot be killed: it is left behind without waiting.
         until = time.monotonic() + 5.0
         with contextlib.suppress(ChildProcessError):
             while self._status is None and not os.waitpid(self._pid, os.WNOHANG)[0] and time.monotonic() < until:
@@ -260,10 +260,10 @@ def _be_the_child(job: Job, answer_to: int, noise_to: int, others: tuple[int, ..
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         faulthandler.enable(file=2)
         for task in job.tasks:
-            said = _try(task.run, task.arguments)
-            _write_all(answer_to, _as_line(said))
-            if "error" in said:
-                # A GPU on which something failed may fail everything else of this process.
+            answered = _try(task.run, task.arguments)
+            _write_all(answer_to, _as_line(answered))
+            if "error" in answered:
+                # On a GPU where something failed, everything else of this process may fail.
                 break
         status = 0
     finally:
@@ -272,7 +272,7 @@ def _be_the_child(job: Job, answer_to: int, noise_to: int, others: tuple[int, ..
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process with its parent: whoever kills the parent has no other way to reach it."""
+    """Let the kernel kill this process with its parent: a program that kills the parent cannot reach it otherwise."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -292,9 +292,9 @@ def _try(part: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> dic
         return {"error": one_line(f"{type(err).__name__}: {err}")}
 
 
-def _as_line(said: dict[str, Any]) -> bytes:
+def _as_line(answered: dict[str, Any]) -> bytes:
     try:
-        answer = json.dumps(said, allow_nan=False).encode()
+        answer = json.dumps(answered, allow_nan=False).encode()
     except (TypeError, ValueError) as err:
         answer = json.dumps({"error": one_line(f"its result is not valid JSON: {err}")}).encode()
     if len(answer) > MAX_ANSWER_BYTES:
@@ -308,7 +308,7 @@ def _write_all(number: int, data: bytes) -> None:
 
 
 def _hear(children: Iterable[_Child], wait_s: float) -> bool:
-    """Read what has come; False: nothing has."""
+    """Read the available output; return False if there is none."""
     some = False
     with selectors.DefaultSelector() as pipes:
         for child in children:
@@ -339,7 +339,7 @@ def _how_it_ended(status: int) -> str:
 
 
 def _last_words(noise: bytes) -> str:
-    """The line in which a program says why it fell: Python's own summary of a crash, else its last one."""
+    """Return the line with a program's reason for failing: Python's own summary of a crash, else the last one."""
     lines = [line.strip() for line in noise.decode(errors="replace").splitlines() if line.strip()]
     for line in lines:
         if line.startswith("Fatal Python error"):

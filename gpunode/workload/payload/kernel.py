@@ -16,11 +16,11 @@ ELEMENTS = 2**16
 BLOCK = 256
 FACTOR, ADDEND = 3, 1
 LEAST = (5, 0)
-"""Compute capability of the oldest target that every compiler for PTX since CUDA 6 takes."""
+"""Compute capability of the oldest target that every PTX compiler since CUDA 6 supports."""
 LOG_BYTES = 4096
 # CUjit_option
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6
-# Code for a target runs on every later GPU. The index is multiplied and added in 32 bits, as the check does it.
+# Code for a target runs on every later GPU. The index is multiplied and added in 32 bits, as in the check below.
 PTX = f"""\
 .version 5.0
 .target sm_50
@@ -56,22 +56,22 @@ END:
 
 
 class CudaDriver:
-    """The driver's interface, with every refusal as Trouble."""
+    """The driver's interface; every error is raised as Trouble."""
 
     def __init__(self) -> None:
         self.library = DriverLibrary("libcuda.so.1")
 
     def do(self, function: str, *arguments: Any) -> None:
-        """Call a function; Trouble with the error's name where it does not succeed."""
+        """Call a function; Trouble with the error's name if it fails."""
         result = self.library.call(function, *arguments)
         if result != 0:
             raise Trouble(f"{function}: {error_name(self.library, result) or 'error'} ({result})")
 
 
 def run(uuid: str | None) -> dict[str, Any]:
-    """Values of ``gpus.kernel``, for the one device that CUDA_VISIBLE_DEVICES leaves this process.
+    """Return the values of ``gpus.kernel``, for the only device in CUDA_VISIBLE_DEVICES of this process.
 
-    Raises Trouble where CUDA gives another device than that with ``uuid``, or none; Skip below compute capability 5.0.
+    Raises Trouble if CUDA has another device than that with ``uuid``, or none; SkipPart below compute capability 5.0.
     """
     os.environ["CUDA_CACHE_DISABLE"] = "1"
     driver = CudaDriver()
@@ -83,7 +83,7 @@ def run(uuid: str | None) -> dict[str, Any]:
     driver.do("cuDeviceGet", ctypes.byref(device), ctypes.c_int(0))
     values = gpu(driver.library, 0)
     found = values.get("uuid")
-    # Libraries before CUDA 11.4 give a MIG device the UUID of its GPU.
+    # Libraries before CUDA 11.4 report a MIG device with the UUID of its GPU.
     if uuid is not None and found is not None and found[:4] == uuid[:4] and found != uuid:
         raise Trouble(f"CUDA returns {found} instead of {uuid}")
     if as_numbers(values["compute_capability"]) < LEAST:
@@ -101,7 +101,7 @@ def run(uuid: str | None) -> dict[str, Any]:
 
 
 def compiled(driver: CudaDriver) -> ctypes.c_void_p:
-    """The kernel, compiled by the driver; Trouble with what its compiler writes."""
+    """Return the kernel, compiled by the driver; Trouble with the compiler's message."""
     log = ctypes.create_string_buffer(LOG_BYTES)
     options = (ctypes.c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
     # A size is passed in the pointer itself.
@@ -118,7 +118,7 @@ def compiled(driver: CudaDriver) -> ctypes.c_void_p:
 
 
 def launched(driver: CudaDriver, function: ctypes.c_void_p) -> int:
-    """How many of the elements that the kernel computed are wrong."""
+    """Return how many of the elements that the kernel computed are wrong."""
     numbers = ctypes.c_uint32 * ELEMENTS
     size = ctypes.c_size_t(ctypes.sizeof(numbers))
     given = numbers(*range(ELEMENTS))

@@ -1,4 +1,4 @@
-"""The driver's own interface: does CUDA start, which version does it run, which GPUs does it see."""
+"""The driver's own interface: whether CUDA starts, which version it has, which GPUs it sees."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MISMATCH, NO_COMPAT = 803, 804
 
 
 def versions(module: str | None) -> dict[str, Any]:
-    """Values of ``versions.cuda``. Raises SkipPart without the library, Trouble where it is broken.
+    """Return the values of ``versions.cuda``. Raises SkipPart without the library, Trouble if it is broken.
 
-    ``module``: the version of the kernel module by NVML, for where /proc does not show it.
+    ``module``: the version of the kernel module by NVML, used if /proc does not show it.
     """
     library = DriverLibrary("libcuda.so.1")
     path = os.path.realpath(library.path or library.name)
@@ -49,11 +49,11 @@ def versions(module: str | None) -> dict[str, Any]:
 
 
 def is_forward_compat(path: str, module: str | None, result: int) -> bool:
-    """Whether this libcuda is cuda-compat's, which stands in for that of an older driver.
+    """Return whether this libcuda is cuda-compat's, which replaces that of an older driver.
 
-    Not by its folder alone: older toolkits mount it among the driver's own libraries. Newer than the module and at work
-    it can be nothing else. One that is refused is told from the library of an update without a reboot by its branch:
-    an update stays within the module's most often, cuda-compat never does.
+    The folder is not sufficient: older toolkits mount it among the driver's own libraries. A library that is newer than
+    the module and works can only be cuda-compat's. One that is refused differs from the library of an update without a
+    reboot in its branch: an update mostly stays in the module's branch, cuda-compat never does.
     """
     if "/compat/" in path:
         return True
@@ -64,13 +64,13 @@ def is_forward_compat(path: str, module: str | None, result: int) -> bool:
 
 
 def as_numbers(version: str | None) -> tuple[int, ...]:
-    """``580.95.05`` as numbers that compare; empty for None and for what is only a major version."""
+    """Return ``580.95.05`` as numbers that compare; empty for None and for a version that is only a major one."""
     numbers = tuple(int(part) for part in (version or "").split(".") if part.isdigit())
     return numbers if len(numbers) > 1 else ()
 
 
 def error_name(library: DriverLibrary, code: int) -> str | None:
-    """``CUDA_ERROR_SYSTEM_DRIVER_MISMATCH``."""
+    """Return ``CUDA_ERROR_SYSTEM_DRIVER_MISMATCH``."""
     name = ctypes.c_char_p()
     if library.call("cuGetErrorName", ctypes.c_int(code), ctypes.byref(name)) != 0 or not name.value:
         return None
@@ -78,7 +78,7 @@ def error_name(library: DriverLibrary, code: int) -> str | None:
 
 
 def gpu(library: DriverLibrary, index: int) -> dict[str, Any]:
-    """One GPU; None for what CUDA does not tell."""
+    """Return one GPU; None for values that CUDA does not report."""
     values: dict[str, Any] = {"index": index}
     handle = ctypes.c_int()
     if library.call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(index)) != 0:
@@ -100,13 +100,13 @@ def gpu(library: DriverLibrary, index: int) -> dict[str, Any]:
 
 
 def uuid_of(library: DriverLibrary, handle: ctypes.c_int) -> str | None:
-    """``GPU-…``, or ``MIG-…`` of a MIG device; None where the library does not tell which of the two it is."""
+    """Return ``GPU-…``, or ``MIG-…`` of a MIG device; None if the library does not report which of the two it is."""
     raw = (ctypes.c_ubyte * 16)()
     newest = library.has("cuDeviceGetUuid_v2")
     function = "cuDeviceGetUuid_v2" if newest else "cuDeviceGetUuid"
     if not library.has(function) or library.call(function, ctypes.byref(raw), handle) != 0:
         return None
-    # Of a MIG device version 2 gives its own, the older one its GPU's. The name is what tells the two apart.
+    # For a MIG device version 2 returns its own UUID, the older one its GPU's. The name distinguishes the two.
     buffer = ctypes.create_string_buffer(NAME_BYTES)
     library.call("cuDeviceGetName", buffer, ctypes.c_int(NAME_BYTES), handle)
     kind = "MIG" if newest and b" MIG " in buffer.value else "GPU"
@@ -114,7 +114,7 @@ def uuid_of(library: DriverLibrary, handle: ctypes.c_int) -> str | None:
 
 
 def attribute(library: DriverLibrary, handle: ctypes.c_int, number: int) -> int:
-    """One of CUDA's device attributes, 0 where it is not told."""
+    """Return one of CUDA's device attributes, 0 if it is not reported."""
     value = ctypes.c_int()
     library.call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(number), handle)
     return value.value

@@ -1,4 +1,4 @@
-"""Shared libraries by ctypes: load one, know which file it was, call a function of it."""
+"""Shared libraries by ctypes: load one, find its file, call a function of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class DriverLibrary:
     """A loaded library of the driver."""
 
     def __init__(self, name: str) -> None:
-        """Raise SkipPart where there is none, Trouble where it is there and cannot be loaded."""
+        """Load the library; raise SkipPart if there is none, Trouble if it exists and cannot be loaded."""
         try:
             self._handle = ctypes.CDLL(name)
         except OSError as err:
-            # The same words may be about a library that this one needs: then it is there, and broken.
+            # The same message may be about a library that this one needs: then this one exists, and is broken.
             if str(err).startswith(name + ":") and "No such file" in str(err):
                 raise SkipPart(f"{name} is not in the container") from None
             raise Trouble(f"{name} cannot be loaded: {err}") from None
@@ -25,22 +25,22 @@ class DriverLibrary:
         self.path = loaded_file(name)
 
     def call(self, function: str, *arguments: Any) -> int:
-        """The return code of a function; Trouble where the library has no package of that name."""
+        """Return the return code of a function; Trouble if the library has no function of that name."""
         return int(self._function(function)(*arguments))
 
     def has(self, function: str) -> bool:
-        """False in a release of the library that lacks the function."""
+        """Return False in a release of the library that lacks the function."""
         return hasattr(self._handle, function)
 
     def text(self, function: str, code: int) -> str | None:
-        """What a function that names a return code says: ``const char *f(int)``."""
+        """Return the name of a return code, from a function ``const char *f(int)``."""
         try:
             named = self._function(function)
         except Trouble:
             return None
         named.restype = ctypes.c_char_p
-        said = named(code)
-        return said.decode(errors="replace")[:200] if said else None
+        result = named(code)
+        return result.decode(errors="replace")[:200] if result else None
 
     def _function(self, name: str) -> Any:
         try:
@@ -50,7 +50,7 @@ class DriverLibrary:
 
 
 def loaded_file(name: str) -> str | None:
-    """The file behind a library of this process, from its memory map."""
+    """Return the file behind a library of this process, from its memory map."""
     stem = name.split(".so", maxsplit=1)[0] + ".so"
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -61,5 +61,5 @@ def loaded_file(name: str) -> str | None:
 
 
 def cuda_version(number: int) -> str:
-    """13000 is CUDA 13.0."""
+    """Return CUDA 13.0 for 13000."""
     return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,6 +1,6 @@
-"""The payload's command line: runs parts one by one and prints one record a line.
+"""The payload's command line: runs the parts in sequence and prints one record per line.
 
-Exit codes: 0 it came to its end, whatever it found; 2 wrong arguments.
+Exit codes: 0 it finished, whatever the results; 2 wrong arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 
 
 def run(arguments: list[str]) -> int:
-    """Run what the arguments say, records to stdout."""
+    """Run the parts that the arguments select; write records to stdout."""
     parser = argparse.ArgumentParser(prog="payload", description=__doc__.splitlines()[0])
     parser.add_argument("--tests", default="versions", help=f"{', '.join(TESTS)}, or several with commas")
     parser.add_argument("--settings", default="{}", help="a JSON object: see session.PayloadSession")
@@ -46,22 +46,22 @@ def run(arguments: list[str]) -> int:
     with scratch() as folder:
         number = 0
         for line in PayloadSession(settings, Clock(chosen.limit), folder, progress).records(tests):
-            say(line)
+            print_line(line)
             number += 1
-    say({"record": "end", "records": number})
+    print_line({"record": "end", "records": number})
     return 0
 
 
 @contextlib.contextmanager
 def scratch() -> Iterator[str | None]:
-    """A folder that is gone afterwards; None where nothing can be written.
+    """Yield a folder that is removed afterwards; None if nothing can be written.
 
-    Compilers keep there what they made, not in the home of whoever runs this.
+    Compilers write their caches there, not to the user's home.
     """
     try:
         folder = tempfile.mkdtemp(prefix="gpunode-")
     except OSError:
-        # Nothing can be written anywhere: the parts that need it say so themselves.
+        # Nothing can be written anywhere: the parts that need it report that themselves.
         yield None
         return
     os.environ.update({name: str(Path(folder, name.lower())) for name in CACHES})
@@ -73,9 +73,9 @@ def scratch() -> Iterator[str | None]:
 
 
 def keep_bytecode(folder: str) -> None:
-    """Have Python compile a framework's modules once for all processes, where they came without bytecode.
+    """Let Python compile a framework's modules once for all processes, if they came without bytecode.
 
-    Not where they have it: with a folder of its own Python looks for bytecode nowhere else.
+    Not if they have it: with this folder set, Python looks for bytecode nowhere else.
     """
     try:
         found = [importlib.util.find_spec(name) for name in ("torch", "tensorflow")]
@@ -88,13 +88,13 @@ def keep_bytecode(folder: str) -> None:
 
 
 def add_user_site() -> None:
-    """Put the user's own packages behind all others: an isolated Python leaves them out, and HOME is another one."""
+    """Append the user's own packages to the path: an isolated Python omits them, and HOME is another one."""
     try:
         home = pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
         return
     folder = Path(home, ".local", "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
-    # Of somebody else, or writable for others: not this user's own packages.
+    # Owned by another user, or writable for others: not this user's own packages.
     with contextlib.suppress(OSError):
         status = folder.stat()
         if status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022:
@@ -102,11 +102,11 @@ def add_user_site() -> None:
 
 
 def progress(doing: str, left_s: float) -> None:
-    """Say what is being done, and about how long all that is left takes: no record, and not counted as one."""
-    say({"record": "progress", "doing": doing, "left_s": round(left_s)})
+    """Print the current step, and about how long the rest takes: not a record, and not counted as one."""
+    print_line({"record": "progress", "doing": doing, "left_s": round(left_s)})
 
 
-def say(line: dict[str, Any]) -> None:
-    """One line of JSON, at once: what is known is told even where the next part takes the machine down."""
+def print_line(line: dict[str, Any]) -> None:
+    """Print one line of JSON and flush: a result is reported even if the next part crashes the machine."""
     sys.stdout.write(json.dumps(line, sort_keys=True) + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A large product in half precision: the tensor cores at work, and every element of the result compared."""
+"""A large product in half precision on the tensor cores, with every element of the result compared."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 from gpunode.workload.payload.pytorch import device_for, half_precision, timed, torch_module
 
 SIZE = 8192
-"""On a GPU: 1.1 TFLOP a round, 0.5 GiB for all matrices."""
+"""On a GPU: 1.1 TFLOP per round, 0.5 GiB for all matrices."""
 SIZE_ON_PROCESSOR = 512
 STRIDE = 32
-"""Of a row every 32nd element is not 0: at most 256 terms of 1 or -1, so that every partial sum is a whole number that
-bfloat16 holds exactly, whatever the order in which they are added."""
+"""Every 32nd element of a row is not 0: at most 256 terms of 1 or -1, so that every partial sum is a whole number that
+bfloat16 represents exactly, in any order of addition.
+"""
 ROUNDS = 5
 
 
 def run(where: str | None) -> dict[str, Any]:
-    """Values of ``frameworks.matmul``: the same product several times, each beside the processor's."""
+    """Return the values of ``frameworks.matmul``: the same product several times, each compared with the CPU's."""
     torch = torch_module()
     device = device_for(torch, where)
     dtype = half_precision(torch, device)
@@ -40,19 +41,19 @@ def run(where: str | None) -> dict[str, Any]:
 
 
 def signs(torch: Any, rows: int, columns: int) -> Any:
-    """A matrix of 1 and -1."""
+    """Return a matrix of 1 and -1."""
     generator = torch.Generator().manual_seed(1)
     return torch.randint(0, 2, (rows, columns), generator=generator, dtype=torch.int8).float().mul_(2).sub_(1)
 
 
 def sparse(torch: Any, size: int) -> Any:
-    """1 and -1 in the columns that leave the same rest as the row, 0 elsewhere."""
+    """Return 1 and -1 in the columns with the same remainder as the row, 0 elsewhere."""
     rests = torch.arange(size) % STRIDE
     return signs(torch, size, size).mul_(rests[:, None] == rests[None, :])
 
 
 def product(torch: Any, one: Any, other: Any) -> Any:
-    """The product on the processor, by the parts that are not 0: a 32nd of the work."""
+    """Return the product on the CPU, from the parts that are not 0: a 32nd of the work."""
     found = torch.empty_like(other)
     for rest in range(STRIDE):
         found[rest::STRIDE] = one[rest::STRIDE, rest::STRIDE] @ other[rest::STRIDE]

@@ -1,4 +1,4 @@
-"""What is measured at which level, on which devices, in which processes, and the records of it."""
+"""The measurements of each level, their devices and processes, and their records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, run_jobs
 from gpunode.workload.payload.records import record
 
 MEASUREMENTS = ("copy", "gemm", "nccl", "memory", "ddp", "storage", "tools", "burn")
-"""In the order in which they run: what heats longest comes last."""
+"""In the order in which they run: those with the most heat come last."""
 AT_ONCE = 8
 RANKS_ON_PROCESSOR = {"standard": 2, "deep": 4}
 RANK_LIMIT_S = {"standard": 30.0, "deep": 60.0}
@@ -26,7 +26,7 @@ BURN_S, BURN_ON_PROCESSOR_S = 120.0, 2.0
 FIO_S = {"standard": 3.0, "deep": 8.0}
 TOOL_LIMIT_S = {"nvbandwidth": 300.0, "dcgm-diag": 420.0, "nccl-tests": 240.0}
 DCGM_LEVEL = {"standard": 1, "deep": 2}
-"""Level 2 takes about two minutes; 3 is a quarter of an hour by itself, and gpunode's own loads stand for it."""
+"""Level 2 takes about two minutes; level 3 takes a quarter of an hour, and gpunode's own loads replace it."""
 SECONDS = {
     "copy": {"standard": 15, "deep": 40},
     "gemm": {"standard": 90, "deep": 150},
@@ -37,15 +37,15 @@ SECONDS = {
     "tools": {"standard": 60, "deep": 400},
     "burn": {"standard": 160, "deep": 160},
 }
-"""About how long each takes, to tell how much is left: derived from the times above, not measured on a GPU."""
+"""Approximate duration of each, for estimating the time left: derived from the times above, not measured on a GPU."""
 NO_PAIR = "only one rank: no link to another"
 
 
 class Measurements:
     """The measurements of one run.
 
-    ``settings``: ``level``; ``storage``, a directory to measure; ``burn_s``; ``seats``, the places of this container's
-    ranks in a group over several, in place of ranks of its own.
+    ``settings``: ``level``; ``storage``, a directory to measure; ``burn_s``; ``seats``, those of this container's
+    ranks in a group over several containers, in place of a group of its own.
     """
 
     def __init__(  # noqa: PLR0913
@@ -58,21 +58,23 @@ class Measurements:
         clock: Clock,
         folder: str | None,
         no_torch: str | None,
-        tell: Callable[[str, float], None],
+        progress: Callable[[str, float], None],
     ) -> None:
         self._devices, self._environment = devices, environment
-        """Those that PyTorch measures; none: the processor. The environment leaves a process all of them."""
+        """The devices that PyTorch measures; none: the processor. The environment makes all of them visible to a
+        process.
+        """
         self._gpus = [device for device in idle if device.mig is None]
-        """Those that external programs measure, whatever PyTorch the image has."""
+        """The devices that external programs measure, independent of the image's PyTorch."""
         self._whole = [device for device in devices if device.mig is None]
         self._settings, self._clock, self._folder = settings, clock, folder
-        self._no_torch, self._tell = no_torch, tell
+        self._no_torch, self._progress = no_torch, progress
         self._level = "deep" if settings.get("level") == "deep" else "standard"
         self._busbw: dict[str, float] = {}
-        """Of this run's all-reduce, by bytes."""
+        """Bus bandwidth of this run's all-reduce in GB/s, by bytes."""
 
-    def records(self, wanted: set[str]) -> Iterator[dict[str, Any]]:
-        """All records of the measurements that are wanted, as they come."""
+    def records(self, requested: set[str]) -> Iterator[dict[str, Any]]:
+        """Yield all records of the requested measurements, as they arrive."""
         parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
             "copy": self._copies,
             "gemm": self._products,
@@ -83,14 +85,14 @@ class Measurements:
             "tools": self._tools,
             "burn": self._burn,
         }
-        names = [name for name in MEASUREMENTS if name in wanted]
+        names = [name for name in MEASUREMENTS if name in requested]
         for number, name in enumerate(names):
             left_s = sum(self._about_s(one) for one in names[number:])
-            self._tell(f"measuring {name} ({number + 1} of {len(names)})", min(left_s, self._clock.left(left_s)))
+            self._progress(f"measuring {name} ({number + 1} of {len(names)})", min(left_s, self._clock.left(left_s)))
             yield from parts[name]()
 
     def _about_s(self, name: str) -> float:
-        """About how long a measurement takes."""
+        """Return about how many seconds a measurement takes."""
         longer_s = float(self._settings.get("burn_s") or BURN_S) - BURN_S if name == "burn" else 0.0
         return SECONDS[name][self._level] + longer_s
 
@@ -99,7 +101,9 @@ class Measurements:
     def _each(
         self, tasks: Callable[[str | None, str | None], tuple[Task, ...]], at_once: int
     ) -> Iterator[dict[str, Any]]:
-        """The tasks on every device, by its UUID and that of its GPU, or once on the processor (None)."""
+        """Yield the results of the tasks on every device, by its UUID and that of its GPU, or once on the processor
+        (None).
+        """
         jobs = [
             Job(
                 tasks(device.uuid or device.component, device.gpu_uuid),
@@ -162,7 +166,7 @@ class Measurements:
     # --- all devices together
 
     def _seats(self, folder: str) -> list[Seat]:
-        """Where this container's ranks sit: in a group of its own, or in the one that the settings name."""
+        """Return the seats of this container's ranks: in a group of its own, or in the one that the settings name."""
         if self._settings.get("seats"):
             notes = str(Path(self._folder, "missing")) if self._folder else None
             return [seat_of({**values, "notes": notes}) for values in self._settings["seats"]]
@@ -172,7 +176,7 @@ class Measurements:
         return [Seat(rank, ranks, f"file:{folder}", backend, rank, limit_s) for rank in range(ranks)]
 
     def _together(self, tasks: Callable[[Seat, str], tuple[Task, ...]]) -> Iterator[tuple[Task, Outcome]]:
-        """Each task on all ranks of this container, and one outcome of it."""
+        """Run each task on all ranks of this container; yield one outcome for each."""
         shown = tasks(Seat(0, 1, "file:", "gloo"), "")
         reason = self._no_torch
         if reason is None and self._devices and not self._whole:
@@ -267,9 +271,9 @@ class Measurements:
 
 
 def together(outcomes: dict[int, Outcome], seat: Seat) -> Outcome:
-    """One outcome of a part for this container's ranks, by rank: the values are the same on all that ended well.
+    """Return one outcome of a part for this container's ranks, by rank: the values are the same on all that finished.
 
-    Of errors the one that names who is missing counts, with what is known here of how that rank ended.
+    Of several errors the one that names the missing rank is used, with how that rank ended, as far as it is known here.
     """
     seconds = max(outcome.seconds for outcome in outcomes.values())
     for key in ("skipped", "undetermined"):
@@ -289,7 +293,7 @@ def together(outcomes: dict[int, Outcome], seat: Seat) -> Outcome:
         ends = [f"rank {rank} {broken[rank].error}" for rank in missing if rank in broken]
         why = f" ({'; '.join(ends)})" if ends else ""
         return Outcome(seconds, device, naming[0].values, f"{naming[0].error}{why}")
-    # Those without values of the group ended without a word: the others tell of a connection that broke.
+    # Ranks without values of the group ended without a message: the others report a broken connection.
     silent = sorted(rank for rank, outcome in broken.items() if not outcome.values)
     rank = silent[0] if silent else min(broken, key=lambda one: broken[one].seconds)
     values = {"backend": seat.backend, "ranks": seat.size, "nodes": seat.nodes, "missing": silent}

@@ -1,4 +1,4 @@
-"""What measurements share: repetitions by device events, medians, comparison by blocks, memory that is not there."""
+"""Shared parts of measurements: repetitions by device events, medians, comparison by blocks, lack of memory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gpunode.workload.payload.pytorch import device_for, synchronize, torch_modu
 
 BLOCK = 128
 MAX_BLOCKS = 16
-"""Blocks with wrong elements that a record names."""
+"""Maximum number of blocks with wrong elements in a record."""
 OURS_SHARE = 0.5
-"""Of a GPU's memory in use by this process: below, it is others who have it."""
+"""If this process has a smaller share of the GPU memory in use, other processes have the rest."""
 MIB = 2**20
 
 
 def opened(where: str | None) -> tuple[Any, Any]:
-    """PyTorch and the device to measure; the processor for None."""
+    """Return PyTorch and the device to measure; the processor for None."""
     torch = torch_module()
     return torch, device_for(torch, where)
 
 
 def timer_of(device: Any) -> str:
-    """``events`` or ``clock``, as records have it."""
+    """Return ``events`` or ``clock``, as in records."""
     return "events" if device.type == "cuda" else "clock"
 
 
@@ -48,7 +48,7 @@ def repeated(  # noqa: PLR0913 (what a measurement is)
 
 
 def once(torch: Any, device: Any, work: Callable[[], Any]) -> float:
-    """The seconds of ``work``: between two events on a GPU, by the clock elsewhere."""
+    """Return the seconds of ``work``: between two events on a GPU, by the clock elsewhere."""
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -62,34 +62,34 @@ def once(torch: Any, device: Any, work: Callable[[], Any]) -> float:
 
 
 def median_of(seconds: list[float]) -> float:
-    """The median; never 0, for a figure is divided by it."""
+    """Return the median; never 0, because figures are divided by it."""
     return max(statistics.median(seconds), 1e-9)
 
 
 def repetition_values(seconds: list[float]) -> dict[str, Any]:
-    """``repetitions`` and ``spread``."""
+    """Return ``repetitions`` and ``spread``."""
     return {"repetitions": len(seconds), "spread": round((max(seconds) - min(seconds)) / median_of(seconds), 4)}
 
 
 def bandwidth(size_bytes: float, seconds: list[float]) -> dict[str, Any]:
-    """``bandwidth_gb_per_s`` with ``repetitions`` and ``spread``."""
+    """Return ``bandwidth_gb_per_s`` with ``repetitions`` and ``spread``."""
     return {"bandwidth_gb_per_s": significant(size_bytes / median_of(seconds) / 1e9), **repetition_values(seconds)}
 
 
 def significant(number: float) -> float:
-    """Five significant digits: a slow figure must not become 0."""
+    """Return the number with five significant digits: a slow figure must not become 0."""
     return float(f"{number:.5g}")
 
 
-def wrong_elements(found: Any, wanted: Any) -> int:
-    """How many elements differ; a NaN differs."""
-    return int((found != wanted).sum())
+def wrong_elements(found: Any, expected: Any) -> int:
+    """Return how many elements differ; a NaN differs."""
+    return int((found != expected).sum())
 
 
-def corrupted(found: Any, wanted: Any, round_number: int) -> list[dict[str, Any]]:
-    """The blocks of a matrix in which elements differ, as ``Corruption`` has them; the first ones of many."""
+def corrupted(found: Any, expected: Any, round_number: int) -> list[dict[str, Any]]:
+    """Return the blocks of a matrix in which elements differ, in the form of ``Corruption``; the first ones of many."""
     rows, columns = (int(size) for size in found.shape)
-    bad = found != wanted
+    bad = found != expected
     blocks: list[dict[str, Any]] = []
     for row in range(0, rows, BLOCK):
         stripe = bad[row : row + BLOCK]
@@ -113,7 +113,7 @@ def corrupted(found: Any, wanted: Any, round_number: int) -> list[dict[str, Any]
                     "first_row": at[0],
                     "first_column": at[1],
                     "found": finite(float(found[at])),
-                    "expected": finite(float(wanted[at])),
+                    "expected": finite(float(expected[at])),
                 }
             )
             if len(blocks) == MAX_BLOCKS:
@@ -122,13 +122,13 @@ def corrupted(found: Any, wanted: Any, round_number: int) -> list[dict[str, Any]
 
 
 def finite(number: float) -> float | None:
-    """The number; None where it is infinite or none."""
+    """Return the number; None if it is infinite or not a number."""
     return number if number - number == 0 else None
 
 
 @contextlib.contextmanager
 def memory_needed(torch: Any, device: Any, what: str) -> Iterator[None]:
-    """Undetermined in place of an out-of-memory error where others use the GPU's memory, Trouble where we do."""
+    """Convert an out-of-memory error to Undetermined if others use the GPU's memory, else to Trouble."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:

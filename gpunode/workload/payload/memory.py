@@ -1,4 +1,4 @@
-"""The memory of a GPU: most of it is taken, written and read back, twice with opposite bits."""
+"""The memory of a GPU: most of it is allocated, written and read back, twice with opposite bits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gpunode.workload.payload.pytorch import device_for, torch_module
 
 PIECE_BYTES = 256 * 2**20
 SPARE = 8
-"""A part of what is free stays so: for the allocator, and for what the comparison itself needs."""
+"""This fraction (1/8) of the free memory stays free: for the allocator, and for the comparison itself."""
 BUSY_BYTES = 100 * 2**20
-"""More than this taken by others in the meantime: not the driver's own."""
+"""More than this allocated by others in the meantime: not the driver's own use."""
 PATTERNS = (0x5A5A5A5A, ~0x5A5A5A5A)
 
 
 def run(where: str | None) -> dict[str, Any]:
-    """Values of ``frameworks.memory``: what the device has, what was tested of it, and how the allocator kept count."""
+    """Return the values of ``frameworks.memory``: the device's memory, the tested part, the allocator's counters."""
     torch = torch_module()
     device = device_for(torch, where)
     if device.type != "cuda":
@@ -24,7 +24,7 @@ def run(where: str | None) -> dict[str, Any]:
     free, total = torch.cuda.mem_get_info(device)
     piece_bytes = min(PIECE_BYTES, free // 32)
     words = piece_bytes // 4
-    # Each word holds its own place, so that an address line that is dead shows too.
+    # Each word contains its own index, so that a broken address line is detected too.
     places = torch.arange(words, dtype=torch.int32, device=device)
     spare = max(free // SPARE, 4 * piece_bytes)
     pieces = taken(torch, device, places, max(1, (free - spare) // piece_bytes))
@@ -43,7 +43,7 @@ def run(where: str | None) -> dict[str, Any]:
 
 
 def taken(torch: Any, device: Any, places: Any, number: int) -> list[Any]:
-    """So many pieces of memory; Undetermined where another process takes it at the same time."""
+    """Return this number of pieces of memory; Undetermined if another process allocates at the same time."""
     free, _ = torch.cuda.mem_get_info(device)
     ours = torch.cuda.memory_reserved(device)
     pieces: list[Any] = []
@@ -60,7 +60,7 @@ def taken(torch: Any, device: Any, places: Any, number: int) -> list[Any]:
 
 
 def tested(torch: Any, places: Any, pieces: list[Any], pattern: int) -> int:
-    """Write every piece, then read every piece; how many words came back wrong."""
+    """Write every piece, then read every piece; return how many words were wrong."""
     for number, piece in enumerate(pieces):
         torch.bitwise_xor(places, pattern ^ number, out=piece)
     wrong = 0

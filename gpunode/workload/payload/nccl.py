@@ -29,7 +29,7 @@ SIZES: dict[tuple[str, str], tuple[int, ...]] = {
 
 
 def run(seat: Seat, part: int, folder: str | None, name: str, level: str) -> dict[str, Any]:
-    """Values of ``nccl.NAME``, the same on all ranks."""
+    """Return the values of ``nccl.NAME``, the same on all ranks."""
     log = Path(folder or ".", f"{seat.rank}.{part}.nccl.log")
     if seat.backend == "nccl":
         os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,GRAPH,ENV,P2P,SHM,NET", NCCL_DEBUG_FILE=str(log))
@@ -52,7 +52,7 @@ def run(seat: Seat, part: int, folder: str | None, name: str, level: str) -> dic
 
 
 def uses_nvls(log: Path) -> bool:
-    """Whether NCCL connected the ranks through the switches' own sums (NVLink SHARP)."""
+    """Return whether NCCL connected the ranks through the switches' own sums (NVLink SHARP)."""
     try:
         with log.open(encoding="utf-8", errors="replace") as stream:
             return "Connected NVLS tree" in stream.read(MAX_LOG_BYTES)
@@ -60,17 +60,19 @@ def uses_nvls(log: Path) -> bool:
         return False
 
 
-def sizes_for(group: Group, wanted: tuple[int, ...]) -> list[int]:
-    """The sizes for which every rank has memory."""
+def sizes_for(group: Group, requested: tuple[int, ...]) -> list[int]:
+    """Return the sizes for which every rank has memory."""
     free = None
     if group.device.type == "cuda":
         free = group.torch.cuda.mem_get_info(group.device)[0] // SHARE_OF_FREE
     least = min((one for one in group.share("memory", free) if one is not None), default=None)
-    return [size for size in wanted if least is None or size <= least]
+    return [size for size in requested if least is None or size <= least]
 
 
 def measured(group: Group, name: str, size: int) -> dict[str, Any]:
-    """One row of a collective, as ``CollectiveRow`` has it: the median of the slowest rank, elements of all ranks."""
+    """Return one row of a collective, in the form of ``CollectiveRow``: the median of the slowest rank, elements of all
+    ranks.
+    """
     ranks = group.seat.size
     words = max(1, size // 4 // ranks) * ranks
     operation = Operation(group, name, words)
@@ -94,7 +96,7 @@ def measured(group: Group, name: str, size: int) -> dict[str, Any]:
 
 
 def bus_factor(name: str, ranks: int) -> float:
-    """Bus bandwidth by algorithm bandwidth, as nccl-tests has it (its doc/PERFORMANCE.md)."""
+    """Return bus bandwidth divided by algorithm bandwidth, as in nccl-tests (its doc/PERFORMANCE.md)."""
     if name == "all-reduce":
         return 2 * (ranks - 1) / ranks
     if name in ("all-gather", "reduce-scatter", "all-to-all"):
@@ -103,7 +105,7 @@ def bus_factor(name: str, ranks: int) -> float:
 
 
 class Operation:
-    """One collective with its buffers. Each rank can tell what the others have, and so what must arrive."""
+    """One collective with its buffers. Each rank can compute what the others have, and so what must arrive."""
 
     def __init__(self, group: Group, name: str, words: int) -> None:
         self._group, self._name = group, name
@@ -117,7 +119,7 @@ class Operation:
         self.work = self._prepared()
 
     def _message(self, rank: int, words: int | None = None, start: int = 0) -> Any:
-        """``words`` of what a rank has, from ``start`` on: the pattern, and the rank's number added."""
+        """Return ``words`` of a rank's message, from ``start`` on: the pattern, and the rank's number added."""
         torch, pattern = self._group.torch, self._pattern
         words = self._words if words is None else words
         found = torch.empty(words, dtype=torch.float32, device=self._group.device)
@@ -161,7 +163,7 @@ class Operation:
             work.wait()
 
     def wrong(self) -> int:
-        """Elements of this rank's result that are wrong, of one more run from fresh buffers."""
+        """Return the number of wrong elements in this rank's result, from one more run with fresh buffers."""
         if self._name == "all-reduce":
             self._taken.copy_(self._given)
         else:
@@ -170,8 +172,8 @@ class Operation:
         self._group.finish()
         if self._name == "broadcast" and self._rank == 0:
             return int((self._given != self._message(0)).sum())
-        wanted = self._wanted()
-        return int((self._taken != wanted).sum())
+        requested = self._wanted()
+        return int((self._taken != requested).sum())
 
     def _wanted(self) -> Any:
         ranks, part, rank = self._ranks, self._part, self._rank

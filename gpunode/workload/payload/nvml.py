@@ -1,4 +1,4 @@
-"""The management library as a program inside sees it: which one, which driver it talks to, which GPUs."""
+"""The management library as visible to a program inside: its version, its driver, its GPUs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NvmlMemory(ctypes.Structure):
 
 
 class MemoryWithReserve(ctypes.Structure):
-    """nvmlMemory_v2_t: what the driver keeps for itself is not in ``used``, as nvidia-smi prints it."""
+    """nvmlMemory_v2_t: the driver's own memory is not in ``used``, as in nvidia-smi's output."""
 
     _fields_ = (
         ("version", ctypes.c_uint),
@@ -52,7 +52,7 @@ class MemoryWithReserve(ctypes.Structure):
 
 
 def versions() -> dict[str, Any]:
-    """Values of ``versions.nvml``. Raises SkipPart without the library, Trouble where it is broken."""
+    """Return the values of ``versions.nvml``. Raises SkipPart without the library, Trouble if it is broken."""
     library = DriverLibrary("libnvidia-ml.so.1")
     result = library.call("nvmlInit_v2")
     values: dict[str, Any] = {"library": library.path or library.name, "result": result}
@@ -64,7 +64,7 @@ def versions() -> dict[str, Any]:
         values["count"] = count.value
         values["gpus"] = [gpu(library, index) for index in range(min(count.value, MAX_GPUS))]
         values["device"] = "cuda" if count.value else "cpu"
-    values["driver_version"] = said(library, "nvmlSystemGetDriverVersion")
+    values["driver_version"] = text_of(library, "nvmlSystemGetDriverVersion")
     number = ctypes.c_int()
     if library.call("nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(number)) == 0:
         values["cuda_version"] = cuda_version(number.value)
@@ -72,8 +72,8 @@ def versions() -> dict[str, Any]:
     return values
 
 
-def said(library: DriverLibrary, function: str, *arguments: Any) -> str | None:
-    """A text that NVML writes into a buffer; None where it does not."""
+def text_of(library: DriverLibrary, function: str, *arguments: Any) -> str | None:
+    """Return a text that NVML writes into a buffer; None if it does not."""
     buffer = ctypes.create_string_buffer(TEXT_BYTES)
     if library.call(function, *arguments, buffer, ctypes.c_uint(TEXT_BYTES)) != 0:
         return None
@@ -81,15 +81,15 @@ def said(library: DriverLibrary, function: str, *arguments: Any) -> str | None:
 
 
 def gpu(library: DriverLibrary, index: int) -> dict[str, Any]:
-    """One GPU; None for what NVML does not tell."""
+    """Return one GPU; None for values that NVML does not report."""
     values: dict[str, Any] = {"index": index}
     handle = ctypes.c_void_p()
     result = library.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
     if result != 0:
-        # A GPU that is lost is counted, and cannot be had.
+        # A lost GPU is counted, but has no handle.
         return {**values, "result": result, "result_name": library.text("nvmlErrorString", result)}
-    values["name"] = said(library, "nvmlDeviceGetName", handle)
-    values["uuid"] = said(library, "nvmlDeviceGetUUID", handle)
+    values["name"] = text_of(library, "nvmlDeviceGetName", handle)
+    values["uuid"] = text_of(library, "nvmlDeviceGetUUID", handle)
     pci = PciInfo()
     if library.call("nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(pci)) == 0:
         values["pci_bus_id"] = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
@@ -105,7 +105,7 @@ def gpu(library: DriverLibrary, index: int) -> dict[str, Any]:
 
 
 def memory(library: DriverLibrary, handle: ctypes.c_void_p) -> dict[str, int]:
-    """``memory_mib`` and ``memory_used_mib`` of a GPU or a MIG device; empty where NVML does not tell."""
+    """Return ``memory_mib`` and ``memory_used_mib`` of a GPU or a MIG device; empty if NVML does not report them."""
     if library.has("nvmlDeviceGetMemoryInfo_v2"):
         newer = MemoryWithReserve(version=ctypes.sizeof(MemoryWithReserve) | 2 << 24)
         if library.call("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(newer)) == 0:
@@ -117,7 +117,7 @@ def memory(library: DriverLibrary, handle: ctypes.c_void_p) -> dict[str, int]:
 
 
 def mig_mode(library: DriverLibrary, handle: ctypes.c_void_p) -> bool | None:
-    """True where the GPU is divided now; None for one that cannot be, and for a library that does not know MIG."""
+    """Return True if the GPU is divided now; None if it cannot be, and for a library without MIG."""
     now, later = ctypes.c_uint(), ctypes.c_uint()
     if not library.has("nvmlDeviceGetMigMode"):
         return None
@@ -126,7 +126,7 @@ def mig_mode(library: DriverLibrary, handle: ctypes.c_void_p) -> bool | None:
 
 
 def mig_devices(library: DriverLibrary, handle: ctypes.c_void_p) -> Iterator[dict[str, Any]]:
-    """The MIG devices of a GPU that this container may use: indices without one are passed over."""
+    """Yield the MIG devices of a GPU that this container may use: indices without a device are skipped."""
     most = ctypes.c_uint()
     if library.call("nvmlDeviceGetMaxMigDeviceCount", handle, ctypes.byref(most)) != 0:
         return
@@ -134,17 +134,18 @@ def mig_devices(library: DriverLibrary, handle: ctypes.c_void_p) -> Iterator[dic
         part = ctypes.c_void_p()
         if library.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, ctypes.c_uint(index), ctypes.byref(part)) != 0:
             continue
-        values: dict[str, Any] = {"index": index, "name": said(library, "nvmlDeviceGetName", part)}
-        values["uuid"] = said(library, "nvmlDeviceGetUUID", part)
+        values: dict[str, Any] = {"index": index, "name": text_of(library, "nvmlDeviceGetName", part)}
+        values["uuid"] = text_of(library, "nvmlDeviceGetUUID", part)
         values.update(memory(library, part))
         yield values
 
 
 @contextlib.contextmanager
 def held(limit_s: float) -> Iterator[bool]:
-    """Keep every GPU open meanwhile: without persistence the driver ends and starts all GPUs between two processes.
+    """Keep every GPU open in the context: without persistence the driver stops and starts all GPUs between two
+    processes.
 
-    In a process of its own, for the library may hang or crash; False where nothing is held.
+    In a process of its own, because the library may hang or crash; False if nothing is held.
     """
     ready_from, ready_to = os.pipe()
     sys.stdout.flush()
@@ -175,7 +176,7 @@ def _hold(ready_to: int) -> None:
         count, handle = ctypes.c_uint(), ctypes.c_void_p()
         if library.call("nvmlInit_v2") == 0 and library.call("nvmlDeviceGetCount_v2", ctypes.byref(count)) == 0:
             for index in range(min(count.value, MAX_GPUS)):
-                # To ask for its handle is what makes NVML open a GPU.
+                # NVML opens a GPU when its handle is requested.
                 library.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
             os.write(ready_to, b".")
             signal.pause()

@@ -7,9 +7,9 @@ from importlib.resources import files
 
 PACKAGE = "gpunode.workload.payload"
 LEFT_OUT = {"__init__.py", "pack.py"}
-"""What only the side that sends it needs."""
+"""Only the sending side needs these."""
 MAIN = f"import sys\n\nfrom {PACKAGE}.main import run\n\nsys.exit(run(sys.argv[1:]))\n"
-# The archive is written beside nothing else and is gone when the run is over.
+# The archive is written to a folder of its own and is removed when the run is over.
 SCRIPT = """\
 import base64, os, runpy, shutil, sys, tempfile
 folder = tempfile.mkdtemp(prefix="gpunode-")
@@ -32,13 +32,13 @@ from {PACKAGE}.image import limits
 print(json.dumps({{"record": "versions.limits", "values": limits()}}))
 print(json.dumps({{"record": "end", "records": 1}}))
 """
-"""What is asked of a container with the engine's own limits."""
+"""Program that reads the engine's default limits in a container."""
 
 
 def payload_zip(program: str = MAIN) -> bytes:
     """Return the payload as an archive that ``python3 -I payload.pyz --tests versions,gpus,frameworks`` runs.
 
-    The same sources give the same bytes. ``program``: what is run of it.
+    The same sources result in the same bytes. ``program``: the module that is run.
     """
     folder = PACKAGE.replace(".", "/")
     parents = [folder.rsplit("/", depth)[0] for depth in (2, 1, 0)]
@@ -54,5 +54,5 @@ def payload_zip(program: str = MAIN) -> bytes:
 
 
 def payload_script() -> str:
-    """The payload as a program for ``python3 -I - --tests versions``: nothing has to be put there first."""
+    """Return the payload as a program for ``python3 -I - --tests versions``, which needs no file on the node."""
     return SCRIPT.format(archive=base64.b64encode(payload_zip()).decode("ascii"))

@@ -13,15 +13,15 @@ from gpunode.workload.payload.pairs_search import Search, alone, links_of
 
 BYTES, BYTES_ON_PROCESSOR = 256 * 2**20, 2**20
 FACTORS = {"nccl": 1.5, "gloo": 4.0}
-"""A link that takes this many times as long as the median is slow. Processes on a processor disturb each other."""
+"""A link that takes this many times the median is slow. Processes on a CPU disturb each other."""
 REPETITIONS = 3
 WARMUPS = 1
 LEAST_S = {"nccl": 0.0005, "gloo": 0.05}
-"""A difference below this is the scheduler's, not a link's."""
+"""A smaller difference comes from the scheduler, not from a link."""
 
 
 class Exchange:
-    """What one rank does in a round: send to each partner and receive from it, all at the same time."""
+    """The exchange of one rank in a round: send to each partner and receive from it, all at the same time."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -34,7 +34,7 @@ class Exchange:
         self._taken: dict[int, Any] = {}
 
     def run(self, partners: list[int]) -> dict[str, Any]:
-        """``seconds`` (None: it failed), ``corrupt`` partners, and ``error``."""
+        """Return ``seconds`` (None: it failed), ``corrupt`` partners, and ``error``."""
         torch = self._group.torch
         self._taken = {partner: torch.zeros_like(self._given) for partner in partners}
         try:
@@ -61,7 +61,9 @@ class Exchange:
         return time.perf_counter() - started
 
     def _begun_together(self, partners: list[int]) -> None:
-        """All of a round in one group, as NCCL wants it: else two that begin with other partners wait for ever."""
+        """Begin all exchanges of a round in one group, as NCCL requires: else two ranks that begin with other partners
+        deadlock.
+        """
         distributed = self._group.distributed
         both = []
         for partner in partners:
@@ -77,7 +79,7 @@ def send(group: Group, message: Any, partner: int) -> Any:
 
 
 def run(seat: Seat, part: int) -> dict[str, Any]:
-    """Values of ``nccl.pairs``, the same on all ranks."""
+    """Return the values of ``nccl.pairs``, the same on all ranks."""
     search, factor = Search(seat.size), FACTORS[seat.backend]
     single_s: float | None = None
     found: dict[tuple[int, int], dict[str, Any]] = {}
@@ -112,22 +114,22 @@ def run(seat: Seat, part: int) -> dict[str, Any]:
 
 
 def median_of_links(links: frozenset[tuple[int, int]], answers: list[Any]) -> float | None:
-    """What a link of the first round took, each alone: the median of those that came to an end."""
+    """Return the median seconds of the first round's links, each alone: of those that finished."""
     took = [link_seconds(link, answers) for link in links]
     known = [seconds for seconds in took if seconds is not None]
     return max(statistics.median_low(known), 1e-9) if known else None
 
 
 def link_seconds(link: tuple[int, int], answers: list[Any]) -> float | None:
-    """Of a link that was tried alone: the later of its two ranks; None where one of them failed."""
+    """Return the seconds of a link that was tried alone: of the later of its two ranks; None if one of them failed."""
     took = [answers[rank]["seconds"] for rank in link]
     return None if None in took else max(took)
 
 
 def late_ranks(links: frozenset[tuple[int, int]], answers: list[Any], single_s: float | None, backend: str) -> set[int]:
-    """The ranks whose exchanges failed, came with another content, or took longer than healthy links would take.
+    """Return the ranks with exchanges that failed, arrived corrupt, or took longer than healthy links would take.
 
-    A rank with several partners shares its own bandwidth between them: each is given the time of a link alone.
+    A rank with several partners shares its own bandwidth between them: each gets the time of a link alone.
     """
     late = set()
     for rank, answer in enumerate(answers):
@@ -142,7 +144,7 @@ def late_ranks(links: frozenset[tuple[int, int]], answers: list[Any], single_s: 
 
 
 def verdict(link: tuple[int, int], answers: list[Any], size: int) -> dict[str, Any]:
-    """A bad link as ``BadLink`` has it."""
+    """Return a bad link in the form of ``BadLink``."""
     seconds = link_seconds(link, answers)
     corrupt = any(answers[rank]["corrupt"] for rank in link)
     kind = "failed" if seconds is None else "corrupt" if corrupt else "slow"

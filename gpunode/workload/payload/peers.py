@@ -1,4 +1,4 @@
-"""Copies from every GPU to every other one, and between which of them they go directly."""
+"""Copies from every GPU to every other one, and between which of them they are direct."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORDS = 16 * 2**20
 
 
 def run(uuids: list[str]) -> dict[str, Any]:
-    """Values of ``frameworks.p2p``: ``access[i][j]`` and the pairs whose copy arrived wrong."""
+    """Return the values of ``frameworks.p2p``: ``access[i][j]`` and the pairs with a wrong copy."""
     torch = torch_module()
     reason = why_no_gpu(torch)
     if reason is not None:
@@ -29,15 +29,15 @@ def run(uuids: list[str]) -> dict[str, Any]:
 
 
 def copied(torch: Any, devices: list[Any], words: int) -> list[list[int]]:
-    """The pairs of devices whose copy arrived with another content."""
+    """Return the pairs of devices with a copy that differs from its source."""
     wrong = []
     for one, source in enumerate(devices):
-        # Every device sends something else: what an earlier copy left at its place cannot pass for this one.
+        # Every device sends other data: the rest of an earlier copy cannot be mistaken for this one.
         given = torch.arange(words, dtype=torch.int32, device=source).bitwise_xor_(one + 1)
         for other, target in enumerate(devices):
             if one != other:
                 found = given.to(target, copy=True)
-                wanted = torch.arange(words, dtype=torch.int32, device=target).bitwise_xor_(one + 1)
-                if int((found != wanted).sum()):
+                expected = torch.arange(words, dtype=torch.int32, device=target).bitwise_xor_(one + 1)
+                if int((found != expected).sum()):
                     wrong.append([one, other])
     return wrong

@@ -1,4 +1,4 @@
-"""PyTorch: which build it is, and what its parts share."""
+"""PyTorch: its build, and shared parts of its tests."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ MAX_GPUS = 64
 
 
 def torch_module() -> Any:
-    """PyTorch. Raises SkipPart where the image has none, UndeterminedPart where it cannot be imported."""
+    """Return PyTorch. Raises SkipPart if the image has none, UndeterminedPart if it cannot be imported."""
     if importlib.util.find_spec("torch") is None:
         raise SkipPart("PyTorch is not in the image")
     try:
         return importlib.import_module("torch")
     except Exception as err:
-        # A library of the image that is missing or does not fit: that says nothing about the node.
+        # A library of the image is missing or does not match: that is not a fault of the node.
         raise UndeterminedPart(f"PyTorch cannot be imported: {type(err).__name__}: {err}") from None
 
 
 def versions() -> dict[str, Any]:
-    """Values of ``versions.torch``."""
+    """Return the values of ``versions.torch``."""
     torch = torch_module()
-    # Before CUDA starts this is NVML's count: of cards, also where CUDA gives a process one MIG device.
+    # Before CUDA starts this is NVML's count: of cards, also if CUDA gives a process one MIG device.
     number = int(torch.cuda.device_count())
     reason = why_no_gpu(torch) if torch.version.cuda else None
     available = bool(torch.cuda.is_available())
@@ -53,7 +53,7 @@ def versions() -> dict[str, Any]:
 
 
 def why_no_gpu(torch: Any) -> str | None:
-    """Why a build for CUDA uses no GPU, in its own words; None where it does."""
+    """Return PyTorch's reason why a build for CUDA uses no GPU; None if it uses one."""
     try:
         torch.cuda.init()
     except Exception as err:
@@ -62,7 +62,7 @@ def why_no_gpu(torch: Any) -> str | None:
 
 
 def cudnn_version(torch: Any) -> str | None:
-    """92000 is cuDNN 9.20.0, 8907 is 8.9.7."""
+    """Return cuDNN 9.20.0 for 92000, 8.9.7 for 8907."""
     number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     if not number:
         return None
@@ -71,7 +71,7 @@ def cudnn_version(torch: Any) -> str | None:
 
 
 def nccl_version() -> str | None:
-    """The NCCL that this build carries; None in a build without."""
+    """Return the NCCL version in this build; None in a build without NCCL."""
     try:
         version = importlib.import_module("torch.cuda.nccl").version()
     except (AttributeError, RuntimeError, ImportError):
@@ -81,7 +81,7 @@ def nccl_version() -> str | None:
 
 
 def architectures(torch: Any) -> list[str]:
-    """What the kernels were compiled for. Asked of the build itself: get_arch_list() is empty without a GPU."""
+    """Return the targets of the compiled kernels, from the build itself: get_arch_list() is empty without a GPU."""
     try:
         flags = torch._C._cuda_getArchFlags()
     except AttributeError:
@@ -90,7 +90,7 @@ def architectures(torch: Any) -> list[str]:
 
 
 def gpu(torch: Any, index: int) -> dict[str, Any]:
-    """One GPU as PyTorch shows it."""
+    """Return one GPU with PyTorch's values."""
     seen = torch.cuda.get_device_properties(index)
     values = {
         "index": index,
@@ -107,10 +107,10 @@ def gpu(torch: Any, index: int) -> dict[str, Any]:
 
 
 def device_for(torch: Any, where: str | None) -> Any:
-    """The device to compute on: the processor for None, else the one GPU that this process was left.
+    """Return the device to compute on: the processor for None, else the only GPU visible to this process.
 
-    Raises Trouble where PyTorch finds none, or another one than that with the UUID ``where``: what was meant for a GPU
-    must not run on the processor and pass.
+    Raises Trouble if PyTorch finds none, or another one than that with the UUID ``where``: a test of a GPU must not run
+    on the processor and pass.
     """
     if where is None:
         return torch.device("cpu")
@@ -124,31 +124,31 @@ def device_for(torch: Any, where: str | None) -> Any:
 
 
 def capability(torch: Any, device: Any) -> tuple[int, int]:
-    """``(9, 0)`` on Hopper; ``(0, 0)`` on the processor."""
+    """Return ``(9, 0)`` on Hopper; ``(0, 0)`` on the processor."""
     return tuple(torch.cuda.get_device_capability(device)) if device.type == "cuda" else (0, 0)
 
 
 def half_precision(torch: Any, device: Any) -> Any:
-    """bfloat16, and float16 on GPUs that only imitate it."""
+    """Return bfloat16, or float16 on GPUs that only emulate bfloat16."""
     return torch.float16 if device.type == "cuda" and capability(torch, device) < (8, 0) else torch.bfloat16
 
 
-def difference(found: Any, wanted: Any) -> float:
-    """The largest difference; Trouble where a number is none."""
-    largest = float((found.detach().cpu().double() - wanted.detach().cpu().double()).abs().max())
+def difference(found: Any, expected: Any) -> float:
+    """Return the largest difference; Trouble if a value is not a number."""
+    largest = float((found.detach().cpu().double() - expected.detach().cpu().double()).abs().max())
     if not math.isfinite(largest):
         raise Trouble("the result contains NaN or infinity")
     return largest
 
 
 def synchronize(torch: Any, device: Any) -> None:
-    """Wait for everything that was started on a GPU: its errors come to light here."""
+    """Wait for everything that was started on a GPU: its errors are raised here."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def timed(torch: Any, device: Any, work: Callable[[], Any]) -> tuple[Any, float]:
-    """What ``work`` returns, and the seconds until the device had done it."""
+    """Return the result of ``work``, and the seconds until the device had finished it."""
     synchronize(torch, device)
     started = time.monotonic()
     result = work()

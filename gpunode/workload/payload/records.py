@@ -11,7 +11,7 @@ SCHEMA = "gpunode.record/1"
 
 
 def record(task: Task, job: Job, outcome: Outcome) -> dict[str, Any]:
-    """The record as it is printed; the launcher adds the container."""
+    """Return the record as it is printed; the launcher adds the container."""
     fell = outcome.error is not None or outcome.undetermined is not None
     return {
         "record": task.name,
@@ -29,5 +29,5 @@ def record(task: Task, job: Job, outcome: Outcome) -> dict[str, Any]:
 
 
 def default_device(job: Job) -> str:
-    """What a part without a result was meant for: the GPU where there is one."""
+    """Return the intended device of a part without a result: the GPU if there is one."""
     return "cuda" if job.identity or Path("/dev/nvidiactl").exists() else "cpu"

@@ -29,12 +29,12 @@ REASONS = {
 }
 """nvmlClocksThrottleReasons of nvml.h, without gpu_idle, by the names of nvidia-smi's XML."""
 SETTLED_C = 1
-"""A GPU has settled when its temperature changed by no more than this in the last seconds."""
+"""A GPU has settled if its temperature changed by no more than this, in degrees, in the last seconds."""
 SETTLE_WINDOW_S = 5
 
 
 class Sensors:
-    """One GPU by NVML. Raises SkipPart without a library, Trouble where it does not start or has no such GPU."""
+    """One GPU by NVML. Raises SkipPart without a library, Trouble if it does not start or has no such GPU."""
 
     def __init__(self, uuid: str) -> None:
         self._library = DriverLibrary("libnvidia-ml.so.1")
@@ -57,11 +57,11 @@ class Sensors:
         return int(found.value) if result == 0 else None
 
     def temperature_c(self) -> int | None:
-        """Of the GPU's core."""
+        """Return the temperature of the GPU's core."""
         return self._number("nvmlDeviceGetTemperature", ctypes.c_uint, ctypes.c_int(0))
 
     def sample(self) -> dict[str, float | int | None]:
-        """One sample: keys ``sm_clock_mhz``, ``memory_clock_mhz``, ``power_w``, ``temperature_c``, ``reasons``."""
+        """Return one sample: ``sm_clock_mhz``, ``memory_clock_mhz``, ``power_w``, ``temperature_c``, ``reasons``."""
         power = self._number("nvmlDeviceGetPowerUsage", ctypes.c_uint)
         return {
             "sm_clock_mhz": self._number("nvmlDeviceGetClockInfo", ctypes.c_uint, ctypes.c_int(SM)),
@@ -73,7 +73,7 @@ class Sensors:
 
 
 class Sampler:
-    """Samples in a thread between ``with`` and its end; without sensors (processor, no NVML) it has no samples."""
+    """Sampling in a thread during the context; without sensors (processor, no NVML) it has no samples."""
 
     def __init__(self, sensors: Any) -> None:
         self._sensors = sensors
@@ -91,7 +91,7 @@ class Sampler:
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
         self._stop.set()
         if self._thread is not None:
-            # A library that hangs is left to the end of the process.
+            # A library that hangs stays until the process ends.
             self._thread.join(2.0)
         if isinstance(error, RuntimeError) and self._sensors is not None and self._sensors.lost:
             raise Trouble(f"the GPU was lost while it was measured (NVML: GPU is lost): {error}") from None
@@ -102,12 +102,12 @@ class Sampler:
             self._stop.wait(LOOK_S)
 
     def state(self) -> dict[str, Any]:
-        """Values of ``LoadState``."""
+        """Return the values of ``LoadState``."""
         return state_of([sample for _, sample in self.samples])
 
 
 def sensors_of(uuid: str | None) -> Sensors | None:
-    """The sensors of a GPU; None on a processor and where NVML has none: a figure stands without them."""
+    """Return the sensors of a GPU; None on a processor and if NVML has none: figures are valid without them."""
     if uuid is None:
         return None
     try:
@@ -117,7 +117,7 @@ def sensors_of(uuid: str | None) -> Sensors | None:
 
 
 def state_of(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Values of ``LoadState`` from single samples."""
+    """Return the values of ``LoadState`` from single samples."""
 
     def known(key: str) -> list[Any]:
         return [sample[key] for sample in samples if sample.get(key) is not None]

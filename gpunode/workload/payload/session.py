@@ -1,4 +1,4 @@
-"""One run of the payload: which parts, on which devices, in which processes, and the records of them."""
+"""One run of the payload: its parts, devices, processes and records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gpunode.workload.payload.records import record
 
 TESTS = ("versions", "gpus", "frameworks", *MEASUREMENTS)
 AT_ONCE = 8
-"""Devices that are worked on side by side: MIG makes up to 56 of them."""
+"""Maximum number of devices in parallel: MIG creates up to 56 of them."""
 HOLD_S = 60.0
 NO_DEVICE = "none of the passed GPUs can compute (records versions.nvml and versions.cuda)"
 ON_EACH: tuple[tuple[str, Callable[..., dict[str, Any]], float], ...] = (
@@ -44,15 +44,15 @@ ON_EACH: tuple[tuple[str, Callable[..., dict[str, Any]], float], ...] = (
     ("frameworks.fp8", fp8.run, 180),
     ("frameworks.memory", memory.run, 300),
 )
-"""Parts of PyTorch that every device runs, those first without which the others are worth nothing."""
+"""Parts of PyTorch that every device runs, first those without which the others are meaningless."""
 
 
 class PayloadSession:
-    """What one run knows of the image and of the devices.
+    """The state of one run: facts of the image and of the devices.
 
     ``settings``: ``compile_min_capability``, the compute capability that torch.compile needs; ``gpus`` and ``force``,
     see devices.computing; ``user_site``, packages of the user who runs it count; others, see
-    measurements.Measurements. ``tell`` is called with what is being done, and the seconds that are left for it.
+    measurements.Measurements. ``progress`` is called with the current step, and the estimated seconds left.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class PayloadSession:
         settings: dict[str, Any],
         clock: Clock,
         folder: str | None = None,
-        tell: Callable[[str, float], None] = lambda doing, left_s: None,  # noqa: ARG005
+        progress: Callable[[str, float], None] = lambda doing, left_s: None,  # noqa: ARG005
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._folder = folder
-        self._tell = tell
+        self._progress = progress
         self._devices: list[CudaDevice] = []
         self._torch = Outcome(0.0)
         self._present = False
@@ -76,44 +76,44 @@ class PayloadSession:
         return [device for device in self._devices if device.busy is None]
 
     def records(self, tests: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """All records of the tests, as they come."""
-        wanted = set(tests)
-        if "versions" in wanted:
+        """Yield all records of the tests, as they arrive."""
+        requested = set(tests)
+        if "versions" in requested:
             yield from self._node(Task("versions.system", image.system, (), 30))
             yield from self._node(Task("versions.limits", image.limits, (), 30))
-        # What the devices are is looked at for every test, and told where it is asked for.
+        # The devices are determined for every test, and reported if requested.
         looked: dict[str, Outcome] = {}
         for name, look, limit_s in (("versions.nvml", nvml.versions, 60), ("versions.cuda", libcuda.versions, 120)):
-            # Where /proc shows no module inside, NVML says which one it talks to.
+            # If /proc shows no module inside, NVML reports the module's version.
             module = (looked["versions.nvml"].values.get("driver_version"),) if looked else ()
             for job, each, outcome in run_jobs([Job((Task(name, look, module, limit_s),))], 1, self._clock):
                 looked[name] = outcome
-                if "versions" in wanted:
+                if "versions" in requested:
                     yield record(each, job, outcome)
         management = looked["versions.nvml"].values
         self._devices = computing(management, looked["versions.cuda"].values, self._settings)
         self._present = any(outcome.values.get("gpus") for outcome in looked.values())
         with nvml.held(self._clock.left(HOLD_S)) if management.get("gpus") else contextlib.nullcontext(False):
-            yield from self._after(wanted)
+            yield from self._after(requested)
 
-    def _after(self, wanted: set[str]) -> Iterator[dict[str, Any]]:
-        if wanted & {"versions", "frameworks", *MEASUREMENTS}:
+    def _after(self, requested: set[str]) -> Iterator[dict[str, Any]]:
+        if requested & {"versions", "frameworks", *MEASUREMENTS}:
             task = Task("versions.torch", pytorch.versions, (), 180)
-            # Among MIG devices a process has to be left one: PyTorch counts the cards, and finds a single device.
+            # With MIG devices a process must see only one: PyTorch counts the cards, and finds a single device.
             divided = [device for device in self._idle if device.mig is not None]
             environment = divided[0].environment if divided else {}
             for job, each, outcome in run_jobs([Job((task,), environment=environment)], 1, self._clock):
                 self._torch = outcome
-                if "versions" in wanted:
+                if "versions" in requested:
                     yield record(each, job, outcome)
-        if "versions" in wanted:
+        if "versions" in requested:
             yield from self._node(Task("versions.tensorflow", tf.versions, (), 180), self._all())
-        if "gpus" in wanted:
+        if "gpus" in requested:
             yield from self._kernels()
-        if "frameworks" in wanted:
+        if "frameworks" in requested:
             yield from self._frameworks()
-        if wanted & set(MEASUREMENTS):
-            yield from self._measurements(wanted)
+        if requested & set(MEASUREMENTS):
+            yield from self._measurements(requested)
 
     def _node(self, task: Task, environment: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
         job = Job((task,), environment=environment or {})
@@ -121,7 +121,7 @@ class PayloadSession:
             yield record(each, job, outcome)
 
     def _all(self) -> dict[str, str]:
-        """What leaves a process all devices that it can have: every whole GPU, else the first MIG device."""
+        """Return the variables that make all possible devices visible: every whole GPU, else the first MIG device."""
         idle = self._idle
         whole = [device for device in idle if device.mig is None]
         if not idle or (len(whole) == len(self._devices) and all(device.uuid is None for device in whole)):
@@ -145,7 +145,7 @@ class PayloadSession:
             yield record(task, job, outcome)
 
     def _frameworks(self) -> Iterator[dict[str, Any]]:
-        """PyTorch on every device, or once on the processor; then what needs one device or all of them together."""
+        """Run PyTorch on every device, or once on the processor; then the parts for one device or for all together."""
         built = self._torch.values.get("cuda") is not None and self._torch.skipped is None
         idle = self._idle if built else []
         where = idle[0].uuid or idle[0].component if idle else None
@@ -180,12 +180,12 @@ class PayloadSession:
             yield from self._together([device for device in idle if device.mig is None], on_gpus=bool(idle))
         for task in (Task("frameworks.tensorflow", tf.run, (), 300), Task("frameworks.dali", dali.run, (), 180)):
             if self._present and not self._idle:
-                # They would take whichever GPU they find.
+                # They would use any GPU that they find.
                 yield record(task, Job(()), Outcome(0.0, skipped=self._none_idle()))
             else:
                 yield from self._node(task, self._all())
 
-    def _measurements(self, wanted: set[str]) -> Iterator[dict[str, Any]]:
+    def _measurements(self, requested: set[str]) -> Iterator[dict[str, Any]]:
         built = self._torch.values.get("cuda") is not None and self._torch.skipped is None
         yield from Measurements(
             devices=self._idle if built else [],
@@ -195,11 +195,11 @@ class PayloadSession:
             clock=self._clock,
             folder=self._folder,
             no_torch=self._no_torch(built),
-            tell=self._tell,
-        ).records(wanted)
+            progress=self._progress,
+        ).records(requested)
 
     def _no_torch(self, built: bool) -> str | None:
-        """Why no part of PyTorch is tried; None where they are."""
+        """Return why no part of PyTorch is run; None if they are."""
         if self._torch.skipped is not None:
             return self._torch.skipped
         fell = self._torch.undetermined or self._torch.error
@@ -208,13 +208,13 @@ class PayloadSession:
         return self._none_idle() if built and not self._idle else None
 
     def _none_idle(self) -> str:
-        """Why nothing is started on any GPU."""
+        """Return why nothing is started on any GPU."""
         if self._devices:
             return f"no GPU is idle any more: {self._devices[0].busy}"
         return NO_DEVICE
 
     def _together(self, whole: list[CudaDevice], *, on_gpus: bool) -> Iterator[dict[str, Any]]:
-        """Copies between GPUs, and an all-reduce over all of them; by Gloo on a processor."""
+        """Run copies between GPUs, and an all-reduce over all of them; by Gloo on a processor."""
         job = Job((), environment=self._all() if on_gpus else {})
         peer = Task("frameworks.p2p", peers.run, ([device.uuid or "" for device in whole],), 240)
         reduce = Task("frameworks.collective", collective.rank, (), collective.WAIT_S + 120)
@@ -249,5 +249,5 @@ class PayloadSession:
 
 
 def tasks_of(parts: Iterable[tuple[str, Callable[..., dict[str, Any]], float]], where: str | None) -> tuple[Task, ...]:
-    """The parts for one device, None for the processor."""
+    """Return the parts for one device, None for the processor."""
     return tuple(Task(name, run, (where,), limit_s) for name, run, limit_s in parts)

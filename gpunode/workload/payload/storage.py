@@ -1,4 +1,4 @@
-"""A directory's storage by fio past the page cache, and how many workers a DataLoader needs to read from it."""
+"""A directory's storage by fio without the page cache, and the number of workers that a DataLoader needs for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 2**20
 FILE_BYTES = 1024 * MIB
 LEAST_FILE_BYTES = 16 * MIB
 SHARE_OF_FREE = 8
-"""A part of the free space is all that is written."""
+"""At most this fraction (1/8) of the free space is written."""
 FIO_OPTIONS = ("--ioengine=libaio", "--direct=1", "--time_based", "--group_reporting", "--randrepeat=0", "--thread")
 """Its jobs are threads: as processes they would leave the group that is ended with this one."""
 REFUSED = ("Invalid argument", "Operation not supported")
@@ -35,12 +35,12 @@ SAMPLE_BYTES = 3 * 448 * 448
 SAMPLES, BATCH, ROUNDS = 128, 16, 3
 MAX_WORKERS = 32
 ENOUGH = 0.95
-"""Of the best throughput: more workers than this needs bring nothing."""
+"""Share of the best throughput that is sufficient: more workers than this needs have no effect."""
 
 
 @contextlib.contextmanager
 def folder_in(directory: str | None) -> Iterator[tuple[Path, os.statvfs_result]]:
-    """A folder of our own in the directory, and its file system; gone afterwards. Trouble names what is wrong."""
+    """Yield a folder of our own in the directory, and its file system; removed afterwards. Trouble names the fault."""
     where = directory or tempfile.gettempdir()
     try:
         if not Path(where).is_dir():
@@ -61,7 +61,7 @@ def folder_in(directory: str | None) -> Iterator[tuple[Path, os.statvfs_result]]
 
 
 def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
-    """The kind of file system that a path lies on; None where the kernel lists none."""
+    """Return the type of the file system of a path; None if the kernel lists none."""
     try:
         rows = [line.split(" ") for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:
@@ -72,7 +72,7 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str 
 
 
 def fio(directory: str | None, seconds: float) -> dict[str, Any]:
-    """Values of ``storage.fio``. Raises SkipPart where no directory was named, or there is no fio."""
+    """Return the values of ``storage.fio``. Raises SkipPart without a directory, or without fio."""
     if directory is None:
         raise SkipPart("no directory was set (--storage DIR)")
     program = shutil.which("fio")
@@ -111,7 +111,7 @@ def fio(directory: str | None, seconds: float) -> dict[str, Any]:
 
 
 def _run_fio(program: str, folder: Path, *words: str) -> dict[str, Any]:
-    """Run fio in the folder, and return its JSON: as an option it would take a colon in the path for two folders."""
+    """Run fio in the folder; return its JSON: as an option, a path with a colon would be two folders."""
     try:
         done = subprocess.run(
             [program, "--output-format=json", *FIO_OPTIONS, *words],
@@ -130,7 +130,7 @@ def _run_fio(program: str, folder: Path, *words: str) -> dict[str, Any]:
         raise Trouble(f"fio ended with exit code {done.returncode}: {complaint}")
     text = done.stdout.decode(errors="replace")
     try:
-        # Notes may stand before the document.
+        # Notes may precede the document.
         found = json.loads(text[text.index("{") :])
         return dict(found)
     except (ValueError, TypeError):
@@ -138,7 +138,7 @@ def _run_fio(program: str, folder: Path, *words: str) -> dict[str, Any]:
 
 
 def fio_row(answer: dict[str, Any], pattern: str, block: int, jobs: int, depth: int) -> dict[str, Any]:
-    """One pattern as ``FioJob`` has it, from fio's JSON (times in ns, ``bw_bytes`` per second)."""
+    """Return one pattern in the form of ``FioJob``, from fio's JSON (times in ns, ``bw_bytes`` per second)."""
     try:
         (job,) = answer["jobs"]
         if job.get("error"):
@@ -165,7 +165,7 @@ def _microseconds(nanoseconds: Any) -> float | None:
 
 
 class Files:
-    """Samples that are read from files past nothing: what the page cache holds, it gives."""
+    """Samples read from files through the page cache, if it holds them."""
 
     def __init__(self, torch: Any, paths: list[str]) -> None:
         self._torch, self._paths = torch, paths
@@ -176,12 +176,12 @@ class Files:
     def __getitem__(self, number: int) -> Any:
         data = bytearray(Path(self._paths[number]).read_bytes())
         sample = self._torch.frombuffer(data, dtype=self._torch.uint8).float()
-        # What a training does with a sample: convert, normalize.
+        # As a training does with a sample: convert, normalize.
         return (sample - sample.mean()) / (sample.std() + 1e-6)
 
 
 def dataloader(directory: str | None) -> dict[str, Any]:
-    """Values of ``storage.dataloader``: throughput by workers, and the fewest that are enough."""
+    """Return the values of ``storage.dataloader``: throughput by workers, and the smallest sufficient number."""
     torch = torch_module()
     torch.set_num_threads(1)
     data = importlib.import_module("torch.utils.data")
@@ -230,7 +230,7 @@ def dataloader(directory: str | None) -> dict[str, Any]:
 
 
 def worker_counts(cpus: int) -> list[int]:
-    """0, 1, 2, 4 … up to the processors."""
+    """Return 0, 1, 2, 4 … up to the number of processors."""
     counts = [0, 1]
     while counts[-1] * 2 <= min(cpus, MAX_WORKERS):
         counts.append(counts[-1] * 2)
@@ -238,6 +238,6 @@ def worker_counts(cpus: int) -> list[int]:
 
 
 def advised(rows: list[dict[str, Any]]) -> int:
-    """The fewest workers that reach nearly the best throughput."""
+    """Return the smallest number of workers that nearly reaches the best throughput."""
     best = max(row["samples_per_second"] for row in rows)
     return int(min(row["workers"] for row in rows if row["samples_per_second"] >= ENOUGH * best))

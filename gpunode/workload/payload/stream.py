@@ -14,9 +14,9 @@ SETTLE_S = 20.0
 
 
 def run(where: str | None, gpu_uuid: str | None, repetitions: int) -> dict[str, Any]:
-    """Values of ``memory.stream``.
+    """Return the values of ``memory.stream``.
 
-    Small whole numbers: every sum is exact in float32, in whatever order it is added, and each result is compared.
+    Small whole numbers: every sum is exact in float32, in any order of addition, and each result is compared.
     """
     torch, device = opened(where)
     size = size_for(torch, device, BYTES, BYTES_ON_PROCESSOR)
@@ -25,7 +25,7 @@ def run(where: str | None, gpu_uuid: str | None, repetitions: int) -> dict[str, 
         one, other = (torch.randint(-8, 9, (size // 4,), generator=generator, device=device).float() for _ in range(2))
         result = torch.zeros_like(one)
     total = torch.zeros((), dtype=torch.float32, device=device)
-    # One row a sum: no partial sum leaves the whole numbers that float32 holds.
+    # One sum per row: no partial sum exceeds the whole numbers that float32 represents.
     rows = one[: size // 4 // 1024 * 1024].view(-1, 1024)
     sums = torch.zeros(rows.shape[0], dtype=torch.float32, device=device)
 

@@ -1,4 +1,4 @@
-"""A product of small whole numbers: the first thing that a GPU has to get right."""
+"""A product of small whole numbers: the simplest computation of a GPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SIZE = 256
 
 
 def run(where: str | None) -> dict[str, Any]:
-    """Values of ``frameworks.tensor``: a product on the device, beside the processor's.
+    """Return the values of ``frameworks.tensor``: a product on the device, compared with the CPU's.
 
-    Small whole numbers, so that every rounding on the way gives the same and any difference is a fault.
+    Small whole numbers, so that every rounding gives the same result and any difference is a fault.
     """
     torch = torch_module()
     device = device_for(torch, where)

@@ -1,4 +1,4 @@
-"""TensorFlow: which build it is, and whether it computes on every GPU as training wants it."""
+"""TensorFlow: its build, and whether it computes on every GPU as training requires."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ SIZE = 256
 
 
 def tensorflow_module() -> Any:
-    """TensorFlow. Raises SkipPart where the image has none, UndeterminedPart where it cannot be imported."""
+    """Return TensorFlow. Raises SkipPart if the image has none, UndeterminedPart if it cannot be imported."""
     if importlib.util.find_spec("tensorflow") is None:
         raise SkipPart("TensorFlow is not in the image")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         return importlib.import_module("tensorflow")
     except Exception as err:
-        # A library of the image that is missing or does not fit: that says nothing about the node.
+        # A library of the image is missing or does not match: that is not a fault of the node.
         raise UndeterminedPart(f"TensorFlow cannot be imported: {type(err).__name__}: {err}") from None
 
 
 def versions() -> dict[str, Any]:
-    """Values of ``versions.tensorflow``."""
+    """Return the values of ``versions.tensorflow``."""
     tensorflow = tensorflow_module()
     build = dict(tensorflow.sysconfig.get_build_info())
     number = len(tensorflow.config.list_physical_devices("GPU"))
@@ -42,7 +42,7 @@ def versions() -> dict[str, Any]:
 
 
 def without_code(architectures: list[str], capabilities: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Capabilities that a build holds no finished code for; none where the build does not say what it holds.
+    """Return the capabilities for which a build has no compiled code; none if the build does not report its code.
 
     ``sm_80`` is code for 8.0 and later of the same major; ``compute_90`` is PTX, which the driver has to compile.
     """
@@ -54,15 +54,17 @@ def without_code(architectures: list[str], capabilities: list[tuple[int, int]]) 
 
 
 def capabilities_of(tensorflow: Any, gpus: list[Any]) -> list[tuple[int, int]]:
-    """Compute capabilities of the GPUs, each once, as far as TensorFlow tells without starting on them."""
+    """Return the compute capabilities of the GPUs, each once, as far as TensorFlow reports them before it starts on
+    them.
+    """
     details = [tensorflow.config.experimental.get_device_details(gpu) for gpu in gpus]
     return sorted({tuple(one["compute_capability"]) for one in details if one.get("compute_capability")})
 
 
 def run() -> dict[str, Any]:
-    """Values of ``frameworks.tensorflow``: memory growth, mixed_float16, a product on every GPU.
+    """Return the values of ``frameworks.tensorflow``: memory growth, mixed_float16, a product on every GPU.
 
-    Raises SkipPart where the GPUs would first be compiled for, which takes TensorFlow many minutes.
+    Raises SkipPart if TensorFlow would first compile for the GPUs, which takes many minutes.
     """
     tensorflow = tensorflow_module()
     gpus = tensorflow.config.list_physical_devices("GPU")
@@ -84,14 +86,14 @@ def run() -> dict[str, Any]:
         for _ in range(2)
     )
     with tensorflow.device("/CPU:0"):
-        wanted = tensorflow.cast(one, tensorflow.float64) @ tensorflow.cast(other, tensorflow.float64)
+        expected = tensorflow.cast(one, tensorflow.float64) @ tensorflow.cast(other, tensorflow.float64)
     largest = 0.0
     for place in [f"/GPU:{index}" for index in range(len(gpus))] or ["/CPU:0"]:
         with tensorflow.device(place):
             found = tensorflow.identity(one) @ tensorflow.identity(other)
         if place not in found.device.replace("device:", ""):
             raise Trouble(f"the product was computed on {found.device}, not on {place}")
-        off = tensorflow.cast(found, tensorflow.float64) - wanted
+        off = tensorflow.cast(found, tensorflow.float64) - expected
         largest = max(largest, float(tensorflow.reduce_max(tensorflow.abs(off))))
     layer = tensorflow.keras.layers.Dense(4, dtype=policy)
     layer(one)

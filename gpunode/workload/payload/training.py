@@ -18,12 +18,12 @@ WIDTH, DEPTH, BATCH = 4096, 6, 256
 ON_PROCESSOR = (128, 3, 16)
 STEPS, WARMUPS = 10, 2
 TOLERANCE = 1e-4
-"""Of the largest gradient: ranks add the same numbers in another order, in float32."""
+"""Relative to the largest gradient: ranks add the same numbers in another order, in float32."""
 CLASSES = 10
 
 
 class Model:
-    """The network, its data and what its gradients must be, the same numbers on all ranks."""
+    """The network, its data and its expected gradients, the same numbers on all ranks."""
 
     def __init__(self, group: Group) -> None:
         torch = group.torch
@@ -39,33 +39,33 @@ class Model:
         generator = torch.Generator().manual_seed(17)
         ranks = group.seat.size
         inputs = torch.randn(ranks * self.batch, width, generator=generator)
-        wanted = torch.randint(0, CLASSES, (ranks * self.batch,), generator=generator)
-        self.inputs, self.wanted = inputs.to(self.device), wanted.to(self.device)
+        labels = torch.randint(0, CLASSES, (ranks * self.batch,), generator=generator)
+        self.inputs, self.labels = inputs.to(self.device), labels.to(self.device)
         own = slice(group.seat.rank * self.batch, (group.seat.rank + 1) * self.batch)
-        self.own = (self.inputs[own], self.wanted[own])
+        self.own = (self.inputs[own], self.labels[own])
 
-    def loss(self, network: Any, inputs: Any, wanted: Any) -> Any:
-        """Mean over the samples."""
-        return self.torch.nn.functional.cross_entropy(network(inputs), wanted)
+    def loss(self, network: Any, inputs: Any, labels: Any) -> Any:
+        """Return the mean over the samples."""
+        return self.torch.nn.functional.cross_entropy(network(inputs), labels)
 
     def reference(self) -> list[Any]:
-        """The gradients of one process with the data of all ranks: the mean over equal parts is the mean of all."""
+        """Return the gradients of one process with the data of all ranks: the mean of equal parts' means."""
         self.plain.zero_grad()
-        parts = zip(self.inputs.split(self.batch), self.wanted.split(self.batch))  # noqa: B905 (Python 3.8)
-        for inputs, wanted in parts:
-            (self.loss(self.plain, inputs, wanted) / self.group.seat.size).backward()
+        parts = zip(self.inputs.split(self.batch), self.labels.split(self.batch))  # noqa: B905 (Python 3.8)
+        for inputs, labels in parts:
+            (self.loss(self.plain, inputs, labels) / self.group.seat.size).backward()
         found = [parameter.grad.clone() for parameter in self.plain.parameters()]
         self.plain.zero_grad(set_to_none=True)
         return found
 
     @property
     def parameters(self) -> int:
-        """Of the whole network."""
+        """Return the parameters of the whole network."""
         return sum(parameter.numel() for parameter in self.plain.parameters())
 
 
 def run(seat: Seat, part: int, kind: str, busbw: dict[str, float] | None) -> dict[str, Any]:
-    """Values of ``ddp.KIND``. ``busbw``: what the all-reduce of this run reached in GB/s, by bytes."""
+    """Return the values of ``ddp.KIND``. ``busbw``: bus bandwidth of this run's all-reduce in GB/s, by bytes."""
     with Group(seat, part) as group:
         model = Model(group)
         parameters, expected = model.parameters, model.reference()
@@ -101,14 +101,14 @@ def run(seat: Seat, part: int, kind: str, busbw: dict[str, float] | None) -> dic
 
 
 def replicated(model: Model) -> Any:
-    """The network on all ranks, gradients by all-reduce."""
+    """Return the network replicated on all ranks, gradients by all-reduce."""
     parallel = importlib.import_module("torch.nn.parallel")
     ids = None if model.device.type == "cpu" else [model.device.index]
     return parallel.DistributedDataParallel(model.plain, device_ids=ids)
 
 
 def sharded(model: Model) -> Any:
-    """Each layer in parts over the ranks. Raises SkipPart in a PyTorch before 2.6."""
+    """Return each layer in parts over the ranks. Raises SkipPart in a PyTorch before 2.6."""
     try:
         fully_shard = importlib.import_module("torch.distributed.fsdp").fully_shard
         device_mesh = importlib.import_module("torch.distributed.device_mesh")
@@ -122,7 +122,7 @@ def sharded(model: Model) -> Any:
 
 
 def step(model: Model, network: Any, optimizer: Any) -> Any:
-    """One step with this rank's data; the loss, still on the device."""
+    """Run one step with this rank's data; return the loss, still on the device."""
     if optimizer is not None:
         optimizer.zero_grad(set_to_none=True)
     loss = model.loss(network, *model.own)
@@ -133,13 +133,15 @@ def step(model: Model, network: Any, optimizer: Any) -> Any:
 
 
 def compared(model: Model, network: Any, expected: list[Any]) -> tuple[float, int]:
-    """The largest error of a gradient, relative to the largest gradient, and how many parameters' are wrong."""
+    """Return the largest error of a gradient, relative to the largest gradient, and how many parameters have wrong
+    ones.
+    """
     step(model, network, None)
     largest, wrong = 0.0, 0
-    for parameter, wanted in zip(network.parameters(), expected):  # noqa: B905 (Python 3.8)
+    for parameter, labels in zip(network.parameters(), expected):  # noqa: B905 (Python 3.8)
         gradient = parameter.grad
         gradient = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
-        error = float((gradient - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
+        error = float((gradient - labels).abs().max() / labels.abs().max().clamp(min=1e-30))
         error = error if math.isfinite(error) else float("1e30")
         largest, wrong = max(largest, error), wrong + (error > TOLERANCE)
     network.zero_grad(set_to_none=True)
@@ -147,7 +149,7 @@ def compared(model: Model, network: Any, expected: list[Any]) -> tuple[float, in
 
 
 def messages(model: Model, kind: str, parameters: int) -> Callable[[], None]:
-    """The messages of one step without its computation."""
+    """Return a function that sends the messages of one step without its computation."""
     torch, distributed, ranks = model.torch, model.group.distributed, model.group.seat.size
     part = -(-parameters // ranks)
     whole = torch.randn(part * ranks, device=model.device)
@@ -166,7 +168,7 @@ def messages(model: Model, kind: str, parameters: int) -> Callable[[], None]:
 
 
 def group_seconds(group: Group, work: Callable[[], Any]) -> float:
-    """The median of the slowest rank."""
+    """Return the median of the slowest rank."""
     for _ in range(WARMUPS):
         work()
     group.share("ready", None)
@@ -175,6 +177,6 @@ def group_seconds(group: Group, work: Callable[[], Any]) -> float:
 
 
 def nearest(busbw: dict[str, float] | None, size: int) -> float | None:
-    """What was measured at the size nearest to ``size``; None where nothing was."""
+    """Return the measurement at the size nearest to ``size``; None if there is none."""
     known = {int(at): rate for at, rate in (busbw or {}).items() if rate}
     return known[min(known, key=lambda at: abs(math.log(at / size)))] if known else None

@@ -129,7 +129,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [
         "architectures.hopper.first_cuda",
         "capabilities that differ",
     ),
-    ("cuda-floor", "architectures: {volta: {last_cuda: 13}}", "architectures.volta.last_cuda", "CUDA 13 knows Volta"),
+    ("cuda-floor", "architectures: {volta: {last_cuda: 13}}", "architectures.volta.last_cuda", "13 supports Volta"),
     (
         "version-branch",
         "branches: {580: {points: {590.01: null}}}",

@@ -5,12 +5,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from probe_node import collect, printing, put, tool
 
-from gpunode.facts import facts_from_bundle
+from gpunode.facts import facts_from_bundle, probed
 from gpunode.probe import Bundle, script, script_text
 
 SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin:/bin") or ""
@@ -185,6 +186,17 @@ def test_modinfo_is_asked_about_the_gpu_module_alone(tmp_path: Path) -> None:
 )
 def test_names_of_the_gpu_module(name: str) -> None:
     assert script.GPU_MODULE.search(f"/lib/modules/6.1/updates/{name}")
+
+
+@pytest.mark.parametrize("name", ["SYSCTLS", "MODPROBE_FOLDERS", "GPU_MODULE"])
+def test_facts_know_what_the_probe_reads(name: str) -> None:
+    assert getattr(probed, name) == getattr(script, name)
+
+
+def test_validate_does_not_load_the_probe() -> None:
+    code = "import sys, gpunode.cli.validate, gpunode.fleet; print('gpunode.probe.script' in sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize(

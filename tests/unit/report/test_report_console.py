@@ -116,11 +116,11 @@ def test_folding_loses_no_finding() -> None:
     ]
     folded = of_nodes(nodes, frozenset({Status.FAIL, Status.ERROR}))
     unfolded = Counter(
-        (host, check, component, one.told.status, one.told.message)
+        (host, check, component, one.group.status, one.group.message)
         for one in folded
         for host in one.hosts
-        for check in one.told.checks
-        for component in one.told.components
+        for check in one.group.checks
+        for component in one.group.components
     )
     given = Counter(
         (each.host, found.check, found.component, found.status, found.message)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gpunode.workload.way import LaunchFailure
+from gpunode.workload.transport import LaunchFailure
 
 Answer = tuple[int, Any]
 

@@ -360,7 +360,7 @@ def run(
         clock=Clock(60),
         folder=None,
         no_torch=no_torch,
-        tell=tell,
+        progress=tell,
     )
     return list(measurements.records(set(MEASUREMENTS)))
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpunode.workload import container, engine
 from gpunode.workload.output import BoundedOutput
-from gpunode.workload.way import LaunchFailure
+from gpunode.workload.transport import LaunchFailure
 
 
 class Way:

@@ -23,7 +23,7 @@ from gpunode.workload.container import (
 from gpunode.workload.devices import open_to_all
 from gpunode.workload.engine import Engine
 from gpunode.workload.image import Image
-from gpunode.workload.way import LaunchFailure
+from gpunode.workload.transport import LaunchFailure
 
 GIB = 2**30
 INFO = {"MemTotal": 64 * GIB, "MemoryLimit": True, "SwapLimit": True}

@@ -12,7 +12,7 @@ from fake_engine import FakeEngine, FakeWay
 from gpunode.workload.container import LABEL, LIMIT_LABEL, Devices, sweep
 from gpunode.workload.engine import found
 from gpunode.workload.image import ImageFile, provide
-from gpunode.workload.way import LaunchFailure
+from gpunode.workload.transport import LaunchFailure
 
 SHA = "sha256:" + "7" * 64
 

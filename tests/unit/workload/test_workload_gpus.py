@@ -9,7 +9,7 @@ from gpunode.facts.models.gpu import GpuProcess
 from gpunode.facts.models.pci import PciDevice
 from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.workload.gpus import choose
-from gpunode.workload.way import LaunchFailure
+from gpunode.workload.transport import LaunchFailure
 
 
 def device(slot: str) -> PciDevice:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gpunode.workload.output import MAX_BYTES, BoundedOutput
-from gpunode.workload.way import LaunchFailure
+from gpunode.workload.transport import LaunchFailure
 
 RECORD = {"record": "versions.torch", "values": {"version": "2.13.0"}}
 
