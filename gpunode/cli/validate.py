@@ -164,7 +164,8 @@ def command(  # noqa: PLR0913
         # Those that policies of the inventory declare were not known before.
         wanted = wanted_checks(selected, skipped)
     judging = FleetJudging(expectation, level if replay else level or "standard", wanted, policies, baselines, printed)
-    load()  # once, and not once in the process of each node
+    if len(files) + len(targets) > 1:
+        load().prepare()
     with Apart(judge=judging.work) as apart:
         if replay:
             nodes = told_apart(files, judging.files(files, apart))
