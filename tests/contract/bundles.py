@@ -36,7 +36,6 @@ from gpunode.report.model import worst
 __all__ = ["DRIVER_NODE", "Document"]
 
 KERNEL = PCIE_2.kernel
-SLOTS = PCIE_2.slots
 
 
 def driver_node() -> Document:
