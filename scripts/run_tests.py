@@ -227,12 +227,18 @@ class Tally:
 
 
 def run(argv: Sequence[str | Path], *, limit_s: float, env: dict[str, str] | None = None) -> int:
-    """Run one program with its output passed through; return 124 if it ran past its limit."""
+    """Run one program with its output passed through; return 124 if it ran past its limit.
+
+    Compiled modules are kept, in .cache, even where the environment says otherwise: without them, half of what pytest's
+    workers do at their start is to compile the tests again.
+    """
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    kept.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".cache" / "bytecode"))
     process = subprocess.Popen(
         [str(part) for part in argv],
         cwd=ROOT,
-        env={**os.environ, "PATH": path, **(env or {})},
+        env={**kept, "PATH": path, **(env or {})},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

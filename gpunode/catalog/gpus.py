@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from gpunode.catalog.hardware import Gpu
@@ -17,6 +17,7 @@ _OWN |= {"note", "source", "date", "unsure"}
 _PCI_ID = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
 
 
+@lru_cache(maxsize=8192)
 def normal(text: str) -> str:
     """Return a name for comparison: lower case, blanks for dashes, without the manufacturer."""
     words = re.sub(r"[\s_\-]+", " ", text.strip().lower())

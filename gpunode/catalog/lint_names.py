@@ -17,7 +17,7 @@ TEMPLATE_WORDS = {"branch", "version", "cuda", "cuda_major", "kernel"}
 
 
 def _missing(rows: Rows, section: str, what: str, references: Iterable[tuple[Key, Any]]) -> Found:
-    known = list(rows.ids(section))
+    known = rows.ids(section)
     for key, value in references:
         if value is not None and str(value) not in known:
             yield key, no_such(what, value, known)

@@ -1,6 +1,6 @@
 """Types of the linter's rules, and the table of all rules."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from gpunode.catalog.catalog import Catalog
@@ -31,7 +31,7 @@ class Rows:
     def __init__(self, catalog: Catalog, rows: Mapping[str, Mapping[str, Any]]) -> None:
         self._catalog = catalog
         self._rows = rows
-        self._ids: dict[str, Iterable[str]] = {}
+        self._ids: dict[str, Collection[str]] = {}
 
     def __getitem__(self, section: str) -> Mapping[str, Any]:
         return self._rows[section]
@@ -39,7 +39,7 @@ class Rows:
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
 
-    def ids(self, section: str) -> Iterable[str]:
+    def ids(self, section: str) -> Collection[str]:
         """Return every id of a section, valid or not: a reference to an invalid row is not a second problem."""
         if section not in self._ids:
             self._ids[section] = self._catalog.raw(section).keys()

@@ -8,6 +8,7 @@ beside this file contains the GPUs of one release of ``pci.ids``, one per line; 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -71,10 +72,11 @@ def tsv(gpus: Iterable[PciGpu], date: str) -> str:
     return "\n".join([*lines, *("\t".join(gpu) for gpu in sorted(gpus))]) + "\n"
 
 
-def table() -> list[PciGpu]:
+@cache
+def table() -> tuple[PciGpu, ...]:
     """Return the bundled lines."""
     text = files("gpunode.catalog").joinpath(FILE).read_text(encoding="utf-8")
-    return [PciGpu(*line.split("\t")) for line in text.splitlines() if line and not line.startswith("#")]
+    return tuple(PciGpu(*line.split("\t")) for line in text.splitlines() if line and not line.startswith("#"))
 
 
 def table_date() -> str:

@@ -69,7 +69,7 @@ def _work(work: Callable[[], Sequence[Part]], kind: type[Part], writer: int) -> 
 
 
 def _limit_memory() -> None:
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - pathlib is no lighter here
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - pathlib is not lighter here
         pages = int(file.read().split()[0])
     most = pages * resource.getpagesize() + (MEMORY_MIB << 20)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

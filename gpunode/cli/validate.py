@@ -164,7 +164,8 @@ def command(  # noqa: PLR0913
         # Checks that policies of the inventory declare were not known before.
         chosen = selected_checks(selected, skipped)
     judging = FleetJudging(expectation, level if replay else level or "standard", chosen, policies, baselines, printed)
-    load()  # once, and not in the process of each node
+    if len(files) + len(targets) > 1:
+        load().prepare()
     with Apart(judge=judging.work) as apart:
         if replay:
             nodes = distinguished(files, judging.files(files, apart))

@@ -149,6 +149,16 @@ def test_a_busy_node_gets_its_file_and_keeps_its_containers(roles: Roles, provis
     roles.done()
 
 
+def test_the_start_limit_of_systemd_does_not_stop_a_restart(roles: Roles, provisioned: Run) -> None:
+    before, reset = roles.site.snapshot(), "systemctl reset-failed docker.service"
+    # docker.service allows three starts in 60 s.
+    roles.site.sh(f"{reset}; for i in 1 2 3; do systemctl restart docker.service; done")
+    roles.done("-e", "docker_log_max_files=8")
+    assert roles.site.sh("systemctl is-active docker.service").strip() == "active"
+    roles.done()
+    assert roles.site.snapshot() == before
+
+
 def test_users_are_let_in_only_when_the_node_has_them(roles: Roles, provisioned: Run) -> None:
     refused = roles.play("-e", '{"docker_users": ["nobody-of-that-name"]}')
     assert refused.rc != 0

@@ -77,15 +77,18 @@ class Grid:
         return (*WORDS, *self.catalog.branches, *POINTS)
 
     def thinned(self, one_in: int) -> Iterator[Asked]:
-        """GPUs x platforms x systems x branches x CUDA: one question in so many, told by a hash of its number.
+        """GPUs x platforms x systems x branches x CUDA: of each run of so many questions one, chosen by a hash.
 
         The other wishes take turns by a hash of the question, so that all of them meet all.
         """
-        systems = (*self.catalog.systems, None)
-        everything = product(self.nodes(), systems, self.drivers(), CUDA)
-        for number, ((node, pairs), system, driver, cuda) in enumerate(everything):
-            if int.from_bytes(hashlib.sha256(str(number).encode()).digest()[:4], "big") % one_in == 0:
-                yield self.question(node, pairs, system, driver, cuda)
+        nodes, systems, drivers = list(self.nodes()), (*self.catalog.systems, None), self.drivers()
+        for first in range(0, len(nodes) * len(systems) * len(drivers) * len(CUDA), one_in):
+            number = first + int.from_bytes(hashlib.sha256(str(first).encode()).digest()[:4], "big") % one_in
+            number, cuda = divmod(number, len(CUDA))
+            number, driver = divmod(number, len(drivers))
+            number, system = divmod(number, len(systems))
+            if number < len(nodes):
+                yield self.question(*nodes[number], systems[system], drivers[driver], CUDA[cuda])
 
     def question(
         self,

@@ -4,6 +4,7 @@ The checker's bounds are those of recorded indexes and READMEs, the resolver's t
 """
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,17 @@ REVERTED: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
+@cache
+def judge() -> tuple[Facts, Grid]:
+    """The checker's facts, and the questions over them."""
+    facts = Facts()
+    return facts, Grid(load(), facts)
+
+
 @pytest.mark.parametrize(("rule", "overlay", "question"), REVERTED, ids=[f"{row[0]} {row[1]}" for row in REVERTED])
 def test_the_checker_finds_a_reverted_fix(rule: str, overlay: str, question: dict[str, Any], tmp_path: Path) -> None:
-    facts = Facts()
-    what = asked(Grid(load(), facts), {"today": TODAY, **question})
+    facts, grid = judge()
+    what = asked(grid, {"today": TODAY, **question})
     fixed = resolve(what.request, what.node, load(), TODAY)
     if isinstance(fixed, Stack):
         assert violations(json.loads(fixed.to_json()), what.case, facts) == []

@@ -13,6 +13,7 @@ from pathlib import Path
 from . import state
 
 _DONE = b"1"
+_ENDING = {signal.SIGTERM, signal.SIGINT}
 
 
 def fork(pid_file: Path | None, start: Callable[[], None], stop: Callable[[], None]) -> int:
@@ -44,6 +45,7 @@ def _background(pid_file: Path | None, start: Callable[[], None], stop: Callable
         os.dup2(null, stream)
     os.chdir("/")
     start()
+    _hold_signals()
     write_pid(pid_file)
     os.write(writer, _DONE)
     os.close(writer)
@@ -57,6 +59,7 @@ def _background(pid_file: Path | None, start: Callable[[], None], stop: Callable
 def foreground(pid_file: Path | None, start: Callable[[], None], stop: Callable[[], None]) -> int:
     """Do the same in the foreground."""
     start()
+    _hold_signals()
     write_pid(pid_file)
     wait()
     stop()
@@ -73,8 +76,13 @@ def write_pid(pid_file: Path | None) -> None:
 
 def wait() -> None:
     """Wait for SIGTERM or SIGINT."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    _hold_signals()
+    signal.sigwait(_ENDING)
+
+
+def _hold_signals() -> None:
+    """Block them until ``wait``: one that comes as soon as the pid is known must not skip ``stop``."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
 
 
 def is_running(pid: object) -> bool:

@@ -125,11 +125,11 @@ def test_where_nothing_is_near_it_is_said_how_to_list(name: str, listed: str) ->
 
 
 def test_verbose_may_stand_before_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("-v", "list", "gpus") == Exit.GOOD
+    assert run("-v", "list", "branches") == Exit.GOOD
     before = capsys.readouterr().out
-    assert run("list", "gpus", "-v") == Exit.GOOD
+    assert run("list", "branches", "-v") == Exit.GOOD
     assert capsys.readouterr().out == before
-    assert run("list", "gpus") == Exit.GOOD
+    assert run("list", "branches") == Exit.GOOD
     assert capsys.readouterr().out != before
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import select
 import shlex
@@ -13,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 from gpunode.cli import run
@@ -147,18 +147,22 @@ STEERING = "\x1b]0;owned\x07\x1b[2J\x1b[38;5;77m\x1b[9;9H\x9b2J\x1bc"
 
 def on_a_terminal(words: list[str], folder: Path) -> str:
     """What gpunode writes on a terminal."""
-    pid, terminal = pty.fork()
-    if pid == 0:
+    terminal, theirs = os.openpty()
+
+    def connect() -> None:
+        os.login_tty(theirs)
         os.chdir(folder)
         os.environ.update({"TERM": "xterm-256color", "COLUMNS": "200"})
         os.environ.pop("NO_COLOR", None)
-        os.execv(sys.executable, [sys.executable, "-m", "gpunode", *words])  # noqa: S606 - no shell is wanted
+
+    pid = forked.fork(words, connect)
+    os.close(theirs)
     parts, end = [], time.monotonic() + 90
     with suppress(OSError):  # EIO: the other side has ended
         while time.monotonic() < end and (part := _read(terminal)) != b"":
             parts.append(part or b"")
     os.close(terminal)
-    os.waitpid(pid, 0)
+    forked.ended(pid)
     return b"".join(parts).decode(errors="replace")
 
 

@@ -27,7 +27,8 @@ OTHERS = (
     "contrib/**/*",
     "gpunode/**/*.yml",
 )
-NAME = rf"gpunode (?:{'|'.join(VERBS)})"
+PROGRAM = "gpunode "
+NAME = rf"{PROGRAM}(?:{'|'.join(VERBS)})"
 INDENTED = re.compile(rf"(?m)^[ \t]+(?:\$ )?({NAME}(?= |$).*)")
 FENCED = re.compile(r"(?ms)^[ \t]*```.*?^[ \t]*```")
 IN_FENCE = re.compile(rf"(?m)^[ \t]*(?:\$ )?({NAME}(?= |$).*)")
@@ -97,8 +98,10 @@ def named() -> dict[tuple[str, bool], str]:
     """Each command with one file that names it."""
     found: dict[tuple[str, bool], str] = {}
     for path in files(*CODE):
-        for text in strings(ast.parse(path.read_text(encoding="utf-8"))):
-            found |= dict.fromkeys(written(text, INDENTED), str(path.relative_to(REPOSITORY)))
+        code = path.read_text(encoding="utf-8")
+        for text in strings(ast.parse(code)) if PROGRAM in code else ():
+            if PROGRAM in text:
+                found |= dict.fromkeys(written(text, INDENTED), str(path.relative_to(REPOSITORY)))
     for path in files(*PAGES):
         found |= dict.fromkeys(of_page(path.read_text(encoding="utf-8")), str(path.relative_to(REPOSITORY)))
     for path in files(*OTHERS):

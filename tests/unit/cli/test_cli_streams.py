@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
@@ -30,32 +31,42 @@ def shell(redirections: str, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
-def test_a_full_disk_is_one_line_and_3(arguments: list[str]) -> None:
-    ended = shell("> /dev/full", *arguments)
-    assert ended.stderr == "gpunode: standard output cannot be written: No space left on device\n"
-    assert ended.returncode == 3
+FULL = "gpunode: standard output cannot be written: No space left on device\n"
+CLOSED = "gpunode: standard output cannot be written: it is closed\n"
 
 
 @pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
-def test_a_closed_stdout_is_one_line_and_3(arguments: list[str]) -> None:
-    ended = shell(">&-", *arguments)
-    assert ended.stderr == "gpunode: standard output cannot be written: it is closed\n"
-    assert ended.returncode == 3
+@pytest.mark.parametrize(("stdout", "said"), [("/dev/full", FULL), (None, CLOSED)], ids=["full", "closed"])
+def test_a_stdout_that_cannot_be_written_is_one_line_and_3(
+    tmp_path: Path, arguments: list[str], stdout: str | None, said: str
+) -> None:
+    code = forked.run(arguments, stdout=stdout, stderr=tmp_path / "err")
+    assert (code, (tmp_path / "err").read_text(encoding="utf-8")) == (3, said)
+
+
+@pytest.mark.parametrize(("redirection", "said"), [("> /dev/full", FULL), (">&-", CLOSED)])
+def test_it_is_so_where_the_program_itself_starts(redirection: str, said: str) -> None:
+    ended = shell(redirection, "checks")
+    assert (ended.returncode, ended.stderr) == (3, said)
 
 
 def test_who_writes_nothing_to_stdout_does_not_need_it(tmp_path: Path) -> None:
     target = tmp_path / "report.json"
-    before = shell("", *REPLAY, "--format", "json").returncode
-    ended = shell(">&-", *REPLAY, "--format", "json", "--output", str(target))
-    assert (ended.returncode, ended.stderr) == (before, "")
+    errors = tmp_path / "err"
+    before = forked.run([*REPLAY, "--format", "json"], stdout=tmp_path / "out", stderr=errors)
+    code = forked.run([*REPLAY, "--format", "json", "--output", str(target)], stdout=None, stderr=errors)
+    assert (code, errors.read_text(encoding="utf-8")) == (before, "")
     assert target.stat().st_size
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2> /dev/full"])
 def test_messages_that_cannot_be_written_change_no_exit_code(redirection: str) -> None:
     assert shell(redirection, "chekcs").returncode == 2
-    assert shell(redirection, "checks").returncode == 0
+
+
+@pytest.mark.parametrize("stderr", [None, "/dev/full"])
+def test_messages_that_cannot_be_written_change_no_exit_code_of_a_verb(tmp_path: Path, stderr: str | None) -> None:
+    assert forked.run(["checks"], stdout=tmp_path / "out", stderr=stderr) == 0
 
 
 @pytest.mark.parametrize("module", ["click", "gpunode.cli.root", "gpunode.cli.checks", "pydantic"])

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 from gpunode import fleet
@@ -476,21 +477,14 @@ def test_a_password_is_asked_for_on_a_terminal_alone() -> None:
 @pytest.mark.parametrize(
     "arguments", [REPLAY, ["checks"], ["schema", "report"], [*REPLAY, "--format", "json"], ["--help"], ["--version"]]
 )
-def test_a_reader_that_leaves_is_no_traceback_and_no_verdict(arguments: list[str]) -> None:
+def test_a_reader_that_leaves_is_no_traceback_and_no_verdict(tmp_path: Path, arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        ended = subprocess.run(
-            [sys.executable, "-m", "gpunode", *arguments],
-            check=False,
-            stdout=write,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-        )
+        code = forked.run(arguments, stdout=write, stderr=tmp_path / "err")
     finally:
         os.close(write)
-    assert (ended.returncode, ended.stderr) == (141, "")
+    assert (code, (tmp_path / "err").read_text(encoding="utf-8")) == (141, "")
 
 
 @pytest.mark.parametrize("verb", ["validate", "collect", "checks", "schema"])

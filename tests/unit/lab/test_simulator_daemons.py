@@ -4,12 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from simulated import write
 from simulated_node import DRIVER, SimulatedNode, node  # noqa: F401
@@ -25,21 +26,19 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(name="run")
-def start(tmp_path: Path) -> Iterator[Run]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run a tool of the simulator on the node below the folder; daemons that it leaves are ended."""
+    monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", DRIVER)
+    monkeypatch.setenv("GPUNODE_LAB_ROOT", str(tmp_path))
 
     def run(module: str, *words: str, version: str = DRIVER) -> "subprocess.CompletedProcess[str]":
-        code = f"import sys; from gpunode.lab.simulator.{module} import main; sys.exit(main(sys.argv[1:]))"
-        return subprocess.run(
-            [sys.executable, "-c", code, *words],
-            env={**os.environ, "GPUNODE_LAB_ROOT": str(tmp_path), "GPUNODE_LAB_PACKAGE_VERSION": version},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-            start_new_session=True,
-        )
+        monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", version)
+        program = import_module(f"gpunode.lab.simulator.{module}").main
+        out, err = tmp_path / "out", tmp_path / "err"
+        for stream in (out, err):
+            stream.write_text("", encoding="utf-8")
+        code = forked.run(list(words), stdout=out, stderr=err, limit_s=LIMIT_S, program=program)
+        return subprocess.CompletedProcess(words, code, *(one.read_text(encoding="utf-8") for one in (out, err)))
 
     yield run
     found: dict[str, Any] = json.loads((tmp_path / "run/gpunode-lab/state.json").read_text(encoding="utf-8"))

@@ -1,0 +1,184 @@
+"""Plain technical English in docstrings, comments, messages, task names and pages, without the words listed here.
+
+Code in backticks and fenced blocks of pages are not read: names, options and JSON values stay what they are.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+ROOMS = (*(f"gpunode/{room}" for room in ("facts", "catalog", "checks", "stack", "expectations", "report", "tuning")),)
+PAGES = ("README.md", "CONTRIBUTING.md")
+TASKS = ("roles/*/tasks/*.yml",)
+RULED_OUT = re.compile(
+    r"(?i:\b(?:told|tells?|said|says?|wish(?:e[sd])?|want(?:s|ed)?|thought (?:node|experiment)|strangers?|crooked|whose"
+    r"|let (?:us|it) in|(?:take|took|taken|put)s? away|lets? go of|giv(?:e|es|en) (?:\S+ ){0,3}back|has taken"
+    r"|could not be seen|unseen|can x\d+|anew|that which)\b)"
+    r"|(?<!there )(?<!There )\bis (?:none\b|no (?!longer|more|less|earlier|later|such))"
+)
+CODE = re.compile(r"``[^`]*``|`[^`]*`")
+DATA = frozenset({"wish", "says", "wished"})
+"""Strings that are keys or values of published documents."""
+QUOTED: tuple[str, ...] = ("WantedBy=",)
+"""Text of other programs, and terms that contain a word of the list."""
+VERBS = frozenset(
+    {
+        *(
+            "Add",
+            "Apply",
+            "Assign",
+            "Attribute",
+            "Begin",
+            "Check",
+            "Close",
+            "Create",
+            "Decide",
+            "Discard",
+            "Fill",
+            "Give",
+        ),
+        *(
+            "Join",
+            "Leave",
+            "Load",
+            "Look",
+            "Parse",
+            "Print",
+            "Raise",
+            "Read",
+            "Refuse",
+            "Register",
+            "Remove",
+            "Replace",
+        ),
+        *("Restore", "Return", "Run", "Set", "Split", "Start", "Warn", "Write", "Yield"),
+    }
+)
+"""First words of docstrings. A new verb is added here in its imperative form."""
+
+
+def ruled_out(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line within a text, and the words that the text must not contain."""
+    text = CODE.sub(lambda code: re.sub(r"[^\n]", "x", code[0]), text)
+    for quoted in QUOTED:
+        text = text.replace(quoted, "x" * len(quoted))
+    for found in RULED_OUT.finditer(text):
+        yield text.count("\n", 0, found.start()), found[0].strip()
+
+
+def strings_and_comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield strings, docstrings and comments of Python code with their lines."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in DATA:
+            yield node.lineno, node.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def without_verb(source: str) -> Iterator[tuple[int, str]]:
+    """Yield public functions with docstrings that do not begin with a verb."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            first = (ast.get_docstring(node) or "").partition("\n")[0]
+            if first and first.split()[0].rstrip(",:") not in VERBS:
+                yield node.lineno, f"{node.name}: {first}"
+
+
+def task_names(document: object) -> Iterator[str]:
+    if isinstance(document, list):
+        for item in document:
+            yield from task_names(item)
+    elif isinstance(document, dict):
+        name = document.get("name")
+        if isinstance(name, str):
+            yield name
+        for block in ("block", "rescue", "always"):
+            yield from task_names(document.get(block))
+
+
+def prose(page: str) -> str:
+    """Return a page with empty lines in place of its fenced blocks."""
+    return re.sub(r"(?ms)^( *)(```|~~~).*?^\1\2", lambda block: "\n" * block[0].count("\n"), page)
+
+
+def files(pattern: str) -> list[Path]:
+    found = sorted(ROOT.glob(pattern))
+    assert found, f"{pattern} matches no file"
+    return found
+
+
+def shown(found: Iterator[str]) -> str:
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_code_is_in_plain_english(room: str) -> None:
+    wrong = shown(
+        f"{path.relative_to(ROOT)}:{line + offset}: {words!r}"
+        for path in files(f"{room}/**/*.py" if (ROOT / room).is_dir() else room)
+        for line, text in strings_and_comments(path.read_text())
+        for offset, words in ruled_out(text)
+    )
+    assert not wrong, f"reword in plain technical English:\n{wrong}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_docstrings_of_functions_begin_with_a_verb(room: str) -> None:
+    wrong = shown(
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in files(f"{room}/**/*.py" if (ROOT / room).is_dir() else room)
+        for line, text in without_verb(path.read_text())
+    )
+    assert not wrong, f"begin with a verb (Return, Parse, Yield …):\n{wrong}"
+
+
+@pytest.mark.parametrize("pattern", PAGES)
+def test_pages_are_in_plain_english(pattern: str) -> None:
+    wrong = shown(
+        f"{path.relative_to(ROOT)}:{line + 1}: {words!r}"
+        for path in files(pattern)
+        for line, words in ruled_out(prose(path.read_text()))
+    )
+    assert not wrong, f"reword in plain technical English:\n{wrong}"
+
+
+@pytest.mark.parametrize("pattern", TASKS)
+def test_task_names_are_in_plain_english(pattern: str) -> None:
+    wrong = shown(
+        f"{path.relative_to(ROOT)}: {name}: {words!r}"
+        for path in files(pattern)
+        for name in task_names(yaml.safe_load(path.read_text()))
+        for _, words in ruled_out(name)
+    )
+    assert not wrong, f"reword in plain technical English:\n{wrong}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The node told us.", ["told"]),
+        ("a path that is no folder", ["is no"]),
+        ("None where there is none", []),
+        ("there is no file, and it is no longer read", []),
+        ("``wish`` of `said`", []),
+        ("a row that is None", []),
+        ("gives the file back, whose\nname is none", ["gives the file back", "whose", "is none"]),
+    ],
+)
+def test_words_are_found(text: str, words: list[str]) -> None:
+    assert [found for _, found in ruled_out(text)] == words
+
+
+def test_a_docstring_without_a_verb_is_found() -> None:
+    source = (
+        'def a():\n    """The value."""\n\n\ndef b():\n    """Return the value."""\n\n\ndef _c():\n    """None."""\n'
+    )
+    assert [line for line, _ in without_verb(source)] == [1]
