@@ -15,9 +15,7 @@ _FILE = re.compile(r"inventory (?P<path>.+?): ")
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """In the context of reading an inventory: if a file is the cause, raise an error that names it, in place of
-    Ansible's.
-    """
+    """Replace Ansible's error on reading an inventory by one that names the file, if a file is the cause."""
     try:
         yield
     except UsageError as err:

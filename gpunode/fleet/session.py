@@ -24,7 +24,7 @@ PYTHONS = ("/usr/bin/python3", "python3", "/usr/libexec/platform-python")
 """Default locations of Python; the system's own takes precedence over a shim in the user's PATH."""
 
 
-class NodeFailure(Exception):  # noqa: N818 - it is what the report says, not a programming error
+class NodeFailure(Exception):  # noqa: N818 - it is the content of a report, not a programming error
     """Why a node has no result: one line, what is wrong and what to do."""
 
 

@@ -67,7 +67,7 @@ class Bundle(BaseModel):
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> Self:
-        """Read a bundle; raise UsageError with one line that names ``where`` if it is none."""
+        """Read a bundle; raise UsageError with one line that names ``where`` if it is invalid."""
         try:
             _refuse_longer(text, "the document", MAX_BYTES)
             document = from_json(text)

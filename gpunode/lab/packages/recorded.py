@@ -290,7 +290,7 @@ def _versions(row: Mapping[str, Any]) -> list[str]:
 
 
 def _applies(limits: Sequence[str], branch: int) -> bool:
-    """Return whether the branch is within limits: ``580``, ``from 580``, ``up to 595 seen``; other text is no limit."""
+    """Return whether the branch is within limits: ``580``, ``from 580``, ``up to 595 seen``, other text: all."""
     numbers = [int(limit) for limit in limits if limit.isdigit()]
     found = [match for limit in limits if (match := _LIMIT.search(limit))]
     within = all(_LIMITS[match[1]](branch, int(match[2])) for match in found)
