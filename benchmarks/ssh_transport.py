@@ -103,7 +103,7 @@ def password_node(folder: Path, answer: bytes) -> Iterator[str]:
 
 
 def run(transport: str, words: Sequence[str], nodes: int, env: dict[str, str]) -> Cost:
-    """One run; SystemExit with what it printed where not every node answered."""
+    """Run once; raise SystemExit with the output if not every node answered."""
     argv = [sys.executable, "-I", "-X", f"pycache_prefix={env['PYTHONPYCACHEPREFIX']}"]
     argv += [str(ROOT / "benchmarks" / "transports.py"), transport, "--limit", str(LIMIT_S), *words]
     cost = measured(argv, timeout_s=LIMIT_S + 30, env=env)

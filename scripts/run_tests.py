@@ -229,8 +229,8 @@ class Tally:
 def run(argv: Sequence[str | Path], *, limit_s: float, env: dict[str, str] | None = None) -> int:
     """Run one program with its output passed through; return 124 if it ran past its limit.
 
-    Compiled modules are kept, in .cache, also if the environment disables them: without them, pytest's workers compile
-    the tests again, which is half of their work at the start.
+    Compiled modules are kept, in .cache, even if the environment disables them: without them, half of what pytest's
+    workers do at their start is to compile the tests again.
     """
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

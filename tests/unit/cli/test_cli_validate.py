@@ -275,7 +275,7 @@ def test_an_expectation_that_is_wrong(gpunode: Any, expect: Any, text: str, word
 def test_all_that_an_expectation_may_say(gpunode: Any, expect: Any, tmp_path: Path) -> None:
     path = tmp_path / "hgx.json"
     path.write_text(json.dumps(hgx()))
-    says = "gpus: 8\nmodel: H100 SXM\ndriver: '580'\nmig: false\nnics: 4\nnic_rate_gbit_per_s: 400\n"
+    says = "gpus: 8\nmodel: H100 SXM\ndriver: '580'\nmig: false\nnics: 8\nnic_rate_gbit_per_s: 400\n"
     says += "nic_firmware: [28.39.1002, 28.41.1000]\n"
     # Figures have their tests in test_cli_measured.py.
     assert set(Expectation.model_fields) - {"figures"} == {line.partition(":")[0] for line in says.splitlines()}
@@ -285,7 +285,7 @@ def test_all_that_an_expectation_may_say(gpunode: Any, expect: Any, tmp_path: Pa
         (says.replace("H100 SXM", "H200 SXM"), "gpu.model"),
         (says.replace("'580'", "'570'"), "driver.expected"),
         (says.replace("false", "true"), "gpu.mig"),
-        (says.replace("nics: 4", "nics: 8"), "rdma.ports"),
+        (says.replace("nics: 8", "nics: 16"), "rdma.ports"),
         (says.replace("400", "800"), "rdma.ports"),
         (says.replace("28.39.1002, ", ""), "rdma.firmware"),
     ):
