@@ -11,8 +11,9 @@ from machine_shapes import SECURE_BOOT, Document, Machine, answer, recorded
 
 def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
     guest = machine.virtualization != "none"
-    # By these the probe sees whether a package manager, Docker and a BMC can be asked.
+    # By these the probe sees what to ask: a package manager, df, Docker, a BMC.
     yield "/var/lib/dpkg/status", ""
+    yield "/boot/", ""
     yield "/run/docker.pid", "800\n" if machine.docker else None
     yield "/dev/ipmi0", None if guest else ""
     yield "/run/systemd/system/", ""
