@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class ReaderLeft(Exception):  # noqa: N818 (nothing is wrong where somebody has read enough)
+class ReaderLeft(Exception):  # noqa: N818 (a reader that has read enough is not an error)
     """The reader of our output has left."""
 
 

@@ -46,7 +46,7 @@ class Abort:
         action()
 
     def __call__(self) -> None:
-        """Request the end."""
+        """Run the registered actions; those that are added later run at once."""
         with self._lock:
             self._called = True
             actions, self._actions = self._actions, []

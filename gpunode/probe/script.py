@@ -880,7 +880,7 @@ class Probe:
     def drain(process: "subprocess.Popen[bytes]", deadline: float, sinks: List["Sink"]) -> str:
         """Read both pipes to their end. Return why it ended early: "timeout", "flood" or "".
 
-        A child left in the background may hold the pipes open: once the command itself is gone they are read for a
+        A child left in the background may hold the pipes open: once the command itself has ended they are read for a
         moment longer and then closed.
         """
         pipes = [stream.fileno() for stream in (process.stdout, process.stderr) if stream]
