@@ -51,7 +51,7 @@ def _existing(file: Path, name: str) -> Path:
 @click.group()
 @_verbose
 def command() -> None:
-    """Run simulated GPU nodes in containers: systemd, sshd and apt are real, GPUs and their drivers are not.
+    """Manage simulated GPU nodes in containers: systemd, sshd and apt are real, GPUs and their drivers are not.
 
     \b
     gpunode lab up --hardware l40s-4
