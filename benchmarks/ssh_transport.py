@@ -1,5 +1,5 @@
 # ruff: noqa: T201 (its output is what it is for)
-"""What the SSH transport costs the controller: Fabric, as gpunode uses it, beside OpenSSH's own program, in one run.
+"""Measure the controller's cost of SSH: Fabric, as gpunode uses it, and OpenSSH's own program, in one run.
 
 They ask the same real sshds on this machine's loopback (tests/fleet/endpoints.py) for the same bundles;
 ``transports.py`` describes how. None reads an inventory or judges. Every child is waited for, so that its processor
@@ -39,7 +39,7 @@ ASKPASS = '#!/bin/sh\ncat "$GPUNODE_BENCHMARK_PASSWORD"\n'
 
 
 class PasswordServer(paramiko.ServerInterface):
-    """A node that accepts a password alone and answers any command with one bundle."""
+    """A node that accepts only a password and answers any command with one bundle."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -103,7 +103,7 @@ def password_node(folder: Path, answer: bytes) -> Iterator[str]:
 
 
 def run(transport: str, words: Sequence[str], nodes: int, env: dict[str, str]) -> Cost:
-    """One run; SystemExit with what it printed where not every node answered."""
+    """Run once; raise SystemExit with the output if not every node answered."""
     argv = [sys.executable, "-I", "-X", f"pycache_prefix={env['PYTHONPYCACHEPREFIX']}"]
     argv += [str(ROOT / "benchmarks" / "transports.py"), transport, "--limit", str(LIMIT_S), *words]
     cost = measured(argv, timeout_s=LIMIT_S + 30, env=env)

@@ -44,7 +44,7 @@ class Request:
     commands: int
     """How many times each node is asked over one login."""
     curve25519: bool
-    """ssh offers this key exchange alone."""
+    """ssh offers only this key exchange."""
 
 
 def by_fabric(request: Request) -> int:
@@ -140,7 +140,7 @@ def master(ssh: Sequence[str], host: str, folder: str) -> Iterator[list[str]]:
 
 
 def answered(ask: Callable[[str], bytes], hosts: Sequence[str]) -> int:
-    """Return from how many hosts a bundle came; print why one failed."""
+    """Return the number of hosts with a bundle; print why one failed."""
     from gpunode.fleet.session import NodeFailure  # noqa: PLC0415
 
     def asked(host: str) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control codes of both sets, and characters that change the direction of text."""
+_CONTROL_OF_JSON = re.compile(_CONTROL.pattern.replace(r"\x00-\x1f", r"\x00-\x08\x0b-\x1f"))
+"""The same but for tab and line feed, of which an indented document is full."""
 
 
 def printable(text: str) -> str:
@@ -20,7 +22,7 @@ def printable(text: str) -> str:
 
 def printable_json(text: str) -> str:
     """Return an equivalent JSON document in which control characters are JSON escapes."""
-    return _CONTROL.sub(lambda match: match[0] if match[0] in "\t\n" else f"\\u{ord(match[0]):04x}", text)
+    return _CONTROL_OF_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def all_printable(value: Any) -> Any:

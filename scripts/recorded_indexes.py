@@ -3,7 +3,7 @@
     .venv/bin/python scripts/recorded_indexes.py FILE [--check]
 
 Writes ``gpunode/lab/packages/data/recorded/*.yml``: one file per repository, and ``assumptions.yml`` with the
-assumptions for facts that nobody recorded. ``--check`` writes nothing and exits 1 if a file differs.
+assumptions for facts that are not recorded. ``--check`` writes nothing and exits 1 if a file differs.
 """
 
 import argparse

@@ -229,7 +229,7 @@ class Tally:
 def run(argv: Sequence[str | Path], *, limit_s: float, env: dict[str, str] | None = None) -> int:
     """Run one program with its output passed through; return 124 if it ran past its limit.
 
-    Compiled modules are kept, in .cache, even where the environment says otherwise: without them, half of what pytest's
+    Compiled modules are kept, in .cache, even if the environment disables them: without them, half of what pytest's
     workers do at their start is to compile the tests again.
     """
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"

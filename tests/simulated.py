@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gpunode.lab.simulator import smi, state
+from gpunode.lab.simulator import modules, nics, numa, pci, smi, state
 
 Document = dict[str, Any]
 
@@ -22,13 +22,52 @@ def node_at(root: Path, driver: str) -> Iterator[None]:
         yield
 
 
+_WHERE_THE_KERNEL_HAS_THEM = (
+    (pci, "DEVICES", "/sys/devices"),
+    (pci, "SLOTS", "/sys/bus/pci/devices"),
+    (pci, "DRIVERS", "/sys/bus/pci/drivers"),
+    (nics, "CLASS", "/sys/class/infiniband"),
+    (nics, "VERBS", "/sys/class/infiniband_verbs"),
+    (nics, "MAD", "/sys/class/infiniband_mad"),
+    (numa, "FOLDER", "/sys/devices/system/node"),
+    (modules, "DRIVER", "/proc/driver/nvidia"),
+)
+
+
+@contextlib.contextmanager
+def kernel_files_in_place(processors: int) -> Iterator[None]:
+    """Let the simulator write the kernel's files where a node has them, for a host with so many processors.
+
+    A node has them elsewhere, and mounts over what the host's kernel shows.
+    """
+    with contextlib.ExitStack() as stack:
+        for module, name, folder in _WHERE_THE_KERNEL_HAS_THEM:
+            stack.enter_context(mock.patch.object(module, name, folder))
+        stack.enter_context(mock.patch.object(pci, "processors", return_value=list(range(processors))))
+        yield
+
+
+def lay_kernel_files(hardware: Document, driver: str, flavour: str) -> None:
+    """Write bus, adapters, NUMA nodes and the driver's folder of a node whose driver is bound to its GPUs."""
+    with state.change() as (_, running):
+        running["numa_nodes"] = hardware["numa_nodes"]
+    pci.write(hardware)
+    nics.write(hardware)
+    numa.write(hardware["numa_nodes"])
+    for gpu in hardware["gpus"]:
+        pci.bind(gpu, "nvidia")
+    for switch in hardware["nvswitches"]:
+        pci.bind(switch, "nvidia-nvswitch")
+    modules.write_driver_folder(hardware["gpus"], driver, flavour, "Tue Jul  1 00:00:00 UTC 2025", [])
+
+
 def lay(root: Path, hardware: Document, driver: str, modes: Mapping[str, Document], **running: Any) -> None:
     """Write a node whose driver is on disk and in memory; ``modes`` and ``running`` are those of ``state.running``."""
     library(root, driver)
-    module = {"version": driver, "flavour": "open"}
+    running = {"module": {"version": driver, "flavour": "open"}, **running}
     write(root, "etc/gpunode/lab-hardware.json", hardware)
     write(root, "etc/gpunode/lab-node", {})
-    write(root, "run/gpunode-lab/state.json", {"module": module, "gpus": dict(modes), **running})
+    write(root, "run/gpunode-lab/state.json", {"gpus": dict(modes), **running})
 
 
 def library(root: Path, driver: str) -> None:

@@ -180,6 +180,12 @@ class Catalog:
         what = no_such(parents.rstrip("s"), str(fields[link]), known)
         return [Problem(file, line, dotted(where), what, "reference"), *rest]
 
+    def prepare(self) -> None:
+        """Read what judging a node with GPUs needs, so that processes forked from this one find it read."""
+        for name in ("architectures", "branches", "pci_parts", "platforms"):
+            self.rows(name)
+        self._described_index.by_pci("10de:0000", None)
+
     @property
     def sources(self) -> Mapping[str, Source]:
         """Return the sources that rows name in ``source``."""
@@ -355,7 +361,8 @@ class Catalog:
 
     def platforms_with(self, gpus: Mapping[str, int]) -> tuple[hardware.Platform, ...]:
         """Return the platforms that have exactly these GPUs (id → number), boards and servers before cloud shapes."""
-        found = [row for row in self.platforms.values() if dict(row.gpus) == dict(gpus)]
+        wanted = dict(gpus)
+        found = [row for row in self.platforms.values() if row.gpus == wanted]
         return tuple(sorted(found, key=lambda row: row.kind == "cloud"))
 
     def os(self, name: str) -> software.System:

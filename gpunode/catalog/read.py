@@ -21,6 +21,7 @@ except ImportError:  # PyYAML without libyaml: the same, slower
     from yaml import SafeLoader as _Safe  # type: ignore[assignment]
 
 NULL = "tag:yaml.org,2002:null"
+TEXT = "tag:yaml.org,2002:str"
 
 
 class _Loader(_Safe):
@@ -29,6 +30,19 @@ class _Loader(_Safe):
     yaml_implicit_resolvers = {  # noqa: RUF012 (as yaml declares it)
         first: [pair for pair in pairs if pair[0] == NULL] for first, pairs in _Safe.yaml_implicit_resolvers.items()
     }
+
+    def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool]) -> str:
+        """Return the tag of a node; most are text that cannot be null."""
+        if kind is yaml.ScalarNode and not (implicit[0] and value[:1] in _NULLS):
+            return TEXT
+        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        return tag
+
+
+_NULLS = frozenset(_Loader.yaml_implicit_resolvers) - {
+    first for first, pairs in _Loader.yaml_implicit_resolvers.items() if not pairs
+}
+"""How the text of null begins."""
 
 
 Key = tuple[str | int, ...]

@@ -70,7 +70,7 @@ WRONG = (
     "A wrong result on only one GPU is a fault of that GPU: stop using it and run dcgmi diag -r 3. "
     "Several GPUs with wrong results at once: the driver, or a bus in between."
 )
-UNSEEN = -1
+NOT_LISTED = -1
 """Index for a GPU that nvidia-smi does not list: the shape has no data of it."""
 REPLACE = ("reset_gpu", "open_support_case", "replace_hardware")
 
@@ -116,7 +116,7 @@ def host_copy(values: HostCopyValues, record: Record, run: MeasuredNode) -> Iter
             yield CheckResult(Status.ERROR, f"{words(direction)}: no copy from pinned memory near the GPU was recorded")
         elif not wrong:
             best = max(pinned, key=lambda copy: copy.bandwidth_gb_per_s)
-            where = Where(gpu=UNSEEN if index is None else index)
+            where = Where(gpu=NOT_LISTED if index is None else index)
             figure = Figure(direction, best.bandwidth_gb_per_s, where, best.size_bytes)
             yield judged(figure, run.shape, run.expect, _name(index))
 
@@ -168,7 +168,7 @@ def peer_copy(values: PeerCopyValues, run: MeasuredNode) -> Iterator[CheckResult
             raise Undetermined("the record refers to a GPU that it does not list")
         first, second = indices[pair.source], indices[pair.target]
         name = "node" if first is None or second is None else f"gpu{first}-gpu{second}"
-        sides = (UNSEEN if first is None else first, UNSEEN if second is None else second)
+        sides = (NOT_LISTED if first is None else first, NOT_LISTED if second is None else second)
         linked = run.shape.links_between(*sides)
         if pair.wrong:
             found.append(corrupted(pair.wrong, f"{name} peer to peer", name))

@@ -19,7 +19,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     try:
         with loading():
-            # Most of the time until a verb begins goes into this; Ctrl-C may come here too.
+            # Most of the time until a verb begins goes into this; Ctrl-C may happen here too.
             from gpunode.cli.root import answer  # noqa: PLC0415
 
         return answer(argv)

@@ -1,4 +1,4 @@
-"""What verbs do with a node's answer, each in a process of its own: see ``isolation``."""
+"""Work of verbs on a node's answer, each in a process of its own: see ``isolation``."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -10,13 +10,13 @@ from gpunode.isolation import AnswerLimits, Exceeded, Workers
 from gpunode.probe.bundle import Bundle
 
 ANSWER = "the node's answer"
-"""How messages name what the probe printed."""
+"""The name of the probe's output in messages."""
 _SMALL = 2 * 1024 * 1024
-"""Bytes that a document may have and be read here: as Python's objects it is at most some fifty times larger."""
+"""Maximum bytes of a document that is parsed in this process: Python objects need some fifty times that."""
 
 
 class Apart:
-    """The work of one run of a verb; made before any thread of it starts, and closed at its end."""
+    """The work of one run of a verb; created before any thread of it starts, and closed at its end."""
 
     def __init__(self, **tasks: Callable[..., bytes]) -> None:
         every: dict[str, Callable[..., bytes]] = {"bundle": _bundle, "facts": _facts, **tasks}
@@ -27,11 +27,11 @@ class Apart:
         self._workers = Workers(work, AnswerLimits())
 
     def call(self, task: str, *arguments: Any) -> bytes:
-        """One of the tasks by its name. Raises UsageError where the task does, and Exceeded."""
+        """Run one of the tasks by its name. Raises UsageError if the task does, and Exceeded."""
         return self._workers(task, *arguments)
 
     def bundle(self, output: bytes) -> Bundle:
-        """See ``Bundle.from_json``; UsageError also for one that cannot be read within the limits."""
+        """Parse a bundle, see ``Bundle.from_json``; UsageError also for one that cannot be read within the limits."""
         if len(output) > _SMALL:
             try:
                 self.call("bundle", output)
@@ -40,16 +40,16 @@ class Apart:
         return Bundle.from_json(output, ANSWER)
 
     def facts(self, bundle: Bundle) -> NodeFacts:
-        """See ``facts_from_bundle``. Raises Exceeded."""
+        """Return the facts of a bundle, see ``facts_from_bundle``. Raises Exceeded."""
         return self.replayed(bundle.to_json().encode(), ANSWER)
 
     def replayed(self, text: bytes, where: str) -> NodeFacts:
-        """Return the facts of a bundle's text. Raises UsageError where it is none, and Exceeded."""
+        """Return the facts of a bundle's text. Raises UsageError if it is invalid, and Exceeded."""
         return NodeFacts.model_validate_json(self.call("facts", text, where))
 
     @property
     def most(self) -> int:
-        """How many answers are worked on at a time."""
+        """Return the maximum number of answers in progress."""
         return self._workers.most
 
     def __enter__(self) -> Self:

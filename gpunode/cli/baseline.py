@@ -17,7 +17,7 @@ from gpunode.report import NodeReport, Report
 from gpunode.text import listed, printable
 
 GOOD = (Status.PASS, Status.WARN, Status.SKIP)
-"""A figure that failed is no expectation."""
+"""A figure that failed is not used as an expectation."""
 
 
 def read_baselines(path: Path) -> dict[str, Baseline]:
@@ -38,10 +38,10 @@ def read_baselines(path: Path) -> dict[str, Baseline]:
     return baselines
 
 
-def say_without_figures(path: Path, nodes: Iterable[NodeReport], baselines: Mapping[str, Baseline]) -> None:
-    """Name the nodes of which the report has no figure on stderr."""
-    # Of two bundles of one host, the second has its file behind the name; of a node that was not reached nobody knows
-    # whether it is simulated.
+def print_without_figures(path: Path, nodes: Iterable[NodeReport], baselines: Mapping[str, Baseline]) -> None:
+    """Print the nodes without a figure in the report to stderr."""
+    # Of two bundles of one host, the second has its file after the name; of an unreachable node it is unknown whether
+    # it is simulated.
     reached = [node.host for node in nodes if node.simulated is not None]
     absent = [host for host in reached if host.partition(" (")[0] not in baselines]
     if absent:
@@ -50,7 +50,7 @@ def say_without_figures(path: Path, nodes: Iterable[NodeReport], baselines: Mapp
 
 
 def of_node(node: NodeReport, origin: str) -> Baseline:
-    """Return a node's figures that may be expected of it again; none of a simulated node."""
+    """Return a node's figures that can be expected again; none of a simulated node."""
     figures: dict[tuple[str, str, int | None], float] = {}
     for finding in node.findings:
         figure, measured = finding.figure, finding.measured
@@ -58,6 +58,6 @@ def of_node(node: NodeReport, origin: str) -> Baseline:
             continue
         if isinstance(measured, int | float) and measured > 0:
             key = (figure.metric, finding.component, figure.message_bytes)
-            # Of two programs that measured the same, the slower: the other's figure is not this one's.
+            # If two programs measured the same, the slower one is used: the other's figure does not describe this one.
             figures[key] = min(float(measured), figures.get(key, inf))
     return Baseline(origin, {} if node.simulated else figures)

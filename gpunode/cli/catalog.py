@@ -1,4 +1,4 @@
-"""``gpunode catalog``: the facts, with their sources."""
+"""``gpunode catalog``: catalog data with their sources."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     "sources": ("title", "date"),
 }
 SHORT = {"gpu": "gpus", "drivers": "branches", "driver": "branches", "cuda": "toolkits", "os": "systems"}
-"""Other words for a kind."""
+"""Other names of a kind."""
 
 EMPTY: tuple[Any, ...] = (None, [], {})
 
@@ -60,7 +60,7 @@ format_option = click.option(
 
 
 def verbose_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``-v``, with what it adds to this verb."""
+    """Return the option ``-v``, with its effect in this verb."""
     return click.option("-v", "--verbose", is_flag=True, help=text)
 
 
@@ -163,14 +163,16 @@ def _kind(text: str) -> str:
 
 
 def _near(text: str, shown: Mapping[str, str], listed: str) -> str:
-    """The names near to one that is none; where none is really near, how to list them."""
+    """Return the names similar to an unknown one; if none is similar, how to list them."""
     first = text.split(" ", maxsplit=1)[0]
     near = nearest(text, shown, likeness=0.7) or [key for key in shown if key.split(" ")[0] == first]
     return similar(text, shown) if near else listed
 
 
 def _find(catalog: Catalog, text: str) -> tuple[str, Any, list[str]]:
-    """Kind, row (or a GpuMatch of several) and what else has that name; UsageError with the nearest names."""
+    """Return kind, row (or a GpuMatch of several) and other entries of that name; UsageError with the most similar
+    names.
+    """
     kind, slash, key = text.partition("/")
     if slash:
         name = _kind(kind)
@@ -180,18 +182,18 @@ def _find(catalog: Catalog, text: str) -> tuple[str, Any, list[str]]:
             raise UsageError(f"{name} has no {key!r}; {hint}")
         return name, rows[key], []
     found: list[tuple[str, Any]] = []
-    wanted: tuple[tuple[str, Callable[[str], Any]], ...] = (
+    lookups: tuple[tuple[str, Callable[[str], Any]], ...] = (
         ("gpus", catalog.find_gpu),
         ("platforms", catalog.platform),
         ("systems", catalog.os),
         ("branches", catalog.branch),
         ("toolkits", catalog.toolkit),
     )
-    for name, look in wanted:
+    for name, look in lookups:
         try:
             thing = look(text)
         except UsageError:
-            continue  # none of this kind; perhaps of the next
+            continue  # not of this kind; perhaps of the next
         found.append((name, (thing.gpu or thing) if isinstance(thing, GpuMatch) else thing))
     found += [(name, catalog.rows(name)[text]) for name in MODELS if text in catalog.rows(name)]
     if not found:
@@ -203,7 +205,7 @@ def _find(catalog: Catalog, text: str) -> tuple[str, Any, list[str]]:
 
 
 def _names(catalog: Catalog) -> dict[str, str]:
-    """All that ``show`` knows, compared form → as shown; numbers alone are left out."""
+    """Return all names that ``show`` accepts, compared form → displayed form, except numbers alone."""
     texts = [text for gpu in catalog.gpus.values() for text in (gpu.name, *gpu.aliases, *gpu.families)]
     texts += [key for _, name in _kinds() for key in catalog.rows(name) if not key.isdecimal()]
     return {normal(text): text for text in texts}

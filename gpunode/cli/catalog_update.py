@@ -1,4 +1,4 @@
-"""``gpunode catalog update``: an overlay with what package indexes hold and the catalog does not."""
+"""``gpunode catalog update``: an overlay with entries that package indexes have and the catalog lacks."""
 
 from datetime import date
 from pathlib import Path
@@ -29,7 +29,7 @@ from gpunode.errors import Exit, UsageError
     "overlays",
     multiple=True,
     metavar="FILE",
-    help="Site catalog file whose entries count as known.  [repeatable]",
+    help="Site catalog file with entries that count as known.  [repeatable]",
 )
 @click.option("--today", metavar="DATE", help="Date of new rows, YYYY-MM-DD.  [default: today]")
 @click.option("-v", "--verbose", is_flag=True, help="Print each new row on stderr.")
@@ -39,8 +39,8 @@ def update(
     """Read package indexes and write an overlay with the branches, releases, toolkits and GPUs that are new.
 
     A source is a folder, a file or an https address of a repository: Packages (also gz, xz), repodata (also gz, xz), or
-    a pci.ids. Each row carries its source and the day; what an index does not say is named as unsure. The overlay is
-    linted with the catalog before it is written. No signature is checked: read what you trust.
+    a pci.ids. Each row has its source and the day; values that an index does not contain are marked as unsure. The
+    overlay is linted with the catalog before it is written. No signature is checked: use trusted sources only.
     """
     from gpunode.catalog.indexes import read_source  # noqa: PLC0415 (loads urllib and ssl)
     from gpunode.catalog.update import HEADER, as_text  # noqa: PLC0415 (the same)
@@ -78,7 +78,7 @@ def _day(text: str | None) -> date:
 
 
 def _written_before(target: Path | None, header: str) -> Document | None:
-    """The overlay that this command wrote earlier: what it holds is kept. Any other file is not replaced."""
+    """Return the overlay that this command wrote earlier, so that its content is kept. Other files are not replaced."""
     if target is None or not target.exists():
         return None
     document = read(target)
@@ -88,7 +88,7 @@ def _written_before(target: Path | None, header: str) -> Document | None:
 
 
 def _sound(documents: list[Document]) -> Catalog:
-    """The catalog with overlays; UsageError with the first fault where there is one."""
+    """Return the catalog with overlays; UsageError with the first fault if there is one."""
     catalog = Catalog(documents)
     problems = lint(catalog) if documents else []
     if problems:

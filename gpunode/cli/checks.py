@@ -1,4 +1,4 @@
-"""``gpunode checks``: what is checked."""
+"""``gpunode checks``: the list of checks."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ from gpunode.text import printable
 
 
 class ThresholdEntry(BaseModel):
-    """One number that a check compares with."""
+    """One limit of a check."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -37,9 +37,9 @@ class ThresholdEntry(BaseModel):
     """Values of GPU models and architectures, by the ids of the catalog."""
     least: float | int
     most: float | int | None
-    """What a policy may set."""
+    """The highest value that a policy may set."""
     policy: dict[str, float | int]
-    """What the policy sets, by model, architecture or ``default``; empty where it sets nothing."""
+    """The policy's values, by model, architecture or ``default``; empty if it sets none."""
 
 
 class CheckEntry(BaseModel):
@@ -58,17 +58,17 @@ class CheckEntry(BaseModel):
     category: Category
     scope: Scope
     state: State
-    """What a node should get on a failure."""
+    """The state of a node after a failure."""
     actions: list[Action]
     maturity: Maturity
     """simulated: proven on simulated data; recorded: on recordings of real machines; hardware: on a real GPU by us."""
     typical_seconds: float | None
-    """Of the commands that its data comes from, which checks share; None where they were not measured."""
+    """For the commands that its data comes from, which checks share; None if they were not measured."""
     active: bool
-    """Something runs on a GPU for it; a passive check reads existing state."""
+    """It runs something on a GPU; a passive check reads existing state."""
     needs_root: bool
     bare_metal: bool
-    """A virtual machine cannot see it, or could not mend it."""
+    """In a virtual machine it cannot be determined, or not corrected."""
     architectures: list[str]
     """GPU and processor architectures that it applies to; empty: all."""
     thresholds: list[ThresholdEntry]
@@ -86,7 +86,7 @@ class CheckList(BaseModel):
 
 
 def check_list(policy: Policy = NO_POLICY) -> CheckList:
-    """All registered checks, in the order of their ids, with the limits that a policy sets."""
+    """Return all registered checks, ordered by id, with the limits of a policy."""
     return CheckList(
         checks=[
             CheckEntry(
@@ -115,7 +115,7 @@ def check_list(policy: Policy = NO_POLICY) -> CheckList:
 
 
 def threshold_entry(threshold: Threshold, policy: Policy) -> ThresholdEntry:
-    """Return a threshold as the document has it."""
+    """Return a threshold in the document's form."""
     return ThresholdEntry(
         name=threshold.name,
         default=threshold.default,
@@ -171,8 +171,8 @@ def command(
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-v", "--verbose", is_flag=True, help="Also show passed cases.")
 def test(*, file: Path, verbose: bool) -> int:
-    """Try own checks by the contract of gpunode's: each passes a bundle, finds its mutants, and is an error without
-    its data. FILE holds the tests, and the checks where they are declared in YAML. Exit 1: a case does not hold.
+    """Test own checks by the contract of gpunode's: each passes a bundle, finds its mutants, and is an error without
+    its data. FILE holds the tests, and the checks where they are declared in YAML. Exit 1: a case failed.
 
     \b
     Example:
@@ -202,7 +202,7 @@ def _show_checks(document: CheckList, console: PlainConsole, *, verbose: bool) -
 
 
 def _show_thresholds(document: CheckList, console: PlainConsole) -> None:
-    """Show each limit once, though checks may share it."""
+    """Print each limit once, though checks may share it."""
     entries = {entry.name: entry for check in document.checks for entry in check.thresholds}
     for name, entry in sorted(entries.items()):
         models = "".join(f", {model} {value:g}" for model, value in entry.by.items())

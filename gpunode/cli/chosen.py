@@ -1,4 +1,4 @@
-"""Which checks are run: ``--select`` and ``--skip``."""
+"""Selection of checks: ``--select`` and ``--skip``."""
 
 from collections.abc import Iterable
 
@@ -7,10 +7,10 @@ from gpunode.errors import UsageError
 from gpunode.text import unknown
 
 
-def wanted_checks(selected: Iterable[str], skipped: Iterable[str]) -> set[str]:
-    """Ids after ``--select`` and ``--skip``; raises UsageError for one that is none, and where none is left."""
+def selected_checks(selected: Iterable[str], skipped: Iterable[str]) -> set[str]:
+    """Return the ids after ``--select`` and ``--skip``; raise UsageError for an unknown one, and if none is left."""
     if not all(_ids([value]) for value in selected):
-        # An empty variable of a script must not stand for all of them.
+        # An empty variable of a script must not select all of them.
         raise UsageError("--select: no check given; see gpunode checks")
     names = {"--select": _ids(selected), "--skip": _ids(skipped)}
     known = [check.id for check in registry]
@@ -18,10 +18,10 @@ def wanted_checks(selected: Iterable[str], skipped: Iterable[str]) -> set[str]:
         for name in ids:
             if name not in registry:
                 raise UsageError(f"{option}: {unknown('check', name, known)}")
-    wanted = set(names["--select"] or known) - set(names["--skip"])
-    if not wanted:
+    chosen = set(names["--select"] or known) - set(names["--skip"])
+    if not chosen:
         raise UsageError("--skip excludes all selected checks")
-    return wanted
+    return chosen
 
 
 def _ids(values: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""``gpunode collect``: write bundles and judge nothing."""
+"""``gpunode collect``: write bundles without judging them."""
 
 from pathlib import Path
 

@@ -38,7 +38,7 @@ OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
     "systemd": systemd,
     "nccl-conf": lambda tuning: nccl_conf(tuning.node.nccl, f"gpunode env: {printable(tuning.host)}"),
 }
-"""Formats that a program reads as it stands: settings of two nodes would be mixed in them."""
+"""Formats that a program reads directly: settings of two nodes would be mixed in them."""
 
 
 @click.command("env")
@@ -104,7 +104,7 @@ def command(  # noqa: PLR0913
         if form in OF_ONE_NODE:
             click.echo(OF_ONE_NODE[form](tuning), nl=False)
             if form == "docker-args":
-                # Whoever puts them into a command line sees nothing else of it.
+                # In a command line nothing else of the output is visible.
                 for one in tuning.left_alone:
                     if one.name in GPU_ARGUMENTS:
                         click.echo(printable(f"{tuning.host}: no GPUs among the arguments: {one.reason}"), err=True)
@@ -114,7 +114,7 @@ def command(  # noqa: PLR0913
 
 
 def _replayed(selection: Selection, apart: Apart, missed: list[str]) -> Iterator[NodeFacts]:
-    """Return the facts of each saved bundle; a line for one from which they cannot be had."""
+    """Yield the facts of each saved bundle; add a line for one without facts."""
     for node in read_bundles(selection.hosts, apart):
         if node.facts is None:
             missed.append(f"{node.host}: {node.reason}")
@@ -123,7 +123,7 @@ def _replayed(selection: Selection, apart: Apart, missed: list[str]) -> Iterator
 
 
 def _collected(selection: Selection, apart: Apart, missed: list[str]) -> Iterator[NodeFacts]:
-    """Return the facts of the nodes that answered; a line for each that did not, or whose facts cannot be had."""
+    """Yield the facts of the nodes that answered; add a line for each that did not, or without facts."""
     for answer in selection.collect(apart, save=None):
         if answer.bundle is None:
             missed.append(f"{answer.host}: {answer.reason}")

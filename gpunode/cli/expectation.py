@@ -12,13 +12,13 @@ from gpunode.text import unknown
 
 
 def read_expectation(path: Path) -> Expectation:
-    """Read the YAML file; raise UsageError with one line that names file, key and what would be right."""
+    """Read the YAML file; raise UsageError with one line that names file, key and the expected value."""
     content, pairs = read_mapping("--expect", path, ", ".join(Expectation.model_fields))
     for key in content:
         if key not in Expectation.model_fields:
             raise UsageError(f"--expect {path}: {unknown('key', str(key), Expectation.model_fields)}")
     if type(content.get("driver")) in (int, float):
-        # 570.10 is no 570.1: what YAML takes for a number is taken as it is written.
+        # 570.10 is not 570.1: values that YAML parses as numbers are read as they are written.
         content["driver"] = next((value.value for key, value in pairs if key.value == "driver"), content["driver"])
     try:
         expectation = Expectation.model_validate(content, strict=True)

@@ -1,4 +1,4 @@
-"""Inventories that Ansible cannot read, in words that name the file and what is wrong with it."""
+"""Messages for inventories that Ansible cannot read, with the file and the error in it."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _FILE = re.compile(r"inventory (?P<path>.+?): ")
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Around the reading of an inventory: where a file is the cause, say so in place of Ansible's inner words."""
+    """Replace Ansible's error on reading an inventory by one that names the file, if a file is the cause."""
     try:
         yield
     except UsageError as err:
@@ -27,7 +27,7 @@ def explained() -> Iterator[None]:
 
 
 def _fault(path: Path) -> str | None:
-    """What is wrong with a file of an inventory; None for a program, and where nothing is seen."""
+    """Return the error in an inventory file; None for a program, and if no error is found."""
     if not path.is_file() or os.access(path, os.X_OK):
         return None
     try:
@@ -35,7 +35,7 @@ def _fault(path: Path) -> str | None:
     except UnicodeDecodeError:
         return "not UTF-8 text"
     except (OSError, yaml.YAMLError):
-        return None  # Ansible says where it is no YAML
+        return None  # Ansible reports invalid YAML
     if isinstance(content, list):
         return "expected groups with their hosts (all: hosts: ...), found a list"
     return None

@@ -24,16 +24,16 @@ from gpunode.lab.workload_image import kind_named, write_workload_image
 _verbose = click.option(
     "-v", "--verbose", is_flag=True, hidden=True, expose_value=False, help="Accepted, without effect."
 )
-"""Every verb takes -v; what a lab does is said line by line without it."""
+"""Every verb accepts -v; a lab prints its progress line by line without it."""
 _name = click.option("--name", default="default", show_default=True, metavar="LAB", help="The lab's name.")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     click.echo(f"lab: {line}", err=True)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
-    """End as on Ctrl-C, so that what was begun is removed."""
+    """End as on Ctrl-C, so that incomplete work is removed."""
     raise KeyboardInterrupt
 
 
@@ -51,7 +51,7 @@ def _existing(file: Path, name: str) -> Path:
 @click.group()
 @_verbose
 def command() -> None:
-    """Simulated GPU nodes in containers: systemd, sshd and apt are real, GPUs and their drivers are not.
+    """Manage simulated GPU nodes in containers: systemd, sshd and apt are real, GPUs and their drivers are not.
 
     \b
     gpunode lab up --hardware l40s-4
@@ -77,17 +77,17 @@ def command() -> None:
     "--mirror", metavar="URL", help="Debian mirror for the image.  [default: the mirror of this machine's apt]"
 )
 @click.option(
-    "--force", is_flag=True, help="Start even on a machine with the NVIDIA driver, whose GPUs a node could access."
+    "--force", is_flag=True, help="Start even on a machine with the NVIDIA driver: nodes could access its GPUs."
 )
 @_name
 def up(*, count: int, system: str, hardware: tuple[str, ...], mirror: str | None, force: bool, name: str) -> int:  # noqa: PLR0913
     """Start nodes; existing ones are kept. Example: gpunode lab up --hardware l40s-4"""
     _end_on_signals()
     started = time.monotonic()
-    lab = Lab(name, progress=_say)
+    lab = Lab(name, progress=_print)
     nodes = lab.up(count, system, hardware, mirror=mirror, force=force)
     spent = time.monotonic() - started
-    _say(f"lab {name} is up after {spent:.0f} s, {len(nodes)} in all; inventory {lab.inventory_path}")
+    _print(f"lab {name} is up after {spent:.0f} s, {len(nodes)} in all; inventory {lab.inventory_path}")
     return Exit.GOOD
 
 
@@ -101,9 +101,9 @@ def down(name: str, images: bool) -> int:
     if images:
         removed += remove_images(connect())
     for what in removed:
-        _say(f"removed {what}")
+        _print(f"removed {what}")
     if not removed:
-        _say(f"lab {name}: nothing to remove")
+        _print(f"lab {name}: nothing to remove")
     return Exit.GOOD
 
 
@@ -165,7 +165,7 @@ def fault(name: str, node: str, words: tuple[str, ...], heal: bool, listed: bool
     elif heal:
         _healed(node, place.heal_words(words))
     else:
-        _say(f"{node}: {place.fault_words(words)}")
+        _print(f"{node}: {place.fault_words(words)}")
     return Exit.GOOD
 
 
@@ -181,13 +181,13 @@ def _vendor_fault(lab: Lab, words: tuple[str, ...], *, heal: bool, listed: bool)
         _healed("vendor", [f"healed {each}" for each in vendor.heal(words[0] if words else None)])
     else:
         vendor.fault(words[0], *words[1:])
-        _say(f"vendor: set {' '.join(words)}")
+        _print(f"vendor: set {' '.join(words)}")
     return Exit.GOOD
 
 
 def _healed(node: str, lines: list[str]) -> None:
     for line in lines or ["nothing to heal"]:
-        _say(f"{node}: {line}")
+        _print(f"{node}: {line}")
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -205,11 +205,11 @@ def ssh(name: str, verbose: bool, node: str, argv: tuple[str, ...]) -> NoReturn:
     "deb12-1"""
     config = _existing(LabState.of(name).ssh_config, name)
     if f"Host {node}\n" not in config.read_text(encoding="utf-8"):
-        Lab(name).node(node)  # names the nodes there are
+        Lab(name).node(node)  # raises UsageError with the existing nodes
     try:
-        wanted = argv[1:] if argv[:1] == ("--",) else argv
+        command_line = argv[1:] if argv[:1] == ("--",) else argv
         options = ["-F", str(config), *(["-v"] if verbose else [])]
-        os.execvp("ssh", ["ssh", *options, node, *(("--", *wanted) if wanted else ())])  # noqa: S606
+        os.execvp("ssh", ["ssh", *options, node, *(("--", *command_line) if command_line else ())])  # noqa: S606
     except FileNotFoundError:
         raise UndeterminedError("ssh is missing: apt-get install openssh-client") from None
 
@@ -240,5 +240,5 @@ def image(kind: str, output: Path) -> int:
     kind_named(kind)
     if not output.absolute().parent.is_dir() or output.is_dir():
         raise UsageError(f"--output {output}: expected a file in an existing directory")
-    write_workload_image(connect(), kind, output, _say)
+    write_workload_image(connect(), kind, output, _print)
     return Exit.GOOD

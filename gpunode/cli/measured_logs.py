@@ -1,4 +1,4 @@
-"""``--log KIND=FILE``: the saved output of a program, as the record that the payload would have written of it."""
+"""``--log KIND=FILE``: the saved output of a program, as the record that the payload would have written."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,11 +17,11 @@ CHECKS = {
     "tools.dcgm-diag": "performance.diagnostics",
 }
 MOST_BYTES = 48 * 1024
-"""Of what a record keeps of an output (``ToolValues``)."""
+"""The part of an output that a record keeps (``ToolValues``)."""
 
 
 def read_logs(logs: Sequence[str], *, replay: bool) -> list[dict[str, Any]]:
-    """Return one record for each log. Raises UsageError with one line for what cannot be judged."""
+    """Return one record for each log. Raises UsageError with one line for one that cannot be judged."""
     if logs and not replay:
         raise UsageError("--log needs --replay BUNDLE: the bundle of the node that produced the output")
     return [_record(*_split(log)) for log in logs]
@@ -32,15 +32,15 @@ def checks_of(logs: Iterable[Mapping[str, Any]]) -> set[str]:
     return {CHECKS[log["record"]] for log in logs}
 
 
-def must_be_judged(logs: Iterable[Mapping[str, Any]], wanted: Iterable[str]) -> None:
-    """Raise UsageError where --select or --skip leaves out the check that judges a log."""
-    left_out = sorted(checks_of(logs) - set(wanted))
+def must_be_judged(logs: Iterable[Mapping[str, Any]], selected: Iterable[str]) -> None:
+    """Raise UsageError if --select or --skip excludes the check that judges a log."""
+    left_out = sorted(checks_of(logs) - set(selected))
     if left_out:
         raise UsageError(f"--log: {left_out[0]} evaluates it, but --select or --skip excludes that check")
 
 
 def must_be_of_one(logs: Sequence[object], bundles: Sequence[Path]) -> None:
-    """Raise UsageError where logs would have to be judged with several nodes, or none."""
+    """Raise UsageError if logs would have to be judged with several nodes, or none."""
     if logs and len(bundles) != 1:
         raise UsageError(f"--log: the output belongs to one node, found {len(bundles)} bundles")
 
@@ -81,7 +81,7 @@ def _record(kind: str, file: Path) -> dict[str, Any]:
 
 
 def _program(file: Path, collectives: Sequence[str | None]) -> str:
-    """Return the program of a log; where the log does not name it, the file does: ``all_reduce_perf.log``."""
+    """Return the program of a log; if the log does not name it, the file does: ``all_reduce_perf.log``."""
     by_file = file.name.partition(".")[0].removesuffix("_perf")
     named = next((name for name in collectives if name is not None), by_file)
     if not is_metric(tools.metric_of(named)):

@@ -1,6 +1,6 @@
 """``gpunode validate --on-node``: judge this machine within a budget, for a scheduler's prolog.
 
-The probe starts before anything else is loaded; while it looks, the checks are.
+The probe starts before anything else is loaded; while it runs, the checks are loaded.
 """
 
 import os
@@ -19,7 +19,7 @@ from gpunode.cli.seconds import Duration
 SCRIPT = Path(__file__).parents[1] / "probe" / "script.py"
 FORMATS = ("console", "json", "slurm")
 OF_PROBE, OF_WAITING = 0.65, 0.9
-"""Shares of the budget: until then the probe asks, and until then its answer is waited for; the rest is for judging."""
+"""Shares of the budget: for the probe to query sources, and for its answer to arrive; the rest is for judging."""
 MOST_BYTES = 64 << 20
 
 
@@ -81,7 +81,7 @@ def validate_on_node(  # noqa: PLR0913
     begun = time.monotonic() - startup
     look = ProbeRun(begun + OF_PROBE * budget, begun + OF_WAITING * budget)
     try:
-        # Most of the time until a verdict goes into this; the probe looks meanwhile.
+        # Most of the time until a verdict goes into this, while the probe runs.
         from gpunode.cli.on_node_verdict import LocalJudging, exit_code, written  # noqa: PLC0415
 
         judging = LocalJudging(expect, policy, selected, skipped)
@@ -102,17 +102,17 @@ def validate_on_node(  # noqa: PLR0913
 def since_start() -> float:
     """Return the age of this process in seconds: the budget includes Python's own start."""
     fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    ticks = int(fields[19])  # the 22nd of proc_pid_stat(5), counted behind the name
+    ticks = int(fields[19])  # the 22nd of proc_pid_stat(5), counted after the name
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def interpreter() -> str:
-    """Return the path of this Python; it does not know its own where it was started without PATH, as prologs are."""
+    """Return the path of this Python, which does not know its own if it was started without PATH, as in prologs."""
     return sys.executable or str(Path("/proc/self/exe").readlink())
 
 
 class ProbeRun:
-    """The probe in a process group of its own: it shall end by ``own``, and is ended at ``deadline``."""
+    """The probe in a process group of its own: it should end by ``own``, and is killed at ``deadline``."""
 
     def __init__(self, own: float, deadline: float) -> None:
         self._deadline = deadline
@@ -128,7 +128,7 @@ class ProbeRun:
             )
 
     def answer(self) -> bytes:
-        """Return what it printed by the deadline; empty where it did not come to its end."""
+        """Return what it printed by the deadline; empty if it did not finish."""
         stream = self._process.stdout
         if stream is None:
             return b""
@@ -145,7 +145,7 @@ class ProbeRun:
         return b""
 
     def end(self) -> None:
-        """End it, with the commands that it started: it takes them along where it is asked to."""
+        """End it, with the commands that it started: on a signal it ends them."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)

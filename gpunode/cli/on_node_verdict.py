@@ -1,4 +1,4 @@
-"""What the probe of this machine comes to within a budget; loaded while it looks."""
+"""Verdict on the probe of this machine within a budget; loaded while the probe runs."""
 
 import io
 import os
@@ -11,7 +11,7 @@ from gpunode.checks import Expectation, Finding, State, Status, identify, judge,
 from gpunode.checks.own import load_packages
 from gpunode.checks.policy import NO_POLICY
 from gpunode.checks.registry import NOT_RUN, not_run
-from gpunode.cli.chosen import wanted_checks
+from gpunode.cli.chosen import selected_checks
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
@@ -23,13 +23,13 @@ from gpunode.text import printable, printable_json
 __all__ = ["LocalJudging", "exit_code", "slurm_line", "within_budget", "written"]
 
 REASON_MOST = 200
-"""Letters of a reason: sinfo shows it in one line."""
+"""Characters of a reason: sinfo shows it in one line."""
 CUT = ("left of the time for the whole probe", "the time for the whole probe is used up", "not finished within")
 """In the reason for data that the budget cut off."""
 
 
 class LocalJudging:
-    """By what this machine is judged. Raises UsageError for files and names that are wrong."""
+    """The criteria for this machine. Raises UsageError for invalid files and names."""
 
     def __init__(
         self, expect: Path | None, policy: Path | None, selected: tuple[str, ...], skipped: tuple[str, ...]
@@ -47,10 +47,10 @@ class LocalJudging:
             from gpunode.cli.policy import read_policy, today  # noqa: PLC0415
 
             self.policy = read_policy(policy, today())
-        self.wanted = wanted_checks(selected, skipped)
+        self.chosen = selected_checks(selected, skipped)
 
     def report(self, answer: bytes, *, until: float, seconds: float) -> Report:
-        """Return the report on what the probe answered; checks that have not begun ``until`` then are not run."""
+        """Return the report on the probe's answer; checks that have not begun by ``until`` are not run."""
         form = "%Y-%m-%dT%H:%M:%SZ"
         node = self._node(answer, until, seconds)
         started, finished = self._started.strftime(form), datetime.now(UTC).strftime(form)
@@ -59,24 +59,24 @@ class LocalJudging:
     def _node(self, answer: bytes, until: float, seconds: float) -> NodeReport:
         name = os.uname().nodename
         if not answer:
-            # It keeps limits of its own: the machine is starved, or something hangs in the kernel. Nobody knows which.
+            # It has limits of its own: either the machine is overloaded, or something hangs in the kernel.
             return unreachable(name, f"the probe did not end within the budget ({seconds:.1f} s)", seconds)
         try:
             bundle = Bundle.from_json(answer, "the probe's answer")
         except UsageError as err:
             return unreachable(name, str(err), seconds)
         facts = facts_from_bundle(bundle)
-        found = judge(facts, self.expectation, "quick", self.wanted, policy=self.policy, until=until)
+        found = judge(facts, self.expectation, "quick", self.chosen, policy=self.policy, until=until)
         smi_cut = any(run.answers == "smi" and run.ended in ("slow", "not-run") for run in facts.tool_runs or ())
         findings = [within_budget(finding, smi_cut=smi_cut) for finding in found]
         return judged(bundle.host, identify(facts), findings, seconds, self.policy)
 
 
 def within_budget(finding: Finding, *, smi_cut: bool) -> Finding:
-    """Return a finding as it is where it says something; as not run where the budget alone cut its data off.
+    """Return the finding unchanged, or as not run if its data are missing only because of the budget.
 
     ``smi_cut``: nvidia-smi itself did not answer in time. Whether it hangs or is slow is unknown: the finding on it
-    stays undetermined, so that nobody takes the node for healthy.
+    stays undetermined, so that the node does not count as healthy.
     """
     if finding.status is not Status.ERROR or not any(text in finding.message for text in CUT):
         return finding
@@ -86,7 +86,7 @@ def within_budget(finding: Finding, *, smi_cut: bool) -> Finding:
 
 
 def written(document: Report, form: str, *, verbose: bool) -> str:
-    """Return the report as ``--format`` has it."""
+    """Return the report in the format of ``--format``."""
     if form == "slurm":
         return slurm_line(document.nodes[0]) + "\n"
     if form == "json":
@@ -99,16 +99,16 @@ def written(document: Report, form: str, *, verbose: bool) -> str:
 
 
 def slurm_line(node: NodeReport) -> str:
-    """Return ``STATE: REASON``: drain, observe or none as the findings ask for it, unknown where that is not known.
+    """Return ``STATE: REASON``: drain, observe or none according to the findings, or unknown.
 
-    One line without quotes, so that a script hands it to scontrol as it is.
+    One line without quotes, so that a script can pass it to scontrol unchanged.
     """
     statuses = [finding.status for finding in counting(node.findings)]
     left = sum(finding.message.startswith(NOT_RUN) for finding in node.findings)
     if node.status in (Status.PASS, Status.SKIP):
-        words = f"{statuses.count(Status.PASS)} passed, {statuses.count(Status.SKIP)} skipped"
+        counts = f"{statuses.count(Status.PASS)} passed, {statuses.count(Status.SKIP)} skipped"
         state = "none" if node.status is Status.PASS else "unknown"
-        return f"{state}: {words}{f', {left} not run' if left else ''}"
+        return f"{state}: {counts}{f', {left} not run' if left else ''}"
     known = node.status is not Status.ERROR or node.recommended_state is State.DRAIN
     state = node.recommended_state.value if known else "unknown"
     bad = [

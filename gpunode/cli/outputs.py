@@ -1,4 +1,4 @@
-"""``--format`` and ``--output``: repeatable, each output belonging to the format before it."""
+"""``--format`` and ``--output``: repeatable, each output belongs to the format before it."""
 
 import os
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from gpunode.whole import in_place
 
 FORMATS = ("console", "json")
 STDOUT = ("-", "/dev/stdout")
-"""Where stdout is a file, its other name would have that file replaced."""
+"""If stdout is a file, its other name would cause that file to be replaced."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class ReportOutput:
 
 
 class CommandWithOutputs(click.Command):
-    """A command that hands ``--format``/``--output`` on as ``outputs``, in the order of the command line.
+    """Command that passes ``--format``/``--output`` on as ``outputs``, in the order of the command line.
 
-    Click keeps the order within an option and loses it between two; its parser still knows it.
+    Click keeps the order within an option and loses it between two; its parser still has it.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -55,7 +55,9 @@ def options(command: Any) -> Any:
 
 
 def outputs(ctx: click.Context) -> list[ReportOutput]:
-    """What to write where. Raises UsageError: an output without a format, two things for one place, no such folder."""
+    """Return the formats and their files. Raises UsageError: an output without a format, one file twice, no such
+    folder.
+    """
     found: list[ReportOutput] = []
     taken: list[bool] = []
     for name, value in ctx.meta[__name__]:

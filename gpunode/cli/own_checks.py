@@ -1,4 +1,4 @@
-"""Files of own checks: reading them, and trying each check by the contract that gpunode's own keep."""
+"""Files of own checks: reading them, and testing each check by the contract of gpunode's own checks."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ from gpunode.text import unknown
 KEYS = ("checks", "tests")
 _INDEX = re.compile(r"(\w+)(?:\[(\d*)\])?")
 _files: dict[Path, frozenset[str]] = {}
-"""Files whose checks are registered, with their ids."""
+"""Files with registered checks, with their ids."""
 
 
 class Mutant(BaseModel):
@@ -33,7 +33,7 @@ class Mutant(BaseModel):
 
 
 class CheckTrial(BaseModel):
-    """How one check is tried."""
+    """The test of one check."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -93,7 +93,7 @@ def _register(check: DeclaredCheck, source: str, where: str) -> None:
 
 @dataclass(frozen=True)
 class Tried:
-    """One case of the contract, and why it failed; None: it held."""
+    """One case of the contract, and why it failed; None: it passed."""
 
     check: str
     case: str
@@ -101,7 +101,7 @@ class Tried:
 
 
 def try_file(path: Path) -> Iterator[Tried]:
-    """Try every check of a file, and of packages as far as the file has tests of them. Raises UsageError."""
+    """Test every check of a file, and of packages as far as the file has tests of them. Raises UsageError."""
     own, ids = load_file(path, "checks test")
     tested = [case.check for case in own.tests]
     for case in own.tests:
@@ -126,8 +126,8 @@ def _case(case: CheckTrial, path: Path, everyone: list[str]) -> Iterator[Tried]:
     problem = None if passed else f"it is {before[case.check].value}: {found}"
     yield Tried(case.check, f"passes {case.fixture}", problem)
     for mutant in case.mutants:
-        words = ", ".join(f"{name}={value}" for name, value in mutant.set.items())
-        yield Tried(case.check, f"finds {words}", _mutant_problem(case, mutant, node, before))
+        changes = ", ".join(f"{name}={value}" for name, value in mutant.set.items())
+        yield Tried(case.check, f"finds {changes}", _mutant_problem(case, mutant, node, before))
     if not registry[case.check].needs:
         yield Tried(case.check, "names the facts that it needs", "without needs, missing data would be judged")
     for field in registry[case.check].needs:
@@ -174,7 +174,7 @@ def _changed(node: NodeFacts, values: Mapping[str, Any]) -> NodeFacts:
 
 
 def _set(document: Any, path: str, value: Any) -> None:
-    """Set what a path leads to: ``disks[0].name`` of the first, ``disks[].name`` of every element."""
+    """Set the value at a path: ``disks[0].name`` of the first, ``disks[].name`` of every element."""
     name, _, rest = path.partition(".")
     match = _INDEX.fullmatch(name)
     if match is None or not isinstance(document, dict) or match[1] not in document:

@@ -1,4 +1,4 @@
-"""``gpunode parse``: one raw tool output to JSON."""
+"""``gpunode parse``: convert one raw tool output to JSON."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""``gpunode plan``: which versions match, for machines or for a hypothetical node."""
+"""``gpunode plan``: matching versions for machines or for a hypothetical node."""
 
 import json
 import re
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpunode.cli.apart import Apart
 
 MOST_NAMES = 12
-"""How many known names an error message lists."""
+"""Maximum number of known names in an error message."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class PlanOptions:
 
     @property
     def bundles(self) -> tuple[str, ...]:
-        """Saved bundles and folders of them."""
+        """Return saved bundles and folders of them."""
         return (*self.replay, *self.more_bundles)
 
     @property
-    def thought(self) -> dict[str, object]:
-        """Options that describe a node that is only thought of, as far as they were given."""
+    def hypothetical(self) -> dict[str, object]:
+        """Return the options that describe a hypothetical node, as far as they were given."""
         given = {
             "--gpu": self.gpus,
             "--count": self.count,
@@ -114,7 +114,9 @@ class PlanOptions:
     help="Flavour of the kernel module.",
 )
 @click.option(
-    "--framework", metavar="NAME==X.Y", help="Framework release whose wheels must run: torch==2.9, tensorflow==2.20."
+    "--framework",
+    metavar="NAME==X.Y",
+    help="Framework release with wheels that must run: torch==2.9, tensorflow==2.20.",
 )
 @click.option(
     "--kernel-policy",
@@ -188,7 +190,7 @@ def _diff(options: PlanOptions) -> int:
         "--explain": options.explain,
         "--write": options.write,
     }
-    other = next((name for name, value in (options.thought | given).items() if value), None)
+    other = next((name for name, value in (options.hypothetical | given).items() if value), None)
     if other is not None:
         raise UsageError(f"--diff compares two files and cannot be combined with {other}")
     first, second = map(Path, options.diff or ())
@@ -220,7 +222,7 @@ def _dumped(document: Any, format: str) -> str:  # noqa: A002
 
 
 def exit_code(document: Plan, *, strict: bool = False) -> int:
-    """1 where no stack matches for a node (``strict``: or one has warnings), else 3 where one is unknown, else 0."""
+    """Return 1 if no stack matches for a node (``strict``: or one has warnings), else 3 if one is unknown, else 0."""
     if any(group.conflict is not None for group in document.groups):
         return Exit.FAILED
     if strict and any(group.stack is not None and group.stack.warnings for group in document.groups):
@@ -231,7 +233,7 @@ def exit_code(document: Plan, *, strict: bool = False) -> int:
 
 
 def rendered(document: Plan, format: str, *, verbose: bool) -> str:  # noqa: A002
-    """The plan as text of one format."""
+    """Return the plan as text of one format."""
     if format == "json":
         return printable_json(document.model_dump_json(by_alias=True, indent=1)) + "\n"
     if format == "yaml":
@@ -245,12 +247,12 @@ def _must_fit_together(options: PlanOptions) -> None:
         raise UsageError(f"{options.more_bundles[0]}: put --replay before saved bundles")
     if len(machines) == 2:
         raise UsageError("-i and --replay cannot be combined: plan for an inventory or for saved bundles")
-    thought = options.thought
-    if machines and thought:
+    hypothetical = options.hypothetical
+    if machines and hypothetical:
         raise UsageError(
-            f"{next(iter(thought))} describes a hypothetical node and cannot be combined with {machines[0]}"
+            f"{next(iter(hypothetical))} describes a hypothetical node and cannot be combined with {machines[0]}"
         )
-    if not machines and not thought:
+    if not machines and not hypothetical:
         raise UsageError("nothing to plan for: use --platform or --gpu with --os, -i INVENTORY, or --replay BUNDLE")
     if options.gpus and options.platform:
         raise UsageError("--platform defines the GPUs: remove --gpu")
@@ -285,31 +287,31 @@ def _request(options: PlanOptions, catalog: Catalog) -> Request:
     )
 
 
-def _driver(wish: str | None, catalog: Catalog) -> str | None:
-    if wish is None or wish in WORDS:
-        return wish
-    if is_range(wish):
-        return _range(wish, catalog)
-    text, latest = wish.lower().removeprefix("r"), ""
+def _driver(requested: str | None, catalog: Catalog) -> str | None:
+    if requested is None or requested in WORDS:
+        return requested
+    if is_range(requested):
+        return _range(requested, catalog)
+    text, latest = requested.lower().removeprefix("r"), ""
     if text.endswith(LATEST) and "." not in text:
         text, latest = text.removesuffix(LATEST), LATEST
     if text.split(".")[0] not in catalog.branches or not all(part.isdigit() for part in text.split(".")):
         known = [*WORDS, *catalog.branches, *(point for row in catalog.branches.values() for point in row.points)]
-        if nearest(wish, known):
-            raise UsageError(f"--driver: {unknown('driver', wish, known)}")
-        raise UsageError(f"--driver: unknown driver {wish!r}; known: {', '.join(known[:MOST_NAMES])} …")
+        if nearest(requested, known):
+            raise UsageError(f"--driver: {unknown('driver', requested, known)}")
+        raise UsageError(f"--driver: unknown driver {requested!r}; known: {', '.join(known[:MOST_NAMES])} …")
     return text + latest
 
 
-def _range(wish: str, catalog: Catalog) -> str:
+def _range(requested: str, catalog: Catalog) -> str:
     try:
-        wanted = specifiers(wish)
+        allowed = specifiers(requested)
     except UsageError as err:
         raise UsageError(f"--driver: {err}") from None
     points = [point for row in catalog.branches.values() for point in row.points]
-    if not any(wanted.contains(point, prereleases=True) for point in points):
-        raise UsageError(f"--driver {wish}: no known release matches; the newest is {max(points, key=number)}")
-    return wish.replace(" ", "")
+    if not any(allowed.contains(point, prereleases=True) for point in points):
+        raise UsageError(f"--driver {requested}: no known release matches; the newest is {max(points, key=number)}")
+    return requested.replace(" ", "")
 
 
 def _framework(text: str | None, catalog: Catalog) -> str | None:
@@ -334,7 +336,7 @@ def _cuda(option: str, text: str | None, catalog: Catalog) -> str | None:
 
 
 def _newest_series(major: str, catalog: Catalog) -> str:
-    """The newest CUDA of a major; the newest of all where the major is unknown."""
+    """Return the newest CUDA of a major; the newest of all if the major is unknown."""
     series = [row.series for row in catalog.toolkits.values()]
     return next((name for name in series if name.startswith(f"{major}.")), series[0])
 
@@ -346,7 +348,7 @@ def _kernel(release: str | None) -> str | None:
 
 
 def _picture(options: PlanOptions, catalog: Catalog) -> NodePicture:
-    """The node that is thought of. A GPU named twice is there twice."""
+    """Return the hypothetical node. A GPU that is named twice exists twice."""
     named = Counter(options.gpus)
     groups = []
     for label, times in named.items():
@@ -371,7 +373,7 @@ def _of_bundles(places: tuple[str, ...], request: Request, catalog: Catalog, tod
 
 
 def _replayed(places: tuple[str, ...], apart: "Apart", catalog: Catalog) -> Iterator[PlanHost]:
-    """One bundle in memory at a time: a thousand of them are more than a controller should hold."""
+    """Yield hosts with one bundle in memory at a time: a thousand of them would be too much for a controller."""
     from gpunode.cli.plan_host import host_of  # noqa: PLC0415 (a hypothetical node has no facts)
     from gpunode.cli.replay import read_bundles  # noqa: PLC0415 (the same)
 

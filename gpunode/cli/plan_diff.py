@@ -1,4 +1,4 @@
-"""``gpunode plan --diff A B``: what differs between two saved plans."""
+"""``gpunode plan --diff A B``: the differences between two saved plans."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class FieldDifference(NamedTuple):
-    """One field that differs; None: the side has no such field."""
+    """One field that differs; None: that plan has no such field."""
 
     host: str
     field: str
@@ -28,10 +28,10 @@ class FieldDifference(NamedTuple):
 
 
 def differences(first: Path, second: Path, *, verbose: bool) -> list[FieldDifference]:
-    """What differs, host by host. Warnings count; reasons do only with ``verbose``. Raises UsageError."""
+    """Return the differences, host by host. Warnings are compared; reasons only with ``verbose``. Raises UsageError."""
     before, after = _answers(first), _answers(second)
     if len(before) == len(after) == 1:
-        # Two plans for hypothetical nodes, or for one host under two names, are about the same question.
+        # Two plans for hypothetical nodes, or for one host under two names, are comparable.
         (name,) = after
         before = {name: next(iter(before.values()))}
     return [
@@ -42,7 +42,7 @@ def differences(first: Path, second: Path, *, verbose: bool) -> list[FieldDiffer
 
 
 def _answers(path: Path) -> dict[str, dict[str, Any]]:
-    """Answer by host of a saved plan, a stack or a lock; "" for a hypothetical node."""
+    """Return the answer by host of a saved plan, a stack or a lock; "" for a hypothetical node."""
     document = _read(path)
     try:
         if LOCK_NAME in document or document.get("schema") == "gpunode.stack/1":
@@ -78,7 +78,7 @@ def _answer(group: PlanGroup) -> dict[str, Any]:
 
 
 def _flat(value: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested fields under dotted names; packages by name, warnings by rule, other lists as a whole."""
+    """Return nested fields under dotted names; packages by name, warnings by rule, other lists as a whole."""
     found: dict[str, Any] = {}
     for key, item in value.items():
         name = f"{above}{key}"

@@ -9,7 +9,7 @@ MOST_DRIVERS = 6
 
 
 def as_text(found: Explanation) -> str:
-    """The rule, what it says about the question, and what it decided."""
+    """Return the rule, its statements on the question, and its decisions."""
     return "\n".join(_lines(found)) + "\n"
 
 

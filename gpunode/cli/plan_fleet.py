@@ -1,4 +1,4 @@
-"""The machine side of ``gpunode plan``: hosts of an inventory, and the locks beside their variables."""
+"""Machines in ``gpunode plan``: hosts of an inventory, and the locks in their variable folders."""
 
 import json
 import os
@@ -30,11 +30,11 @@ HEADER = """\
 """
 _UNSAFE = "!unsafe"
 _SUFFIXES = ("", ".yml", ".yaml", ".json")
-"""What Ansible looks for as a host's or group's variables, in this order, stopping at the first."""
+"""The suffixes under which Ansible searches a host's or group's variables, in this order, up to the first match."""
 
 
 class FleetPlanOptions(Protocol):
-    """What of the command line matters here."""
+    """The options of the command line that are used here."""
 
     @property
     def inventories(self) -> tuple[str, ...]: ...
@@ -50,14 +50,14 @@ class FleetPlanOptions(Protocol):
 
 @dataclass(frozen=True)
 class Answers:
-    """Hosts as they answer, and the inventory they are from."""
+    """Hosts in the order of their answers, and their inventory."""
 
     inventory: Inventory
     hosts: Iterable[PlanHost]
 
 
 def of_inventory(options: FleetPlanOptions, apart: Apart, catalog: Catalog) -> Answers:
-    """Collect from the hosts of an inventory. Raises UsageError where it cannot be read."""
+    """Collect from the hosts of an inventory. Raises UsageError if it cannot be read."""
     with explained():
         inventory, config = read_with_settings(options.inventories, options.limit, SETTINGS)
     refuse_poisoned_locks(inventory)
@@ -89,12 +89,12 @@ def of_inventory(options: FleetPlanOptions, apart: Apart, catalog: Catalog) -> A
 
 
 def write_locks(document: Plan, inventory: Inventory, limit: str | None) -> list[Path]:
-    """Write what was decided; return the files.
+    """Write the decided stacks; return the files.
 
-    One file for the group where a whole group (``--limit GROUP``, or nothing for ``all``) has one stack, else one for
-    each host. Locks of its hosts and of narrower groups inside it are removed: they would win over the new one.
-    Nothing is changed where a host has no stack, where a file of the user would be masked, or where Ansible would take
-    an older lock all the same: UsageError.
+    One file for the group if a whole group (``--limit GROUP``, or nothing for ``all``) has one stack, else one for each
+    host. Locks of its hosts and of narrower groups inside it are removed: they would take precedence over the new one.
+    Nothing is changed, and UsageError raised, if a host has no stack, if a file of the user would be masked, or if
+    Ansible would still use an older lock.
     """
     without = [host for group in document.groups if group.stack is None for host in group.hosts]
     if without:
@@ -125,9 +125,9 @@ def write_locks(document: Plan, inventory: Inventory, limit: str | None) -> list
 
 
 def refuse_poisoned_locks(inventory: Inventory) -> None:
-    """Raise UsageError for a lock that holds a template: earlier releases wrote what a node reported as it was.
+    """Raise UsageError for a lock with a template: earlier releases wrote a node's report unescaped.
 
-    A lock that is one template as a whole is the user's own, and code as the rest of the inventory is.
+    A lock that consists of one template is the user's own, and code like the rest of the inventory.
     """
     for host, variables in inventory.hosts.items():
         lock = variables.get(LOCK_NAME)
@@ -141,16 +141,16 @@ def refuse_poisoned_locks(inventory: Inventory) -> None:
 
 
 def _lock_file(sources: Iterable[str], lock: Any) -> Path | None:
-    """Return the file beside the inventories that holds this lock."""
+    """Return the variable file of the inventories with this lock."""
     folders = [path if path.is_dir() else path.parent for path in map(Path, sources) if path.exists()]
     files = (file for folder in folders for file in sorted(folder.glob(f"*_vars/*/{LOCK_FILE}")))
     return next((file for file in files if _as_read(file.read_text(encoding="utf-8")) == lock), None)
 
 
 def _narrower(folder: Path, inventory: Inventory, hosts: set[str]) -> list[Path]:
-    """Earlier locks that speak of some of these hosts and of no other: of a host, or of a group inside the wider one.
+    """Return earlier locks of some of these hosts and of no other: of a host, or of a group inside the wider one.
 
-    Ansible takes the narrowest, so that an older decision would win over the new one.
+    Ansible uses the narrowest, so an older decision would take precedence over the new one.
     """
     found = [folder / "host_vars" / host / LOCK_FILE for host in sorted(hosts)]
     for path in sorted((folder / "group_vars").glob(f"*/{LOCK_FILE}")):
@@ -160,15 +160,15 @@ def _narrower(folder: Path, inventory: Inventory, hosts: set[str]) -> list[Path]
 
 
 def _members(inventory: Inventory, group: str) -> set[str]:
-    """Hosts of a group in the whole inventory."""
+    """Return the hosts of a group in the whole inventory."""
     try:
         return set(read(inventory.sources, group, inventory.vault).hosts)
-    except UsageError:  # a group without hosts is none that a pattern matches
+    except UsageError:  # a group without hosts matches no pattern
         return set()
 
 
 def _must_be_effective(folder: Path, inventory: Inventory, stacks: Mapping[str, Stack]) -> None:
-    """Raise UsageError where Ansible, asked anew, takes another ``gpunode_stack`` for a host than was decided."""
+    """Raise UsageError if Ansible, queried again, uses another ``gpunode_stack`` for a host than the decided one."""
     hosts = read(inventory.sources, None, inventory.vault).hosts
     for host, stack in sorted(stacks.items()):
         value = hosts.get(host, {}).get(LOCK_NAME)
@@ -184,13 +184,13 @@ def _must_be_effective(folder: Path, inventory: Inventory, stacks: Mapping[str, 
 
 
 def _as_read(text: str) -> Any:
-    """The lock in a file as Ansible hands it on: JSON; None where the file holds none."""
+    """Return the lock in a file as Ansible passes it on: JSON; None if the file has none."""
     content = yaml.load(text, LockLoader)  # noqa: S506 - a SafeLoader that knows one more tag
     return json.loads(json.dumps(content.get(LOCK_NAME), default=str)) if isinstance(content, Mapping) else None
 
 
 def _remove(path: Path) -> None:
-    """Remove a lock, and its folder where nothing else is in it: an empty one masks a file HOST.yml beside it."""
+    """Remove a lock, and its folder if nothing else is in it: an empty one masks a file HOST.yml next to it."""
     path.unlink(missing_ok=True)
     if path.parent.is_dir() and not any(path.parent.iterdir()):
         path.parent.rmdir()
@@ -205,23 +205,23 @@ def _put_back(path: Path, content: bytes | None) -> None:
 
 
 def lock_text(stack: Stack, what: str) -> str:
-    """A lock file's text."""
+    """Return the text of a lock file."""
     body: str = yaml.dump(_free_text_marked(lock_document(stack)), Dumper=LockDumper, sort_keys=False, width=110)
     return HEADER.format(what=what) + "---\n" + body
 
 
 class _Unsafe(str):
-    """Free text, which Ansible must not take for a template."""
+    """Free text, which Ansible must not treat as a template."""
 
     __slots__ = ()
 
 
 class LockDumper(yaml.SafeDumper):
-    """Writes ``_Unsafe`` with Ansible's tag."""
+    """Dumper of ``_Unsafe`` with Ansible's tag."""
 
 
 class LockLoader(yaml.SafeLoader):
-    """Reads that tag as Ansible does: as text."""
+    """Loader that reads that tag as Ansible does: as text."""
 
 
 LockDumper.add_representer(_Unsafe, lambda dumper, text: dumper.represent_scalar(_UNSAFE, str(text)))
@@ -238,7 +238,7 @@ def _free_text_marked(value: Any) -> Any:
 
 
 def _folder(sources: tuple[str, ...]) -> Path:
-    """Where the inventory's variable folders stand."""
+    """Return the folder of the inventory's variable folders."""
     if len(sources) != 1:
         raise UsageError("--write needs one inventory: with several the location of the lock is ambiguous")
     path = Path(sources[0])
@@ -251,7 +251,7 @@ def _folder(sources: tuple[str, ...]) -> Path:
 
 
 def _place(folder: Path, name: str) -> Path:
-    """The lock's path; UsageError where Ansible would then no longer read a file of the user."""
+    """Return the lock's path; UsageError if Ansible would then no longer read a file of the user."""
     masked = next((path for suffix in _SUFFIXES if (path := folder / f"{name}{suffix}").is_file()), None)
     if masked is not None:
         inside = folder / name / f"vars{masked.suffix or '.yml'}"

@@ -15,7 +15,7 @@ from gpunode.stack.model import Library, Service
 from gpunode.text import all_printable, counted, listed
 
 PIPE_WIDTH = 160
-"""Columns where the output is no terminal: lines stay whole for grep."""
+"""Columns if the output is not a terminal: lines stay complete for grep."""
 NAMES = {
     "cuda_compat": "forward compatibility",
     "toolkit": "host toolkit",
@@ -29,12 +29,12 @@ NAMES = {
     "nvlsm": "NVLSM",
     "imex": "IMEX",
 }
-"""Components that a stack may go without."""
+"""Components that a stack may lack."""
 MOST_HOSTS = 12
 
 
 def as_text(document: Plan, *, verbose: bool) -> str:
-    """The plan: one block for each group of nodes."""
+    """Return the plan: one block for each group of nodes."""
     document = Plan.model_validate(all_printable(document.model_dump()))
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     out = StringIO()
@@ -47,9 +47,9 @@ def as_text(document: Plan, *, verbose: bool) -> str:
             console.print(part, soft_wrap=isinstance(part, Text))
     console.print()
     if any(group.stack is not None and group.hosts for group in document.groups):
-        # A catalog knows versions; whether a node's sources have them and its holds allow them, the node knows.
-        asked = "apt and dnf were not queried: gpunode provision --check also reports what they refuse on a node"
-        console.print(Text(f"note: {asked}", style="yellow"), soft_wrap=True)
+        # The catalog has versions; only the node shows whether its sources have them and its holds allow them.
+        hint = "apt and dnf were not queried: gpunode provision --check also reports what they refuse on a node"
+        console.print(Text(f"note: {hint}", style="yellow"), soft_wrap=True)
     for note in document.notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
     console.print(_last_line(document), soft_wrap=True)
@@ -60,7 +60,7 @@ def _group(group: PlanGroup, *, verbose: bool) -> Iterator[RenderableType]:
     if group.hosts:
         yield Text(f"{counted(len(group.hosts), 'node')}: {listed(group.hosts, MOST_HOSTS)}", style="bold")
     if group.stack is not None:
-        # Of a machine: nobody names its GPUs. A warning says whether there are none, or unknown ones.
+        # Of a machine: its GPUs are not named. A warning reports whether there are none, or unknown ones.
         yield from _stack(group.stack, "no known NVIDIA GPU" if group.hosts else "no GPU named", verbose=verbose)
     if group.conflict is not None:
         yield from _conflict(group.conflict)
@@ -104,8 +104,8 @@ def _lines(stack: Stack) -> Iterator[tuple[str, str, str]]:
     kernel = f" for {module.kernel_flavour}: {', '.join(module.kernel_packages)}" if module.kernel_flavour else ""
     yield "kernel module", f"{module.flavour}, {module.build}{kernel}", "module"
     reach = f", up to {cuda.newest} by minor-version compatibility" if cuda.newest != cuda.native else ""
-    wished = f"{cuda.wished} ({cuda.support}); " if cuda.wished else ""
-    yield "CUDA in containers", f"{wished}{cuda.native or 'unknown'}{reach}", "cuda"
+    requested = f"{cuda.wished} ({cuda.support}); " if cuda.wished else ""
+    yield "CUDA in containers", f"{requested}{cuda.native or 'unknown'}{reach}", "cuda"
     for field, name in NAMES.items():
         part: Library | Service | None = getattr(stack, field)
         if part is not None:
@@ -127,8 +127,8 @@ def _lines(stack: Stack) -> Iterator[tuple[str, str, str]]:
 
 
 def _conflict(conflict: Conflict) -> Iterator[RenderableType]:
-    asked = " + ".join(str(term) for term in conflict.terms)
-    yield Text(f"no stack: conflict between {asked}", style="bold red")
+    requirements = " + ".join(str(term) for term in conflict.terms)
+    yield Text(f"no stack: conflict between {requirements}", style="bold red")
     for clash in conflict.clashes:
         yield Text(f"  {clash.text} [{clash.rule}]")
     if conflict.offers:
@@ -143,5 +143,5 @@ def _last_line(document: Plan) -> Text:
         "without a stack": sum(max(1, len(group.hosts)) for group in document.groups if group.conflict),
         "not determined": sum(len(group.hosts) for group in document.groups if group.undetermined),
     }
-    said = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
-    return Text(f"{said}; lifetimes as of {document.today}")
+    summary = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+    return Text(f"{summary}; lifetimes as of {document.today}")

@@ -22,21 +22,21 @@ MODES = ("mute", "observe")
 
 
 def today() -> date:
-    """The date in UTC."""
+    """Return the date in UTC."""
     return datetime.now(UTC).date()
 
 
 def read_policy(path: Path, on: date, option: str = "--policy") -> Policy:
-    """Read a policy file as it holds on a day, and register the own checks that it names.
+    """Read a policy file with the rules valid on a day, and register the own checks that it names.
 
-    Raises UsageError with one line that names file, key and what would be right.
+    Raises UsageError with one line that names file, key and the expected value.
     """
     content, _ = read_mapping(option, path, ", ".join(KEYS))
     return policy_of(content, f"{option} {path}", f"policy {path.name}", path.parent, on)
 
 
 def policy_of(content: Mapping[Any, Any], where: str, source: str, folder: Path, on: date) -> Policy:
-    """Return the policy of a mapping. ``where`` begins the messages, ``source`` is what findings name."""
+    """Return the policy of a mapping. ``where`` begins the messages, ``source`` is the name in findings."""
     for key in content:
         if key not in KEYS:
             raise UsageError(f"{where}: {unknown('key', str(key), KEYS)}")
@@ -121,7 +121,7 @@ def _list(value: Any, where: str) -> list[str]:
 
 
 class Policies:
-    """The policy of each host: that of the option for all, else that of the inventory for those that have one."""
+    """The policy of each host: that of the option for all, else that of the inventory for hosts that have one."""
 
     def __init__(self, option: Path | None, on: date) -> None:
         self._on = on
@@ -130,7 +130,7 @@ class Policies:
         self._read: dict[str, Policy] = {}
 
     def add(self, host: str, value: Any) -> None:
-        """Take a host's ``gpunode_policy``: the path of a file, or the policy itself. Raises UsageError."""
+        """Read a host's ``gpunode_policy``: the path of a file, or the policy itself. Raises UsageError."""
         if value is None or value == "" or self._all is not None:
             return
         key = repr(value)

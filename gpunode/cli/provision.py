@@ -25,7 +25,7 @@ from gpunode.text import did_you_mean, nearest
 from gpunode.variables import refuse_unknown, refuse_wrong_values
 
 INTERRUPT_WAIT_S = 20.0
-"""How long Ansible may take to end by itself after Ctrl-C before its process group is killed."""
+"""Seconds for Ansible to end after Ctrl-C before its process group is killed."""
 _SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 
 
@@ -56,13 +56,13 @@ def command(**options: Any) -> int:
     playbook = root / "playbooks" / "site.yml"
     if not playbook.is_file():
         raise UsageError(f"{playbook} is missing: reinstall gpunode")
-    # What costs nothing comes first: reading an inventory takes a second.
+    # Cheap checks come first: reading an inventory takes a second.
     _refuse_unknown_tags(root, [*options["tags"], *options["skip_tags"]])
     for extra in options["extra_vars"]:
         given, files = _extra_variables(extra), [extra] if extra.startswith("@") else []
         refuse_unknown(given, root, files, "-e")
         refuse_wrong_values(given, root, files, "-e")
-    vault = [word for file in options["vault_files"] for word in ("--vault-password-file", file)]
+    vault = [argument for file in options["vault_files"] for argument in ("--vault-password-file", file)]
     with explained():
         read = inventory.read(options["inventories"], options["limit"], vault)
     names = {name for variables in read.hosts.values() for name in variables}
@@ -71,23 +71,23 @@ def command(**options: Any) -> int:
         refuse_wrong_values(variables, root, options["inventories"], f"the inventory, host {host}")
     if LOCK_NAME in names:
         refuse_poisoned_locks(read)
-    argv = [ansible_program("ansible-playbook"), str(playbook), *_words(options), *vault]
+    argv = [ansible_program("ansible-playbook"), str(playbook), *_arguments(options), *vault]
     password = None
     if options["ask_become_pass"]:
         password = click.prompt("sudo password", hide_input=True, err=True)
         argv += ["--become-password-file", "-"]
     env = ansible_environment()
     if options["check"] and not options["verbose"]:
-        # What would be changed fits on a page that a person reads.
+        # The planned changes should fit on one page.
         env.setdefault("ANSIBLE_DISPLAY_OK_HOSTS", "no")
     return verdict(run(argv, env, password))
 
 
 def verdict(rc: int) -> int:
-    """gpunode's exit code for one of ansible-playbook.
+    """Return gpunode's exit code for one of ansible-playbook.
 
-    Ansible answers 4 when any node was unreachable, whatever happened on the others, 2 when a task failed, 1 and 5 for
-    what it could not start, 99 when it was interrupted.
+    Ansible returns 4 if any node was unreachable, independent of the others, 2 if a task failed, 1 and 5 if it could
+    not start, 99 if it was interrupted.
     """
     if rc < 0:
         return 128 - rc
@@ -142,9 +142,9 @@ def _wait(child: "subprocess.Popen[bytes]", received: list[int], wait_s: float) 
             return -received[0] if received else rc
 
 
-def _words(options: dict[str, Any]) -> list[str]:
-    """The options as ansible-playbook takes them."""
-    words: list[str] = []
+def _arguments(options: dict[str, Any]) -> list[str]:
+    """Return the options as arguments of ansible-playbook."""
+    arguments: list[str] = []
     for name, values in (
         ("--inventory", options["inventories"]),
         ("--limit", [options["limit"]] if options["limit"] is not None else []),
@@ -153,19 +153,19 @@ def _words(options: dict[str, Any]) -> list[str]:
         ("--extra-vars", options["extra_vars"]),
         ("--forks", [str(options["forks"])] if options["forks"] else []),
     ):
-        words += [word for value in values for word in (name, value)]
-    words += ["--check"] if options["check"] else []
-    words += ["--diff"] if options["diff"] else []
-    words += [f"-{'v' * options['verbose']}"] if options["verbose"] else []
-    return words
+        arguments += [argument for value in values for argument in (name, value)]
+    arguments += ["--check"] if options["check"] else []
+    arguments += ["--diff"] if options["diff"] else []
+    arguments += [f"-{'v' * options['verbose']}"] if options["verbose"] else []
+    return arguments
 
 
 def _refuse_unknown_tags(root: Path, given: Sequence[str]) -> None:
-    """Ansible runs nothing for a tag that does not exist, and calls that a success."""
+    """Raise UsageError for a tag that does not exist: Ansible runs nothing for it and reports success."""
     known = _SPECIAL_TAGS.union(
         *(_tags(file) for file in (*root.glob("playbooks/*.yml"), *root.glob("roles/*/*/*.yml")))
     )
-    for tag in (word.strip() for value in given for word in value.split(",") if word.strip()):
+    for tag in (argument.strip() for value in given for argument in value.split(",") if argument.strip()):
         if tag not in known:
             near = did_you_mean(nearest(tag, known, likeness=0.5))
             hint = near or f"known: {', '.join(sorted(known - _SPECIAL_TAGS))}"
@@ -173,7 +173,7 @@ def _refuse_unknown_tags(root: Path, given: Sequence[str]) -> None:
 
 
 def _tags(file: Path) -> set[str]:
-    """All tags of a playbook or a file of tasks, wherever they stand; ``--list-tags`` knows none of included files."""
+    """Return all tags in a playbook or a file of tasks, at every level; ``--list-tags`` omits included files."""
 
     def walk(node: yaml.Node | None) -> Iterator[str]:
         if isinstance(node, yaml.MappingNode):
@@ -196,7 +196,7 @@ def _tag_names(node: yaml.Node) -> Iterator[str]:
 
 
 def _extra_variables(extra: str) -> dict[str, Any]:
-    """The variables in one ``-e``: ``KEY=VALUE …``, JSON or YAML, or ``@FILE``; none of a vaulted file."""
+    """Return the variables in one ``-e``: ``KEY=VALUE …``, JSON or YAML, or ``@FILE``; none of a vaulted file."""
     text, where = extra, f"-e {extra.partition('=')[0]}"
     if extra.startswith("@"):
         where = extra[1:]
@@ -211,10 +211,13 @@ def _extra_variables(extra: str) -> dict[str, Any]:
         if not names:
             raise UsageError("-e: write KEY=VALUE, a JSON object, or @FILE")
         try:
-            words = [word.partition("=") for word in shlex.split(extra)]
+            arguments = [argument.partition("=") for argument in shlex.split(extra)]
         except ValueError:
             raise UsageError(f"{where}: a quotation mark is missing") from None
-        return {**dict.fromkeys(names, "{{ not read }}"), **{name: value for name, equals, value in words if equals}}
+        return {
+            **dict.fromkeys(names, "{{ not read }}"),
+            **{name: value for name, equals, value in arguments if equals},
+        }
     try:
         document = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError):

@@ -13,17 +13,17 @@ from gpunode.probe.bundle import MAX_BYTES
 
 @dataclass(frozen=True)
 class Replayed:
-    """What one saved bundle holds."""
+    """The content of one saved bundle."""
 
     host: str
-    """The file, where nothing of it could be read."""
+    """The file, if nothing in it could be read."""
     facts: NodeFacts | None
     reason: str | None
     """Why there are no facts."""
 
 
 def bundle_files(places: Sequence[str]) -> list[Path]:
-    """The files of the bundles named: a folder stands for all ``*.json`` in it, a file named twice is there once.
+    """Return the files of the named bundles: a folder stands for all ``*.json`` in it, a duplicate is listed once.
 
     Raises UsageError where there is nothing to read.
     """
@@ -33,25 +33,25 @@ def bundle_files(places: Sequence[str]) -> list[Path]:
 
 
 def read_bundles(places: Sequence[str], apart: Apart) -> Iterator[Replayed]:
-    """Return the facts of every bundle named, each read in a worker; a folder stands for all ``*.json`` in it.
+    """Yield the facts of every named bundle, each read in a worker; a folder stands for all ``*.json`` in it.
 
-    A file that is named twice is read once. Where a second file is of a host that was read already, its node
-    is followed by the file: ``localhost (saved/gpu-2.json)``.
+    A file that is named twice is read once. For a second file of the same host, the file follows the node's name:
+    ``localhost (saved/gpu-2.json)``.
 
-    Raises UsageError at once where there is nothing to read, and later at the first file that is no bundle.
+    Raises UsageError at once if there is nothing to read, and later at the first file that is not a bundle.
     """
-    return _told_apart(bundle_files(places), apart)
+    return _distinguished(bundle_files(places), apart)
 
 
 def _each_once(paths: Sequence[Path]) -> Iterable[Path]:
-    """By the file itself: a link and what it leads to are one."""
+    """Yield each file once: a link and its target are one."""
     names: dict[Path, Path] = {}
     for path in paths:
         names.setdefault(path.resolve(), path)
     return names.values()
 
 
-def _told_apart(paths: Iterable[Path], apart: Apart) -> Iterator[Replayed]:
+def _distinguished(paths: Iterable[Path], apart: Apart) -> Iterator[Replayed]:
     hosts: set[str] = set()
     for path in paths:
         try:
@@ -74,7 +74,7 @@ def _files(place: Path) -> list[Path]:
 
 
 def read_file(path: Path) -> bytes:
-    """The text of a bundle, and a byte more of one that is too large. Raises UsageError."""
+    """Return the text of a bundle, and one byte more for one that is too large. Raises UsageError."""
     try:
         with path.open("rb") as file:
             parts, left = [], MAX_BYTES + 1

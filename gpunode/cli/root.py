@@ -1,4 +1,4 @@
-"""The verbs together, and how each of them ends."""
+"""All verbs, and how each of them ends."""
 
 import importlib
 import signal
@@ -18,7 +18,7 @@ ON_NODE = "--on-node"
 
 
 class Verbs(click.Group):
-    """Finds a verb's module (``gpunode.cli.VERB``) by name and loads no other."""
+    """Group that finds a verb's module (``gpunode.cli.VERB``) by name and loads no other."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(VERBS)
@@ -37,7 +37,7 @@ class Verbs(click.Group):
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             raise UsageError(unknown("verb", args[0], VERBS))
         if args[:1] == ["validate"] and ON_NODE in args:
-            # A scheduler's prolog waits for it: nothing that it does not need is loaded.
+            # A scheduler's prolog waits for it: only what it needs is loaded.
             from gpunode.cli.on_node import validate_on_node  # noqa: PLC0415
 
             return "validate", validate_on_node, args[1:]
@@ -59,7 +59,7 @@ def _print_version(ctx: click.Context) -> None:
     is_flag=True,
     expose_value=False,
     is_eager=True,
-    callback=lambda ctx, _, asked: _print_version(ctx) if asked else None,
+    callback=lambda ctx, _, requested: _print_version(ctx) if requested else None,
     help="Show the version and exit.",
 )
 def root() -> None:
@@ -67,38 +67,38 @@ def root() -> None:
 
 
 def answer(argv: Sequence[str] | None) -> int:
-    """Run the command line and return the exit code; where the reader of our output left, as the shell shows it."""
+    """Run the command line and return the exit code; if the reader of our output left, the shell's code for that."""
     try:
         result = root.main(list(argv) if argv is not None else None, prog_name="gpunode", standalone_mode=False)
         sys.stdout.flush()
     except ReaderLeft:
         return 128 + signal.SIGPIPE
     except GpunodeError as err:
-        _say(printable(f"gpunode: {err}"))
+        _print_error(printable(f"gpunode: {err}"))
         return err.exit_code
     except PermissionError as err:
-        _say(printable(f"gpunode: {err.filename or 'a file'}: {err.strerror}"))
+        _print_error(printable(f"gpunode: {err.filename or 'a file'}: {err.strerror}"))
         return Exit.USAGE
     except click.exceptions.NoArgsIsHelpError as err:
-        _say(err.format_message())
+        _print_error(err.format_message())
         return Exit.USAGE
     except click.ClickException as err:
         context = getattr(err, "ctx", None)
         verb = context.command_path if context else _verb(sys.argv[1:] if argv is None else argv)
-        _say(printable(f"{verb}: {' '.join(err.format_message().split())} ({verb} --help)"))
+        _print_error(printable(f"{verb}: {' '.join(err.format_message().split())} ({verb} --help)"))
         return Exit.USAGE
     except (KeyboardInterrupt, click.Abort):
-        _say("gpunode: interrupted")
+        _print_error("gpunode: interrupted")
         return 130
     return result if isinstance(result, int) else Exit.GOOD
 
 
 def _verb(argv: Sequence[str]) -> str:
-    """What was called, where click forgot: an option that lacks its value."""
+    """Return the verb if click lost it: for an option that lacks its value."""
     return " ".join(["gpunode", *(word for word in argv[:1] if word in VERBS)])
 
 
-def _say(line: str) -> None:
-    # How it ended is told by the exit code too.
+def _print_error(line: str) -> None:
+    # The exit code reports the result too.
     with suppress(ReaderLeft, UndeterminedError):
         click.echo(line, err=True)

@@ -31,18 +31,18 @@ MODELS: dict[str, Any] = {
     "stack": Stack,
     **{f"parse-{kind}": answer for kind, answer in ANSWERS.items()},
 }
-"""What each format's schema is derived from: a model, or the union of a parser's answers."""
+"""The source of each format's schema: a model, or the union of a parser's answers."""
 
 
 def from_model(name: str) -> str:
-    """The schema of a format as its model has it: what the file should read."""
+    """Return the schema of a format from its model: the expected content of the file."""
     schema: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"gpunode.{name}/1",
         **TypeAdapter(MODELS[name]).json_schema(by_alias=True, mode="serialization"),
     }
     if name == "bundle":
-        # The probe, which has the bundle's model, knows nothing of facts; what is published says what the results are.
+        # The probe, which has the bundle's model, does not import facts; the published schema describes the results.
         record = Record.model_json_schema(by_alias=True, mode="serialization", ref_template="#/$defs/{model}")
         schema["$defs"] |= record.pop("$defs")
         schema["$defs"]["Record"] = record
@@ -51,7 +51,7 @@ def from_model(name: str) -> str:
 
 
 def from_file(name: str) -> str:
-    """The schema of a format as it is published."""
+    """Return the published schema of a format."""
     return resource_files("gpunode").joinpath("schemas", f"{name}.json").read_text(encoding="utf-8")
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 LONGEST_S = 7 * 24 * 3600
-"""Far beyond any node's work, and within what clocks can wait for."""
+"""Longer than any node's work, and within the range of clocks."""
 
 
 class Seconds(click.FloatRange):
-    """A time limit of at least ``least_s``; ``nan``, which is within every range, is none."""
+    """A time limit of at least ``least_s``; ``nan``, which is within every range, is refused."""
 
     def __init__(self, least_s: float) -> None:
         super().__init__(min=least_s, max=LONGEST_S)
@@ -27,7 +27,7 @@ class Seconds(click.FloatRange):
 
 
 class Duration(Seconds):
-    """A time limit that may carry its unit: ``5``, ``5s``, ``2m``."""
+    """A time limit that may have a unit: ``5``, ``5s``, ``2m``."""
 
     name = "duration"
 

@@ -1,4 +1,4 @@
-"""Which nodes a verb is about, and collecting from them: shared by ``validate`` and ``collect``."""
+"""Selection of nodes for a verb, and collecting from them: shared by ``validate`` and ``collect``."""
 
 import functools
 import getpass
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
-    """Nodes as they were named on the command line, and how to collect from them."""
+    """Nodes named on the command line, and how to collect from them."""
 
     hosts: tuple[str, ...]
     inventories: tuple[str, ...]
@@ -39,11 +39,11 @@ class Selection:
 
     @property
     def names_nodes(self) -> bool:
-        """True where hosts or an inventory were given."""
+        """Return True if hosts or an inventory were given."""
         return bool(self.hosts or self.inventories or self.limit)
 
     def targets(self) -> "list[Target]":
-        """The nodes; this machine where none is named. Raises UsageError."""
+        """Return the nodes; this machine if none is named. Raises UsageError."""
         with loading():
             from gpunode import fleet  # noqa: PLC0415 (slow to load, and a replay does without)
 
@@ -64,13 +64,13 @@ class Selection:
         self,
         apart: "Apart",
         save: Path | None,
-        then: "Callable[[Say], Then] | None" = None,
+        then: "Callable[[NodeProgress], Then] | None" = None,
         targets: "list[Target] | None" = None,
     ) -> "Iterator[Collected]":
-        """What came from each node, as it comes; with ``save``, bundles are written into that folder on the way.
+        """Yield the result of each node, in order of arrival; with ``save``, write bundles into that folder on the way.
 
-        ``targets`` are the nodes where they were read already. ``then`` makes what follows the probe on each node.
-        Progress goes to stderr where that is a terminal.
+        ``targets`` are the nodes if they were read already. ``then`` creates the work after the probe on each node.
+        Progress goes to stderr if that is a terminal.
         """
         from gpunode import fleet  # noqa: PLC0415
 
@@ -82,7 +82,7 @@ class Selection:
                 parallel=self.parallel,
                 timeout_s=self.timeout_s,
                 become_password=password,
-                then=then(shown.say) if then else None,
+                then=then(shown.step) if then else None,
                 read=apart.bundle,
             )
             for answer in answers:
@@ -92,18 +92,18 @@ class Selection:
                 yield answer
 
 
-Say = Callable[[str, str], None]
-"""Called with a node's name and what is going on there."""
+NodeProgress = Callable[[str, str], None]
+"""Called with a node's name and the current step there."""
 
 
 class Shown:
-    """How far it is. Nothing is shown in a pipe or with NO_COLOR: this base shows nothing."""
+    """Progress display. In a pipe or with NO_COLOR nothing is shown: this base class shows nothing."""
 
     def __call__(self, name: str) -> None:
-        """A node has answered."""
+        """Count a node that has answered."""
 
-    def say(self, name: str, text: str) -> None:
-        """What is going on at a node."""
+    def step(self, name: str, text: str) -> None:
+        """Show the current step at a node."""
 
 
 class _OnTerminal(Shown):
@@ -118,7 +118,7 @@ class _OnTerminal(Shown):
         self._doing.pop(name, None)
         self._update()
 
-    def say(self, name: str, text: str) -> None:
+    def step(self, name: str, text: str) -> None:
         self._doing[name] = text
         self._update()
 
@@ -130,7 +130,7 @@ class _OnTerminal(Shown):
 
 @contextmanager
 def shown_progress(names: Sequence[str]) -> Iterator[Shown]:
-    """A line on stderr: how many nodes have answered, at the end which have not, and what was last said of one."""
+    """Yield a line on stderr: how many nodes have answered, at the end which have not, and the last step of one."""
     if not sys.stderr.isatty() or "NO_COLOR" in os.environ:
         yield Shown()
         return
@@ -142,7 +142,7 @@ def shown_progress(names: Sequence[str]) -> Iterator[Shown]:
 
 
 def progress(waiting: Collection[str], nodes: int) -> str:
-    """How far it is; the names of the last few, so that a node that hangs is known before its time is over."""
+    """Return the progress, with the names of the last few, so that a hanging node is known before its time is over."""
     line = f"collecting: {nodes - len(waiting)} of {nodes} nodes"
     return f"{line}, waiting for {fold(waiting)}" if 0 < len(waiting) <= min(8, nodes - 1) else line
 
@@ -173,11 +173,11 @@ OF_ASKING = {
     "timeout_s": "--timeout",
     "ask_become_pass": "-K",
 }
-"""Options that say which nodes are asked and how."""
+"""Options that select nodes and the connection to them."""
 
 
 def refuse_asking(why: str) -> None:
-    """Raise UsageError where one of them was written, be it with its default: it would be accepted and ignored."""
+    """Raise UsageError if one of them was given, even with its default: it would be accepted and ignored."""
     source = click.get_current_context().get_parameter_source
     given = [option for name, option in OF_ASKING.items() if source(name) is ParameterSource.COMMANDLINE]
     if given:
@@ -215,7 +215,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ask_password() -> str:
-    """Read the password of sudo from the terminal, unseen; raise UsageError where there is no terminal."""
+    """Read the password of sudo from the terminal without echo; raise UsageError if there is no terminal."""
     try:
         with Path("/dev/tty").open("r+b", buffering=0):
             pass

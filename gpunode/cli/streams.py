@@ -1,4 +1,4 @@
-"""stdout and stderr that say in one line why they cannot be written."""
+"""stdout and stderr with one-line errors if they cannot be written."""
 
 import errno
 import io
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class ReaderLeft(Exception):  # noqa: N818 (nothing is wrong where somebody has read enough)
-    """Nobody reads any more what we write."""
+class ReaderLeft(Exception):  # noqa: N818 (a reader that has read enough is not an error)
+    """The reader of our output has left."""
 
 
 class _Guarded(io.FileIO):
@@ -25,7 +25,7 @@ class _Guarded(io.FileIO):
         try:
             return super().write(data)
         except OSError as err:
-            # What Python would still flush at its end must go nowhere.
+            # What Python would still flush at its end must be discarded.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if isinstance(err, BrokenPipeError):
                 raise ReaderLeft from None
@@ -34,16 +34,16 @@ class _Guarded(io.FileIO):
 
 
 def guard() -> None:
-    """Let stdout and stderr raise ReaderLeft, and UndeterminedError where they are full or stdout is closed."""
+    """Let stdout and stderr raise ReaderLeft, and UndeterminedError if they are full or stdout is closed."""
     sys.stdout = _text(1, "standard output", sys.stdout, os.O_RDONLY)
-    # A verb without messages is not in doubt.
+    # The result of a verb without messages is still clear.
     sys.stderr = _text(2, "standard error", sys.stderr, os.O_WRONLY)
 
 
 def _text(descriptor: int, called: str, old: TextIO | None, closed: int) -> TextIO:
-    """The stream in place of ``old``; where that is None, what is written to /dev/null opened as ``closed`` says."""
+    """Return the stream in place of ``old``; if that is None, of /dev/null opened with mode ``closed``."""
     if old is None:
-        # Else the next file that is opened would be taken for it.
+        # Else the next opened file would get its descriptor.
         os.dup2(os.open(os.devnull, closed), descriptor)
     settings: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
     if old is not None:

@@ -1,4 +1,4 @@
-"""Tables of the verbs: within a terminal's width, one line for each row elsewhere."""
+"""Tables of the verbs: folded to a terminal's width, one line for each row elsewhere."""
 
 import os
 import sys

@@ -21,14 +21,14 @@ from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
 from gpunode.cli.apart import Apart
-from gpunode.cli.baseline import read_baselines, say_without_figures
-from gpunode.cli.chosen import wanted_checks
+from gpunode.cli.baseline import print_without_figures, read_baselines
+from gpunode.cli.chosen import selected_checks
 from gpunode.cli.expectation import read_expectation
 from gpunode.cli.measured_logs import checks_of, must_be_judged, must_be_of_one, read_logs
 from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
 from gpunode.cli.policy import Policies, today
 from gpunode.cli.replay import bundle_files, read_file
-from gpunode.cli.selection import Say, Selection, refuse_asking
+from gpunode.cli.selection import NodeProgress, Selection, refuse_asking
 from gpunode.cli.workloads import WorkloadOptions
 from gpunode.cli.write_expect import must_be_writable, write_expectation
 from gpunode.cli.writing import folder_for_bundles, write_whole
@@ -137,15 +137,15 @@ def command(  # noqa: PLR0913
     """
     load_packages(registry)
     policies = Policies(policy_file, today())
-    wanted = wanted_checks(selected, skipped)
+    chosen = selected_checks(selected, skipped)
     if level is not None or not replay:
-        level_must_have_one(level or "standard", wanted)
+        level_must_have_one(level or "standard", chosen)
     expectation = read_expectation(expect) if expect else Expectation()
     baselines = read_baselines(baseline) if baseline else {}
     printed = read_logs(logs, replay=replay)
-    must_be_judged(printed, wanted)
+    must_be_judged(printed, chosen)
     places = outputs_.outputs(ctx)
-    runs = level != "quick" and reads_records(wanted)
+    runs = level != "quick" and reads_records(chosen)
     workload = at_level(workload, level, runs=runs, replay=replay)
     if write_expect is not None:
         must_be_writable(write_expect, measures=runs or replay)
@@ -161,19 +161,20 @@ def command(  # noqa: PLR0913
     for target in targets:
         policies.add(target.name, target.policy)
     if not selected:
-        # Those that policies of the inventory declare were not known before.
-        wanted = wanted_checks(selected, skipped)
-    judging = FleetJudging(expectation, level if replay else level or "standard", wanted, policies, baselines, printed)
-    load()  # once, and not once in the process of each node
+        # Checks that policies of the inventory declare were not known before.
+        chosen = selected_checks(selected, skipped)
+    judging = FleetJudging(expectation, level if replay else level or "standard", chosen, policies, baselines, printed)
+    if len(files) + len(targets) > 1:
+        load().prepare()
     with Apart(judge=judging.work) as apart:
         if replay:
-            nodes = told_apart(files, judging.files(files, apart))
+            nodes = distinguished(files, judging.files(files, apart))
         else:
             then = following(workload, apart) if runs else None
             answers = selection.collect(apart, save=folder, then=then, targets=targets)
             nodes = sorted(judging.answers(answers, apart), key=lambda node: node.host)
     if baseline:
-        say_without_figures(baseline, nodes, baselines)
+        print_without_figures(baseline, nodes, baselines)
     document = report(nodes, level=judging.deepest, version=__version__, started_at=started, finished_at=now())
     for place in places:
         write(document, place, verbose=verbose)
@@ -183,7 +184,7 @@ def command(  # noqa: PLR0913
 
 
 def at_level(workload: WorkloadOptions, level: Level | None, *, runs: bool, replay: bool) -> WorkloadOptions:
-    """Return the workload's options at the level. Raises UsageError for those that nothing would read there."""
+    """Return the workload's options at the level. Raises UsageError for options that would have no effect there."""
     if workload.given and (replay or not runs):
         reason = "--level quick runs no workload" if level == "quick" else "no selected check uses a workload"
         reason = "--replay contacts no node" if replay else reason
@@ -195,20 +196,20 @@ def at_level(workload: WorkloadOptions, level: Level | None, *, runs: bool, repl
     return workload
 
 
-def level_must_have_one(level: Level, wanted: Iterable[str]) -> None:
-    """Raise UsageError where all that was selected lies deeper: nothing would be judged."""
-    least = min((registry[name].level for name in wanted), key=LEVELS.index)
+def level_must_have_one(level: Level, chosen: Iterable[str]) -> None:
+    """Raise UsageError if all selected checks belong to a deeper level: nothing would be judged."""
+    least = min((registry[name].level for name in chosen), key=LEVELS.index)
     if LEVELS.index(least) > LEVELS.index(level):
         raise UsageError(f"--level {level}: no selected check runs at this level; use --level {least}")
 
 
-def reads_records(wanted: Iterable[str]) -> bool:
-    """True where one of the checks needs what a workload records."""
-    return any(registry[name].level != "quick" for name in wanted)
+def reads_records(chosen: Iterable[str]) -> bool:
+    """Return True if one of the checks needs a workload's records."""
+    return any(registry[name].level != "quick" for name in chosen)
 
 
-def told_apart(files: Iterable[Path], nodes: Iterable[NodeReport]) -> list[NodeReport]:
-    """The nodes; where a second file is of a host that was there already, the file follows the host's name."""
+def distinguished(files: Iterable[Path], nodes: Iterable[NodeReport]) -> list[NodeReport]:
+    """Return the nodes; for a second file of the same host, the host's name is followed by the file."""
     found: dict[str, NodeReport] = {}
     for path, node in zip(files, nodes, strict=True):
         host = f"{node.host} ({path})" if node.host in found else node.host
@@ -216,44 +217,44 @@ def told_apart(files: Iterable[Path], nodes: Iterable[NodeReport]) -> list[NodeR
     return list(found.values())
 
 
-def following(workload: WorkloadOptions, apart: Apart) -> "Callable[[Say], Workload]":
-    """What is run on each node after its probe. Raises UsageError."""
+def following(workload: WorkloadOptions, apart: Apart) -> "Callable[[NodeProgress], Workload]":
+    """Return what is run on each node after its probe. Raises UsageError."""
     from gpunode.cli import workload_run  # noqa: PLC0415 (it loads the engine's library; --level quick does without)
 
-    wish, limit_s = workload_run.read_wish(workload), workload.limit_s
+    request, limit_s = workload_run.read_request(workload), workload.limit_s
 
-    def then(say: Say) -> "Workload":
-        return workload_run.Workload(wish, limit_s, apart.facts, say)
+    def then(progress: NodeProgress) -> "Workload":
+        return workload_run.Workload(request, limit_s, apart.facts, progress)
 
     return then
 
 
 def now() -> str:
-    """The time in UTC, as reports write it."""
+    """Return the time in UTC, as in reports."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
 class FleetJudging:
-    """By what nodes are judged."""
+    """The criteria for nodes."""
 
     expectation: Expectation
     level: Level | None
-    """None: each as deep as it was looked at."""
-    wanted: set[str]
+    """None: each at the level at which it was collected."""
+    chosen: set[str]
     policies: Policies
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     """By host."""
     logs: Sequence[Mapping[str, Any]] = ()
     """Saved outputs as records."""
     deepest: Level = "quick"
-    """Of all that were judged."""
+    """The deepest level of all that were judged."""
 
     def __post_init__(self) -> None:
         self.deepest = self.level or "quick"
 
     def files(self, files: Iterable[Path], apart: Apart) -> Iterator[NodeReport]:
-        """The reports on saved bundles, in their order. Raises UsageError for one that is none."""
+        """Yield the reports on saved bundles, in their order. Raises UsageError for an invalid one."""
 
         def one(path: Path) -> NodeReport:
             return self._apart(apart, str(path), read_file(path), str(path), None)
@@ -261,7 +262,7 @@ class FleetJudging:
         return in_order(one, files, apart.most)
 
     def answers(self, answers: "Iterable[Collected]", apart: Apart) -> Iterator[NodeReport]:
-        """The reports on nodes that were asked."""
+        """Yield the reports on nodes that were queried."""
 
         def one(answer: "Collected") -> NodeReport:
             if answer.bundle is None:
@@ -281,7 +282,7 @@ class FleetJudging:
         return found.node
 
     def work(self, text: bytes, where: str, seconds: float | None, name: str) -> bytes:
-        """The report on one bundle, as a document of ``JudgedBundle``. Raises UsageError where it is none.
+        """Return the report on one bundle, as a document of ``JudgedBundle``. Raises UsageError if it is invalid.
 
         ``name`` is the node's, by which the inventory may have a policy for it.
         """
@@ -290,10 +291,10 @@ class FleetJudging:
         level = self.level or level_of(bundle)
         policy = self.policies.of(name)
         expectation = self.expectation.with_baseline(self.baselines.get(bundle.host))
-        findings = judge(node, expectation, level, self.wanted, policy=policy)
+        findings = judge(node, expectation, level, self.chosen, policy=policy)
         if self.logs:
-            # As deep as their own checks alone: of the other measurements nothing was to be collected.
-            ids = self.wanted & checks_of(self.logs)
+            # Only at the level of their own checks: other measurements were not to be collected.
+            ids = self.chosen & checks_of(self.logs)
             read = facts_from_bundle(bundle.model_copy(update={"results": [*bundle.results, *self.logs]}))
             findings = [one for one in findings if one.check not in ids]
             findings += judge(read, expectation, "deep", ids, policy=policy)
@@ -302,7 +303,7 @@ class FleetJudging:
 
 
 def level_of(bundle: Bundle) -> Level:
-    """The level at which a bundle was collected: the launcher's record has it, from the release on that had two."""
+    """Return the level at which a bundle was collected: in the launcher's record, since the release with two levels."""
     if not bundle.results:
         return "quick"
     levels = (one["values"].get("level") for one in bundle.results if isinstance(one.get("values"), dict))
@@ -310,14 +311,14 @@ def level_of(bundle: Bundle) -> Level:
 
 
 class JudgedBundle(BaseModel):
-    """What comes back of one bundle."""
+    """The result of one bundle."""
 
     level: Level
     node: NodeReport
 
 
 def in_order(work: Callable[[Item], NodeReport], items: Iterable[Item], most: int) -> Iterator[NodeReport]:
-    """What ``work`` makes of each item, ``most`` at a time; an item is not taken before there is room for it."""
+    """Yield the result of ``work`` for each item, ``most`` at a time; items are fetched only when there is room."""
     waiting: deque[Future[NodeReport]] = deque()
     with ThreadPoolExecutor(max_workers=most) as pool:
         for item in items:
@@ -329,7 +330,7 @@ def in_order(work: Callable[[Item], NodeReport], items: Iterable[Item], most: in
 
 
 def write(document: Report, place: ReportOutput, *, verbose: bool) -> None:
-    """Write one rendering to its place."""
+    """Write one rendering to its file or to stdout."""
     if place.format == "json":
         text = printable_json(document.to_json())
         if place.path is None:

@@ -21,7 +21,7 @@ VERBS = {
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Keep the garbage collector from what is loaded meanwhile: nothing of it is garbage, and it is large."""
+    """Exclude what is loaded in the context from garbage collection: nothing of it is garbage, and it is large."""
     enabled, known = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:

@@ -15,7 +15,7 @@ from packaging.version import Version
 from gpunode.catalog import GpuMatch, load
 from gpunode.checks import identify
 from gpunode.checks.gpus import model_of
-from gpunode.cli.selection import Say
+from gpunode.cli.selection import NodeProgress
 from gpunode.cli.workloads import BURN_S, END_S, WORKLOAD_TIMEOUT_S, WorkloadOptions
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
@@ -38,8 +38,8 @@ DOCKER = ("docker", "/usr/bin/docker", "/usr/local/bin/docker")
 _CONNECT_S = 10.0
 
 
-def read_wish(options: WorkloadOptions) -> WorkloadRequest:
-    """What is to be run; UsageError for options that contradict each other, and for a file that is no image."""
+def read_request(options: WorkloadOptions) -> WorkloadRequest:
+    """Return the request; UsageError for options that contradict each other, and for a file that is not an image."""
     if options.image is not None and not options.image.strip():
         raise UsageError("--image: the name is empty")
     if options.no_container and options.image_timeout_s is not None:
@@ -81,14 +81,15 @@ def _image(named: str | None, file: ImageFile | None, node: NodeFacts) -> str:
 
 
 def catalog_image(node: NodeFacts) -> str:
-    """The newest image of the catalog that the node's driver and GPUs run; LaunchFailure where there is none.
+    """Return the newest image of the catalog that the node's driver and GPUs support; LaunchFailure if there is none.
 
-    One whose CUDA the driver has comes before one that relies on compatibility within CUDA's major version.
+    An image with the driver's CUDA or an older one takes precedence over one that relies on compatibility within CUDA's
+    major version.
     """
-    told = identify(node).stack.cuda
-    if told is None:
+    cuda_version = identify(node).stack.cuda
+    if cuda_version is None:
         raise LaunchFailure("image", "the CUDA version of the driver is unknown: set an image with --image IMAGE")
-    cuda = Version(told)
+    cuda = Version(cuda_version)
     models = [model_of(device) for device in node.gpus_on_bus or ()]
     known = [Version(str(match.common["compute_capability"])) for match in models if match and _capability(match)]
     fitting = [
@@ -102,7 +103,8 @@ def catalog_image(node: NodeFacts) -> str:
         return row.image
     lowest = f" and compute capability {min(known)}" if known else ""
     raise LaunchFailure(
-        "image", f"no image of the catalog is for CUDA {told}{lowest} on {node.architecture}: name one with --image"
+        "image",
+        f"no image of the catalog is for CUDA {cuda_version}{lowest} on {node.architecture}: name one with --image",
     )
 
 
@@ -112,32 +114,33 @@ def _capability(match: GpuMatch) -> bool:
 
 @dataclass(frozen=True)
 class Workload:
-    """What ``fleet.collect`` does with each node after its probe."""
+    """Work of ``fleet.collect`` on each node after its probe."""
 
-    wish: WorkloadRequest
+    request: WorkloadRequest
     limit_s: float
     facts: Callable[[Bundle], NodeFacts]
-    say: Say = lambda name, text: None  # noqa: ARG005
+    progress: NodeProgress = lambda name, text: None  # noqa: ARG005
 
     def __call__(self, node: Node, bundle: Bundle, deadline: float) -> Bundle:
-        """Run the workload and put its records into the bundle."""
+        """Run the workload and add its records to the bundle."""
         name = node.target.name
         ends = deadline - END_S
-        records = launch(NodeWay(node, ends), self.facts(bundle), self.wish, ends, lambda text: self.say(name, text))
+        transport = NodeTransport(node, ends)
+        records = launch(transport, self.facts(bundle), self.request, ends, lambda text: self.progress(name, text))
         return _with(bundle, records)
 
     def failed(self, bundle: Bundle, reason: str) -> Bundle:
-        """The bundle with the reason as its one record."""
+        """Return the bundle with the reason as its only record."""
         bare = NodeFacts(host=bundle.host, collected_at=bundle.collected_at, simulated=bundle.simulated)
-        return _with(bundle, failed(bare, f"the workload: {reason}", self.wish.level))
+        return _with(bundle, failed(bare, f"the workload: {reason}", self.request.level))
 
 
 def _with(bundle: Bundle, records: list[dict[str, Any]]) -> Bundle:
     return bundle.model_copy(update={"results": [*bundle.results, *records]})
 
 
-class NodeWay:
-    """See ``workload.Way``: streams over the connection that the probe came by."""
+class NodeTransport:
+    """Transport over the connection of the probe, see ``workload.Transport``."""
 
     def __init__(self, node: Node, deadline: float) -> None:
         self._node = node
@@ -145,7 +148,7 @@ class NodeWay:
 
     @property
     def as_root(self) -> tuple[bool, ...]:
-        """See Way: with sudo where the probe had it; else as who logged in, and with a sudo that does not ask."""
+        """See Transport: with sudo if the probe had it; else as the login user, and with a sudo that does not ask."""
         if self._node.is_root:
             return (False,)
         if self._node.becomes_root:
@@ -154,11 +157,11 @@ class NodeWay:
 
     @property
     def user(self) -> str:
-        """See Way."""
+        """See Transport."""
         return self._node.user
 
     def engine(self, *, root: bool) -> ProgramStream:
-        """See Way."""
+        """See Transport."""
         if self._node.target.ssh is None and not root:
             return _LocalEngine()
         missing = "no Docker engine on the node (docker is not installed): the role docker installs it"
@@ -167,7 +170,7 @@ class NodeWay:
         )
 
     def python(self, program: str, arguments: tuple[str, ...]) -> ProgramStream:
-        """See Way."""
+        """See Transport."""
         named = self._node.target.python
         missing = f"{named or 'python3'} is not installed on the node: install it, or set ansible_python_interpreter"
         return self._stream(
@@ -215,11 +218,11 @@ class _LocalEngine:
             ) from None
 
     def complaint(self) -> str:
-        """See workload.Stream."""
+        """See workload.ProgramStream."""
         return ""
 
     def close(self) -> None:
-        """See workload.Stream: whoever reads from it is told, which closing alone would not do."""
+        """See workload.ProgramStream: shut the socket down, because a reader does not notice that it is closed."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()

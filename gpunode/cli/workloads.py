@@ -1,4 +1,4 @@
-"""The options of ``validate`` for the workload. What runs it is in ``workload_run``, which is slow to load."""
+"""The options of ``validate`` for the workload. ``workload_run``, which runs it, is slow to load."""
 
 import functools
 from collections.abc import Callable
@@ -11,14 +11,14 @@ import click
 from gpunode.cli.seconds import Seconds
 
 END_S = 3.0
-"""What the launcher leaves of the node's time, to say itself what was not done in time."""
+"""Seconds between the launcher's limit and the node's, for the launcher to report what was not done in time."""
 BETWEEN_S = 60.0
-"""For all that is asked of an engine beside the image and the run."""
+"""For all requests to an engine other than the image and the run."""
 
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """The workload as it was asked for on the command line."""
+    """The workload options of the command line."""
 
     image: str | None
     image_file: Path | None
@@ -32,23 +32,23 @@ class WorkloadOptions:
 
     @property
     def run_limit_s(self) -> float:
-        """How long a node's workload may run; a longer sustained load than the usual one has its time beside."""
+        """Return how long a node's workload may run; a longer sustained load than the default extends it."""
         longer_s = max(0.0, (self.burn_s or 0.0) - BURN_S)
         return self.workload_timeout_s or WORKLOAD_TIMEOUT_S[self.level] + longer_s
 
     @property
     def image_limit_s(self) -> float:
-        """How long bringing its image may take."""
+        """Return how long pulling or loading its image may take."""
         return self.image_timeout_s or IMAGE_TIMEOUT_S
 
     @property
     def limit_s(self) -> float:
-        """How long both may take on a node; one without a container has no image."""
+        """Return how long both may take on a node; a run without a container has no image."""
         return self.run_limit_s + END_S + (0.0 if self.no_container else self.image_limit_s + BETWEEN_S)
 
     @property
     def given(self) -> list[str]:
-        """The options that somebody wrote."""
+        """Return the options that the user set."""
         values = (
             *(self.image, self.image_file, self.no_container, self.force, self.workload_timeout_s),
             *(self.image_timeout_s, self.storage, self.burn_s),
@@ -67,7 +67,7 @@ IMAGE_TIMEOUT_S = 1800.0
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options, and hand them to the command as ``workload``."""
+    """Add the options, and pass them to the command as ``workload``."""
 
     @functools.wraps(command)
     def with_options(*context: Any, **values: Any) -> Any:

@@ -17,7 +17,7 @@ DIGITS = 4
 
 
 def must_be_writable(path: Path, *, measures: bool) -> None:
-    """Raise UsageError before anything is measured: a file of somebody is not replaced."""
+    """Raise UsageError before anything is measured: an existing file of a user is not replaced."""
     if not measures:
         raise UsageError("--write-expect needs measurements: --level standard or deep, and checks that judge them")
     if path.exists() or path.is_symlink():
@@ -27,7 +27,7 @@ def must_be_writable(path: Path, *, measures: bool) -> None:
 
 
 def write_expectation(path: Path, nodes: Iterable[NodeReport]) -> None:
-    """Write the least figure of each metric, less what may be missing of it. Raises UsageError where there is none."""
+    """Write the lowest figure of each metric, less the permitted deviation. Raises UsageError if there is none."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     hosts = []
     for node in nodes:

@@ -1,4 +1,4 @@
-"""What verbs write into files."""
+"""Files that verbs write."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from gpunode.whole import whole_file
 
 
 def write_whole(path: Path, text: str, *, private: bool = False) -> None:
-    """Write a file, see ``whole_file``; raise UsageError where it cannot be written."""
+    """Write a file, see ``whole_file``; raise UsageError if it cannot be written."""
     try:
         with whole_file(path, private=private) as stream:
             stream.write(text.encode())
@@ -19,9 +19,9 @@ def write_whole(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def folder_for_bundles(path: Path) -> Path:
-    """Make the folder of ``--save``, for its owner alone; raise UsageError where that is not possible.
+    """Create the folder of ``--save``, only for its owner; raise UsageError if that is not possible.
 
-    A folder that is there keeps its mode: it is its owner's to decide who looks into it.
+    An existing folder keeps its mode: its owner decides who may read it.
     """
     try:
         refuse_foreign(path, "--save")
@@ -34,9 +34,9 @@ def folder_for_bundles(path: Path) -> Path:
 
 
 def refuse_foreign(path: Path, option: str) -> None:
-    """Raise UsageError where another user could lead what root writes elsewhere: by a link, or in a folder of theirs.
+    """Raise UsageError if another user could redirect what root writes: by a link, or in a folder of theirs.
 
-    Whoever called sudo is no other user. Raises OSError.
+    The user who called sudo does not count as another user. Raises OSError.
     """
     if os.geteuid() != 0:
         return
@@ -52,9 +52,9 @@ def refuse_foreign(path: Path, option: str) -> None:
 
 
 def write_bundle(folder: Path, host: str, bundle: Bundle) -> Path:
-    """Write ``FOLDER/HOST.json``, under the name by which the node was asked for; return its path.
+    """Write ``FOLDER/HOST.json``, under the requested name of the node; return its path.
 
-    What a file name should not have is percent-encoded. Bundles are for their owner alone.
+    Characters that do not belong in a file name are percent-encoded. Only their owner may read bundles.
     """
     path = folder / f"{quote(host, safe='@+,=')}.json"
     if path.is_symlink():

@@ -1,4 +1,4 @@
-"""YAML files that a person writes: read with messages that name file, line and key."""
+"""YAML files of users: read with messages that name file, line and key."""
 
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ Pairs = list[tuple[yaml.Node, yaml.Node]]
 
 
 def read_mapping(option: str, path: Path, known: str) -> tuple[dict[Any, Any], Pairs]:
-    """Return a file's mapping and its pairs as they are written. ``known``: what could be in it, for the message.
+    """Return a file's mapping and its pairs as they are written. ``known``: the possible keys, for the message.
 
-    Raises UsageError: unreadable, not YAML, empty, no mapping, a key that is there twice.
+    Raises UsageError: unreadable, not YAML, empty, not a mapping, a duplicate key.
     """
     try:
         with path.open("rb") as file:
@@ -50,7 +50,7 @@ def _pairs(written: yaml.Node | None) -> Pairs:
 def _each_key_once(written: yaml.Node | None, where: str, seen: set[int]) -> None:
     """Raise UsageError for a duplicate key at any depth, of which YAML silently uses the last.
 
-    ``seen`` are nodes that were looked at: an alias may lead back to what holds it.
+    ``seen`` are nodes that were visited: an alias may lead back to a node that contains it.
     """
     if id(written) in seen:
         return
@@ -69,19 +69,19 @@ def _each_key_once(written: yaml.Node | None, where: str, seen: set[int]) -> Non
 
 
 def first_error(err: ValidationError) -> str:
-    """Return what a model says against its input, as one line: place, what is wrong, what was found."""
+    """Return a model's error on its input, as one line: location, error, value found."""
     first = err.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing":
         return f"{place}: missing"[:400]
     if first["type"] == "value_error":
-        # Of a validator of ours, whose message names what it found.
+        # From a validator of ours; its message contains the value found.
         return f"{place}: {first['ctx']['error']}"[:400]
     return f"{place}: {first['msg'].replace('a valid dictionary', 'KEY: VALUE lines')}, found {first['input']!r}"[:400]
 
 
 def kind_of(content: object) -> str:
-    """Return what a person would call a value."""
+    """Return the name of a value's kind for people."""
     if isinstance(content, list):
         return "a list"
     if isinstance(content, dict):

@@ -2,7 +2,9 @@
 
 import re
 import signal
+from bisect import bisect_right
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from gpunode.facts.errors import ParseError
@@ -66,7 +68,15 @@ class BundleReader:
 
     def under(self, folder: str) -> tuple[str, ...]:
         """Return all paths below ``folder`` that the probe kept, sorted."""
-        return tuple(sorted(path for path in self._bundle.files if path.startswith(folder) and path != folder))
+        paths = self._sorted_paths
+        first = last = bisect_right(paths, folder)
+        while last < len(paths) and paths[last].startswith(folder):
+            last += 1
+        return tuple(paths[first:last])
+
+    @cached_property
+    def _sorted_paths(self) -> list[str]:
+        return sorted(self._bundle.files)
 
     def entries(self, folder: str) -> tuple[str, ...] | None:
         """Return names in one of the probe's TREES with content that was kept; None if the folder does not exist.

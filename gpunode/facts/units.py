@@ -15,7 +15,7 @@ def units(bundle: BundleReader) -> tuple[Unit, ...]:
     """Return failed units and the GPU stack's; a unit that the node does not have is left out."""
     if not systemd(bundle):
         raise UnknownFactError("the node was not booted with systemd")
-    stack = parse_show(bundle.output("systemctl-units"))
+    stack = bundle.once("systemctl-units", lambda: parse_show(bundle.output("systemctl-units")))
     failed = parse_list(bundle.output("systemctl-failed"))
     known = {unit.name for unit in stack}
     return (

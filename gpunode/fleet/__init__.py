@@ -1,4 +1,4 @@
-"""From an inventory to bundles: who is to be reached, how, and all of them at once within time limits."""
+"""From an inventory to bundles: the nodes, their connections, and parallel collection within time limits."""
 
 from gpunode.fleet.collector import Collected, Then, collect
 from gpunode.fleet.node import Node, Stream

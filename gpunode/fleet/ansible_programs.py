@@ -1,13 +1,14 @@
-"""An inventory and settings of Ansible for one start of Python: most of what each costs is importing what both share.
+"""Read an inventory and settings of Ansible in one start of Python: most of the cost of each is importing what both
+share.
 
-Run as a program by the interpreter beside which Ansible is installed; an argument is the folder of packages in which
-Ansible lies. stdin has a JSON object:
+Run as a program by the interpreter in the environment where Ansible is installed; an argument is the folder of packages
+in which Ansible is. stdin has a JSON object:
 
 - ``listing``: the command line of ``ansible-inventory``, or null
 - ``settings``: a list of ``[section, kind, plugin, names]``, kind and plugin null for Ansible's own settings
 
 stdout gets ``{"listing": [exit code, stdout, stderr], "settings": {"section.name": value}, "error": null}``. Settings
-at their default are left out, as ``ansible-config dump --only-changed`` does; ``error`` is why they cannot be read.
+at their default are omitted, as in ``ansible-config dump --only-changed``; ``error`` is why they cannot be read.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def listing(argv: list[str]) -> tuple[int, str, str]:
 
 @contextmanager
 def redirected(stream: int) -> Iterator[int]:
-    """Have a file in memory take what is written to a stream; return its descriptor."""
+    """Redirect a stream to a file in memory; yield its descriptor."""
     kept, memory = os.dup(stream), os.memfd_create(str(stream))
     os.dup2(memory, stream)
     try:
@@ -49,24 +50,24 @@ def redirected(stream: int) -> Iterator[int]:
 
 
 def text(descriptor: int) -> str:
-    """Return what a file in memory holds."""
+    """Return the content of a file in memory."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
         return file.read()
 
 
-def settings(wanted: Iterable[tuple[str, str | None, str | None, list[str]]]) -> dict[str, Any]:
+def settings(requested: Iterable[tuple[str, str | None, str | None, list[str]]]) -> dict[str, Any]:
     """Return the settings that are not at their default, found as ``ansible-config dump`` finds them."""
     constants = importlib.import_module("ansible.constants")
     loaders = importlib.import_module("ansible.plugins.loader")
     config = constants.config
     known = {name: getattr(constants, name) for name in dir(constants) if not name.startswith("__")}
     found = {}
-    for section, kind, plugin, names in wanted:
+    for section, kind, plugin, names in requested:
         if kind:
-            # Loading a plugin tells the configuration which settings it has.
+            # Loading a plugin adds its settings to the configuration.
             getattr(loaders, f"{kind}_loader").get(plugin, class_only=True)
-        # All of a plugin's: a value of another type is refused, whether or not it is wanted.
+        # All settings of a plugin: a value of another type is refused, also for one that was not requested.
         for name in config.get_configuration_definitions(kind, plugin) if kind else names:
             value, origin = config.get_config_value_and_origin(
                 name, plugin_type=kind, plugin_name=plugin, variables=known
@@ -77,8 +78,8 @@ def settings(wanted: Iterable[tuple[str, str | None, str | None, list[str]]]) ->
 
 
 def main() -> None:
-    """Answer what stdin asks."""
-    # The program ends before its garbage counts.
+    """Answer the request on stdin."""
+    # The program ends before garbage collection pays off.
     gc.disable()
     sys.path += [folder for folder in sys.argv[1:] if folder not in sys.path]
     request = json.load(sys.stdin)

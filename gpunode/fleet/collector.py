@@ -18,7 +18,7 @@ from gpunode.fleet.targets import Target
 from gpunode.probe import Bundle, script_text
 
 _GRACE_S = 2.0
-"""What a node's own thread gets beyond the limit to say itself what was wrong."""
+"""Seconds beyond the limit for a node's own thread to report the failure itself."""
 
 
 _LOOK_S = 1.0
@@ -26,9 +26,9 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True)
 class Collected:
-    """What came from one node: exactly one of ``bundle`` and ``reason`` is set.
+    """The result of one node: exactly one of ``bundle`` and ``reason`` is set.
 
-    ``host`` is the name in the inventory (or as typed); the bundle's own ``host`` is what the node calls itself.
+    ``host`` is the name in the inventory (or as typed); the bundle's own ``host`` is the node's own name.
     ``reason`` is one line: what is wrong and what to do.
     """
 
@@ -37,26 +37,26 @@ class Collected:
     reason: str | None
     seconds: float
     unchecked: str | None = None
-    """Its host key in one line, where the user's settings accept one that is not known (StrictHostKeyChecking)."""
+    """Its host key in one line, if the user's settings accept an unknown one (StrictHostKeyChecking)."""
 
 
 class Then(Protocol):
-    """What is done with a node after its probe, while it is still connected."""
+    """Work on a node after its probe, while it is still connected."""
 
     @property
     def limit_s(self) -> float:
-        """How long it may take, after the time of the probe."""
+        """Return how many seconds it may take, after the time of the probe."""
 
     def __call__(self, node: Node, bundle: Bundle, deadline: float) -> Bundle:
-        """Do it and return the bundle with what came of it; ``deadline`` is a time.monotonic() value."""
+        """Do the work and return the bundle with its result; ``deadline`` is a time.monotonic() value."""
 
     def failed(self, bundle: Bundle, reason: str) -> Bundle:
-        """The bundle where it raised or did not come back: the reason is told in it, in one line."""
+        """Return the bundle after an exception or a time-out, with the reason in one line."""
 
 
 @dataclass
 class _Work:
-    """One node under way."""
+    """One node in progress."""
 
     number: int
     target: Target
@@ -64,16 +64,16 @@ class _Work:
     ends: float
     abort: Abort
     stage: str = "login did not succeed"
-    """How far it came, for the case that it goes no further."""
+    """The stage that it reached, for the message if it fails there."""
     node: Node | None = None
-    """Once it let us in."""
+    """Set after a successful login."""
     bundle: Bundle | None = None
-    """What the probe gave, where it has come to an end."""
+    """The probe's answer, if the probe finished."""
 
 
 @dataclass(frozen=True)
 class _Common:
-    """What all nodes of one run share."""
+    """Shared state of all nodes of one run."""
 
     script: bytes
     timeout_s: float
@@ -93,11 +93,11 @@ def collect(  # noqa: PLR0913
     then: Then | None = None,
     read: Callable[[bytes], Bundle] | None = None,
 ) -> Iterator[Collected]:
-    """Run the probe on all targets and yield what comes, as it comes: one ``Collected`` for each target.
+    """Run the probe on all targets and yield one ``Collected`` for each target, in order of arrival.
 
-    ``timeout_s`` is the limit of one node, connecting included, whatever the node does. A failing node never stops
-    another. ``then`` is called for each bundle while its node is still connected, within a limit of its own. ``read``
-    makes a bundle of what the probe printed; it raises UsageError where that is none. Ending
+    ``timeout_s`` is the limit of one node, connecting included, in every case. A failing node never stops another.
+    ``then`` is called for each bundle while its node is still connected, within a limit of its own. ``read`` parses
+    the probe's output to a bundle; it raises UsageError for an invalid one. Ending
     the iteration early (Ctrl-C, ``close()``) ends what is under way and leaves nothing that would keep the process
     from exiting.
     """
@@ -118,7 +118,7 @@ def collect(  # noqa: PLR0913
                 threading.Thread(target=_collect_one, args=(work, common), daemon=True).start()
             next_end = min(work.ends for work in running.values()) + _GRACE_S
             try:
-                # Not longer: an end may have come nearer since, with what follows a probe.
+                # Not longer: a deadline may be nearer now, with the work after a probe.
                 done, collected = common.results.get(timeout=min(_LOOK_S, max(0.0, next_end - time.monotonic())))
             except queue.Empty:
                 yield from _give_up(running, common)
@@ -132,7 +132,7 @@ def collect(  # noqa: PLR0913
 
 
 def _give_up(running: dict[int, _Work], common: _Common) -> Iterator[Collected]:
-    """Nodes whose own thread did not even notice the end of its time."""
+    """Yield failures of nodes with a thread that did not notice the end of its time."""
     now = time.monotonic()
     for number, work in list(running.items()):
         if now - work.ends < _GRACE_S:
@@ -169,7 +169,7 @@ def _collect_one(work: _Work, common: _Common) -> None:
     except NodeFailure as err:
         reason = str(err)
     except Exception as err:
-        # One node's surprise is that node's finding, never the end of the others.
+        # An unexpected error on one node is that node's result, and must not end the others.
         reason = f"unexpected {type(err).__name__}: {err}".splitlines()[0]
     finally:
         watch.cancel()
@@ -184,7 +184,7 @@ def _collect_one(work: _Work, common: _Common) -> None:
 
 
 def _secrets(work: _Work, common: _Common) -> list[str]:
-    """What a node was or may have been sent, and could send back."""
+    """Return the secrets that a node received or may have received, and could send back."""
     target = work.target
     return [text for text in (target.password, target.become_password, common.become_password) if text]
 

@@ -1,4 +1,4 @@
-"""SSH by Fabric on Paramiko, held to what OpenSSH would accept: known hosts, keys, jump hosts, time limits."""
+"""SSH by Fabric on Paramiko, limited to what OpenSSH would accept: known hosts, keys, jump hosts, time limits."""
 
 import logging
 import select
@@ -21,16 +21,16 @@ from gpunode.fleet.process import kill_group
 from gpunode.fleet.session import NodeFailure
 from gpunode.fleet.ssh_config import SshSettings
 
-# Paramiko logs as an error what it also raises, and every connection that is cut on purpose.
+# Paramiko logs errors that it also raises, and every connection that is cut on purpose.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 CONNECT_TIMEOUT_S = 15.0
-"""For TCP, the server's banner, and key exchange, each, where ssh's ConnectTimeout says nothing."""
+"""For TCP, the server's banner, and key exchange, each, without a ConnectTimeout in ssh's configuration."""
 _CHUNK = 256 * 1024
 
 
 class Abort:
-    """Ends everything that one node's work holds open, from any thread and at once."""
+    """Ends all open connections of one node's work, from any thread and at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class Abort:
         self._called = False
 
     def add(self, action: Callable[[], None]) -> None:
-        """Register what ends a blocking call; it is called right away where the end was already asked for."""
+        """Register an action that ends a blocking call; call it at once if the end was already requested."""
         with self._lock:
             if not self._called:
                 self._actions.append(action)
@@ -46,7 +46,7 @@ class Abort:
         action()
 
     def __call__(self) -> None:
-        """Ask for the end."""
+        """Run the registered actions; those that are added later run at once."""
         with self._lock:
             self._called = True
             actions, self._actions = self._actions, []
@@ -71,7 +71,7 @@ class SshSession:
         stdout = channel.recv(_CHUNK) if channel.recv_ready() else b""
         stderr = channel.recv_stderr(_CHUNK) if channel.recv_stderr_ready() else b""
         if not stdout and not stderr and channel.eof_received and not self.ended:
-            # After the end of file the descriptor stays readable, and the exit status may still be on its way.
+            # After the end of file the descriptor stays readable, and the exit status may still be outstanding.
             channel.status_event.wait(min(timeout_s, 0.1))
         return stdout, stderr
 
@@ -86,7 +86,7 @@ class SshSession:
             self._channel.shutdown_write()
 
     def close(self) -> None:
-        """Give the channel and its descriptors back."""
+        """Close the channel and its descriptors."""
         self._channel.close()
 
     @property
@@ -105,7 +105,7 @@ class SshSession:
 
 
 class Gateways:
-    """Jump hosts, one connection each for all nodes behind them: thirty logins at once would trip its MaxStartups."""
+    """Jump hosts, one connection each for all nodes behind them: thirty logins at once would exceed its MaxStartups."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -113,7 +113,7 @@ class Gateways:
         self.abort = Abort()
 
     def channel(self, jumps: tuple[SshSettings, ...], host: str, port: int, deadline: float) -> paramiko.Channel:
-        """A channel to ``host:port`` through the chain; raise NodeFailure naming the jump host that failed."""
+        """Return a channel to ``host:port`` through the chain; raise NodeFailure naming the jump host that failed."""
         with self._lock:
             gateway = self._entries.setdefault(jumps, _Gateway())
         if not gateway.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -140,7 +140,7 @@ class Gateways:
 
     def _open(self, gateway: "_Gateway", jumps: tuple[SshSettings, ...], deadline: float) -> None:
         try:
-            # A jump host is nobody's own: it lives until all nodes are done, so the abort is that of all.
+            # A jump host is shared: it stays connected until all nodes are done, so it ends with the abort of all.
             gateway.connection, _ = connect(
                 replace(jumps[-1], jumps=jumps[:-1]), gateways=self, deadline=deadline, abort=self.abort
             )
@@ -171,9 +171,9 @@ def connect(  # noqa: PLR0913
     password: str | None = None,
     passphrase: str | None = None,
 ) -> tuple[fabric.Connection, str | None]:
-    """An open, authenticated connection, and its host key where that was accepted unchecked.
+    """Return an open, authenticated connection, and its host key if that was accepted unchecked.
 
-    Raises NodeFailure with one line; a host key must be known, unless the user's settings say otherwise. Then no
+    Raises NodeFailure with one line; a host key must be known, unless the user's settings accept others. Then no
     password is sent.
     """
     left = deadline - time.monotonic()
@@ -219,7 +219,7 @@ def connect(  # noqa: PLR0913
 
 
 def start(connection: fabric.Connection, command: str, deadline: float) -> SshSession:
-    """Run a command in one session. Raises NodeFailure where the node opens none."""
+    """Run a command in one session. Raises NodeFailure if the node does not open one."""
     try:
         channel = connection.transport.open_session(timeout=max(0.1, deadline - time.monotonic()))
         channel.settimeout(max(0.1, deadline - time.monotonic()))
@@ -261,7 +261,7 @@ def _socket(settings: SshSettings, gateways: Gateways, deadline: float, step: fl
 
 
 def _proxy(command: str, abort: Abort) -> socket.socket:
-    """ProxyCommand: ssh hands it to a shell, with its input and output as the connection."""
+    """Return the connection of a ProxyCommand: ssh runs it in a shell, with its input and output as the connection."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -282,7 +282,7 @@ def _proxy(command: str, abort: Abort) -> socket.socket:
 
 
 def _transport(settings: SshSettings, keys: HostKeys, *args: Any, **kwargs: Any) -> paramiko.Transport:
-    """Paramiko's transport, offering only algorithms that the user's SSH configuration allows."""
+    """Return Paramiko's transport, offering only algorithms that the user's SSH configuration allows."""
     lists = dict(settings.algorithms)
     transport = paramiko.Transport(*args, **kwargs)
     accepted = lists.get("pubkeyacceptedalgorithms")
@@ -296,7 +296,7 @@ def _transport(settings: SshSettings, keys: HostKeys, *args: Any, **kwargs: Any)
     key_types: Sequence[str] = security.key_types
     if "hostkeyalgorithms" in lists:
         key_types = _common("hostkeyalgorithms", lists["hostkeyalgorithms"], key_types)
-    # As in OpenSSH: ask for a type of key that is known, or a second key of the node would look like a changed one.
+    # As in OpenSSH: request a type of key that is known, or a second key of the node would look like a changed one.
     types = {name for key_type in keys.types for name in _signatures(key_type)}
     security.key_types = tuple(sorted(key_types, key=lambda name: name not in types))
     return transport
@@ -306,8 +306,8 @@ def _signatures(key_type: str) -> tuple[str, ...]:
     return ("rsa-sha2-512", "rsa-sha2-256") if key_type == "ssh-rsa" else (key_type,)
 
 
-def _common(option: str, wanted: tuple[str, ...], offered: Sequence[str]) -> tuple[str, ...]:
-    both = tuple(name for name in wanted if name in offered)
+def _common(option: str, allowed: tuple[str, ...], offered: Sequence[str]) -> tuple[str, ...]:
+    both = tuple(name for name in allowed if name in offered)
     if not both:
         raise NodeFailure(f"none of the {option} in the SSH configuration is known here; known: {', '.join(offered)}")
     return both

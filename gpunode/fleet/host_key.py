@@ -1,4 +1,6 @@
-"""Whether a node's host key is trusted: never weaker than OpenSSH with its files; nothing is ever asked or stored."""
+"""Whether a node's host key is trusted: never weaker than OpenSSH with its files, without prompts, and nothing is
+stored.
+"""
 
 import logging
 
@@ -13,16 +15,16 @@ log = logging.getLogger(__name__)
 
 
 class HostKeys:
-    """What the known_hosts files list for one host, under each name that it is looked up by."""
+    """The entries of the known_hosts files for one host, under each name that it is looked up by."""
 
     def __init__(self, settings: SshSettings, address: str | None = None) -> None:
-        """``address`` is where the connection leads, where ssh would connect by itself."""
+        """Read the entries; ``address`` is the target of the connection if ssh would connect directly."""
         files = settings.known_hosts_files
         if settings.host_key_alias is not None:
             self.names = [settings.host_key_alias]
         else:
             name = known_hosts.lookup_name(settings.hostname, settings.port)
-            # OpenSSH, too, takes the entry without a port where there is none with it.
+            # OpenSSH, too, uses the entry without a port if there is none with it.
             self.names = list(dict.fromkeys((name, settings.hostname.lower())))
         found = {name: known_hosts.find(files, name) for name in self.names}
         self._of_address: list[KnownKey] = []
@@ -33,7 +35,7 @@ class HostKeys:
             if settings.check_host_ip and settings.host_key_alias is None:
                 self._of_address = [key for key in known_hosts.find(files, by_address) if key.marker is None]
         every = [key for keys in found.values() for key in keys]
-        # Whoever revokes a key does not say under which of its names it is met next.
+        # A revoked key may be presented under any of its names.
         self._revoked = {key.blob for key in (*every, *also) if key.marker == "revoked"}
         plain = {name: [key for key in keys if key.marker is None] for name, keys in found.items()}
         self.name, self.trusted = next(
@@ -43,34 +45,34 @@ class HostKeys:
 
     @property
     def types(self) -> set[str]:
-        """Types of the keys that may still be met: asked for first, or a second key would look like a changed one."""
+        """Return the types of the listed keys, to be requested first: a second key would look like a changed one."""
         return {key.key_type for key in self.trusted if key.blob not in self._revoked}
 
     def revoked(self, blob: bytes) -> bool:
-        """True where a line of any file revokes the key for this host, whichever other line has it."""
+        """Return True if a line of any file revokes the key for this host, independent of other lines."""
         return blob in self._revoked
 
     def known(self, blob: bytes) -> bool:
-        """True where one of the listed keys is this one; a host may have several, also of one type."""
+        """Return True if one of the listed keys is this one; a host may have several, also of one type."""
         return any(key.blob == blob for key in self.trusted)
 
     def other_of_address(self, blob: bytes) -> KnownKey | None:
-        """A key that the address is listed with, where this one is not among them (CheckHostIP)."""
+        """Return a listed key of the address, if this one is not among them (CheckHostIP)."""
         listed = self._of_address
         return listed[0] if listed and all(key.blob != blob for key in listed) else None
 
 
 class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
-    """Judges every host key: Paramiko is given none, for it keeps one key of each type alone."""
+    """Check of every host key: Paramiko gets none, because it keeps only one key of each type."""
 
     def __init__(self, settings: SshSettings, keys: HostKeys) -> None:
         self._settings = settings
         self._keys = keys
         self.unchecked: str | None = None
-        """The key in one line, where it is unknown and was accepted because the user's settings say so."""
+        """The key in one line, if it is unknown and was accepted because of the user's settings."""
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002
-        """Called by Paramiko with the key that the node has proven to hold; raise NodeFailure to refuse it."""
+        """Check the key that the node has proven to own, called by Paramiko; raise NodeFailure to refuse it."""
         settings, keys, blob = self._settings, self._keys, key.asbytes()
         shown = f"{key.get_name()} {fingerprint(blob)}"
         if keys.revoked(blob):

@@ -1,7 +1,7 @@
 """The inventory as Ansible reads it: through ``ansible-inventory`` and ``ansible`` as programs, and its settings.
 
-No code of Ansible is imported here; what is used is the JSON that programs print. The inventory and the settings share
-one start of Python: see ``ansible_programs``.
+No code of Ansible is imported here; only the JSON output of programs is used. The inventory and the settings share one
+start of Python: see ``ansible_programs``.
 """
 
 import base64
@@ -21,12 +21,12 @@ from gpunode.fleet import process
 from gpunode.text import did_you_mean, listed, nearest
 
 TIMEOUT_S = 120.0
-"""For one run of an Ansible program: a dynamic inventory may ask a slow service."""
+"""For one run of an Ansible program: a dynamic inventory may query a slow service."""
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """Hosts that matched, in the order of the inventory, with their variables as Ansible merged them.
+    """Hosts that matched, in the order of the inventory, with their variables as merged by Ansible.
 
     A value may be a template (``{{ … }}``) or a vaulted value (``{"__ansible_vault": …}``): see ``resolve_values``.
     """
@@ -38,7 +38,7 @@ class Inventory:
 
 
 def read(sources: Sequence[str], limit: str | None = None, vault: Sequence[str] = ()) -> Inventory:
-    """Read inventories (paths, ``host,`` lists, anything Ansible takes after ``-i``), cut to a host pattern.
+    """Read inventories (paths, ``host,`` lists, anything that Ansible accepts after ``-i``), limited to a host pattern.
 
     ``vault`` are arguments such as ``--vault-password-file FILE``. Raises UsageError with one line for a source that
     is missing or cannot be read, an inventory without hosts, and a pattern that matches nothing.
@@ -65,13 +65,13 @@ def _read(done: process.Completed, sources: Sequence[str], limit: str | None, va
     return Inventory(tuple(sources), hosts, groups, tuple(vault))
 
 
-def resolve_values(inventory: Inventory, wanted: Iterable[str]) -> Inventory:
-    """The same inventory with the variables in ``wanted`` templated and decrypted, where any of them needs it.
+def resolve_values(inventory: Inventory, requested: Iterable[str]) -> Inventory:
+    """Return the same inventory with the variables in ``requested`` templated and decrypted, if any of them needs it.
 
     Ansible itself does it, in one local task for all hosts. Raises UsageError for a template that fails and for a
     vaulted value without its password; no value is ever part of the message.
     """
-    names = sorted(set(wanted))
+    names = sorted(set(requested))
     if not any(_is_raw(variables.get(name)) for variables in inventory.hosts.values() for name in names):
         return inventory
     raw = {
@@ -95,8 +95,8 @@ _KINDS: Mapping[str, tuple[str | None, str | None]] = {
 def settings(names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Return settings of Ansible that the user changed (ansible.cfg, environment), by Ansible's own names.
 
-    ``names`` maps a section, ``"base"``, ``"ssh"`` or ``"sudo"``, to the settings wanted. The answer's keys are
-    ``section.name``; what is at its default is no key.
+    ``names`` maps a section, ``"base"``, ``"ssh"`` or ``"sudo"``, to the requested settings. The answer's keys are
+    ``section.name``; settings at their default are missing.
     """
     return _changed(_ask([], names))
 
@@ -104,7 +104,7 @@ def settings(names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
 def read_with_settings(
     sources: Sequence[str], limit: str | None, names: Mapping[str, tuple[str, ...]], vault: Sequence[str] = ()
 ) -> tuple[Inventory, dict[str, Any]]:
-    """Return both of ``read`` and ``settings``, for one start of Ansible."""
+    """Return the results of ``read`` and ``settings``, in one start of Ansible."""
     answer = _ask(_listing(sources, limit, vault), names)
     return _read(answer.listing, sources, limit, vault), _changed(answer)
 
@@ -130,16 +130,16 @@ def _changed(answer: _Answer) -> dict[str, Any]:
 
 def _ask(listing: Sequence[str], names: Mapping[str, tuple[str, ...]]) -> _Answer:
     """Run ``ansible-inventory`` with the arguments of ``listing``, if any, and look settings up."""
-    ansible_program("ansible-inventory")  # it says what is missing
+    ansible_program("ansible-inventory")  # raises UsageError with what is missing
     env = ansible_environment()
-    # Ansible only warns of all three and goes on with fewer hosts than were meant.
+    # Ansible only warns of all three and continues with fewer hosts than intended.
     env["ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED"] = "True"
     env["ANSIBLE_HOST_PATTERN_MISMATCH"] = "error"
-    # Isolated, it does not look where a user's own packages are: Ansible may be among them.
+    # In isolated mode Python does not search a user's own packages, which may include Ansible.
     argv = [sys.executable, "-I", str(Path(__file__).with_name("ansible_programs.py")), *_folder_of("ansible")]
     request = {
         "listing": listing,
-        "settings": [[section, *_KINDS[section], wanted] for section, wanted in names.items()],
+        "settings": [[section, *_KINDS[section], requested] for section, requested in names.items()],
     }
     done = process.run(argv, timeout_s=TIMEOUT_S, env=env, stdin=json.dumps(request))
     try:
@@ -157,12 +157,12 @@ def _folder_of(package: str) -> list[str]:
 
 
 def _without_tag(value: dict[str, Any]) -> Any:
-    """Text that its file marks ``!unsafe``, as text."""
+    """Return text that its file marks ``!unsafe``, as text."""
     return value["__ansible_unsafe"] if value.keys() == {"__ansible_unsafe"} else value
 
 
 def _explain(stderr: str, sources: Sequence[str], limit: str | None, vault: Sequence[str]) -> None:
-    """Raise UsageError with the one line that matters of what ansible-inventory wrote."""
+    """Raise UsageError with the relevant line of ansible-inventory's output."""
     unmatched = re.search(r"Could not match supplied host pattern, ignoring: (\S+)", stderr)
     if unmatched and limit is not None:
         known = read(sources, None, vault)
@@ -187,13 +187,13 @@ def _why(stderr: str) -> str:
     if not reasons:
         return "no such file, or not a valid inventory"
     texts = dict(reasons)
-    # The script and ini plugins try YAML files too; theirs is the reason only where nobody else has one.
+    # The script and ini plugins try YAML files too; their message is used only if no other plugin has one.
     plugin = next((name for name in ("yaml", "toml", "constructed") if name in texts), reasons[-1][0])
     return f"{texts[plugin].strip().removeprefix('Failed to parse inventory: ')}" + (f" ({place[1]})" if place else "")
 
 
 def _error(stderr: str) -> str:
-    """The first line of an error that an Ansible program wrote."""
+    """Return the first line of an error of an Ansible program."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("[ERROR]", "ERROR!"))]
     line = (errors or lines or ["no reason reported"])[0]
@@ -201,7 +201,7 @@ def _error(stderr: str) -> str:
 
 
 def _hosts(listing: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Hosts in the order of the groups; only those that have variables are in ``_meta``."""
+    """Return hosts in the order of the groups; only those that have variables are in ``_meta``."""
     variables = listing.get("_meta", {}).get("hostvars", {})
     names = dict.fromkeys(name for group, body in listing.items() if group != "_meta" for name in body.get("hosts", ()))
     return {name: variables.get(name, {}) for name in (*names, *(set(variables) - set(names)))}
@@ -215,7 +215,7 @@ def _is_raw(value: Any) -> bool:
 
 def _ask_ansible(inventory: Inventory, raw: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
     env = ansible_environment()
-    # The answer holds passwords: it goes through the pipe and nowhere else.
+    # The answer contains passwords: it goes only through the pipe.
     env.update(
         ANSIBLE_LOG_PATH="/dev/null",
         ANSIBLE_STDOUT_CALLBACK="ansible.builtin.minimal",

@@ -24,22 +24,22 @@ class KnownKey:
 
 
 def fingerprint(blob: bytes) -> str:
-    """As ssh prints it: ``SHA256:`` and base64 without padding."""
+    """Return the fingerprint as ssh prints it: ``SHA256:`` and base64 without padding."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def lookup_name(hostname: str, port: int) -> str:
-    """The name under which a host is listed: ``host``, or ``[host]:port`` for any port but 22."""
+    """Return the name under which a host is listed: ``host``, or ``[host]:port`` for any port but 22."""
     return hostname.lower() if port == 22 else f"[{hostname.lower()}]:{port}"
 
 
 def find(files: Iterable[str], name: str) -> list[KnownKey]:
-    """All keys listed for ``name``, in the order of the files. A file that is absent lists none."""
+    """Return all keys listed for ``name``, in the order of the files. An absent file has none."""
     found: list[KnownKey] = []
     for file in files:
         try:
             about = Path(file).stat()
-            # Threads of many nodes ask at the same time: one of them reads.
+            # Threads of many nodes call this at the same time: one of them reads.
             with _reading:
                 listed = _read(file, (about.st_ino, about.st_size, about.st_mtime_ns))
         except OSError:
@@ -53,10 +53,10 @@ _reading = threading.Lock()
 
 @dataclass(frozen=True)
 class _Listed:
-    """What one file lists."""
+    """The entries of one file."""
 
     by_name: Mapping[str, Sequence[KnownKey]]
-    """Keys by the names that lines spell out."""
+    """Keys by the names that lines list literally."""
     by_pattern: Sequence[tuple[str, KnownKey]]
     """Lines with patterns, exceptions or hashes: to be compared one by one."""
 
@@ -72,19 +72,19 @@ def _read(file: str, stamp: tuple[int, int, int]) -> _Listed:  # noqa: ARG001 (a
     by_pattern = []
     text = Path(file).read_text(encoding="utf-8", errors="replace")
     for number, line in enumerate(text.splitlines(), start=1):
-        words = line.split()
-        marker = words.pop(0)[1:] if words and words[0] in ("@revoked", "@cert-authority") else None
-        if len(words) < 3 or words[0].startswith("#"):
+        fields = line.split()
+        marker = fields.pop(0)[1:] if fields and fields[0] in ("@revoked", "@cert-authority") else None
+        if len(fields) < 3 or fields[0].startswith("#"):
             continue
         try:
-            blob = base64.b64decode(words[2], validate=True)
+            blob = base64.b64decode(fields[2], validate=True)
         except binascii.Error:
             continue
-        key = KnownKey(words[1], blob, marker, file, number)
-        if words[0].startswith("|1|") or set("*?!") & set(words[0]):
-            by_pattern.append((words[0], key))
+        key = KnownKey(fields[1], blob, marker, file, number)
+        if fields[0].startswith("|1|") or set("*?!") & set(fields[0]):
+            by_pattern.append((fields[0], key))
         else:
-            for name in dict.fromkeys(words[0].lower().split(",")):
+            for name in dict.fromkeys(fields[0].lower().split(",")):
                 by_name.setdefault(name, []).append(key)
     return _Listed(by_name, by_pattern)
 
@@ -99,7 +99,7 @@ def _matches(field: str, name: str) -> bool:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    # In ssh only * and ? are special; fnmatch would take "[host]:22" for a set of characters.
+    # In ssh only * and ? are special; fnmatch would read "[host]:22" as a set of characters.
     return fnmatchcase(name, pattern.replace("[", "[[]"))
 
 

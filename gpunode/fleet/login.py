@@ -18,7 +18,7 @@ from gpunode.fleet.ssh_config import SshSettings
 
 
 class _Agent(AgentSSH):
-    """The agent at a given socket; without a path the one of SSH_AUTH_SOCK. No agent is an agent without keys."""
+    """The agent at a given socket; without a path that of SSH_AUTH_SOCK. A missing agent is an agent without keys."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class _Agent(AgentSSH):
 
 
 class Logins(AuthStrategy):
-    """Keys of the agent and of files in OpenSSH's order, then the password; it remembers what was tried."""
+    """Keys of the agent and of files in OpenSSH's order, then the password, with a record of what was tried."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Logins(AuthStrategy):
         passphrase: str | None,
         withheld: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``withheld``: whether the host key was not checked; asked once it has been seen."""
+        """Set up the keys; ``withheld``: whether the host key was not checked, called after the key was received."""
         super().__init__(ssh_config=None)  # type: ignore[arg-type]
         self._settings = settings
         self._password = password
@@ -54,7 +54,7 @@ class Logins(AuthStrategy):
         self._agent: _Agent | None = None
         self._tried: list[str] = []
         self._skipped: list[str] = []
-        self._wanted: list[str] = []
+        self._accepted: list[str] = []
 
     def get_sources(self) -> Iterator[AuthSource]:
         """See AuthStrategy."""
@@ -69,16 +69,16 @@ class Logins(AuthStrategy):
             yield PasswordSource(self._settings.user, lambda: password)
 
     def authenticate(self, transport: paramiko.Transport) -> AuthResult:
-        """See AuthStrategy. Unlike there, a login that needs a second step is not taken for a success."""
+        """See AuthStrategy. In contrast to it, a login that needs a second step does not count as a success."""
         result = AuthResult(strategy=self)
         for source in self.get_sources():
             answer: list[str] | Exception
             try:
-                answer = self._wanted = source.authenticate(transport)
+                answer = self._accepted = source.authenticate(transport)
             except paramiko.SSHException as err:
                 answer = err
                 if isinstance(err, paramiko.BadAuthenticationType):
-                    self._wanted = list(err.allowed_types)
+                    self._accepted = list(err.allowed_types)
             result.append(SourceResult(source, answer))
             if transport.is_authenticated():
                 return result
@@ -135,13 +135,13 @@ class Logins(AuthStrategy):
         return None
 
     def explain(self) -> str:
-        """One line: who, what was tried, what was not and why."""
+        """Return one line: the user, what was tried, what was not and why."""
         parts = [f"login refused for user {self._settings.user}: "]
         parts.append(f"tried {', '.join(self._tried)}" if self._tried else "no key or password to try")
         if self._skipped:
             parts.append(f"; not tried: {', '.join(self._skipped)}")
-        if self._wanted and not {"publickey", "password"} & set(self._wanted):
-            parts.append(f"; the node accepts {', '.join(self._wanted)}")
+        if self._accepted and not {"publickey", "password"} & set(self._accepted):
+            parts.append(f"; the node accepts {', '.join(self._accepted)}")
         return "".join(parts) + "; set ansible_user and ansible_ssh_private_key_file, or add the key to the node"
 
     def close(self) -> None:
@@ -155,9 +155,9 @@ def _too_short(key: paramiko.PKey, settings: SshSettings) -> bool:
 
 
 def _public_blob(path: str) -> bytes | None:
-    """The public half beside a private key, or ``path`` itself where it is one."""
+    """Return the public half of a private key, or ``path`` itself if it is a public key."""
     for name in (f"{path}.pub", path):
         with suppress(OSError, ValueError, IndexError, UnicodeDecodeError):
-            words = Path(name).read_text(encoding="ascii").split()
-            return base64.b64decode(words[1], validate=True)
+            fields = Path(name).read_text(encoding="ascii").split()
+            return base64.b64decode(fields[1], validate=True)
     return None

@@ -1,4 +1,4 @@
-"""A node that let us in: further programs on it, over the connection that is there already."""
+"""A node after login: further programs on it, over the existing connection."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ from gpunode.fleet.targets import Target
 _CHUNK = 64 * 1024
 _KEPT_STDERR = 16 * 1024
 _WRITE_LIMIT_S = 300.0
-"""For one piece; an engine that writes a layer to a slow disk does not read meanwhile."""
+"""For one piece; an engine that writes a layer to a slow disk does not read in the meantime."""
 
 
 class Stream:
@@ -41,7 +41,7 @@ class Stream:
                 del self._err[:-_KEPT_STDERR]
                 self._theirs.sendall(out)
         except (OSError, EOFError, paramiko.SSHException):
-            # Whoever stops reading wants no more of it: a program that goes on writing would wait for ever.
+            # A reader that stops needs no more output: a program that continues to write would wait for ever.
             self._session.close()
         self._over.set()
         with suppress(OSError):
@@ -54,17 +54,17 @@ class Stream:
         self._session.close_stdin()
 
     def complaint(self, timeout_s: float = 2.0) -> str:
-        """The last line of its stderr once it has ended; empty where it wrote none."""
+        """Return the last line of its stderr once it has ended; empty if it wrote none."""
         self._over.wait(timeout_s)
         return last_line(self._err.decode(errors="replace"))
 
     def exit_status(self, timeout_s: float = 2.0) -> int | None:
-        """Exit status after the end; None where it did not end, or the connection was lost before."""
+        """Return the exit status after the end; None if it did not end, or the connection was lost before."""
         self._over.wait(timeout_s)
         return self._session.exit_status
 
     def close(self) -> None:
-        """End the program; ``sock`` then reads its end, and is its owner's to close."""
+        """End the program; ``sock`` then reads the end of file, and must be closed by its owner."""
         with suppress(OSError):
             self._theirs.shutdown(socket.SHUT_RDWR)
         self._session.close()
@@ -73,7 +73,7 @@ class Stream:
 
 
 class Node:
-    """A node during its work: what else is started on it ends with that work, at the latest."""
+    """A node during its work: programs started on it end with that work at the latest."""
 
     def __init__(
         self,
@@ -88,27 +88,27 @@ class Node:
         self._abort = abort
         self.given_password = target.become_password or become_password
         self.unchecked = unchecked
-        """The host key, where it was accepted without being known; None where it was checked."""
+        """The host key, if it was accepted without being known; None if it was checked."""
 
     @property
     def password(self) -> str | None:
-        """The password for sudo; None also for a node that could be anybody."""
+        """Return the password for sudo; None also for a node with an unchecked identity."""
         return self.given_password if self.unchecked is None else None
 
     @property
     def is_root(self) -> bool:
-        """True where the login is root itself."""
+        """Return True if the login is root itself."""
         return self.target.user == "root" if self.target.ssh is not None else os.geteuid() == 0
 
     @property
     def becomes_root(self) -> bool:
-        """True where the probe was run with sudo."""
+        """Return True if the probe was run with sudo."""
         become = self.given_password is not None if self.target.become is None else self.target.become
         return become and not self.is_root
 
     @property
     def user(self) -> str:
-        """Who logs in; ``this user`` on this machine."""
+        """Return the login user; ``this user`` on this machine."""
         return self.target.user or "this user"
 
     def stream(  # noqa: PLR0913
@@ -123,8 +123,8 @@ class Node:
     ) -> Stream:
         """Start the first program of ``names`` that the node has; the node ends it after ``limit_s``.
 
-        Raises NodeFailure with one line: MissingProgram (``missing``) where there is none of them, sudo that refuses,
-        a connection that broke.
+        Raises NodeFailure with one line: MissingProgram (``missing``) if there is none of them, a refusal of sudo,
+        a lost connection.
         """
         deadline = time.monotonic() + limit_s
         program = started_as(

@@ -22,13 +22,15 @@ class Completed:
 
 
 def kill_group(process: "subprocess.Popen[Any]", number: int = signal.SIGKILL) -> None:
-    """Send a signal to the whole group of a process that leads one; one that is gone, or root's, is no error."""
+    """Send a signal to the whole group of a process that leads one; a group that has ended, or is root's, is not an
+    error.
+    """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
 
 def kill_tree(process: "subprocess.Popen[Any]") -> None:
-    """Kill a process, its group and all that descends from it: Ansible's workers lead sessions of their own."""
+    """Kill a process, its group and all its descendants: Ansible's workers lead sessions of their own."""
     doomed = descendants(process.pid)
     kill_group(process)
     for pid in doomed:
@@ -37,13 +39,13 @@ def kill_tree(process: "subprocess.Popen[Any]") -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """The ids of all processes that a process has started, and they in turn."""
+    """Return the ids of all descendants of a process."""
     children: dict[int, list[int]] = {}
-    # Not by a pattern of pathlib's: it raises where a process ends between listing and looking.
+    # Not by a pattern of pathlib's: it raises if a process ends between listing and reading.
     for name in os.listdir("/proc"):  # noqa: PTH208
         if name.isdigit():
             with suppress(OSError):
-                # pid (name) state ppid …; a name may hold spaces and brackets.
+                # pid (name) state ppid …; a name may contain spaces and brackets.
                 parent = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
                 children.setdefault(int(parent), []).append(int(name))
     found = list(children.get(root, ()))
@@ -55,9 +57,9 @@ def descendants(root: int) -> list[int]:
 def run(
     argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, stdin: str | None = None
 ) -> Completed:
-    """Run a program to its end and return what it wrote; nothing of it is left behind on an exception.
+    """Run a program to its end and return its output; on an exception nothing of it is left behind.
 
-    Raises UsageError where there is no such program, UndeterminedError where it passes ``timeout_s``.
+    Raises UsageError if there is no such program, UndeterminedError if it exceeds ``timeout_s``.
     """
     source: int | IO[str] = subprocess.DEVNULL if stdin is None else subprocess.PIPE
     try:

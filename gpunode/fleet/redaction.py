@@ -1,4 +1,4 @@
-"""What a node was sent in confidence is taken out of what it sends back."""
+"""Removal of secrets that a node received from what it sends back."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from gpunode.probe import Bundle
 
 PLACEHOLDER = "[password]"
 LEAST = 4
-"""Characters: a shorter one would be found in any text, and taking it out would leave nothing to judge."""
+"""Characters: a shorter secret could be part of any text, and its removal would leave nothing to judge."""
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:
@@ -19,7 +19,7 @@ def redacted(text: str, secrets: Iterable[str]) -> str:
 
 
 def redacted_bundle(bundle: Bundle, secrets: Sequence[str]) -> Bundle:
-    """Return the bundle without any of the secrets, in whatever part and however JSON had escaped them."""
+    """Return the bundle without any of the secrets, in every part and in every JSON escaping."""
     if not any(len(secret) >= LEAST for secret in secrets):
         return bundle
     before = bundle.model_dump(by_alias=True)

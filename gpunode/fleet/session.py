@@ -16,37 +16,37 @@ from gpunode.fleet.process import kill_group
 MAX_STDOUT = 32 * 1024 * 1024
 MAX_STDERR = 1024 * 1024
 MAX_NOISE = 1024 * 1024
-"""Bytes of login banners and the like before the probe starts."""
+"""Maximum bytes of login banners and similar output before the probe starts."""
 _KEPT_STDERR = 16 * 1024
 _CHUNK = 256 * 1024
 
 PYTHONS = ("/usr/bin/python3", "python3", "/usr/libexec/platform-python")
-"""Where Python is looked for when nobody says; the system's own comes before a shim in somebody's PATH."""
+"""Default locations of Python; the system's own takes precedence over a shim in the user's PATH."""
 
 
-class NodeFailure(Exception):  # noqa: N818 - it is what the report says, not a programming error
-    """Why nothing came from a node: one line, what is wrong and what to do."""
+class NodeFailure(Exception):  # noqa: N818 - it is the content of a report, not a programming error
+    """Why a node has no result: one line, what is wrong and what to do."""
 
 
 class Session(Protocol):
     """A running command on a node."""
 
     def read(self, timeout_s: float) -> tuple[bytes, bytes]:
-        """Wait for output: (stdout, stderr), both empty when the time is over or the command has ended."""
+        """Return available output: (stdout, stderr), both empty if the time is over or the command has ended."""
 
     def write(self, data: bytes, timeout_s: float) -> None:
-        """Send all of ``data`` to stdin; raise TimeoutError, or OSError where nobody reads."""
+        """Send all of ``data`` to stdin; raise TimeoutError, or OSError if the other end is closed."""
 
     def close_stdin(self) -> None:
-        """Nothing more will be written."""
+        """Close stdin: nothing more will be written."""
 
     @property
     def ended(self) -> bool:
-        """True when the command has ended and all its output was read."""
+        """Return True if the command has ended and all its output was read."""
 
     @property
     def exit_status(self) -> int | None:
-        """Exit status after the end; None where the connection was lost before."""
+        """Return the exit status after the end; None if the connection was lost before."""
 
 
 class MissingProgram(NodeFailure):
@@ -55,25 +55,25 @@ class MissingProgram(NodeFailure):
 
 @dataclass(frozen=True)
 class Program:
-    """What is run on a node and how it becomes root."""
+    """A program to run on a node, and how it becomes root."""
 
     command: str
-    """One line for the login shell, whichever that is."""
+    """One line for the login shell, of any kind."""
     token: str
     """Marks the lines that the command itself prints."""
     sudo: bool
     prompt: str | None = None
-    """What sudo asks with, random for each start; None where no password may be sent."""
+    """The prompt of sudo, random for each start; None if no password may be sent."""
     withheld: bool = False
     """There is a password, and this node may not have it."""
     missing: str = "no such program on the node"
-    """What to say where that is so."""
+    """The message for a missing program."""
     what: str = "the probe"
-    """What the program is called in messages."""
+    """The program's name in messages."""
 
 
 def program(python: str | None, *, sudo: bool, ask: bool, limit_s: float, withheld: bool = False) -> Program:
-    """The command that starts Python reading its program from stdin; see ``started_as``."""
+    """Return the command that starts Python reading its program from stdin; see ``started_as``."""
     if python is None:
         missing = "no Python 3 on the node: install it (apt-get install python3) or set ansible_python_interpreter"
     else:
@@ -93,11 +93,11 @@ def started_as(  # noqa: PLR0913
     what: str = "the probe",
     withheld: bool = False,
 ) -> Program:
-    """The command that starts the first program of ``names`` that the node has.
+    """Return the command that starts the first program of ``names`` that the node has.
 
-    It says ``TOKEN ready`` before it starts it: what comes before is noise of the login shell, and input is sent only
+    It prints ``TOKEN ready`` before it starts it: earlier output is noise of the login shell, and input is sent only
     then, so that sudo never reads it. The node ends it by itself after ``limit_s``, also when the connection breaks.
-    ``ask``: sudo may ask for a password, with a random prompt of its own. Without sudo nothing is ever asked.
+    ``ask``: sudo may ask for a password, with a random prompt of its own. Without sudo there is no prompt.
     """
     token = f"gpunode-{secrets.token_hex(8)}"
     prompt = f"gpunode-{secrets.token_hex(16)}:" if sudo and ask else None
@@ -107,10 +107,11 @@ def started_as(  # noqa: PLR0913
         f'echo {token} ready; t=; command -v timeout >/dev/null 2>&1 && t="timeout -k 5 {limit}"; '
         f'exec $t "$p" {" ".join(map(_double_quoted, arguments))}; fi; done; echo {token} missing; exit 127'
     )
-    words = ["/bin/sh", "-c", inner]
+    command_line = ["/bin/sh", "-c", inner]
     if sudo:
-        # What sudo says is read, so it has to say it in English; env, for csh knows no VARIABLE=value before a command.
-        words = [
+        # sudo's messages are parsed, so they have to be in English; env, because csh does not support VARIABLE=value
+        # before a command.
+        command_line = [
             "env",
             "LC_ALL=C",
             "sudo",
@@ -118,9 +119,9 @@ def started_as(  # noqa: PLR0913
             *(("-S", "-p", prompt) if prompt else ("-n",)),
             "-u",
             "root",
-            *words,
+            *command_line,
         ]
-    return Program(shlex.join(words), token, sudo, prompt, withheld, missing, what)
+    return Program(shlex.join(command_line), token, sudo, prompt, withheld, missing, what)
 
 
 def converse(  # noqa: PLR0913
@@ -159,7 +160,7 @@ def converse(  # noqa: PLR0913
 
 
 def begin(session: Session, program: Program, password: str | None, deadline: float) -> tuple[bytearray, bytearray]:
-    """Wait until a program is about to start; return what was read of its stdout and stderr with that.
+    """Wait until a program is about to start; return what was read of its stdout and stderr until then.
 
     The password is written when the last line on stderr is the prompt of the sudo that this command starts, once,
     and at no other time: not for a login shell's or a tool's own prompt, and never where the command starts no sudo.
@@ -174,7 +175,7 @@ def begin(session: Session, program: Program, password: str | None, deadline: fl
         err += stderr
         if f"{program.token} missing".encode() in out:
             raise MissingProgram(program.missing)
-        # sudo-rs puts words of its own around it. Whoever asks leaves the line open.
+        # sudo-rs adds its own text around it. A program that asks leaves the line open.
         if prompt and prompt in err.rpartition(b"\n")[2] and err.count(prompt) > asked:
             asked = err.count(prompt)
             _answer_prompt(session, password, asked, deadline - time.monotonic())
@@ -245,7 +246,7 @@ def _why_not_started(status: int | None, err: str, last: str, program: Program) 
 
 
 def last_line(text: str) -> str:
-    """The last line of a program's complaint, without what a terminal would act on."""
+    """Return the last line of a program's message, without terminal control characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "".join(c for c in lines[-1] if c.isprintable())[:300] if lines else ""
 
@@ -318,7 +319,7 @@ class LocalSession:
         return self._process.returncode
 
     def close(self) -> None:
-        """Kill what is left of the group and free the pipes."""
+        """Kill the rest of the group and close the pipes."""
         kill_group(self._process)
         self._process.wait()
         self._selector.close()

@@ -1,7 +1,7 @@
-"""What OpenSSH would do for a host: its own answer (``ssh -G``), and a refusal of what cannot be honoured here.
+"""OpenSSH's settings for a host: its own answer (``ssh -G``), and a refusal of options that cannot be honoured here.
 
-``ssh -G`` applies the command line, ``~/.ssh/config``, ``/etc/ssh/ssh_config``, ``Match`` and ``Include`` the way ssh
-does, so none of that is read a second time here.
+``ssh -G`` applies the command line, ``~/.ssh/config``, ``/etc/ssh/ssh_config``, ``Match`` and ``Include`` in the same
+way as ssh, so none of that is parsed a second time here.
 """
 
 import os
@@ -26,8 +26,8 @@ identitiesonly identityagent identityfile kexalgorithms macs passwordauthenticat
 proxycommand proxyjump pubkeyacceptedalgorithms pubkeyauthentication requiredrsasize stricthostkeychecking user
 userknownhostsfile
 """
-# What changes nothing for a probe, or leaves gpunode stricter than ssh would be.
-# How fast or how chatty a connection is.
+# Options that change nothing for a probe, or leave gpunode stricter than ssh would be. Speed and verbosity of a
+# connection.
 _PERFORMANCE = """
 compression controlmaster controlpath controlpersist connectionattempts ipqos loglevel logverbose rekeylimit
 serveralivecountmax serveraliveinterval syslogfacility tcpkeepalive versionaddendum warnweakcrypto
@@ -40,7 +40,7 @@ forkafterauthentication forwardagent forwardx11 forwardx11timeout forwardx11trus
 permitremoteopen remoteforward requesttty sendenv sessiontype stdinnull streamlocalbindmask
 streamlocalbindunlink tunnel tunneldevice visualhostkey xauthlocation fingerprinthash
 """
-# Prompts and further ways to log in; without them a login fails, and it says so.
+# Prompts and further login methods; without them a login fails with a message.
 _LOGIN = """
 addkeystoagent batchmode enablesshkeysign gssapiauthentication gssapidelegatecredentials gssapikexalgorithms
 gssapikeyexchange gssapirenewalforcesrekey gssapitrustdns gssapiclientidentity gssapiserveridentity
@@ -52,7 +52,7 @@ _TRUST = """
 canonicaldomains canonicalizefallbacklocal canonicalizehostname canonicalizemaxdots canonicalizepermittedcnames
 casignaturealgorithms hashknownhosts nohostauthenticationforlocalhost updatehostkeys verifyhostkeydns
 """
-# Of the configuration file alone.
+# Only for the configuration file.
 _SYNTAX = """
 host ignoreunknown tag
 """
@@ -65,13 +65,13 @@ WITHOUT_EFFECT = frozenset((_PERFORMANCE + _INTERACTIVE + _LOGIN + _TRUST + _SYN
 
 @dataclass(frozen=True)
 class SshSettings:
-    """Everything one connection needs, as OpenSSH resolved it.
+    """Everything that one connection needs, as resolved by OpenSSH.
 
-    ``algorithms`` holds ssh's lists by its option names: what ssh would refuse is not offered here either.
+    ``algorithms`` are ssh's lists by its option names: algorithms that ssh would refuse are not offered here either.
     """
 
     alias: str
-    """The name that was asked for; ``hostname`` is what it stands for."""
+    """The requested name; ``hostname`` is what ssh resolves it to."""
     hostname: str
     port: int
     user: str
@@ -84,7 +84,7 @@ class SshSettings:
     """``yes``, ``ask``, ``accept-new`` or ``no``."""
     host_key_alias: str | None = None
     check_host_ip: bool = False
-    """The address, too, must not be listed with another key; only where ssh connects by itself."""
+    """The address, too, must not be listed with another key; only if ssh connects directly."""
     least_rsa_bits: int = 1024
     """RequiredRSASize: for host keys and for the user's own."""
     connect_timeout_s: float | None = None
@@ -99,17 +99,17 @@ class SshSettings:
 
 
 NEWER_KEX = ("mlkem768x25519-sha256",)
-"""Key exchanges that OpenSSH knows from 9.9 on: nobody refused them who configured none with an older one."""
+"""Key exchanges that OpenSSH knows from 9.9 on: a user who configured none with an older one did not refuse them."""
 
 Options = Sequence[tuple[str, Sequence[str]]]
-"""Arguments for ssh with the name of the place each comes from (``ansible_ssh_common_args`` …)."""
+"""Arguments for ssh with the name of the variable that each comes from (``ansible_ssh_common_args`` …)."""
 
 
 def resolve(alias: str, options: Options = (), host: str | None = None) -> SshSettings:
-    """Ask OpenSSH what it would do for ``ssh OPTIONS alias``.
+    """Return OpenSSH's settings for ``ssh OPTIONS alias``.
 
-    ``options`` stand in the order in which Ansible passes them; ``host`` is the name for messages. Raises UsageError
-    for an option that ssh does not know or that gpunode cannot honour, naming host, option and place.
+    ``options`` are in the order in which Ansible passes them; ``host`` is the name for messages. Raises UsageError
+    for an option that ssh does not know or that gpunode cannot honour, naming host, option and variable.
     """
     return _resolve(alias, options, host or alias, MAX_JUMPS)
 
@@ -158,7 +158,7 @@ def _resolve(alias: str, options: Options, host: str, jumps_left: int) -> SshSet
 
 
 def _algorithms(option: str, value: str) -> tuple[str, ...]:
-    """Return the names of a list; where the user chose no key exchanges, newer ones than this ssh knows come first."""
+    """Return the names of a list; if the user chose no key exchanges, newer ones than this ssh knows come first."""
     names = tuple(value.split(","))
     if option != "kexalgorithms" or [value] != _defaults().get(option):
         return names
@@ -166,8 +166,8 @@ def _algorithms(option: str, value: str) -> tuple[str, ...]:
 
 
 def _ask(alias: str, options: Options, host: str) -> dict[str, list[str]]:
-    """The answer of ``ssh -G``: every option in lower case with its values."""
-    argv = ["ssh", "-G", *(word for _, words in options for word in words), "--", alias]
+    """Return the answer of ``ssh -G``: every option in lower case with its values."""
+    argv = ["ssh", "-G", *(argument for _, arguments in options for argument in arguments), "--", alias]
     try:
         done = process.run(argv, timeout_s=_SSH_G_TIMEOUT_S)
     except UsageError:
@@ -175,24 +175,24 @@ def _ask(alias: str, options: Options, host: str) -> dict[str, list[str]]:
             "ssh is not installed on this machine, and Ansible needs it too: apt-get install openssh-client"
         ) from None
     if done.rc != 0:
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        complaint = next((line for line in said if not line.startswith("usage")), "no reason reported")
-        word = complaint.rstrip(".").rpartition(" ")[2].strip("\"'")
-        raise UsageError(f"host {host}: ssh rejects {_place(options, word)}: {complaint}")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        complaint = next((line for line in lines if not line.startswith("usage")), "no reason reported")
+        argument = complaint.rstrip(".").rpartition(" ")[2].strip("\"'")
+        raise UsageError(f"host {host}: ssh rejects {_place(options, argument)}: {complaint}")
     answer: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")
         answer.setdefault(key.lower(), []).append(value)
     if answer.get("host", [alias])[0].lower() != alias.lower():
-        word = answer["host"][0]
-        raise UsageError(f"host {host}: {word} in {_place(options, word)} is not a valid ssh option")
+        argument = answer["host"][0]
+        raise UsageError(f"host {host}: {argument} in {_place(options, argument)} is not a valid ssh option")
     return answer
 
 
-def _place(options: Options, *words: str) -> str:
-    """Where one of ``words`` was given."""
+def _place(options: Options, *arguments: str) -> str:
+    """Return the variable that contains one of ``arguments``."""
     for place, given in options:
-        if any(word and word.lower() in " ".join(given).lower() for word in words):
+        if any(argument and argument.lower() in " ".join(given).lower() for argument in arguments):
             return place
     return "the SSH configuration (~/.ssh/config, /etc/ssh/ssh_config)"
 
@@ -213,35 +213,38 @@ def _refuse_what_is_not_honoured(host: str, answer: Mapping[str, list[str]], opt
 
 
 def _jumps(host: str, jump: str, options: Options, jumps_left: int) -> tuple[SshSettings, ...]:
-    """The chain that ProxyJump names. A jump host gets its settings as ssh gives them: from the configuration files
-    (and ``-F``) alone, none of the other options of its target."""
+    """Return the chain of ProxyJump. A jump host gets its settings as in ssh: only from the configuration files (and
+    ``-F``), not from the other options of its target.
+    """
     if jumps_left == 0:
         raise UsageError(f"host {host}: more than {MAX_JUMPS} jump hosts, or a loop of ProxyJump ({jump})")
     before, _, last = jump.rpartition(",")
     user, name, port = split_destination(last)
-    words = [*_config_file(options)]
+    arguments = [*_config_file(options)]
     if user:
-        words += ["-l", user]
+        arguments += ["-l", user]
     if port:
-        words += ["-p", str(port)]
+        arguments += ["-p", str(port)]
     if before:
-        words += ["-J", before]
-    hop = _resolve(name, [("ProxyJump", words)], f"{host} (jump host {name})", jumps_left - 1)
+        arguments += ["-J", before]
+    hop = _resolve(name, [("ProxyJump", arguments)], f"{host} (jump host {name})", jumps_left - 1)
     return (*hop.jumps, replace(hop, jumps=()))
 
 
 def _config_file(options: Options) -> list[str]:
-    words = [word for _, group in options for word in group]
-    for index, word in enumerate(words):
-        if word == "-F" and index + 1 < len(words):
-            return ["-F", words[index + 1]]
-        if word.startswith("-F") and len(word) > 2:
-            return [word]
+    arguments = [argument for _, group in options for argument in group]
+    for index, argument in enumerate(arguments):
+        if argument == "-F" and index + 1 < len(arguments):
+            return ["-F", arguments[index + 1]]
+        if argument.startswith("-F") and len(argument) > 2:
+            return [argument]
     return []
 
 
 def split_destination(text: str) -> tuple[str | None, str, int | None]:
-    """``[user@]host[:port]``, ``[user@][v6]:port``, ``ssh://…`` as (user, host, port); raise UsageError for others."""
+    """Parse ``[user@]host[:port]``, ``[user@][v6]:port``, ``ssh://…`` to (user, host, port); raise UsageError for
+    others.
+    """
     rest = text.removeprefix("ssh://").rstrip("/")
     user, at, rest = rest.rpartition("@") if "@" in rest else ("", "", rest)
     match = re.fullmatch(r"\[(?P<v6>[^\]]+)\](?::(?P<p6>\d+))?|(?P<bare>[^:\s]+)(?::(?P<port>\d+))?", rest)
@@ -277,7 +280,7 @@ def _path(host: str, value: str, tokens: Mapping[str, str]) -> str:
 
 
 def _tokens(alias: str, hostname: str, port: int, user: str) -> dict[str, str]:
-    """The percent tokens of ssh_config(5), but for the hashes (%C) and those of host keys (%H, %I, %K, %t, %f)."""
+    """Return the percent tokens of ssh_config(5), except hashes (%C) and those of host keys (%H, %I, %K, %t, %f)."""
     local = socket.gethostname()
     me = pwd.getpwuid(os.getuid())
     return {

@@ -1,4 +1,4 @@
-"""What is to be reached, and how: the variables of an Ansible inventory, a name on the command line, this machine."""
+"""Targets and their connections: the variables of an Ansible inventory, a name on the command line, this machine."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -15,44 +15,45 @@ from gpunode.names import expand_all
 
 @dataclass(frozen=True)
 class Target:
-    """One node to collect from. ``name`` is what it is called in reports: the inventory's name or what was typed."""
+    """One node to collect from. ``name`` is its name in reports: the inventory's name or the typed one."""
 
     name: str
     connection: Literal["ssh", "local"]
     ssh: SshSettings | None = None
     become: bool | None = None
-    """True: root by sudo unless the login is root. False: as it logs in. None: sudo only where a password is given."""
+    """True: root by sudo unless the login is root. False: as the login user. None: sudo only if a password is given."""
     python: str | None = None
-    """Path of the interpreter, None to look for it."""
+    """Path of the interpreter, None to search for it."""
     password: str | None = field(default=None, repr=False)
     become_password: str | None = field(default=None, repr=False)
     key_passphrase: str | None = field(default=None, repr=False)
     policy: Any = field(default=None, compare=False)
-    """The inventory's ``gpunode_policy``, as it is written there."""
+    """The inventory's ``gpunode_policy``, unchanged."""
 
     @property
     def address(self) -> str:
-        """Host name or address that is connected to; ``localhost`` for this machine."""
+        """Return the host name or address to connect to; ``localhost`` for this machine."""
         return self.ssh.hostname if self.ssh else "localhost"
 
     @property
     def port(self) -> int | None:
-        """TCP port, None for this machine."""
+        """Return the TCP port, None for this machine."""
         return self.ssh.port if self.ssh else None
 
     @property
     def user(self) -> str | None:
-        """Login name, None for this machine."""
+        """Return the login name, None for this machine."""
         return self.ssh.user if self.ssh else None
 
 
 def local_target() -> Target:
-    """This machine, as the user who runs gpunode; sudo is used only where a password for it is given."""
+    """Return this machine, as the user who runs gpunode; sudo is used only if a password for it is given."""
     return Target("localhost", "local")
 
 
 def targets_from_hosts(names: Sequence[str]) -> list[Target]:
-    """``[USER@]HOST[:PORT]`` as ``ssh`` would reach them; ``localhost`` is this machine. Raises UsageError.
+    """Return targets for ``[USER@]HOST[:PORT]``, as ``ssh`` would connect; ``localhost`` is this machine. UsageError if
+    invalid.
 
     ``gpu-[01-16]`` stands for sixteen hosts.
     """
@@ -62,17 +63,17 @@ def targets_from_hosts(names: Sequence[str]) -> list[Target]:
 def targets_from_inventory(
     inventories: Sequence[str], limit: str | None = None, *, vault: Sequence[str] = ()
 ) -> list[Target]:
-    """Hosts of Ansible inventories, as Ansible would reach them, cut to a host pattern.
+    """Return the hosts of Ansible inventories, as Ansible would connect to them, limited to a host pattern.
 
     Raises UsageError with one line: inventory missing, unreadable or empty, pattern without a match, an option or a
-    way of connecting that gpunode cannot honour (naming host, variable and value; never a secret).
+    connection type that gpunode cannot honour (naming host, variable and value; never a secret).
     """
     inventory, config = inventories_.read_with_settings(inventories, limit, SETTINGS, vault)
     return targets(inventory, config)
 
 
 def targets(inventory: Inventory, config: Mapping[str, Any]) -> list[Target]:
-    """The same from an inventory that was read already, with the ``SETTINGS`` of Ansible's configuration."""
+    """Return the targets of an inventory that was read already, with the ``SETTINGS`` of Ansible's configuration."""
     resolved = inventories_.resolve_values(inventory, _KNOWN_VARIABLES)
     reader = _Reader(config)
     return _in_parallel(lambda item: reader.target(*item), list(resolved.hosts.items()))
@@ -86,9 +87,9 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     ),
     "sudo": ("become_exe", "become_flags", "become_pass", "become_user", "sudo_chdir"),
 }
-"""What of Ansible's configuration matters here, for ``inventory.settings``."""
+"""The relevant settings of Ansible's configuration, for ``inventory.settings``."""
 
-# Variables by meaning; where a host has several of one line, the first counts, as in Ansible.
+# Variables by meaning; if a host has several of one line, the first is used, as in Ansible.
 _VARIABLES: dict[str, tuple[str, ...]] = {
     "connection": ("ansible_connection",),
     "host": ("ansible_host", "ansible_ssh_host"),
@@ -154,7 +155,7 @@ _SECRET = frozenset({"password", "become_password", "key_passphrase", "inline_ke
 
 
 class _Reader:
-    """Turns the variables of a host into a Target."""
+    """Converter of a host's variables to a Target."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
@@ -183,8 +184,10 @@ class _Reader:
         )
 
     def _ssh(self, values: "_Values") -> SshSettings:
-        """ssh's arguments in the order in which Ansible's ssh plugin gives them: the first of each option counts."""
-        options: list[tuple[str, list[str]]] = [(values.place("ssh_args"), values.words("ssh_args"))]
+        """Return ssh's settings from the arguments in the order of Ansible's ssh plugin: the first of each option is
+        used.
+        """
+        options: list[tuple[str, list[str]]] = [(values.place("ssh_args"), values.arguments("ssh_args"))]
         if not values.flag("host_key_checking", default=True):
             options.append((values.place("host_key_checking"), ["-o", "StrictHostKeyChecking=no"]))
         for meaning, option in (("port", "Port"), ("key_file", "IdentityFile"), ("user", "User")):
@@ -196,8 +199,8 @@ class _Reader:
         timeout = values.text("timeout")
         if timeout is not None:
             options.append((values.place("timeout"), ["-o", f"ConnectTimeout={timeout}"]))
-        options += [(values.place(name), values.words(name)) for name in ("ssh_common_args", "ssh_extra_args")]
-        given = [(place, words) for place, words in options if words]
+        options += [(values.place(name), values.arguments(name)) for name in ("ssh_common_args", "ssh_extra_args")]
+        given = [(place, arguments) for place, arguments in options if arguments]
         return resolve(values.text("host") or values.host, given, values.host)
 
 
@@ -217,17 +220,17 @@ class _Values:
         return f"{setting.partition('.')[2]} of Ansible's configuration", self._config.get(setting)
 
     def place(self, meaning: str) -> str:
-        """Where a value comes from, for messages."""
+        """Return the origin of a value, for messages."""
         return self._find(meaning)[0]
 
     def refusal(self, meaning: str, why: str) -> UsageError:
-        """The error for a value that cannot be honoured; a secret's value is left out."""
+        """Return the error for a value that cannot be honoured; a secret's value is omitted."""
         place, value = self._find(meaning)
         shown = "" if meaning in _SECRET else f" = {value!r}"
         return UsageError(f"host {self.host}: gpunode does not support {place}{shown}: {why}")
 
     def text(self, meaning: str) -> str | None:
-        """The value as text; None where it is not set or empty."""
+        """Return the value as text; None if it is not set or empty."""
         place, value = self._find(meaning)
         if value is None or value == "":
             return None
@@ -238,8 +241,8 @@ class _Values:
             raise UsageError(f"host {self.host}: {place} must be one line")
         return text
 
-    def words(self, meaning: str) -> list[str]:
-        """The value split as a shell would."""
+    def arguments(self, meaning: str) -> list[str]:
+        """Return the value split as by a shell."""
         text = self.text(meaning)
         try:
             return shlex.split(text or "")
@@ -247,7 +250,7 @@ class _Values:
             raise UsageError(f"host {self.host}: {self.place(meaning)} cannot be split into words: {err}") from None
 
     def flag(self, meaning: str, *, default: bool) -> bool:
-        """The value as Ansible reads a boolean."""
+        """Return the value as Ansible reads a boolean."""
         place, value = self._find(meaning)
         if value is None or value == "":
             return default
@@ -277,8 +280,8 @@ def _from_host(name: str) -> Target:
     if name in ("localhost", "127.0.0.1", "::1"):
         return Target(name, "local")
     user, host, port = split_destination(name)
-    words = [*(["-l", user] if user else []), *(["-p", str(port)] if port else [])]
-    return Target(name, "ssh", ssh=resolve(host, [("the command line", words)] if words else []), become=True)
+    arguments = [*(["-l", user] if user else []), *(["-p", str(port)] if port else [])]
+    return Target(name, "ssh", ssh=resolve(host, [("the command line", arguments)] if arguments else []), become=True)
 
 
 def _in_parallel(function: Any, items: Sequence[Any]) -> list[Target]:

@@ -16,7 +16,7 @@ from docker.models.containers import Container
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.lab.archive import Entry
 from gpunode.lab.engine import cgroup_mount, connect, docker_errors, mtu, refuse_real_driver
-from gpunode.lab.hardware import describe
+from gpunode.lab.hardware import LAB_ARCHITECTURE, describe
 from gpunode.lab.hardware.on_node import BOOT_REPORT
 from gpunode.lab.image import ensure_image
 from gpunode.lab.lock import locked
@@ -103,7 +103,9 @@ class Lab:
         if not 1 <= count * max(1, len(kinds)) <= MOST_NODES:
             raise UsageError(f"-n {count}: a lab has 1 to {MOST_NODES} nodes")
         for kind in kinds:
-            describe(kind, "")
+            of = describe(kind, "")["cpu"]["architecture"]
+            if of != LAB_ARCHITECTURE:
+                raise UsageError(f"--hardware {kind}: a machine of {of}, a lab shows {LAB_ARCHITECTURE} alone")
         if kinds and architecture() != "amd64":
             raise UsageError("simulated hardware is of x86_64 servers: --hardware needs such a machine")
         recipe = Recipe(system, architecture(), find_mirror(mirror))

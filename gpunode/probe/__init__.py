@@ -1,4 +1,4 @@
-"""What runs on a node, and the bundle it answers with."""
+"""The program that runs on a node, and the bundle that it prints."""
 
 from gpunode.probe.bundle import Bundle, CommandResult, script_text
 

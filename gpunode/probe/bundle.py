@@ -1,4 +1,4 @@
-"""The bundle: everything seen on one node, raw, as one JSON document."""
+"""The bundle: the raw data of one node as one JSON document."""
 
 from importlib.resources import files as resource_files
 from typing import Any, Literal, Self
@@ -11,16 +11,18 @@ from gpunode.errors import UsageError
 SCHEMA: Literal["gpunode.bundle/1"] = "gpunode.bundle/1"
 MAX_BYTES = 32 * 1024 * 1024
 MAX_TEXT = 8 * 1024 * 1024
-"""Characters of one output or file: twice what the probe keeps."""
+"""Maximum characters of one output or file: twice what the probe keeps."""
 MAX_COMMANDS = 2_000
 MAX_FILES = 100_000
 MAX_RESULTS = 5_000
 MAX_WORDS = 50_000
-"""Words of one command: the probe names files to dpkg, modinfo and cat."""
+"""Maximum words of one command: the probe passes files to dpkg, modinfo and cat."""
 MAX_VALUES = 20_000
-"""Values in one result, however deep."""
+"""Maximum values in one result, at all levels."""
 _MAX_KEYS = 32
-"""Of one of our own objects: more are not ours, and every stranger would be an error with a text of its own."""
+"""Maximum keys of one of our own objects: more are foreign, and each unknown key would add an error with a text of its
+own.
+"""
 
 
 class CommandResult(BaseModel):
@@ -38,7 +40,7 @@ class CommandResult(BaseModel):
 
     @property
     def missing(self) -> bool:
-        """True where the node has no such tool."""
+        """Return True if the node has no such tool."""
         return self.rc == 127
 
 
@@ -46,10 +48,11 @@ class Bundle(BaseModel):
     """Raw outputs of one node.
 
     ``files`` maps a path to its text, or to None where it is absent or could not be read. A key that ends
-    in ``/`` is a folder: its text is the names in it, one a line. A path that was never asked for is no key.
+    in ``/`` is a folder: its text is the names in it, one a line. A path that was not requested is missing.
 
-    ``commands`` holds by key what ran; where ``argv`` begins with ``(probe)`` the probe looked by itself. What it could
-    not read is in ``probe-read``: one ``PATH: REASON`` a line of stderr, so that absent and unreadable are told apart.
+    ``commands`` are the commands that ran, by key; if ``argv`` begins with ``(probe)``, the probe collected the data
+    itself. Unreadable paths are in ``probe-read``: one ``PATH: REASON`` per line of stderr, so that they differ from
+    absent ones.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -64,11 +67,11 @@ class Bundle(BaseModel):
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> Self:
-        """Read a bundle; raise UsageError with one line that names ``where`` if it is none."""
+        """Read a bundle; raise UsageError with one line that names ``where`` if it is invalid."""
         try:
             _refuse_longer(text, "the document", MAX_BYTES)
             document = from_json(text)
-            # What validation finds wrong it keeps, with a text for each: a million of them would be gigabytes.
+            # Validation keeps an error text for each fault: a million of them would be gigabytes.
             _refuse_excess(document)
             return cls.model_validate(document)
         except ValidationError as err:
@@ -81,7 +84,7 @@ class Bundle(BaseModel):
         raise UsageError(_one_line(f"{where}: not a {SCHEMA} bundle: {place}: {why}"))
 
     def to_json(self) -> str:
-        """The document as it is saved; ``from_json`` reads it back unchanged."""
+        """Return the document as it is saved; ``from_json`` reads it back unchanged."""
         return self.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
@@ -92,7 +95,7 @@ class _Refused(Exception):  # noqa: N818 - it becomes the UsageError
 
 
 def _refuse_excess(document: Any) -> None:
-    """Raise _Refused at the first place that is of another kind, or more than a node can have."""
+    """Raise _Refused at the first value that is of another kind, or more than a node can have."""
     _table(document, "the document", _MAX_KEYS)
     for key, command in _table(document.get("commands", {}), "commands", MAX_COMMANDS).items():
         place = f"commands.{key}"
@@ -151,10 +154,10 @@ def _few_values(result: dict[str, Any], place: str) -> None:
 
 
 def _one_line(text: str) -> str:
-    """Keys and names in it are the node's."""
+    """Return one line: keys and names in the text come from the node."""
     return "".join(char if char.isprintable() else "?" for char in text)[:500]
 
 
 def script_text() -> str:
-    """The probe's source: runs under Python 3.6 or later as ``python3 -I -`` and prints one bundle."""
+    """Return the probe's source, which runs under Python 3.6 or later as ``python3 -I -`` and prints one bundle."""
     return resource_files("gpunode.probe").joinpath("script.py").read_text(encoding="utf-8")

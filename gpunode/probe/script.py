@@ -1,16 +1,16 @@
 # ruff: noqa: B905, PLR0913, PLR0917, RUF005, S105, SIM105
 # ruff: noqa: PTH110, PTH112, PTH115, PTH116, PTH118, PTH119, PTH123, PTH207, PTH208
 # ruff: noqa: UP006, UP017, UP031, UP035, UP045
-"""The probe: looks at one node, changes nothing, prints one bundle (``gpunode.bundle/1``) to stdout.
+"""The probe: reads the state of one node, changes nothing, prints one bundle (``gpunode.bundle/1``) to stdout.
 
-Runs as ``python3 -I -`` on any Linux with Python 3.6 or later, as root or not; the standard library is all it needs.
-It leaves nothing behind: no copy of itself, no temporary file, no process, and it does not load the NVIDIA module.
-(timedatectl wakes systemd-timedated, which ends by itself.) Of processes it tells names, never arguments or
-environments; what is named as a secret, and passwords in URLs, are covered before anything leaves the node.
+Runs as ``python3 -I -`` on any Linux with Python 3.6 or later, as root or not; it needs only the standard library. It
+leaves nothing behind: no copy of itself, no temporary file, no process, and it does not load the NVIDIA module.
+(timedatectl starts systemd-timedated, which ends by itself.) Of processes it reports names, never arguments or
+environments; values that are named as a secret, and passwords in URLs, are covered before anything leaves the node.
 
-Order: sources that only read (/proc, /sys, the package database) run first and side by side. NVIDIA's tools follow,
-one after another, and only where the module is loaded already, for ``nvidia-smi`` run as root would load it.
-After one that does not come back in time no other is started.
+Order: sources that only read (/proc, /sys, the package database) run first and in parallel. NVIDIA's tools follow, one
+after another, and only if the module is loaded already, because ``nvidia-smi`` run as root would load it. After one
+that does not end in time no other is started.
 """
 
 import base64
@@ -46,29 +46,30 @@ PASSIVE_S = 20.0
 TOTAL_S = 95.0
 TOTAL_PER_GPU_S = 2.5
 TOTAL_MOST_S = 115.0
-"""The whole probe ends within TOTAL_S and TOTAL_PER_GPU_S for each GPU: drivers without persistence start every GPU
-anew for each call, which takes seconds. TOTAL_MOST_S stays below the time that the fleet gives a node."""
+"""The whole probe ends within TOTAL_S and TOTAL_PER_GPU_S for each GPU: drivers without persistence initialise every
+GPU again for each call, which takes seconds. TOTAL_MOST_S stays below the time that the fleet gives a node.
+"""
 OUTPUT_BYTES = 4 * 1024 * 1024
 FILE_BYTES = 1024 * 1024
 HOLDERS_S = 5.0
 KILL_WAIT_S = 2.0
 DRAIN_S = 0.5
 STUCK_S = 1.0
-"""A process seen in state D at both ends of this time is told."""
+"""A process seen in state D at both ends of this time is reported."""
 NVME_S = 5.0
 DCB_S = 5.0
 TREE_ENTRIES = 1024
-"""As many network interfaces, PCI functions … are looked at; thousands of virtual functions are not."""
+"""Maximum number of network interfaces, PCI functions … that are read; thousands of virtual functions are not."""
 KERNEL_LINES = 4000
-"""As many matching lines of the kernel's log are kept, the latest."""
+"""Maximum number of matching lines of the kernel's log, the latest."""
 LOOK_BACK = "-7d"
 """How far the logs of earlier boots are read; journalctl's --since."""
 IPMI_S = 5.0
 IPMI_EVENTS = "100"
-"""As many events of the BMC are read, the latest: each takes a request over a slow bus."""
+"""Maximum number of events of the BMC, the latest: each takes a request over a slow bus."""
 
-# One row per source that is a plain file, a plain folder or a plain command. What depends on another source's answer
-# is a function in PASSIVE below.
+# One row per source that is a plain file, a plain folder or a plain command. A source that depends on another source's
+# answer is a function in PASSIVE below.
 FILES = (
     "/etc/os-release",
     "/usr/lib/os-release",
@@ -108,7 +109,7 @@ FILES = (
     "/etc/gpunode/gpu-settings.json",
     "/run/gpunode/gpu-settings.json",
 )
-# Files of which only the lines that matter are kept: the others are nobody's business, or speak of passwords.
+# Files of which only the relevant lines are kept: the others are private, or may contain passwords.
 CONTAINERD = re.compile(r"nvidia|^\s*(version|imports|default_runtime_name|enable_cdi)\s*=")
 FILTERED_FILES = (
     ("/etc/containerd/config.toml", CONTAINERD),
@@ -118,7 +119,7 @@ FILTERED_FILES = (
     ("/etc/group", re.compile(r"^(docker|sudo|wheel|admin):")),
     ("/proc/self/status", re.compile(r"^Cpus_allowed_list:")),
 )
-# Commands of which only the lines that matter are kept.
+# Commands of which only the relevant lines are kept.
 FILTERED_COMMANDS = (
     (
         "apt-config",
@@ -179,7 +180,7 @@ COMMANDS = (
     ("version-crun", ["crun", "--version"]),
     ("version-nvidia-ctk", ["nvidia-ctk", "--version"]),
 )
-# Run one after another, and only where the module is loaded.
+# Run one after another, and only if the module is loaded.
 NVIDIA_TOOLS = (
     ("nvidia-smi-xml", ["nvidia-smi", "-q", "-x"]),
     ("nvidia-smi-topo", ["nvidia-smi", "topo", "-m"]),
@@ -191,8 +192,8 @@ NVIDIA_TOOLS = (
     ("version-dcgmi", ["dcgmi", "--version"]),
 )
 
-# Folders of the kernel's whose entries are alike: (folder, names of entries, a file that an entry must have, its
-# files). Where a file is not there, or the kernel has no value for it, nothing is recorded. A ``*`` stands for names.
+# Folders of the kernel with similar entries: (folder, names of entries, a file that an entry must have, its files). If
+# a file does not exist, or the kernel has no value for it, nothing is recorded. A ``*`` stands for names.
 TREES = (
     ("/proc/driver/nvidia/gpus/", r".", None, ("information",)),
     ("/sys/module/", r"nvidia(_|$)", None, ("parameters/*",)),
@@ -257,7 +258,7 @@ PCI_FILES = (
     "power_state",
     "iommu_group/type",
 )
-# Values by which the kernel says that it has none: the link is down, the device does not tell.
+# Values by which the kernel reports that it has none: the link is down, the device does not report it.
 NO_VALUE = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.ENXIO, errno.ENODATA})
 
 UNITS = (
@@ -331,7 +332,7 @@ GPU_STACK = re.compile(
     r"|glx-alternative|glx-diversions|update-glx|^dkms\t"
     r"|^(docker([.-](io|ce|ee|engine|buildx|compose)\S*)?|moby-\S+|containerd(\.io)?|podman(-docker)?|runc|crun"
     r"|cri-o|cri-tools|kubelet|enroot\S*|apptainer|singularity-ce)\t"
-    r"|^linux-image-(?!unsigned-)[a-z]\S*\t"  # the meta package that says which kernel comes next
+    r"|^linux-image-(?!unsigned-)[a-z]\S*\t"  # the meta package that determines the next kernel
 )
 GPU_STACK_AND_KERNELS = re.compile(GPU_STACK.pattern + r"|^kernel(-|\t)")
 # The GPU's own module under its names: nvidia, nvidia-current (Debian), nvidia-tesla-470, nvidia-legacy-390xx,
@@ -345,7 +346,7 @@ STORAGE_RECORD = "/etc/gpunode/storage.json"
 STORAGE_S = 8.0
 STORAGE_MOST = 32
 PROGRAM_FOLDERS = ("/usr/local/bin/", "/usr/bin/", "/usr/sbin/", "/usr/local/sbin/", "/bin/", "/sbin/")
-# Existence is all that is asked of these.
+# Only their existence is recorded.
 SIGNS = (
     "/usr/bin/nvidia-uninstall",
     "/usr/bin/nvidia-installer",
@@ -360,7 +361,7 @@ SIGNS = (
     "/usr/local/cuda*/bin/cuda-uninstaller",
     "/usr/local/cuda*/bin/uninstall_cuda_*.pl",
 )
-# A lab node with simulated hardware on a kernel without loadable modules, where nothing can stand at /proc/modules.
+# A lab node with simulated hardware on a kernel without loadable modules, on which /proc/modules cannot exist.
 LAB_MODULES = "/run/gpunode-lab/proc-modules"
 INSTALLER_LOG = "/var/log/nvidia-installer.log"
 INSTALLER_LINES = re.compile(
@@ -394,7 +395,7 @@ REPOSITORY_FILES = (
 )
 REPOSITORY = re.compile(r"(?i)nvidia|cuda|dcgm|docker|container|podman|kubernetes|mellanox|doca")
 
-# Variables that make a GPU job slow, chatty or wrong when they are left set for everybody. No other is collected.
+# Variables that make a GPU job slow, verbose or wrong if they stay set for all users. No other is collected.
 VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_CACHE_DISABLE",
@@ -477,8 +478,8 @@ SSHD_SETTINGS = re.compile(
     r"^(port|permitrootlogin|passwordauthentication|kbdinteractiveauthentication|permitemptypasswords"
     r"|authenticationmethods|kexalgorithms|ciphers|macs) "
 )
-# sshd answers nothing without its empty folder, which comes and goes behind ssh.socket. It is shown one in a mount
-# namespace of its own: nothing is made on the node.
+# sshd does not answer without its empty folder, which exists only while ssh.socket's service runs. It gets one in a
+# mount namespace of its own: nothing is created on the node.
 LACKS_FOLDER = "Missing privilege separation directory"
 WITH_FOLDER = "mount -t tmpfs -o size=64k,mode=0755 tmpfs /run && mkdir -m 0755 /run/sshd && exec sshd -T"
 KEY_KIND = re.compile(r"^(sk-)?(ssh|ecdsa)-[a-z0-9-]{3,40}(@openssh\.com)?$")
@@ -493,11 +494,12 @@ DOCKER_INFO = (
     "{{range $name, $_ := .Runtimes}}runtime={{json $name}}\n{{end}}"
 )
 
-# What must not leave the node. User and password of a URL end at the last @ before the host; a secret's value goes as
-# far as its quotes or brackets, or to the next blank.
+# Secrets that must not leave the node. User and password of a URL end at the last @ before the host; a secret's value
+# ends at its quotes or brackets, or at the next blank.
 USERINFO = re.compile(r"://(?:[^/\s\"'<>]{1,256}@|[^/\s:\"'<>@]{0,128}:[^\s\"'<>@]{1,256}@)")
-# The same without a scheme: USER:PASSWORD@HOST, but no image's digest, and of the kernel's command line neither memory
-# (crashkernel=2G-:128M@16M) nor a video mode (HDMI-A-1:1920x1080@60). What is named as a proxy goes further, as iSCSI.
+# The same without a scheme: USER:PASSWORD@HOST, but not an image's digest, and of the kernel's command line neither
+# memory (crashkernel=2G-:128M@16M) nor a video mode (HDMI-A-1:1920x1080@60). A value that is named as a proxy is
+# covered further, as is iSCSI.
 BARE_USERINFO = re.compile(
     r"(?i)(?<![\w.%+-])[\w.%+-]{1,128}:[^\s\"'<>/]{1,256}@(?=[\w\[])(?!sha\d{3}:|0x|\d{1,9}[a-z]?(?![\w.:-]))"
 )
@@ -525,7 +527,7 @@ SECRET_FLAG = re.compile(
 BRACKET = re.compile(r"\"(?:[^\"\\\n]|\\.){0,4096}\"|'[^'\n]{0,4096}'|[\[\]{}]")
 BRACKETS_DEPTH = 8
 BRACKETS_CHARACTERS = 65536
-# A URL's path and query: whoever has such an address is let in by it.
+# A URL's path and query: whoever has such an address has access.
 URL = re.compile(r"(?<=://)[^\s\"'<>\\]{4,4096}")
 URL_PARAMETER = re.compile(
     r"(?i)(?P<name>[?&;#](?:x-(?:amz|goog|ms)-[\w-]{1,40}|[\w.-]{0,40}(?:sig|signature|token|key|keyid|secret|code|auth|pass|pwd"
@@ -538,7 +540,7 @@ URL_TOKEN = re.compile(
     r"|(?!\d{8}T\d{6}Z)(?=(?:[A-Za-z_]{0,256}\d){3})(?=[\d_]{0,256}[A-Za-z])\w{16,256}"
     r"|(?=[\w-]{0,256}\d)(?=[\w-]{0,256}[A-Z])(?=[\w-]{0,256}[a-z])[\w-]{30,256})(?=[/?&;#]|$)"
 )
-# What is a secret by its own form, whatever it is called.
+# Secrets that are recognised by their own form, under any name.
 TOKEN = re.compile(
     r"(?<![\w-])(?:gh[opsur]_\w{20,255}|github_pat_\w{20,255}|glpat-[\w-]{16,255}|xox[abeprs]-[\w-]{10,255}"
     r"|hf_[A-Za-z0-9]{20,255}|nvapi-[\w-]{20,255}|dckr_pat_[\w-]{16,255}|sk-[A-Za-z0-9][\w-]{18,255}|A(?:KIA|SIA)[0-9A-Z]{16}"
@@ -549,12 +551,14 @@ PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(-----END
 
 
 def text_of(data: bytes) -> str:
-    """Decode bytes; what is no UTF-8 is shown as ``\\xNN``, so that the bundle is JSON whatever comes."""
+    """Decode bytes; invalid UTF-8 becomes ``\\xNN``, so that the bundle is always JSON."""
     return data.decode("utf-8", "backslashreplace")
 
 
 def scrub(text: str) -> str:
-    """Cover secrets: user information, tokens and signatures in URLs, what is named as a secret, tokens, keys."""
+    """Return the text with secrets covered: user information, tokens and signatures in URLs, named secrets, tokens,
+    keys.
+    """
     if "PRIVATE KEY-----" in text:
         text = PRIVATE_KEY.sub("***", text)
     if any(mark in text for mark in TOKEN_MARKS):
@@ -569,12 +573,12 @@ def scrub(text: str) -> str:
 
 
 def covered_url(address: str) -> str:
-    """A URL behind its ``://``, with stars for what lets its bearer in: in the path, the query and the fragment."""
+    """Return a URL after its ``://``, with stars in place of credentials: in the path, the query and the fragment."""
     return URL_TOKEN.sub("***", URL_PARAMETER.sub(r"\g<name>***", address))
 
 
 def covered(pattern: Pattern[str], text: str) -> str:
-    """The text with stars in place of every secret's value, within the quotes that it had.
+    """Return the text with stars in place of every secret's value, within its original quotes.
 
     A list or a table becomes a list of stars, which JSON and TOML both know.
     """
@@ -591,7 +595,7 @@ def covered(pattern: Pattern[str], text: str) -> str:
 
 
 def bracket_end(text: str, start: int) -> int:
-    """Where the bracket that opens at ``start`` is closed; the end of its line where it is not."""
+    """Return where the bracket that opens at ``start`` is closed; the end of its line if it is not."""
     depth = 0
     for match in BRACKET.finditer(text, start, start + BRACKETS_CHARACTERS):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match.group(), 0)
@@ -604,7 +608,7 @@ def bracket_end(text: str, start: int) -> int:
 
 
 def names_in(folder: str) -> List[str]:
-    """The sorted names in a folder, as text."""
+    """Return the sorted names in a folder, as text."""
     return sorted(text_of(os.fsencode(name)) for name in os.listdir(folder))
 
 
@@ -617,7 +621,7 @@ def answer(
     timed_out: bool = False,
     truncated: bool = False,
 ) -> Answer:
-    """One command's answer as a bundle has it."""
+    """Return one command's answer in the bundle's form."""
     return {
         "argv": argv,
         "rc": rc,
@@ -630,7 +634,7 @@ def answer(
 
 
 class Sink:
-    """Takes a command's output as it comes, and keeps what is wanted of it.
+    """Receiver of a command's output that keeps the requested part.
 
     With ``keep``, only matching lines are kept, and any amount may be read; with ``last``, the latest so many of them.
     """
@@ -643,11 +647,11 @@ class Sink:
 
     @property
     def full(self) -> bool:
-        """True once more has come than the probe keeps."""
+        """Return True once more has arrived than the probe keeps."""
         return self.size > OUTPUT_BYTES or len(self.rest) > OUTPUT_BYTES
 
     def feed(self, data: bytes) -> None:
-        """Take one piece of output."""
+        """Read one piece of output."""
         self.rest += data
         if self.keep is not None and b"\n" in data:
             whole, _, rest = bytes(self.rest).rpartition(b"\n")
@@ -655,7 +659,7 @@ class Sink:
             self.take(text_of(whole))
 
     def take(self, text: str) -> None:
-        """Keep the lines that are wanted."""
+        """Keep the requested lines."""
         for line in text.splitlines():
             if self.keep is not None and self.keep.search(line):
                 if self.lines.maxlen is None:
@@ -663,7 +667,7 @@ class Sink:
                 self.lines.append(line)
 
     def text(self) -> str:
-        """All that was kept."""
+        """Return all that was kept."""
         if self.keep is None:
             return text_of(bytes(self.rest[:OUTPUT_BYTES]))
         if self.rest:
@@ -673,7 +677,7 @@ class Sink:
 
 
 class Probe:
-    """One look at one node. ``root`` and ``path`` are other than the defaults only in tests."""
+    """One collection from one node. ``root`` and ``path`` differ from the defaults only in tests."""
 
     def __init__(
         self,
@@ -684,7 +688,7 @@ class Probe:
         passive_s: float = PASSIVE_S,
         budget_s: Optional[float] = None,
     ) -> None:
-        """``budget_s``: how long the whole may take at most, in place of TOTAL_S; half of it is for passive sources."""
+        """Set the limits; ``budget_s``: seconds for the whole, in place of TOTAL_S, half of it for passive sources."""
         self.root = root
         self.environment = {"PATH": path, "LC_ALL": "C", "LANG": "C", "HOME": "/"}
         self.command_s = command_s
@@ -703,15 +707,15 @@ class Probe:
     # Reading
 
     def real(self, path: str) -> str:
-        """Where ``path`` of the node lies under this probe's root."""
+        """Return where ``path`` of the node is under this probe's root."""
         return os.path.join(self.root, path.lstrip("/"))
 
     def read(
-        self, path: str, wanted: Optional[Pattern[str]] = None, keep: Optional[Pattern[str]] = None
+        self, path: str, requested: Optional[Pattern[str]] = None, keep: Optional[Pattern[str]] = None
     ) -> Optional[str]:
-        """Record a file's text and return it; None, with the reason kept, where it cannot be read.
+        """Record a file's text and return it; None, with the reason recorded, if it cannot be read.
 
-        A file that does not exist has no reason. With ``wanted``, a text in which it is not found is not recorded;
+        A file that does not exist has no reason. With ``requested``, a text in which it is not found is not recorded;
         with ``keep``, only matching lines are.
         """
         try:
@@ -721,19 +725,19 @@ class Probe:
             return None
         if keep is not None:
             text = "".join(line + "\n" for line in text.splitlines() if keep.search(line))
-        if wanted is None or wanted.search(text):
+        if requested is None or requested.search(text):
             self.note_file(path, text, None)
         return text
 
     def read_as(self, path: str, stand_in: str) -> None:
-        """Record, as the text of ``path``, that of the file that stands in for it."""
+        """Record the text of the replacement file as that of ``path``."""
         try:
             self.note_file(path, text_of(self.content(stand_in)), None)
         except OSError as err:
             self.note_file(path, None, self.reason(err))
 
     def content(self, path: str) -> bytes:
-        """A file's bytes; raise OSError where it cannot be read, is a pipe, or is larger than it may be."""
+        """Return a file's bytes; raise OSError if it cannot be read, is a pipe, or is larger than allowed."""
         descriptor = os.open(self.real(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as stream:
             if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
@@ -744,7 +748,7 @@ class Probe:
         return data
 
     def read_value(self, path: str) -> None:
-        """Record one of the kernel's small files; nothing where it is not there, or has no value just now."""
+        """Record one of the kernel's small files; nothing if it does not exist, or has no value at present."""
         try:
             self.note_file(path, text_of(self.content(path)), None)
         except OSError as err:
@@ -752,7 +756,7 @@ class Probe:
                 self.note_file(path, None, self.reason(err))
 
     def matching(self, pattern: str) -> List[str]:
-        """The node's paths that a pattern with ``*`` stands for, sorted."""
+        """Return the node's paths that match a pattern with ``*``, sorted."""
         if "*" not in pattern:
             return [pattern] if os.path.lexists(self.real(pattern)) else []
         root = self.root.rstrip("/")
@@ -771,7 +775,7 @@ class Probe:
                     self.read_value(path)
 
     def folder(self, path: str) -> Optional[List[str]]:
-        """Record the names in a folder (``path`` ends in ``/``) and return them; None as ``read`` does."""
+        """Record the names in a folder (``path`` ends in ``/``) and return them; None as in ``read``."""
         try:
             names = names_in(self.real(path))
         except OSError as err:
@@ -782,13 +786,13 @@ class Probe:
 
     @staticmethod
     def reason(err: OSError) -> Optional[str]:
-        """Why a path could not be read; None where it just is not there."""
+        """Return why a path could not be read; None if it does not exist."""
         if isinstance(err, (FileNotFoundError, NotADirectoryError)):
             return None
         return err.strerror or str(err)
 
     def note_file(self, path: str, text: Optional[str], reason: Optional[str]) -> None:
-        """Put one file's text into the bundle, or the reason why there is none."""
+        """Add one file's text to the bundle, or the reason why there is none."""
         with self.lock:
             if not self.closed:
                 self.files[path] = text
@@ -796,13 +800,13 @@ class Probe:
                     self.unreadable[path] = reason
 
     def note_answer(self, key: str, found: Answer) -> None:
-        """Put one command's answer into the bundle."""
+        """Add one command's answer to the bundle."""
         with self.lock:
             if not self.closed:
                 self.commands[key] = found
 
     def note_look(self, key: str, what: str, lines: List[str], problems: List[str], seconds: float = 0.0) -> None:
-        """Put into the bundle what the probe saw by itself: lines, and what it could not see."""
+        """Add data that the probe collected itself to the bundle: lines, and what could not be read."""
         stdout = scrub("".join(line + "\n" for line in lines))
         stderr = "; ".join(problems)
         self.note_answer(key, answer(["(probe)", what], 1 if problems else 0, stdout, stderr, seconds))
@@ -817,7 +821,7 @@ class Probe:
         keep: Optional[Pattern[str]] = None,
         last: Optional[int] = None,
     ) -> Optional[Answer]:
-        """Run a command, record it, and return what is recorded. ``keep`` and ``last`` are those of Sink."""
+        """Run a command, record it, and return the record. ``keep`` and ``last`` are those of Sink."""
         self.note_answer(key, self.execute(argv, limit_s, keep, last))
         return self.commands.get(key)
 
@@ -828,10 +832,10 @@ class Probe:
         keep: Optional[Pattern[str]] = None,
         last: Optional[int] = None,
     ) -> Answer:
-        """Run a command and return its answer as a bundle has it.
+        """Run a command and return its answer in the bundle's form.
 
-        It has a process group of its own, which is killed when the time or the output is more than allowed. A process
-        that cannot be killed (state D) is left alone, so that it costs its limit and no more.
+        It has a process group of its own, which is killed if the time or the output exceeds its limit. A process
+        that cannot be killed (state D) is left, so that it takes its time limit and no more.
         """
         started = time.monotonic()
         own_s = limit_s or self.command_s
@@ -876,7 +880,7 @@ class Probe:
     def drain(process: "subprocess.Popen[bytes]", deadline: float, sinks: List["Sink"]) -> str:
         """Read both pipes to their end. Return why it ended early: "timeout", "flood" or "".
 
-        A child left in the background may hold the pipes open: once the command itself is gone they are read for a
+        A child left in the background may hold the pipes open: once the command itself has ended they are read for a
         moment longer and then closed.
         """
         pipes = [stream.fileno() for stream in (process.stdout, process.stderr) if stream]
@@ -907,11 +911,13 @@ class Probe:
 
     @staticmethod
     def kill(process: "subprocess.Popen[bytes]") -> Optional[str]:
-        """End the command's process group and close its pipes; return the state letter of one that stays, or None."""
+        """Kill the command's process group and close its pipes; return the state letter of a process that stays, or
+        None.
+        """
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except OSError:
-            pass  # The group is gone: nothing was left to kill.
+            pass  # The group has ended: nothing was left to kill.
         for stream in (process.stdout, process.stderr):
             if stream:
                 stream.close()
@@ -924,8 +930,9 @@ class Probe:
             return "unknown"
 
     def kill_all(self) -> None:
-        """End every command that still runs; for the way out. One may have been started a moment ago by a thread that
-        had no time to name its group: the process table knows it, and the second look those started meanwhile.
+        """Kill every command that still runs, before exit. One may have been started a moment ago by a thread that had
+        no time to record its group: the process table lists it, and the second scan finds those started in the
+        meantime.
         """
         self.leaving = True
         for _ in range(2):
@@ -938,7 +945,7 @@ class Probe:
     # The whole
 
     def collect(self) -> Answer:
-        """Look at everything and return the bundle."""
+        """Collect everything and return the bundle."""
         started = datetime.datetime.now(datetime.timezone.utc)
         threads = []
         for key, argv in COMMANDS:
@@ -962,7 +969,7 @@ class Probe:
         return self.bundle(started, stuck)
 
     def bundle(self, started: datetime.datetime, stuck: List[str]) -> Answer:
-        """The document, with a record of what the probe itself could not read."""
+        """Return the document, with a record of what the probe itself could not read."""
         lab = "/etc/gpunode/lab-node"
         simulated = self.files.get(lab) is not None or lab in self.unreadable
         problems = ["%s: %s" % item for item in sorted(self.unreadable.items())]
@@ -983,20 +990,20 @@ class Probe:
 
 
 def late(limit_s: float, own_s: float) -> str:
-    """Which limit ended a command: its own, or what was left of the whole probe's time."""
+    """Return which limit ended a command: its own, or the rest of the whole probe's time."""
     if limit_s >= own_s:
         return "no answer within %g s" % own_s
     return "no answer within %.1f s, which was left of the time for the whole probe" % limit_s
 
 
 def gpus_on_bus(probe: Probe) -> int:
-    """How many NVIDIA display controllers the probe saw on the PCI bus."""
+    """Return the number of NVIDIA display controllers that the probe found on the PCI bus."""
     texts = [text or "" for path, text in list(probe.files.items()) if path.startswith(PCI_FOLDER)]
     return sum(1 for text in texts if re.search(r"(?m)^PCI_CLASS=30", text) and re.search(r"(?m)^PCI_ID=10DE:", text))
 
 
 def children_of(parent: int) -> Set[int]:
-    """Numbers of a process's children."""
+    """Return the numbers of a process's children."""
     found = set()
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -1005,14 +1012,14 @@ def children_of(parent: int) -> Set[int]:
             with open("/proc/%s/stat" % name, "rb") as stream:
                 fields = stream.read(4096).rpartition(b")")[2].split()
         except OSError:
-            continue  # Gone in the meantime.
+            continue  # Ended in the meantime.
         if len(fields) > 1 and int(fields[1]) == parent:
             found.add(int(name))
     return found
 
 
 def await_end(process: "subprocess.Popen[bytes]", deadline: float) -> str:
-    """Wait for a process; "" once it ended, "timeout" when the deadline came first."""
+    """Wait for a process; return "" once it ended, "timeout" if the deadline came first."""
     try:
         process.wait(max(0.01, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -1020,11 +1027,11 @@ def await_end(process: "subprocess.Popen[bytes]", deadline: float) -> str:
     return ""
 
 
-# Passive sources: each takes the probe, and records what it sees.
+# Passive sources: each gets the probe, and records its data.
 
 
 def plain_files(probe: Probe) -> None:
-    """Every row of FILES and FOLDERS."""
+    """Record every row of FILES and FOLDERS."""
     for path in FILES:
         probe.read(path)
     if probe.files.get("/proc/modules") is None and os.path.exists(probe.real(LAB_MODULES)):
@@ -1038,10 +1045,11 @@ def plain_files(probe: Probe) -> None:
 
 
 def pci_functions(probe: Probe) -> None:
-    """The names of all PCI functions; of NVIDIA's, of network and NVMe ones what sysfs says, and of bridges above them.
+    """Record the names of all PCI functions; of NVIDIA's, of network and NVMe ones the data of sysfs, and of bridges
+    above them.
 
-    ``pci-paths`` has a line for each: slot, its place below the root port, IOMMU group. ``pci-acs`` tells what Access
-    Control Services a bridge has and has switched on, from its configuration space.
+    ``pci-paths`` has a line for each: slot, its path below the root port, IOMMU group. ``pci-acs`` has the Access
+    Control Services that a bridge has and has enabled, from its configuration space.
     """
     started = time.monotonic()
     slots = probe.folder(PCI_FOLDER) or []
@@ -1067,7 +1075,7 @@ def pci_functions(probe: Probe) -> None:
 
 
 def wanted_function(probe: Probe, slot: str) -> bool:
-    """NVIDIA's functions; network adapters and NVMe controllers that are no virtual functions."""
+    """Return True for NVIDIA's functions, and network adapters and NVMe controllers that are not virtual functions."""
     try:
         text = text_of(probe.content(PCI_FOLDER + slot + "/uevent"))
     except OSError as err:
@@ -1077,12 +1085,12 @@ def wanted_function(probe: Probe, slot: str) -> bool:
         return False
     if re.search(r"(?m)^PCI_ID=10DE:", text):
         return True
-    wanted = re.search(r"(?m)^PCI_CLASS=(2|108)[0-9A-F]{2,4}$", text) is not None
-    return wanted and not os.path.lexists(probe.real(PCI_FOLDER + slot + "/physfn"))
+    requested = re.search(r"(?m)^PCI_CLASS=(2|108)[0-9A-F]{2,4}$", text) is not None
+    return requested and not os.path.lexists(probe.real(PCI_FOLDER + slot + "/physfn"))
 
 
 def access_control(probe: Probe, bridges: List[str]) -> None:
-    """One line a bridge with ACS: slot, capability and control register in hexadecimal."""
+    """Record one line per bridge with ACS: slot, capability and control register in hexadecimal."""
     lines, hidden = [], 0
     for slot in bridges:
         try:
@@ -1103,20 +1111,20 @@ def access_control(probe: Probe, bridges: List[str]) -> None:
     probe.note_look("pci-acs", "read configuration space", lines, problems)
 
 
-def extended_capability(space: bytes, wanted: int) -> Optional[int]:
-    """Where a PCI Express extended capability begins; None where the device has none."""
+def extended_capability(space: bytes, requested: int) -> Optional[int]:
+    """Return where a PCI Express extended capability begins; None if the device does not have it."""
     at, seen = 0x100, set()  # type: int, Set[int]
     while 0x100 <= at <= len(space) - 8 and at not in seen:
         seen.add(at)
         header = int.from_bytes(space[at : at + 4], "little")
-        if header & 0xFFFF == wanted:
+        if header & 0xFFFF == requested:
             return at
         at = header >> 20
     return None
 
 
 def kernels(probe: Probe) -> None:
-    """Kernels with a folder in /lib/modules, the tree that each one's ``build`` leads to, and the owning packages."""
+    """Record kernels with a folder in /lib/modules, the target of each ``build`` link, and the owning packages."""
     paths = []
     for release in probe.folder("/lib/modules/") or []:
         modules = "/lib/modules/%s" % release
@@ -1130,7 +1138,7 @@ def kernels(probe: Probe) -> None:
 
 
 def module_files(probe: Probe) -> None:
-    """NVIDIA's modules on disk, and what modinfo says of the GPU's own one in each kernel."""
+    """Record NVIDIA's modules on disk, and modinfo's output on the GPU's own one in each kernel."""
     found = probe.run("find-modules", ["find", "/lib/modules/", "-name", "nvidia*.ko*"])
     paths = [line for line in (found["stdout"] if found else "").splitlines() if GPU_MODULE.search(line)]
     if paths:
@@ -1138,13 +1146,13 @@ def module_files(probe: Probe) -> None:
 
 
 def has_dpkg(probe: Probe) -> bool:
-    """True where dpkg is the node's package manager; a system of RHEL's family may have a dpkg as a tool."""
+    """Return True if dpkg is the node's package manager; a system of RHEL's family may have a dpkg as a tool."""
     rpm_family = re.search(r"(?m)^ID(_LIKE)?=.*\b(rhel|fedora|centos)\b", probe.read("/etc/os-release") or "")
     return not rpm_family and os.path.exists(probe.real("/var/lib/dpkg/status"))
 
 
 def packages(probe: Probe) -> None:
-    """The GPU stack's packages. dpkg's status says what is held; for rpm the lock lists among FILES do."""
+    """Record the GPU stack's packages. Holds are in dpkg's status; for rpm in the lock lists among FILES."""
     if has_dpkg(probe):
         form = "\\t".join("${%s}" % field for field in DPKG_FIELDS) + "\\n"
         probe.run("dpkg-packages", ["dpkg-query", "-W", "-f", form], keep=GPU_STACK)
@@ -1154,9 +1162,9 @@ def packages(probe: Probe) -> None:
 
 
 def library(probe: Probe) -> None:
-    """What the linker's cache knows of libcuda, libnvidia-ml, libnccl and libcudnn, and the copies on disk.
+    """Record the linker cache's entries of libcuda, libnvidia-ml, libnccl and libcudnn, and the copies on disk.
 
-    ``library-files`` has a line a path: the path, and the file that it leads to.
+    ``library-files`` has a line per path: the path, and the file that it links to.
     """
     cache = probe.run("ldconfig", ["ldconfig", "-p"], keep=re.compile(r"\blib(nvidia-ml|cuda|nccl|cudnn)\.so"))
     cached = [line.rpartition("=> ") for line in (cache["stdout"] if cache else "").splitlines()]
@@ -1178,20 +1186,20 @@ def library(probe: Probe) -> None:
 
 
 def shown_path(probe: Probe, real: str) -> str:
-    """A resolved path as the node has it."""
+    """Return a resolved path as on the node."""
     root = os.path.realpath(probe.root).rstrip("/")
     return text_of(os.fsencode(real[len(root) :] if real.startswith(root + "/") else real))
 
 
 def signs(probe: Probe) -> None:
-    """Paths whose existence tells something, among them what other installers leave."""
+    """Record paths with a meaning by their existence, among them those that other installers leave."""
     lines = [path for pattern in SIGNS for path in probe.matching(pattern)]
     probe.note_look("signs", "look for paths", lines, [])
     probe.read(INSTALLER_LOG, keep=INSTALLER_LINES)
 
 
 def tools(probe: Probe) -> None:
-    """The programs that the role gpu_tools recorded: a line ``name, path`` each, an empty path where there is none."""
+    """Record the programs listed by the role gpu_tools: a line ``name, path`` each, an empty path if there is none."""
     try:
         found = json.loads(text_of(probe.content(TOOLS_RECORD)))
         names = [name for name in found["programs"] if re.match(r"[A-Za-z0-9._+-]{1,60}$", name)][:100]
@@ -1205,15 +1213,15 @@ def tools(probe: Probe) -> None:
 
 
 def storage(probe: Probe) -> None:
-    """The mounts that the role storage recorded: a line each of what it should be and what it is.
+    """Record the mounts listed by the role storage: a line each with the expected and the current state.
 
-    A remote one is looked into, which mounts it: each in a process of its own, so that a server that does not answer
-    costs its limit and nothing else.
+    A remote one is opened, which mounts it: each in a process of its own, so that a server that does not answer
+    takes its time limit and nothing else.
     """
     try:
-        wanted = json.loads(text_of(probe.content(STORAGE_RECORD)))["mounts"][:STORAGE_MOST]
-        rows = [[str(one[key]) for key in ("path", "source", "type")] for one in wanted]
-        marks = [("remote" if one["remote"] else "scratch", ",".join(map(str, one["options"]))) for one in wanted]
+        requested = json.loads(text_of(probe.content(STORAGE_RECORD)))["mounts"][:STORAGE_MOST]
+        rows = [[str(one[key]) for key in ("path", "source", "type")] for one in requested]
+        marks = [("remote" if one["remote"] else "scratch", ",".join(map(str, one["options"]))) for one in requested]
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as err:
@@ -1240,7 +1248,7 @@ def storage(probe: Probe) -> None:
 
 
 def mounts_by_path(probe: Probe) -> Dict[str, List[List[str]]]:
-    """What is mounted on each path: source, type and options, the newest last."""
+    """Return the mounts on each path: source, type and options, the newest last."""
     found = {}  # type: Dict[str, List[List[str]]]
     for line in text_of(probe.content("/proc/self/mountinfo")).splitlines():
         head, _, tail = line.partition(" - ")
@@ -1251,7 +1259,7 @@ def mounts_by_path(probe: Probe) -> Dict[str, List[List[str]]]:
 
 
 def storage_state(probe: Probe, source: str, there: List[List[str]]) -> List[str]:
-    """Type and options of what is mounted, and whether it is the device with the UUID that is wanted."""
+    """Return type and options of a mount, and whether it is the device with the expected UUID."""
     if not there:
         return ["", "", ""]
     same = ""
@@ -1262,7 +1270,7 @@ def storage_state(probe: Probe, source: str, there: List[List[str]]) -> List[str
 
 
 def storage_size(found: Answer) -> List[str]:
-    """Size and free space in MiB, and why there is none."""
+    """Return size and free space in MiB, and why there is none."""
     words = found["stdout"].split()
     if found["timed_out"]:
         return ["", "", "no answer within %g s" % STORAGE_S]
@@ -1273,7 +1281,7 @@ def storage_size(found: Answer) -> List[str]:
 
 
 def repositories(probe: Probe) -> None:
-    """Package sources that speak of the GPU stack or of containers, whole; of the others only that they are there."""
+    """Record package sources of the GPU stack or of containers, completely; of the others only that they exist."""
     names = [path for pattern in REPOSITORY_FILES for path in probe.matching(pattern)]
     for path in names:
         probe.read(path, REPOSITORY)
@@ -1281,7 +1289,9 @@ def repositories(probe: Probe) -> None:
 
 
 def variables(probe: Probe) -> None:
-    """Variables of VARIABLES that are set for everybody: a line ``path, name, value`` each, separated by tabs."""
+    """Record the variables of VARIABLES that are set for all users: a line ``path, name, value`` each, separated by
+    tabs.
+    """
     lines, problems = [], []
     for path in [path for pattern in VARIABLE_FILES for path in probe.matching(pattern)]:
         try:
@@ -1300,13 +1310,15 @@ def variables(probe: Probe) -> None:
 
 
 def settings_in(text: str) -> List[Tuple[str, str]]:
-    """(name, value) of each of VARIABLES that a text sets."""
+    """Return (name, value) of each of VARIABLES that a text sets."""
     found = [(match.group("name"), match.group("value").strip("\"'")) for match in SETTING.finditer(text)]
     return [(name, " ".join(value.split())[:400]) for name, value in found]
 
 
 def boot_settings(probe: Probe) -> None:
-    """What the next boot sets of SYSCTLS and of huge pages: a line ``path, name, value`` each, the last one wins."""
+    """Record the next boot's values of SYSCTLS and of huge pages: a line ``path, name, value`` each, the last one is
+    effective.
+    """
     lines, problems = [], []
     for folders, parse in ((SYSCTL_FOLDERS, sysctls_in), (TMPFILES_FOLDERS, hugepages_in)):
         chosen: Dict[str, str] = {}
@@ -1325,27 +1337,27 @@ def boot_settings(probe: Probe) -> None:
 
 
 def sysctls_in(text: str) -> List[Tuple[str, str]]:
-    """(name, value) of each of SYSCTLS that a file of sysctl.d sets."""
+    """Return (name, value) of each of SYSCTLS that a file of sysctl.d sets."""
     found = [(match.group("name"), match.group("value")) for match in SYSCTL_LINE.finditer(text)]
-    # The first separator of a name decides whether slashes or dots part it.
+    # The first separator of a name decides whether slashes or dots divide it.
     named = [(name.replace("/", ".") if "/" in name else name, value) for name, value in found]
     return [(name, " ".join(value.split())[:400]) for name, value in named if name in SYSCTLS]
 
 
 def hugepages_in(text: str) -> List[Tuple[str, str]]:
-    """(name, value) where a file of tmpfiles.d writes how huge pages are given."""
+    """Return (name, value) if a file of tmpfiles.d sets the huge pages' mode."""
     return [("transparent_hugepage", match.group("value")) for match in HUGEPAGES_LINE.finditer(text)]
 
 
 def limits(probe: Probe) -> None:
-    """The drop-ins of limits.conf."""
+    """Record the drop-ins of limits.conf."""
     for name in probe.folder("/etc/security/limits.d/") or []:
         if name.endswith(".conf"):
             probe.read("/etc/security/limits.d/" + name)
 
 
 def cpu_clocks(probe: Probe) -> None:
-    """How many processors have which scaling driver, governor and energy preference."""
+    """Record the number of processors by scaling driver, governor and energy preference."""
     started = time.monotonic()
     counts: Dict[Tuple[str, str], int] = {}
     for policy in probe.matching("/sys/devices/system/cpu/cpufreq/policy*"):
@@ -1364,7 +1376,7 @@ def cpu_clocks(probe: Probe) -> None:
 
 
 def device_nodes(probe: Probe) -> None:
-    """``/dev/nvidia*``: a line each of path, kind, mode, user, group, major and minor number."""
+    """Record ``/dev/nvidia*``: a line each of path, kind, mode, user, group, major and minor number."""
     lines, problems = [], []
     for path in probe.matching("/dev/nvidia*") + probe.matching("/dev/nvidia*/*"):
         try:
@@ -1383,7 +1395,7 @@ def device_nodes(probe: Probe) -> None:
 
 
 def rdma_nodes(probe: Probe) -> None:
-    """``/dev/infiniband/*``: a line each of path and kind."""
+    """Record ``/dev/infiniband/*``: a line each of path and kind."""
     lines, problems = [], []
     for path in probe.matching("/dev/infiniband/*"):
         try:
@@ -1396,7 +1408,9 @@ def rdma_nodes(probe: Probe) -> None:
 
 
 def peer_memory(probe: Probe) -> None:
-    """Whether the loaded ib_core lets memory of other devices register, as nvidia-peermem does: ``yes`` or ``no``."""
+    """Record whether the loaded ib_core supports registering memory of other devices, as nvidia-peermem does: ``yes``
+    or ``no``.
+    """
     if not os.path.isdir(probe.real("/sys/module/ib_core")):
         return
     lines, problems = [], []
@@ -1409,7 +1423,7 @@ def peer_memory(probe: Probe) -> None:
 
 
 def flow_control(probe: Probe) -> None:
-    """``dcb pfc show`` of each Ethernet interface of an RDMA adapter."""
+    """Record ``dcb pfc show`` of each Ethernet interface of an RDMA adapter."""
     for name in names_like(probe, "/sys/class/net/", r".")[:TREE_ENTRIES]:
         folder = probe.real("/sys/class/net/" + name)
         try:
@@ -1425,7 +1439,7 @@ def flow_control(probe: Probe) -> None:
 
 
 def user_name(number: int) -> str:
-    """A user's name, its number where it has none."""
+    """Return a user's name, or its number if it has none."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -1433,7 +1447,7 @@ def user_name(number: int) -> str:
 
 
 def group_name(number: int) -> str:
-    """A group's name, its number where it has none."""
+    """Return a group's name, or its number if it has none."""
     try:
         return grp.getgrgid(number).gr_name
     except KeyError:
@@ -1441,13 +1455,13 @@ def group_name(number: int) -> str:
 
 
 def docker_daemon(probe: Probe) -> None:
-    """What Docker's daemon says, where it runs already: asking would start one that waits at its socket."""
+    """Record the answer of Docker's daemon if it already runs: a request would start one that waits at its socket."""
     if os.path.exists(probe.real("/run/docker.pid")):
         probe.run("docker-info", ["docker", "info", "--format", DOCKER_INFO])
 
 
 def packet_filter(probe: Probe) -> None:
-    """Rules of nftables without the contents of sets, and the sockets that wait for connections."""
+    """Record rules of nftables without the contents of sets, and the listening sockets."""
     probe.run("nft-ruleset", ["nft", "-j", "-t", "list", "ruleset"])
     probe.run("nft-own", ["nft", "-s", "-t", "list", "table", "inet", "gpunode"])
     probe.run("sockets", ["ss", "-H", "-l", "-n", "-t", "-u", "-p"])
@@ -1455,7 +1469,8 @@ def packet_filter(probe: Probe) -> None:
 
 
 def ssh_daemon(probe: Probe) -> None:
-    """What sshd runs with, private keys (path, mode, owner, type, bits, time), and accounts without a password.
+    """Record sshd's effective settings, private keys (path, mode, owner, type, bits, time), and accounts without a
+    password.
 
     Of keys and passwords nothing else leaves the node.
     """
@@ -1484,13 +1499,13 @@ def ssh_daemon(probe: Probe) -> None:
 
 
 def account_rows(probe: Probe, path: str, width: int) -> List[List[str]]:
-    """The lines of one of the databases of accounts, cut into their fields."""
+    """Return the lines of one of the databases of accounts, split into fields."""
     rows = [line.split(":") for line in text_of(probe.content(path)).splitlines()]
     return [row for row in rows if len(row) == width]
 
 
 def private_key(probe: Probe, path: str) -> Optional[str]:
-    """One line on a private key; None where the file is none. The type is that of the public key beside it."""
+    """Return one line on a private key; None if the file is not one. The type is that of its public key file."""
     try:
         there = os.lstat(probe.real(path))
         if not stat.S_ISREG(there.st_mode):
@@ -1504,7 +1519,7 @@ def private_key(probe: Probe, path: str) -> Optional[str]:
     try:
         kind, bits = key_kind(text_of(probe.content(path + ".pub")))
     except (OSError, ValueError, struct.error):
-        pass  # Without a public key beside it the type is not known.
+        pass  # Without a public key file the type is unknown.
     row = (
         path,
         "%04o" % stat.S_IMODE(there.st_mode),
@@ -1517,9 +1532,9 @@ def private_key(probe: Probe, path: str) -> Optional[str]:
 
 
 def key_kind(text: str) -> Tuple[str, int]:
-    """Type and size in bits of a public key; ValueError where it is none."""
+    """Return type and size in bits of a public key; ValueError if it is invalid."""
     words = text.split(None, 2)
-    # A link could lead anywhere: nothing but the name of a kind of key is taken from the file.
+    # A link could lead anywhere: only the name of a kind of key is read from the file.
     if len(words) < 2 or not KEY_KIND.match(words[0]):
         raise ValueError("no public key")
     kind, data = words[0], base64.b64decode(words[1])
@@ -1536,7 +1551,9 @@ def key_kind(text: str) -> Tuple[str, int]:
 
 
 def cdi_specs(probe: Probe) -> None:
-    """CDI specifications: ``file PATH SIZE``, its versions, kinds, names and host paths, and those that are missing."""
+    """Record CDI specifications: ``file PATH SIZE``, its versions, kinds, names and host paths, and those that are
+    missing.
+    """
     lines, problems = [], []
     for folder in CDI_FOLDERS:
         for name in probe.folder(folder) or []:
@@ -1553,7 +1570,7 @@ def cdi_specs(probe: Probe) -> None:
 
 
 def cdi_lines(probe: Probe, text: str) -> List[str]:
-    """What one specification says, each thing once."""
+    """Return the content of one specification, each item once."""
     lines = []
     for key, value in sorted(set(CDI_TOKEN.findall(text))):
         if key != "hostPath":
@@ -1568,7 +1585,7 @@ def cdi_lines(probe: Probe, text: str) -> List[str]:
 
 
 def kernel_log(probe: Probe) -> None:
-    """Lines of this boot's kernel log that tell of trouble: from the journal, from dmesg where it says nothing."""
+    """Record this boot's kernel log lines on errors: from the journal, or from dmesg if the journal has none."""
     journal = ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-iso"]
     kept = probe.run("journal-kernel", journal, keep=KERNEL_NEWS, last=KERNEL_LINES)
     if not kept or kept["rc"] != 0 or not kept["stdout"]:
@@ -1576,14 +1593,15 @@ def kernel_log(probe: Probe) -> None:
 
 
 def earlier_xids(probe: Probe) -> None:
-    """Xids and SXids of this boot and of those before it, as far as LOOK_BACK goes; a boot begins with its version."""
+    """Record Xids and SXids of this boot and of earlier ones, up to LOOK_BACK; a boot begins with its version."""
     journal = ["journalctl", "_TRANSPORT=kernel", "--since=" + LOOK_BACK, "-q", "--no-pager", "-o", "short-iso"]
     probe.run("journal-xids", journal, keep=XID_NEWS, last=KERNEL_LINES)
 
 
 def link_log(probe: Probe) -> None:
-    """Lines of this boot that say that a link went up or down: of Mellanox's driver, of systemd-networkd. The kernel's
-    first line shows how far the log goes."""
+    """Record lines of this boot on links that went up or down: of Mellanox's driver, of systemd-networkd. The kernel's
+    first line shows how far the log goes.
+    """
     journal = ["journalctl", "-b", "-q", "--no-pager", "-o", "short-iso", "_TRANSPORT=kernel", "+"]
     units = ["_SYSTEMD_UNIT=systemd-networkd.service"]
     kept = probe.run("journal-links", journal + units, keep=LINK_NEWS, last=KERNEL_LINES)
@@ -1592,7 +1610,9 @@ def link_log(probe: Probe) -> None:
 
 
 def bmc(probe: Probe) -> None:
-    """Fans, power supplies and the latest events of the management controller, where the kernel has a device for it."""
+    """Record fans, power supplies and the latest events of the management controller, if the kernel has a device for
+    it.
+    """
     devices = [path for path in IPMI_DEVICES if os.path.exists(probe.real(path))]
     probe.note_look("ipmi-devices", "look for a BMC", devices, [])
     for key, argv in IPMI_COMMANDS if devices else ():
@@ -1602,7 +1622,7 @@ def bmc(probe: Probe) -> None:
 
 
 def nvme_health(probe: Probe) -> None:
-    """``nvme smart-log`` of each controller; it reads a log page and needs root."""
+    """Record ``nvme smart-log`` of each controller; it reads a log page and needs root."""
     for name in names_like(probe, "/sys/class/nvme/", r"nvme\d+$")[:64]:
         found = probe.run("nvme-%s" % name, ["nvme", "smart-log", "/dev/" + name, "-o", "json"], NVME_S)
         if found and found["rc"] in (126, 127):
@@ -1610,15 +1630,15 @@ def nvme_health(probe: Probe) -> None:
 
 
 def names_like(probe: Probe, folder: str, names: str) -> List[str]:
-    """Names in a folder that match; none where there is no such folder."""
+    """Return the names in a folder that match; none if the folder does not exist."""
     try:
         return [name for name in names_in(probe.real(folder)) if re.match(names, name)]
     except OSError:
-        return []  # The row of TREES about this folder says why.
+        return []  # The row of TREES about this folder has the reason.
 
 
 def stuck_processes(probe: Probe) -> None:
-    """Processes in state D at both ends of STUCK_S: a line each of number, name and the kernel's function."""
+    """Record processes in state D at both ends of STUCK_S: a line each of number, name and the kernel's function."""
     first = waiting(probe)
     if first:
         time.sleep(STUCK_S if probe.budget_s is None else min(STUCK_S, probe.budget_s / 10))
@@ -1637,13 +1657,13 @@ def stuck_processes(probe: Probe) -> None:
 
 
 def waiting(probe: Probe) -> Dict[str, Tuple[str, str]]:
-    """Processes in state D: number to (name, time of start)."""
+    """Return processes in state D: number to (name, time of start)."""
     found = {}
     for pid in names_like(probe, "/proc", r"\d+$"):
         try:
             head, _, tail = text_of(probe.content("/proc/%s/stat" % pid)).rpartition(")")
         except OSError:
-            continue  # Gone in the meantime.
+            continue  # Ended in the meantime.
         fields = tail.split()
         if len(fields) > 19 and fields[0] == "D":
             found[pid] = (" ".join(head.partition("(")[2].split()), fields[19])
@@ -1651,21 +1671,21 @@ def waiting(probe: Probe) -> Dict[str, Tuple[str, str]]:
 
 
 def units(probe: Probe) -> None:
-    """States of the GPU stack's units."""
+    """Record the states of the GPU stack's units."""
     probe.run("systemctl-units", ["systemctl", "show", "-p", UNIT_PROPERTIES] + list(UNITS))
 
 
 def modprobe_settings(probe: Probe) -> None:
-    """Names of all modprobe configuration files, and the text of those that speak of nouveau or NVIDIA."""
-    wanted = re.compile("nouveau|nvidia")
+    """Record the names of all modprobe configuration files, and the text of those that name nouveau or NVIDIA."""
+    requested = re.compile("nouveau|nvidia")
     for folder in MODPROBE_FOLDERS:
         for name in probe.folder(folder) or []:
             if name.endswith(".conf"):
-                probe.read(folder + name, wanted)
+                probe.read(folder + name, requested)
 
 
 def disk_space(probe: Probe) -> None:
-    """Free space where packages and kernels are put."""
+    """Record the free space of the folders of packages and kernels."""
     paths = [path for path in DISK_PATHS if os.path.isdir(probe.real(path))]
     probe.run("df", ["df", "-Pk"] + paths)
     kinds = ["-x", "tmpfs", "-x", "devtmpfs", "-x", "squashfs", "-x", "overlay", "-x", "efivarfs"]
@@ -1675,7 +1695,7 @@ def disk_space(probe: Probe) -> None:
 
 
 def device_holders(probe: Probe) -> None:
-    """Processes that hold /dev/nvidia*: one line each, ``pid, user, name, devices``, separated by tabs."""
+    """Record processes that hold /dev/nvidia*: one line each, ``pid, user, name, devices``, separated by tabs."""
     started = time.monotonic()
     lines, unseen, late = [], 0, False
     pids = names_like(probe, "/proc", r"\d+$")
@@ -1697,7 +1717,7 @@ def device_holders(probe: Probe) -> None:
 
 
 def held_devices(folder: str) -> Optional[List[str]]:
-    """GPU devices among the open files of a process; None where they may not be seen, [] where it is gone."""
+    """Return GPU devices among the open files of a process; None if they are not readable, [] if it has ended."""
     devices = set()
     try:
         for number in os.listdir(folder):
@@ -1715,19 +1735,19 @@ def held_devices(folder: str) -> Optional[List[str]]:
 
 
 def owner(probe: Probe, pid: str) -> List[str]:
-    """[user, name] of a process, "?" for what cannot be seen. Tabs and line ends in a name become blanks."""
+    """Return [user, name] of a process, "?" for unknown ones. Tabs and line ends in a name become blanks."""
     user = name = "?"
     try:
         uid = os.stat(probe.real("/proc/%s" % pid)).st_uid
         user = str(uid)
         user = pwd.getpwuid(uid).pw_name
     except (OSError, KeyError):
-        pass  # The process is gone, or its number has no name: what is known so far stands.
+        pass  # The process has ended, or its number has no name: what is known so far is returned.
     try:
         with open(probe.real("/proc/%s/comm" % pid), "rb") as stream:
             name = " ".join(text_of(stream.read(64)).split()) or "?"
     except OSError:
-        pass  # Gone in the meantime.
+        pass  # Ended in the meantime.
     return [user, name]
 
 
@@ -1768,7 +1788,7 @@ PASSIVE = (
 
 
 def nvidia_tools(probe: Probe) -> None:
-    """NVIDIA's own tools, where a module is loaded that they can talk to."""
+    """Record NVIDIA's own tools, if a module is loaded that they can use."""
     modules = probe.files.get("/proc/modules") or ""
     if probe.files.get("/proc/driver/nvidia/version") is None and not re.search(r"(?m)^nvidia ", modules):
         return
@@ -1795,7 +1815,7 @@ def nvidia_tools(probe: Probe) -> None:
 
 
 def process_owners(probe: Probe) -> None:
-    """User and name of the processes that nvidia-smi speaks of. A user database that hangs costs the names alone."""
+    """Record user and name of the processes in nvidia-smi's output. A user database that hangs costs only the names."""
     seen = probe.commands.get("nvidia-smi-xml")
     pids = sorted(set(re.findall(r"<pid>(\d{1,9})</pid>", seen["stdout"] if seen else "")), key=int)
     if pids:
@@ -1803,7 +1823,7 @@ def process_owners(probe: Probe) -> None:
 
 
 def main() -> None:
-    """Print the bundle. Ended from outside, take the commands along. An argument is the budget in seconds."""
+    """Print the bundle. On a signal, end the commands too. An argument is the budget in seconds."""
     probe = Probe(budget_s=float(sys.argv[1]) if len(sys.argv) > 1 else None)
 
     def leave(number: int, _frame: Any) -> None:
@@ -1817,7 +1837,7 @@ def main() -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
     probe.kill_all()
-    # A thread that hangs in a read must not hold the probe back on its way out.
+    # A thread that hangs in a read must not delay the probe's exit.
     os._exit(0)
 
 

@@ -252,7 +252,7 @@ def _pins(case: AptDriverInput, release: str) -> list[dict[str, Any]]:
 def _wanting(case: AptDriverInput) -> list[Kernel]:
     """Return the kernels that need a module.
 
-    Ubuntu's modules come with the newest kernel: an older one that still runs goes with the next reboot.
+    Ubuntu's modules come with the newest kernel: an older one that still runs is replaced by the next reboot.
     """
     return [kernel for kernel in case.kernels if (kernel.newest if case.precompiled else kernel.headers)]
 

@@ -32,7 +32,7 @@ class DriverInput:
 
     @property
     def foreign(self) -> list[str]:
-        """Installed packages of a closure from another source."""
+        """Return installed packages of a closure from another source."""
         return sorted(self.installed.keys() - self.own.keys())
 
     @cached_property

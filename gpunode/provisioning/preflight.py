@@ -168,7 +168,7 @@ def _left_by_others(state: NodeState) -> Iterator[str]:
 
 
 def _other_line(node: NodeFacts) -> Iterator[str]:
-    """Yield conflicts with Debian's packages for old GPUs, which exist beside the current driver without those GPUs."""
+    """Yield conflicts with Debian's packages for old GPUs, which exist in addition to the current driver."""
     found = [
         package.name
         for package in node.packages or ()

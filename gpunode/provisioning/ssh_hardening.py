@@ -245,7 +245,7 @@ def _notes(ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> 
         configured = set(_configured_ports(ssh))
         if listening and configured and listening != configured:
             yield (
-                f"{socket} listens on {sorted(listening)} while sshd_config says Port {sorted(configured)}: with "
+                f"{socket} listens on {sorted(listening)} while sshd_config sets Port {sorted(configured)}: with "
                 "socket activation sshd ignores Port; set ssh_hardening_ports to the intended ports"
             )
     for key in keys.weak:

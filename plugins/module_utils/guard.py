@@ -110,7 +110,7 @@ class Guard:
 
     @property
     def armed(self) -> bool:
-        """True while a change awaits its confirmation."""
+        """Return True while a change awaits its confirmation."""
         return (self.folder / "record.json").exists()
 
     def arm(self, record: dict[str, Any], program: str, limit_s: int) -> None:

@@ -26,7 +26,9 @@ PAGE = Path(__file__).parents[2] / "docs/checks.md"
 START = "<!-- table of skips: written by tests/bench/skips.py -->\n"
 HEAD = "| check | observed | cause reported by |\n|---|---|---|\n"
 POINTER = re.compile(r"\(([a-z]+\.[a-z-]+)(?: reports the cause)?\)$")
-MODELS = sorted({machine.model.name.removeprefix("NVIDIA ") for machine in MACHINES.values()}, key=len, reverse=True)
+MODELS = sorted(
+    {machine.gpus[0]["name"].removeprefix("NVIDIA ") for machine in MACHINES.values()}, key=len, reverse=True
+)
 MODEL = re.compile("|".join([r"(?<= of )[A-Z][^,;]+(?=, a model)", "GH200 [0-9A-Z ]+", *map(re.escape, MODELS)]))
 CHANGING = ((MODEL, "MODEL"), (re.compile(r", last at \S+(?=:)"), ""), (re.compile(r"\b\d+(?:\.\d+)*\b"), "N"))
 NO_GPU = "no NVIDIA GPU on the PCI bus"

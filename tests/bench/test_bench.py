@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from bench_machines import MACHINES, document
+from bundles import facts_of
 from effort import effort
 
 from gpunode.checks import Expectation, Finding, Status, identify, judge
@@ -63,8 +64,7 @@ def exit_statuses(name: str) -> set[str]:
 
 
 def judged(bundle: Document) -> list[Finding]:
-    facts = facts_from_bundle(Bundle.from_json(json.dumps(bundle), "the bench's bundle"))
-    return judge(facts, Expectation(), level="quick")
+    return judge(facts_of(json.dumps(bundle)), Expectation(), level="quick")
 
 
 @cache
@@ -90,8 +90,10 @@ def by_check(findings: list[Finding]) -> Mapping[str, Status]:
 
 
 def with_slots(text: str, machine: str) -> str:
-    for number, gpu in enumerate(MACHINES[machine].gpus):
-        text = text.replace(f"{{slot{number}}}", gpu.slot).replace(f"{{SLOT{number}}}", gpu.slot.upper())
+    for number, slot in enumerate(MACHINES[machine].slots):
+        text = text.replace(f"{{slot{number}}}", slot).replace(f"{{SLOT{number}}}", slot.upper())
+    for number, nic in enumerate(MACHINES[machine].hardware["nics"]):
+        text = text.replace(f"{{nic{number}}}", nic["pci_bus_id"])
     return text
 
 
@@ -144,7 +146,7 @@ def with_tags(xml: str, number: int, tags: Mapping[str, str]) -> str:
 
 def without_gpu(bundle: Document, machine: str, number: int) -> None:
     """The GPU fell off the bus before the driver was loaded: no tool and no file has it."""
-    slot, count = MACHINES[machine].gpus[number].slot, len(MACHINES[machine].gpus)
+    slot, count = MACHINES[machine].slots[number], len(MACHINES[machine].slots)
     files, commands = bundle["files"], bundle["commands"]
     for folder in ("/sys/bus/pci/devices/", "/proc/driver/nvidia/gpus/"):
         files[folder] = files[folder].replace(f"{slot}\n", "")

@@ -4,7 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+from unittest import mock
 
 from machine_measured import measured
 from machines import (
@@ -18,6 +20,7 @@ from machines import (
     PCIE_2,
     PCIE_4,
     T4_1,
+    V100_2,
     Document,
     Machine,
     bundle,
@@ -25,14 +28,14 @@ from machines import (
 )
 
 from gpunode.checks import Expectation, Finding, Status, judge
-from gpunode.facts import facts_from_bundle
+from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.facts.parsers import smi_nvlink, smi_xml
 from gpunode.probe.bundle import Bundle
 from gpunode.report.model import worst
 
 __all__ = ["DRIVER_NODE", "Document"]
 
 KERNEL = PCIE_2.kernel
-SLOTS = tuple(gpu.slot for gpu in PCIE_2.gpus)
 
 
 def driver_node() -> Document:
@@ -70,6 +73,11 @@ def t4() -> Document:
     return bundle(T4_1)
 
 
+def v100() -> Document:
+    """Two V100, which count memory errors by bits."""
+    return bundle(V100_2)
+
+
 def guest() -> Document:
     """A virtual machine with one L40S passed through."""
     return bundle(GUEST)
@@ -83,7 +91,7 @@ def without_gpu() -> Document:
         del commands[key]
     commands["device-nodes"]["stdout"] = commands["device-holders"]["stdout"] = ""
     gone = {"/proc/driver/nvidia/version": None, "/proc/driver/nvidia/params": None, "/proc/modules": ""}
-    (slot,) = (gpu.slot for gpu in T4_1.gpus)
+    (slot,) = T4_1.slots
     files |= gone | {PCI: files[PCI].replace(f"{slot}\n", "")}
     return document
 
@@ -175,8 +183,19 @@ def apply(document: Document, edits: Sequence[Edit]) -> Document:
 
 def findings(document: Document, expect: Expectation | None = None) -> list[Finding]:
     """All findings on a bundle, by the way that ``validate --replay`` goes."""
-    bundle = Bundle.from_json(json.dumps(document), "a test's bundle")
-    return judge(facts_from_bundle(bundle), expect or Expectation(), level="deep")
+    return judge(facts_of(json.dumps(document)), expect or Expectation(), level="deep")
+
+
+# Edits mostly leave the long answers of nvidia-smi as they are, and healthy nodes are judged again and again.
+_XML = lru_cache(maxsize=64)(smi_xml.parse)
+_NVLINK = lru_cache(maxsize=128)(smi_nvlink.parse)
+
+
+@lru_cache(maxsize=32)
+def facts_of(text: str) -> NodeFacts:
+    """Return the facts of a bundle's JSON. The same answer of nvidia-smi is parsed once."""
+    with mock.patch.object(smi_xml, "parse", _XML), mock.patch.object(smi_nvlink, "parse", _NVLINK):
+        return facts_from_bundle(Bundle.from_json(text, "a test's bundle"))
 
 
 def verdicts(document: Document, expect: Expectation | None = None) -> Mapping[str, Status]:

@@ -5,10 +5,17 @@ from collections.abc import Iterator
 
 from machine_exposure import has_no_policy
 from machine_packages import toolkit
-from machine_shapes import PCI, SECURE_BOOT, Document, Machine, answer, recorded
+from machine_pci import NVME_SLOT
+from machine_shapes import SECURE_BOOT, Document, Machine, answer, recorded
 
 
 def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
+    guest = machine.virtualization != "none"
+    # By these the probe sees what to ask: a package manager, df, Docker, a BMC.
+    yield "/var/lib/dpkg/status", ""
+    yield "/boot/", ""
+    yield "/run/docker.pid", "800\n" if machine.docker else None
+    yield "/dev/ipmi0", None if guest else ""
     yield "/run/systemd/system/", ""
     yield "/proc/cmdline", f"BOOT_IMAGE=/boot/vmlinuz-{machine.kernel} root=/dev/sda1 ro\n"
     yield (
@@ -25,7 +32,7 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
         "eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
         "eth0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n",
     )
-    yield "/proc/self/status", f"Cpus_allowed_list:\t0-{logical_cpus(machine) - 1}\n"
+    yield "/proc/self/status", f"Cpus_allowed_list:\t0-{machine.processors - 1}\n"
     yield "/proc/loadavg", "0.52 0.58 0.59 1/1234 4242\n"
     yield "/proc/sys/vm/swappiness", "10\n"
     yield "/var/lib/gpunode/kernel_tuning/command-line", "0c3e6c0e-boot\nro\n"
@@ -34,21 +41,14 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
     yield SECURE_BOOT, "\x06\x00\x00\x00\x00"
     yield "/sys/kernel/security/lockdown", "[none] integrity confidentiality\n"
     yield "/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"
-    threads = 1 if machine.architecture == "aarch64" else 2
-    every = f"0-{machine.sockets * machine.cores * threads - 1}\n"
+    every = f"0-{machine.processors - 1}\n"
     for name in ("online", "present", "possible"):
         yield f"/sys/devices/system/cpu/{name}", every
-    yield "/sys/devices/system/cpu/smt/control", "on\n" if threads > 1 else "notsupported\n"
+    yield "/sys/devices/system/cpu/smt/control", "notsupported\n" if machine.architecture == "aarch64" else "on\n"
     for name in ("sys_vendor", "product_name", "board_name", "bios_version", "bios_date"):
         yield f"/sys/class/dmi/id/{name}", f"simulated {name}\n"
-    nodes = range(machine.sockets)
-    yield "/sys/devices/system/node/", "".join(f"node{node}\n" for node in nodes)
-    for node in nodes:
-        place = f"/sys/devices/system/node/node{node}/"
-        yield place + "cpulist", f"{node * machine.cores}-{(node + 1) * machine.cores - 1}\n"
-        yield place + "distance", " ".join("10" if node == other else "21" for other in nodes) + "\n"
-        yield place + "meminfo", f"Node {node} MemTotal:       100000000 kB\n"
-    guest = machine.virtualization != "none"
+    for node in range(machine.sockets):
+        yield f"/sys/devices/system/node/node{node}/meminfo", f"Node {node} MemTotal:       100000000 kB\n"
     yield "/sys/devices/system/edac/mc/", None if guest else "mc0\n"
     if not guest:
         yield "/sys/devices/system/edac/mc/mc0/mc_name", "Simulated IMC\n"
@@ -68,10 +68,13 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
     ):
         yield path, None
     yield "/sys/class/net/", "".join(f"{name}\n" for name in sorted(["eth0", *machine.interfaces, "lo"]))
-    for name, (_, slot) in zip(machine.interfaces, machine.hcas, strict=True):
+    for name, nic in machine.interfaces.items():
         yield f"/sys/class/net/{name}/operstate", "up\n"
         yield f"/sys/class/net/{name}/mtu", "4092\n"
-        yield f"/sys/class/net/{name}/device/uevent", f"DRIVER=mlx5_core\nPCI_SLOT_NAME={slot}\n"
+        yield f"/sys/class/net/{name}/device/uevent", f"DRIVER=mlx5_core\nPCI_SLOT_NAME={nic['pci_bus_id']}\n"
+        if machine.roce:
+            yield f"/sys/class/net/{name}/type", "1\n"
+            yield f"/sys/class/net/{name}/device/infiniband/", f"{nic['name']}\n"
         for side in ("np", "rp") if machine.roce else ():
             for priority in range(8):
                 yield f"/sys/class/net/{name}/ecn/roce_{side}/enable/{priority}", f"{int(priority == 3)}\n"
@@ -81,19 +84,17 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
 
 def disks(machine: Machine) -> Iterator[tuple[str, str | None]]:
     yield "/sys/block/", "nvme0n1\nsda\n" if machine.nvme else "sda\n"
+    yield "/sys/block/sda/device/", ""
     yield "/sys/block/sda/size", "1875385008\n"
     yield "/sys/block/sda/queue/rotational", "0\n"
     yield "/sys/class/nvme/", "nvme0\n" if machine.nvme else None
     if machine.nvme:
+        yield "/sys/block/nvme0n1/device/", ""
         yield "/sys/block/nvme0n1/size", "7501476528\n"
         yield "/sys/block/nvme0n1/ro", "0\n"
         yield "/sys/class/nvme/nvme0/model", "Simulated NVMe\n"
         yield "/sys/class/nvme/nvme0/state", "live\n"
-        yield "/sys/class/nvme/nvme0/device/uevent", "DRIVER=nvme\nPCI_SLOT_NAME=0000:c3:00.0\n"
-        yield (
-            f"{PCI}0000:c3:00.0/uevent",
-            "DRIVER=nvme\nPCI_CLASS=10802\nPCI_ID=144D:A80A\nPCI_SLOT_NAME=0000:c3:00.0\n",
-        )
+        yield "/sys/class/nvme/nvme0/device/uevent", f"DRIVER=nvme\nPCI_SLOT_NAME={NVME_SLOT}\n"
 
 
 def unit(name: str, active: str = "active", sub: str = "running", load: str = "loaded") -> str:
@@ -104,11 +105,6 @@ def unit(name: str, active: str = "active", sub: str = "running", load: str = "l
     )
 
 
-def logical_cpus(machine: Machine) -> int:
-    """As lscpu counts them."""
-    return machine.sockets * machine.cores * (1 if machine.architecture == "aarch64" else 2)
-
-
 def host_commands(machine: Machine) -> dict[str, Document]:
     running = ["nvidia-persistenced.service", "chrony.service", *machine.extra_units]
     running += ["docker.service"] if machine.docker else []
@@ -116,7 +112,7 @@ def host_commands(machine: Machine) -> dict[str, Document]:
     absent = [name for name in ("nvidia-fabricmanager.service", "nvidia-imex.service") if name not in running]
     units = [unit(name) for name in running] + [unit(name, "inactive", "dead", "not-found") for name in absent]
     guest = machine.virtualization != "none"
-    cpus = logical_cpus(machine)
+    cpus = machine.processors
     governor = "" if guest else f"scaling_driver\tintel_pstate\t{cpus}\nscaling_governor\tperformance\t{cpus}\n"
     no = "No such file or directory"
     commands = {
@@ -217,8 +213,8 @@ def links(machine: Machine) -> str:
     """The log of links: all came up with the boot."""
     head = f"2026-11-20T09:00:00+0000 {machine.name} kernel: Linux version {machine.kernel} (simulated)\n"
     up = "2026-11-20T09:00:09+0000 {name} kernel: mlx5_core {slot} {interface}: Link up\n"
-    slots = zip(machine.interfaces, (slot for _, slot in machine.hcas), strict=True)
-    return head + "".join(up.format(name=machine.name, slot=slot, interface=interface) for interface, slot in slots)
+    found = ((name, nic["pci_bus_id"]) for name, nic in machine.interfaces.items())
+    return head + "".join(up.format(name=machine.name, slot=slot, interface=name) for name, slot in found)
 
 
 FANS = """\

@@ -41,13 +41,12 @@ FAST: dict[str, dict[str, float]] = {
 }
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send-recv")
 REPEATED: dict[str, Any] = {"repetitions": 20, "spread": 0.01}
-LINKED = ("NV18", "NV12")
 
 
 def measured(machine: Machine) -> list[Document]:
     """Return every record of measurements of level deep, real as far as their marks say."""
-    fast = FAST[machine.model.name]
-    uuids = [f"GPU-00000000-0000-4000-8000-00000000000{index}" for index in range(len(machine.gpus))]
+    fast = FAST[machine.gpus[0]["name"]]
+    uuids = list(machine.uuids)
     found = [one for index, uuid in enumerate(uuids) for one in of_one(index, uuid, fast)]
     found += [*together(machine, uuids, fast), *storage(), *tools(machine, fast)]
     # By way of text, so that no two records share a part: an edit of one is an edit of one.
@@ -128,9 +127,9 @@ def together(machine: Machine, uuids: list[str], fast: dict[str, float]) -> list
         for target in range(number)
         if source != target
     ]
-    linked = machine.way in LINKED
+    linked = bool(machine.gpus[0]["nvlinks"])
     ways = {"transports": {"P2P/CUMEM" if linked else "SHM/direct": 448}, "kinds": ["P2P" if linked else "SHM"]}
-    if machine.nvswitches:
+    if machine.hardware["nvswitches"]:
         ways["kinds"] = ["NVLS", "P2P"]
     common: dict[str, Any] = {"backend": "nccl", "ranks": number, "nodes": 1, "missing": []}
     found = [record("copy.peer", {"uuids": uuids, "size_bytes": 256 * 2**20, "pairs": pairs})]
@@ -220,9 +219,9 @@ def nvbandwidth(number: int, fast: dict[str, float]) -> str:
 def nccl_tests(machine: Machine, rate: float) -> str:
     """Return a log of all_reduce_perf with its closing lines."""
     ranks = "".join(
-        f"#  Rank {rank:2} Group  0 Pid   4242 on {machine.name} device {rank:2} [0x{gpu.slot[5:7]}] "
-        f"{machine.model.name}\n"
-        for rank, gpu in enumerate(machine.gpus)
+        f"#  Rank {rank:2} Group  0 Pid   4242 on {machine.name} device {rank:2} [0x{slot[5:7]}] "
+        f"{machine.gpus[0]['name']}\n"
+        for rank, slot in enumerate(machine.slots)
     )
     rows = "".join(
         f"{size:12} {size // 4:12}     float     sum      -1   1234.5  {part:.2f}  {part:.2f}      0   1234.5  "

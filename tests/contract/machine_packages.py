@@ -37,7 +37,7 @@ def as_from_nvidia(machine: Machine, commands: Document, files: Document) -> Non
     version, kernel = machine.driver, machine.kernel
     dpkg = "arm64" if machine.architecture == "aarch64" else "amd64"
     lib = f"{machine.architecture}-linux-gnu"
-    names = [*OF_DRIVER, *(["nvidia-fabricmanager", "libnvidia-nscq"] if machine.nvswitches else [])]
+    names = [*OF_DRIVER, *(["nvidia-fabricmanager", "libnvidia-nscq"] if machine.hardware["nvswitches"] else [])]
     module = f"/lib/modules/{kernel}/updates/dkms/nvidia.ko"
     native = "AArch64" if dpkg == "arm64" else "x86-64"
     commands |= {
@@ -73,6 +73,8 @@ def as_from_nvidia(machine: Machine, commands: Document, files: Document) -> Non
             argv=("(probe)", "look for libraries"),
         ),
     }
+    for path in [path for path in files if path.startswith("/lib/modules/")]:
+        del files[path]
     files |= {
         "/etc/os-release": 'PRETTY_NAME="Ubuntu 24.04.3 LTS"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n',
         "/lib/modules/": f"{kernel}\n",

@@ -4,17 +4,6 @@ from typing import Any
 
 from machine_shapes import Document, Machine
 
-CAPABILITY = {
-    "Kepler": "3.7",
-    "Maxwell": "5.2",
-    "Pascal": "6.0",
-    "Volta": "7.0",
-    "Ampere": "8.0",
-    "Hopper": "9.0",
-    "Blackwell": "10.0",
-    "Ada Lovelace": "8.9",
-    "Turing": "7.5",
-}
 OF_CUDA_13 = {
     "version": "2.14.1+cu130",
     "cuda": "13.0",
@@ -34,19 +23,15 @@ CONTAINER = {"image": "registry.example/validator:1", "engine": "docker 28.5.1",
 
 def records(machine: Machine) -> list[Document]:
     """All records of ``--tests versions,gpus,frameworks``, the launcher's own first."""
-    capability = CAPABILITY[machine.model.architecture]
+    capability = machine.gpus[0]["compute_capability"]
     new = machine.driver > "580"
     driver_cuda = "13.0" if new else "12.2"
     inside = [
         {
-            "index": index,
-            "name": machine.model.name,
-            "uuid": f"GPU-00000000-0000-4000-8000-00000000000{index}",
-            "pci_bus_id": gpu.slot,
-            "compute_capability": capability,
-            "memory_mib": machine.model.memory_mib,
+            **{key: gpu[key] for key in ("index", "name", "uuid", "pci_bus_id", "compute_capability")},
+            "memory_mib": gpu["memory_total_mib"],
         }
-        for index, gpu in enumerate(machine.gpus)
+        for gpu in machine.gpus
     ]
     managed = [{**gpu, "result": 0, "memory_used_mib": 4, "mig_mode": False} for gpu in inside]
     number = len(inside)
@@ -132,7 +117,7 @@ def of_one(machine: Machine, gpu: dict[str, Any], build: dict[str, Any]) -> list
     own = {key: gpu[key] for key in ("index", "uuid", "name")} | {"gpu_uuid": gpu["uuid"]}
     component = f"cuda:{gpu['index']}"
     capability = gpu["compute_capability"]
-    total = machine.model.memory_mib - 512
+    total = machine.gpus[0]["memory_total_mib"] - 512
     parts: dict[str, dict[str, Any]] = {
         "gpus.kernel": {**gpu, "elements": 1048576, "wrong": 0, "jit_seconds": 0.031},
         "frameworks.tensor": {**gpu, "allocated_bytes": 786432, "max_error": 0.0},

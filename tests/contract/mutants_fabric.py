@@ -4,7 +4,7 @@
 from bundles import GONE, Edit, grace, guest, hgx, hgx_4, hgx_b200, not_run, stdout, t4, text, timed_out
 from machines import PCI
 from mutant import Missing, Mutant, cut, garbled
-from mutants_gpu import smi, tag
+from mutants_gpu import tag
 
 from gpunode.checks import Expectation, Status
 
@@ -14,15 +14,15 @@ NODES = "/sys/devices/system/node/"
 HCA = "/sys/class/infiniband/mlx5_1/"
 VERSION, OPEN, CLOSED = "/proc/driver/nvidia/version", "Open Kernel Module for x86_64", "x86_64 Kernel Module"
 BOOT = "2026-11-20T09:00:00+0000 n kernel: Linux version 6 (simulated)\n"
-UP = "2026-11-20T09:00:09+0000 hgx-h100-8 kernel: mlx5_core 0000:2c:00.0 ib1: Link up\n"
-LINK = "2026-11-20T{time}+0000 n kernel: mlx5_core 0000:2c:00.0 ib1: Link {word}\n"
+UP = "2026-11-20T09:00:09+0000 hgx-h100-8 kernel: mlx5_core 0000:3c:00.0 ib1: Link up\n"
+LINK = "2026-11-20T{time}+0000 n kernel: mlx5_core 0000:3c:00.0 ib1: Link {word}\n"
 LONG = UP + LINK.format(time="10:00:00", word="down") + LINK.format(time="10:00:31", word="up")
 SHORT = UP + "".join(
     LINK.format(time=f"10:0{minute}:00", word="down") + LINK.format(time=f"10:0{minute}:04", word="up")
     for minute in range(5)
 )
-NVLINK = "NVRM: Xid (PCI:0000:18:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 14({registers})"
-XID = "2026-11-{day}T{time}+0000 n kernel: NVRM: Xid (PCI:0000:18:00): {xid}, pid=4242, name=python, {text}\n"
+NVLINK = "NVRM: Xid (PCI:0000:19:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 14({registers})"
+XID = "2026-11-{day}T{time}+0000 n kernel: NVRM: Xid (PCI:0000:19:00): {xid}, pid=4242, name=python, {text}\n"
 EARLIER = BOOT.replace("-20T", "-18T") + "{xids}" + BOOT
 OFF = "GPU has fallen off the bus."
 AGAIN = EARLIER.replace("-18T", "-17T").format(
@@ -35,6 +35,11 @@ def xid_74(registers: str, times: int = 1) -> str:
     return BOOT + "".join(
         f"2026-11-20T10:00:0{second}+0000 n kernel: {NVLINK.format(registers=registers)}\n" for second in range(times)
     )
+
+
+def draws(power: str) -> list[Edit]:
+    """GPU 0 draws that power."""
+    return [tag(f"{name}_power_draw", "71.50 W", power) for name in ("average", "instant")]
 
 
 MUTANTS = [
@@ -70,10 +75,8 @@ MUTANTS = [
             text(NODES + "node2/cpulist", None, "\n"),
         ],
     ),
-    Mutant("gpu.power-draw", "next to nothing", hgx, [tag("power_draw", "45.10 W", "3.10 W")], becomes=WARN),
-    Mutant(
-        "gpu.power-draw", "more than the board takes", hgx, [tag("power_draw", "45.10 W", "1400.00 W")], becomes=WARN
-    ),
+    Mutant("gpu.power-draw", "next to nothing", hgx, draws("3.10 W"), becomes=WARN),
+    Mutant("gpu.power-draw", "more than the board takes", hgx, draws("1400.00 W"), becomes=WARN),
     Mutant(
         "gpu.power-state",
         "slow under load",
@@ -108,7 +111,7 @@ MUTANTS = [
         "rdma.adapters",
         "gone from the bus since the boot",
         hgx,
-        [stdout("journal-links", UP, UP + UP.replace("0000:2c:00.0 ib1", "0000:77:00.0 ib9"))],
+        [stdout("journal-links", UP, UP + UP.replace("0000:3c:00.0 ib1", "0000:77:00.0 ib9"))],
     ),
     Mutant("rdma.mtu", "one interface differs", hgx, [text("/sys/class/net/ib1/mtu", None, "2044\n")], becomes=WARN),
     Mutant(
@@ -210,7 +213,7 @@ MUTANTS = [
 MISSING: Missing = {
     "host.cpus-online": [(hgx, [text(CPUS + "online", None, None)]), (hgx, [text(CPUS + "present", None, "some\n")])],
     "host.numa-nodes": [(hgx, [text(PCI, None, None)]), (hgx, cut("lscpu"))],
-    "gpu.power-draw": [(hgx, [smi("<power_draw>45.10 W</power_draw>", "")]), (hgx, cut("nvidia-smi-xml"))],
+    "gpu.power-draw": [(hgx, draws("N/A")), (hgx, cut("nvidia-smi-xml"))],
     "gpu.power-state": [(hgx, [tag("performance_state", "P0", "Unknown")])],
     "rdma.flaps": [(hgx, timed_out("journal-links")), (hgx, garbled("journal-links", ""))],
     "rdma.peers": [(hgx, [text(HCA + "ports/1/state", None, None)])],

@@ -1,7 +1,22 @@
 """Mutants of the checks on GPUs: there, set, healthy."""
 
-from bundles import Edit, grace, guest, hgx, hgx_4, not_run, pcie_4, result, stdout, t4, text, timed_out, with_two_gpus
-from machines import PCI
+from bundles import (
+    Edit,
+    grace,
+    guest,
+    hgx,
+    hgx_4,
+    not_run,
+    pcie_4,
+    result,
+    stdout,
+    t4,
+    text,
+    timed_out,
+    v100,
+    with_two_gpus,
+)
+from machines import HGX_4, PCI
 from mutant import Missing, Mutant, cut, garbled
 
 from gpunode.checks import Expectation, Status
@@ -34,16 +49,16 @@ def apart(record: str) -> list[Edit]:
 
 
 XML_OF_4 = pcie_4()["commands"][SMI]["stdout"]
-SECOND_OF_4 = XML_OF_4[XML_OF_4.index('\t<gpu id="00000000:3D') : XML_OF_4.index('\t<gpu id="00000000:9A')]
+SECOND_OF_4 = XML_OF_4[XML_OF_4.index('\t<gpu id="00000000:38') : XML_OF_4.index('\t<gpu id="00000000:B8')]
 ONE_GPU_OFF_THE_BUS = [
-    text(PCI, "0000:3d:00.0\n", ""),
+    text(PCI, "0000:38:00.0\n", ""),
     smi("<attached_gpus>4<", "<attached_gpus>3<"),
     smi(SECOND_OF_4, ""),
 ]
 XID = (
     "2026-11-20T09:00:00+0000 n kernel: Linux version 6 (simulated)\n"
-    "2026-11-20T10:00:00+0000 n kernel: NVRM: Xid (PCI:0000:18:00): {xid}, pid=4242, name=python, {text}\n"
-    "2026-11-20T10:00:01+0000 n kernel: NVRM: Xid (PCI:0000:18:00): {xid}, pid=4242, name=python, {text}\n"
+    "2026-11-20T10:00:00+0000 n kernel: NVRM: Xid (PCI:0000:19:00): {xid}, pid=4242, name=python, {text}\n"
+    "2026-11-20T10:00:01+0000 n kernel: NVRM: Xid (PCI:0000:19:00): {xid}, pid=4242, name=python, {text}\n"
 )
 LOG = "2026-11-20T09:00:00+0000 n kernel: Linux version 6 (simulated)\n2026-11-20T10:00:00+0000 n kernel: {line}\n"
 LATE_LOG = "2026-11-20T10:00:00+0000 n kernel: NVRM: loading NVIDIA UNIX x86_64 Kernel Module\n"
@@ -54,6 +69,17 @@ APPLICATION_CLOCKS = "".join(
     f"\t\t<{block}><graphics_clock>{clock} MHz</graphics_clock><mem_clock>5001 MHz</mem_clock></{block}>\n"
     for block, clock in (("applications_clocks", 1005), ("default_applications_clocks", 585))
 )
+
+DOUBLE_BIT = "<double_bit_retirement>\n\t\t\t\t<retired_count>"
+
+
+def total(kind: str, count: int) -> str:
+    """Return how a card before Turing lists its errors of a kind, single or double bit."""
+    return f"<total>{count}</total>\n\t\t\t\t</{kind}>"
+
+
+WITHOUT_VOLATILE = [smi("<volatile>", "<unknown>"), smi("</volatile>", "</unknown>")]
+
 
 MUTANTS = [
     Mutant(
@@ -67,7 +93,7 @@ MUTANTS = [
         "gpu.model",
         "one GPU is another model than the site says",
         with_two_gpus,
-        [text(f"{PCI}0000:3d:00.0/uevent", "10DE:26B9", "10DE:26B5")],
+        [text(f"{PCI}0000:38:00.0/uevent", "10DE:26B9", "10DE:26B5")],
         expect=Expectation(model="L40S"),
     ),
     Mutant(
@@ -112,7 +138,7 @@ MUTANTS = [
         "gpu.answers",
         "a lost GPU",
         t4,
-        [tag("performance_state", "P0", "GPU is lost")],
+        [tag("performance_state", "P8", "GPU is lost")],
         skips=(
             "gpu.clocks",
             "gpu.compute-mode",
@@ -143,17 +169,17 @@ MUTANTS = [
     ),
     Mutant("gpu.messages", "power cables, by exit status alone", t4, [Edit(("commands", SMI, "rc"), None, 8)]),
     Mutant("gpu.answers", "off the bus, by exit status alone", t4, [Edit(("commands", SMI, "rc"), None, 15)]),
-    Mutant("gpu.recovery", "a drain is recommended", hgx, [tag("drain_and_reset_recommended", "No", "Yes")]),
+    Mutant("gpu.recovery", "a drain is recommended", pcie_4, [tag("drain_and_reset_recommended", "No", "Yes")]),
     Mutant("gpu.memory-size", "half of its memory", hgx, [smi("<total>81559 MiB", "<total>40960 MiB")]),
-    Mutant("gpu.vbios", "one GPU with another", hgx, [tag("vbios_version", "00.00.00.00.01", "2")], becomes=WARN),
+    Mutant("gpu.vbios", "one GPU with another", hgx, [tag("vbios_version", "96.00.A5.00.01", "2")], becomes=WARN),
     Mutant("gpu.ecc-mode", "off after the next reset", t4, [tag("pending_ecc", "Enabled", "Disabled")], becomes=WARN),
-    Mutant("gpu.temperature", "hot memory", hgx, [tag("memory_temp", "40 C", "110 C")]),
+    Mutant("gpu.temperature", "hot memory", hgx, [tag("memory_temp", "39 C", "110 C")]),
     Mutant("gpu.recovery", "a reset is recommended", hgx, [tag("gpu_recovery_action", "None", "Drain and Reset")]),
     Mutant(
         "gpu.recovery",
         "an older driver asks for a reset",
         t4,
-        [tag("gpu_recovery_action", "None", "N/A"), tag("reset_required", "No", "Yes")],
+        [tag("reset_required", "No", "Yes")],
     ),
     Mutant(
         "gpu.persistence",
@@ -197,7 +223,9 @@ MUTANTS = [
         becomes=WARN,
     ),
     Mutant("gpu.settings", "a lock that one GPU refused", hgx_4, [text(SETTINGS_REPORT, '"applied"', '"refused"')]),
-    Mutant("gpu.settings", "nothing was applied since the boot", hgx_4, [text(SETTINGS_REPORT, "GPU-0", "GPU-1")]),
+    Mutant(
+        "gpu.settings", "nothing was applied since the boot", hgx_4, [text(SETTINGS_REPORT, HGX_4.uuids[0], "GPU-1")]
+    ),
     Mutant("gpu.settings", "another lock than the report has", hgx_4, [FOR_ONE, text(SETTINGS, "1755", "1410")]),
     Mutant(
         "gpu.settings", "a power limit out of the card's range", hgx_4, [FOR_ONE, text(SETTINGS, '"default"', "9000")]
@@ -235,13 +263,17 @@ MUTANTS = [
         "gpu.clocks",
         "busy and slow for no reason",
         t4,
-        [tag("gpu_util", "0 %", "100 %"), tag("clocks_event_reason_gpu_idle", "Active", "Not Active")],
+        [
+            tag("gpu_util", "0 %", "100 %"),
+            tag("performance_state", "P8", "P0"),
+            tag("clocks_event_reason_gpu_idle", "Active", "Not Active"),
+        ],
         becomes=WARN,
     ),
     Mutant("gpu.memory-used", "memory of nobody", hgx, [tag("used", "1 MiB", "40960 MiB")], becomes=WARN),
     Mutant("gpu.ecc-mode", "ECC off", hgx, [tag("current_ecc", "Enabled", "Disabled")], becomes=WARN),
     Mutant("gpu.ecc-uncorrected", "an error since the driver was loaded", hgx, [tag("dram_uncorrectable", "0", "2")]),
-    Mutant("gpu.ecc-uncorrected", "on an older card", t4, [smi("<double_bit><total>0", "<double_bit><total>1")]),
+    Mutant("gpu.ecc-uncorrected", "on an older card", v100, [smi(total("double_bit", 0), total("double_bit", 1))]),
     Mutant(
         "gpu.ecc-uncorrected",
         "errors in the card's life",
@@ -264,7 +296,7 @@ MUTANTS = [
         "gpu.retired-pages",
         "very many pages",
         t4,
-        [smi("<double_bit_retirement><retired_count>0", "<double_bit_retirement><retired_count>61")],
+        [smi(f"{DOUBLE_BIT}0", f"{DOUBLE_BIT}61")],
     ),
     Mutant("gpu.throttling", "heat", hgx, [reason("hw_slowdown"), reason("hw_thermal_slowdown")]),
     Mutant(
@@ -274,16 +306,16 @@ MUTANTS = [
         [reason("sw_power_cap"), reason("hw_power_brake_slowdown")],
     ),
     Mutant("gpu.throttling", "the driver slows down for heat", t4, [reason("sw_thermal_slowdown")], becomes=WARN),
-    Mutant("gpu.temperature", "at the limit", t4, [tag("gpu_temp", "35 C", "93 C")]),
-    Mutant("gpu.temperature", "near the limit", t4, [tag("gpu_temp", "35 C", "90 C")], becomes=WARN),
-    Mutant("gpu.temperature", "past T.Limit", hgx, [tag("gpu_temp_tlimit", "52 C", "-3 C")]),
+    Mutant("gpu.temperature", "at the limit", t4, [tag("gpu_temp", "31 C", "93 C")]),
+    Mutant("gpu.temperature", "near the limit", t4, [tag("gpu_temp", "31 C", "90 C")], becomes=WARN),
+    Mutant("gpu.temperature", "past T.Limit", hgx, [tag("gpu_temp_tlimit", "56 C", "-3 C")]),
     Mutant(
         "gpu.temperature",
         "memory at its limit",
         hgx,
         [
             smi(
-                "<memory_temp>40 C</memory_temp>",
+                "<memory_temp>39 C</memory_temp>",
                 "<memory_temp>95 C</memory_temp>\n<gpu_temp_max_mem_threshold>95 C</gpu_temp_max_mem_threshold>",
             )
         ],
@@ -335,7 +367,7 @@ MUTANTS = [
             stdout(
                 "journal-kernel",
                 None,
-                LOG.format(line="nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"),
+                LOG.format(line="nvidia-nvswitch0: SXid (PCI:0000:83:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"),
             )
         ],
     ),
@@ -348,7 +380,7 @@ MUTANTS = [
                 "journal-kernel",
                 None,
                 LOG.format(
-                    line="nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 22013, Non-fatal, Link 27 minion link error"
+                    line="nvidia-nvswitch0: SXid (PCI:0000:83:00.0): 22013, Non-fatal, Link 27 minion link error"
                 ),
             )
         ],
@@ -410,8 +442,8 @@ MISSING: Missing = {
         (hgx, [smi("<processes>\n\t\t</processes>", ""), Edit(("commands", "device-holders", "rc"), None, 1)]),
     ],
     "gpu.ecc-mode": [(hgx, [tag("current_ecc", "Enabled", "N/A")])],
-    "gpu.ecc-uncorrected": [(t4, [smi("<double_bit><total>0</total></double_bit>", "")]), (hgx, cut(SMI))],
-    "gpu.ecc-corrected": [(t4, [smi("<single_bit><total>0</total></single_bit>", "")])],
+    "gpu.ecc-uncorrected": [(v100, WITHOUT_VOLATILE), (hgx, cut(SMI))],
+    "gpu.ecc-corrected": [(v100, WITHOUT_VOLATILE)],
     "gpu.remapped-rows": [
         (hgx, [smi("<remapped_row_pending>No</remapped_row_pending>", "")]),
         (
@@ -430,7 +462,7 @@ MISSING: Missing = {
     "gpu.throttling": [
         (hgx, [smi("clocks_event_reasons>", "unknown_reasons>"), smi("</clocks_event_reasons>", "</unknown_reasons>")])
     ],
-    "gpu.temperature": [(hgx, [smi("<gpu_temp>35 C</gpu_temp>", "")])],
+    "gpu.temperature": [(hgx, [smi("<gpu_temp>31 C</gpu_temp>", "")])],
     "gpu.xid": [(hgx, [not_run("journal-kernel")]), (hgx, garbled("journal-kernel"))],
     "nvswitch.sxid": [(hgx, timed_out("journal-kernel"))],
     "driver.log": [(t4, [Edit(("commands", "journal-kernel", "truncated"), None, True)])],

@@ -192,14 +192,14 @@ MUTANTS = [
         "uncorrected",
         hgx,
         log(
-            "pcieport 0000:16:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)"
+            "pcieport 0000:17:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)"
         ),
     ),
     Mutant(
         "host.pcie-errors",
         "corrected",
         hgx,
-        log("nvidia 0000:18:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"),
+        log("nvidia 0000:19:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"),
         becomes=WARN,
     ),
     Mutant("host.machine-checks", "one", t4, log("mce: [Hardware Error]: Machine check events logged"), becomes=WARN),
@@ -214,14 +214,14 @@ MUTANTS = [
         "host.iommu",
         "addresses are translated",
         hgx,
-        [text(f"{PCI}0000:18:00.0/iommu_group/type", None, "DMA-FQ\n")],
+        [text(f"{PCI}0000:19:00.0/iommu_group/type", None, "DMA-FQ\n")],
         becomes=WARN,
     ),
     Mutant(
         "host.acs",
         "a bridge redirects",
         hgx,
-        [stdout("pci-acs", "0000:16:00.0\t005f\t0000", "0000:16:00.0\t005f\t001d")],
+        [stdout("pci-acs", "0000:17:00.0\t001f\t0000", "0000:17:00.0\t001f\t001d")],
         becomes=WARN,
     ),
 ]
@@ -263,7 +263,7 @@ MISSING: Missing = {
     "host.machine-checks": [(t4, [not_run("journal-kernel")])],
     "host.killed-processes": [(t4, [not_run("journal-kernel")])],
     "host.iommu": [
-        (hgx, [text(f"{PCI}0000:18:00.0/iommu_group/type", None, None)]),
+        (hgx, [text(f"{PCI}0000:19:00.0/iommu_group/type", None, None)]),
         (pcie_4, timed_out("systemd-detect-virt")),
     ],
     "host.acs": [(hgx, [Edit(("commands", "pci-acs", "rc"), None, 1)]), (with_two_gpus, [not_run("pci-acs")])],

@@ -1,18 +1,19 @@
 """Mutants of the checks on links: PCI Express, topology, NVLink, fabric, InfiniBand."""
 
 from bundles import Edit, hgx, hgx_4, hgx_b200, not_run, pcie_4, stdout, t4, text, timed_out
-from machines import PCI
+from machines import HGX, PCI
 from mutant import Missing, Mutant, cut, garbled
 from mutants_gpu import smi, tag
 
 from gpunode.checks import Expectation, Status
+from gpunode.lab.simulator import smi_nvlink
 
 WARN = Status.WARN
-GPU0 = f"{PCI}0000:18:00.0/"
-PORT0 = f"{PCI}0000:16:00.0/"
+GPU0 = f"{PCI}0000:19:00.0/"
+PORT0 = f"{PCI}0000:17:00.0/"
 HCA = "/sys/class/infiniband/mlx5_1/ports/1/"
 LINKS_OF_GPU7 = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(18))
-GPU7 = "GPU 7: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-0000-4000-8000-000000000007)\n"
+GPU7 = f"GPU 7: NVIDIA H100 80GB HBM3 (UUID: {HGX.uuids[7]})\n"
 
 MUTANTS = [
     Mutant("link.pcie-width", "half the lanes", hgx, [text(GPU0 + "current_link_width", None, "8\n")]),
@@ -22,7 +23,7 @@ MUTANTS = [
         t4,
         [
             text(f"{PCI}0000:3b:00.0/current_link_width", None, "8\n"),
-            text(f"{PCI}0000:3a:00.0/max_link_width", None, "255\n"),
+            text(f"{PCI}0000:3a:01.0/max_link_width", None, "255\n"),
         ],
         becomes=WARN,
     ),
@@ -61,7 +62,7 @@ MUTANTS = [
         "link.topology",
         "not the same in both directions",
         pcie_4,
-        [stdout("nvidia-smi-topo", "GPU0\t X \tSYS", "GPU0\t X \tPHB")],
+        [stdout("nvidia-smi-topo", "GPU0\t X \tNODE", "GPU0\t X \tPHB")],
     ),
     Mutant("link.numa", "the firmware does not say", hgx, [text(GPU0 + "numa_node", None, "-1\n")], becomes=WARN),
     Mutant(
@@ -103,7 +104,7 @@ MUTANTS = [
             stdout(
                 "nvidia-smi-nvlink",
                 GPU7 + LINKS_OF_GPU7,
-                GPU7 + "NVML: Unable to retrieve NVLink information as all links are inactive\n",
+                f"{GPU7}{smi_nvlink.ALL_INACTIVE}\n",
             )
         ],
     ),
@@ -213,14 +214,14 @@ MUTANTS = [
         "fewer than the site says",
         hgx,
         [text(HCA + "state", None, "1: DOWN\n"), text(HCA + "phys_state", None, "3: Disabled\n")],
-        expect=Expectation(nics=4),
+        expect=Expectation(nics=8),
     ),
     Mutant(
         "rdma.ports",
         "slower than the site says",
         hgx,
         [text(HCA + "rate", None, "200 Gb/sec (4X HDR)\n")],
-        expect=Expectation(nics=4, nic_rate_gbit_per_s=400),
+        expect=Expectation(nics=8, nic_rate_gbit_per_s=400),
     ),
     Mutant("rdma.errors", "the link was lost", hgx, [text(HCA + "counters/link_downed", None, "4\n")], becomes=WARN),
 ]
@@ -261,10 +262,7 @@ MISSING: Missing = {
     "rdma.errors": [
         (
             hgx,
-            [
-                text(HCA + f"counters/{name}", None, None)
-                for name in ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors")
-            ],
+            [text(path, None, None) for path in hgx()["files"] if path.startswith((f"{HCA}counters/", f"{HCA}hw_"))],
         )
     ],
 }

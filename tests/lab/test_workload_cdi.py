@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.workload_run import NodeWay
+from gpunode.cli.workload_run import NodeTransport
 from gpunode.fleet import Node, collect, targets_from_inventory
 from gpunode.lab import Lab, LabNode
 from gpunode.lab.engine import connect
@@ -91,7 +91,7 @@ class Trying:
         program = PythonProgram(START, (*lengths, "60"), watchdog + packed.getvalue())
         output = BoundedOutput()
         try:
-            with found(NodeWay(node, deadline), deadline) as engine:
+            with found(NodeTransport(node, deadline), deadline) as engine:
                 assert engine.knows_cdi
                 image = provide(engine, "python", read_image_file(self.image), lambda _: None)
                 run(engine, ContainerJob(image, self.devices, program, 60), output)

@@ -3,12 +3,24 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 _NOT_A_WORD = re.compile(r"[^a-z0-9]+")
+_KNOWN_CHARACTERS = 64
+"""Longer labels are not remembered: a node must not fill memory that others need."""
 
 
 def label_of(name: str) -> str:
     """Return ``SEC-DED`` as ``sec_ded``: one spelling for XML tags and for the labels of the text."""
+    return _known_label(name) if len(name) <= _KNOWN_CHARACTERS else _label(name)
+
+
+@lru_cache(maxsize=4096)
+def _known_label(name: str) -> str:
+    return _label(name)
+
+
+def _label(name: str) -> str:
     return _NOT_A_WORD.sub("_", name.lower()).strip("_")
 
 

@@ -19,9 +19,7 @@ def place(data: Data, platform: Platform) -> dict[str, Any]:
     """
     (model, _), *_ = platform.gpus.items()
     pcie = load().gpu(model).pcie
-    if pcie is None:
-        raise ValueError(f"the catalog has no PCIe interface for {model}")
-    link = {"pcie_gen": pcie.gen, "pcie_width": pcie.width}
+    link = dict(data["pcie"]) if pcie is None else {"pcie_gen": pcie.gen, "pcie_width": pcie.width}
     buses = data["gpus"]
     sockets = _SOCKETS if len(buses) > 1 else 1
     placed: dict[str, Any] = {"numa_nodes": sockets, "gpus": [], "nvswitches": [], "nics": [], "bridges": []}
@@ -31,7 +29,7 @@ def place(data: Data, platform: Platform) -> dict[str, Any]:
         placed["gpus"].append(_function(bus, numa, above, link))
         if "nics" in data:
             placed["nics"].append(_nic(data, platform, bus + 1, index, numa, above, placed["bridges"]))
-    if "nvswitches" in data:
+    if data.get("nvswitches"):
         placed["nvswitches"] = _switches(data["nvswitches"], data, platform, placed["bridges"], sockets - 1)
     for bus in data.get("storage_nics", ()):
         placed["nics"].append(_storage_nic(data, platform, bus, len(placed["nics"]), placed["bridges"]))

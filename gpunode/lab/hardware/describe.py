@@ -16,6 +16,7 @@ from gpunode.errors import UsageError
 from gpunode.lab.hardware.bus import place
 
 Data = Mapping[str, Any]
+LAB_ARCHITECTURE = "x86_64"
 
 
 @cache
@@ -26,8 +27,16 @@ def _data() -> dict[str, Data]:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the available hardware."""
-    return tuple(_data())
+    """Return the hardware that a lab can show: that of x86_64 machines."""
+    return tuple(name for name, data in _data().items() if _platform(name, data).hosts[0] == LAB_ARCHITECTURE)
+
+
+def _platform(name: str, data: Data) -> Platform:
+    """Return the catalog's row, or for an entry with ``gpu`` a machine with nothing but these GPUs."""
+    if "platform" in data:
+        return load().platform(str(data["platform"]))
+    gpu = load().gpu(str(data["gpu"]))
+    return Platform(id=name, name=name, kind="pcie", gpus={gpu.id: len(data["gpus"])}, source=gpu.source, date=gpu.date)
 
 
 def describe(name: str, node: str) -> dict[str, Any]:
@@ -38,7 +47,7 @@ def describe(name: str, node: str) -> dict[str, Any]:
     if name not in _data():
         raise UsageError(f"--hardware {name}: unknown hardware; known: {', '.join(names())}")
     data = _data()[name]
-    platform = load().platform(str(data["platform"]))
+    platform = _platform(name, data)
     (model, count), *others = platform.gpus.items()
     buses = data["gpus"]
     if others or count != len(buses):
@@ -49,9 +58,9 @@ def describe(name: str, node: str) -> dict[str, Any]:
     return {
         "name": name,
         "simulated": True,
-        "platform": platform.id,
+        "platform": data.get("platform"),
         "system": {"vendor": data["vendor"], "product": data["product"]},
-        "cpu": {"architecture": "x86_64", "sockets": tree["numa_nodes"]},
+        "cpu": {"architecture": platform.hosts[0], "sockets": tree["numa_nodes"]},
         "numa_nodes": tree["numa_nodes"],
         "cuda_of_branch": {name: row.native_cuda for name, row in load().branches.items() if row.native_cuda},
         "gpus": gpus,
@@ -60,19 +69,21 @@ def describe(name: str, node: str) -> dict[str, Any]:
         "bridges": tree["bridges"],
         "services": list(platform.services),
         "kernel_modules": list(platform.kernel_modules),
-        "topology": _topology(gpus, tree["nics"], platform, bool(data.get("link_pairs"))),
+        "topology": _topology(gpus, tree["nics"], platform, data.get("linked")),
     }
 
 
 def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, Any]:
-    low, high = gpu.power_range_w or (_least_power(gpu), gpu.power_w or 0)
+    power = data.get("power_w", gpu.power_w)
+    low, high = gpu.power_range_w or (_least_power(power), power)
     digest = hashlib.sha256(f"gpunode-lab/{key}".encode()).hexdigest()
-    nvlink = gpu.nvlink if gpu.nvlink and (gpu.nvlink.form != "bridge" or data.get("link_pairs")) else None
+    nvlink = gpu.nvlink if gpu.nvlink and (gpu.nvlink.form == "sxm" or "linked" in data) else None
     memory = data.get("memory_mib", gpu.memory_mib)
+    inforom = data.get("inforom", {})
     return {
         "index": index,
         "model": gpu.id,
-        "name": gpu.product_names[0],
+        "name": (*gpu.product_names, gpu.name)[0],
         **where,
         "pci_device_id": gpu.pci[0],
         "pci_subsystem_id": data["subsystem"],
@@ -83,7 +94,7 @@ def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, A
         "compute_capability": str(gpu.compute_capability),
         "memory_total_mib": memory,
         "bar1_total_mib": data.get("bar1_mib", 1024 * 2 ** math.ceil(math.log2(memory / 1024))),
-        "power_limit_w": gpu.power_w,
+        "power_limit_w": power,
         "power_min_w": low,
         "power_max_w": high,
         "max_sm_clock_mhz": gpu.sm_clock_mhz,
@@ -93,11 +104,11 @@ def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, A
             if gpu.application_clocks_mhz
             else None
         ),
-        "vbios_version": data["vbios"],
+        "vbios_version": data.get("vbios"),
         "board_part_number": data.get("board_part_number"),
         "gpu_part_number": data.get("gpu_part_number"),
-        "inforom_version": data["inforom"]["image"],
-        "inforom": data["inforom"],
+        "inforom_version": inforom.get("image"),
+        "inforom": inforom,
         "minor_number": index,
         "module_id": (data["module_ids"][index] if "module_ids" in data else 1),
         "first_branch": min(gpu.first_listed, default=None),
@@ -112,11 +123,9 @@ def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, A
     }
 
 
-def _least_power(gpu: Gpu) -> float:
-    """Return the lowest power limit in W; without a range in the catalog, a round share of the limit, as on similar
-    boards.
-    """
-    return 50 * math.floor((gpu.power_w or 0) / 150)
+def _least_power(power: float) -> float:
+    """Return the lowest power limit in W of a board without a range in the catalog: a round share of the limit."""
+    return 50 * math.floor(power / 150)
 
 
 def _ports(key: str) -> dict[str, Any]:
@@ -125,7 +134,7 @@ def _ports(key: str) -> dict[str, Any]:
     return {"guid": ":".join(guid[at : at + 4] for at in range(0, 16, 4)), "lid": 1 + int(digest[8:11], 16)}
 
 
-def _topology(gpus: list[dict[str, Any]], nics: list[Data], platform: Platform, pairs: bool) -> dict[str, Any]:
+def _topology(gpus: list[dict[str, Any]], nics: list[Data], platform: Platform, linked: str | None) -> dict[str, Any]:
     """Return the links between GPUs and NICs in the notation of ``nvidia-smi topo -m``."""
     devices = {f"GPU{gpu['index']}": gpu for gpu in gpus} | {f"NIC{at}": nic for at, nic in enumerate(nics)}
     links: dict[str, dict[str, str]] = {}
@@ -135,9 +144,12 @@ def _topology(gpus: list[dict[str, Any]], nics: list[Data], platform: Platform, 
             if name == other:
                 continue
             both = name.startswith("GPU") and other.startswith("GPU")
-            bridged = both and pairs and one["index"] // 2 == two["index"] // 2
+            bridged = both and linked == "pairs" and one["index"] // 2 == two["index"] // 2
             switched = both and platform.nvswitches and one["nvlinks"]
-            links[name][other] = f"NV{one['nvlinks']}" if bridged or switched else _pcie_word(one, two)
+            if both and linked == "all":
+                links[name][other] = f"NV{one['nvlinks'] // (len(gpus) - 1)}"
+            else:
+                links[name][other] = f"NV{one['nvlinks']}" if bridged or switched else _pcie_word(one, two)
     return links
 
 

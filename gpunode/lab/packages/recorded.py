@@ -1,7 +1,7 @@
 """Content of a vendor's repository according to its recorded indexes, package by package. Pure.
 
 Names, versions and dependencies come from ``data/recorded`` (derived from recorded indexes, never from the catalogue or
-the roles). For a fact that nobody recorded, an assumption of ``assumptions.yml`` is used; each package lists its own.
+the roles). For a fact that is not recorded, an assumption of ``assumptions.yml`` is used; each package lists its own.
 """
 
 import fnmatch
@@ -65,7 +65,7 @@ def recorded(system: str) -> dict[str, Any]:
 
 @cache
 def assumptions() -> dict[str, Any]:
-    """Return the assumptions for facts that nobody recorded, and under ``unknown`` a description of those facts."""
+    """Return the assumptions for facts that are not recorded, and under ``unknown`` a description of those facts."""
     content: dict[str, Any] = loaded("recorded/assumptions")
     own = {key: {"assumption": text} for key, text in loaded("assumed")["assumptions"].items()}
     return content | {"assumptions": content["assumptions"] | own}
@@ -290,7 +290,7 @@ def _versions(row: Mapping[str, Any]) -> list[str]:
 
 
 def _applies(limits: Sequence[str], branch: int) -> bool:
-    """Return whether the branch is within limits: ``580``, ``from 580``, ``up to 595 seen``; other text is no limit."""
+    """Return whether the branch is within limits: ``580``, ``from 580``, ``up to 595 seen``, other text: all."""
     numbers = [int(limit) for limit in limits if limit.isdigit()]
     found = [match for limit in limits if (match := _LIMIT.search(limit))]
     within = all(_LIMITS[match[1]](branch, int(match[2])) for match in found)

@@ -75,7 +75,7 @@ def _log_settings() -> None:
 
 
 def _requested_modules() -> list[str]:
-    """What modules-load.d(5) names: systemd-modules-load.service does not run where modules cannot be loaded."""
+    """Return the modules in modules-load.d(5), because their service does not run in containers."""
     files: dict[str, Path] = {}
     for folder in ("/usr/lib/modules-load.d", "/run/modules-load.d", "/etc/modules-load.d"):
         files.update({file.name: file for file in Path(folder).glob("*.conf")})

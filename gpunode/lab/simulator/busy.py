@@ -39,7 +39,7 @@ def begin(fault: dict[str, Any]) -> None:
 
 
 def _hold(index: int, user: pwd.struct_passwd, descriptor: int) -> None:
-    """In the child: detach and hold the device files until killed."""
+    """Detach, in the child, and hold the device files until killed."""
     os.setsid()
     if pid := os.fork():
         os.write(descriptor, f"{pid}\n".encode())

@@ -87,7 +87,7 @@ def configure(pid: int, root: Path, gpus: list[SimulatedGpu]) -> None:
 
 
 def into(root: Path, devices: list[str]) -> None:
-    """Do this inside the namespace: bind mounts, device files, links and the linker's cache."""
+    """Add, inside the namespace, bind mounts, device files, links and the linker's cache."""
     release = cdi.usable()[1]
     for path in cdi.mounts(release):
         _bind(Path(path), inside(root, path))

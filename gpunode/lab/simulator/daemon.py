@@ -57,7 +57,7 @@ def _background(pid_file: Path | None, start: Callable[[], None], stop: Callable
 
 
 def foreground(pid_file: Path | None, start: Callable[[], None], stop: Callable[[], None]) -> int:
-    """Do the same in the foreground."""
+    """Run in the foreground: ``start``, wait, ``stop``. Return the exit code."""
     start()
     _hold_signals()
     write_pid(pid_file)

@@ -158,7 +158,7 @@ def _insert_nvidia(file: str, about: dict[str, str], options: list[str]) -> None
     for gpu in usable:
         if f"gpu{gpu['index']}" not in lost:
             pci.bind(gpu, "nvidia")
-    _write_driver_folder(usable, version, flavour, built, options)
+    write_driver_folder(usable, version, flavour, built, options)
     _note("nvidia", about)
 
 
@@ -190,9 +190,8 @@ def version_line(version: str, flavour: str, built: str) -> str:
     return f"NVIDIA UNIX x86_64 Kernel Module  {version}  {built}"
 
 
-def _write_driver_folder(
-    gpus: list[dict[str, Any]], version: str, flavour: str, built: str, options: list[str]
-) -> None:
+def write_driver_folder(gpus: list[dict[str, Any]], version: str, flavour: str, built: str, options: list[str]) -> None:
+    """Write /proc/driver/nvidia as a driver of that version leaves it once it is bound to these GPUs."""
     folder = state.path(DRIVER)
     text = "NVRM version: %s\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1) \n"
     state.write_text(folder / "version", text % version_line(version, flavour, built))
@@ -202,7 +201,7 @@ def _write_driver_folder(
             ("Model", gpu["name"]),
             ("IRQ", "0"),
             ("GPU UUID", gpu["uuid"]),
-            ("Video BIOS", gpu["vbios_version"]),
+            ("Video BIOS", gpu.get("vbios_version") or "N/A"),
             ("Bus Type", "PCIe"),
             ("DMA Size", "47 bits"),
             ("DMA Mask", "0x7fffffffffff"),

@@ -51,7 +51,7 @@ def with_additions(folder: str, stand_in: str, without: Container[str] = ()) -> 
 
 
 def overlay(folder: str, stand_in: str) -> None:
-    """Do the same by an overlay: for folders with many entries that do not change."""
+    """Make entries possible by an overlay: for folders with many entries that do not change."""
     upper, work = stand_in + ".added", stand_in + ".work"
     for each in (stand_in, upper, work):
         Path(each).mkdir(parents=True, exist_ok=True)

@@ -196,11 +196,16 @@ def _resources(regions: list[tuple[int, int]]) -> Iterator[str]:
 
 def cpus_of(numa_node: int, numa_nodes: int) -> list[int]:
     """Return the host's processors of one simulated NUMA node, divided in blocks; all of them if there are too few."""
-    online = sorted(os.sched_getaffinity(0))
+    online = processors()
     if len(online) < numa_nodes:
         return online
     size = -(-len(online) // numa_nodes)
     return online[numa_node * size : (numa_node + 1) * size]
+
+
+def processors() -> list[int]:
+    """Return the host's processors."""
+    return sorted(os.sched_getaffinity(0))
 
 
 def ranges(cpus: list[int]) -> str:

@@ -11,7 +11,8 @@ from .readings import ecc_counts, memory, power_w, temperature_c
 from .values import LOST
 from .versions import numbers
 
-NEWER_PROCESS_COLUMNS = 575
+NEWER_PROCESS_COLUMNS = 570
+RULE_WITH_CORNER = 575
 COMPUTE_MODES = {"Default": "Default", "Exclusive_Process": "E. Process", "Prohibited": "Prohibited"}
 
 
@@ -31,7 +32,7 @@ def table(node: NodeSnapshot, gpus: list[SimulatedGpu]) -> str:
     wide = Widths(branch)
     rule = f"+{'-' * wide.left}+{'-' * wide.middle}+{'-' * wide.right}+"
     lines = [time.strftime("%a %b %e %H:%M:%S %Y").ljust(31), f"+{'-' * wide.total}+", _head(node, wide)]
-    lines.append(rule if branch >= NEWER_PROCESS_COLUMNS else "|" + rule[1:])
+    lines.append(rule if branch >= RULE_WITH_CORNER else "|" + rule[1:])
     lines += _titles(wide, branch)
     lines.append(f"|{'=' * wide.left}+{'=' * wide.middle}+{'=' * wide.right}|")
     for gpu in gpus:

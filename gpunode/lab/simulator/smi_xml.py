@@ -93,6 +93,8 @@ def _mig_devices(gpu: SimulatedGpu) -> list[str]:
 def _supported_clocks(gpu: SimulatedGpu) -> list[str]:
     memory, _ = application_clocks(gpu, default=True)
     top = maximum_clocks(gpu)["sm"]
+    if not memory or not top:
+        return ["N/A"]
     clocks = [f"\t<supported_graphics_clock>{clock} MHz</supported_graphics_clock>" for clock in range(top, 209, -15)]
     return ["<supported_mem_clock>", f"\t<value>{memory} MHz</value>", *clocks, "</supported_mem_clock>"]
 

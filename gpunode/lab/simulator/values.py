@@ -146,14 +146,18 @@ def _pci(gpu: SimulatedGpu) -> dict[str, str]:
 def _clocks(gpu: SimulatedGpu) -> dict[str, str]:
     now, top = clocks(gpu), maximum_clocks(gpu)
     tags = {"graphics": "graphics_clock", "sm": "sm_clock", "memory": "mem_clock", "video": "video_clock"}
-    texts = {f"clocks/{tags[key]}": f"{value} MHz" for key, value in now.items()}
-    texts.update({f"max_clocks/{tags[key]}": f"{value} MHz" for key, value in top.items() if value})
-    texts["max_customer_boost_clocks/graphics_clock"] = f"{top['sm']} MHz"
+    texts = {f"clocks/{tags[key]}": _mhz(value) for key, value in now.items()}
+    texts.update({f"max_clocks/{tags[key]}": _mhz(value) for key, value in top.items()})
+    texts["max_customer_boost_clocks/graphics_clock"] = _mhz(top["sm"])
     for block, default in (("applications_clocks", False), ("default_applications_clocks", True)):
         memory, graphics = application_clocks(gpu, default)
-        texts[f"{block}/graphics_clock"] = DEPRECATED if gpu.node_is_since(590) else f"{graphics} MHz"
-        texts[f"{block}/mem_clock"] = DEPRECATED if gpu.node_is_since(590) else f"{memory} MHz"
+        texts[f"{block}/graphics_clock"] = DEPRECATED if gpu.node_is_since(590) else _mhz(graphics)
+        texts[f"{block}/mem_clock"] = DEPRECATED if gpu.node_is_since(590) else _mhz(memory)
     return texts
+
+
+def _mhz(clock: int) -> str:
+    return f"{clock} MHz" if clock else "N/A"
 
 
 def _reasons(gpu: SimulatedGpu) -> dict[str, str]:

@@ -275,7 +275,7 @@ def test_an_expectation_that_is_wrong(gpunode: Any, expect: Any, text: str, word
 def test_all_that_an_expectation_may_say(gpunode: Any, expect: Any, tmp_path: Path) -> None:
     path = tmp_path / "hgx.json"
     path.write_text(json.dumps(hgx()))
-    says = "gpus: 8\nmodel: H100 SXM\ndriver: '580'\nmig: false\nnics: 4\nnic_rate_gbit_per_s: 400\n"
+    says = "gpus: 8\nmodel: H100 SXM\ndriver: '580'\nmig: false\nnics: 8\nnic_rate_gbit_per_s: 400\n"
     says += "nic_firmware: [28.39.1002, 28.41.1000]\n"
     # Figures have their tests in test_cli_measured.py.
     assert set(Expectation.model_fields) - {"figures"} == {line.partition(":")[0] for line in says.splitlines()}
@@ -285,7 +285,7 @@ def test_all_that_an_expectation_may_say(gpunode: Any, expect: Any, tmp_path: Pa
         (says.replace("H100 SXM", "H200 SXM"), "gpu.model"),
         (says.replace("'580'", "'570'"), "driver.expected"),
         (says.replace("false", "true"), "gpu.mig"),
-        (says.replace("nics: 4", "nics: 8"), "rdma.ports"),
+        (says.replace("nics: 8", "nics: 16"), "rdma.ports"),
         (says.replace("400", "800"), "rdma.ports"),
         (says.replace("28.39.1002, ", ""), "rdma.firmware"),
     ):
@@ -408,18 +408,18 @@ def test_a_workload_follows_the_probe_unless_the_level_is_quick(
     ended = gpunode("validate", "--image", "site/image:1", "--force", "--workload-timeout", "77", "--format", "json")
     assert json.loads(ended.out)["level"] == "standard"
     then = asked["then"]
-    assert (then.wish.run_limit_s, then.wish.force, then.wish.in_container) == (77.0, True, True)
-    assert then.limit_s > then.wish.run_limit_s + then.wish.image_limit_s == 77 + 1800
-    assert then.wish.image(None) == "site/image:1"
+    assert (then.request.run_limit_s, then.request.force, then.request.in_container) == (77.0, True, True)
+    assert then.limit_s > then.request.run_limit_s + then.request.image_limit_s == 77 + 1800
+    assert then.request.image(None) == "site/image:1"
     gpunode("validate", "--no-container")
-    assert not asked["then"].wish.in_container
+    assert not asked["then"].request.in_container
     gpunode("validate", "--level", "deep", "--burn", "600")
-    assert (then := asked["then"].wish).burn_s == then.run_limit_s - 2100 + measurements.BURN_S == 600
+    assert (then := asked["then"].request).burn_s == then.run_limit_s - 2100 + measurements.BURN_S == 600
     gpunode("validate", "--level", "deep", "--burn", "10")
-    assert asked["then"].wish.run_limit_s == 2100
+    assert asked["then"].request.run_limit_s == 2100
     for options in (["--storage", "/tmp", "--no-container"], ["--storage", "/opt/data"], ["--storage", "/variable"]):
         gpunode("validate", "--level", "deep", *options)
-        assert asked["then"].wish.storage == options[1]
+        assert asked["then"].request.storage == options[1]
     gpunode("validate", "--select", "gpu.count,driver.closure")  # nobody would read what it records
     assert asked["then"] is None
 

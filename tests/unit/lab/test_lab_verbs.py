@@ -24,6 +24,7 @@ def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["up", "-n", "65"], 2, "-n 65: a lab has 1 to 64 nodes"),
         (["up", "--mirror", "nowhere"], 2, "'nowhere' is not the URL of a Debian mirror"),
         (["up", "--mirror", "http://m.example/debian"], 3, "Docker engine"),
+        (["up", "--hardware", "gh200-1"], 2, "--hardware gh200-1: a machine of aarch64, a lab shows x86_64 alone"),
         (["up", "--hardware", "h100"], 2, "--hardware h100: unknown hardware; known: hgx-h100-8, hgx-h200-8"),
         (["up", "-n", "33", "--hardware", "t4-1", "--hardware", "v100-2"], 2, "a lab has 1 to 64 nodes"),
         (["image", "jax", "--output", "x.tar"], 2, "jax"),

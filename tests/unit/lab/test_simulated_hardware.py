@@ -31,12 +31,14 @@ def functions(hardware: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", names())
 def test_a_description_is_the_catalogs_platform(name: str) -> None:
     hardware = describe(name, "lab/node")
-    # One platform may stand with InfiniBand and with Ethernet.
-    row = load().platform(name.removesuffix("-roce"))
-    assert len(hardware["gpus"]) == row.gpu_count
-    assert {gpu["model"] for gpu in hardware["gpus"]} == set(row.gpus)
-    assert {part["pci_device_id"] for part in hardware["nvswitches"]} == ({row.nvswitch} - {None})
-    assert len(hardware["nvswitches"]) == (row.nvswitches if row.nvswitch else 0)
+    if hardware["platform"] is None:  # cards of one model, and nothing else
+        assert (hardware["nvswitches"], hardware["nics"], hardware["services"]) == ([], [], [])
+    else:
+        row = load().platform(hardware["platform"])
+        assert len(hardware["gpus"]) == row.gpu_count
+        assert {gpu["model"] for gpu in hardware["gpus"]} == set(row.gpus)
+        assert {part["pci_device_id"] for part in hardware["nvswitches"]} == ({row.nvswitch} - {None})
+        assert len(hardware["nvswitches"]) == (row.nvswitches if row.nvswitch else 0)
     for gpu in hardware["gpus"]:
         match = load().gpu_by_pci(gpu["pci_device_id"], gpu["pci_subsystem_id"])
         assert match is not None
@@ -68,6 +70,7 @@ def test_links_between_gpus_are_mirrored_and_told_for_every_pair() -> None:
             assert all(links[other][one] == word for other, word in row.items())
     assert describe("a100-pcie-4", "x")["topology"]["GPU0"] == {"GPU1": "NV12", "GPU2": "SYS", "GPU3": "SYS"}
     assert describe("hgx-h100-8", "x")["topology"]["GPU0"]["NIC0"] == "PIX"
+    assert {describe("hgx-h100-4", "x")["topology"]["GPU0"][f"GPU{other}"] for other in (1, 2, 3)} == {"NV6"}
 
 
 def test_uuids_stay_with_the_node_and_are_nobody_elses() -> None:

@@ -20,11 +20,11 @@ _LICENSES = {"open": "Dual MIT/GPL", "proprietary": "NVIDIA"}
 _LIST = "var/lib/nvidia/log"
 _UNINSTALL = """\
 #!/bin/sh
-# Simulated uninstaller of gpunode lab: removes what the simulated installer left, as the list of it says.
+# Simulated uninstaller of gpunode lab: removes the files in the list of the simulated installer.
 set -eu
 case " $* " in
     *" --silent "* | *" -s "*) ;;
-    *) echo "nvidia-uninstall (simulated): asks nothing, so it wants --silent" >&2; exit 1 ;;
+    *) echo "nvidia-uninstall (simulated): needs --silent, it has no prompts" >&2; exit 1 ;;
 esac
 [ "$(id -u)" = 0 ] || { echo "ERROR: nvidia-installer must be run as root" >&2; exit 1; }
 while read -r path; do
