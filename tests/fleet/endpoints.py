@@ -1,4 +1,4 @@
-"""Many SSH endpoints on this machine's loopback, each of which answers the probe with a bundle of its own, or badly.
+"""Many SSH endpoints on this machine's loopback, each of which answers the probe with its own bundle, or wrongly.
 
 One address of 127.0.0.0/8 each, one port for all. Real sshds listen there, and what they run in place of any command
 plays the node: it says what the fleet waits for, reads the probe to its end, and prints the bundle of the address that
@@ -167,7 +167,7 @@ def _wait_until_open(address: str, port: int, process: "subprocess.Popen[bytes]"
 
 @contextmanager
 def _listener(address: str, port: int, *, closes: bool) -> Iterator[None]:
-    """Somebody who accepts and says nothing, or who closes at once."""
+    """An endpoint that accepts and sends nothing, or that closes at once."""
 
     def serve() -> None:
         held = []

@@ -77,5 +77,5 @@ def start_sshd(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 @pytest.fixture
 def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe that only says who it is, where a test is about the way and not about what comes."""
+    """A probe that only prints the user, for tests of the connection and not of the answer."""
     monkeypatch.setattr("gpunode.fleet.collector.script_text", lambda: BUNDLE_SCRIPT)

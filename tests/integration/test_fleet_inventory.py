@@ -86,7 +86,7 @@ def test_a_pattern_of_which_only_a_part_is_unknown_is_refused_too(folder: Path) 
     assert "no host or group gup1" in refusal("hosts.yml", "gpu2,gup1")
 
 
-def test_a_pattern_that_leaves_nobody(folder: Path) -> None:
+def test_a_pattern_that_leaves_no_host(folder: Path) -> None:
     assert "no host of inventory hosts.yml is left" in refusal("hosts.yml", "gpu1:!gpus")
 
 
@@ -133,7 +133,7 @@ def test_a_template_that_fails_names_variable_and_host(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_settings")
-def test_vaulted_variables_are_used_and_not_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_vaulted_variables_are_used_and_not_printed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "password").write_text("vault password\n")
     encrypt = [ansible_program("ansible-vault"), "encrypt_string", "--vault-password-file", "password", "hunter2 horse"]
     done = subprocess.run(encrypt, check=True, timeout=60, capture_output=True, text=True)

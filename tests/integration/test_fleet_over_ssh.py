@@ -46,7 +46,7 @@ def test_the_real_probe_comes_through(start_sshd: Start, monkeypatch: pytest.Mon
     assert collected.bundle.commands
 
 
-def test_noise_of_the_login_shell_before_the_probe_is_no_harm(start_sshd: Start) -> None:
+def test_noise_of_the_login_shell_before_the_probe_is_ignored(start_sshd: Start) -> None:
     server = start_sshd('ForceCommand echo "{welcome}"; echo warning >&2; eval "$SSH_ORIGINAL_COMMAND"')
     assert one(server.target()).reason is None
 
@@ -83,7 +83,7 @@ def test_a_revoked_host_key_is_refused_also_without_strict_checking(start_sshd: 
     assert "is revoked" in reason
 
 
-def test_a_host_that_is_known_by_an_authority_alone_says_so(start_sshd: Start) -> None:
+def test_a_host_known_only_by_an_authority_is_reported(start_sshd: Start) -> None:
     server = start_sshd()
     (server.folder / "known_hosts").write_text(f"@cert-authority * {server.host_key}\n")
     reason = one(server.target()).reason
@@ -92,7 +92,7 @@ def test_a_host_that_is_known_by_an_authority_alone_says_so(start_sshd: Start) -
 
 
 @pytest.mark.parametrize("strict", ["no", "accept-new"])
-def test_an_unknown_key_is_accepted_with_a_warning_where_the_settings_say_so(
+def test_an_unknown_key_is_accepted_with_a_warning_if_the_settings_allow_it(
     start_sshd: Start, strict: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = start_sshd()
@@ -130,7 +130,7 @@ def test_a_wrong_key_names_the_user_and_what_was_tried(start_sshd: Start, tmp_pa
     assert str(tmp_path / "other") in reason
 
 
-def test_without_any_key_it_says_so(start_sshd: Start, tmp_path: Path) -> None:
+def test_a_missing_key_is_reported(start_sshd: Start, tmp_path: Path) -> None:
     reason = one(start_sshd().target(identity_files=(str(tmp_path / "absent"),))).reason
     assert reason is not None
     assert "no key or password to try" in reason
@@ -169,12 +169,12 @@ def test_the_agents_key_is_used(start_sshd: Start, tmp_path: Path) -> None:
         agent.wait(10)
 
 
-def test_a_node_without_python_says_so(start_sshd: Start) -> None:
+def test_a_node_without_python_is_reported(start_sshd: Start) -> None:
     target = replace(start_sshd().target(), python="/nonexistent/python3")
     assert one(target).reason == "/nonexistent/python3 does not exist on the node: correct ansible_python_interpreter"
 
 
-def test_an_answer_that_is_no_bundle_says_so(start_sshd: Start) -> None:
+def test_an_answer_that_is_not_a_bundle_is_reported(start_sshd: Start) -> None:
     server = start_sshd()
     fake = server.folder / "python"
     fake.write_text("#!/bin/sh\ncat >/dev/null\necho hello\n")
@@ -222,18 +222,18 @@ def test_a_flood_after_the_start_ends_too(start_sshd: Start, monkeypatch: pytest
     assert collected.reason == "the node sent more than 1 MiB"
 
 
-def test_a_refused_port_says_so() -> None:
+def test_a_refused_port_is_reported() -> None:
     port = free_port()
     target = Target("gone", "ssh", ssh=_settings(port))
     assert one(target).reason == f"unreachable: 127.0.0.1:{port}: Connection refused"
 
 
-def test_a_name_that_cannot_be_resolved_says_so() -> None:
+def test_a_name_that_cannot_be_resolved_is_reported() -> None:
     target = Target("gone", "ssh", ssh=replace(_settings(22), hostname="gpu1.invalid"))
     assert one(target).reason == "unreachable: the name gpu1.invalid cannot be resolved"
 
 
-def test_a_port_that_says_nothing_ends_at_the_connect_timeout() -> None:
+def test_a_silent_port_ends_at_the_connect_timeout() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -245,7 +245,7 @@ def test_a_port_that_says_nothing_ends_at_the_connect_timeout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("output", "reason"),
     [
         (b"", "unreachable: 127.0.0.1:{port} accepts the connection and closes it without an SSH greeting"),
         (
@@ -255,7 +255,7 @@ def test_a_port_that_says_nothing_ends_at_the_connect_timeout() -> None:
     ],
     ids=["closes", "mail"],
 )
-def test_a_port_that_does_not_speak_ssh_says_so_at_once(said: bytes, reason: str) -> None:
+def test_a_port_without_ssh_is_reported_at_once(output: bytes, reason: str) -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -264,7 +264,7 @@ def test_a_port_that_does_not_speak_ssh_says_so_at_once(said: bytes, reason: str
         def serve() -> None:
             sock, _ = listening.accept()
             with sock, suppress(OSError):
-                sock.sendall(said)
+                sock.sendall(output)
                 sock.shutdown(socket.SHUT_WR)
                 sock.recv(4096)
 
@@ -284,7 +284,7 @@ def test_a_connection_that_freezes_midway_ends_at_the_limit(start_sshd: Start, b
     assert collected.seconds < 6
 
 
-def test_a_connection_that_breaks_off_says_so(start_sshd: Start) -> None:
+def test_a_lost_connection_is_reported(start_sshd: Start) -> None:
     server = start_sshd("ForceCommand kill -9 $PPID; sleep 5")
     assert "connection was lost" in str(one(server.target()).reason)
 

@@ -33,7 +33,7 @@ exec cat BUNDLE
 
 
 def hostile(start_sshd: Start, folder: Path, document: dict[str, Any]) -> Path:
-    """An inventory of one node, over SSH, whose probe answers with the document."""
+    """An inventory of one node, over SSH; its probe answers with the document."""
     (folder / "answer.json").write_text(json.dumps(document))
     script = folder / "answer"
     script.write_text(HOSTILE.replace("BUNDLE", str(folder / "answer.json")))
@@ -89,7 +89,7 @@ def test_a_node_runs_nothing_on_the_controller(
     document = replaced(json.loads(BUNDLE.read_text()), old, f"{old}{template}")
     inventory = hostile(start_sshd, folder, document)
     planned = run(["plan", "-i", str(inventory), "--write"])
-    said = capfd.readouterr()
+    output = capfd.readouterr()
     locks = list(inventory.parent.rglob("gpunode_stack.yml"))
     if locks:
         provision_checked(inventory)
@@ -97,7 +97,7 @@ def test_a_node_runs_nothing_on_the_controller(
     assert not any("{" in lock.read_text() for lock in locks)
     if where != "release":
         assert (planned, locks) == (2, [])
-        assert "nothing was locked" in said.err
+        assert "nothing was locked" in output.err
 
 
 @pytest.mark.parametrize("verb", ["plan", "provision"])

@@ -27,7 +27,7 @@ print(json.dumps({{"schema": "gpunode.bundle/1", "host": word, "collected_at": "
 
 
 class Hostile:
-    """A node whose login shell asks for a password in many ways, and writes down all that it is sent."""
+    """A node with a login shell that asks for a password in many ways, and records all input."""
 
     def __init__(self, start: Start, folder: Path, *, sudo: str = "", shell: str = "") -> None:
         self.got = folder / "got"
@@ -131,7 +131,7 @@ def test_a_message_that_holds_the_password_is_redacted(
     assert "horse" not in reason
 
 
-def test_an_answer_that_is_no_bundle_is_redacted(
+def test_an_answer_that_is_not_a_bundle_is_redacted(
     start_sshd: Start, tmp_path: Path, small_probe: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Node, "is_root", False)
@@ -144,7 +144,7 @@ def test_an_answer_that_is_no_bundle_is_redacted(
 
 
 @pytest.mark.parametrize("strict", ["no", "accept-new"])
-def test_a_node_whose_host_key_was_not_checked_gets_no_password(
+def test_a_node_with_an_unchecked_host_key_gets_no_password(
     start_sshd: Start, tmp_path: Path, small_probe: None, monkeypatch: pytest.MonkeyPatch, strict: str
 ) -> None:
     monkeypatch.setattr(Node, "is_root", False)

@@ -153,7 +153,7 @@ sys.exit(done.returncode)
 
 
 @pytest.mark.parametrize("mode", ["appended", "replaced", "probe is honest"])
-def test_a_run_of_all_roles_whose_modules_answer_payloads(tmp_path: Path, mode: str) -> None:
+def test_a_run_of_all_roles_with_modules_that_answer_payloads(tmp_path: Path, mode: str) -> None:
     marker = tmp_path / "MARKER"
     interpreter = tmp_path / "python3"
     interpreter.write_text(INTERPRETER.format(python=sys.executable, text=payload(marker), mode=mode))

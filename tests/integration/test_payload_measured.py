@@ -53,10 +53,10 @@ def test_every_measurement_gives_a_record_of_its_shape(archive: Path, tmp_path: 
         env={**os.environ, "TMPDIR": str(archive.parent)},
     )
     *lines, end = [json.loads(line) for line in answer.stdout.splitlines()]
-    told = [line for line in lines if line["record"] == "progress"]
+    reported = [line for line in lines if line["record"] == "progress"]
     found = [Record.model_validate(line) for line in lines if line["record"] != "progress"]
     assert end == {"record": "end", "records": len(found)}
-    assert len(told) == 8
+    assert len(reported) == 8
     assert {record.record for record in found} == MEASURED
     for record in found:
         assert (record.error, record.undetermined) == (None, None), record

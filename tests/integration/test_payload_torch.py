@@ -69,7 +69,7 @@ def read(records: dict[str, Record], name: str, kind: type[Any]) -> Any:
     return values
 
 
-def test_what_runs_is_told(records: dict[str, Record]) -> None:
+def test_what_runs_is_reported(records: dict[str, Record]) -> None:
     torch: TorchValues = read(records, "versions.torch", TorchValues)
     assert torch.version[0].isdigit()
     assert (torch.cuda is None) == (torch.architectures == ())

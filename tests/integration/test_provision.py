@@ -155,7 +155,7 @@ def test_bad_input_is_one_line_and_exit_code_2(folder: Path, capfd: Out, words: 
     assert "PLAY" not in captured.out
 
 
-def test_a_typo_in_a_file_is_told_with_its_line(folder: Path, capfd: Out) -> None:
+def test_a_typo_in_a_file_is_reported_with_its_line(folder: Path, capfd: Out) -> None:
     (folder / "group_vars").mkdir()
     (folder / "group_vars" / "all.yml").write_text("---\nnvidia_driver_sorce: debian\n")
     assert provision() == 2
@@ -166,7 +166,7 @@ def test_a_typo_in_a_file_is_told_with_its_line(folder: Path, capfd: Out) -> Non
     assert "more.yml:1: unknown variable nvidia_driver_sorce" in capfd.readouterr().err
 
 
-def test_a_wrong_value_in_a_file_is_told_with_its_line(folder: Path, capfd: Out) -> None:
+def test_a_wrong_value_in_a_file_is_reported_with_its_line(folder: Path, capfd: Out) -> None:
     (folder / "group_vars").mkdir()
     (folder / "group_vars" / "all.yml").write_text("---\nnvidia_driver_source: debain\n")
     assert provision() == 2

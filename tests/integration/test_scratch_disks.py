@@ -91,7 +91,7 @@ def disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disks]:
     made.end()
 
 
-def test_a_loop_device_itself_is_no_disk(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_device_itself_is_not_a_disk(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
     disks.add("a")
     monkeypatch.undo()
     monkeypatch.setattr(block_devices, "BY_ID", disks.folder / "by-id")
@@ -147,7 +147,7 @@ def test_a_disk_with_a_mounted_partition_is_in_use(disks: Disks) -> None:
     assert (place / "data").read_bytes() == content
 
 
-def test_an_empty_disk_is_made_kept_and_given_back(disks: Disks) -> None:
+def test_an_empty_disk_is_made_kept_and_released(disks: Disks) -> None:
     device = disks.add("a")
     empty = disks.digest("a")
     wanted = disks.wanted("a", erase=("a",))

@@ -95,9 +95,9 @@ class Slurm:
 
     def state(self) -> tuple[str, str]:
         """The node's state and reason."""
-        said = self.call("scontrol", "show", "node", self.host).stdout
-        reason = re.search(r"^ *Reason=(.*?)(?: \[[^\]]*\])?$", said, re.MULTILINE)
-        return (re.findall(r"State=(\S+)", said) or ["none"])[0], reason[1] if reason else ""
+        output = self.call("scontrol", "show", "node", self.host).stdout
+        reason = re.search(r"^ *Reason=(.*?)(?: \[[^\]]*\])?$", output, re.MULTILINE)
+        return (re.findall(r"State=(\S+)", output) or ["none"])[0], reason[1] if reason else ""
 
     def until(self, wanted: str, seconds: float = 90) -> tuple[str, str]:
         """Wait for exactly this state; what it is at the end."""
@@ -207,7 +207,7 @@ def test_the_node_returns_once_it_is_well(slurm: Slurm) -> None:
     assert slurm.call("srun", "-N1", "hostname").stdout.strip() == socket.gethostname()
 
 
-def test_what_somebody_else_drained_stays_drained(slurm: Slurm) -> None:
+def test_a_node_drained_for_another_reason_stays_drained(slurm: Slurm) -> None:
     slurm.call("scontrol", "update", f"nodename={slurm.host}", "state=drain", "reason=disk swap")
     slurm.call(str(slurm.folder / "prolog"))
     assert slurm.state() == ("IDLE+DRAIN", "disk swap")

@@ -97,7 +97,7 @@ def test_a_user_without_a_home_leaves_nothing_behind(archive: Path) -> None:
         assert [path.name for path in place.iterdir()] == ["gpunode.pyz"]
 
 
-def test_starting_twice_at_once_is_no_harm(archive: Path, tmp_path: Path) -> None:
+def test_starting_twice_at_once_works(archive: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor() as pool:
         ran = list(pool.map(lambda _: start(archive, "--version", cache=tmp_path), range(4)))
     assert [done.returncode for done in ran] == [0] * 4
@@ -117,7 +117,7 @@ def test_files_that_others_may_write_are_not_used(archive: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     "change", [{"pythons": ["3.99"]}, {"machines": ["m68k"]}], ids=["another Python", "another processor"]
 )
-def test_where_it_does_not_fit_it_says_for_what_it_is(archive: Path, tmp_path: Path, change: dict[str, str]) -> None:
+def test_an_unfit_archive_reports_what_it_is_for(archive: Path, tmp_path: Path, change: dict[str, str]) -> None:
     other = rewritten(archive, tmp_path / "other.pyz", lambda made: {**made, **change})
     done = start(other, "--version", cache=tmp_path / "cache")
     assert (done.returncode, done.stdout) == (2, "")

@@ -43,7 +43,7 @@ KERNEL_TUNING_ALONE = {"gpunode_roles": ["kernel_tuning"], **WITHOUT_GPU}
 
 @dataclass
 class Run:
-    """One run of a playbook: its exit code, and what each task said that was not plainly ok."""
+    """One run of a playbook: its exit code, and the messages of each task that was not plainly ok."""
 
     rc: int
     output: str

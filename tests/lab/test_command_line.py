@@ -19,7 +19,7 @@ WORDS = ["gpunode.word=1", "gpunode.other"]
 
 
 class Node(Site):
-    """A node whose kernels have entries of the Boot Loader Specification."""
+    """A node with entries of the Boot Loader Specification for its kernels."""
 
     def apply(self, *arguments: str, **changes: object) -> Run:
         run = self.play("-e", json.dumps({**KERNEL_TUNING_ALONE, **changes}), *arguments)
@@ -45,7 +45,7 @@ def node() -> Iterator[Node]:
         lab.down()
 
 
-def test_words_come_into_every_entry_and_go_again(node: Node) -> None:
+def test_arguments_are_added_to_every_entry_and_removed_again(node: Node) -> None:
     kernels = node.sh("ls /boot/vmlinuz-*").split()
     announced = node.apply("--check", kernel_tuning_command_line=WORDS)
     assert "/etc/kernel/cmdline" in announced.paths

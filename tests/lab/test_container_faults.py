@@ -26,7 +26,7 @@ PACKAGES = ("linux-headers-cloud-amd64", "nvidia-open", "docker.io", "nvidia-con
 Verdicts = Mapping[str, str]
 BAD = ("warn", "fail", "error")
 
-# A build for CUDA that has no code for Turing: nothing of it but what it says of itself is there.
+# A build for CUDA that has no code for Turing: only its metadata exist.
 TORCH = """
 class _Nothing:
     def __getattr__(self, name):
@@ -142,7 +142,7 @@ def test_a_container_without_a_fault(
     assert healthy["container.runs"] == "pass"
     assert healthy["container.library"] == "pass"
     assert healthy["container.shm"] == "warn"  # Docker's own 64 MiB, which a plain docker run gets
-    # There is no framework in the image, and nothing in it can compute on a simulated GPU.
+    # The image has no framework, and nothing in it can compute on a simulated GPU.
     assert healthy["framework.wheel"] == "warn"
     assert healthy["container.gpus"] == "skip"
     assert {check for check, status in healthy.items() if status in ("fail", "error")} == set()

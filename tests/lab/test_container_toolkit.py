@@ -72,7 +72,7 @@ def provisioned(roles: Roles) -> Run:
 
 
 def verdicts(roles: Roles, capfd: pytest.CaptureFixture[str]) -> dict[tuple[str, str], str]:
-    """Status of each check of containers and its component, as ``gpunode validate`` says over SSH."""
+    """Status of each check of containers and its component, as ``gpunode validate`` reports over SSH."""
     capfd.readouterr()
     run_gpunode(["validate", "-i", str(roles.site.lab.inventory_path), "--level", "quick", "--format", "json"])
     findings = json.loads(capfd.readouterr().out)["nodes"][0]["findings"]
@@ -87,7 +87,7 @@ def test_four_packages_at_one_version_and_held(roles: Roles, provisioned: Run) -
     assert roles.site.held() >= FOUR
 
 
-def test_the_cuda_repository_has_no_say_in_the_toolkit(roles: Roles, provisioned: Run) -> None:
+def test_the_cuda_repository_does_not_provide_the_toolkit(roles: Roles, provisioned: Run) -> None:
     policy = roles.site.sh("apt-cache policy nvidia-container-toolkit")
     installed = re.search(r"Installed: (\S+)\n +Candidate: (\S+)", policy)
     assert installed is not None
@@ -212,7 +212,7 @@ def test_what_is_damaged_is_repaired_and_nothing_else(roles: Roles, provisioned:
     assert roles.site.snapshot() == before
 
 
-def test_a_reload_of_systemd_takes_no_device_away(roles: Roles, provisioned: Run, hook: bool) -> None:
+def test_a_reload_of_systemd_removes_no_device(roles: Roles, provisioned: Run, hook: bool) -> None:
     how = RUNTIME if hook else CDI
     roles.site.sh(f"{how.replace('--rm', '-d --name job')} /bin/sleep 3000")
     # There is no driver behind the simulated device: one that is allowed says so, one that is not says not permitted.

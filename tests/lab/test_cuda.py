@@ -1,4 +1,4 @@
-"""The role cuda on a simulated L40S server: two toolkits side by side, held together, repaired, taken away.
+"""The role cuda on a simulated L40S server: two toolkits side by side, held together, repaired, removed.
 
 The tests of this file share one node and run in their order. No driver is installed there: the toolkits need none, and
 the role must bring none.
@@ -36,7 +36,7 @@ MEMORY = "/var/lib/gpunode/cuda"
 
 
 class Cuda(Roles):
-    """The play, with the wishes of this file."""
+    """The play, with the requests of this file."""
 
     def play(self, *arguments: str) -> Run:
         return super().play("-e", WISHES, *arguments)
@@ -75,7 +75,7 @@ def versions(site: Site) -> dict[str, str]:
     return dict(line.split()[:2] for line in site.packages() if line.endswith(" installed"))
 
 
-def test_nothing_is_wished_and_nothing_happens(cuda: Cuda, bare: tuple[set[str], list[str]]) -> None:
+def test_without_a_request_nothing_happens(cuda: Cuda, bare: tuple[set[str], list[str]]) -> None:
     run = cuda.done("-e", '{"cuda_toolkit": []}')
     assert run.recap["changed"] == 0
     assert cuda.site.snapshot() == bare[1]

@@ -79,7 +79,7 @@ def versions(site: Site) -> dict[str, str]:
     return {name: at for name, at in found.items() if name.startswith("datacenter-gpu-manager") and name != EXPORTER}
 
 
-def test_dcgm_4_takes_the_place_of_3_as_announced(dcgm: Roles, installed: tuple[Run, Run]) -> None:
+def test_dcgm_4_replaces_3_as_announced(dcgm: Roles, installed: tuple[Run, Run]) -> None:
     announced, done = installed
     assert announced.paths >= OWN_FILES
     assert done.paths == announced.paths
@@ -184,7 +184,7 @@ def test_a_fabric_manager_that_no_board_needs_is_not_let_fail(site: Site, folder
     assert fabric.done("-e", "nvidia_fabric_state=absent").recap["changed"] == 0
 
 
-def test_absent_takes_it_away(dcgm: Roles, installed: tuple[Run, Run]) -> None:
+def test_absent_removes_it(dcgm: Roles, installed: tuple[Run, Run]) -> None:
     announced = dcgm.done("--check", "-e", "dcgm_state=absent")
     run = dcgm.done("-e", "dcgm_state=absent")
     assert announced.paths == run.paths >= OWN_FILES | {MEMORY}

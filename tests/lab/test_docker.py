@@ -1,4 +1,4 @@
-"""The role docker in a bookworm and a trixie node: announced, done, repeated, damaged, busy, taken away.
+"""The role docker in a bookworm and a trixie node: announced, done, repeated, damaged, busy, removed.
 
 The tests of one system share a node and run in their order.
 """
@@ -107,7 +107,7 @@ def test_what_is_damaged_is_repaired_and_nothing_else(roles: Roles, provisioned:
     assert roles.site.snapshot() == before
 
 
-def test_a_file_that_is_no_json_is_refused_and_kept(roles: Roles, provisioned: Run) -> None:
+def test_a_file_that_is_not_json_is_refused_and_kept(roles: Roles, provisioned: Run) -> None:
     kept = roles.site.sh(f"cp -p {DAEMON} /root/daemon.json; echo '{{,}}' > {DAEMON}; cat {DAEMON}")
     run = roles.play()
     after = roles.site.sh(f"cat {DAEMON}; mv /root/daemon.json {DAEMON}")
@@ -159,7 +159,7 @@ def test_the_start_limit_of_systemd_does_not_stop_a_restart(roles: Roles, provis
     assert roles.site.snapshot() == before
 
 
-def test_users_are_let_in_only_when_the_node_has_them(roles: Roles, provisioned: Run) -> None:
+def test_users_are_allowed_only_if_the_node_has_them(roles: Roles, provisioned: Run) -> None:
     refused = roles.play("-e", '{"docker_users": ["nobody-of-that-name"]}')
     assert refused.rc != 0
     assert "nobody-of-that-name" in refused.output
@@ -168,7 +168,7 @@ def test_users_are_let_in_only_when_the_node_has_them(roles: Roles, provisioned:
     assert roles.site.sh("getent group docker | cut -d : -f 4").strip() == "operator"
 
 
-def test_another_source_is_an_explicit_wish(roles: Roles, provisioned: Run) -> None:
+def test_another_source_needs_an_explicit_request(roles: Roles, provisioned: Run) -> None:
     before = roles.site.snapshot()
     run = roles.play("-e", "docker_source=docker")
     assert run.rc != 0

@@ -19,7 +19,7 @@ BEFORE_580 = ("-e", "nvidia_driver_version=570")
 SMI = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
 CHANGE = "Change the driver's packages in one transaction"
 BOTH = {"nvidia-driver-cuda", "kmod-nvidia-open-dkms", "nvidia-kmod-common", "libnvidia-ml", "nvidia-persistenced"}
-# rpm's database, dnf's streams, locks and repositories; dnf's cache of what repositories have is no part of it.
+# rpm's database, dnf's streams, locks and repositories; dnf's cache of repositories is not included.
 STATE = """
 rpm --query --all --queryformat '%{NAME} %{EVR}\\n' | sort
 grep -r . /etc/dnf/modules.d /etc/dnf/plugins/versionlock.list /etc/yum.repos.d /etc/pki/rpm-gpg 2>/dev/null || true
@@ -40,8 +40,8 @@ def site() -> Iterator[Site]:
 
 def driver(site: Site) -> dict[str, str]:
     """Installed packages of the driver: name to version, without epoch and release."""
-    said = site.sh("rpm --query --all --queryformat '%{NAME} %{VERSION}\\n' '*nvidia*'")
-    return dict(line.split() for line in said.splitlines())
+    reply = site.sh("rpm --query --all --queryformat '%{NAME} %{VERSION}\\n' '*nvidia*'")
+    return dict(line.split() for line in reply.splitlines())
 
 
 def transactions(site: Site) -> int:
@@ -83,7 +83,7 @@ def test_the_module_is_built_and_loaded(site: Site) -> None:
 
 
 def test_a_module_that_the_packages_failed_to_build_is_built(site: Site) -> None:
-    """NVIDIA's scriptlets ignore what DKMS says; one recorded RHEL 9 was left with modules that were only added."""
+    """NVIDIA's scriptlets ignore the result of DKMS; one recorded RHEL 9 was left with modules that were only added."""
     site.sh("dkms uninstall -m nvidia-open -v 580.95.05 -k $(uname -r)")
     assert ": installed" not in site.sh("dkms status")
     run = site.play(*OLDER)
@@ -93,7 +93,7 @@ def test_a_module_that_the_packages_failed_to_build_is_built(site: Site) -> None
     assert site.play(*OLDER).recap["changed"] == 0
 
 
-def test_a_module_that_cannot_be_built_fails_the_run_with_the_compilers_words(site: Site) -> None:
+def test_a_module_that_cannot_be_built_fails_the_run_with_the_compilers_errors(site: Site) -> None:
     source = "/usr/src/nvidia-open-580.95.05/nvidia.c"
     site.sh("dkms unbuild -m nvidia-open -v 580.95.05 -k $(uname -r)")
     site.sh(f"cp {source} /root/ && echo 'this is no C' >> {source}")
@@ -174,7 +174,7 @@ def test_packages_that_are_signed_by_another_key_do_not_come(site: Site) -> None
     assert "stream=570-open" in site.sh("cat /etc/dnf/modules.d/nvidia-driver.module")
 
 
-def test_it_goes_again(site: Site) -> None:
+def test_it_is_removed_again(site: Site) -> None:
     gone = ("-e", "nvidia_driver_state=absent", "-e", "nvidia_repository_state=absent")
     run = site.play(*gone)
     assert run.rc == 0, run.output[-3000:]

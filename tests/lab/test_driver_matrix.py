@@ -75,7 +75,7 @@ def assert_whole(site: Site, system: str, branch: str) -> None:
 
 @pytest.fixture(scope="module")
 def installed(site: Site, system: str) -> Run:
-    """The first run; an Ubuntu has libxnvctrl0 before, which hwloc brings and which is no driver."""
+    """The first run; an Ubuntu has libxnvctrl0 before, which hwloc installs and which is not a driver."""
     if system.startswith("ubuntu"):
         site.sh("apt-get --quiet update && apt-get --quiet --yes install libhwloc-plugins")
         assert site.sh(VERSION_OF.format("libxnvctrl0")).startswith("510.47.03-0ubuntu")

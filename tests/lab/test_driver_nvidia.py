@@ -86,7 +86,7 @@ def closure(site: Site) -> dict[str, str]:
 
 
 def names_in(run: Run) -> set[str]:
-    """Names of the refusals that a run told."""
+    """Return the names of the refusals that a run reported."""
     return set(re.findall(r"(?m)^ +-? ?- ([a-z0-9-]+): ", run.output))
 
 
@@ -216,8 +216,8 @@ def test_all_that_stands_in_the_way_is_named_and_nothing_changes(site: Site, pro
 
 def test_with_the_switches_it_is_done_in_one_transaction(site: Site, provisioned: Run) -> None:
     before = int(site.sh(TRANSACTIONS))
-    wishes = {"nvidia_driver_version": FIRST, "nvidia_driver_source": "nvidia", "nvidia_driver_switch": True}
-    run = site.play("-e", json.dumps({**wishes, "gpunode_allow_busy": True}))
+    requests = {"nvidia_driver_version": FIRST, "nvidia_driver_source": "nvidia", "nvidia_driver_switch": True}
+    run = site.play("-e", json.dumps({**requests, "gpunode_allow_busy": True}))
     site.node.heal("gpu-busy")
     site.sh("dpkg --purge nvidia-docker2")
     assert run.rc == 0, run.output
@@ -250,10 +250,10 @@ def test_a_lock_is_waited_for_and_then_named(site: Site, provisioned: Run) -> No
 def test_a_package_that_vanishes_leaves_the_working_stack_and_the_next_run_goes_on(
     site: Site, provisioned: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    wish = ("-e", "nvidia_driver_version=595")
+    request = ("-e", "nvidia_driver_version=595")
     site.lab.vendor().fault("package-gone")
     try:
-        broken = site.play(*wish)
+        broken = site.play(*request)
     finally:
         site.lab.vendor().heal("package-gone")
     assert broken.rc != 0
@@ -262,7 +262,7 @@ def test_a_package_that_vanishes_leaves_the_working_stack_and_the_next_run_goes_
 
     # And what a dpkg leaves that is killed: one package unpacked and not configured.
     site.sh(f"cd /tmp && apt-get -q download libnvidia-cfg1={SECOND}-1 && dpkg --unpack libnvidia-cfg1_*.deb")
-    run = site.play(*wish)
+    run = site.play(*request)
     assert run.rc == 0, run.output
     found = closure(site)
     assert found.keys() >= CLOSURE
@@ -286,10 +286,10 @@ def test_without_a_restart_validate_names_the_mismatch_and_after_it_all_is_well(
     assert SECOND in site.sh("cat /proc/driver/nvidia/version")
 
 
-def test_an_idle_node_exchanges_its_module_where_that_is_wished(site: Site, provisioned: Run) -> None:
-    wishes = ("-e", "nvidia_driver_flavour=proprietary", "-e", "nvidia_driver_reload=true")
+def test_an_idle_node_exchanges_its_module_on_request(site: Site, provisioned: Run) -> None:
+    requests = ("-e", "nvidia_driver_flavour=proprietary", "-e", "nvidia_driver_reload=true")
     before = int(site.sh(TRANSACTIONS))
-    run = site.play("-e", f"nvidia_driver_version={NEWEST_OF_FIRST}", *wishes)
+    run = site.play("-e", f"nvidia_driver_version={NEWEST_OF_FIRST}", *requests)
     assert run.rc == 0, run.output
     assert int(site.sh(TRANSACTIONS)) == before + 1
     found = closure(site)

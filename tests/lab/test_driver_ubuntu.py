@@ -113,7 +113,7 @@ def test_a_foreign_repository_that_cannot_be_reached_stops_no_run(roles: Roles, 
     assert again.recap["changed"] == 0, again.changed
 
 
-def test_a_kernel_that_follows_the_archive_is_let_go(roles: Roles, installed: tuple[Run, Run]) -> None:
+def test_a_kernel_that_follows_the_archive_is_unheld(roles: Roles, installed: tuple[Run, Run]) -> None:
     assert IMAGE in roles.site.held()
     on(roles, "595", "-e", "nvidia_driver_kernel_policy=follow")
     assert roles.site.held() == set()

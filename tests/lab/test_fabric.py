@@ -91,7 +91,7 @@ def test_what_the_board_needs_is_there_in_the_drivers_version_and_runs(fabric: R
     assert fabric.site.sh("systemctl list-units --failed --plain --no-legend") == ""
 
 
-def test_validate_says_that_the_fabric_is_well(
+def test_validate_reports_a_healthy_fabric(
     fabric: Roles, running: tuple[Run, Run], capfd: pytest.CaptureFixture[str]
 ) -> None:
     capfd.readouterr()
@@ -120,7 +120,9 @@ def test_what_is_damaged_is_repaired_and_nothing_else(fabric: Roles, running: tu
     assert fabric.site.snapshot() == before
 
 
-def test_a_package_that_vanished_is_told_and_the_next_run_brings_it(fabric: Roles, running: tuple[Run, Run]) -> None:
+def test_a_package_that_vanished_is_reported_and_the_next_run_installs_it(
+    fabric: Roles, running: tuple[Run, Run]
+) -> None:
     before = fabric.site.snapshot()
     vendor = fabric.site.lab.vendor()
     fabric.site.sh(f"apt-get purge -y -q --allow-change-held-packages {UNIT}; apt-get clean")
@@ -195,7 +197,7 @@ def test_a_fabric_manager_of_another_release_than_the_module_is_a_reason_to_rebo
     assert fabric.site.sh(f"systemctl is-active {UNIT}").strip() == "active"
 
 
-def test_absent_takes_it_away(fabric: Roles, running: tuple[Run, Run]) -> None:
+def test_absent_removes_it(fabric: Roles, running: tuple[Run, Run]) -> None:
     announced = fabric.done("--check", "-e", "nvidia_fabric_state=absent")
     run = fabric.done("-e", "nvidia_fabric_state=absent")
     assert announced.paths == run.paths >= OWN_FILES

@@ -217,8 +217,8 @@ def test_a_published_port_follows_the_policy_and_dockers_rules_stay(site: Site, 
     gateway = site.sh("ip -4 -o address show docker0").split()[3].partition("/")[0]
     for place in (f"{gateway} 8081", "10.99.1.1 8080", "10.99.3.2 4444"):
         request = r"printf 'GET /index.html HTTP/1.0\r\n\r\n'"
-        said = site.sh(f"{request} | docker run --interactive --rm box /bin/busybox nc -w 5 {place}")
-        assert said.endswith("hello\n"), said
+        reply = site.sh(f"{request} | docker run --interactive --rm box /bin/busybox nc -w 5 {place}")
+        assert reply.endswith("hello\n"), reply
     site.sh("systemctl restart gpunode-firewall")
     assert site.sh("iptables-save -t nat | grep -v ^#; iptables-save -t filter | grep -v ^#") == docker
     site.sh("systemctl restart docker; docker start named unnamed")
@@ -259,7 +259,7 @@ def test_what_is_damaged_is_repaired(firewall: Roles, loaded: tuple[Run, Run], p
         assert (site.snapshot(), table(site)) == before, damage
 
 
-def test_the_rules_of_the_distributions_unit_do_not_take_it_away(firewall: Roles, loaded: tuple[Run, Run]) -> None:
+def test_the_rules_of_the_distributions_unit_do_not_remove_it(firewall: Roles, loaded: tuple[Run, Run]) -> None:
     """nftables.service flushes everything when it starts, stops and reloads."""
     for verb in ("start", "restart", "reload", "stop"):
         firewall.site.sh(f"systemctl {verb} nftables.service")
@@ -298,7 +298,7 @@ def test_the_first_policy_that_locks_out_reverts_by_itself_too(
     assert logs_in(site)
 
 
-def test_absent_takes_it_away(firewall: Roles, loaded: tuple[Run, Run], policy: list[str]) -> None:
+def test_absent_removes_it(firewall: Roles, loaded: tuple[Run, Run], policy: list[str]) -> None:
     firewall.done(*policy)
     announced = firewall.done("--check", *policy, "-e", "firewall_state=absent")
     run = firewall.done(*policy, "-e", "firewall_state=absent")

@@ -51,7 +51,7 @@ def node(lab: Lab, bare: LabNode) -> LabNode:
 
 @pytest.fixture(scope="module")
 def healthy(lab: Lab, node: LabNode) -> set[tuple[str, str]]:
-    """What validate has to say against the node while nothing is wrong with its hardware."""
+    """Return the findings of validate on the node while its hardware is healthy."""
     return validated(lab, node).bad()
 
 
@@ -77,7 +77,7 @@ def refused(node: LabNode, *argv: str) -> str:
 
 @dataclass(frozen=True)
 class Judged:
-    """What validate said: status by (check, component), and all messages."""
+    """Return the findings of validate: status by (check, component), and all messages."""
 
     status: dict[tuple[str, str], str] = field(repr=False)
     messages: dict[tuple[str, str], str]
@@ -303,7 +303,7 @@ def test_an_upgrade_without_a_reboot_is_a_mismatch_and_a_reboot_cures_it(lab: La
     assert validated(lab, node).status["driver.library-matches-module", "node"] == "pass"
 
 
-def test_wrong_faults_say_what_there_is(lab: Lab, node: LabNode) -> None:
+def test_wrong_faults_list_what_there_is(lab: Lab, node: LabNode) -> None:
     for words, line in (
         (("gpu9", "xid"), "this node has gpu0 to gpu7"),
         (("gpu0/link18", "nvlink-down"), "gpu0 has link0 to link17"),

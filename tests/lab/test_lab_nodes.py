@@ -1,4 +1,4 @@
-"""Lab nodes as they are: made, reached, rebooted, interrupted, taken away; Debian 12 and 13."""
+"""Lab nodes as they are: created, reached, rebooted, interrupted, removed; Debian 12 and 13."""
 
 import os
 import signal
@@ -200,7 +200,7 @@ def test_a_changed_host_key_is_refused(lab: Lab, node: LabNode, tmp_path: Path) 
     assert node.wait(limit_s=20) == "running"
 
 
-def test_the_verbs_tell_the_same(lab: Lab, nodes: dict[str, LabNode], capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_verbs_report_the_same(lab: Lab, nodes: dict[str, LabNode], capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["lab", "status", "--name", lab.name]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].split() == ["NODE", "OS", "HARDWARE", "STATE", "ADDRESS"]
@@ -264,7 +264,7 @@ def test_up_fills_a_gap(lab: Lab, nodes: dict[str, LabNode]) -> None:
     assert all(node.ssh(["true"]).returncode == 0 for node in again.values())
 
 
-# --- taken away, also half-made
+# --- removed, also half-created
 
 
 @pytest.fixture
@@ -325,7 +325,7 @@ def test_a_mirror_that_does_not_answer_leaves_nothing(other: Lab) -> None:
     assert not list(BUILDS.glob("gpunode-lab-debian-12-*"))
 
 
-def test_a_lost_key_is_told(other: Lab) -> None:
+def test_a_lost_key_is_reported(other: Lab) -> None:
     other.up(1, "debian-12")
     other.state.key.unlink()
     with pytest.raises(UndeterminedError, match=f"gpunode lab down --name {other.name}, then up"):
@@ -333,7 +333,7 @@ def test_a_lost_key_is_told(other: Lab) -> None:
     assert len(other.nodes()) == 1
 
 
-def test_a_folder_of_somebody_else_is_left_alone(other: Lab) -> None:
+def test_a_folder_of_another_user_is_left_alone(other: Lab) -> None:
     other.state.folder.mkdir(parents=True)
     mine = other.state.folder / "mine"
     mine.write_text("x")
@@ -384,7 +384,7 @@ def test_an_interrupted_image_leaves_nothing(other: Lab, number: int) -> None:
     def chroot_is_being_filled() -> bool:
         return any(BUILDS.glob("gpunode-lab-debian-12-*/mmdebstrap.*/var/lib/dpkg/status"))
 
-    # A recipe of its own, so that there is no image of it.
+    # A separate recipe, without an existing image.
     code = f"import gpunode.lab.recipe as recipe; recipe._SETUP += '# {tag}\\n'"
     interrupted(other, code, chroot_is_being_filled, number)
     assert left(other) == []

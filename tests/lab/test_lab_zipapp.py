@@ -53,7 +53,7 @@ def test_root_gets_the_verdict_that_ssh_gives(lab: Lab, node: LabNode) -> None:
     assert here.returncode == there.returncode
 
 
-def test_a_user_sees_less_and_is_told(node: LabNode) -> None:
+def test_a_user_sees_less_and_the_report_states_it(node: LabNode) -> None:
     done = node.ssh(["/tmp/gpunode.pyz", "validate", "--format", "json"], timeout_s=120)
     status = verdicts(done.stdout)
     assert status["node.reachable"] == "pass"

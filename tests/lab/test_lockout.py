@@ -180,7 +180,7 @@ def started(site: Site, play: Path, drill: Drill, limit_s: int) -> "subprocess.P
 
 
 @pytest.mark.parametrize("name", DRILLS)
-def test_the_node_is_reachable_the_old_way_again_and_the_play_reports_it(site: Site, play: Path, name: str) -> None:
+def test_the_node_is_reachable_as_before_and_the_play_reports_it(site: Site, play: Path, name: str) -> None:
     drill = DRILLS[name]
     before = prepared(site, drill)
     run = site.play("-e", drill.variables(LIMIT_S), playbook=str(play))

@@ -127,7 +127,7 @@ def provisioned(lab: Lab, cells: Sequence[Cell], folder: Path) -> dict[Cell, Out
     hosts = {name: {"nvidia_driver_version": cell[1]} for cell, name in name_of.items()}
     branches = folder / "branches.yml"
     branches.write_text(yaml.safe_dump({"all": {"hosts": hosts}}), encoding="utf-8")
-    wish = ("-i", str(branches), "-e", "nvidia_driver_source=nvidia", "--tags", ",".join(TAGS))
+    options = ("-i", str(branches), "-e", "nvidia_driver_source=nvidia", "--tags", ",".join(TAGS))
     play = next(iter(sites.values())).play
     with ThreadPoolExecutor(4) as pool:
         if system.startswith("rocky"):  # dkms is EPEL's; without it the node is refused
@@ -137,13 +137,13 @@ def provisioned(lab: Lab, cells: Sequence[Cell], folder: Path) -> dict[Cell, Out
                     sites.values(),
                 )
             )
-        run = play(*wish, limit_s=3000)
+        run = play(*options, limit_s=3000)
         (folder / "first.log").write_text(run.output, encoding="utf-8")
         found = {cell: first(run, name) for cell, name in name_of.items()}
         good = {cell: site for cell, site in sites.items() if not (found[cell].refusal or found[cell].failure)}
         before = dict(zip(good, pool.map(settle, good.values()), strict=True))
         if good:
-            run = play(*wish, "--limit", ",".join(name_of[cell] for cell in good), limit_s=3000)
+            run = play(*options, "--limit", ",".join(name_of[cell] for cell in good), limit_s=3000)
             (folder / "second.log").write_text(run.output, encoding="utf-8")
         after = dict(zip(good, pool.map(Site.snapshot, good.values()), strict=True))
     for cell, site in good.items():
@@ -189,12 +189,12 @@ def installed(node: LabNode) -> dict[str, str]:
         query = "rpm --query --all --queryformat '%{NAME} %{VERSION}\n'"
     else:
         query = "dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n' | grep ' installed$'"
-    said = node.run(["bash", "-c", query]).stdout
+    reply = node.run(["bash", "-c", query]).stdout
     closure = re.compile(
         r"(nvidia-(driver|headless|dkms|kernel|utils|compute-utils|firmware|fabric-?manager|persistenced|modprobe|"
         r"kmod-common)|libnvidia-(compute|cfg1|nscq|ml)|libcuda1|kmod-nvidia)(?!.*(pinning|selinux|assistant))"
     )
-    rows = [line.split() for line in said.splitlines()]
+    rows = [line.split() for line in reply.splitlines()]
     return {row[0]: re.sub(r"-[0-9]+(ubuntu[0-9]+)?$", "", row[1]) for row in rows if closure.match(row[0])}
 
 

@@ -84,19 +84,19 @@ def provisioned(roles: Roles, before: list[str]) -> Run:
 
 
 def containerd(roles: Roles) -> dict[str, Any]:
-    """The section of Kubernetes in what containerd says that it is set to; the plugin itself is well."""
+    """The section of Kubernetes in containerd's effective configuration; the plugin itself works."""
     assert roles.site.sh("ctr plugins ls id==cri").split()[-1] == "ok"
     section: dict[str, Any] = tomllib.loads(roles.site.sh("containerd config dump"))["plugins"][CRI]
     return section
 
 
 def validate(capfd: pytest.CaptureFixture[str], roles: Roles, *arguments: str) -> tuple[int, dict[str, str], str]:
-    """Exit code of ``gpunode validate`` over SSH, the status of each check of containers, and all that it says."""
+    """Exit code of ``gpunode validate`` over SSH, the status of each check of containers, and its whole output."""
     capfd.readouterr()
     rc = run_gpunode(["validate", "-i", str(roles.site.lab.inventory_path), "--format", "json", *arguments])
-    said = capfd.readouterr().out
-    findings = json.loads(said)["nodes"][0]["findings"]
-    return rc, {each["check"]: each["status"] for each in findings if each["check"].startswith("container.")}, said
+    output = capfd.readouterr().out
+    findings = json.loads(output)["nodes"][0]["findings"]
+    return rc, {each["check"]: each["status"] for each in findings if each["check"].startswith("container.")}, output
 
 
 def test_containerd_has_the_runtime_and_keeps_the_rest(roles: Roles, provisioned: Run) -> None:
@@ -156,13 +156,13 @@ def test_a_second_run_changes_nothing(roles: Roles, provisioned: Run) -> None:
 def test_validate_finds_nothing_wrong_and_no_docker(
     roles: Roles, provisioned: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rc, checks, said = validate(capfd, roles, "--level", "quick")
-    assert rc == 0, said
+    rc, checks, output = validate(capfd, roles, "--level", "quick")
+    assert rc == 0, output
     assert set(checks.values()) <= {"pass", "skip"}
     assert (checks["container.cdi"], checks["container.runtime"]) == ("pass", "skip")
-    rc, checks, said = validate(capfd, roles)
+    rc, checks, output = validate(capfd, roles)
     assert (rc, checks["container.runs"]) == (3, "error")
-    assert "no Docker engine on the node" in said
+    assert "no Docker engine on the node" in output
     assert validate(capfd, roles, "--no-container")[0] == 0
 
 
@@ -171,7 +171,7 @@ def test_what_is_damaged_is_repaired_and_nothing_else(roles: Roles, provisioned:
     spec = roles.site.sh(f"cat {SPEC}")
     roles.site.sh(f"echo damaged > {PREFERENCES}; echo damaged > {DROP_IN}; sed -i /^imports/d {CONFIG}")
     roles.site.sh(rf"sed -i -E 's#(libcuda[.]so)[.][0-9.]+#\1.570.1.2#' {SPEC}")
-    # With this, Podman does not even tell its version, and nobody sees those of the others.
+    # With this, Podman does not even print its version, and devices of other vendors are not visible.
     roles.site.sh(f"sed -i.site /graphroot/d {STORAGE}")
     announced = roles.done("--check")
     run = roles.done()

@@ -97,9 +97,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 def state(site: Site) -> tuple[str, str]:
     """The node's state and reason as Slurm has them."""
-    said = site.sh(f"scontrol show node {site.node.name}")
-    reason = re.search(r"^ *Reason=(.*?)(?: \[.*)?$", said, re.MULTILINE)
-    return re.findall(r"State=(\S+)", said)[0], reason[1] if reason else ""
+    output = site.sh(f"scontrol show node {site.node.name}")
+    reason = re.search(r"^ *Reason=(.*?)(?: \[.*)?$", output, re.MULTILINE)
+    return re.findall(r"State=(\S+)", output)[0], reason[1] if reason else ""
 
 
 def until(site: Site, wanted: str, seconds: float = 120) -> tuple[str, str]:
@@ -121,13 +121,13 @@ def test_the_time_that_it_takes(site: Site, capsys: pytest.CaptureFixture[str]) 
     names = ("probe started", "checks loaded", "probe ended", "verdict")
     rows = []
     for _ in range(5):
-        said = site.sh(
+        output = site.sh(
             "start=$(date +%s.%N); gpunode validate --on-node --budget 60s --format json -v > /tmp/report.json "
             "2> /tmp/times || true; end=$(date +%s.%N); cat /tmp/times; echo $start $end"
         )
-        start, end = (float(text) for text in said.split()[-2:])
+        start, end = (float(text) for text in output.split()[-2:])
         rows.append(
-            {name: float(re.findall(rf"{name} ([\d.]+) s", said)[0]) for name in names} | {"whole": end - start}
+            {name: float(re.findall(rf"{name} ([\d.]+) s", output)[0]) for name in names} | {"whole": end - start}
         )
     with capsys.disabled():
         print(f"\nseconds after the start, each run: {', '.join([*names, 'whole'])}")
@@ -170,7 +170,7 @@ def test_the_node_returns_once_it_is_well(site: Site) -> None:
     assert site.sh("timeout 100 srun -N1 hostname").strip() == site.node.name
 
 
-def test_what_somebody_else_drained_stays_drained(site: Site) -> None:
+def test_a_node_drained_for_another_reason_stays_drained(site: Site) -> None:
     site.sh(f"scontrol update nodename={site.node.name} state=drain reason='disk swap'")
     site.sh("/usr/local/sbin/gpunode-prolog || true")
     assert ("DRAIN" in state(site)[0], state(site)[1]) == (True, "disk swap")

@@ -102,7 +102,7 @@ def test_a_reboot_is_between_the_hooks_and_the_run_goes_on_and_validates(site: S
     assert boot(site) == after
 
 
-def test_a_node_whose_run_fails_after_the_reboot_stays_drained(site: Site) -> None:
+def test_a_node_stays_drained_if_its_run_fails_after_the_reboot(site: Site) -> None:
     before = boot(site)
     reason = ("-e", "gpunode_reboot_required=said-by-a-test", "-e", "gpunode_reboot=when_needed")
     expected = '{"gpunode_expect": {"gpus": 8}}'

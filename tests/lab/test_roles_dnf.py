@@ -68,9 +68,9 @@ def installed(roles: Roles, announced: Run) -> Run:
 
 
 def versions(site: Site) -> dict[str, str]:
-    said = site.sh("rpm --query --all --queryformat '%{NAME} %{EVR}\\n'")
-    # A key that dnf imports is none of the packages.
-    return dict(line.split() for line in said.splitlines() if not line.startswith("gpg-pubkey"))
+    reply = site.sh("rpm --query --all --queryformat '%{NAME} %{EVR}\\n'")
+    # A key that dnf imports is not a package.
+    return dict(line.split() for line in reply.splitlines() if not line.startswith("gpg-pubkey"))
 
 
 def test_the_real_run_brings_what_was_announced(roles: Roles, bare: str, announced: Run, installed: Run) -> None:

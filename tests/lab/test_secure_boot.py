@@ -142,7 +142,7 @@ def test_a_second_run_changes_nothing_and_calls_for_the_reboot_until_there_was_o
     assert site.sh(LOADED) == ""
 
 
-def test_a_hash_that_mokutil_does_not_take_is_told_without_it(site: Site, staged: Run) -> None:
+def test_a_hash_that_mokutil_rejects_is_reported_without_it(site: Site, staged: Run) -> None:
     site.sh(f"cp -a {VARIABLES} /root/variables && mokutil --revoke-import")
     bad = "grub.pbkdf2.sha512.10000.ABCD.EF01"
     run = site.play("-v", "-e", json.dumps({"nvidia_driver_mok_hash": bad}))

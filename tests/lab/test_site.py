@@ -1,4 +1,4 @@
-"""playbooks/site.yml on a fresh lab node, over SSH: announced, done, repeated, damaged and repaired, taken away.
+"""playbooks/site.yml on a fresh lab node, over SSH: announced, done, repeated, damaged and repaired, removed.
 
 The tests of this file share one node and run in their order: building the driver takes minutes.
 """
@@ -102,7 +102,7 @@ def test_a_typing_error_is_refused_with_the_right_name_before_anything_changes(s
     assert site.snapshot() == bare.snapshot
 
 
-def test_all_reasons_to_refuse_are_told_at_once(site: Site, bare: Bare) -> None:
+def test_all_reasons_to_refuse_are_reported_at_once(site: Site, bare: Bare) -> None:
     run = site.play("-e", '{"preflight_min_free_mib": {"/": 99000111, "/usr": 99000222}}', "-e", "gpunode_rebot=x")
     assert run.rc != 0
     for part in ("99000111 MiB are needed", "did you mean gpunode_reboot?"):
@@ -210,7 +210,7 @@ def judged(site: Site, capfd: pytest.CaptureFixture[str]) -> tuple[int, dict[tup
     return rc, {(finding["check"], finding["component"]): finding["status"] for finding in findings}
 
 
-def test_validate_says_what_is_there_and_that_no_gpu_is(
+def test_validate_reports_what_is_there_and_the_missing_gpu(
     site: Site, provisioned: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rc, found = judged(site, capfd)
@@ -252,7 +252,7 @@ def test_validate_finds_a_fault_by_its_own_name_alone(  # noqa: PLR0917
     assert judged(site, capfd)[1] == before
 
 
-def test_validate_through_ansible_is_no_pass_without_a_gpu(site: Site, provisioned: Run) -> None:
+def test_validate_through_ansible_does_not_pass_without_a_gpu(site: Site, provisioned: Run) -> None:
     run = site.play(playbook="validate.yml")
     assert run.rc != 0
     assert "error gpu.present" in run.output
@@ -263,7 +263,7 @@ def test_validate_through_ansible_is_no_pass_without_a_gpu(site: Site, provision
     assert "error gpu.present" not in expected.output
 
 
-def test_a_build_that_fails_shows_what_the_compiler_said(site: Site, provisioned: Run) -> None:
+def test_a_failed_build_shows_the_compilers_errors(site: Site, provisioned: Run) -> None:
     tree = site.sh("ls -d /usr/src/nvidia-current-*").strip()
     version = tree.rpartition("-")[2]
     site.sh(f"dkms remove nvidia-current/{version} --all; dkms add {tree}")

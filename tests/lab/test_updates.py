@@ -72,9 +72,9 @@ def updates(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Roles:
 
 def would_move(site: Site) -> set[str]:
     """Packages that an automatic upgrade would install now."""
-    said = site.sh("unattended-upgrade --dry-run --debug 2>&1")
-    found = re.findall(r"(?m)^Packages that will be upgraded: (.*)$", said)
-    assert found or "No packages found that can be upgraded unattended" in said, said
+    reply = site.sh("unattended-upgrade --dry-run --debug 2>&1")
+    found = re.findall(r"(?m)^Packages that will be upgraded: (.*)$", reply)
+    assert found or "No packages found that can be upgraded unattended" in reply, reply
     return set(found[-1].split()) if found else set()
 
 

@@ -68,8 +68,8 @@ def test_pinned_and_installed_the_closure_has_one_version_and_stays(shell: Shell
     assert set(wanted.split()) <= set(closure)
     assert set(closure.values()) == {OLDER}
     for what in ("upgrade", "dist-upgrade", "install cuda-drivers-580"):
-        rc, said = shell.ask(f"apt-get --simulate {what}")
-        moved = [line for line in said.splitlines() if line.startswith("Inst ") and "nvidia" in line.split()[1]]
+        rc, output = shell.ask(f"apt-get --simulate {what}")
+        moved = [line for line in output.splitlines() if line.startswith("Inst ") and "nvidia" in line.split()[1]]
         assert not [line for line in moved if NEWER in line or NEXT in line], (rc, moved)
 
 
@@ -78,8 +78,8 @@ def test_dkms_built_modules_that_modinfo_reads(shell: Shell) -> None:
     status = shell.do("dkms status").strip()
     assert status == f"nvidia-open/580.95.05, {kernel}, x86_64: installed"
     for module in ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm", "nvidia-peermem"):
-        said = shell.do(f"modinfo --set-version {kernel} --field version {module}")
-        assert said.strip() == "580.95.05", module
+        output = shell.do(f"modinfo --set-version {kernel} --field version {module}")
+        assert output.strip() == "580.95.05", module
     assert shell.do(f"modinfo --set-version {kernel} --field license nvidia").strip() == "Dual MIT/GPL"
     assert shell.do(f"modinfo --set-version {kernel} --field depends nvidia-uvm").strip() == "nvidia"
     assert shell.do(f"modinfo --set-version {kernel} --field vermagic nvidia").split()[0] == kernel
@@ -124,11 +124,11 @@ def test_the_container_toolkit_has_a_repository_and_a_key_of_its_own(shell: Shel
     line = "deb [signed-by=/usr/share/keyrings/{}] http://vendor/libnvidia-container/stable/deb/amd64 /"
     for key, trusted in (("cuda-archive-keyring.gpg", False), ("toolkit.asc", True)):
         shell.do(f"echo '{line.format(key)}' > /etc/apt/sources.list.d/toolkit.list")
-        said = shell.ask("apt-get update")[1]
-        assert ("NO_PUBKEY" in said) is not trusted, said
-    rc, said = shell.ask("apt-get --simulate install nvidia-container-toolkit=1.18.1-1")
+        output = shell.ask("apt-get update")[1]
+        assert ("NO_PUBKEY" in output) is not trusted, output
+    rc, output = shell.ask("apt-get --simulate install nvidia-container-toolkit=1.18.1-1")
     assert rc != 0
-    assert "Depends: nvidia-container-toolkit-base (= 1.18.1-1) but 1.20.1-1" in said
+    assert "Depends: nvidia-container-toolkit-base (= 1.18.1-1) but 1.20.1-1" in output
 
 
 def test_named_together_the_toolkits_packages_install(shell: Shell) -> None:
@@ -166,8 +166,8 @@ def test_a_fabric_manager_that_lags(fault: Vendor, shell: Shell) -> None:
 def test_a_repository_that_cannot_be_trusted_or_reached(fault: Vendor, shell: Shell, name: str, says: str) -> None:
     fault.fault(name)
     assert fault.faults() == [name]
-    said = shell.ask(f"apt-get {ALONE} update")[1]
-    assert says in said
+    output = shell.ask(f"apt-get {ALONE} update")[1]
+    assert says in output
     assert shell.do(f"apt-cache {ALONE} madison nvidia-open").strip() == ""
     fault.heal(name)
     assert says not in shell.do(f"apt-get {ALONE} update")
@@ -178,9 +178,9 @@ def test_a_package_that_vanished_between_plan_and_install(fault: Vendor, shell: 
     shell.do("apt-get update")
     assert shell.would("install libcuda1")["libcuda1"] == NEXT
     fault.fault("package-gone", "libcuda1_615*")
-    rc, said = shell.ask("apt-get --yes install libcuda1")
+    rc, output = shell.ask("apt-get --yes install libcuda1")
     assert rc != 0
-    assert "404" in said
+    assert "404" in output
     assert "libcuda1" not in shell.installed(DRIVER)
     fault.heal()
     shell.do("apt-get --yes install libcuda1 && apt-get --yes purge libcuda1 && apt-get --yes autoremove")
@@ -205,5 +205,5 @@ def test_what_a_run_installer_leaves_and_its_uninstaller(shell: Shell, vendor: V
     assert shell.ask("ls /usr/bin/nvidia-uninstall /usr/bin/nvidia-smi")[0] != 0
 
 
-def test_the_log_tells_what_was_asked(vendor: Vendor) -> None:
+def test_the_log_lists_the_requests(vendor: Vendor) -> None:
     assert '"GET /compute/cuda/repos/debian12/x86_64/InRelease HTTP/1.1" 200' in vendor.log()

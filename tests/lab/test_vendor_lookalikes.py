@@ -36,7 +36,7 @@ def rocky(lab: Lab) -> Shell:
 # --- Ubuntu
 
 
-def test_an_ubuntu_says_that_it_is_one_and_that_it_looks_alike(ubuntu: Shell) -> None:
+def test_an_ubuntu_identifies_itself_and_as_a_look_alike(ubuntu: Shell) -> None:
     assert ubuntu.do(". /etc/os-release && echo $ID $VERSION_ID $VERSION_CODENAME").split() == [
         "ubuntu",
         "24.04",
@@ -60,10 +60,10 @@ def test_precompiled_modules_belong_to_their_kernel_and_are_signed(ubuntu: Shell
     names += ["libnvidia-compute-580-server"]
     wanted = " ".join(f"{name}={release}" for name in names)
     ubuntu.do(f"apt-get --yes --no-install-recommends install {wanted} linux-modules-nvidia-580-server-open-{FIRST}")
-    said = ubuntu.do(f"modinfo --set-version {FIRST} nvidia")
-    assert re.search(r"^version: +580\.95\.05$", said, re.MULTILINE)
-    assert re.search(rf"^vermagic: +{re.escape(FIRST)} ", said, re.MULTILINE)
-    assert re.search(r"^signer: +Simulated Kernel Module Signing", said, re.MULTILINE)
+    output = ubuntu.do(f"modinfo --set-version {FIRST} nvidia")
+    assert re.search(r"^version: +580\.95\.05$", output, re.MULTILINE)
+    assert re.search(rf"^vermagic: +{re.escape(FIRST)} ", output, re.MULTILINE)
+    assert re.search(r"^signer: +Simulated Kernel Module Signing", output, re.MULTILINE)
 
 
 def test_a_kernel_and_its_modules_move_together(ubuntu: Shell) -> None:
@@ -78,7 +78,7 @@ def test_canonicals_branch_590_is_595(ubuntu: Shell) -> None:
     assert f"linux-modules-nvidia-595-server-open-{SECOND}" in would
 
 
-def test_nvidias_driver_takes_the_place_of_canonicals_and_dkms_builds_it(ubuntu: Shell) -> None:
+def test_nvidias_driver_replaces_canonicals_and_dkms_builds_it(ubuntu: Shell) -> None:
     ubuntu.do("apt-get --yes purge '*nvidia*' && apt-get --yes --purge autoremove")
     ubuntu.trust("ubuntu2404")
     ubuntu.do("apt-get --yes install nvidia-driver-pinning-580")
@@ -86,17 +86,17 @@ def test_nvidias_driver_takes_the_place_of_canonicals_and_dkms_builds_it(ubuntu:
     ubuntu.do(f"apt-get --yes --no-install-recommends install {wanted}")
     driver = ubuntu.installed(("*nvidia*",))
     assert {version for name, version in driver.items() if "pinning" not in name} == {"580.178.04-1ubuntu1"}
-    said = ubuntu.do(f"modinfo --set-version {SECOND} nvidia")
-    assert "/updates/dkms/nvidia.ko" in said
-    assert re.search(rf"^vermagic: +{re.escape(SECOND)} ", said, re.MULTILINE)
-    rc, said = ubuntu.ask("apt-get --simulate install linux-modules-nvidia-580-server-open-generic")
-    assert rc != 0 or "Remv nvidia-dkms-580-open" in said or "Remv nvidia-kernel-common-580" in said
+    output = ubuntu.do(f"modinfo --set-version {SECOND} nvidia")
+    assert "/updates/dkms/nvidia.ko" in output
+    assert re.search(rf"^vermagic: +{re.escape(SECOND)} ", output, re.MULTILINE)
+    rc, output = ubuntu.ask("apt-get --simulate install linux-modules-nvidia-580-server-open-generic")
+    assert rc != 0 or "Remv nvidia-dkms-580-open" in output or "Remv nvidia-kernel-common-580" in output
 
 
 # --- Rocky
 
 
-def test_a_rocky_says_that_it_is_one(rocky: Shell, lab: Lab) -> None:
+def test_a_rocky_identifies_itself(rocky: Shell, lab: Lab) -> None:
     assert rocky.do(". /etc/os-release && echo $ID $VERSION_ID $PLATFORM_ID").split() == [
         "rocky",
         "9.6",
@@ -106,7 +106,7 @@ def test_a_rocky_says_that_it_is_one(rocky: Shell, lab: Lab) -> None:
     assert {node.os for node in lab.nodes() if isinstance(node, LabNode)} >= {"rocky-9"}
 
 
-def test_streams_say_branch_and_flavour(rocky: Shell) -> None:
+def test_streams_contain_branch_and_flavour(rocky: Shell) -> None:
     listed = rocky.do("dnf --quiet --assumeyes module list nvidia-driver")
     streams = set(re.findall(r"^nvidia-driver +(\S+)", listed, re.MULTILINE))
     branches = {f"{branch}-{kind}" for branch in (570, 580, 595, 610, 615) for kind in ("open", "dkms")}
@@ -114,15 +114,15 @@ def test_streams_say_branch_and_flavour(rocky: Shell) -> None:
 
 
 def test_a_stream_keeps_the_driver_in_its_branch_and_keys_are_asked_for(rocky: Shell) -> None:
-    rc, said = rocky.ask("dnf --assumeno install nvidia-open")
-    assert rc != 0, said  # the default stream has the proprietary modules alone
+    rc, output = rocky.ask("dnf --assumeno install nvidia-open")
+    assert rc != 0, output  # the default stream has the proprietary modules alone
     rocky.do("dnf --assumeyes module enable nvidia-driver:580-open")
-    rc, said = rocky.ask("dnf --assumeyes install nvidia-open")
+    rc, output = rocky.ask("dnf --assumeyes install nvidia-open")
     assert rc != 0
-    assert "nothing provides dkms >= 3.1.8" in said  # that is EPEL's
+    assert "nothing provides dkms >= 3.1.8" in output  # that is EPEL's
     rocky.do("dnf --assumeyes install epel-release")
-    said = rocky.do("dnf --assumeyes install nvidia-open nvidia-fabricmanager")
-    assert "Importing GPG key" in said
+    output = rocky.do("dnf --assumeyes install nvidia-open nvidia-fabricmanager")
+    assert "Importing GPG key" in output
     assert versions(rocky) == {"580.178.04"}
     assert "nvidia-fabricmanager" in rocky.do("rpm --query --all")
     assert rocky.do("rpm --query --queryformat '%{VENDOR}|%{RELEASE}' nvidia-open") == "NVIDIA CORPORATION|1.el9"
@@ -162,5 +162,5 @@ def test_a_locked_version_stays(rocky: Shell) -> None:
 
 def versions(rocky: Shell) -> set[str]:
     """The versions of the driver's installed packages."""
-    said = rocky.do("rpm --query --all --queryformat '%{NAME} %{VERSION}\\n' '*nvidia*'")
-    return {line.split()[1] for line in said.splitlines()}
+    output = rocky.do("rpm --query --all --queryformat '%{NAME} %{VERSION}\\n' '*nvidia*'")
+    return {line.split()[1] for line in output.splitlines()}

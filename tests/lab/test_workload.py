@@ -1,4 +1,4 @@
-"""The workload in a lab node's own Docker engine, over SSH: it runs, it says what is wrong, and nothing of it stays."""
+"""The workload in a lab node's own Docker engine, over SSH: it runs, reports faults, and leaves nothing."""
 
 import json
 import os
@@ -88,7 +88,7 @@ class Place:
         return {record["record"]: record for record in bundle["results"]}
 
     def refused(self, *options: str, words: Sequence[str], user: str = "admin") -> None:
-        """The workload does not run, one line says why, and nothing is left on the node."""
+        """The workload does not run, one line has the reason, and nothing remains on the node."""
         rc, finding = self.validate(*options, user=user)
         assert (rc, finding["status"]) == (3, "error")
         assert not [word for word in words if word not in finding["message"]], finding["message"]
@@ -185,7 +185,7 @@ def test_the_image_is_not_brought_twice(place: Place) -> None:
 def test_without_container_the_nodes_python_runs_it_and_nothing_stays(place: Place) -> None:
     before = place.root("ls -A /tmp /home/admin /root")
     _, finding = place.validate("--no-container")
-    assert finding["status"] == "skip", finding  # it says nothing of containers
+    assert finding["status"] == "skip", finding  # it does not mention containers
     assert "on the host itself, in no container" in finding["message"]
     assert place.records()["container"]["values"]["kind"] == "done"
     assert place.records()["container"]["container"] is None
@@ -205,13 +205,13 @@ def test_what_an_earlier_run_left_is_swept_and_nothing_else(place: Place) -> Non
 # --- who may
 
 
-def test_a_user_whose_sudo_asks_for_a_password_validates_with_k(place: Place) -> None:
+def test_a_user_with_a_sudo_password_validates_with_k(place: Place) -> None:
     assert "docker" not in place.root("id -Gn operator").split()
     password = (place.lab.state.folder / "operator-password").read_text().strip()
     command = place.command("-K", "--image-file", str(place.image("python")), user="operator")
-    said = with_terminal(command, "BECOME password: ", password)
-    assert '"status": "pass"' in said, said
-    assert password not in said
+    output = with_terminal(command, "BECOME password: ", password)
+    assert '"status": "pass"' in output, output
+    assert password not in output
     assert place.records()["container"]["values"]["kind"] == "done"
 
 
@@ -266,7 +266,7 @@ def test_a_connection_that_ends_leaves_no_container(place: Place) -> None:
 
 
 def test_a_network_that_falls_silent_leaves_no_container_after_the_limit(place: Place) -> None:
-    """Nobody is told of the end: the limit inside the container is what is left."""
+    """The end is not signalled: only the limit inside the container remains."""
     with place.under_way() as process:
         place.root("iptables -I INPUT -p tcp --dport 22 -j DROP && iptables -I OUTPUT -p tcp --sport 22 -j DROP")
         try:
@@ -294,7 +294,7 @@ def test_an_image_that_cannot_do_it_is_named(place: Place, kind: str, words: lis
     assert place.containers == []
 
 
-def test_an_image_without_torch_says_so_in_its_records(place: Place) -> None:
+def test_an_image_without_torch_is_reported_in_its_records(place: Place) -> None:
     place.validate("--image-file", str(place.image("python")))
     assert place.records()["versions.torch"]["skipped"] == "PyTorch is not in the image"
 
@@ -344,7 +344,7 @@ def with_terminal(argv: Sequence[str], prompt: str, answer: str, limit_s: float 
                 continue
             try:
                 data = os.read(terminal, 65536)
-            except OSError:  # how a terminal says that nobody is left
+            except OSError:  # how a terminal signals that it was closed
                 data = b""
             if not data:
                 return shown

@@ -26,7 +26,7 @@ from gpunode.workload.output import BoundedOutput
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 
-# Two devices that the test can tell apart without a GPU: each brings a variable and a file of the host.
+# Two devices that the test can distinguish without a GPU: each brings a variable and a file of the host.
 SPEC = {
     "cdiVersion": "0.6.0",
     "kind": "nvidia.com/gpu",

@@ -35,7 +35,7 @@ def place(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def run(place: Place, *options: str, user: str = "admin") -> tuple[str, dict[str, Any]]:
-    """The status of ``container.runs``, and the launcher's record; what it says is one line whatever happened."""
+    """The status of ``container.runs``, and the launcher's record; its message is always one line."""
     _, finding = place.validate("--image-file", str(place.image("python")), *options, user=user)
     assert len(finding["message"].splitlines()) == 1
     return finding["status"], place.records()["container"]
@@ -84,7 +84,7 @@ def test_podman_behind_dockers_socket_is_known_and_runs_it(place: Place) -> None
 
 
 def test_a_rootless_engine_is_found_where_root_has_none(place: Place) -> None:
-    """In a lab node, which is a container itself, a rootless engine may not start containers: its own words say why."""
+    """In a lab node, itself a container, a rootless engine may not start containers: its message has the reason."""
     tool = "/usr/share/docker.io/contrib/dockerd-rootless-setuptool.sh"
     as_admin = (
         "su - admin -c 'export XDG_RUNTIME_DIR=/run/user/$(id -u) PATH=/usr/share/docker.io/contrib:/usr/sbin:$PATH;"
@@ -107,7 +107,7 @@ def test_a_rootless_engine_is_found_where_root_has_none(place: Place) -> None:
         assert record["error"]
 
 
-def test_containerd_alone_is_no_engine_for_it(place: Place) -> None:
+def test_containerd_alone_is_not_an_engine_for_it(place: Place) -> None:
     place.root("mv /usr/bin/docker /usr/bin/docker.away")
     try:
         status, record = run(place)

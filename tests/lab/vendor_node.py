@@ -22,9 +22,9 @@ class Shell:
 
     def do(self, text: str, timeout_s: float = 600) -> str:
         """The output of a shell command that must succeed."""
-        rc, said = self.ask(text, timeout_s)
-        assert rc == 0, f"{text}: {said[-2000:]}"
-        return said
+        rc, output = self.ask(text, timeout_s)
+        assert rc == 0, f"{text}: {output[-2000:]}"
+        return output
 
     def fetch(self, url: str, path: str) -> None:
         """Download to a file, as curl would."""
@@ -37,14 +37,14 @@ class Shell:
 
     def would(self, what: str) -> dict[str, str]:
         """What apt-get would install or upgrade: name → version."""
-        said = self.do(f"apt-get --simulate --no-install-recommends {what}")
-        lines = [line.split() for line in said.splitlines() if line.startswith("Inst ")]
+        output = self.do(f"apt-get --simulate --no-install-recommends {what}")
+        lines = [line.split() for line in output.splitlines() if line.startswith("Inst ")]
         return {words[1]: next(word for word in words[2:] if word.startswith("("))[1:] for words in lines}
 
     def installed(self, patterns: Sequence[str]) -> dict[str, str]:
-        """Versions of the installed packages whose names match one of dpkg's patterns."""
-        said = self.ask(f"dpkg-query -W -f '${{db:Status-Abbrev}} ${{Package}} ${{Version}}\\n' {' '.join(patterns)}")[
-            1
-        ]
-        lines = [line.split() for line in said.splitlines()]
+        """Return the versions of the installed packages with names that match one of dpkg's patterns."""
+        output = self.ask(
+            f"dpkg-query -W -f '${{db:Status-Abbrev}} ${{Package}} ${{Version}}\\n' {' '.join(patterns)}"
+        )[1]
+        lines = [line.split() for line in output.splitlines()]
         return {words[1]: words[2] for words in lines if words[0] == "ii" and len(words) == 3}

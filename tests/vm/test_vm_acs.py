@@ -45,7 +45,7 @@ def ports(vm: Machine) -> dict[str, str]:
     return found
 
 
-def test_redirection_is_cleared_above_adapters_alone_and_put_back(vm: Machine) -> None:
+def test_redirection_is_cleared_only_above_adapters_and_restored(vm: Machine) -> None:
     before = ports(vm)
     assert {"adapter", "other"} <= before.keys()
     slots = [slot for slot in before if ":" in slot]

@@ -64,7 +64,7 @@ class Node(Playbooks):
         return [*lines[:cut], *(unit for unit in units if " transient " not in unit)]
 
     def judged(self) -> dict[tuple[str, str], str]:
-        """Return what the validator says of the settings: (check, component) to status."""
+        """Return the validator's findings about the settings: (check, component) to status."""
         chosen = ("--select", "host.kernel-settings,host.limits", "--level", "quick", "--timeout", "300")
         (found,) = json.loads(gpunode("validate", "-i", self.lab.inventory_path, *chosen, "--format", "json"))["nodes"]
         return {(one["check"], one["component"]): one["status"] for one in found["findings"]}

@@ -66,7 +66,7 @@ class Node(Playbooks):
         return self.play("-e", json.dumps({**SETTINGS, **changes}), *arguments)
 
     def judged(self) -> dict[tuple[str, str], str]:
-        """Return what the validator says of the storage: (check, component) to status."""
+        """Return the validator's findings about the storage: (check, component) to status."""
         chosen = ["--select", "host.scratch,host.remote-data", "--level", "quick", "--timeout", "300"]
         argv = [beside_python("gpunode"), "validate", "-i", self.lab.inventory_path, *chosen, "--format", "json"]
         done = run_program(argv, limit_s=600)
@@ -129,7 +129,7 @@ def test_disks_of_others_are_refused_and_untouched(node: Node) -> None:
     assert node.sh(HASHES) == before
 
 
-def test_empty_disks_are_mounted_after_a_reboot_and_given_back(node: Node, vm: Machine, tmp_path: Path) -> None:
+def test_empty_disks_are_mounted_after_a_reboot_and_released(node: Node, vm: Machine, tmp_path: Path) -> None:
     before, clean = node.sh(HASHES), node.kept()
     wanted = {"storage_scratch_disks": EMPTY, "storage_mounts": [REMOTE]}
 

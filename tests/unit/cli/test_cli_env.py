@@ -44,7 +44,7 @@ def test_json_is_one_document_of_its_schema(bundle: str, capsys: pytest.CaptureF
     assert all(one["reason"] for one in node["left_alone"])
 
 
-def test_text_tells_each_reason(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_contains_each_reason(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "--replay", bundle)
     assert "NCCL_DEBUG=WARN\n        prints the cause of failures" in text
     assert "left alone" not in text
@@ -59,7 +59,7 @@ def test_docker_arguments_are_one_line_of_plain_words(bundle: str, capsys: pytes
     assert "--ulimit memlock=-1" in line
 
 
-def test_arguments_that_bring_no_gpu_say_so_beside_them(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_without_a_gpu_are_reported_beside_them(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["env", "--replay", bundle, "--format", "docker-args"]) == 0
     answer = capsys.readouterr()
     assert "nvidia.com/gpu" not in answer.out
@@ -113,7 +113,7 @@ def test_settings_of_two_nodes_are_not_mixed(
     assert printed(capsys, "--replay", bundle, str(other)).count("pytorch, training (simulated)") == 2
 
 
-def test_a_node_out_of_reach_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_out_of_reach_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["env", "nobody@127.0.0.1:1", "--timeout", "10"]) == 3
     answer = capsys.readouterr()
     assert answer.out == ""
@@ -121,7 +121,7 @@ def test_a_node_out_of_reach_is_told(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (["--replay"], "--replay needs a bundle"),
         (["--replay", "/nowhere.json"], "no such file"),
@@ -130,6 +130,6 @@ def test_a_node_out_of_reach_is_told(capsys: pytest.CaptureFixture[str]) -> None
         (["--workload", "mining"], "mining"),
     ],
 )
-def test_wrong_usage_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_one_line(arguments: list[str], output: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["env", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert output in capsys.readouterr().err

@@ -86,7 +86,7 @@ def test_printable() -> None:
 
 
 def hostile() -> dict[str, Any]:
-    """A node whose name and every text steers a terminal."""
+    """A node with terminal control sequences in its name and every text."""
     document: dict[str, Any] = without_gpu()
     document["host"] = HOSTILE
     document["files"]["/etc/os-release"] = f'ID={HOSTILE}\nPRETTY_NAME="{HOSTILE}"\n'

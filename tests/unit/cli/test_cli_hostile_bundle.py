@@ -81,9 +81,9 @@ def test_nothing_runs_and_nothing_steers(
         assert run(["env", "--replay", str(bundle), "--multi-node", "--format", form]) == 0
         captured.append(capfd.readouterr())
         printed[form] = captured[-1].out
-    said = "".join(one.out + one.err for one in captured)
-    assert "Traceback" not in said
-    assert [char for char in CONTROL if char in said] == []
+    output = "".join(one.out + one.err for one in captured)
+    assert "Traceback" not in output
+    assert [char for char in CONTROL if char in output] == []
     inert(printed, marker)
     assert not marker.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["b.json"]

@@ -10,7 +10,7 @@ BYTES = b"\xbb\xff \xfe\x00\n" * 99
 VERBS = (["validate"], ["plan"], ["provision"])
 
 
-def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def output(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert run(arguments) == 2
     answer = capsys.readouterr()
     assert answer.out == ""
@@ -23,23 +23,23 @@ def test_a_list(verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = tmp_path / "hosts.yml"
     path.write_text("- gpu-1\n- gpu-2\n")
     reason = "expected groups with their hosts (all: hosts: ...), found a list"
-    assert said([*verb, "-i", str(path)], capsys) == f"gpunode: inventory {path}: {reason}\n"
+    assert output([*verb, "-i", str(path)], capsys) == f"gpunode: inventory {path}: {reason}\n"
 
 
 @pytest.mark.parametrize("name", ["hosts", "hosts.yml"])
 def test_bytes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / name
     path.write_bytes(BYTES)
-    assert said(["validate", "-i", str(path)], capsys) == f"gpunode: inventory {path}: not UTF-8 text\n"
+    assert output(["validate", "-i", str(path)], capsys) == f"gpunode: inventory {path}: not UTF-8 text\n"
 
 
 def test_a_file_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "hosts.yml"
     path.write_text("- gpu-1\n")
-    assert f"inventory {path}: expected groups" in said(["validate", "-i", str(tmp_path)], capsys)
+    assert f"inventory {path}: expected groups" in output(["validate", "-i", str(tmp_path)], capsys)
 
 
-def test_ansible_s_own_words_where_they_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ansible_s_own_message_where_it_is_clear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "hosts.yml"
     path.write_text("all: [\n")
-    assert f"{path}:2:1" in said(["validate", "-i", str(path)], capsys)
+    assert f"{path}:2:1" in output(["validate", "-i", str(path)], capsys)

@@ -109,7 +109,7 @@ def test_a_baseline_is_a_saved_report_of_the_node(capsys: Capture, bundle: Path,
     other = json.loads(earlier.read_text())
     other["nodes"][0]["host"] = "another"
     earlier.write_text(json.dumps(other))
-    # Another node's report says nothing of this one, and whoever gave it learns that.
+    # A report of another node contains nothing about this one, and stderr reports that.
     run(["validate", "--replay", str(bundle), "--baseline", str(earlier)])
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "earlier.json" in line
@@ -120,7 +120,9 @@ def test_a_baseline_is_a_saved_report_of_the_node(capsys: Capture, bundle: Path,
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "garbage", '{"schema": "gpunode.report/1"}', "[" * 100_000])
-def test_a_baseline_that_is_no_report_is_refused(capsys: Capture, bundle: Path, tmp_path: Path, content: str) -> None:
+def test_a_baseline_that_is_not_a_report_is_refused(
+    capsys: Capture, bundle: Path, tmp_path: Path, content: str
+) -> None:
     path = tmp_path / "earlier.json"
     path.write_text(content)
     assert "not a report" in refused(capsys, "--replay", bundle, "--baseline", path)
@@ -135,7 +137,7 @@ def test_a_baseline_without_figures_of_a_real_gpu_is_refused(capsys: Capture, bu
     assert "cannot be read" in refused(capsys, "--replay", bundle, "--baseline", tmp_path / "absent.json")
 
 
-def test_a_figure_of_another_message_size_is_no_baseline(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
+def test_a_figure_of_another_message_size_is_not_a_baseline(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
     earlier = tmp_path / "earlier.json"
     earlier.write_text(json.dumps(judged(capsys, bundle)))
     document = hgx_measured()
@@ -207,7 +209,7 @@ def test_measured_figures_become_a_file_for_expect(capsys: Capture, bundle: Path
     site = tmp_path / "site.yml"
     judged(capsys, bundle, "--write-expect", site)
     figures = yaml.safe_load(site.read_text())["figures"]
-    # The least of eight; a GPU that failed is no example.
+    # The least of eight; a GPU that failed does not count.
     assert (figures["gemm_fp64"], figures["gemm_bf16"]) == (46.8, 631.8)
     assert figures["host_to_device"] == 49.5
     found = of(judged(capsys, bundle, "--expect", site), "performance.gemm")

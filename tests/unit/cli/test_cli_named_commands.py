@@ -171,7 +171,7 @@ def test_commands_are_found() -> None:
         "gpunode parse",
     ],
 )
-def test_a_command_that_is_none_is_refused(command: str) -> None:
+def test_an_unknown_command_is_refused(command: str) -> None:
     assert ("gpunode " + command.split()[1]) in " ".join(one for one, _ in written(f"Try {command}.", INDENTED))
     assert list(of_page(f"```\n{command}\n```\n")) == [(command, True)]
     assert refused(command)

@@ -175,7 +175,7 @@ def test_a_probe_that_hangs_costs_the_budget_and_is_gone(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (["--budget", "soon"], '"soon" is not a duration (examples: 5, 5s, 2m)'),
         (["--budget", "0.1"], "0.1 is not in the range"),
@@ -186,12 +186,14 @@ def test_a_probe_that_hangs_costs_the_budget_and_is_gone(
         (["some-host"], "some-host"),
     ],
 )
-def test_wrong_usage_is_refused_with_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_refused_with_one_line(
+    words: list[str], output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["validate", "--on-node", *words]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert len(err.strip().splitlines()) == 1, err
-    assert said in err
+    assert output in err
 
 
 def test_the_age_of_a_process_is_its_own() -> None:

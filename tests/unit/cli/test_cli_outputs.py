@@ -56,7 +56,7 @@ def test_a_link_to_a_pipe_is_written_into_and_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not ROOT, reason="only root makes devices")
-def test_a_device_that_is_full_is_said_and_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_device_is_reported_and_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     full = tmp_path / "full"
     try:
         os.mknod(full, stat.S_IFCHR | 0o666, os.makedev(1, 7))
@@ -133,6 +133,6 @@ def test_what_breaks_off_leaves_the_old_file_and_nothing_beside_it(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_folder_is_not_accepted_as_a_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written: Is a directory"):
         write_whole(tmp_path, "text")

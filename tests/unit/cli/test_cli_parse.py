@@ -39,7 +39,7 @@ def test_utf_16(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert len(json.loads(capsys.readouterr().out)["gpus"]) == 2
 
 
-def test_what_the_tool_says_of_its_failure_is_an_answer(
+def test_a_failure_reported_by_the_tool_is_an_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stdin(monkeypatch, b"No devices were found\n")

@@ -19,16 +19,14 @@ THOUGHT = ["--gpu", "H100 SXM", "--os", "ubuntu-24.04"]
         (["--replay", str(BUNDLE), "--parallel", "32"], "--replay contacts no node: --parallel"),
     ],
 )
-def test_options_for_asking_need_somebody_to_ask(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_for_nodes_need_nodes(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", *arguments]) == 2
     answer = capsys.readouterr()
     assert (answer.out, len(answer.err.splitlines())) == ("", 1)
     assert words in answer.err
 
 
-def test_a_machine_without_a_gpu_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_without_a_gpu_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--replay", str(BUNDLE)]) == 0
     out = capsys.readouterr().out
     assert "no GPU named" not in out
@@ -37,7 +35,7 @@ def test_a_machine_without_a_gpu_is_told(capsys: pytest.CaptureFixture[str]) -> 
     assert "note: apt and dnf were not queried" in out
 
 
-def test_of_a_thought_node_nobody_named_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hypothetical_node_without_a_gpu_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--os", "ubuntu-24.04", "--driver", "580"]) == 0
     out = capsys.readouterr().out
     assert "no GPU named on ubuntu-24.04" in out

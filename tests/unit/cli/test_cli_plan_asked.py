@@ -68,7 +68,7 @@ def test_diff_names_what_differs_and_only_that(tmp_path: Path, capsys: Out) -> N
     assert "reasons.driver" in capsys.readouterr().out
 
 
-def test_diff_of_a_lock_and_of_what_is_none(tmp_path: Path, capsys: Out) -> None:
+def test_diff_of_a_lock_and_of_another_file(tmp_path: Path, capsys: Out) -> None:
     plan = saved(tmp_path / "a.json", capsys=capsys)
     lock = tmp_path / "gpunode_stack.yml"
     lock.write_text(
@@ -85,7 +85,7 @@ def test_diff_of_a_lock_and_of_what_is_none(tmp_path: Path, capsys: Out) -> None
     assert run(["plan", "--diff", str(plan), str(tmp_path / "none")]) == 2
 
 
-def test_an_old_catalog_is_a_note_and_a_fresh_index_is_none(tmp_path: Path, capsys: Out) -> None:
+def test_an_old_catalog_adds_a_note_and_a_fresh_index_does_not(tmp_path: Path, capsys: Out) -> None:
     newest = max(row.date for row in load().branches.values())
     old = [*T4[:-1], "2027-06-01"]
     assert run(["plan", *T4]) == 0

@@ -58,7 +58,7 @@ class Ended:
 
 @pytest.fixture
 def judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Judge the bundle by a policy; None is none."""
+    """Validate the bundle with a policy; None: without one."""
     bundle = tmp_path / "node.json"
     bundle.write_text(json.dumps(warm()))
 
@@ -168,7 +168,7 @@ RULE = "checks: {host.time: {mode: mute, reason: x, until: 2099-01-01}}"
         ("a: &a [*a]", ("a",)),
     ],
 )
-def test_what_is_no_policy_is_refused_with_one_line(judge: Any, policy: str, words: tuple[str, ...]) -> None:
+def test_an_invalid_policy_is_refused_with_one_line(judge: Any, policy: str, words: tuple[str, ...]) -> None:
     ended = judge(policy)
     assert (ended.code, ended.out) == (2, ""), ended.err
     assert len(ended.err.strip().splitlines()) == 1, ended.err

@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def write_bundle(path: Path, size: int = 0) -> None:
-    """A bundle whose host is the file's name, with a file of ``size`` bytes in it."""
+    """A bundle with the file's name as its host, with a file of ``size`` bytes in it."""
     document = {
         "schema": "gpunode.bundle/1",
         "host": path.stem,
@@ -41,7 +41,7 @@ def test_files_and_folders_in_the_order_given(tmp_path: Path) -> None:
     assert hosts == ["single", "gpu-1", "gpu-2"]
 
 
-def test_nothing_to_read_is_said_before_the_first_is_read(tmp_path: Path) -> None:
+def test_nothing_to_read_is_reported_before_the_first_is_read(tmp_path: Path) -> None:
     write_bundle(tmp_path / "good.json")
     (tmp_path / "empty").mkdir()
     with Apart() as apart, pytest.raises(UsageError, match="empty: no bundle"):

@@ -36,18 +36,18 @@ CLOSED = "gpunode: standard output cannot be written: it is closed\n"
 
 
 @pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
-@pytest.mark.parametrize(("stdout", "said"), [("/dev/full", FULL), (None, CLOSED)], ids=["full", "closed"])
+@pytest.mark.parametrize(("stdout", "output"), [("/dev/full", FULL), (None, CLOSED)], ids=["full", "closed"])
 def test_a_stdout_that_cannot_be_written_is_one_line_and_3(
-    tmp_path: Path, arguments: list[str], stdout: str | None, said: str
+    tmp_path: Path, arguments: list[str], stdout: str | None, output: str
 ) -> None:
     code = forked.run(arguments, stdout=stdout, stderr=tmp_path / "err")
-    assert (code, (tmp_path / "err").read_text(encoding="utf-8")) == (3, said)
+    assert (code, (tmp_path / "err").read_text(encoding="utf-8")) == (3, output)
 
 
-@pytest.mark.parametrize(("redirection", "said"), [("> /dev/full", FULL), (">&-", CLOSED)])
-def test_it_is_so_where_the_program_itself_starts(redirection: str, said: str) -> None:
+@pytest.mark.parametrize(("redirection", "output"), [("> /dev/full", FULL), (">&-", CLOSED)])
+def test_it_is_so_where_the_program_itself_starts(redirection: str, output: str) -> None:
     ended = shell(redirection, "checks")
-    assert (ended.returncode, ended.stderr) == (3, said)
+    assert (ended.returncode, ended.stderr) == (3, output)
 
 
 def test_who_writes_nothing_to_stdout_does_not_need_it(tmp_path: Path) -> None:

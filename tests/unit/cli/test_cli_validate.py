@@ -45,7 +45,7 @@ def gpunode(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def refused(ended: Ended, *words: str) -> None:
-    """Exit 2, nothing on stdout, and one line on stderr that says all of the words."""
+    """Assert exit code 2, nothing on stdout, and one line on stderr that contains all of the words."""
     assert (ended.code, ended.out) == (2, "")
     assert len(ended.err.strip().splitlines()) == 1, ended.err
     assert not [word for word in words if word not in ended.err], ended.err
@@ -165,7 +165,7 @@ def test_select_and_skip(gpunode: Any) -> None:
 
     everything = checks("--level", "deep")
     assert everything == {check.id for check in registry}
-    # Nobody ran a workload there, so nobody is told that it is missing.
+    # No workload was run there, so its absence is not reported.
     assert checks() == checks("--level", "quick") == {check.id for check in registry if check.level == "quick"}
     assert checks("--select", "driver.held, driver.origin", "--select", "gpu.count") == {
         "driver.held",
@@ -272,7 +272,7 @@ def test_an_expectation_that_is_wrong(gpunode: Any, expect: Any, text: str, word
     refused(gpunode(*REPLAY, "--expect", path), str(path), *words)
 
 
-def test_all_that_an_expectation_may_say(gpunode: Any, expect: Any, tmp_path: Path) -> None:
+def test_all_that_an_expectation_may_contain(gpunode: Any, expect: Any, tmp_path: Path) -> None:
     path = tmp_path / "hgx.json"
     path.write_text(json.dumps(hgx()))
     says = "gpus: 8\nmodel: H100 SXM\ndriver: '580'\nmig: false\nnics: 8\nnic_rate_gbit_per_s: 400\n"
@@ -326,7 +326,7 @@ def test_another_driver_than_the_one_without_quotes(gpunode: Any, expect: Any, t
     ],
     ids=["empty", "text", "bytes", "list", "object", "other schema", "deep", "cut"],
 )
-def test_what_is_no_bundle(gpunode: Any, tmp_path: Path, content: bytes) -> None:
+def test_what_is_not_a_bundle(gpunode: Any, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "thing.json"
     path.write_bytes(content)
     refused(gpunode("validate", "--replay", path), str(path), "not a gpunode.bundle/1 bundle")
@@ -350,7 +350,7 @@ def test_a_bundle_named_twice_is_one_node(gpunode: Any, tmp_path: Path) -> None:
     assert len(json.loads(ended.out)["nodes"]) == 1
 
 
-def test_two_bundles_of_one_host_are_told_apart(gpunode: Any, tmp_path: Path) -> None:
+def test_two_bundles_of_one_host_are_distinguished(gpunode: Any, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.json").write_bytes(BUNDLE.read_bytes())
     host = json.loads(BUNDLE.read_text(encoding="utf-8"))["host"]
@@ -477,7 +477,7 @@ def test_a_password_is_asked_for_on_a_terminal_alone() -> None:
 @pytest.mark.parametrize(
     "arguments", [REPLAY, ["checks"], ["schema", "report"], [*REPLAY, "--format", "json"], ["--help"], ["--version"]]
 )
-def test_a_reader_that_leaves_is_no_traceback_and_no_verdict(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_reader_that_leaves_causes_no_traceback_and_no_verdict(tmp_path: Path, arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
@@ -524,7 +524,7 @@ def test_ctrl_c_ends_with_one_line_and_no_process() -> None:
         os.killpg(process.pid, 0)
 
 
-# A node whose answer costs too much
+# A node with an answer that is too expensive to parse
 
 
 @pytest.mark.parametrize("kind", ["regex", "memory"])

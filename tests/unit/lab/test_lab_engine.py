@@ -43,14 +43,16 @@ def test_an_engine_on_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch
         connect()
 
 
-def test_no_engine_at_all_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_reported_with_its_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(UndeterminedError, match=r"no Docker engine on this machine.*scripts/docker-engine"):
         connect()
 
 
-def test_an_engine_that_does_not_run_says_how_to_start_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_engine_is_reported_with_the_command_that_starts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/sbin/{name}")
     with pytest.raises(UndeterminedError, match="start it") as caught:

@@ -81,12 +81,12 @@ def no_tree(recipe: Recipe) -> Iterator[Path]:
 
 def test_an_image_is_built_once_and_other_recipes_of_the_system_go(engine: Any) -> None:
     engine.add("gpunode-lab:debian-12-before", 0.1)
-    said: list[str] = []
-    built = ensure_image(engine, RECIPE, said.append)
+    output: list[str] = []
+    built = ensure_image(engine, RECIPE, output.append)
     assert list(engine.found) == [TAG]
-    assert ensure_image(engine, RECIPE, said.append) == built
-    assert said[-1] == f"image debian-12: as built before ({TAG})"
-    assert "secret" not in "".join(said)
+    assert ensure_image(engine, RECIPE, output.append) == built
+    assert output[-1] == f"image debian-12: as built before ({TAG})"
+    assert "secret" not in "".join(output)
 
 
 def test_an_image_that_another_checkout_has_just_built_stays(engine: Any) -> None:
@@ -96,7 +96,7 @@ def test_an_image_that_another_checkout_has_just_built_stays(engine: Any) -> Non
     assert set(remove_images(engine, "debian-12")) == {"gpunode-lab:debian-12-other", TAG}
 
 
-def test_an_old_image_is_made_anew(engine: Any) -> None:
+def test_an_old_image_is_rebuilt(engine: Any) -> None:
     fresh = engine.add(TAG, FRESH_DAYS - 0.5)
     assert ensure_image(engine, RECIPE, lambda _: None) == fresh
     old = engine.add(TAG, FRESH_DAYS + 0.5)
@@ -106,12 +106,12 @@ def test_an_old_image_is_made_anew(engine: Any) -> None:
 def test_an_old_image_is_used_where_no_new_one_can_be_made(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "debian_tree", no_tree)
     old = engine.add(TAG, 30)
-    said: list[str] = []
-    assert ensure_image(engine, RECIPE, said.append) == old
-    assert said[-1] == "image debian-12: the old one is used: no way to the mirror"
+    output: list[str] = []
+    assert ensure_image(engine, RECIPE, output.append) == old
+    assert output[-1] == "image debian-12: the old one is used: no way to the mirror"
 
 
-def test_without_any_image_the_reason_is_told(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_image_the_reason_is_reported(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "debian_tree", no_tree)
     with pytest.raises(UndeterminedError, match="no way to the mirror"):
         ensure_image(engine, RECIPE, lambda _: None)
@@ -132,10 +132,10 @@ def test_the_container_of_a_killed_build_goes() -> None:
     assert build_container(client, "vendor") == "gpunode-lab-build-vendor"
 
 
-def test_a_proxy_that_nodes_cannot_reach_is_told(engine: Any) -> None:
+def test_a_proxy_that_nodes_cannot_reach_is_reported(engine: Any) -> None:
     recipe = Recipe(
         RECIPE.system, "amd64", Mirror("http://m.example/debian", "s", (("http", "http://127.0.0.1:3142"),))
     )
-    said: list[str] = []
-    ensure_image(engine, recipe, said.append)
-    assert any("loopback" in line for line in said)
+    output: list[str] = []
+    ensure_image(engine, recipe, output.append)
+    assert any("loopback" in line for line in output)

@@ -1,4 +1,4 @@
-"""The mirror and the proxy, out of what apt says."""
+"""The mirror and the proxy, from apt's configuration."""
 
 import subprocess
 from typing import Any
@@ -37,13 +37,13 @@ def test_the_mirror_is_the_one_apt_uses(apt: dict[str, str]) -> None:
     assert find_mirror() == Mirror("http://mirror.example/debian", "http://security.example/debian-security")
 
 
-def test_other_origins_components_and_suites_are_no_mirror() -> None:
+def test_other_origins_components_and_suites_are_not_a_mirror() -> None:
     text = "Ubuntu|noble|main|http://u.example/ubuntu/\nDebian|trixie|contrib|http://a.example/d\n"
     assert parse_targets(text + "Debian|bookworm-backports|main|http://b.example/d\n") == (None, None)
     assert parse_targets("Debian|trixie|main|cdrom://[disc]/\nDebian|trixie\n\n") == (None, None)
 
 
-def test_without_lists_the_way_out_is_told(apt: dict[str, str]) -> None:
+def test_without_lists_the_remedy_is_reported(apt: dict[str, str]) -> None:
     apt["apt-get"] = ""
     with pytest.raises(UndeterminedError, match=r"apt-get update, or set a Debian mirror with --mirror"):
         find_mirror()
@@ -69,7 +69,7 @@ def test_a_named_mirror_wins_over_the_variable_and_apt(apt: dict[str, str], monk
 @pytest.mark.parametrize(
     "url", ["ftp://m.example/debian", "m.example/debian", "http://", "http://m example/d", 'http://m/"']
 )
-def test_what_is_no_url_of_a_mirror_is_refused(apt: dict[str, str], url: str) -> None:
+def test_an_invalid_url_of_a_mirror_is_refused(apt: dict[str, str], url: str) -> None:
     with pytest.raises(UsageError, match="not the URL of a Debian mirror"):
         find_mirror(url)
 

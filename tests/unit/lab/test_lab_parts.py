@@ -76,15 +76,15 @@ with locked({name!r}, 5, print):
     print("locked", flush=True)
     sys.stdin.read()
 """
-    said: list[str] = []
+    output: list[str] = []
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"
-        with pytest.raises(UndeterminedError, match=f"works on {name}"), locked(name, 0.3, said.append):
+        with pytest.raises(UndeterminedError, match=f"works on {name}"), locked(name, 0.3, output.append):
             pytest.fail("the lock is another's")
         other.kill()
         other.wait(timeout=10)
-    with locked(name, 5, said.append):
-        assert said == [f"{name}: waiting for another gpunode lab command"]
+    with locked(name, 5, output.append):
+        assert output == [f"{name}: waiting for another gpunode lab command"]

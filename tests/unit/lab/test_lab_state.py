@@ -36,12 +36,12 @@ def test_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a_b", "../x", "a/b", "a b", "x" * 41, "a\n", "ü"])
-def test_what_is_no_name_is_refused(name: str) -> None:
+def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="--name"):
         checked_name(name)
 
 
-def test_the_folder_is_where_xdg_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_follows_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HOME_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert LabState.of("one").folder == tmp_path / "gpunode/lab/one"
@@ -154,7 +154,7 @@ def test_removing_takes_what_is_ours_and_no_more(state: LabState) -> None:
     assert not state.folder.exists()
 
 
-def test_what_a_killed_lab_left_is_no_foreign_file(state: LabState) -> None:
+def test_what_a_killed_lab_left_is_not_a_foreign_file(state: LabState) -> None:
     state.folder.mkdir(parents=True)
     (state.folder / ".inventory.yml.new").write_text("half")
     state.key.write_text("half a key")  # ssh-keygen writes the public one after it
@@ -165,7 +165,7 @@ def test_what_a_killed_lab_left_is_no_foreign_file(state: LabState) -> None:
     assert not state.folder.exists()
 
 
-def test_a_folder_of_somebody_else_is_refused(state: LabState) -> None:
+def test_a_folder_of_another_user_is_refused(state: LabState) -> None:
     state.folder.mkdir(parents=True)
     (state.folder / "thesis.tex").write_text("x")
     with pytest.raises(UsageError, match=r"contains thesis\.tex"):

@@ -22,6 +22,6 @@ def test_packages_that_are_gone_can_be_named() -> None:
     assert container.exec_run.call_args.args[0][-2:] == ["package-gone", "libcuda1_* nvidia-smi*"]
 
 
-def test_a_repository_that_does_not_run_says_what_starts_it() -> None:
+def test_a_stopped_repository_reports_what_starts_it() -> None:
     with pytest.raises(UndeterminedError, match="the vendor repository does not run: gpunode lab up starts it"):
         Vendor(Mock(status="exited")).faults()

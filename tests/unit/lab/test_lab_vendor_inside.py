@@ -108,7 +108,7 @@ def test_a_connection_that_was_open_ends_when_the_server_goes(url: str, tmp_path
         got(f"{url}/InRelease")
 
 
-def test_a_proxy_that_wants_a_login_answers_html_with_200(url: str, tmp_path: Path) -> None:
+def test_a_proxy_that_requires_a_login_answers_html_with_200(url: str, tmp_path: Path) -> None:
     (tmp_path / "on/html").touch()
     assert got(f"{url}/InRelease").startswith("<!DOCTYPE html>")
     (tmp_path / "on/html").unlink()

@@ -94,7 +94,7 @@ def test_from_590_on_no_utils_and_nvidia_smi_is_in_the_compute_library(repositor
 @pytest.mark.parametrize(
     ("repository", "name"), [("ubuntu2404", "nvidia-dkms{}-open"), ("debian12", "nvidia-kernel-open-dkms")]
 )
-def test_a_recent_dkms_is_wanted_from_570_148_on(repository: str, name: str) -> None:
+def test_a_recent_dkms_is_required_from_570_148_on(repository: str, name: str) -> None:
     for release, suffix, wanted in (
         ("570.133.20", "-570", "dkms"),
         ("570.172.08", "-570", "dkms (>= 3.1.8)"),
@@ -175,7 +175,7 @@ def test_the_origin_of_every_driver_package_is_recognised(repository: str) -> No
     assert looked or repository.startswith("ubuntu")
 
 
-def test_every_package_says_that_it_is_simulated() -> None:
+def test_every_package_states_that_it_is_simulated() -> None:
     for repository in repositories().values():
         for built in contents(repository):
             assert "simulated" in built.description
@@ -268,7 +268,7 @@ def test_the_cdi_units_come_with_toolkit_1_18() -> None:
         assert ("nvidia-cdi-refresh" in built.scripts.get("postinst", "")) is there
 
 
-def test_a_tool_tells_the_simulator_its_release() -> None:
+def test_a_tool_passes_its_release_to_the_simulator() -> None:
     built = _one("debian12", "nvidia-driver-cuda", "595.91.07")
     (tool,) = [entry for entry in built.files if entry["path"] == "usr/bin/nvidia-smi"]
     assert tool["mode"] == "0755"
@@ -277,13 +277,13 @@ def test_a_tool_tells_the_simulator_its_release() -> None:
     )
 
 
-def test_a_dkms_tree_is_whole_and_says_its_flavour() -> None:
-    for name, folder, said in (
+def test_a_dkms_tree_is_whole_and_states_its_flavour() -> None:
+    for name, folder, output in (
         ("nvidia-kernel-open-dkms", "usr/src/nvidia-open-580.95.05", 'MODULE_LICENSE("Dual MIT/GPL")'),
         ("nvidia-kernel-dkms", "usr/src/nvidia-580.95.05", 'MODULE_LICENSE("NVIDIA")'),
     ):
         files = {entry["path"]: entry["text"] for entry in _one("debian12", name, "580.95.05").files}
-        assert said in files[f"{folder}/lab.h"]
+        assert output in files[f"{folder}/lab.h"]
         assert 'PACKAGE_VERSION="580.95.05"' in files[f"{folder}/dkms.conf"]
         assert "${kernelver}" in files[f"{folder}/dkms.conf"]
         for built_name in re.findall(r'BUILT_MODULE_NAME\[\d\]="(.+)"', files[f"{folder}/dkms.conf"]):

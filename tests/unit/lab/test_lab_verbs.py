@@ -53,8 +53,8 @@ def test_bad_input_is_one_line(argv: list[str], code: int, line: str, capsys: py
 
 def test_the_help_names_every_workload_image(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["lab", "image", "--help"]) == 0
-    told = capsys.readouterr().out
-    assert all(kind in told for kind in KINDS)
+    reported = capsys.readouterr().out
+    assert all(kind in reported for kind in KINDS)
 
 
 def test_nothing_is_left_of_a_refused_lab(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Images of the workload for lab nodes: what they are told apart by, and what cannot be made."""
+"""Images of the workload for lab nodes: how they are distinguished, and what cannot be built."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def test_another_torch_is_another_image(monkeypatch: pytest.MonkeyPatch) -> None
     assert {name for name in KINDS if before[name] != after[name]} == {"torch"}
 
 
-def test_a_kind_that_is_none() -> None:
+def test_an_unknown_kind() -> None:
     with pytest.raises(UsageError, match="tensorflow: unknown workload image; known: torch, python, bare"):
         kind_named("tensorflow")
 

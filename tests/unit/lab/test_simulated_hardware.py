@@ -62,7 +62,7 @@ def test_every_function_has_a_place_of_its_own_below_bridges_that_are_there(name
         assert function["numa_node"] in range(hardware["numa_nodes"])
 
 
-def test_links_between_gpus_are_mirrored_and_told_for_every_pair() -> None:
+def test_links_between_gpus_are_mirrored_and_listed_for_every_pair() -> None:
     for name in names():
         links = describe(name, "x")["topology"]
         for one, row in links.items():
@@ -73,7 +73,7 @@ def test_links_between_gpus_are_mirrored_and_told_for_every_pair() -> None:
     assert {describe("hgx-h100-4", "x")["topology"]["GPU0"][f"GPU{other}"] for other in (1, 2, 3)} == {"NV6"}
 
 
-def test_uuids_stay_with_the_node_and_are_nobody_elses() -> None:
+def test_uuids_stay_with_the_node_and_are_unique() -> None:
     uuids = [[gpu["uuid"] for gpu in describe("l40s-4", node)["gpus"]] for node in ("a/1", "a/1", "a/2")]
     assert uuids[0] == uuids[1]
     assert not set(uuids[0]) & set(uuids[2])
@@ -88,7 +88,7 @@ def test_unknown_hardware_names_what_there_is() -> None:
 # --- the bus
 
 
-def test_configuration_space_tells_ids_class_and_link() -> None:
+def test_configuration_space_contains_ids_class_and_link() -> None:
     (gpu,) = describe("t4-1", "x")["gpus"]
     space = config_space(gpu, 1, 8, [(0x2000000000, 1 << 24)])
     assert len(space) == 4096
@@ -175,7 +175,7 @@ def test_the_boot_takes_the_newest_image(root: Path) -> None:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
-    """What modinfo says of every module's file: change it to have another driver on disk."""
+    """The output of modinfo for every module's file: change it to have another driver on disk."""
     about = {"version": "580.95.05", "license": "Dual MIT/GPL", "vermagic": f"{KERNEL} SMP mod_unload "}
     monkeypatch.setattr(modules, "modinfo", lambda file: about | {"name": Path(file).stem.replace("-", "_")})
     file = tmp_path / "nvidia.ko"
@@ -189,7 +189,7 @@ def insert(root: Path, *wanted: str) -> None:
         modules.insert(str(root / f"{name}.ko"), [])
 
 
-def test_loading_publishes_and_removing_takes_away(root: Path, disk: dict[str, str]) -> None:
+def test_loading_publishes_and_removing_unpublishes(root: Path, disk: dict[str, str]) -> None:
     insert(root, "nvidia", "nvidia-uvm", "nvidia-modeset")
     assert modules.loaded() == ["nvidia_modeset", "nvidia_uvm", "nvidia"]
     listed = (root / "run/gpunode-lab/proc-modules").read_text().splitlines()
@@ -280,7 +280,7 @@ def test_module_options_are_in_params() -> None:
     assert (found["EnableGpuFirmware"], found["RegistryDwords"]) == ("0", '"A=1;B=2"')
 
 
-def test_rmmod_says_what_is_not_loaded(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rmmod_reports_what_is_not_loaded(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rmmod.main(["nvidia"]) == 1
     assert capsys.readouterr().err == "rmmod: ERROR: Module nvidia is not currently loaded\n"
 
@@ -356,7 +356,7 @@ def test_a_reboot_ends_some_faults_and_books_what_inforom_keeps(root: Path) -> N
         (["gpu-busy"], "install and load a driver first"),
     ],
 )
-def test_wrong_words_are_one_line_and_change_nothing(
+def test_wrong_arguments_are_one_line_and_change_nothing(
     root: Path, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = log(root)

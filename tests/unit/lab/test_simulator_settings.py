@@ -8,7 +8,7 @@ from simulated_node import SimulatedNode, node  # noqa: F401
 from gpunode.lab.simulator import smi_settings, state
 
 
-def test_persistence_is_set_and_said_once(node: SimulatedNode) -> None:  # noqa: F811
+def test_persistence_is_set_and_reported_once(node: SimulatedNode) -> None:  # noqa: F811
     node.lay("l40s-4")
     first, again = node.ask("-pm", "1"), node.ask("-pm", "1")
     assert first.splitlines()[0] == "Enabled persistence mode for GPU 00000000:16:00.0."
@@ -45,7 +45,7 @@ def test_clocks_are_locked_and_freed(node: SimulatedNode) -> None:  # noqa: F811
 def test_old_gpus_lock_no_memory_clock(node: SimulatedNode) -> None:  # noqa: F811
     node.lay("t4-1")
     node.ask("-pm", "1")
-    # Recorded: nvidia-smi says so, and ends with 0.
+    # Recorded: nvidia-smi prints this and exits with 0.
     assert node.ask("-lmc", "5001").splitlines() == [
         "Setting locked Memory clocks is not supported for GPU 00000000:3B:00.0.",
         "Treating as warning and moving on.",
@@ -153,7 +153,7 @@ def test_mig_mode_of_a_busy_gpu_waits_or_is_refused(node: SimulatedNode) -> None
     assert node.run("-i", "0", "-mig", "1")[0] == smi_settings.IN_USE
 
 
-def test_a_gpu_without_mig_says_so(node: SimulatedNode) -> None:  # noqa: F811
+def test_a_gpu_without_mig_reports_it(node: SimulatedNode) -> None:  # noqa: F811
     node.lay("l40s-4")
     code, text = node.run("-mig", "1")
     assert code == 3

@@ -1,4 +1,4 @@
-"""What the simulated nvidia-smi prints: read with gpunode's own parsers, it is what the hardware description says."""
+"""The output of the simulated nvidia-smi, read with gpunode's own parsers, matches the hardware description."""
 
 from importlib import import_module
 from typing import Any
@@ -50,24 +50,24 @@ def test_a_model_to_simulate_is_one_entry(node: SimulatedNode, monkeypatch: pyte
     assert (gpu["power_min_limit_w"], gpu["power_max_limit_w"]) == row.power_range_w
 
 
-def test_its_help_says_that_it_is_simulated(node: SimulatedNode) -> None:  # noqa: F811
+def test_its_help_states_that_it_is_simulated(node: SimulatedNode) -> None:  # noqa: F811
     assert "Simulated by gpunode lab" in node.ask("--help")
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("hardware", names())
-def test_xml_and_text_say_what_the_hardware_is(node: SimulatedNode, hardware: str, driver: str) -> None:  # noqa: F811
+def test_xml_and_text_describe_the_hardware(node: SimulatedNode, hardware: str, driver: str) -> None:  # noqa: F811
     node.lay(hardware, driver)
     document = parsed("nvidia-smi-xml", node.ask("-q", "-x"))
     text = parsed("nvidia-smi-q", node.ask("-q"))
     assert document["driver_version"] == text["driver_version"] == driver
     assert document["attached_gpus"] == len(document["gpus"]) == len(node.hardware["gpus"])
-    for said, in_text, real in zip(document["gpus"], text["gpus"], node.hardware["gpus"], strict=True):
+    for output, in_text, real in zip(document["gpus"], text["gpus"], node.hardware["gpus"], strict=True):
         # The text of -q has no list of supported clocks, the XML has.
-        assert bool(said.pop("supported_clocks_mhz")["memory"]) is bool(real["max_memory_clock_mhz"])
+        assert bool(output.pop("supported_clocks_mhz")["memory"]) is bool(real["max_memory_clock_mhz"])
         assert in_text.pop("supported_clocks_mhz") == {"memory": [], "graphics_min": None}
-        assert said == in_text
-        assert said["errors"] == []
+        assert output == in_text
+        assert output["errors"] == []
         expected: dict[str, Any] = {
             "name": real["name"],
             "uuid": real["uuid"],
@@ -82,16 +82,16 @@ def test_xml_and_text_say_what_the_hardware_is(node: SimulatedNode, hardware: st
             "mig_mode": False if real["mig_capable"] else None,
             "persistence_mode": False,
         }
-        assert {name: said[name] for name in expected} == expected
-        assert said["ecc"]["enabled"] is True
-        assert said["pcie"]["width_current"] == real["pcie_width"]
-        assert said["max_clocks_mhz"]["sm"] == real["max_sm_clock_mhz"]
+        assert {name: output[name] for name in expected} == expected
+        assert output["ecc"]["enabled"] is True
+        assert output["pcie"]["width_current"] == real["pcie_width"]
+        assert output["max_clocks_mhz"]["sm"] == real["max_sm_clock_mhz"]
         in_fabric = real["architecture"] in ("hopper", "blackwell") and "fabric-manager" in node.hardware["services"]
-        assert said["fabric"]["state"] == ("Completed" if in_fabric else None)
+        assert output["fabric"]["state"] == ("Completed" if in_fabric else None)
 
 
 @pytest.mark.parametrize("hardware", names())
-def test_the_listings_say_what_the_hardware_is(node: SimulatedNode, hardware: str) -> None:  # noqa: F811
+def test_the_listings_describe_the_hardware(node: SimulatedNode, hardware: str) -> None:  # noqa: F811
     node.lay(hardware)
     gpus = node.hardware["gpus"]
     labels = [f"GPU{gpu['index']}" for gpu in gpus]
@@ -170,13 +170,13 @@ class TestRefusals:
         code, text = node.run("-L")
         assert (code, text) == (6, "No devices were found\n")
 
-    def test_a_word_that_is_none(self, node: SimulatedNode) -> None:  # noqa: F811
+    def test_an_unknown_word(self, node: SimulatedNode) -> None:  # noqa: F811
         node.lay("l40s-4")
         for words in (["--frobnicate"], ["-pl"], ["topo", "-x"], ["nvlink"]):
             assert node.run(*words)[0] == 2
 
 
-def test_a_container_sees_the_gpus_whose_device_files_it_has(node: SimulatedNode) -> None:  # noqa: F811
+def test_a_container_sees_the_gpus_of_its_device_files(node: SimulatedNode) -> None:  # noqa: F811
     node.lay("hgx-h100-8")
     (node.root / "etc/gpunode/lab-node").unlink()
     (node.root / "dev").mkdir()

@@ -49,7 +49,7 @@ class TestRuntimeConfiguration:
         assert written == {"runtimes": {"gpu": {"args": [], "path": "/opt/r"}}}
 
     @pytest.mark.parametrize("text", ["{", "[]", '"text"'])
-    def test_a_daemon_json_that_is_none_is_left_alone(self, node: SimulatedNode, text: str) -> None:  # noqa: F811
+    def test_an_invalid_daemon_json_is_left_alone(self, node: SimulatedNode, text: str) -> None:  # noqa: F811
         file = node.root / "etc/docker/daemon.json"
         file.parent.mkdir(parents=True)
         file.write_text(text, encoding="utf-8")
@@ -103,7 +103,7 @@ class TestRuntimeConfiguration:
         }
 
     @pytest.mark.usefixtures("node")
-    def test_what_is_no_runtime(self) -> None:
+    def test_what_is_not_a_runtime(self) -> None:
         assert ctk.main(["runtime", "configure", "--runtime=lxc"]) == 1
         assert ctk.main(["runtime", "configure", "--frobnicate"]) == 1
         assert ctk.main(["frobnicate"]) == 3
@@ -181,8 +181,8 @@ class TestHook:
         root = tmp_path / "bundle/rootfs"
         root.mkdir(parents=True)
         (tmp_path / "bundle/config.json").write_text(json.dumps({"root": {"path": "rootfs"}}), encoding="utf-8")
-        told = json.dumps({"bundle": str(tmp_path / "bundle"), "pid": 1})
-        monkeypatch.setattr("sys.stdin", io.StringIO(told))
+        reported = json.dumps({"bundle": str(tmp_path / "bundle"), "pid": 1})
+        monkeypatch.setattr("sys.stdin", io.StringIO(reported))
         return root
 
     def test_links_are_made_in_the_container(self, rootfs: Path) -> None:
@@ -236,11 +236,11 @@ class TestRuntime:
         with pytest.raises(container_runtime.UnknownDeviceError, match="unknown device"):
             container_runtime.chosen("7")
 
-    def test_nvidia_container_cli_tells(self, node: SimulatedNode) -> None:  # noqa: F811
+    def test_nvidia_container_cli_lists(self, node: SimulatedNode) -> None:  # noqa: F811
         node.lay("t4-1")
-        told = container_cli.info()
-        assert f"NVRM version:   {DRIVER}" in told
-        assert node.hardware["gpus"][0]["uuid"] in told
+        reported = container_cli.info()
+        assert f"NVRM version:   {DRIVER}" in reported
+        assert node.hardware["gpus"][0]["uuid"] in reported
 
 
 def test_every_tool_has_its_function_and_a_script_that_compiles() -> None:

@@ -30,7 +30,7 @@ MEMBER = {
 
 
 class Node:
-    """A node with disks that are files, and what wipefs and findmnt say of them."""
+    """A node with files as disks, and the output of wipefs and findmnt for them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -150,7 +150,7 @@ def test_a_disk_that_the_kernel_withholds_is_in_use(node: Node) -> None:
     assert "does not release it (Device or resource busy)" in asked(node, "vdc", erase=("vdc",))["refusals"][0]
 
 
-def test_a_table_that_cannot_be_read_is_no_empty_table(node: Node) -> None:
+def test_a_table_that_cannot_be_read_is_not_an_empty_table(node: Node) -> None:
     node.disk("vdc")
     (node.root / "fstab").write_text("# no line\n\n")
     assert asked(node, "vdc")["refusals"] == []
@@ -158,7 +158,7 @@ def test_a_table_that_cannot_be_read_is_no_empty_table(node: Node) -> None:
     assert asked(node, "vdc") == {"error": "findmnt failed: 1"}
 
 
-def test_ids_that_are_none_or_the_same_are_named(node: Node) -> None:
+def test_invalid_and_duplicate_ids_are_reported(node: Node) -> None:
     node.disk("vdc")
     (node.root / "by-id/virtio-again").symlink_to(node.root / "dev/vdc")
     found = asked(node, "vdc", "again", "gone")["refusals"]
@@ -237,7 +237,7 @@ def test_data_stays_unless_all_of_it_is_given_up(node: Node) -> None:
     assert written(node) == []
 
 
-def test_what_is_mounted_is_not_given_back(node: Node) -> None:
+def test_what_is_mounted_is_not_released(node: Node) -> None:
     node.disk("vdc", XFS)
     mounts = node.root / "proc/self/mountinfo"
     mounts.write_text(f"{mounts.read_text()}30 22 254:1 / /scratch rw - xfs {node.root}/dev/vdc rw\n")
@@ -246,7 +246,7 @@ def test_what_is_mounted_is_not_given_back(node: Node) -> None:
     assert written(node) == []
 
 
-def test_a_timer_that_nobody_knows_of_is_no_failure(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_timer_is_not_a_failure(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.disk("vdc")
     assert asked(node, "vdc")["trim"] == {"enabled": "disabled", "active": "inactive"}
 
@@ -259,7 +259,7 @@ def test_a_timer_that_nobody_knows_of_is_no_failure(node: Node, monkeypatch: pyt
     assert asked(node, "vdc")["trim"] == {"enabled": "", "active": ""}
 
 
-def test_a_place_tells_what_is_below_it(tmp_path: Path) -> None:
+def test_a_mount_point_lists_what_is_below_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert block_devices.place(str(tmp_path), [])["entries"] == 1
     assert block_devices.place(str(tmp_path / "file"), [])["kind"] == "other"

@@ -52,7 +52,7 @@ def test_a_process_of_nobody_who_is_stopped_is_in_the_way(name: str, unit: str) 
     assert line.endswith("holds /dev/nvidia0")
 
 
-def test_users_that_nobody_can_see_are_in_the_way() -> None:
+def test_invisible_users_are_in_the_way() -> None:
     assert gpu_use.obstacles(loaded(10), [], []) == ["module nvidia has 8 users without a visible process"]
     assert gpu_use.obstacles(loaded(10), [], [DAEMON]) == [], "persistence mode ends with its daemon"
 
@@ -60,7 +60,7 @@ def test_users_that_nobody_can_see_are_in_the_way() -> None:
 @pytest.mark.parametrize(
     "text", ["", "nvidia", "nvidia x y\n", "nvidia 1 many nvidia_uvm\n", "Module Size Used by\n", "\0\0\0\n"]
 )
-def test_what_is_no_list_of_modules_names_none(text: str) -> None:
+def test_a_text_that_is_not_a_list_of_modules_contains_none(text: str) -> None:
     assert gpu_use.modules(text) == {}
 
 
@@ -175,7 +175,7 @@ def test_a_user_that_comes_in_between_keeps_the_old_module_and_no_new_program_st
     assert "a reboot is pending" in node.warned[0]
 
 
-def test_a_module_that_stays_is_no_reason_to_load_another(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_that_stays_does_not_load_another(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.fails = {"rmmod nvidia": "rmmod: ERROR: Module nvidia is in use"}
     answer = ran(capsys)
     assert not [command for command in words(node) if command.startswith(("modprobe", "systemctl start"))]

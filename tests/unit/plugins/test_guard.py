@@ -16,7 +16,7 @@ ATTEMPT = "t1"
 
 
 class Systemd:
-    """Answers systemctl as a node does whose units are in these states, and keeps what was asked."""
+    """Answers systemctl calls for units in these states, and records the calls."""
 
     def __init__(self, **enabled: str) -> None:
         self.enabled = enabled

@@ -52,7 +52,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     made = Node(tmp_path)
     monkeypatch.setattr(guarded_change, "Guard", made.guard)
     monkeypatch.setattr(guarded_change.shutil, "which", lambda name: f"/usr/bin/{name}")
-    # Commands that judge the files succeed unless a test says otherwise.
+    # Commands that validate the files succeed unless a test sets otherwise.
     monkeypatch.setattr(as_if, "answered", lambda _, commands: [(0, "", "")] * len(commands))
     return made
 

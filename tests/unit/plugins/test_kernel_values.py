@@ -52,7 +52,7 @@ def test_old_values_are_recorded_once_and_come_back(root: str) -> None:
     assert bring(root, swap="1", rmem="4096 131072 9") == ([SWAP], [])
     before = json.loads((Path(root) / MEMORY[1:]).read_text(encoding="utf-8"))
     assert before == {SWAP: "60", RMEM: "4096 131072 6291456"}
-    # One that is no longer wanted returns by itself, and is forgotten.
+    # A setting that is no longer requested is restored, and its record is removed.
     assert bring(root, swap="1") == ([RMEM], [])
     assert value(root, RMEM) == "4096 131072 6291456"
     assert bring(root) == ([SWAP], [])
@@ -61,7 +61,7 @@ def test_old_values_are_recorded_once_and_come_back(root: str) -> None:
     assert bring(root) == ([], [])
 
 
-def test_check_mode_tells_and_changes_nothing(root: str) -> None:
+def test_check_mode_reports_and_changes_nothing(root: str) -> None:
     assert bring(root, True, swap="10") == ([SWAP], [])
     assert value(root, SWAP) == "60"
     assert not (Path(root) / MEMORY[1:]).exists()
@@ -87,7 +87,7 @@ def test_other_files_are_refused(root: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '{"/etc/passwd": "x"}'])
-def test_a_record_that_is_none_is_refused(root: str, text: str) -> None:
+def test_an_invalid_record_is_refused(root: str, text: str) -> None:
     record = Path(root) / MEMORY[1:]
     record.parent.mkdir(parents=True)
     record.write_text(text, encoding="utf-8")

@@ -133,7 +133,7 @@ def test_a_diff_shows_content_and_attributes_and_no_secret(tmp_path: Path) -> No
     assert hidden["before"] != hidden["after"]
 
 
-def test_a_folder_in_a_files_place_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_instead_of_a_file_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(managed.FileRefusedError, match="is a directory"):
         bring(file(tmp_path, "x"))
     (tmp_path / "f").touch()
@@ -141,7 +141,7 @@ def test_a_folder_in_a_files_place_is_left_alone(tmp_path: Path) -> None:
         bring(folders=(folder(tmp_path / "f"),))
 
 
-def test_bytes_that_are_no_text_are_written_as_they_are(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_written_unchanged(tmp_path: Path) -> None:
     ring = file(tmp_path / "ring.gpg", "mQE=", encoding="base64")
     assert bring(ring) == [ring["path"]]
     assert Path(ring["path"]).read_bytes() == b"\x99\x01"

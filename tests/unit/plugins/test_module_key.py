@@ -6,9 +6,9 @@ import pytest
 from ansible_collections.gpunode.node.plugins.module_utils import module_key
 
 
-# What mokutil 0.6.0 of Debian 12 says of a key in each of these states.
+# The output of mokutil 0.6.0 of Debian 12 for a key in each of these states.
 @pytest.mark.parametrize(
-    ("said", "enrolled", "waits"),
+    ("output", "enrolled", "waits"),
     [
         ("KEY is not enrolled", False, False),
         ("KEY is already in the enrollment request", None, True),
@@ -20,7 +20,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import module_key
     ],
 )
 def test_what_the_firmware_knows_of_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, enrolled: bool | None, waits: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, enrolled: bool | None, waits: bool
 ) -> None:
     key = tmp_path / "mok.pub"
     monkeypatch.setattr(module_key, "DKMS_SETTINGS", tmp_path / "absent")
@@ -30,7 +30,7 @@ def test_what_the_firmware_knows_of_the_key(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert module_key.key() == {"path": str(key), "enrolled": None, "waits": False, "fresh": False}
     tool = tmp_path / "mokutil"
-    tool.write_text(f"#!/bin/sh\necho '{said}' >&{2 if 'built-in' in said or 'EFI' in said else 1}\nexit 1\n")
+    tool.write_text(f"#!/bin/sh\necho '{output}' >&{2 if 'built-in' in output or 'EFI' in output else 1}\nexit 1\n")
     tool.chmod(0o755)
     assert module_key.key() == {"path": str(key), "enrolled": enrolled, "waits": waits, "fresh": False}
     for name, boot in (("STAGED_IN", "first"), ("BOOT", "second")):
@@ -41,7 +41,7 @@ def test_what_the_firmware_knows_of_the_key(
     assert module_key.key()["fresh"] is True
 
 
-def test_a_key_that_dkms_was_told_of_goes_before_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_of_the_dkms_configuration_precedes_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tmp_path / "framework.conf"
     monkeypatch.setattr(module_key, "DKMS_SETTINGS", settings)
     monkeypatch.setattr(module_key, "MACHINE_OWNER_KEYS", ("/own",))

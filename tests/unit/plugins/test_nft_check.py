@@ -25,8 +25,8 @@ def test_accepted_rules_have_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rejected_rules_have_one_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = b"/dev/stdin:7:3-5: Error: syntax error\n\n  tcp dport nonsense\n            ^^^^^^^^\n"
-    error = answered(monkeypatch, subprocess.CompletedProcess([], 1, b"", said))["error"]
+    output = b"/dev/stdin:7:3-5: Error: syntax error\n\n  tcp dport nonsense\n            ^^^^^^^^\n"
+    error = answered(monkeypatch, subprocess.CompletedProcess([], 1, b"", output))["error"]
     assert error.startswith("/dev/stdin:7:3-5: Error: syntax error; tcp dport nonsense")
     assert answered(monkeypatch, subprocess.CompletedProcess([], 3, b"", b"")) == {"error": "exit status 3"}
 

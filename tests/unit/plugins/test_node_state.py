@@ -23,7 +23,7 @@ UBUNTU = "ID=ubuntu\nID_LIKE=debian\n"
         (ROCKY, [], False),
     ],
 )
-def test_rpm_manages_packages_where_the_system_is_none_of_debians(
+def test_rpm_manages_packages_on_systems_other_than_debian(
     tmp_path: Path, release: str | None, files: list[str], dnf: bool
 ) -> None:
     for name in files:

@@ -29,7 +29,7 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module on a node whose programs are scripts, with a daemon that runs."""
+    """The module on a node with scripts as programs, and with a running daemon."""
     module = load("engine_state")
     info = {"version": "20.10.24", "running": 2, "live_restore": True, "swarm": "inactive", "cgroup_driver": "systemd"}
     program(tmp_path, "docker", f"echo '{json.dumps(info)}'")

@@ -38,12 +38,12 @@ def test_a_check_that_does_not_exist_is_refused(facts: dict[str, Any]) -> None:
         node.findings(facts, ["driver.helt"])
 
 
-def test_facts_that_are_none_are_refused() -> None:
+def test_invalid_facts_are_refused() -> None:
     with pytest.raises(AnsibleFilterError, match="not a NodeFacts document"):
         node.findings({"host": 1})
 
 
-def test_without_the_package_the_filters_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_filters_report_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "MISSING", missing(ImportError("No module named 'gpunode'")))
     with pytest.raises(AnsibleFilterError, match="pip install gpunode"):
         node.findings({})

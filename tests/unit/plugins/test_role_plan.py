@@ -19,7 +19,7 @@ def action(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> role_plan.ActionM
     return found
 
 
-def test_a_refusal_says_that_nothing_was_changed_only_as_long_as_that_is_so(action: role_plan.ActionModule) -> None:
+def test_a_refusal_states_that_nothing_was_changed_only_while_that_is_true(action: role_plan.ActionModule) -> None:
     manifest = Manifest(role="docker", refusals=("busy: a container runs",))
     with pytest.raises(AnsibleActionFail, match=r"nothing was changed:\n  - busy: a container runs"):
         action.refuse(manifest)

@@ -52,11 +52,11 @@ def test_each_step_is_a_line(unit: dict[str, Any], before: dict[str, Any], lines
     assert asked[0]["daemon_reload"] is True
 
 
-def test_a_unit_that_is_as_it_has_to_be_is_no_line() -> None:
+def test_a_unit_in_its_requested_state_adds_no_line() -> None:
     assert action({"changed": False, "status": {}}, check=False, asked=[]).brought(DOCKER, reload=False) == []
 
 
-def test_check_mode_announces_a_unit_whose_package_is_not_there_yet() -> None:
+def test_check_mode_announces_a_unit_of_a_package_not_installed_yet() -> None:
     found = action(GONE, check=True, asked=[]).brought(DOCKER, reload=False)
     assert found == ["enable docker.service", "start docker.service"]
 

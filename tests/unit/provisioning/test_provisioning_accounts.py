@@ -90,13 +90,13 @@ def test_an_exclusive_list_without_keys_is_refused() -> None:
     assert "the user has no key" in plan(admins=[OPERATOR], exclusive_keys=True).refusals[0]
 
 
-def test_a_link_in_the_place_of_the_folder_is_refused() -> None:
+def test_a_link_instead_of_the_folder_is_refused() -> None:
     ssh = copy.deepcopy(RECORDED)
     next(one for one in ssh["accounts"] if one["name"] == "operator")["folder"] = "link"
     assert "is a symbolic link" in plan(ssh, admins=[OPERATOR]).refusals[0]
 
 
-def test_passwords_that_nobody_needs_are_locked() -> None:
+def test_unneeded_passwords_are_locked() -> None:
     ssh = copy.deepcopy(RECORDED)
     ssh["accounts"][0] |= {"password": "none"}
     assert plan(ssh, admins=[OPERATOR]).values["lock"] == ["operator", "root"]

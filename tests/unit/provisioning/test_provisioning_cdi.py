@@ -65,7 +65,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         ([spec(devices=[])], "lists no device"),
     ],
 )
-def test_a_specification_that_does_not_fit_is_written_anew(
+def test_a_specification_that_does_not_fit_is_regenerated(
     facts: dict[str, Any], specs: list[dict[str, Any]], words: str
 ) -> None:
     assert words in (refresh_reason(NodeFacts.model_validate({**facts, "cdi_specs": specs})) or "")

@@ -40,7 +40,7 @@ def test_nothing_is_requested_and_nothing_is_due(dnf: bool) -> None:
     assert (manifest.due_reasons, manifest.packages, manifest.files) == ((), None, ())
 
 
-def test_a_default_without_toolkits_is_no_mistake() -> None:
+def test_a_default_without_toolkits_is_accepted() -> None:
     manifest = toolkits(node(facts=FACTS), toolkit=[], default="12.9")
     assert (manifest.refusals, manifest.due_reasons) == ((), ())
 

@@ -1,4 +1,4 @@
-"""daemon.json: merged key by key with what users and other roles wrote, and given back."""
+"""daemon.json: merged key by key with keys of users and other roles, and restored."""
 
 import json
 import re
@@ -49,13 +49,13 @@ def test_a_second_merge_changes_nothing(text: str | None) -> None:
     assert second == replace(first, changed=False, keys=(), restart=())
 
 
-def test_a_file_that_already_says_so_keeps_its_form() -> None:
+def test_a_file_with_the_requested_values_keeps_its_form() -> None:
     text = '{"live-restore":true,\n\n"log-opts":{"max-size":"100m"}}'
     answer = merge_daemon(text, OURS)
     assert (answer.text, answer.changed, answer.memory) == (text, False, None)
 
 
-def test_what_is_no_longer_requested_gives_way_to_what_stood_there_before() -> None:
+def test_what_is_no_longer_requested_is_replaced_by_the_previous_value() -> None:
     text = '{"live-restore": false, "dns": []}'
     first = merge_daemon(text, {"live-restore": True, "features": {"cdi": True}})
     again = merge_daemon(first.text, {"live-restore": True, "features": {"cdi": True}}, first.memory)
@@ -77,14 +77,14 @@ def test_an_empty_file_of_a_user_stays() -> None:
     assert document(last) == {}
 
 
-def test_what_somebody_changed_since_is_theirs_when_ours_goes() -> None:
+def test_a_later_foreign_change_remains_when_ours_is_removed() -> None:
     first = merge_daemon(None, OURS)
     edited = written(first).replace("100m", "1g")
     last = merge_daemon(edited, {}, first.memory)
     assert document(last) == {"log-opts": {"max-size": "1g"}}
 
 
-def test_what_somebody_changed_is_put_right_while_it_is_requested() -> None:
+def test_a_foreign_change_is_corrected_while_the_value_is_requested() -> None:
     first = merge_daemon(None, OURS)
     answer = merge_daemon(written(first).replace("100m", "1g"), OURS, first.memory)
     assert answer.text == first.text

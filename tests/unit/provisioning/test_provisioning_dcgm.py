@@ -54,7 +54,7 @@ def test_a_malformed_version_is_named(stack: Stack) -> None:
         planned(stack, version="lates")
 
 
-def test_dcgm_3_gives_way_and_the_exporter_of_4_stays(stack: Stack) -> None:
+def test_dcgm_3_is_removed_and_the_exporter_of_4_stays(stack: Stack) -> None:
     old = at("1:3.3.9", "datacenter-gpu-manager", "datacenter-gpu-manager-config")
     exporter = {"datacenter-gpu-manager-exporter": "4.6.0-4.8.3-1"}
     assert planned(stack, {**old, **exporter}).purge == tuple(sorted(old))
@@ -88,5 +88,5 @@ def test_a_driver_of_the_distribution_has_dcgm_from_nvidia_where_that_is_asked_f
     assert plan.pattern.startswith("1:4.")
 
 
-def test_without_a_plan_there_is_none() -> None:
+def test_without_a_plan_there_is_no_dcgm() -> None:
     assert planned(None, source="nvidia").why_not == "no stack is planned"

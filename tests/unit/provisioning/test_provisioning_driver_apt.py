@@ -1,4 +1,4 @@
-"""What the driver role is told to do: packages, pins, switches, refusals; from facts and a stack alone."""
+"""The plan of the driver role with apt: packages, pins, switches, refusals; from facts and a stack only."""
 
 from typing import Any
 
@@ -27,8 +27,8 @@ def bare(debian: dict[str, Any]) -> dict[str, Any]:
     return {**debian, "pci": HGX, "packages": [], "module_files": [], "dkms": [], "loaded_driver": None}
 
 
-def stack_of(facts: dict[str, Any], **wishes: Any) -> dict[str, Any]:
-    answer = resolver.node_plan(facts, {**WISHES, **wishes}, today=DAY)
+def stack_of(facts: dict[str, Any], **requests: Any) -> dict[str, Any]:
+    answer = resolver.node_plan(facts, {**WISHES, **requests}, today=DAY)
     assert answer["problems"] == []
     stack: dict[str, Any] = answer["stack"]
     return stack
@@ -155,7 +155,7 @@ def test_another_branch_leaves_what_a_bare_node_would_get(bare: dict[str, Any]) 
     assert "libcuda1" in same["bound"]
 
 
-def test_the_other_flavour_takes_the_module_away(bare: dict[str, Any]) -> None:
+def test_the_other_flavour_removes_the_module(bare: dict[str, Any]) -> None:
     there = with_driver(bare, "580.95.05")
     stack = stack_of(there, flavour="proprietary")
     assert stack["driver"]["version"] == "580.95.05"
@@ -218,7 +218,7 @@ def test_ubuntus_names_for_nvidia_smi(bare: dict[str, Any], system: str, branch:
 
 
 @pytest.mark.parametrize("version", ["510.47.03-0ubuntu1", "510.47.03-0ubuntu4", "510.47.03-0ubuntu7"])
-def test_a_library_that_hwloc_brings_is_no_driver(bare: dict[str, Any], version: str) -> None:
+def test_a_library_that_hwloc_brings_is_not_a_driver(bare: dict[str, Any], version: str) -> None:
     library = package("libxnvctrl0", "510.47.03", **{**UBUNTU, "source": "nvidia-settings", "version": version})
     for more in ({}, {"published": "ubuntu"}):
         facts = {**bare, "packages": [{**library, **more}]}
@@ -226,13 +226,13 @@ def test_a_library_that_hwloc_brings_is_no_driver(bare: dict[str, Any], version:
         assert planned(facts, stack_of(facts))["going"] == []
 
 
-def test_companions_that_a_driver_left_are_no_driver(bare: dict[str, Any]) -> None:
+def test_companions_that_a_driver_left_are_not_a_driver(bare: dict[str, Any]) -> None:
     left = [package(name, "610.57.04") for name in ("libxnvctrl0", "nvidia-settings")]
     facts = {**bare, "packages": left}
     assert stack_of(facts)["driver"]["branch"] == stack_of(bare)["driver"]["branch"]
 
 
-def test_apts_lists_say_who_published_a_package(bare: dict[str, Any]) -> None:
+def test_apts_lists_contain_the_publisher_of_a_package(bare: dict[str, Any]) -> None:
     # Its revision looks like NVIDIA's, its maintainer is Ubuntu's.
     facts = {
         **bare,
@@ -274,7 +274,7 @@ def test_a_package_that_is_nowhere_is_refused_by_its_name(bare: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("output", "name"),
     [
         ("E: Failed to fetch http://m/InRelease  Could not connect to m:80", "repository-unreachable"),
         ("E: The repository 'http://m Release' is not signed.", "repository-unsigned"),
@@ -287,10 +287,10 @@ def test_a_package_that_is_nowhere_is_refused_by_its_name(bare: dict[str, Any]) 
         ("E: Unable to parse package file /etc/apt/preferences.d/x.pref (1)", "apt-refuses: apt cannot read a file"),
     ],
 )  # fmt: skip
-def test_what_apt_says_is_refused_by_its_own_name(bare: dict[str, Any], said: str, name: str) -> None:
-    (line,) = refused(bare, stack_of(bare), {"error": said})
+def test_messages_of_apt_become_named_refusals(bare: dict[str, Any], output: str, name: str) -> None:
+    (line,) = refused(bare, stack_of(bare), {"error": output})
     assert line.startswith(name)
-    assert said in line
+    assert output in line
 
 
 def test_holds_of_others_at_another_version_are_refused_and_our_own_are_not(bare: dict[str, Any]) -> None:
@@ -303,7 +303,7 @@ def test_holds_of_others_at_another_version_are_refused_and_our_own_are_not(bare
     assert refused(there, stack_of(there), {}) == []
 
 
-def test_a_transaction_that_would_take_others_away_is_refused(bare: dict[str, Any]) -> None:
+def test_a_transaction_that_would_remove_other_packages_is_refused(bare: dict[str, Any]) -> None:
     there = with_driver(bare, "580.95.05")
     stack = stack_of(there, version="595")
     going = ["libcuda1", "nvidia-kernel-open-dkms", "nvidia-container-toolkit", "a-users-tool"]
@@ -319,7 +319,7 @@ def test_two_versions_are_named_one_by_one(bare: dict[str, Any]) -> None:
     assert "nvidia-fabricmanager" in plan["missing"]
 
 
-def test_a_mixture_of_versions_without_a_wish_is_not_decided(bare: dict[str, Any]) -> None:
+def test_a_mixture_of_versions_without_a_request_is_not_decided(bare: dict[str, Any]) -> None:
     there = with_driver(bare, "580.95.05")
     there["packages"][1] = package("nvidia-kernel-open-dkms", "580.178.04")
     there["packages"].append(package("nvidia-kernel-dkms", "580.95.05"))
@@ -328,14 +328,14 @@ def test_a_mixture_of_versions_without_a_wish_is_not_decided(bare: dict[str, Any
     assert resolver.node_plan(there, {**WISHES, "version": "580.178.04"}, today=DAY)["problems"] == []
 
 
-def test_a_conflict_is_told_in_the_roles_words(bare: dict[str, Any]) -> None:
+def test_a_conflict_is_reported_in_the_roles_terms(bare: dict[str, Any]) -> None:
     (line,) = resolver.node_plan(bare, {**WISHES, "source": "debian"}, today=DAY)["problems"]
     assert line.startswith("no-stack: gpu H100 SXM5 80GB + source debian are in conflict: ")
     assert "nearest valid stacks: nvidia_driver_source: nvidia" in line
     assert "--" not in line
 
 
-def test_the_loaded_module_decides_what_is_said_of_a_reboot(bare: dict[str, Any]) -> None:
+def test_the_loaded_module_determines_the_reason_to_reboot(bare: dict[str, Any]) -> None:
     there = with_driver(bare, "580.178.04")
     there["loaded_driver"] = {"version": "580.95.05", "flavour": "open"}
     plan = planned(there, stack_of(there))
@@ -376,7 +376,7 @@ def test_ubuntus_modules_go_in_the_transaction_that_brings_another_source(bare: 
     assert planned(there, stack_of(bare), apt)["going"] == sorted(["libnvidia-compute-580-server", *modules])
 
 
-def test_what_was_held_for_a_driver_that_goes_is_let_go(bare: dict[str, Any]) -> None:
+def test_what_was_held_for_a_removed_driver_is_unheld(bare: dict[str, Any]) -> None:
     kernel, driver_package = "linux-image-generic", "libcuda1"
     there = with_driver(bare, "580.95.05", held=True)
     installed = {**apt_of(there)["installed"], kernel: "6.8.0-60.63", "bash": "5"}

@@ -1,4 +1,4 @@
-"""What the roles are told to do on a node with dnf: repository, streams, locks, refusals; from facts alone."""
+"""The plans of the roles on a node with dnf: repository, streams, locks, refusals; from facts only."""
 
 import importlib.util
 import sys
@@ -42,8 +42,8 @@ def rocky(version: str = "9.6", **changes: Any) -> dict[str, Any]:
     return found
 
 
-def stack_of(facts: dict[str, Any], version: str = "580.95.05", **wishes: Any) -> dict[str, Any]:
-    answer = resolver.node_plan(facts, {**WISHES, "version": version, **wishes}, today=DAY)
+def stack_of(facts: dict[str, Any], version: str = "580.95.05", **requests: Any) -> dict[str, Any]:
+    answer = resolver.node_plan(facts, {**WISHES, "version": version, **requests}, today=DAY)
     assert answer["problems"] == []
     found: dict[str, Any] = answer["stack"]
     return found
@@ -80,8 +80,10 @@ def offer(state: dict[str, Any] | None = None, source: str = "nvidia", **setting
 def test_what_keeps_dnf_from_working_is_named() -> None:
     assert dnf.dnf_problems(None) == []
     assert dnf.dnf_problems(DNF) == []
-    said = dnf.dnf_problems({**DNF, "error": "No module named 'dnf'", "twice": ["nvidia-driver-cuda"], "runfile": True})
-    assert [line.split(":")[0] for line in said] == ["no-dnf", "half-done", "runfile"]
+    output = dnf.dnf_problems(
+        {**DNF, "error": "No module named 'dnf'", "twice": ["nvidia-driver-cuda"], "runfile": True}
+    )
+    assert [line.split(":")[0] for line in output] == ["no-dnf", "half-done", "runfile"]
 
 
 # --- the repository
@@ -186,7 +188,7 @@ def test_a_node_that_has_all_is_settled() -> None:
         assert not dnf.dnf_plan(facts, {**state, **other}, stack_of(facts), SETTINGS)["settled"]
 
 
-def test_a_package_of_another_version_is_told() -> None:
+def test_a_package_of_another_version_is_reported() -> None:
     facts, state = with_driver(["nvidia-driver-cuda"])
     facts["packages"].append(rpm("libnvidia-ml", "580.178.04"))
     plan = dnf.dnf_plan(facts, state, stack_of(facts), SETTINGS)
@@ -199,9 +201,9 @@ def test_locks_and_packages_of_others_are_refused_until_the_switch() -> None:
     facts["packages"].append(rpm("nvidia-settings", "570.211.01", "RPM Fusion"))
     state["locks"] = ["nvidia-driver-cuda-3:570.211.01-1.el9.*", "bash-0:5.1-1.*"]
     matched = stack_of(facts, switch=True, source="nvidia")
-    said = dnf.dnf_refusals(facts, state, matched, SETTINGS, {})
-    assert [line.split(":")[0] for line in said] == ["other-source", "held-packages"]
-    assert "bash" not in "".join(said)
+    output = dnf.dnf_refusals(facts, state, matched, SETTINGS, {})
+    assert [line.split(":")[0] for line in output] == ["other-source", "held-packages"]
+    assert "bash" not in "".join(output)
     switched = {**SETTINGS, "switch": True}
     assert dnf.dnf_refusals(facts, state, matched, switched, {}) == []
     question = dnf.dnf_plan(facts, state, matched, switched)["question"]
@@ -230,15 +232,15 @@ def test_a_closure_that_lags_is_refused_with_what_there_is() -> None:
         "common": ["580.65.06"],
         "constraint": "580.95.05",
     }
-    said = dnf.dnf_refusals(facts, DNF, stack_of(facts), SETTINGS, answer)
-    assert said[0].startswith("closure-lags: 580.95.05")
-    assert "nvidia_driver_version: 580.65.06" in said[0]
+    output = dnf.dnf_refusals(facts, DNF, stack_of(facts), SETTINGS, answer)
+    assert output[0].startswith("closure-lags: 580.95.05")
+    assert "nvidia_driver_version: 580.65.06" in output[0]
     answer["lacking"]["nvidia-fabricmanager"] = []
     assert dnf.dnf_refusals(facts, DNF, stack_of(facts), SETTINGS, answer)[0].startswith("package-gone: nvidia-fabric")
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("output", "name"),
     [
         ("Failed to download metadata for repo 'x': Cannot download repomd.xml", "repository-unreachable"),
         ("not signed as required: Public key for x.rpm is not installed", "repository-unsigned"),
@@ -248,8 +250,8 @@ def test_a_closure_that_lags_is_refused_with_what_there_is() -> None:
         ("Certificate 9CD0A493D42D0685: Policy rejects: SHA1", "repository-key-sha1"),
     ],
 )
-def test_what_dnf_says_has_a_name(said: str, name: str) -> None:
-    assert dnf.dnf_error(said).startswith(f"{name}:")
+def test_messages_of_dnf_become_named_refusals(output: str, name: str) -> None:
+    assert dnf.dnf_error(output).startswith(f"{name}:")
 
 
 def test_all_of_the_closure_goes_and_the_stream_with_it() -> None:
@@ -277,7 +279,7 @@ def script(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_our_locks_are_told_from_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_locks_are_distinguished_from_foreign_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = script("dnf_state.py", monkeypatch)
     transaction = script("dnf_transaction.py", monkeypatch)
     mark = state.LOCK_MARK

@@ -28,11 +28,11 @@ def test_the_installed_driver_is_its_release(facts: dict[str, Any]) -> None:
     assert "-" not in version
 
 
-def test_no_driver_is_no_release(facts: dict[str, Any]) -> None:
+def test_no_driver_has_no_release(facts: dict[str, Any]) -> None:
     assert fabric.installed_driver({**facts, "packages": []}) == ""
 
 
-def test_switches_and_gpus_are_told_apart(facts: dict[str, Any]) -> None:
+def test_switches_and_gpus_are_distinguished(facts: dict[str, Any]) -> None:
     bus = [
         function("2330", "030200"),
         function("2330", "030200"),
@@ -45,7 +45,7 @@ def test_switches_and_gpus_are_told_apart(facts: dict[str, Any]) -> None:
     assert set(ids["known_switches"]) >= {"0x10de:0x1af1", "0x10de:0x22a3"}
 
 
-def test_a_board_whose_switches_do_not_show_has_none(facts: dict[str, Any]) -> None:
+def test_a_board_with_invisible_switches_has_none(facts: dict[str, Any]) -> None:
     ids = fabric.pci_ids({**facts, "pci": [function("2901", "030200")]})
     assert (ids["switches"], ids["gpus"]) == ([], ["0x10de:0x2901"])
 
@@ -70,6 +70,6 @@ def test_a_name_in_place_of_an_address_is_refused_with_its_host() -> None:
         fabric.imex_addresses(["gpu7"], {"gpu7": {"ansible_host": "gpu7.example"}})
 
 
-def test_what_is_no_node_is_refused() -> None:
+def test_what_is_not_a_node_is_refused() -> None:
     with pytest.raises(UsageError, match="not a NodeFacts document"):
         fabric.pci_ids({"pci": "none"})

@@ -143,7 +143,7 @@ def test_who_may_log_in(address: str, port: int, changes: dict[str, Any], allowe
     assert lets_in(policy(**changes), address, port) is allowed
 
 
-def test_the_controllers_own_address_must_be_let_in() -> None:
+def test_the_controllers_own_address_must_be_allowed() -> None:
     assert "10.1.2.3 at port 22" in wanted(bare(), ssh_networks=["192.0.2.0/24"]).refusals[0]
     assert wanted(bare(), ssh_networks=["192.0.2.0/24"], require_controller=False).refusals == ()
     unknown = bare().model_copy(update={"connection": None})

@@ -91,7 +91,7 @@ def reported(**settings: Any) -> dict[str, Any]:
         ({"ecc": True}, r"gpu_settings_rules\[1\].gpus: Field required"),
     ],
 )
-def test_a_malformed_rule_is_named_with_its_place(rule: dict[str, Any], where: str) -> None:
+def test_a_malformed_rule_is_reported_with_its_position(rule: dict[str, Any], where: str) -> None:
     with pytest.raises(UsageError, match=where):
         parsed_rules([{"gpus": "all", "ecc": True}, rule])
 
@@ -154,14 +154,14 @@ def test_a_node_that_has_it_all_is_settled() -> None:
     assert "gpu0: locked SM clock is unknown, not 1500 MHz" in manifest(rules, set_so).due_reasons
 
 
-def test_what_was_refused_is_told_and_not_tried_again() -> None:
+def test_what_was_refused_is_reported_and_not_tried_again() -> None:
     rules = [{"gpus": "all", "memory_clock_mhz": "max"}]
     found = manifest(rules, {}, documents=reported(memory_clock_mhz=([2619, 2619], "refused")))
     assert not about_gpus(found)
     assert found.notes == ("gpu0: locked memory clock 2619 MHz was refused: why",)
 
 
-def test_a_busy_gpu_is_left_alone_and_told() -> None:
+def test_a_busy_gpu_is_left_alone_and_reported() -> None:
     found = manifest([{"gpus": "all", "power_limit": 500}], {"processes": TRAINING}, {})
     assert about_gpus(found) == ["gpu1: power limit is 700 W, not 500 W"]
     assert found.notes == ("gpu0: power limit is not changed: a process computes on the GPU",)
@@ -206,7 +206,7 @@ def test_without_a_driver_everything_is_prepared_and_nothing_started() -> None:
     assert {unit.state for unit in found.units} == {None}
 
 
-def test_ubuntus_daemon_is_told_to_keep_gpus_initialised() -> None:
+def test_ubuntus_daemon_is_configured_to_keep_gpus_initialised() -> None:
     command = "/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode --verbose"
     unit = f"[Unit]\nDescription=NVIDIA\n[Service]\nType=forking\nExecStart={command}\n"
     found = manifest([{"gpus": "all", "accounting": True}], {}, contents={DAEMON_FILES[1]: unit})

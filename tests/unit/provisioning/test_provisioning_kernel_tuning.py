@@ -114,7 +114,7 @@ def test_processors_follow_the_profile(profile: str, expected: set[str]) -> None
     assert (unit is None) is (not expected)
 
 
-def test_a_governor_that_somebody_changed_is_set_again() -> None:
+def test_a_governor_that_was_changed_is_set_again() -> None:
     state = settled(metal(), planned(ROLE, metal()))
     document = state.model_dump()
     document["facts"]["cpu_frequency"]["governors"] = {"performance": 7, "powersave": 1}
@@ -290,11 +290,11 @@ def test_other_boot_loaders(program: str, texts: dict[str, str], argvs: list[lis
     ("texts", "files"),
     [
         ({}, {}),
-        # A kernel without an image is none that could be given to kernel-install.
+        # kernel-install cannot add a kernel without an image.
         (COMMAND_LINE, {kernel_boot.KERNEL_INSTALL: file("")}),
     ],
 )
-def test_without_a_known_boot_loader_the_words_are_named(texts: dict[str, str], files: dict[str, Any]) -> None:
+def test_without_a_known_boot_loader_the_arguments_are_reported(texts: dict[str, str], files: dict[str, Any]) -> None:
     plan = planned(ROLE, metal(texts, files={**NO_GRUB, **files}, kernels=KERNELS))
     assert plan.values["boot"] is None
     assert any("add iommu=pt by hand" in note for note in plan.notes)

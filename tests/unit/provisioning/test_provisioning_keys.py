@@ -1,4 +1,4 @@
-"""A repository's key against the publisher's fingerprints; gpg says what a key's fingerprint is."""
+"""A repository's key against the publisher's fingerprints; gpg computes a key's fingerprint."""
 
 import shutil
 import subprocess
@@ -35,7 +35,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]
 
 @needs_gpg
 @pytest.mark.parametrize("name", ["rsa", "ed"])
-def test_the_fingerprint_is_the_one_that_gpg_says(keys: dict[str, tuple[str, str]], name: str) -> None:
+def test_the_fingerprint_is_that_of_gpg(keys: dict[str, tuple[str, str]], name: str) -> None:
     fingerprint, text = keys[name]
     assert fingerprints_of(text) == [fingerprint]
     spaced = " ".join(fingerprint[start : start + 4] for start in range(0, 40, 4)).lower()
@@ -54,7 +54,7 @@ def test_another_key_is_refused_also_beside_the_publishers(keys: dict[str, tuple
 
 
 @pytest.mark.parametrize("text", ["", "<html>proxy</html>", "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n!!\n"])
-def test_what_is_no_key_is_refused(text: str) -> None:
+def test_what_is_not_a_key_is_refused(text: str) -> None:
     assert "no armored OpenPGP key" in key_problem(text, URL, ["0" * 40])
     assert "no armored OpenPGP key" in key_problem(text, "/etc/site.asc")
 

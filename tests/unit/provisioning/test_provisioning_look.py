@@ -1,4 +1,4 @@
-"""From a node's answer to its state: parsed and bounded, whatever the node says."""
+"""From a node's answer to its state: parsed and bounded, whatever the node answers."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ def test_a_whole_answer_becomes_a_state_that_is_read_back_unchanged() -> None:
         (answer(apt={"error": "apt-config did not end"}), "apt-refuses: apt could not be queried"),
     ],
 )
-def test_what_is_no_state_is_one_line_that_names_the_node(text: str, words: str) -> None:
+def test_an_invalid_state_is_one_line_that_names_the_node(text: str, words: str) -> None:
     with pytest.raises(UsageError) as found:
         look.parsed(text, "what gpu1 answered")
     assert words in str(found.value)

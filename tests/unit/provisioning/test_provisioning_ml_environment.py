@@ -45,7 +45,7 @@ def lines(text: str | None) -> list[str]:
     return [line for line in str(text).splitlines() if not line.startswith("#")]
 
 
-def test_a_cloud_node_is_told_its_interface_and_its_sockets() -> None:
+def test_a_cloud_node_gets_its_interface_and_its_sockets() -> None:
     plan = planned(ROLE, host())
     assert lines(contents(plan)[NCCL]) == [
         "NCCL_SOCKET_IFNAME==eth0",

@@ -48,13 +48,13 @@ def test_a_bus_that_was_not_seen_is_undetermined(facts: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "lock", "words"),
+    ("requests", "lock", "words"),
     [
         ({"driver": "9999"}, None, "9999"),
         ({"drivr": "580"}, None, "drivr"),
         ({}, {"schema": "gpunode.stack/1"}, "not a valid stack"),
     ],
 )
-def test_what_is_wrong_is_named(facts: dict[str, Any], wishes: Any, lock: Any, words: str) -> None:
+def test_what_is_wrong_is_named(facts: dict[str, Any], requests: Any, lock: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        resolver.stack(facts, wishes, lock, today=DAY)
+        resolver.stack(facts, requests, lock, today=DAY)

@@ -149,7 +149,7 @@ def test_what_is_not_held_is_held_and_what_is_missing_is_asked_for(bare: dict[st
     assert "driver" in planned("nvidia_driver", state(short)).questions
 
 
-def test_an_image_that_is_older_than_the_word_on_nouveau_is_rebuilt(bare: dict[str, Any]) -> None:
+def test_an_image_older_than_the_nouveau_blacklist_is_rebuilt(bare: dict[str, Any]) -> None:
     facts = driven(bare)
     more = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, "initramfs-tools"], "1")}
     there = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 50.0}}
@@ -294,7 +294,7 @@ def built(kernel: str = EL, version: str = "580.95.05") -> dict[str, Any]:
     return {**row, "vermagic": kernel, "signed": False}
 
 
-def test_dnf_says_nothing_of_a_module_that_was_not_built(bare: dict[str, Any]) -> None:
+def test_dnf_does_not_report_a_module_that_was_not_built(bare: dict[str, Any]) -> None:
     found = planned("nvidia_driver", rpm_node(bare), {"nvidia_driver": GOES})
     assert found.questions == {}, "the packages are all there"
     argv = ["dkms", "install", "--force", "-m", "nvidia-open", "-v", "580.95.05", "-k", EL]
@@ -315,7 +315,7 @@ def test_a_module_that_dnf_brought_is_loaded_at_once(bare: dict[str, Any]) -> No
     assert found.reboot_reasons == ("nouveau is loaded and keeps NVIDIA's module off the GPU",)
 
 
-def test_headers_left_by_a_removed_kernel_are_built_for_by_nobody(bare: dict[str, Any]) -> None:
+def test_nothing_is_built_for_headers_left_by_a_removed_kernel(bare: dict[str, Any]) -> None:
     left = kernel_of_rpm(OLD_EL, running=False, newest=False, image=False)
     state_ = rpm_node(bare, kernels=[left, kernel_of_rpm(EL)], module_files=[built()])
     assert planned("nvidia_driver", state_, {"nvidia_driver": GOES}).values["builds"] == []

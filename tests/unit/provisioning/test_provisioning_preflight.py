@@ -174,7 +174,7 @@ def test_what_only_matters_for_an_installation_does_not_stop_a_removal(
     ],
     ids=["allowed", "to be staged", "staged", "enrolled"],
 )
-def test_secure_boot_is_no_obstacle_where_the_module_will_load(
+def test_secure_boot_is_accepted_if_the_module_will_load(
     facts: dict[str, Any], driver: dict[str, Any], settings: dict[str, Any], key: dict[str, Any] | None
 ) -> None:
     facts["secure_boot"] = True
@@ -234,7 +234,9 @@ def test_the_drivers_preview_counts_with_the_repository_as_it_will_be(
     assert (done.questions, done.refusals) == ({}, ())
 
 
-def test_a_typing_error_is_named_with_its_place(facts: dict[str, Any], driver: dict[str, Any], tmp_path: Path) -> None:
+def test_a_typing_error_is_reported_with_its_position(
+    facts: dict[str, Any], driver: dict[str, Any], tmp_path: Path
+) -> None:
     inventory = tmp_path / "hosts.yml"
     inventory.write_text("all:\n  vars:\n    nvidia_driver_flavor: open\n", encoding="utf-8")
     known = ("nvidia_driver_flavor", "nvidia_driver_state", "gpunode_reboot_required", "ansible_user", "docker_users")

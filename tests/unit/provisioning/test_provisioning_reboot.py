@@ -26,7 +26,7 @@ def test_a_node_with_reasons_is_rebooted_and_all_are_named_once() -> None:
     assert manifest.values == {"reasons": "a; b"}
 
 
-def test_without_a_reason_nothing_is_said() -> None:
+def test_without_a_reason_nothing_is_reported() -> None:
     assert decided(reboot_reasons=()) == Manifest(role="reboot")
 
 
@@ -56,7 +56,7 @@ def test_a_busy_node_is_rebooted_where_that_is_allowed() -> None:
     assert decided(node(texts=THERE, facts=BUSY), {"gpunode_allow_busy": True}).due
 
 
-def test_machines_made_from_one_image_are_told_apart_by_their_boot() -> None:
+def test_machines_made_from_one_image_are_distinguished_by_their_boot() -> None:
     assert decided(machine_id="other-machine").due
 
 

@@ -103,7 +103,7 @@ def test_a_key_that_nothing_vouches_for_is_not_taken(tmp_path: Path) -> None:
     assert offer(machine="aarch64", url=mirror, key=str(file), **resolute)["problems"] == []
 
 
-def test_another_source_takes_it_away_unless_it_is_wished() -> None:
+def test_another_source_removes_it_unless_it_is_requested() -> None:
     found = offer(source="debian")
     assert not found["wanted"]
     assert set(found["files"].values()) == {""}

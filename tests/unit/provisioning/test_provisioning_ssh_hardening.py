@@ -188,7 +188,7 @@ def test_an_admin_user_needs_a_key_that_is_accepted(part: str) -> None:
     assert [one for one in plan(ssh, answers=answers, admin_users=["operator"]).refusals if "operator" in one]
 
 
-def test_what_sshd_refuses_is_refused_with_its_words() -> None:
+def test_what_sshd_refuses_is_refused_with_its_message() -> None:
     ssh = recorded(weak_moduli=0)
     refusals = plan(ssh, answers={"login": {"error": "line 3: Bad SSH2 cipher spec 'x'."}}).refusals
     assert "Bad SSH2 cipher spec" in refusals[0]
@@ -250,7 +250,7 @@ def test_weak_host_keys_are_retired_when_the_good_ones_were_published_long_enoug
     assert "ecdsa-sha2-nistp256" not in setting(retired, "HostKeyAlgorithms")[0].split(",")
 
 
-def test_a_daemon_is_started_anew_and_never_reloaded() -> None:
+def test_a_daemon_is_restarted_and_never_reloaded() -> None:
     """One that a socket started, which was stopped since, ends at a reload: seen with OpenSSH 10.0 of Debian 13."""
     for state in ("present", "absent"):
         commands = plan(recorded(), state=state).values["activate"]

@@ -191,7 +191,7 @@ def test_a_container_has_no_automounts() -> None:
         {"trim": {"enabled": "x\ny", "active": ""}},
     ],
 )
-def test_an_answer_that_is_none_is_named(damage: dict[str, Any]) -> None:
+def test_an_invalid_answer_is_reported(damage: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="the answer about disks is malformed"):
         made(state(), answer(**damage), mounts=[NFS])
     silent = {key: value for key, value in answer().items() if key != "paths"}
@@ -203,7 +203,7 @@ def test_hooks_are_due_in_every_run() -> None:
     assert "hooks are run each time" in made(state(), mounts=[NFS], hooks=["lustre.yml"]).due_reasons
 
 
-def test_a_client_that_nobody_offers_is_named_before_anything_is_changed() -> None:
+def test_an_unavailable_client_is_reported_before_any_change() -> None:
     ceph = {"path": "/data", "type": "cephfs", "source": "mon:/set"}
     assert made(state(), mounts=[ceph]).refusals == ("package: no configured repository has ceph-common",)
 
@@ -250,7 +250,7 @@ def removal(node: NodeState, seen: dict[str, Any] | None = None, **settings: Any
     return planned("storage", node, {"storage": {"state": "absent", **settings}}, **answers)
 
 
-def test_removal_restores_the_table_and_keeps_data_that_nobody_gave_up() -> None:
+def test_removal_restores_the_table_and_keeps_unconfirmed_data() -> None:
     first = made(state(), scratch_disks=DISKS, mounts=[NFS])
     contents = {path: text_of(first, path) for path in (RECORD, BEFORE)}
     node = state(text_of(first, FSTAB), ("xfsprogs", "mdadm", "nfs-common"), {**contents, PACKAGES: "mdadm\n"})
@@ -282,7 +282,7 @@ def test_removal_of_nothing_is_nothing() -> None:
     assert (found.due, found.questions) == (False, {})
 
 
-def test_a_damaged_record_is_no_record() -> None:
+def test_a_damaged_record_is_ignored() -> None:
     for text in ("{", "[]", '{"disks": {"disks": ["*"], "filesystem": "x"}}', '{"disks": {"disks": "a"}}'):
         assert made(state(contents={RECORD: text}), mounts=[NFS]).refusals == ()
 

@@ -106,7 +106,7 @@ def test_upgrades_are_on_or_off_and_never_reboot() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["slurm-(", "", 'a"; };', "a\nb"])
-def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
+def test_an_invalid_pattern_is_refused(pattern: str) -> None:
     assert "is not a regular expression" in wanted(exclude=[pattern]).refusals[0]
     assert wanted(exclude=["slurm-"]).refusals == ()
 
@@ -154,7 +154,7 @@ emit_via = stdio
 """
 
 
-def test_dnfs_file_changes_in_single_settings_and_is_given_back() -> None:
+def test_dnfs_file_changes_in_single_settings_and_is_restored() -> None:
     text, memory, problem = automatic_text(CONF, None, automatic=True, kernel=True, engine=True)
     assert problem is None
     assert text is not None

@@ -154,7 +154,7 @@ class World:
             (self.folder / "admin" / name).mkdir(exist_ok=True)
 
     def carry_out(self, answer: dict[str, Any]) -> None:
-        """What apt said becomes true."""
+        """Apply the changes that apt simulated."""
         for name in answer["remove"]:
             self.installed.pop(name.partition(":")[0])
         self.installed |= {row["name"]: row["version"] for row in answer["install"]}

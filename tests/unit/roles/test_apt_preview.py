@@ -31,9 +31,9 @@ def test_the_newest_release_that_all_have_is_taken() -> None:
 
 def test_what_lacks_the_release_is_named_with_what_it_has() -> None:
     there = {"driver": ["595.1-1", "580.2-1", "580.1-1"], "manager": ["595.1-1", "580.1-1"]}
-    release, said = preview.settle(question("driver", "manager", constraint="580.2"), there)
+    release, output = preview.settle(question("driver", "manager", constraint="580.2"), there)
     assert release is None
-    assert said == {
+    assert output == {
         "lacking": {"manager": ["595.1", "580.1"]},
         "common": ["595.1", "580.1"],
         "constraint": "580.2",
@@ -67,9 +67,7 @@ def test_a_status_without_the_driver_has_everything_else() -> None:
     assert preview.without(["libcuda1"], status) == "Package: a\nStatus: install ok installed\n\nPackage: b\n"
 
 
-def test_files_and_keys_of_the_question_take_the_place_of_the_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_and_keys_of_the_question_replace_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     apt, folder = tmp_path / "apt", tmp_path / "private"
     for name in ("sources.list.d", "preferences.d"):
         (apt / name).mkdir(parents=True)
@@ -89,7 +87,9 @@ def test_files_and_keys_of_the_question_take_the_place_of_the_nodes(
     assert (folder / "apt.conf").read_text().endswith('Acquire::http::Proxy::m "http://p";')
 
 
-def test_a_file_that_apt_cannot_read_is_told_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_apt_cannot_read_is_reported_with_its_real_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool = tmp_path / "apt-get"
     tool.write_text('#!/bin/sh\necho "E: Unable to parse ${2%/apt.conf}/preferences.d/x.pref (1)" >&2\nexit 100\n')
     tool.chmod(0o755)

@@ -60,7 +60,7 @@ def test_the_text_is_for_old_interpreters_too(name: str) -> None:
     ],
     ids=["a signature", "dependencies", "dpkg", "sqv", "words of no kind", "no words"],
 )
-def test_of_what_apt_says_the_reason_is_told(script: ModuleType, output: str, errors: str, words: str) -> None:
+def test_the_reason_in_apts_output_is_reported(script: ModuleType, output: str, errors: str, words: str) -> None:
     tool = ["sh", "-c", 'printf %s "$1"; printf %s "$2" >&2; exit 100', "sh", output, errors]
     with pytest.raises(script.AptError) as raised:
         script.output_of(tool, 10)
@@ -116,7 +116,7 @@ def test_a_damaged_file_of_ours_is_left_out_and_a_good_one_obeyed(
 
 
 @needs_apt
-def test_the_other_files_of_the_node_say_nothing_of_ours(script: ModuleType, tmp_path: Path) -> None:
+def test_the_other_files_of_the_node_do_not_affect_the_judgement_of_ours(script: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "apt" / "apt.conf.d" / "52gpunode-docker").write_text("damaged\n")
     (tmp_path / "apt" / "preferences.d" / "a.pref").write_text("damaged\n")
     (tmp_path / "apt" / "preferences.d" / "gpunode-cuda.pref").write_text(GOOD)
@@ -169,7 +169,7 @@ def test_a_password_for_a_proxy_is_for_root_alone_and_reaches_those_that_fetch(
     assert ("http://repo.invalid/x/./Packages", "u:proxypw") in seen
 
 
-def test_an_apt_that_does_not_answer_says_nothing_of_the_file(
+def test_an_apt_that_does_not_answer_proves_nothing_about_the_file(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "apt-cache"
@@ -183,7 +183,7 @@ def test_an_apt_that_does_not_answer_says_nothing_of_the_file(
 
 
 @needs_apt
-@pytest.mark.parametrize("parts", [{}, {"simulate": True, "state": "absent"}], ids=["done", "told"])
+@pytest.mark.parametrize("parts", [{}, {"simulate": True, "state": "absent"}], ids=["done", "simulated"])
 @pytest.mark.parametrize("damaged", [True, False])
 def test_a_transaction_too_passes_over_what_another_role_will_mend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool, parts: dict[str, object]
@@ -199,8 +199,8 @@ def test_a_transaction_too_passes_over_what_another_role_will_mend(
         assert ("APT_CONFIG" in script.ENVIRONMENT) == damaged, "a sound node's apt is left as it is"
         if damaged:
             words = ["-o", "Dir::State::status=/dev/null", "-o", "Dir::Cache::pkgcache=", "-o"]
-            said = script.output_of(["apt-cache", *words, "Dir::Cache::srcpkgcache=", "policy"], 60)
-            assert "Pinned packages:" in said
+            reply = script.output_of(["apt-cache", *words, "Dir::Cache::srcpkgcache=", "policy"], 60)
+            assert "Pinned packages:" in reply
             folder = Path(script.ENVIRONMENT["APT_CONFIG"]).parent
             assert [path.name for path in (folder / "preferences.d").iterdir()] == ["gpunode-cuda.pref"]
     assert "APT_CONFIG" not in script.ENVIRONMENT

@@ -34,7 +34,7 @@ def test_holds_of_our_own_are_read_from_the_list(tmp_path: Path, monkeypatch: py
     assert state.own_holds() == ["libcuda1", "nvidia-firmware-580.95"]
 
 
-def test_who_holds_the_package_lock_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_holder_of_the_package_lock_is_reported_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = tmp_path / "lock"
     monkeypatch.setattr(state, "LOCKS", (str(lock), str(tmp_path / "absent")))
     assert state.lock_holder() is None
@@ -92,11 +92,11 @@ def start(tmp_path: Path, apt_config: str) -> "subprocess.Popen[str]":
 
 
 @needs_apt
-def test_an_apt_that_cannot_be_asked_is_told_in_one_line(tmp_path: Path) -> None:
+def test_an_apt_that_cannot_run_is_reported_in_one_line(tmp_path: Path) -> None:
     process = start(tmp_path, "echo apt-config: symbol lookup >&2; echo error >&2; exit 127")
-    said, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-    assert json.loads(said) == {"error": "apt-config: symbol lookup; error"}
+    assert json.loads(output) == {"error": "apt-config: symbol lookup; error"}
     assert not list((tmp_path / "tmp").iterdir())
 
 

@@ -26,13 +26,13 @@ def script() -> ModuleType:
 
 
 class Machine:
-    """Answers commands; ``simulation`` is what apt-get says it would do."""
+    """Answers commands; ``simulation`` is the output of a simulated apt-get."""
 
     def __init__(self, simulation: str = "", madison: str = "", autoremove: str = "") -> None:
         self.simulation, self.madison, self.autoremove = simulation, madison, autoremove
         self.ran: list[list[str]] = []
         self.refused: list[str] = []
-        """What apt-get update says of sources."""
+        """The messages of apt-get update about sources."""
         self.targets, self.no_download = "", False
         self.error: type[Exception] = RuntimeError
 
@@ -84,8 +84,8 @@ def asked(script: ModuleType, machine: Machine, **parts: Any) -> dict[str, Any]:
     script.output_of = machine.output_of  # type: ignore[attr-defined]
     script.carried_out = machine.output_of  # type: ignore[attr-defined]
     script.captured = lambda argv, *_: (0, machine.output_of(argv), "".join(machine.refused))  # type: ignore[attr-defined]
-    said: dict[str, Any] = script.answer(question(**parts))
-    return said
+    output: dict[str, Any] = script.answer(question(**parts))
+    return output
 
 
 @pytest.fixture(autouse=True)
@@ -96,17 +96,17 @@ def no_policy(script: ModuleType, tmp_path: Path) -> None:
 
 def test_what_fits_is_left_alone_and_apt_is_not_asked(script: ModuleType) -> None:
     machine = Machine(simulation="Inst libnccl2 [2.27.3-1+cuda12.9] (2.30.7-1+cuda12.9 NVIDIA [amd64])")
-    said = asked(script, machine, install=["libnccl2=2.27.3-*+cuda12.9", "libc6"])
-    assert (said["install"], said["remove"], machine.ran) == ({}, [], [])
+    output = asked(script, machine, install=["libnccl2=2.27.3-*+cuda12.9", "libc6"])
+    assert (output["install"], output["remove"], machine.ran) == ({}, [], [])
 
 
 def test_a_missing_package_comes_with_what_it_needs_and_is_held(script: ModuleType, tmp_path: Path) -> None:
     lines = "Inst libnccl-dev (2.27.3-1+cuda12.9 NVIDIA [amd64])\nInst zlib1g (1.2 Debian [amd64])\nConf zlib1g (1.2)"
     machine = Machine(lines, "libnccl-dev | 2.27.3-1+cuda12.9 | http://vendor")
     memory = tmp_path / "state" / "packages-before"
-    said = asked(script, machine, install=["libnccl-dev=2.27.3-*"], hold=["libnccl*"], memory=str(memory))
-    assert said["install"] == {"libnccl-dev": "2.27.3-1+cuda12.9", "zlib1g": "1.2"}
-    assert said["hold"] == ["libnccl-dev", "libnccl2"]
+    output = asked(script, machine, install=["libnccl-dev=2.27.3-*"], hold=["libnccl*"], memory=str(memory))
+    assert output["install"] == {"libnccl-dev": "2.27.3-1+cuda12.9", "zlib1g": "1.2"}
+    assert output["hold"] == ["libnccl-dev", "libnccl2"]
     assert machine.changes[-1] == ["apt-mark", "hold", "libnccl2"]  # of those that are there by then
     assert "half" in memory.read_text(encoding="utf-8").split()
     assert "gone" not in memory.read_text(encoding="utf-8").split()
@@ -120,8 +120,8 @@ def test_a_half_configured_package_is_not_there(script: ModuleType) -> None:
 def test_what_a_run_that_was_cut_short_left_is_finished_first(script: ModuleType) -> None:
     script.JOURNAL.write_text("half\n")
     machine = Machine()
-    said = asked(script, machine)
-    assert said["finished"] == ["half"]
+    output = asked(script, machine)
+    assert output["finished"] == ["half"]
     assert machine.changes == [["dpkg", "--configure", "--pending", "--force-confdef", "--force-confold"]]
     assert not script.JOURNAL.exists()
     assert asked(script, Machine())["finished"] == []
@@ -144,27 +144,27 @@ def test_a_transaction_that_breaks_off_leaves_its_journal(script: ModuleType) ->
     script.output_of = machine.output_of  # type: ignore[attr-defined]
     script.captured = lambda argv, *_: (0, machine.output_of(argv), "")  # type: ignore[attr-defined]
     script.carried_out = broken  # type: ignore[attr-defined]
-    said = script.answered(question(install=["libnccl-dev"]))
-    assert "interrupted" in said["error"]
+    output = script.answered(question(install=["libnccl-dev"]))
+    assert "interrupted" in output["error"]
     assert script.JOURNAL.read_text() == "libnccl-dev\n"
     assert not script.POLICY.exists()
 
 
-def test_a_hold_is_released_and_told(script: ModuleType) -> None:
+def test_a_hold_is_released_and_reported(script: ModuleType) -> None:
     machine = Machine()
-    said = asked(script, machine, unhold=["libcuda1", "libc6"])
-    assert said["unhold"] == ["libcuda1"]
+    output = asked(script, machine, unhold=["libcuda1", "libc6"])
+    assert output["unhold"] == ["libcuda1"]
     assert machine.changes == [["apt-mark", "unhold", "libcuda1"]]
 
 
-def test_check_mode_tells_the_same_and_does_nothing(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_mode_reports_the_same_and_does_nothing(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "lay_over", lambda *_: None)
     lines = "Inst libnccl-dev (2.27.3-1+cuda12.9 NVIDIA [amd64])"
     parts = {"install": ["libnccl-dev"], "hold": ["libnccl-dev"]}
     real = asked(script, Machine(lines, "libnccl-dev | 2.27.3-1+cuda12.9 | x"), **parts)
     machine = Machine(lines, "libnccl-dev | 2.27.3-1+cuda12.9 | x")
-    told = asked(script, machine, simulate=True, **parts)
-    assert {**told, "done": True} == real
+    reported = asked(script, machine, simulate=True, **parts)
+    assert {**reported, "done": True} == real
     assert machine.changes == []
 
 
@@ -198,8 +198,8 @@ def test_what_is_not_offered_is_refused_with_what_is(script: ModuleType) -> None
 
 def test_an_older_one_goes_in_the_same_transaction(script: ModuleType) -> None:
     machine = Machine("Remv libnccl2 [2.27.3]\nInst wanted (1-1 x [amd64])", "wanted | 1-1 | x")
-    said = asked(script, machine, install=["wanted"], purge=["libnccl2"])
-    assert said["remove"] == ["libnccl2"]
+    output = asked(script, machine, install=["wanted"], purge=["libnccl2"])
+    assert output["remove"] == ["libnccl2"]
     assert machine.changes[0][-4:] == ["--purge", "install", "wanted", "libnccl2-"]
 
 
@@ -209,15 +209,15 @@ def test_what_came_along_goes_and_what_was_there_stays(script: ModuleType, tmp_p
     gone = "Purg libnccl2 [2.27.3]\nPurg libcuda1 [580.95.05-1]"
     machine = Machine(gone, autoremove=f"{gone}\nRemv half [1.0-1]")
     parts = {"state": "absent", "memory": str(memory), "purge_new": ["libnccl*", "libc*"]}
-    said = asked(script, machine, **parts)
-    assert said["remove"] == ["libcuda1", "libnccl2"]
+    output = asked(script, machine, **parts)
+    assert output["remove"] == ["libcuda1", "libnccl2"]
     assert machine.changes[0][-4:] == ["--purge", "remove", "libcuda1", "libnccl2"]
 
 
 def test_configuration_that_a_cut_off_transaction_left_is_purged(script: ModuleType) -> None:
     machine = Machine("Purg gone [1.0-1]\nPurg libnccl2 [2.27.3]")
-    said = asked(script, machine, state="absent", purge=["libnccl2", "gone"])
-    assert said["remove"] == ["gone", "libnccl2"]
+    output = asked(script, machine, state="absent", purge=["libnccl2", "gone"])
+    assert output["remove"] == ["gone", "libnccl2"]
     assert machine.changes[0][-4:] == ["--purge", "remove", "gone", "libnccl2"]
 
 
@@ -227,7 +227,7 @@ def test_without_a_memory_only_what_is_named_for_sure_goes(script: ModuleType) -
     assert asked(script, machine, state="absent", purge=["libnccl2"])["remove"] == ["libnccl2"]
 
 
-def test_services_are_held_back_and_let_go_again(script: ModuleType) -> None:
+def test_services_are_held_back_and_released_again(script: ModuleType) -> None:
     with script.services_left_alone():
         assert script.POLICY.read_text(encoding="ascii") == script.POLICY_TEXT
     assert not script.POLICY.exists()
@@ -249,10 +249,10 @@ def test_locks_that_apt_does_not_wait_for_are_waited_for(script: ModuleType, mon
     answers = [script.AptError(held), script.AptError(held), "done"]
 
     def act() -> Any:
-        said = answers.pop(0)
-        if isinstance(said, Exception):
-            raise said
-        return said
+        output = answers.pop(0)
+        if isinstance(output, Exception):
+            raise output
+        return output
 
     monkeypatch.setattr(script.time, "sleep", lambda _: None)
     assert script.patient(act, 60) == "done"
@@ -317,13 +317,13 @@ def test_dkms_of_nvidia_goes_back_to_the_distributions_with_the_driver(script: M
     try:
         machine = Machine(lines, madison)
         machine.targets = "http://vendor/cuda/|NVIDIA CUDA\nhttp://archive.example/ubuntu/|Ubuntu\n"
-        said = asked(script, machine, **parts)
-        assert (said["install"], said["remove"]) == ({"dkms": "3.0.11-1ubuntu13"}, ["libcuda1"])
+        output = asked(script, machine, **parts)
+        assert (output["install"], output["remove"]) == ({"dkms": "3.0.11-1ubuntu13"}, ["libcuda1"])
         assert machine.changes[0][-4:] == ["--purge", "install", "dkms=3.0.11-1ubuntu13", "libcuda1-"]
         machine.ran.clear()
         machine.no_download = True
-        said = asked(script, machine, **parts)
-        assert (said["install"], said["remove"]) == ({}, ["libcuda1"])
+        output = asked(script, machine, **parts)
+        assert (output["install"], output["remove"]) == ({}, ["libcuda1"])
         assert machine.changes[0][-3:] == ["--purge", "remove", "libcuda1"]
         DATABASE["dkms"] = "3.0.11-1ubuntu13 installed install"
         assert asked(script, Machine("Purg libcuda1 [580.95.05-1]", madison), **parts)["install"] == {}
@@ -352,10 +352,12 @@ def test_dkms_that_came_with_the_driver_goes_with_it(
     memory.write_text("".join(f"{name}\n" for name in before.split()), encoding="utf-8")
     DATABASE["dkms"] = "1:3.4.1-1ubuntu1 installed install"
     try:
-        said = asked(script, Apt(), state="absent", purge=["libcuda1"], restore=["dkms", "dh-dkms"], memory=str(memory))
+        output = asked(
+            script, Apt(), state="absent", purge=["libcuda1"], restore=["dkms", "dh-dkms"], memory=str(memory)
+        )
     finally:
         del DATABASE["dkms"]
-    assert said["remove"] == (["dkms", "libcuda1"] if goes else ["libcuda1"])
+    assert output["remove"] == (["dkms", "libcuda1"] if goes else ["libcuda1"])
 
 
 def test_rdma_core_of_doca_goes_back_to_the_distributions(script: ModuleType) -> None:
@@ -368,13 +370,13 @@ def test_rdma_core_of_doca_goes_back_to_the_distributions(script: ModuleType) ->
     try:
         machine = Machine(lines, madison)
         machine.targets = "http://vendor/doca/|DOCA-HOST 3.2.1\nhttp://archive.example/debian/|Debian\n"
-        said = asked(script, machine, state="absent", purge=["libcuda1"], restore=["rdma-core", "ibacm"])
+        output = asked(script, machine, state="absent", purge=["libcuda1"], restore=["rdma-core", "ibacm"])
     finally:
         del DATABASE["rdma-core"]
-    assert said["install"] == {"rdma-core": "44.0-2"}
+    assert output["install"] == {"rdma-core": "44.0-2"}
 
 
-def test_dpkg_is_never_killed_and_says_where_it_still_runs(script: ModuleType, tmp_path: Path) -> None:
+def test_dpkg_is_never_killed_and_its_process_is_reported(script: ModuleType, tmp_path: Path) -> None:
     done = tmp_path / "done"
     with pytest.raises(script.StillRunningError, match="is still running"), script.services_left_alone():
         script.carried_out(["sh", "-c", f"sleep 2; echo out; echo err >&2; touch {done}"], 0.2)
@@ -387,7 +389,7 @@ def test_dpkg_is_never_killed_and_says_where_it_still_runs(script: ModuleType, t
         script.carried_out(["sh", "-c", "echo 'E: broken' >&2; exit 100"], 20)
 
 
-def test_what_a_killed_run_left_is_taken_away_by_the_next_unless_dpkg_is_at_work(
+def test_remains_of_a_killed_run_are_removed_by_the_next_unless_dpkg_is_running(
     script: ModuleType, tmp_path: Path
 ) -> None:
     script.DPKG_LOCK = tmp_path / "lock"  # type: ignore[attr-defined]
@@ -433,9 +435,9 @@ def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_change
     machine.madison = "libnccl2 | 2.30.7-1+cuda12.9 | http://x\n"
     wanted = {"purge": ["libnccl2"]} if state == "absent" else {"install": ["libnccl2=2.30.7-*"]}
     memory = tmp_path / "memory"
-    said = asked(script, machine, state=state, memory=str(memory), gpu_users=lambda: ["python3 (pid 9)"], **wanted)
-    assert said["error"].startswith("busy: GPUs are in use by python3 (pid 9)")
-    assert not said["done"]
+    output = asked(script, machine, state=state, memory=str(memory), gpu_users=lambda: ["python3 (pid 9)"], **wanted)
+    assert output["error"].startswith("busy: GPUs are in use by python3 (pid 9)")
+    assert not output["done"]
     assert machine.changes == []
     assert not memory.exists()
     assert "error" not in asked(script, machine, state=state, gpu_users=list, **wanted)

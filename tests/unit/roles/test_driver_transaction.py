@@ -87,11 +87,11 @@ class Node:
         ]
         return {**self.facts, "packages": rows}
 
-    def ask(self, **wishes: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def ask(self, **requests: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """(facts, stack, what apt said)."""
         self.world.write_status()
         facts = self.seen()
-        answer = node_plan(facts, {**WISHES, **wishes}, today=DAY)
+        answer = node_plan(facts, {**WISHES, **requests}, today=DAY)
         assert answer["problems"] == []
         stack = answer["stack"]
         question = driver_question(facts, self.apt_state(), stack, self.settings(stack))
@@ -151,9 +151,9 @@ MATRIX = [
 @pytest.mark.parametrize(("system", "branch", "gpus"), MATRIX)
 def test_a_bare_node_gets_the_whole_closure_at_one_release(node_of: Any, system: str, branch: str, gpus: str) -> None:
     node = node_of(system, gpus)
-    facts, stack, said = node.ask(version=branch)
-    assert driver_refusals(facts, node.apt_state(), stack, {**node.settings(stack), "switch": False}, said) == []
-    node.world.carry_out(said)
+    facts, stack, output = node.ask(version=branch)
+    assert driver_refusals(facts, node.apt_state(), stack, {**node.settings(stack), "switch": False}, output) == []
+    node.world.carry_out(output)
     releases = [release for release in RELEASES[system] if release.startswith(branch)]
     assert set(node.closure().values()) == {releases[-1]}
     smi = (
@@ -167,24 +167,24 @@ def test_a_bare_node_gets_the_whole_closure_at_one_release(node_of: Any, system:
     assert ("nvidia-fabricmanager" in node.closure()) == (gpus == "H100")
     old = system in ("ubuntu2204", "ubuntu2404", "debian12")
     assert node.world.installed["dkms"].startswith("1:") == old
-    again = driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), said)
+    again = driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), output)
     assert (again["missing"], again["going"], again["wrong_versions"]) == ([], [], [])
 
 
 def test_where_nothing_was_installed_dkms_comes_in_a_version_that_is_new_enough(node_of: Any) -> None:
     node = node_of("ubuntu2404", dkms=None)
-    _, _, said = node.ask(version="595")
-    assert {row["name"]: row["version"] for row in said["install"]}["dkms"] == "1:3.4.1-1ubuntu1"
+    _, _, output = node.ask(version="595")
+    assert {row["name"]: row["version"] for row in output["install"]}["dkms"] == "1:3.4.1-1ubuntu1"
 
 
 @pytest.mark.parametrize("way", [("570", "580", "595", "610"), ("610", "595", "580", "570")], ids=["up", "down"])
 def test_every_branch_follows_every_other_in_one_transaction(node_of: Any, way: tuple[str, ...]) -> None:
     node = node_of("ubuntu2404")
     for branch in way:
-        facts, stack, said = node.ask(version={"570": "570.172.08"}.get(branch, branch))
+        facts, stack, output = node.ask(version={"570": "570.172.08"}.get(branch, branch))
         settings = {**node.settings(stack), "switch": False}
-        assert driver_refusals(facts, node.apt_state(), stack, settings, said) == []
-        node.world.carry_out(said)
+        assert driver_refusals(facts, node.apt_state(), stack, settings, output) == []
+        node.world.carry_out(output)
         assert {release.split(".")[0] for release in node.closure().values()} == {branch}
         suffixed = [name for name in node.closure() if f"-{branch}" in name]
         assert bool(suffixed) == (int(branch) < 590)
@@ -192,13 +192,13 @@ def test_every_branch_follows_every_other_in_one_transaction(node_of: Any, way: 
 
 def test_an_exact_release_of_an_old_branch_is_not_overtaken_by_a_metapackage(node_of: Any) -> None:
     node = node_of("debian12")
-    _, _, said = node.ask(version="595.91.07")
-    assert said["target"] == "595.91.07"
-    assert {upstream_version(row["version"]) for row in said["install"] if "nvidia" in row["name"]} == {"595.91.07"}
-    assert all("=" in word for word in said["arguments"] if "nvidia" in word), "the whole closure by exact versions"
+    _, _, output = node.ask(version="595.91.07")
+    assert output["target"] == "595.91.07"
+    assert {upstream_version(row["version"]) for row in output["install"] if "nvidia" in row["name"]} == {"595.91.07"}
+    assert all("=" in word for word in output["arguments"] if "nvidia" in word), "the whole closure by exact versions"
 
 
-def test_without_nvidias_dkms_apts_own_reason_is_told(node_of: Any) -> None:
+def test_without_nvidias_dkms_apts_own_reason_is_reported(node_of: Any) -> None:
     node = node_of("ubuntu2204")
     text = (node.world.folder / "cuda" / "Packages").read_text(encoding="utf-8")
     kept = [one for one in text.split("\n\n") if not one.startswith("Package: dkms\n")]
@@ -212,18 +212,18 @@ def test_a_metapackage_that_is_not_there_is_replaced_by_what_it_stands_for(node_
     text = (node.world.folder / "cuda" / "Packages").read_text(encoding="utf-8")
     kept = [one for one in text.split("\n\n") if not one.startswith("Package: nvidia-headless-open\n")]
     node.world.publish("cuda", "\n\n".join(kept), "Origin: NVIDIA\nLabel: NVIDIA CUDA\n")
-    _, stack, said = node.ask(version="595", flavour="open")
-    node.world.carry_out(said)
+    _, stack, output = node.ask(version="595", flavour="open")
+    node.world.carry_out(output)
     assert {"nvidia-dkms-open", "libnvidia-compute"} <= node.closure().keys()
-    again = driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), said)
+    again = driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), output)
     assert again["missing"] == []
 
 
 def test_a_source_that_nothing_needs_may_fail_and_one_that_is_needed_may_not(node_of: Any) -> None:
     node = node_of("ubuntu2404")
     (node.world.apt / "sources.list.d" / "ppa.list").write_text("deb [trusted=yes] file:/nowhere/ppa ./\n")
-    _, _, said = node.ask(version="595")
-    assert said["target"] == "595.91.07"
+    _, _, output = node.ask(version="595")
+    assert output["target"] == "595.91.07"
     shutil.rmtree(node.world.folder / "cuda")
     with pytest.raises(node.preview.AptError, match=r"Failed to fetch file:\S*/cuda/"):
         node.ask(version="595")
@@ -239,8 +239,8 @@ def test_dkms_goes_back_with_the_switch_to_the_distributions_driver(node_of: Any
         tools = (["apt-get", "-c", f"{folder}/apt.conf"], ["apt-cache", "-c", f"{folder}/apt.conf"])
         assert node.preview.refresh(tools[0], 60) == []
         assert node.preview.restored(question, tools[1]) == ["dkms=3.0.11-1ubuntu13"]
-        said = node.preview.simulate(*tools, ["dkms=3.0.11-1ubuntu13"])
-    assert [(row["name"], row["version"]) for row in said["install"]] == [("dkms", "3.0.11-1ubuntu13")]
+        output = node.preview.simulate(*tools, ["dkms=3.0.11-1ubuntu13"])
+    assert [(row["name"], row["version"]) for row in output["install"]] == [("dkms", "3.0.11-1ubuntu13")]
 
 
 # --- facts that no record settles: the installer works both ways
@@ -257,18 +257,18 @@ def rewritten(node: Node, change: Callable[[str], str]) -> None:
 
 def moved(node: Node, branch: str) -> None:
     """Have the node moved to a branch, and see that it has nothing of another."""
-    facts, stack, said = node.ask(version={"570": "570.172.08"}.get(branch, branch))
-    assert driver_refusals(facts, node.apt_state(), stack, {**node.settings(stack), "switch": False}, said) == []
-    node.world.carry_out(said)
+    facts, stack, output = node.ask(version={"570": "570.172.08"}.get(branch, branch))
+    assert driver_refusals(facts, node.apt_state(), stack, {**node.settings(stack), "switch": False}, output) == []
+    node.world.carry_out(output)
     assert {release.split(".")[0] for release in node.closure().values()} == {branch}, node.closure()
-    again = driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), said)
+    again = driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), output)
     assert (again["missing"], again["going"], again["wrong_versions"]) == ([], [], [])
 
 
 UP_AND_DOWN = ("570", "580", "595", "610", "595", "580", "570")
 
 
-def test_names_with_a_branch_give_way_though_nothing_conflicts(node_of: Any) -> None:
+def test_names_with_a_branch_are_removed_though_nothing_conflicts(node_of: Any) -> None:
     node = node_of("ubuntu2404")
     rewritten(node, lambda text: re.sub(r"(?m)^(Conflicts|Replaces): .*\n", "", text))
     for branch in UP_AND_DOWN:
@@ -336,7 +336,7 @@ def test_a_metapackage_may_be_tied_to_its_own_release(node_of: Any) -> None:
 
 
 @pytest.mark.parametrize("strength", ["Depends", "Recommends"])
-def test_a_library_that_hwloc_brings_is_no_driver(node_of: Any, strength: str) -> None:
+def test_a_library_that_hwloc_brings_is_not_a_driver(node_of: Any, strength: str) -> None:
     node = node_of("ubuntu2404")
     text = (node.world.folder / "archive" / "Packages").read_text(encoding="utf-8")
     hwloc = stanza("libhwloc-plugins", "2.10.0-1", [], f"{strength}: libxnvctrl0\n")

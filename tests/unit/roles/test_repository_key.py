@@ -1,4 +1,4 @@
-"""The key of NVIDIA's repository as a node fetches and verifies it, and old keys that it takes away."""
+"""The key of NVIDIA's repository as a node fetches and verifies it, and old keys that it removes."""
 
 import base64
 import hashlib
@@ -49,7 +49,7 @@ class Served(ThreadingHTTPServer):
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr(repository_key, "PAUSE_S", 0)
-    monkeypatch.setattr(urllib.request, "_opener", None)  # a proxy of one test is none of the next
+    monkeypatch.setattr(urllib.request, "_opener", None)  # a proxy of one test must not affect the next
 
     class Answer(BaseHTTPRequestHandler):
         server: Served
@@ -88,8 +88,8 @@ def answer(served: Served, **changes: Any) -> dict[str, Any]:
         "keyring_sha256": None,
         **changes,
     }
-    said: dict[str, Any] = repository_key.answered(question)
-    return said
+    output: dict[str, Any] = repository_key.answered(question)
+    return output
 
 
 def own_file() -> str:
@@ -99,8 +99,8 @@ def own_file() -> str:
 @pytest.mark.parametrize("data", [NVIDIAS, armour(NVIDIAS), armour(NVIDIAS, ""), armour(OTHER + NVIDIAS)])
 def test_a_key_with_the_fingerprint_is_taken_and_no_other_beside_it(served: Served, data: bytes) -> None:
     served.files[own_file()] = data
-    said = answer(served)
-    assert said == {"key": base64.b64encode(NVIDIAS).decode(), "fingerprint": fingerprint(NVIDIAS)}
+    output = answer(served)
+    assert output == {"key": base64.b64encode(NVIDIAS).decode(), "fingerprint": fingerprint(NVIDIAS)}
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_a_key_with_the_fingerprint_is_taken_and_no_other_beside_it(served: Serv
 )
 def test_what_is_not_the_key_is_named_as_what_it_is(served: Served, data: bytes, words: str) -> None:
     served.files[own_file()] = data
-    said = answer(served)
-    assert said["differs"] is True
-    assert words in said["error"]
-    assert "key" not in said
+    output = answer(served)
+    assert output["differs"] is True
+    assert words in output["error"]
+    assert "key" not in output
 
 
 def test_without_a_fingerprint_the_sum_of_the_file_without_its_version_counts(served: Served) -> None:
@@ -211,5 +211,5 @@ def test_a_proxy_comes_by_stdin_with_its_password(served: Served) -> None:
     address = f"http://repository.invalid{own_file()}"
     served.files[address] = NVIDIAS
     proxy = f"http://user:word@127.0.0.1:{served.server_port}"
-    said = answer(served, url="http://repository.invalid/", proxy=proxy)
-    assert (said.get("fingerprint"), served.asked) == (fingerprint(NVIDIAS), [address])
+    output = answer(served, url="http://repository.invalid/", proxy=proxy)
+    assert (output.get("fingerprint"), served.asked) == (fingerprint(NVIDIAS), [address])

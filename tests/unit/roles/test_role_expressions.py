@@ -87,7 +87,7 @@ def test_every_expression_is_rendered(role: str) -> None:
 
 
 def trusted(value: Any) -> Any:
-    """A value of a role's file, whose templates Ansible renders."""
+    """A value of a role's file with its templates rendered by Ansible."""
     if isinstance(value, str):
         return trust_as_template(value)
     if isinstance(value, dict):

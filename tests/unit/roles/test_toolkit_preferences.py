@@ -101,7 +101,7 @@ class Apt:
     ("chosen", "version", "pinned_away"),
     [("libnvidia-container", "1.20.1", "1.20.2"), ("cuda", "1.20.2", "1.20.1")],
 )
-def test_the_other_repository_has_no_say(
+def test_the_other_repository_is_not_used(
     tmp_path: Path, chosen: str, version: str, pinned_away: str, same_packages: bool
 ) -> None:
     apt = Apt(tmp_path, chosen, version, same_packages=same_packages)
