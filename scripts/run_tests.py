@@ -348,8 +348,11 @@ def unit(*, everything: bool = False) -> Tally:
     return tally
 
 
-def contract() -> Tally:
-    return pytest_tier("tests/contract", "tests/bench", "-q", *in_parallel(), limit_s=900)
+def contract(*, everything: bool = False) -> Tally:
+    """Run the tests that hold all checks, roles and pages to one contract; on damaged bundles as ``unit`` does."""
+    env = {"GPUNODE_TEST_ALL": "1"} if everything else None
+    limit_s = 3600 if everything else 900
+    return pytest_tier("tests/contract", "tests/bench", "-q", *in_parallel(), limit_s=limit_s, env=env)
 
 
 def integration() -> Tally:
@@ -521,6 +524,7 @@ TIERS: dict[str, Callable[[], Tally]] = {
 }
 WHOLE: dict[str, Callable[[], Tally]] = {
     "unit": partial(unit, everything=True),
+    "contract": partial(contract, everything=True),
     "lab": partial(lab, everything=True),
     "molecule": partial(molecule, everything=True),
     "vm": partial(vm, everything=True),

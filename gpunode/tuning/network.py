@@ -146,6 +146,13 @@ def _is_plain(device: IbDevice) -> bool:
     return _PLAIN.fullmatch(device.name) is not None
 
 
+def _listed(devices: Sequence[str]) -> str:
+    """Return the devices' names for a reason, which becomes a comment; invalid names are only counted."""
+    plain = [name for name in devices if _PLAIN.fullmatch(name)]
+    invalid = len(devices) - len(plain)
+    return ", ".join([*plain, *([f"{invalid} with an invalid name"] if invalid else [])])
+
+
 def _natural(name: str) -> tuple[str, int]:
     """Return a sort key with ``mlx5_2`` before ``mlx5_10``."""
     stem = name.rstrip("0123456789")
@@ -174,7 +181,7 @@ def _hca(node: NodeFacts) -> Setting | LeftAlone:
         which = "none shares" if not chosen else "all share"
         return LeftAlone(name=name, reason=f"{which} a PCIe switch with a GPU: NCCL uses every active port")
     if not any(device.name in chosen for device, _ in active):
-        reason = f"no port of {', '.join(chosen)} is active, and the others share no PCIe switch with a GPU"
+        reason = f"no port of {_listed(chosen)} is active, and the others share no PCIe switch with a GPU"
         return LeftAlone(name=name, reason=reason)
     if len(chosen) > _MOST_DEVICES or not all(map(_PLAIN.fullmatch, chosen)):
         return LeftAlone(name=name, reason=f"{len(chosen)} devices near GPUs: more, or other names, than NCCL supports")
@@ -183,7 +190,7 @@ def _hca(node: NodeFacts) -> Setting | LeftAlone:
         name=name,
         value="=" + ",".join(chosen),
         reason=f"{len(chosen)} of {len(known)} RDMA devices share a PCIe switch with a GPU, active or not; excluded: "
-        f"{', '.join(others)} (storage or management)",
+        f"{_listed(others)} (storage or management)",
         source=NCCL,
     )
 

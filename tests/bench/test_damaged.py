@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from bench_machines import MACHINES, document
+from effort import effort
 from test_bench import by_check, judged
 
 sys.path.append(str(Path(__file__).parents[1] / "captures"))
@@ -29,7 +30,7 @@ from gpunode.facts.links import parse_peer_access
 from gpunode.facts.parsers.kinds import decoded, parsed
 
 WHOLE = os.environ.get("GPUNODE_BENCH") == "all"
-TEXTS, BUNDLES = (100_000, 2_000) if WHOLE else (1_500, 50)
+TEXTS, BUNDLES = (100_000, 2_000) if WHOLE else (effort(500, 1_500), effort(20, 50))
 LONGEST = 60_000
 OF_BUNDLE = {
     "nvidia-smi-xml": "nvidia-smi-xml",

@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ NOT_IN_THEM = frozenset({"gpu.messages"})
 DECIDED = (Status.PASS, Status.WARN, Status.FAIL)
 
 
+@cache
 def recordings() -> list[str]:
     """Checks that came to a verdict on a recording of a real machine."""
     found: set[str] = set()

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,7 @@ def node_with(name: str) -> tuple[NodeFacts, set[str]]:
     return facts(hgx()).model_copy(update={"kernel_log": log}), checks
 
 
+@cache
 def found_in(name: str) -> list[Finding]:
     node, checks = node_with(name)
     return judge(node, Expectation(), only=checks)

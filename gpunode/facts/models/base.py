@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from gpunode.facts.errors import ParseError
 from gpunode.frozen import Frozen
@@ -12,6 +12,12 @@ FactT = TypeVar("FactT", bound="Fact")
 
 class Fact(Frozen):
     """Base of all facts."""
+
+
+class RareFact(Fact):
+    """Base of facts that few runs read. Their validators are built with the first one, not at every start."""
+
+    model_config = ConfigDict(defer_build=True)
 
 
 def checked(model: type[FactT], values: object, output: str) -> FactT:

@@ -4,14 +4,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from gpunode.facts.models.base import Fact
+from gpunode.facts.models.base import Fact, RareFact
 
 Number = int | float
 Matrix = tuple[tuple[Number | None, ...], ...]
 Outcome = Literal["pass", "fail", "warn", "skip", "error"]
 
 
-class NcclDevice(Fact):
+class NcclDevice(RareFact):
     """The GPU of one rank."""
 
     rank: int
@@ -21,7 +21,7 @@ class NcclDevice(Fact):
     name: str | None
 
 
-class Placement(Fact):
+class Placement(RareFact):
     """One measurement of a row."""
 
     time_us: float | None
@@ -36,7 +36,7 @@ class OldPlacement(Placement):
     error: float | None
 
 
-class NcclRow(Fact):
+class NcclRow(RareFact):
     """One message size of a run."""
 
     size_bytes: int
@@ -46,7 +46,7 @@ class NcclRow(Fact):
     in_place: Placement | OldPlacement | None
 
 
-class NcclRun(Fact):
+class NcclRun(RareFact):
     """One run of a program of nccl-tests."""
 
     version: str | None
@@ -75,13 +75,13 @@ class NcclRun(Fact):
     """Warnings of NCCL, errors of tests and launchers, and lines that could not be attributed."""
 
 
-class NcclTests(Fact):
+class NcclTests(RareFact):
     """A log of nccl-tests."""
 
     runs: tuple[NcclRun, ...]
 
 
-class NvbandwidthTest(Fact):
+class NvbandwidthTest(RareFact):
     """One test of nvbandwidth."""
 
     name: str | None
@@ -96,7 +96,7 @@ class NvbandwidthTest(Fact):
     max: Number | None
 
 
-class Nvbandwidth(Fact):
+class Nvbandwidth(RareFact):
     """The output of nvbandwidth."""
 
     version: str | None
@@ -104,7 +104,7 @@ class Nvbandwidth(Fact):
     tests: tuple[NvbandwidthTest, ...]
 
 
-class BandwidthSize(Fact):
+class BandwidthSize(RareFact):
     """The figure of one size in one direction."""
 
     direction: Literal["host_to_device", "device_to_host", "device_to_device"]
@@ -112,7 +112,7 @@ class BandwidthSize(Fact):
     gb_per_s: float
 
 
-class BandwidthTest(Fact):
+class BandwidthTest(RareFact):
     """The CUDA sample bandwidthTest; figures are those of the largest size."""
 
     device: str | None
@@ -123,7 +123,7 @@ class BandwidthTest(Fact):
     sizes: tuple[BandwidthSize, ...]
 
 
-class P2pBandwidth(Fact):
+class P2pBandwidth(RareFact):
     """The CUDA sample p2pBandwidthLatencyTest: matrices by row and column of the GPUs' numbers; None: not printed."""
 
     devices: tuple[str, ...]
@@ -138,7 +138,7 @@ class P2pBandwidth(Fact):
     cpu_latency_no_p2p_us: Matrix | None
 
 
-class DcgmGpu(Fact):
+class DcgmGpu(RareFact):
     """The outcome of a test on one GPU."""
 
     gpu: int
@@ -146,7 +146,7 @@ class DcgmGpu(Fact):
     messages: tuple[str, ...]
 
 
-class DcgmTest(Fact):
+class DcgmTest(RareFact):
     """One test of ``dcgmi diag``."""
 
     name: str | None
@@ -158,7 +158,7 @@ class DcgmTest(Fact):
     """Empty if no ids are printed."""
 
 
-class DcgmDiag(Fact):
+class DcgmDiag(RareFact):
     """The output of ``dcgmi diag``."""
 
     dcgm_version: str | None

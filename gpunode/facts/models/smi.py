@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from pydantic import Field
 
-from gpunode.facts.models.base import Fact
+from gpunode.facts.models.base import Fact, RareFact
 
 Number = int | float
 DocumentT = TypeVar("DocumentT", bound=Fact)
@@ -224,7 +224,7 @@ class SmiLog(Fact):
     """Lines around the listing."""
 
 
-class TableGpu(Fact):
+class TableGpu(RareFact):
     """One GPU of the table of plain ``nvidia-smi``."""
 
     index: int | None
@@ -247,7 +247,7 @@ class TableGpu(Fact):
     """True for ``Enabled*``: it takes effect with the next reset."""
 
 
-class TableProcess(Fact):
+class TableProcess(RareFact):
     """One process of the table."""
 
     gpu: int
@@ -257,7 +257,7 @@ class TableProcess(Fact):
     memory_used_mib: Number | None = None
 
 
-class SmiTable(Fact):
+class SmiTable(RareFact):
     """The table of plain ``nvidia-smi``."""
 
     driver_version: str | None = None
@@ -269,7 +269,7 @@ class SmiTable(Fact):
     """Messages outside the table, and ``GPU 0 fan: ERR!`` for each such cell."""
 
 
-class SmiQuery(Fact):
+class SmiQuery(RareFact):
     """``nvidia-smi --query-gpu=… --format=csv``."""
 
     columns: tuple[str, ...]
@@ -277,7 +277,7 @@ class SmiQuery(Fact):
     messages: tuple[str, ...] = ()
 
 
-class ListedMigDevice(Fact):
+class ListedMigDevice(RareFact):
     """One MIG device of ``nvidia-smi -L``."""
 
     name: str
@@ -286,7 +286,7 @@ class ListedMigDevice(Fact):
     uuid: str
 
 
-class ListedGpu(Fact):
+class ListedGpu(RareFact):
     """One GPU of ``nvidia-smi -L``."""
 
     index: int
@@ -296,7 +296,7 @@ class ListedGpu(Fact):
     mig_devices: tuple[ListedMigDevice, ...] = ()
 
 
-class SmiList(Fact):
+class SmiList(RareFact):
     """``nvidia-smi -L``."""
 
     gpus: tuple[ListedGpu, ...]

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from gpunode.facts.models.base import Fact
+from gpunode.facts.models.base import Fact, RareFact
 
 SCHEMA: Literal["gpunode.record/1"] = "gpunode.record/1"
 NAME = r"^[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)?$"
@@ -67,7 +67,7 @@ class MalformedRecord(Record):
     """The result and its defect, in one line."""
 
 
-class Values(Fact):
+class Values(RareFact):
     """Base of the ``values`` of a record. Unknown keys are ignored: images may be newer than this program."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")

@@ -169,10 +169,10 @@ def test_covering_takes_linear_time_on_rubbish() -> None:
         "hf_a",
         "a.://" + "aB" * 2000 + "-",
     ):
-        text = unit * (100_000 // len(unit))
+        text = unit * (50_000 // len(unit))
         started = time.process_time()
         script.scrub(text)
-        assert time.process_time() - started < 2, unit
+        assert time.process_time() - started < 1, unit
 
 
 def test_planted_secrets_do_not_leave_the_node(tmp_path: Path) -> None:

@@ -293,15 +293,6 @@ def test_different_stacks_are_locked_by_host(inventory: Path) -> None:
     assert locked(decided(("n1", "n2")), inventory, None, "all", "gpu") == [f"group_vars/all/{LOCK_FILE}"]
 
 
-def test_ansible_reads_the_lock(inventory: Path) -> None:
-    locked(decided(("n1", "n2")), inventory, "gpu", "all", "gpu")
-    program = Path(sys.executable).with_name("ansible-inventory")
-    done = subprocess.run(
-        [program, "-i", inventory, "--host", "n1"], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert json.loads(done.stdout)["gpunode_stack"]["driver"]["branch"] == 580
-
-
 def test_a_file_of_the_user_is_never_masked(inventory: Path) -> None:
     user = inventory.parent / "host_vars" / "n1.yml"
     user.parent.mkdir()
