@@ -1,4 +1,4 @@
-"""What is true of the node after it was provisioned, asked of the node itself."""
+"""Tests of the node after it was provisioned, run on the node itself."""
 
 import re
 
@@ -10,7 +10,7 @@ CLOSURE = ("nvidia-graphics-drivers", "nvidia-open-gpu-kernel-modules")
 
 
 def output(host: Host, command: str) -> str:
-    """Standard output of a command run as root; it must succeed."""
+    """Return the standard output of a command run as root; it must succeed."""
     with host.sudo():
         return str(host.check_output(command))
 

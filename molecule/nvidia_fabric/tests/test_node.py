@@ -1,10 +1,10 @@
-"""What is true of an NVLink 5 node after it was provisioned, asked of the node itself."""
+"""Tests of an NVLink 5 node after it was provisioned, run on the node itself."""
 
 from testinfra.host import Host
 
 
 def output(host: Host, command: str) -> str:
-    """Standard output of a command run as root; it must succeed."""
+    """Return the standard output of a command run as root; it must succeed."""
     with host.sudo():
         return str(host.check_output(command))
 
