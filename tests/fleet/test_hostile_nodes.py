@@ -45,7 +45,8 @@ def test_three_hostile_nodes_stop_nobody(tmp_path: Path, capsys: pytest.CaptureF
     million = "[" + ",".join(["[1]"] * 2_800_000) + "]"
     deep = "[" + ",".join(["[" * 100 + "]" * 100] * 40_000) + "]"
     gpus = "<nvidia_smi_log>" + "<gpu></gpu>" * 500_000 + "</nvidia_smi_log>"
-    key = next(key for key, command in json.loads(bundles["gpu-011"])["commands"].items() if "-x" in command["argv"])
+    commands = json.loads(bundles["gpu-011"])["commands"]
+    key = next(key for key, command in commands.items() if command["argv"][-2:] == ["-q", "-x"])
     bundles["gpu-003"] = with_results(bundles["gpu-003"], million)
     bundles["gpu-007"] = with_results(bundles["gpu-007"], deep)
     bundles["gpu-011"] = with_output(bundles["gpu-011"], key, gpus)
