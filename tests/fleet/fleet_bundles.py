@@ -9,7 +9,8 @@ from pathlib import Path
 from gpunode.checks import Status
 from gpunode.report.model import worst
 
-sys.path.append(str(Path(__file__).parents[1] / "contract"))
+# Benchmarks come here without pytest's own path.
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("contract", "."))
 
 from bundles import Edit, apply, findings, stdout, text
 from machines import GRACE, GUEST, HGX, PCIE_2, PCIE_4, T4_1, bundle

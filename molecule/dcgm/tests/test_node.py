@@ -1,4 +1,4 @@
-"""What is true of a node with DCGM, asked of the node itself."""
+"""Tests of a node with DCGM, run on the node itself."""
 
 from testinfra.host import Host
 
@@ -7,7 +7,7 @@ PARTS = {STEM + part for part in ("-core", "-cuda13", "-proprietary", "-propriet
 
 
 def output(host: Host, command: str) -> str:
-    """Standard output of a command run as root; it must succeed."""
+    """Return the standard output of a command run as root; it must succeed."""
     with host.sudo():
         return str(host.check_output(command))
 

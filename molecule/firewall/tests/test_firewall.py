@@ -1,4 +1,4 @@
-"""What is true of a node with the firewall, asked of the node itself."""
+"""Tests of a node with the firewall, run on the node itself."""
 
 import json
 
@@ -6,7 +6,7 @@ from testinfra.host import Host
 
 
 def output(host: Host, command: str) -> str:
-    """Standard output of a command run as root; it must succeed."""
+    """Return the standard output of a command run as root; it must succeed."""
     with host.sudo():
         return str(host.check_output(command))
 

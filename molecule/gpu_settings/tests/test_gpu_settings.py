@@ -1,4 +1,4 @@
-"""What is true of a node whose GPUs are set, asked of the node itself."""
+"""Tests of a node with GPU settings, run on the node itself."""
 
 import json
 
@@ -8,7 +8,7 @@ UNIT = "gpunode-gpu-settings"
 
 
 def output(host: Host, command: str) -> str:
-    """Standard output of a command run as root; it must succeed."""
+    """Return the standard output of a command run as root; it must succeed."""
     with host.sudo():
         return str(host.check_output(command))
 

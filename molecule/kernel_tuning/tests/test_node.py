@@ -1,11 +1,11 @@
-"""What is true of a node with its kernel's settings, asked of the node itself."""
+"""Tests of a node with its kernel's settings, run on the node itself."""
 
 import pytest
 from testinfra.host import Host
 
 
 def output(host: Host, command: str) -> str:
-    """Standard output of a command run as root; it must succeed."""
+    """Return the standard output of a command run as root; it must succeed."""
     with host.sudo():
         return str(host.check_output(command))
 

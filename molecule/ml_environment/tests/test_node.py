@@ -1,4 +1,4 @@
-"""What is true of a node with its environment, asked of the node itself."""
+"""Tests of a node with its environment, run on the node itself."""
 
 from testinfra.host import Host
 

@@ -1,4 +1,4 @@
-"""What is true of the toolkit, asked of the node itself."""
+"""Tests of the toolkit, run on the node itself."""
 
 import json
 
@@ -13,7 +13,7 @@ FOUR = {
 
 
 def output(host: Host, command: str) -> str:
-    """Standard output of a command run as root; it must succeed."""
+    """Return the standard output of a command run as root; it must succeed."""
     with host.sudo():
         return str(host.check_output(command))
 

@@ -1,4 +1,4 @@
-"""What is true of the node after the role, asked of the node itself."""
+"""Tests of the node after the role, run on the node itself."""
 
 import re
 
@@ -7,7 +7,7 @@ from testinfra.host import Host
 
 
 def output(host: Host, command: str) -> str:
-    """Standard output of a command run as root; it must succeed."""
+    """Return the standard output of a command run as root; it must succeed."""
     with host.sudo():
         return str(host.check_output(command))
 

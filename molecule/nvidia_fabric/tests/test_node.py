@@ -1,10 +1,10 @@
-"""What is true of an NVLink 5 node after it was provisioned, asked of the node itself."""
+"""Tests of an NVLink 5 node after it was provisioned, run on the node itself."""
 
 from testinfra.host import Host
 
 
 def output(host: Host, command: str) -> str:
-    """Standard output of a command run as root; it must succeed."""
+    """Return the standard output of a command run as root; it must succeed."""
     with host.sudo():
         return str(host.check_output(command))
 
@@ -49,8 +49,8 @@ def test_settings_are_merged_into_its_file(host: Host) -> None:
 
 
 def test_the_gpus_joined_the_fabric(host: Host) -> None:
-    said = output(host, "nvidia-smi -q")
-    assert said.count("State                             : Completed") == 8
+    text = output(host, "nvidia-smi -q")
+    assert text.count("State                             : Completed") == 8
 
 
 def test_no_unit_is_failed(host: Host) -> None:

@@ -1,4 +1,4 @@
-"""What is true of the node's sources after the role, asked of apt itself."""
+"""Tests of the node's sources after the role, run on the node itself."""
 
 import re
 
@@ -6,14 +6,14 @@ from testinfra.host import Host
 
 
 def output(host: Host, command: str) -> str:
-    """Standard output of a command run as root; it must succeed."""
+    """Return the standard output of a command run as root; it must succeed."""
     with host.sudo():
         return str(host.check_output(command))
 
 
 def test_apt_fetches_and_verifies_it_with_its_own_key(host: Host) -> None:
-    said = output(host, "apt-get --error-on=any update")
-    assert "http://vendor/compute/cuda/repos/debian12/x86_64" in said
+    text = output(host, "apt-get --error-on=any update")
+    assert "http://vendor/compute/cuda/repos/debian12/x86_64" in text
     text = output(host, "cat /etc/apt/sources.list.d/gpunode-nvidia-cuda.sources")
     assert "Signed-By: /etc/apt/keyrings/gpunode-nvidia-cuda.asc" in text
     with host.sudo():

@@ -1,4 +1,4 @@
-"""What is true of a node with RDMA, asked of the node itself."""
+"""Tests of a node with RDMA, run on the node itself."""
 
 import pytest
 from testinfra.host import Host
@@ -7,7 +7,7 @@ NAMES = ("rdma-core", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "inf
 
 
 def output(host: Host, command: str) -> str:
-    """Standard output of a command run as root; it must succeed."""
+    """Return the standard output of a command run as root; it must succeed."""
     with host.sudo():
         return str(host.check_output(command))
 

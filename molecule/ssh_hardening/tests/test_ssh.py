@@ -1,4 +1,4 @@
-"""What is true of a node with a hardened SSH daemon, asked of the node itself."""
+"""Tests of a node with a hardened SSH daemon, run on the node itself."""
 
 from testinfra.host import Host
 

@@ -1,4 +1,4 @@
-"""What is true of a node with the policy of upgrades, asked of the node itself."""
+"""Tests of a node with the policy of upgrades, run on the node itself."""
 
 import json
 
@@ -6,17 +6,17 @@ from testinfra.host import Host
 
 
 def output(host: Host, command: str) -> str:
-    """Standard output of a command run as root; it must succeed."""
+    """Return the standard output of a command run as root; it must succeed."""
     with host.sudo():
         return str(host.check_output(command))
 
 
 def test_apt_reads_the_policy(host: Host) -> None:
-    said = output(host, "apt-config dump Unattended-Upgrade APT::Periodic APT::Update")
-    assert 'APT::Periodic::Unattended-Upgrade "1";' in said
-    assert 'Unattended-Upgrade::Automatic-Reboot "false";' in said
+    text = output(host, "apt-config dump Unattended-Upgrade APT::Periodic APT::Update")
+    assert 'APT::Periodic::Unattended-Upgrade "1";' in text
+    assert 'Unattended-Upgrade::Automatic-Reboot "false";' in text
     for pattern in ("^nvidia-", "^slurm-", "^linux-(image|", "^containerd("):
-        assert f'"{pattern}' in said
+        assert f'"{pattern}' in text
 
 
 def test_needrestart_reads_its_part(host: Host) -> None:
