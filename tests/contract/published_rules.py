@@ -36,7 +36,8 @@ def page() -> str:
 
 
 def _part(part: dict[str, Any]) -> str:
-    head = f"\n## {part['title']}\n\nSource: {part['source']}.\n\n| rule | check of gpunode | difference |\n|---|---|---|\n"
+    columns = "| rule | check of gpunode | difference |\n|---|---|---|\n"
+    head = f"\n## {part['title']}\n\nSource: {part['source']}.\n\n{columns}"
     return head + "".join(f"| {row['rule']} | {_ours(row)} | {row['why'].strip()} |\n" for row in part["rules"])
 
 
