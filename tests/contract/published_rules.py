@@ -1,6 +1,6 @@
-"""The page of rules that others publish, beside ours: ``python tests/contract/published_rules.py`` writes it.
+"""The page of published rules and gpunode's checks: ``python tests/contract/published_rules.py`` writes it.
 
-What is ours comes from the code: the checks' texts, the limits' values, the severities of Xids.
+Checks, values of limits and severities of Xids come from the code.
 """
 
 from pathlib import Path
@@ -14,30 +14,30 @@ from gpunode.checks import registry
 PAGE = Path(__file__).parents[2] / "docs/published-rules.md"
 RULES = Path(__file__).with_suffix(".yml")
 HEAD = """\
-# Published rules, and ours
+# Published rules and gpunode's checks
 
-What others publish about the health of GPU nodes, as far as it concerns what gpunode sees, beside the check that
-judges the same, with the reason for each difference. A limit is shown with its default; a policy can set another
-([policy.md](policy.md)).
+Rules of other projects about the health of GPU nodes, with the corresponding check of gpunode and the reason for each
+difference. A limit is shown with its default; a policy can set another ([policy.md](policy.md)).
 
-The page is written by `.venv/bin/python tests/contract/published_rules.py` from `tests/contract/published_rules.yml`;
-limits and severities come from the code, and a test fails while it is out of date.
+`.venv/bin/python tests/contract/published_rules.py` writes this page from `tests/contract/published_rules.yml`; limits
+and severities come from the code, and a test fails if the page is out of date.
 """
 
 
 def rules() -> list[dict[str, Any]]:
-    """The parts of the page."""
+    """Return the parts of the page."""
     found: list[dict[str, Any]] = yaml.safe_load(RULES.read_text(encoding="utf-8"))
     return found
 
 
 def page() -> str:
-    """The page as it is now."""
+    """Return the current page."""
     return HEAD + "".join(_part(part) for part in rules())
 
 
 def _part(part: dict[str, Any]) -> str:
-    head = f"\n## {part['title']}\n\nSource: {part['source']}.\n\n| theirs | ours | why |\n|---|---|---|\n"
+    columns = "| rule | check of gpunode | difference |\n|---|---|---|\n"
+    head = f"\n## {part['title']}\n\nSource: {part['source']}.\n\n{columns}"
     return head + "".join(f"| {row['rule']} | {_ours(row)} | {row['why'].strip()} |\n" for row in part["rules"])
 
 

@@ -15,7 +15,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("gpunode", "plugins", "scripts", "benchmarks")
-PAGES = ("README.md", "CONTRIBUTING.md", "roles/*/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "roles/*/README.md")
 TASKS = ("roles/*/tasks/*.yml",)
 RULED_OUT = re.compile(
     r"(?i:\b(?:told|tells?|said|says?|wish(?:e[sd])?|want(?:s|ed)?|thought (?:node|experiment)|strangers?|crooked|whose"

@@ -68,12 +68,12 @@ def test_the_whole_closure_is_held_and_nothing_else(host: Host, closure: dict[st
 
 
 def test_unattended_upgrades_pass_over_the_driver_alone(host: Host, closure: dict[str, str]) -> None:
-    said = output(host, "unattended-upgrade --dry-run --debug 2>&1")
-    excluded = re.search(r"Initial blacklist: (.*)", said)
+    text = output(host, "unattended-upgrade --dry-run --debug 2>&1")
+    excluded = re.search(r"Initial blacklist: (.*)", text)
     assert excluded
     engine = {"^containerd$", "^runc$", "^docker[.]io$"}  # by the role docker
     assert set(excluded[1].split()) - engine == {f"^{name}$" for name in closure}
-    assert "Allowed origins are:" in said
+    assert "Allowed origins are:" in text
 
 
 def test_apt_would_not_move_the_driver(host: Host, version: str) -> None:

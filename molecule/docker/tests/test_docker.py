@@ -41,9 +41,9 @@ def test_the_wished_user_and_nobody_else_may_use_it(host: Host) -> None:
 
 
 def test_unattended_upgrades_pass_over_the_engine_alone(host: Host) -> None:
-    said = output(host, "apt-config dump Unattended-Upgrade::Package-Blacklist")
-    assert '"^docker[.]io$"' in said
-    assert "nvidia" not in said
+    text = output(host, "apt-config dump Unattended-Upgrade::Package-Blacklist")
+    assert '"^docker[.]io$"' in text
+    assert "nvidia" not in text
     assert output(host, "apt-mark showhold") == ""
 
 

@@ -49,8 +49,8 @@ def test_settings_are_merged_into_its_file(host: Host) -> None:
 
 
 def test_the_gpus_joined_the_fabric(host: Host) -> None:
-    said = output(host, "nvidia-smi -q")
-    assert said.count("State                             : Completed") == 8
+    text = output(host, "nvidia-smi -q")
+    assert text.count("State                             : Completed") == 8
 
 
 def test_no_unit_is_failed(host: Host) -> None:

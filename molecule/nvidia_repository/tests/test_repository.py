@@ -12,8 +12,8 @@ def output(host: Host, command: str) -> str:
 
 
 def test_apt_fetches_and_verifies_it_with_its_own_key(host: Host) -> None:
-    said = output(host, "apt-get --error-on=any update")
-    assert "http://vendor/compute/cuda/repos/debian12/x86_64" in said
+    text = output(host, "apt-get --error-on=any update")
+    assert "http://vendor/compute/cuda/repos/debian12/x86_64" in text
     text = output(host, "cat /etc/apt/sources.list.d/gpunode-nvidia-cuda.sources")
     assert "Signed-By: /etc/apt/keyrings/gpunode-nvidia-cuda.asc" in text
     with host.sudo():

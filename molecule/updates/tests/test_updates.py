@@ -12,11 +12,11 @@ def output(host: Host, command: str) -> str:
 
 
 def test_apt_reads_the_policy(host: Host) -> None:
-    said = output(host, "apt-config dump Unattended-Upgrade APT::Periodic APT::Update")
-    assert 'APT::Periodic::Unattended-Upgrade "1";' in said
-    assert 'Unattended-Upgrade::Automatic-Reboot "false";' in said
+    text = output(host, "apt-config dump Unattended-Upgrade APT::Periodic APT::Update")
+    assert 'APT::Periodic::Unattended-Upgrade "1";' in text
+    assert 'Unattended-Upgrade::Automatic-Reboot "false";' in text
     for pattern in ("^nvidia-", "^slurm-", "^linux-(image|", "^containerd("):
-        assert f'"{pattern}' in said
+        assert f'"{pattern}' in text
 
 
 def test_needrestart_reads_its_part(host: Host) -> None:
