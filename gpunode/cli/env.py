@@ -72,8 +72,8 @@ def command(  # noqa: PLR0913
     form: str,
     verbose: bool,
 ) -> int:
-    """Print the settings for a workload on a node: HOST, hosts of an inventory (-i), a bundle (--replay), or this "
-    "machine.
+    """Print the settings for a workload on a node: HOST, hosts of an inventory (-i), a bundle (--replay), or this
+    machine.
 
     Each value is derived from the node's facts and printed with its reason. Changes nothing on the node.
     Exit codes: 0 printed, 2 wrong usage, 3 a node could not be reached.

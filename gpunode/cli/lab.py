@@ -201,8 +201,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 @click.argument("node")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[CMD]...")
 def ssh(name: str, verbose: bool, node: str, argv: tuple[str, ...]) -> NoReturn:
-    """Log in to a node as admin or run a command there; the exit code is that of ssh. Example: gpunode lab ssh "
-    "deb12-1"""
+    """Log in to a node as admin or run a command there; the exit code is that of ssh.
+
+    Example: gpunode lab ssh deb12-1
+    """
     config = _existing(LabState.of(name).ssh_config, name)
     if f"Host {node}\n" not in config.read_text(encoding="utf-8"):
         Lab(name).node(node)  # raises UsageError with the existing nodes

@@ -142,8 +142,8 @@ class PlanOptions:
 @ASK_BECOME_PASS
 @click.option("-v", "--verbose", is_flag=True, help="Also show components that the stack omits, and why.")
 def command(**values: Any) -> int:
-    """Resolve a matched stack: driver, CUDA, fabric, DCGM, containers and package names, each with the rule that "
-    "decides it.
+    """Resolve a matched stack: driver, CUDA, fabric, DCGM, containers and package names, each with the rule that
+    decides it.
 
     Plans for the hosts of an inventory (-i), for saved bundles (--replay), or for a hypothetical node (--gpu or
     --platform, --os ...). Changes nothing on a node.

@@ -135,6 +135,8 @@ def _ask(listing: Sequence[str], names: Mapping[str, tuple[str, ...]]) -> _Answe
     # Ansible only warns of all three and continues with fewer hosts than intended.
     env["ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED"] = "True"
     env["ANSIBLE_HOST_PATTERN_MISMATCH"] = "error"
+    # Further output would be mixed with the answer.
+    env |= {"ANSIBLE_DEBUG": "False", "ANSIBLE_VERBOSITY": "0"}
     # In isolated mode Python does not search a user's own packages, which may include Ansible.
     argv = [sys.executable, "-I", str(Path(__file__).with_name("ansible_programs.py")), *_folder_of("ansible")]
     request = {

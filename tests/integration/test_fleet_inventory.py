@@ -211,6 +211,15 @@ def test_settings_are_those_that_ansible_config_reports(folder: Path, monkeypatc
     assert inventory.read_with_settings(["hosts.yml"], None, SETTINGS)[1] == expected
 
 
+@pytest.mark.parametrize("variable", ["ANSIBLE_VERBOSITY", "ANSIBLE_DEBUG"])
+def test_further_output_of_ansible_does_not_damage_the_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    before = inventory.read_with_settings(["hosts.yml"], None, SETTINGS)
+    monkeypatch.setenv(variable, "1")
+    assert inventory.read_with_settings(["hosts.yml"], None, SETTINGS) == before
+
+
 def test_a_setting_of_another_type_is_refused_in_one_line(folder: Path) -> None:
     (folder / "ansible.cfg").write_text("[ssh_connection]\nretries = many\n")
     with pytest.raises(UsageError, match=r"Ansible's configuration: .*integer") as caught:

@@ -27,6 +27,7 @@ def test_help_of_each_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert run([verb, "--help"]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith(f"Usage: gpunode {verb}")
+    assert '" "' not in " ".join(shown.out.split()), "two strings joined within a docstring"
     assert shown.err == ""
 
 
