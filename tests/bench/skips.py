@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "contract"))
+sys.path += [str(Path(__file__).parents[1] / "contract"), str(Path(__file__).parents[1])]
 
 import mutants_driver
 import mutants_fabric

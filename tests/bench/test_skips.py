@@ -10,7 +10,7 @@ VAGUE = re.compile(r"not needed|not seen|could not be determined|says more|says 
 
 
 def test_the_table_of_skips_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page()
+    assert PAGE.read_text(encoding="utf-8") == page(), "run .venv/bin/python tests/bench/skips.py"
 
 
 def test_a_skip_names_what_was_observed_or_who_reports_the_cause() -> None:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "contract")]
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "contract"), str(Path(__file__).parents[1])]
 
 from test_captures_judged import names, node_with
 
