@@ -83,7 +83,7 @@ def tools(standing: Endpoints, names: Sequence[str], folder: Path) -> list[Tool]
 
 
 def run(tool: Tool, nodes: int, folder: Path, env: Mapping[str, str]) -> Cost:
-    """Measure one run; SystemExit if not every node\'s answer arrived."""
+    """Measure one run; SystemExit if not every node's answer arrived."""
     shutil.rmtree(folder, ignore_errors=True)
     cost = measured(tool.argv, timeout_s=LIMIT_S, env={**env, **tool.env})
     came = cost.stdout.count("gpunode.bundle/1") if tool.in_stdout else nodes

@@ -361,8 +361,8 @@ class Catalog:
 
     def platforms_with(self, gpus: Mapping[str, int]) -> tuple[hardware.Platform, ...]:
         """Return the platforms that have exactly these GPUs (id → number), boards and servers before cloud shapes."""
-        wanted = dict(gpus)
-        found = [row for row in self.platforms.values() if row.gpus == wanted]
+        requested = dict(gpus)
+        found = [row for row in self.platforms.values() if row.gpus == requested]
         return tuple(sorted(found, key=lambda row: row.kind == "cloud"))
 
     def os(self, name: str) -> software.System:

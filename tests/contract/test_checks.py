@@ -155,10 +155,10 @@ def test_mutant_turns_its_check_and_nothing_else_and_is_told_with_a_remedy(mutan
         **dict.fromkeys(mutant.skips, SKIP),
         **dict.fromkeys(mutant.unknown, ERROR),
     }
-    told = [finding for finding in found if finding.check == mutant.check and finding.status is mutant.becomes]
-    assert len({finding.component for finding in told}) == len(told)
-    assert len(told) == 1 or mutant.everywhere
-    assert all(finding.remedy and finding.message for finding in told)
+    of_check = [finding for finding in found if finding.check == mutant.check and finding.status is mutant.becomes]
+    assert len({finding.component for finding in of_check}) == len(of_check)
+    assert len(of_check) == 1 or mutant.everywhere
+    assert all(finding.remedy and finding.message for finding in of_check)
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_mutant_turns_its_check_and_nothing_else_and_is_told_with_a_remedy(mutan
 )
 def test_missing_data_is_an_error_with_its_reason(check: str, base: Base, edits: list[Edit]) -> None:
     assert before(base)[check] is PASS
-    told = [finding for finding in findings(apply(healthy(base), edits)) if finding.check == check]
-    assert ERROR in {finding.status for finding in told}
-    assert FAIL not in {finding.status for finding in told}
-    assert all(finding.message for finding in told)
+    of_check = [finding for finding in findings(apply(healthy(base), edits)) if finding.check == check]
+    assert ERROR in {finding.status for finding in of_check}
+    assert FAIL not in {finding.status for finding in of_check}
+    assert all(finding.message for finding in of_check)
 
 
 def sampled(every: Iterable[Any], first: int = 0) -> list[Any]:
