@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[1] / "contract"))
 from bundles import hgx, t4
 
 from gpunode.checks import Expectation, Finding, Status, judge, registry
-from gpunode.facts import facts_from_bundle
+from gpunode.facts import facts_from_bundle, rdma
 from gpunode.facts.kernel_log import parse as parse_log
 from gpunode.facts.models.smi import Nvlink, PeerAccess, Smi, SmiLog, Topology
 from gpunode.facts.node import GpuProcess, IbDevice, IbPort, Iommu, LoadedDriver, NodeFacts, PciDevice, PciLink
@@ -309,6 +309,14 @@ def test_a_faulty_capture_has_the_fault_that_it_has(name: str) -> None:
         assert all(finding.remedy for finding in found)
     known = {check for check, status, _ in FAULTY[name] if status is Status.FAIL}
     assert {finding.check for finding in findings if finding.status is Status.FAIL} == known
+
+
+def test_links_that_went_up_and_down() -> None:
+    found = [event for line in read("dmesg/azure-1dev_6flap_syslog.txt").splitlines() if (event := rdma.event_of(line))]
+    assert [(event.interface, event.up) for event in found] == [("ib6", False)] * 6 + [("ib6", True)] * 6
+    lines = read("dmesg/gpud-pstore-dmesg.txt").splitlines()
+    (up,) = [event for line in lines if (event := rdma.event_of(line))]
+    assert (up.interface, up.slot, up.up) == ("enp65s0f0np0", "0000:41:00.0", True)
 
 
 def test_the_tally(capsys: pytest.CaptureFixture[str]) -> None:

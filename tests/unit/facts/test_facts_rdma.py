@@ -1,7 +1,5 @@
 """RDMA's character devices, the log of links, processors' sets, and the logs of earlier boots."""
 
-from pathlib import Path
-
 import pytest
 from facts_samples import answer, gpu_facts_with
 
@@ -17,7 +15,6 @@ LINKS = BOOT + (
 )
 VERBS, MAD = "/sys/class/infiniband_verbs/", "/sys/class/infiniband_mad/"
 CPUS = "/sys/devices/system/cpu/"
-SHARED = Path(__file__).parents[4] / "shared" / "captures" / "dmesg"
 
 
 def test_devices_with_and_without_their_files() -> None:
@@ -93,14 +90,21 @@ def test_a_log_without_a_line_is_a_gap() -> None:
     assert "as root" in gpu_facts_with({"journal-links": answer("")}).gaps["link_log"]
 
 
-@pytest.mark.captures
-def test_lines_of_real_logs() -> None:
-    flaps = (SHARED / "azure-1dev_6flap_syslog.txt").read_text(encoding="utf-8")
-    found = [event for line in flaps.splitlines() if (event := rdma.event_of(line)) is not None]
-    assert [(event.interface, event.up) for event in found] == [("ib6", False)] * 6 + [("ib6", True)] * 6
-    kernel = (SHARED / "gpud-pstore-dmesg.txt").read_text(encoding="utf-8")
-    (up,) = [event for line in kernel.splitlines() if (event := rdma.event_of(line)) is not None]
-    assert (up.interface, up.slot, up.up) == ("enp65s0f0np0", "0000:41:00.0", True)
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        # syslog's stamp, which names no year; the words in either case
+        ("Mar  4 06:18:01 rack2-n7 systemd-networkd[871]: ib3: lost carrier", ("ib3", None, False, None)),
+        ("Mar 14 06:18:06 rack2-n7 systemd-networkd[871]: ib3: Gained carrier", ("ib3", None, True, None)),
+        # a dump of the kernel's ring buffer after a panic: level and seconds since the start
+        ("<6>[   21.418007] mlx5_core 0000:83:00.1 ens6f1np1: Link up", ("ens6f1np1", "0000:83:00.1", True, None)),
+        ("<6>[   21.418007] mlx5_core 0000:83:00.1: Port module event: module 1, Cable plugged", None),
+        ("Mar 14 06:18:06 rack2-n7 systemd-networkd[871]: ib3: Gained IPv6LL", None),
+    ],
+)
+def test_lines_of_other_logs(line: str, expected: tuple[str, str | None, bool, str | None] | None) -> None:
+    event = rdma.event_of(line)
+    assert (event and (event.interface, event.slot, event.up, event.time)) == expected
 
 
 def test_processors() -> None:
