@@ -6,7 +6,6 @@ unless the row marks it ``unsure`` or it is one of the exceptions below, each wi
 """
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -25,8 +24,6 @@ from gpunode.lab.packages.recorded import recorded
 from gpunode.lab.packages.rows import repositories
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = Path(os.environ.get("GPUNODE_SHARED", ROOT.parent / "shared"))
-INDEXES = SHARED / "reference" / "real-indexes.yml"
 CATALOG = Catalog()
 # Repository of the lab → system of the catalogue.
 SYSTEMS = {
@@ -217,25 +214,3 @@ DEVIATIONS: dict[str, str] = {
     **{f"cuda-compat-{series}": _COMPAT for series in ("12-2", "12-3", "12-4", "12-5", "12-6", "12-8")},
     **{f"cuda-compat-{series}": _COMPAT for series in ("13-1", "13-3", "13-4")},
 }
-
-
-@pytest.mark.skipif(not INDEXES.is_file(), reason=f"{INDEXES} is not there (set GPUNODE_SHARED)")
-def test_the_recorded_indexes_are_those_of_the_collection() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/recorded_indexes.py", INDEXES, "--check"],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.skipif(not INDEXES.is_file(), reason=f"{INDEXES} is not there (set GPUNODE_SHARED)")
-def test_a_changed_collection_is_noticed(tmp_path: Path) -> None:
-    content = yaml.safe_load(INDEXES.read_text(encoding="utf-8"))
-    content["systems"]["debian13"]["packages"].pop("libcuda1")
-    (tmp_path / "changed.yml").write_text(yaml.safe_dump(content), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/recorded_indexes.py", tmp_path / "changed.yml", "--check"],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "debian13.yml: differs" in done.stderr

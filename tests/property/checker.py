@@ -9,10 +9,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import date
-from pathlib import Path
 from typing import Any
 
-import yaml
+import evidence
 
 RELEASE_MD = """
 2.9-2.10 x86_64
@@ -32,7 +31,6 @@ RELEASE_MD = """
 | 12.8 | 7.5;8.0;8.6;9.0;10.0;12.0 |
 """
 """Wheels below 2.12, as the tables in pytorch/pytorch read: pull requests 164471, 175253 and 182849, issue 157517."""
-INDEXES = Path(__file__).parents[3] / "shared" / "reference" / "real-indexes.yml"
 DIRECTORY = {
     "ubuntu-22.04": "ubuntu2204",
     "ubuntu-24.04": "ubuntu2404",
@@ -50,13 +48,12 @@ OLD_CUDA = {418: "10.1", 390: "9.1"}
 """Release notes, table of toolkits and drivers: 10.1.105 came with 418.39, 9.1.85 with 390.46."""
 FIRST_CUDA = {"8.6": "11.1", "10.3": "12.9", "12.1": "12.9"}
 """Capabilities whose first CUDA is not that of their architecture: CMake's list of targets, CUDA Features Archive."""
-COMPAT = Path(__file__).parents[3] / "shared" / "reference" / "compat.yml"
 TRANSITIONAL = {
     "ubuntu-22.04": {"590": "595"},
     "ubuntu-24.04": {"590": "595"},
     "ubuntu-26.04": {"535": "580", "570": "580", "590": "595"},
 }
-"""Branches of Ubuntu's archive that install another one; real-indexes.yml, scenario transitional-packages."""
+"""Branches of Ubuntu's archive that install another one; `branches_in_archive` of the recorded indexes."""
 Rule = Callable[["Look"], Iterator[str]]
 RULES: dict[str, Rule] = {}
 
@@ -106,15 +103,13 @@ def at_least(have: str, floor: str) -> bool:
 class Facts:
     """compat.yml with the look-ups that the checks need."""
 
-    def __init__(self, path: Path = COMPAT) -> None:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        self.raw: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), loader)  # noqa: S506 (a safe one)
+    def __init__(self) -> None:
+        self.raw = evidence.compat()
         self.gpus = {pci: row for row in self.raw["gpus"] for pci in row["pci_device_ids"]}
         self.branches = {int(row["branch"]): row for row in self.raw["driver_branches"]}
         self.architectures = {row["arch"]: row for row in self.raw["architectures"]}
         self.native = {int(branch): cuda for branch, cuda in self.raw["branch_native_cuda"].items()}
         self.native |= {branch: cuda for branch, cuda in OLD_CUDA.items() if branch not in self.native}
-        self.indexes: dict[str, Any] = yaml.load(INDEXES.read_text(encoding="utf-8"), loader)["systems"]  # noqa: S506
         self.majors = {v(row["cuda"])[0]: row for row in self.raw["cuda_majors"]}
 
     def toolkit(self, wish: str) -> dict[str, Any]:
@@ -145,7 +140,7 @@ class Facts:
         directory = DIRECTORY.get(system)
         if directory is None:
             return None
-        row = self.indexes[directory]["repository"].get(what, {})
+        row = evidence.index(directory)["repository"].get(what, {})
         branch, cuda = INSTALLERS.get(directory, (None, None))
         known = {"first_branch": branch, "first_toolkit": cuda}[what] or row.get("value")
         return v(str(known)) or None if known != "13.x" else (13,)
@@ -458,7 +453,7 @@ def repository(look: Look) -> Iterator[str]:
     if look.source == "nvidia" and oldest is not None and (look.branch,) < oldest and not look.stack["kept"]:
         yield f"{look.branch} in NVIDIA's repository for {os_name}, which starts at {oldest[0]}"
     if look.source == "ubuntu" and not look.stack["kept"]:
-        archive = look.facts.indexes[f"ubuntu-archive-{CODENAMES[os_name]}"]["repository"]["branches_in_archive"]
+        archive = evidence.index(f"ubuntu-archive-{CODENAMES[os_name]}")["repository"]["branches_in_archive"]
         if str(look.branch) in archive["transitional"]:
             yield f"{look.branch} in {os_name}, where it is transitional"
         if look.branch in (545, 560, 610, 615, 620):

@@ -10,7 +10,7 @@ from collections import Counter
 from datetime import date
 
 import pytest
-from checker import COMPAT, RULES, Facts, violations
+from checker import RULES, Facts, violations
 from effort import EVERYTHING, effort
 from grid import EARLIER, TODAY, Asked, Grid, asked
 
@@ -20,8 +20,6 @@ from gpunode.stack.assemble import assemble
 from gpunode.stack.conflict import first_case
 from gpunode.stack.question import Question, restrict, terms
 from gpunode.stack.rules import rules
-
-pytestmark = pytest.mark.skipif(not COMPAT.is_file(), reason=f"the checker's facts are not here: {COMPAT}")
 
 ONE_IN = int(os.environ.get("GPUNODE_GRID_ONE_IN", "300" if EVERYTHING else "900"))
 REQUESTED = ("R25-driver-range", "R26-kernel-policy")

@@ -2,33 +2,19 @@
 
 import gzip
 import hashlib
-import os
 import re
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-import yaml
-
-SHARED = Path(os.environ.get("GPUNODE_SHARED", Path(__file__).resolve().parents[4] / "shared"))
-FILE = SHARED / "reference" / "real-indexes.yml"
-
-
-@cache
-def systems() -> Mapping[str, Any]:
-    """Recorded repositories by name."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    content: dict[str, Any] = yaml.load(FILE.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506
-    return content["systems"]  # type: ignore[no-any-return]
+from evidence import index
 
 
 def recorded(system: str) -> list[tuple[str, str]]:
     """Names with every version that was recorded of them in one repository."""
     return [
         (name, version.split()[0])
-        for name, row in systems()[system]["packages"].items()
+        for name, row in index(system)["packages"].items()
         for version in (*row.get("versions", ()), *row.get("versions_derived", ()))
     ]
 

@@ -1,29 +1,19 @@
 """Nothing of the reference that the catalog was made from is missing, and nothing says something else."""
 
-import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from evidence import compat
 
 from gpunode.catalog import load
 
-SHARED = Path(os.environ.get("GPUNODE_SHARED", Path(__file__).resolve().parents[4] / "shared"))
-FILE = SHARED / "reference" / "compat.yml"
-pytestmark = [
-    pytest.mark.captures,
-    pytest.mark.skipif(not FILE.is_file(), reason=f"{FILE} is not there (set GPUNODE_SHARED)"),
-]
 CATALOG = load()
 
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    content: dict[str, Any] = yaml.load(FILE.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506
-    return content
+    return compat()
 
 
 def test_every_gpu_is_there_with_its_figures(reference: dict[str, Any]) -> None:

@@ -106,8 +106,6 @@ def test_two_repositories_of_one_new_branch_become_one_row(tmp_path: Path) -> No
     assert len(rows["sources"]) == len(rows["branches"]["630"]["source"]) == 2  # type: ignore[arg-type]
 
 
-@pytest.mark.captures
-@pytest.mark.skipif(not index_files.FILE.is_file(), reason=f"{index_files.FILE} is not there (set GPUNODE_SHARED)")
 class TestRecordedIndexes:
     """Indexes with the names and versions of NVIDIA's repositories as third parties recorded them."""
 

@@ -1,18 +1,16 @@
-"""Package indexes for a real apt, written from the recorded ones: ``../shared/reference/real-indexes.yml``.
+"""Package indexes for a real apt, written from the recorded ones.
 
 Names, versions, revisions and the key facts (epoch of dkms, what it takes, ``>=`` of the metapackages) are recorded; of
 the dependencies between NVIDIA's packages the recorded page has a least graph, marked as an assumption there.
 """
 
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from evidence import index
 
-INDEXES = Path(__file__).parents[4] / "shared" / "reference" / "real-indexes.yml"
 DISTRIBUTIONS_DKMS = {
     "ubuntu2204": "2.8.7-2ubuntu2",
     "ubuntu2404": "3.0.11-1ubuntu13",
@@ -33,20 +31,11 @@ UNSUFFIXED = ("nvidia-fabricmanager", "libnvidia-nscq", "nvidia-imex", "libnvsdm
 BESIDE = ("nvidia-modprobe", "nvidia-persistenced", "nvidia-settings", "nvidia-xconfig")
 
 
-@cache
-def recorded() -> dict[str, Any]:
-    """The recorded indexes; the test is skipped, loudly, where the shared folder is not there."""
-    if not INDEXES.exists():
-        pytest.skip(f"no recorded indexes: {INDEXES} is not there")
-    found: dict[str, Any] = yaml.safe_load(INDEXES.read_text(encoding="utf-8"))
-    return found
-
-
 def revision(system: str, release: str) -> str:
     """The recorded revision of a driver release."""
     if system.startswith("debian"):
         return "1"
-    rows: dict[str, str] = recorded()["systems"]["ubuntu2404"]["repository"]["driver_revisions"]
+    rows: dict[str, str] = index("ubuntu2404")["repository"]["driver_revisions"]
     for patterns, value in rows.items():
         for pattern in patterns.split():
             if re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), release):
@@ -65,7 +54,7 @@ def stanza(name: str, version: str, depends: list[str], more: str = "") -> str:
 
 def graph(system: str, branch: str) -> dict[str, list[str]]:
     """The recorded page's least graph for a branch."""
-    rows = recorded()["assumptions"]["dependency_graph"]
+    rows = index("assumptions")["assumptions"]["dependency_graph"]
     if system.startswith("debian"):
         return dict(rows["debian"])
     if int(branch) >= 590:

@@ -1,15 +1,12 @@
 """What the role cuda refuses to touch, held against the packages that were recorded of NVIDIA's repositories."""
 
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from evidence import index
 
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
 
-EVIDENCE = Path(__file__).parents[4] / "shared" / "reference" / "real-indexes.yml"
 # Recorded at the driver's version; toolkits and other publishers' packages need them without a driver.
 HARMLESS = ("cuda-compat-", "libxnvctrl", "nvidia-settings", "nvidia-xconfig", "xserver-", "libnvidia-")
 
@@ -18,17 +15,9 @@ def refused(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in DRIVER_PACKAGES)
 
 
-@pytest.fixture(scope="module")
-def systems() -> dict[str, Any]:
-    if not EVIDENCE.exists():
-        pytest.skip(f"{EVIDENCE} is not there")
-    found: dict[str, Any] = yaml.safe_load(EVIDENCE.read_text(encoding="utf-8"))["systems"]
-    return found
-
-
 @pytest.mark.parametrize("system", ["ubuntu2204", "ubuntu2404", "ubuntu2604"])
-def test_whatever_carries_the_drivers_version_is_refused(systems: dict[str, Any], system: str) -> None:
-    rows = systems[system]["packages"]
+def test_whatever_carries_the_drivers_version_is_refused(system: str) -> None:
+    rows = index(system)["packages"]
     fabric = [name for name, row in rows.items() if row.get("follows") == "fabricmanager"]
     driver = [name for name, row in rows.items() if row.get("follows") == "driver"]
     assert len(fabric) > 5
@@ -40,8 +29,8 @@ def test_whatever_carries_the_drivers_version_is_refused(systems: dict[str, Any]
 
 
 @pytest.mark.parametrize("system", ["ubuntu2404", "debian13"])
-def test_no_part_of_a_toolkit_is_refused(systems: dict[str, Any], system: str) -> None:
-    rows = systems[system]["packages"]
+def test_no_part_of_a_toolkit_is_refused(system: str) -> None:
+    rows = index(system)["packages"]
     parts = [
         name for name in rows if name.endswith(("-13-2", "-config-common")) or name.startswith(("libcudnn9", "libnccl"))
     ]

@@ -16,7 +16,7 @@ FOUR = (
     "libnvidia-container-tools",
     "libnvidia-container1",
 )
-# Release fields and versions: ../shared/reference/real-indexes.yml, ubuntu2404 and libnvidia-container.
+# Release fields and versions: gpunode/lab/packages/data/recorded, ubuntu2404 and libnvidia-container.
 ORIGINS = {
     "cuda": ("NVIDIA", "NVIDIA CUDA", ("1.19.1", "1.20.0", "1.20.2")),
     "libnvidia-container": (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from evidence import index
 from stack_samples import CATALOG, TODAY, group
 
 from gpunode.stack import NodePicture, Request, Stack, resolve
@@ -102,7 +102,6 @@ def test_the_table_is_whole() -> None:
     assert known <= set(CATALOG.sources)
 
 
-INDEXES = Path(__file__).parents[4] / "shared" / "reference" / "real-indexes.yml"
 DIRECTORIES = {
     ("ubuntu-22.04", "nvidia"): "ubuntu2204",
     ("ubuntu-24.04", "nvidia"): "ubuntu2404",
@@ -117,18 +116,10 @@ DIRECTORIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def indexes() -> dict[str, Any]:
-    if not INDEXES.exists():
-        pytest.skip("the reference is not here")
-    systems: dict[str, Any] = yaml.safe_load(INDEXES.read_text(encoding="utf-8"))["systems"]
-    return systems
-
-
-def recorded(index: dict[str, Any], server: bool) -> tuple[set[int], set[str]]:
+def recorded(known: dict[str, Any], server: bool) -> tuple[set[int], set[str]]:
     """Branches and toolkits of which a recorded index has a package with its version."""
     branches, toolkits = set(), set()
-    for name, package in index["packages"].items():
+    for name, package in known["packages"].items():
         if not package.get("sure", True) or not package.get("versions"):
             continue
         toolkit = re.fullmatch(r"cuda-toolkit-(\d+)-(\d+)", name)
@@ -142,11 +133,11 @@ def recorded(index: dict[str, Any], server: bool) -> tuple[set[int], set[str]]:
 
 
 @pytest.mark.parametrize("place", DIRECTORIES, ids="-".join)
-def test_the_table_agrees_with_the_recorded_indexes(place: tuple[str, str], indexes: dict[str, Any]) -> None:
+def test_the_table_agrees_with_the_recorded_indexes(place: tuple[str, str]) -> None:
     """What an index records is never refused for the repository; below a first branch that is sure all is."""
     system, source = place
-    index = indexes[DIRECTORIES[place]]
-    branches, toolkits = recorded(index, server=source == "ubuntu")
+    known = index(DIRECTORIES[place])
+    branches, toolkits = recorded(known, server=source == "ubuntu")
     answers: dict[tuple[str, str], set[str]] = {}
     for question, answer, _ in ROWS:
         words = shlex.split(question)
@@ -160,7 +151,7 @@ def test_the_table_agrees_with_the_recorded_indexes(place: tuple[str, str], inde
     assert answers
     assert not {("--driver", str(branch)) for branch in branches} & refused
     assert not {("--toolkit", toolkit) for toolkit in toolkits} & refused
-    first = index["repository"].get("first_branch", {})
+    first = known["repository"].get("first_branch", {})
     if first.get("sure"):
         asked = {key for key in answers if key[0] == "--driver" and int(key[1].split(".")[0]) < int(first["value"])}
         assert asked
