@@ -13,6 +13,7 @@ class Planned:
     files: Mapping[str, Any] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
     purge: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
 
     def with_files(self, files: Mapping[str, str]) -> "Planned":
         """Return the same with more files."""

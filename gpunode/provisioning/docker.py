@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from gpunode.catalog import load
 from gpunode.facts.node import OperatingSystem
 from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.daemon_json import daemon_request
+from gpunode.provisioning.daemon_json import daemon_request, read_document
 from gpunode.provisioning.departures import departures
 from gpunode.provisioning.docker_daemon import DAEMON, RELOAD, RESTART, daemon_change
 from gpunode.provisioning.docker_daemon import LOOK as DAEMON_LOOK
@@ -36,8 +37,10 @@ UNATTENDED = "/etc/apt/apt.conf.d/52gpunode-docker"
 BEFORE, USERS = f"{MEMORY}/packages-before", f"{MEMORY}/users"
 DAEMON_BEFORE = "/etc/docker/daemon.json.before-gpunode"
 DATA = ("/var/lib/docker", "/var/lib/containerd")
+DROP_INS = "/etc/systemd/system/docker.service.d"
+MOUNT = f"{DROP_INS}/gpunode-data-root.conf"
 LOOK = Look(
-    paths=(SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, MEMORY, *DATA, *DAEMON_LOOK.paths),
+    paths=(SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, MEMORY, DROP_INS, MOUNT, *DATA, *DAEMON_LOOK.paths),
     contents=(BEFORE, USERS, KEY, RPM_KEY, *DAEMON_LOOK.contents),
 )
 # An engine of another source is removed first: its packages conflict with the new ones.
@@ -83,7 +86,7 @@ def _present(state: NodeState, settings: Mapping[str, Any], context: Context, do
     refusals += [*archive.refusals, *([request.problem] if request.problem else []), *change.refusals]
     there = {*(docker.group or ())}
     users = [name for name in settings["users"] if name not in there]
-    files = [*archive.files, *_unattended(state, settings, engine), *change.files]
+    files = [*archive.files, _mount(change.merged.text), *_unattended(state, settings, engine), *change.files]
     if source != "docker":
         files += [ManagedFile(path=path, content=None) for path in _archive_paths(state)]
     return Manifest(
@@ -102,6 +105,7 @@ def _present(state: NodeState, settings: Mapping[str, Any], context: Context, do
             "keep_data": switches,
             "engine": now.package is not None,
             "users": users,
+            "known": [name for name in users if name not in context.planned.users],
             "known_users": sorted({*_remembered_users(state), *users}),
             "users_file": USERS,
         },
@@ -155,7 +159,7 @@ def _requested(state: NodeState, settings: Mapping[str, Any], source: str) -> tu
                 f"{name}=*:{version}-*" if name in {"docker-ce", "docker-ce-cli"} else name for name in packages
             ]
     elif source == "distribution":
-        packages = ["docker.io" if version == "keep" else f"docker.io={version}*"]
+        packages = ["docker.io" if version == "keep" else f"docker.io={version}[!0-9]*"]
         system = state.facts.os
         if system is not None and system.id == "debian" and int((system.version_id or "0").split(".")[0]) >= 13:
             packages.append("docker-cli")
@@ -175,6 +179,18 @@ def _packages(
     if state.apt is None:
         return DnfChange(install=requested, remove=gone, memory=BEFORE, lock_wait_s=wait)
     return AptChange(install=requested, purge=gone, memory=BEFORE, files=archive.texts, lock_wait_s=wait)
+
+
+def _mount(text: str | None) -> ManagedFile:
+    """Return the drop-in that makes the daemon wait for the mount below its data, if daemon.json moves them."""
+    root = read_document(text).get("data-root")
+    named = isinstance(root, str) and re.fullmatch(r"/[A-Za-z0-9/._+-]+", root) is not None
+    lines = (
+        "# Managed by gpunode (role docker): without this mount the daemon would fill the root file system.",
+        "[Unit]",
+        f"RequiresMountsFor={root}",
+    )
+    return ManagedFile(path=MOUNT, content="".join(f"{line}\n" for line in lines) if named else None)
 
 
 def _unattended(state: NodeState, settings: Mapping[str, Any], engine: InstalledEngine) -> list[ManagedFile]:
@@ -229,7 +245,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, doc
         if settings["remove_data"] and (ours or now.package is None) and _filled(state, folder)
     ]
     users = [name for name in _remembered_users(state) if name in (docker.group or ())]
-    own = (SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, DAEMON_BEFORE, USERS, BEFORE, RESTART, RELOAD)
+    own = (SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, MOUNT, DAEMON_BEFORE, USERS, BEFORE, RESTART, RELOAD)
     stays = now.package is not None and not ours
     return Manifest(
         role=ROLE,
@@ -237,7 +253,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, doc
             *(file.model_copy(update={"phase": "before"}) for file in change.files),
             *(ManagedFile(path=path, content=None, phase="after") for path in own),
         ),
-        folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
+        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in (MEMORY, DROP_INS)),
         packages=packages,
         refusals=(*refusals, *change.refusals),
         notes=change.restart_notes if stays else (),

@@ -17,6 +17,7 @@ from gpunode.provisioning.driver_input import DriverInput
 from gpunode.provisioning.driver_modules import module_state
 from gpunode.provisioning.driver_sources import LIFTED, SOURCES, DriverSource
 from gpunode.stack import TOGETHER, Stack, driver_names, picture_from_facts
+from gpunode.stack.naming import any_revision
 from gpunode.variables import plain
 
 # Placeholder of the release in texts that are built before it is known.
@@ -246,7 +247,7 @@ def _pins(case: AptDriverInput, release: str) -> list[dict[str, Any]]:
     source.
     """
     names = [f"src:{name}" for name in case.source.pin_sources] or list(case.source.pin_packages)
-    return [{"packages": names, "pin": f"version {release}-*", "priority": PIN_PRIORITY}]
+    return [{"packages": names, "pin": f"version {any_revision(release)}", "priority": PIN_PRIORITY}]
 
 
 def _wanting(case: AptDriverInput) -> list[Kernel]:

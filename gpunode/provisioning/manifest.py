@@ -192,6 +192,11 @@ class Manifest(Frozen):
         }
 
     @property
+    def manages(self) -> bool:
+        """Return False if the role has nothing to do with this node, as with ``ROLE_state: keep``."""
+        return bool(self.files or self.folders or self.packages or self.units or self.values)
+
+    @property
     def due(self) -> bool:
         """Return True if the node differs from the manifest."""
         return bool(self.due_reasons)

@@ -57,7 +57,9 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         return Manifest(role=ROLE, refusals=("no-sshd: the node has no OpenSSH server that systemd runs",))
     if settings["state"] == "absent":
         return _absent(state, ssh, context)
-    refusals = [*_bad_settings(ssh, settings), *_bad_users(ssh, settings), *_bad_ports(ssh, settings)]
+    # In check mode: users that the role accounts would create, whose login cannot be tested yet.
+    coming = set(context.planned.users)
+    refusals = [*_bad_settings(ssh, settings), *_bad_users(ssh, settings, coming), *_bad_ports(ssh, settings)]
     if refusals:
         return Manifest(role=ROLE, refusals=tuple(refusals))
     published = _published(state.contents.get(PUBLISHED))
@@ -72,19 +74,20 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         questions["moduli"] = NodeQuestion(kind="documents", body={"paths": [MODULI]})
         files += _moduli(state, context.answers.get("moduli", {}).get(MODULI))
     reasons = [*_reasons(state, ssh, settings, keys)]
+    logins = _logins(ssh, settings, coming)
     shown = [file for file in files if file.path != PUBLISHED]
     if reasons or any(True for file in shown for _ in file_reasons(file, state)):
         questions["login"] = NodeQuestion(
             kind="ssh_login",
             body={
                 "files": [_as_answered(file) for file in shown if file.path.startswith(("/etc/ssh/sshd", BANNER))],
-                "logins": _logins(ssh, settings),
+                "logins": logins,
             },
         )
     notes = [*overridden(rows, ssh.documents, DROP_IN), *_notes(ssh, settings, keys)]
     answer = context.answers.get("login")
     if answer is not None:
-        refusals += _login_refusals(ssh, settings, rows, answer, notes)
+        refusals += _login_refusals(ssh, logins, rows, answer, notes)
     return Manifest(
         role=ROLE,
         files=tuple(files),
@@ -148,7 +151,7 @@ def _bad_settings(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _bad_users(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
+def _bad_users(ssh: SshState, settings: Mapping[str, Any], coming: set[str]) -> Iterator[str]:
     for name in ("allow_users", "allow_groups", "forwarding_users", "admin_users", "trusted_networks"):
         for word in settings[name]:
             if not WORD.fullmatch(str(word)):
@@ -158,10 +161,11 @@ def _bad_users(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
                 )
     for name in ("admin_users", "forwarding_users"):
         for user in settings[name]:
-            if ssh.account(user) is None:
+            if user not in coming and ssh.account(user) is None:
                 yield f"ssh_hardening_{name}: the node has no local account {user} with a login shell"
     for user in settings["allow_users"]:
-        if re.fullmatch(r"[\w.-]+", str(user), re.ASCII) and ssh.account(user) is None:
+        named = re.fullmatch(r"[\w.-]+", str(user), re.ASCII) and user not in coming
+        if named and ssh.account(user) is None:
             yield f"ssh_hardening_allow_users: the node has no local account {user} with a login shell"
 
 
@@ -185,7 +189,11 @@ def _bad_ports(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _login_refusals(
-    ssh: SshState, settings: Mapping[str, Any], rows: list[tuple[str, str]], answer: Mapping[str, Any], notes: list[str]
+    ssh: SshState,
+    logins: list[dict[str, Any]],
+    rows: list[tuple[str, str]],
+    answer: Mapping[str, Any],
+    notes: list[str],
 ) -> list[str]:
     """Return why the settings are refused: sshd rejects them, they have no effect, or a user would be locked out."""
     if answer.get("unavailable"):
@@ -197,7 +205,7 @@ def _login_refusals(
     if not isinstance(answer.get("effective"), str) or not isinstance(texts, dict):
         return ["sshd's resulting configuration could not be determined"]
     found = list(contradictions(rows, answer["effective"], ssh.documents, DROP_IN))
-    for one in _logins(ssh, settings):
+    for one in logins:
         user = one["user"]
         own = ssh.login is not None and ssh.login.user == user
         whose = "the login of this run" if own else "an admin user"
@@ -215,13 +223,12 @@ def _login_refusals(
     return found
 
 
-def _logins(ssh: SshState, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return user, address and port of this run's login and of each admin user's."""
+def _logins(ssh: SshState, settings: Mapping[str, Any], coming: set[str]) -> list[dict[str, Any]]:
+    """Return user, address and port of this run's login and of each admin user's, without users to be created."""
     address, port = (ssh.login.address, ssh.login.port) if ssh.login else ("127.0.0.1", 22)
     own = [ssh.login.user] if ssh.login else []
-    return [
-        {"user": user, "address": address, "port": port} for user in dict.fromkeys([*own, *settings["admin_users"]])
-    ]
+    users = [user for user in dict.fromkeys([*own, *settings["admin_users"]]) if user not in coming]
+    return [{"user": user, "address": address, "port": port} for user in users]
 
 
 def _reasons(state: NodeState, ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from gpunode.catalog.driver_rules import DMA_BUF_CUDA, DMA_BUF_KERNEL, against_dma_buf
 from gpunode.catalog.origins import table
 from gpunode.stack.model import Pin, Preference
-from gpunode.stack.naming import DRIVER_VARIANTS, applies, fill, package_set, version_word
+from gpunode.stack.naming import DRIVER_VARIANTS, any_revision, applies, fill, package_set, version_word
 from gpunode.stack.rules import CandidateCase, Choice, rules
 
 PIN_PRIORITY = 1001
@@ -50,7 +50,9 @@ def pin(case: CandidateCase) -> Iterator[Choice]:
     held = f"holds {version_word(case)} on {candidate.system.name}"
     pattern = None if row.pattern is None else fill(case, row.pattern)
     if row.kind == "preferences":
-        stanza = Preference(packages=_closure_globs(case), pin=f"version {version_word(case)}-*", priority=PIN_PRIORITY)
+        stanza = Preference(
+            packages=_closure_globs(case), pin=f"version {any_revision(version_word(case))}", priority=PIN_PRIORITY
+        )
         yield Choice(
             "pin", Pin(mechanism="preferences", preferences=(stanza,)), f"an apt preferences file of ours {held}"
         )

@@ -21,6 +21,14 @@ def version_word(case: CandidateCase) -> str:
     return f"{candidate.branch.number}.*" if candidate.decided_by == "repository" else candidate.version
 
 
+def any_revision(release: str) -> str:
+    """Return apt's pattern of the versions of a release, or of a shell pattern of releases that ends with a star.
+
+    apt drops a star at the end and compares the rest as text, in which an earlier star stands for itself.
+    """
+    return release if release.endswith("*") else f"{release}-*"
+
+
 def applies(case: CandidateCase, row: PackageSet | Pinning) -> bool:
     """Return True if a row of names or of pinning applies to the case's system and branch."""
     return is_for(row, case.candidate.system, case.candidate.branch.number)

@@ -53,12 +53,13 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if role == GATE and refuse:
             self.node.keep("fit", "")
         self.remember_reboot(role, manifest)
-        # gpunode_force repeats the changes of roles; it never reboots a node.
-        due = refuse and (manifest.due or (role in SPECIFICATIONS and self.forced()))
+        # gpunode_force repeats the changes of roles that manage something; it never reboots a node.
+        due = refuse and (manifest.due or (role in SPECIFICATIONS and manifest.manages and self.forced()))
         if due and self._task.check_mode:
             # Previews of the roles that follow include these files.
             before = self.node.read("planned")
-            self.node.keep("planned", json.dumps(planned_of(before, {"files": manifest.source_files})))
+            coming = {"files": manifest.source_files, "users": manifest.values.get("create")}
+            self.node.keep("planned", json.dumps(planned_of(before, coming)))
             texts = {file.path: file.content for file in manifest.files if file.encoding == "utf-8"}
             self.node.keep("files", json.dumps({**(self.node.read("files") or {}), role: texts}))
         elif due:

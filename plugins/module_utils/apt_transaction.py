@@ -169,15 +169,22 @@ def offered(options, entry):
     return list(dict.fromkeys(line.split("|")[1].strip() for line in lines if line.count("|") >= 2))
 
 
-def refuse_what_is_not_offered(options, wanted):
-    """Raise AptError if no source offers a requested version; apt's own message lacks the versions that exist."""
+def exactly(options, wanted):
+    """Return the entries with the newest offered version in place of each pattern; AptError if no source offers one.
+
+    apt reads patterns by its own rules: it drops a star at the end, and an earlier one then stands for itself.
+    """
+    found = []
     for entry in wanted:
         name, _, pattern = entry.partition("=")
         versions = offered(options, entry)
-        if not any(fnmatch.fnmatchcase(version, pattern or "*") for version in versions):
+        fits = [version for version in versions if fnmatch.fnmatchcase(version, pattern or "*")]
+        if not fits:
             request = f"{name} {pattern}".strip()
             have = ", ".join(versions[:8]) or "no package of that name"
             raise AptError(f"the node's sources do not have {request}; they have {have}")
+        found.append(f"{name}={fits[0]}" if pattern else entry)
+    return found
 
 
 def refuse_what_is_not_ours(question, present, install, remove):
@@ -210,7 +217,7 @@ def coming(question, present):
         before += [f"{name}-" for name in planned.get("purge", []) if name in present]
         already = simulated(options, ["install", *before]) if before else ({}, set())
         wanted = [entry for entry in wanted if entry.partition("=")[0] not in already[0]]
-        refuse_what_is_not_offered(options, wanted)
+        wanted = exactly(options, wanted)
         arguments = ["--purge", "install", *wanted, *(f"{name}-" for name in sorted(going))]
         install, remove = simulated(options, [*arguments, *before])
         refuse_failed_sources(failed, ["apt-cache", *options], install)

@@ -204,7 +204,7 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
             settings_of=settings_of,
             check=bool(self._task.check_mode),
             lock=self.variable("gpunode_stack") or None,
-            planned=Planned(planned["files"], planned["packages"], tuple(planned["purge"])),
+            planned=Planned(planned["files"], planned["packages"], tuple(planned["purge"]), tuple(planned["users"])),
             variables=tuple(str(name) for name in self.task_vars),
             inventories=tuple(map(str, self.variable("ansible_inventory_sources") or ())),
             reboot_reasons=self.reboot_reasons(),
@@ -222,12 +222,13 @@ def _first_line(path: str) -> str:
 
 
 def planned_of(*parts: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the planned ``files``, ``packages`` and ``purge`` of all parts in one mapping."""
-    whole: dict[str, Any] = {"files": {}, "packages": {}, "purge": []}
+    """Return the planned ``files``, ``packages``, ``purge`` and ``users`` of all parts in one mapping."""
+    whole: dict[str, Any] = {"files": {}, "packages": {}, "purge": [], "users": []}
     for part in parts:
         whole["files"].update((part or {}).get("files") or {})
         whole["packages"].update((part or {}).get("packages") or {})
-        whole["purge"] = sorted({*whole["purge"], *((part or {}).get("purge") or ())})
+        for name in ("purge", "users"):
+            whole[name] = sorted({*whole[name], *((part or {}).get(name) or ())})
     return whole
 
 

@@ -115,6 +115,13 @@ def test_a_role_is_planned_where_one_of_its_tags_is_selected_and_nowhere_else(ro
     assert role.name in change["ansible.builtin.include_tasks"]["apply"]["tags"]
 
 
+def test_a_task_that_repeats_a_command_does_not_wait_for_it_in_check_mode(role: Path) -> None:
+    """In check mode a command is skipped and never has the awaited output."""
+    for task in tasks(role):
+        conditions = str(task.get("when", ""))
+        assert "until" not in task or "not ansible_check_mode" in conditions, task["name"]
+
+
 def test_only_builtin_modules_and_our_own_are_used(role: Path) -> None:
     for task in tasks(role):
         modules = task.keys() - TASK_KEYWORDS
@@ -146,6 +153,8 @@ def test_each_role_of_the_site_playbook_can_be_chosen() -> None:
     plays = load(ROOT / "playbooks" / "site.yml")
     (order,) = [play["vars"]["__gpunode_all"] for play in plays if "__gpunode_all" in play.get("vars", {})]
     option = options(ROOT / "roles" / "preflight")["gpunode_roles"]
+    # Docker's users and the mount of its data exist before Docker; users exist before SSH lets only them in.
+    assert max(map(order.index, ("accounts", "storage"))) < order.index("docker") < order.index("ssh_hardening")
     assert option["choices"] == option["default"] == order, "gpunode_roles in roles/preflight (defaults, meta)"
     run = {entry["role"] for play in plays for entry in play.get("roles", [])}
     assert {f"gpunode.node.{name}" for name in order} == run - {"gpunode.node.preflight"}, "__gpunode_all in site.yml"

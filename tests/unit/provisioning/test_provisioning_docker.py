@@ -8,7 +8,7 @@ from node_samples import Planned, after, by_path, contents, context, file, node,
 from test_provisioning_keys import keys, needs_gpg
 
 from gpunode.provisioning.archives import QUESTION
-from gpunode.provisioning.docker import BEFORE, KEY, RPM_KEY, SOURCES, UNATTENDED, USERS, YUM
+from gpunode.provisioning.docker import BEFORE, KEY, MOUNT, RPM_KEY, SOURCES, UNATTENDED, USERS, YUM
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT, MEMORY, RELOAD, RESTART
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.state import NodeState
@@ -68,7 +68,11 @@ def test_a_bare_node_gets_dockers_engine_from_a_mirror(tmp_path: Any, keys: dict
     )
     assert manifest.refusals == ()
     assert isinstance(manifest.packages, AptChange)
-    assert manifest.packages.install[:3] == ("docker-ce=*:28.3.3-*", "docker-ce-cli=*:28.3.3-*", "containerd.io")
+    assert [entry.partition("=")[0] for entry in manifest.packages.install[:3]] == [
+        "docker-ce",
+        "docker-ce-cli",
+        "containerd.io",
+    ]
     assert manifest.packages.files.keys() == {KEY, SOURCES}
     text = contents(manifest)[SOURCES] or ""
     assert "URIs: http://mirror.test/docker/debian\nSuites: bookworm\nComponents: stable\n" in text
@@ -267,6 +271,23 @@ def test_users_are_added_once(settled: NodeState) -> None:
     assert manifest.due_reasons == ("operator is not in the group docker",)
     there = settled.model_copy(update={"engine": {**RUNS, "group": ["operator"]}})
     assert planned("docker", there, users=["operator"]).due_reasons == ()
+
+
+def test_in_check_mode_users_that_accounts_would_create_are_not_looked_up(settled: NodeState) -> None:
+    run = context(check=True, planned=Planned(users=("ada",)))
+    manifest = planned("docker", settled, run, users=["ada", "operator"])
+    assert (manifest.values["users"], manifest.values["known"]) == (["ada", "operator"], ["operator"])
+
+
+@pytest.mark.parametrize("daemon_keys", [{"data-root": "/scratch/docker"}, {}])
+def test_the_daemon_waits_for_the_mount_of_its_data(settled: NodeState, daemon_keys: dict[str, str]) -> None:
+    """By the role's variable, and by the file of the node's owner."""
+    text = json.dumps({"data-root": "/scratch/docker"})
+    first = node(DEBIAN, {} if daemon_keys else {DAEMON: text}, engine=RUNS, facts=units(UNIT))
+    manifest = planned("docker", first, daemon=daemon_keys)
+    assert "[Unit]\nRequiresMountsFor=/scratch/docker\n" in (contents(manifest)[MOUNT] or "")
+    assert contents(planned("docker", settled))[MOUNT] is None
+    assert contents(planned("docker", first, state="absent"))[MOUNT] is None
 
 
 def test_a_socket_that_is_open_to_the_network_is_reported(settled: NodeState) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from node_samples import file, node
-from plan_samples import context_of, settings_of
+from plan_samples import Planned, context_of, settings_of
 
 from gpunode.provisioning import ssh_hardening
 from gpunode.provisioning.due import judged
@@ -36,10 +36,11 @@ def plan(
     files: dict[str, Any] | None = None,
     texts: dict[str, str] | None = None,
     days: int = 0,
+    coming: tuple[str, ...] = (),
     **settings: Any,
 ) -> Manifest:
     state = node(files=files, texts=texts).model_copy(update={"ssh": SshState.model_validate(ssh)})
-    run = context_of(answers=answers or {})
+    run = context_of(answers=answers or {}, check=bool(coming), planned=Planned(users=coming))
     object.__setattr__(run, "today", run.today + timedelta(days=days))
     return judged(
         ssh_hardening.plan(state, settings_of("ssh_hardening", **{"state": "present", **settings}), run), state
@@ -186,6 +187,12 @@ def test_an_admin_user_needs_a_key_that_is_accepted(part: str) -> None:
     answers["login"]["logins"]["operator"] = answers["login"]["effective"]
     assert plan(ssh, answers=answers, admin_users=["admin"]).refusals == ()
     assert [one for one in plan(ssh, answers=answers, admin_users=["operator"]).refusals if "operator" in one]
+
+
+def test_in_check_mode_users_that_accounts_would_create_are_not_missing() -> None:
+    manifest = plan(recorded(), coming=("ada",), admin_users=["ada"], allow_users=["ada", "admin"])
+    assert manifest.refusals == ()
+    assert [one["user"] for one in manifest.questions["login"].body["logins"]] == ["admin"]
 
 
 def test_what_sshd_refuses_is_refused_with_its_message() -> None:

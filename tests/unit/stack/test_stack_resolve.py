@@ -319,7 +319,7 @@ def test_a_transitional_branch_is_none_of_its_own() -> None:
         ({"driver": "575"}, "preferences", "version 575.64.05-*"),
         ({"driver": "580", "os": "rhel-9"}, "module-stream", "nvidia-driver:580-open"),
         ({"driver": "580", "os": "rhel-10"}, "versionlock", "*nvidia*580*"),
-        ({"source": "debian", "os": "debian-12"}, "preferences", "version 535.*-*"),
+        ({"source": "debian", "os": "debian-12"}, "preferences", "version 535.*"),
     ],
 )
 def test_how_a_version_is_held(wanted: dict[str, Any], mechanism: str, what: str) -> None:
