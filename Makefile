@@ -21,12 +21,10 @@ demo-real: bootstrap engine ## Provision a lab node with NVIDIA's real driver fr
 
 test: bootstrap ## What a change needs, of every tier that this machine can run
 	@scripts/docker-engine || true
-	@scripts/sshd-for-tests
 	@$(BIN)/python scripts/run_tests.py
 
 test-all: bootstrap ## Every tier, every lab test, every scenario (hours on two cores)
 	@scripts/docker-engine || true
-	@scripts/sshd-for-tests
 	@$(BIN)/python scripts/run_tests.py --all
 
 lint: bootstrap ## ruff, mypy, yamllint, ansible-lint

@@ -10,17 +10,19 @@ change stays within CI's limit: the table then names what was omitted. `--all` r
 import argparse
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
+
+import needs
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"
@@ -207,6 +209,17 @@ VM_STANDS_ON = {
     "test_vm_acs": ("gpunode/provisioning/kernel_files",),
     "test_vm_machine": ("tests/vm/",),
 }
+ALLOWED_SKIPS = {
+    "no GPU": r"no NVIDIA driver is loaded on this machine",
+    "no build of PyTorch for this Python": r"GPUNODE_TORCH_PYTHON names no Python with PyTorch",
+    "a container without privileges": r"(no )?devices (cannot|may) be made|loop devices need root and",
+    "not in the recorded repositories": r"no toolkit is recorded of NVIDIA's repository",
+}
+"""Why a test may be skipped where root can install what it needs, as patterns of the beginning of a skip's reason. Any
+other skip is a failure there: a missing package or file of the project must not look like a success.
+"""
+OWN_PACKAGES = ("lint", "unit", "contract", "integration")
+"""Tiers for which packages are installed whatever is chosen; the others find out first whether they are due."""
 LISTED_CAPTURE = re.compile(r"  \S+/\S+:")
 """First line of the entry of one recorded output in tests/captures/facts.yml."""
 
@@ -222,6 +235,8 @@ class Tally:
     not_run: str | None = None
     broken: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    skips: Counter[str] = field(default_factory=Counter)
+    """Number of skipped tests by reason."""
     untested: str | None = None
     """What its tests lack on this machine, and how many depend on that."""
 
@@ -232,7 +247,7 @@ def run(argv: Sequence[str | Path], *, limit_s: float, env: dict[str, str] | Non
     Compiled modules are kept, in .cache, even if the environment disables them: without them, half of what pytest's
     workers do at their start is to compile the tests again.
     """
-    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    path = os.pathsep.join([str(BIN), os.environ["PATH"], needs.SYSTEM_FOLDERS])
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     kept.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".cache" / "bytecode"))
     process = subprocess.Popen(
@@ -277,7 +292,8 @@ def pytest_tier(*arguments: str, limit_s: float, env: dict[str, str] | None = No
         rc = run([BIN / "pytest", *present, f"--junitxml={report}"], limit_s=limit_s, env=env)
         if not report.exists():
             return Tally(failed=1, broken=[f"pytest wrote no report (exit {rc})"])
-        suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+        tree = ElementTree.parse(report).getroot()
+    suites = list(tree.iter("testsuite"))
     total, failures, errors, skipped = (
         sum(int(suite.get(key, "0")) for suite in suites) for key in ("tests", "failures", "errors", "skipped")
     )
@@ -288,7 +304,34 @@ def pytest_tier(*arguments: str, limit_s: float, env: dict[str, str] | None = No
         tally.broken.append(f"pytest exit {rc}")
     if rc == 1 and not failed:
         tally.failed += 1
+    tally.skips.update(skip_reason(skipped) for skipped in tree.iter("skipped"))
+    holes = [reason for reason in tally.skips if not allowed_skip(reason)]
+    if holes and needs.can_install():
+        number = sum(tally.skips[reason] for reason in holes)
+        tally.skipped -= number
+        tally.failed += number
+        tally.broken.append(f"{number} skipped for a reason that is not in ALLOWED_SKIPS")
     return tally
+
+
+def skip_reason(skipped: ElementTree.Element) -> str:
+    """Return why a test was skipped, from its element of pytest's report; for a module it is in the text."""
+    message = skipped.get("message", "")
+    if message == "collection skipped":
+        message = (skipped.text or "").rpartition("Skipped: ")[2].rstrip("')\"")
+    return message or "no reason given"
+
+
+def allowed_skip(reason: str) -> bool:
+    """Return whether a test may be skipped for this reason on a machine where root can install packages."""
+    return any(re.match(pattern, reason) for pattern in ALLOWED_SKIPS.values())
+
+
+def cannot_run(why: str) -> Tally:
+    """Return the result of a tier that lacks a program: a failure where root could have installed it."""
+    if needs.can_install():
+        return Tally(failed=1, broken=[f"not run: {why}"])
+    return Tally(not_run=why)
 
 
 def tool_tier(commands: dict[str, Sequence[str | Path]], *, limit_s: float) -> Tally:
@@ -356,8 +399,11 @@ def contract(*, everything: bool = False) -> Tally:
 
 
 def integration() -> Tally:
-    """Run the tests with a real sshd and real Ansible programs, on loopback."""
-    return pytest_tier("tests/integration", "tests/fleet", "-q", limit_s=1800)
+    """Run the tests with a real sshd, Slurm, nftables and PyTorch and real Ansible programs, on loopback."""
+    python, line = needs.torch_python()
+    print(line, flush=True)
+    env = {needs.TORCH_VARIABLE: str(python)} if python else None
+    return pytest_tier("tests/integration", "tests/fleet", "-q", limit_s=1800, env=env)
 
 
 def git(*arguments: str) -> str | None:
@@ -429,27 +475,24 @@ def scenarios(*, everything: bool) -> Chosen:
     return bounded([name for name in names if name == "default"], more, AT_MOST["molecule"])
 
 
-def no_lab_here() -> str | None:
-    """Return why lab nodes are not possible on this machine; None if they are."""
+def no_lab_here() -> Tally | None:
+    """Return the result of a tier of lab nodes if they are not possible on this machine; None if they are."""
     if os.geteuid() != 0:
-        return "not root: the lab builds its images as root"
-    if shutil.which("docker") is None and shutil.which("dockerd") is None:
-        return "no Docker engine: run scripts/docker-engine"
+        return Tally(not_run="not root: the lab builds its images as root")
+    if missing := needs.install("lab"):
+        return cannot_run(missing)
     try:
         import docker  # noqa: PLC0415
 
         docker.from_env(timeout=10).ping()
     except Exception as err:
-        return f"the Docker engine does not answer: {err}"
-    if shutil.which("mmdebstrap") is None:
-        return "no mmdebstrap: run scripts/docker-engine"
+        return Tally(not_run=f"the Docker engine does not answer (scripts/docker-engine starts one): {err}")
     return None
 
 
 def lab(*, everything: bool = False) -> Tally:
-    reason = no_lab_here()
-    if reason:
-        return Tally(not_run=reason)
+    if impossible := no_lab_here():
+        return impossible
     chosen = lab_files(everything=everything)
     tally = pytest_tier(*chosen.run, "-v", limit_s=9000 if everything else 3600)
     tally.left_out = chosen.left_out
@@ -458,24 +501,21 @@ def lab(*, everything: bool = False) -> Tally:
 
 def lab_debian_13() -> Tally:
     """Run the playbooks on the other system: one more DKMS build, so only if everything is requested."""
-    reason = no_lab_here()
-    if reason:
-        return Tally(not_run=reason)
+    if impossible := no_lab_here():
+        return impossible
     return pytest_tier("tests/lab/test_site.py", "-v", limit_s=2400, env={"GPUNODE_TEST_SITE_OS": "debian-13"})
 
 
 def lab_matrix() -> Tally:
     """Run every system with every branch on every machine: hours."""
-    reason = no_lab_here()
-    if reason:
-        return Tally(not_run=reason)
+    if impossible := no_lab_here():
+        return impossible
     return pytest_tier("tests/lab/test_matrix.py", "-v", limit_s=21600, env={"GPUNODE_TEST_ALL": "1"})
 
 
 def molecule(*, everything: bool = False) -> Tally:
-    reason = no_lab_here()
-    if reason:
-        return Tally(not_run=reason)
+    if impossible := no_lab_here():
+        return impossible
     chosen = scenarios(everything=everything)
     tally = tool_tier({name: [BIN / "molecule", "test", "-s", name] for name in chosen.run}, limit_s=1800)
     tally.left_out = chosen.left_out
@@ -496,13 +536,12 @@ def vm_files(*, everything: bool) -> Chosen:
 def vm(*, everything: bool = False) -> Tally:
     if os.geteuid() != 0:
         return Tally(not_run="not root: the machines' image is built as root")
-    missing = [name for name in ("qemu-system-x86_64", "qemu-img", "mmdebstrap") if shutil.which(name) is None]
-    if missing:
-        return Tally(not_run=f"no {missing[0]}: apt-get install qemu-system-x86 qemu-utils mmdebstrap")
     chosen = vm_files(everything=everything)
     if not chosen.run:
         why = "left to --all" if chosen.left_out else "nothing changed that needs a kernel of its own"
         return Tally(not_run=why, left_out=chosen.left_out)
+    if missing := needs.install("vm"):
+        return cannot_run(missing)
     return pytest_tier(*chosen.run, "-v", limit_s=7200 if everything else 1800)
 
 
@@ -548,6 +587,18 @@ def describe(name: str, tally: Tally) -> str:
     return row
 
 
+def skips(tallies: dict[str, Tally]) -> list[str]:
+    """Return the table of skipped tests by reason; where root can install packages, failures are marked."""
+    rows = [(name, reason, number) for name, tally in tallies.items() for reason, number in tally.skips.items()]
+    if not rows:
+        return ["\nNo test was skipped."]
+    lines = ["\nSkipped tests by reason:"]
+    for name, reason, number in sorted(rows):
+        failure = "" if allowed_skip(reason) or not needs.can_install() else "  (failure: not in ALLOWED_SKIPS)"
+        lines.append(f"  {name:<14} {number:>5}  {' '.join(reason.split())[:160]}{failure}")
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=list(TIERS | WHOLE), help="run this tier alone (repeatable)")
@@ -561,12 +612,15 @@ def main() -> int:
     for name in chosen.only or (tiers if chosen.all else TIERS):
         print(f"== {name}", flush=True)
         started = time.monotonic()
+        if name in OWN_PACKAGES and (missing := needs.install(name)):
+            print(missing, flush=True)
         tallies[name] = tiers[name]()
         tallies[name].seconds = time.monotonic() - started
 
     print("\nTiers:")
     for name, tally in tallies.items():
         print(describe(name, tally))
+    print(*skips(tallies), sep="\n")
     passed, failed, skipped = (
         sum(getattr(t, key) for t in tallies.values()) for key in ("passed", "failed", "skipped")
     )

@@ -136,7 +136,7 @@ def test_a_disk_with_a_mounted_partition_is_in_use(disks: Disks) -> None:
     table = disks.add("part")
     run("sfdisk", "--quiet", table, input="label: gpt\n,100M\n")
     if not Path(f"{table}p1").exists():
-        pytest.skip("the kernel makes no partitions of loop devices here")
+        run("partx", "--add", table)  # a kernel that does not read partition tables itself
     run("mke2fs", "-q", "-t", "ext4", f"{table}p1")
     content = os.urandom(1 << 20)
     place = disks.mount(f"{table}p1")

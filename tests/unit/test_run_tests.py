@@ -1,8 +1,10 @@
 """Which tests a change needs."""
 
 import importlib.util
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -28,6 +30,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     monkeypatch.setitem(sys.modules, "run_tests", module)
     spec.loader.exec_module(module)
     return module
@@ -163,3 +166,69 @@ def test_everything_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPa
     module.TIERS["unit"]()
     module.WHOLE["unit"]()
     assert given == [None, {"GPUNODE_TEST_ALL": "1"}]
+
+
+TESTS = """
+import pytest
+
+@pytest.mark.skipif(True, reason="no nft: apt-get install nftables")
+@pytest.mark.parametrize("number", range(3))
+def test_of_packages(number):
+    raise AssertionError
+
+def test_of_a_gpu():
+    pytest.skip("no NVIDIA driver is loaded on this machine: 0 GPUs")
+
+def test_that_passes():
+    assert 1
+"""
+MODULE = """
+import pytest
+pytest.skip("tests/evidence/rows.yml is missing", allow_module_level=True)
+"""
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_a_skip_that_is_not_allowed_is_a_failure_where_root_can_install(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, root: bool
+) -> None:
+    (runner.ROOT / "tests").mkdir()
+    (runner.ROOT / "tests" / "test_some.py").write_text(TESTS, encoding="utf-8")
+    (runner.ROOT / "tests" / "test_module.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.setattr(runner.needs, "can_install", lambda: root)
+    tally = runner.pytest_tier("tests/test_some.py", "tests/test_module.py", "-q", "-p", "no:cacheprovider", limit_s=60)
+    assert tally.skips == Counter(
+        {
+            "no nft: apt-get install nftables": 3,
+            "no NVIDIA driver is loaded on this machine: 0 GPUs": 1,
+            "tests/evidence/rows.yml is missing": 1,
+        }
+    )
+    assert (tally.passed, tally.failed, tally.skipped) == ((1, 4, 1) if root else (1, 0, 5))
+    lines = runner.skips({"integration": tally})
+    assert sum("nftables" in line and " 3 " in line for line in lines) == 1
+    assert sum("failure" in line for line in lines) == (2 if root else 0)
+
+
+def test_a_tier_without_its_programs_is_a_failure_where_root_can_install(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(runner.needs, "install", lambda tier: f"missing: dockerd of {tier}")
+    monkeypatch.setattr(runner.needs, "can_install", lambda: True)
+    assert runner.lab().failed == runner.molecule().failed == 1
+    monkeypatch.setattr(runner.needs, "can_install", lambda: False)
+    assert (runner.lab().failed, runner.lab().not_run) == (0, "missing: dockerd of lab")
+
+
+def test_allowed_skips_are_few_and_each_is_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script(monkeypatch)
+    assert len(module.ALLOWED_SKIPS) <= 5
+    sources = [path.read_text(encoding="utf-8") for path in sorted((SCRIPT.parents[1] / "tests").rglob("*.py"))]
+    reasons = {reason for text in sources for reason in re.findall(r"(?:skip\(|reason=)f?\"([^\"]+)\"", text)}
+    reasons.add(module.gpu().not_run or "no NVIDIA driver is loaded on this machine")
+    assert len(reasons) > 20
+    unused = [name for name, one in module.ALLOWED_SKIPS.items() if not any(re.match(one, text) for text in reasons)]
+    assert unused == []
+    assert not any(module.allowed_skip(text) for text in reasons if "apt-get install" in text or "is missing" in text)
+    assert not module.allowed_skip("no reason given")

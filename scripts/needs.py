@@ -1,0 +1,291 @@
+"""Install what the tests of a tier need and this machine lacks: on Debian and Ubuntu, as root, once.
+
+Services that come with a package are neither started nor enabled. Where this program cannot install, it prints the
+command that does. Usage: scripts/needs.py TIER …
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+NEEDS: Mapping[str, Mapping[str, str]] = {
+    "lint": {"shellcheck": "shellcheck"},
+    "unit": {
+        "git": "git",
+        "ssh": "openssh-client",
+        "openssl": "openssl",
+        "gpg": "gnupg",
+        "gcc": "gcc",
+        "/usr/include/stdio.h": "libc6-dev",
+        "/usr/bin/python3": "python3",
+    },
+    "contract": {"git": "git", "ssh": "openssh-client", "/usr/bin/python3": "python3"},
+    "integration": {
+        "ssh": "openssh-client",
+        "sshd": "openssh-server",
+        "docker": "docker-cli | docker.io",
+        "dockerd": "docker.io",
+        "nft": "nftables",
+        "ip": "iproute2",
+        "iptables-save": "iptables",
+        "mkfs.xfs": "xfsprogs",
+        "mke2fs": "e2fsprogs",
+        "sfdisk": "fdisk",
+        "slurmd": "slurmd",
+        "slurmctld": "slurmctld",
+        "srun": "slurm-client",
+        "munged": "munge",
+        "gcc": "gcc",
+        "/usr/bin/python3": "python3",
+    },
+    "lab": {
+        "dockerd": "docker.io",
+        "mmdebstrap": "mmdebstrap",
+        "ssh": "openssh-client",
+        "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
+    },
+    "vm": {
+        "qemu-system-x86_64": "qemu-system-x86",
+        "qemu-img": "qemu-utils",
+        "mmdebstrap": "mmdebstrap",
+        "mke2fs": "e2fsprogs",
+        "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
+    },
+}
+"""Tier, to the programs (or files) that it needs, to the packages of Debian and Ubuntu with them. Of alternatives the
+first that this system has is installed. The Docker engine is started by scripts/docker-engine.
+"""
+SYSTEM_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
+OS_RELEASE = Path("/etc/os-release")
+POLICY = Path("/usr/sbin/policy-rc.d")
+UNITS = ("/lib/systemd/system/", "/usr/lib/systemd/system/")
+DENIED = "#!/bin/sh\n# gpunode's scripts/needs.py: no service starts while it installs.\nexit 101\n"
+LOCK = Path("/run/lock/gpunode-needs")
+UPDATE_LIMIT_S = 300
+INSTALL_LIMIT_S = 900
+
+TORCH = "torch==2.13.0"
+TORCH_VARIABLE = "GPUNODE_TORCH_PYTHON"
+TORCH_FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpunode" / "test-torch"
+_CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+_OF_CUDA = ("nvidia-", "cuda-", "triton")
+"""Beginnings of the names of packages of several GB that a build of PyTorch for CUDA brings."""
+
+
+def say(text: str) -> None:
+    """Print one line on the error stream."""
+    print(f"needs: {text}", file=sys.stderr, flush=True)
+
+
+def here(name: str) -> bool:
+    """Return whether a program is in PATH or in the system's folders, or whether a file exists."""
+    if name.startswith("/"):
+        return Path(name).exists()
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_FOLDERS}") is not None
+
+
+def can_install() -> bool:
+    """Return whether this is a Debian or an Ubuntu, and this user root."""
+    try:
+        text = OS_RELEASE.read_text(encoding="utf-8")
+    except OSError:
+        return False
+    rows = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    names = f"{rows.get('ID', '')} {rows.get('ID_LIKE', '')}".replace('"', "").split()
+    return os.geteuid() == 0 and bool({"debian", "ubuntu"} & set(names)) and shutil.which("apt-get") is not None
+
+
+def install(tier: str) -> str | None:
+    """Install the packages that a tier lacks; return None, or what is still missing with the command to run."""
+    missing = _missing(tier)
+    if not missing:
+        return None
+    names = ", ".join(f"{package} ({name})" for name, package in missing.items())
+    if can_install():
+        say(f"installing for the tier {tier}: {names}")
+        with tempfile.TemporaryFile() as log, _alone(), no_services():
+            # The lists of a fresh machine are empty, those of an old one name packages that are gone.
+            _apt(log, "update", limit_s=UPDATE_LIMIT_S)
+            packages = _packages(missing)
+            rc = _apt(log, "install", "--yes", "--no-install-recommends", *packages, limit_s=INSTALL_LIMIT_S)
+            _disable_services(packages)
+            if rc:
+                log.seek(0)
+                lines = log.read().decode(errors="replace").splitlines()
+                say(f"apt-get install ended with {rc}: {' / '.join(line for line in lines if line.strip())[-600:]}")
+        missing = _missing(tier)
+        if not missing:
+            return None
+    return f"missing: {', '.join(missing)}; run as root: apt-get install {' '.join(_packages(missing))}"
+
+
+def _packages(missing: Mapping[str, str]) -> list[str]:
+    """Return the packages to install: of alternatives the first that apt knows."""
+    found = set()
+    for alternatives in missing.values():
+        *first, last = alternatives.split(" | ")
+        found.add(next((name for name in first if _output("apt-cache", "show", "--no-all-versions", name)), last))
+    return sorted(found)
+
+
+def _missing(tier: str) -> dict[str, str]:
+    return {name: package for name, package in NEEDS.get(tier, {}).items() if not here(name)}
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let one process at a time install, so that none restores another's policy; the kernel ends the lock."""
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def no_services() -> Iterator[None]:
+    """Deny starts of services to the scripts of packages; restore what was there, also after a run that was killed."""
+    before = POLICY.read_bytes() if POLICY.exists() else None
+    mode = POLICY.stat().st_mode & 0o7777 if before is not None else 0o755
+    if before == DENIED.encode():
+        before = None
+    _write(POLICY, DENIED.encode(), 0o755)
+    try:
+        yield
+    finally:
+        if before is None:
+            POLICY.unlink(missing_ok=True)
+        else:
+            _write(POLICY, before, mode)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}", delete=False) as draft:
+        draft.write(content)
+    Path(draft.name).chmod(mode)
+    Path(draft.name).replace(path)
+
+
+def _disable_services(packages: Sequence[str]) -> None:
+    """Disable the units of packages that were just installed: they would start with the next boot."""
+    files = _output("dpkg", "-L", *packages).splitlines()
+    names = sorted({Path(file).name for file in files if file.startswith(UNITS) and "@" not in file})
+    units = [name for name in names if name.endswith((".service", ".socket", ".timer"))]
+    if units and shutil.which("systemctl"):
+        bounded(["systemctl", "disable", "--quiet", *units], limit_s=60)
+
+
+def _apt(log: IO[bytes], *words: str, limit_s: float) -> int:
+    options = ("-q", "-o", "Dpkg::Use-Pty=0", "-o", "Acquire::Retries=3", "-o", "DPkg::Lock::Timeout=300")
+    return bounded(["apt-get", *options, *words], limit_s=limit_s, log=log)
+
+
+def _output(*argv: str) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, start_new_session=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+def bounded(argv: Sequence[str | Path], *, limit_s: float, log: IO[bytes] | None = None) -> int:
+    """Run a program with its output in the log; return its exit code, 124 if it ran past its limit."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1", "LC_ALL": "C.UTF-8"}
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=log or subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return 124
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(timeout=30)
+
+
+def torch_python() -> tuple[Path | None, str]:
+    """Return a Python with PyTorch for the processor, or None, and a line about it.
+
+    It is GPUNODE_TORCH_PYTHON, or that of a virtual environment in the user's cache, which is made once. A build for
+    CUDA is never downloaded: pip first says what it would install.
+    """
+    if given := os.environ.get(TORCH_VARIABLE):
+        return Path(given), f"PyTorch: {TORCH_VARIABLE}={given}"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    folder = TORCH_FOLDER / f"{TORCH.replace('==', '-')}-py{version}"
+    python = folder / "bin" / "python"
+    if (folder / "complete").exists():
+        return python, f"PyTorch: {folder}, as made before"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / "complete").exists():
+            return python, f"PyTorch: {folder}, as made before"
+        shutil.rmtree(folder, ignore_errors=True)
+        why = _make_torch(folder)
+        if why:
+            shutil.rmtree(folder, ignore_errors=True)
+            return None, f"{why}: {TORCH_VARIABLE}=PYTHON names one with PyTorch"
+        (folder / "complete").touch()
+    return python, f"PyTorch: made {folder}"
+
+
+def _make_torch(folder: Path) -> str | None:
+    """Make the virtual environment; return why that is not possible, or None."""
+    if shutil.disk_usage(folder.parent).free < 3 << 30:
+        return f"PyTorch: less than 3 GiB free at {folder.parent}"
+    if bounded([sys.executable, "-I", "-m", "venv", folder], limit_s=120):
+        return f"PyTorch: {sys.executable} makes no virtual environment"
+    pip: list[str | Path] = [
+        folder / "bin" / "python",
+        "-I",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
+    pip += ["--only-binary=:all:", "--retries=1", "--timeout=20", TORCH]
+    report = folder / "report.json"
+    for source in ([], ["--index-url", _CPU_BUILDS]):
+        if bounded([*pip, *source, "--dry-run", "--report", report], limit_s=180):
+            continue
+        rows = json.loads(report.read_text(encoding="utf-8"))["install"]
+        if any(row["metadata"]["name"].lower().startswith(_OF_CUDA) for row in rows):
+            continue
+        say(f"installing {TORCH} for the processor in {folder}")
+        if bounded([*pip, *source], limit_s=INSTALL_LIMIT_S) == 0:
+            return None
+    return f"no CPU build of {TORCH} for Python {sys.version_info.major}.{sys.version_info.minor} is reachable"
+
+
+def main(tiers: Sequence[str]) -> int:
+    unknown = set(tiers) - NEEDS.keys()
+    if unknown or not tiers:
+        say(f"usage: scripts/needs.py TIER … (known: {', '.join(NEEDS)})")
+        return 2
+    lines = [line for tier in tiers if (line := install(tier))]
+    for line in lines:
+        say(line)
+    return 3 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
