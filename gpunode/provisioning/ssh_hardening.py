@@ -57,7 +57,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         return Manifest(role=ROLE, refusals=("no-sshd: the node has no OpenSSH server that systemd runs",))
     if settings["state"] == "absent":
         return _absent(state, ssh, context)
-    # In check mode: users that the role accounts would create, whose login cannot be tested yet.
+    # In check mode: users that the role accounts would create; their logins cannot be tested yet.
     coming = set(context.planned.users)
     refusals = [*_bad_settings(ssh, settings), *_bad_users(ssh, settings, coming), *_bad_ports(ssh, settings)]
     if refusals:
