@@ -137,18 +137,18 @@ def is_companion(name: str) -> bool:
 
 def key_to_fetch(folder: str | None, arch: str, url: str, keyring: str | None) -> tuple[dict[str, Any], str | None]:
     """Return the arguments of ``repository_key.py`` for a repository's key, and the reason why the key must not be
-    used."""
+    used: neither https nor the 32 bits in the name of its file show that it is NVIDIA's."""
     row = table().signing_keys.get(folder or "")
     known = {name: getattr(row, name, None) for name in ("file", "fingerprint", "sha256_without_version")}
     # The checksum is recorded for one architecture's package only.
     of_keyring = row.keyring_sha256 if row and keyring and arch == "x86_64" else None
     fetch = {"url": url, **known, "keyring": keyring, "keyring_sha256": of_keyring}
     vouched = known["fingerprint"] or known["sha256_without_version"] or of_keyring
-    if vouched or re.match(r"https:|file:", url):
+    if vouched:
         return fetch, None
     return fetch, (
-        f"repository-key-unknown: the key from {url} cannot be trusted: the URL is not https, and no fingerprint or "
-        "checksum is known: set the key with nvidia_repository_key"
+        f"repository-key-unknown: the key from {url} cannot be trusted: no fingerprint or checksum of it is recorded: "
+        "set the key with nvidia_repository_key"
     )
 
 

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.keys import key_problem
+from gpunode.provisioning.keys import KeyRefusedError, key_of_file, source_problem, trusted_key
 from gpunode.provisioning.manifest import ManagedFile, NodeQuestion
 from gpunode.provisioning.state import NodeState
 
@@ -16,7 +16,6 @@ OLD_TOOLKIT = re.compile(
     r"|nvidia\.github\.io/libnvidia-container/(?!stable/(deb|rpm)\b)"
 )
 """Repositories of nvidia-docker2 and its predecessors; their packages are in the toolkit's one repository now."""
-WHOLE_KEY = re.compile(r"BEGIN PGP PUBLIC KEY BLOCK[\s\S]+END PGP PUBLIC KEY BLOCK")
 QUESTION = "signing_key"
 
 
@@ -69,29 +68,23 @@ def archive_files(archive: Archive, state: NodeState, context: Context) -> Archi
 
 def _key(archive: Archive, state: NodeState, context: Context) -> tuple[str | None, ArchiveFiles]:
     """Return (the key's text, no files), or (None, the question or the refusal)."""
-    if re.match(r"[a-z]+://", archive.key) is None:
-        try:
-            text = Path(archive.key).expanduser().read_text(encoding="utf-8", errors="replace").rstrip("\n") + "\n"
-        except OSError as err:
-            return None, ArchiveFiles(refusals=(f"key-refused: {archive.key}: {err.strerror}",))
-        return _trusted(archive, text)
-    problem = key_problem(None, archive.key)
-    if problem:
-        return None, ArchiveFiles(refusals=(f"key-refused: {problem}",))
-    there = state.contents.get(archive.key_file) or ""
-    if WHOLE_KEY.search(there) and not key_problem(there, archive.key, archive.fingerprints):
-        return there, ArchiveFiles()
-    answer = context.answers.get(QUESTION)
-    if answer is None:
-        return None, ArchiveFiles(questions={QUESTION: NodeQuestion(kind="signing_key", body={"url": archive.key})})
-    if answer.get("error"):
-        return None, ArchiveFiles(refusals=(f"key-unreachable: {answer['error']}",))
-    return _trusted(archive, str(answer.get("text", "")))
-
-
-def _trusted(archive: Archive, text: str) -> tuple[str | None, ArchiveFiles]:
-    problem = key_problem(text, archive.key, archive.fingerprints)
-    return (None, ArchiveFiles(refusals=(f"key-refused: {problem}",))) if problem else (text, ArchiveFiles())
+    try:
+        if re.match(r"[a-z]+://", archive.key) is None:
+            return key_of_file(archive.key, archive.fingerprints), ArchiveFiles()
+        if problem := source_problem(archive.key):
+            return None, ArchiveFiles(refusals=(f"key-refused: {problem}",))
+        there = state.contents.get(archive.key_file) or ""
+        with suppress(KeyRefusedError):
+            return trusted_key(there.encode(), archive.key, archive.fingerprints), ArchiveFiles()
+        answer = context.answers.get(QUESTION)
+        if answer is None:
+            question = NodeQuestion(kind="signing_key", body={"url": archive.key})
+            return None, ArchiveFiles(questions={QUESTION: question})
+        if answer.get("error"):
+            return None, ArchiveFiles(refusals=(f"key-unreachable: {answer['error']}",))
+        return trusted_key(str(answer.get("text", "")).encode(), archive.key, archive.fingerprints), ArchiveFiles()
+    except KeyRefusedError as err:
+        return None, ArchiveFiles(refusals=(f"key-refused: {err}",))
 
 
 def _apt_entry(archive: Archive, state: NodeState) -> str | None:

@@ -1,14 +1,16 @@
 """The plan of the role nvidia_repository."""
 
 import hashlib
+from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
+from gpunode.provisioning.keys import KeyRefusedError, trusted_key
 from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest, NodeQuestion
-from gpunode.provisioning.repository import armoured_key, repository_offer
+from gpunode.provisioning.repository import repository_offer
 from gpunode.provisioning.rpm_repository import dnf_repository
 from gpunode.provisioning.state import Look, NodeState
 
@@ -96,19 +98,20 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         return _absent()
     if offer.problems:
         return Manifest(role=ROLE, refusals=offer.problems)
-    key, whole = offer.site_key, _whole_key(state, offer.key_path)
-    if not key and whole is not None:
-        key = whole
+    key = offer.site_key or _whole_key(state, offer)
     if not key:
         answer = context.answers.get("key")
         if answer is None:
-            body = {"path": offer.key_path, "record": RECORD, "proxy": settings["proxy"], **(offer.fetch or {})}
+            body = {"proxy": settings["proxy"], **(offer.fetch or {})}
             question = NodeQuestion(kind="repository_key", body=body, private="@" in settings["proxy"])
             return Manifest(role=ROLE, questions={"key": question})
         if "error" in answer:
             word = "repository-key-differs" if answer.get("differs") else "repository-unreachable"
             return Manifest(role=ROLE, refusals=(f"{word}: {answer['error']}: set the key with nvidia_repository_key",))
-        key = armoured_key(str(answer.get("key", "")))
+        try:
+            key = trusted_key(b64decode(str(answer.get("key", ""))), offer.url, _pinned(offer))
+        except ValueError as err:
+            return Manifest(role=ROLE, refusals=(f"repository-key-differs: {err}",))
     return Manifest(
         role=ROLE,
         files=tuple(_files(state, offer, key, str(settings["proxy"]))),
@@ -123,12 +126,21 @@ def _needed_by_others(context: Context) -> bool:
     return bool(dcgm["source"] == "nvidia" or toolkit["repository"] == "cuda")
 
 
-def _whole_key(state: NodeState, path: str) -> str | None:
-    """Return the key on the node if it is unchanged since it was written."""
-    text, record = state.contents.get(path), state.contents.get(RECORD)
+def _pinned(offer: RepositoryConfig) -> tuple[str, ...]:
+    """Return the fingerprint of NVIDIA's key; none where the node verifies the checksum of its file."""
+    fingerprint = (offer.fetch or {}).get("fingerprint")
+    return (str(fingerprint),) if fingerprint else ()
+
+
+def _whole_key(state: NodeState, offer: RepositoryConfig) -> str:
+    """Return the key on the node if it is unchanged since it was written; empty: it must be fetched."""
+    text, record = state.contents.get(offer.key_path), state.contents.get(RECORD)
     if text is None or record is None or hashlib.sha256(text.encode()).hexdigest() != record.strip():
-        return None
-    return text
+        return ""
+    try:
+        return trusted_key(text.encode(), offer.key_path, _pinned(offer))
+    except KeyRefusedError:
+        return ""
 
 
 def _files(state: NodeState, offer: RepositoryConfig, key: str, proxy: str) -> Iterator[ManagedFile]:

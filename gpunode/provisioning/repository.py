@@ -1,17 +1,15 @@
 """NVIDIA's CUDA repository for apt: its URL, its key, its priority, and what it replaces."""
 
-import base64
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from gpunode.catalog import load
 from gpunode.catalog.origins import key_to_fetch
-from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.documents import node_of
+from gpunode.provisioning.keys import KeyRefusedError, key_of_file
 from gpunode.stack import picture_from_facts
 from gpunode.variables import plain
 
@@ -72,7 +70,7 @@ def repository_offer(
         paths["preferences"]: _preferences(apt["sources"]),
         paths["proxy"]: _proxy(url, str(given["proxy"] or "")),
     }
-    key, problem = _key(str(given["key"] or ""))
+    key, problem = site_key(str(given["key"] or ""))
     if problem:
         offer["problems"].append(problem)
     offer["key_files"] = {paths["key"]: key} if key else {}
@@ -109,44 +107,12 @@ def _proxy(url: str, proxy: str) -> str:
     return f'{comment}how the repository is reached.\nAcquire::{parts.scheme}::Proxy::{parts.hostname} "{proxy}";\n'
 
 
-def _key(path: str) -> tuple[str, str | None]:
-    """Return (the armoured key in a file on the controller, the error in it)."""
-    if not path:
-        return "", None
+def site_key(path: str) -> tuple[str, str | None]:
+    """Return (the armored key in a file on the controller, the error in it)."""
     try:
-        data = Path(path).expanduser().read_bytes()
-    except OSError as err:
-        return "", f"nvidia_repository_key: {path}: {err.strerror}: set it to a file on the controller"
-    try:
-        return armoured(data), None
-    except ValueError:
-        return "", f"nvidia_repository_key: {path} is not an OpenPGP key"
-
-
-def armoured(data: bytes) -> str:
-    """Return a public key or keyring as armoured text, which every verifier of apt supports; ValueError for an invalid
-    one.
-    """
-    if b"-----BEGIN PGP PUBLIC KEY BLOCK-----" in data:
-        return data.decode("ascii").strip() + "\n"
-    # A packet begins with its highest bit set; 6 is a public key.
-    if not data or not data[0] & 0x80 or ((data[0] & 0x3F) if data[0] & 0x40 else (data[0] >> 2 & 0xF)) != 6:
-        raise ValueError("no OpenPGP public key")
-    body = base64.b64encode(data).decode("ascii")
-    lines = [body[start : start + 64] for start in range(0, len(body), 64)]
-    check = base64.b64encode(_crc24(data).to_bytes(3, "big")).decode("ascii")
-    head, tail = "-----BEGIN PGP PUBLIC KEY BLOCK-----", "-----END PGP PUBLIC KEY BLOCK-----"
-    return "\n".join([head, "", *lines, f"={check}", tail]) + "\n"
-
-
-def _crc24(data: bytes) -> int:
-    """Return the checksum of OpenPGP's armour (RFC 4880, 6.1)."""
-    crc = 0xB704CE
-    for byte in data:
-        crc ^= byte << 16
-        for _ in range(8):
-            crc = (crc << 1) ^ 0x1864CFB if crc & 0x800000 else crc << 1
-    return crc & 0xFFFFFF
+        return key_of_file(path) if path else "", None
+    except KeyRefusedError as err:
+        return "", f"nvidia_repository_key: {err}"
 
 
 def _old_lists(sources: list[dict[str, Any]], url: str, own: str) -> tuple[list[str], list[str]]:
@@ -160,11 +126,3 @@ def _old_lists(sources: list[dict[str, Any]], url: str, own: str) -> tuple[list[
     shared = sorted(file for file, same in by_file.items() if any(same) and file not in old)
     text = "also configures NVIDIA's repository: remove those lines, gpunode has its own file for it"
     return old, [f"repository-twice: {file} {text}" for file in shared]
-
-
-def armoured_key(data: str) -> str:
-    """Return a keyring in base64 as armoured text."""
-    try:
-        return armoured(base64.b64decode(str(data), validate=True))
-    except ValueError as err:
-        raise UsageError(f"the keyring package contains no key: {err}") from None

@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from gpunode.catalog import load
 from gpunode.catalog.origins import key_to_fetch
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.documents import node_of
-from gpunode.provisioning.repository import DOCA, FOLDERS, VENDOR
+from gpunode.provisioning.repository import DOCA, FOLDERS, VENDOR, site_key
 from gpunode.stack import picture_from_facts
 from gpunode.variables import plain
 
@@ -54,7 +53,7 @@ def dnf_repository(
         return offer
     url = f"{base}/{origin.repository}/{FOLDERS[picture.arch]}/"
     offer["url"] = url
-    key, problem = _key(str(given["key"] or ""))
+    key, problem = site_key(str(given["key"] or ""))
     problems += [problem] if problem else []
     if not key and not problem:
         offer["fetch"], problem = key_to_fetch(str(origin.repository), picture.arch, url, None)
@@ -87,20 +86,3 @@ def dnf_repository(
         f"repository-twice: {file} {text}" for file, same in sorted(by_file.items()) if any(same) and not all(same)
     ]
     return offer
-
-
-def _key(path: str) -> tuple[str, str | None]:
-    """Return (the armoured key in a file on the controller, the error in it)."""
-    if not path:
-        return "", None
-    try:
-        text = Path(path).expanduser().read_text(encoding="ascii")
-    except OSError as err:
-        return "", f"nvidia_repository_key: {path}: {err.strerror}: set it to a file on the controller"
-    except UnicodeDecodeError:
-        text = ""
-    if "-----BEGIN PGP PUBLIC KEY BLOCK-----" not in text:
-        return "", (
-            f"nvidia_repository_key: {path} is not an armored OpenPGP key, which rpm needs (gpg --armor --export)"
-        )
-    return text.strip() + "\n", None

@@ -8,7 +8,11 @@ from pathlib import Path
 
 from ansible_collections.gpunode.node.plugins.module_utils.openpgp import keys
 
-KEYS = ("7FA2AF80", "3BF863CC", "8793F200")
+KEYS = (
+    "AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80",
+    "EB693B3035CD5710E231E123A4B469963BF863CC",
+    "02182E60104FCDC26EAE1B8597A5D4CB8793F200",
+)
 APT = Path("/etc/apt")
 LARGEST = 1 << 19
 
@@ -23,7 +27,7 @@ def remainders() -> dict[str, str]:
             there = keys(path.read_bytes())
         except (OSError, ValueError):
             continue
-        left = b"".join(whole for fingerprint, whole in there if not fingerprint.endswith(KEYS))
-        if any(fingerprint.endswith(KEYS) for fingerprint, _ in there):
+        left = b"".join(whole for fingerprint, whole in there if fingerprint not in KEYS)
+        if any(fingerprint in KEYS for fingerprint, _ in there):
             found[str(path)] = base64.b64encode(left).decode("ascii")
     return found

@@ -8,20 +8,38 @@ import re
 PUBLIC_KEY = 6
 
 
+BEGIN, END = b"-----BEGIN PGP PUBLIC KEY BLOCK-----", b"-----END PGP PUBLIC KEY BLOCK-----"
+BLOCK = re.compile(BEGIN + rb"[^\n]*\n(.*?)" + END, re.DOTALL)
+
+
 def dearmored(data):
-    """Return the binary form of a key, armoured or not. Raise ValueError if the armor is damaged."""
-    if b"-----BEGIN PGP PUBLIC KEY BLOCK-----" not in data:
+    """Return the binary form of keys, armored or not: all blocks. Raise ValueError if the armor is damaged."""
+    if BEGIN not in data:
         return data
-    # Headers end at the empty line; the line that begins with = is a checksum.
-    found = re.search(
-        rb"-----BEGIN[^\n]*\n(?:[^\n]+:[^\n]*\n)*[ \t\r]*\n(.*?)(?:\n=[^\n]*)?\s*-----END", data, re.DOTALL
-    )
-    if found is None:
-        raise ValueError("the armor is damaged")
+    blocks = BLOCK.findall(data.replace(b"\r", b""))
     try:
-        return base64.b64decode(found[1])
+        found = b"".join(decoded(block.split(b"\n")) for block in blocks)
     except binascii.Error as error:
         raise ValueError(f"the armor is damaged: {error}") from None
+    if not found:
+        raise ValueError("the armor is damaged")
+    return found
+
+
+def decoded(lines):
+    """Return the packets of an armored block: its headers end at the first blank line, a line with = is a checksum."""
+    blank = [number for number, line in enumerate(lines) if not line.strip()]
+    if not blank:
+        raise ValueError("the armor is damaged: no blank line ends its headers")
+    words = [line.strip() for line in lines[blank[0] :] if not line.startswith(b"=")]
+    return base64.b64decode(b"".join(words), validate=True)
+
+
+def without_version(data):
+    """Return an armored file without the Version lines of its headers. Such a line below them is part of the key."""
+    lines = data.splitlines(keepends=True)
+    end = next((number for number, line in enumerate(lines) if not line.strip()), 0)
+    return b"".join(line for number, line in enumerate(lines) if number > end or not line.startswith(b"Version"))
 
 
 def packets(data):

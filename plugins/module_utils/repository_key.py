@@ -2,15 +2,15 @@
 
 Standard library only. The question::
 
-    {"path": path of the key on the node, "record": file with the checksum of the key when it was written,
-     "url": folder of the repository, "proxy": URL, with or without a password | "",
+    {"url": folder of the repository, "proxy": URL, with or without a password | "",
      "file": name of the key in that folder | null, "fingerprint": of the key | null,
-     "sha256_without_version": of the file without its Version line | null,
+     "sha256_without_version": of the file without the Version line in its headers | null,
      "keyring": name of the package that contains the key, fetched if the file is missing | null,
      "keyring_sha256": of that package | null}
 
-The answer is ``{}`` if the key is unchanged, ``{"key": base64, "fingerprint": …}``, or ``{"error": one line,
-"differs": true if something other than NVIDIA's key was fetched}``.
+The answer is ``{"key": base64, "fingerprint": …}``, or ``{"error": one line, "differs": true if something other than
+NVIDIA's key was fetched}``. A key without a recorded fingerprint and checksum is never accepted: the name of the file
+has only the last 32 bits of the fingerprint, and a key with the same ones is made in minutes.
 """
 
 import base64
@@ -23,9 +23,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
-from ansible_collections.gpunode.node.plugins.module_utils.openpgp import keys
+from ansible_collections.gpunode.node.plugins.module_utils.openpgp import keys, without_version
 
 LIMIT_S = 30
 LARGEST = 1 << 20
@@ -35,14 +34,6 @@ PAUSE_S = 2
 
 class DiffersError(ValueError):
     """The fetched data are not the expected key."""
-
-
-def is_whole(path, record):
-    """Return whether the key exists and is unchanged since it was written."""
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest() == Path(record).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return False
 
 
 def fetched(url):
@@ -92,24 +83,24 @@ def the_key(data, asked, url):
         found = [pair for pair in found if pair[0] == asked["fingerprint"]]
         if not found:
             raise DiffersError(f"{url} contains {names}, NVIDIA's key is {asked['fingerprint']}")
-    elif asked["file"]:
-        found = [pair for pair in found if pair[0].endswith(Path(asked["file"]).stem.upper())]
-        if not found:
-            raise DiffersError(f"{url} contains {names}, which does not end in {Path(asked['file']).stem.upper()}")
     if not found:
         raise DiffersError(f"{url} contains no key")
     return found[0][0], b"".join(whole for _, whole in found)
+
+
+def verified(asked, url, content, known):
+    """Raise DiffersError if a file without a recorded fingerprint does not have the recorded checksum."""
+    found = hashlib.sha256(content).hexdigest()
+    if not asked["fingerprint"] and found != known:
+        raise DiffersError(f"{url} has the checksum {found}, expected {known or 'a recorded one'}")
 
 
 def from_file(asked):
     """Return the key from the key file in the repository."""
     url = asked["url"] + asked["file"]
     data = fetched(url)
-    wanted = asked["sha256_without_version"]
     key = the_key(data, asked, url)
-    lines = b"".join(line for line in data.splitlines(keepends=True) if not line.startswith(b"Version"))
-    if wanted and not asked["fingerprint"] and hashlib.sha256(lines).hexdigest() != wanted:
-        raise DiffersError(f"{url} without its Version line has a checksum other than {wanted}")
+    verified(asked, f"{url} without its Version line", without_version(data), asked["sha256_without_version"])
     return key
 
 
@@ -117,9 +108,7 @@ def from_keyring(asked):
     """Return the key from the keyring package."""
     url = asked["url"] + asked["keyring"]
     package = fetched(url)
-    found = hashlib.sha256(package).hexdigest()
-    if asked["keyring_sha256"] and not asked["fingerprint"] and found != asked["keyring_sha256"]:
-        raise DiffersError(f"{url} has the checksum {found}, not {asked['keyring_sha256']}")
+    verified(asked, url, package, asked["keyring_sha256"])
     try:
         keyring = keyring_of(package)
     except (subprocess.SubprocessError, tarfile.TarError):
@@ -133,17 +122,13 @@ def answered(asked):
         proxies = {"http": asked["proxy"], "https": asked["proxy"]}
         urllib.request.install_opener(urllib.request.build_opener(urllib.request.ProxyHandler(proxies)))
     result: dict[str, object] = {}
-    if not is_whole(asked["path"], asked["record"]):
-        readers = [reader for reader, name in ((from_file, "file"), (from_keyring, "keyring")) if asked[name]]
-        for reader in readers:
-            try:
-                fingerprint, key = reader(asked)
-                result = {"key": base64.b64encode(key).decode("ascii"), "fingerprint": fingerprint}
-                break
-            except DiffersError as error:
-                result = {"error": " ".join(str(error).split()), "differs": True}
-                break
-            except (OSError, ValueError, urllib.error.URLError) as error:
-                text = f"{asked['url']}{asked['file'] or asked['keyring']}: {error}"
-                result = result or {"error": " ".join(text.split())}
+    for reader in [reader for reader, name in ((from_file, "file"), (from_keyring, "keyring")) if asked[name]]:
+        try:
+            fingerprint, key = reader(asked)
+            return {"key": base64.b64encode(key).decode("ascii"), "fingerprint": fingerprint}
+        except DiffersError as error:
+            return {"error": " ".join(str(error).split()), "differs": True}
+        except (OSError, ValueError, urllib.error.URLError) as error:
+            text = f"{asked['url']}{asked['file'] or asked['keyring']}: {error}"
+            result = result or {"error": " ".join(text.split())}
     return result

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 from node_samples import Planned, after, by_path, contents, context, file, node, planned, settings_of
-from test_provisioning_keys import keys, needs_gpg
+from test_provisioning_keys import Keys, keys, needs_gpg
 
 from gpunode.provisioning.archives import QUESTION
 from gpunode.provisioning.docker import BEFORE, KEY, MOUNT, RPM_KEY, SOURCES, UNATTENDED, USERS, YUM
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT, MEMORY, RELOAD, RESTART
+from gpunode.provisioning.keys import armored
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.state import NodeState
 
@@ -60,9 +61,9 @@ def test_a_bare_node_asks_for_the_publishers_key_first() -> None:
 
 
 @needs_gpg
-def test_a_bare_node_gets_dockers_engine_from_a_mirror(tmp_path: Any, keys: dict[str, tuple[str, str]]) -> None:
+def test_a_bare_node_gets_dockers_engine_from_a_mirror(tmp_path: Any, keys: Keys) -> None:
     key = tmp_path / "site.asc"
-    key.write_text(keys["rsa"][1])
+    key.write_text(armored(keys.packets["pinned"]))
     manifest = planned(
         "docker", node(), repository_url="http://mirror.test/docker", repository_key=str(key), version="28.3.3"
     )
@@ -82,10 +83,10 @@ def test_a_bare_node_gets_dockers_engine_from_a_mirror(tmp_path: Any, keys: dict
 
 
 @needs_gpg
-def test_a_node_with_dnf_gets_dockers_rpms(tmp_path: Any, keys: dict[str, tuple[str, str]]) -> None:
+def test_a_node_with_dnf_gets_dockers_rpms(tmp_path: Any, keys: Keys) -> None:
     assert planned("docker", node(dnf=True)).questions[QUESTION].body["url"].endswith("/linux/centos/gpg")
     key = tmp_path / "site.asc"
-    key.write_text(keys["rsa"][1])
+    key.write_text(armored(keys.packets["pinned"]))
     manifest = planned("docker", node(dnf=True), repository_key=str(key), version="28.3.3")
     assert isinstance(manifest.packages, DnfChange)
     assert manifest.packages.install[:3] == ("docker-ce=*:28.3.3-*", "docker-ce-cli=*:28.3.3-*", "containerd.io")

@@ -13,6 +13,7 @@ from driver_samples import BUNDLE, DAY, HGX, WISHES, facts_of
 from gpunode.provisioning import driver_dnf as dnf
 from gpunode.provisioning import node_stack as resolver
 from gpunode.provisioning import rpm_repository as repository
+from gpunode.provisioning.keys import armored
 from gpunode.provisioning.manifest import ManagedFile, Manifest
 
 MODULE_UTILS = Path(__file__).parents[3] / "plugins" / "module_utils"
@@ -31,7 +32,7 @@ DNF: dict[str, Any] = {
     "versionlock": True,
     "runfile": False,
 }
-ARMOUR = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nxg==\n-----END PGP PUBLIC KEY BLOCK-----\n"
+ARMOUR = armored(b"\xc6\x03\x04\x00\x01")
 
 
 def rocky(version: str = "9.6", **changes: Any) -> dict[str, Any]:
@@ -124,7 +125,7 @@ def test_a_key_of_a_mirror_is_known_by_its_fingerprint_or_refused(tmp_path: Path
     assert offer(url="http://mirror/repos")["problems"] == []
     assert offer(url="http://mirror/repos")["fetch"]["fingerprint"]
     (tmp_path / "key").write_bytes(b"\xc6\x03")
-    assert "not an armored OpenPGP key" in offer(key=str(tmp_path / "key"))["problems"][0]
+    assert "contains no OpenPGP key" in offer(key=str(tmp_path / "key"))["problems"][0]
 
 
 def test_old_files_go_and_mixed_ones_are_refused() -> None:

@@ -7,17 +7,28 @@ from typing import Any
 import pytest
 from node_samples import after, by_path, contents, context, node, planned
 
+from gpunode.catalog import origins
 from gpunode.provisioning import nvidia_repository
+from gpunode.provisioning.keys import armored, public_keys
 from gpunode.provisioning.manifest import AptChange, Manifest
 from gpunode.provisioning.nvidia_repository import APT_PATHS, DNF_PATHS, FOLDER, KEYS, OLD_PIN, OWN, RECORD, ROLE
-from gpunode.provisioning.repository import armoured
 from gpunode.provisioning.state import NodeState
 
 PACKET = b"\xc6\x03\x04\x00\x01"
 """A public-key packet with an empty body: enough of a key for what only looks at packets."""
-KEY = armoured(PACKET)
+KEY = armored(PACKET)
 FETCHED = {"key": base64.b64encode(PACKET).decode(), "fingerprint": "F"}
 SECRET = "planted"  # noqa: S105
+
+
+@pytest.fixture(autouse=True)
+def _pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalogue pins that packet."""
+    (key,) = public_keys(PACKET)
+    real = origins.table()
+    rows = {name: row.model_copy(update={"fingerprint": key.fingerprint}) for name, row in real.signing_keys.items()}
+    pinning = real.model_copy(update={"signing_keys": rows})
+    monkeypatch.setattr(origins, "table", lambda: pinning)
 
 
 def wanted(state: NodeState, answer: dict[str, Any] | None = None, **settings: Any) -> Manifest:
@@ -39,7 +50,7 @@ def test_the_node_is_asked_for_the_key_and_all_files_follow() -> None:
     state = node()
     asked = wanted(state)
     assert asked.questions["key"].kind == "repository_key"
-    assert asked.questions["key"].body["fingerprint"] == "EB693B3035CD5710E231E123A4B469963BF863CC"
+    assert asked.questions["key"].body["fingerprint"] == public_keys(PACKET)[0].fingerprint
     texts = contents(wanted(state, FETCHED))
     assert texts[APT_PATHS["key"]] == KEY
     assert texts[RECORD] == hashlib.sha256(KEY.encode()).hexdigest() + "\n"
@@ -62,8 +73,19 @@ def test_a_key_that_is_not_as_it_was_written_is_fetched_again(path: str) -> None
 def test_a_fetch_that_fails_is_a_refusal_with_its_name() -> None:
     (line,) = wanted(node(), {"error": "http://m/k: no route"}).refusals
     assert line.startswith("repository-unreachable: http://m/k: no route")
-    (line,) = wanted(node(), {"error": "holds F", "differs": True}).refusals
-    assert line.startswith("repository-key-differs: ")
+    other = base64.b64encode(PACKET + b"\xc6\x03\x04\x00\x02").decode()
+    assert contents(wanted(node(), {"key": other}))[APT_PATHS["key"]] == KEY, "only the pinned key is written"
+    for answer in ({"error": "holds F", "differs": True}, {"key": base64.b64encode(b"\xc6\x03\x04\x00\x02").decode()}):
+        (line,) = wanted(node(), answer).refusals
+        assert line.startswith("repository-key-differs: ")
+
+
+def test_a_key_file_of_an_earlier_release_with_a_second_key_is_replaced() -> None:
+    state = settled()
+    both = armored(PACKET + b"\xc6\x03\x04\x00\x02")
+    record = hashlib.sha256(both.encode()).hexdigest() + "\n"
+    there = state.model_copy(update={"contents": {**state.contents, APT_PATHS["key"]: both, RECORD: record}})
+    assert contents(wanted(there))[APT_PATHS["key"]] == KEY
 
 
 def test_what_older_instructions_left_goes() -> None:

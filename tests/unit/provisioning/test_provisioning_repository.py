@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from driver_samples import APT, BUNDLE, facts_of
 
+from gpunode.catalog import origins
 from gpunode.provisioning import repository
+from gpunode.provisioning.keys import armored
 
 ROOT = Path(__file__).parents[3]
 PATHS = {"sources": "/s.sources", "preferences": "/p.pref", "proxy": "/a.conf", "key": "/k.asc"}
@@ -71,7 +73,7 @@ def test_a_mirror_with_its_own_key(tmp_path: Path) -> None:
 
 def test_an_armoured_key_stays_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "site.asc"
-    file.write_text(repository.armoured(PACKET))
+    file.write_text(armored(PACKET))
     assert offer(key=str(file))["key_files"]["/k.asc"] == file.read_text()
 
 
@@ -79,7 +81,7 @@ def test_an_armoured_key_stays_as_it_is(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"key": "/nowhere/key.asc"}, "nvidia_repository_key: /nowhere/key.asc: No such file"),
-        ({"key": __file__}, "is not an OpenPGP key"),
+        ({"key": __file__}, "contains no OpenPGP key"),
         ({"url": "mirror.test/cuda"}, "is not a valid URL"),
     ],
 )
@@ -88,19 +90,29 @@ def test_what_is_wrong_is_one_line_with_the_variable(settings: dict[str, Any], w
     assert words in line
 
 
-def test_a_key_that_nothing_vouches_for_is_not_taken(tmp_path: Path) -> None:
-    mirror = "http://mirror.test/cuda"
-    # Of Ubuntu 26.04's key nobody recorded the fingerprint, and only of one architecture the keyring package's sum.
-    resolute: dict[str, Any] = {"distribution": "ubuntu", "system": "26.04"}
-    (line,) = offer(machine="aarch64", url=mirror, **resolute)["problems"]
+@pytest.mark.parametrize("mirror", ["", "https://mirror.test/cuda", "http://mirror.test/cuda", "file:/srv/cuda"])
+def test_a_key_that_nothing_vouches_for_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: str
+) -> None:
+    """Neither https nor the 32 bits in the file's name show whose key it is; the keyring's sum is for one machine."""
+    table = origins.table()
+    unknown = table.signing_keys["debian12"].model_copy(update={"fingerprint": None})
+    keys = {**table.signing_keys, "debian12": unknown}
+    monkeypatch.setattr(origins, "table", lambda: table.model_copy(update={"signing_keys": keys}))
+    (line,) = offer(machine="aarch64", url=mirror)["problems"]
     assert line.startswith("repository-key-unknown: ")
     assert "nvidia_repository_key" in line
-    assert offer(machine="aarch64", **resolute)["problems"] == []
-    assert offer(url=mirror, **resolute)["problems"] == []
-    assert offer(machine="aarch64", url=mirror)["problems"] == []
+    assert offer(url=mirror)["problems"] == []
     file = tmp_path / "site.gpg"
     file.write_bytes(PACKET)
-    assert offer(machine="aarch64", url=mirror, key=str(file), **resolute)["problems"] == []
+    assert offer(machine="aarch64", url=mirror, key=str(file))["problems"] == []
+
+
+def test_every_repository_of_the_catalogue_has_a_key_that_something_vouches_for() -> None:
+    assert origins.table().signing_keys
+    for folder in origins.table().signing_keys:
+        for arch in ("x86_64", "aarch64"):
+            assert origins.key_to_fetch(folder, arch, "https://mirror.test/", None)[1] is None, folder
 
 
 def test_another_source_removes_it_unless_it_is_requested() -> None:
@@ -120,8 +132,3 @@ def test_old_lists_go_and_shared_ones_are_named() -> None:
     assert found["files"]["/etc/apt/sources.list.d/cuda-debian12-x86_64.list"] == ""
     assert found["old_packages"] == ["cuda-keyring"]
     assert [line.partition(":")[0] for line in found["problems"]] == ["repository-twice"]
-
-
-def test_the_checksum_of_the_armour_is_that_of_the_standard() -> None:
-    # Of "123456789", the usual test value of CRC-24/OPENPGP.
-    assert repository._crc24(b"123456789") == 0x21CF02

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from node_samples import after, by_path, contents, context, file, node, planned
 from test_provisioning_cuda import bare
-from test_provisioning_keys import keys, needs_gpg
+from test_provisioning_keys import Keys, keys, needs_gpg
 
 from gpunode.provisioning.archives import QUESTION
 from gpunode.provisioning.cdi import BEGIN, END, FLAGS, NO_GIDS
 from gpunode.provisioning.containerd import BEFORE as CONTAINERD_BEFORE
 from gpunode.provisioning.containerd import CONFIG, DROP_IN, MARKER, SUMS
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT
+from gpunode.provisioning.keys import armored
 from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.nvidia_container_toolkit import BEFORE, ENV, KEY, PREFERENCES, REFRESH_ENV, SOURCES, YUM
@@ -58,9 +59,9 @@ NVIDIAS = {"nvidia_driver": {"source": "nvidia", "version": "580.95.05"}}
 
 
 @pytest.fixture
-def site_key(tmp_path: Path, keys: dict[str, tuple[str, str]]) -> str:
+def site_key(tmp_path: Path, keys: Keys) -> str:
     path = tmp_path / "site.asc"
-    path.write_text(keys["rsa"][1])
+    path.write_text(armored(keys.packets["pinned"]))
     return str(path)
 
 
