@@ -64,7 +64,9 @@ class DnfDriverInput(DriverInput):
     @property
     def free(self) -> list[str]:
         """Return packages requested in any version."""
-        headers = [f"kernel-devel-{one.release}" for one in self.kernels if not one.headers]
+        # Of older kernels that dnf keeps, the headers of a past minor release are in no enabled repository any more.
+        kernels = [one for one in self.kernels if one.running or one.newest]
+        headers = [f"kernel-devel-{one.release}" for one in kernels if not one.headers]
         plugin = [] if self.dnf["versionlock"] else [PLUGIN]
         keys = [name for name in ("mokutil", "openssl") if self.node.secure_boot and name not in self.dnf["installed"]]
         return sorted({*headers, *plugin, *keys, *self.settings["header_packages"]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,9 +42,10 @@ FOLLOWED_TEXT = f"""\
 [Service]
 ExecStartPost=-/bin/systemctl --no-block try-reload-or-restart {UNIT}
 """
+UFW_CONF = "/etc/ufw/ufw.conf"
 LOOK = Look(
     paths=(FOLDER, RULES, UNIT_FILE, DROP_INS, FOLLOWED, MEMORY, ZONE_FILE),
-    contents=(BEFORE, LOADED, CONF, ZONE_BEFORE),
+    contents=(BEFORE, LOADED, CONF, ZONE_BEFORE, UFW_CONF),
 )
 FIREWALLD, UFW = "firewalld.service", "ufw.service"
 REMOVE = f"add table inet {TABLE}; delete table inet {TABLE}"
@@ -140,10 +142,10 @@ def _runs(state: NodeState, name: str) -> bool:
 
 def _obstacles(state: NodeState, policy: FirewallPolicy) -> list[str]:
     """Return why another owner of the node's rules prevents the change."""
-    if _runs(state, UFW):
+    if state.unit(UFW) is not None and (conf := state.contents.get(UFW_CONF)) is not None and _ufw_enabled(conf):
         return [
-            f"{UFW} is active and owns this node's rules: a node has one owner of its policy. Disable it (ufw "
-            "disable), or do not run the role firewall"
+            f"ufw is enabled ({UFW_CONF}) and owns this node's rules: a node has one owner of its policy. Disable it "
+            "(ufw disable), or do not run the role firewall"
         ]
     if not _runs(state, FIREWALLD):
         return []
@@ -155,6 +157,15 @@ def _obstacles(state: NodeState, policy: FirewallPolicy) -> list[str]:
     if policy.cluster_interfaces:
         found.append("firewall_cluster_interfaces: a zone of firewalld matches networks or interfaces, not both")
     return found
+
+
+def _ufw_enabled(conf: str) -> bool:
+    """Return whether ufw filters: its unit is active on every Ubuntu server, also where ufw is not enabled.
+
+    The last assignment counts, as in the shell that reads the file (ufw-init-functions of ufw 0.36).
+    """
+    values: list[str] = re.findall(r"""(?m)^[ \t]*ENABLED=["']?(\w*)""", conf)
+    return values[-1:] in (["yes"], ["YES"])
 
 
 def _controller(state: NodeState, settings: Mapping[str, Any], policy: FirewallPolicy, context: Context) -> list[str]:

@@ -2,10 +2,11 @@
 
 import hashlib
 import re
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
-from node_samples import after, by_path, context, file, node, planned, settings_of
+from node_samples import after, by_path, contents, context, file, node, planned, settings_of
 
 from gpunode.provisioning.firewall import FOLDER, FOLLOWED, LOADED, RULES, UNIT
 from gpunode.provisioning.firewall_policy import FirewallPolicy, lets_in, nft_text, policy_of
@@ -179,9 +180,49 @@ def unit(name: str, active: str = "active") -> dict[str, Any]:
     return {"name": name, "load": "loaded", "active": active, "sub": "running", "enabled": "enabled"}
 
 
-def test_ufw_is_another_owner_of_the_policy() -> None:
-    assert "ufw disable" in wanted(bare(units=[unit("ufw.service")])).refusals[0]
-    assert wanted(bare(units=[unit("ufw.service", "inactive")])).refusals == ()
+STOCK_UFW = """\
+# /etc/ufw/ufw.conf
+#
+
+# Set to yes to start on boot. If setting this remotely, be sure to add a rule
+# to allow your remote connection before starting ufw. Eg: 'ufw allow 22/tcp'
+ENABLED=no
+
+# Please use the 'ufw' command to set the loglevel. Eg: 'ufw logging medium'.
+# See 'man ufw' for details.
+LOGLEVEL=low
+"""
+
+
+@pytest.mark.parametrize(
+    ("conf", "refused"),
+    [
+        # On every Ubuntu server the unit is active; `ufw disable` leaves it so, and writes ENABLED=no.
+        (STOCK_UFW, False),
+        (STOCK_UFW.replace("=no", "=yes"), True),
+        (STOCK_UFW.replace("=no", "=YES"), True),
+        (STOCK_UFW.replace("=no", '="yes"'), True),
+        (f"ENABLED=yes\n{STOCK_UFW}", False),
+        ("#ENABLED=yes\n", False),
+        (None, False),
+    ],
+)
+def test_an_enabled_ufw_is_another_owner_of_the_policy(conf: str | None, refused: bool) -> None:
+    state = bare(units=[unit("ufw.service")])
+    document = state.model_dump()
+    document["contents"]["/etc/ufw/ufw.conf"] = conf
+    found = wanted(NodeState.model_validate(document)).refusals
+    assert ["ufw disable" in line for line in found] == [True] * refused
+
+
+@pytest.mark.parametrize("name", ["vxlan.calico", "vxlan-v6.calico", "wireguard.cali", "wg-v6.cali", "virbr0"])
+def test_traffic_from_overlays_and_guests_is_left_to_its_owner(name: str) -> None:
+    """Names: projectcalico/calico felix dataplanedefs and docs.rke2.io (NetworkManager); libvirt.org formatnetwork."""
+    interfaces = settings_of("firewall")["container_interfaces"]
+    text = contents(wanted(bare(), container_interfaces=interfaces))[RULES] or ""
+    fitting = [one for one in interfaces if fnmatchcase(name, one)]
+    assert fitting
+    assert f'iifname "{fitting[0]}" accept' in text.partition("chain forward")[2]
 
 
 CONF_TEXT = "# firewalld config file\n\n# default zone\nDefaultZone=public\n\nCleanupOnExit=yes\n"

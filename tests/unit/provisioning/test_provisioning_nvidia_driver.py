@@ -332,6 +332,14 @@ def test_an_older_kernel_that_runs_gets_its_headers_and_its_module(bare: dict[st
     assert found.reboot_reasons == (f"kernel {OLD_EL} runs and has no module, {EL} has",)
 
 
+def test_an_older_kernel_that_is_only_kept_needs_no_headers(bare: dict[str, Any]) -> None:
+    """installonly_limit keeps it, and its kernel-devel is in the vault of the minor release before."""
+    kernels = [kernel_of_rpm(OLD_EL, running=False, newest=False, headers=False), kernel_of_rpm(EL, headers=False)]
+    state_ = rpm_node(bare, kernels=kernels)
+    asked = planned("nvidia_driver", state_, {"nvidia_driver": GOES}).questions["driver"].body
+    assert asked["free"] == [f"kernel-devel-{EL}"]
+
+
 @pytest.mark.parametrize("reload", [False, True])
 def test_a_loaded_module_of_another_release_is_exchanged_on_request_with_dnf(
     bare: dict[str, Any], reload: bool
