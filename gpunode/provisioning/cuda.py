@@ -129,12 +129,12 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         return no_package_manager(ROLE)
     if settings["state"] == "absent":
         return _absent(state, settings)
-    stack = of_context(state.facts, context).stack
-    # Toolkits are resolved with a driver: without a plan for one they are not changed.
-    if stack is None:
-        return Manifest(role=ROLE)
     given = settings["toolkit"]
     versions = [str(each) for each in (given if isinstance(given, list | tuple) else [given]) if str(each or "")]
+    resolved = of_context(state.facts, context)
+    stack = resolved.stack
+    if stack is None:
+        return _without_stack(settings, versions, resolved.problems, context)
     found = toolkit_packages(
         state.facts,
         stack,
@@ -148,7 +148,9 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     if found.problems:
         return Manifest(role=ROLE, refusals=tuple(found.problems))
     if not versions and not found.install:
-        return Manifest(role=ROLE)
+        asked = [f"cuda_{name}" for name in ("cudnn", "nccl") if settings[name]]
+        note = f"{' and '.join(asked)}: not installed, because no toolkit is requested: set cuda_toolkit"
+        return Manifest(role=ROLE, notes=(note,) if asked else ())
     files = []
     if state.apt is not None and found.pins:
         files.append(ManagedFile(path=PREFERENCES, content=preferences(found.pins), phase="after"))
@@ -216,6 +218,18 @@ def preferences(pins: Iterable[VersionPin]) -> str:
     for pin in pins:
         text += f"\nPackage: {' '.join(pin.packages)}\nPin: version {pin.version}\nPin-Priority: 1001\n"
     return text
+
+
+def _without_stack(
+    settings: Mapping[str, Any], versions: list[str], problems: tuple[str, ...], context: Context
+) -> Manifest:
+    """Return the manifest without a stack: toolkits are resolved with a driver, so a request cannot be met."""
+    asked = [f"cuda_toolkit: {', '.join(versions)}"] if versions else []
+    asked += [f"cuda_version: {settings['version']}"] if settings["version"] else []
+    lines = tuple(f"{'; '.join(asked)}: {problem}" for problem in problems) if asked else ()
+    # The driver is on its way out, and nothing is installed for it.
+    removing = context.settings_of("nvidia_driver")["state"] == "absent"
+    return Manifest(role=ROLE, notes=lines if removing else (), refusals=() if removing else lines)
 
 
 def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:

@@ -75,6 +75,27 @@ def test_a_toolkit_that_the_resolver_refuses_is_refused() -> None:
     assert manifest.refusals == ("cuda_default 13.0 is not among the requested toolkits (12.9)",)
 
 
+@pytest.mark.parametrize("request_", [{"toolkit": ["13.0"]}, {"version": "13.0"}], ids=["toolkit", "version"])
+def test_a_request_without_a_stack_is_refused_and_not_passed_over(request_: dict[str, Any]) -> None:
+    """CUDA 13.0 does not run with driver 535: no stack is resolved."""
+    driver = {"source": "nvidia", "version": "535.261.03"}
+    run = context(others={"nvidia_driver": driver, "cuda": request_})
+    (line,) = planned("cuda", node(facts=FACTS), run, **request_).refusals
+    assert line.startswith(f"cuda_{next(iter(request_))}: 13.0: no-stack: ")
+    # Nothing is requested: the other roles report the conflict.
+    assert planned("cuda", node(facts=FACTS), run).refusals == ()
+    # With the driver on its way out, the run goes on.
+    run = context(others={"nvidia_driver": {**driver, "state": "absent"}, "cuda": request_})
+    manifest = planned("cuda", node(facts=FACTS), run, **request_)
+    assert (manifest.refusals, len(manifest.notes)) == ((), 1)
+
+
+def test_libraries_without_a_toolkit_are_reported() -> None:
+    manifest = toolkits(node(facts=FACTS), toolkit=[], cudnn=True, nccl=True)
+    assert (manifest.due, manifest.refusals) == (False, ())
+    assert "cuda_cudnn and cuda_nccl" in manifest.notes[0]
+
+
 def test_with_dnf_the_toolkits_are_locked_at_what_came() -> None:
     facts = {key: FACTS[key] for key in ("pci", "packages", "module_files", "dkms", "loaded_driver")}
     manifest = toolkits(node(dnf=True, facts=facts))
