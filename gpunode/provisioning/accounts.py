@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.due import file_reasons
-from gpunode.provisioning.hardening_sysctl import SETTINGS, SYSCTL, sysctl_file, sysctl_path
+from gpunode.provisioning.hardening_sysctl import SETTINGS, SYSCTL, owned, sysctl_file, sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest
 from gpunode.provisioning.ssh_keys import key_blob, key_problem
 from gpunode.provisioning.ssh_state import SshState
@@ -31,14 +31,15 @@ SIZE = re.compile(r"[1-9][0-9]{0,6}[MGT]")
 RULES = {"passwordless": "ALL=(ALL:ALL) NOPASSWD: ALL", "password": "ALL=(ALL:ALL) ALL", "none": ""}
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:  # noqa: ARG001
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
     """Return the manifest of the role."""
     if settings["state"] == "keep":
         return Manifest(role=ROLE)
     ssh = state.ssh
     if ssh is None:
         return Manifest(role=ROLE, refusals=("the accounts of the node could not be determined",))
-    live = {} if in_container(state.facts) else {sysctl_path(name): value for name, value in SETTINGS.items()}
+    kernel = owned(context.settings_of("kernel_tuning")["sysctl"])
+    live = {} if in_container(state.facts) else {sysctl_path(name): value for name, value in kernel.items()}
     waits = state.files.get(WAITING)
     reasons = ["an earlier change waits for its confirmation"] if waits is not None and waits.kind == "file" else []
     if settings["state"] == "absent":
@@ -55,7 +56,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     live = live if settings["sysctl"] else {}
     files = [
         ManagedFile(path=JOURNAL, content=_journal(settings) if settings["journal_max"] else None),
-        ManagedFile(path=SYSCTL, content=sysctl_file() if settings["sysctl"] else None),
+        ManagedFile(path=SYSCTL, content=sysctl_file(kernel) if settings["sysctl"] else None),
     ]
     guarded = [*([sudo] if any(True for _ in file_reasons(sudo, state)) else []), *keys]
     reasons += [f"{name} is not there" for name in create] + [f"the password of {name} is not locked" for name in lock]

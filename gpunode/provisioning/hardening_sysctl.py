@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
 SYSCTL = "/etc/sysctl.d/60-gpunode-accounts.conf"
 SETTINGS = {
     "fs.protected_fifos": "1",
@@ -42,10 +45,19 @@ EXCEPTIONS = {
 """Settings that are never made, with the reason."""
 
 
-def sysctl_file() -> str:
+def owned(requested: Iterable[str]) -> dict[str, str]:
+    """Return the settings without those that a user requests with kernel_tuning_sysctl: a name, or a pattern of names.
+
+    Each key has one owner, and the user's is the role kernel_tuning, also with null, which leaves the kernel's value.
+    """
+    theirs = tuple(requested)
+    return {name: value for name, value in SETTINGS.items() if not any(fnmatchcase(name, one) for one in theirs)}
+
+
+def sysctl_file(settings: Mapping[str, str]) -> str:
     """Return the file of settings, with the exceptions as comments."""
     kept = "".join(f"# {name}: {why}.\n" for name, why in EXCEPTIONS.items())
-    values = "".join(f"{name} = {value}\n" for name, value in SETTINGS.items())
+    values = "".join(f"{name} = {value}\n" for name, value in settings.items())
     return (
         f"# Managed by gpunode (role accounts).\n{values}\n# Not set, because a GPU node needs another value:\n{kept}"
     )

@@ -5,13 +5,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
-from node_samples import file, node
+from effort import effort
+from hypothesis import given, settings
+from node_samples import file, node, planned
 from plan_samples import context_of, settings_of
 
 from gpunode.provisioning import accounts
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, sysctl_path
+from gpunode.provisioning.kernel_files import SYSCTL as TUNED
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.ssh_keys import key_problem
 from gpunode.provisioning.ssh_state import SshState
@@ -31,12 +35,25 @@ def plan(
     texts: dict[str, str] | None = None,
     files: dict[str, Any] | None = None,
     facts: dict[str, Any] | None = None,
-    **settings: Any,
+    tuned: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> Manifest:
     state = node(files=files, texts=texts, facts={"virtualization": "none", **(facts or {})})
     state = state.model_copy(update={"ssh": SshState.model_validate(ssh or RECORDED)})
-    given = settings_of("accounts", **{"state": "present", "admins": [ADA], **settings})
-    return judged(accounts.plan(state, given, context_of()), state)
+    wanted = settings_of("accounts", **{"state": "present", "admins": [ADA], **changes})
+    return judged(accounts.plan(state, wanted, context_of({"kernel_tuning": {"sysctl": tuned or {}}})), state)
+
+
+NIC = {"name": "eth0", "slot": None, "driver": "mlx5_core", "state": "up", "speed_mbit_per_s": 100_000, "mtu": 9000}
+NUMA = {"cpus": "0", "memory_total_mib": 1, "memory_free_mib": 1, "distances": [10, 20]}
+# In a container the kernel's settings are written, and nothing is asked about them.
+LARGE_NODE = node(
+    facts={
+        "virtualization": "docker",
+        "nics": [{**NIC, "numa_node": 0, "carrier_changes": 1}],
+        "numa": [{**NUMA, "node": 0}, {**NUMA, "node": 1}],
+    }
+)
 
 
 def guarded(manifest: Manifest) -> dict[str, str | None]:
@@ -118,6 +135,30 @@ def test_a_settled_node_is_left_alone() -> None:
     assert plan(ssh, files=there, texts=other, admins=[OPERATOR], sudo="password").due
     waits = {**there, accounts.WAITING: file("")}
     assert plan(ssh, files=waits, texts=live, admins=[OPERATOR], sudo="password").due
+
+
+def keys_of(text: str | None) -> set[str]:
+    return {line.partition(" = ")[0] for line in (text or "").splitlines() if line and not line.startswith("#")}
+
+
+@settings(max_examples=effort(40, 1000), deadline=None)
+@given(tuned=st.dictionaries(st.sampled_from([*sorted(SETTINGS), "vm.swappiness"]), st.sampled_from(["0", "1", None])))
+def test_no_kernel_setting_is_set_by_two_roles(tuned: dict[str, Any]) -> None:
+    """Also of those that the node's owner requests: kernel_tuning has them, and accounts leaves them alone."""
+    kernel_tuning = planned("kernel_tuning", LARGE_NODE, sysctl=tuned, fleet_size=1000)
+    kernel = next(one.content for one in kernel_tuning.files if one.path == TUNED)
+    mine = plan(tuned=tuned)
+    own = keys_of(next(one.content for one in mine.files if one.path == SYSCTL))
+    assert len(keys_of(kernel)) > 8 - len(tuned)
+    assert not keys_of(kernel) & own
+    assert own == SETTINGS.keys() - tuned.keys()
+    assert mine.values["live"].keys() == {sysctl_path(name) for name in own}
+
+
+def test_a_pattern_of_kernel_settings_has_one_owner_too() -> None:
+    manifest = plan(tuned={"net.ipv4.conf.*.accept_redirects": "1"})
+    own = keys_of(next(one.content for one in manifest.files if one.path == SYSCTL))
+    assert SETTINGS.keys() - own == {f"net.ipv4.conf.{name}.accept_redirects" for name in ("all", "default")}
 
 
 def test_nothing_that_hurts_a_gpu_node_is_set_and_each_exception_is_explained() -> None:
