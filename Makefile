@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help bootstrap engine demo demo-real test test-all lint format zipapp lock clean
+.PHONY: help bootstrap engine demo demo-real test test-all lint format zipapp lock captures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ lock: bootstrap ## Resolve requirements.lock again
 	@$(BIN)/pip install --quiet uv
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-emit-index-url \
 		--upgrade --quiet --output-file requirements.lock
+
+captures: bootstrap ## Download the recorded outputs that some tests need (GPUNODE_CAPTURES=DIR: from a folder)
+	@GPUNODE_CAPTURES="$(GPUNODE_CAPTURES)" $(BIN)/python scripts/captures.py
 
 clean: ## Remove what was built here (lab nodes: gpunode lab down)
 	@rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -2,7 +2,7 @@
 
 No traceback, no check that breaks, no pass that the intact text did not have. ``GPUNODE_BENCH=all`` runs 100,000 texts
 and 2,000 bundles; without it a fixed sample. The intact texts are the bench's machines' and, where the folder is there,
-the recorded outputs of ../shared/captures.
+the recorded outputs that are fetched (tests/captured.py).
 """
 
 import json
@@ -17,12 +17,13 @@ from pathlib import Path
 
 import pytest
 from bench_machines import MACHINES, document
+from captured import FOLDER, there
 from effort import effort
 from test_bench import by_check, judged
 
 sys.path.append(str(Path(__file__).parents[1] / "captures"))
 
-from test_captures import FOLDER, PARSED
+from test_captures import PARSED
 
 from gpunode.checks import Status
 from gpunode.facts.errors import ParseError
@@ -59,8 +60,7 @@ def sources() -> list[tuple[str, str]]:
     """Parser and intact text."""
     found = [(kind, document(name)["commands"][key]["stdout"]) for name in MACHINES for key, kind in OF_BUNDLE.items()]
     found += [("peer-access", document(name)["commands"]["nvidia-smi-p2p"]["stdout"]) for name in MACHINES]
-    if FOLDER.is_dir():
-        found += [(row["kind"], decoded((FOLDER / name).read_bytes())) for name, row in PARSED.items()]
+    found += [(row["kind"], decoded((FOLDER / name).read_bytes())) for name, row in PARSED.items() if there(name)]
     return [(kind, text) for kind, text in found if text and len(text) < LONGEST]
 
 

@@ -1,10 +1,6 @@
-"""Recorded outputs of real machines, in ../shared/captures: parsed, and every key fact of the index found.
-
-The folder is no part of the project; without it the tests are skipped. GPUNODE_SHARED names another ``shared``.
-"""
+"""Recorded outputs of real machines: parsed, and every fact of facts.yml found. tests/captured.py describes them."""
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -13,23 +9,18 @@ from typing import Any
 
 import pytest
 import yaml
+from captured import FOLDER, ROWS, each
 from click.testing import CliRunner
 
 from gpunode.cli.parse import command
 from gpunode.errors import UsageError
 
 HERE = Path(__file__).resolve().parent
-SHARED = Path(os.environ.get("GPUNODE_SHARED", HERE.parents[1].parent / "shared"))
-FOLDER = SHARED / "captures"
-CAPTURES: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "facts.yml").read_text(encoding="utf-8"))["captures"]
+EXPECTED: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "facts.yml").read_text(encoding="utf-8"))["captures"]
+CAPTURES = {name: {**entry, "kind": ROWS[name]["kind"]} for name, entry in EXPECTED.items()}
 PARSED = {name: entry for name, entry in CAPTURES.items() if "facts" in entry}
 REFUSED = {name: entry for name, entry in CAPTURES.items() if "refused" in entry}
 NO_KIND = {name: entry for name, entry in CAPTURES.items() if "no_kind" in entry}
-
-pytestmark = [
-    pytest.mark.captures,
-    pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is not there"),
-]
 
 _FILTER = re.compile(r"\[(\w+)=(.*)\]")
 
@@ -96,16 +87,17 @@ def summary() -> Iterator[None]:
 
 
 def test_every_capture_has_its_expectations() -> None:
-    here = {str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*")}
-    assert here == set(CAPTURES)
+    assert set(ROWS) == set(CAPTURES)
+    assert {name for name, row in ROWS.items() if row["kind"] == "-"} == set(NO_KIND)
+    assert all(len({"facts", "refused", "no_kind"} & set(entry)) == 1 for entry in CAPTURES.values())
 
 
-@pytest.mark.parametrize("name", PARSED)
+@pytest.mark.parametrize("name", each(PARSED))
 def test_key_facts(name: str) -> None:
     assert wrong(parsed(name), PARSED[name]["facts"]) == []
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", each(REFUSED))
 def test_refused(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         parsed(name)
@@ -116,7 +108,7 @@ def test_refused(name: str) -> None:
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("name", PARSED)
+@pytest.mark.parametrize("name", each(PARSED))
 def test_a_changed_fact_fails(name: str) -> None:
     answer = parsed(name)
     for path, value in PARSED[name]["facts"].items():

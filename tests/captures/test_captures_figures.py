@@ -1,15 +1,15 @@
 """Recorded logs of bandwidth programs against what their machines should reach: figures.yml has each verdict.
 
-Healthy machines pass, known slow or faulty ones do not. Without ../shared the tests are skipped, and report so.
+Healthy machines pass, known slow or faulty ones do not.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from captured import FOLDER, each, in_folder
 
 from gpunode.catalog import Catalog
 from gpunode.checks.figures import GROSS
@@ -18,8 +18,6 @@ from gpunode.facts.models.outputs import BandwidthTest, NcclTests, Nvbandwidth, 
 from gpunode.facts.parsers.kinds import KINDS, decoded
 
 HERE = Path(__file__).resolve().parent
-SHARED = Path(os.environ.get("GPUNODE_SHARED", HERE.parents[1].parent / "shared"))
-FOLDER = SHARED / "captures"
 CATALOG = Catalog()
 LOGS: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "figures.yml").read_text(encoding="utf-8"))
 KIND = {"nccl": "nccl-tests", "nvbandwidth": "nvbandwidth", "bandwidth": "bandwidth-test"}
@@ -34,11 +32,6 @@ UNKNOWN_MACHINE = {
 """Logs of which neither text nor source tells the machine."""
 ORDER = ("bad", "low", "good", "unknown")
 RULES = MarkRules(gross=GROSS.default, gross_origin=GROSS.name)
-
-pytestmark = [
-    pytest.mark.captures,
-    pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is not there"),
-]
 
 
 def shape_of(log: dict[str, Any]) -> Shape:
@@ -68,7 +61,7 @@ def judged(name: str, log: dict[str, Any]) -> list[Assessment | tools.ToolTroubl
     return [assess(one, shape, CATALOG, RULES) if isinstance(one, Figure) else one for one in found]
 
 
-@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize("name", each(LOGS))
 def test_the_verdict_on_a_recorded_log(name: str) -> None:
     found = judged(name, LOGS[name])
     assert found
@@ -77,13 +70,13 @@ def test_the_verdict_on_a_recorded_log(name: str) -> None:
     assert ("why" in LOGS[name]) == (LOGS[name]["verdict"] != "good")
 
 
-@pytest.mark.parametrize("name", [name for name in LOGS if LOGS[name]["verdict"] == "good"])
+@pytest.mark.parametrize("name", each(name for name in LOGS if LOGS[name]["verdict"] == "good"))
 def test_a_good_log_has_figures_and_each_has_an_origin(name: str) -> None:
     found = judged(name, LOGS[name])
     assert all(isinstance(one, Assessment) and one.origin and one.grade == "good" for one in found)
 
 
-@pytest.mark.parametrize("name", [name for name in LOGS if LOGS[name]["verdict"] == "good"])
+@pytest.mark.parametrize("name", each(name for name in LOGS if LOGS[name]["verdict"] == "good"))
 def test_at_a_third_of_its_speed_the_same_machine_is_not_good(name: str) -> None:
     shape = shape_of(LOGS[name])
     for one in judged(name, LOGS[name]):
@@ -93,8 +86,6 @@ def test_at_a_third_of_its_speed_the_same_machine_is_not_good(name: str) -> None
         assert assess(third, shape, CATALOG, RULES).grade in (("bad",) if sure else ("bad", "low"))
 
 
-def test_every_log_of_the_folder_is_judged_or_its_machine_is_unknown() -> None:
-    folders = ("nccl", "nvbandwidth", "bandwidth")
-    there = {f"{folder}/{path.name}" for folder in folders for path in (FOLDER / folder).iterdir()}
-    assert there == set(LOGS) | UNKNOWN_MACHINE
+def test_every_log_of_the_manifest_is_judged_or_its_machine_is_unknown() -> None:
+    assert set(in_folder("nccl", "nvbandwidth", "bandwidth")) == set(LOGS) | UNKNOWN_MACHINE
     assert not set(LOGS) & UNKNOWN_MACHINE

@@ -1,4 +1,4 @@
-"""The recorded outputs damaged: cut, shuffled, doubled, interleaved. Skipped where the folder is not there."""
+"""The recorded outputs damaged: cut, shuffled, doubled, interleaved."""
 
 import json
 import random
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from captured import FOLDER, each
 from effort import effort
-from test_captures import CAPTURES, FOLDER, PARSED, pytestmark  # noqa: F401
+from test_captures import CAPTURES, PARSED
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.parsers.kinds import KINDS, decoded, parsed
@@ -42,7 +43,7 @@ def tried(kind: str, text: str) -> dict[str, Any] | None:
     return json.loads(json.dumps(found, allow_nan=False))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", PARSED)
+@pytest.mark.parametrize("name", each(PARSED))
 def test_cut(name: str) -> None:
     """A GPU that was not cut reads as in the whole text."""
     kind = PARSED[name]["kind"]
@@ -57,7 +58,7 @@ def test_cut(name: str) -> None:
                 assert mine == full
 
 
-@pytest.mark.parametrize("name", PARSED)
+@pytest.mark.parametrize("name", each(PARSED))
 def test_lines_in_disorder(name: str) -> None:
     kind = PARSED[name]["kind"]
     lines = text_of(name).splitlines(keepends=True)
@@ -68,7 +69,7 @@ def test_lines_in_disorder(name: str) -> None:
     tried(kind, "".join(line for line in lines for _ in range(chance.choice((0, 1, 1, 2)))))
 
 
-@pytest.mark.parametrize("name", CAPTURES)
+@pytest.mark.parametrize("name", each(CAPTURES))
 def test_as_every_other_kind(name: str) -> None:
     """No parser stumbles over another tool's output."""
     text = text_of(name)[:OTHERS]
@@ -76,6 +77,7 @@ def test_as_every_other_kind(name: str) -> None:
         tried(kind, text)
 
 
+@pytest.mark.captures(*PARSED)
 def test_two_captures_interleaved() -> None:
     chance = random.Random(0)  # noqa: S311
     names = list(PARSED)

@@ -6,7 +6,6 @@ missing, that has no fault).
 """
 
 import json
-import os
 import sys
 from collections import Counter
 from functools import cache
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from captured import FOLDER, each, in_folder
 
 sys.path.append(str(Path(__file__).parents[1] / "contract"))
 
@@ -26,14 +26,6 @@ from gpunode.facts.models.smi import Nvlink, PeerAccess, Smi, SmiLog, Topology
 from gpunode.facts.node import GpuProcess, IbDevice, IbPort, Iommu, LoadedDriver, NodeFacts, PciDevice, PciLink
 from gpunode.facts.parsers.kinds import parsed
 from gpunode.probe.bundle import Bundle
-
-SHARED = Path(os.environ.get("GPUNODE_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))
-FOLDER = SHARED / "captures"
-
-pytestmark = [
-    pytest.mark.captures,
-    pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is not there"),
-]
 
 # Faults of these captures: check, component, words of its message. Others of the capture's have no fault.
 FAULTY: dict[str, tuple[tuple[str, Status, str], ...]] = {
@@ -108,12 +100,7 @@ NOT_OF_A_KIND = frozenset({"smi-topo/autodl-2x2080ti-topo-p2p.txt"})
 
 
 def names() -> list[str]:
-    return sorted(
-        f"{kind}/{path.name}"
-        for kind in KINDS
-        for path in (FOLDER / kind).glob("*")
-        if f"{kind}/{path.name}" not in NOT_OF_A_KIND | REFUSED and "ibstatus" not in path.name
-    )
+    return [name for name in in_folder(*KINDS) if name not in NOT_OF_A_KIND | REFUSED and "ibstatus" not in name]
 
 
 def read(name: str) -> str:
@@ -289,7 +276,7 @@ def told(findings: list[Finding], *statuses: Status) -> list[str]:
     return [f"{found.check} [{found.component}]: {found.message}" for found in findings if found.status in statuses]
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name not in FAULTY] if FOLDER.is_dir() else [])
+@pytest.mark.parametrize("name", each(name for name in names() if name not in FAULTY))
 def test_a_healthy_capture_has_no_fault(name: str) -> None:
     findings = found_in(name)
     assert told(findings, Status.FAIL) == []
@@ -300,7 +287,7 @@ def test_a_healthy_capture_has_no_fault(name: str) -> None:
         assert told(errors, Status.ERROR) == []
 
 
-@pytest.mark.parametrize("name", FAULTY)
+@pytest.mark.parametrize("name", each(FAULTY))
 def test_a_faulty_capture_has_the_fault_that_it_has(name: str) -> None:
     findings = found_in(name)
     for check, status, words in FAULTY[name]:
@@ -311,6 +298,7 @@ def test_a_faulty_capture_has_the_fault_that_it_has(name: str) -> None:
     assert {finding.check for finding in findings if finding.status is Status.FAIL} == known
 
 
+@pytest.mark.captures("dmesg/azure-1dev_6flap_syslog.txt", "dmesg/gpud-pstore-dmesg.txt")
 def test_links_that_went_up_and_down() -> None:
     found = [event for line in read("dmesg/azure-1dev_6flap_syslog.txt").splitlines() if (event := rdma.event_of(line))]
     assert [(event.interface, event.up) for event in found] == [("ib6", False)] * 6 + [("ib6", True)] * 6
@@ -319,6 +307,7 @@ def test_links_that_went_up_and_down() -> None:
     assert (up.interface, up.slot, up.up) == ("enp65s0f0np0", "0000:41:00.0", True)
 
 
+@pytest.mark.captures(*names())
 def test_the_tally(capsys: pytest.CaptureFixture[str]) -> None:
     counts = Counter(finding.status.value for name in names() for finding in found_in(name))
     healthy = [name for name in names() if name not in FAULTY]

@@ -1,21 +1,12 @@
 """The lab's hardware on its PCI bus beside a recording of lspci on a machine of that kind."""
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
+from captured import FOLDER
 
 from gpunode.facts.parsers.kinds import parsed
 from gpunode.lab.hardware import describe
-
-SHARED = Path(os.environ.get("GPUNODE_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))
-FOLDER = SHARED / "captures"
-
-pytestmark = [
-    pytest.mark.captures,
-    pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is not there"),
-]
 
 
 def recorded(name: str) -> list[dict[str, Any]]:
@@ -23,6 +14,7 @@ def recorded(name: str) -> list[dict[str, Any]]:
     return devices
 
 
+@pytest.mark.captures("lspci/gpud-lspci-vvv-8gpu.txt")
 def test_hgx_h100_has_the_recorded_functions_at_the_recorded_places() -> None:
     hardware = describe("hgx-h100-8", "node")
     # This recording names NVIDIA's functions by number: "NVIDIA Corporation Device 2330".
@@ -38,6 +30,7 @@ def test_hgx_h100_has_the_recorded_functions_at_the_recorded_places() -> None:
         assert (function["pcie_gen"], function["pcie_width"]) == (speeds[link["speed_max_gt_per_s"]], link["width_max"])
 
 
+@pytest.mark.captures("lspci/gpud-lspci-vvv-8gpu.txt")
 def test_hgx_h100_has_its_gpus_below_the_recorded_bridges() -> None:
     hardware = describe("hgx-h100-8", "node")
     real = {f"0000:{device['slot']}": device for device in recorded("gpud-lspci-vvv-8gpu.txt")}
@@ -48,6 +41,7 @@ def test_hgx_h100_has_its_gpus_below_the_recorded_bridges() -> None:
     assert (ids[root], ids[upstream]) == ("8086:352a", "1000:c030")
 
 
+@pytest.mark.captures("lspci/gpud-lspci.nn.a100.txt")
 def test_a_recording_of_eight_a100_has_the_ids_of_ours() -> None:
     hardware = describe("dgx-a100-8", "node")
     real = recorded("gpud-lspci.nn.a100.txt")

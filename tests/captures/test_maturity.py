@@ -4,22 +4,22 @@ import json
 
 import pytest
 from maturity import BUNDLES, EVIDENCE, document, hardware, recordings, seconds
-from test_captures_judged import pytestmark as of_captures
+from test_captures_judged import names
 
 from gpunode.checks import registry
 from gpunode.checks.evidence import evidence
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
 
-pytestmark = of_captures
 
-
+@pytest.mark.captures(*names())
 def test_the_file_is_what_the_tests_come_to() -> None:
     now = document()
     written = json.loads(EVIDENCE.read_text(encoding="utf-8"))
     assert written == now, "out of date: .venv/bin/python tests/captures/maturity.py"
 
 
+@pytest.mark.captures(*names())
 def test_it_names_checks_alone() -> None:
     known = {check.id for check in registry}
     assert set(recordings()) <= known

@@ -3,7 +3,6 @@
 ``simulator_differences.yml`` names the recordings per hardware, and every difference with its reason.
 """
 
-import os
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
@@ -14,14 +13,13 @@ from typing import Any
 
 import pytest
 import yaml
+from captured import FOLDER
 from simulated import lay, node_at, nvidia_smi
 
 from gpunode.facts.parsers.kinds import parsed
 from gpunode.lab.hardware.describe import describe
 
 HERE = Path(__file__).resolve().parent
-SHARED = Path(os.environ.get("GPUNODE_SHARED", HERE.parents[1].parent / "shared"))
-FOLDER = SHARED / "captures"
 LISTED: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
     (HERE / "simulator_differences.yml").read_text(encoding="utf-8")
 )["hardware"]
@@ -38,11 +36,6 @@ PRESENT = (
     "fabric/state",
     "memory_temperature_c",
 )
-
-pytestmark = [
-    pytest.mark.captures,
-    pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is not there"),
-]
 
 
 @dataclass
@@ -266,7 +259,10 @@ def compared(hardware: str, capture: str, folder: Path) -> Compared:
         return compare(capture, real)
 
 
-@pytest.mark.parametrize(("hardware", "capture"), CASES, ids=[f"{one}-{Path(two).stem}" for one, two in CASES])
+@pytest.mark.parametrize(
+    ("hardware", "capture"),
+    [pytest.param(*case, marks=pytest.mark.captures(case[1]), id=f"{case[0]}-{Path(case[1]).stem}") for case in CASES],
+)
 def test_every_difference_from_the_recording_is_listed_with_a_reason(
     hardware: str, capture: str, tmp_path: Path
 ) -> None:
@@ -291,6 +287,7 @@ def matches(line: str, entry: str) -> bool:
     return line.startswith(entry[:-1]) if entry.endswith("*") else line == entry
 
 
+@pytest.mark.captures(*(capture for _, capture in CASES))
 def test_the_table_of_what_was_compared_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [("hardware", "recording", "both", "only simulator", "only recording", "values that differ")]
     for number, (hardware, capture) in enumerate(CASES):

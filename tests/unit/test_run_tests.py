@@ -1,5 +1,6 @@
 """Which tests a change needs."""
 
+import hashlib
 import importlib.util
 import re
 import subprocess
@@ -9,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import yaml
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run_tests.py"
 
@@ -140,18 +140,49 @@ def test_what_tests_stand_on_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name for name in module.VM_STANDS_ON if not (root / "tests" / "vm" / f"{name}.py").is_file()} == set()
 
 
-def test_without_the_recorded_outputs_the_table_says_how_many_were_not_tested(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+CAPTURED = """
+import pytest
+
+@pytest.mark.captures
+@pytest.mark.parametrize("number", range(3))
+def test_of_all(number):
+    assert number
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.captures(one)) for one in ("a/b", "a/altered")])
+def test_of_one(name):
+    assert 1
+
+def test_of_none():
+    assert 1
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2"), ("-k", "of_one or of_none")])
+def test_without_the_recorded_outputs_the_table_says_how_many_tests_were_not_selected(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
-    module = script(monkeypatch)
-    monkeypatch.setattr(module, "pytest_tier", lambda *_arguments, **_options: module.Tally(passed=1))
-    monkeypatch.setenv("GPUNODE_SHARED", str(tmp_path))
-    (line,) = module.describe("unit", module.unit()).splitlines()[1:]
-    assert str(tmp_path / "captures") in line
-    listed = yaml.safe_load((SCRIPT.parents[1] / "tests/captures/facts.yml").read_text(encoding="utf-8"))["captures"]
-    assert f" {len(listed)} recorded outputs" in line
-    (tmp_path / "captures").mkdir()
-    assert module.describe("unit", module.unit()).count("\n") == 0
+    tests = runner.ROOT / "tests"
+    (tests / "captures").mkdir(parents=True)
+    for name in ("conftest.py", "captured.py"):
+        (tests / name).write_text((SCRIPT.parents[1] / "tests" / name).read_text(encoding="utf-8"), encoding="utf-8")
+    digest = hashlib.sha256(b"text").hexdigest()
+    rows = f"file\tsha256\na/b\t{digest}\na/altered\t{digest}\n"
+    (tests / "captures" / "manifest.tsv").write_text(rows, encoding="utf-8")
+    (tests / "test_captured.py").write_text(CAPTURED, encoding="utf-8")
+    (runner.ROOT / "pytest.ini").write_text("[pytest]\npythonpath = tests\nmarkers = captures\n", encoding="utf-8")
+    folder = runner.ROOT / "captures" / "a"
+    folder.mkdir(parents=True)
+    (folder / "b").write_text("text", encoding="utf-8")
+    (folder / "altered").write_text("Text", encoding="utf-8")
+    monkeypatch.setenv("GPUNODE_CAPTURES", str(folder.parent))
+    tally = runner.pytest_tier("tests/test_captured.py", "-q", "-p", "no:cacheprovider", *options, limit_s=60)
+    number = 1 if "-k" in options else 4
+    assert (tally.passed, tally.failed, tally.skipped) == (2, 0, 0)
+    lines = runner.describe("unit", tally).splitlines()
+    assert lines[1].strip() == f"captures: not fetched (make captures): {number} tests not selected"
+    (folder / "altered").write_text("text", encoding="utf-8")
+    tally = runner.pytest_tier("tests/test_captured.py", "-q", "-p", "no:cacheprovider", *options, limit_s=60)
+    assert (tally.passed, tally.failed, tally.untested) == ((3, 0, None) if "-k" in options else (5, 1, None))
 
 
 def test_everything_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Checks on measurements: what is never judged, and what a finding names."""
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from captured import FOLDER, each
 
 from gpunode.checks import Expectation, Finding, Status, registry
 from gpunode.checks.performance_tools import of_diag
@@ -27,8 +27,6 @@ Document = dict[str, Any]
 CHECKS = sorted(check.id for check in registry if check.id.startswith("performance."))
 ON_GPU = [name for name in CHECKS if name not in ("performance.storage", "performance.dataloader")]
 OVER_NCCL = ["performance.bad-links", "performance.collectives", "performance.training", "performance.transport"]
-SHARED = Path(os.environ.get("GPUNODE_SHARED", Path(__file__).resolve().parents[3].parent / "shared"))
-DCGM = SHARED / "captures" / "dcgm"
 
 
 def found(document: Document, check: str, expect: Expectation | None = None) -> list[Finding]:
@@ -232,21 +230,24 @@ def test_the_links_of_the_node_decide_about_a_collective() -> None:
     assert (bad.status, bad.figure and bad.figure.metric) == (Status.FAIL, "all_gather_busbw")
 
 
-@pytest.mark.captures
-@pytest.mark.skipif(not DCGM.is_dir(), reason=f"{DCGM} is not there")
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [
-        ("aws-p4de-dcgmi-diag-r2-pass-v3.3.3.txt", {("node", Status.PASS)}),
-        ("deepops-dcgmi-diag-fail-table-doc-example.txt", {("node", Status.FAIL)}),
-        ("stas00-diag-fail-gpu0-thermal-excerpt.txt", {("gpu0", Status.FAIL)}),
-        ("stas00-diag-fail-row-remap-pending-excerpt.txt", "refused"),  # cut, and without a Fail: an error, no pass
-        ("synthetic-dcgm-PER_GPU_JSON.json", None),
-        ("deepops-dcgmi-diag-r1-pass-truncated-old.txt", "refused"),
-    ],
+    each(
+        [
+            ("dcgm/aws-p4de-dcgmi-diag-r2-pass-v3.3.3.txt", {("node", Status.PASS)}),
+            ("dcgm/deepops-dcgmi-diag-fail-table-doc-example.txt", {("node", Status.FAIL)}),
+            ("dcgm/stas00-diag-fail-gpu0-thermal-excerpt.txt", {("gpu0", Status.FAIL)}),
+            (
+                "dcgm/stas00-diag-fail-row-remap-pending-excerpt.txt",
+                "refused",
+            ),  # cut, and without a Fail: an error, no pass
+            ("dcgm/synthetic-dcgm-PER_GPU_JSON.json", None),
+            ("dcgm/deepops-dcgmi-diag-r1-pass-truncated-old.txt", "refused"),
+        ]
+    ),
 )
 def test_the_verdict_on_a_recorded_diagnosis(name: str, expected: object) -> None:
-    text = (DCGM / name).read_text(encoding="utf-8")
+    text = (FOLDER / name).read_text(encoding="utf-8")
     if expected == "refused":
         with pytest.raises(ParseError):
             parsed("dcgm-diag", text)

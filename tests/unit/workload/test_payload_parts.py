@@ -7,13 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from captured import FOLDER
 
 from gpunode.workload.payload import collective, main
 from gpunode.workload.payload.devices import computing
 from gpunode.workload.payload.isolate import Outcome
 from gpunode.workload.payload.tf import without_code
-
-CAPTURES = Path(__file__).parents[4] / "shared" / "captures" / "nccl"
 
 
 def nvml(*gpus: dict[str, Any]) -> dict[str, Any]:
@@ -60,9 +59,9 @@ def test_transports_are_read_from_the_log(log: str, ways: dict[str, int]) -> Non
     assert collective.transports(log) == ways
 
 
-@pytest.mark.skipif(not CAPTURES.is_dir(), reason="../shared/captures is not here")
+@pytest.mark.captures("nccl/aws-p4d-eks-2node-tagged-old-error-col-ncclinfo.log")
 def test_transports_of_a_recorded_log() -> None:
-    text = (CAPTURES / "aws-p4d-eks-2node-tagged-old-error-col-ncclinfo.log").read_text(errors="replace")
+    text = (FOLDER / "nccl/aws-p4d-eks-2node-tagged-old-error-col-ncclinfo.log").read_text(errors="replace")
     found = collective.transports(text)
     assert set(found) == {"NET/AWS", "P2P/IPC"}
     assert sum(found.values()) == text.count(" via ")
