@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 from packaging.version import Version as Number
 from pydantic import BaseModel
 
-from gpunode.catalog import hardware, pci_ids, software
+from gpunode.catalog import hardware, open_modules, pci_ids, software
 from gpunode.catalog.gpus import GpuIndex, GpuMatch, normal, similar
+from gpunode.catalog.pci_ids import texts
 from gpunode.catalog.read import Document, Problem, dotted, place, read, section
 from gpunode.catalog.rows import Source, first_day
 from gpunode.catalog.typed import no_such, typed_row
@@ -130,6 +131,7 @@ class Catalog:
         return self._with_architecture(section(self.documents(name), name, listed))
 
     def _with_architecture(self, gpus: dict[str, Any]) -> dict[str, Any]:
+        gpus = {key: _with_listing(row) for key, row in gpus.items()}
         return inherit("gpus", gpus, {"architectures": section(self.documents("architectures"), "architectures")})
 
     def _from_pci_ids(self) -> dict[str, Any]:
@@ -432,6 +434,19 @@ class Catalog:
     def xid(self, number: int) -> hardware.Xid | None:
         """Return an Xid by number."""
         return self.xids.get(str(number))
+
+
+def _with_listing(row: Any) -> Any:
+    """Return a raw row of a GPU with the releases of NVIDIA's open modules that list it, if it has none of its own."""
+    if not isinstance(row, Mapping) or "first_listed" in row or not row.get("source"):
+        return row
+    found = open_modules.fields(texts(row.get("pci")), texts(row.get("subsystems")))
+    if not found:
+        return row
+    unsure = row.get("unsure", {})
+    if row.get("known_from") == "pci.ids" and isinstance(unsure, Mapping):
+        unsure = {"first_listed": "the list omits a few ids that its driver supports (T4)", **unsure}
+    return {**row, **found, "unsure": unsure, "source": [*texts(row.get("source")), open_modules.SOURCE]}
 
 
 def _newest_first(item: tuple[str, Any]) -> Any:

@@ -4,11 +4,12 @@ Each function returns the bound that a driver violates, or None if it is within 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from packaging.version import Version as Number
 
+from gpunode.catalog import open_modules
 from gpunode.catalog.catalog import Catalog
 from gpunode.catalog.hardware import Flavour, Gpu, Platform
 
@@ -71,11 +72,40 @@ def min_driver_of_boards(catalog: Catalog, gpu: Gpu, driver: Number) -> Bound | 
 
 
 def first_listed(gpu: Gpu, branch: int, driver: Number) -> Bound | None:
-    """Return the first release of a branch with a README that lists the model; ``never`` if none does."""
+    """Return the first release of a branch with a README that lists the model; ``never`` if none does.
+
+    Releases before the first one that was read count as that one.
+    """
     first = gpu.first_listed_on(branch)
-    if first in ("from the start", "unknown") or (first != "never" and driver >= Number(first)):
+    if _always(gpu, branch) or first in ("from the start", "unknown", open_modules.table().first_of(branch)):
+        return None
+    if unread(gpu, branch, driver) is not None:
+        return None
+    if first != "never" and driver >= Number(first):
         return None
     return Bound(first, gpu.sure("first_listed"))
+
+
+def unread(gpu: Gpu, branch: int, driver: Number) -> str | None:
+    """Return the last release of a branch with a README that was read, if it does not list the model and the driver is
+    newer; else None."""
+    last = open_modules.table().last_of(branch)
+    absent = not _always(gpu, branch) and gpu.first_listed_on(branch) == "never"
+    return last if absent and last is not None and driver > Number(last) else None
+
+
+def listed_late(gpu: Gpu, branch: int, driver: Number) -> Iterator[str]:
+    """Yield why a release that is not older than the first with the model may not support its board."""
+    if driver in map(Number, gpu.omitted):
+        yield "its README omits the model, which earlier releases of the branch list"
+    for board, releases in gpu.later_boards.items():
+        first = releases.get(branch)
+        if branch in releases and (first is None or driver < Number(first)):
+            yield f"its README does not list boards with subsystem {board}" + (f", {first} does" if first else "")
+
+
+def _always(gpu: Gpu, branch: int) -> bool:
+    return gpu.first_branch is not None and branch >= gpu.first_branch
 
 
 def kernel_number(release: str | None) -> Number | None:

@@ -148,24 +148,27 @@ class Gpu(Row):
     min_driver: Version | None = None
     """Documented floor."""
     first_listed: Mapping[int, Version | None] = {}
-    """Per branch, the first release with a README that lists the device id among the GPUs of the open modules."""
-    listed_until: int | None = 595
-    """The newest branch for which the README was read."""
+    """Per branch, the first release with a README that lists the device id among the GPUs of the open modules; None: no
+    release of the branch that was read. Default: ``open_modules.tsv``, the earliest one of the model's ids."""
+    omitted: tuple[Version, ...] = ()
+    """Later releases of a branch with a README that omits the device id again."""
+    later_boards: Mapping[PciId, Mapping[int, Version | None]] = {}
+    """As ``first_listed``, by subsystem id: boards that are listed later than the first ones of the model."""
     tflops: Tflops | None = None
 
     def first_listed_on(self, branch: int) -> Version | Literal["from the start", "never", "unknown"]:
         """Return the first release of a branch with open modules that list this GPU.
 
-        ``first_listed`` contains the first branch, and branches that added the GPU after their first release.
+        Branches that are newer than all that were read, and those that an overlay omits, are "from the start".
         """
-        first = min(self.first_listed, default=None)
+        first = min((number for number, release in self.first_listed.items() if release), default=None)
         if first is None or (branch < first and first == FIRST_OPEN_BRANCH):
             return "unknown"
         if branch < first:
             return "never"
         if branch in self.first_listed:
             return self.first_listed[branch] or "never"
-        return "from the start"
+        return "from the start" if self.first_listed[max(self.first_listed)] else "unknown"
 
     @property
     def capability(self) -> Number:

@@ -134,12 +134,13 @@ def _written(of_files: Mapping[str, Any]) -> tuple[set[str], set[str]]:
     names: set[str] = set()
     for key, row in of_files.items():
         if isinstance(row, Mapping) and row.get("pci"):
-            ids.update(text.lower() for text in _texts(row["pci"]))
-            names.update(map(normal, [key, *(text for field in _NAMES for text in _texts(row.get(field)))]))
+            ids.update(text.lower() for text in texts(row["pci"]))
+            names.update(map(normal, [key, *(text for field in _NAMES for text in texts(row.get(field)))]))
     return ids, names
 
 
-def _texts(value: Any) -> list[str]:
+def texts(value: Any) -> list[str]:
+    """Return a raw field's text or list of texts as a list."""
     if isinstance(value, (list, tuple)):
         return list(map(str, value))
     return [] if value is None else [str(value)]

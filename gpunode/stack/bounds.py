@@ -7,7 +7,9 @@ then has a warning that names fact and rule.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpunode.catalog import Gpu
+from packaging.version import Version as Number
+
+from gpunode.catalog import Gpu, driver_rules
 from gpunode.stack.candidates import Candidate
 from gpunode.stack.question import Question
 
@@ -73,7 +75,7 @@ def gaps(need: str, question: Question, candidate: Candidate) -> Iterator[Gap]:
     for row in ROWS[section](question, candidate):
         fact = f"{section}.{row.id}.{field}"
         if field == "first_listed":
-            yield from _of_list(row, candidate.branch.number)
+            yield from _of_list(row, candidate.branch.number, candidate.number)
         elif getattr(row, field) is None and not need.endswith("?"):
             yield Gap(fact, row.unsure.get(field))
         elif getattr(row, field) is not None and not row.sure(field):
@@ -89,9 +91,13 @@ def _of_offer(field: str, candidate: Candidate) -> Iterator[Gap]:
         yield Gap(f"systems.{system.id}.{where}.{field}", system.unsure.get(where))
 
 
-def _of_list(gpu: Gpu, branch: int) -> Iterator[Gap]:
+def _of_list(gpu: Gpu, branch: int, driver: Number) -> Iterator[Gap]:
     """Yield gaps in the first release of the branch for the GPU: its list of ids, a documented minimum, or its age."""
-    if gpu.first_branch is not None and branch >= gpu.first_branch:
+    if gpu.min_driver is not None or (gpu.first_branch is not None and branch >= gpu.first_branch):
         return
-    if gpu.min_driver is None and gpu.first_listed_on(branch) == "unknown":
+    last = driver_rules.unread(gpu, branch, driver)
+    if last is not None:
+        doubt = f"no list of branch {branch} up to {last} has the GPU, and later ones were not read"
+        yield Gap(f"gpus.{gpu.id}.first_listed", doubt)
+    elif gpu.first_listed_on(branch) == "unknown":
         yield Gap(f"gpus.{gpu.id}.first_listed", gpu.unsure.get("first_listed"))

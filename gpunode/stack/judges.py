@@ -221,7 +221,8 @@ def _unlisted(case: CandidateCase, term: GpuTerm, gpu: Gpu) -> Objection | None:
     candidate, branch = case.candidate, case.candidate.branch.number
     first = driver_rules.first_listed(gpu, branch, candidate.number)
     if first is None:
-        return None
+        late = next(driver_rules.listed_late(gpu, branch, candidate.number), None)
+        return None if late is None else warn(f"{term.label} on {candidate.version}: {late}")
     if first.value == "never":
         return refuse(f"no release of branch {branch} lists {term.label} among its GPUs", sure=first.sure)
     text = f"no release of branch {branch} before {first.value} lists {term.label} among its GPUs, and this is {{}}"

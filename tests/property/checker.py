@@ -12,6 +12,7 @@ from datetime import date
 from typing import Any
 
 import evidence
+from listed_boards import boards, device
 
 RELEASE_MD = """
 2.9-2.10 x86_64
@@ -54,6 +55,8 @@ TRANSITIONAL = {
     "ubuntu-26.04": {"535": "580", "570": "580", "590": "595"},
 }
 """Branches of Ubuntu's archive that install another one; `branches_in_archive` of the recorded indexes."""
+OLDEST = boards()["1e02"]
+"""Of a GPU that all lists have: the first release of each branch with a list. Nothing is known of those before it."""
 Rule = Callable[["Look"], Iterator[str]]
 RULES: dict[str, Rule] = {}
 
@@ -341,21 +344,14 @@ def min_driver(look: Look) -> Iterator[str]:
             floor = re.fullmatch(r"[\d.]+", row["min_driver"])
             if floor and row["gpu"] in (gpu["name"], f"HGX {gpu['name']}") and not at_least(look.version, floor[0]):
                 yield f"{gpu['name']} on {look.version}, documented minimum {floor[0]}"
-        listed = gpu.get("first_open_tag_per_branch")
+        listed = device(gpu["pci_device_ids"][0], gpu.get("pci_subsystem"))
         if not listed or gpu.get("first_open_tag_reliable") is False or look.branch <= 515:
             continue
         first = listed.get(look.branch)
-        late = first is not None and not at_least(look.version, first) and look.version not in _points(look, first)
+        late = first not in (None, OLDEST.get(look.branch)) and not at_least(look.version, str(first))
         never = first is None and look.branch < max(listed)
         if late or never:
             yield f"{gpu['name']} is not listed in {look.version}"
-
-
-def _points(look: Look, first: str) -> list[str]:
-    """Releases of the branch that are later than ``first``, whatever their numbers say."""
-    rows = look.facts.raw["driver_points"]
-    points = [point.split()[0] for point in rows.get(look.branch, rows.get(str(look.branch), []))]
-    return points[points.index(first) :] if first in points else []
 
 
 @rule("R11")

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from gpunode.catalog import Gpu, Platform, load
-from gpunode.catalog.hardware import NVLINK_LINE_GB_PER_S
+from gpunode.catalog.hardware import FIRST_OPEN_BRANCH, NVLINK_LINE_GB_PER_S
 from gpunode.errors import UsageError
 from gpunode.lab.hardware.bus import place
 
@@ -111,7 +111,7 @@ def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, A
         "inforom": inforom,
         "minor_number": index,
         "module_id": (data["module_ids"][index] if "module_ids" in data else 1),
-        "first_branch": min(gpu.first_listed, default=None),
+        "first_branch": _first_branch(gpu),
         "last_branch": gpu.last_branch,
         "modules": gpu.modules,
         "nvlinks": nvlink.links if nvlink else 0,
@@ -121,6 +121,12 @@ def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, A
         "mig_profiles": data.get("mig"),
         **data.get("readings", {}),
     }
+
+
+def _first_branch(gpu: Gpu) -> int | None:
+    """Return the first branch that supports a GPU; None if all of the catalog may: no list is older than the GPU."""
+    first = min((branch for branch, release in gpu.first_listed.items() if release), default=None)
+    return gpu.first_branch or (None if first == FIRST_OPEN_BRANCH else first)
 
 
 def _least_power(power: float) -> float:

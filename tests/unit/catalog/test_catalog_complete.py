@@ -49,23 +49,6 @@ def test_every_gpu_is_there_with_its_figures(reference: dict[str, Any]) -> None:
                 assert gpu.unsure or gpu.confidence == "unsure", where
 
 
-def test_first_listed_says_the_same(reference: dict[str, Any]) -> None:
-    first = {branch: points[0].split()[0] for branch, points in reference["driver_points"].items()}
-    for row in reference["gpus"]:
-        tags = row.get("first_open_tag_per_branch") or {}
-        match = CATALOG.gpu_by_pci(row["pci_device_ids"][0], row.get("pci_subsystem"))
-        assert match is not None
-        assert match.gpu is not None
-        if not row.get("first_open_tag_reliable", True) or not tags:
-            assert match.gpu.first_listed == {}
-            continue
-        for branch in (branch for branch in first if branch <= 595):
-            told = match.gpu.first_listed_on(branch)
-            told = first[branch] if told == "from the start" else told
-            # Before 515 there was no list to read.
-            assert told == tags.get(branch, "never" if int(branch) >= 515 else "unknown"), (row["name"], branch)
-
-
 def test_every_other_pci_id_is_there(reference: dict[str, Any]) -> None:
     for row in reference["other_pci_ids"]:
         assert CATALOG.gpu_by_pci(row["id"]) is not None or row["id"] in CATALOG.pci_parts, row

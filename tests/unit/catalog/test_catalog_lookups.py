@@ -152,18 +152,6 @@ def test_every_product_name_finds_its_model_alone() -> None:
     assert CATALOG.gpu_by_product_name("NVIDIA H200 N") is None
 
 
-def test_first_listed_says_what_the_readmes_say() -> None:
-    h200, l4, h20 = the("NVIDIA H200"), the("L4"), the("H20")
-    assert h200.first_listed_on(535) == "never"
-    assert h200.first_listed_on(550) == "550.90.07"
-    assert h200.first_listed_on(555) == "555.52.04"
-    assert h200.first_listed_on(580) == "from the start"
-    assert h200.first_listed_on(610) == "from the start"
-    assert l4.first_listed_on(525) == "525.105.17"
-    assert h20.first_listed_on(545) == "never"
-    assert the("T4").first_listed_on(550) == "unknown"
-
-
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

@@ -1,0 +1,37 @@
+"""``evidence/open-modules.tsv``: which releases of NVIDIA's open kernel modules list which GPU."""
+
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).with_name("evidence") / "open-modules.tsv"
+HEADING = "# A branch alone stands for its first release with a list: "
+
+
+@cache
+def boards() -> dict[str, dict[int, str]]:
+    """By id, ``2335:10de:18be`` or ``2684``: the first release of each branch that lists it. Not to be changed."""
+    lines = FILE.read_text(encoding="utf-8").splitlines()
+    oldest = next(line.removeprefix(HEADING) for line in lines if line.startswith(HEADING)).split()
+    full = {int(release.split(".")[0]): release for release in oldest}
+    found = {}
+    for key, _, words in (line.split("\t") for line in lines if not line.startswith("#")):
+        named = [full[int(word)] if word.isdigit() else word for word in words.split()]
+        found[key] = full if words == "all" else {int(release.split(".")[0]): release for release in named}
+    return found
+
+
+@cache
+def device(pci: str, subsystem: str | None) -> dict[int, str]:
+    """The same for ``10de:2335``, the earliest of its boards: of one subsystem if models share the id."""
+    found: dict[int, str] = {}
+    for key, firsts in boards().items():
+        own, _, board = key.partition(":")
+        if own != pci.removeprefix("10de:") or subsystem not in (None, board):
+            continue
+        for branch, release in firsts.items():
+            found[branch] = min(found.get(branch, release), release, key=_numbers)
+    return found
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
