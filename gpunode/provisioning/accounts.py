@@ -112,6 +112,11 @@ def _without_keys(
             yield admin["name"], "the user has no key and could not log in: set keys"
         if account is not None and account.folder == "link":
             yield admin["name"], f"{account.home}/.ssh is a symbolic link: replace it with a directory of the user"
+        elif account is not None and account.document_problem:
+            yield (
+                admin["name"],
+                f"{account.document_problem}: no key is lost or added: repair it, or move it away, then run this again",
+            )
 
 
 def _key_file(ssh: SshState, settings: Mapping[str, Any], admin: Mapping[str, Any]) -> Iterator[ManagedFile]:

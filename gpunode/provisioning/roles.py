@@ -31,7 +31,7 @@ from gpunode.provisioning.state import Look, NodeState
 Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
 """(state, the role's settings without its name in front, the run) to manifest; pure."""
 
-PLANS: dict[str, Plan] = {
+_PLANS: dict[str, Plan] = {
     "preflight": preflight.plan,
     "reboot": reboot.plan,
     "nvidia_repository": nvidia_repository.plan,
@@ -72,3 +72,21 @@ LOOKS: dict[str, Look] = {
     "accounts": accounts.LOOK,
     "ssh_hardening": ssh_hardening.LOOK,
 }
+
+
+def _first_read(role: str, plan: Plan) -> Plan:
+    """Return a plan that refuses a node on which a document of the role exists and could not be read."""
+
+    def planned(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+        reasons = [*state.unreadable(LOOKS[role].contents if role in LOOKS else ())]
+        if role == "ssh_hardening" and state.ssh is not None:
+            reasons += state.ssh.unreadable.values()
+        if not reasons or settings.get("state") == "keep":
+            return plan(state, settings, context)
+        remedy = "the role would lose its content: repair it, or move it away, then run this again"
+        return Manifest(role=role, refusals=tuple(f"unreadable: {reason}: {remedy}" for reason in reasons))
+
+    return planned
+
+
+PLANS = {role: _first_read(role, plan) for role, plan in _PLANS.items()}

@@ -39,6 +39,8 @@ class Account(Reported):
     keys_problem: Word = ""
     document: Document | None = None
     """Text of ``~/.ssh/authorized_keys``."""
+    document_problem: Word = ""
+    """Why that file, which exists, could not be read."""
     folder: Word = "absent"
     """State of ``~/.ssh``."""
 
@@ -82,6 +84,8 @@ class SshState(Reported):
     offered: dict[Word, Words]
     """Output of ``ssh -Q``, by kind."""
     documents: Annotated[dict[Word, Document | None], Field(max_length=200)]
+    unreadable: Annotated[dict[Word, Word], Field(max_length=200)] = Field(default_factory=dict)
+    """Those of them that exist and could not be read, with the reason."""
     host_keys: Annotated[tuple[HostKey, ...], Field(max_length=200)]
     weak_moduli: int | None
     accounts: Annotated[tuple[Account, ...], Field(max_length=1000)]

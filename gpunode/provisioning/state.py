@@ -1,6 +1,7 @@
 """State of a node, in types: parsed from the answer of the module ``node_state``, and bounded."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,9 @@ Versions = Annotated[dict[Text, Text], Field(max_length=50_000)]
 Content = Annotated[str, Field(max_length=1 << 20)]
 
 
+_OWN = re.compile(r"/run/gpunode/|.*/(RPM-GPG-KEY-)?gpunode-[^/]+$")
+
+
 class FileState(Reported):
     """One path on the node."""
 
@@ -29,6 +33,8 @@ class FileState(Reported):
     mtime: float | None = None
     entries: int | None = None
     """Number of entries of a folder."""
+    problem: Text | None = None
+    """Why the path, or its text if that was requested, could not be read."""
 
 
 class SourceOrigin(Reported):
@@ -126,7 +132,7 @@ class NodeState(Reported):
     files: Annotated[dict[Text, FileState], Field(max_length=10_000)] = Field(default_factory=dict)
     """By path; a path that was not requested is missing."""
     contents: Annotated[dict[Text, Content | None], Field(max_length=1000)] = Field(default_factory=dict)
-    """Documents of at most 1 MiB; None: absent, or not text."""
+    """Documents of at most 1 MiB; None: absent, or ``unreadable``."""
     ssh: SshState | None = None
     """Only if a role requested it (``parts``)."""
     engine: dict[str, Any] = Field(default_factory=dict)
@@ -153,6 +159,17 @@ class NodeState(Reported):
             if path in contents:
                 contents[path] = text
         return self.model_copy(update={"files": files, "contents": contents})
+
+    def unreadable(self, paths: Iterable[str]) -> Iterator[str]:
+        """Yield why documents that exist could not be read: a role that changes one of them would lose its content.
+
+        A file that is the role's alone is not one of them: it is replaced.
+        """
+        for path in paths:
+            there = self.files.get(path)
+            if self.contents.get(path) is not None or there is None or there.kind == "absent" or _OWN.match(path):
+                continue
+            yield there.problem or f"{path} could not be read"
 
     @property
     def manager(self) -> Literal["apt", "dnf"] | None:

@@ -8,23 +8,34 @@ import hashlib
 import os
 import pwd
 import stat
-from pathlib import Path
 from typing import Any
 
-LARGEST = 1 << 20
-"""Maximum size of a document, in bytes."""
+from ansible_collections.gpunode.node.plugins.module_utils import file_access
+
+LARGEST = 16 << 20
+"""Maximum size of a file of which the digest is computed, in bytes."""
 MOST = 5000
 """Maximum number of paths."""
 
 
 def file_state(path: str) -> dict[str, Any]:
-    """Return kind, mode, owner and group of a path, the digest of a file, and the number of entries of a folder."""
+    """Return kind, mode, owner and group of a path, the digest of a file, and the number of entries of a folder.
+
+    ``problem``: why a path could not be read.
+    """
     try:
-        there = os.lstat(path)
+        with file_access.opened(path, trusted=file_access.ours(), follow=False) as place:
+            return _state_of(place)
     except (FileNotFoundError, NotADirectoryError):
         return {"kind": "absent"}
-    except OSError:
-        return {"kind": "unknown"}
+    except OSError as err:
+        return {"kind": "unknown", "problem": reason(path, err)}
+
+
+def _state_of(place: file_access.OpenPath) -> dict[str, Any]:
+    there = place.found
+    if there is None:
+        return {"kind": "absent"}
     found: dict[str, Any] = {
         "kind": "other",
         "mode": f"{stat.S_IMODE(there.st_mode):04o}",
@@ -32,16 +43,20 @@ def file_state(path: str) -> dict[str, Any]:
         "group": name_of(grp.getgrgid, there.st_gid),
         "mtime": there.st_mtime,
     }
-    try:
-        if stat.S_ISREG(there.st_mode):
-            found.update(kind="file", sha256=digest(path))
-        elif stat.S_ISDIR(there.st_mode):
-            found.update(kind="folder", entries=len(os.listdir(path)))  # noqa: PTH208
-        elif stat.S_ISLNK(there.st_mode):
-            found.update(kind="link", target=os.readlink(path))  # noqa: PTH115
-    except OSError:
-        return {"kind": "unknown"}
+    if stat.S_ISREG(there.st_mode):
+        found["kind"] = "file"
+        if there.st_size <= LARGEST:
+            found["sha256"] = hashlib.sha256(file_access.content(place, LARGEST)).hexdigest()
+    elif stat.S_ISDIR(there.st_mode):
+        found.update(kind="folder", entries=len(file_access.names_at(place)))
+    elif stat.S_ISLNK(there.st_mode):
+        found.update(kind="link", target=os.readlink("", dir_fd=place.number))
     return found
+
+
+def reason(path: str, err: OSError) -> str:
+    """Return why a path was not read, in one line."""
+    return str(err) if isinstance(err, file_access.FileRefusedError) else f"{path}: {err.strerror or err}"
 
 
 def name_of(database: Any, number: int) -> str:
@@ -52,31 +67,31 @@ def name_of(database: Any, number: int) -> str:
         return str(number)
 
 
-def digest(path: str) -> str:
-    """Return the SHA-256 of a file."""
-    whole = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        for part in iter(lambda: file.read(LARGEST), b""):
-            whole.update(part)
-    return whole.hexdigest()
-
-
 def document(path: str) -> str | None:
-    """Return the text of a file; None if it is absent, larger than ``LARGEST`` or not text."""
+    """Return the text of a file; None if it is absent, larger than ``file_access.LARGEST`` or not text."""
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(LARGEST + 1)
-        return data.decode("utf-8") if len(data) <= LARGEST else None
-    except (OSError, UnicodeDecodeError):
+        found: str = file_access.text(path)
+    except OSError:
         return None
+    return found
 
 
 def taken(paths: list[str], globs: list[str], contents: list[str]) -> dict[str, Any]:
-    """Return ``files`` (path to its state) and ``contents`` (path to text or None)."""
-    wanted = {*paths, *contents}
-    for pattern in globs:
-        wanted.update(glob.glob(pattern, recursive=True))  # noqa: PTH207
-    return {
-        "files": {path: file_state(path) for path in sorted(wanted)[:MOST]},
-        "contents": {path: document(path) for path in contents},
-    }
+    """Return ``files`` (path to its state) and ``contents`` (path to text or None).
+
+    A document that exists and has no text has the reason as the ``problem`` of its state.
+    """
+    wanted = sorted({*paths, *contents})
+    matching = sorted({path for pattern in globs for path in glob.glob(pattern, recursive=True)} - {*wanted})  # noqa: PTH207
+    files = {path: file_state(path) for path in [*wanted, *matching][:MOST]}
+    texts: dict[str, str | None] = dict.fromkeys(contents)
+    for path in contents:
+        try:
+            texts[path] = file_access.text(path)
+        except (FileNotFoundError, NotADirectoryError) as err:
+            if path in files and files[path]["kind"] != "absent":
+                files[path]["problem"] = reason(path, err)
+        except OSError as err:
+            if path in files:
+                files[path]["problem"] = reason(path, err)
+    return {"files": files, "contents": texts}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import grp
 import hashlib
-import os
 import pwd
-import shutil
 import stat
 import subprocess
 import tempfile
@@ -15,14 +13,25 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.gpunode.node.plugins.module_utils import file_access
+from ansible_collections.gpunode.node.plugins.module_utils.file_access import (
+    FileRefusedError,
+    PathState,
+    kind,
+    names,
+    ours,
+    path_state,
+    status,
+    user_name,
+)
+
 VALIDATION_LIMIT_S = 60
+LARGEST_FILE = 8 << 20
+"""Maximum size of an existing file that is compared with its requested content, in bytes."""
+FILE, LINK = "a file", "a symbolic link"
 LARGEST_DIFF = 1 << 18
 LONGEST_PROGRAM = 60
 """Maximum number of lines of a program that a diff shows when the program is created or removed."""
-
-
-class FileRefusedError(Exception):
-    """The reason why a file was not changed, in one line."""
 
 
 def brought_about(
@@ -31,15 +40,15 @@ def brought_about(
     """Return (changed paths, diffs). ``pretend``: change nothing. All files are validated before the first change."""
     changed: list[str] = []
     diffs: list[dict[str, Any]] = []
-    due = [file for file in files if differs(file)]
-    for file in due:
-        refuse_foreign(file, pretend)
+    due = [(file, found) for file in files if _differs(file, found := current(file))]
+    for file, found in due:
+        refuse_foreign(file, found, pretend)
         validate(file)
     for folder in folders:
         if folder["state"] == "present":
             _note(changed, diffs, made(folder, pretend))
-    for file in due:
-        diffs.append(difference(file))
+    for file, found in due:
+        diffs.append(_difference(file, found))
         if not pretend:
             remove(file) if file["content"] is None else write(file)
         changed.append(file["path"])
@@ -57,17 +66,9 @@ def _note(changed: list[str], diffs: list[dict[str, Any]], diff: dict[str, Any] 
         diffs.append(diff)
 
 
-def there(path: str) -> os.stat_result | None:
-    """Return the status of a path without following links; None if the path does not exist."""
-    try:
-        return os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def attributes(found: os.stat_result) -> str:
+def attributes(mode: int, uid: int, gid: int) -> str:
     """Return mode, owner and group as one line."""
-    return f"mode {stat.S_IMODE(found.st_mode):04o}, {_user(found.st_uid)}:{_group(found.st_gid)}"
+    return f"mode {mode:04o}, {user_name(uid)}:{_group(gid)}"
 
 
 def wanted_attributes(file: dict[str, Any]) -> str:
@@ -75,9 +76,13 @@ def wanted_attributes(file: dict[str, Any]) -> str:
     return f"mode {int(file['mode'], 8):04o}, {file['owner']}:{file['group']}"
 
 
-def content_of(path: str, found: os.stat_result | None) -> bytes | None:
-    """Return the bytes of a file; None if it is not a regular file."""
-    return Path(path).read_bytes() if found is not None and stat.S_ISREG(found.st_mode) else None
+def current(file: dict[str, Any]) -> PathState | None:
+    """Return what is at a file's path; in a folder of its owner, with the owner's rights."""
+    try:
+        uid = pwd.getpwnam(file["owner"]).pw_uid
+    except KeyError:
+        uid = 0
+    return path_state(file["path"], uid, LARGEST_FILE)
 
 
 def bytes_of(file: dict[str, Any]) -> bytes | None:
@@ -90,26 +95,29 @@ def bytes_of(file: dict[str, Any]) -> bytes | None:
 
 def differs(file: dict[str, Any]) -> bool:
     """Return whether a file differs from its requested state."""
-    found = there(file["path"])
+    return _differs(file, current(file))
+
+
+def _differs(file: dict[str, Any], found: PathState | None) -> bool:
     if file["content"] is None or found is None:
         return (file["content"] is None) != (found is None)
-    if not stat.S_ISREG(found.st_mode) or attributes(found) != wanted_attributes(file):
+    if found.kind != FILE or attributes(found.mode, found.uid, found.gid) != wanted_attributes(file):
         return True
-    data = bytes_of(file)
-    return data is None or found.st_size != len(data) or content_of(file["path"], found) != data
+    return found.data is None or found.data != bytes_of(file)
 
 
-def refuse_foreign(file: dict[str, Any], pretend: bool) -> None:
-    """Raise FileRefusedError if the path is a folder, or the file changed since the plan was made."""
-    found = there(file["path"])
-    if found is not None and stat.S_ISDIR(found.st_mode):
-        raise FileRefusedError(f"{file['path']} is a directory, expected a file: move it")
+def refuse_foreign(file: dict[str, Any], found: PathState | None, pretend: bool) -> None:
+    """Raise FileRefusedError if something else than a file is at the path, or it changed since the plan was made."""
+    path = file["path"]
+    # A link in a folder of root is replaced: nobody else made it.
+    if found is not None and found.kind != FILE and (found.shared or found.kind != LINK):
+        raise FileRefusedError(f"{path} is {found.kind}, expected a file: move it")
     expected = file["expect_sha256"]
     # In check mode the content may be computed from a file that an earlier role would have written.
     if expected is not None and not pretend:
-        now = content_of(file["path"], found)
+        now = found.data if found is not None else None
         if (hashlib.sha256(now).hexdigest() if now is not None else "absent") != expected:
-            raise FileRefusedError(f"{file['path']} was changed by another process: run this again")
+            raise FileRefusedError(f"{path} was changed by another process: run this again")
 
 
 def validate(file: dict[str, Any]) -> None:
@@ -134,8 +142,29 @@ def validate(file: dict[str, Any]) -> None:
 
 def difference(file: dict[str, Any]) -> dict[str, Any]:
     """Return the diff of a file in Ansible's format, with changed attributes in a line above the content."""
-    found = there(file["path"])
-    now, later = content_of(file["path"], found), bytes_of(file)
+    return _difference(file, current(file))
+
+
+def _difference(file: dict[str, Any], found: PathState | None) -> dict[str, Any]:
+    now, later = found.data if found is not None else None, bytes_of(file)
+    if found is not None and found.uid not in ours():
+        texts = _of_another_user(found, now, later)
+    else:
+        texts = _texts(file, now, later)
+    if found is not None and later is not None:
+        before = attributes(found.mode, found.uid, found.gid)
+        if before != wanted_attributes(file):
+            texts = [f"# {before}\n{texts[0]}", f"# {wanted_attributes(file)}\n{texts[1]}"]
+    return {
+        "before_header": file["path"],
+        "after_header": file["path"] if later is not None else "(removed)",
+        "before": texts[0],
+        "after": texts[1],
+    }
+
+
+def _texts(file: dict[str, Any], now: bytes | None, later: bytes | None) -> list[str]:
+    """Return the old and the new text that a diff shows."""
     texts = []
     for data in (now, later):
         text = "" if data is None else data.decode("utf-8", "replace")
@@ -147,89 +176,62 @@ def difference(file: dict[str, Any]) -> dict[str, Any]:
         texts.append(text)
     if file["private"] and now is not None and later is not None and now != later:
         texts[1] = "(other content, not shown)\n"
-    if found is not None and later is not None and attributes(found) != wanted_attributes(file):
-        texts = [f"# {attributes(found)}\n{texts[0]}", f"# {wanted_attributes(file)}\n{texts[1]}"]
-    return {
-        "before_header": file["path"],
-        "after_header": file["path"] if later is not None else "(removed)",
-        "before": texts[0],
-        "after": texts[1],
-    }
+    return texts
+
+
+def _of_another_user(found: PathState, now: bytes | None, later: bytes | None) -> list[str]:
+    """Return what a diff shows of a user's file: only the lines that are added, none of the user's."""
+    old, new = ((data or b"").decode("utf-8", "replace").splitlines() for data in (now, later))
+    added = [line for line in new if line not in old]
+    kept, owner = sum(1 for line in old if line in new), user_name(found.uid)
+    stay = f"({kept} lines of {owner} that stay, not shown)\n" if kept else ""
+    go = f"({len(old) - kept} lines of {owner} that are removed, not shown)\n" if len(old) > kept else ""
+    return [stay + go, stay + "".join(f"{line}\n" for line in added)]
 
 
 def write(file: dict[str, Any]) -> None:
     """Replace a file by one rename. If the path is a link, the link is replaced."""
-    path = Path(file["path"])
-    make_parents(path)
-    if file["backup"] and path.is_file() and not path.is_symlink():
-        shutil.copy2(path, f"{path}.{time.strftime('%Y-%m-%d@%H:%M:%S')}~")
-    number, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".gpunode", dir=path.parent)
-    try:
-        with os.fdopen(number, "wb") as out:
-            out.write(bytes_of(file) or b"")
-            os.fchown(out.fileno(), _uid(file["owner"]), _gid(file["group"]))
-            os.fchmod(out.fileno(), int(file["mode"], 8))
-            out.flush()
-            os.fsync(out.fileno())
-        Path(draft).replace(path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    owner = _uid(file["owner"]), _gid(file["group"])
+    file_access.write(file["path"], bytes_of(file) or b"", int(file["mode"], 8), owner, keep_as=_suffix(file))
 
 
 def remove(file: dict[str, Any]) -> None:
     """Remove a file; keep a copy if a backup is requested."""
-    path = Path(file["path"])
-    if file["backup"] and path.is_file() and not path.is_symlink():
-        shutil.copy2(path, f"{path}.{time.strftime('%Y-%m-%d@%H:%M:%S')}~")
-    path.unlink(missing_ok=True)
+    file_access.remove(file["path"], _uid(file["owner"]), keep_as=_suffix(file))
 
 
-def make_parents(path: Path) -> None:
-    """Create the folders above a file, readable for all users regardless of the umask."""
-    for folder in reversed(path.parents):
-        if not folder.exists():
-            folder.mkdir()
-            folder.chmod(0o755)
+def _suffix(file: dict[str, Any]) -> str | None:
+    """Return the suffix of the copy of an old file; None if none is requested."""
+    return f".{time.strftime('%Y-%m-%d@%H:%M:%S')}~" if file["backup"] else None
 
 
 def made(folder: dict[str, Any], pretend: bool) -> dict[str, Any] | None:
     """Create a folder or set its mode; return the diff, None without a change."""
-    path, mode = Path(folder["path"]), int(folder["mode"], 8)
-    found = there(folder["path"])
+    path, mode = folder["path"], int(folder["mode"], 8)
+    found = status(path)
     if found is not None and not stat.S_ISDIR(found.st_mode):
-        raise FileRefusedError(f"{path} is not a directory: move it")
-    if found is not None and stat.S_IMODE(found.st_mode) == mode:
-        return None
+        raise FileRefusedError(f"{path} is {kind(found)} and is not a directory: move it")
+    if found is not None:
+        file_access.refuse_foreign_owner(path, found)
+        if stat.S_IMODE(found.st_mode) == mode:
+            return None
     if not pretend:
-        if found is None:
-            make_parents(path / "any")
-        path.chmod(mode)
+        file_access.make_folder(path, mode)
     before = "(absent)\n" if found is None else f"folder, mode {stat.S_IMODE(found.st_mode):04o}\n"
-    return {
-        "before_header": str(path),
-        "after_header": str(path),
-        "before": before,
-        "after": f"folder, mode {mode:04o}\n",
-    }
+    return {"before_header": path, "after_header": path, "before": before, "after": f"folder, mode {mode:04o}\n"}
 
 
 def emptied(folder: dict[str, Any], going: set[str], pretend: bool) -> dict[str, Any] | None:
     """Remove a folder that is empty, or contains only removed paths; return the diff, None if the folder stays."""
-    path = Path(folder["path"])
-    found = there(folder["path"])
-    if found is None or not stat.S_ISDIR(found.st_mode) or any(str(one) not in going for one in path.iterdir()):
+    path = folder["path"]
+    found = status(path)
+    if found is None or not stat.S_ISDIR(found.st_mode):
+        return None
+    if any(f"{path}/{name}" not in going for name in names(path)):
         return None
     if not pretend:
-        path.rmdir()
-    return {"before_header": str(path), "after_header": "(removed)", "before": "folder\n", "after": ""}
-
-
-def _user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
+        file_access.remove_folder(path)
+    return {"before_header": path, "after_header": "(removed)", "before": "folder\n", "after": ""}
 
 
 def _group(number: int) -> str:

@@ -10,14 +10,18 @@ import grp
 import os
 import pwd
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpunode.node.plugins.module_utils import as_if
-from ansible_collections.gpunode.node.plugins.module_utils.files_state import document, name_of
+from ansible_collections.gpunode.node.plugins.module_utils import as_if, file_access
+from ansible_collections.gpunode.node.plugins.module_utils.file_access import FileRefusedError
+from ansible_collections.gpunode.node.plugins.module_utils.files_state import document, file_state, name_of
+from ansible_collections.gpunode.node.plugins.module_utils.files_state import reason as reason_of
 from ansible_collections.gpunode.node.plugins.module_utils.guard import last_line
 
 COMMAND_S = 15
+ACCOUNTS_S = 120
 MOST_ACCOUNTS, MOST_KEYS, MOST_FILES = 500, 100, 100
 OFFERS = ("kex", "cipher", "mac", "key", "key-sig")
 MAIN, FOLDER = "/etc/ssh/sshd_config", "/etc/ssh/sshd_config.d"
@@ -45,12 +49,14 @@ def taken() -> dict[str, Any]:
     """Return the state from which the roles ssh_hardening and accounts compute their plans."""
     status, effective, errors = daemon_settings()
     settings = values(effective)
+    documents = {path: document_of(path) for path in [MAIN, *paths(f"{FOLDER}/*.conf")]}
     return {
         "version": last_line(asked("ssh", "-V")[2]),
         "effective": effective if status == 0 else None,
         "error": None if status == 0 else last_line(errors) or f"sshd -T: exit status {status}",
         "offered": {kind: asked("ssh", "-Q", kind)[1].split() for kind in OFFERS},
-        "documents": {path: document(path) for path in [MAIN, *paths(f"{FOLDER}/*.conf")]},
+        "documents": {path: text for path, (text, _) in documents.items()},
+        "unreadable": {path: reason for path, (_, reason) in documents.items() if reason},
         "host_keys": host_keys(),
         "weak_moduli": weak_moduli(),
         "accounts": accounts(settings.get("authorizedkeysfile", [".ssh/authorized_keys"])),
@@ -151,6 +157,7 @@ def accounts(patterns: list[str]) -> list[dict[str, Any]]:
     }
     names = [line.split(":")[0] for line in (document("/etc/passwd") or "").splitlines() if line.count(":") == 6]
     found = []
+    deadline = time.monotonic() + ACCOUNTS_S
     for name in names:
         try:
             entry = pwd.getpwnam(name)
@@ -158,26 +165,15 @@ def accounts(patterns: list[str]) -> list[dict[str, Any]]:
             continue
         if entry.pw_shell.rpartition("/")[2] in NO_LOGIN:
             continue
-        found.append(account(entry, shadow.get(name), patterns))
+        found.append(account(entry, shadow.get(name), patterns, deadline))
     return found[:MOST_ACCOUNTS]
 
 
-def account(entry: pwd.struct_passwd, hashed: str | None, patterns: list[str]) -> dict[str, Any]:
+def account(
+    entry: pwd.struct_passwd, hashed: str | None, patterns: list[str], deadline: float = float("inf")
+) -> dict[str, Any]:
     """Return one account; its password only as a state (none, locked, set, unknown)."""
-    keys, problem = [], ""
-    for pattern in patterns:
-        path = pattern.replace("%h", entry.pw_dir).replace("%u", entry.pw_name).replace("%%", "%")
-        path = path if path.startswith("/") else f"{entry.pw_dir}/{path}"
-        text = document(path)
-        if text is None:
-            continue
-        problem = problem or strict_problem(path, entry)
-        rows = [public_key(line) for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-        keys += [{name: row[name] for name in ("type", "bits", "blob", "options")} for row in rows if row]
-        if any(not row for row in rows):
-            problem = problem or f"{path} has lines that are not keys"
     state = "unknown" if hashed is None else "none" if hashed == "" else "locked" if hashed[0] in "!*" else "set"
-    folder = Path(entry.pw_dir) / ".ssh"
     return {
         "name": entry.pw_name,
         "uid": entry.pw_uid,
@@ -186,11 +182,56 @@ def account(entry: pwd.struct_passwd, hashed: str | None, patterns: list[str]) -
         "shell": entry.pw_shell,
         "groups": sorted({one.gr_name for one in grp.getgrall() if entry.pw_name in one.gr_mem})[:MOST_KEYS],
         "password": state,
-        "keys": keys[:MOST_KEYS],
-        "keys_problem": problem,
-        "document": document(str(folder / "authorized_keys")),
-        "folder": "link" if folder.is_symlink() else "folder" if folder.is_dir() else "absent",
+        **keys_of(entry, patterns, deadline),
     }
+
+
+def keys_of(entry: pwd.struct_passwd, patterns: list[str], deadline: float) -> dict[str, Any]:
+    """Return the keys of an account, read with the account's rights and within a time limit."""
+    limit_s = min(file_access.LIMIT_S, deadline - time.monotonic())
+    try:
+        if limit_s <= 0:
+            raise FileRefusedError(f"the homes before {entry.pw_dir} did not answer in {ACCOUNTS_S} s")
+        found: dict[str, Any] = file_access.limited(entry.pw_uid, lambda: _keys_of(entry, patterns), limit_s)
+    except OSError as err:
+        problem = f"the keys of {entry.pw_name} below {entry.pw_dir} could not be read: {err}"
+        found = {"keys": [], "keys_problem": problem, "document": None, "document_problem": problem}
+    return {**found, "keys": found["keys"][:MOST_KEYS]}
+
+
+def _keys_of(entry: pwd.struct_passwd, patterns: list[str]) -> dict[str, Any]:
+    keys, problem = [], ""
+    for pattern in patterns:
+        path = pattern.replace("%h", entry.pw_dir).replace("%u", entry.pw_name).replace("%%", "%")
+        path = path if path.startswith("/") else f"{entry.pw_dir}/{path}"
+        text, reason = document_of(path)
+        problem = problem or reason
+        if text is None:
+            continue
+        problem = problem or strict_problem(path, entry)
+        rows = [public_key(line) for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        keys += [{name: row[name] for name in ("type", "bits", "blob", "options")} for row in rows if row]
+        if any(not row for row in rows):
+            problem = problem or f"{path} has lines that are not keys"
+    text, reason = document_of(f"{entry.pw_dir}/.ssh/authorized_keys")
+    return {
+        "keys": keys,
+        "keys_problem": problem,
+        "document": text,
+        "document_problem": reason,
+        "folder": file_state(f"{entry.pw_dir}/.ssh")["kind"],
+    }
+
+
+def document_of(path: str) -> tuple[str | None, str]:
+    """Return the text of a file, and why an existing one was not read."""
+    try:
+        return file_access.text(path), ""
+    except (FileNotFoundError, NotADirectoryError) as err:
+        # A link that leads nowhere is there.
+        return None, "" if file_state(path)["kind"] == "absent" else reason_of(path, err)
+    except OSError as err:
+        return None, reason_of(path, err)
 
 
 def strict_problem(path: str, entry: pwd.struct_passwd) -> str:

@@ -113,6 +113,14 @@ def test_a_link_instead_of_the_folder_is_refused() -> None:
     assert "is a symbolic link" in plan(ssh, admins=[OPERATOR]).refusals[0]
 
 
+def test_keys_that_cannot_be_read_are_refused_and_not_replaced() -> None:
+    ssh = copy.deepcopy(RECORDED)
+    row = next(one for one in ssh["accounts"] if one["name"] == "operator")
+    row |= {"document": None, "document_problem": "/home/operator/.ssh/authorized_keys is a named pipe, not a file"}
+    (refusal,) = plan(ssh, admins=[OPERATOR]).refusals
+    assert "operator: /home/operator/.ssh/authorized_keys is a named pipe" in refusal
+
+
 def test_unneeded_passwords_are_locked() -> None:
     ssh = copy.deepcopy(RECORDED)
     ssh["accounts"][0] |= {"password": "none"}

@@ -1,0 +1,1 @@
+../plugins/module_utils/file_access.py
