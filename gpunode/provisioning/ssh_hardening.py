@@ -15,6 +15,7 @@ from gpunode.provisioning.ssh_login import contradictions, forced_command, has_i
 from gpunode.provisioning.ssh_settings import (
     BANNER,
     DROP_IN,
+    LAST,
     OVERRIDES,
     RSA_BITS,
     DaemonHostKeys,
@@ -22,7 +23,10 @@ from gpunode.provisioning.ssh_settings import (
     client_file,
     daemon_file,
     daemon_settings,
+    foreign_host_keys,
     host_keys,
+    last_file,
+    placed_host_keys,
 )
 from gpunode.provisioning.ssh_state import SshState, effective_values
 from gpunode.provisioning.state import Look, NodeState
@@ -39,11 +43,30 @@ LEAST_MODULUS = 3071
 """In sshd's file of groups, sizes are one bit below their usual name."""
 LEAST_RSA, MOST_RSA = 1024, 16384
 """Bits of RSA: sshd's minimum, and ssh-keygen's maximum."""
+GENERATOR = "/usr/lib/systemd/system-generators/sshd-socket-generator"
+"""Ubuntu's from 24.04 on: it writes Port and ListenAddress of sshd's files into the socket."""
 LOOK = Look(
-    paths=(DROP_IN, CLIENT, MAIN, MEMORY, BANNER, *SOCKET_DROP_INS.values(), WAITING, MODULI, MODULI_BEFORE),
+    paths=(
+        DROP_IN,
+        LAST,
+        GENERATOR,
+        CLIENT,
+        MAIN,
+        MEMORY,
+        BANNER,
+        *SOCKET_DROP_INS.values(),
+        WAITING,
+        MODULI,
+        MODULI_BEFORE,
+    ),
     contents=(PUBLISHED,),
 )
-SOCKET_HEAD = f"# Managed by gpunode (role {ROLE}): sshd ignores Port here.\n[Socket]\nListenStream=\n"
+# By address family: the socket of Ubuntu takes IPv6 alone for a bare port. systemd omits an address of a family that is
+# not in the kernel.
+SOCKET_HEAD = (
+    f"# Managed by gpunode (role {ROLE}): the ports of sshd while this socket accepts its connections.\n"
+    "[Socket]\nBindIPv6Only=ipv6-only\nListenStream=\n"
+)
 INCLUDE = "Include /etc/ssh/sshd_config.d/*.conf"
 WORD = re.compile(r"[\w@.+*?!%/:-]{1,200}", re.ASCII)
 
@@ -68,7 +91,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     rows = daemon_settings(ssh, settings, keys)
     good = set(keys.served) - {key.path for key in keys.weak}
     dates = {path: published.get(path, context.today).isoformat() for path in good}
-    files = _files(ssh, settings, rows, dates)
+    files = _files(ssh, settings, rows, keys, dates)
     questions: dict[str, NodeQuestion] = {}
     if _has_group_exchange(ssh, settings) and ssh.weak_moduli:
         questions["moduli"] = NodeQuestion(kind="documents", body={"paths": [MODULI]})
@@ -84,7 +107,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
                 "logins": logins,
             },
         )
-    notes = [*overridden(rows, ssh.documents, DROP_IN), *_notes(ssh, settings, keys)]
+    notes = [*overridden(rows, ssh.documents, DROP_IN), *_notes(state, ssh, settings, keys)]
     answer = context.answers.get("login")
     if answer is not None:
         refusals += _login_refusals(ssh, logins, rows, answer, notes)
@@ -107,19 +130,20 @@ def _files(
     ssh: SshState,
     settings: Mapping[str, Any],
     rows: list[tuple[str, str]],
+    keys: DaemonHostKeys,
     dates: Mapping[str, str],
 ) -> list[ManagedFile]:
     socket = _socket(ssh)
-    ports = "".join(f"ListenStream={port}\n" for port in settings["ports"])
-    listen = f"# Managed by gpunode (role {ROLE}): sshd ignores Port here.\n[Socket]\nListenStream=\n{ports}"
+    ports = "".join(f"ListenStream=0.0.0.0:{port}\nListenStream=[::]:{port}\n" for port in settings["ports"])
     banner = f"{settings['banner'].rstrip()}\n" if settings["banner"] else None
     files = [
         ManagedFile(path=DROP_IN, content=daemon_file(rows, settings["forwarding_users"]), mode="0600"),
+        ManagedFile(path=LAST, content=last_file(ssh, keys), mode="0600"),
         ManagedFile(path=BANNER, content=banner),
         ManagedFile(path=CLIENT, content=client_file(ssh, settings) if settings["client"] else None),
         ManagedFile(path=PUBLISHED, content=json.dumps(dates, indent=1, sort_keys=True) + "\n"),
         *(
-            ManagedFile(path=path, content=listen if name == socket and ports else None)
+            ManagedFile(path=path, content=f"{SOCKET_HEAD}{ports}" if name == socket and ports else None)
             for name, path in SOCKET_DROP_INS.items()
         ),
     ]
@@ -162,11 +186,11 @@ def _bad_users(ssh: SshState, settings: Mapping[str, Any], coming: set[str]) -> 
     for name in ("admin_users", "forwarding_users"):
         for user in settings[name]:
             if user not in coming and ssh.account(user) is None:
-                yield f"ssh_hardening_{name}: the node has no local account {user} with a login shell"
+                yield f"ssh_hardening_{name}: the node has no account {user} with a login shell"
     for user in settings["allow_users"]:
         named = re.fullmatch(r"[\w.-]+", str(user), re.ASCII) and user not in coming
         if named and ssh.account(user) is None:
-            yield f"ssh_hardening_allow_users: the node has no local account {user} with a login shell"
+            yield f"ssh_hardening_allow_users: the node has no account {user} with a login shell"
 
 
 def _bad_ports(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
@@ -245,16 +269,22 @@ def _reasons(state: NodeState, ssh: SshState, settings: Mapping[str, Any], keys:
         yield f"{socket or 'sshd'} does not listen on {settings['ports']}"
 
 
-def _notes(ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> Iterator[str]:
+def _notes(state: NodeState, ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> Iterator[str]:
     socket = _socket(ssh)
     if socket and not settings["ports"]:
         listening = {int(found) for found in re.findall(r":(\d+)\b", ssh.units[socket].listen)}
         configured = set(_configured_ports(ssh))
         if listening and configured and listening != configured:
-            yield (
-                f"{socket} listens on {sorted(listening)} while sshd_config sets Port {sorted(configured)}: with "
-                "socket activation sshd ignores Port; set ssh_hardening_ports to the intended ports"
+            generator = state.files.get(GENERATOR)
+            obeyed = generator is not None and generator.kind in ("file", "link")
+            why = (
+                "which is not loaded yet (systemctl daemon-reload)" if obeyed else "which sshd ignores behind a socket"
             )
+            yield (
+                f"{socket} listens on {sorted(listening)} while sshd_config sets Port {sorted(configured)}, {why}: set "
+                "ssh_hardening_ports to the intended ports"
+            )
+    yield from _misplaced(ssh, keys)
     for key in keys.weak:
         size = f" of {key.bits} bits" if key.type == "ssh-rsa" else ""
         yield (
@@ -264,6 +294,18 @@ def _notes(ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> 
     for account in ssh.accounts:
         if account.uid >= 1000 and account.password == "set" and not account.keys:  # noqa: S105
             yield f"{account.name} has a password and no key, and cannot log in over SSH any more"
+
+
+def _misplaced(ssh: SshState, keys: DaemonHostKeys) -> Iterator[str]:
+    """Yield if lines of other files put the host keys into another order than the role's."""
+    first, last = placed_host_keys(ssh, keys)
+    theirs = [path for path in foreign_host_keys(ssh) if path in keys.served]
+    found = [*first, *theirs, *last]
+    if found != list(keys.served):
+        yield (
+            f"with the HostKey lines of other files the daemon offers {', '.join(found)}, in this order: remove those "
+            f"lines, and the role offers {', '.join(keys.served)}"
+        )
 
 
 def _activation(ssh: SshState, moves_port: bool) -> dict[str, Any]:
@@ -284,7 +326,7 @@ def _activation(ssh: SshState, moves_port: bool) -> dict[str, Any]:
 
 
 def _absent(state: NodeState, ssh: SshState, context: Context) -> Manifest:
-    paths = (DROP_IN, BANNER, CLIENT, PUBLISHED, *SOCKET_DROP_INS.values())
+    paths = (DROP_IN, LAST, BANNER, CLIENT, PUBLISHED, *SOCKET_DROP_INS.values())
     files = [ManagedFile(path=path, content=None) for path in paths]
     questions = {}
     there = state.files.get(MODULI_BEFORE)

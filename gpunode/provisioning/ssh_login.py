@@ -19,7 +19,7 @@ def obstacles(account: Account | None, name: str, address: str, effective: str) 
     """Yield why a user could not log in with a key, given what ``sshd -T -C`` prints for this user."""
     values = effective_values(effective)
     if account is None:
-        yield f"the node has no local account {name} with a login shell"
+        yield f"the node has no account {name} with a login shell"
         return
     if account.shell.rpartition("/")[2] in NO_SHELL:
         yield f"{name} has the shell {account.shell}"

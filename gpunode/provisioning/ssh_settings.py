@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.provisioning.ssh_login import setting_lines
+from gpunode.provisioning.ssh_login import MAIN, setting_lines
 from gpunode.provisioning.ssh_state import HostKey, SshState
 
 # The lists of ssh-audit's guides for Debian 12 and 13, in their order. The daemon's algorithms decide between them: if
@@ -52,6 +52,8 @@ LEAST_RSA_BITS = 3072
 RSA_BITS = 4096
 ED25519_PATH, RSA_PATH, NEW_RSA_PATH = (f"/etc/ssh/ssh_host_{name}_key" for name in ("ed25519", "rsa", "rsa4096"))
 DROP_IN = "/etc/ssh/sshd_config.d/00-gpunode.conf"
+LAST = "/etc/ssh/sshd_config.d/zz-gpunode.conf"
+"""Host keys that have to follow those of other drop-ins: of HostKey every line counts, in the order of the files."""
 HEAD = "# Managed by gpunode (role ssh_hardening): sshd uses the first value that it reads.\n"
 OVERRIDES = {"kex": "kex", "ciphers": "cipher", "macs": "mac"}
 """Settings of the role that replace a list, to the kind of ``ssh -Q`` that has to list each of its values."""
@@ -117,6 +119,34 @@ def host_keys(ssh: SshState, days_published: int | None, retire_days: int) -> Da
     return DaemonHostKeys(order, tuple(make), weak, (*chosen(SIGNATURES, ssh.offered.get("key-sig", ())), *extra))
 
 
+def foreign_host_keys(ssh: SshState) -> tuple[str, ...]:
+    """Return the host keys that other files name, in sshd's order: drop-ins, then the file that includes them."""
+    lines = [
+        (path, value)
+        for path, _, name, value, matching in setting_lines(ssh.documents)
+        if name == "hostkey" and not matching and path not in (DROP_IN, LAST)
+    ]
+    return tuple(dict.fromkeys(value for _, value in sorted(lines, key=lambda line: (line[0] == MAIN, line[0]))))
+
+
+def placed_host_keys(ssh: SshState, keys: DaemonHostKeys) -> tuple[list[str], list[str]]:
+    """Return the host keys of the first and of the last drop-in, without those that other files name.
+
+    A key that is listed twice is offered twice, so another file's line keeps its place, and the rest goes around it.
+    """
+    foreign = foreign_host_keys(ssh)
+    theirs = [number for number, path in enumerate(keys.served) if path in foreign]
+    first = min(theirs, default=len(keys.served))
+    own = [(number, path) for number, path in enumerate(keys.served) if path not in foreign]
+    return [path for number, path in own if number < first], [path for number, path in own if number > first]
+
+
+def last_file(ssh: SshState, keys: DaemonHostKeys) -> str | None:
+    """Return the last drop-in; None if no host key has to follow another file's."""
+    rows = "".join(f"HostKey {path}\n" for path in placed_host_keys(ssh, keys)[1])
+    return f"# Managed by gpunode (role ssh_hardening): host keys after those of other files.\n{rows}" if rows else None
+
+
 def daemon_settings(ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> list[tuple[str, str]]:
     """Return the settings for all users, in the order in which they are written."""
     lists = algorithms(ssh, settings)
@@ -124,13 +154,7 @@ def daemon_settings(ssh: SshState, settings: Mapping[str, Any], keys: DaemonHost
     signatures = chosen(USER_SIGNATURES, ssh.offered.get("key-sig", ()))
     jump = bool(settings["jump_host"])
     rows: list[tuple[str, str]] = [("Port", str(port)) for port in settings["ports"]]
-    # A key that is listed twice is offered twice.
-    elsewhere = {
-        value
-        for path, _, name, value, matching in setting_lines(ssh.documents)
-        if name == "hostkey" and not matching and path != DROP_IN
-    }
-    rows += [("HostKey", path) for path in keys.served if path not in elsewhere]
+    rows += [("HostKey", path) for path in placed_host_keys(ssh, keys)[0]]
     rows += [
         ("KexAlgorithms", ",".join(lists["kex"])),
         ("Ciphers", ",".join(lists["ciphers"])),

@@ -25,7 +25,7 @@ class PublicKey(Reported):
 
 
 class Account(Reported):
-    """One local account that can have a shell."""
+    """One account that can have a shell: local, or one that was looked up by its name."""
 
     name: Word
     uid: int
@@ -103,7 +103,7 @@ class SshState(Reported):
         return name in self.units and self.units[name].active == "active"
 
     def account(self, name: str) -> Account | None:
-        """Return a local account by its name."""
+        """Return an account by its name."""
         return next((account for account in self.accounts if account.name == name), None)
 
 

@@ -45,11 +45,13 @@ def daemon_settings() -> tuple[int, str, str]:
     return answers[0]
 
 
-def taken() -> dict[str, Any]:
-    """Return the state from which the roles ssh_hardening and accounts compute their plans."""
+def taken(users: list[str]) -> dict[str, Any]:
+    """Return the state from which the roles ssh_hardening and accounts compute their plans; ``users`` may be remote."""
     status, effective, errors = daemon_settings()
     settings = values(effective)
     documents = {path: document_of(path) for path in [MAIN, *paths(f"{FOLDER}/*.conf")]}
+    own = login()
+    named = [*([own["user"]] if own else []), *users]
     return {
         "version": last_line(asked("ssh", "-V")[2]),
         "effective": effective if status == 0 else None,
@@ -59,8 +61,8 @@ def taken() -> dict[str, Any]:
         "unreadable": {path: reason for path, (_, reason) in documents.items() if reason},
         "host_keys": host_keys(),
         "weak_moduli": weak_moduli(),
-        "accounts": accounts(settings.get("authorizedkeysfile", [".ssh/authorized_keys"])),
-        "login": login(),
+        "accounts": accounts(settings.get("authorizedkeysfile", [".ssh/authorized_keys"]), named),
+        "login": own,
         "listening": listening(),
         "units": {name: unit(name) for name in ("ssh.service", "sshd.service", "ssh.socket", "sshd.socket")},
         "selinux": (document("/sys/fs/selinux/enforce") or "").strip() == "1",
@@ -148,17 +150,20 @@ def weak_moduli() -> int | None:
     return sum(1 for size in sizes if size.isdigit() and int(size) < 3071)
 
 
-def accounts(patterns: list[str]) -> list[dict[str, Any]]:
-    """Return root and all local accounts that can have a shell, with their keys."""
+def accounts(patterns: list[str], named: list[str]) -> list[dict[str, Any]]:
+    """Return the named accounts, root and all local accounts that can have a shell, with their keys.
+
+    Those of a directory service are not listed anywhere: NSS finds them by their names alone.
+    """
     shadow = {
         line.split(":")[0]: line.split(":")[1]
         for line in (document("/etc/shadow") or "").splitlines()
         if line.count(":") > 1
     }
-    names = [line.split(":")[0] for line in (document("/etc/passwd") or "").splitlines() if line.count(":") == 6]
+    local = [line.split(":")[0] for line in (document("/etc/passwd") or "").splitlines() if line.count(":") == 6]
     found = []
     deadline = time.monotonic() + ACCOUNTS_S
-    for name in names:
+    for name in dict.fromkeys([*named, *local]):
         try:
             entry = pwd.getpwnam(name)
         except KeyError:
@@ -174,13 +179,14 @@ def account(
 ) -> dict[str, Any]:
     """Return one account; its password only as a state (none, locked, set, unknown)."""
     state = "unknown" if hashed is None else "none" if hashed == "" else "locked" if hashed[0] in "!*" else "set"
+    groups = {name_of(grp.getgrgid, one) for one in os.getgrouplist(entry.pw_name, entry.pw_gid)}
     return {
         "name": entry.pw_name,
         "uid": entry.pw_uid,
         "group": name_of(grp.getgrgid, entry.pw_gid),
         "home": entry.pw_dir,
         "shell": entry.pw_shell,
-        "groups": sorted({one.gr_name for one in grp.getgrall() if entry.pw_name in one.gr_mem})[:MOST_KEYS],
+        "groups": sorted(groups)[:MOST_KEYS],
         "password": state,
         **keys_of(entry, patterns, deadline),
     }

@@ -50,6 +50,11 @@ options:
     elements: str
     choices: [ssh]
     default: []
+  users:
+    description: Users to look up by name for that part; those of LDAP or SSSD are in no local file.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -161,7 +166,7 @@ def looked(parameters: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = files_state.taken(parameters["paths"], parameters["globs"], parameters["contents"])
         found["engine"] = engine_state.taken()
         found["connection"] = connection()
-        found["ssh"] = ssh_state.taken() if "ssh" in parameters["parts"] else None
+        found["ssh"] = ssh_state.taken(parameters["users"]) if "ssh" in parameters["parts"] else None
         output, errors = probe.communicate(timeout=PROBE_LIMIT_S)
     finally:
         if probe.poll() is None:
@@ -188,6 +193,7 @@ def main() -> None:
             "globs": {"type": "list", "elements": "str", "default": []},
             "contents": {"type": "list", "elements": "str", "default": []},
             "parts": {"type": "list", "elements": "str", "choices": ["ssh"], "default": []},
+            "users": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )

@@ -141,6 +141,7 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
             "probe": script_text(),
             "lock_wait_s": int(self.settings("preflight")["lock_wait_s"]),
             "parts": [name for name, roles in PARTS.items() if any(self.manages(role) for role in roles)],
+            "users": self.named_users(),
             **wanted,
         }
         answer = self.call("node_state", arguments)
@@ -156,6 +157,13 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         state = NodeState.model_validate_json(text)
         self.node.keep("state", text)
         return state
+
+    def named_users(self) -> list[str]:
+        """Return the users that the roles' settings name: they may come from a directory service."""
+        ssh = self.settings("ssh_hardening")
+        lists = [ssh[name] for name in ("admin_users", "allow_users", "forwarding_users")]
+        admins = [str(admin["name"]) for admin in self.settings("accounts")["admins"]]
+        return sorted({*admins, *(str(user) for users in lists for user in users)})
 
     def manages(self, role: str) -> bool:
         """Return whether an opt-in role is enabled."""

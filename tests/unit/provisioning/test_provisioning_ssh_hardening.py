@@ -14,7 +14,7 @@ from gpunode.provisioning import ssh_hardening
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.ssh_hardening import MAIN, MODULI, PUBLISHED, WAITING
-from gpunode.provisioning.ssh_settings import DROP_IN
+from gpunode.provisioning.ssh_settings import DROP_IN, LAST
 from gpunode.provisioning.ssh_state import SshState
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "ssh"
@@ -132,7 +132,7 @@ def test_a_settled_node_is_asked_nothing() -> None:
     first = plan(ssh)
     assert first.questions.keys() == {"login"}
     texts = {one.path: one.content for one in first.files if one.content is not None}
-    there = {path: file(text, mode="0600" if path == DROP_IN else "0644") for path, text in texts.items()}
+    there = {path: file(text, mode="0600" if path in (DROP_IN, LAST) else "0644") for path, text in texts.items()}
     folder = {"kind": "folder", "mode": "0755", "owner": "root", "group": "root", "entries": 1}
     there[ssh_hardening.MEMORY] = folder
     settled = plan(ssh, texts={PUBLISHED: texts[PUBLISHED]}, files=there)
@@ -270,11 +270,16 @@ def test_ports_of_a_socket_are_set_where_systemd_reads_them() -> None:
     manifest = plan(ssh, ports=[22, 2222])
     path = ssh_hardening.SOCKET_DROP_INS["ssh.socket"]
     content = next(one.content or "" for one in manifest.files if one.path == path)
-    assert content.splitlines()[-3:] == ["ListenStream=", "ListenStream=22", "ListenStream=2222"]
+    streams = [f"ListenStream={address}" for address in ("", "0.0.0.0:22", "[::]:22", "0.0.0.0:2222", "[::]:2222")]
+    assert content.splitlines()[-7:] == ["[Socket]", "BindIPv6Only=ipv6-only", *streams]
     assert ["systemctl", "restart", "ssh.socket"] in manifest.values["activate"]
     assert manifest.values["units"] == ["ssh.service", "ssh.socket"]
     ssh["effective"] = ssh["effective"].replace("port 22\n", "port 2200\n")
-    assert "sshd ignores Port" in " ".join(plan(ssh).notes)
+    assert "which sshd ignores" in " ".join(plan(ssh).notes)
+    # Ubuntu's generator writes Port into the socket.
+    generated = plan(ssh, files={ssh_hardening.GENERATOR: file("")})
+    assert "systemctl daemon-reload" in " ".join(generated.notes)
+    assert "which sshd ignores" not in " ".join(generated.notes)
 
 
 def test_selinux_and_a_new_port_are_refused_with_the_command() -> None:
@@ -284,7 +289,33 @@ def test_selinux_and_a_new_port_are_refused_with_the_command() -> None:
 def test_a_host_key_that_another_file_names_is_not_named_twice() -> None:
     ssh = recorded()
     assert any("HostKey" in (text or "") for path, text in ssh["documents"].items() if path != MAIN)
-    assert setting(plan(ssh), "HostKey") == ["/etc/ssh/ssh_host_rsa_key"]
+    assert setting(plan(ssh), "HostKey") == []
+    assert last_keys(plan(ssh)) == ["/etc/ssh/ssh_host_rsa_key"]
+
+
+def last_keys(manifest: Manifest) -> list[str]:
+    text = next(one.content for one in manifest.files if one.path == LAST)
+    return [line.partition(" ")[2] for line in (text or "").splitlines() if line.startswith("HostKey ")]
+
+
+ED25519, RSA_4096 = "/etc/ssh/ssh_host_ed25519_key", RSA["path"]
+
+
+@pytest.mark.parametrize("file_name", ["10-lab.conf", "50-site.conf", "99-vendor.conf"])
+@pytest.mark.parametrize("named", [[], [ED25519], [RSA_4096], [ED25519, RSA_4096], [RSA_4096, ED25519]])
+def test_host_keys_are_offered_in_one_order_whatever_other_drop_ins_name(named: list[str], file_name: str) -> None:
+    """sshd adds each HostKey line, in the order of the files' names."""
+    ssh = recorded()
+    ssh["documents"] = {
+        MAIN: ssh["documents"][MAIN],
+        f"{MAIN}.d/{file_name}": "".join(f"HostKey {path}\n" for path in named),
+    }
+    manifest = plan(ssh)
+    order = [*setting(manifest, "HostKey"), *named, *last_keys(manifest)]
+    warned = any("HostKey" in note for note in manifest.notes)
+    assert sorted(order) == [ED25519, RSA_4096]
+    assert (order == [ED25519, RSA_4096]) is not warned
+    assert warned is (named == [RSA_4096, ED25519])
 
 
 def test_absent_removes_the_settings_and_restores_the_groups() -> None:

@@ -1,0 +1,44 @@
+"""Accounts of a directory service: NSS finds them by name, and no local file lists them."""
+
+import grp
+import os
+import pwd
+
+import pytest
+from ansible_collections.gpunode.node.plugins.module_utils import ssh_state
+
+from gpunode.provisioning.ssh_login import obstacles
+from gpunode.provisioning.ssh_state import Account
+
+# As `getent passwd` and `id` print them on a member of a domain: SSSD does not enumerate.
+REMOTE = pwd.struct_passwd(("ada", "*", 1712001105, 1712000513, "Ada", "/home/corp/ada", "/bin/bash"))
+GROUPS = {1712000513: "domain users", 1712001200: "gpu-admins"}
+
+
+@pytest.fixture
+def directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    local, group, groups = pwd.getpwnam, grp.getgrgid, os.getgrouplist
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: REMOTE if name == "ada" else local(name))
+    monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid, *GROUPS] if name == "ada" else groups(name, gid))
+    monkeypatch.setattr(
+        grp, "getgrgid", lambda gid: grp.struct_group((GROUPS[gid], "*", gid, [])) if gid in GROUPS else group(gid)
+    )
+
+
+@pytest.mark.usefixtures("directory")
+def test_a_user_of_a_directory_service_has_an_account_and_groups() -> None:
+    found = {one["name"]: one for one in ssh_state.accounts([".ssh/authorized_keys"], ["ada", "ghost"])}
+    assert found["ada"]["groups"] == ["domain users", "gpu-admins"]
+    assert (found["ada"]["password"], found["ada"]["home"]) == ("unknown", "/home/corp/ada")
+    assert "ghost" not in found
+    assert "root" in found
+    assert "ada" not in {one["name"] for one in ssh_state.accounts([".ssh/authorized_keys"], [])}
+
+
+@pytest.mark.usefixtures("directory")
+@pytest.mark.parametrize(("allowed", "reasons"), [("gpu-admins", 0), ("wheel", 1)])
+def test_allow_groups_is_judged_by_membership_and_keys_may_come_from_a_command(allowed: str, reasons: int) -> None:
+    (row,) = (one for one in ssh_state.accounts([".ssh/authorized_keys"], ["ada"]) if one["name"] == "ada")
+    effective = f"authorizedkeyscommand /usr/bin/sss_ssh_authorizedkeys\nallowgroups {allowed}\n"
+    found = list(obstacles(Account.model_validate(row), "ada", "192.0.2.1", effective))
+    assert len(found) == reasons, found
