@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all."""
+"""Files that are written completely or not at all, and as root not where another user leads to."""
 
 import os
 import stat
@@ -6,6 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from gpunode import file_access
+from gpunode.file_access import FileRefusedError, OpenPath
+
+
+def trusted_users() -> frozenset[int] | None:
+    """Return the users with links that root follows: root, and who called sudo. None: all, if this is not root."""
+    if os.geteuid() != 0:
+        return None
+    sudo = os.environ.get("SUDO_UID", "")
+    return frozenset({0, int(sudo) if sudo.isdigit() else 0})
 
 
 def in_place(path: Path) -> bool:
@@ -16,37 +27,68 @@ def in_place(path: Path) -> bool:
         return False
 
 
+def refuse_foreign(path: Path) -> None:
+    """Raise FileRefusedError if another user could redirect what root writes to a path. Raises OSError."""
+    trusted = trusted_users()
+    if trusted is not None:
+        with file_access.opened(str(path), trusted=trusted) as place:
+            _refuse_foreign(place, trusted)
+
+
+def _refuse_foreign(place: OpenPath, trusted: frozenset[int] | None) -> None:
+    found = place.found
+    if place.folder < 0 or trusted is None:
+        return
+    if found is None or stat.S_ISREG(found.st_mode):
+        file_access.refuse_foreign_place(place, 0, trusted)
+    elif found.st_uid not in trusted:
+        raise FileRefusedError(f"{place.path} is {file_access.kind(found)} of another user (uid {found.st_uid})")
+
+
+def make_private_folder(path: Path) -> None:
+    """Create a folder and those above it, only for their owner; an existing one keeps its mode. Raises OSError."""
+    trusted = trusted_users()
+    with file_access.opened(str(path), trusted=trusted, make=0o700) as place:
+        if place.found is None:
+            file_access.refuse_foreign_folder(place, 0, trusted)
+            os.mkdir(place.name, 0o700, dir_fd=place.folder)
+        elif not stat.S_ISDIR(place.found.st_mode):
+            raise FileRefusedError(f"{path} is {file_access.kind(place.found)}, not a directory")
+        elif trusted is not None and place.found.st_uid not in trusted:
+            user = place.found.st_uid
+            raise FileRefusedError(f"{path} belongs to another user (uid {user}): root does not write there")
+
+
 @contextmanager
 def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """Yield a stream; its content appears at ``path`` at the end, and not at all if the block raises.
 
     An existing file is replaced by one with its mode and, if that is allowed, its owner; a link stays, and its target
-    is replaced. ``private``: only for its owner, independent of the existing file. Raises OSError.
+    is replaced. ``private``: only for its owner, independent of the existing file, which must be a regular file. The
+    folder stays open: what is exchanged meanwhile changes nothing. Raises OSError.
     """
-    if in_place(path):
-        with path.open("wb") as stream:
-            yield stream
-        return
-    target = path.resolve()
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with beside.open("xb") as stream:
-            _like(target, stream.fileno())
+    trusted = trusted_users()
+    with file_access.opened(str(path), trusted=trusted, follow=not private) as place:
+        _refuse_foreign(place, trusted)
+        found = place.found
+        if found is not None and not (stat.S_ISREG(found.st_mode) and place.folder >= 0):
             if private:
-                os.fchmod(stream.fileno(), 0o600)
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.replace(target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+                raise FileRefusedError(f"{path} is {file_access.kind(found)}; expected a regular file")
+            # The very pipe or device that was looked at.
+            with Path(f"/proc/self/fd/{place.number}").open("wb") as stream:
+                yield stream
+            return
+        with file_access.draft(place, 0o600 if private else 0o666) as number:
+            if found is not None:
+                _like(found, number)
+            if private:
+                os.fchmod(number, 0o600)
+            with os.fdopen(os.dup(number), "wb") as stream:
+                yield stream
 
 
-def _like(target: Path, descriptor: int) -> None:
+def _like(old: os.stat_result, descriptor: int) -> None:
     """Set the owner and the mode of a new file, still empty, to those of the one that it will replace."""
-    with suppress(FileNotFoundError):
-        old = target.stat()
-        with suppress(PermissionError):
-            os.fchown(descriptor, old.st_uid, old.st_gid)
-        os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+    with suppress(PermissionError):
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpunode.cli.writing import refuse_foreign
+from gpunode.cli.writing import must_not_be_redirected
 from gpunode.errors import UsageError
 from gpunode.whole import in_place
 
@@ -85,9 +85,8 @@ def _must_be_writable(path: Path) -> None:
     try:
         if path.is_dir():
             raise UsageError(f"--output {path}: is a folder")
+        must_not_be_redirected(path, "--output")
         special = in_place(path)
-        if not special:
-            refuse_foreign(path, "--output")
         folder = path.resolve().parent
     except OSError as err:
         raise UsageError(f"--output {path}: {err.strerror}") from None

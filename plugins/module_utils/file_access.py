@@ -73,6 +73,8 @@ class OpenPath(NamedTuple):
     """Status of what is there, without following a link; None: nothing."""
     number: int
     """Descriptor of what is there, which can neither read nor write; -1: nothing."""
+    folder_path: str
+    """Path of the folder without links."""
 
 
 STARTED_AS = os.geteuid()
@@ -134,7 +136,7 @@ class _Walk:
     def to_root(self) -> None:
         """Open the root folder and continue there."""
         self.folder = self.root = self.hold(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-        self.parent = os.fstat(self.folder)
+        self.parent, self.shown = os.fstat(self.folder), list[str]()
 
     def hold(self, number: int) -> int:
         """Return a descriptor that is closed at the end."""
@@ -151,16 +153,20 @@ class _Walk:
             last = not self.rest
             number = self.number_of(name, last)
             if number is None:
-                return OpenPath(self.path, self.folder, name, self.parent, None, -1)
+                return self.at(name, None, -1)
             found = os.fstat(number)
             if stat.S_ISLNK(found.st_mode) and (self.follow or not last):
                 self.follow_link(name, number, found)
             elif last:
-                return OpenPath(self.path, self.folder, name, self.parent, found, number)
+                return self.at(name, found, number)
             elif stat.S_ISDIR(found.st_mode):
-                self.folder, self.parent = number, found
+                self.folder, self.parent, self.shown = number, found, [*self.shown, name]
             else:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.path)
+
+    def at(self, name: str, found: os.stat_result | None, number: int) -> OpenPath:
+        """Return what was found in the current folder."""
+        return OpenPath(self.path, self.folder, name, self.parent, found, number, "/" + "/".join(self.shown))
 
     def number_of(self, name: str, last: bool) -> int | None:
         """Return a descriptor of a component; None if it is the last one and missing."""
@@ -172,7 +178,7 @@ class _Walk:
                 return None
             if self.make is None:
                 raise
-        refuse_foreign_folder(self.path, self.parent, os.geteuid())
+        refuse_foreign_folder(self.at(name, None, -1), os.geteuid(), self.trusted)
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self.folder)
         number = self.hold(os.open(name, flags | os.O_DIRECTORY, dir_fd=self.folder))
@@ -199,7 +205,7 @@ class _Walk:
         if self.rest[:3] != ["proc", "self", "fd"] or len(self.rest) != 4 or self.folder != self.root:
             return None
         number = self.hold(os.open("/" + "/".join(self.rest), os.O_PATH | os.O_CLOEXEC))
-        return OpenPath(self.path, -1, self.rest[3], self.parent, os.fstat(number), number)
+        return self.at(self.rest[3], os.fstat(number), number)._replace(folder=-1)
 
 
 def _components(path: str) -> list[str]:
@@ -211,12 +217,16 @@ def _set_mode(number: int, mode: int) -> None:
     os.chmod(f"/proc/self/fd/{number}", mode)  # noqa: PTH101 - fchmod does not accept such a descriptor
 
 
-def refuse_foreign_folder(path: str, folder: os.stat_result, owner: int, trusted: frozenset[int] | None = None) -> None:
-    """Raise FileRefusedError if root must not write a file of ``owner`` to a folder."""
-    if folder.st_uid not in {*(trusted or ours()), owner if owner == os.geteuid() else 0}:
+def refuse_foreign_folder(place: OpenPath, owner: int, trusted: frozenset[int] | None) -> None:
+    """Raise FileRefusedError if the folder belongs to a user other than the trusted ones, None: all.
+
+    A process with the rights of ``owner`` also writes to folders of that user.
+    """
+    user = place.parent.st_uid
+    if trusted is not None and user not in trusted and not user == owner == os.geteuid():
         raise FileRefusedError(
-            f"{path}: its directory belongs to another user ({user_name(folder.st_uid)}, uid {folder.st_uid}): root "
-            "does not write there"
+            f"{place.path}: {place.folder_path} belongs to another user ({user_name(user)}, uid {user}): root does not "
+            "write there"
         )
 
 
@@ -385,7 +395,7 @@ def _in_folder_of(path: str, uid: int) -> bool:
 
 def _write(path: str, data: bytes, mode: int, owner: Ids, keep_as: str | None) -> None:
     with opened(path, trusted=ours(), follow=False, make=0o755 if os.geteuid() == 0 else 0o700) as place:
-        refuse_foreign_place(place, owner[0])
+        refuse_foreign_place(place, owner[0], ours())
         if keep_as is not None:
             _keep(place, keep_as)
         replace(place, data, mode, owner)
@@ -396,7 +406,7 @@ def _remove(path: str, uid: int, keep_as: str | None) -> None:
         with opened(path, trusted=ours(), follow=False) as place:
             if place.found is None:
                 return
-            refuse_foreign_place(place, uid)
+            refuse_foreign_place(place, uid, ours())
             if keep_as is not None:
                 _keep(place, keep_as)
             os.unlink(place.name, dir_fd=place.folder)
@@ -404,16 +414,16 @@ def _remove(path: str, uid: int, keep_as: str | None) -> None:
         return
 
 
-def refuse_foreign_place(place: OpenPath, owner: int, trusted: frozenset[int] | None = None) -> None:
-    """Raise FileRefusedError if root must not replace what is at a place with a file of ``owner``."""
-    trusted = trusted or ours()
-    refuse_foreign_folder(place.path, place.parent, owner, trusted)
-    if place.found is None or only_trusted(place.parent, trusted):
+def refuse_foreign_place(place: OpenPath, owner: int, trusted: frozenset[int] | None) -> None:
+    """Raise FileRefusedError if root must not replace what is there with a file of ``owner``."""
+    refuse_foreign_folder(place, owner, trusted)
+    if place.found is None or trusted is None or only_trusted(place.parent, trusted):
         return
     if place.found.st_uid not in {*trusted, owner}:
+        user = place.found.st_uid
         raise FileRefusedError(
-            f"{place.path} belongs to user {user_name(place.found.st_uid)}, in a directory that others can write to: "
-            "root does not replace it: remove it, or select another directory"
+            f"{place.path} belongs to another user ({user_name(user)}, uid {user}), in a directory that others can "
+            "write to: root does not replace it: remove it, or select another directory"
         )
 
 
@@ -437,11 +447,11 @@ def replace(place: OpenPath, data: bytes, mode: int, owner: Ids) -> None:
 
 
 @contextlib.contextmanager
-def draft(place: OpenPath) -> Iterator[int]:
-    """Yield the descriptor of a temporary file, which replaces what is at the place at the end if nothing is raised."""
+def draft(place: OpenPath, mode: int = 0o600) -> Iterator[int]:
+    """Yield the descriptor of a temporary file, which replaces what is at the path at the end if nothing is raised."""
     name = f".{place.name[:LONGEST_NAME]}.{secrets.token_hex(4)}.gpunode"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    number = os.open(name, flags, 0o600, dir_fd=place.folder)
+    number = os.open(name, flags, mode, dir_fd=place.folder)
     try:
         yield number
         os.fsync(number)
@@ -468,7 +478,7 @@ def _sync(place: OpenPath) -> None:
 def make_folder(path: str, mode: int) -> None:
     """Create a folder of root, or set the mode of an existing one. Raises OSError: also if it belongs to others."""
     with opened(path, trusted=ours(), follow=False, make=0o755) as place:
-        refuse_foreign_folder(path, place.parent, 0)
+        refuse_foreign_folder(place, os.geteuid(), ours())
         if place.found is None:
             # Before a umask and after the next line, nobody else may enter.
             os.mkdir(place.name, 0o700, dir_fd=place.folder)
@@ -498,7 +508,7 @@ def refuse_foreign_owner(path: str, found: os.stat_result) -> None:
 def remove_folder(path: str) -> None:
     """Remove an empty folder. Raises OSError."""
     with opened(path, trusted=ours(), follow=False) as place:
-        refuse_foreign_folder(path, place.parent, 0)
+        refuse_foreign_folder(place, os.geteuid(), ours())
         os.rmdir(place.name, dir_fd=place.folder)
 
 

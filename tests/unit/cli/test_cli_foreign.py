@@ -37,7 +37,7 @@ def test_root_writes_into_no_folder_of_another_user(
     bundle.write_text(json.dumps(without_gpu()))
     words = ["validate", "--replay", str(bundle), "--format", "json", "--output", str(theirs / "r.json")]
     assert run(words if what == "--output" else ["collect", "h", "--save", str(theirs / "new")]) == 2
-    assert f"{theirs} belongs to another user (uid 1234)" in capsys.readouterr().err
+    assert f"{theirs} belongs to another user (1234, uid 1234)" in capsys.readouterr().err
     assert list(theirs.iterdir()) == []
     monkeypatch.setenv("SUDO_UID", "1234")
     assert folder_for_bundles(theirs) == theirs, "who called sudo is no other user"
@@ -51,7 +51,7 @@ def test_root_follows_no_link_of_another_user(tmp_path: Path, monkeypatch: pytes
     link.symlink_to(tmp_path / "real")
     assert folder_for_bundles(link) == link
     os.lchown(link, 1234, 1234)
-    with pytest.raises(UsageError, match="is a symbolic link of another user"):
+    with pytest.raises(UsageError, match="is a symbolic link that user 1234 or others can change"):
         folder_for_bundles(link)
 
 
@@ -59,7 +59,7 @@ def test_a_bundle_goes_through_no_link(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (tmp_path / "h.json").symlink_to(precious)
-    with pytest.raises(UsageError, match="is a symbolic link"):
+    with pytest.raises(UsageError, match="is a symbolic link; expected a regular file"):
         write_bundle(tmp_path, "h", Bundle.model_validate(without_gpu()))
     assert precious.read_text() == "mine"
 
