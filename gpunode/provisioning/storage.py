@@ -35,6 +35,7 @@ from gpunode.provisioning.storage_mounts import (
     remote_mount,
     remotes,
     scratch_mount,
+    section_problem,
     with_lines,
 )
 
@@ -90,14 +91,16 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     disks = _disks(settings, erase)
     requested, its_remotes = _mounts(settings, disks)
     text = state.contents.get(FSTAB)
-    if text is None:
-        return Manifest(role=ROLE, refusals=(f"fstab: {FSTAB} is missing or cannot be read",))
+    problem = _unreadable(state)
+    if text is None or problem:
+        return Manifest(role=ROLE, refusals=(problem,))
     against = [
         f"fstab: {mount.path} already has an entry, with {there}: remove that entry, or choose another path"
         for mount in requested
         if (there := foreign_paths(text).get(mount.path)) is not None
     ]
     made = _recorded_disks(state)
+    used = _is_used(state, disks)
     if made is not None and made["filesystem"] != (disks or {}).get("filesystem"):
         against.append(
             f"scratch: the role created it from {', '.join(made['disks'])}, and storage_scratch_disks lists others: "
@@ -105,12 +108,12 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         )
     caches = sorted({one.cache for one in its_remotes if one.cache})
     names = _packages(state.manager, disks, its_remotes)
-    questions = _questions(state, disks, [mount.path for mount in requested], caches, erase, names, text)
+    questions = _questions(state, disks, [mount.path for mount in requested], caches, erase, names, text, used)
     if unanswered := {name: one for name, one in questions.items() if name not in context.answers}:
         return Manifest(role=ROLE, questions=unanswered)
     seen, offers = parsed(context.answers["disks"]), context.answers.get("offers") or {}
-    if problem := seen.error or offers.get("error"):
-        return Manifest(role=ROLE, refusals=(f"storage: the node could not be queried: {problem}",))
+    if error := seen.error or offers.get("error"):
+        return Manifest(role=ROLE, refusals=(f"storage: the node could not be queried: {error}",))
     against += [f"disk: {line}" for line in seen.refusals]
     if not seen.autofs and any(mount.automatic for mount in requested):
         against.append("automount: the node has no /dev/autofs, as in a container: nothing can be mounted on demand")
@@ -123,6 +126,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     leaving = [path_of(line) for line in lines if line not in fresh]
     for mount in requested:
         against += _in_the_way(mount, seen, leaving, disks)
+    against += _of_users(caches, seen)
     against += _busy(leaving, seen)
     if against:
         return Manifest(role=ROLE, refusals=tuple(against))
@@ -196,21 +200,25 @@ def _questions(  # noqa: PLR0913, PLR0917
     erase: Sequence[str],
     names: Sequence[str],
     text: str,
+    used: bool,
 ) -> dict[str, NodeQuestion]:
-    found = {"disks": _about_disks(disks, {*paths, *caches, *(path_of(line) for line in own_lines(text))}, erase)}
+    its_paths = {*paths, *caches, *(path_of(line) for line in own_lines(text))}
+    found = {"disks": _about_disks(disks, its_paths, erase, used)}
     missing = [name for name in names if name not in state.installed]
     if missing:
         found["offers"] = NodeQuestion(kind="package_offers", body={"names": missing})
     return found
 
 
-def _about_disks(disks: Mapping[str, Any] | None, paths: Iterable[str], erase: Sequence[str]) -> NodeQuestion:
+def _about_disks(
+    disks: Mapping[str, Any] | None, paths: Iterable[str], erase: Sequence[str], used: bool = False
+) -> NodeQuestion:
     """Return the question for the content of these disks and mount points; that of the disks in ``erase`` may be
-    erased.
+    erased. ``used``: the role's file system was created on them before.
     """
     given = disks or {"disks": []}
     own = {name: given[name] for name in ("array", "filesystem") if given.get(name)}
-    body = {"disks": given["disks"], "own": own, "paths": sorted(paths), "erase": list(erase)}
+    body = {"disks": given["disks"], "own": own, "paths": sorted(paths), "erase": list(erase), "used": used}
     return NodeQuestion(kind="block_devices", body=body)
 
 
@@ -231,6 +239,16 @@ def _in_the_way(
         if not own:
             return [f"path: {one.source} is mounted on {mount.path}: unmount it, or choose another path"]
     return []
+
+
+def _of_users(caches: Sequence[str], seen: StorageAnswer) -> list[str]:
+    """Return why a cache directory must not be used: another user could read or replace its content."""
+    places = {path: seen.place(path) for path in caches}
+    return [
+        f"cache: {path} is not a directory of root: users could read or replace the cache: remove it"
+        for path, place in places.items()
+        if place.kind == "other" or place.owner not in (None, 0)
+    ]
 
 
 def _busy(paths: Sequence[str], seen: StorageAnswer) -> list[str]:
@@ -292,7 +310,12 @@ def _present(  # noqa: PLR0913, PLR0917
             "state": "present",
             "disks": None
             if disks is None
-            else {**disks, "name": ARRAY, "erase": list(settings["confirm_erase"] or ())},
+            else {
+                **disks,
+                "name": ARRAY,
+                "erase": list(settings["confirm_erase"] or ()),
+                "used": _is_used(state, disks),
+            },
             "stop": _units([line for line in own_lines(text) if path_of(line) in leaving]),
             "start": [mount.unit for mount in start],
             "folders": [mount.path for mount in requested if seen.place(mount.path).kind == "absent"],
@@ -354,17 +377,48 @@ def _units(lines: Sequence[str]) -> list[str]:
     return found
 
 
-def _recorded_disks(state: NodeState) -> dict[str, Any] | None:
-    """Return the disks with the role's scratch space; None if there are none."""
-    found = _document(state, RECORD).get("disks")
-    if not isinstance(found, dict):
-        return None
-    names = found.get("disks")
+def _unreadable(state: NodeState) -> str:
+    """Return why the role's traces on the node cannot be read; empty if they can."""
+    text = state.contents.get(FSTAB)
+    if text is None:
+        return f"fstab: {FSTAB} is missing or cannot be read"
+    if problem := section_problem(text):
+        return f"fstab: {FSTAB}: {problem}"
+    there = state.files.get(RECORD)
+    if there is not None and there.kind != "absent" and not _is_record(_document(state, RECORD)):
+        return (
+            f"record: {RECORD} is damaged, and it is unknown which disks are in use: restore it, or remove it if the "
+            "role's file system is mounted"
+        )
+    return ""
+
+
+def _is_record(found: Mapping[str, Any]) -> bool:
+    """Return whether a document is what ``record_of`` writes."""
+    disks, mounts = found.get("disks", ""), found.get("mounts")
+    if found.get("schema") != "gpunode.storage/1" or not isinstance(mounts, list):
+        return False
+    if disks is None:
+        return all(isinstance(one, dict) and one.get("remote") is True for one in mounts)
+    names = disks.get("disks") if isinstance(disks, dict) else None
     if not isinstance(names, list) or not all(isinstance(one, str) and _ID.fullmatch(one) for one in names):
-        return None
-    uuids = {name: found.get(name) for name in ("array", "filesystem")}
-    fit = all(uuid is None or (isinstance(uuid, str) and _UUID.fullmatch(uuid)) for uuid in uuids.values())
-    return {"disks": names, **uuids} if fit and uuids["filesystem"] else None
+        return False
+    uuids = [disks.get("filesystem"), *([disks.get("array")] if disks.get("array") is not None else [])]
+    return all(isinstance(uuid, str) and _UUID.fullmatch(uuid) is not None for uuid in uuids)
+
+
+def _recorded_disks(state: NodeState) -> dict[str, Any] | None:
+    """Return the disks with the role's scratch space; None if there are none, or the record is damaged."""
+    found = _document(state, RECORD)
+    disks = found.get("disks") if _is_record(found) else None
+    return None if disks is None else {name: disks.get(name) for name in ("disks", "array", "filesystem")}
+
+
+def _is_used(state: NodeState, disks: Mapping[str, Any] | None) -> bool:
+    """Return whether the record or fstab shows that the scratch file system was created on the disks before."""
+    lines = own_lines(state.contents.get(FSTAB) or "")
+    mounted = disks is not None and any(line.split()[:1] == [f"UUID={disks['filesystem']}"] for line in lines)
+    return mounted or (disks is not None and _recorded_disks(state) is not None)
 
 
 def _document(state: NodeState, path: str) -> dict[str, Any]:
@@ -395,6 +449,8 @@ def _absent(
     )
     if not ours and not leaving:
         return Manifest(role=ROLE)
+    if problem := _unreadable(state):
+        return Manifest(role=ROLE, refusals=(problem,))
     unknown = [one for one in erase if not disks or one not in disks["disks"]]
     if unknown:
         return Manifest(

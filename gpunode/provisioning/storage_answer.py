@@ -24,6 +24,8 @@ class Place(Reported):
     kind: Literal["folder", "absent", "other"]
     mode: Annotated[str, Field(pattern=r"^[0-7]{4}$")] | None
     """None if it was not read: a remote file system may not answer."""
+    owner: int | None = None
+    """User id; None if it was not read."""
     entries: int | None
     """Number of entries of the folder; None if something is mounted."""
     mounts: Annotated[tuple[Mounted, ...], Field(max_length=100)]

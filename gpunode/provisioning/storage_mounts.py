@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from gpunode.errors import UsageError
 
-BEGIN, END = "# BEGIN gpunode (role storage)", "# END gpunode (role storage)"
+NAME = "gpunode (role storage)"
+BEGIN, END = f"# BEGIN {NAME}", f"# END {NAME}"
 KINDS = {"nfs": "nfs", "cephfs": "ceph", "rclone": "rclone", "s3fs": "fuse.s3fs"}
 """Kinds of remote data, and the type in fstab for each."""
 DEVICE_LIMIT_S = 30
@@ -167,37 +168,64 @@ def escaped(path: str) -> str:
     )
 
 
+def _parts(text: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the lines of fstab before, in and after the role's section; all are before it if a mark is missing."""
+    lines = text.split("\n")
+    if BEGIN not in lines or END not in lines[lines.index(BEGIN) :]:
+        return lines, [], []
+    begin = lines.index(BEGIN)
+    end = lines.index(END, begin)
+    return lines[:begin], lines[begin + 1 : end], lines[end + 1 :]
+
+
+def section_problem(text: str) -> str | None:
+    """Return why the role's lines of fstab cannot be distinguished from those of others; None if they can.
+
+    A lost mark would make lines of others part of the section, or the section a part of their lines.
+    """
+    marks = [line for line in text.split("\n") if NAME in line]
+    if marks and marks != [BEGIN, END]:
+        return (
+            f"{len(marks)} lines name {NAME}, expected one line '{BEGIN}' and below it one line '{END}': restore the "
+            "marks around the lines that gpunode wrote"
+        )
+    foreign = next((line for line in own_lines(text) if not _is_written(line)), None)
+    if foreign is not None:
+        return f"the line {foreign!r} is between gpunode's marks and is not gpunode's: move it below '{END}'"
+    return None
+
+
+def _is_written(line: str) -> bool:
+    """Return whether a line has the form that the role writes."""
+    fields = line.split(" ")
+    options = fields[3].split(",") if len(fields) == 6 else []
+    names = {option.partition("=")[0] for option in options}
+    kinds = {"x-systemd.device-timeout"}, {"_netdev", "x-systemd.automount", "x-systemd.mount-timeout"}
+    return "nofail" in options and any(kind <= names for kind in kinds) and fields[4:] == ["0", "0"]
+
+
 def own_lines(text: str) -> list[str]:
     """Return the role's lines of fstab."""
-    lines = text.splitlines()
-    if BEGIN not in lines or END not in lines:
-        return []
-    return lines[lines.index(BEGIN) + 1 : lines.index(END)]
+    return _parts(text)[1]
 
 
 def with_lines(text: str, mounts: Sequence[Mount]) -> str:
     """Return fstab with these lines in the role's section; without the section if there are none."""
-    lines = text.splitlines(keepends=True)
-    bare = [line.rstrip("\n") for line in lines]
-    if BEGIN in bare and END in bare[bare.index(BEGIN) :]:
-        begin = bare.index(BEGIN)
-        end = bare.index(END, begin)
-        before, after = lines[:begin], lines[end + 1 :]
-    else:
-        before, after = lines, []
-        if mounts and before and not before[-1].endswith("\n"):
-            before[-1] += "\n"
     part = [BEGIN, *(mount.line for mount in mounts), END] if mounts else []
-    return "".join([*before, *(f"{line}\n" for line in part), *after])
+    if BEGIN in text.split("\n"):
+        before, _, after = _parts(text)
+        return "\n".join([*before, *part, *after])
+    end = "" if not text or text.endswith("\n") or not mounts else "\n"
+    return text + end + "".join(f"{line}\n" for line in part)
 
 
 def foreign_paths(text: str) -> dict[str, str]:
     """Return mount points of lines that are not the role's, to their sources."""
-    own = set(own_lines(text))
+    before, _, after = _parts(text)
     found = {}
-    for line in text.splitlines():
+    for line in (*before, *after):
         fields = line.split()
-        if line not in own and len(fields) > 2 and not fields[0].startswith("#"):
+        if len(fields) > 2 and not fields[0].startswith("#"):
             found[fields[1].rstrip("/") or "/"] = fields[0]
     return found
 

@@ -18,6 +18,7 @@ BLOCK = Path("/sys/class/block")
 PROC = Path("/proc")
 AUTOFS = Path("/dev/autofs")
 FSTAB = Path("/etc/fstab")
+ARRAY = "/dev/md/gpunode-scratch"
 LIMIT_S = 60
 END_BYTES = 1 << 20
 """Bytes at each end of a disk that have to be empty."""
@@ -49,12 +50,14 @@ def answered(question: dict[str, Any]) -> dict[str, Any]:
         disks = {name: disk(name, own, mounts) for name in question.get("disks") or ()}
         paths = {path: place(path, mounts) for path in question.get("paths") or ()}
         target = made_of(disks)
+        erase = set(question.get("erase") or ())
+        lost = loss(disks, target, own, bool(question.get("used")))
         return {
             "disks": disks,
             "paths": paths,
             "target": target,
             "filesystem": target is not None and holds(target, own.get("filesystem")),
-            "refusals": refusals(disks, set(question.get("erase") or ())),
+            "refusals": [*refusals(disks, erase), *([lost] if lost and not erase.issuperset(disks) else [])],
             "trim": timer("fstrim.timer"),
             "autofs": AUTOFS.exists(),
         }
@@ -86,6 +89,35 @@ def refusals(disks: dict[str, dict[str, Any]], erase: set[str]) -> list[str]:
         others = [name for name in disks if name not in ours]
         found.append(f"{', '.join(ours)}: already belongs to the array, {', '.join(others)} does not")
     return found
+
+
+def loss(disks: dict[str, dict[str, Any]], target: str | None, own: dict[str, str], used: bool) -> str:
+    """Return what would be lost if the role's file system were created again; empty if there is nothing to lose.
+
+    ``used``: the role created it before. A file system with a damaged superblock has no signature and looks new.
+    """
+    if not disks or any(one["missing"] for one in disks.values()):
+        return ""
+    if target is None:
+        where = ", ".join(disks)
+        lost = "the role's file system was created on them before, and it cannot be found" if used else ""
+        # An array of the role that is not assembled is assembled and read first.
+        lost = "" if all(one["ours"] for one in disks.values()) else lost
+    elif holds(target, own.get("filesystem")):
+        return ""
+    else:
+        where = target
+        carries = carried(target, {Path(target).name: signatures(target)})
+        carries += ["the role's file system with an unreadable superblock"] if used else []
+        lost = f"carries {', '.join(carries)}" if carries else ""
+    if not lost:
+        return ""
+    device = target or (ARRAY if "array" in own else next(iter(disks.values()))["device"])
+    return (
+        f"{where}: {lost}: nothing is formatted. Repair it ({'mdadm --assemble --scan; ' if 'array' in own else ''}"
+        f"xfs_repair -n {device} shows the damage, xfs_repair {device} repairs it), or create it again by listing all "
+        "its disks in storage_confirm_erase"
+    )
 
 
 def disk(name: str, own: dict[str, str], mounts: list[dict[str, str]]) -> dict[str, Any]:
@@ -256,9 +288,9 @@ def holds(device: str, uuid: str | None) -> bool:
 
 
 def place(path: str, mounts: list[dict[str, str]]) -> dict[str, Any]:
-    """Return ``kind``, ``mode``, ``entries``, ``mounts`` and ``users`` of a mount point; a remote one is not read."""
+    """Return the state of a mount point (``Place`` on the controller); a remote one is not read."""
     its = [one for one in mounts if one["path"] == path]
-    found: dict[str, Any] = {"mounts": its, "kind": "folder", "mode": None, "entries": None}
+    found: dict[str, Any] = {"mounts": its, "kind": "folder", "mode": None, "owner": None, "entries": None}
     found["users"] = users(path) if its else []
     if its and its[-1]["fstype"] not in LOCAL:
         return found
@@ -266,6 +298,7 @@ def place(path: str, mounts: list[dict[str, str]]) -> dict[str, Any]:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return {**found, "kind": "absent"}
+    found["owner"] = status.st_uid
     if not stat.S_ISDIR(status.st_mode):
         return {**found, "kind": "other"}
     found["mode"] = f"{stat.S_IMODE(status.st_mode):04o}"

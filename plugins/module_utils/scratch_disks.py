@@ -13,11 +13,11 @@ from ansible_collections.gpunode.node.plugins.module_utils.block_devices import 
     disk,
     empty_ends,
     holds,
+    loss,
     made_of,
     mounted,
     output_of,
     refusals,
-    signatures,
 )
 
 MAKE_LIMIT_S = 900
@@ -29,7 +29,7 @@ def made(wanted: dict[str, Any], pretend: bool) -> list[str]:
     own = own_of(wanted)
     names = [str(name) for name in wanted["disks"]]
     found = looked_at(names, own)
-    against = refusals(found, {str(name) for name in wanted["erase"]})
+    against = refusals(found, set(wanted["erase"])) + refused_loss(found, made_of(found), own, wanted)
     if against:
         raise DiskError("nothing was written: " + "; ".join(against))
     devices = [str(found[name]["device"]) for name in names]
@@ -46,18 +46,28 @@ def made(wanted: dict[str, Any], pretend: bool) -> list[str]:
     if array:
         output_of(array)
         output_of(SETTLE)
-    target = devices[0] if "array" not in own else made_of(looked_at(names, own))
+    now = found if "array" not in own else looked_at(names, own)
+    target = devices[0] if "array" not in own else made_of(now)
     if target is None:
         raise DiskError(f"{wanted['name']} was not assembled from {' '.join(devices)}: mdadm --detail --scan shows why")
     if not holds(target, own["filesystem"]):
-        there = signatures(target)
-        if there and not fresh:
-            raise DiskError(f"{target}: carries {there[0].get('type')}, and its removal is not confirmed")
+        if not fresh:
+            if against := refused_loss(now, target, own, wanted):
+                raise DiskError(*against)
+            erased({"device": target, "parts": []})
         force = ["-f"] if fresh and "array" in own else []
         steps.append(f"create the file system on {target}")
         output_of(["mkfs.xfs", "-q", *force, "-m", f"uuid={own['filesystem']}", target], MAKE_LIMIT_S)
         output_of(SETTLE)
     return steps
+
+
+def refused_loss(
+    found: dict[str, dict[str, Any]], target: str | None, own: dict[str, str], wanted: dict[str, Any]
+) -> list[str]:
+    """Return what would be lost if the file system were created, as one line; none if all its disks are confirmed."""
+    lost = loss(found, target, own, bool(wanted.get("used")))
+    return [lost] if lost and not set(found) <= set(wanted["erase"]) else []
 
 
 def array_command(

@@ -12,6 +12,8 @@ description:
     C(/dev/disk/by-id).
   - Refuses a disk that is mounted, is swap, is held by LVM, an array or another program, or appears in C(/etc/fstab).
     Refuses a disk with a signature, partitions or data of an unknown kind unless O(erase) lists it.
+  - Refuses to create the file system again where one was, for instance with a damaged superblock, unless O(erase) lists
+    all disks. The message contains the commands that repair it.
   - Checks all disks before it writes to the first one.
 options:
   state:
@@ -40,6 +42,12 @@ options:
     type: list
     elements: str
     default: []
+  used:
+    description: >-
+      Whether the file system was created on these disks before. It is then created again only if O(erase) lists all
+      disks, also where it cannot be found.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -83,6 +91,7 @@ def main() -> None:
             "array": {"type": "str"},
             "filesystem": {"type": "str", "required": True},
             "erase": {"type": "list", "elements": "str", "default": []},
+            "used": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )

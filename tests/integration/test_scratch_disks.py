@@ -5,6 +5,7 @@ Loop devices stand for disks: the kernel, wipefs, mkfs.xfs and mount are real. A
 
 import hashlib
 import os
+import random
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 from ansible_collections.gpunode.node.plugins.module_utils import block_devices, scratch_disks
-from ansible_collections.gpunode.node.plugins.module_utils.block_devices import DiskError
+from ansible_collections.gpunode.node.plugins.module_utils.block_devices import END_BYTES, DiskError
+from ansible_collections.gpunode.node.plugins.module_utils.scratch_disks import looked_at
+from effort import effort
 
 OWN = {"filesystem": "0d1f7a58-2f3a-5c0e-9a2b-6f7e8d9c0b1a"}
 SIZE = 400 << 20
@@ -166,3 +169,47 @@ def test_an_empty_disk_is_made_kept_and_released(disks: Disks) -> None:
     assert scratch_disks.released(wanted, pretend=False) == [f"erase loop-a ({device})"]
     answer = block_devices.answered({"disks": ["loop-a"], "own": OWN})
     assert (answer["refusals"], answer["disks"]["loop-a"]["carries"], answer["target"]) == ([], [], None)
+
+
+def array_of(device: str) -> dict[str, Any]:
+    """Two disks of the role that are assembled to this device."""
+    one = {"missing": False, "ours": True, "carries": [], "in_use": [], "parts": [], "holders": [Path(device).name]}
+    return {f"disk{number}": {**one, "device": f"/dev/null{number}"} for number in (1, 2)}
+
+
+def test_a_damaged_file_system_is_repaired_and_never_made_anew(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """xfs_repair, as the message says, is the judge of what would have been lost."""
+    device = disks.add("a")
+    array = {"disks": ["disk1", "disk2"], "name": "none", "erase": [], **OWN, "array": OWN["filesystem"]}
+    rng = random.Random(28)  # noqa: S311
+    spots = (0, 0, 0, 4096, END_BYTES, SIZE // 4, SIZE - END_BYTES)
+    repaired = 0
+    for _ in range(effort(4, 60)):
+        run("mkfs.xfs", "-q", "-f", "-m", f"uuid={OWN['filesystem']}", device)
+        place = disks.mount(device)
+        (place / "file").write_text("kept")
+        run("umount", disks.mounts.pop())
+        place.rmdir()
+        with Path(device).open("r+b") as stream:
+            for at in rng.sample(spots, rng.randint(1, 2)):
+                size = rng.choice([1, 512, 512, 4096, END_BYTES])
+                stream.seek(at)
+                stream.write(rng.choice([bytes(size), rng.randbytes(size)]))
+        before = disks.digest("a")
+        whole = block_devices.holds(device, OWN["filesystem"])
+        alone = {**disks.wanted("a"), "used": True}
+        for wanted, looked in ((alone, looked_at), ({**array, "used": True}, lambda *_: array_of(device))):
+            monkeypatch.setattr(scratch_disks, "looked_at", looked)
+            if whole:
+                assert scratch_disks.made(wanted, pretend=False) == []
+            else:
+                with pytest.raises(DiskError, match=r"xfs_repair.*storage_confirm_erase"):
+                    scratch_disks.made(wanted, pretend=False)
+            assert disks.digest("a") == before
+        repair = ["xfs_repair", device]
+        if not whole and subprocess.run(repair, check=False, capture_output=True, timeout=60).returncode == 0:
+            place = disks.mount(device)
+            repaired += (place / "file").is_file()
+            run("umount", disks.mounts.pop())
+            place.rmdir()
+    assert repaired

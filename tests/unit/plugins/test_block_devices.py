@@ -2,12 +2,16 @@
 
 import json
 import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.gpunode.node.plugins.module_utils import block_devices, scratch_disks
 from ansible_collections.gpunode.node.plugins.module_utils.block_devices import DiskError
+from effort import effort
 
 OWN = {"filesystem": "0d1f7a58-2f3a-5c0e-9a2b-6f7e8d9c0b1a"}
 ARRAY = {**OWN, "array": "7f6a1c2e-8d3b-5a55-9d0e-4a1b2c3d4e5f"}
@@ -58,6 +62,16 @@ class Node:
         self.signed[name] = list(signatures)
         return base
 
+    def array(self, head: bytes = b"", tail: bytes = b"") -> None:
+        """The array of the role, with this at its two ends."""
+        (self.root / "dev").mkdir(exist_ok=True)
+        (self.root / "dev/md127").write_bytes(head.ljust((4 << 20) - len(tail), b"\0") + tail)
+
+    def erased(self, one: dict[str, Any]) -> None:
+        """As the module does it, without O_EXCL on a device."""
+        self.calls.append(["wipefs", "--all", one["device"]])
+        self.signed[Path(one["device"]).name] = []
+
     def output(self, argv: list[str], _limit_s: float = 0) -> str:
         self.calls.append(argv)
         if argv[0] == "wipefs" and "--no-act" in argv:
@@ -67,10 +81,13 @@ class Node:
             if not self.table:
                 raise DiskError("findmnt failed: 1")
             return json.dumps({"filesystems": self.table})
-        if argv[0] == "mdadm" and "--create" in argv:
-            for name in self.signed:
+        if argv[0] == "mdadm" and ("--create" in argv or "--assemble" in argv):
+            for name in [path.name for path in (self.root / "sys").glob("vd?")]:
                 (self.root / "sys" / name / "holders" / "md127").touch()
                 self.signed[name] = [MEMBER]
+            if "--create" in argv:
+                self.array()
+                self.signed["md127"] = []
         if argv[0] == "mkfs.xfs":
             self.signed[Path(argv[-1]).name] = [XFS]
         return "UnitFileState=disabled\nActiveState=inactive\n" if argv[0] == "systemctl" else ""
@@ -86,6 +103,9 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(block_devices, "output_of", made.output)
     monkeypatch.setattr(scratch_disks, "output_of", made.output)
     monkeypatch.setattr(block_devices, "withheld", lambda _device: made.withheld)
+    monkeypatch.setattr(scratch_disks, "erased", made.erased)
+    ends = block_devices.empty_ends
+    monkeypatch.setattr(block_devices, "empty_ends", lambda path: ends(str(tmp_path / "dev" / Path(path).name)))
     return made
 
 
@@ -222,10 +242,84 @@ def test_a_half_made_array_is_not_formatted_over_something(node: Node) -> None:
         node.disk(name, MEMBER)
         (node.root / "sys" / name / "holders/md127").touch()
     node.signed["md127"] = [EXT4]
-    with pytest.raises(DiskError, match="carries ext4, and its removal is not confirmed"):
+    node.array()
+    with pytest.raises(DiskError, match="carries ext4 'x': nothing is formatted"):
         scratch_disks.made(wanted("vdc", "vdd"), pretend=False)
     node.signed["md127"] = []
     assert scratch_disks.made(wanted("vdc", "vdd"), pretend=False) == ["create the file system on /dev/md127"]
+
+
+@dataclass
+class Traces:
+    """What is left of a scratch file system on two disks, each trace there or lost."""
+
+    members: int
+    """How many disks have their member superblock."""
+    assembled: bool
+    array: list[dict[str, Any]]
+    """Signatures on the array."""
+    head: bytes
+    tail: bytes
+    used: bool
+    """The record or fstab has it."""
+    erase: tuple[str, ...]
+
+    def is_lost(self) -> bool:
+        """Whether nothing calls the file system used, so that nobody can know of it."""
+        silent = not self.used and not self.array and not (self.head + self.tail).strip(b"\0")
+        return silent if self.members == 2 else not self.used
+
+
+def traces() -> Iterator[Traces]:
+    rng = random.Random(4)  # noqa: S311
+    for _ in range(effort(100, 5000)):
+        yield Traces(
+            members=rng.choice([0, 2, 2]),
+            assembled=rng.random() < 0.7,
+            array=rng.choice([[], [], [XFS], [EXT4], [XFS, EXT4], [{**XFS, "uuid": ARRAY["array"]}]]),
+            head=rng.choice([b"", b"", b"XFSB", rng.randbytes(9)]),
+            tail=rng.choice([b"", b"", b"\1"]),
+            used=rng.random() < 0.5,
+            erase=rng.choice([(), (), ("virtio-vdc",), ("virtio-vdc", "virtio-vdd")]),
+        )
+
+
+def test_what_was_used_is_never_formatted_without_a_confirmation_of_all_its_disks(node: Node) -> None:
+    """Traces are lost at random: superblocks of members and of the file system, the record, the assembly."""
+    for name in ("vdc", "vdd"):
+        node.disk(name)
+    held = node.root / "sys"
+    seen = set()
+    for one in traces():
+        for name in ("vdc", "vdd"):
+            node.signed[name] = [MEMBER] if one.members else []
+            holder = held / name / "holders/md127"
+            holder.touch() if one.members and one.assembled else holder.unlink(missing_ok=True)
+        node.array(one.head, one.tail)
+        node.signed["md127"] = one.array
+        node.calls.clear()
+        intact = one.members == 2 and one.array == [XFS]
+        given = {**wanted("vdc", "vdd", erase=one.erase), "used": one.used}
+        question = {"disks": given["disks"], "own": ARRAY, "erase": one.erase, "used": one.used}
+        refused = block_devices.answered(question)["refusals"]
+        message = ""
+        try:
+            scratch_disks.made(given, pretend=False)
+        except DiskError as err:
+            message = str(err)
+        formatted = [argv for argv in written(node) if argv[0] == "mkfs.xfs" or "--all" in argv or "--create" in argv]
+        if intact:
+            assert (formatted, message) == ([], ""), one
+        elif len(one.erase) == 2 or one.is_lost():
+            assert (bool(formatted), message) == (True, ""), one
+        else:
+            assert formatted == [], one
+            assert "xfs_repair /dev/" in message, one
+            assert "storage_confirm_erase" in message, one
+            # An array that is not assembled can only be read by the run that assembles it.
+            assert refused or (one.members and not one.assembled), one
+        seen.add((intact, bool(formatted), bool(message)))
+    assert len(seen) == 3
 
 
 def test_data_stays_unless_all_of_it_is_given_up(node: Node) -> None:

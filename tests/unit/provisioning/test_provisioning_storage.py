@@ -1,18 +1,21 @@
 """The plan of storage: lines of fstab, what stands in the way, and what a removal restores."""
 
 import json
+import random
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import pytest
+from effort import effort
 from plan_samples import planned, state_of
 
 from gpunode.errors import UsageError
 from gpunode.provisioning.manifest import AptChange, Manifest
 from gpunode.provisioning.state import NodeState
 from gpunode.provisioning.storage import BEFORE, FSTAB, PACKAGES, RECORD
-from gpunode.provisioning.storage_mounts import BEGIN, END, escaped, foreign_paths, own_lines, with_lines
+from gpunode.provisioning.storage_mounts import BEGIN, END, escaped, own_lines, with_lines
 
 TABLE = "UUID=aaaa / ext4 errors=remount-ro 0 1\n/dev/sdb1 /old ext4 noauto 0 0\n"
 FACTS = {"host": "node", "collected_at": "2026-11-20T10:00:00Z", "packages": []}
@@ -120,6 +123,14 @@ def test_buckets_keep_what_was_read_on_the_scratch_space(kind: str, words: str) 
     assert words in own_lines(text_of(found, FSTAB))[1]
     assert found.values["caches"] == ["/scratch/cache"]
     assert (found.values["helper"] is not None) is (kind == "rclone")
+
+
+@pytest.mark.parametrize("there", [{"kind": "folder", "owner": 1000}, {"kind": "other", "owner": 0}])
+def test_a_cache_directory_of_a_user_is_refused(there: dict[str, Any]) -> None:
+    """The scratch directory is writable by all users: somebody may have created the directory, or a link."""
+    bucket = {"path": "/data", "type": "rclone", "source": "bucket:set", "cache": "/scratch/cache"}
+    seen = answer(paths={"/scratch/cache": {**FREE, **there}})
+    assert made(state(), seen, scratch_disks=DISKS, mounts=[bucket]).refusals[0].startswith("cache: /scratch/cache is")
 
 
 def test_a_settled_node_has_nothing_due() -> None:
@@ -282,17 +293,99 @@ def test_removal_of_nothing_is_nothing() -> None:
     assert (found.due, found.questions) == (False, {})
 
 
-def test_a_damaged_record_is_ignored() -> None:
-    for text in ("{", "[]", '{"disks": {"disks": ["*"], "filesystem": "x"}}', '{"disks": {"disks": "a"}}'):
-        assert made(state(contents={RECORD: text}), mounts=[NFS]).refusals == ()
+@pytest.mark.parametrize("text", ["{", "[]", '{"disks": {"disks": ["*"], "filesystem": "x"}}', '{"disks": null}', ""])
+def test_a_damaged_record_is_a_refusal(text: str) -> None:
+    """It is unknown then which disks are in use."""
+    node = state(contents={RECORD: text})
+    assert made(node, mounts=[NFS]).refusals[0].startswith(f"record: {RECORD} is damaged")
+    assert removal(node).refusals[0].startswith(f"record: {RECORD} is damaged")
 
 
 def test_lines_of_others_stay_as_they_are() -> None:
     assert with_lines("a b c", []) == "a b c"
-    damaged = f"{TABLE}{BEGIN}\nx /y z 0 0\n"
-    assert own_lines(damaged) == []
-    assert foreign_paths(damaged)["/y"] == "x"
     assert with_lines(f"{TABLE}{BEGIN}\nx /y z 0 0\n{END}\nlast /l x 0 0\n", []) == f"{TABLE}last /l x 0 0\n"
+
+
+OWNERS = ("theirs", "ours", "mark")
+HOME = "UUID=bbbb /home ext4 defaults,nofail 0 2"
+
+
+def table_of(manifest: Manifest) -> list[tuple[str, str]]:
+    """The lines of fstab after a run, each with its owner, and lines of others around and behind them."""
+    lines = [(line, "theirs") for line in ("# static file system information", *TABLE.splitlines())]
+    lines += [(BEGIN, "mark"), *((line, "ours") for line in own_lines(text_of(manifest, FSTAB))), (END, "mark")]
+    return [*lines, (HOME, "theirs"), ("/dev/sdz1 none swap sw 0 0", "theirs")]
+
+
+def damaged(lines: list[tuple[str, str]], rng: random.Random) -> list[tuple[str, str]]:
+    """The table with lines lost, doubled, moved, joined, cut or changed in a byte; each keeps its owner."""
+    found = list(lines)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(found))
+        line, owner = found[at]
+        kind = rng.choice(["lost", "doubled", "moved", "byte", "byte", "cut", "carriage return", "separator"])
+        if kind == "lost" and owner != "theirs":
+            found.pop(at)
+        elif kind == "doubled":
+            found.insert(rng.randrange(len(found)), (line, owner))
+        elif kind == "moved":
+            found.insert(rng.randrange(len(found)), found.pop(at))
+        elif kind == "byte" and line:
+            where = rng.randrange(len(line))
+            found[at] = (line[:where] + chr(rng.randrange(33, 127)) + line[where + 1 :], owner)
+        elif kind == "cut":
+            found[at] = (line[: rng.randrange(len(line) + 1)], owner)
+        elif kind == "carriage return":
+            found[at] = (f"{line}\r", owner)
+        elif kind == "separator":
+            found[at] = (f"{line} # {rng.choice(chr(11) + chr(12) + chr(0x85) + chr(0x2028))}comment", owner)
+    return found
+
+
+def test_a_damaged_table_loses_no_line_of_others_and_stops_no_mount_of_theirs() -> None:
+    rng = random.Random(7)  # noqa: S311
+    first = made(state(), scratch_disks=DISKS, mounts=[NFS])
+    kept: dict[str, int] = {"refused": 0, "planned": 0}
+    for number in range(effort(150, 50_000)):
+        lines = damaged(table_of(first), rng)
+        text = "".join(f"{line}\n" for line, _ in lines)[: None if rng.random() < 0.9 else -1]
+        contents = {path: text_of(first, path) for path in (RECORD, BEFORE)} if rng.random() < 0.8 else {}
+        node = state(text, contents=contents)
+        settings: dict[str, Any] = rng.choice([{"scratch_disks": DISKS, "mounts": [NFS]}, {"mounts": [NFS]}])
+        found = removal(node) if number % 2 else made(node, answer(filesystem=True, target="/dev/md127"), **settings)
+        tables = [str(file.content) for file in found.files if file.path == FSTAB]
+        if found.refusals or not tables:
+            kept["refused"] += bool(found.refusals)
+            assert (found.refusals == ()) or (found.files, found.values) == ((), {})
+            continue
+        kept["planned"] += 1
+        after = Counter(tables[0].split("\n"))
+        theirs = Counter(line for line, owner in lines if owner == "theirs")
+        assert theirs <= after, (theirs - after, text)
+        stopped = [path for path in ("/", "/old", "/home") if f"{escaped(path)}.mount" in found.values["stop"]]
+        assert stopped == [], text
+    assert min(kept.values()) > 10, kept
+
+
+def test_a_damaged_record_never_leads_to_a_new_file_system() -> None:
+    """Bytes of the record change; the file system cannot be found at the same time."""
+    rng = random.Random(8)  # noqa: S311
+    first = made(state(), scratch_disks=DISKS)
+    record, table = text_of(first, RECORD), text_of(first, FSTAB)
+    refused = 0
+    for _ in range(effort(150, 50_000)):
+        text = record
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(text))
+            cut = rng.choice([text[:at], text[:at] + chr(rng.randrange(32, 127)) + text[at + 1 :], text[at:]])
+            text = cut or "{"
+        node = state(rng.choice([table, TABLE]), contents={RECORD: text})
+        asked = planned("storage", node, {"storage": {"state": "present", "scratch_disks": DISKS}})
+        refused += bool(asked.refusals)
+        assert asked.refusals or asked.questions["disks"].body["used"], text
+        found = made(node, scratch_disks=DISKS)
+        assert found.refusals or found.values["disks"]["used"], text
+    assert refused > 10
 
 
 @pytest.mark.parametrize(
