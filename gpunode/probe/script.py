@@ -483,6 +483,7 @@ SSHD_SETTINGS = re.compile(
 LACKS_FOLDER = "Missing privilege separation directory"
 WITH_FOLDER = "mount -t tmpfs -o size=64k,mode=0755 tmpfs /run && mkdir -m 0755 /run/sshd && exec sshd -T"
 KEY_KIND = re.compile(r"^(sk-)?(ssh|ecdsa)-[a-z0-9-]{3,40}(@openssh\.com)?$")
+PUBLIC_KEY_BYTES = 65536
 PRIVATE_KEY_FOLDERS = ("/root/.ssh/*", "/home/*/.ssh/*")
 LOGIN_SHELL = re.compile(r"^(?!.*/(nologin|false|sync|shutdown|halt)$)")
 CDI_FOLDERS = ("/etc/cdi/", "/var/run/cdi/")
@@ -737,15 +738,53 @@ class Probe:
             self.note_file(path, None, self.reason(err))
 
     def content(self, path: str) -> bytes:
-        """Return a file's bytes; raise OSError if it cannot be read, is a pipe, or is larger than allowed."""
-        descriptor = os.open(self.real(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as stream:
-            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                raise OSError(0, "is a pipe")
-            data = stream.read(FILE_BYTES + 1) or b""
-        if len(data) > FILE_BYTES:
-            raise OSError(0, "larger than %d bytes" % FILE_BYTES)
-        return data
+        """Return a file's bytes; raise OSError if it cannot be read, is not a regular file, or is too large."""
+        return self.data_of(os.open(self.real(path), os.O_PATH | os.O_CLOEXEC), FILE_BYTES)[1]
+
+    def users_content(self, path: str, most: int) -> Tuple[os.stat_result, bytes]:
+        """Return status and first bytes of a file in a home; raise OSError as ``content``, and for links of users."""
+        descriptor = os.open(self.root, os.O_PATH | os.O_CLOEXEC)
+        for name in path.strip("/").split("/"):
+            descriptor, folder = self.without_users_link(descriptor, name), descriptor
+            os.close(folder)
+        found, data = self.data_of(descriptor, most, cut=True)
+        return found, data
+
+    @staticmethod
+    def without_users_link(folder: int, name: str) -> int:
+        """Return a descriptor of a name in a folder. A link is followed only if root alone could have made it."""
+        above = os.fstat(folder)
+        try:
+            descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            found = os.fstat(descriptor)
+            if stat.S_ISLNK(found.st_mode) and found.st_uid == above.st_uid == 0 and not above.st_mode & 0o022:
+                os.close(descriptor)
+                descriptor = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=folder)
+        except OSError:
+            os.close(folder)
+            raise
+        return descriptor
+
+    @staticmethod
+    def data_of(descriptor: int, most: int, cut: bool = False) -> Tuple[os.stat_result, bytes]:
+        """Return status and bytes of a regular file by a descriptor that opens nothing, and close it.
+
+        A pipe would block, and the opening of a device can start something. With ``cut``, the rest is not read.
+        """
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISDIR(found.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(0, "is a pipe" if stat.S_ISFIFO(found.st_mode) else "is not a regular file")
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            with os.fdopen(os.open("/proc/self/fd/%d" % descriptor, flags), "rb") as stream:
+                data = stream.read(most + 1) or b""
+        finally:
+            os.close(descriptor)
+        if len(data) > most and not cut:
+            raise OSError(0, "larger than %d bytes" % most)
+        return found, data[:most]
 
     def read_value(self, path: str) -> None:
         """Record one of the kernel's small files; nothing if it does not exist, or has no value at present."""
@@ -1507,17 +1546,14 @@ def account_rows(probe: Probe, path: str, width: int) -> List[List[str]]:
 def private_key(probe: Probe, path: str) -> Optional[str]:
     """Return one line on a private key; None if the file is not one. The type is that of its public key file."""
     try:
-        there = os.lstat(probe.real(path))
-        if not stat.S_ISREG(there.st_mode):
-            return None
-        with open(probe.real(path), "rb") as stream:
-            if b"PRIVATE KEY-----" not in stream.read(64):
-                return None
+        there, start = probe.users_content(path, 64)
     except OSError:
+        return None
+    if b"PRIVATE KEY-----" not in start:
         return None
     kind, bits = "", 0
     try:
-        kind, bits = key_kind(text_of(probe.content(path + ".pub")))
+        kind, bits = key_kind(text_of(probe.users_content(path + ".pub", PUBLIC_KEY_BYTES)[1]))
     except (OSError, ValueError, struct.error):
         pass  # Without a public key file the type is unknown.
     row = (

@@ -4,12 +4,15 @@ import json
 import os
 import shutil
 import struct
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hostile_files import SECRET, within, world
 from probe_node import collect, link, put, tool
 
-from gpunode.probe.script import key_kind
+from gpunode.probe.script import Probe, key_kind, private_key
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "ssh" / "debian-12.json"
 PRIVATE = "-----BEGIN OPENSSH PRIVATE KEY-----\nSECRETSECRET\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -49,6 +52,33 @@ def test_a_link_in_the_place_of_a_public_key_gives_nothing_away(tmp_path: Path) 
     link(tmp_path, "/home/ada/.ssh/id_rsa.pub", str(tmp_path / "etc/shadow"))
     link(tmp_path, "/home/ada/.ssh/id_other", str(tmp_path / "etc/shadow"))
     assert "hash" not in json.dumps(look(tmp_path, "private-keys"))
+
+
+@pytest.mark.parametrize("name", ["id_x", "id_x.pub"])
+def test_nothing_but_files_of_the_user_is_opened(name: str) -> None:
+    """What opens, opened by a link or not, is a file: the opening of a pipe may block, that of a device start it."""
+    with world() as place:
+
+        def looked() -> tuple[str | None, list[str]]:
+            opened: list[str] = []
+
+            def note(event: str, arguments: tuple[Any, ...]) -> None:
+                if event == "open" and isinstance(arguments[0], str) and not arguments[2] & os.O_PATH:
+                    opened.append(os.path.realpath(arguments[0]))
+
+            sys.addaudithook(note)
+            return private_key(Probe(root=str(place.root)), "/home/.ssh/id_x"), opened
+
+        found = {}
+        for way, path in place.ways(place.home, ".ssh", name):
+            if name == "id_x.pub" and path.parent.is_dir() and not path.parent.is_symlink():
+                (path.parent / "id_x").write_text(PRIVATE)
+            found[way] = within(15, looked)
+            assert found[way] != "hangs", way
+            assert str(place.precious) not in found[way], way
+            assert "/dev" not in found[way], way
+            assert SECRET not in found[way], way
+    assert "/home/.ssh/id_x" in found[f"nothing at {name}"] or name == "id_x", "others are opened"
 
 
 def test_accounts_without_a_password_that_have_a_shell(tmp_path: Path) -> None:
