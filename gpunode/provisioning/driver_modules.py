@@ -1,15 +1,19 @@
 """The kernel modules of the driver, with any package manager: built, signed, loaded, and due changes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import Kernel
+from gpunode.provisioning import driver_files as files
+from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_input import DriverInput
 from gpunode.provisioning.manifest import UnitState
-from gpunode.provisioning.state import ModuleKey
+from gpunode.provisioning.state import ModuleKey, NodeState
 
 DAEMON = "nvidia-persistenced.service"
+IMAGES = ("/boot/initrd.img-*", "/boot/initramfs-*.img")
+"""Initramfs images, as Debian and Ubuntu name them with every tool, and as RHEL does."""
 
 
 def module_state(case: DriverInput, wanting: Sequence[Kernel], by_flavour: Mapping[str, str]) -> dict[str, Any]:
@@ -33,7 +37,7 @@ def module_state(case: DriverInput, wanting: Sequence[Kernel], by_flavour: Mappi
         "kernels_without_headers": []
         if case.precompiled
         else sorted({kernel.release for kernel in important if not kernel.headers}),
-        "images": [f"/boot/initrd.img-{kernel.release}" for kernel in case.kernels if kernel.image],
+        "images": [kernel.release for kernel in case.kernels if kernel.image],
         "loaded": loaded,
         "gpus": gpus,
         "running": gpus and bool(loaded),
@@ -88,6 +92,7 @@ def module_reasons(draft: Mapping[str, Any], after: Mapping[str, Any]) -> Iterat
         yield "the key that signs the modules is not staged"
     if after["load"]:
         yield f"module {draft['target']} is not loaded"
+    yield from (f"{image['path']} is older than {files.NOUVEAU}" for image in after["images"])
     if after["exchange"]:
         yield f"module {draft['loaded']} is loaded, {draft['target']} is installed"
 
@@ -97,6 +102,48 @@ def daemon_units(draft: Mapping[str, Any], settings: Mapping[str, Any]) -> Itera
     if draft["daemon"]:
         on = bool(settings["persistence"])
         yield UnitState(name=DAEMON, enabled=on, state=None if not draft["running"] else "started" if on else "stopped")
+
+
+def image_command(state: NodeState, kernel: str) -> dict[str, Any] | None:
+    """Return image and command (``path``, ``argv``) that rebuild a kernel's initramfs; None without a known tool.
+
+    Ubuntu has dracut from 25.10 on, Debian on request: there it is called as in /etc/kernel/postinst.d/dracut.
+    """
+    path = f"/boot/initrd.img-{kernel}" if state.apt is not None else f"/boot/initramfs-{kernel}.img"
+    if "initramfs-tools" in state.installed:
+        return {"path": path, "argv": ["update-initramfs", "-u", "-k", kernel]}
+    if "dracut" in state.installed:
+        return {"path": path, "argv": ["dracut", "--quiet", "--force", path, kernel]}
+    return None
+
+
+def _images(state: NodeState, kernels: Iterable[str]) -> Iterator[tuple[dict[str, Any], float | None]]:
+    """Yield the command and the time of each image that exists."""
+    for kernel in kernels:
+        command = image_command(state, kernel)
+        image = state.files.get(command["path"]) if command is not None else None
+        if command is not None and image is not None and image.kind == "file":
+            yield command, image.mtime
+
+
+def old_images(state: NodeState, draft: Mapping[str, Any], context: Context) -> list[dict[str, Any]]:
+    """Return the images that are older than the file that disables nouveau in them, each with its command."""
+    blacklist = state.files.get(files.NOUVEAU)
+    since = blacklist.mtime if blacklist is not None and blacklist.kind == "file" else None
+    return [
+        command
+        for command, time in _images(state, draft["images"])
+        if time is None or (time <= since if since is not None else not context.check)
+    ]
+
+
+def refreshed_images(state: NodeState) -> list[dict[str, Any]]:
+    """Return the images to rebuild once the file that disables nouveau is removed, each with its command."""
+    blacklist = state.files.get(files.NOUVEAU)
+    if blacklist is None or blacklist.kind == "absent":
+        return []
+    kernels = [kernel.release for kernel in state.facts.kernels or () if kernel.package and kernel.image]
+    return [command for command, _ in _images(state, kernels)]
 
 
 class SigningKey:

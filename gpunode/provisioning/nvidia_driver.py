@@ -7,7 +7,16 @@ from gpunode.provisioning import driver_files as files
 from gpunode.provisioning import node_stack, nvidia_repository
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_apt import driver_plan, driver_question, driver_removal
-from gpunode.provisioning.driver_modules import SigningKey, daemon_units, module_builds, module_problems, module_reasons
+from gpunode.provisioning.driver_modules import (
+    IMAGES,
+    SigningKey,
+    daemon_units,
+    module_builds,
+    module_problems,
+    module_reasons,
+    old_images,
+    refreshed_images,
+)
 from gpunode.provisioning.driver_refusals import driver_refusals
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.live import exchange, must_be_idle, unserved_fabric
@@ -19,7 +28,7 @@ from gpunode.stack import Stack
 ROLE = "nvidia_driver"
 RUNFILE = "/usr/bin/nvidia-uninstall"
 UNSUPPORTED = "unsupported: the driver is installed through apt or dnf, and the node has neither"
-LOOK = Look(paths=(*files.ALL, *files.FOLDERS), globs=("/boot/initrd.img-*",), contents=(files.MEMORY,))
+LOOK = Look(paths=(*files.ALL, *files.FOLDERS), globs=IMAGES, contents=(files.MEMORY,))
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
@@ -66,7 +75,7 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
     runfile = apt.runfile and bool(settings["switch"])
     after = {
         "builds": [] if changes else module_builds(draft),
-        "images": [] if changes else _old_images(state, apt, draft, context),
+        "images": [] if changes else old_images(state, draft, context),
         "stage_key": key.to_stage and (context.check or not changes),
         "load": draft["loadable"] and not key.waits,
         "exchange": exchange(state, draft) if settings["reload"] and not key.waits else None,
@@ -135,22 +144,6 @@ def _files(draft: Mapping[str, Any], sources: str | None, settings: Mapping[str,
     yield from files.common_files(settings)
 
 
-def _old_images(state: NodeState, apt: AptState, draft: Mapping[str, Any], context: Context) -> list[str]:
-    """Return kernels with an initramfs image that is older than the file that disables nouveau in it."""
-    if "initramfs-tools" not in apt.installed:
-        return []
-    blacklist = state.files.get(files.NOUVEAU)
-    since = blacklist.mtime if blacklist is not None and blacklist.kind == "file" else None
-    found = []
-    for path in draft["images"]:
-        image = state.files.get(path)
-        if image is None or image.kind != "file":
-            continue
-        if image.mtime is None or (since is not None and image.mtime <= since) or (since is None and not context.check):
-            found.append(path.removeprefix("/boot/initrd.img-"))
-    return found
-
-
 def _closure_problems(draft: Mapping[str, Any]) -> list[str]:
     """Return why the closure is not at one version after the transaction."""
     if not draft["wrong_versions"] and not draft["missing"]:
@@ -171,12 +164,10 @@ def _due(state: NodeState, draft: Mapping[str, Any], after: Mapping[str, Any], r
     if runfile:
         yield "a driver of a .run installer must be removed"
     yield from module_reasons(draft, after)
-    yield from (f"/boot/initrd.img-{kernel} is older than {files.NOUVEAU}" for kernel in after["images"])
 
 
 def _absent(state: NodeState, apt: AptState, settings: Mapping[str, Any], idle: bool) -> Manifest:
     gone = driver_removal(state.facts, apt.model_dump(mode="json"), settings["header_packages"])
-    blacklist = state.files.get(files.NOUVEAU)
     return Manifest(
         role=ROLE,
         files=tuple(ManagedFile(path=path, content=None, phase="after") for path in files.ALL),
@@ -193,6 +184,6 @@ def _absent(state: NodeState, apt: AptState, settings: Mapping[str, Any], idle: 
         ),
         reboot_reasons=(f"module {gone['loaded']} is loaded, none is installed",) if gone["loaded"] else (),
         values={
-            "refresh_all": "initramfs-tools" in apt.installed and blacklist is not None and blacklist.kind != "absent",
+            "refresh": refreshed_images(state),
         },
     )

@@ -7,7 +7,15 @@ from gpunode.provisioning import driver_files as files
 from gpunode.provisioning import nvidia_repository
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_dnf import dnf_plan, dnf_problems, dnf_refusals, dnf_removal
-from gpunode.provisioning.driver_modules import SigningKey, daemon_units, module_builds, module_problems, module_reasons
+from gpunode.provisioning.driver_modules import (
+    SigningKey,
+    daemon_units,
+    module_builds,
+    module_problems,
+    module_reasons,
+    old_images,
+    refreshed_images,
+)
 from gpunode.provisioning.live import exchange, must_be_idle
 from gpunode.provisioning.manifest import DnfChange, ManagedFile, ManagedFolder, Manifest, NodeQuestion
 from gpunode.provisioning.state import DnfState, NodeState
@@ -44,6 +52,7 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
     key = SigningKey(state.facts, dnf.key, draft, settings)
     after = {
         "builds": [] if draft["changes"] else module_builds(draft),
+        "images": [] if draft["changes"] else old_images(state, draft, context),
         "stage_key": key.to_stage and (context.check or not draft["changes"]),
         "load": draft["loadable"] and not key.waits,
         "exchange": exchange(state, draft) if settings["reload"] and not key.waits else None,
@@ -70,7 +79,7 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
         )
     return Manifest(
         role=ROLE,
-        files=tuple(files.common_files(settings)),
+        files=(*_nouveau(state), *files.common_files(settings)),
         packages=change,
         units=tuple(daemon_units(draft, settings)),
         notes=key.notes,
@@ -82,9 +91,8 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
             "closure_problems": _closure_problems(draft),
             "module_problems": module_problems(draft),
             "key": key.path,
-            # The packages disable nouveau in the initramfs, and a .run file is refused before.
+            # A .run file is refused before.
             "runfile": False,
-            "images": [],
         },
         due_reasons=(*_due(draft), *module_reasons(draft, after)),
     )
@@ -102,7 +110,7 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Man
         role=ROLE,
         files=tuple(
             ManagedFile(path=path, content=None, phase="after")
-            for path in (files.OPTIONS, files.PERSISTENCED, files.STAGED, files.MEMORY)
+            for path in (files.NOUVEAU, files.OPTIONS, files.PERSISTENCED, files.STAGED, files.MEMORY)
         ),
         folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in files.FOLDERS),
         packages=DnfChange(
@@ -117,9 +125,18 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Man
             lock_wait_s=settings["lock_wait_s"],
         ),
         reboot_reasons=(f"module {loaded} is loaded, none is installed",) if loaded else (),
-        values={"refresh_all": False},
+        values={"refresh": refreshed_images(state)},
         due_reasons=("the role's locks must be removed",) if dnf.own_locks else (),
     )
+
+
+def _nouveau(state: NodeState) -> Iterator[ManagedFile]:
+    """Yield the file that disables nouveau, if dracut is there to put it into the images.
+
+    NVIDIA's package disables nouveau on the kernel's command line, of the boot entries that grubby knows by then.
+    """
+    if "dracut" in state.installed:
+        yield ManagedFile(path=files.NOUVEAU, content=files.NOUVEAU_TEXT)
 
 
 def _new_headers(state: NodeState) -> list[str]:

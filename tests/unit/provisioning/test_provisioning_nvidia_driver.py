@@ -10,11 +10,12 @@ from plan_samples import planned, state_of
 from gpunode.provisioning import driver_files as files
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.roles import LOOKS
-from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.state import FileState, NodeState
 
 KERNEL = "6.1.0-56-cloud-amd64"
 IMAGE = f"/boot/initrd.img-{KERNEL}"
 GOES = {"version": "580.95.05"}
+ABSENT = {"state": "absent"}
 ANSWER = {
     "target": "580.95.05",
     "arguments": ["nvidia-driver-cuda=580.95.05-1", "libnvidia-old-"],
@@ -149,13 +150,43 @@ def test_what_is_not_held_is_held_and_what_is_missing_is_asked_for(bare: dict[st
     assert "driver" in planned("nvidia_driver", state(short)).questions
 
 
-def test_an_image_older_than_the_nouveau_blacklist_is_rebuilt(bare: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("tool", "argv"),
+    [
+        ("initramfs-tools", ["update-initramfs", "-u", "-k", KERNEL]),
+        # Ubuntu from 25.10 on, as in /etc/kernel/postinst.d/dracut.
+        ("dracut", ["dracut", "--quiet", "--force", IMAGE, KERNEL]),
+    ],
+)
+def test_an_image_older_than_the_nouveau_blacklist_is_rebuilt(bare: dict[str, Any], tool: str, argv: list[str]) -> None:
     facts = driven(bare)
-    more = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, "initramfs-tools"], "1")}
+    more = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, tool], "1")}
     there = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 50.0}}
     found = planned("nvidia_driver", state(facts, {"installed": more}, files=there))
-    assert found.values["images"] == [KERNEL]
+    assert found.values["images"] == [{"path": IMAGE, "argv": argv}]
     assert found.due_reasons == (f"{IMAGE} is older than {files.NOUVEAU}",)
+    fresh = there | {IMAGE: {"kind": "file", "mtime": 150.0}}
+    assert not planned("nvidia_driver", state(facts, {"installed": more}, files=fresh)).due
+    gone = planned("nvidia_driver", state(facts, {"installed": more}, files=fresh), {"nvidia_driver": ABSENT})
+    assert gone.values["refresh"] == [{"path": IMAGE, "argv": argv}]
+
+
+def test_with_dnf_nouveau_is_kept_out_of_the_images_of_dracut(bare: dict[str, Any]) -> None:
+    image = f"/boot/initramfs-{EL}.img"
+    dracut = {**dict.fromkeys(["dracut"], "057-70"), **rpm_node(bare).installed}
+    there = {image: {"kind": "file", "mtime": 50.0}}
+    first = planned("nvidia_driver", rpm_node(bare, {"installed": dracut}, module_files=[built()]))
+    there |= as_it_has_to_be(first)
+    node = rpm_node(bare, {"installed": dracut}, module_files=[built()]).model_copy(
+        update={"files": {path: FileState.model_validate(row) for path, row in there.items()}}
+    )
+    found = planned("nvidia_driver", node)
+    assert there[files.NOUVEAU]["kind"] == "file"
+    assert found.values["images"] == [{"path": image, "argv": ["dracut", "--quiet", "--force", image, EL]}]
+    assert planned("nvidia_driver", rpm_node(bare, module_files=[built()])).values["images"] == []
+    gone = planned("nvidia_driver", node, {"nvidia_driver": ABSENT})
+    assert [one.content for one in gone.files if one.path == files.NOUVEAU] == [None]
+    assert [one["path"] for one in gone.values["refresh"]] == [image]
 
 
 def test_a_kernel_without_a_module_is_built_for(bare: dict[str, Any]) -> None:
