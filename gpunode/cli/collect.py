@@ -27,7 +27,7 @@ def command(*, selection: Selection, save: Path, verbose: bool) -> int:
     """Collect a bundle from each node: HOSTs, hosts of an inventory (-i), or this machine.
 
     A bundle contains the raw data that gpunode reads on a node; gpunode validate --replay evaluates it on any machine.
-    Exit codes: 0 all collected, 2 wrong usage, 3 a node could not be reached.
+    Exit codes: 0 all collected, 2 wrong usage, 3 a node could not be reached or its bundle not be saved.
 
     \b
     Examples:
@@ -35,18 +35,23 @@ def command(*, selection: Selection, save: Path, verbose: bool) -> int:
       gpunode collect 'root@gpu-[01-16]' --save bundles/
     """
     folder = folder_for_bundles(save)
-    written, missed = 0, list[str]()
+    written, missed, unsaved = 0, list[str](), list[str]()
     with Apart() as apart:
         for answer in selection.collect(apart, save=folder):
             if answer.bundle is None:
                 missed.append(answer.host)
                 click.echo(printable(f"{answer.host}: {answer.reason}"), err=True)
             else:
-                written += 1
+                if answer.unsaved is None:
+                    written += 1
+                else:
+                    unsaved.append(answer.host)
+                    click.echo(printable(f"{answer.host}: bundle not saved: {answer.unsaved}"), err=True)
                 if answer.unchecked is not None:
                     click.echo(printable(f"{answer.host}: host key not verified: {answer.unchecked}"), err=True)
                 if verbose:
                     click.echo(printable(f"{answer.host}: collected in {answer.seconds:.1f} s"), err=True)
     names = f": {fold(missed)}" if missed else ""
-    click.echo(printable(f"{written} collected into {folder}, {len(missed)} unreachable{names}"), err=True)
-    return Exit.UNDETERMINED if missed or not written else Exit.GOOD
+    lost = f", {len(unsaved)} not saved: {fold(unsaved)}" if unsaved else ""
+    click.echo(printable(f"{written} collected into {folder}, {len(missed)} unreachable{names}{lost}"), err=True)
+    return Exit.UNDETERMINED if missed or unsaved or not written else Exit.GOOD

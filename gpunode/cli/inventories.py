@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from gpunode.cli.yaml_file import Expanded, load_bounded
 from gpunode.errors import UsageError
 
 _FILE = re.compile(r"inventory (?P<path>.+?): ")
@@ -31,10 +32,12 @@ def _fault(path: Path) -> str | None:
     if not path.is_file() or os.access(path, os.X_OK):
         return None
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = load_bounded(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         return "not UTF-8 text"
-    except (OSError, yaml.YAMLError):
+    except Expanded as err:
+        return str(err)
+    except (OSError, RecursionError, ValueError, yaml.YAMLError):
         return None  # Ansible reports invalid YAML
     if isinstance(content, list):
         return "expected groups with their hosts (all: hosts: ...), found a list"

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import ValidationError
 
+from gpunode.cli.yaml_file import load_bounded
 from gpunode.errors import UsageError
 from gpunode.stack import LOCK_NAME, Plan, PlanGroup, Stack
 
@@ -59,7 +60,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"{path}: larger than {MOST_BYTES // 1_000_000} MB: not a plan")
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)  # noqa: S506 (a safe loader)
+        document = load_bounded(path.read_text(encoding="utf-8"), LOADER)
     except OSError as err:
         raise UsageError(f"{path}: cannot be read: {err.strerror}") from None
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError):

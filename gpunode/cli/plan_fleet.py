@@ -15,6 +15,7 @@ from gpunode.cli.inventories import explained
 from gpunode.cli.plan_host import host_of
 from gpunode.cli.selection import ask_password, shown_progress
 from gpunode.cli.writing import write_whole
+from gpunode.cli.yaml_file import load_bounded
 from gpunode.errors import UsageError
 from gpunode.fleet import collect
 from gpunode.fleet.inventory import Inventory, read, read_with_settings
@@ -185,7 +186,7 @@ def _must_be_effective(folder: Path, inventory: Inventory, stacks: Mapping[str, 
 
 def _as_read(text: str) -> Any:
     """Return the lock in a file as Ansible passes it on: JSON; None if the file has none."""
-    content = yaml.load(text, LockLoader)  # noqa: S506 - a SafeLoader that knows one more tag
+    content = load_bounded(text, LockLoader)
     return json.loads(json.dumps(content.get(LOCK_NAME), default=str)) if isinstance(content, Mapping) else None
 
 

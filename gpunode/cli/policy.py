@@ -11,7 +11,7 @@ from gpunode.checks import registry
 from gpunode.checks.policy import Policy, PolicyRule
 from gpunode.checks.thresholds import EVERY, Number, Threshold
 from gpunode.cli.own_checks import load_files
-from gpunode.cli.yaml_file import kind_of, read_mapping
+from gpunode.cli.yaml_file import kind_of, read_mapping, shown
 from gpunode.errors import UsageError
 from gpunode.text import unknown
 
@@ -66,16 +66,16 @@ def _rule(entry: Mapping[Any, Any], where: str) -> PolicyRule:
             raise UsageError(f"{where}: {unknown('key', str(key), RULE_KEYS)}")
     mode, reason, until = (entry.get(key) for key in RULE_KEYS)
     if mode not in MODES:
-        raise UsageError(f"{where}: mode: expected {' or '.join(MODES)}, found {mode!r}")
+        raise UsageError(f"{where}: mode: expected {' or '.join(MODES)}, found {shown(mode)}")
     if not isinstance(reason, str) or not reason.strip():
-        raise UsageError(f"{where}: reason: expected a text with the reason, found {reason!r}")
+        raise UsageError(f"{where}: reason: expected a text with the reason, found {shown(reason)}")
     if isinstance(until, str):
         try:
             until = date.fromisoformat(until)
         except ValueError:
             until = None
     if isinstance(until, datetime) or not isinstance(until, date):
-        raise UsageError(f"{where}: until: expected the last day as YYYY-MM-DD, found {entry.get('until')!r}")
+        raise UsageError(f"{where}: until: expected the last day as YYYY-MM-DD, found {shown(entry.get('until'))}")
     return PolicyRule(mode, " ".join(reason.split()), until)
 
 
@@ -99,7 +99,7 @@ def _number(threshold: Threshold, value: Any, where: str) -> Number:
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not good or value < least or (most is not None and value > most):
         bounds = f"from {least:g} to {most:g}" if most is not None else f"{least:g} or more"
-        raise UsageError(f"{where}: expected a number {bounds} ({threshold.unit}), found {value!r}")
+        raise UsageError(f"{where}: expected a number {bounds} ({threshold.unit}), found {shown(value)}")
     number: Number = value
     return number
 

@@ -17,6 +17,7 @@ import yaml
 
 from gpunode.cli.inventories import explained
 from gpunode.cli.plan_fleet import refuse_poisoned_locks
+from gpunode.cli.yaml_file import Expanded, load_bounded
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
@@ -219,8 +220,10 @@ def _extra_variables(extra: str) -> dict[str, Any]:
             **{name: value for name, equals, value in arguments if equals},
         }
     try:
-        document = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError):
+        document = json.loads(text) if text.lstrip().startswith("{") else load_bounded(text)
+    except Expanded as err:
+        raise UsageError(f"{where}: {err}") from None
+    except (RecursionError, ValueError, yaml.YAMLError):
         raise UsageError(f"{where}: not valid JSON or YAML") from None
     if document is None:
         return {}

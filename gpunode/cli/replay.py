@@ -38,7 +38,8 @@ def read_bundles(places: Sequence[str], apart: Apart) -> Iterator[Replayed]:
     A file that is named twice is read once. For a second file of the same host, the file follows the node's name:
     ``localhost (saved/gpu-2.json)``.
 
-    Raises UsageError at once if there is nothing to read, and later at the first file that is not a bundle.
+    Raises UsageError at once if there is nothing to read, and later if the only file is not a bundle; of several files
+    one that is not a bundle has no facts.
     """
     return _distinguished(bundle_files(places), apart)
 
@@ -51,7 +52,7 @@ def _each_once(paths: Sequence[Path]) -> Iterable[Path]:
     return names.values()
 
 
-def _distinguished(paths: Iterable[Path], apart: Apart) -> Iterator[Replayed]:
+def _distinguished(paths: Sequence[Path], apart: Apart) -> Iterator[Replayed]:
     hosts: set[str] = set()
     for path in paths:
         try:
@@ -59,13 +60,26 @@ def _distinguished(paths: Iterable[Path], apart: Apart) -> Iterator[Replayed]:
         except Exceeded as err:
             yield Replayed(str(path), None, str(err))
             continue
+        except UsageError as err:
+            if len(paths) == 1:
+                raise
+            yield Replayed(str(path), None, reason_of(path, err))
+            continue
         host = f"{facts.host} ({path})" if facts.host in hosts else facts.host
         hosts.add(facts.host)
         yield Replayed(host, facts.model_copy(update={"host": host}), None)
 
 
+def reason_of(path: Path, err: UsageError) -> str:
+    """Return why a file is not a bundle, for a result that is named after the file."""
+    return str(err).removeprefix(f"{path}: ")
+
+
 def _files(place: Path) -> list[Path]:
     if not place.is_dir():
+        # Before the first is judged: a mistyped name is wrong usage and not a node without data.
+        if not place.exists():
+            raise UsageError(f"{place}: no such file or folder")
         return [place]
     found = sorted(path for path in place.glob("*.json") if path.is_file())
     if not found:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,7 @@ class Selection:
         targets: "list[Target] | None" = None,
     ) -> "Iterator[Collected]":
         """Yield the result of each node, in order of arrival; with ``save``, write bundles into that folder on the way.
+        One that cannot be written costs no node its result.
 
         ``targets`` are the nodes if they were read already. ``then`` creates the work after the probe on each node.
         Progress goes to stderr if that is a terminal.
@@ -87,9 +88,20 @@ class Selection:
             )
             for answer in answers:
                 shown(answer.host)
-                if save is not None and answer.bundle is not None:
-                    write_bundle(save, answer.host, answer.bundle)
-                yield answer
+                yield answer if save is None else _saved(answer, save)
+
+
+def _saved(answer: "Collected", folder: Path) -> "Collected":
+    """Write the answer's bundle; return the answer, with the reason if it could not be written."""
+    if answer.bundle is None:
+        return answer
+    try:
+        write_bundle(folder, answer.host, answer.bundle)
+    except OSError as err:
+        return replace(answer, unsaved=f"{folder}: {err.strerror}")
+    except UsageError as err:
+        return replace(answer, unsaved=str(err))
+    return answer
 
 
 NodeProgress = Callable[[str, str], None]

@@ -27,17 +27,17 @@ from gpunode.cli.expectation import read_expectation
 from gpunode.cli.measured_logs import checks_of, must_be_judged, must_be_of_one, read_logs
 from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
 from gpunode.cli.policy import Policies, today
-from gpunode.cli.replay import bundle_files, read_file
+from gpunode.cli.replay import bundle_files, read_file, reason_of
 from gpunode.cli.selection import NodeProgress, Selection, refuse_asking
 from gpunode.cli.workloads import WorkloadOptions
 from gpunode.cli.write_expect import must_be_writable, write_expectation
 from gpunode.cli.writing import folder_for_bundles, write_whole
-from gpunode.errors import UsageError
+from gpunode.errors import Exit, UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.isolation import Exceeded
 from gpunode.probe.bundle import Bundle
 from gpunode.report import NodeReport, Report, exit_code, judged, report, unchecked, unreachable
-from gpunode.text import printable_json
+from gpunode.text import printable, printable_json
 
 if TYPE_CHECKING:
     from gpunode.cli.workload_run import Workload
@@ -166,12 +166,13 @@ def command(  # noqa: PLR0913
     judging = FleetJudging(expectation, level if replay else level or "standard", chosen, policies, baselines, printed)
     if len(files) + len(targets) > 1:
         load().prepare()
+    unsaved: list[str] = []
     with Apart(judge=judging.work) as apart:
         if replay:
             nodes = distinguished(files, judging.files(files, apart))
         else:
             then = following(workload, apart) if runs else None
-            answers = selection.collect(apart, save=folder, then=then, targets=targets)
+            answers = shown_unsaved(selection.collect(apart, save=folder, then=then, targets=targets), unsaved)
             nodes = sorted(judging.answers(answers, apart), key=lambda node: node.host)
     if baseline:
         print_without_figures(baseline, nodes, baselines)
@@ -180,7 +181,17 @@ def command(  # noqa: PLR0913
         write(document, place, verbose=verbose)
     if write_expect is not None:
         write_expectation(write_expect, nodes)
-    return exit_code(document, strict=strict)
+    code = exit_code(document, strict=strict)
+    return Exit.UNDETERMINED if unsaved and code is Exit.GOOD else code
+
+
+def shown_unsaved(answers: "Iterable[Collected]", unsaved: list[str]) -> "Iterator[Collected]":
+    """Yield the answers; print a line for each bundle that was not saved, and add its node to the list."""
+    for answer in answers:
+        if answer.unsaved is not None:
+            unsaved.append(answer.host)
+            click.echo(printable(f"gpunode: {answer.host}: bundle not saved: {answer.unsaved}"), err=True)
+        yield answer
 
 
 def at_level(workload: WorkloadOptions, level: Level | None, *, runs: bool, replay: bool) -> WorkloadOptions:
@@ -253,11 +264,19 @@ class FleetJudging:
     def __post_init__(self) -> None:
         self.deepest = self.level or "quick"
 
-    def files(self, files: Iterable[Path], apart: Apart) -> Iterator[NodeReport]:
-        """Yield the reports on saved bundles, in their order. Raises UsageError for an invalid one."""
+    def files(self, files: Sequence[Path], apart: Apart) -> Iterator[NodeReport]:
+        """Yield the reports on saved bundles, in their order: one that is invalid costs no other its report.
+
+        Raises UsageError if the only one is invalid.
+        """
 
         def one(path: Path) -> NodeReport:
-            return self._apart(apart, str(path), read_file(path), str(path), None)
+            try:
+                return self._apart(apart, str(path), read_file(path), str(path), None)
+            except UsageError as err:
+                if len(files) == 1:
+                    raise
+                return unreachable(str(path), reason_of(path, err), None)
 
         return in_order(one, files, apart.most)
 

@@ -38,6 +38,8 @@ class Collected:
     seconds: float
     unchecked: str | None = None
     """Its host key in one line, if the user's settings accept an unknown one (StrictHostKeyChecking)."""
+    unsaved: str | None = None
+    """Why the bundle was not saved, if it should have been."""
 
 
 class Then(Protocol):

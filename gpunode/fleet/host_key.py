@@ -26,17 +26,16 @@ class HostKeys:
             name = known_hosts.lookup_name(settings.hostname, settings.port)
             # OpenSSH, too, uses the entry without a port if there is none with it.
             self.names = list(dict.fromkeys((name, settings.hostname.lower())))
-        found = {name: known_hosts.find(files, name) for name in self.names}
+        by_address = known_hosts.lookup_name(address, settings.port) if address is not None else None
+        also = [by_address, address] if by_address is not None and address is not None else []
+        listed = {name: known_hosts.find(files, name) for name in dict.fromkeys((*self.names, *also))}
         self._of_address: list[KnownKey] = []
-        also: list[KnownKey] = []
-        if address is not None:
-            by_address = known_hosts.lookup_name(address, settings.port)
-            also = [key for name in {by_address, address} for key in known_hosts.find(files, name)]
-            if settings.check_host_ip and settings.host_key_alias is None:
-                self._of_address = [key for key in known_hosts.find(files, by_address) if key.marker is None]
+        if by_address is not None and settings.check_host_ip and settings.host_key_alias is None:
+            self._of_address = [key for key in listed[by_address] if key.marker is None]
+        found = {name: listed[name] for name in self.names}
         every = [key for keys in found.values() for key in keys]
         # A revoked key may be presented under any of its names.
-        self._revoked = {key.blob for key in (*every, *also) if key.marker == "revoked"}
+        self._revoked = {key.fingerprint for keys in listed.values() for key in keys if key.marker == "revoked"}
         plain = {name: [key for key in keys if key.marker is None] for name, keys in found.items()}
         self.name, self.trusted = next(
             ((name, keys) for name, keys in plain.items() if keys), (self.names[0], list[KnownKey]())
@@ -46,20 +45,20 @@ class HostKeys:
     @property
     def types(self) -> set[str]:
         """Return the types of the listed keys, to be requested first: a second key would look like a changed one."""
-        return {key.key_type for key in self.trusted if key.blob not in self._revoked}
+        return {name for key in self.trusted if key.fingerprint not in self._revoked for name in key.key_types}
 
     def revoked(self, blob: bytes) -> bool:
         """Return True if a line of any file revokes the key for this host, independent of other lines."""
-        return blob in self._revoked
+        return fingerprint(blob) in self._revoked
 
     def known(self, blob: bytes) -> bool:
         """Return True if one of the listed keys is this one; a host may have several, also of one type."""
-        return any(key.blob == blob for key in self.trusted)
+        return any(key.fingerprint == fingerprint(blob) for key in self.trusted)
 
     def other_of_address(self, blob: bytes) -> KnownKey | None:
         """Return a listed key of the address, if this one is not among them (CheckHostIP)."""
         listed = self._of_address
-        return listed[0] if listed and all(key.blob != blob for key in listed) else None
+        return listed[0] if listed and all(key.fingerprint != fingerprint(blob) for key in listed) else None
 
 
 class HostKeyPolicy(paramiko.MissingHostKeyPolicy):

@@ -59,9 +59,10 @@ def run(
 ) -> Completed:
     """Run a program to its end and return its output; on an exception nothing of it is left behind.
 
+    Lines of the output end as the program ended them: a carriage return in it starts no line.
     Raises UsageError if there is no such program, UndeterminedError if it exceeds ``timeout_s``.
     """
-    source: int | IO[str] = subprocess.DEVNULL if stdin is None else subprocess.PIPE
+    source: int | IO[bytes] = subprocess.DEVNULL if stdin is None else subprocess.PIPE
     try:
         process = subprocess.Popen(
             list(argv),
@@ -69,18 +70,16 @@ def run(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(env) if env is not None else None,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
     except FileNotFoundError:
         raise UsageError(f"{argv[0]} is not installed on this machine") from None
     try:
-        stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+        stdout, stderr = process.communicate(None if stdin is None else stdin.encode(), timeout=timeout_s)
     except subprocess.TimeoutExpired:
         raise UndeterminedError(f"{argv[0]} did not end within {timeout_s:.0f} s") from None
     finally:
         if process.poll() is None:
             kill_group(process)
             process.wait()
-    return Completed(process.returncode, stdout, stderr)
+    return Completed(process.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace"))

@@ -516,15 +516,24 @@ SECRET_NAME = (
     r"|enrol?lment|storage|master)[-_]?key|(?:registration|activation|enrol?lment)[-_]?code|regcode|webhook)[\w.-]{0,40}"
 )
 SECRET_VALUE = (
-    r"(?P<value>\"(?:[^\"\\\n]|\\.){0,4096}\"|'[^'\n]{0,4096}'|[\[{]"
-    r"|(?:(?:basic|bearer|digest|negotiate|ntlm|token)\s{1,3})?\S{1,4096})"
+    r"(?P<value>\"{3}|'{3}|\$?\"(?:[^\"\\]|\\[\s\S]){0,4096}\"|\$?'[^']{0,4096}'|[\[{]|\r?\n"
+    r"|[|>][0-9+-]{0,2}[ \t]{0,9}\r?\n|(?:(?:basic|bearer|digest|negotiate|ntlm|token)\s{1,3})?\S{1,4096})"
 )
+VALUE = re.compile(SECRET_VALUE)
 SECRET = re.compile(
-    r"(?i)(?P<name>%s[\"']?(?:[ \t]{0,20}[=:](?:[ \t]{4,20}|\s{0,3})|\s{1,3}(?=[\"'])))%s" % (SECRET_NAME, SECRET_VALUE)
+    r"(?i)(?P<name>%s[\"']?(?:[ \t]{0,20}[=:][ \t]{0,40}|\s{1,3}(?=[\"'])))%s" % (SECRET_NAME, SECRET_VALUE)
 )
 SECRET_FLAG = re.compile(
-    r"(?i)(?P<name>(?<![\w-])--?(?:\w{1,20}-){0,3}%s[\"']?(?:,\s{0,3}|\s{1,3}))%s" % (SECRET_NAME, SECRET_VALUE)
+    r"(?i)(?P<name>(?<![\w-])--?[\w.-]{0,40}?%s[\"']?(?:,\s{0,40}|\s{1,3}))%s" % (SECRET_NAME, SECRET_VALUE)
 )
+# What precedes the name of a secret that is its line's setting: the value may contain blanks.
+SETTING_START = re.compile(r"[ \t]*(?:[#;][ \t]*|export[ \t]+|(?:-[ \t]+)+)?[\w.:-]*$")
+QUOTED_START = re.compile(r"([\"'])[\w.:-]*$")
+INDENTATION = re.compile(r"[ \t]*")
+LIST_INDENTATION = re.compile(r"[ \t]*(?:-[ \t]+)*")
+QUOTED = re.compile(r"\$?([\"'])[\s\S]*\1$")
+SHELL_PART = re.compile(r"\\.|\$?\"(?:[^\"\\]|\\[\s\S]){0,4096}\"|\$?'[^']{0,4096}'|\w{1,4096}")
+VALUE_CHARACTERS = 65536
 BRACKET = re.compile(r"\"(?:[^\"\\\n]|\\.){0,4096}\"|'[^'\n]{0,4096}'|[\[\]{}]")
 BRACKETS_DEPTH = 8
 BRACKETS_CHARACTERS = 65536
@@ -545,10 +554,11 @@ URL_TOKEN = re.compile(
 TOKEN = re.compile(
     r"(?<![\w-])(?:gh[opsur]_\w{20,255}|github_pat_\w{20,255}|glpat-[\w-]{16,255}|xox[abeprs]-[\w-]{10,255}"
     r"|hf_[A-Za-z0-9]{20,255}|nvapi-[\w-]{20,255}|dckr_pat_[\w-]{16,255}|sk-[A-Za-z0-9][\w-]{18,255}|A(?:KIA|SIA)[0-9A-Z]{16}"
-    r"|AIza[\w-]{30,64}|eyJ[\w-]{10,4096}\.[\w-]{4,4096}(?:\.[\w-]{0,4096})?)(?![\w-])"
+    r"|AIza[\w-]{30,64}|AGE-SECRET-KEY-1[0-9A-Z]{40,64}|eyJ[\w-]{10,4096}\.[\w-]{4,4096}(?:\.[\w-]{0,4096})?)(?![\w-])"
 )
-TOKEN_MARKS = ("gh", "glpat-", "xox", "hf_", "nvapi-", "dckr_pat_", "sk-", "AKIA", "ASIA", "AIza", "eyJ")
-PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(-----END [A-Z ]{0,40}PRIVATE KEY-----)?")
+TOKEN_MARKS = ("gh", "glpat-", "xox", "hf_", "nvapi-", "dckr_pat_", "sk-", "AKIA", "ASIA", "AIza", "AGE-", "eyJ")
+PRIVATE_KEY = re.compile(r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}|PuTTY-User-Key-File-\d{1,2}:")
+PRIVATE_KEY_END = re.compile(r"-{4,5} ?END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}|Private-MAC:[ \t]*\w{1,256}")
 
 
 def text_of(data: bytes) -> str:
@@ -560,8 +570,8 @@ def scrub(text: str) -> str:
     """Return the text with secrets covered: user information, tokens and signatures in URLs, named secrets, tokens,
     keys.
     """
-    if "PRIVATE KEY-----" in text:
-        text = PRIVATE_KEY.sub("***", text)
+    if "PRIVATE KEY" in text or "PuTTY-User-Key" in text:
+        text = without_private_keys(text)
     if any(mark in text for mark in TOKEN_MARKS):
         text = TOKEN.sub("***", text)
     if "@" in text:
@@ -571,6 +581,19 @@ def scrub(text: str) -> str:
     if "://" in text:
         text = URL.sub(lambda match: covered_url(match.group()), text)
     return covered(SECRET_FLAG, covered(SECRET, text))
+
+
+def without_private_keys(text: str) -> str:
+    """Return the text with stars in place of every private key; one without an end reaches to the end of the text."""
+    parts: List[str] = []
+    at = 0
+    while True:
+        begin = PRIVATE_KEY.search(text, at)
+        if begin is None:
+            return "".join(parts) + text[at:]
+        parts += [text[at : begin.start()], "***"]
+        end = PRIVATE_KEY_END.search(text, begin.end())
+        at = len(text) if end is None else end.end()
 
 
 def covered_url(address: str) -> str:
@@ -589,10 +612,105 @@ def covered(pattern: Pattern[str], text: str) -> str:
         match = pattern.search(text, at)
         if match is None:
             return "".join(parts) + text[at:]
-        value = match.group("value")
-        stars = value[0] + "***" + value[0] if value[0] in "\"'" else "***"
-        parts += [text[at : match.start("value")], '["***"]' if value in ("[", "{") else stars]
-        at = bracket_end(text, match.start("value")) if value in ("[", "{") else match.end()
+        start, end, stars = covered_value(text, match.start(), match.group("name"), match.span("value"))
+        parts += [text[at:start], stars]
+        at = end
+
+
+def covered_value(text: str, key: int, name: str, span: Tuple[int, int]) -> Tuple[int, int, str]:
+    """Return where a secret's value starts and ends, and the stars for it. ``span`` is what the pattern found of it:
+    its first word, or what opens it.
+    """
+    start, end = span
+    value = text[start:end]
+    if value in ("[", "{"):
+        return start, bracket_end(text, start), '["***"]'
+    if value in (3 * '"', 3 * "'"):
+        close = text.find(value, end, end + VALUE_CHARACTERS)
+        return start, close + 3 if close >= 0 else len(text), value + "***" + value
+    if QUOTED.match(value):
+        return start, quoted_end(text, end), value.lstrip("$")[0] + "***" + value[-1]
+    if value[0] in "|>\r\n" and value[-1] == "\n":
+        return indented_value(text, key, name, span)
+    line = text.rfind("\n", 0, key) + 1
+    separated = name.rstrip(" \t")
+    quote = None if separated.rstrip("=:")[-1:] in ("'", '"') else QUOTED_START.search(text, line, key)
+    close = -1 if quote is None else text.find(quote.group(1), start, line_end(text, start))
+    if close >= 0:
+        # "NAME=two words": up to the quotation mark around both.
+        return start, close, "***"
+    setting = separated != name and separated[-1:] in ("=", ":") and SETTING_START.match(text[line:key])
+    end = continued_end(text, line_end(text, start) if setting else end)
+    if setting:
+        end = deeper_lines(text, end, line)
+    return start, end, "***"
+
+
+def indented_value(text: str, key: int, name: str, span: Tuple[int, int]) -> Tuple[int, int, str]:
+    """Return the same for a value that begins in the next line: every line with more indentation than the name's."""
+    start, end = span
+    line = text.rfind("\n", 0, key) + 1
+    first = end + indentation(INDENTATION, text, end)
+    if name.rstrip(" \t").endswith(":") and text[first : first + 1] in ("[", "{", '"', "'"):
+        # JSON and YAML: the value is on a line of its own.
+        inner = VALUE.match(text, first)
+        if inner is not None:
+            return covered_value(text, key, name, inner.span())
+    # The entries of a list may be aligned with its name.
+    last = deeper_lines(text, end - 1, line, entries=text[start] in "\r\n")
+    if not text[end:last].strip():
+        return start, end, text[start:end]
+    return start, last, "***" if name[-1:] in (" ", "\t") else " ***"
+
+
+def deeper_lines(text: str, end: int, key_line: int, entries: bool = False) -> int:
+    """Return the end of the lines after ``end`` that are indented further than the line of the name; with
+    ``entries``, also of the list that is aligned with it.
+    """
+    own = indentation(LIST_INDENTATION, text, key_line)
+    if text[key_line + own : key_line + own + 1] in ("#", ";"):
+        return end
+    at = end
+    while True:
+        line = text.find("\n", at) + 1
+        if line == 0 or line == len(text):
+            return end
+        at = line_end(text, line)
+        depth = indentation(INDENTATION, text, line)
+        content = text[line + depth : at]
+        if content and depth <= own and not (entries and depth == own and content.startswith("- ")):
+            return end
+        end = at if content else end
+
+
+def indentation(pattern: Pattern[str], text: str, line: int) -> int:
+    """Return the length of the indentation at the beginning of a line."""
+    match = pattern.match(text, line)
+    return match.end() - line if match is not None else 0
+
+
+def quoted_end(text: str, end: int) -> int:
+    """Return the end of a quoted value; a shell joins what follows it without a blank."""
+    while text[end : end + 1] and (text[end] in "\"'$\\" or text[end].isalnum()):
+        part = SHELL_PART.match(text, end)
+        if part is None:
+            return end
+        end = part.end()
+    return end
+
+
+def continued_end(text: str, end: int) -> int:
+    """Return where a value ends that a backslash before the end of its line continues in the next."""
+    while text[end - 1 : end] == "\\" and text[end : end + 1] in ("\r", "\n"):
+        end = line_end(text, text.find("\n", end) + 1)
+    return end
+
+
+def line_end(text: str, start: int) -> int:
+    """Return where the line ends, without its carriage return and line feed."""
+    end = text.find("\n", start)
+    end = len(text) if end < 0 else end
+    return end - 1 if end > start and text[end - 1] == "\r" else end
 
 
 def bracket_end(text: str, start: int) -> int:

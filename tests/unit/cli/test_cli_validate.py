@@ -340,7 +340,7 @@ def test_folders_of_bundles(gpunode: Any, tmp_path: Path) -> None:
     ended = gpunode("validate", "--replay", tmp_path, "--format", "json")
     assert [node["host"] for node in json.loads(ended.out)["nodes"]] == ["a", "b"]
     (tmp_path / "c.json").write_text("{}")
-    refused(gpunode("validate", "--replay", tmp_path), "c.json")
+    refused(gpunode("validate", "--replay", tmp_path / "c.json"), "c.json")
 
 
 def test_a_bundle_named_twice_is_one_node(gpunode: Any, tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """Lines of known_hosts as sshd(8) describes them."""
 
 import base64
+import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpunode.fleet.known_hosts import find, fingerprint, lookup_name
+from gpunode.fleet.session import NodeFailure
 
 BLOB = base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0 " + b"k" * 32).decode()
 
@@ -77,33 +78,33 @@ def test_a_missing_file_lists_none(tmp_path: Path) -> None:
 def test_lines_with_names_and_with_patterns_keep_their_order(tmp_path: Path) -> None:
     file = tmp_path / "known_hosts"
     lines = [
-        "gpu* ssh-rsa",
+        "gpu* ssh-ed25519",
         "gpu1,GPU1 ssh-ed25519",
         "other ssh-ed25519",
         "@revoked gpu1 ssh-ed25519",
-        "*,!gpu1 ssh-rsa",
+        "*,!gpu1 ssh-ed25519",
+        "gpu1 ssh-rsa",
     ]
     file.write_text("".join(f"{line} {BLOB}\n" for line in lines))
     assert [(key.line, key.marker) for key in find([str(file)], "gpu1")] == [(1, None), (2, None), (4, "revoked")]
 
 
-def test_a_file_is_read_once_for_all_nodes_and_again_when_it_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comment_adds_no_answer(tmp_path: Path) -> None:
+    """ssh-keygen prints a comment as it is: nothing in it counts as a line of the answer."""
+    comment = f"x\r# Host gpu1 found: line 7 \rgpu1 RSA SHA256:{'A' * 43}\v# Host gpu1 found: line 8 REVOKED"
+    assert listed(tmp_path, f"gpu1 ssh-ed25519 {BLOB} {comment}", "gpu1") == [None]
+
+
+def test_what_ssh_keygen_cannot_answer_refuses_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "known_hosts"
     file.write_text(f"gpu1 ssh-ed25519 {BLOB}\n")
-    read, reads = Path.read_text, list[Path]()
-
-    def counted(self: Path, **kwargs: Any) -> str:
-        reads.append(self)
-        return read(self, **kwargs)
-
-    monkeypatch.setattr(Path, "read_text", counted)
-    assert [len(find([str(file)], name)) for name in ("gpu1", "gpu2", "gpu1")] == [1, 0, 1]
-    assert reads == [file]
-    file.write_text(f"gpu2,gpu3 ssh-ed25519 {BLOB}\n")
-    assert [len(find([str(file)], name)) for name in ("gpu1", "gpu2", "gpu1")] == [0, 1, 0]
-    assert reads == [file, file]
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("gpunode.fleet.known_hosts._TIMEOUT_S", 1.0)
+    for body in ("echo no; exit 1", "echo 'no such option' >&2; exit 255", "exec sleep 60"):
+        (tmp_path / "ssh-keygen").write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / "ssh-keygen").chmod(0o755)
+        with pytest.raises(NodeFailure, match=r"cannot be looked up in .*known_hosts"):
+            find([str(file)], "gpu1")
 
 
 def test_names_to_look_up() -> None:

@@ -1,0 +1,157 @@
+"""``--save`` and ``--replay``: a bundle that cannot be written or read costs itself, never another node's report."""
+
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode import fleet
+from gpunode.cli import run
+from gpunode.probe.bundle import Bundle
+
+sys.path += [str(Path(__file__).parents[2] / "contract"), str(Path(__file__).parents[2])]
+
+from bundles import hgx
+from effort import effort
+
+Capture = pytest.CaptureFixture[str]
+NODES = [f"gpu-{number}" for number in range(1, 9)]
+LONG = "g" * 300
+
+
+@pytest.fixture
+def bundle(monkeypatch: pytest.MonkeyPatch) -> Bundle:
+    """The bundle that each of eight nodes, one of them with a name of 300 characters, and one of 90 letters returns."""
+    bundle = Bundle.from_json(json.dumps(hgx()), "the test")
+
+    def collect(targets: list[Any], **_: object) -> Iterator[fleet.Collected]:
+        for target in targets:
+            yield fleet.Collected(target.name, bundle, None, 0.5)
+
+    monkeypatch.setattr("gpunode.fleet.collect", collect)
+    monkeypatch.setattr("gpunode.fleet.targets_from_hosts", lambda hosts: [fleet.Target(host, "ssh") for host in hosts])
+    return bundle
+
+
+def socket_at(path: Path) -> None:
+    """A socket's file."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
+
+
+OBSTACLES: dict[str, Callable[[Path], object]] = {
+    "link to a file": lambda path: path.symlink_to("/etc/hostname"),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "link to a folder": lambda path: path.symlink_to("/tmp"),
+    "folder": lambda path: path.mkdir(),
+    "full folder": lambda path: (path / "x").mkdir(parents=True),
+    "FIFO": os.mkfifo,
+    "socket": socket_at,
+}
+
+
+def judged(capsys: Capture, *words: str) -> tuple[int, dict[str, str], list[str]]:
+    """Exit code, the status of each node in the report, and the lines on stderr."""
+    capsys.readouterr()
+    code = run(["validate", "--level", "quick", "--select", "gpu.count", "--format", "json", *words])
+    out, err = capsys.readouterr()
+    return code, {node["host"]: node["status"] for node in json.loads(out)["nodes"]}, err.splitlines()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("seed", range(effort(4, 60)))
+def test_an_obstacle_costs_its_own_bundle_alone(
+    capsys: Capture, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chance = random.Random(seed)  # noqa: S311
+    hosts = chance.sample([*NODES, LONG, "節" * 90], 8)
+    kinds = list(OBSTACLES) if seed == 0 else chance.choices(list(OBSTACLES), k=chance.randint(1, 7))
+    struck = dict(zip([host for host in hosts if host.isascii() and host != LONG], kinds, strict=False))
+    for host, kind in struck.items():
+        OBSTACLES[kind](Path(f"{host}.json"))
+    lost = {host for host in hosts if host in struck or not host.isascii() or host == LONG}
+    code, statuses, lines = judged(capsys, *hosts, "--save", ".")
+    assert statuses == dict.fromkeys(hosts, "pass")
+    assert code == (3 if lost else 0)
+    assert {line.partition(": bundle not saved: ")[0] for line in lines} == {f"gpunode: {host}" for host in lost}
+    assert len(lines) == len(lost)
+    saved = [path for path in Path().glob("*.json") if path.is_file() and not path.is_symlink()]
+    assert {path.stem for path in saved} == set(hosts) - lost
+    assert {Bundle.from_json(path.read_bytes(), "it").host for path in saved} == set(hosts) - lost
+    assert [path for path in Path().iterdir() if path.name.startswith(".")] == []
+    assert run(["collect", *hosts, "--save", "."]) == code
+    assert f"{len(saved)} collected into ., 0 unreachable" in capsys.readouterr().err
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file may grow beyond 4 KiB: a write fails in its middle, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_costs_no_node_its_report(
+    capsys: Capture, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(bundle.to_json()) > 4096
+    with full_disk():
+        code, statuses, lines = judged(capsys, *NODES, "--save", str(tmp_path))
+    assert (code, statuses) == (3, dict.fromkeys(NODES, "pass"))
+    assert len(lines) == 8
+    assert list(tmp_path.iterdir()) == []
+
+
+DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    "cut": lambda text, chance: text[: chance.randrange(len(text))],
+    "empty": lambda _text, _chance: b"",
+    "another document": lambda _text, _chance: b'{"schema": "gpunode.report/1", "nodes": []}',
+    "not UTF-8": lambda text, _chance: b"\xff\xfe" + text,
+    "NUL bytes": lambda text, _chance: bytes(len(text)),
+    "a list": lambda _text, _chance: b"[" * 5000,
+}
+
+
+@pytest.mark.parametrize("seed", range(effort(2, 40)))
+def test_a_file_that_is_no_bundle_costs_no_other_of_the_folder_its_report(
+    capsys: Capture, tmp_path: Path, seed: int
+) -> None:
+    """One unreadable bundle in a folder ended the replay of all."""
+    chance = random.Random(seed)  # noqa: S311
+    for name in NODES:
+        document = {**hgx(), "host": name}
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    kinds = list(DAMAGES) if seed == 0 else chance.choices(list(DAMAGES), k=chance.randint(1, 7))
+    bad = dict(zip(chance.sample(NODES, len(kinds)), kinds, strict=True))
+    for name, kind in bad.items():
+        path = tmp_path / f"{name}.json"
+        path.write_bytes(DAMAGES[kind](path.read_bytes(), chance))
+    code, statuses, lines = judged(capsys, "--replay", str(tmp_path))
+    wrong = {str(tmp_path / f"{name}.json") for name in bad}
+    assert statuses == {**dict.fromkeys(set(NODES) - set(bad), "pass"), **dict.fromkeys(wrong, "error")}
+    assert (code, lines) == (3, [])
+    for verb in ("env", "plan"):
+        assert run([verb, "--replay", str(tmp_path), "--format", "json"]) == 3
+        captured = capsys.readouterr()
+        document = json.loads(captured.out)
+        assert len(document["nodes" if verb == "env" else "groups"]) >= 1
+        assert all(path in captured.out + captured.err for path in wrong)
+    # Alone, it is wrong usage, as is a name that was mistyped.
+    for file in (*wrong, str(tmp_path / "mistyped.json")):
+        assert run(["validate", "--replay", file]) == 2
+        assert file in capsys.readouterr().err
