@@ -12,11 +12,10 @@ from gpunode.errors import UsageError
 from gpunode.text import did_you_mean, nearest
 
 _OWN_PREFIX = "gpunode_"
-_OWN = (_OWN_PREFIX, "nvidia_")
 _OF_VERBS = ("gpunode_policy",)
 """Variables of an inventory that only a verb reads, not a role."""
-_NEAR = 0.85
-"""Similarity from which a name outside our prefixes counts as a mistyped one of ours."""
+_LONG = 8
+"""From this length on, two typing errors are recognised, in place of one."""
 _SUFFIXES = frozenset({"", ".yml", ".yaml", ".json", ".ini", ".cfg", ".toml"})
 _MAX_FILE_BYTES = 1 << 20
 
@@ -119,11 +118,10 @@ def role_prefixes(root: Path) -> tuple[str, ...]:
 def unknown_variables(
     names: Iterable[str], known: Iterable[str], prefixes: Sequence[str] = (_OWN_PREFIX,)
 ) -> list[tuple[str, str | None]]:
-    """Return names that look like a role's and that no role has, each with the most similar known one (None: none).
+    """Return names that are a role's with a typing error, each with the known one that is meant (None: none).
 
-    These are all names with one of ``prefixes`` that begins with ``gpunode_`` or ``nvidia_``; names with another of
-    ``prefixes`` and a rest similar to that of a known one (``docker_users`` may belong to another role); and other
-    names that are very similar to one of ``known``.
+    A role's prefix alone proves nothing: ``docker_packages`` and ``nvidia_driver_branch`` belong to roles of others.
+    Only names with ``gpunode_`` in front are ours whatever follows.
     """
     ours = sorted(set(known))
     found: list[tuple[str, str | None]] = []
@@ -131,21 +129,34 @@ def unknown_variables(
         if name.startswith(("_", "ansible_")):
             continue
         prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
-        near = _nearest(name, prefix, [right for right in ours if right.startswith(prefix)])
-        if near is None:
-            near = next(iter(nearest(name, ours, likeness=_NEAR)), None)
-        if near is not None or (prefix and name.startswith(_OWN)):
-            found.append((name, near))
+        near = min(((errors, right) for right in ours if (errors := _typing_errors(name, right, prefix))), default=None)
+        if near is not None or name.startswith(_OWN_PREFIX):
+            found.append((name, near[1] if near is not None else None))
     return found
 
 
-def _nearest(name: str, prefix: str, ours: Sequence[str]) -> str | None:
-    """Return the known name with the most similar part after the common prefix."""
-    if not prefix:
-        return None
-    rests = [right.removeprefix(prefix) for right in ours]
-    near = nearest(name.removeprefix(prefix), rests)
-    return prefix + near[0] if near else None
+def _typing_errors(name: str, right: str, prefix: str) -> int:
+    """Return the number of typing errors that make ``name`` of a known name; 0 if it is another name."""
+    least = 1 if len(name.removeprefix(prefix)) < _LONG else 2
+    if abs(len(name) - len(right)) > least:
+        return 0
+    if sorted(name.split("_")) == sorted(right.split("_")):
+        return 1
+    errors = _edits(name, right)
+    return errors if errors <= least else 0
+
+
+def _edits(one: str, other: str) -> int:
+    """Return how many characters are missing, too much, wrong or exchanged with their neighbour."""
+    before, row = list[int](), list(range(len(other) + 1))
+    for number, char in enumerate(one, start=1):
+        before, last, row = row, before, [number]
+        for at, wanted in enumerate(other, start=1):
+            cost = min(before[at] + 1, row[at - 1] + 1, before[at - 1] + (char != wanted))
+            if number > 1 and at > 1 and char == other[at - 2] and one[number - 2] == wanted:
+                cost = min(cost, last[at - 2] + 1)
+            row.append(cost)
+    return row[-1]
 
 
 def refuse_unknown(names: Iterable[str], root: Path, sources: Sequence[str], where: str = "the inventory") -> None:

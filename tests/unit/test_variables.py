@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import hypothesis.strategies as st
 import pytest
+from effort import effort
+from hypothesis import assume, given, settings
 
 from gpunode.content import collection_root
 from gpunode.errors import UsageError
@@ -20,7 +23,7 @@ PREFIXES = ("nvidia_driver_", "docker_", "gpunode_")
         ("nvida_driver_version", "nvidia_driver_version"),
         ("gpunode_rebot", "gpunode_reboot"),
         ("gpunode_zzz", None),
-        ("nvidia_driver_branch", None),
+        ("nvidia_driver_verison", "nvidia_driver_version"),
         ("docker_dataroot", "docker_data_root"),
     ],
 )
@@ -39,10 +42,71 @@ def test_a_typo_has_its_nearest(name: str, nearest: str | None) -> None:
         "driver",
         "docker_edition",
         "nvidia_exporter_port",
+        "nvidia_driver_branch",
     ],
 )
 def test_what_is_right_or_somebody_elses_is_left_alone(name: str) -> None:
     assert unknown_variables([name], KNOWN, PREFIXES) == []
+
+
+# Variables of other roles with our prefixes, from the repositories' defaults/main.yml and README, 2026-11-23.
+FOREIGN = {
+    "geerlingguy/ansible-role-docker": """
+        docker_edition docker_package docker_packages docker_package_state docker_packages_state
+        docker_service_manage docker_service_state docker_service_enabled docker_restart_handler_state
+        docker_install_compose_plugin docker_compose_package docker_compose_package_state
+        docker_install_compose docker_compose_version docker_compose_arch docker_compose_url
+        docker_compose_path docker_repo_url docker_apt_release_channel docker_apt_arch docker_apt_repository
+        docker_apt_ignore_key_error docker_apt_gpg_key docker_yum_repo_url docker_yum_repo_enable_nightly
+        docker_yum_repo_enable_test docker_yum_gpg_key docker_daemon_options
+    """,
+    "NVIDIA/ansible-role-nvidia-driver": """
+        nvidia_driver_package_state nvidia_driver_package_version nvidia_driver_persistence_mode_on
+        nvidia_driver_skip_reboot nvidia_driver_module_file nvidia_driver_module_params
+        nvidia_driver_add_repos nvidia_driver_branch nvidia_driver_rhel_cuda_repo_baseurl
+        nvidia_driver_rhel_cuda_repo_gpgkey nvidia_driver_rhel_branch nvidia_driver_debian_branch
+        nvidia_driver_debian_install_from_cuda_repo nvidia_driver_debian_packages
+        nvidia_driver_debian_install_tesla_driver nvidia_driver_debian_tesla_package
+        nvidia_driver_ubuntu_branch nvidia_driver_ubuntu_install_from_cuda_repo
+        nvidia_driver_ubuntu_packages_suffix nvidia_driver_ubuntu_packages nvidia_driver_ubuntu_cuda_package
+    """,
+    "NVIDIA/deepops": """
+        cuda_dgx_1_version cuda_dgx_2_version cuda_dgx_a100_version cuda_dgx_override_version
+        cuda_toolkit_add_profile_script docker_install docker_dns_servers_strict docker_storage_options
+        docker_options docker_iptables_enabled docker_insecure_registries docker_registry_mirrors
+        dcgm_rpm_package dcgm_deb_package
+    """,
+    "linux-system-roles/storage and firewall": """
+        storage_pools storage_volumes storage_safe_mode storage_udevadm_trigger storage_provider
+        storage_use_partitions storage_disklabel_type storage_skip_checks firewall
+    """,
+}
+
+
+@pytest.mark.parametrize("publisher", FOREIGN)
+def test_variables_of_other_roles_are_never_refused(publisher: str) -> None:
+    root = collection_root()
+    names = FOREIGN[publisher].split()
+    assert len(names) > 8
+    assert unknown_variables(names, known_variables(root), role_prefixes(root)) == []
+
+
+ALL_KNOWN = known_variables(collection_root())
+LETTERS = st.sampled_from("abcdefghijklmnopqrstuvwxyz_")
+
+
+@settings(max_examples=effort(100, 3000), deadline=None)
+@given(right=st.sampled_from(ALL_KNOWN), at=st.integers(9, 60), kind=st.integers(0, 3), letter=LETTERS)
+def test_each_single_typing_error_is_found(right: str, at: int, kind: int, letter: str) -> None:
+    """A letter too much, one too few, another one, or two exchanged."""
+    at %= len(right)
+    swapped = right[:at] + right[at + 1 : at + 2] + right[at] + right[at + 2 :]
+    wrong = [right[:at] + letter + right[at:], right[:at] + right[at + 1 :], right[:at] + letter + right[at + 1 :]]
+    name = [*wrong, swapped][kind]
+    assume(name not in ALL_KNOWN and not name.startswith(("_", "ansible_")))
+    ((found, near),) = unknown_variables([name], ALL_KNOWN, role_prefixes(collection_root()))
+    assert found == name
+    assert near in ALL_KNOWN
 
 
 @pytest.fixture
