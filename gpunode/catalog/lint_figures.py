@@ -140,8 +140,9 @@ def _versions(rows: Rows) -> Iterator[tuple[Key, int, str | None]]:
             yield ("gpus", row.id, "first_listed"), branch, version
     for row in rows["systems"].values():
         for name, offer in row.origins.items():
-            for branch, version in offer.versions.items():
-                yield ("systems", row.id, "origins", name, "versions"), branch, version
+            for branch, flavours in offer.versions.items():
+                for version in (one for versions in flavours.values() for one in versions):
+                    yield ("systems", row.id, "origins", name, "versions"), branch, version
 
 
 @rule("date-order")

@@ -289,8 +289,9 @@ class OriginOffer(Part):
     """Branches with empty packages that install another branch."""
     branches: tuple[int, ...] = ()
     """All branches with packages of the names that this catalog uses; empty: those between the bounds."""
-    versions: Mapping[int, str] = {}
-    """Package version by branch, if the archive has exactly one."""
+    versions: Mapping[int, Mapping[Flavour, Words]] = {}
+    """By branch and flavour of the modules: the versions of the packages in an archive, newest first. Flavours can be
+    at different releases: the open modules have packages of their own."""
     arches: tuple[Arch, ...] = ("x86_64", "aarch64")
     absent: tuple[Component, ...] = ()
     """Components that this origin does not have."""
@@ -348,6 +349,8 @@ class PackageSet(Row):
     """dnf module stream to enable first."""
     with_driver: bool = False
     """Part of the driver closure: same version as the driver."""
+    by_role: bool = True
+    """False: the role does not install these packages."""
 
 
 class Pinning(Row):

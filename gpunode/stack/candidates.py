@@ -72,8 +72,8 @@ def _on(question: Question, system: System, arch: Arch) -> Iterator[Candidate]:
         return
     have = {(candidate.source, candidate.version, candidate.flavour) for candidate in here}
     for branch in _branches(question, system):
-        version, decided_by = _release(question, system, branch)
         for flavour in _flavours(question):
+            version, decided_by = _release(question, system, branch, flavour)
             if (question.source, version, flavour) not in have:
                 yield from _with_compat(
                     question,
@@ -113,7 +113,7 @@ def _word_allows(word: str | None, branch: Branch) -> bool:
 
 
 def _release(
-    question: Question, system: System, branch: Branch
+    question: Question, system: System, branch: Branch, flavour: Flavour
 ) -> tuple[str, Literal["wish", "catalog", "repository", "installed"]]:
     if question.driver_version is not None:
         return question.driver_version, "wish"
@@ -121,8 +121,10 @@ def _release(
     if question.source == "nvidia":
         stays = _stays(question, branch)
         return (stays, "wish") if stays else (question.newest_in_range(branch), "catalog")
-    if offer is not None and branch.number in offer.versions:
-        return upstream_version(offer.versions[branch.number]), "repository"
+    flavours = {} if offer is None else offer.versions.get(branch.number, {})
+    if flavours:
+        held = flavours.get(flavour) or next(iter(flavours.values()))
+        return upstream_version(held[0]), "repository"
     return question.newest_in_range(branch), "repository"
 
 

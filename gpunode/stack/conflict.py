@@ -12,6 +12,8 @@ from gpunode.stack.question import Question, number, restrict, terms
 from gpunode.stack.rules import CandidateCase, rules
 
 MOST_OFFERS = 4
+SOURCES = ("ubuntu", "debian")
+"""The sources in addition to the default one."""
 MACHINE = ("gpu", "platform", "os", "arch", "kernel", "installed")
 """Terms that describe the machine; all others are requests."""
 
@@ -54,7 +56,11 @@ def _only(question: Question, kept: Collection[Term]) -> Question:
 
 
 def _holds(question: Question, kept: Collection[Term], off: Collection[str]) -> bool:
-    return first_case(_only(question, kept), off) is not None
+    """Return True if terms have a stack; a requested source that is not kept may be any, not only the default one."""
+    only = _only(question, kept)
+    others = SOURCES if question.request.source and only.request.source is None else ()
+    every = (only, *(replace(only, request=only.request.model_copy(update={"source": other})) for other in others))
+    return any(first_case(one, off) is not None for one in every)
 
 
 def _smallest(question: Question, off: Collection[str]) -> tuple[Term, ...]:
@@ -98,8 +104,9 @@ def _clashes(question: Question, home: Question, off: Collection[str]) -> Iterat
     yield from (Clash(rule=rule, text=text) for rule, text in reversed(texts.items()))
 
 
-Refused = tuple[tuple[int, bool], tuple[tuple[str, str], ...]]
-"""Distance of a candidate from being accepted, and the rules' objections to it."""
+Refused = tuple[tuple[int, bool, bool], tuple[tuple[str, str], ...]]
+"""Distance of a candidate from being accepted (branches that the source is known to have are nearer), and the rules'
+objections to it."""
 
 
 def _refused(question: Question, off: Collection[str]) -> list[Refused]:
@@ -107,7 +114,8 @@ def _refused(question: Question, off: Collection[str]) -> list[Refused]:
     for candidate in candidates(question):
         verdicts = rules.verdicts(CandidateCase(question, candidate), off)
         clashes = tuple((rule, verdict.text) for rule, verdict in verdicts if verdict.refuses)
-        found.append(((len({rule for rule, _ in clashes}), candidate.compat is not None), clashes))
+        offered = candidate.offer is not None and candidate.branch.number in candidate.offer.versions
+        found.append(((len({rule for rule, _ in clashes}), not offered, candidate.compat is not None), clashes))
     return found
 
 

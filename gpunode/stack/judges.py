@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from gpunode.catalog import Gpu, OriginOffer, driver_rules
 from gpunode.catalog.hardware import FIRST_OPEN_BRANCH
+from gpunode.catalog.origins import upstream_version
 from gpunode.stack.candidates import is_native, past_eol
 from gpunode.stack.libraries import compat_on_host
 from gpunode.stack.model import Flavour
@@ -322,11 +323,41 @@ def distro_repo(case: CandidateCase) -> Iterator[Objection]:
     named = case.question.driver_branch
     if named is not None and named.number != branch and offer.transitional.get(named.number) == branch:
         yield warn(f"branch {named.number} is transitional in {case.source_name}: its packages install {branch}")
-    held, sure = offer.versions.get(branch), system.sure(f"origins.{candidate.source}")
-    if held is not None and candidate.decided_by == "wish" and not _release_of(held, candidate.version):
-        yield refuse(f"{case.source_name} has only {held} of branch {branch}", sure=sure)
-    elif candidate.decided_by == "wish" and candidate.version not in candidate.branch.points:
+    if names is not None and not names.by_role:
+        yield warn(
+            f"role nvidia_driver does not install {names.names[0]}: install the packages of this plan with apt-get"
+        )
+    held = offer.versions.get(branch, {}).get(candidate.flavour, ())
+    wished = candidate.decided_by == "wish"
+    if held and wished and candidate.version not in map(upstream_version, held):
+        yield refuse(
+            f"{case.source_name} has only {' and '.join(held)} of branch {branch}",
+            sure=system.sure(f"origins.{candidate.source}"),
+        )
+    elif held:
+        yield from _held_back(case, offer)
+    elif wished and candidate.version not in candidate.branch.points:
         yield warn(f"{candidate.version} is not a release of branch {branch} in the catalog")
+
+
+def _held_back(case: CandidateCase, offer: OriginOffer) -> Iterator[Objection]:
+    """Yield the objection to a release that is older than other packages of its branch in an archive."""
+    candidate = case.candidate
+    every = offer.versions[candidate.branch.number]
+    newest = max((one for held in every.values() for one in held), key=lambda one: number(upstream_version(one)))
+    if candidate.installed or candidate.number >= number(upstream_version(newest)):
+        return
+    if candidate.decided_by == "wish":
+        yield warn(
+            f"{case.source_name} has {newest}: {candidate.version} lacks its fixes, which include those of security"
+        )
+        return
+    yield refuse(
+        f"{case.source_name} has {every[candidate.flavour][0]} of the {candidate.flavour} kernel modules and {newest} "
+        f"of the driver: apt does not install them together (driver {candidate.version} requests that release of "
+        "all packages)",
+        sure=candidate.system.sure(f"origins.{candidate.source}"),
+    )
 
 
 def _out_of_reach(case: CandidateCase, offer: OriginOffer) -> Iterator[Objection]:
@@ -339,17 +370,14 @@ def _out_of_reach(case: CandidateCase, offer: OriginOffer) -> Iterator[Objection
         yield refuse(f"branch {branch} is transitional in {case.source_name}: its packages install {other}", sure=sure)
     elif branch in offer.missing or (offer.branches and branch not in offer.branches):
         has = f"; it has {', '.join(map(str, offer.branches))}" if offer.branches else ""
-        yield refuse(f"{case.source_name} does not have branch {branch} for servers{has}", sure=sure)
+        servers = " for servers" if offer.branches else ""
+        yield refuse(f"{case.source_name} does not have branch {branch}{servers}{has}", sure=sure)
     if offer.first_branch is not None and branch < offer.first_branch:
         yield refuse(f"{case.source_name} starts at branch {offer.first_branch}: no {branch}", sure=sure)
     if offer.last_branch is not None and branch > offer.last_branch:
         yield refuse(f"{case.source_name} ends at branch {offer.last_branch}: no {branch}", sure=sure)
     if candidate.arch not in offer.arches:
         yield refuse(f"{case.source_name} has no packages for {candidate.arch}", sure=sure)
-
-
-def _release_of(package_version: str, release: str) -> bool:
-    return package_version.split(":", 1)[-1].split("-", maxsplit=1)[0] == release
 
 
 @rules.asks("R16-repo-mix")

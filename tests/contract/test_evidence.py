@@ -201,6 +201,7 @@ _COMPAT = "forward compatibility by CUDA series; the names of 12-9, 13-0 and 13-
 DEVIATIONS: dict[str, str] = {
     "nvidia-driver-full": _DEBIAN,
     "libnvcuvid1": _DEBIAN,
+    "libnvidia-tesla-470-cuda1": _DEBIAN,
     "libnvidia-tesla-535-cuda1": _DEBIAN,
     "nvidia-open-kernel-dkms": _DEBIAN,
     "nvidia-open-kernel-support": _DEBIAN,

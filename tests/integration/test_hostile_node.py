@@ -137,7 +137,7 @@ def test_what_an_honest_node_reports_is_locked_and_provision_reads_it(
     assert f"kernel: {RELEASE}" in lock.read_text()
     assert "text: !unsafe " in lock.read_text()
     assert run(["plan", "-i", str(inventory)]) == 0
-    assert "drift: in-step: 535.261.03" in capfd.readouterr().out
+    assert "drift: newer-available: 535.261.03" in capfd.readouterr().out
     provision_checked(inventory)
     out = capfd.readouterr().out
     assert re.search(r"node1 +: ok=[1-9]", out)

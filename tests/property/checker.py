@@ -53,6 +53,7 @@ TRANSITIONAL = {
     "ubuntu-22.04": {"590": "595"},
     "ubuntu-24.04": {"590": "595"},
     "ubuntu-26.04": {"535": "580", "570": "580", "590": "595"},
+    "debian-12": {"525": "535"},
 }
 """Branches of Ubuntu's archive that install another one; `branches_in_archive` of the recorded indexes."""
 OLDEST = boards()["1e02"]
@@ -231,7 +232,7 @@ def wishes(look: Look) -> Iterator[str]:
         yield f"production was asked, {look.branch} is {kind}"
     if case.driver and case.driver[0].isdigit():
         release_differs = "." in case.driver and look.version != case.driver
-        installs = TRANSITIONAL.get(stack["os"], {}).get(case.driver) if look.source == "ubuntu" else None
+        installs = TRANSITIONAL.get(stack["os"], {}).get(case.driver) if look.source in ("ubuntu", "debian") else None
         if str(look.branch) != (installs or case.driver.split(".")[0]) or release_differs:
             yield f"driver {case.driver} was asked, {look.version} decided"
 
@@ -456,14 +457,20 @@ def repository(look: Look) -> Iterator[str]:
             yield f"{look.branch} with -server names in {os_name}"
     if look.source == "debian":
         release = {"debian-12": "bookworm", "debian-13": "trixie"}.get(os_name, "sid")
-        held = {
-            row[release].split("-")[0]
-            for row in look.facts.raw["debian_archive"]["packages"]
-            if row["package"] in ("nvidia-driver", "nvidia-tesla-535-driver")
-        }
+        drivers = {row["package"]: row for row in look.facts.raw["debian_archive"]["packages"]}
+        modules = "nvidia-open-kernel-dkms" if look.flavour == "open" else "nvidia-driver"
+        names = {modules, "nvidia-tesla-535-driver", "nvidia-tesla-470-driver"} - (
+            {"nvidia-tesla-535-driver"} if release == "bookworm" else set()
+        )
+        rows = [drivers[name] for name in names]
+        held = {row[key].split("-")[0] for row in rows for key in (release, f"{release}_older") if row.get(key)}
         kept = look.stack["kept"] and {origin for _, origin in look.case.installed} == {"debian"}
         if look.version not in held and not kept:
             yield f"{look.version} in {release}, which has {sorted(held)}"
+        if look.flavour == "open" and look.version != look.case.driver and not kept:
+            newest = drivers["nvidia-driver"][release].split("-")[0]
+            if look.version != newest:
+                yield f"open modules {look.version} in {release}, where the driver is at {newest}"
     yield from _names(look)
     yield from _pin(look)
 

@@ -135,9 +135,18 @@ def test_every_system_and_package_name_is_there(reference: dict[str, Any]) -> No
     ours = {row.component for row in CATALOG.packages.values()}
     assert {other.get(name, name.replace(" ", "-")) for name in components} <= ours
     archive = {row["package"]: row for row in reference["debian_archive"]["packages"]}
-    assert archive["nvidia-driver"]["bookworm"] == CATALOG.os("debian-12").origins["debian"].versions[535]
-    assert archive["nvidia-driver"]["trixie"] == CATALOG.os("debian-13").origins["debian"].versions[550]
-    assert archive["nvidia-tesla-535-driver"]["trixie"] == CATALOG.os("debian-13").origins["debian"].versions[535]
+    twelve, thirteen = (CATALOG.os(name).origins["debian"] for name in ("debian-12", "debian-13"))
+    driver = archive["nvidia-driver"]
+    assert twelve.versions[535]["proprietary"] == (driver["bookworm"], driver["bookworm_older"])
+    assert twelve.versions[535]["open"] == (archive["nvidia-open-kernel-dkms"]["bookworm"],)
+    assert twelve.versions[470] == {"proprietary": (archive["nvidia-tesla-470-driver"]["bookworm"],)}
+    transitional = archive["nvidia-tesla-driver"]["bookworm"].split(".")[0]
+    assert twelve.transitional == {int(transitional): int(driver["bookworm"].split(".")[0])}
+    assert thirteen.versions[550] == {
+        "proprietary": (driver["trixie"],),
+        "open": (archive["nvidia-open-kernel-dkms"]["trixie"],),
+    }
+    assert thirteen.versions[535] == {"proprietary": (archive["nvidia-tesla-535-driver"]["trixie"],)}
 
 
 def test_every_framework_and_library_is_there(reference: dict[str, Any]) -> None:

@@ -328,7 +328,7 @@ def test_an_inventory_is_planned_locked_and_drifts(
     assert "2 nodes: n1, n2" in out
     code, out, _ = plan("-i", str(inventory))
     assert code == 0
-    assert "drift: in-step: 535.261.03" in out
+    assert "drift: newer-available: 535.261.03" in out
     assert "past its end of life" in out
     listed = bundle.commands["dpkg-packages"]
     older = listed.model_copy(update={"stdout": listed.stdout.replace("535.261.03", "535.247.01")})

@@ -16,7 +16,7 @@ MIXED = on_node(
 )
 DEBIAN = on_node(("nvidia-kernel-dkms", "535.261.03-1", "debian"))
 
-BOOKWORM: Wanted = {"os": "debian-12", "source": "debian", "version": "535.261.03"}
+BOOKWORM: Wanted = {"os": "debian-12", "source": "debian", "version": "535.309.01", "flavour": "proprietary"}
 TRIXIE: Wanted = {"os": "debian-13", "source": "debian", "version": "550.163.01"}
 A100_SXM = "A100 SXM4 80GB"
 
@@ -105,10 +105,16 @@ REFUSED: list[Row] = [
     ),
     ("R15-distro-repo", (["A100"], {}), (["A100"], {"os": "ubuntu-26.04"}), "starts at branch 595"),
     ("R15-distro-repo", (["A100"], {}), (["A100"], {"source": "debian"}), "has no source 'debian'"),
+    (
+        "R15-distro-repo",
+        (["A100"], BOOKWORM | {"version": "535.261.03", "flavour": "open", "decided_by": "wish"}),
+        (["A100"], BOOKWORM | {"version": "535.261.03", "flavour": "open", "decided_by": "repository"}),
+        "apt does not install them together",
+    ),
     ("R15-distro-repo", (["A100"], BOOKWORM), (["A100"], BOOKWORM | {"version": "550.163.01"}), "ends at branch 535"),
     (
         "R15-distro-repo",
-        (["A100"], BOOKWORM | {"decided_by": "wish"}),
+        (["A100"], BOOKWORM | {"decided_by": "wish", "version": "535.261.03"}),
         (["A100"], BOOKWORM | {"decided_by": "wish", "version": "535.54.03"}),
         "has only",
     ),

@@ -89,7 +89,7 @@ def test_several_changes_where_one_does_not_help() -> None:
 
 def test_debian_s_own_driver_with_its_gaps() -> None:
     found = stack("A100 80GB PCIe", os="debian-12", source="debian", cuda="12.2")
-    assert found.driver.version == "535.261.03"
+    assert found.driver.version == "535.309.01"
     assert found.driver.decided_by == "repository"
     assert (found.dcgm, found.fabric_manager) == (None, None)
     assert found.container_toolkit is not None
