@@ -72,7 +72,6 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         notes=tuple(_notes(ssh)),
         values={
             "create": create,
-            "folders": [_folder(ssh, admin["name"]) for admin in admins if _lacks_folder(ssh, admin)],
             "guarded": [file.model_dump(mode="json") for file in guarded],
             "lock": lock,
             "live": live,
@@ -137,17 +136,6 @@ def _key_file(ssh: SshState, settings: Mapping[str, Any], admin: Mapping[str, An
         yield ManagedFile(path=path, content=content, mode="0600", owner=str(admin["name"]), group=group)
 
 
-def _lacks_folder(ssh: SshState, admin: Mapping[str, Any]) -> bool:
-    account = ssh.account(admin["name"])
-    return account is None or account.folder != "folder"
-
-
-def _folder(ssh: SshState, name: str) -> dict[str, Any]:
-    account = ssh.account(name)
-    home = account.home if account is not None else f"/home/{name}"
-    return {"path": f"{home}/.ssh", "owner": name}
-
-
 def _sudo_file(settings: Mapping[str, Any], admins: list[Mapping[str, Any]]) -> ManagedFile:
     rule = RULES[settings["sudo"]]
     lines = "".join(f"{admin['name']} {rule}\n" for admin in admins) if rule else ""
@@ -199,7 +187,6 @@ def _absent(state: NodeState, reasons: list[str]) -> Manifest:
         due_reasons=(*reasons, *(["the kernel's settings have to be restored"] if restored else [])),
         values={
             "create": [],
-            "folders": [],
             "guarded": [file.model_dump(mode="json") for file in guarded],
             "lock": [],
             "live": {},

@@ -121,7 +121,7 @@ def test_buckets_keep_what_was_read_on_the_scratch_space(kind: str, words: str) 
     bucket = {"path": "/data", "type": kind, "source": "bucket:set", "cache": "/scratch/cache", "cache_gib": 500}
     found = made(state(), answer(paths={"/scratch/cache": FREE}), scratch_disks=DISKS, mounts=[bucket])
     assert words in own_lines(text_of(found, FSTAB))[1]
-    assert found.values["caches"] == ["/scratch/cache"]
+    assert found.values["caches"] == [{"path": "/scratch/cache", "mode": "0700"}]
     assert (found.values["helper"] is not None) is (kind == "rclone")
 
 
