@@ -1,7 +1,6 @@
 """Recorded outputs of real machines: parsed, and every fact of facts.yml found. tests/captured.py describes them."""
 
 import json
-import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import yaml
 from captured import FOLDER, ROWS, each
 from click.testing import CliRunner
+from expected import changed, wrong
 
 from gpunode.cli.parse import command
 from gpunode.errors import UsageError
@@ -21,46 +21,6 @@ CAPTURES = {name: {**entry, "kind": ROWS[name]["kind"]} for name, entry in EXPEC
 PARSED = {name: entry for name, entry in CAPTURES.items() if "facts" in entry}
 REFUSED = {name: entry for name, entry in CAPTURES.items() if "refused" in entry}
 NO_KIND = {name: entry for name, entry in CAPTURES.items() if "no_kind" in entry}
-
-_FILTER = re.compile(r"\[(\w+)=(.*)\]")
-
-
-def at(value: Any, path: str) -> Any:
-    """What stands at a path of facts.yml; raises LookupError or TypeError where there is no such place."""
-    for step in path.split("/"):
-        selection = _FILTER.fullmatch(step)
-        if step == "#":
-            return len(value)
-        if step.startswith("*"):
-            rest = path.split("*/", 1)[1]
-            return [at(element, rest) for element in value]
-        if step.startswith("+"):
-            value = [inner for element in value for inner in element[step[1:]]]
-        elif selection:
-            value = [element for element in value if _has(element[selection[1]], selection[2])]
-        elif isinstance(value, list):
-            value = value[int(step)]
-        else:
-            value = value[step]
-    return value
-
-
-def _has(value: Any, text: str) -> bool:
-    return text in map(str, value) if isinstance(value, list) else str(value) == text
-
-
-def wrong(answer: dict[str, Any], facts: dict[str, Any]) -> list[str]:
-    """One line for each fact that the answer does not have."""
-    lines = []
-    for path, expected in facts.items():
-        try:
-            found = at(answer, path)
-        except (LookupError, TypeError, ValueError) as err:
-            lines.append(f"{path}: expected {expected!r}, found no such place: {err!r}")
-            continue
-        if found != expected or isinstance(found, bool) is not isinstance(expected, bool):
-            lines.append(f"{path}: expected {expected!r}, found {found!r}")
-    return lines
 
 
 @cache
@@ -112,19 +72,4 @@ def test_refused(name: str) -> None:
 def test_a_changed_fact_fails(name: str) -> None:
     answer = parsed(name)
     for path, value in PARSED[name]["facts"].items():
-        assert len(wrong(answer, {path: _changed(value)})) == 1, path
-
-
-def _changed(value: Any) -> Any:
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float):
-        return value + 1
-    if isinstance(value, str):
-        return f"{value} "
-    if isinstance(value, list) and value:
-        return [_changed(value[0]), *value[1:]]
-    if isinstance(value, dict) and value:
-        first = next(iter(value))
-        return value | {first: _changed(value[first])}
-    return "something" if value is None else None
+        assert len(wrong(answer, {path: changed(value)})) == 1, path
