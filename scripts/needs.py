@@ -151,7 +151,7 @@ def _alone() -> Iterator[None]:
 
 @contextmanager
 def no_services() -> Iterator[None]:
-    """Deny starts of services to the scripts of packages; restore what was there, also after a run that was killed."""
+    """Refuse starts of services to the scripts of packages; restore what was there, also after a killed run."""
     before = POLICY.read_bytes() if POLICY.exists() else None
     mode = POLICY.stat().st_mode & 0o7777 if before is not None else 0o755
     if before == DENIED.encode():
@@ -224,7 +224,7 @@ def torch_python() -> tuple[Path | None, str]:
     """Return a Python with PyTorch for the processor, or None, and a line about it.
 
     It is GPUNODE_TORCH_PYTHON, or that of a virtual environment in the user's cache, which is made once. A build for
-    CUDA is never downloaded: pip first says what it would install.
+    CUDA is never downloaded: pip first lists what it would install.
     """
     if given := os.environ.get(TORCH_VARIABLE):
         return Path(given), f"PyTorch: {TORCH_VARIABLE}={given}"
