@@ -31,7 +31,7 @@ GUARDS = {
     f"{NODE}/managed.py": ("plugins/test_managed_files.py",),
     f"{NODE}/repository_key.py": ("roles/test_repository_key.py",),
     f"{NODE}/scratch_disks.py": ("plugins/test_block_devices.py",),
-    "gpunode/checks/actions.py": ("checks/test_checks_remedies.py", "cli/test_cli_outputs.py"),
+    "gpunode/checks/actions.py": ("checks", "cli/test_cli_outputs.py", "../contract/test_declarations.py"),
     "gpunode/cli/writing.py": ("cli/test_cli_writing.py", "cli/test_cli_foreign.py"),
     "gpunode/fleet/known_hosts.py": ("fleet/test_fleet_known_hosts.py",),
     "gpunode/isolation.py": ("test_isolation.py",),

@@ -87,8 +87,10 @@ def test_a_kernel_without_the_driver_is_not_rebooted_into() -> None:
         ([{**OLD, "newest": True}], ["6.1.0-41"]),
         ([OLD, kernel("6.1.0-42", newest=True, image=False)], ["6.1.0-41"]),  # headers alone
         ([OLD, NEW], ["6.1.0-42"]),  # the running kernel has none either
+        ([OLD, NEW], None),  # unknown
     ],
 )
-def test_other_kernels_do_not_hold_a_reboot_back(kernels: list[dict[str, Any]], built: list[str]) -> None:
-    facts = {"kernels": kernels, "module_files": [module(release) for release in built]}
+def test_other_kernels_do_not_hold_a_reboot_back(kernels: list[dict[str, Any]], built: list[str] | None) -> None:
+    files = None if built is None else [module(release) for release in built]
+    facts = {"kernels": kernels, "module_files": files}
     assert decided(node(texts=THERE, facts=facts)).due
