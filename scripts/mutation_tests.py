@@ -27,6 +27,7 @@ GUARDS = {
     f"{PLAN}/ssh_login.py": ("provisioning/test_provisioning_ssh_hardening.py",),
     f"{PLAN}/storage.py": ("provisioning/test_provisioning_storage.py",),
     f"{NODE}/apt_transaction.py": (APT, "roles/test_driver_transaction.py"),
+    f"{NODE}/file_access.py": ("plugins/test_file_access.py", "cli/test_cli_foreign.py"),
     f"{NODE}/guard.py": ("plugins/test_guard.py", "plugins/test_guarded_change.py"),
     f"{NODE}/managed.py": ("plugins/test_managed_files.py",),
     f"{NODE}/repository_key.py": ("roles/test_repository_key.py",),
@@ -34,7 +35,6 @@ GUARDS = {
     "gpunode/checks/actions.py": ("checks", "cli/test_cli_outputs.py", "../contract/test_declarations.py"),
     "gpunode/cli/writing.py": ("cli/test_cli_writing.py", "cli/test_cli_foreign.py"),
     "gpunode/fleet/known_hosts.py": ("fleet/test_fleet_known_hosts.py",),
-    "gpunode/isolation.py": ("test_isolation.py",),
 }
 """The unit tests that are to notice a change, for each module."""
 LEFT_OUT = ("_BitOr", "BitOr_", "RemoveDecorator")
