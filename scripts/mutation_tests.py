@@ -24,7 +24,10 @@ GUARDS = {
     f"{PLAN}/preflight.py": ("provisioning/test_provisioning_preflight.py",),
     f"{PLAN}/reboot.py": ("provisioning/test_provisioning_reboot.py",),
     f"{PLAN}/ssh_hardening.py": ("provisioning/test_provisioning_ssh_hardening.py",),
-    f"{PLAN}/ssh_login.py": ("provisioning/test_provisioning_ssh_hardening.py",),
+    f"{PLAN}/ssh_login.py": (
+        "provisioning/test_provisioning_ssh_login.py",
+        "provisioning/test_provisioning_ssh_hardening.py",
+    ),
     f"{PLAN}/storage.py": ("provisioning/test_provisioning_storage.py",),
     f"{NODE}/apt_transaction.py": (APT, "roles/test_driver_transaction.py"),
     f"{NODE}/file_access.py": ("plugins/test_file_access.py", "cli/test_cli_foreign.py"),

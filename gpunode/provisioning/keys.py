@@ -130,7 +130,7 @@ def _decoded(lines: list[str]) -> bytes:
 
 
 def packets_of(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield tag, packet and body of each packet (RFC 4880, 4.2). Raise ValueError for other data."""
+    """Yield tag, packet and body of each packet (RFC 4880, 4.2). Raise ValueError or IndexError for other data."""
     at = 0
     while at < len(data):
         first = data[at]

@@ -277,3 +277,34 @@ def test_the_catalog_names_the_keys_of_both_repositories() -> None:
     found = [*docker.fingerprints, *docker.rpm_fingerprints, *toolkit.fingerprints]
     assert len(found) == 3
     assert all(len(name) == 40 for name in found)
+
+
+def lengths_of(number: int, size: int) -> Iterator[bytes]:
+    """Every way to write the head of a packet (RFC 4880, 4.2.1 and 4.2.2)."""
+    new = bytes([0xC0 | number])
+    if size < 192:
+        yield new + bytes([size])
+    if 192 <= size < 8384:
+        yield new + bytes([(size - 192 >> 8) + 192, (size - 192) & 0xFF])
+    yield new + b"\xff" + size.to_bytes(4, "big")
+    yield from (
+        bytes([0x80 | number << 2 | kind]) + size.to_bytes(1 << kind, "big")
+        for kind in (0, 1, 2)
+        if size < 1 << (8 << kind)
+    )
+
+
+@pytest.mark.parametrize("size", [0, 1, 191, 192, 255, 256, 447, 448, 8383, 8384, 70_000])
+def test_packets_of_every_form_are_told_apart(size: int) -> None:
+    body = bytes(number % 251 for number in range(size))
+    for head in lengths_of(14, size):
+        packet = head + body
+        assert list(packets_of(packet + b"\xcd\x01x")) == [(14, packet, body), (13, b"\xcd\x01x", b"x")]
+        with pytest.raises((ValueError, IndexError), match=r"cut short|out of range"):
+            list(packets_of(packet[:-1] if body else packet[:1]))
+
+
+@pytest.mark.parametrize("first", [b"\xcd\xe0", b"\xcd\xfe", b"\x8f\x00", b"\x00\x00"])
+def test_packets_without_a_length_are_refused(first: bytes) -> None:
+    with pytest.raises(ValueError, match=r"length|OpenPGP"):
+        list(packets_of(first + bytes(1 << 16)))
