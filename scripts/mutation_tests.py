@@ -7,6 +7,7 @@ the tests notice fewer than --at-least percent. cosmic-ray is not a dependency o
 """
 
 import argparse
+import importlib
 import os
 import random
 import subprocess
@@ -45,12 +46,15 @@ LEFT_OUT = ("_BitOr", "BitOr_", "RemoveDecorator")
 LIMIT_S = 240
 
 
+def cosmic_ray(module: str) -> Any:
+    """Import a module of cosmic-ray, which is not among the project's dependencies."""
+    return importlib.import_module(f"cosmic_ray.{module}")
+
+
 def places(module: str) -> dict[tuple[int, int], list[Any]]:
     """Return the possible changes of a module by their position."""
-    from cosmic_ray.commands.init import _all_work_items  # noqa: PLC0415, PLC2701
-
     found: dict[tuple[int, int], list[Any]] = defaultdict(list)
-    for item in _all_work_items([Path(module)], {}):
+    for item in cosmic_ray("commands.init")._all_work_items([Path(module)], {}):
         (change,) = item.mutations
         if not any(part in change.operator_name for part in LEFT_OUT):
             found[change.start_pos].append(change)
@@ -59,9 +63,7 @@ def places(module: str) -> dict[tuple[int, int], list[Any]]:
 
 def survivors(module: str, tests: tuple[str, ...], number: int, seed: str) -> tuple[int, list[str]]:
     """Return how many changes of a module were tried, and the differences of those that its tests did not notice."""
-    from cosmic_ray.mutating import mutate_and_test  # noqa: PLC0415
-
-    chance = random.Random(f"{seed} {module}")
+    chance = random.Random(f"{seed} {module}")  # noqa: S311
     possible = sorted(places(module).items())
     python = ROOT / ".venv" / "bin" / "python"
     command = f"{python} -m pytest -x -q -p no:cacheprovider {' '.join(f'tests/unit/{name}' for name in tests)}"
@@ -69,7 +71,7 @@ def survivors(module: str, tests: tuple[str, ...], number: int, seed: str) -> tu
     unnoticed = []
     chosen = chance.sample(possible, min(number, len(possible)))
     for _, changes in chosen:
-        result = mutate_and_test([chance.choice(changes)], command, LIMIT_S)
+        result = cosmic_ray("mutating").mutate_and_test([chance.choice(changes)], command, LIMIT_S)
         if not result.is_killed:
             unnoticed.append(result.diff or "")
     return len(chosen), unnoticed

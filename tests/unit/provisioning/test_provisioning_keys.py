@@ -300,8 +300,9 @@ def test_packets_of_every_form_are_told_apart(size: int) -> None:
     for head in lengths_of(14, size):
         packet = head + body
         assert list(packets_of(packet + b"\xcd\x01x")) == [(14, packet, body), (13, b"\xcd\x01x", b"x")]
-        with pytest.raises((ValueError, IndexError), match=r"cut short|out of range"):
-            list(packets_of(packet[:-1] if body else packet[:1]))
+        if body:
+            with pytest.raises(ValueError, match="cut short"):
+                list(packets_of(packet[:-1]))
 
 
 @pytest.mark.parametrize("first", [b"\xcd\xe0", b"\xcd\xfe", b"\x8f\x00", b"\x00\x00"])
