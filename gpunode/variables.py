@@ -35,7 +35,7 @@ def known_variables(root: Path) -> tuple[str, ...]:
     verbs.
     """
     found: set[str] = {*_OF_VERBS}
-    for file in root.glob("playbooks/*.yml"):
+    for file in root.glob("playbooks/**/*.yml"):
         found.update(re.findall(rf"\b{_OWN_PREFIX}\w+", file.read_text(encoding="utf-8")))
     for file in sorted(root.glob("roles/*/meta/argument_specs.yml")):
         document: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
@@ -67,10 +67,11 @@ def wrong_value(value: Any, specification: Mapping[str, Any]) -> str | None:
     kind = str(specification.get("type", "str"))
     choices = specification.get("choices")
     shown = "the value" if specification.get("no_log") else value
-    if choices is not None and str(value) not in {str(choice) for choice in choices}:
-        known = [str(choice) for choice in choices]
-        hint = did_you_mean(nearest(str(value), known))
-        return f"{value} is not one of {', '.join(known)}{hint and f'; {hint}'}"
+    known = [str(choice) for choice in choices or ()]
+    for one in _items(value) if kind == "list" else [value]:
+        if choices is not None and str(one) not in known and "{{" not in str(one):
+            hint = did_you_mean(nearest(str(one), known))
+            return f"{one} is not one of {', '.join(known)}{hint and f'; {hint}'}"
     if _of_kind(value, kind):
         return None
     types = {
@@ -81,6 +82,13 @@ def wrong_value(value: Any, specification: Mapping[str, Any]) -> str | None:
         "dict": "a mapping",
     }
     return f"{shown} is not {types.get(kind, 'text')}"
+
+
+def _items(value: Any) -> list[Any]:
+    """Return the items that Ansible reads from the value of a list; none of a value that is no list."""
+    if isinstance(value, str):
+        return [item.strip() for item in value.split(",")]
+    return list(value) if isinstance(value, list | tuple) else [value] if isinstance(value, int | float) else []
 
 
 def _of_kind(value: Any, kind: str) -> bool:

@@ -1,6 +1,7 @@
 """``gpunode provision``: the site playbook on an inventory."""
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -100,7 +101,7 @@ def run(argv: Sequence[str], env: dict[str, str], password: str | None, wait_s: 
     """Run a program to its end in a process group of its own and return its exit code, or minus a signal's number.
 
     SIGINT, SIGTERM and SIGHUP are passed on to the group; a second one, or ``wait_s`` after the first, kills it.
-    ``password`` goes to its stdin, which is empty otherwise.
+    If gpunode itself is killed, the group gets SIGTERM. ``password`` goes to its stdin, which is empty otherwise.
     """
     received: list[int] = []
     child: subprocess.Popen[bytes] | None = None
@@ -114,9 +115,11 @@ def run(argv: Sequence[str], env: dict[str, str], password: str | None, wait_s: 
 
     handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, pass_on) for number in handled}
+    watcher, line = _watched(wait_s)
     try:
         source = subprocess.DEVNULL if password is None else subprocess.PIPE
         child = subprocess.Popen(list(argv), env=env, stdin=source, start_new_session=True)
+        os.write(line, f"{child.pid}\n".encode())
         if child.stdin is not None and password is not None:
             with suppress(BrokenPipeError), child.stdin:
                 child.stdin.write(password.encode() + b"\n")
@@ -125,8 +128,50 @@ def run(argv: Sequence[str], env: dict[str, str], password: str | None, wait_s: 
         if child is not None and child.poll() is None:
             process.kill_tree(child)
             child.wait()
+        if child is not None:
+            # Connections of a node that did not answer in time.
+            process.kill_group(child)
+        with suppress(BrokenPipeError):
+            os.write(line, b"\n\n")
+        os.close(line)
+        os.waitpid(watcher, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _watched(wait_s: float) -> tuple[int, int]:
+    """Fork a process that ends another and its descendants if this process is killed.
+
+    Return its pid, and the file descriptor that takes the other's pid as a line, and anything when that has ended.
+    """
+    reading, writing = os.pipe()
+    watcher = os.fork()
+    if watcher:
+        os.close(reading)
+        return watcher, writing
+    try:
+        os.setsid()
+        os.close(writing)
+        with os.fdopen(reading, "rb", buffering=0) as source:
+            root = int(source.readline() or 0)
+            if root and not source.read(1):
+                _end(root, wait_s)
+    finally:
+        os._exit(0)
+
+
+def _end(root: int, wait_s: float) -> None:
+    """Ask a process group to end, and kill it and its leader's descendants after ``wait_s``."""
+    doomed = process.descendants(root)
+    with suppress(ProcessLookupError):
+        os.killpg(root, signal.SIGTERM)
+        end = time.monotonic() + wait_s
+        while time.monotonic() < end and os.path.exists(f"/proc/{root}/exe"):  # noqa: PTH110 - a zombie has none
+            time.sleep(0.1)
+        os.killpg(root, signal.SIGKILL)
+    for one in doomed:
+        with suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
 
 
 def _wait(child: "subprocess.Popen[bytes]", received: list[int], wait_s: float) -> int:

@@ -7,6 +7,7 @@ settings changed. The role's plan calls the same functions, so that it refuses t
 /etc/gpunode/gpu-settings.json         the rules, written by the role
 /run/gpunode/gpu-settings.json         the report: per GPU and setting what was applied or refused
 /var/lib/gpunode/gpu_settings/before   the values before the first change, to be restored
+/var/lib/gpunode/gpu_settings/lock     held while the values are read and changed
 ====================================== =================================================================
 
 A GPU is a dictionary with fields of ``gpunode parse nvidia-smi-xml``.
@@ -15,6 +16,7 @@ A GPU is a dictionary with fields of ``gpunode parse nvidia-smi-xml``.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -23,7 +25,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -31,9 +33,13 @@ from xml.etree import ElementTree
 SETTINGS = "/etc/gpunode/gpu-settings.json"
 REPORT = "/run/gpunode/gpu-settings.json"
 MEMORY = "/var/lib/gpunode/gpu_settings/before.json"
+LOCK = "/var/lib/gpunode/gpu_settings/lock"
 ROOT = Path(os.environ.get("GPUNODE_GPU_SETTINGS_ROOT", "/"))
 CALL_LIMIT_S = 60
 TOTAL_LIMIT_S = 600
+LOCK_LIMIT_S = 900
+REPORT_BYTES = 1 << 16
+"""Space that is reserved for each GPU's part of the report before anything changes."""
 MAX_BYTES = 64 << 20
 SCHEMA = "gpunode.gpu-settings-report/1"
 TOOL = "nvidia-smi"
@@ -419,13 +425,44 @@ def read(path: str) -> Any:
         return None
 
 
-def write(path: str, document: Any) -> None:
-    """Write a JSON document in one step."""
+def reserve(path: str, size: int) -> Path:
+    """Return the draft of a file, with disk space for its content. Raise OSError if there is not enough."""
     file = place(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f"{file.name}.new")
-    with new.open("w", encoding="utf-8") as stream:
-        stream.write(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    with new.open("ab") as stream:
+        os.posix_fallocate(stream.fileno(), 0, size)
+    return new
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Hold the lock of the settings: a second start would record the first one's values as those before it.
+
+    Raises TimeoutError if another process holds it for too long.
+    """
+    file = place(LOCK)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + LOCK_LIMIT_S
+    with file.open("a", encoding="utf-8") as stream:
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{file}: another process holds the lock for {LOCK_LIMIT_S} s") from None
+                time.sleep(0.2)
+        yield
+
+
+def write(path: str, document: Any) -> None:
+    """Write a JSON document in one step."""
+    file, text = place(path), (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+    new = reserve(path, len(text))
+    with new.open("r+b") as stream:
+        stream.write(text)
+        stream.truncate()
         stream.flush()
         os.fsync(stream.fileno())
     new.chmod(0o644)
@@ -554,8 +591,11 @@ def main(argv: list[str]) -> int:
         sys.stderr.write("usage: gpu-settings apply|restore\n")
         return 2
     try:
-        text = place(SETTINGS).read_bytes()[:MAX_BYTES] if argv == ["apply"] else b'{"rules": []}'
-        cards = bring_all(json.loads(text)["rules"])
+        with locked():
+            text = place(SETTINGS).read_bytes()[:MAX_BYTES] if argv == ["apply"] else b'{"rules": []}'
+            cards = bring_all(json.loads(text)["rules"], report=argv == ["apply"])
+            if argv == ["apply"]:
+                write_report(cards, hashlib.sha256(text).hexdigest())
     except (OSError, ValueError, KeyError, TypeError, SettingRefusedError, ElementTree.ParseError) as err:
         log(f"no further setting could be applied: {type(err).__name__}: {err}", 3)
         return 1
@@ -563,21 +603,26 @@ def main(argv: list[str]) -> int:
         return 1 if any(card.entries for card in cards) else 0
     if not daemon_runs():
         log("nvidia-persistenced does not run: the settings are lost when no process uses a GPU", 4)
+    return 0
+
+
+def write_report(cards: Sequence[Card], digest: str) -> None:
+    """Write the report for a settings file with this digest."""
     gpus = {
         card.gpu["uuid"]: {"index": card.gpu["index"], "name": card.gpu["name"], "settings": card.entries}
         for card in cards
     }
-    digest = hashlib.sha256(text).hexdigest()
     write(REPORT, {"schema": SCHEMA, "settings_sha256": digest, "finished_at": int(time.time()), "gpus": gpus})
-    return 0
 
 
-def bring_all(rules: Sequence[Mapping[str, Any]]) -> list[Card]:
-    """Apply the requested values on every GPU."""
+def bring_all(rules: Sequence[Mapping[str, Any]], *, report: bool) -> list[Card]:
+    """Apply the requested values on every GPU. Raise OSError before the first change if no report could be written."""
     memory: dict[str, Values] = read(MEMORY) or {}
     last = (read(REPORT) or {}).get("gpus", {})
     deadline = time.monotonic() + TOTAL_LIMIT_S
     cards = [Card(gpu, rules, memory) for gpu in parsed(call("-q", "-x", limit_s=2 * CALL_LIMIT_S))]
+    if report:
+        reserve(REPORT, REPORT_BYTES * len(cards))
     for card in cards:
         card.bring(last.get(card.gpu["uuid"], {}), deadline)
     return cards

@@ -47,11 +47,11 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if not answer.pop("waits", False):
             if lost:
                 raise AnsibleActionFail(f"{self.host}: the connection broke during the change {name}: {lost}")
-            return {**result, **without_invocation(answer)}
+            return {**result, **answer, **self.invocation()}
         failure = self.proved(name, token)
         if failure:
             self.reverted(name, token, failure, started + limit_s)
-        return {**result, **without_invocation(answer)}
+        return {**result, **answer, **self.invocation()}
 
     def proved(self, name: str, token: str) -> str:
         """Confirm the change over a new connection; return why that failed, empty on success."""
@@ -125,8 +125,3 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
 def one_line(err: Exception) -> str:
     """Return an error as one line of at most 300 characters."""
     return " ".join(str(err).split())[:300]
-
-
-def without_invocation(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return a module's answer without the arguments that it was called with."""
-    return {name: value for name, value in answer.items() if name != "invocation"}

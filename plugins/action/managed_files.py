@@ -19,5 +19,4 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         answer = self.call("managed_files", dict(self._task.args))
         if answer.get("changed") and not self._task.check_mode:
             self.node.forget("state")
-        answer.pop("invocation", None)
-        return {**result, **answer}
+        return {**result, **answer, **self.invocation()}

@@ -25,12 +25,12 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         arguments = {**(given.pop("change", None) or {}), **given}
         if not self._task.check_mode:
             self.node.forget("state")
-            return {**result, **self.call("package_transaction", arguments)}
+            return {**result, **self.call("package_transaction", arguments), **self.invocation()}
         before = planned_of(self.node.read("planned"))
-        mine = {"files": dict(arguments.get("files") or {})}
+        mine = {"files": self.node.unsealed(arguments.get("files") or {})}
         arguments |= {"planned": before, "files": {**before["files"], **mine["files"]}}
         answer = self.call("package_transaction", arguments)
-        done = {"packages": plain(answer["install"]), "purge": plain(answer["remove"])}
+        done = {"packages": answer.get("install") or {}, "purge": answer.get("remove") or []}
         whole = planned_of(before, mine, done)
         self.node.keep("planned", json.dumps(whole))
-        return {**result, **answer}
+        return {**result, **answer, **self.invocation()}

@@ -66,7 +66,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             # The tasks that follow change the node: the next plan collects its state again.
             self.node.forget("state")
             self.node.keep("begun", "")
-        result["ansible_facts"] = {"gpunode_restart_required": self.restarts(role, manifest)}
+        result["ansible_facts"] = {**self.discovered, "gpunode_restart_required": self.restarts(role, manifest)}
         result["warnings"] = [printable(note) for note in (*manifest.notes, *manifest.refusals)]
         return {
             **result,
@@ -74,7 +74,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             "due": due,
             "due_reasons": [printable(reason) for reason in manifest.due_reasons],
             "reboot_reasons": list(manifest.reboot_reasons),
-            "manifest": manifest.model_dump(mode="json"),
+            "manifest": self.node.sealed(manifest.model_dump(mode="json", exclude={"questions"})),
             "_ansible_verbose_override": True,
         }
 

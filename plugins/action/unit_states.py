@@ -36,10 +36,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
     def brought(self, unit: Mapping[str, Any], *, reload: bool) -> list[str]:
         """Set one unit; return what was changed, one line each."""
         given = {name: unit[name] for name in ("name", "enabled", "state") if unit.get(name) is not None}
-        answer: dict[str, Any] = self._execute_module(
-            module_name="ansible.builtin.systemd_service",
-            module_args={**given, "daemon_reload": reload},
-            task_vars=self.task_vars,
+        answer = self.answered(
+            "ansible.builtin.systemd_service", {**given, "daemon_reload": reload}, {"status": "dict"}
         )
         if answer.get("failed"):
             message = str(answer.get("msg") or "the module reported no reason")
@@ -57,9 +55,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if self._task.check_mode:
             return ""
         argv = ["journalctl", f"--unit={unit}", "--lines=4", "--output=cat", "--no-pager", "--quiet"]
-        answer = self._execute_module(
-            module_name="ansible.builtin.command", module_args={"argv": argv}, task_vars=self.task_vars
-        )
+        answer = self.answered("ansible.builtin.command", {"argv": argv}, {"stdout": "str"})
         lines = [printable(line.strip())[:LONGEST_LINE] for line in str(answer.get("stdout") or "").splitlines()]
         return f" Its log ends: {'; '.join(filter(None, lines[-4:]))}" if any(lines) else ""
 

@@ -9,9 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import secrets
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import yaml
@@ -19,6 +24,15 @@ from ansible import constants
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpunode.node.plugins.plugin_utils.answers import (
+    CONTROL,
+    DECLARED,
+    LONGEST_DOCUMENT,
+    MORE,
+    READER,
+    gated,
+    text,
+)
 from ansible_collections.gpunode.node.plugins.plugin_utils.policy import missing
 
 try:
@@ -44,7 +58,14 @@ OLDEST_S = 900
 """Maximum age of a node's state in seconds; an older one is collected again, as other tools may have changed it."""
 PARTS = {"ssh": ("accounts", "ssh_hardening")}
 """Parts of a node's state that only these roles read, unless their ``state`` is ``keep``."""
-READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+RESERVED = ("gpunode_", "__")
+"""Start of the names of variables that belong to the playbooks; the roles' own are in their specifications."""
+OWN_FACTS = ("gpunode_restart_required", "gpunode_reboot_required")
+SEALED = "gpunode-sealed:"
+USER_IN_URL = re.compile(r"://[^\s/@\"']+@")
+CALL_LIMIT_S = 900
+LIMITS_S = {"driver_exchange": 1800, "scratch_disks": 3600, "package_transaction": 5400, "guarded_change": 1800}
+"""Seconds within which a module must answer, in addition to the limits in its arguments; others: CALL_LIMIT_S."""
 
 
 def need_gpunode() -> None:
@@ -99,12 +120,58 @@ class Run:
         """Delete what was kept under a name."""
         (self.folder / name).unlink(missing_ok=True)
 
+    def sealed(self, document: Any) -> Any:
+        """Return a document with a reference in place of each secret: private contents, and URLs with a user.
+
+        Results and callbacks have the reference; ``unsealed`` has the text, in the actions of this run alone.
+        """
+        secret = {text for text in _private(document) if text}
+        references: dict[str, str] = {}
+
+        def walk(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {key: walk(item) for key, item in value.items()}
+            if isinstance(value, list | tuple):
+                return [walk(item) for item in value]
+            if not isinstance(value, str) or not (value in secret or USER_IN_URL.search(value)):
+                return value
+            if value not in references:
+                references[value] = f"{SEALED}{secrets.token_hex(16)}"
+                self.keep(references[value], value)
+            return references[value]
+
+        return walk(document)
+
+    def unsealed(self, value: Any) -> Any:
+        """Return the value with the texts that the references in it stand for."""
+        if isinstance(value, Mapping):
+            return {key: self.unsealed(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.unsealed(item) for item in value]
+        if isinstance(value, str) and re.fullmatch(rf"{SEALED}[0-9a-f]{{32}}", value):
+            return (self.folder / value).read_text(encoding="utf-8")
+        return value
+
+
+def _private(value: Any) -> Iterator[str]:
+    """Yield the content of each file in a document that is marked as private."""
+    if isinstance(value, Mapping):
+        if value.get("private") and isinstance(value.get("content"), str):
+            yield value["content"]
+        value = list(value.values())
+    for item in value if isinstance(value, list | tuple) else ():
+        yield from _private(item)
+
 
 class GpunodeAction(ActionBase):  # type: ignore[misc]
     """Base class of the action plugins."""
 
     task_vars: dict[str, Any]
     node: Run
+    keys: Mapping[str, str] = MappingProxyType({})
+    """Keys of the answer that is being read, with their types."""
+    discovered: Mapping[str, Any] = MappingProxyType({})
+    """The interpreter that Ansible discovered on the node, as a fact."""
 
     def begin(self, task_vars: dict[str, Any] | None) -> None:
         """Read the task's variables; called first by each action."""
@@ -112,19 +179,102 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         self.task_vars = task_vars or {}
         self.host = str(self._task.delegate_to or self.task_vars.get("inventory_hostname", "the node"))
         self.node = Run(self.host)
+        self.refuse_shadowed()
+
+    def refuse_shadowed(self) -> None:
+        """Raise AnsibleActionFail if a fact has the name of a variable of the roles: it would take precedence."""
+        facts = self.task_vars.get("ansible_facts")
+        known = {name for options in SPECIFICATIONS.values() for name in options}
+        if not constants.INJECT_FACTS_AS_VARS or not isinstance(facts, Mapping):
+            return
+        for name in facts:
+            if str(name) in known or (str(name).startswith(RESERVED) and name not in OWN_FACTS):
+                raise AnsibleActionFail(
+                    f"{self.host} has a fact named {text(str(name))[:60]}, which is a variable of gpunode: facts take "
+                    "precedence over the inventory, so set the variable in the inventory and clear the facts"
+                )
 
     def call(self, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Run a module of the collection on the node. Its arguments, long or secret, are not logged on the node."""
+        """Run a module of the collection on the node and return its answer.
+
+        Its arguments, long or secret, are not logged on the node. Raises AnsibleActionFail if the module failed.
+        """
+        more = MORE.get(module, {})
+        waits = sum(int(arguments.get(name) or 0) for name in ("limit_s", "lock_wait_s"))
+        limit_s = LIMITS_S.get(module, CALL_LIMIT_S) + waits
+        keys = {**DECLARED[module], **more}
         kept, self._task.no_log = self._task.no_log, True
         try:
-            answer: dict[str, Any] = self._execute_module(
-                module_name=f"gpunode.node.{module}", module_args=arguments, task_vars=self.task_vars
-            )
+            answer = self.answered(f"gpunode.node.{module}", self.node.unsealed(plain(arguments)), keys, limit_s)
         finally:
             self._task.no_log = kept
         if answer.get("failed"):
-            raise AnsibleActionFail(f"{self.host}: {plain(answer.get('msg')) or _last_line(answer)}")
+            raise AnsibleActionFail(f"{self.host}: {answer.get('msg') or _last_line(answer)}")
+        missing_keys = [name for name, kind in more.items() if kind == "document" and name not in answer]
+        if missing_keys:
+            raise AnsibleActionFail(f"{self.host}: the answer of {module} has no {missing_keys[0]}")
         return answer
+
+    def answered(
+        self, module: str, arguments: dict[str, Any], keys: Mapping[str, str], limit_s: int = CALL_LIMIT_S
+    ) -> dict[str, Any]:
+        """Run any module on the node within a time limit; return the known keys of its answer, typed and bounded."""
+        self.keys = keys
+        with self.limited(limit_s, module):
+            answer: dict[str, Any] = self._execute_module(
+                module_name=module, module_args=arguments, task_vars=self.task_vars
+            )
+        # The node's own facts were dropped; what is left is the interpreter that Ansible discovered.
+        facts = answer.get("ansible_facts") or {}
+        known = {name: value for name, value in facts.items() if name.startswith("discovered_interpreter_")}
+        self.discovered = {**self.discovered, **known}
+        found: dict[str, Any] = gated(answer, keys)
+        return found
+
+    def _parse_returned_data(self, res: dict[str, Any], *rest: Any, **options: Any) -> dict[str, Any]:
+        """Parse what a module printed; Ansible prints parts of it as they are, and acts on unknown keys."""
+        printed = str(res.get("stdout", ""))
+        if len(printed) > LONGEST_DOCUMENT:
+            raise AnsibleActionFail(f"{self.host}: a module answered more than {LONGEST_DOCUMENT >> 20} MiB")
+        safe = {**res, "stdout": CONTROL.sub("", printed), "stderr": text(str(res.get("stderr", "")))}
+        found: dict[str, Any] = gated(super()._parse_returned_data(safe, *rest, **options), self.keys)
+        return found
+
+    @contextmanager
+    def limited(self, seconds: int, what: str) -> Iterator[None]:
+        """Raise AnsibleActionFail if the block takes longer, and end the programs that it waits for."""
+        started = time.monotonic()
+
+        def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+            with suppress(OSError):
+                for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split():
+                    os.kill(int(child), signal.SIGTERM)
+            raise AnsibleActionFail(f"{self.host}: {what} did not answer within {seconds} s")
+
+        outer = signal.signal(signal.SIGALRM, end)
+        # A time limit of the task itself stays in force.
+        left = signal.alarm(seconds)
+        if left and left < seconds:
+            signal.signal(signal.SIGALRM, outer)
+            signal.alarm(left)
+        try:
+            yield
+        finally:
+            signal.alarm(max(1, left - int(time.monotonic() - started)) if left else 0)
+            signal.signal(signal.SIGALRM, outer)
+
+    def invocation(self) -> dict[str, Any]:
+        """Return the task's arguments for ``-vvv``, without contents that are private."""
+
+        def shown(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                hidden = {"content": "(not shown)"} if value.get("private") and value.get("content") else {}
+                return {key: shown(item) for key, item in value.items()} | hidden
+            if isinstance(value, list | tuple):
+                return [shown(item) for item in value]
+            return "(not shown)" if isinstance(value, str) and USER_IN_URL.search(value) else value
+
+        return {"invocation": {"module_args": shown(plain(self._task.args))}}
 
     def state(self, fresh: bool = False) -> NodeState:
         """Return the state of the node; collect it if it is unknown or may have changed."""

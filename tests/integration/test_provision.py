@@ -51,6 +51,7 @@ argument_specs:
       nvidia_driver_lock_wait_s: {type: int}
       nvidia_driver_version: {type: str}
       nvidia_driver_module_options: {type: dict}
+      gpunode_roles: {type: list, elements: str, choices: [updates, nvidia_driver]}
 """
 
 
@@ -144,6 +145,10 @@ def test_an_unreachable_node_is_exit_code_3(folder: Path) -> None:
         (["-e", '{"nvidia_driver_lock_wait_s": "soon"}'], "nvidia_driver_lock_wait_s: soon is not a whole number"),
         (["-e", '{"nvidia_driver_version": [580]}'], "nvidia_driver_version: [580] is not text"),
         (["-e", "nvidia_driver_module_options=x"], "nvidia_driver_module_options: x is not a mapping"),
+        (
+            ["-e", '{"gpunode_roles": ["updates", "updtes"]}'],
+            "gpunode_roles: updtes is not one of updates, nvidia_driver; did",
+        ),
         (["-e", "nvidia_driver_version='580"], "-e nvidia_driver_version: a quotation mark is missing"),
     ],
 )
@@ -175,7 +180,8 @@ def test_a_wrong_value_in_a_file_is_reported_with_its_line(folder: Path, capfd: 
 
 @pytest.mark.parametrize(
     "extra",
-    ["nvidia_driver_version=580", '{"nvidia_driver_version": 580}', "nvidia_driver_persistence=no",
+    ["nvidia_driver_version=580", '{"gpunode_roles": ["updates"]}', "gpunode_roles=updates,nvidia_driver",
+     '{"nvidia_driver_version": 580}', "nvidia_driver_persistence=no",
      'nvidia_driver_source="{{ anywhere }}"', '{"nvidia_driver_lock_wait_s": "60"}'],
 )  # fmt: skip
 def test_what_ansible_would_convert_passes(folder: Path, extra: str) -> None:
@@ -221,7 +227,8 @@ def test_the_sudo_password_is_asked_once_and_used(folder: Path, monkeypatch: pyt
 TRAP = "trap '' INT TERM HUP; "
 
 
-@pytest.mark.parametrize(("obeys", "number"), [(True, signal.SIGINT), (True, signal.SIGTERM), (False, signal.SIGINT)])
+@pytest.mark.parametrize(("obeys", "number"), [(True, signal.SIGINT), (True, signal.SIGTERM), (False, signal.SIGINT),
+                                            (True, signal.SIGKILL), (False, signal.SIGKILL)])  # fmt: skip
 def test_signals_are_passed_on_and_nothing_is_left(tmp_path: Path, obeys: bool, number: int) -> None:
     start = f"touch {tmp_path}/up; setsid sleep 301.{number}{int(obeys)} & sleep 302; sleep 303; wait"
     script = start if obeys else TRAP + start
@@ -238,14 +245,23 @@ def test_signals_are_passed_on_and_nothing_is_left(tmp_path: Path, obeys: bool, 
             time.sleep(0.05)
         time.sleep(0.2)
         process.send_signal(number)
-        assert process.wait(10) == 128 + number
+        killed = number == signal.SIGKILL
+        assert process.wait(10) == (-number if killed else 128 + number)
+        end = time.monotonic() + 20
+        while killed and "sleep 302" in processes() and time.monotonic() < end:
+            time.sleep(0.1)
     finally:
         process.kill()
-    listing = subprocess.run(["ps", "-eo", "args"], check=True, timeout=30, capture_output=True, text=True).stdout
+    listing = processes()
     assert "sleep 302" not in listing
     if not obeys:
         assert f"sleep 301.{number}0" not in listing
     _end(f"sleep 301.{number}{int(obeys)}")
+
+
+def processes() -> str:
+    """The command lines of all processes."""
+    return subprocess.run(["ps", "-eo", "args"], check=True, timeout=30, capture_output=True, text=True).stdout
 
 
 def _end(args: str) -> None:

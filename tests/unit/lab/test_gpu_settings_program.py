@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,57 @@ def test_the_value_before_the_first_change_is_remembered(settings: Settings) -> 
     settings.apply({"gpus": "all", "power_limit": 300})
     settings.apply({"gpus": "all", "power_limit": 250})
     assert {values["power_limit_w"] for values in program.read(program.MEMORY).values()} == {350.0}
+
+
+def test_of_two_starts_at_once_the_second_knows_the_value_before_the_first(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.node.lay("l40s-4")
+    settings.node.ask("-pm", "1")
+    write(settings.node.root, "etc/gpunode/gpu-settings.json", {"rules": [{"gpus": "all", "power_limit": 300}]})
+    real, first_ended, second_runs = program.read, threading.Event(), threading.Event()
+
+    def read(path: str) -> Any:
+        found = real(path)
+        if path == program.MEMORY and threading.current_thread() is second:
+            second_runs.set()
+            first_ended.wait(10)
+        elif path == program.MEMORY:
+            second.start()
+            second_runs.wait(0.5)  # with the lock it does not come here
+        return found
+
+    second = threading.Thread(target=program.main, args=(["apply"],))
+    monkeypatch.setattr(program, "read", read)
+    assert program.main(["apply"]) == 0
+    first_ended.set()
+    second.join(30)
+    assert {values["power_limit_w"] for values in real(program.MEMORY).values()} == {350.0}
+
+
+def test_a_lock_that_is_never_released_is_one_line(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "LOCK_LIMIT_S", 0)
+    with program.locked():
+        assert program.main(["apply"]) == 1
+    assert capfd.readouterr().out.count("\n") == 1
+    assert settings.calls == []
+
+
+def test_without_space_for_the_report_nothing_is_set(settings: Settings, capfd: pytest.CaptureFixture[str]) -> None:
+    settings.node.lay("l40s-4")
+    settings.node.ask("-pm", "1")
+    write(settings.node.root, "etc/gpunode/gpu-settings.json", {"rules": [{"gpus": "all", "power_limit": 300}]})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (program.REPORT_BYTES, before[1]))
+    try:
+        assert program.main(["apply"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert settings.changes() == []
+    assert settings.node.cells("power.limit", 0) == ["350.00"]
+    assert [line for line in capfd.readouterr().out.splitlines() if "OSError" in line] != []
 
 
 def test_on_a_card_that_does_not_support_a_value_nothing_is_set(settings: Settings) -> None:

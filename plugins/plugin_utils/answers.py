@@ -1,0 +1,104 @@
+"""The one gate for what modules return: declared keys of the declared types, bounded, without control characters.
+
+Ansible gives meaning to other keys of a result (``ansible_facts`` sets variables, ``add_host`` adds hosts), and a node
+can add any key to any answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+FOLDER = Path(__file__).resolve().parents[1] / "modules"
+LONGEST = 1 << 16
+"""Characters in one text of an answer that people read."""
+LONGEST_DOCUMENT = 1 << 27
+"""Characters of an answer, and of a JSON document in it; the parsers that read it have narrower limits."""
+MOST = 1 << 16
+"""Entries of a list or mapping."""
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+ALWAYS = {"changed": "bool", "failed": "bool", "skipped": "bool", "msg": "str", "diff": "diff", "rc": "int"}
+"""Keys of every module, with their types."""
+CRASHED = {"module_stderr": "str", "module_stdout": "str"}
+"""What Ansible adds to the answer of a module that returned no JSON document."""
+MORE: dict[str, dict[str, str]] = {
+    "node_state": {"state": "document"},
+    "node_question": {"answer": "document"},
+    "guarded_change": {"waits": "bool", "armed": "bool", "outcome": "dict"},
+}
+"""Keys that a module returns to its action plugin alone."""
+
+
+def text(value: Any) -> str:
+    """Return a text with control characters replaced, cut to its limit."""
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", value[:LONGEST]) if isinstance(value, str) else ""
+
+
+def readable(value: Any, depth: int = 6) -> Any:
+    """Return a JSON value with readable texts and bounded lists and mappings; deeper than ``depth`` None."""
+    if depth == 0:
+        return None
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, Mapping):
+        return {text(key): readable(item, depth - 1) for key, item in list(value.items())[:MOST]}
+    if isinstance(value, list | tuple):
+        return [readable(item, depth - 1) for item in value[:MOST]]
+    return value if isinstance(value, bool | int | float) else None
+
+
+def _document(value: Any) -> Any:
+    return value if isinstance(value, str) and len(value) <= LONGEST_DOCUMENT else None
+
+
+def _whole(value: Any) -> Any:
+    return value if isinstance(value, int) and abs(value) < 1 << 63 else None
+
+
+def _diff(value: Any) -> Any:
+    parts = value if isinstance(value, list) else [value]
+    known = ("before", "after", "before_header", "after_header", "prepared")
+    return [
+        {key: text(part[key]) for key in known if key in part} for part in parts[:MOST] if isinstance(part, Mapping)
+    ]
+
+
+TYPES: dict[str, Callable[[Any], Any]] = {
+    "str": lambda value: text(value) if isinstance(value, str) else None,
+    "bool": lambda value: value if isinstance(value, bool) else None,
+    "int": _whole,
+    "list": lambda value: readable(value) if isinstance(value, list) else None,
+    "dict": lambda value: readable(value) if isinstance(value, Mapping) else None,
+    "lines": lambda value: (
+        [text(line) for line in value[:MOST] if isinstance(line, str)] if isinstance(value, list) else None
+    ),
+    "document": _document,
+    "diff": _diff,
+}
+
+
+def declared() -> dict[str, dict[str, str]]:
+    """Return the type of each key that a module of the collection returns, by module, from its documentation."""
+    found = {}
+    for file in FOLDER.glob("[a-z]*.py"):
+        block = re.search(r'^RETURN = r?"""(.*?)"""', file.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        keys = yaml.load(block[1], READER) if block else {}  # noqa: S506 - a safe loader
+        found[file.stem] = {
+            name: "lines" if one.get("elements") == "str" else one["type"] for name, one in keys.items()
+        }
+    return found
+
+
+DECLARED = declared()
+
+
+def gated(answer: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+    """Return the known keys of a module's answer, each of its type and bounded; other keys are dropped."""
+    found = {name: TYPES[kind](answer[name]) for name, kind in {**ALWAYS, **CRASHED, **keys}.items() if name in answer}
+    return {name: value for name, value in found.items() if value is not None}
