@@ -85,7 +85,7 @@ def wrong_value(value: Any, specification: Mapping[str, Any]) -> str | None:
 
 
 def _items(value: Any) -> list[Any]:
-    """Return the items that Ansible reads from the value of a list; none of a value that is no list."""
+    """Return the items that Ansible reads from the value of a list; none of another value."""
     if isinstance(value, str):
         return [item.strip() for item in value.split(",")]
     return list(value) if isinstance(value, list | tuple) else [value] if isinstance(value, int | float) else []

@@ -1,11 +1,16 @@
 """The manifest of a role: the complete target state of a node, computed once from state and settings."""
 
+import re
 from base64 import b64decode
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from gpunode.frozen import Frozen
+
+
+USER_IN_URL = re.compile(r"://[^\s/@\"']+@")
+"""User information in a URL: a proxy's or a mirror's password."""
 
 
 class ManagedFile(Frozen):
@@ -36,6 +41,13 @@ class ManagedFile(Frozen):
         if self.content is None:
             return None
         return b64decode(self.content) if self.encoding == "base64" else self.content.encode()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _password_in_url_is_private(cls, data: Any) -> Any:
+        if isinstance(data, dict) and USER_IN_URL.search(str(data.get("content") or "")):
+            return {**data, "private": True}
+        return data
 
     @model_validator(mode="after")
     def _path_is_absolute(self) -> Self:

@@ -42,6 +42,7 @@ try:
     from gpunode.probe import script_text
     from gpunode.provisioning.context import Context, Planned
     from gpunode.provisioning.look import parsed
+    from gpunode.provisioning.manifest import USER_IN_URL
     from gpunode.provisioning.roles import LOOKS, PLANS
     from gpunode.provisioning.state import NodeState
     from gpunode.text import printable
@@ -62,7 +63,6 @@ RESERVED = ("gpunode_", "__")
 """Start of the names of variables that belong to the playbooks; the roles' own are in their specifications."""
 OWN_FACTS = ("gpunode_restart_required", "gpunode_reboot_required")
 SEALED = "gpunode-sealed:"
-USER_IN_URL = re.compile(r"://[^\s/@\"']+@")
 CALL_LIMIT_S = 900
 LIMITS_S = {"driver_exchange": 1800, "scratch_disks": 3600, "package_transaction": 5400, "guarded_change": 1800}
 """Seconds within which a module must answer, in addition to the limits in its arguments; others: CALL_LIMIT_S."""
@@ -143,9 +143,10 @@ class Run:
         return walk(document)
 
     def unsealed(self, value: Any) -> Any:
-        """Return the value with the texts that the references in it stand for."""
+        """Return the value with the texts that the references in it stand for; a file with such content is private."""
         if isinstance(value, Mapping):
-            return {key: self.unsealed(item) for key, item in value.items()}
+            private = {"private": True} if str(value.get("content")).startswith(SEALED) else {}
+            return {key: self.unsealed(item) for key, item in value.items()} | private
         if isinstance(value, list | tuple):
             return [self.unsealed(item) for item in value]
         if isinstance(value, str) and re.fullmatch(rf"{SEALED}[0-9a-f]{{32}}", value):
@@ -251,17 +252,21 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
                     os.kill(int(child), signal.SIGTERM)
             raise AnsibleActionFail(f"{self.host}: {what} did not answer within {seconds} s")
 
-        outer = signal.signal(signal.SIGALRM, end)
-        # A time limit of the task itself stays in force.
-        left = signal.alarm(seconds)
-        if left and left < seconds:
-            signal.signal(signal.SIGALRM, outer)
+        left = signal.alarm(0)
+        if left and left <= seconds:
+            # The time limit of the task itself ends first.
             signal.alarm(left)
+            yield
+            return
+        outer = signal.signal(signal.SIGALRM, end)
+        signal.alarm(seconds)
         try:
             yield
         finally:
-            signal.alarm(max(1, left - int(time.monotonic() - started)) if left else 0)
+            signal.alarm(0)
             signal.signal(signal.SIGALRM, outer)
+            if left:
+                signal.alarm(max(1, left - int(time.monotonic() - started)))
 
     def invocation(self) -> dict[str, Any]:
         """Return the task's arguments for ``-vvv``, without contents that are private."""
