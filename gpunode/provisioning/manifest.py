@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from gpunode.frozen import Frozen
 
-
 USER_IN_URL = re.compile(r"://[^\s/@\"']+@")
 """User information in a URL: a proxy's or a mirror's password."""
 

@@ -150,7 +150,7 @@ class Run:
         if isinstance(value, list | tuple):
             return [self.unsealed(item) for item in value]
         if isinstance(value, str) and re.fullmatch(rf"{SEALED}[0-9a-f]{{32}}", value):
-            return (self.folder / value).read_text(encoding="utf-8")
+            return (self.folder / value).read_bytes().decode()
         return value
 
 
