@@ -11,7 +11,7 @@ from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.hardening_sysctl import SETTINGS, SYSCTL, owned, sysctl_file, sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest
 from gpunode.provisioning.ssh_keys import key_blob, key_problem
-from gpunode.provisioning.ssh_state import SshState
+from gpunode.provisioning.ssh_state import SshState, effective_values
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning.kernel import in_container
 
@@ -22,9 +22,10 @@ JOURNAL = "/etc/systemd/journald.conf.d/gpunode.conf"
 MEMORY = "/var/lib/gpunode/accounts"
 BEFORE = f"{MEMORY}/values-before.json"
 WAITING = "/var/lib/gpunode/guard/accounts/record.json"
+USERADD = "/etc/default/useradd"
 LOOK = Look(
     paths=(SUDO, JOURNAL, SYSCTL, MEMORY, BEFORE, WAITING),
-    contents=tuple(sysctl_path(name) for name in SETTINGS),
+    contents=(USERADD, *(sysctl_path(name) for name in SETTINGS)),
 )
 NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 SIZE = re.compile(r"[1-9][0-9]{0,6}[MGT]")
@@ -50,7 +51,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     admins = [admin for admin in settings["admins"] if admin["state"] == "present"]
     refusals = tuple(f"accounts_admins: {name}: {why}" for name, why in _without_keys(ssh, settings, admins))
     sudo = _sudo_file(settings, admins)
-    keys = [file for admin in admins for file in _key_file(ssh, settings, admin)]
+    homes = {admin["name"]: _home(state, ssh, admin["name"]) for admin in admins}
+    keys = [file for admin in admins for file in _key_file(ssh, settings, admin, homes[admin["name"]])]
     create = [admin["name"] for admin in admins if ssh.account(admin["name"]) is None]
     lock = sorted(_to_lock(ssh, settings, admins))
     live = live if settings["sysctl"] else {}
@@ -71,7 +73,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         due_reasons=tuple(reasons),
         notes=tuple(_notes(ssh)),
         values={
-            "create": create,
+            "create": [{"name": name, "home": homes[name]} for name in create],
             "guarded": [file.model_dump(mode="json") for file in guarded],
             "lock": lock,
             "live": live,
@@ -118,20 +120,29 @@ def _without_keys(
             )
 
 
-def _key_file(ssh: SshState, settings: Mapping[str, Any], admin: Mapping[str, Any]) -> Iterator[ManagedFile]:
+def _home(state: NodeState, ssh: SshState, name: str) -> str:
+    """Return the home of a user; of a new one, as useradd would choose it."""
+    account = ssh.account(name)
+    if account is not None:
+        return account.home
+    lines = (state.contents.get(USERADD) or "").split("\n")
+    bases = [line.removeprefix("HOME=").strip().strip('"') for line in lines if line.startswith("HOME=")]
+    base = bases[-1] if bases and bases[-1].startswith("/") else "/home"
+    return f"{base.rstrip('/')}/{name}"
+
+
+def _key_file(ssh: SshState, settings: Mapping[str, Any], admin: Mapping[str, Any], home: str) -> Iterator[ManagedFile]:
     """Yield the file of keys of one admin user if it has to change."""
     account = ssh.account(admin["name"])
     given = [" ".join(str(key).split()) for key in admin["keys"]]
     text = account.document or "" if account is not None else ""
-    if settings["exclusive_keys"]:
-        lines = given
-    else:
-        there = {key_blob(line) for line in text.splitlines()}
-        lines = [*text.splitlines(), *(key for key in given if key_blob(key) not in there)]
-    content = "".join(f"{line}\n" for line in lines)
+    there = set() if settings["exclusive_keys"] else {key_blob(line) for line in text.split("\n")}
+    kept = "" if settings["exclusive_keys"] else text
+    end = "\n" if kept and not kept.endswith("\n") else ""
+    new = "".join(f"{key}\n" for key in given if key_blob(key) not in there)
+    content = kept + (end + new if new else "")
     if content != text:
         group = account.group if account is not None else str(admin["name"])
-        home = account.home if account is not None else f"/home/{admin['name']}"
         path = f"{home}/.ssh/authorized_keys"
         yield ManagedFile(path=path, content=content, mode="0600", owner=str(admin["name"]), group=group)
 
@@ -144,11 +155,19 @@ def _sudo_file(settings: Mapping[str, Any], admins: list[Mapping[str, Any]]) -> 
 
 
 def _to_lock(ssh: SshState, settings: Mapping[str, Any], admins: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield accounts without a password, and admin users who need none."""
+    """Yield accounts without a password, admin users who need none, and those who could not log in with a key.
+
+    The user of this login keeps the password if there is no key to log in with.
+    """
     names = {admin["name"] for admin in admins}
+    own = ssh.login.user if ssh.login is not None else None
+    without_pam = effective_values(ssh.effective or "").get("usepam") != ("yes",)
     for account in ssh.accounts:
-        needless = account.name in names and settings["sudo"] == "passwordless" and account.password == "set"  # noqa: S105
-        if settings["lock_passwords"] and (account.password == "none" or needless):  # noqa: S105
+        admin = account.name in names
+        keyless = account.name == own and not account.keys and not admin
+        states = {"none", "set"} if admin and settings["sudo"] == "passwordless" else {"none"}
+        needless = settings["lock_passwords"] and account.password in states and not keyless
+        if needless or (admin and without_pam and account.password == "closed"):  # noqa: S105
             yield account.name
 
 

@@ -34,7 +34,7 @@ class Account(Reported):
     shell: Word
     groups: Words
     password: Word
-    """``none``, ``locked``, ``set`` or ``unknown``."""
+    """``none``, ``locked`` (``*``), ``closed`` (``!``: sshd without PAM refuses keys, too), ``set`` or ``unknown``."""
     keys: Annotated[tuple[PublicKey, ...], Field(max_length=1000)]
     keys_problem: Word = ""
     document: Document | None = None

@@ -83,7 +83,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
                 time.sleep(PAUSE_S)
                 continue
             outcome = answer.get("outcome") or outcome
-            if not answer.get("armed"):
+            if not answer.get("armed") or (isinstance(outcome, dict) and outcome.get("failed")):
                 break
             time.sleep(PAUSE_S)
         else:
@@ -94,7 +94,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             )
         done = outcome if isinstance(outcome, dict) and outcome.get("token") == token else {}
         files = ", ".join(map(str, done.get("restored") or [])) or "no file"
-        failed = "".join(f"; failed: {message}" for message in map(str, done.get("failed") or []))
+        failed = "".join(f"; failed, and tried again by the node: {one}" for one in map(str, done.get("failed") or []))
         raise AnsibleActionFail(
             f"{self.host}: the change {name} was reverted {done.get('by', 'on the node')}, because no new login worked "
             f"with it: {failure}. Restored: {files}{failed}. A new login works again"

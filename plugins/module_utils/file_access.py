@@ -363,6 +363,27 @@ def remove(path: str, uid: int, *, keep_as: str | None = None) -> None:
     _for_owner(path, uid, lambda: _remove(path, uid, keep_as))
 
 
+def rename(path: str, name: str, uid: int) -> None:
+    """Give a file of a user another name in its folder, in place of what is there. Needs no space. Raises OSError."""
+    _for_owner(path, uid, lambda: _rename(path, name))
+
+
+def _rename(path: str, name: str) -> None:
+    with opened(path, trusted=ours(), follow=False) as place:
+        refuse_foreign_folder(place, os.geteuid(), ours())
+        os.rename(place.name, name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+        _sync(place)
+
+
+def copy_label(source: str, target: str) -> None:
+    """Give a file the SELinux label of another file, where there are labels. Raises OSError."""
+    with opened(source, trusted=ours()) as one, opened(target, trusted=ours(), follow=False) as other:
+        paths = [f"/proc/self/fd/{place.number}" for place in (one, other)]
+        names = os.listxattr(paths[0])
+        for name in set(names) & {"security.selinux"}:
+            os.setxattr(paths[1], name, os.getxattr(paths[0], name))
+
+
 def _for_owner(path: str, uid: int, act: Callable[[], None]) -> None:
     """Act as root, or with a user's rights if the path is in a folder of that user."""
     with_rights = ""

@@ -177,8 +177,8 @@ def accounts(patterns: list[str], named: list[str]) -> list[dict[str, Any]]:
 def account(
     entry: pwd.struct_passwd, hashed: str | None, patterns: list[str], deadline: float = float("inf")
 ) -> dict[str, Any]:
-    """Return one account; its password only as a state (none, locked, set, unknown)."""
-    state = "unknown" if hashed is None else "none" if hashed == "" else "locked" if hashed[0] in "!*" else "set"
+    """Return one account; its password only as a state (none, locked, closed, set, unknown)."""
+    state = "unknown" if hashed is None else {"": "none", "!": "closed", "*": "locked"}.get(hashed[:1], "set")
     groups = {name_of(grp.getgrgid, one) for one in os.getgrouplist(entry.pw_name, entry.pw_gid)}
     return {
         "name": entry.pw_name,

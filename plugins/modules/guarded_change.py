@@ -68,6 +68,13 @@ options:
       - Commands that activate the old state after the files were restored. The default is O(activate).
     type: list
     elements: list
+  lock:
+    description:
+      - Users with passwords to lock. C(*) is put before the hash, so that no password matches. sshd accepts the keys of
+        such an account also with C(UsePAM no), unlike those of an account with C(!).
+    type: list
+    elements: str
+    default: []
   due:
     description: Run O(activate) even if no file changes.
     type: bool
@@ -129,12 +136,22 @@ reverted:
   type: dict
 """
 
+import inspect
+import pwd
 import shutil
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils import as_if, managed
-from ansible_collections.gpunode.node.plugins.module_utils.guard import Guard, GuardError, last_line
+from ansible_collections.gpunode.node.plugins.module_utils import as_if, file_access, managed
+from ansible_collections.gpunode.node.plugins.module_utils.guard import (
+    LARGEST,
+    SHADOW,
+    Guard,
+    GuardError,
+    last_line,
+    lock_passwords,
+    to_lock,
+)
 from ansible_collections.gpunode.node.plugins.module_utils.managed import FileRefusedError
 
 FILE_DEFAULTS: dict[str, Any] = {
@@ -157,6 +174,14 @@ def outcome_text(outcome: dict[str, Any]) -> str:
     files = ", ".join(outcome["restored"]) or "no file differed"
     text = f"reverted {outcome['by']} after {outcome['after_s']} s: {files}"
     return f"{text}; failed: {'; '.join(outcome['failed'])}" if outcome["failed"] else text
+
+
+def user_id(name: str) -> int:
+    """Return the id of a user; 0 for an unknown one, which the write of the file reports."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return 0
 
 
 class GuardedChange:
@@ -211,7 +236,7 @@ class GuardedChange:
         steps = [(self.accepted, argv) for argv in given["validate"]]
         steps += [(self.guard.must, argv) for argv in given["activate"]]
         for step, argv in steps:
-            if given["limit_s"] and not self.guard.armed:
+            if given["limit_s"] and not self.guard.waits(given["token"]):
                 break  # The timer was faster: the confirmation fails and reports it.
             try:
                 step(*argv)
@@ -227,21 +252,39 @@ class GuardedChange:
             outcome = self.guard.restore("by the next run")
             if outcome is not None:
                 module.warn(f"an earlier change {given['name']} was not confirmed: {outcome_text(outcome)}")
+            if outcome is not None and outcome["failed"]:
+                raise FileRefusedError(
+                    f"an earlier change {given['name']} could not be reverted: {'; '.join(outcome['failed'])}: nothing "
+                    "was changed: remove the cause, then run this again"
+                )
         due = [file for file in self.files if managed.differs(file)]
         paths, diffs = managed.brought_about(self.files, self.folders, pretend=True)
+        locks = self.locks()
+        if locks:
+            paths.append(SHADOW)
+            lines = "".join(f"lock the password of {name}\n" for name in locks)
+            diffs.append({"before_header": SHADOW, "after_header": SHADOW, "before": "", "after": lines})
         if not paths and not given["due"]:
             return {"changed": False, "changed_paths": [], "diff": []}
         shown = self.validated(due)
         if not module.check_mode:
             if given["limit_s"]:
-                self.arm()
+                self.arm(locks)
             try:
                 managed.brought_about(self.files, self.folders, pretend=False)
+                if locks:
+                    lock_passwords(locks)
             except (FileRefusedError, OSError) as err:
                 self.undo(err)
         return {"changed": True, "changed_paths": paths, "diff": [*diffs, *shown] if module._diff else []}
 
-    def arm(self) -> None:
+    def locks(self) -> list[str]:
+        """Return the users among ``lock`` with a password to lock."""
+        names = list(self.module.params["lock"])
+        there = file_access.path_state(SHADOW, 0, LARGEST) if names else None
+        return to_lock(there.data or b"", names) if there is not None else []
+
+    def arm(self, locks: list[str]) -> None:
         """Save the old state and start the timer. Raise FileRefusedError if the node cannot revert by itself."""
         given = self.module.params
         if shutil.which("systemd-run") is None:
@@ -249,13 +292,16 @@ class GuardedChange:
         record = {
             "name": given["name"],
             "token": given["token"],
-            "paths": [*(file["path"] for file in self.files), *given["keep"]],
+            "paths": [*(file["path"] for file in self.files), *given["keep"], *([SHADOW] if locks else [])],
+            "owners": {file["path"]: user_id(file["owner"]) for file in self.files},
+            "locked": locks,
             "units": given["units"],
             "restore": self.restore,
         }
+        programs = {"program.py": given["program"], "file_access.py": inspect.getsource(file_access)}
         try:
-            self.guard.arm(record, given["program"], given["limit_s"])
-        except GuardError as err:
+            self.guard.arm(record, programs, given["limit_s"])
+        except (GuardError, OSError) as err:
             raise FileRefusedError(f"the node cannot revert on its own: {err}: nothing was changed") from None
 
     def undo(self, err: Exception) -> None:
@@ -296,6 +342,7 @@ def main() -> None:
             "show": {"type": "list", "elements": "str", "default": []},
             "activate": {"type": "list", "elements": "list", "default": []},
             "restore": {"type": "list", "elements": "list"},
+            "lock": {"type": "list", "elements": "str", "default": []},
             "due": {"type": "bool", "default": False},
             "limit_s": {"type": "int", "default": 60},
             "step": {"type": "str", "choices": ["apply", "confirm", "revert", "outcome"], "default": "apply"},

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.gpunode.node.plugins.module_utils import as_if
+from ansible_collections.gpunode.node.plugins.module_utils import as_if, guard
 from ansible_collections.gpunode.node.plugins.module_utils.guard import Guard
 from ansible_collections.gpunode.node.plugins.module_utils.managed import FileRefusedError
 from ansible_collections.gpunode.node.plugins.modules import guarded_change
@@ -22,7 +22,9 @@ class Node:
         self.path.write_text("before\n")
         self.systemd = Systemd()
         (folder / "units").mkdir()
-        self.guard = partial(Guard, home=folder / "guard", units=folder / "units", runner=self.systemd)
+        self.guard = partial(
+            Guard, home=folder / "guard", units=folder / "units", runner=self.systemd, notices=folder / "run"
+        )
         self.warnings: list[str] = []
 
     def change(self, check_mode: bool = False, **given: Any) -> dict[str, Any]:
@@ -36,6 +38,7 @@ class Node:
             "show": [],
             "activate": [["reload"]],
             "restore": None,
+            "lock": [],
             "due": False,
             "limit_s": 60,
             "token": "t",
@@ -96,7 +99,7 @@ def test_a_node_that_cannot_revert_is_left_alone(node: Node, refused: str) -> No
 def test_a_command_that_fails_restores_at_once(node: Node) -> None:
     node.systemd.refuse = ("reload-now",)
     with pytest.raises(FileRefusedError, match="reverted at once"):
-        node.change(activate=[["reload-now"]])
+        node.change(activate=[["reload-now"]], restore=[["reload"]])
     assert node.path.read_text() == "before\n"
     assert not node.guard("x").armed
 
@@ -125,3 +128,33 @@ def test_without_a_limit_nothing_is_armed(node: Node) -> None:
     assert node.change(limit_s=0)["waits"] is False
     assert not node.guard("x").armed
     assert node.path.read_text() == "after\n"
+
+
+def test_passwords_are_locked_in_the_guarded_step_and_unlocked_by_its_revert(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = node.path.with_name("shadow")
+    path.write_text("root:*:1::::::\nada:$y$hash:1::::::\n")
+    for module in (guard, guarded_change):
+        monkeypatch.setattr(module, "SHADOW", str(path))
+    shown = node.change(check_mode=True, files=[], lock=["root", "ada"])
+    assert (shown["changed_paths"], path.read_text().count("ada:$y$hash:")) == ([str(path)], 1)
+    assert "hash" not in str(shown)
+    assert node.change(files=[], lock=["root", "ada"])["waits"]
+    assert path.read_text() == "root:*:1::::::\nada:*$y$hash:1::::::\n"
+    node.guard("x").restore("by the timer on the node")
+    assert path.read_text() == "root:*:1::::::\nada:$y$hash:1::::::\n"
+    assert node.change(files=[], lock=["root"])["changed"] is False
+
+
+def test_a_run_after_a_revert_that_failed_changes_nothing(node: Node) -> None:
+    """The old state that is still to be restored would be replaced by what is there now."""
+    node.change()
+    node.systemd.refuse = ("reload",)
+    node.guard("x").restore("by the timer on the node")
+    record = node.guard("x").read("record.json")
+    with pytest.raises(FileRefusedError, match=r"could not be reverted: .*nothing was changed"):
+        node.change(files=[file(node.path, "later\n")])
+    assert (node.path.read_text(), node.guard("x").read("record.json")) == ("before\n", record)
+    node.systemd.refuse = ()
+    assert node.change(files=[file(node.path, "later\n")])["waits"]

@@ -66,12 +66,39 @@ def test_accounts_are_left_alone_unless_they_are_asked_for() -> None:
 
 def test_a_new_admin_gets_a_user_a_key_and_a_rule() -> None:
     manifest = plan()
-    assert manifest.values["create"] == ["ada"]
+    assert manifest.values["create"] == [{"name": "ada", "home": "/home/ada"}]
     files = guarded(manifest)
     assert files["/home/ada/.ssh/authorized_keys"] == f"{KEY}\n"
     assert "ada ALL=(ALL:ALL) NOPASSWD: ALL" in (files[accounts.SUDO] or "")
     rule = next(one for one in manifest.values["guarded"] if one["path"] == accounts.SUDO)
     assert (rule["mode"], rule["validate_with"][0]) == ("0440", "visudo")
+
+
+@pytest.mark.parametrize(
+    ("defaults", "base"),
+    [("HOME=/data/home\n", "/data/home"), ("# HOME=/x\nHOME=/a\nHOME=/srv/\n", "/srv"), ("HOME=\n", "/home")],
+)
+def test_a_new_user_lives_where_useradd_puts_users(defaults: str, base: str) -> None:
+    assert accounts.USERADD in accounts.LOOK.contents
+    manifest = plan(texts={accounts.USERADD: defaults})
+    assert manifest.values["create"] == [{"name": "ada", "home": f"{base}/ada"}]
+    assert guarded(manifest)[f"{base}/ada/.ssh/authorized_keys"] == f"{KEY}\n"
+    # The home of an existing user is that of the user database.
+    assert "/home/operator/.ssh/authorized_keys" in guarded(
+        plan(texts={accounts.USERADD: defaults}, admins=[{**OPERATOR, "keys": [KEY]}])
+    )
+
+
+@given(text=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=60))
+@settings(max_examples=effort(40, 2000), deadline=None)
+def test_a_key_is_added_and_no_byte_of_the_file_changes(text: str) -> None:
+    ssh = copy.deepcopy(RECORDED)
+    operator = next(one for one in ssh["accounts"] if one["name"] == "operator")
+    operator["document"] = text
+    after = guarded(plan(ssh, admins=[{**OPERATOR, "keys": [KEY]}]))["/home/operator/.ssh/authorized_keys"]
+    assert after is not None
+    assert after.startswith(text)
+    assert after.removeprefix(text).removeprefix("\n") == f"{KEY}\n"
 
 
 def test_keys_that_are_there_stay_unless_the_list_is_exclusive() -> None:
@@ -119,6 +146,26 @@ def test_keys_that_cannot_be_read_are_refused_and_not_replaced() -> None:
     row |= {"document": None, "document_problem": "/home/operator/.ssh/authorized_keys is a named pipe, not a file"}
     (refusal,) = plan(ssh, admins=[OPERATOR]).refusals
     assert "operator: /home/operator/.ssh/authorized_keys is a named pipe" in refusal
+
+
+def test_admins_whose_account_is_locked_can_log_in_without_pam() -> None:
+    """sshd refuses the keys of an account with "!", if it does not leave that to PAM."""
+    ssh = copy.deepcopy(RECORDED)
+    for account in ssh["accounts"]:
+        account["password"] = "closed"  # noqa: S105
+    assert plan(ssh, admins=[OPERATOR]).values["lock"] == []
+    ssh["effective"] = ssh["effective"].replace("usepam yes", "usepam no")
+    assert plan(ssh, admins=[OPERATOR]).values["lock"] == ["operator"]
+
+
+def test_the_password_of_this_login_stays_without_a_key() -> None:
+    ssh = copy.deepcopy(RECORDED)
+    ssh["login"] = {"user": "root", "address": "192.0.2.1", "port": 22}
+    root = next(one for one in ssh["accounts"] if one["name"] == "root")
+    root |= {"password": "none", "keys": []}
+    assert "root" not in plan(ssh).values["lock"]
+    root["keys"] = [{"type": "ssh-ed25519", "bits": 256, "blob": "AAAA", "options": ""}]
+    assert "root" in plan(ssh).values["lock"]
 
 
 def test_unneeded_passwords_are_locked() -> None:
