@@ -11,8 +11,8 @@ from gpunode.stack.rules import CandidateCase
 DRIVER_VARIANTS = ("headless", "compute", "full")
 """Variants of driver packages, the preferred one first: a server needs no X."""
 OWN_VERSION = {"debian": ("nvidia-persistenced", "nvidia-modprobe"), "ubuntu": ("linux-*",)}
-"""Packages in the rows of a driver that have versions of their own: helpers of Debian (compat.yml, debian_archive), and
-precompiled modules, which have their kernel's."""
+"""Packages in the rows of a driver that have versions of their own: helpers of Debian (tests/evidence/compat.yml,
+debian_archive), and precompiled modules, which have their kernel's."""
 
 
 def version_word(case: CandidateCase) -> str:

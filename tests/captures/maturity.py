@@ -18,6 +18,7 @@ from typing import Any
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "contract"), str(Path(__file__).parents[1])]
 
+from captured import there
 from test_captures_judged import names, node_with
 
 from gpunode.checks import Check, Expectation, Finding, Status, judge, registry
@@ -127,4 +128,7 @@ def text(content: dict[str, Any]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--timed", type=Path, metavar="BUNDLE")
-    EVIDENCE.write_text(text(document(parser.parse_args().timed)), encoding="utf-8")
+    given = parser.parse_args()
+    if missing := [name for name in names() if not there(name)]:
+        parser.error(f"{len(missing)} recorded outputs are missing: run `make captures` first")
+    EVIDENCE.write_text(text(document(given.timed)), encoding="utf-8")
