@@ -40,7 +40,7 @@ def drop_in(unit: str) -> str:
 
 FILES = (MODULES, *map(drop_in, (FABRIC_MANAGER, NVLSM, IMEX)), MEMORY)
 FOLDERS = tuple(str(PurePosixPath(path).parent) for path in FILES if path != MODULES)
-LOOK = Look(paths=(*FILES, *FOLDERS, IMEX_NODES), contents=(CONFIG, MARKER))
+LOOK = Look(paths=(*FILES, *FOLDERS, IMEX_NODES), contents=(CONFIG, MARKER, IMEX_NODES))
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
@@ -361,7 +361,10 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
         change = DnfChange(state="absent", remove=there, memory=MEMORY, lock_wait_s=settings["lock_wait_s"])
     return Manifest(
         role=ROLE,
-        files=tuple(ManagedFile(path=path, content=None, phase="after") for path in (*FILES, MARKER)),
+        files=(
+            *_own_nodes(state),
+            *(ManagedFile(path=path, content=None, phase="after") for path in (*FILES, MARKER)),
+        ),
         folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS),
         packages=change,
         units=tuple(
@@ -372,3 +375,9 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
         values={"absent": True, "reset_failed": [unit.name for unit in units if unit.active == "failed"]},
         due_reasons=tuple(f"{unit.name} has failed" for unit in units if unit.active == "failed"),
     )
+
+
+def _own_nodes(state: NodeState) -> Iterator[ManagedFile]:
+    """Yield the removal of the list of nodes if the role wrote it; before the packages, as rpm would keep a copy."""
+    if (state.contents.get(IMEX_NODES) or "").startswith(_MARK):
+        yield ManagedFile(path=IMEX_NODES, content=None)

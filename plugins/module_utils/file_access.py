@@ -40,6 +40,7 @@ LARGEST_ANSWER = 8 << 20
 LIMIT_S = 10.0
 """Maximum duration of a child process, in seconds."""
 MOST_LINKS = 40
+KEPT_ATTRIBUTES = ("system.posix_acl_access", "security.selinux", "user.")
 LONGEST_NAME = 200
 BY_OTHERS = 0o022
 KINDS = (
@@ -464,7 +465,24 @@ def replace(place: OpenPath, data: bytes, mode: int, owner: Ids) -> None:
         found = os.fstat(number)
         if (found.st_uid, found.st_gid) != owner:
             os.fchown(number, *owner)
+        _keep_attributes(place, number)
         os.fchmod(number, mode)
+
+
+def _keep_attributes(place: OpenPath, number: int) -> None:
+    """Copy the access list, the SELinux label and the user's attributes of the file that is replaced.
+
+    The mode is set afterwards: it also limits what the access list allows.
+    """
+    if place.found is None or not stat.S_ISREG(place.found.st_mode):
+        return
+    old = f"/proc/self/fd/{place.number}"
+    with contextlib.suppress(OSError):
+        for name in os.listxattr(old):
+            if name.startswith(KEPT_ATTRIBUTES):
+                # Not every file system, and not every user, may set each of them.
+                with contextlib.suppress(OSError):
+                    os.setxattr(number, name, os.getxattr(old, name))
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pwd
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,33 @@ def test_a_long_program_that_comes_is_named_and_not_printed(
         path.write_text(before, encoding="utf-8")
         path.chmod(0o644)
     assert managed.difference(file(path, after))["after"] == shown
+
+
+ACL = "system.posix_acl_access"
+
+
+def access_list(mask: int) -> bytes:
+    """An access list as in linux/posix_acl_xattr.h: a user with all rights, as far as the mask allows."""
+    rows = ((1, 6, NOBODY), (2, 7, 1234), (4, 4, NOBODY), (0x10, mask, NOBODY), (0x20, 4, NOBODY))
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *row) for row in rows)
+
+
+NOBODY = 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("content", ["new\n", None])
+def test_access_list_and_attributes_of_a_replaced_file_stay(tmp_path: Path, content: str | None) -> None:
+    """Those of the old file: a rename alone would replace them by the folder's."""
+    path = tmp_path / "x.conf"
+    path.write_text("old\n")
+    os.setxattr(path, "user.site", b"kept")
+    os.setxattr(path, ACL, access_list(7))
+    assert bring(file(path, content, mode="0644", backup=True)) == [str(path)]
+    copy = next(one for one in tmp_path.iterdir() if one.name.endswith("~"))
+    for one in [copy, *([path] if content else [])]:
+        assert os.getxattr(one, "user.site") == b"kept"
+        assert struct.unpack_from("<HHI", os.getxattr(one, ACL), 12) == (2, 7, 1234)
+    if content:
+        assert path.stat().st_mode & 0o777 == 0o644
+        assert os.getxattr(path, ACL) == access_list(4)
+        assert bring(file(path, content, mode="0644")) == []

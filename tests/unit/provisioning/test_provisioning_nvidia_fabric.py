@@ -8,7 +8,7 @@ from driver_samples import BUNDLE, HGX, facts_of
 from plan_samples import planned, state_of
 
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
-from gpunode.provisioning.nvidia_fabric import CONFIG, MARKER, MODULES, drop_in, merged
+from gpunode.provisioning.nvidia_fabric import CONFIG, IMEX_NODES, MARKER, MODULES, drop_in, merged, nodes_text
 from gpunode.provisioning.state import NodeState
 
 MANAGER = "nvidia-fabricmanager.service"
@@ -151,6 +151,15 @@ def test_absent_removes_it_and_so_does_the_driver(board: dict[str, Any], whose: 
     failed = {**without(board, *FABRIC), "units": [{**unit(MANAGER, "failed"), "load": "not-found"}]}
     gone = planned("nvidia_fabric", state(failed), {whose: {"state": "absent"}})
     assert gone.values["reset_failed"] == [MANAGER]
+
+
+@pytest.mark.parametrize(("text", "goes"), [(nodes_text(["10.0.0.1"]), True), ("10.0.0.9\n", False), (None, False)])
+def test_absent_removes_the_list_of_nodes_that_the_role_wrote(board: dict[str, Any], text: str, goes: bool) -> None:
+    there = {IMEX_NODES: {"kind": "file" if text else "absent"}}
+    run = state(board, files=there, contents={IMEX_NODES: text})
+    gone = planned("nvidia_fabric", run, {"nvidia_fabric": {"state": "absent"}})
+    # Before the packages: rpm keeps a changed file of its package under another name.
+    assert [one.phase for one in gone.files if one.path == IMEX_NODES] == ["before"] * goes
 
 
 def test_through_dnf_it_comes_at_the_drivers_release(board: dict[str, Any]) -> None:
