@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gpunode.catalog import load as load_catalog
+from gpunode.provisioning.preflight import MANAGERS
 from gpunode.provisioning.roles import LOOKS, PLANS
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +104,22 @@ def test_readme_names_every_variable_and_tag(role: Path) -> None:
 def test_roles_that_change_a_node_have_the_three_tags() -> None:
     found = {tag for task in tasks(ROOT / "roles" / "nvidia_driver") for tag in _listed(task.get("tags"))}
     assert {f"nvidia_driver_{part}" for part in ("install", "configure", "service")} <= found
+
+
+CODENAMES = {"ubuntu-26.04": "resolute"}
+"""Names that Galaxy uses and the catalog lacks: the schema of ansible-lint."""
+
+
+def test_platforms_are_the_supported_systems(role: Path) -> None:
+    expected: dict[str, set[str]] = {}
+    for system in load_catalog().systems.values():
+        if system.supported and system.manager in MANAGERS:
+            publisher, _, version = system.id.partition("-")
+            name = {"debian": "Debian", "ubuntu": "Ubuntu", "rhel": "EL"}[publisher]
+            codename = system.codename or CODENAMES.get(system.id, version)
+            expected.setdefault(name, set()).add(codename)
+    platforms = load(role / "meta" / "main.yml")["galaxy_info"]["platforms"]
+    assert {row["name"]: set(row["versions"]) for row in platforms} == expected
 
 
 def test_a_role_is_planned_where_one_of_its_tags_is_selected_and_nowhere_else(role: Path) -> None:
