@@ -10,6 +10,7 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.hardening_sysctl import SETTINGS, SYSCTL, owned, sysctl_file, sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest
+from gpunode.provisioning.sections import completed
 from gpunode.provisioning.ssh_keys import key_blob, key_problem
 from gpunode.provisioning.ssh_state import SshState, effective_values
 from gpunode.provisioning.state import Look, NodeState
@@ -136,11 +137,12 @@ def _key_file(ssh: SshState, settings: Mapping[str, Any], admin: Mapping[str, An
     account = ssh.account(admin["name"])
     given = [" ".join(str(key).split()) for key in admin["keys"]]
     text = account.document or "" if account is not None else ""
-    there = set() if settings["exclusive_keys"] else {key_blob(line) for line in text.split("\n")}
-    kept = "" if settings["exclusive_keys"] else text
-    end = "\n" if kept and not kept.endswith("\n") else ""
-    new = "".join(f"{key}\n" for key in given if key_blob(key) not in there)
-    content = kept + (end + new if new else "")
+    if settings["exclusive_keys"]:
+        content = "".join(f"{line}\n" for line in given)
+    else:
+        there = {key_blob(line) for line in text.split("\n") if not line.lstrip().startswith("#")}
+        added = "".join(f"{key}\n" for key in given if key_blob(key) not in there)
+        content = completed(text) + added if added else text
     if content != text:
         group = account.group if account is not None else str(admin["name"])
         path = f"{home}/.ssh/authorized_keys"

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import CdiSpec
+from gpunode.provisioning.sections import around, completed
 
 GPU_KIND = "nvidia.com/gpu"
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
+REFRESH_ENV = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 OUTPUT = "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH"
 FLAGS = "NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS"
 NO_GIDS = "no-additional-gids-for-device-nodes"
@@ -31,21 +33,15 @@ def refresh_environment(text: str | None, old_cdi: bool) -> RefreshEnvironment:
     """Return the unit's environment for the engines of the node.
 
     With ``old_cdi`` the flag that omits ``additionalGids`` is set in a block of ours, in addition to a user's flags;
-    without, the block is removed.
+    without, the block is removed. Raises UsageError if a mark of the block is lost.
     """
-    lines: list[str] = []
-    inside = False
-    for line in (text or "").splitlines():
-        inside = inside or line == BEGIN
-        if not inside:
-            lines.append(line)
-        inside = inside and line != END
-    values = dict(re.findall(r"(?m)^\s*(\w+)=[\"']?([^\"'\n]*)", "\n".join(lines)))
+    others = around(REFRESH_ENV, text or "", BEGIN, END)
+    values = dict(re.findall(r"(?m)^\s*(\w+)=[\"']?([^\"'\n]*)", others))
     flags = [flag for flag in values.get(FLAGS, "").split(",") if flag]
     if old_cdi and NO_GIDS not in flags:
-        lines += [BEGIN, f"{FLAGS}={','.join([*flags, NO_GIDS])}", END]
+        others = f"{completed(others)}{BEGIN}\n{FLAGS}={','.join([*flags, NO_GIDS])}\n{END}\n"
     output = values.get(OUTPUT, "").strip()
-    return RefreshEnvironment("".join(f"{line}\n" for line in lines), output or SPECIFICATION)
+    return RefreshEnvironment(others, output or SPECIFICATION)
 
 
 def refresh_reason(node: NodeFacts, output: str = SPECIFICATION) -> str | None:

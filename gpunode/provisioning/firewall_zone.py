@@ -6,6 +6,7 @@ import re
 from xml.sax.saxutils import quoteattr
 
 from gpunode.provisioning.firewall_policy import FirewallPolicy, Network, OpenPorts, merged_ports
+from gpunode.provisioning.sections import completed
 
 ZONE = "gpunode"
 ZONE_FILE = f"/etc/firewalld/zones/{ZONE}.xml"
@@ -43,7 +44,7 @@ def with_default_zone(conf: str, zone: str) -> str:
     """Return firewalld.conf with another default zone."""
     if _DEFAULT.search(conf):
         return _DEFAULT.sub(f"DefaultZone={zone}", conf, count=1)
-    return f"{conf.rstrip()}\nDefaultZone={zone}\n".lstrip()
+    return f"{completed(conf)}DefaultZone={zone}\n"
 
 
 def default_zone(conf: str) -> str:

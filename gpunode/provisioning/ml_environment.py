@@ -13,6 +13,7 @@ from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest
+from gpunode.provisioning.sections import around, completed
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning import Setting, launcher_text, nccl_conf, node_shell, tune, tune_node
 from gpunode.tuning.nccl_names import debugs
@@ -32,7 +33,6 @@ TOPOLOGIES = "/opt/microsoft/*-topo.xml"
 LOOK = Look(paths=(*OWN, *FOLDERS), globs=(TOPOLOGIES,), contents=(NCCL,))
 MARK = "Managed by gpunode (role ml_environment)"
 BEGIN, END = f"# BEGIN {MARK}", "# END gpunode (role ml_environment)"
-BLOCK = re.compile(rf"(?ms)^{re.escape(BEGIN)}.*?^{re.escape(END)}\n?")
 MALLOC_PACKAGES = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}
 """Debian's and Ubuntu's names."""
 OF_JOBS = re.compile(
@@ -171,24 +171,22 @@ def _topology(setting: str, state: NodeState, notes: list[str]) -> str | None:
 
 def _foreign_text(state: NodeState) -> str:
     """Return the foreign lines of nccl.conf."""
-    return BLOCK.sub("", state.contents.get(NCCL) or "")
+    return around(NCCL, state.contents.get(NCCL) or "", BEGIN, END)
 
 
 def _foreign(state: NodeState) -> list[tuple[str, str]]:
-    lines = (line.partition("=") for line in _foreign_text(state).splitlines() if not line.lstrip().startswith("#"))
+    lines = (line.partition("=") for line in _foreign_text(state).split("\n") if not line.lstrip().startswith("#"))
     return [(name.strip(), value.strip()) for name, equals, value in lines if equals]
 
 
 def _shared(state: NodeState, ours: list[Setting]) -> ManagedFile:
     """Return nccl.conf with foreign lines unchanged and the role's in a section of their own."""
     others = _foreign_text(state)
-    if others and not others.endswith("\n"):
-        others += "\n"
     block = nccl_conf(ours, BEGIN.removeprefix("# ")) + f"{END}\n" if ours else ""
     there = state.files[NCCL]
     return ManagedFile(
         path=NCCL,
-        content=others + block or None,
+        content=(completed(others) if block else others) + block or None,
         expect_sha256=there.sha256 if there.kind == "file" else None,
     )
 

@@ -9,7 +9,13 @@ from typing import Any, Literal
 from packaging.version import InvalidVersion, Version
 
 from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files, old_toolkit_files
-from gpunode.provisioning.cdi import RefreshEnvironment, refresh_environment, refresh_reason, stale_specifications
+from gpunode.provisioning.cdi import (
+    REFRESH_ENV,
+    RefreshEnvironment,
+    refresh_environment,
+    refresh_reason,
+    stale_specifications,
+)
 from gpunode.provisioning.containerd import LOOK as CONTAINERD_LOOK
 from gpunode.provisioning.containerd import MARKER, ContainerdChange, containerd_change, containerd_restored
 from gpunode.provisioning.context import Context
@@ -51,7 +57,6 @@ DOCKER_MEMORY = "/var/lib/gpunode/docker"
 BEFORE = f"{MEMORY}/packages-before"
 ENV = "/etc/gpunode/container.env"
 REFRESH_FOLDER = "/etc/nvidia-container-toolkit"
-REFRESH_ENV = f"{REFRESH_FOLDER}/nvidia-cdi-refresh.env"
 BASE = "nvidia-container-toolkit-base"
 LOCK_MARK = f"gpunode (role {ROLE})"
 SINCE_UNIT = Version("1.18")

@@ -14,6 +14,7 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.fabric import installed_driver, pci_ids
 from gpunode.provisioning.live import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version, must_be_idle
 from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.sections import completed
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.stack import Stack
 from gpunode.stack.model import PackageChoice
@@ -335,7 +336,7 @@ def nodes_text(addresses: list[str]) -> str:
 
 def merged(text: str, settings: Mapping[str, Any]) -> str:
     """Return a file of NAME=VALUE lines with some set: in the last line of a name, else after its comment."""
-    lines = text.splitlines()
+    lines = completed(text).split("\n")[:-1]
     for name, value in settings.items():
         line = f"{name}={value}"
         set_at = [number for number, one in enumerate(lines) if re.match(rf"\s*{re.escape(name)}\s*=", one)]

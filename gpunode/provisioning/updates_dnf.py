@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Mapping
 
+from gpunode.provisioning.sections import completed
+
 AUTOMATIC = "/etc/dnf/automatic.conf"
 DRIVER = ("nvidia-*", "kmod-nvidia*", "libnvidia*", "cuda*", "libcudnn*", "libnccl*", "datacenter-gpu-manager*")
 ENGINE = ("docker-ce*", "docker-buildx-plugin", "docker-compose-plugin", "containerd.io", "podman", "crun", "runc")
@@ -48,7 +50,7 @@ def restored_text(text: str, memory: str) -> str:
 def _read(text: str, settings: Mapping[str, str]) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     section = ""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if match := _SECTION.fullmatch(line):
             section = match[1].strip()
         elif (match := _SETTING.fullmatch(line)) and f"{section}.{match[1]}" in settings:
@@ -71,7 +73,7 @@ def _written(text: str, values: Mapping[str, str | None]) -> str:
                     at -= 1
                 lines.insert(at, f"{key.partition('.')[2]} = {value}")
 
-    for line in text.splitlines():
+    for line in completed(text).split("\n")[:-1]:
         if match := _SECTION.fullmatch(line):
             complete(section)
             section = match[1].strip()

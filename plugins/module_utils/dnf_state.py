@@ -11,6 +11,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from ansible_collections.gpunode.node.plugins.module_utils import file_access
+
 # dnf writes the id of the process that holds a lock to these files; root's files are in the first two folders.
 LOCKS = ("/var/cache/dnf/*_lock.pid", "/var/lib/dnf/*_lock.pid", "/run/dnf/*_lock.pid")
 PLUGIN = Path("/etc/dnf/plugins/versionlock.conf")
@@ -94,8 +96,11 @@ def locks():
     others: list[str] = []
     own: list[str] = []
     inside = False
-    path = Path(LOCKLIST)
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    try:
+        text = file_access.text(LOCKLIST)
+    except FileNotFoundError:
+        text = ""
+    for line in text.split("\n"):
         if line.startswith("#"):
             inside ^= line.endswith(LOCK_MARK)
         elif line.strip():

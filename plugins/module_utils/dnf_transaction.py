@@ -43,6 +43,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from ansible_collections.gpunode.node.plugins.module_utils import file_access
 from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
 
 try:
@@ -68,27 +69,26 @@ def out_of_time(*_):
 def split_locks(path, mark):
     """Return the plugin's list as three lists: lines before our section, our section, lines after it.
 
-    Our section is between ``# BEGIN MARK`` and ``# END MARK``. Without an end line, it ends where the next one begins.
+    Our section is between ``# BEGIN MARK`` and ``# END MARK``. Without one of these lines, nothing is distinguished.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = file_access.text(str(path)).split("\n")
     except FileNotFoundError:
         return [], [], []
-    before: list[str] = []
-    own: list[str] = []
-    after: list[str] = []
-    part = before
-    for line in lines:
-        if line == f"# BEGIN {mark}":
-            part = own
-        elif line == f"# END {mark}":
-            part = after
-        elif part is own and line.startswith("# BEGIN "):
-            part = after
-            part.append(line)
-        else:
-            part.append(line)
-    return before, own, after
+    marks = [f"# BEGIN {mark}", f"# END {mark}"]
+    if lines[-1] == "":
+        lines.pop()
+    there = [line for line in lines if line in marks]
+    if not there:
+        return lines, [], []
+    begin = lines.index(there[0])
+    end = lines.index(there[-1])
+    if there != marks or any(line.startswith("# BEGIN ") for line in lines[begin + 1 : end]):
+        raise TransactionRefusedError(
+            f"{path}: expected one line '{marks[0]}' and below it one line '{marks[1]}': restore these marks around "
+            "the lines that gpunode wrote, or remove those lines and the marks"
+        )
+    return lines[:begin], lines[begin + 1 : end], lines[end + 1 :]
 
 
 def foreign_locks(path, mark, ignored):
@@ -365,11 +365,7 @@ def write_locks(question):
         *ours,
         *(line for line in after if line.strip() not in dropped),
     ]
-    draft = path.with_name(path.name + ".new")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    draft.chmod(0o644)
-    draft.replace(path)
+    file_access.write(str(path), "".join(f"{line}\n" for line in lines).encode(), 0o644, file_access.own_ids())
 
 
 def lines_of_holds(base, question, answer):
@@ -388,12 +384,8 @@ def lines_of_holds(base, question, answer):
 def remember(path, base):
     """Record the installed packages before the first change, once."""
     if path and not Path(path).exists():
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(target.name + ".new")
         names = sorted({package.name for package in base.sack.query().installed()})
-        draft.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-        draft.replace(target)
+        file_access.write(path, "".join(f"{name}\n" for name in names).encode(), 0o644, file_access.own_ids())
 
 
 def units_of(packages):

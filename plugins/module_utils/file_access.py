@@ -86,6 +86,11 @@ def ours() -> frozenset[int]:
     return frozenset({0, STARTED_AS})
 
 
+def own_ids() -> Ids:
+    """Return user and group of this process."""
+    return os.geteuid(), os.getegid()
+
+
 def kind(found: os.stat_result) -> str:
     """Return what is at a path, in words: ``a file``, ``a named pipe``."""
     return next((name for is_kind, name in KINDS if is_kind(found.st_mode)), "no file")

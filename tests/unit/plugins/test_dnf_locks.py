@@ -50,11 +50,20 @@ def test_lines_of_others_can_go_while_the_own_part_stays(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == LIST.replace("bash-5.*\n", "")
 
 
-def test_a_part_that_lost_its_end_takes_no_other_role_with_it(path: Path) -> None:
-    path.write_text(LIST.replace(f"# END {CUDA}\n", ""), encoding="utf-8")
-    assert written(path, lock=["a-0:2-1.*"]) == (["a-0:2-1.*"], ["a-0:1-1.*", "b-0:1-1.*"])
-    assert f"# BEGIN {DCGM}\nd-0:1-1.*\n# END {DCGM}\nzsh-5.*\n" in path.read_text(encoding="utf-8")
-    assert dnf_transaction.split_locks(path, CUDA)[1] == ["a-0:2-1.*"]
+@pytest.mark.parametrize("lost", [f"# END {CUDA}\n", f"# BEGIN {CUDA}\n"])
+def test_a_part_that_lost_a_mark_is_refused_and_no_line_is_lost(path: Path, lost: str) -> None:
+    damaged = LIST.replace(lost, "")
+    path.write_text(damaged, encoding="utf-8")
+    with pytest.raises(dnf_transaction.TransactionRefusedError, match="restore these marks"):
+        written(path, lock=["a-0:2-1.*"])
+    assert path.read_text(encoding="utf-8") == damaged
+
+
+def test_a_list_that_is_not_text_is_refused(path: Path) -> None:
+    path.write_bytes(b"caf\xe9-5.*\n")
+    with pytest.raises(OSError, match="is not UTF-8 text"):
+        written(path, lock=["a-0:2-1.*"])
+    assert path.read_bytes() == b"caf\xe9-5.*\n"
 
 
 def test_the_first_part_makes_the_list(tmp_path: Path) -> None:

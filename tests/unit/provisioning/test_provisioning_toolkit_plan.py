@@ -10,14 +10,14 @@ from test_provisioning_cuda import bare
 from test_provisioning_keys import Keys, keys, needs_gpg
 
 from gpunode.provisioning.archives import QUESTION
-from gpunode.provisioning.cdi import BEGIN, END, FLAGS, NO_GIDS
+from gpunode.provisioning.cdi import BEGIN, END, FLAGS, NO_GIDS, REFRESH_ENV
 from gpunode.provisioning.containerd import BEFORE as CONTAINERD_BEFORE
 from gpunode.provisioning.containerd import CONFIG, DROP_IN, MARKER, SUMS
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT
 from gpunode.provisioning.keys import armored
 from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
-from gpunode.provisioning.nvidia_container_toolkit import BEFORE, ENV, KEY, PREFERENCES, REFRESH_ENV, SOURCES, YUM
+from gpunode.provisioning.nvidia_container_toolkit import BEFORE, ENV, KEY, PREFERENCES, SOURCES, YUM
 from gpunode.provisioning.state import NodeState
 
 __all__ = ["keys"]
