@@ -140,6 +140,8 @@ class CudaBuild(Part):
     floor: Version
     since: Version | None = None
     until: Version | None = None
+    latest: Version | None = None
+    """The newest release of this build, if it differs from the other builds'."""
 
 
 class Cudnn(Row):
@@ -376,4 +378,7 @@ class KernelFlavour(Row):
     headers: str
     modules: Mapping[Flavour, str]
     """Meta package of the precompiled modules, template over ``{branch}``."""
+    kernels: Mapping[str, Version] = {}
+    """Series of its kernels by system, if the image stays at one series: 6.8 of Ubuntu 24.04."""
+    arches: tuple[Arch, ...] = ("x86_64", "aarch64")
     systems: Words = ()

@@ -114,11 +114,18 @@ def _kernel_flavours(case: CandidateCase) -> list[KernelFlavour]:
         for row in case.question.catalog.kernel_flavours.values()
         if row.os == candidate.system.os
         and (not row.systems or candidate.system.id in row.systems)
+        and candidate.arch in row.arches
         and candidate.flavour in row.modules
     ]
     if kernel is None:
         return rows[:1]
-    return _by_meta_package(case) or [row for row in rows if kernel.endswith(f"-{row.suffix}")]
+    return _by_meta_package(case) or [row for row in rows if _is_kernel_of(row, candidate.system.id, kernel)]
+
+
+def _is_kernel_of(row: KernelFlavour, system: str, kernel: str) -> bool:
+    """Return whether a kernel's release may be one of a flavour, by its suffix and its series."""
+    series = row.kernels.get(system)
+    return kernel.endswith(f"-{row.suffix}") and (series is None or kernel.startswith(f"{series}."))
 
 
 def _by_meta_package(case: CandidateCase) -> list[KernelFlavour]:

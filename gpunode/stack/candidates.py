@@ -53,9 +53,19 @@ class Candidate:
 def candidates(question: Question) -> Iterator[Candidate]:
     """Yield all candidates that satisfy the request's source, driver and module; best first."""
     for system in _systems(question):
-        for arch in [question.node.arch] if question.node.arch else ARCHES:
+        for arch in _arches(question):
             found = list(_on(question, system, arch))
             yield from sorted(found, key=lambda candidate: _rank(question, candidate))
+
+
+def _arches(question: Question) -> tuple[Arch, ...]:
+    """Return the CPU architecture of the node; if it is unknown the first one that all its GPUs are in."""
+    if question.node.arch:
+        return (question.node.arch,)
+    platform = question.platform
+    hosts = [gpu.hosts for term in question.gpus for gpu in term.models] + ([platform.hosts] if platform else [])
+    common = tuple(arch for arch in ARCHES if all(arch in every for every in hosts))
+    return common[:1] or ARCHES
 
 
 def _systems(question: Question) -> list[System]:

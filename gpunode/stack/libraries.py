@@ -130,7 +130,7 @@ def _cudnn(case: CandidateCase, toolkit_row: Toolkit) -> Choice:
         names = package_set(case, "cudnn", release=int(row.since.split(".")[0]))
         if names is None:
             return Choice("cudnn", None, f"{case.source_name} has no cuDNN")
-        latest = build.until or row.latest
+        latest = build.until or build.latest or row.latest
         packages = choices(case, names, cuda=toolkit_row.series, version=_exact(case, latest))
         why = f"newest known for CUDA {toolkit_row.major} and compute capability {row.min_compute_capability}"
         return Choice("cudnn", Library(version=latest, packages=tuple(p.name for p in packages)), why, packages)
@@ -177,9 +177,16 @@ def frameworks(case: CandidateCase) -> Iterator[Choice]:
     yield Choice("frameworks", value, "newest releases with wheels for this driver's CUDA and these GPUs")
 
 
-def framework_builds(case: CandidateCase, row: Framework) -> list[str]:
-    """Return the CUDA series of a framework release with wheels that the case's driver and GPUs can run."""
-    return [cuda for cuda in row.builds if _driver_runs(case, cuda) and _gpus_run(case, row, cuda)]
+def framework_builds(case: CandidateCase, row: Framework, builds: Iterable[str] | None = None) -> list[str]:
+    """Return the CUDA series of a framework release with wheels that the case's driver and GPUs can run.
+
+    ``builds`` default: those of the release that are not experimental.
+    """
+    return [
+        cuda
+        for cuda in (row.builds if builds is None else builds)
+        if _driver_runs(case, cuda) and _gpus_run(case, row, cuda)
+    ]
 
 
 def _newest(case: CandidateCase, name: str) -> tuple[str, str] | None:

@@ -43,6 +43,8 @@ def framework_requested(case: CandidateCase) -> Iterator[Objection]:
     elif row.name == "pytorch" and not _wheels_known(case, row.version):
         text = f"the GPUs supported by the wheels of {name} for {case.candidate.arch} are not in the catalog"
         yield warn(f"{text}: whether one runs here was not decided")
+    elif not framework_builds(case, row) and (experimental := framework_builds(case, row, row.experimental)):
+        yield warn(f"only wheels of {name} for CUDA {', '.join(experimental)} run here, which are experimental")
     elif not framework_builds(case, row):
         on = ", ".join(dict.fromkeys(f"compute capability {gpu.compute_capability}" for gpu in case.models))
         yield refuse(

@@ -1,7 +1,7 @@
 """NCCL's variables in NVIDIA's two kinds: descriptions of a system, and debugging.
 
-Source: env.rst of NCCL 2.30.7 (sources.yml, nccl_env), section "System configuration". Variables that are not in it
-count as debugging: they are not to be kept in production.
+Source: env.rst of NCCL 2.30.7 (sources.yml, nccl_env), section "System configuration", which also has those that set
+where and how NCCL logs. Variables that are not in it count as debugging: they are not to be kept in production.
 """
 
 SYSTEM = frozenset(
@@ -14,7 +14,8 @@ SYSTEM = frozenset(
         *("OOB_NET_ENABLE", "OOB_NET_IFNAME", "UID_STAGGER_THRESHOLD", "UID_STAGGER_RATE"),
         *("NET", "NET_PLUGIN", "TUNER_PLUGIN", "PROFILER_PLUGIN", "ENV_PLUGIN", "IGNORE_CPU_AFFINITY", "CONF_FILE"),
         *("COLLNET_ENABLE", "COLLNET_NODE_THRESHOLD", "CTA_POLICY", "NETDEVS_POLICY", "MULTI_RANK_GPU_ENABLE"),
-        *("TOPO_FILE", "SET_THREAD_NAME"),
+        *("TOPO_FILE", "TOPO_DUMP_FILE", "SET_THREAD_NAME"),
+        *("DEBUG_FILE", "DEBUG_SUBSYS", "DEBUG_TIMESTAMP_FORMAT", "DEBUG_TIMESTAMP_LEVELS"),
     )
 )
 QUIET = ("VERSION", "WARN")

@@ -29,9 +29,17 @@ RELEASE_MD = """
 | 13.0.2 | Ampere(8.0), Hopper(9.0), Blackwell(10.0, 11.0, 12.0+PTX) |
 2.8-2.8 x86_64
 | 12.6 | 5.0;6.0;7.0;7.5;8.0;8.6;9.0 |
-| 12.8 | 7.5;8.0;8.6;9.0;10.0;12.0 |
+| 12.8 | 7.0;7.5;8.0;8.6;9.0;10.0;12.0 |
+2.7-2.7 x86_64
+| 11.8 | 3.7;5.0;6.0;7.0;7.5;8.0;8.6;9.0 |
+| 12.6 | 5.0;6.0;7.0;7.5;8.0;8.6;9.0 |
+2.5-2.6 x86_64
+| 11.8 | 3.7;5.0;6.0;7.0;7.5;8.0;8.6;9.0 |
+| 12.1 | 5.0;6.0;7.0;7.5;8.0;8.6;9.0 |
+| 12.4 | 5.0;6.0;7.0;7.5;8.0;8.6;9.0 |
 """
-"""Wheels below 2.12, as the tables in pytorch/pytorch read: pull requests 164471, 175253 and 182849, issue 157517."""
+"""Wheels below 2.12: the tables of pytorch/pytorch pull requests 164471, 175253 and 182849; 2.8 as measured in
+jhj0517/Whisper-WebUI issue 653; 2.5 to 2.7 by the binaries (moi90/pytorch_compute_capabilities)."""
 DIRECTORY = {
     "ubuntu-22.04": "ubuntu2204",
     "ubuntu-24.04": "ubuntu2404",
@@ -636,8 +644,8 @@ def host_arch(look: Look) -> Iterator[str]:
 
 @rule("R23")
 def kernel_floor(look: Look) -> Iterator[str]:
-    # READMEs of the open modules 550.40.82 (the same kernels for both flavours), 580.105.08 and 595.45.04.
-    floor = (4, 15) if look.branch >= 580 else (3, 10) if look.branch >= 510 else (2, 6)
+    # READMEs of the open modules, the same kernels for both flavours: 3.10 up to 550.163.01, 4.15 from 555.42.02 on.
+    floor = (4, 15) if look.branch >= 555 else (3, 10) if look.branch >= 510 else (2, 6)
     if look.case.kernel and v(look.case.kernel)[:2] < floor:
         yield f"modules of {look.branch} for kernel {look.case.kernel}"
 

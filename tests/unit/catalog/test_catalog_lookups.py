@@ -294,3 +294,37 @@ def test_the_catalog_is_loaded_once() -> None:
     assert load() is load()
     with pytest.raises(UsageError, match=r"nowhere\.yml: cannot be read"):
         load([Path("/nowhere.yml")])
+
+
+def test_a_library_has_a_newest_release_per_build() -> None:
+    """PyPI on 2026-11-23: nvidia-cudnn-cu12 9.28.0.42, nvidia-cudnn-cu13 9.28.1.4."""
+    builds = CATALOG.cudnn["9.11"].builds
+    assert {major: build.latest for major, build in builds.items()} == {12: "9.28.0.42", 13: "9.28.1.4"}
+
+
+@pytest.mark.parametrize(
+    ("name", "multiprocessors", "clock_mhz"),
+    [
+        *((name, 132, 1830) for name in ("NVIDIA H200", "GH200 96GB", "GH200 144GB", "H100 SXM")),
+        ("H100 PCIe", 114, 1620),
+        ("A100 SXM 80GB", 108, 1410),
+    ],
+)
+def test_a_peak_is_that_of_the_clock_it_refers_to(name: str, multiprocessors: int, clock_mhz: int) -> None:
+    """Operations per clock of one multiprocessor: 2048 of A100, 4096 of Hopper (NVIDIA's forum, topic 244727)."""
+    gpu = the(name)
+    assert gpu.tflops is not None
+    assert (gpu.tflops.clock_mhz or gpu.sm_clock_mhz) == clock_mhz
+    per_clock = 4096 if gpu.architecture == "hopper" else 2048
+    assert gpu.tflops.bf16 == pytest.approx(multiprocessors * per_clock * clock_mhz / 1e6, rel=0.005)
+
+
+def test_a_measurement_belongs_to_the_model_that_was_measured() -> None:
+    """stas00/ml-engineering: 828.6 TFLOPS of the GH200 with 141 GB."""
+    assert [row.gpu for row in CATALOG.expectations.values() if row.value == 828.6] == ["gh200-144gb"]
+
+
+def test_a_gpu_of_four_on_a_board_has_a_quarter_of_its_lanes() -> None:
+    link = the("A16").pcie
+    assert link is not None
+    assert (link.gen, link.width) == (4, 4)

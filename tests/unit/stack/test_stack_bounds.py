@@ -69,7 +69,7 @@ UNSURE: list[tuple[str, str, Wanted, str]] = [
     ),
     ("gpus: {l40s: {unsure: {hosts: why}}}", "L40S", {}, "R22 gpus.l40s.hosts"),
     (
-        "forward_compat: {13.0: {unsure: {works_on: why}}}",
+        "forward_compat: {13.0: {unsure: {works_on: why}}}\nbranches: {570: {eol_vendor: null}}",
         "L40S",
         {"driver": "570", "cuda": "13.0"},
         "R14 forward_compat.13.0.works_on",

@@ -107,7 +107,8 @@ def test_gpudirect_rdma(gpu: str, wanted: dict[str, Any], answer: bool | None, w
         ("V100", "580.95.05", ("2.14", "12.6")),
         ("B200", "580.95.05", ("2.14", "13.0")),
         ("B200", "575.57.08", ("2.11", "12.8")),
-        ("K80", "470.256.02", (None, None)),
+        ("K80", "470.256.02", ("2.7", "11.8")),
+        ("K80", "418.39", (None, None)),
     ],
 )
 def test_frameworks_that_run(gpu: str, version: str, pytorch: tuple[str | None, str | None]) -> None:

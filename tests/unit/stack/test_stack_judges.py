@@ -188,9 +188,10 @@ def test_an_image_brings_its_own_compat_library() -> None:
 
 
 def test_an_end_that_nobody_promised_does_not_refuse_forward_compatibility() -> None:
-    verdicts = said("R14-compat-matrix", case("A100", version="570.211.01", cuda="13.0", compat="13.0"))
+    after: Wanted = {"version": "590.48.01", "cuda": "13.4", "compat": "13.4", "today": date(2027, 1, 15)}
+    verdicts = said("R14-compat-matrix", case("A100", **after))
     assert not any(verdict.refuses for verdict in verdicts)
-    assert any("2026-01-27 (not sure)" in verdict.text for verdict in verdicts)
+    assert any("2026-12-22 (not sure)" in verdict.text for verdict in verdicts)
 
 
 WARNED: list[Row] = [
