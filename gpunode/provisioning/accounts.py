@@ -74,7 +74,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         due_reasons=tuple(reasons),
         notes=tuple(_notes(ssh)),
         values={
-            "create": [{"name": name, "home": homes[name]} for name in create],
+            "create": create,
+            "homes": {name: homes[name] for name in create},
             "guarded": [file.model_dump(mode="json") for file in guarded],
             "lock": lock,
             "live": live,

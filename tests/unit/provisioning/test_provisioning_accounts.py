@@ -66,7 +66,8 @@ def test_accounts_are_left_alone_unless_they_are_asked_for() -> None:
 
 def test_a_new_admin_gets_a_user_a_key_and_a_rule() -> None:
     manifest = plan()
-    assert manifest.values["create"] == [{"name": "ada", "home": "/home/ada"}]
+    # In check mode, other roles read these names.
+    assert (manifest.values["create"], manifest.values["homes"]) == (["ada"], {"ada": "/home/ada"})
     files = guarded(manifest)
     assert files["/home/ada/.ssh/authorized_keys"] == f"{KEY}\n"
     assert "ada ALL=(ALL:ALL) NOPASSWD: ALL" in (files[accounts.SUDO] or "")
@@ -81,7 +82,7 @@ def test_a_new_admin_gets_a_user_a_key_and_a_rule() -> None:
 def test_a_new_user_lives_where_useradd_puts_users(defaults: str, base: str) -> None:
     assert accounts.USERADD in accounts.LOOK.contents
     manifest = plan(texts={accounts.USERADD: defaults})
-    assert manifest.values["create"] == [{"name": "ada", "home": f"{base}/ada"}]
+    assert manifest.values["homes"] == {"ada": f"{base}/ada"}
     assert guarded(manifest)[f"{base}/ada/.ssh/authorized_keys"] == f"{KEY}\n"
     # The home of an existing user is that of the user database.
     assert "/home/operator/.ssh/authorized_keys" in guarded(
