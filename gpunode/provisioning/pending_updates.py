@@ -88,11 +88,15 @@ def main() -> int:
     record = {"schema": "gpunode.pending-updates/1", "at": now, "pending": pending(have, there, before, now)}
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     number, draft = tempfile.mkstemp(prefix=".pending.", dir=str(RECORD.parent))
-    with os.fdopen(number, "w", encoding="utf-8") as out:
-        json.dump(record, out, indent=1)
-        out.write("\n")
-        os.fchmod(out.fileno(), 0o644)
-    Path(draft).replace(RECORD)
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as out:
+            json.dump(record, out, indent=1)
+            out.write("\n")
+            os.fchmod(out.fileno(), 0o644)
+        Path(draft).replace(RECORD)
+    except BaseException:
+        Path(draft).unlink()
+        raise
     return 0
 
 

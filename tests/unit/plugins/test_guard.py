@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from ansible_collections.gpunode.node.plugins.module_utils import as_if, file_access, guard
 from ansible_collections.gpunode.node.plugins.module_utils.guard import Guard, GuardError
 from effort import effort
+from hostile_files import SECRET, USER, within, world
 
 PROGRAM = Path(guard.__file__ or "").read_text(encoding="utf-8")
 PROGRAMS = {"program.py": PROGRAM, "file_access.py": Path(file_access.__file__ or "").read_text(encoding="utf-8")}
@@ -454,3 +456,20 @@ def test_a_lock_changes_only_the_passwords_of_its_users_and_ends_without_a_trace
         assert path.read_bytes() == before
         assert path.stat().st_mode & 0o777 == 0o640
         assert [one for one in tmp_path.iterdir() if one.name.startswith((".shadow", "shadow."))] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it is about what root does in another's folder")
+def test_a_revert_in_a_home_is_led_nowhere_and_waits_for_nothing() -> None:
+    with world() as place:
+        before = place.snapshot()
+        for way, path in place.ways(place.home, ".ssh", "authorized_keys"):
+            found = within(15, partial(guard.kept, str(path), USER.pw_uid))
+            assert found != "hangs", way
+            assert SECRET not in found, way
+            entry = {"path": str(path), "kind": "file", "mode": 0o600, "uid": USER.pw_uid, "gid": USER.pw_gid}
+            found = within(15, partial(guard.put_back, {**entry, "data": "b2xkCg=="}))
+            assert place.snapshot() == before, way
+            assert found == "True" or str(path) in found, way
+            gone = {"path": str(path), "kind": "absent", "uid": USER.pw_uid}
+            assert within(15, partial(guard.put_back, gone)) != "hangs", way
+            assert place.snapshot() == before, way

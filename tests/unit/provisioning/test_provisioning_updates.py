@@ -218,5 +218,20 @@ def test_the_record_is_written_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert sys.version_info >= (3, 9)
 
 
+def test_a_full_disk_leaves_no_half_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    settings = tmp_path / "updates.json"
+    settings.write_text(json.dumps({"patterns": []}))
+    monkeypatch.setattr(pending_updates, "SETTINGS", settings)
+    monkeypatch.setattr(pending_updates, "RECORD", tmp_path / "state" / "pending.json")
+    monkeypatch.setattr(pending_updates, "output", lambda *_: "")
+    monkeypatch.setattr(json, "dump", full)
+    with pytest.raises(OSError, match="No space left"):
+        pending_updates.main()
+    assert list((tmp_path / "state").iterdir()) == []
+
+
 def test_a_node_is_left_as_it_is_unless_a_state_is_set() -> None:
     assert planned("updates", node(TOOL), context()) == Manifest(role="updates")
