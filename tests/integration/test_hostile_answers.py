@@ -9,9 +9,11 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +139,13 @@ def added(path: str, seed: int) -> dict[str, Any]:
     return {"top": top, "facts": values}
 
 
-def hosts(server: Server, folder: Path) -> Path:
-    """An inventory of one node on which nothing is installed and nothing is to be."""
+def hosts(
+    server: Server, folder: Path, pythons: Sequence[str] = ("python3",), present: Sequence[str] = PRESENT
+) -> Path:
+    """An inventory of a node for each Python: node1, node2. Nothing is installed there, and little is to be."""
     settings = options()
     variables = {name: "absent" for name, one in settings.items() if "absent" in one.get("choices", ())}
-    variables |= {f"{role}_state": "present" for role in PRESENT}
+    variables |= {f"{role}_state": "present" for role in present}
     options_of_ssh = f"-o UserKnownHostsFile={server.folder}/known_hosts -o IdentitiesOnly=yes -o IdentityAgent=none"
     node = {
         "ansible_host": "127.0.0.1",
@@ -151,11 +155,15 @@ def hosts(server: Server, folder: Path) -> Path:
         "ansible_ssh_common_args": options_of_ssh,
         "ansible_remote_tmp": f"{folder}/tmp",
         "ansible_become": False,
-        "ansible_python_interpreter": str(folder / "python3"),
         "preflight_require_gpu": False,
+        "preflight_lock_wait_s": 1,
         "preflight_refuse_unknown_variables": False,
     }
-    (folder / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"hosts": {"node1": node}, "vars": variables}}))
+    nodes = {
+        f"node{number}": {**node, "ansible_python_interpreter": str(folder / name)}
+        for number, name in enumerate(pythons, 1)
+    }
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"hosts": nodes, "vars": variables}}))
     return folder / "hosts.yml"
 
 
@@ -219,3 +227,55 @@ def test_the_file_is_run_by_a_shell_and_by_ansible(tmp_path: Path) -> None:
     argv = [ansible_program("ansible-playbook"), "-i", "localhost,", "-c", "local", str(tmp_path / "play.yml")]
     subprocess.run(argv, check=False, timeout=120, capture_output=True)
     assert marker.exists()
+
+
+# One node stops no other
+
+LIMIT_S = 15
+
+
+def test_nodes_without_end_fail_alone_and_in_time(start_sshd: Start, tmp_path: Path) -> None:
+    endless = {
+        "silent": "exec sleep 1000",
+        "flood": "while :; do printf '{%0100000d' 0; done",
+        "slow": "while :; do echo '{}'; sleep 0.1; done",
+        "errors": "exec yes >&2",
+    }
+    for name, program in endless.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "healthy").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for name in ("healthy", *endless):
+        (tmp_path / name).chmod(0o755)
+    # The collection with a shorter limit: the real one is a quarter of an hour.
+    collection = tmp_path / "collections" / "ansible_collections" / "gpunode" / "node"
+    for part in ("meta", "playbooks", "plugins", "roles"):
+        shutil.copytree(ROOT / part, collection / part)
+    controller = collection / "plugins" / "plugin_utils" / "controller.py"
+    text = controller.read_text()
+    assert text.count("CALL_LIMIT_S = 900") == 1
+    controller.write_text(text.replace("CALL_LIMIT_S = 900", f"CALL_LIMIT_S = {LIMIT_S}"))
+    server = start_sshd("Subsystem sftp internal-sftp")
+    inventory = hosts(server, tmp_path, ("healthy", *endless), present=())
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    env |= {"ANSIBLE_COLLECTIONS_PATH": str(tmp_path / "collections"), "ANSIBLE_PIPELINING": "True"}
+    argv = [
+        ansible_program("ansible-playbook"),
+        "--check",
+        "-i",
+        str(inventory),
+        str(collection / "playbooks/site.yml"),
+    ]
+    started = time.monotonic()
+    done = subprocess.run(
+        argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False, start_new_session=True
+    )
+    shown = done.stdout[-4000:] + done.stderr[-2000:]
+    assert re.search(r"^node1 .*unreachable=0 +failed=0", done.stdout, re.MULTILINE), shown
+    assert "Reboot if pending" in done.stdout, shown
+    for number in range(2, len(endless) + 2):
+        assert re.search(rf"^node{number} .*(unreachable=1|failed=1)", done.stdout, re.MULTILINE), shown
+    print(time.monotonic() - started, shown)
+    listing = subprocess.run(["ps", "-eo", "args"], check=True, timeout=30, capture_output=True, text=True).stdout
+    assert [
+        line for line in listing.splitlines() if line.startswith("ssh ") and f"{server.folder}/identity" in line
+    ] == []
