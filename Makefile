@@ -36,10 +36,15 @@ format: bootstrap ## Let ruff format the Python code
 zipapp: bootstrap ## Build gpunode.pyz: gpunode as one file, to be copied to a node
 	@scripts/zipapp gpunode.pyz
 
-lock: bootstrap ## Resolve requirements.lock again
-	@$(BIN)/pip install --quiet uv
+lock: bootstrap ## Resolve requirements.lock and the locks of the role gpu_tools again
+	@$(BIN)/pip install --quiet --require-hashes -r scripts/uv.txt
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-emit-index-url \
 		--upgrade --quiet --output-file requirements.lock
+	@for tool in py-spy tensorboard; do \
+		{ echo "# $$tool and what it needs, with hashes. Regenerate: make lock"; \
+		echo "$$tool" | $(BIN)/uv pip compile - --universal --python-version 3.9 --generate-hashes --no-header \
+		--no-annotate --no-emit-index-url --quiet; } > roles/gpu_tools/files/$$tool.txt; \
+	done
 
 captures: bootstrap ## Download the recorded outputs that some tests need (GPUNODE_CAPTURES=DIR: from a folder)
 	@GPUNODE_CAPTURES="$(GPUNODE_CAPTURES)" $(BIN)/python scripts/captures.py

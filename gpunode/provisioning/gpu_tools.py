@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from gpunode.content import collection_root
 from gpunode.errors import UsageError
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
@@ -124,7 +125,14 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         ManagedFile(path=RECORD, content=json.dumps(record, indent=1) + "\n", phase="after"),
         ManagedFile(path=OPTIONS, content=_options(profiling), phase="after"),
     ]
-    venvs = {name: {"version": version, "due": _venv_due(state, name, version)} for name, version in python.items()}
+    locks = {name: _locked(name) for name in python}
+    wanted = {name: version or locks[name] for name, version in python.items()}
+    venvs = {name: {"version": version, "due": _venv_due(state, name, version)} for name, version in wanted.items()}
+    notes += [
+        f"gpu_tools_python: {name} {version} is installed without hashes; {locks[name]} has them"
+        for name, version in wanted.items()
+        if version != locks[name] and venvs[name]["due"]
+    ]
     leaving = [name for name in PYTHON if name not in python and _kind(state, f"{FOLDER}/{name}") == "folder"]
     return Manifest(
         role=ROLE,
@@ -141,7 +149,12 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
             "state": "present",
             "folder": FOLDER,
             "venvs": [
-                {"name": name, "version": one["version"], "programs": list(PYTHON[name])}
+                {
+                    "name": name,
+                    "version": one["version"],
+                    "locked": one["version"] == locks[name],
+                    "programs": list(PYTHON[name]),
+                }
                 for name, one in venvs.items()
                 if one["due"]
             ],
@@ -228,7 +241,15 @@ def _venv_due(state: NodeState, name: str, version: str) -> str:
         if link is None or link.kind != "link" or link.target != f"{venv}/bin/{program}":
             return f"{LINKS}/{program} is not a link to {venv}/bin/{program}"
     there = (state.contents.get(f"{venv}/gpunode-version") or "").strip()
-    return f"{venv} was created for version {there or 'newest'}" if there != (version or "newest") else ""
+    return f"{venv} was created for version {there or 'unknown'}" if there != version else ""
+
+
+def _locked(name: str) -> str:
+    """Return the version of a Python tool for which the role has the hashes of all files."""
+    text = (collection_root() / "roles" / ROLE / "files" / f"{name}.txt").read_text(encoding="utf-8")
+    match = re.search(rf"^{re.escape(name)}==([^\s;]+)", text, re.MULTILINE)
+    assert match is not None  # noqa: S101 - a file of the collection
+    return match[1]
 
 
 def _change(state: NodeState, install: Iterable[str], wait: int) -> AptChange | DnfChange:

@@ -45,6 +45,25 @@ def test_a_tool_has_its_tag_and_the_commit_that_is_compared(tool: str) -> None:
     assert f'"${tool}_TAG" "${tool}_COMMIT"' in TEXT
 
 
+def test_what_pip_installs_as_root_has_hashes() -> None:
+    """Every file of the project that pip reads, and every place that starts pip."""
+    root = FOLDER.parents[1]
+    locks = [FOLDER / "requirements.txt", root / "scripts" / "uv.txt", root / "requirements.lock"]
+    for lock in (*locks, *sorted(root.glob("roles/gpu_tools/files/*.txt"))):
+        pins = re.split(r"\n(?=[a-z])", re.sub(r"^\s*#.*\n", "", lock.read_text(encoding="utf-8"), flags=re.MULTILINE))
+        assert [
+            pin for pin in pins if not re.match(r"[\w.\[\]-]+==\S+ .*?--hash=sha256:[0-9a-f]{64}", pin, re.DOTALL)
+        ] == []
+    assert f"torch=={ARGUMENTS['TORCH_VERSION']} " in locks[0].read_text(encoding="utf-8")
+    series = re.search(r"^cuda-toolkit==(\d+)\.(\d+)\.", locks[0].read_text(encoding="utf-8"), re.MULTILINE)
+    assert series is not None
+    assert ARGUMENTS["TORCH_INDEX"] == f"cu{series[1]}{series[2]}"
+    starts = [TEXT, *((root / name).read_text(encoding="utf-8") for name in ("Makefile", "scripts/bootstrap"))]
+    for line in "\n".join(starts).splitlines():
+        if re.search(r"pip install (?!.*--no-deps)", line):
+            assert "--require-hashes" in line, line
+
+
 def test_nothing_is_taken_at_its_latest() -> None:
     assert ":latest" not in TEXT
     for line in TEXT.splitlines():

@@ -98,7 +98,11 @@ def test_an_unknown_tool_or_version_is_named(settings: dict[str, Any], words: st
 def test_a_python_tool_is_made_for_its_version_and_linked() -> None:
     node = state(("htop", "python3-venv"))
     found = made(node, ALL, tools=["htop"], python={"py-spy": "0.4.0"})
-    assert found.values["venvs"] == [{"name": "py-spy", "version": "0.4.0", "programs": ["py-spy"]}]
+    assert found.values["venvs"] == [{"name": "py-spy", "version": "0.4.0", "locked": False, "programs": ["py-spy"]}]
+    assert [note for note in found.notes if "without hashes" in note] != []
+    locked = made(node, ALL, tools=["htop"], python={"py-spy": "", "tensorboard": ""})
+    assert [(one["locked"], bool(one["version"])) for one in locked.values["venvs"]] == [(True, True)] * 2
+    assert locked.notes == ()
     place = f"{FOLDER}/py-spy"
     files = {
         f"{place}/bin/py-spy": {"kind": "file"},
