@@ -56,10 +56,10 @@ class TestKernelLog:
         [
             "[    1.0] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05",
             "[    1.0] Command line: BOOT_IMAGE=/vmlinuz modprobe.blacklist=nouveau nouveau.modeset=0",
-            "Aug 17 06:18:01 host systemd-networkd[5398]: ib6: lost carrier",
-            "6,3964,206764307,-;nvidia-nvswitch2: open (major=510)",
+            "Jun  9 03:04:05 host systemd-networkd[871]: ib3: lost carrier",
+            "6,812,9120034,-;nvidia-nvswitch1: open (major=509)",
             "kern  :info  : 2025-01-21T04:41:44,283302+00:00 EXT4-fs mounted",
-            "<6>[    2.608284] mlx5_core 0000:41:00.1: 63.008 Gb/s available",
+            "<6>[    3.141592] mlx5_core 0000:83:00.1: 126.016 Gb/s available",
         ],
     )
     def test_no_event(self, line: str) -> None:
