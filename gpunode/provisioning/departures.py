@@ -1,4 +1,4 @@
-"""Packages that are removed with a role: those that it installed and that were not there before."""
+"""Packages that are removed with a role: those that its transactions installed."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -6,6 +6,8 @@ from fnmatch import fnmatchcase
 from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange
 from gpunode.provisioning.state import NodeState
+
+MARK = "# installed by gpunode"
 
 
 def departures(  # noqa: PLR0913
@@ -20,17 +22,14 @@ def departures(  # noqa: PLR0913
 ) -> tuple[AptChange | DnfChange | None, list[str]]:
     """Return the transaction that removes a role's packages, and those that are still installed, one line each.
 
-    ``always`` and ``new`` are shell patterns of names: the first are removed in any case, the second unless ``memory``
-    on the node lists them; ``held`` are removed if they are held and new.
+    ``always`` and ``new`` are shell patterns of names: the first are removed in any case, the second if the record
+    ``memory`` on the node shows that the role installed them; so are ``held`` if they are held.
     """
-    text = state.contents.get(memory)
-    before = set((text or "").split())
+    own = installed_by_role(state, memory)
     locked = set(state.apt.held) if state.apt is not None else _locked(state)
-    going = [name for name in state.installed if _fits(name, always)]
-    if text is not None:
-        going += [name for name in state.installed if name not in before and _fits(name, new)]
-        going += [name for name in locked & state.installed.keys() if name not in before and _fits(name, held)]
-    reasons = [f"{name} must be removed" for name in sorted(set(going))]
+    sure = {name for name in state.installed if _fits(name, always)}
+    going = {name for name in own if _fits(name, new) or (name in locked and _fits(name, held))}
+    reasons = [f"{name} must be removed" for name in sorted(sure | going)]
     if state.apt is not None:
         return (
             AptChange(
@@ -46,7 +45,8 @@ def departures(  # noqa: PLR0913
     return (
         DnfChange(
             state="absent",
-            remove=tuple(sorted(set(going))),
+            remove=tuple(sorted(sure)),
+            remove_new=tuple(sorted(going - sure)),
             lock=() if lock_mark else None,
             lock_mark=lock_mark,
             memory=memory,
@@ -54,6 +54,20 @@ def departures(  # noqa: PLR0913
         ),
         reasons,
     )
+
+
+def installed_by_role(state: NodeState, memory: str) -> set[str]:
+    """Return the installed packages that a role's transactions installed, by its record on the node.
+
+    A record of an earlier release lists what was there before; the node then decides by the time of installation which
+    of the others are the role's (``package_record.py``).
+    """
+    text = state.contents.get(memory)
+    if text is None:
+        return set()
+    before, mark, own = text.partition(MARK)
+    found = state.installed.keys() & set(own.split())
+    return found if mark and not before.strip() else found | (state.installed.keys() - set(before.split()))
 
 
 def _locked(state: NodeState) -> set[str]:

@@ -16,6 +16,19 @@ IMAGES = ("/boot/initrd.img-*", "/boot/initramfs-*.img")
 """Initramfs images, as Debian and Ubuntu name them with every tool, and as RHEL does."""
 
 
+def foreign_modules(state: NodeState) -> list[str]:
+    """Return the modules other than NVIDIA's that DKMS builds with the kernel headers of the node."""
+    if state.facts.dkms is None:
+        return ["modules that could not be determined"] if "dkms" in state.installed else []
+    return sorted({module.name for module in state.facts.dkms if not module.name.startswith("nvidia")})
+
+
+def headers_note(modules: Iterable[str]) -> tuple[str, ...]:
+    """Return the note that kernel headers stay; none without a module that needs them."""
+    names = ", ".join(modules)
+    return (f"the kernel headers stay: DKMS also builds {names}",) if names else ()
+
+
 def module_state(case: DriverInput, wanting: Sequence[Kernel], by_flavour: Mapping[str, str]) -> dict[str, Any]:
     """Return the state of kernels, their modules, and the loaded module.
 

@@ -74,7 +74,7 @@ class AptChange(Frozen):
     purge: tuple[str, ...] = ()
     """Shell patterns of packages that are removed in the same transaction."""
     purge_new: tuple[str, ...] = ()
-    """With absent: further packages to remove, unless ``memory`` lists them."""
+    """With absent: further packages to remove if ``memory`` shows that the role installed them."""
     restore: tuple[str, ...] = ()
     """With absent: packages that stay and return from NVIDIA's version to the distribution's."""
     never: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class AptChange(Frozen):
     unhold: tuple[str, ...] = ()
     """Names of packages to unhold."""
     memory: str | None = None
-    """File on the node that lists the packages that were there before the first change; written once."""
+    """File on the node with the packages that the role's transactions installed."""
     files: dict[str, str | dict[str, str]] = Field(default_factory=dict)
     """Files of apt's folders in their target state, path to text; empty text: absent. Preferences are applied before
     they are written, so that a refusal leaves none behind; the others are used in check mode.
@@ -112,6 +112,8 @@ class DnfChange(Frozen):
     line: dict[str, tuple[str, ...]] = Field({"names": (), "except": ()})
     """Shell patterns of packages that are installed at that release or not at all, as dependencies too."""
     remove: tuple[str, ...] = ()
+    remove_new: tuple[str, ...] = ()
+    """With absent: further packages to remove if ``memory`` shows that the role installed them."""
     expendable: tuple[str, ...] = ()
     """Shell patterns of packages that may be removed in addition."""
     never: tuple[str, ...] = ()

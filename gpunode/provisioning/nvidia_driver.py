@@ -11,6 +11,8 @@ from gpunode.provisioning.driver_modules import (
     IMAGES,
     SigningKey,
     daemon_units,
+    foreign_modules,
+    headers_note,
     module_builds,
     module_problems,
     module_reasons,
@@ -168,6 +170,7 @@ def _due(state: NodeState, draft: Mapping[str, Any], after: Mapping[str, Any], r
 
 def _absent(state: NodeState, apt: AptState, settings: Mapping[str, Any], idle: bool) -> Manifest:
     gone = driver_removal(state.facts, apt.model_dump(mode="json"), settings["header_packages"])
+    others = foreign_modules(state)
     return Manifest(
         role=ROLE,
         files=tuple(ManagedFile(path=path, content=None, phase="after") for path in files.ALL),
@@ -175,13 +178,15 @@ def _absent(state: NodeState, apt: AptState, settings: Mapping[str, Any], idle: 
         packages=AptChange(
             state="absent",
             purge=tuple(gone["packages"]),
-            purge_new=tuple(gone["headers"]),
+            purge_new=() if others else tuple(gone["headers"]),
+            never=("linux-headers-*", "linux-kbuild-*") if others else (),
             restore=tuple(gone["restore"]),
             unhold=tuple(gone["freed"]),
             memory=files.MEMORY,
             idle_gpus=idle,
             lock_wait_s=settings["lock_wait_s"],
         ),
+        notes=headers_note(others),
         reboot_reasons=(f"module {gone['loaded']} is loaded, none is installed",) if gone["loaded"] else (),
         values={
             "refresh": refreshed_images(state),

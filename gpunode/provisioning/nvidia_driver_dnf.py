@@ -10,6 +10,8 @@ from gpunode.provisioning.driver_dnf import dnf_plan, dnf_problems, dnf_refusals
 from gpunode.provisioning.driver_modules import (
     SigningKey,
     daemon_units,
+    foreign_modules,
+    headers_note,
     module_builds,
     module_problems,
     module_reasons,
@@ -106,6 +108,7 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Man
         return Manifest(role=ROLE, refusals=tuple(problems))
     gone = dnf_removal(state.facts, dnf.model_dump(mode="json"))
     loaded = state.facts.loaded_driver.version if state.facts.loaded_driver else ""
+    others = foreign_modules(state)
     return Manifest(
         role=ROLE,
         files=tuple(
@@ -115,7 +118,8 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Man
         folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in files.FOLDERS),
         packages=DnfChange(
             state="absent",
-            remove=(*gone["remove"], *_new_headers(state)),
+            remove=tuple(gone["remove"]),
+            remove_new=() if others else (HEADERS,),
             expendable=tuple(gone["expendable"]),
             reset=gone["reset"],
             idle_gpus=idle,
@@ -124,6 +128,7 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Man
             lock_mark=MARK,
             lock_wait_s=settings["lock_wait_s"],
         ),
+        notes=headers_note(others),
         reboot_reasons=(f"module {loaded} is loaded, none is installed",) if loaded else (),
         values={"refresh": refreshed_images(state)},
         due_reasons=("the role's locks must be removed",) if dnf.own_locks else (),
@@ -137,12 +142,6 @@ def _nouveau(state: NodeState) -> Iterator[ManagedFile]:
     """
     if "dracut" in state.installed:
         yield ManagedFile(path=files.NOUVEAU, content=files.NOUVEAU_TEXT)
-
-
-def _new_headers(state: NodeState) -> list[str]:
-    """Return the kernel headers that were installed with the driver: those not in the list of previous packages."""
-    before = state.contents.get(files.MEMORY)
-    return [] if before is None or HEADERS in before.split() else [HEADERS] if HEADERS in state.installed else []
 
 
 def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

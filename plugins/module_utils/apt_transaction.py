@@ -4,12 +4,12 @@ Standard library only. The question::
 
     {"install": ["NAME" | "NAME=PATTERN"],  packages to install; a pattern is a shell pattern of versions
      "purge": [patterns],                   packages to remove in the same transaction
-     "purge_new": [patterns],               packages to remove too, unless the memory lists them
+     "purge_new": [patterns],               packages to remove too, if the memory shows that the role installed them
      "state": "present" | "absent",         absent: remove packages, and dependencies that nothing needs any more
      "never": [patterns],                   packages that must not be installed, change version or be removed
      "restore": [names],                    absent: packages to change from NVIDIA's version to the distribution's
      "hold": [patterns],                    packages to hold afterwards; absent: remove those that are held and new
-     "memory": path | null,                 list of the packages installed before the first change, written once
+     "memory": path | null,                 record of the packages that the role installed (package_record.py)
      "simulate": bool,                      only report the changes
      "files": {path: text | {"b64": text}}, planned files; empty text: the file must not exist. Simulated: all
                                             files of apt; else only the preferences
@@ -26,6 +26,7 @@ nothing was done; with ``"done": false`` the transaction itself failed.
 import fcntl
 import fnmatch
 import glob
+import hashlib
 import os
 import re
 import signal
@@ -49,11 +50,13 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     refresh,
     refuse_failed_sources,
 )
+from ansible_collections.gpunode.node.plugins.module_utils.package_record import note, owned, settle
 
 UPDATE_LIMIT_S = 300
 ANSWER_LIMIT_S = 120
 POLICY = Path("/usr/sbin/policy-rc.d")
 DPKG_LOCK = Path("/var/lib/dpkg/lock-frontend")
+DPKG_INFO = Path("/var/lib/dpkg/info")
 DPKG_UPDATES = Path("/var/lib/dpkg/updates")
 JOURNAL = Path("/var/lib/gpunode/transaction")
 """File with the packages of a transaction, written before it begins and deleted after it succeeded."""
@@ -230,33 +233,62 @@ def coming(question, present):
 
 def leaving(question, present):
     """Return (install, remove, arguments of apt-get) for ``state: absent``, with dependencies that came along."""
-    memory = Path(question["memory"]) if question["memory"] else None
-    known = memory is not None and memory.exists()
-    before = set(memory.read_text(encoding="utf-8").split()) if memory is not None and known else set()
+    own = owned(question["memory"], present, changed_at)
     # An interrupted transaction leaves configuration of packages that it had removed.
     left = {name for name, _, status, _ in rows_of_dpkg() if status == "config-files"}
-    going = {name for name in present.keys() | left if matches(name, question["purge"])}
-    if known:
-        # apt does not treat held packages as orphans.
-        going |= {name for name in present.keys() - before if matches(name, question["purge_new"])}
-        going |= {name for name in present.keys() - before if present[name][2] and matches(name, question["hold"])}
+    sure = {name for name in present.keys() | left if matches(name, question["purge"])}
+    new = {name for name in own if matches(name, question["purge_new"])}
+    # apt does not treat held packages as orphans.
+    new |= {name for name in own if present[name][2] and matches(name, question["hold"])}
+    if new and removed(sure | new) - sure - own:
+        # What others have installed since then needs some of them.
+        new = {name for name in new if not removed({name}) - sure - own}
+    going = sure | new
     if not going:
         return {}, set(), []
     unneeded = ["-o", "APT::AutoRemove::SuggestsImportant=false"]
-    if known:
-        # apt does not treat explicitly installed packages as orphans either; they stay if other packages need them.
-        came = {name for name in question["restore"] if name in present.keys() - before}
-        if came and not removed(going | came) - removed(going) - came:
-            going |= came
-        loose = simulated(unneeded, ["autoremove"])[1]
-        orphans = simulated(unneeded, ["autoremove", *sorted(going)])[1] - loose - before
-        going |= {name for name in orphans if not matches(name, question["never"])}
+    # apt does not treat explicitly installed packages as orphans either; they stay if other packages need them.
+    came = own.intersection(question["restore"])
+    if came and not removed(going | came) - removed(going) - came:
+        going |= came
+    loose = simulated(unneeded, ["autoremove"])[1]
+    orphans = (simulated(unneeded, ["autoremove", *sorted(going)])[1] - loose) & own
+    going |= {name for name in orphans if not matches(name, question["never"])}
     back = restored(question, {name: row for name, row in present.items() if name not in going})
     arguments = ["--purge", "install", *back, *(f"{name}-" for name in sorted(going))] if back else []
     arguments = arguments or ["--purge", "remove", *sorted(going)]
     install, remove = simulated([], arguments)
+    # Configuration that was changed stays, as that of a package that is removed and not purged.
+    if edited(remove):
+        arguments = arguments[1:]
     refuse_what_is_not_ours({**question, "going": going}, present, install, remove)
     return install, remove, arguments
+
+
+def changed_at(name):
+    """Return when dpkg installed or changed a package last; None if that is unknown."""
+    paths = [DPKG_INFO / f"{name}.list", *DPKG_INFO.glob(f"{glob.escape(name)}:*.list")]
+    times = [path.stat().st_mtime for path in paths if path.is_file()]
+    return max(times) if times else None
+
+
+def edited(names):
+    """Return the packages among ``names`` with configuration files that were changed."""
+    found = set()
+    form = "${Package}\\n${Conffiles}\\n"
+    rows = output_of(["dpkg-query", "-W", "-f", form, *sorted(names)], ANSWER_LIMIT_S) if names else ""
+    package = ""
+    for line in rows.splitlines():
+        if not line.startswith(" "):
+            package = line or package
+            continue
+        path, digest = line.split()[:2]
+        try:
+            if hashlib.md5(Path(path).read_bytes()).hexdigest() != digest:  # noqa: S324 - dpkg records this one
+                found.add(package)
+        except OSError:
+            continue
+    return found
 
 
 def removed(names):
@@ -306,6 +338,19 @@ def services_left_alone():
     POLICY.unlink()
 
 
+@contextmanager
+def settled(memory):
+    """Leave in the record what is installed at the end, also of a transaction that failed."""
+    try:
+        yield
+    except StillRunningError:
+        raise  # dpkg is still installing
+    except BaseException:
+        settle(memory, database())
+        raise
+    settle(memory, database())
+
+
 def policy_is_ours():
     """Return whether the policy-rc.d was written by gpunode."""
     return POLICY.exists() and POLICY.read_text(encoding="utf-8", errors="replace") == POLICY_TEXT
@@ -321,12 +366,6 @@ def remove_left_policy():
             POLICY.unlink()
     except OSError:
         return
-
-
-def remember(path, present):
-    """Record the installed packages before the first change, once."""
-    if path and not Path(path).exists():
-        write_names(Path(path), present)
 
 
 def write_names(path, names):
@@ -400,7 +439,7 @@ def downloaded(question, argv, install, remove):
     except AptError:
         if question["state"] != "absent":
             raise
-        options = argv[: argv.index("--purge")]
+        options = argv[: next(number for number, word in enumerate(argv) if word in {"--purge", "install"})]
         return [*options, "--purge", "remove", *sorted(remove)], {}
     return argv, dict(sorted(install.items()))
 
@@ -408,6 +447,8 @@ def downloaded(question, argv, install, remove):
 def transacted(question):
     """Return the answer after the transaction; ``options`` of the question are for the node's own apt."""
     present = database()
+    if not question["simulate"]:
+        settle(question["memory"], present)
     leave = question["state"] == "absent"
     install, remove, arguments = (leaving if leave else coming)(question, present)
     after = (present.keys() | install.keys()) - remove
@@ -444,10 +485,21 @@ def transacted(question):
                 return {**result, "error": f"busy: GPUs are in use by {', '.join(users)}, nothing was installed"}
             write_names(JOURNAL, {*install, *remove})
             if leave:
+                kept = edited(remove)
                 patient(lambda: carried_out(argv, question["limit_s"]), question["lock_wait_s"])
+                if kept and remove - kept:
+                    purge = [
+                        "apt-get",
+                        *question["options"],
+                        "--assume-yes",
+                        "--purge",
+                        "remove",
+                        *sorted(remove - kept),
+                    ]
+                    patient(lambda: carried_out(purge, question["limit_s"]), question["lock_wait_s"])
             else:
-                remember(question["memory"], present)
-                with services_left_alone():
+                note(question["memory"], result["install"].keys() - present.keys())
+                with services_left_alone(), settled(question["memory"]):
                     patient(lambda: carried_out(argv, question["limit_s"]), question["lock_wait_s"])
         JOURNAL.unlink(missing_ok=True)
         # A package that changed version has lost its hold.

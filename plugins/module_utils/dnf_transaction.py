@@ -25,7 +25,8 @@ Requires a Python with the bindings of dnf 4. The question::
                                           afterwards, in place of "lock"
      "drop_locks": [lines],               (optional) lines outside our section to remove
      "files": {path: text},               (optional) planned files of repositories, for a simulation
-     "memory": path | null,               (optional) list of the packages installed before, written once
+     "remove_new": [names],               (optional) packages to remove if the memory shows that the role installed them
+     "memory": path | null,               (optional) record of the packages that the role installed (package_record.py)
      "simulate": bool, "lock_wait_s": seconds, "limit_s": seconds}
 
 The answer: ``target``, ``install`` ([{name, version}], without packages that are installed already), ``remove`` (names,
@@ -45,6 +46,7 @@ from pathlib import Path
 
 from ansible_collections.gpunode.node.plugins.module_utils import file_access
 from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
+from ansible_collections.gpunode.node.plugins.module_utils.package_record import note, owned, settle
 
 try:
     import dnf
@@ -276,10 +278,9 @@ def streams(base, question):
 
 def orphans(base, question):
     """Return the dependencies of removed packages that nothing else needs, without packages installed before."""
-    memory = Path(question.get("memory") or "/nonexistent")
-    if question.get("state") != "absent" or not question["remove"] or not memory.exists():
+    if question.get("state") != "absent" or not question["remove"] or not question.get("memory"):
         return []
-    before = set(memory.read_text(encoding="utf-8").split())
+    own = own_packages(base, question)
     base.conf.clean_requirements_on_remove = True
     # Base.remove obeys that setting, Base.package_remove does not.
     for name in question["remove"]:
@@ -289,11 +290,19 @@ def orphans(base, question):
     going = {package.name for package in base.transaction.remove_set}
     base.conf.clean_requirements_on_remove = False
     base.reset(goal=True)
-    return sorted(going - before - set(question["remove"]))
+    return sorted((going & own) - set(question["remove"]))
+
+
+def own_packages(base, question):
+    """Return the installed packages that the role's transactions installed."""
+    times = {package.name: package.installtime for package in base.sack.query().installed()}
+    return owned(question.get("memory"), times, times.get)
 
 
 def resolved(base, question):
     """Resolve the transaction and return it in the form of the answer."""
+    new = own_packages(base, question) & set(question.get("remove_new") or ())
+    question = {**question, "remove": [*question["remove"], *sorted(new)]}
     question = {**question, "remove": [*question["remove"], *orphans(base, question)]}
     stream = streams(base, question)
     target, by_name, every = release_for(base, question)
@@ -381,13 +390,6 @@ def lines_of_holds(base, question, answer):
     ]
 
 
-def remember(path, base):
-    """Record the installed packages before the first change, once."""
-    if path and not Path(path).exists():
-        names = sorted({package.name for package in base.sack.query().installed()})
-        file_access.write(path, "".join(f"{name}\n" for name in names).encode(), 0o644, file_access.own_ids())
-
-
 def units_of(packages):
     """Return the paths of the systemd units in packages."""
     return {file for package in packages for file in package.files if "/systemd/system/" in file}
@@ -432,12 +434,15 @@ def carried_out(question):
                 if users:
                     raise TransactionRefusedError(f"busy: GPUs are in use by {', '.join(users)}, nothing was installed")
                 signal.alarm(0)
+                before = {package.name for package in base.sack.query().installed()}
                 if question.get("state") != "absent":
-                    remember(question.get("memory"), base)
+                    settle(question.get("memory"), before)
+                    note(question.get("memory"), {row["name"] for row in answer["install"]} - before)
                 units = units_of(base.transaction.remove_set)
                 try:
                     base.do_transaction()
                 except dnf.exceptions.TransactionCheckError:
+                    settle(question.get("memory"), before)
                     raise
                 except dnf.exceptions.Error as err:
                     return {**answer, "done": False, "error": " ".join(str(err).split())}

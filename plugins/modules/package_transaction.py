@@ -43,7 +43,9 @@ options:
     elements: str
     default: []
   purge_new:
-    description: For apt with O(state=absent), shell patterns of packages to remove too, unless O(memory) lists them.
+    description: >-
+      For apt with O(state=absent), shell patterns of packages to remove too, if O(memory) shows that they were
+      installed with it.
     type: list
     elements: str
     default: []
@@ -70,7 +72,9 @@ options:
     elements: str
     default: []
   memory:
-    description: File on the node that lists the packages installed before the first change. It is written once.
+    description: >-
+      Record on the node of the packages that transactions with this record installed. A removal removes no others of
+      O(purge_new) and O(remove_new), and leaves changed configuration files.
     type: str
   files:
     description: Planned files of apt's folders, path to text. Planned preferences already apply to this transaction.
@@ -102,6 +106,11 @@ options:
     default: { names: [], except: [] }
   remove:
     description: For dnf, packages to remove.
+    type: list
+    elements: str
+    default: []
+  remove_new:
+    description: For dnf with O(state=absent), packages to remove too, as O(purge_new).
     type: list
     elements: str
     default: []
@@ -255,7 +264,7 @@ def main() -> None:
             "change": {"type": "dict"},
             "manager": {"type": "str", "choices": ["apt", "dnf"], "default": "apt"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            **dict.fromkeys((*LISTS, "expendable", "drop_locks", "ignore_locks"), LIST),
+            **dict.fromkeys((*LISTS, "remove_new", "expendable", "drop_locks", "ignore_locks"), LIST),
             "line": {"type": "dict", "default": {"names": [], "except": []}},
             "memory": {"type": "str"},
             "files": {"type": "dict", "default": {}},

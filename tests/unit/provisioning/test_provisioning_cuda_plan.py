@@ -152,7 +152,7 @@ def test_absent_with_dnf_removes_what_is_locked_and_new() -> None:
     locked = there.model_copy(update={"dnf": there.dnf.model_copy(update={"locks": locks})})
     manifest = planned("cuda", locked, state="absent")
     assert isinstance(manifest.packages, DnfChange)
-    assert manifest.packages.remove == ("cuda-crt-12-9",)
+    assert (manifest.packages.remove, manifest.packages.remove_new) == ((), ("cuda-crt-12-9",))
 
 
 def dcgm_planned(state: NodeState, **settings: Any) -> Manifest:

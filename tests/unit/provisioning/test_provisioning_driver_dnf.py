@@ -314,6 +314,7 @@ def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_change
 
     class Base:
         transaction = SimpleNamespace(remove_set=[])
+        sack = SimpleNamespace(query=lambda: SimpleNamespace(installed=list))
 
         def __enter__(self) -> "Base":
             return self
@@ -327,7 +328,7 @@ def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_change
     monkeypatch.setattr(transaction, "configured", lambda _question, _folder: Base())
     monkeypatch.setattr(transaction, "resolved", lambda _base, _question: dict(found))
     monkeypatch.setattr(transaction, "fetch", lambda _base: done.append("fetched"))
-    monkeypatch.setattr(transaction, "remember", lambda _path, _base: done.append("remembered"))
+    monkeypatch.setattr(transaction, "note", lambda _path, _names: done.append("remembered"))
     question = {
         "simulate": False,
         "lock_wait_s": 1,

@@ -402,17 +402,21 @@ def test_with_dnf_too_no_module_is_loaded_while_the_key_waits(
     assert asked == ["mokutil", "openssl"]
 
 
-@pytest.mark.parametrize(
-    ("before", "goes"),
-    [("bash\n", True), ("bash\nkernel-devel\n", False), (None, False)],
-    ids=["new", "there", "unknown"],
-)
-def test_headers_go_with_the_driver_where_they_came_with_it(
-    bare: dict[str, Any], before: str | None, goes: bool
+ZFS = {"name": "zfs", "version": "2.1", "kernel": None, "architecture": None, "state": "added"}
+
+
+@pytest.mark.parametrize("other", [False, True])
+@pytest.mark.parametrize("dnf", [False, True])
+def test_headers_go_with_the_driver_unless_dkms_builds_other_modules(
+    bare: dict[str, Any], dnf: bool, other: bool
 ) -> None:
-    installed = {"nvidia-driver-cuda": "3:580.95.05-1.el9", "kernel-devel": "5.14.0-570.12.1.el9_6"}
-    state = rpm_node(bare, {"installed": installed, "own_locks": []})
-    state = state.model_copy(update={"contents": {} if before is None else {files.MEMORY: before}})
-    found = planned("nvidia_driver", state, {"nvidia_driver": {"state": "absent"}})
-    assert isinstance(found.packages, DnfChange)
-    assert ("kernel-devel" in found.packages.remove) is goes
+    """Whether they came with the driver, the node decides by its record."""
+    state_ = rpm_node(bare, {"installed": {"nvidia-driver-cuda": "3:580.95.05-1.el9"}, "own_locks": []})
+    state_ = state_ if dnf else state(driven(bare))
+    modules = [{**ZFS, "name": "nvidia"}, *([ZFS] if other else [])]
+    facts = type(state_.facts).model_validate({**state_.facts.model_dump(mode="json"), "dkms": modules})
+    found = planned("nvidia_driver", state_.model_copy(update={"facts": facts}), {"nvidia_driver": ABSENT})
+    assert found.packages is not None
+    headers = found.packages.remove_new if isinstance(found.packages, DnfChange) else found.packages.purge_new
+    assert bool(headers) is not other
+    assert ("zfs" in " ".join(found.notes)) is other

@@ -1,5 +1,8 @@
 """The transaction of apt, with apt's and dpkg's answers in place of them."""
 
+import hashlib
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -100,16 +103,123 @@ def test_what_fits_is_left_alone_and_apt_is_not_asked(script: ModuleType) -> Non
     assert (output["install"], output["remove"], machine.ran) == ({}, [], [])
 
 
-def test_a_missing_package_comes_with_what_it_needs_and_is_held(script: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_missing_package_comes_with_what_it_needs_and_is_held(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
     lines = "Inst libnccl-dev (2.27.3-1+cuda12.9 NVIDIA [amd64])\nInst zlib1g (1.2 Debian [amd64])\nConf zlib1g (1.2)"
-    machine = Machine(lines, "libnccl-dev | 2.27.3-1+cuda12.9 | http://vendor")
     memory = tmp_path / "state" / "packages-before"
+    installed = dict(DATABASE)
+    monkeypatch.setitem(globals(), "DATABASE", installed)
+
+    class Apt(Machine):
+        """It installs what it announced, or only the first package."""
+
+        def output_of(self, argv: list[str], limit_s: int = 0) -> str:
+            if "-y" in argv or ("--assume-yes" in argv and not {"--simulate", "--download-only"} & {*argv}):
+                recorded = memory.read_text(encoding="utf-8").split()
+                assert {"libnccl-dev", "zlib1g"} <= {*recorded}, "written before the transaction: it may be killed"
+                installed["libnccl-dev"] = "2.27.3-1+cuda12.9 installed install"
+                if fails:
+                    raise script.AptError("no space left")
+                installed["zlib1g"] = "1.2 installed install"
+            return super().output_of(argv, limit_s)
+
+    machine = Apt(lines, "libnccl-dev | 2.27.3-1+cuda12.9 | http://vendor")
     output = asked(script, machine, install=["libnccl-dev=2.27.3-*"], hold=["libnccl*"], memory=str(memory))
+    own = memory.read_text(encoding="utf-8").split("\n", 1)[1].split()
+    assert own == ["libnccl-dev", *([] if fails else ["zlib1g"])], "what is installed now and was not before"
+    if fails:
+        return
     assert output["install"] == {"libnccl-dev": "2.27.3-1+cuda12.9", "zlib1g": "1.2"}
     assert output["hold"] == ["libnccl-dev", "libnccl2"]
-    assert machine.changes[-1] == ["apt-mark", "hold", "libnccl2"]  # of those that are there by then
-    assert "half" in memory.read_text(encoding="utf-8").split()
-    assert "gone" not in memory.read_text(encoding="utf-8").split()
+    assert machine.changes[-1] == ["apt-mark", "hold", "libnccl-dev", "libnccl2"]  # of those that are there by then
+
+
+def test_what_others_installed_or_need_stays(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Months after the role, another team installed libnccl2, and something that depends on libc6 of the role."""
+
+    class Apt(Machine):
+        def output_of(self, argv: list[str], limit_s: int = 0) -> str:
+            if "--simulate" not in argv or "remove" not in argv:
+                return super().output_of(argv, limit_s)
+            names = {*argv[argv.index("remove") + 1 :]}
+            return "".join(
+                f"Purg {name} [1]\n" for name in sorted(names | ({"libcuda1"} if "libc6" in names else set()))
+            )
+
+    memory = tmp_path / "packages-before"
+    memory.write_text("# installed by gpunode\nhalf\nlibc6\n", encoding="utf-8")
+    parts = {"state": "absent", "memory": str(memory), "purge_new": ["libnccl2", "libc6", "half"]}
+    assert asked(script, Apt(), **parts)["remove"] == ["half"]
+    # An old record does not know who installed it; it was not there before, and has not changed since.
+    memory.write_text("libc6\nhalf\nlibcuda1\n", encoding="utf-8")
+    info = tmp_path / "info"
+    info.mkdir()
+    monkeypatch.setattr(script, "DPKG_INFO", info)
+    later = info / "libnccl2.list"
+    later.touch()
+    os.utime(memory, (1000, 1000))
+    assert asked(script, Apt(), **parts)["remove"] == []
+    os.utime(later, (1000, 1000 + 60))
+    assert asked(script, Apt(), **parts)["remove"] == ["libnccl2"]
+
+
+def test_dpkg_itself_names_edited_configuration_and_times(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two packages that a real dpkg installed into a database of the test."""
+    if shutil.which("dpkg-deb") is None:
+        pytest.skip("no dpkg on this machine")
+    database = tmp_path / "admin"
+    for name in ("info", "updates", "triggers"):
+        (database / name).mkdir(parents=True)
+    (database / "status").touch()
+    for name in ("edited", "plain", "gone"):
+        tree = tmp_path / name
+        conf = tree / str(tmp_path).lstrip("/") / f"{name}.conf"
+        conf.parent.mkdir(parents=True)
+        conf.write_text(f"{name}\n")
+        (tree / "DEBIAN").mkdir()
+        control = f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: x <x@y>\nDescription: x\n"
+        (tree / "DEBIAN/control").write_text(control)
+        (tree / "DEBIAN/conffiles").write_text(f"{tmp_path}/{name}.conf\n")
+        for argv in (
+            ["dpkg-deb", "--build", "--root-owner-group", tree, f"{tree}.deb"],
+            ["dpkg", f"--admindir={database}", "--force-not-root,bad-path", "--install", f"{tree}.deb"],
+        ):
+            done = subprocess.run([str(word) for word in argv], check=False, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stderr
+    (tmp_path / "edited.conf").write_text("mine\n")
+    (tmp_path / "gone.conf").unlink()
+    monkeypatch.setenv("DPKG_ADMINDIR", str(database))
+    monkeypatch.setattr(script, "DPKG_INFO", database / "info")
+    assert script.edited({"edited", "plain", "gone"}) == {"edited"}
+    assert time.time() - 600 < (script.changed_at("plain") or 0) < time.time() + 1
+    assert script.changed_at("never") is None
+
+
+def test_edited_configuration_outlives_its_package(script: ModuleType, tmp_path: Path) -> None:
+    edited, plain = tmp_path / "nftables.conf", tmp_path / "other.conf"
+    edited.write_text("mine\n")
+    plain.write_text("theirs\n")
+    digest = hashlib.md5(plain.read_bytes()).hexdigest()  # noqa: S324
+
+    class Apt(Machine):
+        def output_of(self, argv: list[str], limit_s: int = 0) -> str:
+            if argv[0] == "dpkg-query" and "Conffiles" in argv[3]:
+                rows = {"libnccl2": f" {edited} {digest}\n", "libcuda1": f" {plain} {digest} obsolete\n"}
+                return "".join(f"{name}\n{rows.get(name, '')}\n" for name in argv[4:])
+            return super().output_of(argv, limit_s)
+
+    machine = Apt("Remv libnccl2 [1]\nRemv libcuda1 [1]")
+    output = asked(script, machine, state="absent", purge=["libnccl2", "libcuda1"])
+    assert output["remove"] == ["libcuda1", "libnccl2"]
+    first, second = machine.changes
+    assert (first[-3:], "--purge" in first) == (["remove", "libcuda1", "libnccl2"], False)
+    assert second[-3:] == ["--purge", "remove", "libcuda1"]
 
 
 def test_a_half_configured_package_is_not_there(script: ModuleType) -> None:
