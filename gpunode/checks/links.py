@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from math import ceil
 
 from gpunode.checks.gpus import SeenGpu, listed_gpus, model_of, of_one_gpu, seen_gpus
 from gpunode.checks.machine import is_guest, nvswitches, platforms
@@ -27,10 +28,11 @@ MOST_GAPS = Threshold(
 MOST_IN_A_MESH = 4
 MOST_REPLAYS = Threshold(
     "link.pcie-replays.most",
-    8,
-    "replays per minute",
-    "More since the boot on average warn.",
-    source="DCGM, health watch of PCIe (more than 8 replays per minute)",
+    0.06,
+    "replays per minute, lane and GT/s",
+    "More since the boot on average warn: with 16 lanes of generation 3, 4, 5 and 6 more than 8, 16, 31 and 62 in a "
+    "minute.",
+    source="DCGM 4.6.0, DcgmHealthWatch.cpp: one error in 10^12 bits",
 )
 BOTH_ENDS = "both ends of the link"
 GUEST = "a virtual machine: visible only on its host"
@@ -137,11 +139,21 @@ def pcie_replays(node: NodeFacts) -> Iterator[CheckResult]:
         yield of_one_gpu(partial(_replays_of, minutes=minutes), gpu)
 
 
+def most_replays(errors: float, generation: int, lanes: float) -> int:
+    """Return the replays per minute of a link, with ``errors`` per minute, lane and GT/s; a generation that is unknown
+    counts as the newest."""
+    gt_per_s = next((rate for rate, known in GENERATIONS.items() if known == generation), max(GENERATIONS))
+    return ceil(round(errors * gt_per_s * lanes, 6))
+
+
 def _replays_of(gpu: SeenGpu, minutes: float) -> CheckResult:
     replays = gpu.reported.pcie.replays
     if replays is None:
         return gpu.not_reported("replays on PCI Express", expected=gpu.for_servers)
-    rate, most = replays / minutes, MOST_REPLAYS.of(gpu.match)
+    pcie = gpu.reported.pcie
+    lanes = pcie.width_current if isinstance(pcie.width_current, (int, float)) else 16
+    most = most_replays(MOST_REPLAYS.of(gpu.match), pcie.gen_max or pcie.gen_current or 3, lanes)
+    rate = replays / minutes
     verdict = CheckResult(
         Status.PASS,
         f"{counted(replays, 'packet')} sent again since the driver was loaded",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpunode.catalog import GpuMatch, load
+from gpunode.checks import xid_nvlink5
 from gpunode.checks.actions import State
 from gpunode.checks.gpus import ANSWERS, OFF_THE_BUS, lost_gpus, model_of
 from gpunode.checks.machine import is_container, nvswitches
@@ -168,11 +169,15 @@ def xid_verdict(
         actions=APPLICATIONS_OWN if by_application else None,
         state=State.NONE if by_application else None,
     )
-    decoded = judge(events, alone=not others) if number == NVLINK_ERROR and _has_registers(model) else None
+    decoded, registers = None, REGISTERS
+    if number == NVLINK_ERROR and _has_registers(model):
+        decoded = judge(events, alone=not others)
+    elif number in xid_nvlink5.NUMBERS:
+        decoded, registers = xid_nvlink5.judge(number, events), xid_nvlink5.SOURCE
     if decoded is None:
         return verdict
     message = f"Xid {number}{often}{when}{who}: {meaning}; {decoded.meaning}{beside}"
-    source = f"{SOURCE}; {REGISTERS}"
+    source = f"{SOURCE}; {registers}"
     return replace(verdict, status=decoded.status, message=message, actions=decoded.actions, source=source)
 
 

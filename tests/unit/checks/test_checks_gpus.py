@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from gpunode.checks import Expectation, Finding, Status, registry
+from gpunode.checks.links import MOST_REPLAYS, most_replays
+from gpunode.checks.performance_links import NVLS_RANKS
 from gpunode.facts.models.smi import Nvlink, Smi, SmiLog, Topology
 from gpunode.facts.node import (
     AutomaticUpdates,
@@ -740,3 +742,16 @@ def test_a_missing_ecc_mode_is_an_error_where_the_model_is_known_to_have_ecc(
 ) -> None:
     facts = node(said(number, name=name, ecc={"enabled": None}))
     assert {one.status.value for one in registry["gpu.ecc-mode"].findings(facts, Expectation())} == {status}
+
+
+@pytest.mark.parametrize(
+    ("generation", "lanes", "most"), [(3, 16, 8), (4, 16, 16), (5, 16, 31), (6, 16, 62), (4, 4, 4)]
+)
+def test_replays_are_judged_by_the_links_rate(generation: int, lanes: int, most: int) -> None:
+    """DCGM 4.6.0, DcgmHealthWatch.cpp: 0.48, 0.96, 1.92, 3.84 errors per minute and lane, rounded up for the link."""
+    assert most_replays(float(MOST_REPLAYS.default), generation, lanes) == most
+
+
+def test_rings_are_no_fault_on_four_gpus() -> None:
+    """NVIDIA/nccl issue 1455: NVLS is faster than rings from five GPUs on."""
+    assert NVLS_RANKS.default == 5

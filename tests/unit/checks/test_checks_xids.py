@@ -1,9 +1,12 @@
 """Xids that belong together: bursts, duplicates, cancelling pairs, registers of NVLink."""
 
+from collections import Counter
+
 import pytest
 
 from gpunode.checks import Expectation, Finding, registry
 from gpunode.checks.thresholds import Overrides, in_force
+from gpunode.checks.xid_nvlink5 import table
 from gpunode.checks.xid_registers import CONTINUE, ECC, FABRIC, MECHANICAL, RECURRING, SECONDARY, SIGNAL, decode
 from gpunode.facts.node import KernelEvent, KernelLog, NodeFacts, PciDevice
 
@@ -130,3 +133,40 @@ def test_a_consequence_is_left_to_what_came_with_it() -> None:
 def test_registers_of_other_generations_are_not_documented() -> None:
     assert statuses(nvlink(PARITY), model=H100) == ["warn"]
     assert statuses(nvlink(PARITY), model=A100) == ["fail"]
+
+
+@pytest.mark.parametrize(
+    ("number", "message", "status", "action"),
+    [
+        # Lines that drivers printed, by public reports; the actions are those of NVIDIA's decode table.
+        (149, "NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x00000000 0x0)", "fail", "reset_gpu"),
+        (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6 0x00000000 0x00000000)", "fail", "reset_gpu"),
+        (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000 0x00000000)", "pass", "none"),
+        (149, "NETIR_BER_EVENT Nonfatal XC0 i0 Link 01 (0x00082226 0x00000001 0x00000000)", "pass", "none"),
+        (145, "RLW_SRC_TRACK Nonfatal XC1 i0 Link 12 (0x040988e2 0x00000008 0x00000000)", "warn", "none"),
+        (145, "RLW_REMAP Nonfatal XC1 i0 Link 12 (0x000988a2 0x00000001 0x00000000)", "warn", "none"),
+        (145, "RLW_RXPIPE Nonfatal XC1 i0 Link 3 (0x000000c2 0x00000001 0x00000000)", "pass", "none"),
+        (145, "RLW_RXPIPE Nonfatal XC1 i0 Link 3 (0x000004c2 0x00000001 0x00000000)", "fail", "reset_gpu"),
+        (145, "RLW_RXPIPE Nonfatal XC1 i0 Link 3 (0x00000086 0x00000001 0x00000000)", "fail", "reset_gpu"),
+        (144, "SAW_MVB Fatal XC0 i0 Link 3 (0x00000021 0x00000010 0x00000000)", "fail", "reset_gpu"),
+        (144, "SAW_MVB Nonfatal XC0 i0 Link 3 (0x00000021 0x00000020 0x00000000)", "pass", "none"),
+        (144, "SAW_MVB Fatal XC0 i0 Link 3 (0x00000021 0x00800000 0x00000000)", "fail", None),
+        (147, "a line without registers", "fail", None),
+    ],
+)
+def test_nvlink_5_is_judged_by_its_decode_table(number: int, message: str, status: str, action: str | None) -> None:
+    (finding,) = judged(node(xid(number, "10:00:00", message), model="2901"))
+    assert finding.status.value == status
+    assert action is None or finding.actions[0].action == action
+
+
+def test_the_decode_table_has_the_actions_of_the_sheet() -> None:
+    """95 rows: 45 to ignore, 42 resets, 8 by Xid 154. Units of one row are counted once, codes of all units too."""
+    aliases = {"TLW_RX", "TLW_TX", "NVLPW", "NETIR_INT", "NETIR_LINK_DOWN"}
+    counts = Counter(
+        action.split("|")[0]
+        for (_, unit, _), actions in table().items()
+        for action in actions.values()
+        if unit not in aliases
+    )
+    assert counts == {"IGNORE": 45, "RESET_GPU": 42, "XID_154_EVAL": 8}
