@@ -4,7 +4,8 @@
     make captures GPUNODE_CAPTURES=DIR        from a folder that has them
 
 They are other people's, and therefore no part of the project. Each is kept in .cache/captures only if its SHA-256 is
-that of the manifest; what is there already is not downloaded again. Exit 0: all are there; 1: some are not; 2: usage.
+that of the manifest; what is there already is not downloaded again. Exit 0: all are there; 1: some are not; 2: usage;
+130: interrupted.
 """
 
 import argparse
@@ -121,7 +122,7 @@ def downloaded(capture: Capture, server: str, until: float) -> bytes:
     """Return a public file; raise CaptureError if it cannot be had, and ServerError if nothing can."""
     opener = urllib.request.build_opener(_HttpsOnly, urllib.request.HTTPSHandler(context=ssl.create_default_context()))
     url = f"{server}/{capture.repository}/{capture.commit}/{quote(capture.path)}"
-    reason = ""
+    reason, reached = "", True
     for attempt in range(ATTEMPTS):
         time.sleep(min(attempt, max(0.0, until - time.monotonic())))
         try:
@@ -129,16 +130,16 @@ def downloaded(capture: Capture, server: str, until: float) -> bytes:
         except urllib.error.HTTPError as err:
             if err.code in (404, 410):
                 raise CaptureError(f"gone: {capture.where} (HTTP {err.code})") from None
-            reason = f"HTTP {err.code}"
+            reason, reached = f"HTTP {err.code}", True
         except urllib.error.URLError as err:
             cause = err.reason
             if isinstance(cause, ssl.SSLCertVerificationError):
                 raise ServerError(f"{server}: wrong certificate: {cause.verify_message}") from None
-            if not isinstance(cause, TimeoutError):
-                raise ServerError(f"{server} cannot be reached: {' '.join(str(cause).split())}") from None
-            reason = "no answer in time"
+            reason, reached = " ".join(str(cause).split()), False
         except (OSError, http.client.HTTPException) as err:
-            reason = " ".join(str(err).split()) or type(err).__name__
+            reason, reached = " ".join(str(err).split()) or type(err).__name__, True
+    if not reached:
+        raise ServerError(f"{server} cannot be reached: {reason[:200]}")
     raise CaptureError(f"not downloaded: {capture.where}: {reason[:200]} ({ATTEMPTS} attempts)")
 
 
@@ -239,6 +240,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report(line)
     except (ServerError, OSError) as err:
         report(str(err))
+    except KeyboardInterrupt:
+        report("interrupted; the next run continues")
+        return 130
     absent = len(missing(captures, given.to))
     print(f"captures: {len(captures) - absent} of {len(captures)} in {given.to}")
     return 1 if absent else 0

@@ -1,5 +1,6 @@
 """`make captures` against a server on loopback: what is altered, gone, late, endless or not to be trusted."""
 
+import errno
 import hashlib
 import importlib.util
 import random
@@ -287,6 +288,35 @@ def test_no_server_ends_it_with_one_line(run: Run) -> None:
     code, _, (line,) = run(WHOLE + PART, url)
     assert code == 1
     assert line.startswith(f"captures: {url} cannot be reached: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), (1, "No space left on device")),
+        (KeyboardInterrupt(), (130, "interrupted; the next run continues")),
+    ],
+)
+def test_an_end_in_the_middle_leaves_whole_files_alone(
+    run: Run, server: Server, monkeypatch: pytest.MonkeyPatch, error: BaseException, expected: tuple[int, str]
+) -> None:
+    server.answers[PUBLIC] = body(TEXT)
+    code, words = expected
+    replace = Path.replace
+    kept: list[Path] = []
+
+    def second(path: Path, target: Path) -> Path:
+        if target.name == "part.txt":
+            raise error
+        kept.append(target)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", second)
+    found, _, (line,) = run(WHOLE + PART, server.url)
+    assert (found, words in line) == (code, True)
+    assert [*kept[0].parent.iterdir()] == kept
+    monkeypatch.setattr(Path, "replace", replace)
+    assert run(WHOLE + PART, server.url)[0] == 0
 
 
 def test_a_folder_that_has_them_is_an_alternative(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
