@@ -34,6 +34,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ansible_collections.gpunode.node.plugins.module_utils import file_access
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     APT,
     OPTIONS,
@@ -56,6 +57,7 @@ UPDATE_LIMIT_S = 300
 ANSWER_LIMIT_S = 120
 POLICY = Path("/usr/sbin/policy-rc.d")
 DPKG_LOCK = Path("/var/lib/dpkg/lock-frontend")
+LARGEST_FILE = 8 << 20
 DPKG_INFO = Path("/var/lib/dpkg/info")
 DPKG_UPDATES = Path("/var/lib/dpkg/updates")
 JOURNAL = Path("/var/lib/gpunode/transaction")
@@ -284,10 +286,13 @@ def edited(names):
             continue
         path, digest = line.split()[:2]
         try:
-            if hashlib.md5(Path(path).read_bytes()).hexdigest() != digest:  # noqa: S324 - dpkg records this one
+            # dpkg records this kind of digest.
+            if hashlib.md5(file_access.read(path, LARGEST_FILE)).hexdigest() != digest:  # noqa: S324
                 found.add(package)
-        except OSError:
+        except FileNotFoundError:
             continue
+        except OSError:
+            found.add(package)
     return found
 
 
