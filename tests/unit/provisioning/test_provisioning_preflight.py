@@ -255,6 +255,8 @@ def test_a_node_with_dnf_gets_no_advice_that_only_apt_can_follow(facts: dict[str
     assert state.dnf is not None
     held = state.model_copy(update={"dnf": state.dnf.model_copy(update={"lock_holder": "dnf (pid 7)"})})
     assert "package-lock" in names(held, gpunode_roles=[])
+    silent = state.model_copy(update={"dnf": state.dnf.model_copy(update={"error": "no bindings"})})
+    assert "no-dnf" in names(silent)
 
 
 def test_a_firmware_that_could_not_be_read_is_noted_and_not_refused(

@@ -89,6 +89,8 @@ def test_two_disks_are_an_array_that_is_mounted_by_its_uuid() -> None:
     assert found.packages.install == ("xfsprogs", "mdadm")
     assert (found.values["start"], found.values["folders"]) == (["scratch.mount"], ["/scratch"])
     assert found.values["trim"] is True
+    assert found.values["scratch"] == {"path": "/scratch", "mode": "1777"}
+    assert "/scratch is not mounted" in found.due_reasons
     # The ids alone decide who the disks belong to, in any order.
     again = made(state(), scratch_disks=DISKS[::-1])
     assert again.values["disks"]["filesystem"] == uuid
@@ -104,6 +106,8 @@ def test_remote_data_is_mounted_on_demand_and_no_boot_waits_for_it() -> None:
         "x-systemd.idle-timeout=600s 0 0"
     ]
     assert found.values["start"] == ["data.automount"]
+    assert found.values["scratch"] is None
+    assert "/data is not mounted on demand" in found.due_reasons
     assert found.values["disks"] is None
 
 
@@ -298,6 +302,24 @@ def test_a_damaged_record_is_a_refusal(text: str) -> None:
     """It is unknown then which disks are in use."""
     node = state(contents={RECORD: text})
     assert made(node, mounts=[NFS]).refusals[0].startswith(f"record: {RECORD} is damaged")
+    assert removal(node).refusals[0].startswith(f"record: {RECORD} is damaged")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"disks": ["*"]},
+        {"disks": [DISKS[0], "../sda"]},
+        {"disks": [1]},
+        {"filesystem": "x"},
+        {"array": "x"},
+        {"filesystem": None},
+    ],
+)
+def test_a_record_with_one_invalid_value_is_a_refusal(change: dict[str, Any]) -> None:
+    record = json.loads(text_of(made(state(), scratch_disks=DISKS), RECORD))
+    record["disks"] |= change
+    node = state(contents={RECORD: json.dumps(record)})
     assert removal(node).refusals[0].startswith(f"record: {RECORD} is damaged")
 
 
