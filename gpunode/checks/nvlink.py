@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gpunode.checks.gpus import CATALOG, MODEL, SeenGpu, hidden, seen_gpus
 from gpunode.checks.links import answer_of
@@ -11,6 +12,7 @@ from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.models.smi import NvlinkGpu, NvlinkLink
 from gpunode.facts.node import NodeFacts
+from gpunode.facts.parsers.smi_nvlink import UNSUPPORTED
 from gpunode.text import counted, listed
 
 LOOK = "nvidia-smi nvlink --status and -e, and dmesg (Xid 74, 136, 144 to 150; SXid) show details."
@@ -39,6 +41,7 @@ ERRORS_MOST = Threshold(
 )
 OPTIONAL = ("bridge", "module")
 """Forms of NVLink that may be unconnected."""
+UNSUPPORTED_TEXT = re.compile(r"not supported|unsupported|does not have or support", re.I)
 WENT_DOWN = ("recovery", "link_recovery_failed", "link_recovery_failed_events")
 """Counters of links that went down; the others count retransmissions, which only cost time."""
 ERRORS = re.compile(
@@ -95,7 +98,7 @@ def linked_gpus(node: NodeFacts) -> list[Linked]:
     found = []
     for gpu in seen_gpus(node):
         reported = by_index.get(gpu.reported.index, NvlinkGpu(index=gpu.reported.index))
-        reason = hidden(gpu) or _why_not_judged(node, gpu, reported.links)
+        reason = hidden(gpu) or _why_not_judged(node, gpu, reported.links) or _unsupported(gpu, reported, listing.gpus)
         found.append(Linked(gpu, reported.links, bool(reported.all_inactive), reason))
     reasons = [linked.reason for linked in found if linked.reason is not None]
     if len(reasons) == len(found):
@@ -118,6 +121,19 @@ def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[NvlinkLink, ...]
     if nvlink.form in OPTIONAL:
         return f"nothing connects NVLinks of {gpu.name}"
     return "a virtual machine without NVLink: its host divides the board" if is_guest(node) else None
+
+
+def _unsupported(gpu: SeenGpu, reported: NvlinkGpu, others: tuple[NvlinkGpu, ...]) -> str | None:
+    """Return the reason if nvidia-smi has no data of a GPU's NVLinks, and of no other GPU of that name."""
+    told = UNSUPPORTED_TEXT.search(reported.message or "") is not None
+    told = told or any(link.state == UNSUPPORTED or link.errors for link in reported.links)
+    if told and not any(_has_data(link) for other in others if other.name == reported.name for link in other.links):
+        return f"nvidia-smi reports NVLink of {gpu.name} as not supported"
+    return None
+
+
+def _has_data(link: NvlinkLink) -> bool:
+    return link.state not in (None, UNSUPPORTED) or any(value is not None for value in link.errors.values())
 
 
 def _each(node: NodeFacts, judge: Callable[[Linked], CheckResult]) -> Iterator[CheckResult]:
@@ -277,9 +293,12 @@ def _below(speeds: dict[int, float], floor: float) -> list[str]:
 def errors(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = linked_gpus(node)
     listing = answer_of(node, node.nvlink_errors, "nvidia-smi nvlink -e")
-    by_index = {gpu.index: gpu.links for gpu in listing.gpus}
+    by_index = {gpu.index: gpu for gpu in listing.gpus}
     for linked in gpus:
-        yield _judged(linked, lambda linked: _errors_of(linked, by_index.get(linked.gpu.reported.index, ())))
+        index = linked.gpu.reported.index
+        reported = by_index.get(index, NvlinkGpu(index=index))
+        reason = linked.reason or _unsupported(linked.gpu, reported, listing.gpus)
+        yield _judged(replace(linked, reason=reason), partial(_errors_of, links=reported.links))
 
 
 def _errors_of(linked: Linked, links: tuple[NvlinkLink, ...]) -> CheckResult:

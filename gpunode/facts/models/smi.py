@@ -331,7 +331,7 @@ class NvlinkLink(Fact):
 
     link: int
     state: str | None = None
-    """``active``, ``inactive``, ``sleep``; None in a listing of errors."""
+    """``active``, ``inactive``, ``sleep``, ``unsupported``; None in a listing of errors."""
     active: bool | None = None
     """None also for a link that sleeps."""
     speed_gb_per_s: Number | None = None

@@ -12,16 +12,22 @@ from gpunode.facts.parsers.tree import label_of
 from gpunode.facts.parsers.values import found, lines_of, number, quantity, shorten, text_or_none
 
 _LINK = re.compile(r"\s*Link (?P<link>\d{1,3}):\s*(?P<rest>\S.*?)\s*")
-_COUNTER = re.compile(r"(?P<name>[A-Za-z][\w /()-]*?)\s*:\s*(?P<value>\S+)")
+_COUNTER = re.compile(
+    r"(?P<name>[A-Za-z][\w /()-]*?)\s*:\s*(?P<value>\S+|[\[<(]?not (?:supported|available)\S?\.?)", re.I
+)
 _OLD_COUNTER = re.compile(r"(?P<value>\d{1,20}) (?P<name>[A-Za-z][A-Za-z /-]{1,40}? errors?)", re.I)
 """Drivers of the branches 390 to 470: ``Link 0: 0 replay errors``."""
 _TRAFFIC = re.compile(r"[TR]x (?:packets|bytes)", re.I)
 _SMALL = re.compile(r"\d{1,6}(?:\.\d{1,6})?[eE]-?\d{1,3}")
 _ENDING = re.compile(r"_(?:errors?|error_counters?|counters?)$")
 _STATE = re.compile(r"<?(?P<state>inactive|sleep)>?", re.I)
-_UNKNOWN = frozenset({"N/A", "<N/A>", "Not Supported"})
+_UNKNOWN = re.compile(r"[\[<(]?(?:n/?a|not available|(?P<unsupported>not supported|unsupported))[\])>]?\.?", re.I)
+UNSUPPORTED = "unsupported"
+"""The state of a link that nvidia-smi prints as not supported."""
 _ELISION = re.compile(r"\s*(?:\[\.\.\.\]|\.\.\.|…)?\s*")
-_GPU_MESSAGE = re.compile(r"\s*(?:NVML:|Nvlink quer|Device does not|.*\bnvlink\b)", re.I)
+_GPU_MESSAGE = re.compile(
+    r"\s*(?:NVML:|Nvlink quer|Device does not|.*\bnvlink\b|(?!\s*Link ?\d).*\bnot supported\b)", re.I
+)
 _ALL_INACTIVE = re.compile(r"all links are inactive", re.I)
 _LINE_LIMIT = 1000
 _Value = TypeVar("_Value", str | None, Number | None)
@@ -87,7 +93,7 @@ class _Gpu:
     all_inactive: bool | None = None
 
     def finished(self) -> NvlinkGpu:
-        states = [link.state for link in self.links.values()]
+        states = [link.state for link in self.links.values() if link.state != UNSUPPORTED]
         reported = any(state is not None for state in states)
         return NvlinkGpu(
             index=self.index,
@@ -103,7 +109,7 @@ def _is_message(gpu: _Gpu, line: str) -> bool:
     """Return whether a line is printed below a GPU in place of its links, or continues such a line."""
     if _LINK.fullmatch(line) or not line.strip():
         return False
-    bare = line.strip() in _UNKNOWN and not gpu.links
+    bare = _UNKNOWN.fullmatch(line.strip()) is not None and not gpu.links
     goes_on = gpu.message is not None and not gpu.links and not line.lstrip().startswith("Link")
     return bare or goes_on or _GPU_MESSAGE.match(line) is not None
 
@@ -140,14 +146,17 @@ def _take_link(gpu: _Gpu, line: str) -> None:
         return
     if counter and _TRAFFIC.fullmatch(counter["name"]):
         return
-    if counter and (counter["value"] in _UNKNOWN or _figure(counter["value"]) is not None):
+    if counter and (_UNKNOWN.fullmatch(counter["value"]) or _figure(counter["value"]) is not None):
         _count(link, counter, where)
     elif speed is not None:
         link.speed_gb_per_s = _once(link.speed_gb_per_s, speed, "speed_gb_per_s", where)
         link.state = _once(link.state, "active", "state", where)
     elif state:
         link.state = _once(link.state, state["state"].lower(), "state", where)
-    elif rest not in _UNKNOWN:
+    elif (unknown := _UNKNOWN.fullmatch(rest)) is not None:
+        if unknown["unsupported"]:
+            link.state = _once(link.state, UNSUPPORTED, "state", where)
+    else:
         raise ParseError(f"expected a speed, <inactive>, <sleep> or a counter below {where}, found '{shorten(line)}'")
 
 

@@ -1,0 +1,81 @@
+"""The number of GPUs that a node's board has by the catalog: one that is gone from the bus leaves no other trace."""
+
+import re
+from dataclasses import dataclass
+
+from gpunode.catalog import Platform, load
+from gpunode.checks.gpus import model_of
+from gpunode.checks.machine import is_guest, nvswitches
+from gpunode.facts.node import NodeFacts
+from gpunode.text import counted, listed
+
+ONE_BOARD = ("board", "server", "tray")
+"""Kinds of platforms whose number of GPUs is fixed by their construction."""
+DIVIDED = (1, 2, 4)
+"""Numbers of GPUs that smaller boards, or virtual machines on a part of a board, may have."""
+
+
+@dataclass(frozen=True)
+class TooFew:
+    """A board with fewer GPUs on the bus than it is built with."""
+
+    expected: int
+    measured: int
+    certain: bool
+    """False if the catalog or the node leaves a doubt."""
+    reason: str
+
+
+def too_few(node: NodeFacts) -> TooFew | None:
+    """Return what is missing of the node's board; None if nothing is, or if the catalog has no such board."""
+    models = [{gpu.id for gpu in match.gpus} for device in node.gpus_on_bus or () if (match := model_of(device))]
+    switches = nvswitches(node)
+    rows = [row for row in load().platforms.values() if row.kind in ONE_BOARD and _present(row, models)]
+    rows = [row for row in rows if node.architecture in (None, *row.hosts) and (row.nvswitch or not switches)]
+    named = [row for row in rows if _is_named(row, node)]
+    if not rows:
+        return _odd_number(node, models)
+    missing = [row for row in named or rows if row.gpu_count > _present(row, models)]
+    if not missing or any(row.gpu_count == _present(row, models) for row in named or rows):
+        return None
+    row = min(missing, key=lambda row: row.gpu_count)
+    present = _present(row, models)
+    doubt = not (switches or named) and (present in DIVIDED or is_guest(node) or node.virtualization is None)
+    if doubt and present in DIVIDED and is_guest(node):
+        return None
+    numbers = sorted({row.gpu_count for row in missing})
+    if len(numbers) > 1:
+        reason = f"boards with them have {listed(map(str, numbers))}"
+    else:
+        shown = f" ({counted(len(switches), 'NVSwitch', 'NVSwitches')} on the bus)" if switches else ""
+        reason = f"{row.name} has {row.gpu_count}{shown}"
+    return TooFew(row.gpu_count, present, row.sure("gpus") and not doubt, reason)
+
+
+def _present(row: Platform, models: list[set[str]]) -> int:
+    """Return the number of GPUs on the bus that may be those of a platform."""
+    return sum(any(gpu in ids for gpu in row.gpus) for ids in models)
+
+
+def _is_named(row: Platform, node: NodeFacts) -> bool:
+    """Return True if the firmware names the platform: ``DGXH100``."""
+    return row.kind == "server" and _letters(row.name) in _letters(node.machine.product if node.machine else None)
+
+
+def _letters(text: str | None) -> str:
+    return re.sub(r"[^a-z0-9]", "", (text or "").lower())
+
+
+def _odd_number(node: NodeFacts, models: list[set[str]]) -> TooFew | None:
+    """Return what may be missing of a server with cards, or of a cloud shape: they have an even number of them."""
+    rows = [row for row in load().platforms.values() if row.gpu_count > 2]
+    cards = {gpu for row in rows if row.kind == "pcie" for gpu in row.gpus}
+    if is_guest(node):
+        # Of cards that anybody buys, a guest may have any number.
+        cards = {gpu for row in rows if row.virtual for gpu in row.gpus} - cards
+    present = sum(bool(ids & cards) for ids in models)
+    if present < 3 or present % 2 == 0 or present != len(models):
+        return None
+    return TooFew(
+        present + 1, present, certain=False, reason="an odd number; servers with several of them have an even one"
+    )

@@ -1,0 +1,107 @@
+"""Every platform of the catalog with fewer GPUs than it is built with: never a pass where the number shows it."""
+
+import pytest
+
+from gpunode.catalog import Platform, load
+from gpunode.checks import Expectation, Status, registry
+from gpunode.facts.models.host import Machine
+from gpunode.facts.node import NodeFacts, PciDevice
+
+PLATFORMS = [row for row in load().platforms.values() if row.gpu_count > 1]
+BUILT = ("board", "server", "tray")
+
+
+def device(pci_id: str, subsystem: str | None, number: int, class_id: str = "030200") -> PciDevice:
+    vendor, device_id = pci_id.split(":")
+    return PciDevice(
+        slot=f"0000:{number:02x}:00.0",
+        vendor_id=vendor,
+        device_id=device_id,
+        subsystem_id=subsystem,
+        class_id=class_id,
+        driver="nvidia",
+    )
+
+
+def node(row: Platform, gone: int, *, product: str | None = None, virtualization: str = "none") -> NodeFacts:
+    """The platform without some of its GPUs, as the bus shows it."""
+    models = [load().gpus[gpu] for gpu, number in row.gpus.items() for _ in range(number)]
+    gpus = [device(gpu.pci[0], next(iter(gpu.subsystems), None), number) for number, gpu in enumerate(models)]
+    switches = [
+        device(row.nvswitch, None, 0x80 + number, "068000") for number in range(row.nvswitches if row.nvswitch else 0)
+    ]
+    return NodeFacts.model_validate(
+        {
+            "host": "n",
+            "collected_at": "2026-11-23T00:00:00Z",
+            "simulated": True,
+            "pci": tuple(gpus[: len(gpus) - gone] + switches),
+            "virtualization": virtualization,
+            "architecture": row.hosts[0],
+            "machine": Machine(vendor="x", product=product, board=None, bios_version=None, bios_date=None),
+        }
+    )
+
+
+def status(facts: NodeFacts, gpus: int | None = None) -> Status:
+    (finding,) = registry["gpu.present"].findings(facts, Expectation(gpus=gpus))
+    return finding.status
+
+
+def test_a_whole_platform_passes() -> None:
+    found = {(row.id, kind): status(node(row, 0, virtualization=kind)) for row in PLATFORMS for kind in ("none", "kvm")}
+    assert len(found) > 100
+    assert {name: one for name, one in found.items() if one is not Status.PASS} == {}
+
+
+@pytest.mark.parametrize("kind", BUILT)
+def test_a_board_with_gpus_gone_never_passes_unless_it_looks_like_a_smaller_one(kind: str) -> None:
+    for row in [row for row in PLATFORMS if row.kind == kind]:
+        gone_from(row)
+
+
+def gone_from(row: Platform) -> None:
+    smaller = {
+        other.gpu_count
+        for other in load().platforms.values()
+        if set(other.gpus) == set(row.gpus) and other.nvswitch in (None, row.nvswitch) and other.kind in BUILT
+    }
+    for gone in range(1, row.gpu_count):
+        left = row.gpu_count - gone
+        found = status(node(row, gone))
+        if left in smaller and row.nvswitch is None:
+            assert found is Status.PASS
+        elif row.nvswitch is not None or left not in (1, 2, 4):
+            assert found is (Status.FAIL if row.sure("gpus") else Status.WARN), (row.id, left)
+        else:
+            assert found is Status.WARN, left
+        assert status(node(row, gone), gpus=left) is Status.PASS, "the site says so"
+        assert status(node(row, gone), gpus=row.gpu_count) is Status.FAIL
+
+
+def test_one_gone_is_never_a_pass() -> None:
+    """Whatever the model: seven of eight, three of four, on boards, with cards, in guests that have a whole board."""
+    found = {}
+    for row in [row for row in PLATFORMS if row.gpu_count > 2]:
+        (model,) = row.gpus
+        elsewhere = any(model in other.gpus for other in PLATFORMS if not other.virtual)
+        guest = row.virtual and (not elsewhere or load().platforms[row.board or row.id].kind in BUILT)
+        found[row.id] = status(node(row, 1, virtualization="kvm" if guest else "none"))
+    assert len(found) > 50
+    assert {name: one for name, one in found.items() if one not in (Status.FAIL, Status.WARN)} == {}
+
+
+@pytest.mark.parametrize(("model", "count"), [("b200", 8), ("h100-sxm5-80gb", 8), ("a100-sxm4-80gb", 8)])
+def test_a_guest_may_have_a_part_of_a_board(model: str, count: int) -> None:
+    row = next(row for row in PLATFORMS if row.gpus == {model: count} and row.kind == "board")
+    hidden = row.model_copy(update={"nvswitch": None})
+    assert [status(node(hidden, count - left, virtualization="kvm")).value for left in (1, 2, 3, 4, 7)] == [
+        *("pass", "pass", "warn", "pass", "warn")
+    ]
+
+
+def test_the_firmware_names_the_server() -> None:
+    """Four A100 without NVSwitches are a board of their own, unless the machine is one with eight."""
+    row = load().platforms["dgx-a100-8"].model_copy(update={"nvswitch": None})
+    assert status(node(row, 4)) is Status.PASS
+    assert status(node(row, 4, product="DGX A100 640GB")) is Status.FAIL
