@@ -162,9 +162,9 @@ def _as_expected(node: NodeFacts, expected: str, measured: str) -> CheckResult:
     for device in node.gpus_on_bus or ():
         match = model_of(device)
         if match is None or not ids.intersection(gpu.id for gpu in match.gpus):
-            others.append(f"{device.slot} is {_name_of(device.device_id, device.subsystem_id)}")
+            others.append(f"{_name_of(device.device_id, device.subsystem_id)} at {device.slot}")
     if others:
-        message = f"not {expected}: {listed(others)}"
+        message = f"{expected} expected, found {listed(others)}"
         return CheckResult(Status.FAIL, message, expected=expected, measured=measured, source=SITE)
     return CheckResult(Status.PASS, measured, expected=expected, measured=measured, source=SITE)
 

@@ -152,11 +152,11 @@ def cuda_of_image(node: NodeFacts) -> Iterator[CheckResult]:
     if not needed:
         raise Skip(f"{image_of(node)} declares no CUDA version")
     ((name, number),) = needed.items()
-    verdict = _driver_runs(node, f"{name}: CUDA {number}", number, node.loaded_driver.version)
+    verdict = driver_runs(node, f"{name}: CUDA {number}", number, node.loaded_driver.version)
     toolkit = _series(system.cuda or "")
     if verdict.status is Status.PASS and used and toolkit is not None and toolkit > number:
         # PyTorch's own CUDA is the one that computes; the toolkit in the image is for compiling.
-        beside = _driver_runs(node, f"toolkit: CUDA {toolkit}", toolkit, node.loaded_driver.version)
+        beside = driver_runs(node, f"toolkit: CUDA {toolkit}", toolkit, node.loaded_driver.version)
         if beside.status is not Status.PASS:
             verdict = replace(verdict, message=f"{verdict.message}; not used: {beside.message}")
     yield verdict
@@ -171,7 +171,8 @@ def _series(text: str) -> Version | None:
     return Version(".".join(str(part) for part in (*release, 0)[:2]))
 
 
-def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> CheckResult:
+def driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> CheckResult:
+    """Return whether a driver runs programs of a CUDA version; ``what`` begins the message."""
     catalog = load()
     branch = catalog.branches.get(driver.split(".", maxsplit=1)[0])
     reported = _series((node.smi.document.cuda_version if node.smi and node.smi.document else None) or "")

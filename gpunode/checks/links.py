@@ -55,7 +55,7 @@ def why_not_judged(node: NodeFacts, device: PciDevice) -> str | None:
     "link.pcie-width",
     needs=("pci", "pci_ports", "virtualization"),
     needs_gpu=True,
-    means="The PCIe link of every GPU has as many lanes as both of its ends can do. The width does not change when a "
+    means="The PCIe link of every GPU has as many lanes as both of its ends support. The width does not change when a "
     "GPU is idle: fewer lanes are a fault.",
     remedy=SEATING,
     state="drain",
@@ -100,7 +100,7 @@ def _width_of(node: NodeFacts, device: PciDevice) -> CheckResult:
 def _one_end(now: int, most: int, device: PciDevice) -> CheckResult:
     verdict = CheckResult(
         Status.PASS,
-        f"x{now}, all that the card can",
+        f"x{now}, the maximum of the card",
         expected=most,
         measured=now,
         unit="lanes",
@@ -115,8 +115,8 @@ def _one_end(now: int, most: int, device: PciDevice) -> CheckResult:
 def _both_ends(now: str, can: str, device: PciDevice, verdict: CheckResult) -> CheckResult:
     """Return the result with its message; ``verdict`` has the numbers, ``now`` and ``can`` their texts."""
     if verdict.status is Status.PASS:
-        return replace(verdict, message=f"{now}, as both ends can", source=BOTH_ENDS)
-    return replace(verdict, message=f"{now} at {device.slot}, both ends can {can}", source=BOTH_ENDS)
+        return replace(verdict, message=f"{now}, as both ends support", source=BOTH_ENDS)
+    return replace(verdict, message=f"{now} at {device.slot}, both ends support {can}", source=BOTH_ENDS)
 
 
 @registry.check(

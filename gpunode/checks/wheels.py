@@ -8,6 +8,7 @@ from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import Row, load
 from gpunode.checks.gpus import model_of
+from gpunode.checks.inside_driver import driver_runs
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.workload import image_of, known, of, one, record_check, where
 from gpunode.facts.models.workload import CudaValues, Record, TorchValues
@@ -113,7 +114,10 @@ def _without_framework(node: NodeFacts) -> bool:
 
 
 def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
-    """Return the newest release and CUDA with a wheel for driver and GPUs; None: the catalog has none."""
+    """Return the newest release and CUDA with a wheel for driver and GPUs; None: the catalog has none.
+
+    A CUDA that the driver runs by minor-version compatibility alone, which container.cuda warns about, comes last.
+    """
     catalog = load()
     driver = node.loaded_driver.version if node.loaded_driver else None
     fitting = []
@@ -123,12 +127,13 @@ def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
         if row.arch != node.architecture or not all(runs_on(names, capability) for capability in present):
             continue
         for series in row.cuda:
-            major = catalog.cuda_majors.get(series.split(".", maxsplit=1)[0])
-            if driver is None or (major is not None and Version(driver) >= Version(major.floor)):
-                fitting.append((Version(row.until or row.since), Version(series)))
+            number = Version(series)
+            status = Status.PASS if driver is None else driver_runs(node, "", number, driver).status
+            if status in (Status.PASS, Status.WARN):
+                fitting.append((status is Status.PASS, Version(row.until or row.since), number))
     if not fitting:
         return None
-    index = f"cu{str(max(fitting)[1]).replace('.', '')}"
+    index = f"cu{str(max(fitting)[-1]).replace('.', '')}"
     return f"pip install torch --index-url https://download.pytorch.org/whl/{index}, or an image with that build."
 
 

@@ -133,7 +133,7 @@ class PlanOptions:
 @click.option("--explain", metavar="RULE", help="Explain one rule and how it applies to this request: R10.")
 @click.option("--diff", nargs=2, metavar="A B", help="Compare two saved plans (--format json or yaml, or a lock).")
 @click.option("--overlay", "overlays", multiple=True, metavar="FILE", help="Site catalog file.  [repeatable]")
-@click.option("--today", metavar="DATE", help="Evaluate lifetimes as of this day, YYYY-MM-DD.  [default: today]")
+@click.option("--today", metavar="DATE", help="Evaluate support dates for this day, YYYY-MM-DD.  [default: today]")
 @click.option("--format", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 @click.option("--strict", is_flag=True, help="Exit 1 if a stack has warnings.")
 @click.option("--write", is_flag=True, help="Write the lock gpunode_stack.yml to host_vars or group_vars.")

@@ -139,9 +139,9 @@ def _conflict(conflict: Conflict) -> Iterator[RenderableType]:
 
 def _last_line(document: Plan) -> Text:
     counts = {
-        "decided": sum(max(1, len(group.hosts)) for group in document.groups if group.stack),
+        "with a stack": sum(max(1, len(group.hosts)) for group in document.groups if group.stack),
         "without a stack": sum(max(1, len(group.hosts)) for group in document.groups if group.conflict),
         "not determined": sum(len(group.hosts) for group in document.groups if group.undetermined),
     }
-    summary = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
-    return Text(f"{summary}; lifetimes as of {document.today}")
+    summary = ", ".join(f"{counted(number, 'node')} {what}" for what, number in counts.items() if number)
+    return Text(f"{summary}; support dates were evaluated for {document.today}")

@@ -6,7 +6,7 @@ The formats are those of ipmitool's manual (``sdr type``, ``sel list``); the tes
 import re
 from datetime import datetime
 
-from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
+from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.bmc import BmcAccess, BmcEvent, BmcSensor
 
@@ -27,7 +27,7 @@ def bmc_access(bundle: BundleReader) -> BmcAccess:
         return "no-device"
     answer = bundle.raw("ipmi-fans")
     if answer is None:
-        raise UnknownFactError("ipmi-fans was not run")
+        raise bundle.not_collected()
     if answer.rc == _NO_PROGRAM:
         return "no-program"
     if answer.rc != 0 and _REFUSED.search(answer.stderr):

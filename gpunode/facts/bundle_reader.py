@@ -35,6 +35,11 @@ class BundleReader:
             self._unreadable.setdefault(problem.partition(": ")[0], problem)
         self._parsed: dict[str, Any] = {}
 
+    def not_collected(self) -> UnknownFactError:
+        """Return the error for data that the bundle's probe does not read, the same for all: of another version."""
+        day = self._bundle.collected_at.partition("T")[0]
+        return UnknownFactError(f"the probe of this bundle ({day}) did not read it: collect it again with this gpunode")
+
     @property
     def results(self) -> list[dict[str, Any]]:
         """Return the results of workloads, not validated."""
@@ -43,7 +48,7 @@ class BundleReader:
     def text(self, path: str) -> str | None:
         """Return the text of a file, None if it does not exist; raise UnknownFactError if it could not be read."""
         if path not in self._bundle.files:
-            raise UnknownFactError(f"{path} was not read")
+            raise self.not_collected()
         text = self._bundle.files[path]
         if text is None and path in self._unreadable:
             raise UnknownFactError(f"could not be read: {first_line(self._unreadable[path])}")
@@ -108,7 +113,8 @@ class BundleReader:
         rows = [line.split("\t") for line in self.look(key)]
         for row in rows:
             if len(row) != width:
-                raise ParseError(f"expected {width} fields of {key}, found {len(row)}: '{first_line(row[0])}'")
+                what = f"the probe's reading of {key.replace('-', ' ')}"
+                raise ParseError(f"expected {width} fields in {what}, found {len(row)}: '{first_line(row[0])}'")
         return rows
 
     def once(self, what: str, parse: Callable[[], Any]) -> Any:
@@ -151,7 +157,8 @@ class BundleReader:
         """
         result = self._bundle.commands.get(key)
         if result is None:
-            raise UnknownFactError(f"{key} was not run")
+            self.require_finished(key)
+            raise self.not_collected()
         if last_line(result.stderr).startswith(NOT_RUN):
             raise UnknownFactError(f"{shown(result)} was {last_line(result.stderr)}")
         ended_by = signal_of(result.rc)

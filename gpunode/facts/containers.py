@@ -4,7 +4,7 @@ import json
 import tomllib
 from typing import Any
 
-from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
+from gpunode.facts.bundle_reader import BundleReader, first_line, whole
 from gpunode.facts.driver import version_of
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import CdiSpec, ContainerSettings, DockerDaemon
@@ -26,7 +26,7 @@ def docker(bundle: BundleReader) -> DockerDaemon | None:
     if not bundle.ran("docker-info"):
         bundle.require_finished("docker_daemon")
         if not bundle.ran("version-docker"):
-            raise UnknownFactError("docker info was not run")
+            raise bundle.not_collected()
         return None
     runtimes: list[str] = []
     values: dict[str, Any] = {}

@@ -137,7 +137,7 @@ def storage(bundle: BundleReader) -> tuple[StoredMount, ...] | None:
     if not bundle.ran("storage"):
         bundle.require_finished("storage")
         if not bundle.looked_for_records():
-            raise UnknownFactError("mounts were not read")
+            raise bundle.not_collected()
         return None
     found = []
     for path, source, kind, mark, options, there, its, same, size, free, problem in bundle.rows("storage", 11):

@@ -37,7 +37,7 @@ def kernel_log(bundle: BundleReader) -> KernelLog:
     if journal.strip():
         return parse(journal, "journal")
     if not bundle.ran("dmesg"):
-        raise UnknownFactError("dmesg was not run")
+        raise bundle.not_collected()
     return parse(bundle.output("dmesg"), "dmesg")
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, is_word, word
+from gpunode.facts.bundle_reader import BundleReader, is_word, word
 from gpunode.facts.node import Kernel
 from gpunode.facts.packages import rpm_lines
 from gpunode.facts.system import uname
@@ -50,7 +50,7 @@ def _owners(bundle: BundleReader, releases: tuple[str, ...]) -> dict[str, str]:
         return _dpkg_owners(bundle.output("dpkg-kernels", good=(0, 1)), releases)
     if bundle.ran("rpm-packages"):
         return _rpm_owners(rpm_lines(bundle), releases)
-    raise UnknownFactError("the packages of the kernels were not queried")
+    raise bundle.not_collected()
 
 
 def _dpkg_owners(text: str, releases: tuple[str, ...]) -> dict[str, str]:

@@ -40,7 +40,7 @@ def _require_places(bundle: BundleReader) -> None:
     """Raise UnknownFactError for a bundle of an earlier probe, which has only NVIDIA's functions, without their
     paths."""
     if bundle.folder(_FOLDER) and not bundle.ran("pci-paths"):
-        raise UnknownFactError("the paths of PCI functions were not read")
+        raise bundle.not_collected()
 
 
 def _functions(bundle: BundleReader) -> list[PciDevice]:
@@ -154,7 +154,7 @@ def acs(bundle: BundleReader) -> tuple[PciAcs, ...]:
         if bundle.folder(_FOLDER) is None:
             raise UnknownFactError(f"{_FOLDER} does not exist: the PCI bus cannot be read")
         if any(above for above, _ in _places(bundle).values()):
-            raise UnknownFactError("the configuration space of bridges was not read")
+            raise bundle.not_collected()
         return ()
     try:
         rows = bundle.rows("pci-acs", 3)

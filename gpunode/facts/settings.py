@@ -2,7 +2,7 @@
 
 import re
 
-from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
+from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import BootSetting, EnvironmentSetting, Limit, Limits
 from gpunode.facts.probed import SYSCTLS
@@ -32,7 +32,7 @@ def sysctl(bundle: BundleReader) -> dict[str, str]:
     found = {name: bundle.value("/proc/sys/" + name.replace(".", "/")) for name in SYSCTLS}
     known = {name: " ".join(value.split()) for name, value in found.items() if value is not None}
     if not known:
-        raise UnknownFactError("/proc/sys was not read")
+        raise bundle.not_collected()
     return known
 
 

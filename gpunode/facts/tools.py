@@ -136,6 +136,6 @@ def recorded(bundle: BundleReader) -> dict[str, str | None] | None:
     if not bundle.ran("tools"):
         bundle.require_finished("tools")
         if not bundle.looked_for_records():
-            raise UnknownFactError("programs were not queried")
+            raise bundle.not_collected()
         return None
     return {name: path or None for name, path in bundle.rows("tools", 2)}

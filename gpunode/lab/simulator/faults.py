@@ -158,7 +158,7 @@ KINDS: dict[str, FaultKind] = {
     "remap-pending": FaultKind("gpu", "a row waits for a reset to be remapped (Xid 63)", {}, _remap),
     "xid": FaultKind("gpu", "the driver reports this Xid", {"number": 31, "text": ""}, _xid),
     "nvlink-down": FaultKind("link", "a link is down (Xid 74)", {}, _link_down),
-    "pcie-narrow": FaultKind("gpu", "the PCIe link runs at less than it can", {"width": 8, "gen": 0}, _narrow, _widen),
+    "pcie-narrow": FaultKind("gpu", "the PCIe link runs below its maximum", {"width": 8, "gen": 0}, _narrow, _widen),
     "throttle": FaultKind("gpu", "its clocks are held down", {"reason": "hw_thermal_slowdown"}, _throttle),
     "smi-hangs": FaultKind("node", "nvidia-smi does not return", {}, _entry_only),
     "fabric-manager-version": FaultKind(

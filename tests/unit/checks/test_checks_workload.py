@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from gpunode.catalog import load
 from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.checks.wheels import runs_on
 from gpunode.facts import NodeFacts
@@ -198,6 +199,37 @@ def test_the_wheel_that_fits_is_named() -> None:
     (finding,) = found(record("versions.torch", TORCH_CPU, device="cpu"), loaded_driver=older)["framework.wheel"]
     assert finding.remedy is not None
     assert "https://download.pytorch.org/whl/cu126," in finding.remedy
+
+
+def only(check: str, device: str, driver: LoadedDriver, *records: Record) -> Finding:
+    """The finding of one check for a node with one GPU of a PCI id."""
+    facts = {"pci": (T4.model_copy(update={"device_id": device}),), "loaded_driver": driver, "architecture": "x86_64"}
+    node = NodeFacts(host="n", collected_at="now", simulated=False, records=records, gaps={}, **facts)
+    (finding,) = judge(node, Expectation(), "standard", {check})
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("device", "capability"), [("1eb8", "7.5"), ("20b5", "8.0"), ("2330", "9.0"), ("2901", "10.0")]
+)
+def test_container_cuda_passes_the_wheel_that_is_named(device: str, capability: str) -> None:
+    """framework.wheel recommended builds that container.cuda warns about."""
+    wheels = [row for row in load().wheels.values() if row.arch == "x86_64" and capability in row.compute_capabilities]
+    named = 0
+    for branch in load().branches:
+        driver = LoadedDriver(version=f"{branch}.999.99", flavour="proprietary")
+        status = {}
+        for series in {series for row in wheels for series in row.cuda}:
+            torch = record("versions.torch", {"version": "2", "cuda": series, "available": True, "count": 1})
+            status[series] = only(
+                "container.cuda", device, driver, torch, record("versions.system", {"python": "3.12"})
+            ).status
+        remedy = only("framework.wheel", device, driver, record("versions.torch", TORCH_CPU, device="cpu")).remedy
+        chosen = [one for series, one in status.items() if f"whl/cu{series.replace('.', '')}," in str(remedy)]
+        best = next((one for one in (Status.PASS, Status.WARN) if one in status.values()), None)
+        assert chosen == ([] if best is None else [best]), (branch, remedy, status)
+        named += len(chosen)
+    assert named > 3
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,6 @@ def test_many_nodes_in_seconds_and_little_memory(way: str, bundles: tuple[Path, 
     assert done.returncode == 0, done.stderr
     peak_mb = int(done.stderr.split()[-1]) * 1024 / 1e6
     print(f"{way}: {HOSTS} bundles of {size / 1e6:.0f} MB: {seconds:.1f} s, peak {peak_mb:.0f} MB")
-    assert f"{HOSTS} decided" in done.stdout
+    assert f"{HOSTS} nodes with a stack" in done.stdout
     assert done.stdout.count(f"{HOSTS // len(GPUS)} nodes: ") == len(GPUS)
     assert peak_mb < LIMIT_MB
