@@ -10,7 +10,7 @@ from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
 ONE_BOARD = ("board", "server", "tray")
-"""Kinds of platforms whose number of GPUs is fixed by their construction."""
+"""Kinds of platforms with a number of GPUs that is fixed by their construction."""
 DIVIDED = (1, 2, 4)
 """Numbers of GPUs that smaller boards, or virtual machines on a part of a board, may have."""
 
@@ -74,7 +74,7 @@ def _odd_number(node: NodeFacts, models: list[set[str]]) -> TooFew | None:
         # Of cards that anybody buys, a guest may have any number.
         cards = {gpu for row in rows if row.virtual for gpu in row.gpus} - cards
     present = sum(bool(ids & cards) for ids in models)
-    if present < 3 or present % 2 == 0 or present != len(models):
+    if present == 1 or present % 2 == 0 or present != len(models):
         return None
     return TooFew(
         present + 1, present, certain=False, reason="an odd number; servers with several of them have an even one"

@@ -1,6 +1,7 @@
 """Checks on the output of external programs (nvbandwidth, nccl-tests, dcgmi diag), and on storage."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from gpunode.checks.figures import OF_FIGURES, judged, worst_of
@@ -198,6 +199,10 @@ def storage(values: FioValues, run: MeasuredNode) -> Iterator[CheckResult]:
             verdict = judged(
                 Figure(f"storage_{job.pattern}", job.bandwidth_gb_per_s), run.shape, run.expect, name, what
             )
+            if values.fio_version is None and verdict.status is Status.FAIL:
+                # Our own reader and writer reaches less than fio on fast disks.
+                text = f"{verdict.message}; measured without fio, which the image lacks"
+                verdict = replace(verdict, status=Status.WARN, message=text)
             yield verdict if verdict.status is not Status.SKIP else _measured(verdict, f"{job.iops:.0f} IOPS")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gpunode.workload.payload import own_io
 from gpunode.workload.payload.isolate import SkipPart, Trouble, one_line
 from gpunode.workload.payload.measuring import repetition_values, significant
 from gpunode.workload.payload.pytorch import torch_module
@@ -26,7 +28,11 @@ SHARE_OF_FREE = 8
 """At most this fraction (1/8) of the free space is written."""
 FIO_OPTIONS = ("--ioengine=libaio", "--direct=1", "--time_based", "--group_reporting", "--randrepeat=0", "--thread")
 """Its jobs are threads: as processes they would leave the group that is ended with this one."""
-REFUSED = ("Invalid argument", "Operation not supported")
+REFUSED = (
+    *("Invalid argument", "Operation not supported", "Function not implemented", "does not support direct", "O_DIRECT"),
+    *("not loadable", "failed to load engine", "direct=1"),
+)
+"""In what fio prints where the file system has no direct I/O, or fio not this engine."""
 PATTERNS = (("write", MIB, 4, 16), ("read", MIB, 4, 16), ("randwrite", 4096, 4, 32), ("randread", 4096, 4, 32))
 """Pattern, block, jobs, depth."""
 FIO_LIMIT_S = 120
@@ -47,6 +53,8 @@ def folder_in(directory: str | None) -> Iterator[tuple[Path, os.statvfs_result]]
             raise Trouble(f"{where} is not a directory here: use an existing one, also inside the container")
         folder = tempfile.mkdtemp(prefix=".gpunode-", dir=where)
     except OSError as err:
+        if err.errno == errno.EROFS:
+            raise SkipPart(f"{where} is mounted read-only: choose a directory that can be written to") from None
         raise Trouble(f"nothing can be written into {where}: {err.strerror or err} (uid {os.getuid()})") from None
     try:
         system = os.statvfs(folder)
@@ -72,46 +80,66 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str 
 
 
 def fio(directory: str | None, seconds: float) -> dict[str, Any]:
-    """Return the values of ``storage.fio``. Raises SkipPart without a directory, or without fio."""
+    """Return the values of ``storage.fio``: without fio, or where it is refused, those of our own reader and writer.
+
+    Raises SkipPart without a directory, or for a read-only one.
+    """
     if directory is None:
         raise SkipPart("no directory was set (--storage DIR)")
     program = shutil.which("fio")
-    if program is None:
-        raise SkipPart("fio is not installed: apt-get install fio, or use --no-container if the image lacks it")
     with folder_in(directory) as (folder, system):
         free = system.f_bavail * system.f_frsize
         most_jobs = max(jobs for _, _, jobs, _ in PATTERNS)
         size = max(LEAST_FILE_BYTES, min(FILE_BYTES, free // SHARE_OF_FREE // most_jobs)) // MIB * MIB
-        rows, version = [], None
-        for pattern, block, jobs, depth in PATTERNS:
-            answer = _run_fio(
-                program,
-                folder,
-                f"--name={pattern}",
-                f"--rw={pattern}",
-                f"--bs={block}",
-                f"--numjobs={jobs}",
-                f"--iodepth={depth}",
-                f"--size={size}",
-                f"--runtime={seconds:g}",
-                "--filename_format=gpunode.$jobnum",
-            )
-            version = str(answer.get("fio version", "")).replace("fio-", "") or None
-            rows.append(fio_row(answer, pattern, block, jobs, depth))
+        direct = True
+        rows, version = _by_fio(program, folder, size, seconds) if program is not None else ([], None)
+        if not rows:
+            direct = own_io.supports_direct(folder)
+            own_io.filled(folder, most_jobs, size)
+            rows = [
+                own_io.measured(own_io.Access(folder, pattern, block, size, direct), jobs, seconds)
+                for pattern, block, jobs, _ in PATTERNS
+            ]
         return {
             "device": "cpu",
             "directory": directory,
             "filesystem": file_system_of(folder),
             "free_bytes": free,
             "fio_version": version,
-            "direct": True,
+            "direct": direct,
             "size_bytes": size,
             "jobs": rows,
         }
 
 
-def _run_fio(program: str, folder: Path, *words: str) -> dict[str, Any]:
-    """Run fio in the folder; return its JSON: as an option, a path with a colon would be two folders."""
+def _by_fio(program: str, folder: Path, size: int, seconds: float) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the rows and fio's version; no row if fio cannot measure this file system."""
+    rows, version = [], None
+    for pattern, block, jobs, depth in PATTERNS:
+        answer = _run_fio(
+            program,
+            folder,
+            f"--name={pattern}",
+            f"--rw={pattern}",
+            f"--bs={block}",
+            f"--numjobs={jobs}",
+            f"--iodepth={depth}",
+            f"--size={size}",
+            f"--runtime={seconds:g}",
+            "--filename_format=gpunode.$jobnum",
+        )
+        if answer is None:
+            return [], None
+        version = str(answer.get("fio version", "")).replace("fio-", "") or None
+        rows.append(fio_row(answer, pattern, block, jobs, depth))
+    return rows, version
+
+
+def _run_fio(program: str, folder: Path, *words: str) -> dict[str, Any] | None:
+    """Run fio in the folder; return its JSON: as an option, a path with a colon would be two folders.
+
+    None: it has no direct I/O there, or not this engine.
+    """
     try:
         done = subprocess.run(
             [program, "--output-format=json", *FIO_OPTIONS, *words],
@@ -125,8 +153,9 @@ def _run_fio(program: str, folder: Path, *words: str) -> dict[str, Any]:
         raise Trouble(f"fio did not return within {FIO_LIMIT_S} s") from None
     complaint = one_line(done.stderr.decode(errors="replace"))
     if done.returncode != 0:
-        if any(word in complaint for word in REFUSED):
-            raise SkipPart(f"the file system does not support direct I/O: {complaint}")
+        # It prints some of its complaints before the JSON.
+        if any(word in f"{complaint} {done.stdout[:4096].decode(errors='replace')}" for word in REFUSED):
+            return None
         raise Trouble(f"fio ended with exit code {done.returncode}: {complaint}")
     text = done.stdout.decode(errors="replace")
     try:

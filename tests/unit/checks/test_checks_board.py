@@ -27,9 +27,8 @@ def node(row: Platform, gone: int, *, product: str | None = None, virtualization
     """The platform without some of its GPUs, as the bus shows it."""
     models = [load().gpus[gpu] for gpu, number in row.gpus.items() for _ in range(number)]
     gpus = [device(gpu.pci[0], next(iter(gpu.subsystems), None), number) for number, gpu in enumerate(models)]
-    switches = [
-        device(row.nvswitch, None, 0x80 + number, "068000") for number in range(row.nvswitches if row.nvswitch else 0)
-    ]
+    shown = [] if row.nvswitch is None else [row.nvswitch] * row.nvswitches
+    switches = [device(pci_id, None, 0x80 + number, "068000") for number, pci_id in enumerate(shown)]
     return NodeFacts.model_validate(
         {
             "host": "n",

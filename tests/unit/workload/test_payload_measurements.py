@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.facts.models.measured import MEASURED, FioJob, LoadState
+from gpunode.facts.models.measured import MEASURED, FioJob, FioValues, LoadState
 from gpunode.workload.distributed import joined
 from gpunode.workload.payload import copies, external, gemm, measuring, sampler, storage
 from gpunode.workload.payload.devices import CudaDevice
@@ -278,12 +278,52 @@ def test_space_that_runs_out_meanwhile_is_named_and_nothing_is_left(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_directory_and_no_fio_are_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_directory_and_a_read_only_one_are_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SkipPart, match="--storage DIR"):
         storage.fio(None, 1.0)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SkipPart, match="fio is not installed"):
+
+    def read_only(**_: Any) -> str:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.mkdtemp", read_only)
+    with pytest.raises(SkipPart, match="is mounted read-only"):
         storage.fio(str(tmp_path), 1.0)
+
+
+# Printed by fio 3.33 of Debian 12 on a ramfs, and for an engine that it was built without.
+NO_DIRECT = """echo 'fio: pid=27784, err=22/file:filesetup.c:805, func=open(g.0), error=Invalid argument'
+echo 'fio: looks like your file system does not support direct=1/buffered=0' >&2
+echo 'fio: destination does not support O_DIRECT' >&2; exit 1"""
+NO_ENGINE = "echo 'fio: engine libaio not loadable' >&2; echo 'fio: failed to load engine' >&2; exit 1"
+
+
+@pytest.mark.parametrize("program", [None, NO_DIRECT, NO_ENGINE])
+@pytest.mark.parametrize("direct", [True, False])
+def test_where_fio_cannot_measure_our_own_reader_and_writer_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, direct: bool
+) -> None:
+    directory, programs = tmp_path / "data", tmp_path / "programs"
+    directory.mkdir()
+    programs.mkdir()
+    if program is not None:
+        _program(programs, "fio", program)
+    monkeypatch.setenv("PATH", str(programs))
+    opened = os.open
+
+    def without_direct(path: Any, flags: int, *mode: int, **more: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument", path)
+        return opened(path, flags, *mode, **more)
+
+    if not direct:
+        monkeypatch.setattr("gpunode.workload.payload.own_io.os.open", without_direct)
+    monkeypatch.setattr(storage, "FILE_BYTES", 16 << 20)
+    values = FioValues.model_validate(storage.fio(str(directory), 0.1))
+    assert (values.fio_version, values.size_bytes) == (None, 16 << 20)
+    assert direct or not values.direct
+    assert [job.pattern for job in values.jobs] == [pattern for pattern, *_ in storage.PATTERNS]
+    assert all(job.bandwidth_gb_per_s > 0 and job.iops > 0 and job.latency_us for job in values.jobs)
+    assert list(directory.iterdir()) == []
 
 
 def test_a_colon_in_the_directory_is_no_list_of_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
