@@ -1,0 +1,107 @@
+"""What the programs' output says of a machine: one figure for each measurement, and each fault by name."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.expectations import Figure, tools
+from gpunode.expectations.limits import Where
+from gpunode.facts.models.outputs import BandwidthTest, NcclTests, Nvbandwidth, P2pBandwidth
+from gpunode.facts.parsers.kinds import KINDS
+
+SAMPLES = Path(__file__).resolve().parents[1] / "facts" / "samples"
+
+
+def figures(sample: str, *edits: tuple[str, str], **log: Any) -> Iterator[Figure | tools.ToolTrouble]:
+    """The figures of a sample, after its text was edited."""
+    text = (SAMPLES / f"{sample}.txt").read_text(encoding="utf-8")
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    answer = KINDS[sample.partition(".")[0]](text)
+    match answer:
+        case NcclTests():
+            return tools.of_nccl_tests(answer, **log)
+        case Nvbandwidth():
+            return tools.of_nvbandwidth(answer, **log)
+        case BandwidthTest():
+            return tools.of_bandwidth_test(answer)
+        case P2pBandwidth():
+            return tools.of_p2p_bandwidth(answer)
+    pytest.fail(f"no figures of {type(answer).__name__}")
+
+
+CONCLUDED = "Collective test concluded: all_reduce_perf"
+BARE, TAGGED = "nccl-tests.bare", "nccl-tests.tagged"
+
+
+@pytest.mark.parametrize(
+    ("sample", "edits", "log", "expected"),
+    [
+        (BARE, (), {}, [Figure("all_reduce_busbw", 42.43, Where(ranks=None, nodes=1), 2097152)]),
+        (BARE, (), {"nodes": 4}, [Figure("all_reduce_busbw", 42.43, Where(ranks=None, nodes=4), 2097152)]),
+        (BARE, (("23.55       0", "23.55       3"),), {}, ["bad: all_reduce: 3 values wrong"]),
+        (BARE, (("values : 0 OK", "values : 2 FAILED"),), {}, ["bad: all_reduce: 2 values wrong"]),
+        (BARE, ((CONCLUDED, ""),), {}, ["unknown: the log does not name the collective"]),
+        (
+            BARE,
+            (("all_reduce_perf", "hypercube_perf"),),
+            {},
+            ["unknown: no expected value for the collective hypercube"],
+        ),
+        (BARE, (("32.785", "32.785 FAILED"),), {}, ["bad: all_reduce failed"]),
+        (TAGGED, (), {"collective": "alltoall"}, [Figure("all_to_all_busbw", 0.08, Where(ranks=2, nodes=2), 16)]),
+        (
+            "nccl-tests.old",
+            (),
+            {},
+            [Figure("all_to_all_busbw", 0.1, Where(ranks=2, nodes=1), 32), "bad: all_gather did not finish: …"],
+        ),
+        ("nvbandwidth.waived", (), {"message_bytes": 7}, [Figure("host_to_device", 13.57, Where(0), 7)]),
+        (
+            "nvbandwidth.text",
+            (),
+            {"message_bytes": 7},
+            [
+                Figure("host_to_device", 24.97, Where(0), 7),
+                Figure("host_to_device", 25.03, Where(1), 7),
+                Figure("peer_to_peer", 17.25, Where(0, 1), 7),
+                Figure("peer_to_peer", 17.5, Where(1, 0), 7),
+            ],
+        ),
+        (
+            "bandwidth-test.memory",
+            (),
+            {},
+            [
+                Figure("host_to_device", 11.7, Where(), 32000000),
+                Figure("device_to_host", 12.6, Where(), 32000000),
+                Figure("on_device", 243.9, Where(), 32000000),
+            ],
+        ),
+        ("bandwidth-test.shmoo", (), {}, [Figure("device_to_host", 11.4, Where(), 34342912)]),
+        (
+            "bandwidth-test.shmoo",
+            (("PASS", "FAIL"),),
+            {},
+            ["bad: bandwidthTest reports FAIL", Figure("device_to_host", 11.4, Where(), 34342912)],
+        ),
+        (
+            "p2p-bandwidth.apart",
+            (),
+            {},
+            [
+                Figure("peer_to_peer", 8.35, Where(0, 1), tools.P2P_BYTES),
+                Figure("peer_to_peer", 8.46, Where(1, 0), tools.P2P_BYTES),
+            ],
+        ),
+        ("p2p-bandwidth.one", (), {}, []),
+    ],
+)
+def test_each_measurement_is_a_figure_and_each_fault_is_named(
+    sample: str, edits: tuple[tuple[str, str], ...], log: dict[str, Any], expected: list[Figure | str]
+) -> None:
+    found = [one if isinstance(one, Figure) else f"{one.grade}: {one.what}" for one in figures(sample, *edits, **log)]
+    assert found == expected
