@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.expectations import Figure, tools
+from gpunode.expectations import Figure, Shape, tools
 from gpunode.expectations.limits import Where
 from gpunode.facts.models.outputs import BandwidthTest, NcclTests, Nvbandwidth, P2pBandwidth
 from gpunode.facts.parsers.kinds import KINDS
@@ -35,6 +35,7 @@ def figures(sample: str, *edits: tuple[str, str], **log: Any) -> Iterator[Figure
 
 CONCLUDED = "Collective test concluded: all_reduce_perf"
 BARE, TAGGED = "nccl-tests.bare", "nccl-tests.tagged"
+RANK_1 = "[1,0]<stdout>:#   Rank  1 Pid     73 on worker-b device  0 [0x10] A100-SXM4-80GB\n"
 
 
 @pytest.mark.parametrize(
@@ -53,11 +54,21 @@ BARE, TAGGED = "nccl-tests.bare", "nccl-tests.tagged"
         ),
         (BARE, (("32.785", "32.785 FAILED"),), {}, ["bad: all_reduce failed"]),
         (TAGGED, (), {"collective": "alltoall"}, [Figure("all_to_all_busbw", 0.08, Where(ranks=2, nodes=2), 16)]),
+        (TAGGED, ((RANK_1, ""),), {}, ["unknown: only one GPU took part: its bandwidth is not that of a collective"]),
         (
             "nccl-tests.old",
             (),
             {},
-            [Figure("all_to_all_busbw", 0.1, Where(ranks=2, nodes=1), 32), "bad: all_gather did not finish: …"],
+            [
+                Figure("all_to_all_busbw", 0.1, Where(ranks=2, nodes=1), 32),
+                "bad: all_gather did not finish: box: Test NCCL failure common.cu:891 'unhandled cuda error'",
+            ],
+        ),
+        (
+            "nvbandwidth.json",
+            (),
+            {"message_bytes": 7},
+            [Figure("host_to_device", 55.12, Where(0), 7), "bad: host_to_device_memcpy_sm ended with error"],
         ),
         ("nvbandwidth.waived", (), {"message_bytes": 7}, [Figure("host_to_device", 13.57, Where(0), 7)]),
         (
@@ -105,3 +116,7 @@ def test_each_measurement_is_a_figure_and_each_fault_is_named(
 ) -> None:
     found = [one if isinstance(one, Figure) else f"{one.grade}: {one.what}" for one in figures(sample, *edits, **log)]
     assert found == expected
+
+
+def test_without_a_description_of_its_links_a_machine_has_unknown_ones() -> None:
+    assert Shape(None, 2).links_between(0, 1) is None
