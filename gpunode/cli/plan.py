@@ -383,13 +383,33 @@ def _replayed(places: tuple[str, ...], apart: "Apart", catalog: Catalog) -> Iter
         )
 
 
+def _not_in_the_inventory(request: Request) -> list[str]:
+    """Return the options of a request that gpunode provision does not know."""
+    given = {
+        "--source": request.source,
+        "--driver": request.driver,
+        "--kernel-module": request.kernel_module,
+        "--cuda": request.cuda,
+        "--toolkit": request.toolkit,
+    }
+    return [option for option, value in given.items() if value is not None]
+
+
 def _of_inventory(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> Plan:
     from gpunode.cli import plan_fleet  # noqa: PLC0415 (a hypothetical node needs no SSH)
     from gpunode.cli.apart import Apart  # noqa: PLC0415
+    from gpunode.provisioning.node_stack import VARIABLES  # noqa: PLC0415
 
     with Apart() as apart:
-        answer = plan_fleet.of_inventory(options, apart, catalog)
+        answer = plan_fleet.of_inventory(options, apart, catalog, request)
         document = plan(answer.hosts, request, catalog, today)
+    only_here = [] if options.write else _not_in_the_inventory(request)
+    if only_here:
+        text = (
+            f"{', '.join(only_here)}: in this plan only, gpunode provision reads the inventory; use --write, or set "
+            f"{', '.join(VARIABLES[option].rstrip(':') for option in only_here)}"
+        )
+        document = document.model_copy(update={"notes": (*document.notes, text)})
     if options.write:
         for path in plan_fleet.write_locks(document, answer.inventory, options.limit):
             click.echo(f"gpunode: locked in {path}", err=True)

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +21,8 @@ from gpunode.fleet import collect
 from gpunode.fleet.inventory import Inventory, read, read_with_settings
 from gpunode.fleet.targets import SETTINGS, targets
 from gpunode.isolation import Exceeded
-from gpunode.stack import LOCK_NAME, Plan, PlanHost, Stack, lock_document
+from gpunode.provisioning.node_stack import REQUESTED, request_of, requested_by
+from gpunode.stack import LOCK_NAME, Plan, PlanHost, Request, Stack, lock_document
 from gpunode.stack.inert import FREE_TEXT, refuse_templates
 
 LOCK_FILE = f"{LOCK_NAME}.yml"
@@ -57,8 +58,11 @@ class Answers:
     hosts: Iterable[PlanHost]
 
 
-def of_inventory(options: FleetPlanOptions, apart: Apart, catalog: Catalog) -> Answers:
-    """Collect from the hosts of an inventory. Raises UsageError if it cannot be read."""
+def of_inventory(options: FleetPlanOptions, apart: Apart, catalog: Catalog, request: Request) -> Answers:
+    """Collect from the hosts of an inventory. Raises UsageError if it cannot be read.
+
+    The variables of a host request its stack, as in ``gpunode provision``; ``request`` (the options) takes precedence.
+    """
     with explained():
         inventory, config = read_with_settings(options.inventories, options.limit, SETTINGS)
     refuse_poisoned_locks(inventory)
@@ -82,11 +86,37 @@ def of_inventory(options: FleetPlanOptions, apart: Apart, catalog: Catalog) -> A
                 else:
                     lock = inventory.hosts[answer.host].get(LOCK_NAME)
                     try:
-                        yield host_of(answer.host, apart.facts(answer.bundle), catalog, lock)
+                        host = host_of(answer.host, apart.facts(answer.bundle), catalog, lock)
+                        yield _with_request(host, inventory.hosts[answer.host], request)
                     except Exceeded as err:
                         yield PlanHost(answer.host, None, str(err))
 
     return Answers(inventory, hosts())
+
+
+def _with_request(host: PlanHost, variables: Mapping[str, Any], request: Request) -> PlanHost:
+    """Return a host with the request of its variables and of the options."""
+    if host.picture is None:
+        return host
+    given = requested_by(variables)
+    template = next((REQUESTED[name] for name, value in given.items() if "{{" in str(value)), None)
+    options = {
+        "source": request.source,
+        "version": request.driver,
+        "flavour": request.kernel_module,
+        "cuda": request.cuda,
+        "toolkit": request.toolkit,
+    }
+    given |= {name: value for name, value in options.items() if value is not None}
+    if template is not None and "{{" in str(given):
+        reason = f"{template} is a template, which only gpunode provision evaluates: set the option of gpunode plan"
+        return PlanHost(host.name, None, reason)
+    try:
+        own = request_of(host.picture, given, [], locked=bool(host.lock))
+    except UsageError as err:
+        raise UsageError(f"{host.name}: {err}") from None
+    own = own.model_copy(update={name: getattr(request, name) for name in ("framework", "kernel_policy", "past_eol")})
+    return replace(host, request=own)
 
 
 def write_locks(document: Plan, inventory: Inventory, limit: str | None) -> list[Path]:

@@ -12,7 +12,7 @@ from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.documents import node_of
 from gpunode.stack import PlanHost, Request, Stack, picture_from_facts, plan, undetermined
-from gpunode.stack.model import Conflict, Installed
+from gpunode.stack.model import Conflict, Installed, NodePicture
 from gpunode.stack.plan import PlanGroup
 from gpunode.text import printable
 from gpunode.variables import plain
@@ -43,17 +43,27 @@ class NodeStack:
 
 def of_context(facts: NodeFacts, context: Context) -> NodeStack:
     """Return the stack of a node in a run of the roles."""
-    driver, cuda = context.settings_of("nvidia_driver"), context.settings_of("cuda")
-    toolkits = cuda["toolkit"] if isinstance(cuda["toolkit"], list | tuple) else [cuda["toolkit"]]
-    requested = {
-        "source": driver["source"],
-        "version": driver["version"],
-        "flavour": driver["flavour"],
-        "cuda": cuda["version"],
-        # Of several toolkits the first one decides.
-        "toolkit": next(iter(toolkits), None),
-    }
-    return resolved(facts, requested, context.lock, context.today)
+    roles = {role: context.settings_of(role) for role in ("nvidia_driver", "cuda")}
+    variables = {f"{role}_{name}": value for role, settings in roles.items() for name, value in settings.items()}
+    return resolved(facts, requested_by(variables), context.lock, context.today)
+
+
+REQUESTED: Mapping[str, str] = {
+    "source": "nvidia_driver_source",
+    "version": "nvidia_driver_version",
+    "flavour": "nvidia_driver_flavour",
+    "cuda": "cuda_version",
+    "toolkit": "cuda_toolkit",
+}
+"""The variables of a node that request a stack."""
+
+
+def requested_by(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request in a node's variables, for ``resolved``; of several toolkits the first one decides."""
+    found = {name: variables[variable] for name, variable in REQUESTED.items() if variable in variables}
+    if isinstance(found.get("toolkit"), list | tuple):
+        found["toolkit"] = next(iter(found["toolkit"]), None)
+    return found
 
 
 def resolved(
@@ -64,17 +74,32 @@ def resolved(
     ``requested``: ``source`` and ``flavour`` (``auto``: no request), ``version`` (``keep``: the installed one; on a
     node without a driver the one that the resolver prefers), ``cuda``, ``toolkit`` (empty: no request).
     """
-    given = {key: str(value) for key, value in plain(requested).items() if value not in (None, "", "auto")}
-    picture = picture_from_facts(facts, load())
-    installed = picture.installed if picture.installed and picture.installed.closure else None
     problems: list[str] = []
+    request = request_of(picture_from_facts(facts, load()), requested, problems, locked=bool(lock))
+    # Preflight names a .run file itself.
+    known = tuple(one for one in facts.foreign_installs or () if one.kind != "driver-runfile")
+    group = _answer(facts.model_copy(update={"foreign_installs": known}), request, lock, today or date.today())
+    if group.undetermined:
+        problems.append(f"undetermined: {group.undetermined}")
+    if group.conflict and not problems:
+        problems.append(f"no-stack: {_described(group.conflict)}")
+    return NodeStack(group, tuple(map(printable, problems)))
+
+
+def request_of(picture: NodePicture, requested: Mapping[str, Any], problems: list[str], *, locked: bool) -> Request:
+    """Return the request of a node's variables, in the form of ``resolved``; reasons against it go to ``problems``.
+
+    ``locked``: the node has a lock, which decides the driver unless the variables request one.
+    """
+    given = {key: str(value) for key, value in plain(requested).items() if value not in (None, "", "auto")}
+    installed = picture.installed if picture.installed and picture.installed.closure else None
     version = given.get("version", "keep")
     if version != "keep":
         driver: str | None = version
     else:
-        driver = _kept(installed, given.get("source"), given.get("flavour"), problems) if not lock else None
+        driver = _kept(installed, given.get("source"), given.get("flavour"), problems) if not locked else None
     try:
-        request = Request.model_validate(
+        return Request.model_validate(
             {
                 "source": given.get("source"),
                 "driver": driver,
@@ -85,14 +110,6 @@ def resolved(
         )
     except ValueError as err:
         raise UsageError(f"no stack could be resolved: {err}") from None
-    # Preflight names a .run file itself.
-    known = tuple(one for one in facts.foreign_installs or () if one.kind != "driver-runfile")
-    group = _answer(facts.model_copy(update={"foreign_installs": known}), request, lock, today or date.today())
-    if group.undetermined:
-        problems.append(f"undetermined: {group.undetermined}")
-    if group.conflict and not problems:
-        problems.append(f"no-stack: {_described(group.conflict)}")
-    return NodeStack(group, tuple(map(printable, problems)))
 
 
 def _kept(installed: Installed | None, source: str | None, flavour: str | None, problems: list[str]) -> str | None:

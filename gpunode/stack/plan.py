@@ -25,6 +25,8 @@ class PlanHost:
     """Why no stack can be selected for it."""
     lock: Mapping[str, Any] | None = None
     """The host's variable ``gpunode_stack``."""
+    request: Request | None = None
+    """The request of the host's own variables; None: that of the plan."""
 
 
 class PlanGroup(StackModel):
@@ -56,15 +58,16 @@ def plan(hosts: Iterable[PlanHost], request: Request, catalog: Catalog, today: d
 
     Raise UsageError for names that the catalog does not have.
     """
-    members: dict[tuple[str, Request], list[PlanHost]] = {}
+    members: dict[tuple[str, Request, Request], list[PlanHost]] = {}
     failed: dict[str, list[str]] = {}
     for host in hosts:
         if host.picture is None:
             failed.setdefault(host.reason or "no answer", []).append(host.name)
         else:
-            locked = with_lock(request, read_lock(host.lock, host.name))
-            members.setdefault((host.picture.model_dump_json(), locked), []).append(host)
-    groups = [_group(same, request, locked, catalog, today) for (_, locked), same in members.items()]
+            own = host.request or request
+            locked = with_lock(own, read_lock(host.lock, host.name))
+            members.setdefault((host.picture.model_dump_json(), own, locked), []).append(host)
+    groups = [_group(same, own, locked, catalog, today) for (_, own, locked), same in members.items()]
     groups += [PlanGroup(hosts=tuple(sorted(names)), undetermined=why) for why, names in failed.items()]
     ordered = tuple(sorted(_merged(groups), key=lambda group: group.hosts))
     stale = catalog.stale(today)

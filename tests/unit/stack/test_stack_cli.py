@@ -340,3 +340,24 @@ def test_an_inventory_is_planned_locked_and_drifts(
     code, out, _ = plan("-i", str(inventory))
     assert code == 3
     assert "could not be determined: connection refused" in out
+
+
+def test_an_inventory_s_variables_request_the_stack(
+    plan: Callable[..., Answer], inventory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle.from_json(BUNDLE.read_bytes(), str(BUNDLE))
+    answers = {name: Collected(name, bundle, None, 0.1) for name in ("n1", "n2")}
+    monkeypatch.setattr(plan_fleet, "collect", lambda targets, **_: [answers[target.name] for target in targets])
+    folder = inventory.parent / "host_vars"
+    folder.mkdir()
+    (folder / "n2.yml").write_text("nvidia_driver_source: nvidia\nnvidia_driver_version: 580\n")
+    code, out, _ = plan("-i", str(inventory), "--format", "json")
+    by_host = {host: group["stack"] for group in json.loads(out)["groups"] for host in group["hosts"]}
+    assert code == 0
+    assert (by_host["n1"]["source"], by_host["n1"]["driver"]["branch"]) == ("debian", 535)
+    assert (by_host["n2"]["source"], by_host["n2"]["driver"]["branch"]) == ("nvidia", 580)
+    assert json.loads(out)["notes"] == []
+    _, out, _ = plan("-i", str(inventory), "--cuda", "12.2", "--format", "json")
+    (note,) = json.loads(out)["notes"]
+    assert "--cuda" in note
+    assert "cuda_version" in note
