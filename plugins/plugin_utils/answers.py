@@ -21,9 +21,18 @@ LONGEST_DOCUMENT = 1 << 27
 """Characters of an answer, and of a JSON document in it; the parsers that read it have narrower limits."""
 MOST = 1 << 16
 """Entries of a list or mapping."""
+LONGEST_LINE, MOST_WARNINGS = 2000, 50
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
-ALWAYS = {"changed": "bool", "failed": "bool", "skipped": "bool", "msg": "str", "diff": "diff", "rc": "int"}
+ALWAYS = {
+    "changed": "bool",
+    "failed": "bool",
+    "skipped": "bool",
+    "msg": "str",
+    "diff": "diff",
+    "rc": "int",
+    "warnings": "warnings",
+}
 """Keys of every module, with their types."""
 CRASHED = {"module_stderr": "str", "module_stdout": "str"}
 """What Ansible adds to the answer of a module that returned no JSON document."""
@@ -69,6 +78,12 @@ def _diff(value: Any) -> Any:
     ]
 
 
+def _warnings(value: Any) -> Any:
+    """Return warnings as lines. ansible-core 2.19 reads them as objects, which have the message in an event."""
+    lines = [getattr(getattr(one, "event", None), "msg", one) for one in value] if isinstance(value, list) else []
+    return [text(line)[:LONGEST_LINE] for line in lines[:MOST_WARNINGS] if isinstance(line, str)]
+
+
 TYPES: dict[str, Callable[[Any], Any]] = {
     "str": lambda value: text(value) if isinstance(value, str) else None,
     "bool": lambda value: value if isinstance(value, bool) else None,
@@ -80,6 +95,7 @@ TYPES: dict[str, Callable[[Any], Any]] = {
     ),
     "document": _document,
     "diff": _diff,
+    "warnings": _warnings,
 }
 
 

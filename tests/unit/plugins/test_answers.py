@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleActionFail
+from ansible.module_utils._internal._messages import Event, WarningSummary
 from ansible_collections.gpunode.node.plugins.action import managed_files
 from ansible_collections.gpunode.node.plugins.plugin_utils import answers, controller
 from effort import effort
@@ -22,7 +23,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS) | st.text(), inner, max_size=4),
     max_leaves=12,
 )
-KINDS = {"bool": bool, "str": str, "int": int, "list": list, "lines": list, "dict": dict, "document": str, "diff": list}
+KINDS = {"bool": bool, "str": str, "int": int, "list": list, "lines": list, "dict": dict, "document": str, "diff": list,
+         "warnings": list}  # fmt: skip
 
 
 def texts(value: Any) -> list[str]:
@@ -64,6 +66,14 @@ def test_what_modules_return_is_declared() -> None:
 def test_long_answers_are_cut(size: int) -> None:
     assert len(answers.gated({"msg": "x" * size}, {})["msg"]) == answers.LONGEST
     assert len(answers.gated({"steps": ["x"] * size}, {"steps": "lines"})["steps"]) == answers.MOST
+
+
+def test_a_modules_warnings_are_kept_as_lines() -> None:
+    """As text, and as ansible-core 2.19 decodes them."""
+    summary = WarningSummary(event=Event(msg="a reboot is\x1b pending"))
+    found = answers.gated({"warnings": ["one", summary, {"msg": 1}, 7] + ["more"] * 99}, {})["warnings"]
+    assert found[:3] == ["one", "a reboot is\N{REPLACEMENT CHARACTER} pending", "more"]
+    assert len(found) < answers.MOST_WARNINGS + 1
 
 
 @pytest.fixture
