@@ -39,6 +39,7 @@ def debian_tree(recipe: Recipe) -> Iterator[Path]:
     try:
         if mode == "unshare":
             folder.chmod(0o1777)  # the build runs under other user ids
+        (folder / "early.tar").write_bytes(recipe.early_tree)
         (folder / "files.tar").write_bytes(recipe.tree)
         _run(recipe, folder, mode)
         yield folder / "tree.tar"
@@ -72,6 +73,7 @@ def command(recipe: Recipe, folder: Path, mode: str) -> list[str]:
         f"--architectures={recipe.architecture}",
         f"--include={','.join(recipe.packages)}",
         *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
+        f"--essential-hook=tar-in {folder / 'early.tar'} /",
         f"--customize-hook=tar-in {folder / 'files.tar'} /",
         f'--customize-hook=chroot "$1" sh -c {shlex.quote(recipe.setup)}',
         recipe.system.codename,
@@ -141,7 +143,12 @@ def _remove(folder: Path) -> None:
 
 
 def reason(log: Path) -> str:
-    """Return the most relevant line of mmdebstrap's output: apt's first error, else the last line."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    """Return the most relevant line of mmdebstrap's output."""
+    return reason_of(log.read_text(encoding="utf-8", errors="replace"))
+
+
+def reason_of(output: str) -> str:
+    """Return the most relevant line of a build's output: apt's first error, else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E:", "Err:")) and not line.startswith("E: mmdebstrap")]
     return redacted((errors or lines[-1:] or ["no output"])[0])[:300]

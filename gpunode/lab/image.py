@@ -64,7 +64,9 @@ def remove_images(client: docker.DockerClient, system: str | None = None, keep: 
     removed = []
     label = f"{IMAGE_LABEL}={system}" if system else IMAGE_LABEL
     with docker_errors("looking for the lab's images"):
-        for image in client.images.list(filters={"label": label}):
+        images = client.images.list(filters={"label": label})
+        # The newest first: the engine keeps an image from which another was made.
+        for image in sorted(images, key=lambda image: str(image.attrs["Created"]), reverse=True):
             if keep is not None and (image.id == keep or _age(image) < _SPARED):
                 continue
             try:

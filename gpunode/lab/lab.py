@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import docker
@@ -14,7 +15,6 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from gpunode.errors import UndeterminedError, UsageError
-from gpunode.lab.archive import Entry
 from gpunode.lab.engine import cgroup_mount, connect, docker_errors, mtu, refuse_real_driver
 from gpunode.lab.hardware import LAB_ARCHITECTURE, describe
 from gpunode.lab.hardware.on_node import BOOT_REPORT
@@ -23,8 +23,9 @@ from gpunode.lab.lock import locked
 from gpunode.lab.make import Maker, NewNode, Ports
 from gpunode.lab.mirror import find_mirror
 from gpunode.lab.node import LAB_LABEL, NODE_LABEL, PORT_LABEL, LabNode
+from gpunode.lab.packages.rows import repositories, repository_of
 from gpunode.lab.recipe import Recipe, architecture, system_named
-from gpunode.lab.repositories import VENDOR_LABEL, Vendor
+from gpunode.lab.repositories import VENDOR_LABEL, Vendor, VendorImages
 from gpunode.lab.repositories import find as find_vendor
 from gpunode.lab.repositories import start as start_vendor
 from gpunode.lab.state import LabState
@@ -154,14 +155,17 @@ class Lab:
             with locked(f"image {recipe.system.id}", LOCK_LIMIT_S, self._progress):
                 image = ensure_image(self.client, recipe, self._progress)
             self._ensure_network()
-        extra: list[Entry] = []
+        vendor: Callable[[], Vendor] | None = None
         if kinds or recipe.system.lookalike or any(map(_needs_vendor, existing)):
-            vendor = start_vendor(self.client, self.name, self._network, self._progress, mirror)
-            self.state.write_vendor_keys(vendor.keys)
-            extra = vendor.entries(recipe.system.id)
+            images = VendorImages(self.client, self._progress, mirror, stop)
+            images.ensure_base()
+            rpm = any(map(_has_rpm, [recipe.system.id, *(node.os for node in existing)]))
+            vendor = partial(start_vendor, images, self.name, self._network, rpm=rpm)
         self._progress(f"lab {self.name}: kept {len(existing)}, new {', '.join(names) or 'none'}")
         ports = Ports(self._ports_in_use())
         plan = [NewNode(name, ports.take(), kind) for name, kind in names.items()]
+        # A look-alike boots with the repository's keys; the packages for other nodes are built while these boot.
+        first = vendor() if vendor and recipe.system.lookalike else None
         maker = Maker(
             self.client,
             self.name,
@@ -171,12 +175,15 @@ class Lab:
             image,
             recipe.init[-1],
             ports,
-            tuple(extra),
+            tuple(first.entries(recipe.system.id) if first else ()),
             stop,
         )
         with ThreadPoolExecutor(_WORKERS) as pool:
             try:
+                begun = pool.submit(vendor) if vendor and not first else None
                 nodes = [*existing, *pool.map(maker.make, plan)]
+                if repository := begun.result() if begun else first:
+                    self.state.write_vendor_keys(repository.keys)
                 self.state.write(nodes)
                 for node, systemd in zip(nodes, pool.map(lambda node: self._boot(node, stop), nodes), strict=True):
                     self._progress(f"{node.name}: {systemd} after {time.monotonic() - started:.1f} s")
@@ -252,6 +259,11 @@ class Lab:
 
 def _needs_vendor(node: LabNode) -> bool:
     return node.hardware is not None or system_named(node.os).lookalike
+
+
+def _has_rpm(system: str) -> bool:
+    """Return whether nodes of that system have dnf."""
+    return repositories()[repository_of(system)].kind == "rpm"
 
 
 def _new_names(stem: str, missing: int, taken: Collection[str]) -> list[str]:

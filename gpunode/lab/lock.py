@@ -10,8 +10,11 @@ from gpunode.errors import UndeterminedError
 
 
 @contextmanager
-def locked(name: str, limit_s: float, progress: Callable[[str], None]) -> Iterator[None]:
-    """Hold the machine-wide lock of that name; UndeterminedError if another process holds it longer than ``limit_s``.
+def locked(
+    name: str, limit_s: float, progress: Callable[[str], None], stop: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Hold the machine-wide lock of that name; UndeterminedError if another process holds it longer than ``limit_s``,
+    or when ``stop`` returns true.
 
     It is an abstract Unix socket, which the kernel frees when the process ends, also when it is killed.
     """
@@ -28,6 +31,8 @@ def locked(name: str, limit_s: float, progress: Callable[[str], None]) -> Iterat
                 if not reported:
                     progress(f"{name}: waiting for another gpunode lab command")
                     reported = True
+                if stop():
+                    raise UndeterminedError(f"{name}: interrupted") from err
                 if time.monotonic() > deadline:
                     text = f"another gpunode lab command works on {name} for more than {limit_s:g} s: wait for it"
                     raise UndeterminedError(text) from err

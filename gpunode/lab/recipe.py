@@ -74,7 +74,11 @@ DPKG_OPTIONS = (
     "path-exclude=/usr/share/info/*",
     "path-exclude=/usr/share/locale/*",
     "path-exclude=/usr/share/man/*",
+    "force-unsafe-io",  # the packages of a node need not survive a power failure
 )
+
+# In place before the kernel is installed. The initramfs of a node never boots: it has few modules and is packed fast.
+EARLY_FILES = {"etc/initramfs-tools/conf.d/gpunode-lab": "MODULES=list\nCOMPRESS=gzip\nCOMPRESSLEVEL=1\n"}
 
 # Units that start on a timer: apt's would hold the package lock during a test. Units that cannot work in a container
 # have a condition of their own and do not start.
@@ -168,13 +172,27 @@ class Recipe:
     @property
     def digest(self) -> str:
         """Return twelve hex digits that change with the content of the image."""
-        parts = [asdict(self), self.packages, DPKG_OPTIONS, self.sources, self.files, self.setup, self.init]
+        parts = [
+            asdict(self),
+            self.packages,
+            DPKG_OPTIONS,
+            EARLY_FILES,
+            self.sources,
+            self.files,
+            self.setup,
+            self.init,
+        ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def tree(self) -> bytes:
         """Return ``files`` as a tar archive, owned by root."""
         return tar_of([Entry(path, text, 0o440 if "sudoers.d" in path else 0o644) for path, text in self.files.items()])
+
+    @property
+    def early_tree(self) -> bytes:
+        """Return the files that precede the packages as a tar archive, owned by root."""
+        return tar_of([Entry(path, text, 0o644) for path, text in EARLY_FILES.items()])
 
 
 def system_named(name: str) -> LabSystem:

@@ -7,7 +7,7 @@ from vendor_node import Shell
 
 from gpunode.errors import UsageError
 from gpunode.lab import Lab
-from gpunode.lab.repositories import FAULTS, Vendor, start
+from gpunode.lab.repositories import FAULTS, Vendor, VendorImages, start
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
@@ -23,7 +23,7 @@ ALONE = (
 @pytest.fixture(scope="module")
 def vendor(lab: Lab) -> Vendor:
     lab.up(1, "debian-12")
-    return start(lab.client, lab.name, f"gpunode-lab-{lab.name}", print)
+    return start(VendorImages(lab.client, print), lab.name, f"gpunode-lab-{lab.name}")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def fault(vendor: Vendor, shell: Shell) -> Iterator[Vendor]:
 
 
 def test_a_second_start_is_the_same_repository(lab: Lab, vendor: Vendor) -> None:
-    again = start(lab.client, lab.name, f"gpunode-lab-{lab.name}", print)
+    again = start(VendorImages(lab.client, print), lab.name, f"gpunode-lab-{lab.name}")
     assert again.container.id == vendor.container.id
     assert again.keys == vendor.keys
     assert len(lab.nodes()) == 1

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from gpunode.lab.image import Progress
 from gpunode.lab.node import LAB_LABEL
 from gpunode.lab.packages.lookalike import SYSTEMS as LOOKALIKE_SYSTEMS
 from gpunode.lab.packages.rows import repositories
-from gpunode.lab.repositories.image import ensure_vendor_image, serving
+from gpunode.lab.repositories.image import VendorImages, serving
 
 NAME = "vendor"
 VENDOR_LABEL = "gpunode.lab.vendor"
@@ -36,6 +37,7 @@ FAULTS: Mapping[str, str] = {
 }
 _GONE = ("libcuda1_*", "libnvidia-compute*", "libnvidia-ml*", "nvidia-driver-cuda-libs*")
 _START_LIMIT_S = 240
+_RPM_LIMIT_S = 600
 
 
 @dataclass(frozen=True)
@@ -153,15 +155,17 @@ class Vendor:
         return text
 
 
-def start(client: docker.DockerClient, lab: str, network: str, progress: Progress, mirror: str | None = None) -> Vendor:
+def start(images: VendorImages, lab: str, network: str, *, rpm: bool = False) -> Vendor:
     """Make sure that the lab has a running vendor repository in ``network``.
 
     The container carries the lab's label, so that it is removed with the lab, and ``gpunode.lab.vendor``. Its keys are
-    created at its first start and stay. Raises UndeterminedError if it cannot be created or does not answer.
+    created at its first start and stay. With ``rpm`` it has the packages for systems with dnf before the first request.
+    Raises UndeterminedError if it cannot be created or does not answer, or when ``images.stop`` is set.
     """
+    client = images.client
     container = _existing(client, lab)
     if container is None:
-        image = ensure_vendor_image(client, progress, mirror)
+        image = images.ensure(rpm=rpm)
         with docker_errors("creating the vendor repository's container"):
             container = client.containers.create(
                 image,
@@ -177,8 +181,24 @@ def start(client: docker.DockerClient, lab: str, network: str, progress: Progres
     with docker_errors("starting the vendor repository"):
         container.start()
         container.reload()
-    _wait(container)
+    _wait(container, images.stop)
+    if rpm:
+        _have_rpm(container, images.progress)
     return Vendor(container)
+
+
+def _have_rpm(container: Container, progress: Progress) -> None:
+    """Let a repository made for systems with apt build the packages for dnf: dnf itself waits for seconds only."""
+    with docker_errors("building the packages for dnf"):
+        if container.exec_run(["test", "-e", "/srv/built/rpm"]).exit_code == 0:
+            return
+        progress("vendor repository: building the packages for systems with dnf (about a minute)")
+        url = f"http://127.0.0.1/{repositories()['rhel9'].path}/"
+        probe = f"import urllib.request; urllib.request.urlopen({url!r}, timeout={_RPM_LIMIT_S})"
+        done = container.exec_run(["timeout", "-k", "5", str(_RPM_LIMIT_S), "python3", "-I", "-c", probe])
+    if done.exit_code != 0:
+        text = cast(bytes, done.output).decode("utf-8", errors="replace").strip()
+        raise UndeterminedError(f"vendor repository: building the packages for dnf failed: {text[-300:]}")
 
 
 def find(client: docker.DockerClient, lab: str) -> Vendor:
@@ -195,9 +215,9 @@ def _existing(client: docker.DockerClient, lab: str) -> Container | None:
     return found[0] if found else None
 
 
-def _wait(container: Container) -> None:
+def _wait(container: Container, stop: threading.Event) -> None:
     deadline = time.monotonic() + _START_LIMIT_S
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not stop.is_set():
         with docker_errors("asking the vendor repository"):
             container.reload()
             if container.status == "running":

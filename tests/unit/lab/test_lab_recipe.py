@@ -38,6 +38,7 @@ def test_another_system_architecture_mirror_or_proxy_is_another_image(other: Rec
     [
         ("PACKAGES", ("systemd",)),
         ("DPKG_OPTIONS", ()),
+        ("EARLY_FILES", {}),
         ("_SETUP", "true\n"),
         ("_SSHD", "\n"),
         ("_INIT", "exec /sbin/init"),

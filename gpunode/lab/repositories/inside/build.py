@@ -1,4 +1,4 @@
-"""Build every package of the plan and the unsigned indices with the real tools; runs in the vendor's image.
+"""Build packages of the plan and the unsigned indices with the real tools; runs in the vendor's image.
 
 Nothing here depends on a lab: keys, signatures and packages that contain a key are added later (``publish.py``).
 """
@@ -20,14 +20,22 @@ from pack import Tools, made, run  # type: ignore[import-not-found]
 ROOT = Path("/srv/www")
 
 
-def main(plan_file: str) -> None:
-    """Build the plan's packages and indices below ``ROOT``."""
+BUILT = Path("/srv/built")
+"""A folder with a file for each kind of repository that was built completely."""
+
+
+def main(plan_file: str, kinds: set[str]) -> None:
+    """Build the plan's packages and indices below ``ROOT``, of the repositories of these kinds."""
     plan = json.loads(Path(plan_file).read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         tools = Tools(Path(folder))
         for repository in plan.values():
-            list(pool.map(partial(_build, tools, repository), repository["packages"]))
-            _index(repository)
+            if repository["kind"] in kinds:
+                list(pool.map(partial(_build, tools, repository), repository["packages"]))
+                _index(repository)
+    BUILT.mkdir(exist_ok=True)
+    for kind in kinds:
+        (BUILT / kind).touch()
 
 
 def _build(tools: Tools, repository: dict[str, Any], package: dict[str, Any]) -> None:
@@ -58,4 +66,4 @@ def _index(repository: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], set(sys.argv[2:]))

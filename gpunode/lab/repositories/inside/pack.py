@@ -58,6 +58,7 @@ class Tools:
             new.write_bytes(deb_of(tree))
             new.rename(cached)
             shutil.rmtree(tree)
+        (to / name).unlink(missing_ok=True)  # of a build that was cut off
         os.link(cached, to / name)
 
     def _unpack(self, package: dict[str, Any], tree: Path, control: dict[str, str]) -> None:

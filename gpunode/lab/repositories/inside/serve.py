@@ -1,6 +1,7 @@
 """PID 1 of the vendor's container: publishes at the first start, then serves, with the active faults.
 
-The rpm packages are signed one by one, which takes a while: the first request for them triggers it and waits. A fault
+The rpm packages are signed one by one, which takes a while: the first request for them triggers it and waits, and
+builds them first where the image was made for systems with apt. A fault
 is active while there is a file of its name in ``ON``; its content is the fault's argument.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import build  # type: ignore[import-not-found]
 import publish  # type: ignore[import-not-found]
 
 ON = Path("/srv/on")
@@ -102,6 +104,8 @@ def publish_once(kinds: set[str]) -> None:
     done = Path("/srv/published") / min(kinds)
     with _publishing:
         if not done.exists():
+            if missing := {kind for kind in kinds if not (build.BUILT / kind).exists()}:
+                build.main(PLAN, missing)
             publish.main(PLAN, kinds)
             done.parent.mkdir(exist_ok=True)
             done.touch()
