@@ -13,11 +13,11 @@ bootstrap: ## Make .venv from requirements.lock
 engine: ## Install and start what the lab needs (Debian/Ubuntu, as root); say what to do elsewhere
 	@scripts/docker-engine
 
-demo: bootstrap engine ## Provision three simulated GPU nodes, break one, and let validate find out which
-	@$(BIN)/python scripts/demo.py
+demo: ## Provision three simulated GPU nodes, break one, and let validate find out which
+	@$${PYTHON:-python3} scripts/demo.py
 
-demo-real: bootstrap engine ## Provision a lab node with NVIDIA's real driver from Debian, built for its kernel
-	@$(BIN)/python scripts/demo_real.py
+demo-real: ## Provision a lab node with NVIDIA's real driver from Debian, built for its kernel
+	@$${PYTHON:-python3} scripts/demo_real.py
 
 test: bootstrap ## What a change needs, of every tier that this machine can run
 	@scripts/docker-engine || true

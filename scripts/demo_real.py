@@ -1,14 +1,14 @@
 """The main use case with real packages, end to end: install NVIDIA's real driver packages on a bare lab node, and
 validate it.
 
-Exits 0 if the result is the expected one, 1 if it is not.
+Exits 0 if the result is the expected one, 1 if it is not, 3 if a step failed.
 """
 
-import sys
-import tempfile
+from __future__ import annotations
+
 from typing import Any
 
-from demo_steps import BIN, inventory, statuses, step, verdict
+from demo_steps import BIN, LOGS, Demo, run, shown, statuses
 
 LAB = "demo-real"
 NODE = "deb12-1"
@@ -43,21 +43,22 @@ def surprises(report: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    if step("A bare Debian node", "lab", "up", "--name", LAB, "-n", "1", "--os", "debian-12", limit_s=900):
-        return 1
-    place = inventory(LAB)
-    provision = ("provision", "-i", place, "-e", "nvidia_driver_source=debian")
-    if step("The stack: NVIDIA's driver, built for the node's kernel", *provision, limit_s=1800):
-        return 1
-    with tempfile.TemporaryDirectory(prefix="gpunode-demo-") as folder:
-        rc, report = verdict("The verdict", folder, "-i", place, "--level", "quick")
-
+    print(f"NVIDIA's real driver on a bare Debian node; what the commands print is in {shown(LOGS)}/.")
+    demo = Demo(LAB, 4)
+    demo.prepare("virtual environment and Docker engine")
+    up = ("lab", "up", "--name", LAB, "-n", "1", "--os", "debian-12")
+    demo.gpunode("a bare Debian node", *up, limit_s=1800)
+    demo.marker.unlink(missing_ok=True)
+    inventory = demo.inventory
+    provision = ("provision", "-i", inventory, "-e", "nvidia_driver_source=debian")
+    demo.gpunode("provisioning: NVIDIA's driver, built for the node's kernel", *provision, limit_s=1800)
+    rc, report = demo.verdict("validating", "-i", inventory, "--level", "quick")
     wrong = surprises(report)
     if rc != 3:
         wrong.append(f"validate exited with {rc}, expected 3")
-    if wrong:
-        print("\nThe result differs from the expected one:", *wrong, sep="\n  ")
-        return 1
+    code = demo.finished(wrong)
+    if code:
+        return code
     print(f"""
 The result is as expected. The driver is installed, built for the node's kernel, of one version and origin, and held.
 The node has no GPU, so nothing was determined about one: exit 3, undetermined.
@@ -72,4 +73,4 @@ What next:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, "demo-real")
