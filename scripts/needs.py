@@ -24,6 +24,7 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
         "ssh": "openssh-client",
         "openssl": "openssl",
         "gpg": "gnupg",
+        "rpmkeys": "rpm",
         "gcc": "gcc",
         "/usr/include/stdio.h": "libc6-dev",
         "/usr/bin/python3": "python3",
@@ -69,7 +70,8 @@ OS_RELEASE = Path("/etc/os-release")
 POLICY = Path("/usr/sbin/policy-rc.d")
 UNITS = ("/lib/systemd/system/", "/usr/lib/systemd/system/")
 DENIED = "#!/bin/sh\n# gpunode's scripts/needs.py: no service starts while it installs.\nexit 101\n"
-LOCK = Path("/run/lock/gpunode-needs")
+LOCK = Path("/run/lock/gpunode-apt")
+"""Held by scripts/bootstrap and scripts/docker-engine too while they install."""
 UPDATE_LIMIT_S = 300
 INSTALL_LIMIT_S = 900
 
@@ -113,6 +115,9 @@ def install(tier: str) -> str | None:
     if can_install():
         say(f"installing for the tier {tier}: {names}")
         with tempfile.TemporaryFile() as log, _alone(), no_services():
+            if _output("dpkg", "--audit"):
+                say("finishing an installation that was interrupted")
+                bounded(["dpkg", "--configure", "-a"], limit_s=INSTALL_LIMIT_S, log=log)
             # The lists of a fresh machine are empty, those of an old one name packages that are gone.
             _apt(log, "update", limit_s=UPDATE_LIMIT_S)
             packages = _packages(missing)

@@ -348,8 +348,10 @@ def tool_tier(commands: dict[str, Sequence[str | Path]], *, limit_s: float) -> T
 
 
 def lint() -> Tally:
+    shell = ["scripts/bootstrap", "scripts/docker-engine", "scripts/zipapp", "contrib/slurm/gpunode-prolog"]
     return tool_tier(
         {
+            **({"shellcheck": ["shellcheck", "-S", "warning", *shell]} if needs.here("shellcheck") else {}),
             "ruff check": [BIN / "ruff", "check", "."],
             "ruff format": [BIN / "ruff", "format", "--check", "."],
             "mypy": [BIN / "mypy"],

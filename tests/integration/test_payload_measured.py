@@ -227,7 +227,7 @@ def test_a_rank_that_is_killed_is_named_and_later_parts_run(archive: Path, dies:
 def test_a_rank_that_hangs_is_named_within_the_limit(archive: Path) -> None:
     found = ranks(archive, 3, "all-reduce", limit_s=8, dies=1, signal=19)["all-reduce"]
     assert found["values"]["missing"] == [1]
-    assert "did not come back" in found["error"]
+    assert "did not return within" in found["error"]
     assert found["seconds"] < 4 * 8 + 10
 
 

@@ -264,3 +264,11 @@ def test_allowed_skips_are_few_and_each_is_of_a_test(monkeypatch: pytest.MonkeyP
     assert unused == []
     assert not any(module.allowed_skip(text) for text in reasons if "apt-get install" in text or "is missing" in text)
     assert not module.allowed_skip("no reason given")
+
+
+def test_the_page_lists_the_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (SCRIPT.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| `([a-z]+)` \| .* \| .* \|$", page.partition("| tier |")[2].partition("\n\n")[0])
+    module = script(monkeypatch)
+    assert rows == list(module.TIERS)
+    assert set(module.needs.NEEDS) <= set(rows)
