@@ -249,6 +249,25 @@ def reboot_pending(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 @registry.check(
+    "node.failed-reverts",
+    needs=("failed_reverts",),
+    means="No change of SSH, accounts or the firewall is half reverted: the node reverts a change that no new login "
+    "confirms, and tries a revert that fails (a full disk) again every minute and at boot.",
+    remedy="Remove the cause that the message names; the node then reverts the change within a minute. "
+    "journalctl -u 'gpunode-guard-*' lists the attempts.",
+    state="drain",
+    actions=("fix_configuration",),
+)
+def failed_reverts(node: NodeFacts) -> Iterator[CheckResult]:
+    found = node.failed_reverts or ()
+    for revert in found:
+        message = f"the change {revert.change} could not be reverted: {listed(revert.reasons)}"
+        yield CheckResult(Status.FAIL, message, expected=0, measured=len(revert.reasons))
+    if not found:
+        yield CheckResult(Status.PASS, "no change waits for its revert", expected=0, measured=0)
+
+
+@registry.check(
     "node.security-updates",
     needs=("pending_updates",),
     means="No security update is pending for long for packages excluded from automatic upgrades (driver, "

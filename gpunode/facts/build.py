@@ -77,6 +77,7 @@ READERS: Mapping[str, Callable[[BundleReader], Any]] = {
     "foreign_installs": sources.foreign_installs,
     "automatic_updates": updates.automatic_updates,
     "pending_updates": updates.pending_updates,
+    "failed_reverts": updates.failed_reverts,
     "reboot_required": updates.reboot_required,
     "docker": containers.docker,
     "containers": containers.containers,

@@ -51,6 +51,7 @@ from gpunode.facts.models.system import (
     BootLog,
     BootSetting,
     EnvironmentSetting,
+    FailedRevert,
     ForeignInstall,
     Kernel,
     KernelEvent,
@@ -88,6 +89,7 @@ __all__ = [
     "DriverGpu",
     "EnvironmentSetting",
     "Fact",
+    "FailedRevert",
     "FileSystem",
     "ForeignInstall",
     "Gid",
@@ -256,6 +258,8 @@ class NodeFacts(Fact):
     """None without a gap: no tool for automatic updates is installed."""
     pending_updates: tuple[PendingUpdate, ...] | None = None
     """As the role updates has the node record them; None without a gap: the role is not in use."""
+    failed_reverts: tuple[FailedRevert, ...] | None = None
+    """Unconfirmed changes of roles (SSH, accounts, firewall) that the node could not revert yet."""
     reboot_required: tuple[str, ...] | None = None
     """Packages that require a reboot (Debian, Ubuntu); empty: none, or the distribution does not record them."""
 

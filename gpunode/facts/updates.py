@@ -1,11 +1,11 @@
-"""Automatic upgrades, pending updates and reboots that they require."""
+"""Automatic upgrades, pending updates, reboots that they require, and changes that could not be reverted."""
 
 import json
 import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import AutomaticUpdates, PendingUpdate
+from gpunode.facts.node import AutomaticUpdates, FailedRevert, PendingUpdate
 from gpunode.facts.system import systemd
 from gpunode.facts.units import units
 
@@ -13,6 +13,7 @@ _SETTING = re.compile(r"([A-Za-z0-9:_-]{1,200}) \"(.*)\";")
 _LINE_LIMIT = 4000
 _OFF = frozenset({"0", "no", "false"})
 _PENDING = "/var/lib/gpunode/updates/pending.json"
+_REVERTS = tuple(f"/run/gpunode/revert-{role}.json" for role in ("accounts", "firewall", "ssh_hardening"))
 _DNF_TIMERS = frozenset({"dnf-automatic.timer", "dnf-automatic-install.timer", "dnf5-automatic.timer"})
 
 
@@ -87,6 +88,22 @@ def pending_updates(bundle: BundleReader) -> tuple[PendingUpdate, ...] | None:
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ParseError(f"expected the record of pending updates in {_PENDING}, found '{first_line(text)}'") from None
+
+
+def failed_reverts(bundle: BundleReader) -> tuple[FailedRevert, ...]:
+    """Return the changes of roles that the node could not revert yet, as ``guarded_change`` reports them."""
+    found = []
+    for path in _REVERTS:
+        text = bundle.text(path)
+        if text is None:
+            continue
+        try:
+            report = json.loads(text)
+            reasons = tuple(str(reason)[:_LINE_LIMIT] for reason in report["failed"][:100])
+            found.append(FailedRevert(change=report["change"], reasons=reasons))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ParseError(f"expected a report of a failed revert in {path}, found '{first_line(text)}'") from None
+    return tuple(found)
 
 
 def reboot_required(bundle: BundleReader) -> tuple[str, ...]:

@@ -108,6 +108,9 @@ FILES = (
     "/etc/gpunode/lab-node",
     "/etc/gpunode/gpu-settings.json",
     "/run/gpunode/gpu-settings.json",
+    "/run/gpunode/revert-accounts.json",
+    "/run/gpunode/revert-firewall.json",
+    "/run/gpunode/revert-ssh_hardening.json",
 )
 # Files of which only the relevant lines are kept: the others are private, or may contain passwords.
 CONTAINERD = re.compile(r"nvidia|^\s*(version|imports|default_runtime_name|enable_cdi)\s*=")

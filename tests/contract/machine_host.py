@@ -64,6 +64,9 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
         "/etc/containerd/config.toml",
         "/etc/containerd/conf.d/99-nvidia.toml",
         "/run/reboot-required.pkgs",
+        "/run/gpunode/revert-accounts.json",
+        "/run/gpunode/revert-firewall.json",
+        "/run/gpunode/revert-ssh_hardening.json",
         "/var/log/nvidia-installer.log",
     ):
         yield path, None

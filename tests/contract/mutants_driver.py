@@ -312,6 +312,18 @@ MUTANTS = [
         becomes=WARN,
     ),
     Mutant(
+        "node.failed-reverts",
+        "a full disk stopped a revert",
+        with_two_gpus,
+        [
+            text(
+                "/run/gpunode/revert-accounts.json",
+                None,
+                '{"change": "accounts", "at": 1.0, "failed": ["/etc/x: full"]}',
+            )
+        ],
+    ),
+    Mutant(
         "container.toolkit",
         "one of four packages of another version",
         hgx,
@@ -385,6 +397,7 @@ MISSING: Missing = {
     "driver.foreign-installs": [(t4, [not_run("signs")])],
     "driver.automatic-updates": [(t4, timed_out("apt-config")), (t4, garbled("apt-config"))],
     "node.reboot-pending": [(t4, [not_run("signs")])],
+    "node.failed-reverts": [(t4, [text("/run/gpunode/revert-firewall.json", None, "{}")])],
     "container.toolkit": [(t4, [not_run("dpkg-packages")])],
     "container.runtime": [(t4, timed_out("docker-info")), (hgx, garbled("docker-info"))],
     "container.cdi": [(t4, [not_run("cdi-specs")]), (hgx, [Edit(("commands", "cdi-specs", "rc"), None, 1)])],

@@ -113,6 +113,14 @@ class PendingUpdate(Fact):
     """Time at which the node first found the update, with its time zone."""
 
 
+class FailedRevert(Fact):
+    """A change that the node could not revert yet, after no new login had confirmed it."""
+
+    change: str
+    """Name of the change: the role that made it."""
+    reasons: tuple[str, ...]
+
+
 class Repository(Fact):
     """One package source that concerns the GPU stack or containers."""
 

@@ -343,5 +343,8 @@ FILES: dict[str, str | None] = {
     "/etc/dnf/automatic.conf": None,
     "/etc/dnf/dnf.conf": None,
     "/run/reboot-required.pkgs": "linux-image-amd64\nlinux-image-amd64\n",
+    "/run/gpunode/revert-accounts.json": None,
+    "/run/gpunode/revert-firewall.json": '{"change": "firewall", "at": 1.5, "failed": ["/etc/a: No space left"]}\n',
+    "/run/gpunode/revert-ssh_hardening.json": None,
     "/var/log/nvidia-installer.log": "nvidia-installer log file '/var/log/nvidia-installer.log'\ninstaller version: 550.54.14\n",
 }

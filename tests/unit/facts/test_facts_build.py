@@ -216,6 +216,7 @@ def test_a_lost_answer_is_a_gap_with_its_reason(
         ("/etc/docker/daemon.json", {"containers"}),
         ("/etc/security/limits.d/90-gpu.conf", {"limits"}),
         ("/run/reboot-required.pkgs", {"reboot_required"}),
+        ("/run/gpunode/revert-accounts.json", {"failed_reverts"}),
         ("/var/log/nvidia-installer.log", {"foreign_installs"}),
     ],
 )

@@ -104,6 +104,15 @@ def test_dnf_automatic(timer: str, applies: str, enabled: bool) -> None:
     assert found.kept_back == ("nvidia-driver*", "kernel", "cuda*")
 
 
+def test_changes_that_could_not_be_reverted() -> None:
+    (found,) = gpu_facts_with().failed_reverts or ()
+    assert (found.change, found.reasons) == ("firewall", ("/etc/a: No space left",))
+    assert gpu_facts_with(files={"/run/gpunode/revert-firewall.json": None}).failed_reverts == ()
+    for damaged in ("", "[]", "{}", '{"change": 5, "failed": []}', '{"change": "x", "failed": 5}'):
+        facts = gpu_facts_with(files={"/run/gpunode/revert-firewall.json": damaged})
+        assert facts.failed_reverts is None
+
+
 def test_a_reboot_that_is_waited_for() -> None:
     assert gpu_facts_with().reboot_required == ("linux-image-amd64",)
     none = {"/run/reboot-required.pkgs": None}
