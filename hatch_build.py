@@ -1,10 +1,13 @@
-"""Puts the Ansible half into the wheel, as the collection gpunode.node inside the package."""
+"""Puts the Ansible half into the wheel, as the collection gpunode.node beside the package.
+
+Ansible searches the folders of sys.path for collections, so its own programs find it in the virtual environment.
+"""
 
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-CONTENT = ("ansible.cfg", "galaxy.yml", "meta", "playbooks", "plugins", "roles")
+CONTENT = ("ansible.cfg", "galaxy.yml", "inventory", "meta", "playbooks", "plugins", "roles")
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -13,5 +16,5 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
             return
-        inside = "gpunode/ansible_collections/gpunode/node"
+        inside = "ansible_collections/gpunode/node"
         build_data["force_include"].update({name: f"{inside}/{name}" for name in CONTENT})

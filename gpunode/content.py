@@ -7,14 +7,14 @@ from pathlib import Path
 from gpunode.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
-_INSTALLED = _PACKAGE / "ansible_collections" / "gpunode" / "node"
+_INSTALLED = _PACKAGE.parent / "ansible_collections" / "gpunode" / "node"
 _MARK = "galaxy.yml"
 
 
 def collection_root() -> Path:
     """Return the folder of the collection ``gpunode.node``: roles/, playbooks/, plugins/, ansible.cfg.
 
-    The checkout that contains the package takes precedence over the copy inside an installed wheel.
+    The checkout that contains the package takes precedence over the copy that a wheel installs beside the package.
     Raises UsageError if neither exists.
     """
     for folder in (_PACKAGE.parent, _INSTALLED):
@@ -34,7 +34,7 @@ def ansible_environment() -> dict[str, str]:
     env = dict(os.environ)
     if not env.get("ANSIBLE_CONFIG") and not Path("ansible.cfg").is_file():
         env["ANSIBLE_CONFIG"] = str(root / "ansible.cfg")
-    ours = _PACKAGE if root == _INSTALLED else root / "collections"
+    ours = root.parents[2] if root == _INSTALLED else root / "collections"
     theirs = env.get("ANSIBLE_COLLECTIONS_PATH") or "~/.ansible/collections:/usr/share/ansible/collections"
     env["ANSIBLE_COLLECTIONS_PATH"] = f"{ours}{os.pathsep}{theirs}"
     return env

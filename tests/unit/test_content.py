@@ -1,6 +1,9 @@
 """Where the Ansible half is found, and whose settings win."""
 
+import os
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -37,14 +40,14 @@ def test_the_checkout_is_found() -> None:
 
 
 def test_an_installed_copy_is_found(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = clean / "site-packages" / "gpunode"
-    installed = lay_out(package / "ansible_collections" / "gpunode" / "node")
+    packages = clean / "site-packages"
+    package, installed = packages / "gpunode", lay_out(packages / "ansible_collections" / "gpunode" / "node")
     monkeypatch.setattr(content, "_PACKAGE", package)
     monkeypatch.setattr(content, "_INSTALLED", installed)
     assert collection_root() == installed
     env = ansible_environment()
     assert env["ANSIBLE_CONFIG"] == str(installed / "ansible.cfg")
-    assert env["ANSIBLE_COLLECTIONS_PATH"] == f"{package}:{DEFAULT_PATHS}"
+    assert env["ANSIBLE_COLLECTIONS_PATH"] == f"{packages}:{DEFAULT_PATHS}"
 
 
 def test_nothing_at_all_is_told(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,3 +88,20 @@ def test_ansible_finds_the_collection(clean: Path) -> None:
 def test_a_program_that_is_missing_is_told() -> None:
     with pytest.raises(UsageError, match="ansible-nothing is missing next to"):
         ansible_program("ansible-nothing")
+
+
+def test_ansible_finds_the_collection_of_a_wheel_without_settings(clean: Path) -> None:
+    """pip puts the collection beside the package, where Ansible's programs search sys.path."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(clean)]
+    subprocess.run(build, cwd=collection_root(), check=True, timeout=240, capture_output=True)
+    (wheel,) = clean.glob("*.whl")
+    packages = clean / "site-packages"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    env = {**os.environ, "PYTHONPATH": str(packages), "HOME": str(clean)}
+    asked = [ansible_program("ansible-doc"), "--list", "gpunode.node"]
+    listing = subprocess.run(asked, cwd=clean, check=True, timeout=120, capture_output=True, text=True, env=env).stdout
+    assert "gpunode.node.node_state" in listing
+    installed = packages / "ansible_collections" / "gpunode" / "node"
+    assert (installed / "roles" / "preflight" / "tasks" / "main.yml").is_file()
+    assert (installed / "inventory" / "example" / "hosts.yml").is_file()
