@@ -318,7 +318,7 @@ def _present(  # noqa: PLR0913, PLR0917
             },
             "stop": _units([line for line in own_lines(text) if path_of(line) in leaving]),
             "start": [mount.unit for mount in start],
-            "folders": [mount.path for mount in requested if seen.place(mount.path).kind == "absent"],
+            "folders": [{"path": one.path} for one in requested if seen.place(one.path).kind == "absent"],
             "caches": [{"path": path, "mode": "0700"} for path in caches],
             "scratch": None if scratch is None else {"path": scratch, "mode": mode},
             "helper": HELPER if helper else None,

@@ -188,7 +188,9 @@ class _Walk:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self.folder)
         number = self.hold(os.open(name, flags | os.O_DIRECTORY, dir_fd=self.folder))
-        _set_mode(number, self.make)
+        # Where all can write, another user may have exchanged it.
+        if os.fstat(number).st_uid == os.geteuid():
+            _set_mode(number, self.make)
         return number
 
     def follow_link(self, name: str, number: int, found: os.stat_result) -> None:

@@ -87,7 +87,7 @@ def test_two_disks_are_an_array_that_is_mounted_by_its_uuid() -> None:
     assert disks["array"].replace("-", "") in text_of(found, "/etc/mdadm/mdadm.conf.d/gpunode.conf").replace(":", "")
     assert isinstance(found.packages, AptChange)
     assert found.packages.install == ("xfsprogs", "mdadm")
-    assert (found.values["start"], found.values["folders"]) == (["scratch.mount"], ["/scratch"])
+    assert (found.values["start"], found.values["folders"]) == (["scratch.mount"], [{"path": "/scratch"}])
     assert found.values["trim"] is True
     assert found.values["scratch"] == {"path": "/scratch", "mode": "1777"}
     assert "/scratch is not mounted" in found.due_reasons
