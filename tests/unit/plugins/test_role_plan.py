@@ -52,6 +52,12 @@ def test_a_plan_that_is_only_read_neither_fails_nor_is_due(
     for manifest, due in ((Manifest(role="rdma"), False), (Manifest(role="rdma", values={"state": "present"}), True)):
         monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_, manifest=manifest: manifest)
         assert action.run()["due"] is due
+    # In check mode the roles that follow know which users would exist by then.
+    action._task.check_mode = True
+    accounts = Manifest(role="accounts", values={"create": ["ada"]}, due_reasons=("ada is missing",))
+    monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_: accounts)
+    action.run()
+    assert controller.planned_of(action.node.read("planned"), {"users": ["bob"]})["users"] == ["ada", "bob"]
     monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_: refused)
     asked.clear()
     with pytest.raises(AnsibleActionFail, match="no-gpu"):
