@@ -370,7 +370,9 @@ def _any_point(stack: Stack, pattern: str) -> str:
     The catalog does not list the releases in a repository; the newest of them is installed.
     """
     version = stack.cudnn.version if stack.cudnn is not None else None
-    row = next((each for each in load().cudnn.values() if each.latest == version), None)
+    rows = load().cudnn.values()
+    # The builds of a CUDA major may have releases of their own.
+    row = next((one for one in rows if version in (one.latest, *(each.latest for each in one.builds.values()))), None)
     if version is None or row is None or row.until is not None:
         return pattern
     # apt treats a star at the end as any text, and another one before it literally.
