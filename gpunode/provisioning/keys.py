@@ -34,7 +34,7 @@ class KeyRefusedError(ValueError):
 
 
 @dataclass
-class PublicKey:
+class OpenpgpKey:
     """One primary key with the packets that belong to it."""
 
     body: bytes
@@ -96,14 +96,14 @@ def key_of_file(path: str, fingerprints: Collection[str] = ()) -> str:
     return trusted_key(data, path, fingerprints)
 
 
-def public_keys(data: bytes) -> list[PublicKey]:
+def public_keys(data: bytes) -> list[OpenpgpKey]:
     """Return the primary keys in data, armored or not, with the packets that belong to each. Raise ValueError if the
     data are not OpenPGP.
     """
-    keys: list[PublicKey] = []
+    keys: list[OpenpgpKey] = []
     for tag, whole, body in packets_of(_binary(data)):
         if tag == PUBLIC_KEY:
-            keys.append(PublicKey(body, [whole]))
+            keys.append(OpenpgpKey(body, [whole]))
         elif keys and tag == SUBKEY:
             keys[-1].subkeys.append((body, [whole]))
         elif keys and tag in (SIGNATURE, USER_ID, USER_ATTRIBUTE):

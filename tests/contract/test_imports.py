@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = {"yaml": "pyyaml", "ansible": "ansible-core", "pydantic_core": "pydantic"}
 """Packages by the name under which they are imported, where that is another one."""
 OURS = {"gpunode", "ansible_collections"}
-ON_NODES = {"dnf", "_typeshed"}
-"""What is there without a declaration: the node's own library, and names for the type checker alone."""
+ON_NODES = {"dnf", "_typeshed", "file_access"}
+"""What is there without a declaration: the node's own library, names for the type checker, a copy beside guard.py."""
 OF_PLAYBOOKS = {"jinja2"}
 """What no module imports: the language of the playbooks' expressions, which ansible-core runs."""
 
