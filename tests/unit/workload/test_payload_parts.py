@@ -1,5 +1,6 @@
 """What the payload's parts decide by themselves: devices, transports, bytecode, packages of the user, TensorFlow."""
 
+import ast
 import os
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from captured import FOLDER
 
-from gpunode.workload.payload import collective, main
+from gpunode.workload.payload import collective, main, tf
 from gpunode.workload.payload.devices import computing
 from gpunode.workload.payload.isolate import Outcome
 from gpunode.workload.payload.tf import without_code
@@ -102,6 +103,26 @@ def test_a_tensorflow_that_would_compile_first_is_recognised(
     architectures: list[str], capability: tuple[int, int], lacks: bool
 ) -> None:
     assert (without_code(architectures, [capability]) == [capability]) == lacks
+
+
+RECORDED_NAMES = Path(__file__).with_name("tensorflow-2.21-names.txt")
+
+
+def test_every_name_of_tensorflow_that_the_payload_uses_exists() -> None:
+    """Against the recorded interface. The payload itself ran on this TensorFlow once, by hand: no test imports it."""
+    known = set(RECORDED_NAMES.read_text(encoding="utf-8").splitlines()[1:])
+    used = set()
+    for node in ast.walk(ast.parse(Path(tf.__file__).read_text(encoding="utf-8"))):
+        chain, inner = [], node
+        while isinstance(inner, ast.Attribute):
+            chain.append(inner.attr)
+            inner = inner.value
+        if chain and isinstance(inner, ast.Name) and inner.id == "tensorflow":
+            used.add(".".join(reversed(chain)))
+    assert {"config.list_physical_devices", "sysconfig.get_build_info", "random.Generator.from_seed"} <= used
+    assert {
+        name for name in used if name not in known and not any(one.startswith(f"{name}.") for one in known)
+    } == set()
 
 
 @pytest.fixture
