@@ -159,8 +159,8 @@ class Guard:
             "units": [self.unit_state(unit) for unit in record["units"]],
             "armed_at": time.time(),
         }
-        (self.folder / "outcome.json").unlink(missing_ok=True)
-        (self.folder / "confirmed.json").unlink(missing_ok=True)
+        for path in (self.folder / "outcome.json", self.folder / "confirmed.json", *self.notices.values()):
+            path.unlink(missing_ok=True)
         for name, text in programs.items():
             write_file(self.folder / name, text.encode(), 0o600)
         write_file(self.unit, self.unit_text([*self.start, "boot", self.name]).encode(), 0o644)

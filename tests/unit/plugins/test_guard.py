@@ -148,6 +148,18 @@ def test_a_crash_between_confirmation_and_disarming_reverts_nothing_at_boot(guar
     assert not guarded.armed
 
 
+def test_a_report_of_an_earlier_revert_keeps_no_later_change_from_its_confirmation(
+    guarded: Guard, config: Path
+) -> None:
+    arm(guarded, config)
+    guarded.report("validate", ["left by a process that was killed"])
+    (guarded.folder / "record.json").unlink()
+    arm(guarded, config)
+    assert guarded.waits(ATTEMPT)
+    guarded.confirm(ATTEMPT)
+    assert not guarded.armed
+
+
 def test_the_confirmation_of_another_change_does_not_count(guarded: Guard, config: Path) -> None:
     arm(guarded, config)
     change(config)
