@@ -212,7 +212,11 @@ VM_STANDS_ON = {
 ALLOWED_SKIPS = {
     "no GPU": r"no NVIDIA driver is loaded on this machine",
     "no build of PyTorch for this Python": r"GPUNODE_TORCH_PYTHON names no Python with PyTorch",
-    "a container without privileges": r"(no )?devices (cannot|may) be made|loop devices need root and",
+    "a container without privileges": (
+        r"(no )?devices (cannot|may) be made|loop devices need root and|no mount namespace here"
+        r"|no sshd in a namespace here|needs mount namespaces"
+    ),
+    "another processor": r"the library is for x86_64",
     "not in the recorded repositories": r"no toolkit is recorded of NVIDIA's repository",
 }
 """Why a test may be skipped where root can install what it needs, as patterns of the beginning of a skip's reason. Any

@@ -18,6 +18,7 @@ SOURCE = "okm"
 """The key of the section ``sources``."""
 
 
+@cache
 def branch_of(version: str) -> int:
     """Return the branch of a release: 580 of ``580.95.05``."""
     return int(version.split(".", maxsplit=1)[0])
@@ -77,6 +78,11 @@ class Table:
 def fields(pci: Sequence[str], subsystems: Sequence[str]) -> dict[str, Any]:
     """Return fields of a raw row of the section ``gpus`` with these ids: the earliest of all its boards, and the later
     ones; {} if no release that was read lists it."""
+    return dict(_fields(tuple(pci), tuple(subsystems)))
+
+
+@cache
+def _fields(pci: tuple[str, ...], subsystems: tuple[str, ...]) -> Mapping[str, Any]:
     known = table()
     boards = [board for device in pci for board in known.of_device(device, subsystems).items()]
     if not boards:
