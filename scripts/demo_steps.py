@@ -86,7 +86,8 @@ class Demo:
     def step(self, title: str, *commands: Sequence[str], limit_s: float, fine: tuple[int, ...] = (0,)) -> int:
         """Run commands side by side with their output in files; return the first exit code that is not 0.
 
-        Raises DemoError after the end of the output if a code is not one of ``fine``, or if the limit is reached.
+        Raises DemoError after the end of the output if a code is not one of ``fine``, or if the limit is reached; the
+        other commands are ended then.
         """
         self._number += 1
         head = f"[{self._number}/{self._total}] {title} …"
@@ -95,20 +96,23 @@ class Demo:
         running: list[Command] = []
         try:
             running += (Command(argv, LOGS / f"{self._number}-{Path(argv[0]).name}.log") for argv in commands)
-            while any(command.runs for command in running) and time.monotonic() - started < limit_s:
+            while True:
+                active = [command for command in running if command.runs]
+                late = time.monotonic() - started > limit_s
+                wrong = [each for each in running if (late if each in active else each.code not in fine)]
+                if wrong or not active:
+                    break
                 if self._live:
                     print(f"\r{head} {clock(time.monotonic() - started)}", end="", flush=True)
                 time.sleep(0.2)
-            late = [command for command in running if command.runs]
         finally:
             for command in running:
                 command.end()
         print(f"{f'{chr(13)}{head}' if self._live else ''} {clock(time.monotonic() - started)}")
-        for command in running:
-            if command in late or command.code not in fine:
-                sys.stdout.writelines(f"  | {line}\n" for line in command.tail())
-                why = f"no end within {limit_s:.0f} s" if command in late else f"exit {command.code}"
-                raise DemoError(f"{title}: {why}; all of its output is in {shown(command.log)}")
+        for command in wrong:
+            sys.stdout.writelines(f"  | {line}\n" for line in command.tail())
+            why = f"no end within {limit_s:.0f} s" if late else f"exit {command.code}"
+            raise DemoError(f"{title}: {why}; all of its output is in {shown(command.log)}")
         return next((command.code for command in running if command.code), 0)
 
     def gpunode(self, title: str, *words: str, limit_s: float, fine: tuple[int, ...] = (0,)) -> int:

@@ -84,6 +84,13 @@ def test_the_output_of_a_failed_step_is_shown_and_its_file_is_named(
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]] == [str(n) for n in range(21, 51)]
 
 
+def test_a_failure_ends_the_command_beside_it(steps: ModuleType) -> None:
+    started = time.monotonic()
+    with pytest.raises(steps.DemoError, match=r"^counting: exit 5; "):
+        steps.Demo("demo", 3).step("counting", ["/bin/sleep", "60"], ["/bin/sh", "-c", "exit 5"], limit_s=60)
+    assert time.monotonic() - started < 30
+
+
 def test_nodes_of_a_demo_that_did_not_end_are_removed(
     steps: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
