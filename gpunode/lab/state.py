@@ -17,7 +17,9 @@ from gpunode.lab.recipe import ADMIN
 
 HOME_VARIABLE = "GPUNODE_LAB_HOME"
 GROUP = "gpu_nodes"
-_FILES = ("id_ed25519", "id_ed25519.pub", "known_hosts", "ssh_config", "inventory.yml", "operator-password")
+FINISHED = "demo-finished"
+"""Left by scripts/demo_steps.py when a demo on this lab ended well."""
+_FILES = ("id_ed25519", "id_ed25519.pub", "known_hosts", "ssh_config", "inventory.yml", "operator-password", FINISHED)
 _VENDOR = "http://vendor"
 _KEYGEN_LIMIT_S = 30
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")

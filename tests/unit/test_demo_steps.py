@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from gpunode.lab.state import LabState
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 DEMO = """
 import sys
@@ -146,3 +148,12 @@ def test_an_interrupt_ends_the_command_as_by_ctrl_c(tmp_path: Path, number: int)
     while alive(child) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(child)
+
+
+def test_the_mark_of_a_finished_demo_goes_with_its_lab(steps: ModuleType, tmp_path: Path) -> None:
+    demo = steps.Demo("demo", 3)
+    demo.marker.parent.mkdir(parents=True)
+    demo.finished([])
+    assert demo.marker.exists()
+    LabState.of("demo").remove()
+    assert not demo.marker.parent.exists()
