@@ -27,6 +27,10 @@ TARGETS: dict[str, tuple[str, re.Pattern[str]]] = {
 """The verbs with a target, and its format."""
 
 
+PROVISION = "gpunode provision -i INVENTORY -l HOST"
+"""Begins the command of a remedy. INVENTORY and HOST are the user's: a node does not know its name there."""
+
+
 class State(StrEnum):
     """The recommended state of a node in a scheduler; ``observe`` keeps it in service."""
 
@@ -60,6 +64,15 @@ def action(text: str, component: str = "node") -> Action:
     if form is not None and not form[1].fullmatch(target):
         raise ValueError(f"action {text}: expected {name}:{form[0]}")
     return Action(action=name, target=target or None, component=component)
+
+
+def command(actions: Iterable[Action]) -> str | None:
+    """Return the command that applies the first role of a remedy; None if no action runs a role."""
+    target = next((one.target for one in actions if one.action == "run_role" and one.target), None)
+    if target is None:
+        return None
+    role, _, tag = target.partition(":")
+    return f"{PROVISION} -t {tag or role}"
 
 
 def most_severe(states: Iterable[State]) -> State:

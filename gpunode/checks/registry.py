@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, NotRequired, TypedDict, TypeVar, Unpack, c
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from gpunode.checks.actions import Action, State, action
+from gpunode.checks.actions import PROVISION, Action, State, action, command
 from gpunode.checks.contained import Escaped, contained
 from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.thresholds import Threshold, in_force, overridden
@@ -324,6 +324,7 @@ class Check:
         needs_remedy = verdict.status in (Status.WARN, Status.FAIL, Status.ERROR)
         by_policy = overridden()
         source = f"{verdict.source}; {by_policy}" if verdict.source and by_policy else by_policy or verdict.source
+        actions = self._actions(verdict)
         return Finding(
             check=self.id,
             status=verdict.status,
@@ -334,8 +335,8 @@ class Check:
             unit=verdict.unit,
             source=source,
             figure=verdict.figure,
-            remedy=(verdict.remedy or self.remedy) if needs_remedy else None,
-            actions=self._actions(verdict),
+            remedy=_with_command(verdict.remedy or self.remedy, actions) if needs_remedy else None,
+            actions=actions,
             recommended_state=self._state(verdict),
         )
 
@@ -374,6 +375,12 @@ class Check:
     def _without_remedy(self, status: Status, message: str) -> Finding:
         """Return a finding for a problem that the check's remedy does not solve."""
         return Finding(check=self.id, status=status, component="node", message=message)
+
+
+def _with_command(remedy: str, actions: Iterable[Action]) -> str:
+    """Return a remedy with the command that applies its role, unless it has one."""
+    run = command(actions)
+    return remedy if run is None or PROVISION in remedy else f"{remedy} Run: {run}"
 
 
 class Registry:

@@ -236,7 +236,7 @@ def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
     "node.reboot-pending",
     needs=("reboot_required",),
     means="No installed package waits for a reboot.",
-    remedy="Reboot the node when it is idle: ansible-playbook playbooks/reboot.yml, or by hand.",
+    remedy="Reboot the node when it is idle: gpunode provision -i INVENTORY -l HOST -e gpunode_reboot=when_needed",
     state="observe",
     actions=("restart_os",),
 )

@@ -185,7 +185,10 @@ def _notes(state: NodeState, timers: tuple[str, ...]) -> Iterator[str]:
         )
     waiting = state.facts.reboot_required or ()
     if waiting:
-        yield f"a reboot is pending: {', '.join(waiting[:6])} (ansible-playbook playbooks/reboot.yml)"
+        yield (
+            f"a reboot is pending: {', '.join(waiting[:6])} "
+            "(gpunode provision -i INVENTORY -l HOST -e gpunode_reboot=when_needed)"
+        )
 
 
 def _by_dnf(state: NodeState, settings: Mapping[str, Any], patterns: list[str], refusals: list[str]) -> Manifest:

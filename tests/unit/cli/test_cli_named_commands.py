@@ -11,8 +11,13 @@ from pathlib import Path
 import click
 import pytest
 
+from gpunode.checks import registry
+from gpunode.checks.actions import action
+from gpunode.checks.actions import command as derived_command
+from gpunode.checks.registry import CheckResult, Status
 from gpunode.cli import VERBS
 from gpunode.cli.on_node import validate_on_node
+from gpunode.cli.provision import _refuse_unknown_tags
 from gpunode.cli.root import root
 from gpunode.errors import GpunodeError
 
@@ -104,6 +109,12 @@ def named() -> dict[tuple[str, bool], str]:
                 found |= dict.fromkeys(written(text, INDENTED), str(path.relative_to(REPOSITORY)))
     for path in files(*PAGES):
         found |= dict.fromkeys(of_page(path.read_text(encoding="utf-8")), str(path.relative_to(REPOSITORY)))
+    for check in registry:
+        derived = derived_command(action(text) for text in check.actions)
+        found |= {(derived, True): check.id} if derived else {}
+    for path in files("gpunode/checks/*.py"):
+        for name in re.findall(r'"(run_role:[a-z_:]+)"', path.read_text(encoding="utf-8")):
+            found |= {(str(derived_command([action(name)])), True): str(path.relative_to(REPOSITORY))}
     for path in files(*OTHERS):
         text = path.read_text(encoding="utf-8", errors="replace")
         found |= dict.fromkeys(written(text, re.compile(r"(?!)")), str(path.relative_to(REPOSITORY)))
@@ -142,6 +153,9 @@ def _parsed(words: list[str]) -> str | None:
         name, command, arguments = context.command.resolve_command(context, rest)
         assert command is not None
         context = command.make_context(name, arguments, parent=context)
+    if words[0] == "provision":
+        # Ansible runs nothing for a tag that does not exist, and reports success.
+        _refuse_unknown_tags(REPOSITORY, context.params["tags"])
     if words[0] == "plan" and context.params["more_bundles"] and not context.params["replay"]:
         return "plan takes no hosts: -i, with --limit"
     return None
@@ -153,6 +167,17 @@ NAMED = named()
 @pytest.mark.parametrize(("command", "whole"), NAMED)
 def test_a_command_that_is_named_is_accepted(command: str, whole: bool) -> None:
     assert refused(command, whole=whole) is None, NAMED[command, whole]
+
+
+def test_every_remedy_of_a_role_ends_with_its_command() -> None:
+    """As text in reports; the actions of the JSON have role and tag."""
+    of_roles = [check for check in registry if any(text.startswith("run_role:") for text in check.actions)]
+    assert len(of_roles) > 25
+    for check in of_roles:
+        finding = check._finding(CheckResult(Status.FAIL, "it is broken"))
+        assert "gpunode provision -i INVENTORY -l HOST -t " in str(finding.remedy), check.id
+        assert check._finding(CheckResult(Status.PASS, "it works")).remedy is None
+        assert "gpunode provision" not in str(check._finding(CheckResult(Status.ERROR, "unknown")).remedy)
 
 
 def test_commands_are_found() -> None:
@@ -169,6 +194,7 @@ def test_commands_are_found() -> None:
         "gpunode validate --level deepest gpu-01",
         "gpunode lab launch",
         "gpunode parse",
+        "gpunode provision -i INVENTORY -l HOST -t nvidia_drivers",
     ],
 )
 def test_an_unknown_command_is_refused(command: str) -> None:
