@@ -87,7 +87,7 @@ def test_users_cannot_redirect_root_while_it_works(place: World) -> None:
     managed.brought_about([file(path)], [], False)
     outcomes = set()
     with swapped(folder, place.precious, 1):
-        for number in range(effort(60, 3000)):
+        for number in range(effort(60, 600)):
             wanted = [file(path, f"{TEXT}{number}\n")]
             found = within(LIMIT_S, partial(managed.brought_about, wanted, [], False))
             outcomes.add(found.startswith("(["))
@@ -101,9 +101,9 @@ def test_users_cannot_redirect_the_look(place: World) -> None:
     path.write_text(TEXT)
     os.chown(path, USER.pw_uid, USER.pw_gid)
     with swapped(path, place.precious / "secret", 2):
-        for _ in range(effort(300, 5000)):
+        for _ in range(effort(300, 3000)):
             assert SECRET not in repr(files_state.taken([], [], [str(path)]))
-        for _ in range(effort(30, 500)):
+        for _ in range(effort(30, 200)):
             assert SECRET not in within(LIMIT_S, lambda: managed.brought_about([file(path)], [], True))
 
 

@@ -34,7 +34,7 @@ DAMAGE = st.lists(
     max_size=3,
 )
 MANY = settings(
-    max_examples=effort(60, 3000),
+    max_examples=effort(60, 1000),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
