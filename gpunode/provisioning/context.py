@@ -45,11 +45,25 @@ class Context:
     """Inventory sources, for messages."""
     reboot_reasons: tuple[str, ...] = ()
     """The reasons for a reboot in the plans of this run."""
+    reboot_requested: tuple[str, ...] = ()
+    """The reasons in ``gpunode_reboot_required``: a reboot in this run satisfies them."""
+    boot_before: str = ""
+    """Id of the boot in which this run decided to reboot the node; empty: it did not."""
+    restarts: Mapping[str, str] = field(default_factory=dict)
+    """Units with a restart that the plans of this run deferred, with the reason."""
+    drains: bool = False
+    """The site has tasks that drain a node: GPUs in use are a reason to wait, not to refuse."""
     local: bool = False
     """Ansible connects to the node without SSH."""
     boot_id: str = ""
     machine_id: str = ""
     """Machine id of the machine that Ansible runs on."""
+
+    def reasons_to_reboot(self, boot_id: str) -> tuple[str, ...]:
+        """Return why the node has to be rebooted, each reason once; ``boot_id``: its boot now, empty if unknown."""
+        rebooted = self.boot_before and boot_id not in ("", self.boot_before)
+        requested = () if rebooted else self.reboot_requested
+        return tuple(dict.fromkeys(filter(None, (*self.reboot_reasons, *requested))))
 
     def with_answers(self, answers: Mapping[str, Mapping[str, Any]]) -> "Context":
         """Return the same context with answers of the node."""

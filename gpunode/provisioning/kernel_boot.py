@@ -8,8 +8,7 @@ from typing import Any
 from gpunode.provisioning import kernel_files
 from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.manifest import ManagedFile
-from gpunode.provisioning.reboot import BOOT_ID
-from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.state import BOOT_ID, Look, NodeState
 
 UPDATE_GRUB = "/usr/sbin/update-grub"
 GRUBBY = "/usr/sbin/grubby"

@@ -53,7 +53,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         *(_without_gpu(state.facts) if settings["require_gpu"] else ()),
         *_package_manager(state),
         *(() if removing or driver["switch"] else _left_by_others(state)),
-        *(() if settled or settings["gpunode_allow_busy"] else _busy(state.facts)),
+        *(() if settled or settings["gpunode_allow_busy"] or context.drains else _busy(state.facts)),
         *(() if removing else _other_line(state.facts)),
         *(() if removing else _too_full(state.facts, settings["min_free_mib"])),
         *_for_modules(state, stack, settings, driver, removing=removing),

@@ -7,16 +7,20 @@ from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.live import gpus_in_use
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.service import drained
+from gpunode.provisioning.state import BOOT_ID, Look, NodeState
+from gpunode.text import listed
 
 ROLE = "reboot"
-BOOT_ID, MACHINE_ID = "/proc/sys/kernel/random/boot_id", "/etc/machine-id"
+MACHINE_ID = "/etc/machine-id"
 LOOK = Look(contents=(BOOT_ID, MACHINE_ID))
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
     """Return a manifest that is due if the node is to be rebooted now. ``settings`` are those of preflight."""
-    reasons = "; ".join(dict.fromkeys(reason for reason in context.reboot_reasons if reason))
+    updates = state.facts.reboot_required or () if settings["gpunode_reboot_for_updates"] else ()
+    required = (f"updates: {listed(updates, 5)}",) if updates else ()
+    reasons = "; ".join(dict.fromkeys((*context.reasons_to_reboot(state.boot_id), *required)))
     if not reasons:
         return Manifest(role=ROLE)
     due = f"a reboot is pending: {reasons}"
@@ -25,7 +29,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     elif is_controller(state, context):
         # The run must not end itself.
         note = f"{due}; Ansible runs on this machine: reboot it by hand"
-    elif gpus_in_use(state.facts) and not settings["gpunode_allow_busy"]:
+    elif gpus_in_use(state.facts) and not (settings["gpunode_allow_busy"] or (context.drains and not drained(state))):
         note = f"{due}; GPUs are in use, or this is unknown: run this again, or set gpunode_allow_busy: true"
     elif unbuilt := without_module(state.facts):
         note = f"{due}; {unbuilt}"

@@ -20,6 +20,7 @@ from gpunode.provisioning import (
     preflight,
     rdma,
     reboot,
+    service,
     ssh_hardening,
     storage,
     updates,
@@ -34,6 +35,7 @@ Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
 _PLANS: dict[str, Plan] = {
     "preflight": preflight.plan,
     "reboot": reboot.plan,
+    "service": service.plan,
     "nvidia_repository": nvidia_repository.plan,
     "nvidia_driver": nvidia_driver.plan,
     "nvidia_fabric": nvidia_fabric.plan,
@@ -54,6 +56,7 @@ _PLANS: dict[str, Plan] = {
 }
 LOOKS: dict[str, Look] = {
     "reboot": reboot.LOOK,
+    "service": service.LOOK,
     "nvidia_repository": nvidia_repository.LOOK,
     "nvidia_driver": nvidia_driver.LOOK,
     "nvidia_fabric": nvidia_fabric.LOOK,

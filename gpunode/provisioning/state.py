@@ -11,6 +11,7 @@ from gpunode.facts import NodeFacts
 from gpunode.facts.models.system import Unit
 from gpunode.provisioning.ssh_state import Reported, SshState
 
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 Text = Annotated[str, Field(max_length=4096)]
 Names = Annotated[tuple[Text, ...], Field(max_length=50_000)]
 Versions = Annotated[dict[Text, Text], Field(max_length=50_000)]
@@ -170,6 +171,11 @@ class NodeState(Reported):
             if self.contents.get(path) is not None or there is None or there.kind == "absent" or _OWN.match(path):
                 continue
             yield there.problem or f"{path} could not be read"
+
+    @property
+    def boot_id(self) -> str:
+        """Return the id of the node's boot; empty: unknown."""
+        return (self.contents.get(BOOT_ID) or "").strip()
 
     @property
     def manager(self) -> Literal["apt", "dnf"] | None:

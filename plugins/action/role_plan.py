@@ -47,6 +47,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         refuse = boolean(self._task.args.get("refuse", True))
         if refuse and role in SPECIFICATIONS and role != GATE and self.settings(role, extra).get("state") != "absent":
             self.refuse_unfit()
+        if boolean(self._task.args.get("fresh", False)):
+            self.node.forget("state")
         manifest = self.planned(role, extra)
         if refuse:
             self.refuse(manifest)
@@ -54,6 +56,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             self.node.keep("fit", "")
         self.remember_reboot(role, manifest)
         # gpunode_force repeats the changes of roles that manage something; it never reboots a node.
+        if role == "reboot" and manifest.due and self.node.read("boot") is None:
+            self.node.keep("boot", json.dumps(self.state().boot_id))
         due = refuse and (manifest.due or (role in SPECIFICATIONS and manifest.manages and self.forced()))
         if due and self._task.check_mode:
             # Previews of the roles that follow include these files.

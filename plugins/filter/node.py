@@ -50,6 +50,13 @@ def findings(
     return [finding.model_dump(mode="json") for finding in judge(_node(facts), expectation, only=wanted)]
 
 
+def failed(findings: Iterable[Mapping[str, Any]], before: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """Return the findings that failed or were not possible, except those that were no better before."""
+    known = {(one["check"], one["component"]): str(one["status"]) for one in before}
+    worst = [dict(one) for one in findings if one["status"] in ("fail", "error")]
+    return [one for one in worst if known.get((one["check"], one["component"])) not in ("fail", one["status"])]
+
+
 def finding_line(finding: Mapping[str, Any]) -> str:
     """Return a finding as one line: status, check, component, message, and the remedy if there is one."""
     component = "" if finding["component"] == "node" else f" {finding['component']}"
@@ -62,4 +69,4 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by name."""
-        return {"findings": findings, "finding_line": finding_line}
+        return {"findings": findings, "failed": failed, "finding_line": finding_line}

@@ -28,6 +28,10 @@ options:
         not check the node, and the plan is never due. Its RV(reboot_reasons) are still recorded.
     type: bool
     default: true
+  fresh:
+    description: Collect the state of the node again, even if it is known.
+    type: bool
+    default: false
 attributes:
   action:
     support: full

@@ -346,12 +346,6 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         """Return whether changes are made even if nothing is due (``gpunode_force``)."""
         return str(self.variable("gpunode_force", False)).lower() in ("true", "yes", "on", "1")
 
-    def reboot_reasons(self) -> tuple[str, ...]:
-        """Return the reasons to reboot the node, from all planned roles and from ``gpunode_reboot_required``."""
-        by_role: dict[str, list[str]] = self.node.read("reboot") or {}
-        given = str(self.variable("gpunode_reboot_required") or "").split("; ")
-        return (*(reason for reasons in by_role.values() for reason in reasons), *filter(None, given))
-
     def context(self, role: str, extra: Mapping[str, Any] | None = None) -> Context:
         """Return the input of a plan besides the state."""
         known: dict[str, dict[str, Any]] = {}
@@ -370,7 +364,13 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
             planned=Planned(planned["files"], planned["packages"], tuple(planned["purge"]), tuple(planned["users"])),
             variables=tuple(str(name) for name in self.task_vars),
             inventories=tuple(map(str, self.variable("ansible_inventory_sources") or ())),
-            reboot_reasons=self.reboot_reasons(),
+            reboot_reasons=tuple(reason for reasons in (self.node.read("reboot") or {}).values() for reason in reasons),
+            reboot_requested=tuple(str(self.variable("gpunode_reboot_required") or "").split("; ")),
+            boot_before=self.node.read("boot") or "",
+            restarts={
+                unit: why for units in (self.node.read("restarts") or {}).values() for unit, why in units.items()
+            },
+            drains=bool(self.variable("gpunode_drain_tasks")),
             local=str(self.variable("ansible_connection", "ssh")) in ("local", "ansible.builtin.local"),
             boot_id=_first_line("/proc/sys/kernel/random/boot_id"),
             machine_id=_first_line("/etc/machine-id"),

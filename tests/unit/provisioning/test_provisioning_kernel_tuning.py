@@ -9,8 +9,7 @@ from gpunode.errors import UsageError
 from gpunode.provisioning import kernel_boot, kernel_files
 from gpunode.provisioning.kernel_tuning import BEFORE, LOOK, MARKER, SETPCI
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.reboot import BOOT_ID
-from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.state import BOOT_ID, NodeState
 
 ROLE = "kernel_tuning"
 LIMITS = {"defaults": {"memlock": "infinity", "nofile": "524288"}, "settings": []}

@@ -7,10 +7,15 @@ from node_samples import context, node
 
 from gpunode.provisioning import reboot
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.service import MARK
+from gpunode.provisioning.state import BOOT_ID, NodeState
 
-SETTINGS: dict[str, Any] = {"gpunode_reboot": "when_needed", "gpunode_allow_busy": False}
-THERE = {reboot.BOOT_ID: "other-boot\n", reboot.MACHINE_ID: "other-machine\n"}
+SETTINGS: dict[str, Any] = {
+    "gpunode_reboot": "when_needed",
+    "gpunode_allow_busy": False,
+    "gpunode_reboot_for_updates": False,
+}
+THERE = {BOOT_ID: "other-boot\n", reboot.MACHINE_ID: "other-machine\n"}
 HERE: dict[str, Any] = {"boot_id": "own-boot", "machine_id": "own-machine", "reboot_reasons": ("a", "", "b", "a")}
 BUSY = {"gpu_processes": [{"pid": 4, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"}]}
 
@@ -50,6 +55,25 @@ def test_a_reboot_that_must_not_be_is_noted(
     assert not manifest.due
     assert len(manifest.notes) == 1
     assert words in manifest.notes[0]
+
+
+def test_a_busy_node_is_drained_first_and_then_refused() -> None:
+    busy = node(texts=THERE, facts=BUSY)
+    assert decided(busy, drains=True).due
+    marked = node(texts={**THERE, MARK: "{}"}, facts=BUSY)
+    assert not decided(marked, drains=True).due
+
+
+def test_updates_are_a_reason_where_that_is_requested() -> None:
+    waiting = node(texts=THERE, facts={"reboot_required": ["linux-image-6.8", "libc6"]})
+    assert not decided(waiting, reboot_reasons=()).due
+    asked = decided(waiting, {"gpunode_reboot_for_updates": True}, reboot_reasons=())
+    assert asked.due_reasons == ("a reboot is pending: updates: linux-image-6.8, libc6",)
+
+
+@pytest.mark.parametrize(("boot_before", "due"), [("", True), ("other-boot", True), ("earlier-boot", False)])
+def test_a_requested_reboot_is_done_once(boot_before: str, due: bool) -> None:
+    assert decided(reboot_reasons=(), reboot_requested=("asked",), boot_before=boot_before).due is due
 
 
 def test_a_busy_node_is_rebooted_where_that_is_allowed() -> None:

@@ -1,0 +1,75 @@
+"""Decision on a node's return to service: a node that this project drained returns only when nothing is pending.
+
+The drain is recorded on the node, with the findings before the change: a later run knows that it may end this drain,
+and what to compare with.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from gpunode.frozen import Frozen
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.live import gpus_in_use
+from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.state import BOOT_ID, Look, NodeState
+
+ROLE = "service"
+MARK = "/var/lib/gpunode/drained.json"
+LOOK = Look(contents=(MARK, BOOT_ID))
+Short = Annotated[str, Field(max_length=200)]
+
+
+class FindingBefore(Frozen):
+    """One check that did not pass before the change."""
+
+    check: Short
+    component: Short
+    status: Short
+
+
+class Drain(Frozen):
+    """Content of the mark."""
+
+    since: Short
+    """Time of the drain, ISO 8601."""
+    findings: Annotated[tuple[FindingBefore, ...], Field(max_length=5000)]
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return a manifest that is due if a drained node may return once its validation is no worse than before.
+
+    ``settings`` are those of preflight. ``values``: ``drained``, ``busy`` (or unknown), and ``before``.
+    """
+    before = recorded(state.contents.get(MARK))
+    values = {
+        "drained": drained(state),
+        "busy": gpus_in_use(state.facts) and not settings["gpunode_allow_busy"],
+        "before": [finding.model_dump() for finding in before.findings] if before is not None else [],
+    }
+    if not drained(state):
+        return Manifest(role=ROLE, values=values)
+    pending = [f"a reboot is pending: {reason}" for reason in context.reasons_to_reboot(state.boot_id)]
+    pending += [f"a restart of {unit} is pending: {reason}" for unit, reason in sorted(context.restarts.items())]
+    if pending:
+        return Manifest(role=ROLE, values=values, notes=(f"the node stays drained: {'; '.join(pending)}",))
+    lost = f"{MARK} is not readable: every check must pass" if before is None else ""
+    return Manifest(
+        role=ROLE, values=values, notes=(lost,) if lost else (), due_reasons=("the node is to return to service",)
+    )
+
+
+def drained(state: NodeState) -> bool:
+    """Return whether the node carries the mark of a drain; True if that is unknown."""
+    known = state.files.get(MARK)
+    return known is None or known.kind != "absent"
+
+
+def recorded(text: str | None) -> Drain | None:
+    """Return the content of the mark; None if it is unknown or damaged."""
+    try:
+        return Drain.model_validate(json.loads(text or ""))
+    except (ValidationError, ValueError, RecursionError):
+        return None
