@@ -39,7 +39,7 @@ class Drain(Frozen):
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return a manifest that is due if a drained node may return once its validation is no worse than before.
+    """Return a manifest that is due if a drained node may return once its validation is not worse than before.
 
     ``settings`` are those of preflight. ``values``: ``drained``, ``busy`` (or unknown), and ``before``.
     """
