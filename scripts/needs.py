@@ -68,7 +68,6 @@ first that this system has is installed. The Docker engine is started by scripts
 SYSTEM_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 OS_RELEASE = Path("/etc/os-release")
 POLICY = Path("/usr/sbin/policy-rc.d")
-UNITS = ("/lib/systemd/system/", "/usr/lib/systemd/system/")
 DENIED = "#!/bin/sh\n# gpunode's scripts/needs.py: no service starts while it installs.\nexit 101\n"
 LOCK = Path("/run/lock/gpunode-apt")
 """Held by scripts/bootstrap and scripts/docker-engine too while they install."""
@@ -121,8 +120,10 @@ def install(tier: str) -> str | None:
             # The lists of a fresh machine are empty, those of an old one name packages that are gone.
             _apt(log, "update", limit_s=UPDATE_LIMIT_S)
             packages = _packages(missing)
+            before = _enabled()
             rc = _apt(log, "install", "--yes", "--no-install-recommends", *packages, limit_s=INSTALL_LIMIT_S)
-            _disable_services(packages)
+            if new := sorted(_enabled() - before):
+                bounded(["systemctl", "disable", *new], limit_s=60, log=log)
             if rc:
                 log.seek(0)
                 lines = log.read().decode(errors="replace").splitlines()
@@ -178,13 +179,10 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     Path(draft.name).replace(path)
 
 
-def _disable_services(packages: Sequence[str]) -> None:
-    """Disable the units of packages that were just installed: they would start with the next boot."""
-    files = _output("dpkg", "-L", *packages).splitlines()
-    names = sorted({Path(file).name for file in files if file.startswith(UNITS) and "@" not in file})
-    units = [name for name in names if name.endswith((".service", ".socket", ".timer"))]
-    if units and shutil.which("systemctl"):
-        bounded(["systemctl", "disable", "--quiet", *units], limit_s=60)
+def _enabled() -> set[str]:
+    """Return the units that start with the system."""
+    listed = _output("systemctl", "list-unit-files", "--state=enabled", "--no-legend", "--no-pager")
+    return {line.split()[0] for line in listed.splitlines() if line.strip()}
 
 
 def _apt(log: IO[bytes], *words: str, limit_s: float) -> int:

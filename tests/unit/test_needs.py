@@ -51,6 +51,15 @@ def stub(folder: Path, more: str) -> None:
     (folder / "bin" / "apt-get").chmod(0o755)
 
 
+SYSTEMCTL = """#!/bin/sh
+PATH=/usr/bin:/bin
+case "$1" in
+  list-unit-files) for unit in ours.service $(ls {folder}/enabled); do echo "$unit enabled enabled"; done ;;
+  disable) shift; for unit; do rm {folder}/enabled/$unit; done ;;
+esac
+"""
+
+
 def calls(folder: Path) -> list[str]:
     return (folder / "calls").read_text(encoding="ascii").splitlines()
 
@@ -62,6 +71,16 @@ def test_a_missing_package_is_installed_once_without_its_services(needs: ModuleT
     assert needs.install("some") is None
     assert len(calls(tmp_path)) == 2
     assert needs.install("gpu") is None
+
+
+def test_services_that_come_with_a_package_do_not_start_with_the_system(needs: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "enabled").mkdir()
+    (tmp_path / "enabled" / "theirs.service").touch()
+    (tmp_path / "bin" / "systemctl").write_text(SYSTEMCTL.format(folder=tmp_path), encoding="ascii")
+    (tmp_path / "bin" / "systemctl").chmod(0o755)
+    stub(tmp_path, f"touch {tmp_path}/enabled/nft.service {tmp_path}/enabled/of-a-dependency.socket")
+    assert needs.install("some") is None
+    assert [path.name for path in (tmp_path / "enabled").iterdir()] == ["theirs.service"]
 
 
 @pytest.mark.parametrize(
