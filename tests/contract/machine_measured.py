@@ -172,7 +172,14 @@ def storage() -> list[Document]:
     """Return what a directory's storage does."""
     job = {"block_bytes": 2**20, "jobs": 4, "depth": 16, "iops": 5800.0, "latency_us": 900.0}
     jobs = [{**job, "pattern": pattern, "bandwidth_gb_per_s": 6.1} for pattern in ("read", "write")]
-    values = {"directory": "/data", "filesystem": "xfs", "direct": True, "size_bytes": GIB, "jobs": jobs}
+    values = {
+        "directory": "/data",
+        "filesystem": "xfs",
+        "fio_version": "3.36",
+        "direct": True,
+        "size_bytes": GIB,
+        "jobs": jobs,
+    }
     rows = [
         {"workers": workers, "samples_per_second": rate, "gb_per_s": rate / 1600, **REPEATED}
         for workers, rate in ((0, 900.0), (4, 3300.0), (8, 3400.0))

@@ -378,6 +378,15 @@ MUTANTS = [
     ),
     Mutant(
         "performance.storage",
+        "slower than the site asks for, by our own reader",
+        hgx_measured,
+        value(hgx_measured, "storage.fio", "jobs", 0, "bandwidth_gb_per_s", new=3.0)
+        + value(hgx_measured, "storage.fio", "fio_version", new=None),
+        expect=Expectation(figures={"storage_read": 5}),
+        becomes=WARN,
+    ),
+    Mutant(
+        "performance.storage",
         "through the page cache",
         hgx_measured,
         value(hgx_measured, "storage.fio", "direct", new=False),
