@@ -30,6 +30,8 @@ ROOT = collection_root()
 ANSIBLE = Path(ansible.__file__).parent
 NAME = re.compile(r"[A-Za-z_]\w*")
 CONTROL = "\x1b]0;title\x07\x1b[2J\x1b[8m\x9b\r\u202e"
+OVER = ("ansible_stats", "deprecations", "diff", "invocation", "results", "stdout_lines", "warnings", "attempts")
+"""Keys that Ansible's engine reads with a type in mind."""
 CONDITIONS = ("when", "that", "until", "changed_when", "failed_when", "register")
 PRESENT = ("kernel_tuning", "ml_environment", "updates")
 """Roles that change something on any machine: their tasks call Ansible's modules and ours."""
@@ -65,9 +67,7 @@ else:
     if answer.get("failed") and b"module_fqn='ansible.modules" in text:
         # Whatever this machine lacks, systemd say, the node reports success.
         answer = {{"changed": True, "rc": 0, "stdout": "", "status": {{}}}}
-    answer |= {{"warnings": [{control!r}], "deprecations": [{{"msg": {control!r}, "version": "9"}}]}}
-    answer |= {{"diff": {{"before": {control!r}, "after": ""}}}}
-    print(json.dumps({{**added["top"], **answer, "ansible_facts": added["facts"]}}))
+    print(json.dumps({{**added["top"], **answer, "ansible_facts": added["facts"], **added["over"]}}))
     print({control!r})
 sys.stderr.buffer.write(done.stderr)
 sys.exit(done.returncode)
@@ -135,11 +135,17 @@ def added(path: str, seed: int) -> dict[str, Any]:
     else:
         names = [name for name in sorted(own_names() | names_of_ansible() | set(known)) if chance.random() < 0.2]
     values = {name: value_of(name, known.get(name, {}), path) for name in names}
+    over: dict[str, Any] = {"warnings": [CONTROL], "deprecations": [{"msg": CONTROL, "version": "9"}]}
+    over |= {"diff": {"before": CONTROL, "after": ""}}
     if seed > 1:
-        kinds: list[Any] = [path, [path], {path: path}, True]
+        deep: list[Any] = []
+        for _ in range(300):
+            deep = [deep]
+        kinds: list[Any] = [path, [path], {path: path}, True, 7, None, deep, {"before": 7, "after": deep}]
         values |= {name: chance.choice(kinds) for name in values if name not in known}
+        over = {name: chance.choice(kinds) for name in OVER if chance.random() < 0.5}
     top = {name: value for name, value in values.items() if name not in ENDS_THE_TASK}
-    return {"top": top, "facts": values}
+    return {"top": top, "facts": values, "over": over}
 
 
 def hosts(

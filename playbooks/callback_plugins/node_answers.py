@@ -1,4 +1,4 @@
-"""Keep what nodes report out of the variables of the playbooks in this folder, bound it, and print it as text.
+"""The gate for answers of all modules in the playbooks of this folder: no variables, bounded, printed as text.
 
 Ansible loads this file with each playbook of the folder, whatever ``ansible.cfg`` says. Facts, which any module's
 answer can contain, take precedence over the inventory: a node could name the files and programs of the controller.
@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from ansible import constants
+from ansible.plugins.action import ActionBase
 from ansible.plugins.callback import CallbackBase
 from ansible.utils.display import Display
 
 DOCUMENTATION = """
-name: node_facts
+name: node_answers
 type: aggregate
-short_description: Keep facts out of the variables of gpunode's playbooks
+short_description: Pass what nodes answer in gpunode's playbooks through a gate
 description:
   - Sets C(INJECT_FACTS_AS_VARS) to false for the plays of this folder, and back for other plays.
+  - Drops the keys of answers that Ansible's engine acts on, and those of a wrong type, which would end the whole run.
   - Limits the memory of each task's process, so that a node's endless answer fails its own task.
   - Replaces control characters, other than colors of Ansible, in all that is printed.
 author: gpunode
@@ -31,8 +33,33 @@ OWN = Path(__file__).resolve().parents[1]
 MEMORY_BYTES = 1 << 30
 """What a task's process may use beyond what it starts with."""
 
+ACTED_ON = ("ansible_stats", "add_host", "add_group", "include", "include_args", "failed_when_result", "attempts")
+"""Keys that belong to Ansible's actions; some end the whole run if their value has another type."""
+TYPED: dict[str, type] = {
+    **dict.fromkeys(("changed", "failed", "skipped", "unreachable"), bool),
+    **dict.fromkeys(("ansible_facts", "invocation"), dict),
+    **dict.fromkeys(("warnings", "deprecations", "results"), list),
+}
+DEEPEST = 24
 COLOR = r"\x1b\[(?:0|[01];3\d|(?:0;)?[34]8;5;\d{1,3})m"
 CONTROL = re.compile(rf"({COLOR})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def _depth_within(value: Any, most: int) -> bool:
+    """Return whether a value is nested at most this deep; Ansible prints and copies results by recursion."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most > 0 and all(_depth_within(item, most - 1) for item in items)
+
+
+def _is_diff(value: Any) -> bool:
+    parts = value if isinstance(value, list) else [value]
+    return all(
+        isinstance(part, dict)
+        and all(isinstance(part.get(name, ""), str | dict) for name in ("before", "after"))
+        and isinstance(part.get("prepared", ""), str)
+        and all(isinstance(part.get(name, 0), int) for name in ("dst_larger", "src_larger"))
+        for part in parts
+    )
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]
@@ -40,13 +67,15 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
-    CALLBACK_NAME = "node_facts"
+    CALLBACK_NAME = "node_answers"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.before = constants.INJECT_FACTS_AS_VARS
         self.own = False
         os.register_at_fork(after_in_child=self.limit_memory)
+        self.parsed = ActionBase._parse_returned_data
+        ActionBase._parse_returned_data = self.gate()
         self.printed = Display().display
         Display().display = self.print
 
@@ -54,6 +83,24 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Inject no facts into a play of this folder."""
         self.own = OWN in Path(play.get_path().rpartition(":")[0]).resolve().parents
         constants.INJECT_FACTS_AS_VARS = False if self.own else self.before
+
+    def gate(self) -> Any:
+        """Return the method that reads what a module printed, in place of Ansible's."""
+
+        def parse(action: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            answer: dict[str, Any] = self.parsed(action, *args, **kwargs)
+            if not self.own:
+                return answer
+            wrong = {name for name, kind in TYPED.items() if name in answer and not isinstance(answer[name], kind)}
+            wrong |= {name for name, value in answer.items() if not _depth_within(value, DEEPEST)}
+            results = answer.get("results")
+            if isinstance(results, list) and not all(isinstance(item, str) for item in results):
+                wrong.add("results")
+            if not _is_diff(answer.get("diff", {})):
+                wrong.add("diff")
+            return {name: value for name, value in answer.items() if name not in wrong.union(ACTED_ON)}
+
+        return parse
 
     def print(self, msg: str, *args: Any, **kwargs: Any) -> None:
         """Print a message of Ansible without the control characters of a node, which its warnings and diffs contain."""
