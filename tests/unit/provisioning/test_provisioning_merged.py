@@ -157,8 +157,8 @@ def test_no_value_of_daemon_json_is_lost(damage: Any) -> None:
 
 @pytest.mark.parametrize(
     ("role", "path"),
-    # The plan of a reboot changes no file.
-    [(role, path) for role, look in LOOKS.items() for path in look.contents if role != "reboot"],
+    # The plans of a reboot and of the return to service change no file.
+    [(role, path) for role, look in LOOKS.items() for path in look.contents if role not in ("reboot", "service")],
 )
 def test_a_document_that_cannot_be_read_is_refused_by_its_role(role: str, path: str) -> None:
     reason = f"{path} is not UTF-8 text (byte 7)"
