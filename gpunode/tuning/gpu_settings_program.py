@@ -7,7 +7,6 @@ settings changed. The role's plan calls the same functions, so that it refuses t
 /etc/gpunode/gpu-settings.json         the rules, written by the role
 /run/gpunode/gpu-settings.json         the report: per GPU and setting what was applied or refused
 /var/lib/gpunode/gpu_settings/before   the values before the first change, to be restored
-/var/lib/gpunode/gpu_settings/lock     held while the values are read and changed
 ====================================== =================================================================
 
 A GPU is a dictionary with fields of ``gpunode parse nvidia-smi-xml``.
@@ -33,7 +32,6 @@ from xml.etree import ElementTree
 SETTINGS = "/etc/gpunode/gpu-settings.json"
 REPORT = "/run/gpunode/gpu-settings.json"
 MEMORY = "/var/lib/gpunode/gpu_settings/before.json"
-LOCK = "/var/lib/gpunode/gpu_settings/lock"
 ROOT = Path(os.environ.get("GPUNODE_GPU_SETTINGS_ROOT", "/"))
 CALL_LIMIT_S = 60
 TOTAL_LIMIT_S = 600
@@ -439,21 +437,24 @@ def reserve(path: str, size: int) -> Path:
 def locked() -> Iterator[None]:
     """Hold the lock of the settings: a second start would record the first one's values as those before it.
 
-    Raises TimeoutError if another process holds it for too long.
+    The lock is on the folder of these values. Raises TimeoutError if another process holds it for too long.
     """
-    file = place(LOCK)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    folder = place(MEMORY).parent
+    folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + LOCK_LIMIT_S
-    with file.open("a", encoding="utf-8") as stream:
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
         while True:
             try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"{file}: another process holds the lock for {LOCK_LIMIT_S} s") from None
+                    raise TimeoutError(f"{folder}: another process holds the lock for {LOCK_LIMIT_S} s") from None
                 time.sleep(0.2)
         yield
+    finally:
+        os.close(held)
 
 
 def write(path: str, document: Any) -> None:
