@@ -203,8 +203,12 @@ def _error(stderr: str) -> str:
 
 
 def _hosts(listing: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return hosts in the order of the groups; only those that have variables are in ``_meta``."""
+    """Return hosts in the order of the groups; only those that have variables are in ``_meta``.
+
+    Ansible adds ``ansible_local`` to every host where facts are not injected: an answer of the node, no variable.
+    """
     variables = listing.get("_meta", {}).get("hostvars", {})
+    variables = {host: {k: v for k, v in own.items() if k != "ansible_local"} for host, own in variables.items()}
     names = dict.fromkeys(name for group, body in listing.items() if group != "_meta" for name in body.get("hosts", ()))
     return {name: variables.get(name, {}) for name in (*names, *(set(variables) - set(names)))}
 

@@ -188,7 +188,7 @@ def test_a_policy_that_locks_out_is_reverted_by_the_guard(world: World, tmp_path
     guard = Guard("firewall", tmp_path / "guard", tmp_path / "units", runner)
     record = {"name": "firewall", "token": "a", "paths": [str(rules)], "units": [], "restore": restore}
     try:
-        guard.arm(record, "", 60)
+        guard.arm(record, {}, 60)
         rules.write_text(nft_text(policy_of({**SETTINGS, "ssh_networks": ["192.0.2.0/24"]})), encoding="utf-8")
         world.sh(world.node, f"nft -f {rules}")
         assert before == {22: "open"}
