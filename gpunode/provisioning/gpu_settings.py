@@ -185,7 +185,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     return Manifest(
         role=ROLE,
         files=tuple(desired),
-        folders=(ManagedFolder(path=MEMORY.rpartition("/")[0]),),
+        folders=(ManagedFolder(path=MEMORY.rpartition("/")[0], mode="0700"),),
         units=tuple(units),
         notes=tuple(notes),
         reboot_reasons=tuple(waiting),

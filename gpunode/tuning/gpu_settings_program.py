@@ -437,13 +437,15 @@ def reserve(path: str, size: int) -> Path:
 def locked() -> Iterator[None]:
     """Hold the lock of the settings: a second start would record the first one's values as those before it.
 
-    The lock is on the folder of these values. Raises TimeoutError if another process holds it for too long.
+    The lock is on the folder of these values, which only root can open: another user could hold it for ever. Raises
+    TimeoutError if another process holds it for too long.
     """
     folder = place(MEMORY).parent
     folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + LOCK_LIMIT_S
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        os.fchmod(held, 0o700)
         while True:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

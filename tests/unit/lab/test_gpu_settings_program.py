@@ -132,6 +132,14 @@ def test_of_two_starts_at_once_the_second_knows_the_value_before_the_first(
     assert {values["power_limit_w"] for values in real(program.MEMORY).values()} == {350.0}
 
 
+def test_other_users_cannot_open_what_is_locked(settings: Settings) -> None:
+    folder = program.place(program.MEMORY).parent
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+    with program.locked():
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_lock_that_is_never_released_is_one_line(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
