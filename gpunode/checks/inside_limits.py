@@ -28,8 +28,8 @@ STACK_LEAST = Threshold(
     DEFAULTS,
     LimitValues,
     means="A plain docker run has the shared memory that the DataLoader's workers and NCCL need.",
-    remedy='For every container: "default-shm-size": "8g" in daemon.json (role docker: docker_daemon). For one: docker '
-    "run --shm-size=8g. " + ARGUMENTS,
+    remedy='For every container: docker_shm_size of the role docker ("default-shm-size" in daemon.json). For one: '
+    "docker run --shm-size=8g. " + ARGUMENTS,
     state="observe",
     actions=("fix_configuration",),
     thresholds=(SHM_LEAST,),

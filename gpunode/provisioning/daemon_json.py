@@ -13,6 +13,7 @@ RELOADED = {
     "authorization-plugins",
     "debug",
     "default-runtime",
+    "default-shm-size",
     "insecure-registries",
     "labels",
     "live-restore",
@@ -28,6 +29,8 @@ RELOADED = {
 ``features`` is not one of them: the CDI driver is set up when the daemon starts. A removed key is not noticed either.
 """
 LIMITED_LOG_DRIVERS = ("json-file", "local")
+SHM_SIZE = "default-shm-size"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgtp]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,31})?")
 _MISSING = object()
 
@@ -58,21 +61,26 @@ class MergedDaemon:
     problem: str | None = None
 
 
-def daemon_request(settings: Mapping[str, Any], text: str | None, swarm: bool = False) -> DaemonRequest:
+def daemon_request(
+    settings: Mapping[str, Any],
+    text: str | None,
+    swarm: bool = False,
+    *,
+    memory: Mapping[str, Any] | None = None,
+    command: str = "",
+) -> DaemonRequest:
     """Return the requested content of daemon.json.
 
-    ``settings``: ``live_restore``, ``log_max_size``, ``log_max_files``, ``storage_driver``, ``no_new_privileges``,
-    ``userns_remap``, ``daemon`` (further keys, which take precedence). ``text`` is the current file.
+    ``settings``: ``live_restore``, ``log_max_size``, ``log_max_files``, ``shm_size``, ``storage_driver``,
+    ``no_new_privileges``, ``userns_remap``, ``daemon`` (further keys, which take precedence). ``text`` is the current
+    file, ``memory`` is from an earlier merge, ``command`` is dockerd's command line: dockerd does not start if an
+    option is set there and in the file.
     """
     daemon: dict[str, Any] = dict(settings.get("daemon") or {})
-    if "hosts" in daemon:
-        return DaemonRequest(
-            problem="docker_daemon must not set hosts: systemd owns the socket, and access to a TCP socket is root "
-            "access to the node; use /run/docker.sock over SSH instead"
-        )
+    problem = _request_problem(settings, daemon, command)
+    if problem is not None:
+        return DaemonRequest(problem=problem)
     remap = str(settings.get("userns_remap") or "")
-    if remap and not _USER.fullmatch(remap):
-        return DaemonRequest(problem=f"docker_userns_remap: {remap} is neither default nor USER[:GROUP]")
     notes: list[str] = []
     values: dict[str, Any] = {}
     if settings.get("live_restore"):
@@ -91,13 +99,58 @@ def daemon_request(settings: Mapping[str, Any], text: str | None, swarm: bool = 
         values["log-opts"] = limits
     elif limits:
         notes.append(f"log limits are not set: the log driver {driver} has its own limits")
+    size = str(settings.get("shm_size") or "")
+    if size and _less(present.get(SHM_SIZE), size, memory):
+        values[SHM_SIZE] = size
     if settings.get("storage_driver"):
         values["storage-driver"] = settings["storage_driver"]
     if settings.get("no_new_privileges"):
         values["no-new-privileges"] = True
     if remap:
         values["userns-remap"] = remap
+    for key in [key for key in values if _is_option(key, command)]:
+        del values[key]
+        notes.append(f"{key} is not set: dockerd's command line sets it, and dockerd does not start with both")
     return DaemonRequest(_merged(values, daemon), tuple(notes))
+
+
+def _request_problem(settings: Mapping[str, Any], daemon: Mapping[str, Any], command: str) -> str | None:
+    if "hosts" in daemon:
+        return (
+            "docker_daemon must not set hosts: systemd owns the socket, and access to a TCP socket is root access to "
+            "the node; use /run/docker.sock over SSH instead"
+        )
+    twice = next((key for key in daemon if _is_option(key, command)), None)
+    if twice is not None:
+        return (
+            f"docker_daemon must not set {twice}: dockerd's command line sets it, and dockerd does not start with "
+            "both; remove the option from docker.service or /etc/default/docker"
+        )
+    remap, size = str(settings.get("userns_remap") or ""), str(settings.get("shm_size") or "")
+    if remap and not _USER.fullmatch(remap):
+        return f"docker_userns_remap: {remap} is neither default nor USER[:GROUP]"
+    if size and _bytes(size) is None:
+        return f"docker_shm_size: {size} is not a size (examples: 1g, 512m)"
+    return None
+
+
+def _is_option(key: str, command: str) -> bool:
+    """Return whether dockerd's command line sets this key; options of lists are singular."""
+    return any(re.search(rf"(?<![\w-])--{re.escape(name)}(?![\w-])", command) for name in {key, key.removesuffix("s")})
+
+
+def _less(present: Any, size: str, memory: Mapping[str, Any] | None) -> bool:
+    """Return whether the default size of /dev/shm is this role's, or less than requested; others may have more."""
+    own = {"path": [SHM_SIZE], "value": present}
+    if any(own.items() <= entry.items() for entry in (memory or {}).get("keys", ())):
+        return True
+    return (_bytes(present) or 0) < (_bytes(size) or 0)
+
+
+def _bytes(size: Any) -> float | None:
+    """Return a size as dockerd reads it, in bytes; None if it is not a size."""
+    found = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    return float(found[1]) * 1024.0 ** " kmgtp".index(found[2].lower() or " ") if found else None
 
 
 def merge_daemon(

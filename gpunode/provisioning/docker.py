@@ -12,7 +12,7 @@ from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.daemon_json import daemon_request, read_document
 from gpunode.provisioning.departures import departures
-from gpunode.provisioning.docker_daemon import DAEMON, RELOAD, RESTART, daemon_change
+from gpunode.provisioning.docker_daemon import DAEMON, RELOAD, RESTART, daemon_change, daemon_memory
 from gpunode.provisioning.docker_daemon import LOOK as DAEMON_LOOK
 from gpunode.provisioning.docker_state import DockerState, docker_of
 from gpunode.provisioning.engines import InstalledEngine, installed_engine, tcp_addresses
@@ -81,7 +81,13 @@ def _present(state: NodeState, settings: Mapping[str, Any], context: Context, do
     archive = ArchiveFiles() if source != "docker" else archive_files(_archive(state, settings), state, context)
     if archive.questions:
         return Manifest(role=ROLE, questions=dict(archive.questions), refusals=tuple(refusals))
-    request = daemon_request(settings, state.contents.get(DAEMON), bool(docker.info and docker.info.in_swarm))
+    request = daemon_request(
+        settings,
+        state.contents.get(DAEMON),
+        bool(docker.info and docker.info.in_swarm),
+        memory=daemon_memory(state, ROLE),
+        command=docker.command,
+    )
     change = daemon_change(state, docker, engine, ROLE, request.values, allow_busy=busy)
     refusals += [*archive.refusals, *([request.problem] if request.problem else []), *change.refusals]
     there = {*(docker.group or ())}

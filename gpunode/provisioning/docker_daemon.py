@@ -133,6 +133,14 @@ def daemon_change(  # noqa: PLR0913
     )
 
 
+def daemon_memory(state: NodeState, owner: str) -> dict[str, Any]:
+    """Return the memory of an owner's earlier merge; empty if it cannot be read, which ``daemon_change`` refuses."""
+    try:
+        return read_document(state.contents.get(MEMORY.format(owner)))
+    except ValueError:
+        return {}
+
+
 def _held_back(state: NodeState, docker: DockerState) -> list[str]:
     """Return the reasons of a restart that an earlier run left due, without those that were made since."""
     marker = state.files.get(RESTART)

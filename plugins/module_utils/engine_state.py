@@ -70,12 +70,13 @@ def document(text: str) -> dict[str, Any] | None:
 
 
 def settings() -> str:
-    """Return the lines of /etc/default/docker that open a TCP socket."""
+    """Return the TCP addresses and the names of options in /etc/default/docker, without values: they may be secret."""
     try:
         lines = SETTINGS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    return "".join(f"{line}\n" for line in lines if "tcp://" in line and not line.lstrip().startswith("#"))
+    text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    return " ".join(re.findall(r"tcp://[^\s;\"']*|(?<![\w-])--[a-z0-9-]+", text))
 
 
 def members(group: str) -> list[str] | None:

@@ -70,14 +70,34 @@ def test_the_real_run_brings_what_was_announced(roles: Roles, announced: Run, pr
 
 
 def test_foreign_keys_survive_and_ours_are_in_force(roles: Roles, provisioned: Run) -> None:
-    merged = {**FOREIGN, "log-opts": {"tag": "{{.Name}}", **LIMITS}, "live-restore": True}
+    limits = {"tag": "{{.Name}}", **LIMITS}
+    merged = {**FOREIGN, "log-opts": limits, "live-restore": True, "default-shm-size": "1g"}
     assert roles.daemon() == merged
     assert json.loads(roles.site.sh(f"cat {DAEMON}.before-gpunode")) == FOREIGN
     assert roles.site.sh("docker info --format '{{.LiveRestoreEnabled}}'").strip() == "true"
     roles.site.sh("docker run --name limited tiny /bin/sh -c true")
     options = json.loads(roles.site.sh("docker inspect --format '{{json .HostConfig.LogConfig.Config}}' limited"))
     roles.site.sh("docker rm limited")
-    assert options == merged["log-opts"]
+    assert options == limits
+    assert shared_memory(roles) == 2**30
+
+
+def test_more_shared_memory_needs_no_restart(roles: Roles, provisioned: Run) -> None:
+    """dockerd applies default-shm-size on a reload: running containers are not interrupted."""
+    started = roles.restart_count()
+    roles.done("-e", "docker_shm_size=2g")
+    assert (roles.restart_count(), shared_memory(roles)) == (started, 2 * 2**30)
+    roles.done()
+    assert (roles.restart_count(), shared_memory(roles)) == (started, 2**30)
+
+
+def shared_memory(roles: Roles) -> int:
+    """Return the size of /dev/shm that a plain docker run creates."""
+    size = roles.site.sh(
+        "docker create --name sized tiny /bin/sh; docker inspect --format '{{.HostConfig.ShmSize}}' sized; "
+        "docker rm sized"
+    )
+    return int(size.split()[1])
 
 
 def test_no_socket_is_open_to_the_network(roles: Roles, provisioned: Run) -> None:

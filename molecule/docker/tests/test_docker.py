@@ -23,6 +23,7 @@ def test_the_file_has_what_was_there_and_what_was_wished(host: Host) -> None:
         "dns": ["10.1.2.3"],
         "log-opts": {"max-size": "100m", "max-file": "5", "tag": "x"},
         "live-restore": True,
+        "default-shm-size": "1g",
         "shutdown-timeout": 30,
     }
     assert "1m" in output(host, "cat /etc/docker/daemon.json.before-gpunode")

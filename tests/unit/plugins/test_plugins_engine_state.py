@@ -37,7 +37,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     program(tmp_path, "systemctl", "echo 'ExecStart=dockerd -H fd://'")
     (tmp_path / "pid").write_text("7")
     settings = tmp_path / "default"
-    settings.write_text("# tcp://10.0.0.1\nDOCKER_OPTS='-H tcp://10.0.0.2'\n")
+    settings.write_text("# tcp://10.0.0.1\nDOCKER_OPTS='-H tcp://10.0.0.2 --log-opt splunk-token=s3cret'\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(module, "PID_FILE", str(tmp_path / "pid"))
     monkeypatch.setattr(module, "HOOK", str(tmp_path / "hook"))
@@ -59,6 +59,8 @@ def test_a_running_daemon_is_reported_as_the_plans_read_it(engine: ModuleType) -
     assert "fd://" in docker.command
     assert "tcp://10.0.0.2" in docker.command
     assert "tcp://10.0.0.1" not in docker.command
+    assert "--log-opt" in docker.command
+    assert "s3cret" not in docker.command
     assert docker.in_use == "2 containers run: stop them"
 
 

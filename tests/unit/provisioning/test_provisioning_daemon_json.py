@@ -15,6 +15,7 @@ SETTINGS: dict[str, Any] = {
     "live_restore": True,
     "log_max_size": "100m",
     "log_max_files": 5,
+    "shm_size": "1g",
     "storage_driver": "",
     "daemon": {},
 }
@@ -152,14 +153,68 @@ def test_no_request_makes_no_file() -> None:
     assert not merge_daemon(None, None).changed
 
 
-def test_the_defaults_are_live_restore_and_limited_logs() -> None:
+def test_the_defaults_are_live_restore_limited_logs_and_shared_memory() -> None:
     answer = daemon_request(SETTINGS, None)
-    assert answer == DaemonRequest({"live-restore": True, "log-opts": {"max-size": "100m", "max-file": "5"}})
+    limits = {"max-size": "100m", "max-file": "5"}
+    assert answer == DaemonRequest({"live-restore": True, "log-opts": limits, "default-shm-size": "1g"})
+
+
+@pytest.mark.parametrize(
+    ("present", "requested", "expected"),
+    [
+        ("64M", "1g", "1g"),
+        (67108864, "1g", "1g"),
+        ("much", "1g", "1g"),
+        ("1GiB", "1024m", None),
+        ("16g", "1g", None),
+        ("16g", "", None),
+        (None, "1.5 GB", "1.5 GB"),
+    ],
+)
+def test_shared_memory_of_others_is_increased_and_never_decreased(
+    present: object, requested: str, expected: str | None
+) -> None:
+    text = json.dumps({} if present is None else {"default-shm-size": present})
+    answer = daemon_request({"shm_size": requested}, text)
+    assert answer.problem is None
+    assert answer.values.get("default-shm-size") == expected
+
+
+def test_shared_memory_of_this_role_follows_the_request() -> None:
+    first = merge_daemon('{"default-shm-size": "64m"}', daemon_request({"shm_size": "8g"}, None).values)
+    assert first.restart == ()  # dockerd applies it on a reload
+    less = daemon_request({"shm_size": "1g"}, first.text, memory=first.memory)
+    second = merge_daemon(first.text, less.values, first.memory)
+    assert document(second) == {"default-shm-size": "1g"}
+    none = daemon_request({"shm_size": ""}, second.text, memory=second.memory)
+    assert document(merge_daemon(second.text, none.values, second.memory)) == {"default-shm-size": "64m"}
+    exact = daemon_request({"shm_size": "1g", "daemon": {"default-shm-size": "256m"}}, None)
+    assert exact.values == {"default-shm-size": "256m"}
+    assert "docker_shm_size" in (daemon_request({"shm_size": "big"}, None).problem or "")
+
+
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("--default-shm-size=1G", "default-shm-size"),
+        ("--default-shm-size 1G", "default-shm-size"),
+        ("--live-restore", "live-restore"),
+        ("--log-opt max-size=1m", "log-opts"),
+    ],
+)
+def test_what_dockerd_s_command_line_sets_stays_out_of_the_file(option: str, key: str) -> None:
+    """The service of DGX OS has ``--default-shm-size=1G``; dockerd does not start if daemon.json sets it too."""
+    command = f"{{ path=/usr/bin/dockerd ; argv[]=/usr/bin/dockerd -H fd:// {option} ; ignore_errors=no }}"
+    answer = daemon_request(SETTINGS, None, command=command)
+    assert answer.values.keys() == daemon_request(SETTINGS, None).values.keys() - {key}
+    assert f"{key} is not set" in answer.notes[0]
+    refused = daemon_request({"daemon": {key: "1"}}, None, command=command)
+    assert f"docker_daemon must not set {key}" in (refused.problem or "")
 
 
 def test_other_log_drivers_are_left_alone() -> None:
     answer = daemon_request(SETTINGS, '{"log-driver": "journald"}')
-    assert answer.values == {"live-restore": True}
+    assert answer.values == {"live-restore": True, "default-shm-size": "1g"}
     assert "journald" in answer.notes[0]
     by_request = {**SETTINGS, "daemon": {"log-driver": "local"}}
     assert "log-opts" in daemon_request(by_request, '{"log-driver": "journald"}').values

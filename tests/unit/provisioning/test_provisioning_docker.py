@@ -21,7 +21,7 @@ CE = {
     "docker-ce-cli": "5:28.3.3-1~debian.12~bookworm",
     "containerd.io": "1.7.27-1",
 }
-OPTIONS = ["live-restore", "log-opt", "log-driver", "exec-opt", "storage-driver", "registry-mirror"]
+OPTIONS = ["default-shm-size", "live-restore", "log-opt", "log-driver", "exec-opt", "storage-driver", "registry-mirror"]
 INFO = {
     "version": "20.10.24+dfsg1",
     "running": 0,
@@ -127,6 +127,7 @@ def test_foreign_keys_survive_and_the_file_is_kept_as_it_was() -> None:
         "dns": ["10.1.2.3"],
         "log-opts": {"tag": "x", "max-size": "100m", "max-file": "5"},
         "live-restore": True,
+        "default-shm-size": "1g",
     }
     files = contents(manifest)
     assert files["/etc/docker/daemon.json.before-gpunode"] == FOREIGN
@@ -134,6 +135,22 @@ def test_foreign_keys_survive_and_the_file_is_kept_as_it_was() -> None:
     assert order.index(MEMORY.format("docker")) < order.index(DAEMON)
     assert by_path(manifest, MEMORY.format("docker")).mode == "0600"
     assert by_path(manifest, DAEMON).expect_sha256 == first.files[DAEMON].sha256
+
+
+def test_an_option_of_the_command_line_is_noted_and_the_file_leaves_it_out() -> None:
+    started = "{ path=/usr/bin/dockerd ; argv[]=/usr/bin/dockerd -H fd:// --default-shm-size=1G }"
+    first = node(DEBIAN, {DAEMON: FOREIGN}, engine={**RUNS, "command": started}, facts=units(UNIT))
+    manifest = planned("docker", first)
+    assert "default-shm-size" not in daemon(manifest)
+    assert "default-shm-size is not set" in manifest.notes[0]
+    more = planned("docker", node(DEBIAN, {DAEMON: FOREIGN}, engine=RUNS, facts=units(UNIT)), shm_size="8g")
+    assert daemon(more)["default-shm-size"] == "8g"
+
+
+def test_a_smaller_size_of_shared_memory_replaces_that_of_the_role(settled: NodeState) -> None:
+    manifest = planned("docker", settled, shm_size="512m")
+    assert daemon(manifest)["default-shm-size"] == "512m"
+    assert (manifest.values["reload"], manifest.values["restart"]) == (True, False)
 
 
 def test_a_new_engine_validates_its_file() -> None:
