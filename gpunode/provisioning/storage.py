@@ -323,6 +323,7 @@ def _present(  # noqa: PLR0913, PLR0917
             "scratch": None if scratch is None else {"path": scratch, "mode": mode},
             "helper": HELPER if helper else None,
             "trim": trim,
+            "hooks": list(settings["hooks"] or ()),
         },
     )
 

@@ -17,6 +17,7 @@ import ctypes
 import fcntl
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -359,7 +360,11 @@ def kept(path: str, uid: int = 0) -> dict[str, Any]:
         raise GuardError(f"{path}: {err}: its old state cannot be saved") from None
     if there is None:
         return {"path": path, "kind": "absent", "uid": uid}
-    entry = {"path": path, "mode": there.mode, "uid": there.uid, "gid": there.gid}
+    owner = (there.uid, there.gid)
+    if uid not in (0, there.uid) and file_access.in_folder_of(path, uid):
+        # In the user's own folder root writes that user's files only, also in place of a file of root.
+        owner = (uid, pwd.getpwuid(uid).pw_gid)
+    entry = {"path": path, "mode": there.mode, "uid": owner[0], "gid": owner[1]}
     if there.kind == "a symbolic link" and not there.shared:
         return {**entry, "kind": "link", "target": os.readlink(path)}  # noqa: PTH115
     if there.data is None:

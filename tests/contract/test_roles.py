@@ -154,6 +154,26 @@ def test_no_task_only_prints_or_carries_a_program(role: Path) -> None:
         assert not re.search(r"python\S*['\"]?,? +(['\"]?-\w+['\"]?,? +)*['\"]?-\w*c\b", str(task)), task["name"]
 
 
+FILES_OF_THE_CONTROLLER = {
+    f"ansible.builtin.{module}"
+    for module in ("include_tasks", "import_tasks", "include_role", "import_role", "include_vars", "copy", "template",
+                   "unarchive", "script", "assemble", "fetch")
+}  # fmt: skip
+
+
+def test_no_task_names_a_file_of_the_controller_by_a_variable_that_a_node_can_set(role: Path) -> None:
+    """In a play of a user's own, an answer of Ansible's modules sets variables: the plan reads ours before."""
+    settings = {name for one in ROLES for name in options(one)}
+    for task in tasks(role):
+        if not FILES_OF_THE_CONTROLLER & task.keys():
+            continue
+        read = str([value for key, value in task.items() if key not in {"name", "when", "tags", "register"}])
+        # A choice between two fixed names.
+        read = re.sub(r"'?\b\w+_state == '\w+'", "", read)
+        names = set(re.findall(r"(?<![.\w])\w+", read))
+        assert [name for name in names if name in settings or name.startswith(("gpunode_", "__gpunode_"))] == [], task
+
+
 def test_commands_say_when_they_change_something(role: Path) -> None:
     for task in tasks(role):
         if {"ansible.builtin.command", "ansible.builtin.shell"} & task.keys():

@@ -485,3 +485,28 @@ def test_a_revert_in_a_home_is_led_nowhere_and_waits_for_nothing() -> None:
             gone = {"path": str(path), "kind": "absent", "uid": USER.pw_uid}
             assert within(15, partial(guard.put_back, gone)) != "hangs", way
             assert place.snapshot() == before, way
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it is about what root does in another's folder")
+def test_a_file_of_root_in_a_home_is_saved_and_put_back_as_one_of_the_user(guarded: Guard) -> None:
+    with world() as place:
+        path = place.home / ".ssh" / "authorized_keys"
+        path.parent.mkdir(mode=0o700)
+        os.chown(path.parent, USER.pw_uid, USER.pw_gid)
+        path.write_text("ssh-ed25519 AAAA old\n")
+        path.chmod(0o644)
+        record = {
+            "token": ATTEMPT,
+            "paths": [str(path)],
+            "owners": {str(path): USER.pw_uid},
+            "units": [],
+            "restore": [],
+        }
+        guarded.arm(record, PROGRAMS, 60)
+        file_access.write(str(path), b"ssh-ed25519 AAAA new\n", 0o600, (USER.pw_uid, USER.pw_gid))
+        outcome = guarded.restore("by the timer on the node")
+        assert outcome is not None
+        assert outcome["failed"] == []
+        assert path.read_text() == "ssh-ed25519 AAAA old\n"
+        assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (USER.pw_uid, 0o644)
+        assert sorted(path.parent.iterdir()) == [path]
