@@ -17,6 +17,8 @@ from pathlib import Path
 SIGNATURE, PUBLIC_KEY, USER_ID, SUBKEY, USER_ATTRIBUTE = 2, 6, 13, 14, 17
 SUBKEY_BINDING = 0x18
 RSA = (1, 2, 3)
+LONGEST_KEY = 0xFFFF
+"""Maximum size of a key in bytes: fingerprints and signatures of keys have two bytes for it (RFC 4880, 12.2)."""
 BEGIN, END = "-----BEGIN PGP PUBLIC KEY BLOCK-----", "-----END PGP PUBLIC KEY BLOCK-----"
 BLOCK = re.compile(f"{BEGIN}[^\n]*\n(?P<body>.*?){END}", re.DOTALL)
 DIGESTS = {
@@ -102,6 +104,8 @@ def public_keys(data: bytes) -> list[OpenpgpKey]:
     """
     keys: list[OpenpgpKey] = []
     for tag, whole, body in packets_of(_binary(data)):
+        if tag in (PUBLIC_KEY, SUBKEY) and len(body) > LONGEST_KEY:
+            raise ValueError("a key is too long")
         if tag == PUBLIC_KEY:
             keys.append(OpenpgpKey(body, [whole]))
         elif keys and tag == SUBKEY:

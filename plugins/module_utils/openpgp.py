@@ -6,7 +6,8 @@ import hashlib
 import re
 
 PUBLIC_KEY = 6
-
+LONGEST_KEY = 0xFFFF
+"""Maximum size of a key in bytes: fingerprints and signatures of keys have two bytes for it (RFC 4880, 12.2)."""
 
 BEGIN, END = b"-----BEGIN PGP PUBLIC KEY BLOCK-----", b"-----END PGP PUBLIC KEY BLOCK-----"
 BLOCK = re.compile(BEGIN + rb"[^\n]*\n(.*?)" + END, re.DOTALL)
@@ -58,12 +59,16 @@ def packets(data):
                     length, head = int.from_bytes(data[at + 2 : at + 6], "big"), 6
                 elif length >= 224:
                     raise ValueError("partial length")
+            elif first & 3 == 3:
+                raise ValueError("indeterminate length")
             else:
                 tag, size = first >> 2 & 0xF, 1 << (first & 3)
                 length, head = int.from_bytes(data[at + 1 : at + 1 + size], "big"), 1 + size
         except IndexError:
             raise ValueError("cut off") from None
         whole = data[at : at + head + length]
+        if len(whole) != head + length:
+            raise ValueError("cut off")
         yield tag, whole, whole[head:]
         at += head + length
 
@@ -73,6 +78,8 @@ def keys(data):
     found = []
     for tag, whole, body in packets(dearmored(data)):
         if tag == PUBLIC_KEY:
+            if len(body) > LONGEST_KEY:
+                raise ValueError("a key is too long")
             fingerprint = hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324
             found.append((fingerprint, whole))
         elif found:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ansible_collections.gpunode.node.plugins.module_utils import openpgp
 from effort import effort
 
 from gpunode.catalog import load as catalog
@@ -141,6 +142,34 @@ def test_a_foreign_key_is_never_written_beside_the_pinned_one(keys: Keys, tmp_pa
         assert found[0] == keys.fingerprints["pinned"]
         assert set(found) <= set(_fingerprints(keys, "pinned"))
     assert expected in texts
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """A key whose packets have other lengths, are cut off, or are other bytes."""
+    packets = list(packets_of(data))
+    tag, _, body = packets.pop(at := rng.randrange(len(packets)))
+    body = rng.choice([body, body, body + bytes(rng.choice([1, 0xFFFF, 0x10000])), body[: rng.randrange(len(body))]])
+    length = rng.choice([len(body), len(body), len(body) + 1, 0, 0xFFFF, 0xFFFFFFFF])
+    heads = [bytes([0xC0 | tag, 255]) + length.to_bytes(4, "big"), bytes([0x80 | (tag & 15) << 2 | 3])]
+    heads += [bytes([0xC0 | tag, rng.randrange(192, 256)]), bytes([rng.randrange(256)]), b""]
+    packets.insert(at, (tag, rng.choice(heads[:1] * 3 + heads[1:]) + body, body))
+    whole = b"".join(packet for _, packet, _ in packets)
+    return whole[: rng.randrange(len(whole))] if rng.random() < 0.3 else whole
+
+
+@needs_gpg
+def test_damaged_keys_are_refused_by_the_node_and_the_controller_alike(keys: Keys) -> None:
+    rng = random.Random(30)  # noqa: S311
+    refused = 0
+    for _ in range(effort(500, 20_000)):
+        data = damaged(keys.packets["pinned"], rng)
+        try:
+            found = [(fingerprint, len(whole)) for fingerprint, whole in openpgp.keys(data)]
+        except ValueError:
+            found, refused = [], refused + 1
+        text = written(data, keys.fingerprints["pinned"])
+        assert text is None or keys.fingerprints["pinned"] in [fingerprint for fingerprint, _ in found]
+    assert refused > 100
 
 
 def _fingerprints(keys: Keys, name: str) -> list[str]:
