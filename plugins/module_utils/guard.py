@@ -49,6 +49,9 @@ RETRY_S = 60
 LARGEST = 1 << 20
 """Maximum size of a file of which the old content is saved, in bytes."""
 
+NOT_BEGUN, BEGUN = "not-reverted", "reverting"
+"""Name of an empty file before and since the begin of a revert."""
+
 Runner = Callable[[list[str]], "tuple[int, str]"]
 
 
@@ -137,7 +140,7 @@ class Guard:
     def waits(self, token: str) -> bool:
         """Return whether a change may still be confirmed: a revert of it has not begun."""
         record = self.read("record.json")
-        begun = self.read("outcome.json") is not None or self.notices["validate"].exists()
+        begun = self.read("outcome.json") is not None or (self.folder / BEGUN).exists()
         return record is not None and record["token"] == token and not begun
 
     @property
@@ -160,8 +163,11 @@ class Guard:
             "units": [self.unit_state(unit) for unit in record["units"]],
             "armed_at": time.time(),
         }
-        for path in (self.folder / "outcome.json", self.folder / "confirmed.json", *self.notices.values()):
+        for name in ("outcome.json", "confirmed.json", BEGUN):
+            (self.folder / name).unlink(missing_ok=True)
+        for path in self.notices.values():
             path.unlink(missing_ok=True)
+        write_file(self.folder / NOT_BEGUN, b"", 0o600)
         for name, text in programs.items():
             write_file(self.folder / name, text.encode(), 0o600)
         write_file(self.unit, self.unit_text([*self.start, "boot", self.name]).encode(), 0o644)
@@ -244,7 +250,9 @@ class Guard:
         os.sync()
         self.run(["systemctl", "stop", f"{self.timer}.timer"])
         self.run(["systemctl", "disable", self.unit.name])
-        for path in (self.unit, self.folder / "program.py", self.folder / "file_access.py", *self.notices.values()):
+        for name in ("program.py", "file_access.py", NOT_BEGUN, BEGUN):
+            (self.folder / name).unlink(missing_ok=True)
+        for path in (self.unit, *self.notices.values()):
             path.unlink(missing_ok=True)
         self.run(["systemctl", "daemon-reload"])
         os.sync()
@@ -253,7 +261,8 @@ class Guard:
         """Write the confirmation, then disarm. Raise GuardError if the change was already reverted, also in part."""
         if not self.waits(token):
             outcome = self.read("outcome.json")
-            at = outcome["by"] if outcome and outcome["token"] == token else "its record is missing"
+            missing = "its revert has begun" if self.armed else "its record is missing"
+            at = outcome["by"] if outcome and outcome["token"] == token else missing
             raise GuardError(f"the change {self.name} was reverted before its confirmation: {at}")
         self.write("confirmed.json", {"token": token, "at": time.time()})
         self.disarm()
@@ -271,7 +280,9 @@ class Guard:
             self.disarm()
             return None
         after_s = round(time.time() - record["armed_at"], 1)
-        # From here on the change cannot be confirmed.
+        # From here on the change cannot be confirmed. A rename needs no space.
+        with contextlib.suppress(FileNotFoundError):
+            (self.folder / NOT_BEGUN).rename(self.folder / BEGUN)
         self.report("validate", ["it was interrupted"])
         restored, failed = [], []
         for entry in record["files"]:

@@ -294,6 +294,41 @@ def test_a_revert_that_fails_is_kept_reported_and_tried_again(
     in_namespace(config, tmp_path / "output", act)
 
 
+def test_a_change_is_not_confirmed_after_a_revert_that_could_write_nothing_anywhere(
+    guarded: Guard,
+    config: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(PROGRAMS, "program.py", "")
+    monkeypatch.setitem(PROGRAMS, "file_access.py", "")
+
+    def act() -> None:
+        for folder in (config, guarded.unit.parent):
+            folder.mkdir()
+        in_config(config)
+        arm(guarded, config)
+        change(config)
+        for copy in config.glob(".*"):
+            copy.unlink()
+        (config / "new").unlink()
+        fill(tmp_path)
+        outcome = guarded.restore("by the timer on the node")
+        assert outcome is not None
+        assert [line for line in outcome["failed"] if "No space left" in line]
+        assert not any(path.exists() for path in (*guarded.notices.values(), guarded.folder / "outcome.json"))
+        assert guarded.armed
+        with pytest.raises(GuardError, match="was reverted before its confirmation: its revert has begun"):
+            guarded.confirm(ATTEMPT)
+        (tmp_path / "ballast").unlink()
+        guarded.restore("at boot", booting=True)
+        assert as_before(config)
+        assert list(guarded.folder.glob("*revert*")) == []
+
+    in_namespace(tmp_path, tmp_path_factory.mktemp("shown") / "output", act)
+
+
 STEPS = ("rename", "unlink", "symlink", "fsync", "mkdir", "sync")
 
 
