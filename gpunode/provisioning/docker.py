@@ -11,7 +11,7 @@ from gpunode.facts.node import OperatingSystem
 from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.daemon_json import daemon_request, read_document
-from gpunode.provisioning.departures import departures
+from gpunode.provisioning.departures import departures, installed_by_role
 from gpunode.provisioning.docker_daemon import DAEMON, RELOAD, RESTART, daemon_change, daemon_memory
 from gpunode.provisioning.docker_daemon import LOOK as DAEMON_LOOK
 from gpunode.provisioning.docker_state import DockerState, docker_of
@@ -233,7 +233,7 @@ def _remembered_users(state: NodeState) -> list[str]:
 def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, docker: DockerState) -> Manifest:
     now = installed_engine(state.installed)
     remembered = state.contents.get(BEFORE)
-    ours = remembered is not None and (now.package or "-") not in remembered.split()
+    ours = now.package in installed_by_role(state, BEFORE)
     busy = bool(context.settings_of("preflight")["gpunode_allow_busy"])
     refusals = []
     if ours and docker.in_use and not busy:

@@ -11,7 +11,7 @@ from gpunode.provisioning import node_stack
 from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
-from gpunode.provisioning.departures import departures
+from gpunode.provisioning.departures import departures, installed_by_role
 from gpunode.provisioning.manifest import (
     AptChange,
     DnfChange,
@@ -285,11 +285,11 @@ def _change(draft: Draft, archive: ArchiveFiles) -> AptChange | DnfChange:
 
 def _undo(draft: Draft, change: AptChange | DnfChange) -> dict[str, Any] | None:
     """Return what reverts the transaction that installed DOCA; None if it was installed before, or is not requested."""
-    before = draft.state.contents.get(BEFORE)
-    if not draft.doca or PROFILE in (draft.state.installed if before is None else before.split()):
+    before = draft.state.installed.keys() - installed_by_role(draft.state, BEFORE)
+    if not draft.doca or PROFILE in before:
         return None
     paths = [file.path for file in draft.files if draft.state.files[file.path].kind == "absent"]
-    new = tuple(entry for entry in change.install if entry not in (before or "").split())
+    new = tuple(entry for entry in change.install if entry not in before)
     back, _ = _going(draft.state, new, change.lock_wait_s)
     return {
         "files": [ManagedFile(path=path, content=None).model_dump(mode="json") for path in paths],

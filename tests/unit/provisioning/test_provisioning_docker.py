@@ -8,6 +8,7 @@ from node_samples import Planned, after, by_path, contents, context, file, node,
 from test_provisioning_keys import Keys, keys, needs_gpg
 
 from gpunode.provisioning.archives import QUESTION
+from gpunode.provisioning.departures import MARK
 from gpunode.provisioning.docker import BEFORE, KEY, MOUNT, RPM_KEY, SOURCES, UNATTENDED, USERS, YUM
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT, MEMORY, RELOAD, RESTART
 from gpunode.provisioning.keys import armored
@@ -313,10 +314,11 @@ def test_a_socket_that_is_open_to_the_network_is_reported(settled: NodeState) ->
     assert "tcp://0.0.0.0:2375" in planned("docker", open_one).notes[0]
 
 
-def test_absent_restores_the_file_and_removes_what_came(settled: NodeState) -> None:
+@pytest.mark.parametrize("record", ["bash\n", f"{MARK}\ncontainerd\ndocker.io\nrunc\n"], ids=["earlier", "own"])
+def test_absent_restores_the_file_and_removes_what_came(settled: NodeState, record: str) -> None:
     document = settled.model_dump()
-    document["contents"].update({BEFORE: "bash\n", USERS: "operator\nanna\n"})
-    document["files"].update({BEFORE: file("bash\n"), USERS: file("operator\nanna\n")})
+    document["contents"].update({BEFORE: record, USERS: "operator\nanna\n"})
+    document["files"].update({BEFORE: file(record), USERS: file("operator\nanna\n")})
     document["engine"]["group"] = ["operator"]
     state = NodeState.model_validate(document)
     manifest = planned("docker", state, state="absent")
@@ -334,10 +336,11 @@ def test_absent_restores_the_file_and_removes_what_came(settled: NodeState) -> N
     assert "1 container runs: stop them" in refused.refusals[0]
 
 
-def test_absent_on_a_node_without_anything_has_nothing_due() -> None:
+@pytest.mark.parametrize("record", ["docker.io\ncontainerd\nrunc\n", f"{MARK}\ndocker-compose\n"])
+def test_absent_on_a_node_without_anything_has_nothing_due(record: str) -> None:
     assert planned("docker", node(), state="absent").due_reasons == ()
     # An engine that was there before the role stays.
-    state = node(DEBIAN, {BEFORE: "docker.io\ncontainerd\nrunc\n"}, engine=RUNS, facts=units(UNIT))
+    state = node(DEBIAN, {BEFORE: record}, engine=RUNS, facts=units(UNIT))
     manifest = planned("docker", state, state="absent")
     assert manifest.packages is None
     assert manifest.due_reasons == (f"{BEFORE} must be removed",)

@@ -10,6 +10,7 @@ from node_samples import RHEL
 from plan_samples import planned, state_of
 
 from gpunode.errors import UsageError
+from gpunode.provisioning.departures import MARK
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.rdma import BEFORE, KEY, LOOK, MARKER, MODULES, PREFERENCES, SOURCES
 from gpunode.provisioning.state import NodeState
@@ -314,13 +315,14 @@ def test_new_modules_wait_for_a_boot(key: Path) -> None:
 @pytest.mark.parametrize(
     ("kernel", "problem"), [("6.1.0-29-amd64", True), (None, True), (KERNEL["release"], False)], ids=str
 )
+@pytest.mark.parametrize("record", ["rdma-core\n", f"{MARK}\ndoca-ofed\n"], ids=["earlier", "own"])
 def test_modules_that_dkms_did_not_build_for_this_kernel_are_named(
-    key: Path, kernel: str | None, problem: bool
+    key: Path, kernel: str | None, problem: bool, record: str
 ) -> None:
     state = "added" if kernel is None else "installed"
     row = {"name": "mlnx-ofed-kernel", "version": "25.10", "kernel": kernel, "architecture": None, "state": state}
     files = {path: {"kind": "file"} for path in (SOURCES, KEY, PREFERENCES)}
-    found = doca(node("doca-ofed", files=files, contents={BEFORE: "rdma-core\n"}, dkms=[row]), key)
+    found = doca(node("doca-ofed", files=files, contents={BEFORE: record}, dkms=[row]), key)
     assert bool(found.values["problem"]) is problem
     assert [note for note in found.notes if note.startswith("doca-kernel: ")] == (
         [found.values["problem"]] if problem else []
