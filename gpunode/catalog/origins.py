@@ -165,11 +165,6 @@ def closure_line(name: str, source: str, origin: str | None) -> str | None:
     return next((line for row in rows if (line := row.line_of(name, source))), None)
 
 
-def in_closure(name: str, source: str, origin: str | None) -> bool:
-    """Return True for a package that must have the driver's version, be held, and come from the driver's origin."""
-    return closure_line(name, source, origin) is not None
-
-
 def closure_patterns(origin: str) -> dict[str, list[str]]:
     """Return the shell patterns of names (``names``, without those of ``except``) that have the driver's version."""
     rows = [row for row in table().closures if row.origin == origin]

@@ -1,4 +1,4 @@
-"""Conversion of parsed output into figures: nvbandwidth, nccl-tests, CUDA's bandwidth samples."""
+"""Conversion of parsed output into figures: nvbandwidth, nccl-tests."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,10 @@ from typing import Literal
 from gpunode.expectations.assess import Figure
 from gpunode.expectations.limits import Where
 from gpunode.expectations.metrics import METRICS
-from gpunode.facts.models.outputs import BandwidthTest, NcclRow, NcclTests, Nvbandwidth, P2pBandwidth
+from gpunode.facts.models.outputs import NcclRow, NcclTests, Nvbandwidth
 
 NVBANDWIDTH_BYTES = 512 * 2**20
 """Its buffer size; the default of ``--bufferSize``."""
-P2P_BYTES = 160_000_000
-"""Size of one copy of p2pBandwidthLatencyTest: 40,000,000 numbers of 4 bytes."""
 HOST_TESTS = {"host_to_device_memcpy_ce": "host_to_device", "device_to_host_memcpy_ce": "device_to_host"}
 PEER_TESTS = frozenset({"device_to_device_memcpy_read_ce", "device_to_device_memcpy_write_ce"})
 COLLECTIVES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
@@ -48,28 +46,6 @@ def _pairs(matrix: Sequence[Sequence[float | None]], message_bytes: int) -> Iter
         for second, cell in enumerate(row):
             if first != second and cell is not None:
                 yield Figure("peer_to_peer", cell, Where(first, second), message_bytes)
-
-
-def of_p2p_bandwidth(answer: P2pBandwidth) -> Iterator[Figure]:
-    """Yield one figure for each ordered pair of GPUs, with peer access where the GPUs have it."""
-    matrix = answer.unidirectional_gb_per_s or answer.unidirectional_no_p2p_gb_per_s
-    yield from _pairs(matrix or (), P2P_BYTES)
-
-
-def of_bandwidth_test(answer: BandwidthTest) -> Iterator[Figure | ToolTrouble]:
-    """Yield the figures of the largest size."""
-    if answer.passed is False:
-        yield ToolTrouble("bad", "bandwidthTest reports FAIL")
-    metrics = {
-        "host_to_device": "host_to_device",
-        "device_to_host": "device_to_host",
-        "device_to_device": "on_device",
-    }
-    for direction, metric in metrics.items():
-        rows = [row for row in answer.sizes if row.direction == direction]
-        if rows:
-            largest = max(rows, key=lambda row: row.size_bytes)
-            yield Figure(metric, largest.gb_per_s, Where(), largest.size_bytes)
 
 
 def of_nccl_tests(

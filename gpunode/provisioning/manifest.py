@@ -138,9 +138,6 @@ class DnfChange(Frozen):
     limit_s: int = 900
 
 
-PackageChange = AptChange | DnfChange
-
-
 class UnitState(Frozen):
     """One systemd unit in its target state."""
 

@@ -28,7 +28,6 @@ from gpunode.provisioning.state import AptState, Look, NodeState
 from gpunode.stack import Stack
 
 ROLE = "nvidia_driver"
-RUNFILE = "/usr/bin/nvidia-uninstall"
 UNSUPPORTED = "unsupported: the driver is installed through apt or dnf, and the node has neither"
 LOOK = Look(paths=(*files.ALL, *files.FOLDERS), globs=IMAGES, contents=(files.MEMORY,))
 

@@ -14,6 +14,7 @@ from captured import FOLDER, each, in_folder
 from gpunode.catalog import Catalog
 from gpunode.checks.figures import GROSS
 from gpunode.expectations import Assessment, Figure, MarkRules, Shape, assess, of_platform, tools
+from gpunode.expectations.limits import Where
 from gpunode.facts.models.outputs import BandwidthTest, NcclTests, Nvbandwidth, P2pBandwidth
 from gpunode.facts.parsers.kinds import KINDS, decoded
 
@@ -42,6 +43,26 @@ def shape_of(log: dict[str, Any]) -> Shape:
     return Shape(match.gpu, log["count"])
 
 
+def of_p2p_bandwidth(answer: P2pBandwidth) -> Iterator[Figure]:
+    """One figure for each ordered pair of GPUs, with peer access where the GPUs have it; a copy is of 160 MB."""
+    matrix = answer.unidirectional_gb_per_s or answer.unidirectional_no_p2p_gb_per_s or ()
+    for first, row in enumerate(matrix):
+        for second, cell in enumerate(row):
+            if first != second and cell is not None:
+                yield Figure("peer_to_peer", cell, Where(first, second), 160_000_000)
+
+
+def of_bandwidth_test(answer: BandwidthTest) -> Iterator[Figure | tools.ToolTrouble]:
+    """The figures of the largest size."""
+    if answer.passed is False:
+        yield tools.ToolTrouble("bad", "bandwidthTest reports FAIL")
+    for direction in ("host_to_device", "device_to_host", "device_to_device"):
+        if rows := [row for row in answer.sizes if row.direction == direction]:
+            largest = max(rows, key=lambda row: row.size_bytes)
+            metric = "on_device" if direction == "device_to_device" else direction
+            yield Figure(metric, largest.gb_per_s, Where(), largest.size_bytes)
+
+
 def judged(name: str, log: dict[str, Any]) -> list[Assessment | tools.ToolTrouble]:
     kind = "p2p-bandwidth" if "p2p" in name else KIND[name.partition("/")[0]]
     answer = KINDS[kind](decoded((FOLDER / name).read_bytes()))
@@ -52,9 +73,9 @@ def judged(name: str, log: dict[str, Any]) -> list[Assessment | tools.ToolTroubl
         case Nvbandwidth():
             found = tools.of_nvbandwidth(answer)
         case BandwidthTest():
-            found = tools.of_bandwidth_test(answer)
+            found = of_bandwidth_test(answer)
         case P2pBandwidth():
-            found = tools.of_p2p_bandwidth(answer)
+            found = of_p2p_bandwidth(answer)
         case _:
             pytest.fail(f"no figures of {kind}")
     shape = shape_of(log)

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.expectations import Figure, Shape, tools
 from gpunode.expectations.limits import Where
-from gpunode.facts.models.outputs import BandwidthTest, NcclTests, Nvbandwidth, P2pBandwidth
+from gpunode.facts.models.outputs import NcclTests, Nvbandwidth
 from gpunode.facts.parsers.kinds import KINDS
 
 SAMPLES = Path(__file__).resolve().parents[1] / "facts" / "samples"
@@ -26,10 +26,6 @@ def figures(sample: str, *edits: tuple[str, str], **log: Any) -> Iterator[Figure
             return tools.of_nccl_tests(answer, **log)
         case Nvbandwidth():
             return tools.of_nvbandwidth(answer, **log)
-        case BandwidthTest():
-            return tools.of_bandwidth_test(answer)
-        case P2pBandwidth():
-            return tools.of_p2p_bandwidth(answer)
     pytest.fail(f"no figures of {type(answer).__name__}")
 
 
@@ -82,33 +78,6 @@ RANK_1 = "[1,0]<stdout>:#   Rank  1 Pid     73 on worker-b device  0 [0x10] A100
                 Figure("peer_to_peer", 17.5, Where(1, 0), 7),
             ],
         ),
-        (
-            "bandwidth-test.memory",
-            (),
-            {},
-            [
-                Figure("host_to_device", 11.7, Where(), 32000000),
-                Figure("device_to_host", 12.6, Where(), 32000000),
-                Figure("on_device", 243.9, Where(), 32000000),
-            ],
-        ),
-        ("bandwidth-test.shmoo", (), {}, [Figure("device_to_host", 11.4, Where(), 34342912)]),
-        (
-            "bandwidth-test.shmoo",
-            (("PASS", "FAIL"),),
-            {},
-            ["bad: bandwidthTest reports FAIL", Figure("device_to_host", 11.4, Where(), 34342912)],
-        ),
-        (
-            "p2p-bandwidth.apart",
-            (),
-            {},
-            [
-                Figure("peer_to_peer", 8.35, Where(0, 1), tools.P2P_BYTES),
-                Figure("peer_to_peer", 8.46, Where(1, 0), tools.P2P_BYTES),
-            ],
-        ),
-        ("p2p-bandwidth.one", (), {}, []),
     ],
 )
 def test_each_measurement_is_a_figure_and_each_fault_is_named(
