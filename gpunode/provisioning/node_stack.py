@@ -10,7 +10,6 @@ from gpunode.catalog.origins import upstream_version
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.documents import node_of
 from gpunode.stack import PlanHost, Request, Stack, picture_from_facts, plan, undetermined
 from gpunode.stack.model import Conflict, Installed, NodePicture
 from gpunode.stack.plan import PlanGroup
@@ -153,41 +152,3 @@ def _described(conflict: Conflict) -> str:
     for option, variable in VARIABLES.items():
         near = near.replace(option, variable)
     return " ".join((text + near).split())
-
-
-# --- the same on documents, for filters
-
-
-def stack(
-    facts: Mapping[str, Any],
-    requested: Mapping[str, Any] | None = None,
-    lock: Mapping[str, Any] | None = None,
-    today: str | None = None,
-) -> dict[str, Any]:
-    """Return the answer of ``gpunode plan`` for one node: ``{stack, conflict, undetermined, drift}``.
-
-    ``facts`` is a NodeFacts document, ``requested`` a Request (``source``, ``driver``, ``cuda``, ``toolkit``,
-    ``kernel_module``), ``lock`` the variable ``gpunode_stack``. Exactly one of ``stack``, ``conflict`` and
-    ``undetermined`` is not None.
-    """
-    try:
-        request = Request.model_validate(plain(requested or {}))
-        day = date.fromisoformat(str(today)) if today else date.today()
-    except ValueError as err:
-        raise UsageError(f"no stack could be resolved: {err}") from None
-    return _document(_answer(node_of(facts), request, lock, day))
-
-
-def node_plan(
-    facts: Mapping[str, Any],
-    requested: Mapping[str, Any],
-    lock: Mapping[str, Any] | None = None,
-    today: str | None = None,
-) -> dict[str, Any]:
-    """Return the answer of ``stack`` for the variables of the roles, and ``problems``; see ``resolved``."""
-    found = resolved(node_of(facts), requested, lock, date.fromisoformat(str(today)) if today else None)
-    return {**_document(found.group), "problems": list(found.problems)}
-
-
-def _document(group: PlanGroup) -> dict[str, Any]:
-    return group.model_dump(mode="json", by_alias=True, exclude={"hosts"})

@@ -1,10 +1,13 @@
 """Nodes and settings for the tests of the driver's policy."""
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from gpunode.facts import facts_from_bundle
 from gpunode.probe import Bundle
+from gpunode.provisioning.documents import node_of
+from gpunode.provisioning.node_stack import NodeStack, resolved
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
 DAY = "2026-11-20"
@@ -30,6 +33,19 @@ APT: dict[str, Any] = {
     "architecture": "amd64",
     "interrupted": False,
 }
+
+
+def resolved_of(facts: dict[str, Any], **requests: Any) -> NodeStack:
+    """The resolver's answer for a node of these facts, with the roles' defaults but for the requests."""
+    return resolved(node_of(facts), {**WISHES, **requests}, today=date.fromisoformat(DAY))
+
+
+def stack_of(facts: dict[str, Any], **requests: Any) -> dict[str, Any]:
+    """The stack of a node, as a document."""
+    answer = resolved_of(facts, **requests)
+    assert answer.problems == ()
+    assert answer.stack is not None
+    return answer.stack.model_dump(mode="json", by_alias=True)
 
 
 def facts_of(bundle: Path) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from typing import Any
 
 import pytest
-from driver_samples import APT, BUNDLE, DAY, HGX, UBUNTU, WISHES, facts_of, settings_of
+from driver_samples import APT, BUNDLE, HGX, UBUNTU, facts_of, resolved_of, settings_of, stack_of
 
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning import driver_apt as driver
-from gpunode.provisioning import node_stack as resolver
 from gpunode.provisioning.driver_refusals import driver_refusals
 from gpunode.provisioning.driver_sources import SOURCES
 from gpunode.provisioning.look import with_publishers
@@ -25,13 +24,6 @@ def debian() -> dict[str, Any]:
 def bare(debian: dict[str, Any]) -> dict[str, Any]:
     """A Debian 12 node with HGX H100 and no driver."""
     return {**debian, "pci": HGX, "packages": [], "module_files": [], "dkms": [], "loaded_driver": None}
-
-
-def stack_of(facts: dict[str, Any], **requests: Any) -> dict[str, Any]:
-    answer = resolver.node_plan(facts, {**WISHES, **requests}, today=DAY)
-    assert answer["problems"] == []
-    stack: dict[str, Any] = answer["stack"]
-    return stack
 
 
 def apt_of(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -323,13 +315,13 @@ def test_a_mixture_of_versions_without_a_request_is_not_decided(bare: dict[str, 
     there = with_driver(bare, "580.95.05")
     there["packages"][1] = package("nvidia-kernel-open-dkms", "580.178.04")
     there["packages"].append(package("nvidia-kernel-dkms", "580.95.05"))
-    (line,) = resolver.node_plan(there, WISHES, today=DAY)["problems"]
+    (line,) = resolved_of(there).problems
     assert line.startswith("mixed-versions: ")
-    assert resolver.node_plan(there, {**WISHES, "version": "580.178.04"}, today=DAY)["problems"] == []
+    assert resolved_of(there, version="580.178.04").problems == ()
 
 
 def test_a_conflict_is_reported_in_the_roles_terms(bare: dict[str, Any]) -> None:
-    (line,) = resolver.node_plan(bare, {**WISHES, "source": "debian"}, today=DAY)["problems"]
+    (line,) = resolved_of(bare, source="debian").problems
     assert line.startswith("no-stack: gpu H100 SXM5 80GB + source debian are in conflict: ")
     assert "nearest valid stacks: nvidia_driver_source: nvidia" in line
     assert "--" not in line

@@ -8,10 +8,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from driver_samples import BUNDLE, DAY, HGX, WISHES, facts_of
+from driver_samples import BUNDLE, HGX, facts_of
+from driver_samples import stack_of as stack_of_variables
 
 from gpunode.provisioning import driver_dnf as dnf
-from gpunode.provisioning import node_stack as resolver
 from gpunode.provisioning import rpm_repository as repository
 from gpunode.provisioning.keys import armored
 from gpunode.provisioning.manifest import ManagedFile, Manifest
@@ -44,10 +44,7 @@ def rocky(version: str = "9.6", **changes: Any) -> dict[str, Any]:
 
 
 def stack_of(facts: dict[str, Any], version: str = "580.95.05", **requests: Any) -> dict[str, Any]:
-    answer = resolver.node_plan(facts, {**WISHES, "version": version, **requests}, today=DAY)
-    assert answer["problems"] == []
-    found: dict[str, Any] = answer["stack"]
-    return found
+    return stack_of_variables(facts, version=version, **requests)
 
 
 def rpm(name: str, release: str = "580.95.05", vendor: str = "NVIDIA CORPORATION") -> dict[str, Any]:

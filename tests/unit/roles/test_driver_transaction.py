@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 from apt_scripts import load
-from driver_samples import APT, BUNDLE, DAY, WISHES, facts_of, settings_of
+from driver_samples import APT, BUNDLE, facts_of, settings_of, stack_of
 from effort import EVERYTHING
 from recorded_world import DISTRIBUTIONS_DKMS, RELEASES, World, stanza
 
 from gpunode.catalog.origins import closure_line, upstream_version
 from gpunode.provisioning.driver_apt import driver_plan, driver_question
 from gpunode.provisioning.driver_refusals import driver_refusals
-from gpunode.provisioning.node_stack import node_plan
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="this machine has no apt")
 
@@ -91,9 +90,7 @@ class Node:
         """(facts, stack, what apt said)."""
         self.world.write_status()
         facts = self.seen()
-        answer = node_plan(facts, {**WISHES, **requests}, today=DAY)
-        assert answer["problems"] == []
-        stack = answer["stack"]
+        stack = stack_of(facts, **requests)
         question = driver_question(facts, self.apt_state(), stack, self.settings(stack))
         etc, folder = self.world.apt, self.world.folder
         cuda = self.world.line("cuda") if stack["source"] == "nvidia" else ""
