@@ -69,14 +69,13 @@ def _stream(case: CandidateCase) -> str | None:
 
 
 def _closure_globs(case: CandidateCase) -> tuple[str, ...]:
-    """Return patterns of the closure's package names. The version in the pin excludes all other packages."""
-    rows = [row for row in table().closures if row.origin == case.candidate.source and row.packages]
-    return tuple(name for row in rows for name in row.packages) or (
-        "nvidia-*",
-        "libnvidia-*",
-        "libcuda1",
-        "linux-modules-nvidia-*",
-    )
+    """Return patterns of the closure's packages: names, or sources (``src:``) where the closure is defined by these.
+
+    The version in the pin excludes all other packages.
+    """
+    rows = [row for row in table().closures if row.origin == case.candidate.source]
+    names = tuple(name for row in rows for name in row.packages)
+    return names or tuple(f"src:{name}" for row in rows for name in row.sources)
 
 
 @rules.decides(

@@ -332,6 +332,21 @@ def test_how_a_version_is_held(wanted: dict[str, Any], mechanism: str, what: str
     assert what in (pin.pattern, *(stanza.pin for stanza in pin.preferences))
 
 
+def test_a_pin_covers_all_packages_that_must_have_the_drivers_version() -> None:
+    """apt -s on Debian 12: with names alone, nvidia-open-kernel-dkms 535.261.03 misses its firmware-nvidia-gsp."""
+    older = stack("T4", source="debian", os="debian-12", kernel_module="open", driver="535.261.03").pin
+    assert older is not None
+    (stanza,) = older.preferences
+    assert stanza.pin == "version 535.261.03-*"
+    assert {"src:nvidia-graphics-drivers", "src:nvidia-open-gpu-kernel-modules"} <= set(stanza.packages)
+    tesla = stack("K80", source="debian", os="debian-12").pin
+    assert tesla is not None
+    assert "src:nvidia-graphics-drivers-tesla-*" in tesla.preferences[0].packages
+    theirs = stack("T4", source="nvidia", os="debian-12").pin
+    assert theirs is not None
+    assert "firmware-nvidia-gsp" in theirs.preferences[0].packages
+
+
 @pytest.mark.parametrize(
     ("branch", "names"),
     [
