@@ -1,11 +1,10 @@
 """``gpunode schema``: print the JSON Schema of a format.
 
-The schemas are files, ``gpunode/schemas/NAME.json``, so that a change of a format shows as a change of a file. After a
-change of a model: ``gpunode schema NAME --from-model > gpunode/schemas/NAME.json``; a test compares the two.
+They are generated from the models. ``tests/contract/schemas.sha256`` has the hash of each, so that no format changes
+unnoticed.
 """
 
 import json
-from importlib.resources import files as resource_files
 from typing import Any
 
 import click
@@ -34,8 +33,8 @@ MODELS: dict[str, Any] = {
 """The source of each format's schema: a model, or the union of a parser's answers."""
 
 
-def from_model(name: str) -> str:
-    """Return the schema of a format from its model: the expected content of the file."""
+def schema_of(name: str) -> str:
+    """Return the published schema of a format, from its model."""
     schema: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"gpunode.{name}/1",
@@ -50,16 +49,10 @@ def from_model(name: str) -> str:
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
 
 
-def from_file(name: str) -> str:
-    """Return the published schema of a format."""
-    return resource_files("gpunode").joinpath("schemas", f"{name}.json").read_text(encoding="utf-8")
-
-
 @click.command("schema")
 @click.argument("name", required=False)
-@click.option("--from-model", "generate", is_flag=True, hidden=True)
 @click.option("-v", "--verbose", is_flag=True, hidden=True, help="Accepted, without effect.")
-def command(*, name: str | None, generate: bool, verbose: bool) -> int:  # noqa: ARG001
+def command(*, name: str | None, verbose: bool) -> int:  # noqa: ARG001
     """Print the JSON Schema of a format; without NAME, the names.
 
     \b
@@ -71,5 +64,5 @@ def command(*, name: str | None, generate: bool, verbose: bool) -> int:  # noqa:
         return 0
     if name not in MODELS:
         raise UsageError(unknown("format", name, MODELS))
-    click.echo(from_model(name) if generate else from_file(name), nl=False)
+    click.echo(schema_of(name), nl=False)
     return 0

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from gpunode.cli import run
-from gpunode.cli.schema import from_file
+from gpunode.cli.schema import schema_of
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
 from gpunode.tuning import Setting, docker_args, env_file, shell, tune
@@ -37,7 +37,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_json_is_one_document_of_its_schema(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(printed(capsys, "--replay", bundle, "--format", "json"))
-    jsonschema.validate(answer, json.loads(from_file("env")), cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(answer, json.loads(schema_of("env")), cls=jsonschema.Draft202012Validator)
     (node,) = answer["nodes"]
     assert node["simulated"] is True
     assert {one["name"] for one in node["environment"]} >= {"NCCL_DEBUG", "CUDA_DEVICE_ORDER"}

@@ -18,7 +18,7 @@ from jsonschema import Draft202012Validator
 from gpunode.checks import Finding, Identity, RunningStack, State, Status, registry
 from gpunode.cli import on_node, run
 from gpunode.cli.on_node_verdict import LocalJudging, slurm_line, within_budget
-from gpunode.cli.schema import from_file
+from gpunode.cli.schema import schema_of
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
 from gpunode.probe.script import Probe
@@ -136,7 +136,7 @@ def test_the_probe_keeps_its_budget_where_a_tool_is_slow(tmp_path: Path) -> None
 def test_it_judges_this_machine_in_the_published_format(capsys: pytest.CaptureFixture[str]) -> None:
     code = run(["validate", "--on-node", "--budget", "60s", "--format", "json"])
     document = json.loads(capsys.readouterr().out)
-    Draft202012Validator(json.loads(from_file("report"))).validate(document)
+    Draft202012Validator(json.loads(schema_of("report"))).validate(document)
     (found,) = document["nodes"]
     assert found["host"] == os.uname().nodename
     assert code == {"pass": 0, "warn": 0, "fail": 1}.get(document["status"], 3)

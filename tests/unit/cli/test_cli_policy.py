@@ -16,7 +16,7 @@ from machines import Document
 
 from gpunode import fleet
 from gpunode.cli import run
-from gpunode.cli.schema import from_file
+from gpunode.cli.schema import schema_of
 from gpunode.probe.bundle import Bundle
 
 LATER = (datetime.now(UTC) + timedelta(days=30)).date().isoformat()
@@ -49,7 +49,7 @@ class Ended:
 
     def node(self) -> Any:
         document = json.loads(self.out)
-        Draft202012Validator(json.loads(from_file("report"))).validate(document)
+        Draft202012Validator(json.loads(schema_of("report"))).validate(document)
         return document["nodes"][0]
 
     def findings(self, check: str) -> list[Any]:
@@ -184,7 +184,7 @@ def test_limits_are_listed_with_what_a_policy_sets(tmp_path: Path, capsys: pytes
     assert out.count("framework.max-error") == 1
     assert run(["checks", "--format", "json", "--policy", str(path)]) == 0
     document = json.loads(capsys.readouterr().out)
-    Draft202012Validator(json.loads(from_file("checks"))).validate(document)
+    Draft202012Validator(json.loads(schema_of("checks"))).validate(document)
     (entry,) = [one for one in document["checks"] if one["id"] == "gpu.temperature"]
     assert entry["thresholds"][0]["policy"] == {"hopper": 8}
 
