@@ -583,7 +583,7 @@ def daemon_runs() -> bool:
     """Return whether the persistence daemon runs."""
     for comm in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
-            if comm.read_text(encoding="utf-8").strip() == "nvidia-persiste":
+            if comm.read_bytes().strip() == b"nvidia-persiste":
                 return True
     return False
 

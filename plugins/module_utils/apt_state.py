@@ -6,6 +6,7 @@ Standard library only: python3-apt may not be installed.
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
@@ -16,6 +17,7 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     passing_over_damaged,
 )
 
+LOCK_TABLE = Path("/proc/locks")
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
 # apt rewrites an outdated cache on every call, but reading the state must change nothing. Without a cache apt is slow.
 CACHE = Path("/var/cache/apt/pkgcache.bin")
@@ -190,20 +192,30 @@ def lock_holder():
     """Return ``NAME (pid N)`` of the process that holds a package lock; None without one.
 
     The kernel lists device and inode. On some file systems (btrfs, overlay) its device number differs from that of
-    stat; the inode alone is then compared.
+    stat. Then the process must have the file open: a user can lock a file of their own with any inode number.
     """
-    files = [Path(path).stat() for path in LOCKS if Path(path).exists()]
-    exact = {(os.major(one.st_dev), os.minor(one.st_dev), one.st_ino) for one in files}
-    mounted = set(re.findall(r"(?m)^\d+ \d+ (\d+:\d+) ", Path("/proc/self/mountinfo").read_text(encoding="utf-8")))
-    for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+    files = {(one.st_dev, one.st_ino) for path in LOCKS if Path(path).exists() for one in [Path(path).stat()]}
+    for line in LOCK_TABLE.read_text(encoding="ascii", errors="replace").splitlines():
         held = re.search(r" (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", line)
-        if not held:
+        if not held or int(held[4]) not in {inode for _, inode in files}:
             continue
-        major, minor, inode = int(held[2], 16), int(held[3], 16), int(held[4])
-        alike = inode in {one.st_ino for one in files} and f"{major}:{minor}" not in mounted
-        if (major, minor, inode) in exact or alike:
+        if (os.makedev(int(held[2], 16), int(held[3], 16)), int(held[4])) in files or has_open(held[1], files):
             return f"{process_name(held[1])} (pid {held[1]})"
     return None
+
+
+def has_open(pid, files):
+    """Return whether a process has one of the lock files open."""
+    try:
+        links = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+    for link in links:
+        # What else a user has open is not looked at: their file system may never answer.
+        with suppress(OSError):
+            if str(link.readlink()) in LOCKS and ((found := link.stat()).st_dev, found.st_ino) in files:
+                return True
+    return False
 
 
 def process_name(pid):

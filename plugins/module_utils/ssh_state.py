@@ -258,7 +258,7 @@ def login() -> dict[str, Any] | None:
     for _ in range(50):
         try:
             data = Path(f"/proc/{pid}/environ").read_bytes()
-            parent = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
+            parent = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1]
         except (OSError, IndexError):
             return None
         fields = dict(one.partition(b"=")[::2] for one in data.split(b"\0"))

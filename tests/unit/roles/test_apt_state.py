@@ -50,6 +50,20 @@ def test_the_holder_of_the_package_lock_is_reported_by_name(tmp_path: Path, monk
     assert state.lock_holder() is None
 
 
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_lock_with_only_the_inode_of_a_package_lock_needs_the_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: bool
+) -> None:
+    """On overlay the kernel's device differs; a user has any inode number, for instance by memfd_create."""
+    lock, table = tmp_path / "lock", tmp_path / "locks"
+    lock.touch()
+    monkeypatch.setattr(state, "LOCKS", (str(lock),))
+    monkeypatch.setattr(state, "LOCK_TABLE", table)
+    table.write_text(f"1: FLOCK  ADVISORY  WRITE {os.getpid()} 00:01:{lock.stat().st_ino} 0 EOF\n")
+    with lock.open() if opened else (tmp_path / "other").open("w"):
+        assert (state.lock_holder() is not None) is opened
+
+
 def test_the_state_of_this_machine_is_a_document() -> None:
     document = state.taken()
     assert document is None or {"sources", "installed", "held", "own_holds", "interrupted"} <= document.keys()
