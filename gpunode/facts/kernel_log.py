@@ -14,14 +14,17 @@ _SIMULATED = re.compile(r"Linux version \S{1,100} \(gpunode-lab\)")
 _TIME = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:[+-]\d\d:?\d\d|Z)?)\s+(?:\S{1,255} kernel: )?(.*)"
 )
-_ADDRESS = re.compile(r"\b([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\b")
+_ADDRESS = r"\b([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\b"
 _KILLED = re.compile(r"Killed process (\d{1,9}) \(([^)]{1,64})\)")
 _UNCORRECTED = re.compile(r"severity=Uncorrect|Uncorrected \(|\(Non-Fatal\)|\(Fatal\)|type=Fatal", re.I)
 _CORRECTED = re.compile(r"severity=Correct|Corrected error|Correctable", re.I)
 _OTHERS = (
-    ("aer", re.compile(r"PCIe Bus Error|\bAER: (?:Multiple |Correct|Uncorrect|Corrected)")),
+    (
+        "aer",
+        re.compile(rf"(?:\S{{1,40}} {_ADDRESS}: )?(?:(?:AER: )?PCIe Bus Error|AER: (?:Multiple |Correct|Uncorrect))"),
+    ),
     ("oom", re.compile(r"Out of memory|oom-kill:")),
-    ("mce", re.compile(r"\[Hardware Error\]|\bmce: .*(?:error|check)", re.I)),
+    ("mce", re.compile(r"(?:\{\d{1,10}\}|\w{1,12}: )?\[Hardware Error\]|mce: .*(?:error|check)", re.I)),
 )
 _LINE_LIMIT = 4096
 
@@ -46,16 +49,16 @@ def earlier_boots(bundle: BundleReader) -> tuple[BootLog, ...]:
     if bundle.command("journal-xids").missing:
         return ()
     boots: list[list[str]] = [[]]
-    for line in bundle.output("journal-xids").splitlines():
-        if _BOOT.search(line):
+    for line in bundle.output("journal-xids").split("\n"):
+        if _BOOT.match(dmesg.message_of(line)):
             boots.append([])
-        boots[-1].append(line[:_LINE_LIMIT].strip())
+        boots[-1].append(line[:_LINE_LIMIT].rstrip())
     # The last begins with this boot's first line; the lines before the first such line belong to an incomplete boot.
     return tuple(_boot(lines) for lines in reversed(boots[:-1]) if lines)
 
 
 def _boot(lines: list[str]) -> BootLog:
-    first = _TIME.match(lines[0]) if _BOOT.search(lines[0]) else None
+    first = _TIME.match(lines[0]) if _BOOT.match(dmesg.message_of(lines[0])) else None
     parsed = dmesg.parse("\n".join(lines))
     if isinstance(parsed, Failure):
         raise UnknownFactError(parsed.error.message)
@@ -64,15 +67,15 @@ def _boot(lines: list[str]) -> BootLog:
 
 def parse(text: str, source: str) -> KernelLog:
     """Parse the lines that the probe kept: first those of the GPU's driver, then the rest, each in the log's order."""
-    lines = [line[:_LINE_LIMIT].strip() for line in text.split("\n")]
+    lines = [line[:_LINE_LIMIT].rstrip() for line in text.split("\n")]
     parsed = dmesg.parse(text) if text.strip() else Dmesg()
     if isinstance(parsed, Failure):
         raise UnknownFactError(parsed.error.message)
     of_kernel = (_of_kernel(line) for line in lines)
     return KernelLog(
         source=source,
-        complete=any(_BOOT.search(line) for line in lines),
-        simulated=any(_SIMULATED.search(line) for line in lines),
+        complete=any(_BOOT.match(dmesg.message_of(line)) for line in lines),
+        simulated=any(_SIMULATED.match(dmesg.message_of(line)) for line in lines),
         events=(*map(_of_driver, parsed.events), *(event for event in of_kernel if event)),
     )
 
@@ -92,12 +95,13 @@ def _of_driver(event: LogEvent) -> KernelEvent:
 
 
 def _of_kernel(line: str) -> KernelEvent | None:
-    kind = next((kind for kind, pattern in _OTHERS if pattern.search(line)), None)
+    message = dmesg.message_of(line)
+    kind = next((kind for kind, pattern in _OTHERS if pattern.match(message)), None)
     if kind is None:
         return None
     match = _TIME.fullmatch(line)
-    time, message = (match[1], match[2]) if match else (None, line)
-    address = _ADDRESS.search(message) if kind == "aer" else None
+    time = match[1] if match else None
+    address = re.search(_ADDRESS, message) if kind == "aer" else None
     killed = _KILLED.search(message) if kind == "oom" else None
     fatal = None
     if kind == "aer":

@@ -5,6 +5,7 @@ import re
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.network import LinkEvent, LinkLog, RdmaNode
+from gpunode.facts.parsers.dmesg import message_of
 
 _VERBS = "/sys/class/infiniband_verbs/"
 _MAD = "/sys/class/infiniband_mad/"
@@ -12,7 +13,9 @@ _DEV = "/dev/infiniband/"
 _KIND = re.compile(r"(uverbs|umad|issm)\d{1,5}")
 # Recorded: mlx5_core 0000:41:00.0 enp65s0f0np0: Link up; systemd-networkd[5398]: ib6: lost carrier
 _MLX5 = re.compile(r"mlx5_core (?P<slot>\S{1,40}) (?P<name>\S{1,40}): Link (?P<word>up|down)$")
-_NETWORKD = re.compile(r"systemd-networkd\[\d{1,10}\]: (?P<name>\S{1,40}): (?P<word>lost|gained) carrier$", re.I)
+_NETWORKD = re.compile(
+    r"\S.{0,320}? systemd-networkd\[\d{1,10}\]: (?P<name>\S{1,40}): (?P<word>lost|gained) carrier$", re.I
+)
 _TIME = re.compile(r"\s*(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\s")
 _BOOT = re.compile(r"Linux version \d")
 _LINE_LIMIT = 1000
@@ -55,18 +58,18 @@ def peer_memory(bundle: BundleReader) -> bool | None:
 def link_log(bundle: BundleReader) -> LinkLog:
     """Return each line of this boot's journal, or of dmesg, about a link that went up or down, in the log's order."""
     key = "dmesg-links" if bundle.ran("dmesg-links") else "journal-links"
-    lines = [line[:_LINE_LIMIT].rstrip() for line in bundle.output(key).splitlines()]
+    lines = [line[:_LINE_LIMIT].rstrip() for line in bundle.output(key).split("\n") if line.strip()]
     if not lines:
         raise UnknownFactError("the log has no line of this boot's start or of a link; run the probe as root")
     return LinkLog(
-        complete=any(_BOOT.search(line) for line in lines),
+        complete=any(_BOOT.match(message_of(line)) for line in lines),
         events=tuple(event for line in lines if (event := event_of(line)) is not None),
     )
 
 
 def event_of(line: str) -> LinkEvent | None:
     """Return the link event in a line of a log; None for other lines."""
-    match = _MLX5.search(line) or _NETWORKD.search(line)
+    match = _MLX5.match(message_of(line)) or _NETWORKD.match(line)
     if match is None:
         return None
     time = _TIME.match(line)

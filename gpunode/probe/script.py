@@ -462,10 +462,13 @@ SYSCTL_LINE = re.compile(r"(?m)^[ \t]*-?[ \t]*(?P<name>[\w./-]+)[ \t]*=[ \t]*(?P
 HUGEPAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 HUGEPAGES_LINE = re.compile(r"(?m)^[ \t]*w\S*[ \t]+%s(?:[ \t]+\S+){4}[ \t]+(?P<value>\w+)[ \t]*$" % HUGEPAGES)
 
+# Users choose the names of programs that crash: many such lines would displace those of the driver.
+NO_CRASH = r"^(?!.*\]: segfault at )(?=.*(?:%s))"
 KERNEL_NEWS = re.compile(
-    r"NVRM|SXid|nouveau|\bAER\b|PCIe Bus Error|Out of memory|oom-kill|oom_reaper|Hardware Error\]|mce: |Linux version"
+    NO_CRASH
+    % r"NVRM|SXid|nouveau|\bAER\b|PCIe Bus Error|Out of memory|oom-kill|oom_reaper|Hardware Error\]|mce: |Linux version"
 )
-XID_NEWS = re.compile(r"NVRM: Xid|SXid|Linux version")
+XID_NEWS = re.compile(NO_CRASH % "NVRM: Xid|SXid|Linux version")
 LINK_NEWS = re.compile(
     r"mlx5_core \S{1,40} \S{1,40}: Link (?:up|down)$|systemd-networkd\[\d+\]: \S{1,40}: (?:lost|gained) carrier$"
     r"|Linux version \d",
@@ -781,8 +784,8 @@ class Sink:
             self.take(text_of(whole))
 
     def take(self, text: str) -> None:
-        """Keep the requested lines."""
-        for line in text.splitlines():
+        """Keep the requested lines. Only "\n" ends one: users choose other characters within a line of the log."""
+        for line in text.split("\n"):
             if self.keep is not None and self.keep.search(line):
                 if self.lines.maxlen is None:
                     self.size += len(line) + 1

@@ -7,13 +7,14 @@ from typing import Literal, Protocol
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.outputs import Dmesg, LogEvent, LogProcess
 from gpunode.facts.models.smi import Failure, ToolError
-from gpunode.facts.parsers.values import bus_id, found, lines_of
+from gpunode.facts.parsers.values import bus_id, found
 
 _LINE_LIMIT = 4096
-_XID = re.compile(r"NVRM: Xid \((?P<where>[^)]{1,120})\): (?P<xid>\d{1,6})(?:,\s*(?P<rest>.*))?$")
-_SXID = re.compile(r"nvidia-nvswitch\d{1,3}: SXid \((?P<where>[^)]{1,120})\): (?P<xid>\d{1,6}),\s*(?P<rest>.*)$")
+_DEVICE = r"(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?(?: [^)]{1,60})?"
+_XID = re.compile(rf"NVRM: Xid \((?P<where>{_DEVICE})\): (?P<xid>\d{{1,6}})(?:,\s*(?P<rest>.*))?$")
+_SXID = re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid \((?P<where>{_DEVICE})\): (?P<xid>\d{{1,6}}),\s*(?P<rest>.*)$")
 _NVRM = re.compile(r"NVRM: (?P<rest>\S.*)$")
-_NOUVEAU = re.compile(r"(?:^|[\s\]>;])(?P<rest>nouveau(?: [0-9a-f:.]{7,16})?: \S.*|\[drm\] nouveau\b.*)$")
+_NOUVEAU = re.compile(r"(?P<rest>nouveau(?: [0-9a-f:.]{7,16})?: \S.*|\[drm\] nouveau\b.*)$")
 _PROCESS = re.compile(r"pid='?(?P<pid>\d{1,10}|<unknown>)'?,\s*(?:name=(?P<name>[^,]{0,200}),?\s*)?")
 _ADDRESS = re.compile(r"(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)\b")
 _SEVERITY = re.compile(r"(Fatal|Non-fatal)\b", re.I)
@@ -35,6 +36,19 @@ _LOG_LINE = re.compile(
     r"(?:\[ *\d{1,12}\.\d{1,9}\]|\[[A-Z][a-z]{2} [A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \d{4}\]"
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*\s|\d{1,4},\d{1,20},\d{1,20},[^;]{0,40};"
     r"|\S{1,12}(?: +\S{1,4}){0,2} +\d\d:\d\d:\d\d \S{1,255} \S{1,64}: )"
+)
+_HEAD = re.compile(
+    r"(?:<\d{1,3}>)?(?:\w{2,8} *: *\w{2,7} *: *)?"
+    r"(?:\d{1,4},\d{1,20},\d{1,20},[^;]{0,40};"
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* +(?:\S{1,255} kernel: )?"
+    r"|\S{1,12}(?: +\S{1,4}){0,2} +\d\d:\d\d:\d\d \S{1,255} kernel: "
+    r"|\[[A-Z][a-z]{2} [A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \d{4}\] *|(?=\[ *\d))"
+    r"(?:\[ *\d{1,12}\.\d{1,9}\] *)?(?:\[ *[TC]\d{1,10}\] *)?"
+)
+# These begin with a name of up to 15 characters that the process chose.
+_OF_A_PROCESS = re.compile(
+    r".{1,15}(?:\[\d{1,10}\]: (?:segfault|unhandled) |\[\d{1,10}\] bad frame| invoked oom-killer|: page allocation "
+    r"|: vmalloc )"
 )
 _FAILURE = re.compile(r"\s*dmesg: (?P<message>.*(?:failed|not permitted|denied).*)$")
 
@@ -58,7 +72,8 @@ def parse(text: str, xids: Mapping[int, XidMeaning] | None = None) -> Dmesg | Fa
     """
     events = []
     is_log = False
-    lines = lines_of(text)
+    # Only "\n" ends a line of these programs: the text of a message may contain all others.
+    lines = text.split("\n")
     for raw in lines:
         line = raw[:_LINE_LIMIT].rstrip()
         event = _event(line, xids or {})
@@ -75,29 +90,41 @@ def parse(text: str, xids: Mapping[int, XidMeaning] | None = None) -> Dmesg | Fa
     return Failure(error=ToolError(kind=kind, message=message))
 
 
+def message_at(line: str) -> int | None:
+    """Return where the kernel's own message begins in a line of its log; None if users could have written its text.
+
+    Names of programs, files and control groups are within or at the start of messages, also with line ends: dmesg and
+    journalctl indent the lines after the first, which therefore have no time at their start.
+    """
+    head = _HEAD.match(line)
+    return None if head is None or _OF_A_PROCESS.match(line, head.end()) else head.end()
+
+
+def message_of(line: str) -> str:
+    """Return the kernel's own message in a line of its log; empty if there is none."""
+    at = message_at(line)
+    return "" if at is None else line[at:]
+
+
 def _event(line: str, xids: Mapping[int, XidMeaning]) -> LogEvent | None:
     """Return the event of a line; None for a line that reports no error of a GPU's driver."""
-    if "NVRM: " in line:
-        match = _XID.search(line)
-        if match:
-            return _xid(line, match, xids)
-        match = _NVRM.search(line)
-        if match and _TROUBLE.search(match["rest"]):
-            return _plain("nvrm", line, match)
-    elif "SXid" in line:
-        match = _SXID.search(line)
-        if match:
-            severity = _SEVERITY.match(match["rest"])
-            found_values = {
-                "xid": int(match["xid"]),
-                "pci_bus_id": _address(match["where"]),
-                "severity": severity[1].lower() if severity else None,
-            }
-            return _plain("sxid", line, match).model_copy(update=found_values)
-    elif "nouveau" in line:
-        match = _NOUVEAU.search(line)
-        if match:
-            return _plain("nouveau", line, match)
+    at = message_at(line)
+    if at is None:
+        return None
+    if match := _XID.match(line, at):
+        return _xid(line, match, xids)
+    if (match := _NVRM.match(line, at)) and _TROUBLE.search(match["rest"]):
+        return _plain("nvrm", line, match)
+    if match := _SXID.match(line, at):
+        severity = _SEVERITY.match(match["rest"])
+        found_values = {
+            "xid": int(match["xid"]),
+            "pci_bus_id": _address(match["where"]),
+            "severity": severity[1].lower() if severity else None,
+        }
+        return _plain("sxid", line, match).model_copy(update=found_values)
+    if match := _NOUVEAU.match(line, at):
+        return _plain("nouveau", line, match)
     return None
 
 
