@@ -3,6 +3,8 @@
 import json
 import os
 import resource
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -271,3 +273,14 @@ def test_the_program_starts_isolated_and_alone(tmp_path: Path) -> None:
         line.split()[1].partition(".")[0] for line in text.splitlines() if line.startswith("from ")
     ]
     assert json.loads(json.dumps(program.TITLES))["mig"] == "MIG mode"
+
+
+def test_a_process_name_that_is_not_text_stops_nothing() -> None:
+    name = "import time; open('/proc/self/comm', 'wb').write(b'\\xff\\xfe'); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", name], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            assert program.daemon_runs() in {True, False}
+        finally:
+            process.kill()
