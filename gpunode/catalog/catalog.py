@@ -427,8 +427,8 @@ class Catalog:
         if age <= STALE_DAYS:
             return None
         return (
-            f"the catalog is of {self.read_on}, {age} days before {today}: drivers released since are unknown; "
-            "gpunode catalog update --help"
+            f"the catalog is of {self.read_on}, {age} days before {today}: drivers released since are unknown: "
+            "install a newer gpunode, or add them in an overlay (docs/catalog.md)"
         )
 
     def xid(self, number: int) -> hardware.Xid | None:

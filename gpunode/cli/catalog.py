@@ -13,7 +13,6 @@ from gpunode.catalog.catalog import FILES, MODELS
 from gpunode.catalog.gpus import normal, similar
 from gpunode.catalog.lint import lint
 from gpunode.catalog.read import read
-from gpunode.cli.catalog_update import update
 from gpunode.cli.table import table_lines
 from gpunode.errors import Exit, UsageError
 from gpunode.text import nearest
@@ -65,12 +64,12 @@ def verbose_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 @click.group("catalog", epilog='Example: gpunode catalog show "H100 SXM"')
-@verbose_option("As with list, show, lint or update.")
+@verbose_option("As with list, show or lint.")
 @click.pass_context
 def command(ctx: click.Context, /, *, verbose: bool) -> None:
     """Show catalog data with its sources: GPUs, drivers, CUDA, packages, platforms, Xids, expected figures."""
     if verbose:
-        ctx.default_map = {verb: {"verbose": True} for verb in ("list", "show", "lint", "update")}
+        ctx.default_map = {verb: {"verbose": True} for verb in ("list", "show", "lint")}
 
 
 @command.command("list", epilog="Example: gpunode catalog list gpus")
@@ -144,9 +143,6 @@ def lint_files(*, files: tuple[str, ...], overlays: tuple[str, ...], verbose: bo
     rows = sum(len(catalog.rows(name)) for name in MODELS)
     click.echo(f"valid: {rows} rows in {len(MODELS)} kinds")
     return Exit.GOOD
-
-
-command.add_command(update)
 
 
 def _kinds() -> Iterator[tuple[str, str]]:

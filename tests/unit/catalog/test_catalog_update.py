@@ -1,4 +1,4 @@
-"""``gpunode catalog update``: real names and versions in, a sound overlay out, and nothing where a source is bad."""
+"""``scripts/catalog_update.py``: real names and versions in, a sound overlay out, and nothing where a source is bad."""
 
 import gzip
 import lzma
@@ -13,11 +13,13 @@ from io import BytesIO
 from pathlib import Path
 
 import index_files
+import package_indexes as indexes
 import pytest
 import yaml
+from catalog_update import main
+from package_indexes import read_source
 
-from gpunode.catalog import indexes, load
-from gpunode.catalog.indexes import read_source
+from gpunode.catalog import load
 from gpunode.cli import run
 from gpunode.errors import UndeterminedError, UsageError
 
@@ -40,12 +42,12 @@ Out = pytest.CaptureFixture[str]
 
 
 def update(*arguments: str | Path) -> int:
-    return run(["catalog", "update", *(part for one in arguments for part in ("--from", str(one)))])
+    return main([*(part for one in arguments for part in ("--from", str(one)))])
 
 
 def written(target: Path, *sources: Path) -> dict[str, dict[str, dict[str, object]]]:
     arguments = [part for one in sources for part in ("--from", str(one))]
-    assert run(["catalog", "update", *arguments, "-o", str(target)]) == 0
+    assert main([*arguments, "-o", str(target)]) == 0
     content: dict[str, dict[str, dict[str, object]]] = yaml.safe_load(target.read_text(encoding="utf-8"))
     return content
 
@@ -90,8 +92,8 @@ def test_what_was_written_before_is_kept_and_a_second_run_finds_nothing(tmp_path
     assert (load([target]).toolkits, load([target]).branches) == once
     other = index_files.deb_repository(tmp_path / "b", [("nvidia-open", "630.20.02-1ubuntu1")])
     arguments = ["--from", str(other), "-o", str(target), "-v"]
-    assert run(["catalog", "update", *arguments]) == 0
-    assert "gpunode: new: branches/630\n" in capsys.readouterr().err
+    assert main([*arguments]) == 0
+    assert "new: branches/630\n" in capsys.readouterr().err
     both = written(target, other)
     assert len(both["sources"]) == 2
     assert list(both["branches"]["630"]["points"]) == ["630.10.01", "630.20.02"]  # type: ignore[call-overload]
@@ -184,7 +186,7 @@ def test_a_bad_index_is_one_line_and_nothing_is_written(
     (tmp_path / "r" / name).parent.mkdir(parents=True)
     (tmp_path / "r" / name).write_bytes(content)
     target = tmp_path / "site.yml"
-    assert run(["catalog", "update", "--from", str(tmp_path / "r"), "-o", str(target)]) == 2
+    assert main(["--from", str(tmp_path / "r"), "-o", str(target)]) == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     assert word in err
@@ -247,7 +249,7 @@ def test_a_file_of_somebody_else_is_not_replaced(tmp_path: Path, capsys: Out) ->
     folder = index_files.deb_repository(tmp_path / "r", LATER)
     target = tmp_path / "site.yml"
     target.write_text("gpus: {t4: {note: mine}}\n", encoding="utf-8")
-    assert run(["catalog", "update", "--from", str(folder), "-o", str(target)]) == 2
+    assert main(["--from", str(folder), "-o", str(target)]) == 2
     assert "not replaced" in capsys.readouterr().err
     assert target.read_text(encoding="utf-8") == "gpus: {t4: {note: mine}}\n"
 

@@ -1,25 +1,36 @@
-"""Differences between package indexes and the catalog, as an overlay: branches, releases, toolkits and GPU names.
+"""Write an overlay with entries that package indexes have and the catalog lacks: branches, releases, toolkits, GPUs.
 
-``overlay`` compares and writes rows as text; ``gpunode catalog update`` lints them with the catalog before anything is
-written. A package index contains only versions: other fields of a row are copied from its neighbour and listed in
-``unsure``, or left out, so that no refusal depends on them.
+    python scripts/catalog_update.py --from DIR|URL [-o FILE]
+
+``overlay`` compares and writes rows as text; they are linted with the catalog before anything is written. A package
+index contains only versions: other fields of a row are copied from its neighbour and listed in ``unsure``, or left
+out, so that no refusal depends on them.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from pathlib import Path
 from typing import Any
 
+import click
 import yaml
+from package_indexes import Index, read_source
 from packaging.version import Version as Number
 
-from gpunode.catalog import pci_ids
-from gpunode.catalog.catalog import Catalog
-from gpunode.catalog.indexes import Index
+from gpunode.catalog import Catalog, pci_ids
+from gpunode.catalog.lint import lint
+from gpunode.catalog.read import Document, merge, parse, read
 from gpunode.catalog.software import Branch, Toolkit
+from gpunode.cli.writing import write_whole
+from gpunode.errors import Exit, GpunodeError, UsageError
+from gpunode.text import printable
 
-HEADER = "# Written by gpunode catalog update"
+HEADER = "# Written by scripts/catalog_update.py"
+WRITTEN = re.compile(r"# Written by (scripts/catalog_update\.py|gpunode\scatalog\supdate) ")
+"""The first line of an overlay that this program may extend; until 2026-11-23 it was a verb."""
 MOST_NEW = 200
 """Rows or releases of one kind; a larger number indicates another catalog, not an update."""
 _DRIVER = re.compile(
@@ -266,3 +277,101 @@ def _gpus(found: Found, text: str, catalog: Catalog, source: str, today: date) -
     rows = pci_ids.rows(new, chips, catalog.raw("gpus"), today.isoformat())
     for key, row in rows.items():
         found.add("gpus", key, {**row, "source": [source, "chips"]})
+
+
+@click.command(
+    epilog="Example: python scripts/catalog_update.py --from /srv/mirror/ubuntu2404/x86_64 -o site-catalog.yml"
+)
+@click.option(
+    "--from",
+    "sources",
+    multiple=True,
+    required=True,
+    metavar="DIR|URL",
+    help="Package repository, or a pci.ids file.  [repeatable]",
+)
+@click.option("-o", "--output", metavar="FILE", help="Write the overlay to this file.  [default: stdout]")
+@click.option(
+    "--overlay",
+    "overlays",
+    multiple=True,
+    metavar="FILE",
+    help="Site catalog file with entries that count as known.  [repeatable]",
+)
+@click.option("--today", metavar="DATE", help="Date of new rows, YYYY-MM-DD.  [default: today]")
+@click.option("-v", "--verbose", is_flag=True, help="Print each new row on stderr.")
+def update(
+    *, sources: tuple[str, ...], output: str | None, overlays: tuple[str, ...], today: str | None, verbose: bool
+) -> int:
+    """Read package indexes and write an overlay with the branches, releases, toolkits and GPUs that are new.
+
+    A source is a folder, a file or an https address of a repository: Packages (also gz, xz), repodata (also gz, xz), or
+    a pci.ids. Each row has its source and the day; values that an index does not contain are marked as unsure. The
+    overlay is linted with the catalog before it is written. No signature is checked: use trusted sources only.
+    """
+    day = _day(today)
+    target = Path(output) if output else None
+    own = [read(Path(path)) for path in overlays]
+    before = _written_before(target)
+    catalog = _sound([*own, *([before] if before else [])])
+    found = overlay([index for source in sources for index in read_source(source)], catalog, day)
+    summary = found.summary
+    new = [f"{name}/{key}" for name, rows in found.sections.items() for key in rows if name != "sources"]
+    if before is not None:
+        found.sections = merge(before.sections, found.sections)
+    text = as_text(found, day)
+    _sound([*own, parse(text, output or "the new overlay")])
+    if target is None:
+        click.echo(text, nl=False)
+    else:
+        write_whole(target, text)
+    for row in new if verbose else ():
+        click.echo(f"new: {row}", err=True)
+    for left in found.left_out:
+        click.echo(f"skipped: {left}", err=True)
+    click.echo(f"new: {summary}" if summary else "nothing new", err=True)
+    return Exit.GOOD
+
+
+def _day(text: str | None) -> date:
+    try:
+        return date.fromisoformat(text) if text is not None else date.today()
+    except ValueError:
+        raise UsageError(f"--today {text}: expected a date (example: 2026-11-20)") from None
+
+
+def _written_before(target: Path | None) -> Document | None:
+    """Return the overlay that this command wrote earlier, so that its content is kept. Other files are not replaced."""
+    if target is None or not target.exists():
+        return None
+    document = read(target)
+    if not WRITTEN.match(target.read_text(encoding="utf-8")):
+        raise UsageError(f"{target}: was not written by this program and is not replaced: choose another file")
+    return document
+
+
+def _sound(documents: list[Document]) -> Catalog:
+    """Return the catalog with overlays; UsageError with the first fault if there is one."""
+    catalog = Catalog(documents)
+    problems = lint(catalog) if documents else []
+    if problems:
+        raise UsageError(
+            f"nothing was written: {problems[0]}{f' (and {len(problems) - 1} more)' if problems[1:] else ''}"
+        )
+    return catalog
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code: 0 good, 2 wrong usage, 3 could not be determined."""
+    try:
+        return int(update.main(argv, prog_name="catalog_update.py", standalone_mode=False) or 0)
+    except GpunodeError as err:
+        click.echo(printable(f"catalog_update.py: {err}"), err=True)
+        return err.exit_code
+    except click.ClickException as err:
+        click.echo(f"catalog_update.py: {' '.join(err.format_message().split())}", err=True)
+        return Exit.USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

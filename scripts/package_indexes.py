@@ -286,7 +286,7 @@ def _xml(content: bytes, where: str) -> ElementTree.Element:
     if b"<!" in content.replace(b"<!--", b""):
         raise UsageError(f"{where}: has a document type definition: not a repository index")
     try:
-        return ElementTree.fromstring(content)  # noqa: S314 (no document type, bounded)
+        return ElementTree.fromstring(content)
     except (ElementTree.ParseError, ValueError) as err:
         raise UsageError(f"{where}: is not XML: {err}") from None
 
