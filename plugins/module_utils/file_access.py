@@ -40,7 +40,8 @@ LARGEST_ANSWER = 8 << 20
 LIMIT_S = 10.0
 """Maximum duration of a child process, in seconds."""
 MOST_LINKS = 40
-KEPT_ATTRIBUTES = ("system.posix_acl_access", "security.selinux", "user.")
+LABEL = "security.selinux"
+KEPT_ATTRIBUTES = ("system.posix_acl_access", LABEL, "user.")
 LONGEST_NAME = 200
 BY_OTHERS = 0o022
 KINDS = (
@@ -383,13 +384,18 @@ def _rename(path: str, name: str) -> None:
         _sync(place)
 
 
-def copy_label(source: str, target: str) -> None:
-    """Give a file the SELinux label of another file, where there are labels. Raises OSError."""
+def copy_attributes(source: str, target: str, uid: int) -> None:
+    """Give a file of a user the access list, the attributes and the SELinux label of another file of that user.
+
+    Raises OSError, for a file of root also if the label cannot be set: programs may not read it then.
+    """
+    _for_owner(target, uid, lambda: _copy_attributes(source, target, uid == 0))
+
+
+def _copy_attributes(source: str, target: str, labelled: bool) -> None:
     with opened(source, trusted=ours()) as one, opened(target, trusted=ours(), follow=False) as other:
         paths = [f"/proc/self/fd/{place.number}" for place in (one, other)]
-        names = os.listxattr(paths[0])
-        for name in set(names) & {"security.selinux"}:
-            os.setxattr(paths[1], name, os.getxattr(paths[0], name))
+        _keep_attributes(*paths, labelled=labelled)
 
 
 def _for_owner(path: str, uid: int, act: Callable[[], None]) -> None:
@@ -472,24 +478,26 @@ def replace(place: OpenPath, data: bytes, mode: int, owner: Ids) -> None:
         found = os.fstat(number)
         if (found.st_uid, found.st_gid) != owner:
             os.fchown(number, *owner)
-        _keep_attributes(place, number)
+        if place.found is not None and stat.S_ISREG(place.found.st_mode):
+            # Before the mode: it also limits what the access list allows.
+            _keep_attributes(f"/proc/self/fd/{place.number}", f"/proc/self/fd/{number}")
         os.fchmod(number, mode)
 
 
-def _keep_attributes(place: OpenPath, number: int) -> None:
-    """Copy the access list, the SELinux label and the user's attributes of the file that is replaced.
-
-    The mode is set afterwards: it also limits what the access list allows.
-    """
-    if place.found is None or not stat.S_ISREG(place.found.st_mode):
+def _keep_attributes(old: str, new: str, *, labelled: bool = False) -> None:
+    """Copy the access list, the SELinux label and the user's attributes; ``labelled``: fail without the label."""
+    try:
+        names = os.listxattr(old)
+    except OSError:
         return
-    old = f"/proc/self/fd/{place.number}"
-    with contextlib.suppress(OSError):
-        for name in os.listxattr(old):
-            if name.startswith(KEPT_ATTRIBUTES):
+    for name in names:
+        if name.startswith(KEPT_ATTRIBUTES):
+            try:
+                os.setxattr(new, name, os.getxattr(old, name))
+            except OSError:
                 # Not every file system, and not every user, may set each of them.
-                with contextlib.suppress(OSError):
-                    os.setxattr(number, name, os.getxattr(old, name))
+                if labelled and name == LABEL:
+                    raise
 
 
 @contextlib.contextmanager

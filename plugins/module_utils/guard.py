@@ -190,8 +190,7 @@ class Guard:
         if entry["kind"] == "file":
             owner = (entry["uid"], entry["gid"])
             file_access.write(str(copy), base64.b64decode(entry["data"]), entry["mode"], owner)
-            if entry["uid"] == 0:
-                file_access.copy_label(str(path), str(copy))
+            file_access.copy_attributes(str(path), str(copy), entry["uid"])
         elif entry["kind"] == "link":
             copy.unlink(missing_ok=True)
             copy.symlink_to(entry["target"])
@@ -451,10 +450,10 @@ def lock_passwords(names: list[str]) -> None:
 
 
 def replace_shadow(data: bytes, mode: int, owner: tuple[int, int]) -> None:
-    """Replace /etc/shadow by one rename, with its label. Raises OSError."""
+    """Replace /etc/shadow by one rename, with its label and attributes. Raises OSError."""
     draft = f"{SHADOW}.gpunode"
     file_access.write(draft, data, mode, owner)
-    file_access.copy_label(SHADOW, draft)
+    file_access.copy_attributes(SHADOW, draft, 0)
     file_access.rename(draft, Path(SHADOW).name, 0)
 
 

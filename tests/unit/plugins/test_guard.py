@@ -18,6 +18,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import as_if, file_ac
 from ansible_collections.gpunode.node.plugins.module_utils.guard import Guard, GuardError
 from effort import effort
 from hostile_files import SECRET, USER, within, world
+from test_managed_files import ACL, marked
 
 PROGRAM = Path(guard.__file__ or "").read_text(encoding="utf-8")
 PROGRAMS = {"program.py": PROGRAM, "file_access.py": Path(file_access.__file__ or "").read_text(encoding="utf-8")}
@@ -128,6 +129,19 @@ def test_an_unconfirmed_change_ends_in_the_old_state(
     assert not guarded.armed
     assert not guarded.unit.exists()
     assert guarded.restore("again") is None
+
+
+def test_a_revert_restores_access_list_label_and_attributes(guarded: Guard, config: Path) -> None:
+    old = config / "old"
+    marked(old)
+    before, mode = {name: os.getxattr(old, name) for name in os.listxattr(old)}, old.stat().st_mode
+    assert ACL in before
+    arm(guarded, config)
+    old.unlink()
+    old.write_text("after\n")
+    guarded.restore("by the test")
+    assert (old.read_text(), old.stat().st_mode) == ("before\n", mode)
+    assert {name: os.getxattr(old, name) for name in os.listxattr(old)} == before
 
 
 def test_a_confirmed_change_stays_and_leaves_nothing_armed(guarded: Guard, config: Path) -> None:
@@ -472,6 +486,7 @@ def test_a_lock_changes_only_the_passwords_of_its_users_and_ends_without_a_trace
         before, fields = shadow_of(rng)
         path.write_bytes(before)
         path.chmod(0o640)
+        os.setxattr(path, "user.site", b"kept")
         names = guard.to_lock(before, rng.sample(sorted(fields), rng.randint(1, len(fields))))
         if not names:
             continue  # the module then leaves the file out
@@ -502,6 +517,7 @@ def test_a_lock_changes_only_the_passwords_of_its_users_and_ends_without_a_trace
         guarded.restore("by the timer on the node")
         assert path.read_bytes() == before
         assert path.stat().st_mode & 0o777 == 0o640
+        assert os.getxattr(path, "user.site") == b"kept"
         assert [one for one in tmp_path.iterdir() if one.name.startswith((".shadow", "shadow."))] == []
 
 

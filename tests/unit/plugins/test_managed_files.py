@@ -206,17 +206,27 @@ def access_list(mask: int) -> bytes:
 NOBODY = 0xFFFFFFFF
 
 
+LABEL = "security.selinux"
+
+
+def marked(path: Path) -> dict[str, bytes]:
+    """Set an access list and attributes of a file; return these: as root also a label, which any system keeps."""
+    attributes = {"user.site": b"kept", **({LABEL: b"system_u:object_r:etc_t:s0\0"} if os.geteuid() == 0 else {})}
+    for name, value in (attributes | {ACL: access_list(7)}).items():
+        os.setxattr(path, name, value)
+    return attributes
+
+
 @pytest.mark.parametrize("content", ["new\n", None])
 def test_access_list_and_attributes_of_a_replaced_file_stay(tmp_path: Path, content: str | None) -> None:
     """Those of the old file: a rename alone would replace them by the folder's."""
     path = tmp_path / "x.conf"
     path.write_text("old\n")
-    os.setxattr(path, "user.site", b"kept")
-    os.setxattr(path, ACL, access_list(7))
+    attributes = marked(path)
     assert bring(file(path, content, mode="0644", backup=True)) == [str(path)]
     copy = next(one for one in tmp_path.iterdir() if one.name.endswith("~"))
     for one in [copy, *([path] if content else [])]:
-        assert os.getxattr(one, "user.site") == b"kept"
+        assert {name: os.getxattr(one, name) for name in attributes} == attributes
         assert struct.unpack_from("<HHI", os.getxattr(one, ACL), 12) == (2, 7, 1234)
     if content:
         assert path.stat().st_mode & 0o777 == 0o644
