@@ -60,6 +60,8 @@ NVME_S = 5.0
 DCB_S = 5.0
 TREE_ENTRIES = 1024
 """Maximum number of network interfaces, PCI functions … that are read; thousands of virtual functions are not."""
+KEY_ENTRIES = 200
+"""Maximum number of files of one folder that are searched for private keys: no user hides the keys of another."""
 KERNEL_LINES = 4000
 """Maximum number of matching lines of the kernel's log, the latest."""
 LOOK_BACK = "-7d"
@@ -1646,8 +1648,11 @@ def ssh_daemon(probe: Probe) -> None:
     for folder in PRIVATE_KEY_FOLDERS:
         paths += probe.matching(folder)
     lines, problems = [], [] if os.geteuid() == 0 else ["keys of others are seen by root alone"]
-    for path in paths[:TREE_ENTRIES]:
-        line = private_key(probe, path) if path.isprintable() else None
+    in_folder: Dict[str, int] = {}
+    for path in paths:
+        folder = path.rpartition("/")[0]
+        in_folder[folder] = in_folder.get(folder, 0) + 1
+        line = private_key(probe, path) if in_folder[folder] <= KEY_ENTRIES and path.isprintable() else None
         if line:
             lines.append(line)
     probe.note_look("private-keys", "look at private keys", lines, problems)

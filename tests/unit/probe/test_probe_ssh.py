@@ -46,6 +46,17 @@ def test_keys_are_told_by_kind_and_mode_alone(tmp_path: Path) -> None:
     assert "SECRET" not in json.dumps(rows)
 
 
+def test_a_user_with_many_files_hides_no_key_of_another(tmp_path: Path) -> None:
+    for user, names in {"ada": map(str, range(1500)), "eve": ["id_rsa"]}.items():
+        folder = tmp_path / f"home/{user}/.ssh"
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text("-----BEGIN PRIVATE KEY-----\n")
+    rows, problems = look(tmp_path, "private-keys")
+    assert [row for row in rows if row.startswith("/home/eve/.ssh/id_rsa\t")]
+    assert problems == ""
+
+
 def test_a_link_in_the_place_of_a_public_key_gives_nothing_away(tmp_path: Path) -> None:
     put(tmp_path, "/home/ada/.ssh/id_rsa", PRIVATE)
     put(tmp_path, "/etc/shadow", "root:$6$hash:1::::::\n")
