@@ -1,0 +1,212 @@
+"""Manifests of all roles, each on a node that is bare, settled and to be cleared, as files that people read.
+
+Regenerate: .venv/bin/python tests/unit/provisioning/manifest_snapshots.py
+
+The roles are planned in the playbook's order. After each plan the node gets what the role's tasks would change, until
+the role has nothing due.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from node_samples import settings_of
+from site_samples import ORDER, Machine, settings
+
+from gpunode.provisioning import gpu_settings, updates
+from gpunode.provisioning.cuda import DRIVER_PACKAGES
+from gpunode.provisioning.manifest import Manifest
+from gpunode.tuning import launcher_text
+
+FOLDER = Path(__file__).parent / "manifests"
+ROUNDS = 4
+"""Plans until a node is settled, at most."""
+
+
+@dataclass
+class Page:
+    """The file of one role."""
+
+    role: str
+    texts: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def shown(self, manifest: Manifest) -> dict[str, Any]:
+        """A manifest in a form that is short and complete, but for the reasons that follow from files and packages."""
+        given = manifest.model_dump(mode="json", exclude_defaults=True)
+        rows = {
+            "refusals": given.get("refusals"),
+            "files": {one.path: self._file(one.model_dump(mode="json")) for one in manifest.files},
+            "folders": {
+                one.path: f"{one.mode} {one.phase}" if one.state == "present" else f"removed if empty, {one.phase}"
+                for one in manifest.folders
+            },
+            "packages": self._plain({"manager": manifest.packages.manager, **given["packages"]})
+            if manifest.packages
+            else {},
+            "units": {one.name: _unit_words(one.enabled, one.state) for one in manifest.units},
+            "due": list(manifest.due_reasons),
+            "reboot": given.get("reboot_reasons"),
+            "restarts": given.get("restarts"),
+            "notes": given.get("notes"),
+            "values": self._plain(manifest.values),
+        }
+        return {name: value for name, value in rows.items() if value}
+
+    def _file(self, one: Mapping[str, Any]) -> str:
+        if one["content"] is None:
+            return f"absent, {one.get('phase', 'before')}"
+        more = [word for word in ("backup", "private") if one.get(word)]
+        if one.get("encoding", "utf-8") != "utf-8":
+            more.append(one["encoding"])
+        if one.get("validate_with"):
+            more.append(f"accepted by `{' '.join(one['validate_with'])}`")
+        if one.get("expect_sha256"):
+            more.append("unless it was changed meanwhile")
+        head = f"{one['mode']} {one['owner']}:{one['group']} {one.get('phase', 'before')}"
+        return ", ".join([head, *more, self._label(one["path"], one["content"])])
+
+    def _label(self, path: str, text: str) -> str:
+        """The name of a text among those of the page, which has each once."""
+        text = text.expandtabs(4)
+        for program, name in PROGRAMS.items():
+            text = text.replace(program, name)
+        label, number = path, 1
+        while self.texts.setdefault(label, text) != text:
+            number += 1
+            label = f"{path} ({number})"
+        return f"text {number}" if number > 1 else "text"
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            if {"path", "content", "mode"} <= value.keys():
+                return {value["path"]: self._file(value)}
+            return {
+                key: (self._label(key, one) if one else "absent")
+                if isinstance(one, str) and key.startswith("/") and ("\n" in one or not one)
+                else self._plain(one)
+                for key, one in value.items()
+            }
+        if isinstance(value, list | tuple) and {*DRIVER_PACKAGES} <= {*map(str, value)} and self.role != "cuda":
+            return [*(one for one in value if one not in DRIVER_PACKAGES), "(those that cuda never changes)"]
+        if isinstance(value, list | tuple):
+            return [self._plain(one) for one in value]
+        return value
+
+    @property
+    def text(self) -> str:
+        """The page as YAML."""
+        head = f"# Manifests of the role {self.role}. Regenerate: {REGENERATE}\n# {WORDS}\n"
+        body = {"settings": settings_given(self.role), "texts": dict(sorted(self.texts.items())), **self.parts}
+        shown = {name: value for name, value in body.items() if value}
+        for name in ("apt", "dnf"):
+            shown[name] = {part: value or "no difference" for part, value in self.parts[name].items()}
+        return f"---\n{head}# yamllint disable rule:line-length rule:indentation rule:empty-lines\n" + yaml.dump(
+            shown, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True
+        )
+
+
+WORDS = (
+    "`check mode`, `plan 2` and `settled` are differences from `bare`, all of `dnf` from the same of `apt`. "
+    "Tabs are four blanks."
+)
+REGENERATE = ".venv/bin/python tests/unit/provisioning/manifest_snapshots.py"
+PROGRAMS = {
+    gpu_settings.program_text(): "(gpunode/tuning/gpu_settings_program.py)\n",
+    updates.program_text(): "(gpunode/provisioning/pending_updates.py)\n",
+    launcher_text(): "(gpunode/tuning/launcher.py)\n",
+}
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML with texts as blocks, and every list below its key."""
+
+    def ignore_aliases(self, _data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(
+    list,
+    lambda dumper, rows: dumper.represent_sequence(
+        "tag:yaml.org,2002:seq", rows, flow_style=all(isinstance(row, str) and "\n" not in row for row in rows)
+    ),
+)
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+
+
+def _unit_words(enabled: bool | None, state: str | None) -> str:
+    words = [] if enabled is None else ["enabled" if enabled else "disabled"]
+    return ", ".join([*words, *([state] if state else [])])
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest has otherwise than another."""
+    found: dict[str, Any] = {}
+    for name in {**other, **one}:
+        now, then = one.get(name), other.get(name)
+        if now == then:
+            continue
+        found[name] = difference(now, then) if isinstance(now, dict) and isinstance(then, dict) else now
+        if name not in one:
+            found[name] = "(not there)"
+    return found
+
+
+def settings_given(role: str) -> dict[str, Any]:
+    """The role's settings that are not defaults."""
+    defaults = settings_of(role)
+    return {f"{role}_{name}": value for name, value in settings(role).items() if value != defaults[name]}
+
+
+@dataclass(frozen=True)
+class Converged:
+    """All roles on both nodes."""
+
+    pages: dict[str, Page]
+    unsettled: dict[str, tuple[str, ...]]
+    """What is due, or refused, on a node that the role has settled or left, and at the end."""
+
+
+@cache
+def converged() -> Converged:
+    """Plan and apply every role in the playbook's order: for real, in check mode, and its removal from a copy."""
+    pages, unsettled = {role: Page(role) for role in ORDER}, {}
+    for manager in ("apt", "dnf"):
+        machine, checked = Machine(manager), Machine(manager)
+        for role in ORDER:
+            page, now = pages[role], machine.plan(role)
+            bare = page.shown(now)
+            shown = page.parts[manager] = {"bare": bare}
+            shown["check mode"] = difference(page.shown(checked.preview(role)), bare)
+            for at in range(2, ROUNDS + 2):
+                if now.refusals or not machine.due(now):
+                    break
+                machine.apply(now)
+                now = machine.plan(role)
+                shown[f"plan {at}"] = difference(page.shown(now), bare)
+            shown["settled"] = shown.popitem()[1] if len(shown) > 2 else {}
+            unsettled[f"{manager} {role}"] = machine.due(now)
+            if "state" in settings(role):
+                left = copy.deepcopy(machine)
+                now = left.plan(role, state="absent")
+                shown["absent"] = page.shown(now)
+                left.apply(now)
+                unsettled[f"{manager} {role} absent"] = left.due(left.plan(role, state="absent"))
+            if manager == "dnf":
+                shown |= {
+                    name: difference(shown[name], part) for name, part in page.parts["apt"].items() if name in shown
+                }
+        unsettled |= {f"{manager} {role} after all roles": machine.due(machine.plan(role)) for role in ORDER}
+    return Converged(pages, unsettled)
+
+
+if __name__ == "__main__":
+    for name, page in converged().pages.items():
+        (FOLDER / f"{name}.yml").write_text(page.text, encoding="utf-8")

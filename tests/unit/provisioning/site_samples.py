@@ -1,0 +1,604 @@
+"""A site with every role: an HGX H100 with apt (a recorded Debian 12) and one with dnf, changed as roles change them.
+
+Versions of NVIDIA's packages and what they depend on are those of the recorded indexes; other packages are invented.
+"""
+
+import copy
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import yaml
+from driver_samples import BUNDLE, DAY, HGX, facts_of
+from node_samples import ABSENT, APT_STATE, DNF_STATE, collection_root, file, settings_of
+
+from gpunode.lab.packages.recorded import Offer, offers
+from gpunode.provisioning import (
+    accounts,
+    archives,
+    cdi,
+    cuda,
+    driver_files,
+    firewall,
+    kernel_boot,
+    kernel_tuning,
+    nvidia_repository,
+    ssh_hardening,
+)
+from gpunode.provisioning.context import Context, Planned
+from gpunode.provisioning.departures import MARK, installed_by_role
+from gpunode.provisioning.due import judged
+from gpunode.provisioning.engines import number
+from gpunode.provisioning.keys import KeyRefusedError
+from gpunode.provisioning.locks import lock_lines
+from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest, NodeQuestion
+from gpunode.provisioning.roles import LOOKS, PLANS
+from gpunode.provisioning.state import BOOT_ID, NodeState
+from gpunode.tuning import gpu_settings_program
+
+SSH = Path(__file__).parents[2] / "fixtures" / "ssh" / "debian-12.json"
+RELEASE = "580.95.05"
+_ROLES = yaml.safe_load((collection_root() / "playbooks" / "site.yml").read_text(encoding="utf-8"))[1]
+ORDER = ("preflight", *_ROLES["vars"]["__gpunode_all"])
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFlMQ4QIoLa0nhzL10xJLycLZUvclZ1U9Ui9YZwHN8u3 ada"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "accounts": {"admins": [{"name": "ada", "keys": [KEY], "state": "present"}]},
+    "cuda": {"toolkit": ["12.9"], "nccl": True, "cudnn": True},
+    "docker": {"source": "docker", "users": ["ada"], "daemon": {"data-root": "/scratch/docker"}},
+    "firewall": {"ssh_networks": ["10.0.0.0/8"], "cluster_networks": ["10.9.0.0/16"]},
+    "gpu_settings": {"rules": [{"gpus": "all", "power_limit": 600, "compute_mode": "exclusive_process"}]},
+    "gpu_tools": {"profiling": "everybody", "python": {"py-spy": ""}},
+    "kernel_tuning": {"sysctl": {"vm.swappiness": "1"}, "acs": "off"},
+    "nvidia_driver": {"source": "nvidia", "version": RELEASE},
+    "ssh_hardening": {"admin_users": ["ada"]},
+    "storage": {
+        "scratch_disks": ["nvme-eui.0025388b71b2c0d1", "nvme-eui.0025388b71b2c0d2"],
+        "mounts": [{"path": "/data", "type": "nfs", "source": "store:/export"}],
+    },
+}
+"""What a site sets beside the defaults, and ``ROLE_state: present``."""
+SYSCTL = {"vm.swappiness": "60", "kernel.numa_balancing": "1", "vm.max_map_count": "65530", "vm.zone_reclaim_mode": "0"}
+KERNELS = {"apt": "6.1.0-42-amd64", "dnf": "5.14.0-570.12.1.el9_6.x86_64"}
+ROCKY = {"id": "rocky", "version_id": "9.6", "pretty_name": "Rocky Linux 9.6", "codename": None, "id_like": ["rhel"]}
+LISTS: dict[str, Any] = {"lists": True, "headers": [f"linux-headers-{KERNELS['apt']}"]}
+FILES = {
+    "apt": {"/usr/sbin/update-grub": "", "/etc/default/grub": 'GRUB_CMDLINE_LINUX=""\n', "/usr/bin/setpci": ""},
+    "dnf": {
+        "/usr/sbin/grubby": "",
+        "/usr/bin/setpci": "",
+        "/etc/dnf/automatic.conf": "[commands]\nupgrade_type = default\n",
+    },
+}
+TEXTS = {
+    "/etc/fstab": "UUID=aaaa / ext4 errors=remount-ro 0 1\n",
+    BOOT_ID: "00000000-0000-0000-0000-000000000001\n",
+    "/sys/kernel/mm/transparent_hugepage/enabled": "[always] madvise never\n",
+    "/proc/cmdline": "root=/dev/sda1 ro quiet\n",
+}
+MODULI = "# Time Type Tests Tries Size Generator Modulus\n" + "".join(
+    f"20230101000000 2 6 100 {bits} 2 C0FFEE\n" for bits in (2047, 3071, 4095)
+)
+FREE: dict[str, Any] = {"mounts": [], "users": [], "kind": "absent", "mode": None, "entries": None}
+GPU: dict[str, Any] = {
+    "name": "NVIDIA H100 80GB HBM3",
+    "pci_device_id": "10de:2330",
+    "power_limit_w": 700.0,
+    "power_default_limit_w": 700.0,
+    "power_min_limit_w": 200.0,
+    "power_max_limit_w": 700.0,
+    "compute_mode": "Default",
+    "processes": [],
+}
+VERSIONS = dict.fromkeys(("docker-ce", "docker-ce-cli"), "5:28.3.3-1") | {"containerd.io": "1.7.27-1"}
+UNITS = {
+    "nvidia-persistenced": ("nvidia-persistenced.service",),
+    "nvidia-fabricmanager": ("nvidia-fabricmanager.service",),
+    "nvidia-imex": ("nvidia-imex.service",),
+    "datacenter-gpu-manager-4-core": ("nvidia-dcgm.service",),
+    "docker-ce": ("docker.service", "docker.socket"),
+    "containerd.io": ("containerd.service",),
+    "nvidia-container-toolkit-base": ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service"),
+    "nftables": ("nftables.service",),
+    "dnf-automatic": ("dnf-automatic.timer",),
+}
+"""Units of packages. They are enabled with apt, and disabled with dnf."""
+
+
+@cache
+def recorded(manager: str) -> dict[str, Offer]:
+    """The newest recorded version of each package of NVIDIA's repository."""
+    found = {one.name: one for one in offers("debian12" if manager == "apt" else "rhel9", [RELEASE])}
+    assert len(found) > 30
+    return found
+
+
+def with_dependencies(manager: str, names: Iterable[str]) -> list[str]:
+    """The packages, and those of NVIDIA's repository that they depend on."""
+    found = dict.fromkeys(names)
+    queue = [*found]
+    while queue:
+        one = recorded(manager).get(queue.pop())
+        more = [text.split()[0] for text in one.relations["depends"]] if one is not None else []
+        queue += [name for name in more if name in recorded(manager) and name not in found]
+        found |= dict.fromkeys(name for name in more if name in recorded(manager))
+    return [*found]
+
+
+def version_of(manager: str, name: str, pattern: str = "*") -> str:
+    """A version of a package that matches the pattern."""
+    offer = recorded(manager).get(name)
+    found = offer.version if offer is not None else VERSIONS.get(name, "1.0-1")
+    if not fnmatchcase(found, pattern):
+        found = pattern.replace("*", "1")
+    return found if "-" in found else f"{found}-1"
+
+
+def fake_key(data: bytes, source: str, fingerprints: Any = ()) -> str:
+    """In place of ``keys.trusted_key``: the fingerprints that a role pins, as the key."""
+    text = f"(the key {', '.join(fingerprints) or 'that the node verified'} and no other, as armored text)\n"
+    if data not in {b"fetched", text.encode()}:
+        raise KeyRefusedError(f"{source} contains no OpenPGP key")
+    return text
+
+
+@dataclass
+class Machine:
+    """One node with the roles' changes so far."""
+
+    manager: str
+    document: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kernel = {"release": KERNELS[self.manager], "package": "linux-image", "running": True, "newest": True}
+        facts = {
+            **facts_of(BUNDLE),
+            "simulated": False,
+            "virtualization": "none",
+            "secure_boot": False,
+            "pci": HGX,
+            "kernels": [{**kernel, "headers": False, "image": True}],
+            "packages": [],
+            "modules": [],
+            "module_files": [],
+            "dkms": [],
+            "driver_library_version": None,
+            "units": [],
+            "packet_filter": {"tables": [], "refusing": [], "ipv4_refused": False, "ipv6_refused": False, "own": None},
+            "sysctl": dict(SYSCTL),
+            "limits": {"defaults": {"memlock": "8388608", "nofile": "524288"}, "settings": []},
+            "transparent_hugepages": "always",
+            "cpu_frequency": {"driver": "intel_pstate", "governors": {"powersave": 8}, "preferences": {}},
+            "iommu": {"units": ["dmar0"], "group_types": {1: "DMA-FQ"}},
+            "command_line": "ro quiet",
+            "pci_acs": [],
+            "peer_memory": None,
+            "nics": [],
+            "numa": [],
+        }
+        if self.manager == "dnf":
+            facts["os"] = {**facts["os"], **ROCKY}
+        texts = {**TEXTS, **FILES[self.manager]}
+        looked = {path for look in LOOKS.values() for path in (*look.paths, *look.contents)}
+        read = {path for look in LOOKS.values() for path in look.contents}
+        image = "initrd.img-{}" if self.manager == "apt" else "initramfs-{}.img"
+        self.document = {
+            "facts": facts,
+            "apt": {**APT_STATE, "installed": {"initramfs-tools": "0.142"}, **LISTS} if self.manager == "apt" else None,
+            "dnf": {**DNF_STATE, "installed": {"dracut": "057-1"}} if self.manager == "dnf" else None,
+            "files": {
+                **dict.fromkeys(sorted(looked), ABSENT),
+                **{path: file(text) for path, text in texts.items()},
+                f"/boot/{image.format(KERNELS[self.manager])}": file(""),
+            },
+            "contents": {**dict.fromkeys(sorted(read)), **{path: text for path, text in texts.items() if path in read}},
+            "engine": {"group": []},
+            "ssh": json.loads(SSH.read_text(encoding="utf-8")),
+            "connection": {"client": "10.1.2.3", "port": 22},
+        }
+        self.disks: dict[str, Any] | None = None
+        self.locks: dict[str, tuple[str, ...]] = {}
+        self.planned: Planned | None = None
+        self.coming: dict[str, dict[str, str | None]] = {}
+
+    # --- plans
+
+    def plan(self, role: str, *, check: bool = False, texts: Any = None, **changes: Any) -> Manifest:
+        """The manifest of a role, with the node's answers to its questions."""
+        state = NodeState.model_validate(self.document).with_files(texts or {})
+        answers: dict[str, Any] = {}
+        for _ in range(5):
+            run = Context(
+                host="node",
+                settings_of=lambda name: {**settings(name), **(changes if name == role else {})},
+                today=date.fromisoformat(DAY),
+                check=check,
+                answers=answers,
+                planned=self.planned or Planned(),
+            )
+            with (
+                patch.object(archives, "trusted_key", fake_key),
+                patch.object(nvidia_repository, "trusted_key", fake_key),
+            ):
+                manifest = PLANS[role](state, run.settings_of(role), run)
+            asked = {name: one for name, one in manifest.questions.items() if name not in answers}
+            if not asked or manifest.refusals:
+                return manifest
+            answers |= {name: self.answer(one) for name, one in asked.items()}
+        raise AssertionError(f"{role}: too many questions")
+
+    def due(self, manifest: Manifest) -> tuple[str, ...]:
+        """Why a manifest is refused, or something is due."""
+        return (*manifest.refusals, *judged(manifest, NodeState.model_validate(self.document)).due_reasons)
+
+    def preview(self, role: str) -> Manifest:
+        """The manifest of a role in check mode, on the node as it is, after those of the roles before it."""
+        self.planned = self.planned if self.planned is not None else Planned()
+        others = {path: text for name, texts in self.coming.items() if name != role for path, text in texts.items()}
+        manifest = self.plan(role, check=True, texts=others)
+        after = copy.deepcopy(self)
+        if manifest.packages is not None:
+            after._packages(manifest.packages)
+        new = {name: version for name, version in after._installed.items() if self._installed.get(name) != version}
+        gone = self._installed.keys() - after._installed.keys()
+        self.planned = Planned(
+            files={**self.planned.files, **manifest.source_files},
+            packages={**self.planned.packages, **new},
+            purge=(*self.planned.purge, *sorted(gone)),
+            users=(*self.planned.users, *manifest.values.get("create", ())),
+        )
+        self.coming[role] = {one.path: one.content for one in manifest.files if one.encoding == "utf-8"}
+        return manifest
+
+    def answer(self, question: NodeQuestion) -> dict[str, Any]:
+        """What this node answers, from the recorded indexes where it is about NVIDIA's packages."""
+        body = question.body
+        match question.kind:
+            case "apt_preview" | "dnf_preview":
+                return self._preview(body)
+            case "package_offers":
+                names = [name for name in body["names"] if "*" not in name]
+                return {"offered": {name: [version_of(self.manager, name)] for name in names}}
+            case "signing_key":
+                return {"text": "fetched"}
+            case "repository_key":
+                return {"key": "ZmV0Y2hlZA==", "fingerprint": body.get("fingerprint", "")}
+            case "nft_check":
+                return {"error": None}
+            case "documents":
+                known = {ssh_hardening.MODULI: MODULI, ssh_hardening.MODULI_BEFORE: MODULI}
+                known |= {
+                    f"/proc/sys/{name.replace('.', '/')}": text
+                    for name, text in self.document["facts"]["sysctl"].items()
+                }
+                return {
+                    path: known.get(path, "0\n" if path.startswith("/proc/sys/") else None) for path in body["paths"]
+                }
+            case "ssh_login":
+                return self._login(body)
+            case "block_devices":
+                return self._disks(body)
+        raise AssertionError(question.kind)
+
+    def _preview(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        target = body["constraint"] if "*" not in body["constraint"] else RELEASE
+        names = [*(body.get("required") or body["bound"]), *body["free"]]
+        names += [name for name in body.get("optional", ()) if name in {*recorded(self.manager), *LISTS["headers"]}]
+        versions = {name: version_of(self.manager, name) for name in with_dependencies(self.manager, names)}
+        rows = [{"name": name, "version": version, "source": name} for name, version in sorted(versions.items())]
+        rows = [row for row in rows if self._installed.get(row["name"]) != row["version"]]
+        return {
+            "target": target,
+            "arguments": [f"{row['name']}={row['version']}" for row in rows],
+            "install": rows,
+            "remove": [],
+            "stream": body.get("stream"),
+        }
+
+    def _login(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The recorded daemon with the settings of the files."""
+        own: dict[str, str] = {}
+        for one in body["files"]:
+            for line in (one.get("content") or "").splitlines():
+                name, _, value = line.partition(" ")
+                if name and not name.startswith("#"):
+                    own.setdefault(name.lower(), value)
+        lines = str(self.document["ssh"]["effective"]).splitlines()
+        kept = [line for line in lines if line.partition(" ")[0] not in own]
+        text = "\n".join([*kept, *(f"{name} {value}" for name, value in own.items())])
+        return {"effective": text, "logins": {one["user"]: text for one in body["logins"]}}
+
+    def _disks(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        mounted: dict[str, Any] = {"kind": "folder", "mode": "1777", "entries": None, "users": []}
+        kinds = {"/scratch": ("/dev/md127", "xfs"), "/data": ("systemd-1", "autofs")}
+        there = self.disks is not None
+        paths = {
+            path: {**mounted, "mounts": [{"source": kinds[path][0], "fstype": kinds[path][1]}]} if there else FREE
+            for path in body["paths"]
+        }
+        trim = ("enabled", "active") if there else ("disabled", "inactive")
+        return {
+            "disks": {},
+            "paths": paths,
+            "target": "/dev/md127" if there else None,
+            "filesystem": there,
+            "refusals": [],
+            "trim": dict(zip(("enabled", "active"), trim, strict=True)),
+            "autofs": True,
+        }
+
+    # --- changes
+
+    @property
+    def _installed(self) -> dict[str, str]:
+        found: dict[str, str] = self.document[self.manager]["installed"]
+        return found
+
+    def apply(self, manifest: Manifest) -> None:
+        """Do what the tasks of the role do with a manifest."""
+        self._files(manifest, "before")
+        if manifest.packages is not None:
+            self._packages(manifest.packages)
+        self._files(manifest, "after")
+        self._special(manifest)
+        for unit in manifest.units:
+            row = next((row for row in self.document["facts"]["units"] if row["name"] == unit.name), None)
+            if row is None:
+                continue
+            if unit.enabled is not None:
+                row["enabled"] = "enabled" if unit.enabled else "disabled"
+            if unit.state is not None:
+                row["active"] = "inactive" if unit.state == "stopped" else "active"
+
+    def _files(self, manifest: Manifest, phase: str) -> None:
+        for one in manifest.files:
+            if one.phase == phase:
+                self._file(one.model_dump())
+        for folder in manifest.folders:
+            if folder.phase != phase:
+                continue
+            if folder.state == "present":
+                self.document["files"][folder.path] = {"kind": "folder", "mode": folder.mode, "entries": 1}
+            elif not any(path.startswith(f"{folder.path}/") for path in self.present):
+                self.document["files"][folder.path] = ABSENT
+
+    def _file(self, one: Mapping[str, Any]) -> None:
+        path, content = one["path"], one["content"]
+        new = (
+            ABSENT
+            if content is None
+            else {**file(content, mode=one["mode"]), "owner": one["owner"], "group": one["group"]}
+        )
+        if new != ABSENT and one.get("encoding") == "base64":
+            raise AssertionError(f"{path}: decode it")
+        self.document["files"][path] = new
+        if path == driver_files.UNATTENDED:
+            self.document["apt"]["own_holds"] = re.findall(r'"\^(.+)\$";', content or "")
+        if path in self.document["contents"]:
+            self.document["contents"][path] = content
+        folder, _, name = path.rpartition("/")
+        if folder == "/etc/systemd/system":
+            units = self.document["facts"]["units"]
+            units[:] = [row for row in units if row["name"] != name]
+            if content is not None:
+                units.append({"name": name, "load": "loaded", "active": "inactive", "sub": "x", "enabled": "disabled"})
+
+    def _packages(self, change: AptChange | DnfChange) -> None:
+        before = dict(self._installed)
+        state = NodeState.model_validate(self.document)
+        own = installed_by_role(state, change.memory) if change.memory else set()
+        installed = self._installed
+        if isinstance(change, AptChange):
+            entries, gone, new = change.install, change.purge, change.purge_new
+        else:
+            entries = (*change.install, *change.free, *(f"{name}=*{change.constraint}*" for name in change.bound))
+            gone, new = change.remove, change.remove_new
+        for name in [*installed]:
+            if _fits(name, gone) or (name in own and _fits(name, new)):
+                del installed[name]
+        patterns = dict(entry.partition("=")[::2] for entry in entries)
+        for entry in with_dependencies(self.manager, patterns):
+            pattern = patterns.get(entry, "")
+            name = "kernel-devel" if entry.startswith("kernel-devel-") else entry
+            if name not in installed or not fnmatchcase(installed[name], pattern or "*"):
+                installed[name] = version_of(self.manager, name, pattern or "*")
+        self._record(change, own | (installed.keys() - before.keys()))
+        self._arrivals()
+        part = self.document[self.manager]
+        if isinstance(change, AptChange):
+            held = {*part["held"], *(name for name in installed if _fits(name, change.hold))} - {*change.unhold}
+            if change.state == "absent":
+                held = {*part["held"]} - {*change.unhold}
+            part["held"] = sorted(held & installed.keys())
+        else:
+            if change.stream:
+                module, _, stream = change.stream.partition(":")
+                part.setdefault("streams", {})[module] = stream
+            if change.reset:
+                part.setdefault("streams", {}).pop(change.reset, None)
+            lines = lock_lines(installed, change.hold) if change.hold else change.lock
+            if lines is not None:
+                self.locks[change.lock_mark] = tuple(lines)
+                ours = self.locks.get("gpunode (role nvidia_driver)", ())
+                part["own_locks"] = list(ours)
+                part["locks"] = [line for mark, rows in self.locks.items() for line in rows if line not in ours]
+
+    def _record(self, change: AptChange | DnfChange, own: set[str]) -> None:
+        if change.memory and change.state == "present" and (change.memory in self.document["contents"]):
+            text = MARK + "\n" + "".join(f"{name}\n" for name in sorted(own & self._installed.keys()))
+            self._write(change.memory, text)
+
+    def _arrivals(self) -> None:
+        """What the packages that came or went bring with them."""
+        facts = self.document["facts"]
+        facts["packages"] = [
+            {"name": name, "version": version, "architecture": "amd64", "source": name, "installed": True}
+            | {
+                "maintainer": "NVIDIA CORPORATION <cudatools@nvidia.com>"
+                if name in recorded(self.manager)
+                else "the distribution"
+            }
+            | {"state": "ok", "held": False}
+            for name, version in sorted(self._installed.items())
+        ]
+        rows = {row["name"]: row for row in facts["units"]}
+        for package, names in UNITS.items():
+            for name in names:
+                if package in self._installed and name not in rows:
+                    on = "enabled" if self.manager == "apt" else "disabled"
+                    active = "active" if self.manager == "apt" and name != "nftables.service" else "inactive"
+                    facts["units"].append({"name": name, "load": "loaded", "active": active, "sub": "x", "enabled": on})
+                elif package not in self._installed and name in rows:
+                    facts["units"].remove(rows[name])
+        module = next(
+            (name for name in self._installed if re.fullmatch(r"(kmod-nvidia|nvidia-kernel)-open-dkms", name)), None
+        )
+        kernel = KERNELS[self.manager]
+        built = {
+            "kernel": kernel,
+            "path": "x",
+            "version": RELEASE,
+            "flavour": "open",
+            "vermagic": kernel,
+            "signed": False,
+        }
+        dkms = {"name": "nvidia", "version": RELEASE, "kernel": kernel, "architecture": "x86_64", "state": "installed"}
+        facts["module_files"], facts["dkms"] = ([built], [dkms]) if module else ([], [])
+        facts["driver_library_version"] = RELEASE if module else None
+        for row in facts["kernels"]:
+            row["headers"] = not self._installed.keys().isdisjoint({"kernel-devel", f"linux-headers-{kernel}"})
+
+    def _special(self, manifest: Manifest) -> None:
+        """Do what a role's own tasks do."""
+        facts, values = self.document["facts"], manifest.values
+        for path, value in (values.get("live") or {}).items():
+            facts["sysctl"][path.removeprefix("/proc/sys/").replace("/", ".")] = value
+            if path.endswith("hugepage/enabled"):
+                facts["transparent_hugepages"] = value
+            if path in self.document["contents"]:
+                self.document["contents"][path] = value
+        guarded = values.get("guarded") or []
+        for one in guarded["files"] if isinstance(guarded, dict) else guarded:
+            self._file(one)
+        facts["modules"] = [*facts["modules"], *(values.get("modprobe") or ())]
+        getattr(self, f"_after_{manifest.role}", lambda _values: None)(values)
+
+    def _after_nvidia_driver(self, values: Mapping[str, Any]) -> None:
+        facts, there = self.document["facts"], bool(self.document["facts"]["module_files"])
+        if values.get("load"):
+            facts["loaded_driver"] = {"version": RELEASE, "flavour": "open"}
+            facts["modules"] = [*facts["modules"], "nvidia"]
+            gpus = [{**GPU, "index": at, "uuid": f"GPU-{at}"} for at in range(2)]
+            facts["smi"] = {"document": {"driver_version": RELEASE, "attached_gpus": len(gpus), "gpus": gpus}}
+        if not there:
+            facts |= {"loaded_driver": None, "smi": None, "modules": []}  # after the reboot that the plan names
+        for image in [*(values.get("images") or ()), *(values.get("refresh") or ())]:
+            self.document["files"][image["path"]] = file("", mtime=200.0)
+
+    def _after_gpu_settings(self, values: Mapping[str, Any]) -> None:
+        """The unit sets the GPUs, and records what they had."""
+        rule = SETTINGS["gpu_settings"]["rules"][0]
+        set_to = {"power_limit_w": float(rule["power_limit"]), "compute_mode": "Exclusive_Process"}
+        smi = self.document["facts"]["smi"]
+        for gpu in smi["document"]["gpus"] if smi else ():
+            gpu.update(set_to if values["state"] == "present" else {name: GPU[name] for name in set_to})
+        if smi and values["state"] == "present":
+            before = {f"GPU-{at}": {"power_limit": 700.0, "compute_mode": "default"} for at in range(2)}
+            self._write(gpu_settings_program.MEMORY, json.dumps(before))
+
+    def _after_kernel_tuning(self, values: Mapping[str, Any]) -> None:
+        facts, here = self.document["facts"], values["state"] == "present"
+        if values["boot"]:
+            self._write(kernel_boot.RECORD, values["boot"]["record"] or None)
+        facts["limits"]["defaults"]["memlock"] = "infinity" if here else "8388608"
+        facts["cpu_frequency"]["governors"] = {"performance" if here else "powersave": 8}
+        self._write(kernel_tuning.BEFORE, "{}\n" if here else None)
+
+    def _after_cuda(self, values: Mapping[str, Any]) -> None:
+        if values["default"]:
+            self.document["files"][cuda.ALTERNATIVE] = {"kind": "link", "target": values["default"]}
+
+    def _after_accounts(self, values: Mapping[str, Any]) -> None:
+        for name in values["create"]:
+            keys = [{"type": "ssh-ed25519", "bits": 256, "blob": KEY.split()[1], "options": ""}]
+            row = {"name": name, "uid": 1002, "group": name, "home": values["homes"][name], "shell": "/bin/bash"}
+            row |= {"groups": [], "password": "locked", "keys": keys, "document": f"{KEY}\n", "folder": "folder"}
+            self.document["ssh"]["accounts"].append(row)
+        for row in self.document["ssh"]["accounts"]:
+            row["password"] = "locked" if row["name"] in values["lock"] else row["password"]
+        if accounts.BEFORE in self.document["files"]:
+            self._write(accounts.BEFORE, "{}\n" if values["live"] else None)
+
+    def _after_storage(self, values: Mapping[str, Any]) -> None:
+        if values:
+            self.disks = values["disks"] if values["state"] == "present" else None
+
+    def _after_docker(self, values: Mapping[str, Any]) -> None:
+        group = set(self.document["engine"]["group"])
+        present = values["state"] == "present"
+        self.document["engine"]["group"] = sorted(group | {*values["users"]} if present else group - {*values["users"]})
+        if present and "docker-ce" in self._installed:
+            names = "".join(f"{name}\n" for name in values["known_users"])
+            self._write(values["users_file"], names or None)
+            version = number(self._installed["docker-ce"])
+            info = {"version": version, "running": 0, "live_restore": True, "cgroup_driver": "systemd"}
+            self.document["engine"] |= {"started": 1000.0, "info": info, "options": ["live-restore"]}
+        elif not present:
+            self.document["engine"] = {"group": self.document["engine"]["group"]}
+
+    def _after_nvidia_container_toolkit(self, values: Mapping[str, Any]) -> None:
+        """The unit writes the specification; the engine reads its file."""
+        row = {"path": cdi.SPECIFICATION, "size_bytes": 9, "cdi_version": "0.7.0", "kind": cdi.GPU_KIND, "missing": []}
+        row |= {"devices": ["0", "all"], "driver_versions": [RELEASE]}
+        self.document["facts"]["cdi_specs"] = [row] if values["state"] == "present" else []
+
+    def _after_gpu_tools(self, values: Mapping[str, Any]) -> None:
+        for venv in values.get("venvs", ()):
+            folder = f"{values['folder']}/{venv['name']}"
+            self.document["files"] |= {values["folder"]: {"kind": "folder", "entries": 1, "mode": "0755"}}
+            self.document["files"][folder] = {"kind": "folder", "entries": 1, "mode": "0755"}
+            self._write(f"{folder}/gpunode-version", f"{venv['version']}\n")
+            for program in venv["programs"]:
+                self._write(f"{folder}/bin/{program}", "#!")
+                link = {"kind": "link", "target": f"{folder}/bin/{program}"}
+                self.document["files"][f"/usr/local/bin/{program}"] = link
+        if values["state"] == "absent":
+            for name in values["leaving"]:
+                self.document["files"][f"{values['folder']}/{name}"] = ABSENT
+
+    def _after_ssh_hardening(self, values: Mapping[str, Any]) -> None:
+        assert values["make_keys"] == []
+        self.document["ssh"]["weak_moduli"] = 0 if ssh_hardening.MODULI_BEFORE in self.present else 1
+
+    def _after_firewall(self, values: Mapping[str, Any]) -> None:
+        """The unit loads the rules, and records the digests."""
+        there = self.document["files"][firewall.RULES]
+        digest = there.get("sha256") if values["state"] == "present" else None
+        own = "a" * 64 if digest else None
+        self.document["facts"]["packet_filter"] |= {"own": own, "tables": ["inet gpunode"] if own else []}
+        self._write(firewall.LOADED, f"{digest}  -\n{own}  -\n" if own else None)
+
+    @property
+    def present(self) -> set[str]:
+        """Paths of the files on the node."""
+        return {path for path, row in self.document["files"].items() if row["kind"] == "file"}
+
+    def _write(self, path: str, text: str | None) -> None:
+        self._file({"path": path, "content": text, "mode": "0644", "owner": "root", "group": "root"})
+
+
+def _fits(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@cache
+def settings(role: str) -> dict[str, Any]:
+    """The settings of a role: the defaults, ``present``, and those of SETTINGS."""
+    given = settings_of(role)
+    return {**given, **({"state": "present"} if "state" in given else {}), **SETTINGS.get(role, {})}

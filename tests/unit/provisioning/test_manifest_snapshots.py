@@ -1,0 +1,22 @@
+"""The manifests of all roles are those that were reviewed, and a second plan has nothing due."""
+
+from manifest_snapshots import FOLDER, REGENERATE, converged
+from node_samples import collection_root
+from site_samples import ORDER
+
+
+def test_every_role_has_a_snapshot() -> None:
+    roles = {path.name for path in (collection_root() / "roles").iterdir() if path.is_dir()}
+    assert roles == set(ORDER) == {path.stem for path in FOLDER.iterdir()}
+
+
+def test_manifests_are_those_that_were_reviewed_and_settle_the_node() -> None:
+    """After each role, after its removal, and after all roles: none undoes what another did."""
+    assert len(converged().unsettled) > 100
+    assert {name: reasons for name, reasons in converged().unsettled.items() if reasons} == {}
+    changed = [
+        role
+        for role, page in converged().pages.items()
+        if (FOLDER / f"{role}.yml").read_text(encoding="utf-8") != page.text
+    ]
+    assert changed == [], f"read git diff after {REGENERATE}"
