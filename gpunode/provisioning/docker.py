@@ -22,10 +22,12 @@ from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
     Manifest,
+    NodeQuestion,
     UnitState,
     no_package_manager,
 )
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.storage_answer import parsed
 
 ROLE = "docker"
 MEMORY = "/var/lib/gpunode/docker"
@@ -38,6 +40,8 @@ BEFORE, USERS = f"{MEMORY}/packages-before", f"{MEMORY}/users"
 DAEMON_BEFORE = "/etc/docker/daemon.json.before-gpunode"
 DATA = ("/var/lib/docker", "/var/lib/containerd")
 DROP_INS = "/etc/systemd/system/docker.service.d"
+DATA_ROOT = "data_root"
+"""Name of the question for the owner of the engine's data folder."""
 MOUNT = f"{DROP_INS}/gpunode-data-root.conf"
 LOOK = Look(
     paths=(SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, MEMORY, DROP_INS, MOUNT, *DATA, *DAEMON_LOOK.paths),
@@ -90,6 +94,12 @@ def _present(state: NodeState, settings: Mapping[str, Any], context: Context, do
     )
     change = daemon_change(state, docker, engine, ROLE, request.values, allow_busy=busy)
     refusals += [*archive.refusals, *([request.problem] if request.problem else []), *change.refusals]
+    root = _data_root(change.merged.text)
+    if root and DATA_ROOT not in context.answers:
+        question = NodeQuestion(kind="block_devices", body={"disks": [], "paths": [root]})
+        return Manifest(role=ROLE, questions={DATA_ROOT: question}, refusals=tuple(refusals))
+    refusals += _data_refusals(root, context)
+    missing = _missing_data(root, context)
     there = {*(docker.group or ())}
     users = [name for name in settings["users"] if name not in there]
     files = [*archive.files, _mount(change.merged.text), *_unattended(state, settings, engine), *change.files]
@@ -104,10 +114,15 @@ def _present(state: NodeState, settings: Mapping[str, Any], context: Context, do
         refusals=tuple(refusals),
         notes=(*_socket_notes(state, docker), *request.notes, *change.restart_notes),
         restarts={"docker.service": "; ".join(change.restart_reasons)} if change.restart_notes else {},
-        due_reasons=(*change.due_reasons, *(f"{name} is not in the group docker" for name in users)),
+        due_reasons=(
+            *change.due_reasons,
+            *(f"{path} is missing" for path in missing),
+            *(f"{name} is not in the group docker" for name in users),
+        ),
         values={
             **change.values,
             "state": "present",
+            "data_folders": [{"path": path, "mode": "0710"} for path in missing],
             "keep_data": switches,
             "engine": now.package is not None,
             "users": users,
@@ -187,16 +202,43 @@ def _packages(
     return AptChange(install=requested, purge=gone, memory=BEFORE, files=archive.texts, lock_wait_s=wait)
 
 
+def _data_root(text: str | None) -> str | None:
+    """Return where daemon.json moves the engine's data; None if it does not."""
+    root = read_document(text).get("data-root")
+    return root if isinstance(root, str) and re.fullmatch(r"/[A-Za-z0-9/._+-]+", root) is not None else None
+
+
+def _data_refusals(root: str | None, context: Context) -> list[str]:
+    """Return why the engine must not use its data folder: its owner could add containers that run as root."""
+    if root is None:
+        return []
+    seen = parsed(context.answers[DATA_ROOT])
+    if seen.error:
+        return [f"data-root: {root} could not be queried: {seen.error}"]
+    place = seen.place(root)
+    if place.kind != "other" and place.owner in (None, 0):
+        return []
+    return [
+        f"data-root: {root} or a directory above it does not belong to root: its owner could start containers as root: "
+        "remove it, or choose another directory"
+    ]
+
+
+def _missing_data(root: str | None, context: Context) -> list[str]:
+    """Return the data folder if it is missing: in a scratch directory, users could create it before the engine."""
+    place = parsed(context.answers[DATA_ROOT]).paths.get(root) if root is not None else None
+    return [root] if root is not None and place is not None and place.kind == "absent" else []
+
+
 def _mount(text: str | None) -> ManagedFile:
     """Return the drop-in that makes the daemon wait for the mount below its data, if daemon.json moves them."""
-    root = read_document(text).get("data-root")
-    named = isinstance(root, str) and re.fullmatch(r"/[A-Za-z0-9/._+-]+", root) is not None
+    root = _data_root(text)
     lines = (
         "# Managed by gpunode (role docker): without this mount the daemon would fill the root file system.",
         "[Unit]",
         f"RequiresMountsFor={root}",
     )
-    return ManagedFile(path=MOUNT, content="".join(f"{line}\n" for line in lines) if named else None)
+    return ManagedFile(path=MOUNT, content="".join(f"{line}\n" for line in lines) if root else None)
 
 
 def _unattended(state: NodeState, settings: Mapping[str, Any], engine: InstalledEngine) -> list[ManagedFile]:

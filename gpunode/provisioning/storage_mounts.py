@@ -13,6 +13,8 @@ from gpunode.errors import UsageError
 
 NAME = "gpunode (role storage)"
 BEGIN, END = f"# BEGIN {NAME}", f"# END {NAME}"
+CACHE = "/var/cache/rclone"
+"""Where rclone keeps files without a cache: in a unit it has no HOME and would use /tmp, where users make links."""
 KINDS = {"nfs": "nfs", "cephfs": "ceph", "rclone": "rclone", "s3fs": "fuse.s3fs"}
 """Kinds of remote data, and the type in fstab for each."""
 DEVICE_LIMIT_S = 30
@@ -20,6 +22,7 @@ DEVICE_LIMIT_S = 30
 _PATH = re.compile(r"(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+")
 _SOURCE = re.compile(r"[A-Za-z0-9\[][^\s#,'\"\\]{1,400}")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(=[^\s#,'\"\\]{1,400})?")
+_IS_CACHE = re.compile(r"(?:cache[-_]dir|use[-_]cache)=")
 _SECRET = re.compile(r"(?i)^(?!.*file=)[^=]*(secret|password|passwd|token|access_key|pass)[^=]*=")
 SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/usr", "/var")
 
@@ -109,6 +112,8 @@ def remotes(given: Any) -> list[Remote]:
             first = err.errors(include_url=False, include_input=False)[0]
             key = ".".join(str(part) for part in first["loc"][:1])
             raise UsageError(f"storage_mounts[{number}].{key}: {first['msg'].removeprefix('Value error, ')}") from None
+        if any(_IS_CACHE.match(option) for option in found[-1].options):
+            raise UsageError(f"storage_mounts[{number}].options: set the cache directory as cache: root must own it")
         if found[-1].cache and found[-1].type not in ("rclone", "s3fs"):
             raise UsageError(f"storage_mounts[{number}].cache: {found[-1].type} has no cache")
     return found
@@ -130,6 +135,7 @@ def remote_mount(one: Remote, scratch: str | None) -> Mount:
         if scratch is not None and below(one.cache, scratch):
             every.append(f"x-systemd.requires-mounts-for={scratch}")
     if one.type == "rclone":
+        every += [] if one.cache else [f"cache_dir={CACHE}"]
         # mount(8) runs the program without its environment: this makes it pass the options on.
         every.append("args2env")
     return Mount(

@@ -294,16 +294,29 @@ def place(path: str, mounts: list[dict[str, str]]) -> dict[str, Any]:
     found["users"] = users(path) if its else []
     if its and its[-1]["fstype"] not in LOCAL:
         return found
+    found["owner"] = owner(path)
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return {**found, "kind": "absent"}
-    found["owner"] = status.st_uid
     if not stat.S_ISDIR(status.st_mode):
         return {**found, "kind": "other"}
     found["mode"] = f"{stat.S_IMODE(status.st_mode):04o}"
     found["entries"] = None if its else len(list(Path(path).iterdir()))
     return found
+
+
+def owner(path: str) -> int:
+    """Return the first user other than root who owns a path or a folder above it, and so can exchange it; else 0."""
+    for one in (Path(path), Path(os.path.realpath(path))):
+        for place in (*reversed(one.parents), one):
+            try:
+                user = os.lstat(place).st_uid
+            except (FileNotFoundError, NotADirectoryError):
+                break
+            if user != 0:
+                return user
+    return 0
 
 
 def users(path: str) -> list[str]:

@@ -362,3 +362,15 @@ def test_a_mount_point_lists_what_is_below_it(tmp_path: Path) -> None:
         assert any(f"({os.getpid()})" in one for one in block_devices.users(str(tmp_path)))
     remote = {"path": str(tmp_path), "fstype": "nfs4", "source": "s:/e", "number": "0:50", "options": "rw"}
     assert block_devices.place(str(tmp_path), [remote])["mode"] is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the owner of a file can be set by root alone")
+def test_a_path_below_a_folder_of_a_user_is_that_users(tmp_path: Path) -> None:
+    (tmp_path / "theirs" / "ours").mkdir(parents=True)
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    (tmp_path / "way").symlink_to("theirs/ours")
+    (tmp_path / "their-way").symlink_to("ours")
+    os.lchown(tmp_path / "their-way", 65534, 65534)
+    for name in ("theirs", "theirs/ours", "theirs/ours/gone", "way/gone", "their-way/gone"):
+        assert block_devices.place(str(tmp_path / name), [])["owner"] == 65534, name
+    assert block_devices.place(str(tmp_path / "ours"), [])["owner"] == 0

@@ -8,8 +8,9 @@ from node_samples import Planned, after, by_path, contents, context, file, node,
 from test_provisioning_keys import Keys, keys, needs_gpg
 
 from gpunode.provisioning.archives import QUESTION
+from gpunode.provisioning.context import Context
 from gpunode.provisioning.departures import MARK
-from gpunode.provisioning.docker import BEFORE, KEY, MOUNT, RPM_KEY, SOURCES, UNATTENDED, USERS, YUM
+from gpunode.provisioning.docker import BEFORE, DATA_ROOT, KEY, MOUNT, RPM_KEY, SOURCES, UNATTENDED, USERS, YUM
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT, MEMORY, RELOAD, RESTART
 from gpunode.provisioning.keys import armored
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
@@ -298,12 +299,33 @@ def test_in_check_mode_users_that_accounts_would_create_are_not_looked_up(settle
     assert (manifest.values["users"], manifest.values["known"]) == (["ada", "operator"], ["operator"])
 
 
+def data(kind: str, owner: int = 0) -> Context:
+    """A run with the answer about /scratch/docker."""
+    place = {"kind": kind, "mode": None, "owner": owner, "entries": None, "mounts": [], "users": []}
+    return context(answers={DATA_ROOT: {"paths": {"/scratch/docker": place}}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner", "refused"),
+    [("folder", 0, False), ("absent", 0, False), ("folder", 1000, True), ("absent", 1000, True), ("other", 0, True)],
+)
+def test_the_data_are_in_a_folder_of_root_alone(settled: NodeState, kind: str, owner: int, refused: bool) -> None:
+    """Users can write to the scratch directory: they could create the folder with containers in it."""
+    keys = {"daemon": {"data-root": "/scratch/docker"}}
+    assert planned("docker", settled, **keys).questions[DATA_ROOT].body["paths"] == ["/scratch/docker"]
+    manifest = planned("docker", settled, data(kind, owner), **keys)
+    assert any("/scratch/docker or a directory above it" in line for line in manifest.refusals) is refused
+    folders = [{"path": "/scratch/docker", "mode": "0710"}] if kind == "absent" else []
+    assert manifest.values["data_folders"] == folders
+    assert ("/scratch/docker is missing" in manifest.due_reasons) is (kind == "absent")
+
+
 @pytest.mark.parametrize("daemon_keys", [{"data-root": "/scratch/docker"}, {}])
 def test_the_daemon_waits_for_the_mount_of_its_data(settled: NodeState, daemon_keys: dict[str, str]) -> None:
     """By the role's variable, and by the file of the node's owner."""
     text = json.dumps({"data-root": "/scratch/docker"})
     first = node(DEBIAN, {} if daemon_keys else {DAEMON: text}, engine=RUNS, facts=units(UNIT))
-    manifest = planned("docker", first, daemon=daemon_keys)
+    manifest = planned("docker", first, data("folder"), daemon=daemon_keys)
     assert "[Unit]\nRequiresMountsFor=/scratch/docker\n" in (contents(manifest)[MOUNT] or "")
     assert contents(planned("docker", settled))[MOUNT] is None
     assert contents(planned("docker", first, state="absent"))[MOUNT] is None

@@ -42,6 +42,9 @@ PRESENT: dict[str, dict[str, Any]] = {
 }
 
 
+DATA = {"paths": {"/scratch/docker": {"kind": "folder", "mode": None, "entries": None, "mounts": [], "users": []}}}
+
+
 @pytest.mark.parametrize("role", PRESENT)
 def test_absent_removes_every_file_that_present_writes(role: str) -> None:
     settings = settings_of(role)
@@ -50,7 +53,7 @@ def test_absent_removes_every_file_that_present_writes(role: str) -> None:
     ssh = json.loads((FIXTURES / "debian-12.json").read_text(encoding="utf-8"))
     ssh["units"]["ssh.socket"] |= {"load": "loaded", "active": "active", "enabled": "enabled"}
     state = state.model_copy(update={"ssh": SshState.model_validate(ssh)})
-    run = context(others=NVIDIAS, answers={"rules": {"error": None}, "sysctl": {}})
+    run = context(others=NVIDIAS, answers={"rules": {"error": None}, "sysctl": {}, "data_root": DATA})
     first = planned(role, state, run, **there)
     written = {file.path for file in first.files if file.content is not None}
     assert written, (first.refusals, first.questions)

@@ -129,7 +129,18 @@ def test_buckets_keep_what_was_read_on_the_scratch_space(kind: str, words: str) 
     assert (found.values["helper"] is not None) is (kind == "rclone")
 
 
-@pytest.mark.parametrize("there", [{"kind": "folder", "owner": 1000}, {"kind": "other", "owner": 0}])
+def test_rclone_without_a_cache_does_not_use_the_folder_for_temporary_files() -> None:
+    """`env -i rclone config paths` of rclone 1.60: "Cache dir: /tmp/rclone"; units of systemd have no HOME."""
+    found = made(
+        state(), mounts=[{**NFS, "type": "rclone", "source": "bucket:set", "options": ["vfs_cache_mode=full"]}]
+    )
+    assert ",cache_dir=/var/cache/rclone," in own_lines(text_of(found, FSTAB))[0]
+
+
+@pytest.mark.parametrize(
+    "there",
+    [{"kind": "folder", "owner": 1000}, {"kind": "other", "owner": 0}, {"kind": "absent", "owner": 1000}],
+)
 def test_a_cache_directory_of_a_user_is_refused(there: dict[str, Any]) -> None:
     """The scratch directory is writable by all users: somebody may have created the directory, or a link."""
     bucket = {"path": "/data", "type": "rclone", "source": "bucket:set", "cache": "/scratch/cache"}
@@ -247,6 +258,10 @@ def test_other_disks_are_not_taken_while_the_role_has_some() -> None:
         ({"mounts": [{**NFS, "options": ["a,b"]}]}, "is not a valid mount option"),
         ({"mounts": [{**NFS, "options": ["secret=AQ"]}]}, "all users can read /etc/fstab"),
         ({"mounts": [{**NFS, "cache": "/cache"}]}, "nfs has no cache"),
+        *(
+            ({"mounts": [{**NFS, "type": "rclone", "options": [f"{name}=/scratch/x"]}]}, "set the cache directory as")
+            for name in ("cache_dir", "cache-dir", "use_cache")
+        ),
         ({"mounts": [NFS, NFS]}, "two entries use the mount point /data"),
     ],
 )
