@@ -331,8 +331,8 @@ def services_left_alone():
     if POLICY.exists() and not policy_is_ours():
         yield
         return
-    POLICY.write_text(POLICY_TEXT, encoding="ascii")
-    POLICY.chmod(0o755)
+    # By one rename: a part of it would count as a policy of the administrator, and services would be started.
+    file_access.write(str(POLICY), POLICY_TEXT.encode(), 0o755, file_access.own_ids())
     try:
         yield
     except StillRunningError:

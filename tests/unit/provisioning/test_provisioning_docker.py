@@ -301,7 +301,7 @@ def test_in_check_mode_users_that_accounts_would_create_are_not_looked_up(settle
 
 def data(kind: str, owner: int = 0) -> Context:
     """A run with the answer about /scratch/docker."""
-    place = {"kind": kind, "mode": None, "owner": owner, "entries": None, "mounts": [], "users": []}
+    place: dict[str, Any] = {"kind": kind, "mode": None, "owner": owner, "entries": None, "mounts": [], "users": []}
     return context(answers={DATA_ROOT: {"paths": {"/scratch/docker": place}}})
 
 

@@ -42,7 +42,9 @@ PRESENT: dict[str, dict[str, Any]] = {
 }
 
 
-DATA = {"paths": {"/scratch/docker": {"kind": "folder", "mode": None, "entries": None, "mounts": [], "users": []}}}
+DATA: dict[str, Any] = {
+    "paths": {"/scratch/docker": {"kind": "folder", "mode": None, "entries": None, "mounts": [], "users": []}}
+}
 
 
 @pytest.mark.parametrize("role", PRESENT)

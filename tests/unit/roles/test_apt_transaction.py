@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -257,6 +258,22 @@ def test_a_transaction_that_breaks_off_leaves_its_journal(script: ModuleType) ->
     output = script.answered(question(install=["libnccl-dev"]))
     assert "interrupted" in output["error"]
     assert script.JOURNAL.read_text() == "libnccl-dev\n"
+    assert not script.POLICY.exists()
+
+
+def test_a_full_disk_leaves_no_part_of_the_policy(script: ModuleType) -> None:
+    """An empty policy-rc.d counts as one of the administrator: later transactions would start services."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+        with pytest.raises(OSError, match="too large"), script.services_left_alone():
+            raise AssertionError
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not script.POLICY.exists()
+    with script.services_left_alone():
+        assert script.policy_is_ours()
+        assert script.POLICY.stat().st_mode & 0o777 == 0o755
     assert not script.POLICY.exists()
 
 
