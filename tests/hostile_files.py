@@ -3,7 +3,6 @@
 import os
 import pwd
 import random
-import select
 import shutil
 import signal
 import socket
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 SECRET = "root-only-text"  # noqa: S105
 USER = pwd.getpwnam("daemon")
@@ -119,28 +118,34 @@ def world() -> Iterator[World]:
 
 
 def within(limit_s: float, act: Callable[[], Any]) -> str:
-    """Return what an action returns or raises, as text; "hangs" if it does not end. It runs in a child."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setpgid(0, 0)
-            try:
-                text = repr(act())
-            except Exception as err:
-                text = f"{type(err).__name__}: {err}"
-            os.write(writing, text.encode("utf-8", "replace")[:60_000])
-        finally:
-            os._exit(0)
-    os.close(writing)
+    """Return what an action returns or raises, as text; "hangs" if it does not end.
+
+    It runs here, interrupted at its limit: a fork of a process with all tests loaded takes longer than most actions.
+    """
+
+    def interrupt(*_: object) -> NoReturn:
+        raise _LimitReached
+
+    handler, since = signal.getsignal(signal.SIGALRM), time.monotonic()
+    # pytest-timeout has the same timer for the whole test.
+    left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, interrupt)
     try:
-        ready, _, _ = select.select([reading], [], [], limit_s)
-        return os.read(reading, 1 << 16).decode("utf-8", "replace") if ready else "hangs"
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        return repr(act())
+    except _LimitReached:
+        return "hangs"
+    except Exception as err:
+        return f"{type(err).__name__}: {err}"
     finally:
-        os.close(reading)
-        with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(0.01, left - (time.monotonic() - since)), interval)
+
+
+class _LimitReached(BaseException):
+    """The action did not end."""
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import calendar
 import re
 from collections.abc import Mapping
 from datetime import date
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -17,6 +18,7 @@ Confidence = Literal["sure", "derived", "unsure"]
 refuse."""
 
 
+@lru_cache(maxsize=4096)
 def last_day(when: str) -> date:
     """Return the last day that a date of any precision covers: ``2028-06`` is 2028-06-30."""
     year, month, day = ([int(part) for part in when.split("-")] + [0, 0])[:3]
@@ -24,6 +26,7 @@ def last_day(when: str) -> date:
     return date(year, month, day or calendar.monthrange(year, month)[1])
 
 
+@lru_cache(maxsize=4096)
 def first_day(when: str) -> date:
     """Return the first day that a date of any precision covers: ``2028-06`` is 2028-06-01."""
     year, month, day = ([int(part) for part in when.split("-")] + [1, 1])[:3]

@@ -41,7 +41,7 @@ def facts(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_a_plan_and_a_run_of_the_roles_give_one_answer(facts: dict[str, Any]) -> None:
     node = node_of(facts)
     picture, decided = host_of("n1", node, load()), 0
-    for given in EVERY[:: effort(29, 5)]:
+    for given in EVERY[:: effort(59, 5)]:
         variables = {name: value for name, value in given.items() if value is not None}
         try:
             roles = resolved(node, requested_by(variables), None, TODAY).group
