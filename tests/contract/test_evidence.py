@@ -127,7 +127,7 @@ def words(file: Path) -> Iterator[str]:
     if file.suffix == ".py":
         found = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
     else:
-        left = [*yaml.safe_load_all(text)]
+        left = [*yaml.load_all(text, yaml.CSafeLoader)]
         while left:
             item = left.pop()
             if isinstance(item, dict):

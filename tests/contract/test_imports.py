@@ -5,6 +5,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def modules() -> dict[str, Path]:
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Each import as (module, name from it); what stands under TYPE_CHECKING is not run."""
+    if isinstance(tree, ast.expr):
+        return
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
@@ -40,12 +43,17 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
         yield from imported(node)
 
 
+@cache
+def imports(path: Path) -> frozenset[tuple[str, str]]:
+    """The imports of a file."""
+    return frozenset(imported(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def graph(paths: Mapping[str, Path]) -> dict[str, set[str]]:
     """The modules that each module imports."""
     found = {}
     for name, path in paths.items():
-        named = imported(ast.parse(path.read_text(encoding="utf-8")))
-        wanted = {f"{module}.{part}" if f"{module}.{part}" in paths else module for module, part in named}
+        wanted = {f"{module}.{part}" if f"{module}.{part}" in paths else module for module, part in imports(path)}
         found[name] = {one for one in wanted if one in paths and one != name}
     return found
 
@@ -73,7 +81,7 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     found = set()
     for folder in ("gpunode", "plugins"):
         for path in (ROOT / folder).rglob("*.py"):
-            found |= {name.split(".")[0] for name, _ in imported(ast.parse(path.read_text(encoding="utf-8")))}
+            found |= {name.split(".")[0] for name, _ in imports(path)}
     outside = found - set(sys.stdlib_module_names) - OURS - ON_NODES - own - {"module_utils"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = {DISTRIBUTIONS.get(name, name).lower() for name in outside}

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,9 @@ def sources(*suffixes: str) -> Iterator[Path]:
                 yield path
 
 
-def bare_starts(source: str) -> Iterator[str]:
+def bare_starts(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Lists and tuples of Python code in which a Python is followed by something else than ``-I``."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         words = node.elts if isinstance(node, ast.List | ast.Tuple) else []
         for python, following in pairwise(words):
             if _is_python(python) and _is_argument(following):
@@ -77,7 +77,7 @@ def bare_words(value: Any) -> Iterator[str]:
             yield from bare_words(part)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML with Ansible's own tags."""
 
 
@@ -94,10 +94,11 @@ def _found(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     found = [match[0] for match in SHEBANG.finditer(text)]
     if path.suffix == ".py":
-        found += bare_starts(text)
+        nodes = list(ast.walk(ast.parse(text)))
+        found += bare_starts(nodes)
         found += [
             node.value
-            for node in ast.walk(ast.parse(text))
+            for node in nodes
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and START.search(node.value)
         ]
         return found

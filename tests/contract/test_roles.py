@@ -40,7 +40,7 @@ TASK_KEYWORDS = {
 
 
 def load(path: Path) -> Any:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
 
 
 def options(role: Path) -> dict[str, dict[str, Any]]:

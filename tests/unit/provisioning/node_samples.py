@@ -70,7 +70,7 @@ def settings_of(role: str, /, **changes: Any) -> dict[str, Any]:
 @cache
 def _defaults(role: str) -> dict[str, Any]:
     file = collection_root() / "roles" / role / "meta" / "argument_specs.yml"
-    options = yaml.safe_load(file.read_text(encoding="utf-8"))["argument_specs"]["main"]["options"]
+    options = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)["argument_specs"]["main"]["options"]
     return {name.removeprefix(f"{role}_"): option.get("default") for name, option in options.items()}
 
 

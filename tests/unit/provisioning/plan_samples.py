@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,16 @@ _MORE = {"publishers": {}, "policy_left": False, "key": None, "lock_holder": Non
 
 def settings_of(role: str, **changes: Any) -> dict[str, Any]:
     """The role's defaults as its argument specification has them, names without the role's."""
-    text = (ROLES / role / "meta" / "argument_specs.yml").read_text(encoding="utf-8")
-    options = yaml.safe_load(text)["argument_specs"]["main"]["options"]
-    values = {name.removeprefix(f"{role}_"): option.get("default") for name, option in options.items()}
+    values = _defaults(role)
     assert not changes.keys() - values.keys(), changes
     return {**values, **changes}
+
+
+@cache
+def _defaults(role: str) -> dict[str, Any]:
+    text = (ROLES / role / "meta" / "argument_specs.yml").read_text(encoding="utf-8")
+    options = yaml.load(text, yaml.CSafeLoader)["argument_specs"]["main"]["options"]
+    return {name.removeprefix(f"{role}_"): option.get("default") for name, option in options.items()}
 
 
 def context_of(settings: Mapping[str, Mapping[str, Any]] | None = None, **changes: Any) -> Context:

@@ -60,7 +60,7 @@ def graph(system: str, branch: str) -> dict[str, list[str]]:
     if int(branch) >= 590:
         return dict(rows["ubuntu_unsuffixed"])
     text = yaml.safe_dump(rows["ubuntu_suffixed_580"]).replace("-580", f"-{branch}")
-    return dict(yaml.safe_load(text))
+    return dict(yaml.load(text, yaml.CSafeLoader))
 
 
 def nvidias(system: str) -> str:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,14 @@ def texts(value: Any) -> Iterator[str]:
         yield from texts(each)
 
 
+@cache
+def content(file: Path) -> Any:
+    return yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)
+
+
 @pytest.mark.parametrize("role", sorted(SETTINGS))
 def test_every_expression_is_rendered(role: str) -> None:
-    loaded = {
-        name: yaml.safe_load((ROLES / role / name / "main.yml").read_text()) or {} for name in ("defaults", "vars")
-    }
+    loaded = {name: content(ROLES / role / name / "main.yml") or {} for name in ("defaults", "vars")}
     rendered = 0
     for manifest in manifests(role):
         plan = {"manifest": manifest.model_dump(mode="json"), "due": True, "changed": False}
@@ -62,7 +66,7 @@ def test_every_expression_is_rendered(role: str) -> None:
         for file in sorted((ROLES / role / "tasks").glob("*.yml")):
             if not manifest.values or ((file.name == "absent.yml") is not leaving and file.name != "main.yml"):
                 continue
-            for task in yaml.safe_load(file.read_text(encoding="utf-8")):
+            for task in content(file):
                 variables: dict[str, Any] = {
                     **{key: trusted(value) for each in loaded.values() for key, value in each.items()},
                     **{f"__{role}_{name}": plan for name in ("plan", "after_install", "last")},
