@@ -168,7 +168,7 @@ def _live_reasons(values: Mapping[str, str], state: NodeState, context: Context)
         name = path.removeprefix("/proc/sys/").replace("/", ".")
         text = (state.facts.sysctl or {}).get(name)
         if path == files.THP:
-            text = state.facts.transparent_hugepages
+            name, text = path, state.facts.transparent_hugepages
         elif text is None and isinstance(reported.get(path), str):
             text = " ".join(reported[path].split())
         if text != value:

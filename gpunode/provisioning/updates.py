@@ -20,7 +20,7 @@ from gpunode.provisioning.manifest import (
     no_package_manager,
 )
 from gpunode.provisioning.state import Look, NodeState
-from gpunode.provisioning.updates_dnf import AUTOMATIC, automatic_text, restored_text
+from gpunode.provisioning.updates_dnf import AUTOMATIC, automatic_text, restored_text, shell_pattern
 
 ROLE = "updates"
 POLICY = "/etc/apt/apt.conf.d/53gpunode-updates"
@@ -192,12 +192,19 @@ def _notes(state: NodeState, timers: tuple[str, ...]) -> Iterator[str]:
 
 
 def _by_dnf(state: NodeState, settings: Mapping[str, Any], patterns: list[str], refusals: list[str]) -> Manifest:
+    given = {str(one): shell_pattern(str(one)) for one in settings["exclude"]}
+    refusals += [
+        f"updates_exclude: {one}: dnf matches no regular expressions: list beginnings of names (example: slurm-)"
+        for one, pattern in given.items()
+        if pattern is None and not _not_a_pattern(one)
+    ]
     text, memory, problem = automatic_text(
         state.contents.get(AUTOMATIC),
         state.contents.get(AUTOMATIC_BEFORE),
         automatic=bool(settings["automatic"]),
         kernel=KERNEL[1] in patterns,
         engine=ENGINE[0] in patterns,
+        more=[pattern for pattern in given.values() if pattern is not None],
     )
     return Manifest(
         role=ROLE,

@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpunode.provisioning.sections import completed
 
 AUTOMATIC = "/etc/dnf/automatic.conf"
-DRIVER = ("nvidia-*", "kmod-nvidia*", "libnvidia*", "cuda*", "libcudnn*", "libnccl*", "datacenter-gpu-manager*")
-ENGINE = ("docker-ce*", "docker-buildx-plugin", "docker-compose-plugin", "containerd.io", "podman", "crun", "runc")
+DRIVER = ("nvidia-*", "kmod-nvidia*", "libnvidia*", "libnvsdm*", "nvlsm*", "datacenter-gpu-manager*")
+CUDA = ("cuda*", "cudnn*", "libcudnn*", "libnccl*")
+LIBRARIES = ("libcublas*", "libcufft*", "libcusolver*", "libcusparse*", "libcurand*", "libcufile*")
+ENGINE = (
+    "docker-ce*",
+    "docker-buildx-plugin",
+    "docker-compose-plugin",
+    "moby-*",
+    "containerd*",
+    "podman",
+    "crun",
+    "runc",
+)
 KERNEL = ("kernel*",)
+EXCLUDED = "base.excludepkgs"
 _SECTION = re.compile(r"\s*\[([^\]]+)\]\s*")
 _SETTING = re.compile(r"\s*([A-Za-z_]+)\s*=(.*)")
 
 
-def automatic_text(
-    text: str | None, memory: str | None, *, automatic: bool, kernel: bool, engine: bool
+def automatic_text(  # noqa: PLR0913
+    text: str | None, memory: str | None, *, automatic: bool, kernel: bool, engine: bool, more: Sequence[str] = ()
 ) -> tuple[str | None, str | None, str | None]:
-    """Return (the file in its target state, the previous values as JSON, the error); None if there is no file."""
+    """Return (the file in its target state, the previous values as JSON, the error); None if there is no file.
+
+    Packages that the file excluded before stay excluded; ``more`` are further names and shell patterns.
+    """
     if text is None:
         return None, None, None
-    names = [*DRIVER, *(ENGINE if engine else ()), *(KERNEL if kernel else ())]
+    names = [*DRIVER, *CUDA, *LIBRARIES, *(ENGINE if engine else ()), *(KERNEL if kernel else ()), *more]
     settings = {
         "commands.upgrade_type": "security",
         "commands.apply_updates": "yes" if automatic else "no",
         "commands.reboot": "never",
-        "base.excludepkgs": " ".join(names),
+        EXCLUDED: "",
     }
     try:
         before: dict[str, str | None] = (
@@ -35,7 +50,18 @@ def automatic_text(
         )
     except ValueError:
         return None, None, f"{AUTOMATIC}: what was there before is not JSON: remove it, and run this again"
+    others = (before.get(EXCLUDED) or "").replace(",", " ").split()
+    settings[EXCLUDED] = " ".join(dict.fromkeys([*others, *names]))
     return _written(text, settings), json.dumps(before, indent=1) + "\n", None
+
+
+def shell_pattern(expression: str) -> str | None:
+    """Return the shell pattern of a regular expression for the beginning of a name; None if it is not plain text."""
+    plain = expression.replace("[.]", ".").replace("\\.", ".").replace("[+]", "+").replace("\\+", "+")
+    name = plain.removesuffix("$")
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name) is None:
+        return None
+    return name if plain.endswith("$") else f"{name}*"
 
 
 def restored_text(text: str, memory: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from node_samples import after, by_path, context, node, planned
 
 from gpunode.facts.updates import parse_apt_config
+from gpunode.lab.packages.recorded import recorded
 from gpunode.provisioning import pending_updates
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.updates import NEEDRESTART, POLICY, PROGRAM, SETTINGS
@@ -177,6 +179,32 @@ def test_with_dnf_the_file_follows_the_package() -> None:
     assert AUTOMATIC not in {file.path for file in first.files}
     there = planned("updates", node({"dnf-automatic": "4"}, {AUTOMATIC: CONF}, dnf=True), context(), state="present")
     assert "upgrade_type = security" in (by_path(there, AUTOMATIC).content or "")
+
+
+@pytest.mark.parametrize("system", ["rhel9", "rhel10", "libnvidia-container-rpm"])
+def test_dnf_keeps_what_apt_keeps_of_the_recorded_packages(system: str) -> None:
+    cuda = ("cudnn9-cuda-12", "libcudnn9-cuda-12", "libnccl", "libcufft-13-0", "libcusparse-devel-13-0", "moby-engine")
+    text, _, _ = automatic_text(CONF, None, automatic=True, kernel=False, engine=True)
+    globs = re.findall(r"(?m)^excludepkgs = (.*)", text or "")[0].split()
+    kept = [name for name in (*recorded(system)["packages"], *cuda) if kept_back(wanted(), name)]
+    assert len(kept) > len(cuda)
+    assert [name for name in kept if not any(fnmatchcase(name, glob) for glob in globs)] == []
+
+
+def test_dnf_keeps_what_the_site_and_the_node_exclude() -> None:
+    def excluded(conf: str, *given: str) -> list[str]:
+        there = node({"dnf-automatic": "4"}, {AUTOMATIC: conf}, dnf=True)
+        found = by_path(planned("updates", there, context(), state="present", exclude=list(given)), AUTOMATIC).content
+        return str(re.findall(r"(?m)^excludepkgs = (.*)", found or "")[0]).split()
+
+    own = CONF + "[base]\nexcludepkgs = postgresql*, lustre-client\n"
+    assert {"slurm-*", "lustre-client", "a.b*", "munge"} <= set(excluded(own, "slurm-", "a[.]b", "munge$"))
+    assert {"postgresql*", "lustre-client"} <= set(excluded(own))
+    there = node({"dnf-automatic": "4"}, {AUTOMATIC: CONF}, dnf=True)
+    (refused,) = planned("updates", there, context(), state="present", exclude=["slurm-(a|b)"]).refusals
+    assert "updates_exclude: slurm-(a|b)" in refused
+    text, memory, _ = automatic_text(own, None, automatic=True, kernel=True, engine=True)
+    assert restored_text(text or "", memory or "").split() == own.split()
 
 
 MADISON = """\
