@@ -12,7 +12,7 @@ from packaging.version import Version
 from gpunode.provisioning.daemon_json import MergedDaemon, merge_daemon, read_document
 from gpunode.provisioning.docker_state import DockerState
 from gpunode.provisioning.engines import InstalledEngine, restart_obstacles, unknown_options
-from gpunode.provisioning.manifest import ManagedFile
+from gpunode.provisioning.manifest import USER_IN_URL, ManagedFile
 from gpunode.provisioning.state import Look, NodeState
 
 DAEMON = "/etc/docker/daemon.json"
@@ -204,6 +204,8 @@ def _files(
     if first is not None and not remembered and merged.changed and (before is None or before.kind == "absent"):
         copies.append(ManagedFile(path=BEFORE, content=first, phase="after", private=True, **attributes))
     now = state.files.get(DAEMON)
+    if USER_IN_URL.search(json.dumps(merged.memory)):
+        attributes["mode"] = "0600"
     daemon = ManagedFile(
         path=DAEMON,
         content=merged.text,

@@ -336,6 +336,15 @@ def test_a_socket_that_is_open_to_the_network_is_reported(settled: NodeState) ->
     assert "tcp://0.0.0.0:2375" in planned("docker", open_one).notes[0]
 
 
+@pytest.mark.parametrize("there", [{}, {DAEMON: FOREIGN}], ids=["no file", "a file that all users read"])
+def test_a_proxys_password_is_for_root_alone(there: dict[str, str]) -> None:
+    def mode(proxy: str) -> str:
+        manifest = planned("docker", node(DEBIAN, there), daemon={"proxies": {"https-proxy": proxy}})
+        return by_path(manifest, DAEMON).mode
+
+    assert (mode("http://proxy:3128"), mode("http://me:secret@proxy:3128")) == ("0644", "0600")
+
+
 @pytest.mark.parametrize("record", ["bash\n", f"{MARK}\ncontainerd\ndocker.io\nrunc\n"], ids=["earlier", "own"])
 def test_absent_restores_the_file_and_removes_what_came(settled: NodeState, record: str) -> None:
     document = settled.model_dump()
