@@ -1415,7 +1415,7 @@ def storage(probe: Probe) -> None:
 def mounts_by_path(probe: Probe) -> Dict[str, List[List[str]]]:
     """Return the mounts on each path: source, type and options, the newest last."""
     found = {}  # type: Dict[str, List[List[str]]]
-    for line in text_of(probe.content("/proc/self/mountinfo")).splitlines():
+    for line in text_of(probe.content("/proc/self/mountinfo")).split("\n"):
         head, _, tail = line.partition(" - ")
         fields, kinds = head.split(" "), tail.split(" ")
         if len(fields) > 5 and len(kinds) > 1:
@@ -1668,7 +1668,7 @@ def ssh_daemon(probe: Probe) -> None:
 
 def account_rows(probe: Probe, path: str, width: int) -> List[List[str]]:
     """Return the lines of one of the databases of accounts, split into fields."""
-    rows = [line.split(":") for line in text_of(probe.content(path)).splitlines()]
+    rows = [line.split(":") for line in text_of(probe.content(path)).split("\n")]
     return [row for row in rows if len(row) == width]
 
 

@@ -226,7 +226,7 @@ def empty_ends(device: str) -> bool:
 def mounted() -> list[dict[str, str]]:
     """Return the mounts, the newest last."""
     found = []
-    for line in (PROC / "self/mountinfo").read_text("utf-8", "replace").splitlines():
+    for line in (PROC / "self/mountinfo").read_text("utf-8", "replace").split("\n"):
         head, _, tail = line.partition(" - ")
         fields, kinds = head.split(" "), tail.split(" ")
         if len(fields) > 5 and len(kinds) > 1:

@@ -24,6 +24,8 @@ COMMAND_S = 15
 ACCOUNTS_S = 120
 MOST_ACCOUNTS, MOST_KEYS, MOST_FILES = 500, 100, 100
 OFFERS = ("kex", "cipher", "mac", "key", "key-sig")
+LARGEST_DATABASE = 16 << 20
+PASSWD, SHADOW = "/etc/passwd", "/etc/shadow"
 MAIN, FOLDER = "/etc/ssh/sshd_config", "/etc/ssh/sshd_config.d"
 NO_LOGIN = ("nologin", "false", "sync", "shutdown", "halt")
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
@@ -155,12 +157,11 @@ def accounts(patterns: list[str], named: list[str]) -> list[dict[str, Any]]:
 
     Those of a directory service are not listed anywhere: NSS finds them by their names alone.
     """
-    shadow = {
-        line.split(":")[0]: line.split(":")[1]
-        for line in (document("/etc/shadow") or "").splitlines()
-        if line.count(":") > 1
-    }
-    local = [line.split(":")[0] for line in (document("/etc/passwd") or "").splitlines() if line.count(":") == 6]
+    local = [fields[0] for fields in rows(PASSWD) if len(fields) == 7]
+    try:
+        shadow = {fields[0]: fields[1] for fields in rows(SHADOW) if len(fields) > 2}
+    except OSError:
+        shadow = {}
     found = []
     deadline = time.monotonic() + ACCOUNTS_S
     for name in dict.fromkeys([*named, *local]):
@@ -172,6 +173,15 @@ def accounts(patterns: list[str], named: list[str]) -> list[dict[str, Any]]:
             continue
         found.append(account(entry, shadow.get(name), patterns, deadline))
     return found[:MOST_ACCOUNTS]
+
+
+def rows(path: str) -> list[list[str]]:
+    """Return the fields of each line of a database of accounts. Raises OSError.
+
+    With chfn, users write what is not ASCII into their lines, also bytes that are not UTF-8, and other line ends.
+    """
+    text = file_access.read(path, LARGEST_DATABASE).decode("utf-8", "replace")
+    return [line.split(":") for line in text.split("\n")]
 
 
 def account(
@@ -215,9 +225,9 @@ def _keys_of(entry: pwd.struct_passwd, patterns: list[str]) -> dict[str, Any]:
         if text is None:
             continue
         problem = problem or strict_problem(path, entry)
-        rows = [public_key(line) for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-        keys += [{name: row[name] for name in ("type", "bits", "blob", "options")} for row in rows if row]
-        if any(not row for row in rows):
+        lines = [public_key(line) for line in text.split("\n") if line.strip() and not line.lstrip().startswith("#")]
+        keys += [{name: row[name] for name in ("type", "bits", "blob", "options")} for row in lines if row]
+        if any(not row for row in lines):
             problem = problem or f"{path} has lines that are not keys"
     text, reason = document_of(f"{entry.pw_dir}/.ssh/authorized_keys")
     return {

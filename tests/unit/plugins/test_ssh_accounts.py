@@ -3,6 +3,7 @@
 import grp
 import os
 import pwd
+from pathlib import Path
 
 import pytest
 from ansible_collections.gpunode.node.plugins.module_utils import ssh_state
@@ -42,3 +43,17 @@ def test_allow_groups_is_judged_by_membership_and_keys_may_come_from_a_command(a
     effective = f"authorizedkeyscommand /usr/bin/sss_ssh_authorizedkeys\nallowgroups {allowed}\n"
     found = list(obstacles(Account.model_validate(row), "ada", "192.0.2.1", effective))
     assert len(found) == reasons, found
+
+
+@pytest.mark.parametrize("name", [b"\xff", "\u2028".encode(), "\x85".encode(), b"\xc3\x28"])
+def test_what_users_write_with_chfn_hides_no_account(
+    name: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded: `chfn -r $'\\377'` of an unprivileged user on Debian 12 warns, and writes the byte."""
+    passwd = tmp_path / "passwd"
+    passwd.write_bytes(b"ghost:x:1001:1001:,%b,,:/home/ghost:/bin/sh\nroot:x:0:0:%b:/root:/bin/bash\n" % (name, name))
+    monkeypatch.setattr(ssh_state, "PASSWD", str(passwd))
+    assert [one["name"] for one in ssh_state.accounts([".ssh/authorized_keys"], [])] == ["root"]
+    passwd.unlink()
+    with pytest.raises(FileNotFoundError):
+        ssh_state.accounts([".ssh/authorized_keys"], [])
