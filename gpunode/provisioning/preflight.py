@@ -15,12 +15,14 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_dnf import dnf_problems
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.manifest import Manifest, NodeQuestion
-from gpunode.provisioning.state import AptState, DnfState, NodeState
+from gpunode.provisioning.state import AptState, DnfState, Look, NodeState
 from gpunode.stack import Stack
 from gpunode.text import did_you_mean, listed
 from gpunode.variables import known_variables, locate, role_prefixes, unknown_variables
 
 ROLE = "preflight"
+LOOK = Look()
+"""The other roles request what it reads."""
 MANAGERS = ("apt", "dnf")
 ARCHITECTURES = ("x86_64", "aarch64")
 NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_free_mib", "gpu_processes")

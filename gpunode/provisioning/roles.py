@@ -1,7 +1,7 @@
 """The plan of each role, and the parts of a node that ``node_state`` reads for it."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from gpunode.provisioning import (
     accounts,
@@ -32,56 +32,48 @@ from gpunode.provisioning.state import Look, NodeState
 Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
 """(state, the role's settings without its name in front, the run) to manifest; pure."""
 
-_PLANS: dict[str, Plan] = {
-    "preflight": preflight.plan,
-    "reboot": reboot.plan,
-    "service": service.plan,
-    "nvidia_repository": nvidia_repository.plan,
-    "nvidia_driver": nvidia_driver.plan,
-    "nvidia_fabric": nvidia_fabric.plan,
-    "gpu_settings": gpu_settings.plan,
-    "gpu_tools": gpu_tools.plan,
-    "storage": storage.plan,
-    "kernel_tuning": kernel_tuning.plan,
-    "rdma": rdma.plan,
-    "cuda": cuda.plan,
-    "dcgm": dcgm.plan,
-    "docker": docker.plan,
-    "firewall": firewall.plan,
-    "updates": updates.plan,
-    "nvidia_container_toolkit": nvidia_container_toolkit.plan,
-    "ml_environment": ml_environment.plan,
-    "accounts": accounts.plan,
-    "ssh_hardening": ssh_hardening.plan,
-}
-LOOKS: dict[str, Look] = {
-    "reboot": reboot.LOOK,
-    "service": service.LOOK,
-    "nvidia_repository": nvidia_repository.LOOK,
-    "nvidia_driver": nvidia_driver.LOOK,
-    "nvidia_fabric": nvidia_fabric.LOOK,
-    "gpu_settings": gpu_settings.LOOK,
-    "gpu_tools": gpu_tools.LOOK,
-    "storage": storage.LOOK,
-    "kernel_tuning": kernel_tuning.LOOK,
-    "rdma": rdma.LOOK,
-    "cuda": cuda.LOOK,
-    "dcgm": dcgm.LOOK,
-    "docker": docker.LOOK,
-    "firewall": firewall.LOOK,
-    "updates": updates.LOOK,
-    "nvidia_container_toolkit": nvidia_container_toolkit.LOOK,
-    "ml_environment": ml_environment.LOOK,
-    "accounts": accounts.LOOK,
-    "ssh_hardening": ssh_hardening.LOOK,
-}
+
+class RolePolicy(Protocol):
+    """The module of a role, or of a plan that belongs to the playbooks."""
+
+    __name__: str
+    LOOK: Look
+
+    def plan(self, state: NodeState, settings: Mapping[str, Any], context: Context, /) -> Manifest:
+        """Return the manifest."""
+
+
+_POLICIES: tuple[RolePolicy, ...] = (
+    preflight,
+    reboot,
+    service,
+    nvidia_repository,
+    nvidia_driver,
+    nvidia_fabric,
+    gpu_settings,
+    gpu_tools,
+    storage,
+    kernel_tuning,
+    rdma,
+    cuda,
+    dcgm,
+    docker,
+    firewall,
+    updates,
+    nvidia_container_toolkit,
+    ml_environment,
+    accounts,
+    ssh_hardening,
+)
+_BY_NAME = {policy.__name__.rpartition(".")[2]: policy for policy in _POLICIES}
+LOOKS: dict[str, Look] = {name: policy.LOOK for name, policy in _BY_NAME.items()}
 
 
 def _first_read(role: str, plan: Plan) -> Plan:
     """Return a plan that refuses a node on which a document of the role exists and could not be read."""
 
     def planned(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-        reasons = [*state.unreadable(LOOKS[role].contents if role in LOOKS else ())]
+        reasons = [*state.unreadable(LOOKS[role].contents)]
         if role == "ssh_hardening" and state.ssh is not None:
             reasons += state.ssh.unreadable.values()
         if not reasons or settings.get("state") == "keep":
@@ -92,4 +84,4 @@ def _first_read(role: str, plan: Plan) -> Plan:
     return planned
 
 
-PLANS = {role: _first_read(role, plan) for role, plan in _PLANS.items()}
+PLANS = {role: _first_read(role, policy.plan) for role, policy in _BY_NAME.items()}

@@ -199,7 +199,7 @@ def test_each_role_of_the_site_playbook_can_be_chosen() -> None:
 
 
 def test_every_role_has_its_plan(role: Path) -> None:
-    assert role.name in PLANS.keys() & LOOKS.keys() | {"preflight"}, "PLANS and LOOKS in gpunode/provisioning/roles.py"
+    assert role.name in PLANS.keys() & LOOKS.keys(), "gpunode/provisioning/roles.py"
 
 
 def test_every_role_has_its_scenario(role: Path) -> None:
