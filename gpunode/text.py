@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -18,6 +19,16 @@ _CONTROL_OF_JSON = re.compile(_CONTROL.pattern.replace(r"\x00-\x1f", r"\x00-\x08
 def printable(text: str) -> str:
     """Return text of a node, file or user on one line with control characters escaped, safe for a terminal."""
     return _CONTROL.sub(lambda match: " " if match[0] in "\t\n" else f"\\x{ord(match[0]):02x}", text)
+
+
+def one_line(text: str, most: int = 500) -> str:
+    """Return text of a node or a program as a line of limited length, without a character that is not printable."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))[:most]
+
+
+def last_line(text: str, most: int = 300) -> str:
+    """Return the last line of a program's message that is not blank, as ``one_line``; empty if there is none."""
+    return one_line(next((line for line in reversed(text.splitlines()) if line.strip()), ""), most)
 
 
 def printable_json(text: str) -> str:
@@ -68,6 +79,11 @@ def suggestion(name: str, known: Iterable[str], most: int = 1, likeness: float =
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return ``unknown check gpu.cuont: did you mean gpu.count?``; all known names if none is similar."""
     return f"unknown {what} {name}: {suggestion(name, known, most=3)}"
+
+
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether one of the shell patterns matches a name, with case."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def moment(text: str | None) -> datetime | None:

@@ -6,13 +6,14 @@ The facts are rows of ``origins.yml``, each with its source. Names of origins ar
 
 import datetime
 import re
-from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files as resource_files
 from typing import Annotated, Any
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from gpunode.text import matches_any
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Several times as fast where PyYAML has libyaml."""
@@ -62,9 +63,9 @@ class ClosureRow(EvidencedRow):
 
     def line_of(self, name: str, source: str) -> str | None:
         """Return the line that the package belongs to; None if the row does not contain it."""
-        if _any_matches(name, self.except_):
+        if matches_any(name, self.except_):
             return None
-        if _any_matches(source, self.sources) or _any_matches(name, self.packages):
+        if matches_any(source, self.sources) or matches_any(name, self.packages):
             return self.line.format(source=source)
         return None
 
@@ -108,10 +109,6 @@ class Origins(BaseModel):
     kernel_module_packages: PackagesRow
 
 
-def _any_matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 @cache
 def table() -> Origins:
     """Return the content of ``origins.yml``, read once."""
@@ -132,7 +129,7 @@ def publisher(release: str, label: str) -> str | None:
 
 def is_companion(name: str) -> bool:
     """Return whether a package of a closure may be installed without a driver."""
-    return _any_matches(name, table().companions.packages)
+    return matches_any(name, table().companions.packages)
 
 
 def key_to_fetch(folder: str | None, arch: str, url: str, keyring: str | None) -> tuple[dict[str, Any], str | None]:
@@ -176,7 +173,7 @@ def closure_patterns(origin: str) -> dict[str, list[str]]:
 
 def brings_kernel_module(name: str) -> bool:
     """Return True for a package that installs or builds a kernel module."""
-    return _any_matches(name, table().kernel_module_packages.packages)
+    return matches_any(name, table().kernel_module_packages.packages)
 
 
 def upstream_version(version: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpunode.checks.registry import CheckResult, Registry, Status
 from gpunode.facts.node import NodeFacts
+from gpunode.text import one_line
 
 GROUP = "gpunode.checks"
 LOAD_S = 5
@@ -66,7 +67,7 @@ def _limited() -> Iterator[None]:
 
 def _broken(registry: Registry, name: str, origin: str, reason: str) -> None:
     """Register a check that reports that a package's checks are missing: silence would look like health."""
-    words = " ".join(reason.split())[:300]
+    words = one_line(reason, 300)
     safe = "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-") or "package"
 
     def judge(node: NodeFacts) -> Iterator[CheckResult]:  # noqa: ARG001

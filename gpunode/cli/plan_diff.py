@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from gpunode.cli.yaml_file import load_bounded
 from gpunode.errors import UsageError
+from gpunode.frozen import invalid_field
 from gpunode.stack import LOCK_NAME, Plan, PlanGroup, Stack
 
 MOST_BYTES = 16_000_000
@@ -50,9 +51,8 @@ def _answers(path: Path) -> dict[str, dict[str, Any]]:
             return {"": _flat(Stack.model_validate(document.get(LOCK_NAME, document)).model_dump(mode="json"))}
         plan = Plan.model_validate(document)
     except ValidationError as err:
-        first = err.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path}: {where}: {first['msg']}; expected a plan of --format json") from None
+        where, why = invalid_field(err)
+        raise UsageError(f"{path}: {where}: {why}; expected a plan of --format json") from None
     return {host: _flat(_answer(group)) for group in plan.groups for host in group.hosts or ("",)}
 
 

@@ -36,6 +36,7 @@ from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import NodeFacts
 from gpunode.probe.bundle import Bundle
+from gpunode.text import one_line
 
 READERS: Mapping[str, Callable[[BundleReader], Any]] = {
     "os": system.operating_system,
@@ -142,12 +143,7 @@ def facts_from_bundle(bundle: Bundle) -> NodeFacts:
         try:
             values[field] = read(reader)
         except (UnknownFactError, ParseError) as err:
-            gaps[field] = _one_line(str(err))
+            gaps[field] = one_line(str(err))
     return NodeFacts(
         host=bundle.host, collected_at=bundle.collected_at, simulated=bundle.simulated, gaps=gaps, **values
     )
-
-
-def _one_line(text: str) -> str:
-    """Return a reason on one line, without control codes of terminals: it may quote output of the node."""
-    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))[:500]

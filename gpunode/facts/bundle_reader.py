@@ -9,6 +9,7 @@ from typing import Any
 
 from gpunode.facts.errors import ParseError
 from gpunode.probe.bundle import Bundle, CommandResult
+from gpunode.text import last_line
 
 READ_LOG = "probe-read"
 """The command under which the probe records what it could not read, one ``PATH: REASON`` per line."""
@@ -220,8 +221,3 @@ def shown(result: CommandResult) -> str:
 def first_line(text: str) -> str:
     """Return the first line that is not blank, at most 200 characters."""
     return next((line.strip()[:200] for line in text.splitlines() if line.strip()), "")
-
-
-def last_line(text: str) -> str:
-    """Return the last line that is not blank, at most 200 characters."""
-    return next((line.strip()[:200] for line in reversed(text.splitlines()) if line.strip()), "")

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.gpu import GpuSettings
+from gpunode.frozen import invalid_field
 
 _SETTINGS = "/etc/gpunode/gpu-settings.json"
 _REPORT = "/run/gpunode/gpu-settings.json"
@@ -33,9 +34,8 @@ def gpu_settings(bundle: BundleReader) -> GpuSettings | None:
             }
         )
     except ValidationError as err:
-        first = err.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ParseError(f"the GPU settings are not as the role writes them: {place[:100]}: {first['msg']}") from None
+        place, why = invalid_field(err)
+        raise ParseError(f"the GPU settings are not as the role writes them: {place}: {why}") from None
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ParseError(f"expected the unit's report in {_REPORT}, found '{first_line(report_text or '')}'") from None
 

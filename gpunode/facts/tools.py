@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 
-from gpunode.facts.bundle_reader import NOT_RUN, BundleReader, UnknownFactError, first_line, last_line, shown, signal_of
+from gpunode.facts.bundle_reader import NOT_RUN, BundleReader, UnknownFactError, first_line, shown, signal_of
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.gpu import ToolRun
 from gpunode.facts.models.smi import DocumentT, Failure, Smi, ToolError
 from gpunode.facts.parsers import smi_error
 from gpunode.probe.bundle import CommandResult
+from gpunode.text import last_line
 
 ANSWERS = {
     "nvidia-smi-xml": "smi",

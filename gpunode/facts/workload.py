@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.models.measured import MEASURED
 from gpunode.facts.models.workload import NAME, MalformedRecord, Record, RecordContainer
+from gpunode.frozen import invalid_field
 
 RUN = "container"
 """The record of the run itself."""
@@ -46,9 +47,8 @@ def _malformed(number: int, result: dict[str, Any], err: ValidationError) -> Ite
     """Yield the result under its name, and also under the run's name if no check requires a record of its own name."""
     name, component = result.get("record"), result.get("component")
     named = isinstance(name, str) and re.fullmatch(NAME, name) is not None
-    first = err.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"]) or "the whole of it"
-    wrong = f"result {number} is not a record of a workload{f' {name}' if named else ''}: {place}: {first['msg']}"
+    place, why = invalid_field(err, "the whole of it")
+    wrong = f"result {number} is not a record of a workload{f' {name}' if named else ''}: {place}: {why}"
     for each in ((str(name),) if named else ()) + (() if named and name in JUDGED else (RUN,)):
         yield MalformedRecord(
             record=each,

@@ -12,8 +12,9 @@ import fabric
 import paramiko
 
 from gpunode.fleet.connection import Abort, SshSession, start
-from gpunode.fleet.session import LocalSession, Program, begin, last_line, started_as
+from gpunode.fleet.session import LocalSession, Program, begin, started_as
 from gpunode.fleet.targets import Target
+from gpunode.text import last_line
 
 _CHUNK = 64 * 1024
 _KEPT_STDERR = 16 * 1024

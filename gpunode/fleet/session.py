@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import IO, Protocol, cast
 
 from gpunode.fleet.process import kill_group
+from gpunode.text import last_line
 
 MAX_STDOUT = 32 * 1024 * 1024
 MAX_STDERR = 1024 * 1024
@@ -243,12 +244,6 @@ def _why_not_started(status: int | None, err: str, last: str, program: Program) 
     if status is None or status < 0:
         return f"the connection was lost before {program.what} could start"
     return f"{program.what} could not start, exit code {status}{f': {last}' if last else ''}"
-
-
-def last_line(text: str) -> str:
-    """Return the last line of a program's message, without terminal control characters."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "".join(c for c in lines[-1] if c.isprintable())[:300] if lines else ""
 
 
 def _double_quoted(text: str) -> str:

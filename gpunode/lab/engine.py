@@ -11,6 +11,7 @@ import requests
 from docker.errors import DockerException
 
 from gpunode.errors import UndeterminedError, UsageError
+from gpunode.text import one_line
 
 GIB = 2**30
 API_TIMEOUT_S = 120
@@ -75,7 +76,7 @@ def docker_errors(doing: str) -> Iterator[None]:
 
 def _one_line(err: Exception) -> str:
     text = getattr(err, "explanation", None) or str(err)
-    return " ".join(str(text).split())[:300]
+    return one_line(str(text), 300)
 
 
 def need_space(path: Path, gib: float) -> None:

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from gpunode.errors import UsageError
+from gpunode.frozen import invalid_field
+from gpunode.text import one_line
 
 SCHEMA: Literal["gpunode.bundle/1"] = "gpunode.bundle/1"
 MAX_BYTES = 32 * 1024 * 1024
@@ -75,13 +77,12 @@ class Bundle(BaseModel):
             _refuse_excess(document)
             return cls.model_validate(document)
         except ValidationError as err:
-            first = err.errors(include_url=False, include_input=False)[0]
-            place, why = ".".join(str(part) for part in first["loc"]) or "the document", first["msg"]
+            place, why = invalid_field(err, "the document")
         except ValueError as err:
             place, why = "the document", f"Invalid JSON: {err}"
         except _Refused as err:
             place, why = err.place, err.why
-        raise UsageError(_one_line(f"{where}: not a {SCHEMA} bundle: {place}: {why}"))
+        raise UsageError(one_line(f"{where}: not a {SCHEMA} bundle: {place}: {why}"))
 
     def to_json(self) -> str:
         """Return the document as it is saved; ``from_json`` reads it back unchanged."""
@@ -151,11 +152,6 @@ def _few_values(result: dict[str, Any], place: str) -> None:
         if seen > MAX_VALUES:
             raise _Refused(place, f"more than {MAX_VALUES} values")
         pending.extend(inner)
-
-
-def _one_line(text: str) -> str:
-    """Return one line: keys and names in the text come from the node."""
-    return "".join(char if char.isprintable() else "?" for char in text)[:500]
 
 
 def script_text() -> str:

@@ -1,11 +1,11 @@
 """Packages that are removed with a role: those that its transactions installed."""
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange
 from gpunode.provisioning.state import NodeState
+from gpunode.text import matches_any
 
 MARK = "# installed by gpunode"
 
@@ -27,8 +27,8 @@ def departures(  # noqa: PLR0913
     """
     own = installed_by_role(state, memory)
     locked = set(state.apt.held) if state.apt is not None else _locked(state)
-    sure = {name for name in state.installed if _fits(name, always)}
-    going = {name for name in own if _fits(name, new) or (name in locked and _fits(name, held))}
+    sure = {name for name in state.installed if matches_any(name, always)}
+    going = {name for name in own if matches_any(name, new) or (name in locked and matches_any(name, held))}
     reasons = [f"{name} must be removed" for name in sorted(sure | going)]
     if state.apt is not None:
         return (
@@ -74,7 +74,3 @@ def _locked(state: NodeState) -> set[str]:
     """Return installed packages that dnf's versionlock keeps at their version."""
     lines = set(state.dnf.locks) if state.dnf is not None else set()
     return {name for name in state.installed if lines.intersection(lock_lines(state.installed, (name,)))}
-
-
-def _fits(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from gpunode.errors import UndeterminedError
+from gpunode.frozen import invalid_field
 from gpunode.provisioning.ssh_state import Reported
 from gpunode.provisioning.state import Names, NodeState, Text
 
@@ -58,6 +59,5 @@ def docker_of(state: NodeState) -> DockerState:
     try:
         return DockerState.model_validate(state.engine)
     except ValidationError as err:
-        first = err.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])[:200]
-        raise UndeterminedError(f"the container engine's answer cannot be read: {place}: {first['msg']}") from None
+        place, why = invalid_field(err)
+        raise UndeterminedError(f"the container engine's answer cannot be read: {place}: {why}") from None

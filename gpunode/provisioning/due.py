@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.state import AptState, DnfState, NodeState
+from gpunode.text import matches_any
 
 
 def judged(manifest: Manifest, state: NodeState) -> Manifest:
@@ -82,12 +83,12 @@ def _apt_reasons(change: AptChange, apt: AptState) -> Iterator[str]:
     yield from _missing(change.install, apt.installed)
     present = {*apt.installed, *apt.unfinished}
     for name in sorted(present):
-        if _fits(name, change.purge):
+        if matches_any(name, change.purge):
             yield f"{name} must be removed"
     held = set(apt.held)
     if change.state == "present":
         for name in sorted(apt.installed):
-            if name not in held and _fits(name, change.hold):
+            if name not in held and matches_any(name, change.hold):
                 yield f"{name} is not held"
     for name in change.unhold:
         if name in held:
@@ -120,10 +121,6 @@ def _missing(requested: tuple[str, ...], installed: dict[str, str]) -> Iterator[
             yield f"{name} is not installed"
         elif pattern and not fnmatchcase(installed[name], pattern):
             yield f"{name} is installed at {installed[name]}, not {pattern}"
-
-
-def _fits(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def unit_reasons(unit: UnitState, state: NodeState) -> Iterator[str]:

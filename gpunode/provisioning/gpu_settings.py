@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Valida
 from gpunode.catalog import load
 from gpunode.checks.gpus import LOST
 from gpunode.errors import UsageError
+from gpunode.frozen import invalid_field
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_files import GPU_CONDITION
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
@@ -210,10 +211,8 @@ def parsed_rules(rules: Any) -> list[dict[str, Any]]:
         try:
             checked = GpuSettingsRule.model_validate(rule)
         except ValidationError as err:
-            first = err.errors(include_url=False, include_input=False)[0]
-            key = ".".join(str(part) for part in first["loc"][:1])
-            text = first["msg"].removeprefix("Value error, ")
-            raise UsageError(f"gpu_settings_rules[{number}].{key}: {text}") from None
+            key, why = invalid_field(err)
+            raise UsageError(f"gpu_settings_rules[{number}].{key}: {why.removeprefix('Value error, ')}") from None
         except UsageError as err:
             raise UsageError(f"gpu_settings_rules[{number}].gpus: {err}") from None
         found.append(checked.model_dump(mode="json", exclude_none=True))

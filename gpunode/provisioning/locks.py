@@ -1,9 +1,9 @@
 """Lines of dnf's versionlock that keep installed packages at their versions."""
 
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 
 from gpunode.provisioning.state import DnfState
+from gpunode.text import matches_any
 
 PLUGIN = "python3-dnf-plugin-versionlock"
 
@@ -14,7 +14,7 @@ def lock_lines(installed: Mapping[str, str], patterns: Iterable[str]) -> tuple[s
     return tuple(
         f"{name}-{version if ':' in version else '0:' + version}.*"
         for name, version in sorted(installed.items())
-        if any(fnmatchcase(name, pattern) for pattern in selected)
+        if matches_any(name, selected)
     )
 
 

@@ -8,6 +8,7 @@ from pydantic_core import from_json
 from gpunode.catalog.origins import publisher
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.frozen import invalid_field
 from gpunode.probe import Bundle
 from gpunode.provisioning.ssh_state import SshState
 from gpunode.provisioning.state import AptState, DnfState, NodeState
@@ -53,9 +54,8 @@ def _valid(model: type[M], value: Any, place: str, where: str) -> M | None:
     try:
         return model.model_validate(value)
     except ValidationError as err:
-        first = err.errors(include_url=False, include_input=False)[0]
-        found = place + ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{where}: {found[:200]}: {first['msg']}") from None
+        field, why = invalid_field(err)
+        raise UsageError(f"{where}: {place}{field}: {why}") from None
 
 
 def with_publishers(facts: NodeFacts, apt: AptState | None) -> NodeFacts:

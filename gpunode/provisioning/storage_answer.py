@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from gpunode.errors import UsageError
+from gpunode.frozen import invalid_field
 from gpunode.provisioning.ssh_state import Reported
 
 Word = Annotated[str, Field(max_length=4096)]
@@ -66,6 +67,5 @@ def parsed(answer: Mapping[str, Any]) -> StorageAnswer:
     try:
         return StorageAnswer.model_validate(answer)
     except ValidationError as err:
-        first = err.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"the answer about disks is malformed: {place[:200]}: {first['msg']}") from None
+        place, why = invalid_field(err)
+        raise UsageError(f"the answer about disks is malformed: {place}: {why}") from None

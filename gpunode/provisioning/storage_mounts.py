@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from gpunode.errors import UsageError
+from gpunode.frozen import invalid_field
 
 NAME = "gpunode (role storage)"
 BEGIN, END = f"# BEGIN {NAME}", f"# END {NAME}"
@@ -109,9 +110,8 @@ def remotes(given: Any) -> list[Remote]:
         try:
             found.append(Remote.model_validate(one))
         except ValidationError as err:
-            first = err.errors(include_url=False, include_input=False)[0]
-            key = ".".join(str(part) for part in first["loc"][:1])
-            raise UsageError(f"storage_mounts[{number}].{key}: {first['msg'].removeprefix('Value error, ')}") from None
+            key, why = invalid_field(err)
+            raise UsageError(f"storage_mounts[{number}].{key}: {why.removeprefix('Value error, ')}") from None
         if any(_IS_CACHE.match(option) for option in found[-1].options):
             raise UsageError(f"storage_mounts[{number}].options: set the cache directory as cache: root must own it")
         if found[-1].cache and found[-1].type not in ("rclone", "s3fs"):

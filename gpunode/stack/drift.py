@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from gpunode.catalog import Catalog
 from gpunode.errors import UsageError
+from gpunode.frozen import invalid_field
 from gpunode.stack.inert import refuse_templates
 from gpunode.stack.model import Installed, NodePicture, Origin, Request, Stack, StackModel
 from gpunode.stack.question import number
@@ -173,9 +174,8 @@ def read_lock(document: Mapping[str, Any] | None, where: str) -> Stack | None:
     try:
         return Stack.model_validate(document)
     except ValidationError as err:
-        first = err.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or LOCK_NAME
+        place, why = invalid_field(err, LOCK_NAME)
         raise UsageError(
-            f"{where}: {LOCK_NAME} is not a valid stack: {place}: {first['msg']}; "
+            f"{where}: {LOCK_NAME} is not a valid stack: {place}: {why}; "
             "remove this lock, then run gpunode plan --write"
         ) from None

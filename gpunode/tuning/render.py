@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from importlib.resources import files
 
+from gpunode.text import one_line
 from gpunode.tuning.model import Setting, Tuning
 
 
@@ -72,8 +73,7 @@ def _head(tuning: Tuning) -> str:
     over = ", over several nodes" if tuning.multi_node else ""
     simulated = " (simulated)" if tuning.simulated else ""
     # The host's name comes from the bundle: in a shell's file it must not become a line of its own.
-    host = "".join(character for character in tuning.host if character.isprintable())
-    return f"# gpunode env: {tuning.workload}, {tuning.profile}{over}, {host}{simulated}\n"
+    return f"# gpunode env: {tuning.workload}, {tuning.profile}{over}, {one_line(tuning.host)}{simulated}\n"
 
 
 def launcher_text() -> str:

@@ -7,6 +7,8 @@ searched. If several causes match, the first row is used.
 import re
 from dataclasses import dataclass
 
+from gpunode.text import one_line
+
 MAX_SEARCHED = 16 * 1024
 """Only the end of an engine's text is searched, at most this much."""
 _HEAD, _TAIL = 80, 300
@@ -155,5 +157,5 @@ def explained(message: str, image: str) -> tuple[str, str] | None:
 
 def shortened(message: str) -> str:
     """Return an engine's text as one line: the beginning with the component's name, and the end with the reason."""
-    line = "".join(c for c in " ".join(message.split()) if c.isprintable())
+    line = one_line(message, len(message))
     return line if len(line) <= _HEAD + _TAIL + 5 else f"{line[:_HEAD]} ... {line[-_TAIL:]}"

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from gpunode.text import last_line, one_line
 from gpunode.workload.transport import LaunchFailure
 
 MAX_BYTES = 4 * 1024 * 1024
@@ -79,8 +80,7 @@ class BoundedOutput:
     @property
     def last_words(self) -> str:
         """Return the last line that was not a record, in brackets; empty if there is none."""
-        lines = [line.strip() for line in self._err.decode(errors="replace").splitlines() if line.strip()]
-        text = "".join(c for c in lines[-1] if c.isprintable())[:300] if lines else ""
+        text = last_line(self._err.decode(errors="replace"))
         return f" ({text})" if text else ""
 
     def judge(self, limit_s: float) -> None:
@@ -112,7 +112,7 @@ class BoundedOutput:
 
 def _progress(record: dict[str, Any]) -> str:
     """Return ``measuring gemm (2 of 8), about 9 min left``."""
-    doing = "".join(c for c in str(record.get("doing"))[:_DOING] if c.isprintable())
+    doing = one_line(str(record.get("doing")), _DOING)
     left_s = record.get("left_s")
     if not isinstance(left_s, int) or isinstance(left_s, bool) or not 0 < left_s < 10**6:
         return doing

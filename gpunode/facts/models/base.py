@@ -5,7 +5,7 @@ from typing import TypeVar
 from pydantic import ConfigDict, ValidationError
 
 from gpunode.facts.errors import ParseError
-from gpunode.frozen import Frozen
+from gpunode.frozen import Frozen, invalid_field
 
 FactT = TypeVar("FactT", bound="Fact")
 
@@ -25,6 +25,5 @@ def checked(model: type[FactT], values: object, output: str) -> FactT:
     try:
         return model.model_validate(values)
     except ValidationError as err:
-        first = err.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])[:100]
-        raise ParseError(f"expected {output}, found a value of another type in {place}: {first['msg']}") from None
+        place, why = invalid_field(err)
+        raise ParseError(f"expected {output}, found a value of another type in {place}: {why}") from None

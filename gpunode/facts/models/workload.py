@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from gpunode.facts.models.base import Fact, RareFact
+from gpunode.frozen import invalid_field
 
 SCHEMA: Literal["gpunode.record/1"] = "gpunode.record/1"
 NAME = r"^[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)?$"
@@ -85,9 +86,8 @@ def values_of(record: Record, kind: type[AnyValues]) -> AnyValues | str:
     try:
         return kind.model_validate(record.values)
     except ValidationError as err:
-        first = err.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "values"
-        return f"record {record.record}: {place}: {first['msg']}"
+        place, why = invalid_field(err, "values")
+        return f"record {record.record}: {place}: {why}"
 
 
 class ImageLibrary(Values):
