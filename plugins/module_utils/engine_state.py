@@ -6,10 +6,10 @@ import grp
 import json
 import os
 import re
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
+
+from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
 
 PID_FILE = "/run/docker.pid"
 HOOK = "/usr/bin/nvidia-container-runtime-hook"
@@ -40,24 +40,8 @@ def taken() -> dict[str, Any]:
 
 def output(argv: list[str]) -> str:
     """Return the output of a command; empty if it is missing, fails or exceeds its time limit."""
-    try:
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C"},
-            start_new_session=True,
-        )
-    except OSError:
-        return ""
-    try:
-        data = child.communicate(timeout=LIMIT_S)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
-        return ""
-    return data[:LARGEST].decode("utf-8", "replace") if child.returncode == 0 else ""
+    code, text, _ = ran(argv, LIMIT_S, {**os.environ, "LC_ALL": "C"})
+    return text[:LARGEST] if code == 0 else ""
 
 
 def document(text: str) -> dict[str, Any] | None:

@@ -61,12 +61,12 @@ loaded:
 
 import os
 import re
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
 from ansible_collections.gpunode.node.plugins.module_utils.gpu_use import FAMILY, holders, modules, obstacles
 
 COMMAND_LIMIT_S = 180
@@ -80,34 +80,15 @@ class ExchangeRefusedError(Exception):
 
 def done(argv: list[str]) -> str:
     """Run a command; return the last line of its errors, empty on success."""
-    try:
-        answer = subprocess.run(
-            argv,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_LIMIT_S,
-            start_new_session=True,
-        )
-    except (OSError, subprocess.TimeoutExpired) as err:
-        return str(err)
-    lines = (answer.stderr or answer.stdout).strip().splitlines()
-    return "" if answer.returncode == 0 else lines[-1] if lines else f"exit status {answer.returncode}"
+    code, output, errors = ran(argv, COMMAND_LIMIT_S)
+    lines = (errors or output).strip().splitlines()
+    return "" if code == 0 else lines[-1] if lines else f"exit status {code}"
 
 
 def on_disk(kernel: str) -> str:
     """Return the version of the module that a kernel would load; empty if it has no module."""
-    answer = subprocess.run(
-        ["modinfo", "-k", kernel, "-F", "version", "nvidia"],
-        check=False,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_LIMIT_S,
-    )
-    return answer.stdout.strip() if answer.returncode == 0 else ""
+    code, output, _ = ran(["modinfo", "-k", kernel, "-F", "version", "nvidia"], COMMAND_LIMIT_S)
+    return output.strip() if code == 0 else ""
 
 
 def loaded_version() -> str:
@@ -122,10 +103,10 @@ def loaded_version() -> str:
 
 def known_modules() -> dict[str, tuple[int, list[str]]]:
     """Return the loaded modules with their users."""
-    answer = subprocess.run(
-        ["lsmod"], check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_LIMIT_S
-    )
-    found: dict[str, tuple[int, list[str]]] = modules(answer.stdout)
+    code, output, errors = ran(["lsmod"], COMMAND_LIMIT_S)
+    if code != 0:
+        raise ExchangeRefusedError(f"lsmod ended with status {code}: {errors.strip()}")
+    found: dict[str, tuple[int, list[str]]] = modules(output)
     return found
 
 
@@ -201,7 +182,7 @@ def main() -> None:
         module.exit_json(changed=False, reason="", loaded=version)
     try:
         refuse(version, units)
-    except (ExchangeRefusedError, OSError, subprocess.SubprocessError) as err:
+    except (ExchangeRefusedError, OSError) as err:
         reason = " ".join(str(err).split())
         module.warn(f"the loaded module remains until a reboot: {reason}")
         module.exit_json(changed=False, reason=reason, loaded=loaded_version())
@@ -210,7 +191,7 @@ def main() -> None:
     reasons = []
     try:
         exchange(version, units)
-    except (ExchangeRefusedError, OSError, subprocess.SubprocessError) as err:
+    except (ExchangeRefusedError, OSError) as err:
         reasons.append(" ".join(str(err).split()))
     reasons += started(units, module.params["unit_versions"], version)
     if reasons:
