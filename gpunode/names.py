@@ -9,8 +9,11 @@ from gpunode.errors import UsageError
 MOST = 10_000
 """Maximum number of names from one argument."""
 _RANGES = re.compile(r"\[(\d[\d,/-]*)\]")
-# Characters that NodeSet would interpret; an IPv6 address may have brackets.
-_SPECIAL = re.compile(r"[\[\]!&^,\s%]|^@")
+# Characters that NodeSet would interpret; an IPv6 address may have brackets. Longer numbers are an error there, and it
+# would rewrite digits of other scripts.
+_SPECIAL = re.compile(r"[\[\]!&^,\s%]|^@|[^\x00-\x7f]|\d{19}")
+_MOST_AXES, _MOST_FOLDED = 2, 100
+"""Beyond both, NodeSet takes minutes: only the last number of a name is folded."""
 
 
 def expand(argument: str) -> list[str]:
@@ -40,14 +43,22 @@ def expand(argument: str) -> list[str]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """Return ``gpu-[01-03]`` for gpu-01, gpu-02, gpu-03, then the names that cannot be folded, comma-separated."""
+    """Return ``gpu-[01-03]`` for gpu-01, gpu-02, gpu-03, then the names that cannot be folded, comma-separated.
+
+    The names may be a node's: any text is accepted.
+    """
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet  # noqa: PLC0415 (slow to load)
 
     given = sorted(set(names))
     plain = [name for name in given if not _SPECIAL.search(name)]
     others = [name for name in given if _SPECIAL.search(name)]
-    folded = str(NodeSet.fromlist(plain, resolver=RESOLVER_NOGROUP))
-    return ",".join(([folded] if plain else []) + others)
+    many = {name for name in plain if len(re.findall(r"\d+", name)) > _MOST_AXES}
+    groups: dict[str, list[str]] = {}
+    for name in plain:
+        alone = name in many and len(many) > _MOST_FOLDED
+        groups.setdefault(re.sub(r"\d+(?=\D*$)", "#", name) if alone else "", []).append(name)
+    folded = [str(NodeSet.fromlist(group, resolver=RESOLVER_NOGROUP)) for group in groups.values()]
+    return ",".join(folded + others)
 
 
 def expand_all(arguments: Sequence[str]) -> list[str]:

@@ -41,7 +41,11 @@ class Apart:
 
     def facts(self, bundle: Bundle) -> NodeFacts:
         """Return the facts of a bundle, see ``facts_from_bundle``. Raises Exceeded."""
-        return self.replayed(bundle.to_json().encode(), ANSWER)
+        try:
+            return self.replayed(bundle.to_json().encode(), ANSWER)
+        except UsageError as err:
+            # Its document can be larger than what the node sent: the limits may refuse it only now.
+            raise Exceeded(str(err)) from None
 
     def replayed(self, text: bytes, where: str) -> NodeFacts:
         """Return the facts of a bundle's text. Raises UsageError if it is invalid, and Exceeded."""

@@ -20,7 +20,7 @@ from gpunode.checks.own import load_packages
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
-from gpunode.cli.apart import Apart
+from gpunode.cli.apart import ANSWER, Apart
 from gpunode.cli.baseline import print_without_figures, read_baselines
 from gpunode.cli.chosen import selected_checks
 from gpunode.cli.expectation import read_expectation
@@ -287,7 +287,11 @@ class FleetJudging:
             if answer.bundle is None:
                 return unreachable(answer.host, answer.reason or "no answer", answer.seconds)
             text = answer.bundle.model_copy(update={"host": answer.host}).to_json().encode()
-            node = self._apart(apart, answer.host, text, answer.host, answer.seconds)
+            try:
+                node = self._apart(apart, answer.host, text, ANSWER, answer.seconds)
+            except UsageError as err:
+                # The document can be larger than what the node sent: the limits may refuse it only now.
+                return unreachable(answer.host, str(err), answer.seconds)
             return node if answer.unchecked is None else unchecked(node, answer.unchecked)
 
         return in_order(one, answers, apart.most)

@@ -1,6 +1,10 @@
 """Node names in short and in full."""
 
+import random
+import time
+
 import pytest
+from effort import effort
 
 from gpunode.errors import UsageError
 from gpunode.names import expand, expand_all, fold
@@ -70,3 +74,19 @@ def test_names_are_folded(names: list[str], folded: str) -> None:
 def test_what_is_folded_comes_out_again() -> None:
     names = [f"gpu-{number:03d}" for number in (1, 2, 3, 17, 99, 100)] + ["login", "rack2-gpu7", "rack2-gpu8"]
     assert sorted(expand(fold(names))) == sorted(names)
+
+
+@pytest.mark.parametrize("seed", range(effort(8, 400)))
+def test_names_of_a_hostile_node_are_folded_in_time_and_stay_what_they_are(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    numbers = ("1", "07", "9" * 30, "9" * 5000, "0" * 5000 + "1", "\u0663", "\xb2", "", "10")
+    parts = (*numbers, "gpu", "-", "/", "@", "*", "..", "\x00", "{", "a" * 3000)
+    names = ["".join(chance.choices(parts, k=chance.randrange(6))) for _ in range(chance.choice((1, 3, 200)))]
+    axes = chance.choice((3, 4, 8))
+    names += ["x".join(str(chance.randrange(100)) for _ in range(axes)) for _ in range(chance.choice((0, 1000)))]
+    started = time.process_time()
+    folded = fold(names)
+    assert time.process_time() - started < 2
+    assert all(name in folded for name in names if not name.isascii())
+    regular = [name for name in names if "x" in name][:50]
+    assert set(expand(fold(regular))) == set(regular) or not regular

@@ -551,3 +551,24 @@ def test_one_node_that_costs_too_much_is_an_error_beside_the_others(
     assert finding["status"] == "error"
     assert ("more than 1 s" if kind == "regex" else "MiB of memory") in finding["message"]
     assert all(len(node["findings"]) > 10 for node in nodes if node is not bad)
+
+
+@pytest.mark.parametrize("verb", ["validate", "env"])
+def test_an_answer_that_grows_when_it_is_written_again_costs_no_other_node_its_result(
+    gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle, verb: str
+) -> None:
+    """The list of a command's words takes more space with a line for each: an answer within the limit exceeds it."""
+    result = next(iter(bundle.commands.values()))
+    long = bundle.model_copy(
+        update={"commands": {**bundle.commands, "x": result.model_copy(update={"argv": ["a"] * 20_000})}}
+    )
+    compact = long.model_dump_json(by_alias=True)
+    monkeypatch.setattr("gpunode.probe.bundle.MAX_BYTES", len(compact) + 1)
+    assert Bundle.from_json(compact, "within the limit") == long
+    some_fleet(monkeypatch, [fleet.Collected("bad", long, None, 0.5), fleet.Collected("good", bundle, None, 0.5)])
+    options = ("--level", "quick") if verb == "validate" else ()
+    ended = gpunode(verb, "bad", "good", "--format", "json", *options)
+    assert ended.code == 3
+    nodes = {node["host"]: node for node in json.loads(ended.out)["nodes"]}
+    assert "longer than" in (nodes["bad"]["findings"][0]["message"] if verb == "validate" else ended.err)
+    assert len(nodes["good"]) > 5
