@@ -7,7 +7,6 @@ Tasks read them as ``ansible_facts``.
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 from pathlib import Path
@@ -17,6 +16,7 @@ from ansible import constants
 from ansible.plugins.action import ActionBase
 from ansible.plugins.callback import CallbackBase
 from ansible.utils.display import Display
+from ansible_collections.gpunode.node.plugins.plugin_utils.answers import diff
 
 DOCUMENTATION = """
 name: node_answers
@@ -41,6 +41,8 @@ TYPED: dict[str, type] = {
     **dict.fromkeys(("warnings", "deprecations", "results"), list),
 }
 DEEPEST = 24
+LONGEST_ANSWER = 4 << 20
+"""Characters that a module of Ansible prints: Ansible prints failed ones again, in its main process."""
 COLOR = r"\x1b\[(?:0|[01];3\d|(?:0;)?[34]8;5;\d{1,3})m"
 CONTROL = re.compile(rf"({COLOR})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -49,17 +51,6 @@ def _depth_within(value: Any, most: int) -> bool:
     """Return whether a value is nested at most this deep; Ansible prints and copies results by recursion."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return most > 0 and all(_depth_within(item, most - 1) for item in items)
-
-
-def _is_diff(value: Any) -> bool:
-    parts = value if isinstance(value, list) else [value]
-    return all(
-        isinstance(part, dict)
-        and all(isinstance(part.get(name, ""), str | dict) for name in ("before", "after"))
-        and isinstance(part.get("prepared", ""), str)
-        and all(isinstance(part.get(name, 0), int) for name in ("dst_larger", "src_larger"))
-        for part in parts
-    )
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]
@@ -73,7 +64,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.before = constants.INJECT_FACTS_AS_VARS
         self.own = False
-        os.register_at_fork(after_in_child=self.limit_memory)
+        self.bounded = False
+        self.executed = ActionBase._low_level_execute_command
+        ActionBase._low_level_execute_command = self.limited()
         self.parsed = ActionBase._parse_returned_data
         ActionBase._parse_returned_data = self.gate()
         self.printed = Display().display
@@ -88,6 +81,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Return the method that reads what a module printed, in place of Ansible's."""
 
         def parse(action: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            most = getattr(action, "LONGEST_ANSWER", LONGEST_ANSWER)
+            if self.own and any(len(str(args[0].get(name, ""))) > most for name in ("stdout", "stderr")):
+                return {"failed": True, "msg": f"the node answered more than {most >> 20} MiB"}
             answer: dict[str, Any] = self.parsed(action, *args, **kwargs)
             if not self.own:
                 return answer
@@ -96,10 +92,11 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             results = answer.get("results")
             if isinstance(results, list) and not all(isinstance(item, str) for item in results):
                 wrong.add("results")
-            if not _is_diff(answer.get("diff", {})):
-                wrong.add("diff")
+            if "diff" in answer:
+                answer["diff"] = diff(answer["diff"])
             return {name: value for name, value in answer.items() if name not in wrong.union(ACTED_ON)}
 
+        parse.of_gpunode = True  # type: ignore[attr-defined]
         return parse
 
     def print(self, msg: str, *args: Any, **kwargs: Any) -> None:
@@ -107,11 +104,26 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         text = CONTROL.sub(lambda match: match[1] or "\N{REPLACEMENT CHARACTER}", str(msg)) if self.own else msg
         self.printed(text, *args, **kwargs)
 
-    def limit_memory(self) -> None:
-        """Limit the memory of a process that runs a task."""
-        if self.own:
-            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-            limit = pages * resource.getpagesize() + MEMORY_BYTES
-            if hard == resource.RLIM_INFINITY or limit < hard:
-                resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    def limited(self) -> Any:
+        """Return the method that runs commands on nodes, in place of Ansible's, with a limit of memory for its process.
+
+        Not for this machine as a node: its programs would inherit the limit.
+        """
+
+        def execute(action: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            if self.own and not self.bounded and action._connection.transport != "local":
+                limit_memory()
+                self.bounded = True
+            answer: dict[str, Any] = self.executed(action, *args, **kwargs)
+            return answer
+
+        return execute
+
+
+def limit_memory() -> None:
+    """Limit the memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = pages * resource.getpagesize() + MEMORY_BYTES
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

@@ -6,6 +6,7 @@ can add any key to any answer.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +23,9 @@ LONGEST_DOCUMENT = 1 << 27
 MOST = 1 << 16
 """Entries of a list or mapping."""
 LONGEST_LINE, MOST_WARNINGS = 2000, 50
+LONGEST_DIFF, MOST_COMPARED = 1 << 22, 500_000
+"""Characters of all differences in an answer, and pairs of lines: Ansible compares them in its main process, line by
+line, and all nodes wait."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 ALWAYS = {
@@ -70,12 +74,29 @@ def _whole(value: Any) -> Any:
     return value if isinstance(value, int) and abs(value) < 1 << 63 else None
 
 
-def _diff(value: Any) -> Any:
-    parts = value if isinstance(value, list) else [value]
-    known = ("before", "after", "before_header", "after_header", "prepared")
-    return [
-        {key: text(part[key]) for key in known if key in part} for part in parts[:MOST] if isinstance(part, Mapping)
-    ]
+def diff(value: Any) -> list[dict[str, str]]:
+    """Return the differences of an answer as texts that are compared and printed in a second."""
+    found, left, pairs = [], LONGEST_DIFF, MOST_COMPARED
+    for part in (value if isinstance(value, list) else [value])[:MOST]:
+        if not isinstance(part, Mapping):
+            continue
+        one = {key: _side(part[key]) for key in ("before", "after", "prepared") if key in part}
+        one |= {key: text(part[key])[:LONGEST_LINE] for key in ("before_header", "after_header") if key in part}
+        compared = (one.get("before", "").count("\n") + 1) * (one.get("after", "").count("\n") + 1)
+        if one.get("before") and one.get("after") and compared > pairs:
+            one = {"prepared": f"{one.get('after_header', 'a file')}: changed; too long for a comparison\n"}
+        else:
+            pairs -= compared
+        left -= sum(map(len, one.values()))
+        if left < 0:
+            break
+        found.append(one)
+    return found
+
+
+def _side(value: Any) -> str:
+    """Return one side of a difference; those of Ansible's modules can be mappings."""
+    return text(json.dumps(readable(value), indent=4, sort_keys=True) if isinstance(value, Mapping) else value)
 
 
 def _warnings(value: Any) -> Any:
@@ -94,7 +115,7 @@ TYPES: dict[str, Callable[[Any], Any]] = {
         [text(line) for line in value[:MOST] if isinstance(line, str)] if isinstance(value, list) else None
     ),
     "document": _document,
-    "diff": _diff,
+    "diff": diff,
     "warnings": _warnings,
 }
 

@@ -167,6 +167,8 @@ def _private(value: Any) -> Iterator[str]:
 class GpunodeAction(ActionBase):  # type: ignore[misc]
     """Base class of the action plugins."""
 
+    LONGEST_ANSWER = LONGEST_DOCUMENT
+    """Characters of what a module prints; the gate of the playbooks reads it."""
     task_vars: dict[str, Any]
     node: Run
     keys: Mapping[str, str] = MappingProxyType({})
@@ -180,7 +182,20 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         self.task_vars = task_vars or {}
         self.host = str(self._task.delegate_to or self.task_vars.get("inventory_hostname", "the node"))
         self.node = Run(self.host)
+        self.refuse_ungated()
         self.refuse_shadowed()
+
+    def refuse_ungated(self) -> None:
+        """Raise AnsibleActionFail in a playbook of this collection that runs without its callback node_answers.
+
+        Ansible loads callbacks for the first playbook of a command: those beside a later ``gpunode.node.site`` are not.
+        """
+        folder = Path(str(self.task_vars.get("playbook_dir", ""))).resolve()
+        if folder == ROOT / "playbooks" and not hasattr(ActionBase._parse_returned_data, "of_gpunode"):
+            raise AnsibleActionFail(
+                "the callback node_answers, which bounds the answers of nodes, is not loaded: run gpunode's playbook "
+                "first or alone, or import it in yours (import_playbook: gpunode.node.site)"
+            )
 
     def refuse_shadowed(self) -> None:
         """Raise AnsibleActionFail if a fact has the name of a variable of the roles: it would take precedence."""

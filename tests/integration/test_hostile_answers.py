@@ -148,13 +148,17 @@ def added(path: str, seed: int) -> dict[str, Any]:
     return {"top": top, "facts": values, "over": over}
 
 
+def states(present: Sequence[str]) -> dict[str, str]:
+    """Variables with which these roles alone change something."""
+    variables = {name: "absent" for name, one in options().items() if "absent" in one.get("choices", ())}
+    return variables | {f"{role}_state": "present" for role in present}
+
+
 def hosts(
     server: Server, folder: Path, pythons: Sequence[str] = ("python3",), present: Sequence[str] = PRESENT
 ) -> Path:
     """An inventory of a node for each Python: node1, node2. Nothing is installed there, and little is to be."""
-    settings = options()
-    variables = {name: "absent" for name, one in settings.items() if "absent" in one.get("choices", ())}
-    variables |= {f"{role}_state": "present" for role in present}
+    variables = states(present)
     options_of_ssh = f"-o UserKnownHostsFile={server.folder}/known_hosts -o IdentitiesOnly=yes -o IdentityAgent=none"
     node = {
         "ansible_host": "127.0.0.1",
@@ -242,6 +246,52 @@ def test_the_file_is_run_by_a_shell_and_by_ansible(tmp_path: Path) -> None:
 
 
 # One node stops no other
+
+BOMB = """#!{python} -I
+import json, subprocess, sys
+text = open(sys.argv[1], "rb").read() if len(sys.argv) > 1 else sys.stdin.buffer.read()
+done = subprocess.run([{python!r}, "-"], input=text, capture_output=True, timeout=120)
+answer = json.loads(done.stdout)
+if b"module_fqn='ansible.modules" in text:
+    answer = {{"failed": True, "msg": "x", "stdout": "line\\n" * (1 << 20)}}
+parts = [{{"before": "a\\n" * 199, "after": "a\\nb\\n" * 99}}] * 30_000
+print(json.dumps({{**answer, "changed": True, "diff": parts}}))
+"""
+"""Each part takes a fifth of a second to compare: all of them, more than an hour of Ansible's main process."""
+
+
+def test_costly_answers_are_cut_and_programs_of_this_machine_have_no_limit(tmp_path: Path) -> None:
+    (tmp_path / "bomb").write_text(BOMB.format(python=sys.executable))
+    (tmp_path / "plain").write_text(f'#!/bin/sh\nulimit -v >> {tmp_path}/limits\nexec {sys.executable} "$@"\n')
+    settings = {"ansible_connection": "local", "ansible_become": False, "preflight_require_gpu": False}
+    settings |= {
+        "preflight_lock_wait_s": 1,
+        "ansible_remote_tmp": f"{tmp_path}/tmp",
+        "preflight_refuse_unknown_variables": False,
+    }
+    nodes = {name: {**settings, "ansible_python_interpreter": f"{tmp_path}/{name}"} for name in ("bomb", "plain")}
+    for name in nodes:
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "hosts.yml").write_text(
+        yaml.safe_dump({"gpu_nodes": {"hosts": nodes, "vars": states(["ml_environment"])}})
+    )
+    argv, env, _ = command("ansible-playbook", tmp_path / "hosts.yml")
+    (tmp_path / "mine.yml").write_text("- hosts: localhost\n  gather_facts: false\n  tasks: []\n")
+    second = subprocess.run(
+        [*argv[:-1], "mine.yml", "gpunode.node.validate"],
+        env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert "callback node_answers" in second.stdout, second.stdout[-3000:]
+    assert not (tmp_path / "limits").exists()
+    tags = ["--check", "--diff", "--tags", "preflight,ml_environment"]
+    done = subprocess.run(
+        [*argv, *tags], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert set((tmp_path / "limits").read_text().split()) == {"unlimited"}, done.stdout[-3000:]
+    assert "too long for a comparison" in done.stdout, done.stdout[-3000:]
+    assert "answered more than 4 MiB" in done.stdout
+    assert len(done.stdout) < 8 << 20
+
 
 LIMIT_S = 45
 

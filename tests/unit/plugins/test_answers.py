@@ -2,6 +2,7 @@
 
 import ast
 import json
+import random
 import signal
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils._internal._messages import Event, WarningSummary
+from ansible.plugins.callback import CallbackBase
 from ansible_collections.gpunode.node.plugins.action import managed_files
 from ansible_collections.gpunode.node.plugins.plugin_utils import answers, controller
 from effort import effort
@@ -154,3 +156,24 @@ def test_a_module_has_a_time_limit_within_the_tasks(outer: int, within: int, nam
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - started < 4
     assert bool(left) == (outer == 9)
+
+
+@pytest.mark.parametrize("seed", range(effort(6, 60)))
+def test_differences_are_compared_in_time(seed: int) -> None:
+    """Ansible compares them in its main process, for which all nodes wait."""
+    chance = random.Random(seed)  # noqa: S311
+    lines = [f"{number}\n" for number in range(chance.choice((1, 2, 30, 101)))]
+    many, long = chance.choice(((1, 20_000), (3000, 199), (200, 1000), (70_000, 2)))
+    sides = [{side: "".join(chance.choices(lines, k=long)) for side in ("before", "after")} for _ in range(5)]
+    sides[0] = {"before": lines[0] * long, "after": f"{lines[0]}other\n" * (long // 2)}
+    answer = {"diff": [chance.choice(sides) for _ in range(many)]}
+    started = time.process_time()
+    shown = CallbackBase()._get_diff(answers.gated(answer, {})["diff"])
+    assert time.process_time() - started < 15
+    assert len(shown) < 8 * answers.LONGEST_DIFF
+
+
+def test_a_difference_of_mappings_is_compared_as_text() -> None:
+    (found,) = answers.gated({"diff": {"before": {"state": "absent"}, "after": {"state": "file"}}}, {})["diff"]
+    assert '"state": "absent"' in found["before"]
+    assert '"state": "file"' in found["after"]
