@@ -11,6 +11,8 @@ from gpunode.checks.xids import nothing_found, reach
 from gpunode.facts.node import KernelEvent, NodeFacts, Nvme
 from gpunode.text import counted, listed
 
+VFORK = ("kernel_clone", "_do_fork", "do_fork")
+"""Where a process waits for a child that vfork made, in state D. It can be killed."""
 DRIVER_NAMES = ("nvidia", "nv_", "nv-", "rm_", "uvm_", "os_acquire")
 CORRECTED_MOST = Threshold(
     "host.memory-errors.corrected-most", 0, "errors", "More corrected errors since the boot warn.", source="our choice"
@@ -132,15 +134,15 @@ def _warnings(bits: int) -> list[str]:
     actions=("restart_os",),
 )
 def stuck_processes(node: NodeFacts) -> Iterator[CheckResult]:
-    stuck = node.stuck_processes or ()
+    stuck = [process for process in node.stuck_processes or () if process.waits_in not in VFORK]
     if not stuck:
         yield CheckResult(Status.PASS, "no process hangs in the kernel", expected=0, measured=0, unit="processes")
         return
     in_driver = [
         process
         for process in stuck
-        if (process.name + (process.waits_in or "")).startswith("nvidia")
-        or (process.waits_in or "").startswith(DRIVER_NAMES)
+        # Users choose the names of their processes: a name counts only if the function is unknown.
+        if (process.waits_in or process.name).startswith(DRIVER_NAMES if process.waits_in else "nvidia")
     ]
     words = listed(
         [

@@ -17,6 +17,7 @@ import base64
 import hashlib
 import io
 import re
+import resource
 import subprocess
 import tarfile
 import tempfile
@@ -28,6 +29,8 @@ from ansible_collections.gpunode.node.plugins.module_utils.openpgp import keys, 
 
 LIMIT_S = 30
 LARGEST = 1 << 20
+LARGEST_TREE = 8 << 20
+"""Maximum size of the files in the keyring package, in bytes."""
 TRIES = 3
 PAUSE_S = 2
 
@@ -52,21 +55,27 @@ def fetched(url):
 
 def keyring_of(package):
     """Return the keyring in a Debian package."""
-    with tempfile.NamedTemporaryFile(suffix=".deb") as file:
+    with tempfile.NamedTemporaryFile(suffix=".deb") as file, tempfile.TemporaryFile() as unpacked:
         file.write(package)
         file.flush()
-        done = subprocess.run(
+        subprocess.run(
             ["dpkg-deb", "--fsys-tarfile", file.name],
             check=True,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=unpacked,
+            stderr=subprocess.DEVNULL,
             timeout=LIMIT_S,
+            start_new_session=True,
+            # Nothing is verified yet: a package of 1 MiB may unpack to gigabytes.
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_TREE, LARGEST_TREE)),
         )
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as tree:
+        unpacked.seek(0)
+        tar = io.BytesIO(unpacked.read(LARGEST_TREE))
+    with tarfile.open(fileobj=tar) as tree:
         for member in tree:
             if member.isfile() and member.name.endswith("/cuda-archive-keyring.gpg"):
                 inside = tree.extractfile(member)
-                return inside.read() if inside is not None else b""
+                return inside.read(LARGEST) if inside is not None else b""
     raise DiffersError("the package contains no keyring")
 
 

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import io
 import random
+import resource
 import tarfile
 import urllib.request
 from collections.abc import Iterator
@@ -186,12 +187,27 @@ def test_where_the_file_is_not_there_the_keyring_package_is_asked(served: Served
     assert "an HTML page" in answer(served, keyring="ring.deb")["error"]
 
 
-def keyring_package(folder: Path, keyring: bytes) -> bytes:
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_package_that_unpacks_to_gigabytes_is_refused(served: Served, tmp_path: Path, sparse: bool) -> None:
+    """Unverified: a proxy or a mirror may have made it. The size of a sparse file is a number in the archive."""
+    headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 36), "GNU.sparse.numblocks": "1"} if sparse else {}
+    served.files["/ring.deb"] = keyring_package(tmp_path, b"" if sparse else bytes(64 << 20), headers)
+    assert len(served.files["/ring.deb"]) < repository_key.LARGEST
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (60 << 20), hard))
+    try:
+        assert "is not an OpenPGP key" in answer(served, keyring="ring.deb")["error"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def keyring_package(folder: Path, keyring: bytes, headers: dict[str, str] | None = None) -> bytes:
     """What dpkg-deb takes for a package: an archive of three members."""
     tree = io.BytesIO()
     with tarfile.open(fileobj=tree, mode="w:gz") as tar:
         row = tarfile.TarInfo("./usr/share/keyrings/cuda-archive-keyring.gpg")
-        row.size = len(keyring)
+        row.size, row.pax_headers = len(keyring), headers or {}
         tar.addfile(row, io.BytesIO(keyring))
     control = io.BytesIO()
     with tarfile.open(fileobj=control, mode="w:gz") as tar:
