@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files as resource_files
 from typing import cast
 
@@ -157,7 +157,12 @@ def _inputs() -> Iterator[tuple[str, str]]:
     """Yield the files that decide the packages: name in the image and content."""
     for name in _BUILDING:
         yield name, _INSIDE.joinpath(name).read_text(encoding="utf-8")
-    yield "plan.json", json.dumps(plan(), sort_keys=True)
+    yield "plan.json", _plan_text()
+
+
+@cache
+def _plan_text() -> str:
+    return json.dumps(plan(), sort_keys=True)
 
 
 def serving() -> bytes:

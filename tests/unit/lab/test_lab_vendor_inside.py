@@ -214,5 +214,5 @@ def test_a_files_name_is_what_rpm_makes_of_it(inside: dict[str, ModuleType]) -> 
 def test_the_image_is_another_one_where_a_package_or_a_builder_is(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(image._inputs())
     assert set(before) == {"build.py", "pack.py", "rpms.py", "plan.json"}
-    monkeypatch.setattr(image, "plan", dict)
+    monkeypatch.setattr(image, "_plan_text", lambda: "{}")
     assert dict(image._inputs()) != before
