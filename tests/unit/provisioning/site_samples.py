@@ -203,6 +203,7 @@ class Machine:
             "connection": {"client": "10.1.2.3", "port": 22},
         }
         self.disks: dict[str, Any] | None = None
+        self.folders: dict[str, Any] = {}
         self.locks: dict[str, tuple[str, ...]] = {}
         self.planned: Planned | None = None
         self.coming: dict[str, dict[str, str | None]] = {}
@@ -316,12 +317,12 @@ class Machine:
 
     def _disks(self, body: Mapping[str, Any]) -> dict[str, Any]:
         mounted: dict[str, Any] = {"kind": "folder", "mode": "1777", "entries": None, "users": []}
-        kinds = {"/scratch": ("/dev/md127", "xfs"), "/data": ("systemd-1", "autofs")}
+        sources = {"/scratch": ("/dev/md127", "xfs"), "/data": ("systemd-1", "autofs")}
+        kinds = {path: {"source": source, "fstype": kind} for path, (source, kind) in sources.items()}
         there = self.disks is not None
-        paths = {
-            path: {**mounted, "mounts": [{"source": kinds[path][0], "fstype": kinds[path][1]}]} if there else FREE
-            for path in body["paths"]
-        }
+        paths = {path: self.folders.get(path, FREE) for path in body["paths"]}
+        if there:
+            paths |= {path: {**mounted, "mounts": [row]} for path, row in kinds.items() if path in paths}
         trim = ("enabled", "active") if there else ("disabled", "inactive")
         return {
             "disks": {},
@@ -541,6 +542,8 @@ class Machine:
 
     def _after_docker(self, values: Mapping[str, Any]) -> None:
         group = set(self.document["engine"]["group"])
+        for one in values.get("data_folders", ()):
+            self.folders[one["path"]] = {**FREE, "kind": "folder", "mode": one["mode"], "entries": 0}
         present = values["state"] == "present"
         self.document["engine"]["group"] = sorted(group | {*values["users"]} if present else group - {*values["users"]})
         if present and "docker-ce" in self._installed:
