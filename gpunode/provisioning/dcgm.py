@@ -157,9 +157,9 @@ def _packages(
 
 def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
     packages, leaving = departures(
-        state, (), always=(f"{STEM}-*",), memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]), lock_mark=LOCK_MARK
+        state, (f"{STEM}-*",), memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]), lock_mark=LOCK_MARK
     )
-    unit = state.unit(UNIT)
+    unit, goes = state.unit(UNIT), f"{CORE} must be removed" in leaving
     return Manifest(
         role=ROLE,
         files=tuple(
@@ -170,7 +170,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
             for path in (DROP_IN.rpartition("/")[0], MEMORY)
         ),
         packages=packages,
-        units=(UnitState(name=UNIT, enabled=False, state="stopped"),) if unit is not None else (),
+        units=(UnitState(name=UNIT, enabled=False, state="stopped"),) if unit is not None and goes else (),
         due_reasons=tuple(leaving),
         values={"state": "absent", "unit": unit is not None},
     )

@@ -16,25 +16,22 @@ def departures(  # noqa: PLR0913
     *,
     memory: str,
     lock_wait_s: int,
-    always: Sequence[str] = (),
     held: Sequence[str] = (),
     lock_mark: str = "",
 ) -> tuple[AptChange | DnfChange | None, list[str]]:
     """Return the transaction that removes a role's packages, and those that are still installed, one line each.
 
-    ``always`` and ``new`` are shell patterns of names: the first are removed in any case, the second if the record
-    ``memory`` on the node shows that the role installed them; so are ``held`` if they are held.
+    ``new`` are shell patterns of names: packages are removed if the record ``memory`` on the node shows that the role
+    installed them; so are ``held`` if they are held.
     """
     own = installed_by_role(state, memory)
     locked = set(state.apt.held) if state.apt is not None else _locked(state)
-    sure = {name for name in state.installed if matches_any(name, always)}
     going = {name for name in own if matches_any(name, new) or (name in locked and matches_any(name, held))}
-    reasons = [f"{name} must be removed" for name in sorted(sure | going)]
+    reasons = [f"{name} must be removed" for name in sorted(going)]
     if state.apt is not None:
         return (
             AptChange(
                 state="absent",
-                purge=tuple(always),
                 purge_new=tuple(new),
                 hold=tuple(held),
                 memory=memory,
@@ -45,8 +42,7 @@ def departures(  # noqa: PLR0913
     return (
         DnfChange(
             state="absent",
-            remove=tuple(sorted(sure)),
-            remove_new=tuple(sorted(going - sure)),
+            remove_new=tuple(sorted(going)),
             lock=() if lock_mark else None,
             lock_mark=lock_mark,
             memory=memory,

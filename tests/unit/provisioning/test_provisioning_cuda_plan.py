@@ -7,6 +7,7 @@ from node_samples import after, by_path, contents, context, node, planned
 from test_provisioning_cuda import bare
 
 from gpunode.provisioning import cuda, dcgm
+from gpunode.provisioning.departures import MARK
 from gpunode.provisioning.locks import PLUGIN, lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.state import NodeState
@@ -205,10 +206,20 @@ def test_where_the_driver_goes_dcgm_is_left() -> None:
     assert planned("dcgm", node(DCGM, facts=FACTS), gone) == Manifest(role="dcgm")
 
 
-def test_dcgm_goes_with_everything_of_it() -> None:
-    manifest = planned("dcgm", node(DCGM, {dcgm.BEFORE: "bash\n"}, facts={**FACTS, "units": [UNIT]}), state="absent")
+@pytest.mark.parametrize("record", ["bash\n", "".join(f"{name}\n" for name in (MARK, *DCGM))], ids=["earlier", "own"])
+def test_dcgm_goes_with_everything_of_it(record: str) -> None:
+    manifest = planned("dcgm", node(DCGM, {dcgm.BEFORE: record}, facts={**FACTS, "units": [UNIT]}), state="absent")
     assert {reason.split()[0] for reason in manifest.due_reasons} >= {*DCGM, dcgm.UNIT, dcgm.BEFORE}
     assert planned("dcgm", node(), state="absent").due_reasons == ()
+
+
+@pytest.mark.parametrize("dnf", [False, True], ids=["apt", "dnf"])
+@pytest.mark.parametrize("texts", [{}, {dcgm.BEFORE: f"{MARK}\ndatacenter-gpu-manager-4-cuda13\n"}])
+def test_dcgm_that_was_there_before_stays_and_runs(texts: dict[str, str], dnf: bool) -> None:
+    manifest = planned("dcgm", node(DCGM, texts, dnf=dnf, facts={"units": [UNIT]}), state="absent")
+    assert manifest.units == ()
+    gone = {reason.split()[0] for reason in manifest.due_reasons}
+    assert gone == {*texts, *(["datacenter-gpu-manager-4-cuda13"] if texts else [])}
 
 
 def test_dcgm_of_dnf_comes_whatever_its_epoch_is_and_is_locked() -> None:
