@@ -56,6 +56,7 @@ RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-nvidia-container-toolkit"
 DOCKER_MEMORY = "/var/lib/gpunode/docker"
 BEFORE = f"{MEMORY}/packages-before"
 ENV = "/etc/gpunode/container.env"
+ENV_FOLDER = ENV.rpartition("/")[0]
 REFRESH_FOLDER = "/etc/nvidia-container-toolkit"
 BASE = "nvidia-container-toolkit-base"
 LOCK_MARK = f"gpunode (role {ROLE})"
@@ -75,6 +76,7 @@ LOOK = Look(
         MEMORY,
         DOCKER_MEMORY,
         REFRESH_FOLDER,
+        ENV_FOLDER,
         *DAEMON_LOOK.paths,
         *CONTAINERD_LOOK.paths,
     ),
@@ -375,7 +377,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, req
         # The memory of daemon.json is next to that of the role docker; its folder may be the last to be removed.
         folders=tuple(
             ManagedFolder(path=path, state="absent_if_empty", phase="after")
-            for path in (MEMORY, DOCKER_MEMORY, REFRESH_FOLDER)
+            for path in (MEMORY, DOCKER_MEMORY, REFRESH_FOLDER, ENV_FOLDER)
         ),
         packages=packages,
         refusals=change.refusals,

@@ -31,8 +31,9 @@ MEMORY = "/var/lib/gpunode/updates"
 RECORD = f"{MEMORY}/pending.json"
 BEFORE = f"{MEMORY}/packages-before"
 AUTOMATIC_BEFORE = f"{MEMORY}/automatic-before.json"
+FOLDERS = (MEMORY, SETTINGS.rpartition("/")[0], PROGRAM.rpartition("/")[0])
 LOOK = Look(
-    paths=(POLICY, NEEDRESTART, SETTINGS, PROGRAM, RECORD, MEMORY),
+    paths=(POLICY, NEEDRESTART, SETTINGS, PROGRAM, RECORD, *FOLDERS),
     contents=(BEFORE, AUTOMATIC, AUTOMATIC_BEFORE),
 )
 APT_TIMERS = ("apt-daily.timer", "apt-daily-upgrade.timer")
@@ -233,7 +234,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
     return Manifest(
         role=ROLE,
         files=tuple(files),
-        folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
+        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS),
         packages=packages,
         due_reasons=tuple(leaving),
         values={"state": "absent", "record": []},

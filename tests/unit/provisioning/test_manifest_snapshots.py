@@ -20,3 +20,13 @@ def test_manifests_are_those_that_were_reviewed_and_settle_the_node() -> None:
         if (FOLDER / f"{role}.yml").read_text(encoding="utf-8") != page.text
     ]
     assert changed == [], f"read git diff after {REGENERATE}"
+
+
+def test_absent_removes_each_folder_of_ours_that_a_file_needed() -> None:
+    left = {}
+    for role, page in converged().pages.items():
+        bare, absent = page.parts["apt"]["bare"], page.parts["apt"].get("absent", {})
+        files = [path for path, row in bare.get("files", {}).items() if not row.startswith("absent")]
+        made = {path.rpartition("/")[0] for path in files if "gpunode" in path.rpartition("/")[0]}
+        left[role] = sorted(made - absent.get("folders", {}).keys())
+    assert {role: folders for role, folders in left.items() if folders} == {}
