@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,14 +63,17 @@ class Command:
 
     def end(self) -> None:
         """End it with all that it started: first as by Ctrl-C, so that it removes what it began."""
-        for number, grace_s in ((signal.SIGINT, GRACE_S), (signal.SIGTERM, 10), (signal.SIGKILL, 10)):
-            if not self.runs:
-                return
-            try:
+        if not self.runs:
+            return
+        for number, grace_s in ((signal.SIGINT, GRACE_S), (signal.SIGTERM, 10)):
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(self._process.pid, number)
                 self._process.wait(timeout=grace_s)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
+                break
+        # What a shell starts in the background ignores SIGINT, and outlives it.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(timeout=10)
 
 
 class Demo:

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -272,15 +273,15 @@ def run(argv: Sequence[str | Path], *, limit_s: float, env: dict[str, str] | Non
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:
     """End a program and all processes that it started."""
-    for number, grace_s in ((signal.SIGINT, 60), (signal.SIGTERM, 10), (signal.SIGKILL, 10)):
-        try:
+    for number, grace_s in ((signal.SIGINT, 60), (signal.SIGTERM, 10)):
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
             process.wait(timeout=grace_s)
-        except subprocess.TimeoutExpired:
-            continue
-        except ProcessLookupError:
-            pass
-        return
+            break
+    # What a shell starts in the background ignores SIGINT, and outlives it.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=10)
 
 
 def pytest_tier(*arguments: str, limit_s: float, env: dict[str, str] | None = None) -> Tally:

@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -272,3 +273,16 @@ def test_the_page_lists_the_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
     module = script(monkeypatch)
     assert rows == list(module.TIERS)
     assert set(module.needs.NEEDS) <= set(rows)
+
+
+def test_a_program_is_ended_with_what_ignores_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script(monkeypatch)
+    argv = ["sh", "-c", "trap 'exit 1' INT; sleep 600 & echo $!; wait"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        child = Path("/proc") / process.stdout.readline().decode().strip() / "stat"
+        module.end_group(process)
+        end = time.monotonic() + 10
+        while child.exists() and child.read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < end
+            time.sleep(0.02)
