@@ -172,12 +172,15 @@ class Converged:
     pages: dict[str, Page]
     unsettled: dict[str, tuple[str, ...]]
     """What is due, or refused, on a node that the role has settled or left, and at the end."""
+    machines: dict[str, Machine]
+    """The nodes after all roles."""
 
 
 @cache
 def converged() -> Converged:
     """Plan and apply every role in the playbook's order: for real, in check mode, and its removal from a copy."""
     pages, unsettled = {role: Page(role) for role in ORDER}, {}
+    machines = {}
     for manager in ("apt", "dnf"):
         machine, checked = Machine(manager), Machine(manager)
         for role in ORDER:
@@ -195,16 +198,18 @@ def converged() -> Converged:
             unsettled[f"{manager} {role}"] = machine.due(now)
             if "state" in settings(role):
                 left = copy.deepcopy(machine)
-                now = left.plan(role, state="absent")
+                left.absent = role
+                now = left.plan(role)
                 shown["absent"] = page.shown(now)
                 left.apply(now)
-                unsettled[f"{manager} {role} absent"] = left.due(left.plan(role, state="absent"))
+                unsettled[f"{manager} {role} absent"] = left.due(left.plan(role))
             if manager == "dnf":
                 shown |= {
                     name: difference(shown[name], part) for name, part in page.parts["apt"].items() if name in shown
                 }
         unsettled |= {f"{manager} {role} after all roles": machine.due(machine.plan(role)) for role in ORDER}
-    return Converged(pages, unsettled)
+        machines[manager] = machine
+    return Converged(pages, unsettled, machines)
 
 
 if __name__ == "__main__":

@@ -203,6 +203,7 @@ class Machine:
             "connection": {"client": "10.1.2.3", "port": 22},
         }
         self.disks: dict[str, Any] | None = None
+        self.absent = ""  # the role that is removed
         self.folders: dict[str, Any] = {}
         self.locks: dict[str, tuple[str, ...]] = {}
         self.planned: Planned | None = None
@@ -210,14 +211,14 @@ class Machine:
 
     # --- plans
 
-    def plan(self, role: str, *, check: bool = False, texts: Any = None, **changes: Any) -> Manifest:
+    def plan(self, role: str, *, check: bool = False, texts: Any = None) -> Manifest:
         """The manifest of a role, with the node's answers to its questions."""
         state = NodeState.model_validate(self.document).with_files(texts or {})
         answers: dict[str, Any] = {}
         for _ in range(5):
             run = Context(
                 host="node",
-                settings_of=lambda name: {**settings(name), **(changes if name == role else {})},
+                settings_of=lambda name: {**settings(name), **({"state": "absent"} if name == self.absent else {})},
                 today=date.fromisoformat(DAY),
                 check=check,
                 answers=answers,

@@ -1,8 +1,18 @@
 """The manifests of all roles are those that were reviewed, and a second plan has nothing due."""
 
+import copy
+
+import pytest
+from effort import effort
 from manifest_snapshots import FOLDER, REGENERATE, converged
 from node_samples import collection_root
-from site_samples import ORDER
+from site_samples import ORDER, settings
+
+SHARED = {"nvidia_driver": {"nvidia_fabric"}, "nvidia_fabric": {"nvidia_driver"}, "rdma": {"gpu_tools"}}
+"""Roles that have something due once a role is removed: the fabric manager is of the driver's closure, and
+infiniband-diags a tool of both.
+"""
+REMOVED = [role for role in ORDER if "state" in settings(role)]
 
 
 def test_every_role_has_a_snapshot() -> None:
@@ -30,3 +40,12 @@ def test_absent_removes_each_folder_of_ours_that_a_file_needed() -> None:
         made = {path.rpartition("/")[0] for path in files if "gpunode" in path.rpartition("/")[0]}
         left[role] = sorted(made - absent.get("folders", {}).keys())
     assert {role: folders for role, folders in left.items() if folders} == {}
+
+
+@pytest.mark.parametrize("role", REMOVED[:: effort(9, 1)])
+def test_a_removal_leaves_the_other_roles_settled(role: str) -> None:
+    for machine in converged().machines.values():
+        left = copy.deepcopy(machine)
+        left.absent = role
+        left.apply(left.plan(role))
+        assert {other for other in ORDER if left.due(left.plan(other))} <= SHARED.get(role, set())
