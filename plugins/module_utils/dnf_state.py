@@ -7,11 +7,11 @@ import configparser
 import importlib
 import os
 import re
-import subprocess
 import time
 from pathlib import Path
 
 from ansible_collections.gpunode.node.plugins.module_utils import file_access
+from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
 
 # dnf writes the id of the process that holds a lock to these files; root's files are in the first two folders.
 LOCKS = ("/var/cache/dnf/*_lock.pid", "/var/lib/dnf/*_lock.pid", "/run/dnf/*_lock.pid")
@@ -47,17 +47,11 @@ def awaited(limit_s):
 def packages():
     """Return the ``installed`` packages (name to version), and those with two versions after a failed transaction."""
     form = "%{NAME}\\t%{ARCH}\\t%{EVR}\\n"
-    done = subprocess.run(
-        ["rpm", "--query", "--all", "--queryformat", form],
-        check=False,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=120,
-    )
-    if done.returncode != 0:
-        raise OSError(f"rpm's database: {done.stderr.decode('utf-8', 'replace').strip()}")
+    code, output, errors = ran(["rpm", "--query", "--all", "--queryformat", form], 120)
+    if code != 0:
+        raise OSError(f"rpm's database: {errors.strip()}")
     seen, twice = {}, set()
-    for line in done.stdout.decode("utf-8", "replace").splitlines():
+    for line in output.splitlines():
         name, arch, version = line.split("\t")
         if (name, arch) in seen and not SEVERAL.match(name):
             twice.add(name)
@@ -116,7 +110,7 @@ def taken(holder=None):
         state["version"] = importlib.import_module("dnf.const").VERSION
         others, own = locks()
         state.update(packages(), streams=streams(), repositories=repositories(), locks=others, own_locks=own)
-    except (ImportError, OSError, configparser.Error, subprocess.TimeoutExpired) as err:
+    except (ImportError, OSError, configparser.Error) as err:
         state["error"] = " ".join(str(err).split())
     state["versionlock"] = PLUGIN.exists()
     state["runfile"] = Path("/usr/bin/nvidia-uninstall").exists()
