@@ -27,6 +27,8 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 CONNECT_TIMEOUT_S = 15.0
 """For TCP, the server's banner, and key exchange, each, without a ConnectTimeout in ssh's configuration."""
 _CHUNK = 256 * 1024
+_LARGEST_PACKET = 256 * 1024
+"""Bytes: as in OpenSSH (PACKET_MAX_SIZE). Paramiko reads what the other side announces, up to 4 GiB."""
 
 
 class Abort:
@@ -285,6 +287,7 @@ def _transport(settings: SshSettings, keys: HostKeys, *args: Any, **kwargs: Any)
     """Return Paramiko's transport, offering only algorithms that the user's SSH configuration allows."""
     lists = dict(settings.algorithms)
     transport = paramiko.Transport(*args, **kwargs)
+    _limit_packets(transport)
     accepted = lists.get("pubkeyacceptedalgorithms")
     if accepted is not None:
         known = transport.preferred_pubkeys
@@ -300,6 +303,18 @@ def _transport(settings: SshSettings, keys: HostKeys, *args: Any, **kwargs: Any)
     types = {name for key_type in keys.types for name in _signatures(key_type)}
     security.key_types = tuple(sorted(key_types, key=lambda name: name not in types))
     return transport
+
+
+def _limit_packets(transport: paramiko.Transport) -> None:
+    """Let a transport refuse packets that no SSH server sends, before it reads them."""
+    read_all = transport.packetizer.read_all
+
+    def limited(n: int, check_rekey: bool = False) -> bytes:
+        if n > _LARGEST_PACKET + 1024:
+            raise paramiko.SSHException(f"packet of {n} bytes announced, at most {_LARGEST_PACKET} are read")
+        return read_all(n, check_rekey)
+
+    transport.packetizer.read_all = limited  # type: ignore[method-assign]
 
 
 def _signatures(key_type: str) -> tuple[str, ...]:
