@@ -52,7 +52,8 @@ def earlier_boots(bundle: BundleReader) -> tuple[BootLog, ...]:
     for line in bundle.output("journal-xids").split("\n"):
         if _BOOT.match(dmesg.message_of(line)):
             boots.append([])
-        boots[-1].append(line[:_LINE_LIMIT].rstrip())
+        # The second line of a message is indented: users can write it.
+        boots[-1] += [line[:_LINE_LIMIT].rstrip()] if line.strip() and not line[:1].isspace() else []
     # The last begins with this boot's first line; the lines before the first such line belong to an incomplete boot.
     return tuple(_boot(lines) for lines in reversed(boots[:-1]) if lines)
 
@@ -67,8 +68,8 @@ def _boot(lines: list[str]) -> BootLog:
 
 def parse(text: str, source: str) -> KernelLog:
     """Parse the lines that the probe kept: first those of the GPU's driver, then the rest, each in the log's order."""
-    lines = [line[:_LINE_LIMIT].rstrip() for line in text.split("\n")]
-    parsed = dmesg.parse(text) if text.strip() else Dmesg()
+    lines = [line[:_LINE_LIMIT].rstrip() for line in text.split("\n") if not line[:1].isspace()]
+    parsed = dmesg.parse("\n".join(lines)) if any(lines) else Dmesg()
     if isinstance(parsed, Failure):
         raise UnknownFactError(parsed.error.message)
     of_kernel = (_of_kernel(line) for line in lines)

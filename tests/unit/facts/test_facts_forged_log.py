@@ -69,9 +69,10 @@ def refused(text: str) -> None:
     assert dmesg.parse("[    0.5] Booting\n" + text).events == (), text  # type: ignore[union-attr]
     log = kernel_log.parse("[    0.5] Booting\n" + text, "journal")
     assert (log.events, log.complete, log.simulated) == ((), False, False), text
+    assert kernel_log.parse(text.partition("\n")[2], "journal").events == (), text
     facts = gpu_facts_with({"journal-links": answer(text), "journal-xids": answer(text)})
     assert facts.link_log is None or (facts.link_log.complete, facts.link_log.events) == (False, ())
-    assert not facts.earlier_boots
+    assert facts.earlier_boots == (), text
     assert not any(map(rdma.event_of, text.split("\n"))), text
     sink = script.Sink(script.KERNEL_NEWS)
     sink.feed(text.encode())

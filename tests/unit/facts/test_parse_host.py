@@ -46,6 +46,18 @@ class TestKernelLog:
         assert events[9]["process"] == {"pid": 17, "name": "a b c"}
         assert events[6]["message"] == "Ch 0000001f, engmask 00000101"
 
+    def test_lines_with_the_time_since_the_one_before(self) -> None:
+        (event,) = parsed("dmesg", "[   12.345678 <    0.000010>] NVRM: Xid (PCI:0000:1a:00): 79, x\n")["events"]
+        assert event["xid"] == 79
+
+    @pytest.mark.parametrize(
+        "line", ["  [   12.345678] NVRM: Xid (PCI:0000:1a:00): 79, x", "NVRM: Xid (PCI:0000:1a:00): 79"]
+    )
+    def test_a_log_without_a_time_at_the_start_is_refused(self, line: str) -> None:
+        """It could be the second line of a message, which users can write: no event, and not a log without one."""
+        with pytest.raises(ParseError):
+            parsed("dmesg", f"{line}\n")
+
     def test_meanings_are_handed_in(self) -> None:
         events = parsed("dmesg", sample("dmesg.mixed"), {79: Meaning("gone", "critical", "restart")})["events"]
         assert (events[1]["meaning"], events[1]["severity"], events[1]["action"]) == ("gone", "critical", "restart")
