@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -118,6 +119,39 @@ def test_where_nothing_can_be_installed_the_command_is_named(
     assert (case in ("user", "fedora")) != (tmp_path / "calls").exists()
     assert case != "fails" or "E: no network" in capfd.readouterr().err
     assert not (tmp_path / "policy-rc.d").exists()
+
+
+DPKG = """#!/bin/sh
+PATH=/usr/bin:/bin
+echo "dpkg $*" >> {folder}/calls
+case "$1" in
+  --audit) [ ! -e {folder}/half ] || echo "The following packages are only half configured" ;;
+  --configure) rm {folder}/half ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("how", ["exit 100", "kill -INT $PPID; sleep 60"])
+def test_an_installation_that_ended_half_way_is_finished_by_the_next(
+    needs: ModuleType, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "bin" / "dpkg").write_text(DPKG.format(folder=tmp_path), encoding="ascii")
+    (tmp_path / "bin" / "dpkg").chmod(0o755)
+    stub(tmp_path, f"cd {tmp_path}; rm bin/nft; touch half; {how}")
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        if "INT" in how:
+            with pytest.raises(KeyboardInterrupt):
+                needs.install("some")
+        else:
+            assert needs.install("some") == "missing: nft; run as root: apt-get install nftables"
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert not (tmp_path / "policy-rc.d").exists()
+    stub(tmp_path, "true")
+    (tmp_path / "calls").unlink()
+    assert needs.install("some") is None
+    assert [line.split()[-1] for line in calls(tmp_path)] == ["--audit", "-a", "update", "nftables"]
 
 
 def test_what_skipped_tests_ask_for_is_installed() -> None:
