@@ -9,7 +9,6 @@ import os
 import random
 import re
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from bench_machines import MACHINES, document
-from bundles import facts_of
+from bundles import copied, facts_of
 from effort import effort
 
 from gpunode.checks import Expectation, Finding, Status, identify, judge
@@ -98,9 +97,9 @@ def with_slots(text: str, machine: str) -> str:
 
 
 def edited(bundle: Document, machine: str, name: str) -> Document:
-    bundle = deepcopy(bundle)
+    bundle = copied(bundle)
     for edit in CONDITIONS[name]["edits"]:
-        before = deepcopy(bundle)
+        before = copied(bundle)
         apply(bundle, machine, edit)
         assert bundle != before, f"{name} on {machine}: the edit {edit} changes nothing"
     return bundle
