@@ -135,6 +135,7 @@ STANDS_ON = {
         "gpunode/tuning/gpu_settings",
     ),
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
+    "test_hostile_users": ("plugins/module_utils/", "plugins/modules/", "roles/accounts/", "roles/storage/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
     "test_lockout": ("plugins/", "gpunode/provisioning/ssh", "roles/ssh_hardening/"),
     "test_accounts": ("roles/accounts/", "gpunode/provisioning/accounts", "plugins/"),

@@ -30,6 +30,8 @@ LOOK = Look(
 )
 NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 SIZE = re.compile(r"[1-9][0-9]{0,6}[MGT]")
+NO_FOLDER = {"link": "a symbolic link", "file": "a file", "other": "a pipe, a socket or a device"}
+"""What can be at ``~/.ssh`` in place of a directory."""
 RULES = {"passwordless": "ALL=(ALL:ALL) NOPASSWD: ALL", "password": "ALL=(ALL:ALL) ALL", "none": ""}
 
 
@@ -113,8 +115,9 @@ def _without_keys(
         there = account is not None and bool(account.keys) and not settings["exclusive_keys"]
         if not admin["keys"] and not there:
             yield admin["name"], "the user has no key and could not log in: set keys"
-        if account is not None and account.folder == "link":
-            yield admin["name"], f"{account.home}/.ssh is a symbolic link: replace it with a directory of the user"
+        if account is not None and account.folder in NO_FOLDER:
+            found = NO_FOLDER[account.folder]
+            yield admin["name"], f"{account.home}/.ssh is {found}: replace it with a directory of the user"
         elif account is not None and account.document_problem:
             yield (
                 admin["name"],

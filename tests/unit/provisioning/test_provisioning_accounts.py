@@ -135,10 +135,11 @@ def test_an_exclusive_list_without_keys_is_refused() -> None:
     assert "the user has no key" in plan(admins=[OPERATOR], exclusive_keys=True).refusals[0]
 
 
-def test_a_link_instead_of_the_folder_is_refused() -> None:
+@pytest.mark.parametrize("kind", ["link", "file", "other"])
+def test_what_is_no_directory_in_the_place_of_the_folder_is_refused(kind: str) -> None:
     ssh = copy.deepcopy(RECORDED)
-    next(one for one in ssh["accounts"] if one["name"] == "operator")["folder"] = "link"
-    assert "is a symbolic link" in plan(ssh, admins=[OPERATOR]).refusals[0]
+    next(one for one in ssh["accounts"] if one["name"] == "operator")["folder"] = kind
+    assert "operator: /home/operator/.ssh is " in plan(ssh, admins=[OPERATOR]).refusals[0]
 
 
 def test_keys_that_cannot_be_read_are_refused_and_not_replaced() -> None:
