@@ -29,8 +29,8 @@ def machine(bundle: BundleReader) -> Machine:
 def cpu(bundle: BundleReader) -> Cpu:
     """Return the processors, from ``lscpu``."""
     parsed = lscpu.parse(bundle.output("lscpu"))
-    if parsed.cpus is None:
-        raise ParseError("lscpu reports no number of processors")
+    if parsed.cpus is None or parsed.architecture is None:
+        raise ParseError("lscpu reports no number of processors, or no architecture")
     return Cpu(
         architecture=parsed.architecture,
         model_name=parsed.model_name,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from gpunode.catalog import Catalog
+from gpunode.errors import UsageError
 from gpunode.stack.drift import Drift, DriftQuery, drifts, joined, read_lock, with_lock
 from gpunode.stack.model import Conflict, NodePicture, Request, Stack, StackModel
 from gpunode.stack.resolve import resolve
@@ -67,11 +68,32 @@ def plan(hosts: Iterable[PlanHost], request: Request, catalog: Catalog, today: d
             own = host.request or request
             locked = with_lock(own, read_lock(host.lock, host.name))
             members.setdefault((host.picture.model_dump_json(), own, locked), []).append(host)
-    groups = [_group(same, own, locked, catalog, today) for (_, own, locked), same in members.items()]
+    groups = [_group_of(same, own, locked, catalog, today) for (_, own, locked), same in members.items()]
     groups += [PlanGroup(hosts=tuple(sorted(names)), undetermined=why) for why, names in failed.items()]
     ordered = tuple(sorted(_merged(groups), key=lambda group: group.hosts))
     stale = catalog.stale(today)
     return Plan(today=today, request=request, groups=ordered, notes=(stale,) if stale else ())
+
+
+def _group_of(same: list[PlanHost], request: Request, locked: Request, catalog: Catalog, today: date) -> PlanGroup:
+    """Return the group of hosts; without a stack if their own driver is the reason that there is no answer.
+
+    A version from a node that is no version, or of an unknown branch, must not end the plan of the others.
+    """
+    picture = same[0].picture
+    installed = picture.installed.version if picture and picture.observed and picture.installed else None
+    try:
+        return _group(same, request, locked, catalog, today)
+    except ValueError as err:
+        if installed is None:
+            raise
+        why = str(err)
+    except UsageError as err:
+        if installed is None or not request.driver or not installed.startswith(request.driver):
+            raise
+        why = str(err)
+    names = tuple(sorted(host.name for host in same if host.name))
+    return PlanGroup(hosts=names, undetermined=f"its installed driver {installed[:40]!r} cannot be planned: {why}")
 
 
 def _group(same: list[PlanHost], request: Request, locked: Request, catalog: Catalog, today: date) -> PlanGroup:

@@ -3,18 +3,25 @@
 import json
 import re
 import tracemalloc
+from datetime import date
 from pathlib import Path
 
 import pytest
 
+from gpunode.catalog import load
 from gpunode.cli import run
 from gpunode.cli.apart import Apart
+from gpunode.cli.plan_fleet import _with_request
+from gpunode.cli.plan_host import host_of
 from gpunode.cli.replay import read_bundles
 from gpunode.errors import UsageError
+from gpunode.facts import facts_from_bundle
 from gpunode.isolation import AnswerLimits
 from gpunode.probe.bundle import Bundle
+from gpunode.stack import Request, plan
 
 MIB = 1 << 20
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "bundles"
 
 
 def write_bundle(path: Path, size: int = 0) -> None:
@@ -103,3 +110,17 @@ def test_the_verbs_go_on_without_it(
     assert "MiB of memory" in captured.out + captured.err
     document = json.loads(captured.out)
     assert [node["host"] for node in document["nodes"]] == ["a", "c"] if verb == "env" else len(document["groups"]) == 2
+
+
+@pytest.mark.parametrize("variable", [{}, {"nvidia_driver_flavour": "open"}])
+@pytest.mark.parametrize("version", ["999.99", "580+", "latest", "580.", "<a", "1"])
+def test_a_driver_that_is_no_version_ends_no_plan_of_others(version: str, variable: dict[str, str]) -> None:
+    text = (FIXTURES / "debian-12-driver.json").read_text()
+    assert "535.261.03" in text
+    hosts = []
+    for name, answer in (("bad", text.replace("535.261.03", version)), ("good", text)):
+        facts = facts_from_bundle(Bundle.from_json(answer, name))
+        hosts.append(_with_request(host_of(name, facts, load()), variable, Request()))
+    document = plan(hosts, Request(), load(), date(2026, 11, 20))
+    (good,) = [group for group in document.groups if "good" in group.hosts]
+    assert good.stack is not None or good.conflict is not None

@@ -297,3 +297,10 @@ def test_an_uncorrected_pcie_error_is_fatal() -> None:
     line = f"2026-11-20T09:10:00+0000 n kernel: {what}\n"
     (event,) = kernel_log.parse(line, "journal").events
     assert (event.kind, event.fatal, event.pci_bus_id) == ("aer", True, "0000:1a:00.0")
+
+
+@pytest.mark.parametrize("text", ["Architecture:\nCPU(s): 4\n", "Architecture: x86_64\nCPU(s): x\n"])
+def test_processors_without_a_value_are_a_gap(text: str) -> None:
+    facts = gpu_facts_with({"lscpu": answer(text)})
+    assert facts.cpu is None
+    assert "cpu" in facts.gaps
