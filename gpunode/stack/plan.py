@@ -78,7 +78,7 @@ def plan(hosts: Iterable[PlanHost], request: Request, catalog: Catalog, today: d
 def _group_of(same: list[PlanHost], request: Request, locked: Request, catalog: Catalog, today: date) -> PlanGroup:
     """Return the group of hosts; without a stack if their own driver is the reason that there is no answer.
 
-    A version from a node that is no version, or of an unknown branch, must not end the plan of the others.
+    An invalid version from a node, or one of an unknown branch, must not end the plan of the others.
     """
     picture = same[0].picture
     installed = picture.installed.version if picture and picture.observed and picture.installed else None
