@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -56,6 +57,9 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     sudo = _sudo_file(settings, admins)
     homes = {admin["name"]: _home(state, ssh, admin["name"]) for admin in admins}
     keys = [file for admin in admins for file in _key_file(ssh, settings, admin, homes[admin["name"]])]
+    if reasons:
+        # The revert of the earlier change, which comes before this one, replaces the files.
+        keys = [file.model_copy(update={"expect_sha256": None}) for file in keys]
     create = [admin["name"] for admin in admins if ssh.account(admin["name"]) is None]
     lock = sorted(_to_lock(ssh, settings, admins))
     live = live if settings["sysctl"] else {}
@@ -150,7 +154,13 @@ def _key_file(ssh: SshState, settings: Mapping[str, Any], admin: Mapping[str, An
     if content != text:
         group = account.group if account is not None else str(admin["name"])
         path = f"{home}/.ssh/authorized_keys"
-        yield ManagedFile(path=path, content=content, mode="0600", owner=str(admin["name"]), group=group)
+        expected = None
+        if account is not None and not settings["exclusive_keys"]:
+            # A key that the user adds meanwhile would be lost.
+            expected = "absent" if account.document is None else hashlib.sha256(text.encode()).hexdigest()
+        yield ManagedFile(
+            path=path, content=content, mode="0600", owner=str(admin["name"]), group=group, expect_sha256=expected
+        )
 
 
 def _sudo_file(settings: Mapping[str, Any], admins: list[Mapping[str, Any]]) -> ManagedFile:

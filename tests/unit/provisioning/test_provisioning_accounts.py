@@ -1,6 +1,7 @@
 """The role accounts on what a lab node reported, and public keys as people give them."""
 
 import copy
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,28 @@ def test_keys_that_are_there_stay_unless_the_list_is_exclusive() -> None:
     assert guarded(plan(admins=[own]))[path] == before + KEY + "\n"
     assert guarded(plan(admins=[own], exclusive_keys=True))[path] == KEY + "\n"
     assert path not in guarded(plan(admins=[OPERATOR]))
+
+
+@pytest.mark.parametrize(
+    ("document", "exclusive", "expected"),
+    [
+        ("ssh-ed25519 AAAA mine\r\n", False, hashlib.sha256(b"ssh-ed25519 AAAA mine\r\n").hexdigest()),
+        (None, False, "absent"),
+        ("ssh-ed25519 AAAA mine\n", True, None),
+    ],
+)
+def test_a_key_that_the_user_adds_after_the_plan_is_not_lost(document: Any, exclusive: bool, expected: Any) -> None:
+    ssh = copy.deepcopy(RECORDED)
+    next(one for one in ssh["accounts"] if one["name"] == "operator")["document"] = document
+    manifest = plan(ssh, admins=[{**OPERATOR, "keys": [KEY]}], exclusive_keys=exclusive)
+    (keys,) = (one for one in manifest.values["guarded"] if one["path"].endswith("authorized_keys"))
+    assert keys["expect_sha256"] == expected
+    # A change that waits for its confirmation is reverted first.
+    manifest = plan(
+        ssh, files={accounts.WAITING: file("")}, admins=[{**OPERATOR, "keys": [KEY]}], exclusive_keys=exclusive
+    )
+    (keys,) = (one for one in manifest.values["guarded"] if one["path"].endswith("authorized_keys"))
+    assert keys["expect_sha256"] is None
 
 
 @pytest.mark.parametrize(
