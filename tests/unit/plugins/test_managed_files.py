@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pwd
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,22 @@ def test_what_is_not_valid_changes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(managed.FileRefusedError, match="was not validated"):
         bring(file(good, "{}", validate_with=["/no/such/program", "%s"]))
+    # The last lines of the errors, else of the output, with the path in the place of the draft's.
+    for more, said in (("", "line 3; line 4; line 5 of"), ("; echo wrong >&2", "wrong")):
+        talks = ["sh", "-c", f'seq -f "line %g" 4; echo "line 5 of $1"{more}; exit 1', "sh", "%s"]
+        where = f" {good}" if not more else ""
+        with pytest.raises(managed.FileRefusedError, match=rf"^{good} is not valid: {said}{where}$"):
+            bring(file(good, "{}", validate_with=talks))
+    assert list(tmp_path.iterdir()) == []
+    good.touch()
+    assert bring(file(good, None, validate_with=["false", "%s"])) == [str(good)]
+
+
+def test_a_validation_that_does_not_end_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managed, "VALIDATION_LIMIT_S", 0.2)
+    with pytest.raises(managed.FileRefusedError, match=r"x was not validated: .* timed out after"):
+        bring(file(tmp_path / "x", "y", validate_with=["sleep", "60"]))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_document_that_others_wrote_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
@@ -115,10 +132,13 @@ def test_a_document_that_others_wrote_meanwhile_is_not_overwritten(tmp_path: Pat
 
 def test_what_was_there_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    path.write_text("theirs\n")
+    path.write_text("before\n")
+    bring(file(path, "theirs\n"))
+    assert list(tmp_path.iterdir()) == [path]
     bring(file(path, "ours\n", backup=True))
     (copy,) = [one for one in tmp_path.iterdir() if one.name != "x"]
     assert copy.read_text() == "theirs\n"
+    assert re.fullmatch(r"x\.\d{4}-\d\d-\d\d@\d\d:\d\d:\d\d~", copy.name)
 
 
 def test_a_diff_shows_content_and_attributes_and_no_secret(tmp_path: Path) -> None:
@@ -135,8 +155,9 @@ def test_a_diff_shows_content_and_attributes_and_no_secret(tmp_path: Path) -> No
 
 
 def test_a_folder_instead_of_a_file_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(managed.FileRefusedError, match="is a directory"):
-        bring(file(tmp_path, "x"))
+    for content in ("x", None):
+        with pytest.raises(managed.FileRefusedError, match="is a directory, expected a file: move it"):
+            bring(file(tmp_path, content))
     (tmp_path / "f").touch()
     with pytest.raises(managed.FileRefusedError, match="is not a directory"):
         bring(folders=(folder(tmp_path / "f"),))
@@ -152,7 +173,10 @@ def test_bytes_that_are_not_text_are_written_unchanged(tmp_path: Path) -> None:
 def test_an_owner_that_does_not_exist_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(managed.FileRefusedError, match="user nobody-at-all does not exist"):
         bring(file(tmp_path / "x", "y", owner="nobody-at-all"))
+    with pytest.raises(managed.FileRefusedError, match="group nobody-at-all does not exist"):
+        bring(file(tmp_path / "x", "y", group="nobody-at-all"))
     assert list(tmp_path.iterdir()) == []
+    assert managed.attributes(0o40, 4000000001, 4000000002) == "mode 0040, 4000000001:4000000002"
 
 
 def test_what_lies_under_paths_is_reported(tmp_path: Path) -> None:
@@ -174,15 +198,120 @@ def test_what_lies_under_paths_is_reported(tmp_path: Path) -> None:
     assert found["contents"] == {str(path): "text\n", str(tmp_path / "binary"): None, str(tmp_path / "none"): None}
 
 
+HIDDEN, OTHER = "(content not shown)\n", "(other content, not shown)\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "private", "shown"),
+    [
+        ("a\n", "b\n", False, ["a\n", "b\n"]),
+        ("a\n", None, False, ["a\n", ""]),
+        (None, "b\n", False, ["", "b\n"]),
+        ("a\n", "b\n", True, [HIDDEN, OTHER]),
+        ("a\n", "a\n", True, [HIDDEN, HIDDEN]),
+        ("a\n", None, True, [HIDDEN, ""]),
+        (None, "b\n", True, ["", HIDDEN]),
+        ("a\0", "b\n", False, [HIDDEN, "b\n"]),
+        ("a" * (1 << 18), "b" * (1 + (1 << 18)), False, ["a" * (1 << 18), HIDDEN]),
+        ("#!\n" * 61, None, False, ["(program of 61 lines, not shown)\n", ""]),
+    ],
+    ids=["text", "goes", "comes", "private", "same", "private goes", "private comes", "binary", "large", "program"],
+)
+def test_what_a_diff_shows(
+    tmp_path: Path, before: str | None, after: str | None, private: bool, shown: list[str]
+) -> None:
+    path = tmp_path / "x"
+    if before is not None:
+        bring(file(path, before))
+    diff = managed.difference(file(path, after, private=private))
+    assert [diff["before"], diff["after"]] == shown
+    assert [diff["before_header"], diff["after_header"]] == [str(path), "(removed)" if after is None else str(path)]
+    if before and after:
+        diff = managed.difference(file(path, after, private=private, mode="0600"))
+        heads = [f"# mode {mode}, {ME}:{OUR_GROUP}\n" for mode in ("0644", "0600")]
+        assert [diff["before"], diff["after"]] == [head + text for head, text in zip(heads, shown, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shown"),
+    [
+        ("a\nb\nc\n", "a\nb\nd\ne\n", (2, 1, "d\ne\n")),
+        ("a\nb\n", "c\n", (0, 2, "c\n")),
+        ("a\n", "a\nb\n", (1, 0, "b\n")),
+        ("a\nb\n", None, (0, 2, "")),
+    ],
+)
+def test_a_diff_shows_of_another_users_lines_only_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str | None, shown: tuple[int, int, str]
+) -> None:
+    path = tmp_path / "x"
+    stay, go, added = shown
+    bring(file(path, before))
+    monkeypatch.setattr(managed, "ours", frozenset)
+    diff = managed.difference(file(path, after))
+    stays = f"({stay} lines of {ME} that stay, not shown)\n" if stay else ""
+    goes = f"({go} lines of {ME} that are removed, not shown)\n" if go else ""
+    assert (diff["before"], diff["after"]) == (stays + goes, stays + added)
+
+
+def test_a_file_is_compared_up_to_a_size(tmp_path: Path) -> None:
+    for size, compared in ((8 << 20, True), ((8 << 20) + 1, False)):
+        (tmp_path / "x").touch()
+        os.truncate(tmp_path / "x", size)
+        found = managed.current(file(tmp_path / "x", ""))
+        assert found is not None
+        assert (found.data is not None) is compared
+
+
+def test_a_link_that_others_could_have_made_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "x").symlink_to("/etc/passwd")
+    tmp_path.chmod(0o777)
+    with pytest.raises(managed.FileRefusedError, match="x is a symbolic link, expected a file: move it"):
+        bring(file(tmp_path / "x", "y"))
+
+
+def test_a_folder_is_made_its_mode_is_set_and_it_goes_after_those_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for pretend in (True, False):
+        _, (diff,) = managed.brought_about([], [folder(path, mode="0750")], pretend)
+        assert (diff["before"], diff["after"], path.exists()) == ("(absent)\n", "folder, mode 0750\n", not pretend)
+    for pretend in (True, False):
+        assert path.stat().st_mode & 0o7777 == 0o750
+        _, (diff,) = managed.brought_about([], [folder(path, mode="0700")], pretend)
+        assert (diff["before"], diff["after"]) == ("folder, mode 0750\n", "folder, mode 0700\n")
+    assert path.stat().st_mode & 0o7777 == 0o700
+    assert bring(folders=(folder(path, mode="0700"), folder(tmp_path / "b", "absent_if_empty"))) == []
+    inner = path / "inner"
+    inner.mkdir()
+    gone = tuple(folder(one, "absent_if_empty") for one in (path, inner))
+    for pretend in (True, False):
+        paths, diffs = managed.brought_about([], list(gone), pretend)
+        assert paths == [str(inner), str(path)]
+        assert [diffs[0][name] for name in ("before", "after", "after_header")] == ["folder\n", "", "(removed)"]
+        assert path.exists() is pretend
+    path.touch()
+    assert bring(folders=gone) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it is about a folder of another user")
+def test_a_folder_of_another_user_is_refused_also_in_check_mode(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(mode=0o755)
+    os.chown(tmp_path / "a", 1, 1)
+    for pretend in (True, False):
+        with pytest.raises(managed.FileRefusedError, match="a belongs to another user"):
+            bring(folders=(folder(tmp_path / "a"),), pretend=pretend)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "shown"),
     [
         (None, "#!/bin/sh\n" + "true\n" * 100, "(program of 101 lines, not shown)\n"),
-        (None, "#!/bin/sh\ntrue\n", "#!/bin/sh\ntrue\n"),
+        (None, "#!/bin/sh\n" + "true\n" * 60, "(program of 61 lines, not shown)\n"),
+        (None, "#!/bin/sh\n" + "true\n" * 59, "#!/bin/sh\n" + "true\n" * 59),
         (None, "# a setting\n" * 100, "# a setting\n" * 100),
         ("#!/bin/sh\n", "#!/bin/sh\n" + "true\n" * 100, "#!/bin/sh\n" + "true\n" * 100),
     ],
-    ids=["a long one", "a short one", "settings", "one that changes"],
+    ids=["a long one", "one too long", "the longest", "settings", "one that changes"],
 )
 def test_a_long_program_that_comes_is_named_and_not_printed(
     tmp_path: Path, before: str | None, after: str, shown: str
