@@ -468,7 +468,7 @@ def unlocked(entry: dict[str, Any]) -> bool:
             file_access.rename(entry["copy"], Path(SHADOW).name, 0)
             return True
         fields = {line.split(b":")[0]: line.split(b":")[1] for line in before.split(b"\n") if b":" in line}
-        lines = data.split(b"\n")
+        lines = (data or before).split(b"\n")
         for number, line in enumerate(lines):
             parts = line.split(b":")
             if parts[0].decode("utf-8", "replace") in entry["locked"] and parts[0] in fields and len(parts) > 1:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forked
@@ -30,6 +31,7 @@ class Systemd:
 
     def __init__(self, **enabled: str) -> None:
         self.enabled = enabled
+        self.active: dict[str, str] = {}
         self.asked: list[str] = []
         self.refuse: tuple[str, ...] = ()
 
@@ -41,7 +43,7 @@ class Systemd:
         if argv[:2] == ["systemctl", "is-enabled"]:
             return 0, self.enabled.get(argv[2].partition(".")[0], "disabled") + "\n"
         if argv[:2] == ["systemctl", "is-active"]:
-            return 0, "active\n"
+            return 0, "\n" + self.active.get(argv[2].partition(".")[0], "active") + "\n\n"
         return 0, ""
 
 
@@ -105,13 +107,18 @@ def test_arming_keeps_the_old_state_and_starts_the_timer_and_the_unit(
         assert name in unit.partition("Before=")[2].splitlines()[0].split()
     assert f"systemctl enable {guarded.unit.name}" in systemd.asked
     timer = next(line for line in systemd.asked if line.startswith("systemd-run"))
-    assert "--on-active=60s" in timer
-    assert "AccuracySec=100ms" in timer
-    assert " -I " in timer
-    assert (guarded.folder.stat().st_mode & 0o777, guarded.folder.joinpath("record.json").stat().st_mode & 0o777) == (
-        0o700,
-        0o600,
-    )
+    assert {"--on-active=60s", "--on-unit-inactive=60s", "--timer-property=AccuracySec=100ms"} <= set(timer.split())
+    assert timer.endswith(f" -I {guarded.folder}/program.py timer ssh")
+    assert f" -I {guarded.folder}/program.py boot ssh\n" in unit
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (guarded.folder, *guarded.folder.iterdir())}
+    del modes["lock"]  # empty, and its folder is closed
+    names = (*PROGRAMS, "record.json", guard.NOT_BEGUN)
+    assert modes == {"ssh": 0o700, **dict.fromkeys(names, 0o600)}
+    assert guarded.unit.stat().st_mode & 0o777 == 0o644
+    guarded.disarm()
+    assert {path.name for path in guarded.folder.iterdir()} == {"lock"}
+    assert {path.name for path in config.iterdir()} == {"old", "link"}
+    assert not guarded.unit.exists()
 
 
 @pytest.mark.parametrize("booting", [False, True])
@@ -125,6 +132,7 @@ def test_an_unconfirmed_change_ends_in_the_old_state(
     assert as_before(config)
     assert {Path(path).name for path in outcome["restored"]} == {"old", "new", "link"}
     assert outcome["failed"] == []
+    assert 0 <= outcome["after_s"] < 60
     assert ("systemctl reload ssh.service" in systemd.asked) is not booting
     assert not guarded.armed
     assert not guarded.unit.exists()
@@ -166,10 +174,13 @@ def test_a_report_of_an_earlier_revert_keeps_no_later_change_from_its_confirmati
     guarded: Guard, config: Path
 ) -> None:
     arm(guarded, config)
-    guarded.report("validate", ["left by a process that was killed"])
+    for kind in guarded.notices:
+        guarded.report(kind, ["left by a process that was killed"])
     (guarded.folder / "record.json").unlink()
+    guarded.write("outcome.json", {"token": "t0"})
     arm(guarded, config)
-    assert guarded.waits(ATTEMPT)
+    assert not any(path.exists() for path in guarded.notices.values())
+    assert (guarded.waits(ATTEMPT), guarded.waits("t0")) == (True, False)
     guarded.confirm(ATTEMPT)
     assert not guarded.armed
 
@@ -187,27 +198,62 @@ def test_the_confirmation_of_another_change_does_not_count(guarded: Guard, confi
 def test_a_confirmation_after_the_revert_is_refused(guarded: Guard, config: Path) -> None:
     arm(guarded, config)
     guarded.restore("by the timer on the node")
-    with pytest.raises(GuardError, match="by the timer on the node"):
-        guarded.confirm(ATTEMPT)
+    for token, why in ((ATTEMPT, "by the timer on the node"), ("t0", "its record is missing")):
+        with pytest.raises(GuardError, match=f"^the change ssh was reverted before its confirmation: {why}$"):
+            guarded.confirm(token)
 
 
-@pytest.mark.parametrize("refused", ["systemd-run", "daemon-reload", "enable"])
+@pytest.mark.parametrize("refused", ["systemd-run", "daemon-reload", "enable gpunode", "is-active gpunode"])
 def test_a_node_that_cannot_revert_arms_nothing(guarded: Guard, config: Path, systemd: Systemd, refused: str) -> None:
     systemd.refuse = (refused,)
-    with pytest.raises(GuardError, match="Failed to connect to bus"):
+    with pytest.raises(GuardError, match=r"^(\S+ ?){2,3}: exit status 1: Failed to connect to bus: No such file or "):
         arm(guarded, config)
     assert not guarded.armed
     assert not guarded.unit.exists()
+    assert {path.name for path in config.iterdir()} == {"old", "link"}
 
 
-def test_units_return_to_what_they_were(guarded: Guard, config: Path, systemd: Systemd) -> None:
-    systemd.enabled = {"ssh": "enabled", "socket": "masked"}
-    arm(guarded, config, units=["ssh.service", "socket.socket"])
-    systemd.enabled = {"ssh": "disabled", "socket": "enabled"}
+@pytest.mark.parametrize("booting", [False, True])
+@pytest.mark.parametrize(
+    ("states", "verbs"),
+    [
+        (("enabled active", "disabled inactive"), (["enable"], "start")),
+        (("enabled active", "enabled active"), ([], "start")),
+        (("enabled active", "masked failed"), (["unmask", "enable"], "start")),
+        (("disabled inactive", "enabled active"), (["disable"], "stop")),
+        (("disabled inactive", "disabled failed"), ([], "stop")),
+        (("disabled failed", "enabled reloading"), (["disable"], "stop")),
+        (("masked inactive", "enabled activating"), (["mask"], "stop")),
+        (("masked inactive", "masked inactive"), ([], "stop")),
+        (("static active", "static activating"), ([], "start")),
+        (("unknown active", "unknown inactive"), ([], None)),
+        (("enabled activating", "disabled inactive"), (["enable"], None)),
+    ],
+)
+def test_a_unit_returns_to_what_it_was(
+    guarded: Guard, systemd: Systemd, booting: bool, states: tuple[str, str], verbs: tuple[list[str], str | None]
+) -> None:
+    (was, now), (enabling, starting) = states, verbs
+
+    def set_to(state: str) -> None:
+        systemd.enabled["x"], systemd.active["x"] = state.split()
+
+    set_to(was)
+    unit = guarded.unit_state("x.socket")
+    assert [unit["name"], unit["enabled"], unit["active"]] == ["x.socket", *was.split()]
+    set_to(now)
     systemd.asked.clear()
-    guarded.restore("at boot", booting=True)
-    assert {"systemctl enable ssh.service", "systemctl mask socket.socket"} <= set(systemd.asked)
-    assert "systemctl --no-block start ssh.service" in systemd.asked
+    systemd.refuse = tuple(f"{verb} x" for verb in ("enable", "disable", "mask", "start", "stop"))
+    failed = guarded.restore_units([unit], booting)
+    runs = now.split()[1] in ("active", "activating", "reloading")
+    due = [starting] if starting and (booting or runs != (starting == "start")) else []
+    block = "--no-block " if booting else ""
+    commands = [f"systemctl {verb} x.socket" for verb in enabling] + [
+        f"systemctl {block}{verb} x.socket" for verb in due
+    ]
+    assert [line for line in systemd.asked if "is-" not in line] == ["systemctl daemon-reload", *commands]
+    why = "exit status 1: Failed to connect to bus: No such file or directory"
+    assert failed == [f"{command}: {why}" for command in commands]
 
 
 def in_namespace(folder: Path, output: Path, act: Callable[[], None]) -> None:
@@ -289,12 +335,13 @@ def test_a_revert_that_fails_is_kept_reported_and_tried_again(
             assert not guarded.waits(ATTEMPT)
             assert guarded.unit.exists()
             assert (guarded.folder / "program.py").exists()
-            assert [line for line in systemd.asked if line.startswith("systemd-run") and "--on-unit-inactive" in line]
+            assert [line for line in systemd.asked if line.startswith("systemd-run") and " --on-active=60s " in line]
             for kind, path in guarded.notices.items():
                 text = path.read_text()
                 assert "No space left" in text, kind
                 assert "ssh" in text
                 assert text.count("\n") == 1
+                assert path.stat().st_mode & 0o777 == 0o644
             with pytest.raises(GuardError, match="was reverted before its confirmation"):
                 guarded.confirm(ATTEMPT)
         ballast.unlink()
@@ -306,6 +353,106 @@ def test_a_revert_that_fails_is_kept_reported_and_tried_again(
         assert not any(path.exists() for path in (*guarded.notices.values(), guarded.unit))
 
     in_namespace(config, tmp_path / "output", act)
+
+
+def test_what_failed_is_tried_again_and_an_outcome_is_that_of_all_attempts(
+    guarded: Guard, config: Path, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm(guarded, config)
+    (config / "old").write_text("after\n")
+    armed_at = json.loads((guarded.folder / "record.json").read_text())["armed_at"]
+    monkeypatch.setattr(guard, "time", SimpleNamespace(time=lambda: armed_at + 12.34))
+    why = "systemctl reload ssh.service: exit status 1: Failed to connect to bus: No such file or directory"
+    for failed in ([why], [why], []):
+        systemd.refuse = ("reload ssh",) if failed else ()
+        outcome = guarded.restore("by the timer on the node")
+        assert outcome == guarded.read("outcome.json")
+        assert outcome is not None
+        assert (outcome["restored"], outcome["failed"]) == ([str(config / "old")], failed)
+        assert (outcome["token"], outcome["at"], outcome["after_s"]) == (ATTEMPT, armed_at + 12.34, 12.3)
+        assert guarded.armed is bool(failed)
+
+
+def test_a_report_is_one_line_without_control_characters(guarded: Guard) -> None:
+    for kind in ("motd", "issue"):
+        guarded.report(kind, ["a\x1b[31m\nb", "x" * 2000])
+        text = guarded.notices[kind].read_text()
+        assert text.startswith(f"gpunode: the change ssh could not be reverted: a?[31m?b; {'x' * 990}. This is tried")
+        assert " every 60 s " in text
+    guarded.report("validate", ["x"] * 200)
+    found = json.loads(guarded.notices["validate"].read_text())
+    assert (found["change"], found["failed"]) == ("ssh", ["x"] * 100)
+    guarded.notices["motd"].unlink()
+    guarded.notices["motd"].mkdir()
+    guarded.report("motd", ["a report that cannot be written raises nothing"])
+
+
+def test_the_program_prints_what_it_did_and_fails_when_something_failed(
+    guarded: Guard, config: Path, systemd: Systemd, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(guard, "Guard", lambda name: guarded if name == "ssh" else None)
+    monkeypatch.setattr(guard, "LOCK_LIMIT_S", 0)
+    why = "exit status 1: Failed to connect to bus: No such file or directory"
+    for by, phrase, failed in (
+        ("timer", "by the timer on the node", "systemctl reload ssh.service"),
+        ("boot", "at boot", "systemctl --no-block start ssh.service"),
+    ):
+        arm(guarded, config, paths=[str(config / name) for name in ("old", "new")])
+        change(config)
+        systemd.refuse = ("reload ssh", "start ssh")
+        with guarded.locked():  # by a process that hangs
+            assert guard.main([by, "ssh"]) == 1
+        assert capsys.readouterr().out == f"reverted ssh: {config}/old, {config}/new; failed: {failed}: {why}\n"
+        assert (guarded.read("outcome.json") or {})["by"] == phrase
+        guarded.disarm()
+        assert guard.main([by, "ssh"]) == 0
+        assert not capsys.readouterr().out
+        systemd.refuse = ()
+        (config / "link").symlink_to("old")
+        arm(guarded, config)
+        assert guard.main([by, "ssh"]) == 0
+        assert capsys.readouterr().out == "reverted ssh: nothing; failed: nothing\n"
+
+
+def test_a_command_is_limited_with_all_that_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert guard.run(["sh", "-c", "cat; echo out; printf '\\377\\n' >&2; exit 3"]) == (3, "out\n\ufffd\n")
+    assert guard.run(["/no/such/program"]) == (127, "[Errno 2] No such file or directory: '/no/such/program'")
+    monkeypatch.setattr(guard, "COMMAND_LIMIT_S", 0.2)
+    # The second one would hold the output open.
+    assert guard.run(["sh", "-c", "sleep 30 & sleep 30"]) == (124, "it exceeded 0.2 s")
+
+
+def test_a_file_is_saved_up_to_a_size(guarded: Guard, config: Path) -> None:
+    os.truncate(config / "old", 1 << 20)
+    assert len(guard.kept(str(config / "old"))["data"]) > 1 << 20
+    os.truncate(config / "old", (1 << 20) + 1)
+    with pytest.raises(GuardError, match="old is not a file of at most 1 MiB: its old state cannot be saved"):
+        arm(guarded, config)
+    config.chmod(0o777)
+    with pytest.raises(GuardError, match="link is not a file of"):
+        guard.kept(str(config / "link"))
+
+
+def test_copies_that_are_gone_or_altered_are_not_used(guarded: Guard, config: Path) -> None:
+    for name in ("old", "link"):
+        for copy_is in ("gone", "altered", "a folder"):
+            arm(guarded, config)
+            change(config)
+            copy = config / f".{name}.gpunode-ssh"
+            copy.unlink()
+            if copy_is == "altered":
+                copy.write_text("other\n")
+            elif copy_is == "a folder":
+                copy.mkdir()
+            outcome = guarded.restore("by the timer on the node")
+            assert outcome is not None
+            assert outcome["failed"] == []
+            assert as_before(config), (name, copy_is)
+            # One that cannot be removed stops nothing.
+            assert (not guarded.armed, guarded.unit.exists()) == (True, False)
+            assert copy.exists() is (copy_is == "a folder")
+            if copy.exists():
+                copy.rmdir()
 
 
 def test_a_change_is_not_confirmed_after_a_revert_that_could_write_nothing_anywhere(
@@ -519,6 +666,105 @@ def test_a_lock_changes_only_the_passwords_of_its_users_and_ends_without_a_trace
         assert path.stat().st_mode & 0o777 == 0o640
         assert os.getxattr(path, "user.site") == b"kept"
         assert [one for one in tmp_path.iterdir() if one.name.startswith((".shadow", "shadow."))] == []
+
+
+@pytest.fixture
+def shadow(guarded: Guard, config: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A password file with the passwords of two of three users locked by an armed change, and another file."""
+    path = config / "shadow"
+    path.write_bytes(OLD)
+    path.chmod(0o640)
+    monkeypatch.setattr(guard, "SHADOW", str(path))
+    arm(guarded, config, paths=[str(config / "old"), str(path)], locked=["ada", "bob"])
+    (config / "old").write_text("after\n")
+    guard.lock_passwords(["ada", "bob"])
+    assert path.read_bytes() == LOCKED
+    return path
+
+
+OLD = b"ada:$y$a:1::\nbob:!$y$b:1::\neve:$y$e:1::\n"
+LOCKED = b"ada:*$y$a:1::\nbob:*$y$b:1::\neve:$y$e:1::\n"
+
+
+@pytest.mark.parametrize("copy_is", ["there", "longer", "gone"])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        (LOCKED, OLD),
+        (OLD, OLD),
+        (LOCKED.replace(b"eve:", b"eve:*"), OLD.replace(b"eve:", b"eve:*")),
+        (LOCKED.replace(b"ada:*", b"ada:!*"), OLD.replace(b"ada:", b"ada:!*")),
+        (LOCKED.replace(b"ada:*$y$a", b"ada:$y$n"), OLD.replace(b"ada:$y$a", b"ada:$y$n")),
+        (LOCKED + b"\nada\n\nzoe:*:1::\n", OLD + b"\nada\n\nzoe:*:1::\n"),
+        (LOCKED[14:], OLD[13:]),
+        (b"", OLD),
+        (None, OLD),
+    ],
+    ids=["none", "unlocked", "eve is locked", "ada is locked", "new password", "lines", "ada left", "empty", "missing"],
+)
+def test_of_a_password_file_that_others_changed_only_the_own_locks_are_reverted(
+    guarded: Guard, config: Path, shadow: Path, texts: tuple[bytes | None, bytes], copy_is: str
+) -> None:
+    """Whoever an administrator locked meanwhile stays locked, and a copy that is not the old file is not used."""
+    now, after = texts
+    shadow.unlink()
+    if now is not None:
+        file_access.write(str(shadow), now, 0o640, (os.geteuid(), os.getegid()))
+    copy = config / ".shadow.gpunode-ssh"
+    if copy_is == "longer":
+        copy.write_bytes(OLD + b"mallory::1::\n")
+    elif copy_is == "gone":
+        copy.unlink()
+    outcome = guarded.restore("by the timer on the node")
+    assert outcome is not None
+    assert (shadow.read_bytes(), outcome["failed"]) == (after, [])
+    assert outcome["restored"] == [str(config / "old"), *([str(shadow)] if now != OLD else [])]
+    assert (config / "old").read_text() == "before\n"
+    assert shadow.stat().st_mode & 0o777 == 0o640
+    assert {path.name for path in config.iterdir()} == {"old", "link", "shadow"}
+
+
+def test_a_password_file_is_not_replaced_by_one_without_its_label(
+    shadow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where SELinux is enforced, programs could not read it."""
+    real = os.setxattr
+
+    def refused(path: Any, name: str, value: bytes) -> None:
+        if name == "security.selinux":
+            raise PermissionError(1, "Operation not permitted")
+        real(path, name, value)
+
+    marked(shadow)
+    if "security.selinux" not in os.listxattr(shadow):
+        pytest.skip("only root sets a label")
+    monkeypatch.setattr(os, "setxattr", refused)
+    with pytest.raises(OSError, match="Operation not permitted"):
+        guard.replace_shadow(OLD, 0o640, (0, 0))
+    assert shadow.read_bytes() == LOCKED
+
+
+@pytest.mark.parametrize("answer", [0, -1])
+def test_the_lock_of_the_password_files_is_held_and_released(
+    shadow: Path, monkeypatch: pytest.MonkeyPatch, answer: int
+) -> None:
+    calls: list[str] = []
+
+    def lock() -> int:
+        calls.append("lock")
+        return answer
+
+    libc = SimpleNamespace(lckpwdf=lock, ulckpwdf=lambda: calls.append("unlock"))
+    monkeypatch.setattr(guard, "ctypes", SimpleNamespace(CDLL=lambda _: libc))
+    shadow.write_bytes(b"x" * (1 << 20))
+    guard.lock_passwords(["ada"])
+    shadow.write_bytes(b"x" * ((1 << 20) + 1))
+    with pytest.raises(FileNotFoundError, match="shadow is missing or too large"):
+        guard.lock_passwords(["ada"])
+    shadow.unlink()
+    with pytest.raises(FileNotFoundError, match="shadow is missing or too large"):
+        guard.lock_passwords(["ada"])
+    assert calls == (["lock", "unlock"] if answer == 0 else ["lock"]) * 3
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it is about what root does in another's folder")
