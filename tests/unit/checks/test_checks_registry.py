@@ -6,7 +6,7 @@ from typing import Literal, TypedDict
 import pytest
 
 from gpunode.catalog import load
-from gpunode.checks.actions import State, action
+from gpunode.checks.actions import State, action, command
 from gpunode.checks.registry import CheckResult, Expectation, Registry, Status, judge
 from gpunode.checks.thresholds import Overrides, Threshold, in_force
 from gpunode.facts.node import NodeFacts, PciDevice
@@ -182,3 +182,22 @@ def test_what_could_not_be_determined_calls_for_no_action(verdict: CheckResult, 
 def test_an_action_outside_the_vocabulary_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=text.partition(":")[0]):
         action(text)
+
+
+def test_the_format_of_a_target_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^action run_role:A: expected run_role:ROLE\[:TAG\]$"):
+        action("run_role:A")
+
+
+@pytest.mark.parametrize(
+    ("texts", "tag"),
+    [
+        (("restart_service:a.service", "run_role:nvidia_driver", "run_role:cuda"), "nvidia_driver"),
+        (("reset_gpu", "run_role:nvidia_driver:persistenced"), "persistenced"),
+        (("restart_service:a.service", "restart_os"), None),
+        ((), None),
+    ],
+)
+def test_the_command_of_a_remedy_runs_its_first_role(texts: tuple[str, ...], tag: str | None) -> None:
+    expected = f"gpunode provision -i INVENTORY -l HOST -t {tag}" if tag else None
+    assert command(action(text) for text in texts) == expected

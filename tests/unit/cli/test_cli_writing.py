@@ -2,11 +2,13 @@
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gpunode.cli.writing import folder_for_bundles, write_bundle
+from gpunode.cli.writing import folder_for_bundles, must_not_be_redirected, write_bundle, write_whole
+from gpunode.errors import UsageError
 from gpunode.probe import Bundle
 
 BUNDLE = Bundle(host="a", collected_at="2026-11-22T00:00:00Z", commands={}, files={})
@@ -39,3 +41,34 @@ def test_also_one_that_replaces_another(tmp_path: Path) -> None:
 def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
     assert mode(folder_for_bundles(tmp_path)) == 0o750
+
+
+def test_a_report_is_not_for_its_owner_alone(tmp_path: Path) -> None:
+    write_whole(tmp_path / "report.txt", "text\n")
+    assert mode(tmp_path / "report.txt") == 0o666, "the umask decides, which is 0 here"
+
+
+LONG = "x" * 300
+"""No file system takes such a name."""
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda path: write_whole(path / LONG, ""), "/x+: cannot be written: File name too long"),
+        (lambda path: folder_for_bundles(path / LONG), "--save /.*/x+: File name too long"),
+        (lambda path: folder_for_bundles(path / "file"), "--save /.*/file is .*, not a directory"),
+        (lambda path: must_not_be_redirected(path / LONG / "a", "--output"), "--output /.*/x+/a: File name too long"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(tmp_path: Path, act: Callable[[Path], object], words: str) -> None:
+    (tmp_path / "file").touch()
+    if "--output" in words and os.geteuid() != 0:
+        pytest.skip("only root is led away")
+    with pytest.raises(UsageError, match=rf"^{words}$" if words[0] == "-" else rf"{words}$"):
+        act(tmp_path)
+
+
+def test_where_nothing_is_yet_nothing_redirects(tmp_path: Path) -> None:
+    must_not_be_redirected(tmp_path / "report.json", "--output")
+    must_not_be_redirected(tmp_path / "gone" / "report.json", "--output")

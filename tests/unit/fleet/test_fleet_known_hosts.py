@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.fleet.known_hosts import find, fingerprint, lookup_name
+from gpunode.fleet.known_hosts import KnownKey, find, fingerprint, lookup_name
 from gpunode.fleet.session import NodeFailure
 
 BLOB = base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0 " + b"k" * 32).decode()
@@ -71,6 +71,15 @@ def test_hashed_names_as_ssh_keygen_writes_them(tmp_path: Path) -> None:
     assert find([str(file)], "gpu2") == []
 
 
+@pytest.mark.parametrize("name", ["gpu1", "gpu 1", "gpu  1"])
+def test_a_key_comes_with_its_type_fingerprint_and_line(tmp_path: Path, name: str) -> None:
+    """A name may have blanks, in which ssh-keygen's answer has its columns."""
+    file = tmp_path / "known_hosts"
+    file.write_text(f"# first\ngpu*1 ssh-ed25519 {BLOB} of the lab\n")
+    print_of = fingerprint(base64.b64decode(BLOB))
+    assert find([str(file)], name) == [KnownKey(("ssh-ed25519",), print_of, None, str(file), 2)]
+
+
 def test_a_missing_file_lists_none(tmp_path: Path) -> None:
     assert find([str(tmp_path / "absent")], "gpu1") == []
 
@@ -100,16 +109,23 @@ def test_what_ssh_keygen_cannot_answer_refuses_the_node(tmp_path: Path, monkeypa
     file.write_text(f"gpu1 ssh-ed25519 {BLOB}\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("gpunode.fleet.known_hosts._TIMEOUT_S", 1.0)
-    for body in ("echo no; exit 1", "echo 'no such option' >&2; exit 255", "exec sleep 60"):
+    for body, words in (
+        ("echo no; exit 1", "ssh-keygen: exit code 1$"),
+        ("exit 255", "ssh-keygen: exit code 255$"),
+        ("echo ' no such option\nusage: x' >&2; exit 255", "ssh-keygen: no such option$"),
+        (f"echo '# Host gpu1 found: line 1 '; echo 'gpu1 ED25519 SHA256:{'A' * 43} '; exit 2", "exit code 2$"),
+        ("exec sleep 60", "ssh-keygen"),
+    ):
         (tmp_path / "ssh-keygen").write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / "ssh-keygen").chmod(0o755)
-        with pytest.raises(NodeFailure, match=r"cannot be looked up in .*known_hosts"):
+        with pytest.raises(NodeFailure, match=rf"(?s)cannot be looked up in .*known_hosts: .*{words}"):
             find([str(file)], "gpu1")
 
 
 def test_names_to_look_up() -> None:
     assert lookup_name("GPU1", 22) == "gpu1"
-    assert lookup_name("gpu1", 2222) == "[gpu1]:2222"
+    for port in (2222, 21, 23):
+        assert lookup_name("GPU1", port) == f"[gpu1]:{port}"
 
 
 def test_fingerprints_are_those_of_ssh_keygen(tmp_path: Path) -> None:

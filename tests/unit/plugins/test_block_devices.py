@@ -13,6 +13,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import block_devices,
 from ansible_collections.gpunode.node.plugins.module_utils.block_devices import DiskError
 from effort import effort
 
+erased = scratch_disks.erased
 OWN = {"filesystem": "0d1f7a58-2f3a-5c0e-9a2b-6f7e8d9c0b1a"}
 ARRAY = {**OWN, "array": "7f6a1c2e-8d3b-5a55-9d0e-4a1b2c3d4e5f"}
 # wipefs 2.38 --json --no-act of a file that mke2fs, mkfs.xfs or mdadm wrote.
@@ -229,6 +230,20 @@ def test_two_disks_become_an_array_and_nothing_the_second_time(node: Node) -> No
     assert written(node) == []
 
 
+def test_a_single_disk_is_erased_where_that_is_confirmed_and_carries_the_file_system(node: Node) -> None:
+    node.disk("vdc", EXT4)
+    device = str(node.root / "dev/vdc")
+    given = wanted("vdc", own=OWN, erase=("virtio-vdc",))
+    erase, create = scratch_disks.made(given, pretend=True)
+    assert (erase.startswith(f"erase virtio-vdc ({device}): "), create) == (True, "create the file system")
+    assert written(node) == []
+    assert scratch_disks.made(given, pretend=False) == [erase, f"create the file system on {device}"]
+    wipefs, mkfs = written(node)
+    assert wipefs == ["wipefs", "--all", device]
+    assert (mkfs[0], mkfs[-1], "-f" in mkfs) == ("mkfs.xfs", device, False)
+    assert scratch_disks.made(given, pretend=False) == scratch_disks.made(given, pretend=True) == []
+
+
 def test_nothing_is_written_where_one_disk_is_refused(node: Node) -> None:
     node.disk("vdc")
     node.disk("vdd", EXT4)
@@ -246,6 +261,7 @@ def test_a_half_made_array_is_not_formatted_over_something(node: Node) -> None:
     with pytest.raises(DiskError, match="carries ext4 'x': nothing is formatted"):
         scratch_disks.made(wanted("vdc", "vdd"), pretend=False)
     node.signed["md127"] = []
+    assert scratch_disks.made(wanted("vdc", "vdd"), pretend=True) == ["create the file system"]
     assert scratch_disks.made(wanted("vdc", "vdd"), pretend=False) == ["create the file system on /dev/md127"]
 
 
@@ -329,6 +345,45 @@ def test_data_stays_unless_all_of_it_is_given_up(node: Node) -> None:
     with pytest.raises(DiskError, match="list all disks or none"):
         scratch_disks.released(wanted("vdc", "vdd", erase=("virtio-vdc",)), pretend=False)
     assert written(node) == []
+
+
+@pytest.mark.parametrize(("array", "assembled"), [(True, True), (True, False), (False, False)])
+def test_disks_that_are_given_up_are_erased_after_their_array_was_stopped(
+    node: Node, array: bool, assembled: bool
+) -> None:
+    names = ("vdc", "vdd") if array else ("vdc",)
+    for name in names:
+        base = node.disk(name, MEMBER if array else XFS)
+        if assembled:
+            (base / "holders/md127").touch()
+    given = wanted(*names, own=ARRAY if array else OWN, erase=tuple(f"virtio-{name}" for name in names))
+    steps = scratch_disks.released(given, pretend=True)
+    assert steps == [f"erase virtio-{name} ({node.root}/dev/{name})" for name in names]
+    assert written(node) == []
+    assert scratch_disks.released(given, pretend=False) == steps
+    stop = [["wipefs", "--all", "/dev/md127"], ["mdadm", "--stop", "/dev/md127"]] if assembled else []
+    assert written(node) == [*stop, *(["wipefs", "--all", f"{node.root}/dev/{name}"] for name in names)]
+
+
+@pytest.mark.parametrize("parts", [["vdc1", "vdc2"], []])
+@pytest.mark.parametrize("size", [(3 << 20) + 512, 2 << 20, 1000])
+def test_both_ends_of_a_disk_are_erased(node: Node, parts: list[str], size: int) -> None:
+    path = node.root / "disk"
+    path.write_bytes(b"\1" * size)
+    erased({"device": str(path), "parts": parts})
+    end = min(1 << 20, size)
+    assert path.read_bytes() == bytes(end) + b"\1" * (size - 2 * end) + bytes(min(end, size - end))
+    nodes = [*(f"/dev/{part}" for part in parts), str(path)]
+    reread = [["blockdev", "--rereadpt", str(path)]] if parts else []
+    assert node.calls == [*(["wipefs", "--all", one] for one in nodes), scratch_disks.SETTLE, *reread]
+
+
+def test_a_disk_that_is_not_empty_after_erasing_is_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = node.root / "disk"
+    path.write_bytes(b"\1" * 1000)
+    monkeypatch.setattr(scratch_disks, "empty_ends", lambda _device: False)
+    with pytest.raises(DiskError, match="is not empty after erasing"):
+        erased({"device": str(path), "parts": []})
 
 
 def test_what_is_mounted_is_not_released(node: Node) -> None:

@@ -7,10 +7,13 @@ import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 from ansible_collections.gpunode.node.plugins.module_utils import openpgp
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from effort import effort
 
 from gpunode.catalog import load as catalog
@@ -253,8 +256,11 @@ def test_rpm_imports_the_pinned_key_alone(keys: Keys, tmp_path: Path) -> None:
 def test_subkeys_stay_if_the_pinned_key_has_signed_them(keys: Keys) -> None:
     """Docker's repository is signed by a subkey."""
     pinned = keys.packets["pinned"]
-    for data in (pinned, pinned + as_subkey(keys.packets["foreign"])):
-        (key,) = public_keys(trusted_key(data, URL, [keys.fingerprints["pinned"]]).encode())
+    foreign = keys.packets["foreign"]
+    for data in (pinned, pinned + as_subkey(foreign), pinned + foreign, foreign + pinned):
+        text = trusted_key(data, URL, [keys.fingerprints["pinned"]])
+        assert text == armored(pinned)
+        (key,) = public_keys(text.encode())
         assert len(key.subkeys) == 1
     # Each byte of the binding matters.
     (key,) = public_keys(pinned)
@@ -264,6 +270,96 @@ def test_subkeys_stay_if_the_pinned_key_has_signed_them(keys: Keys) -> None:
         text = trusted_key(b"".join([*key.packets, subkey, damaged]), URL, [key.fingerprint])
         assert public_keys(text.encode())[0].subkeys == [], at
     assert body in pinned
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A key that this test makes itself: each field of the signature that binds its subkey (RFC 4880, 5.2.3)."""
+
+    version: int = 4
+    kind: int = 0x18
+    algorithm: int = 1
+    primary: int = 1
+    """The algorithm of the primary key; its numbers are those of RSA."""
+    digest: int = 8
+    hashed: int = 0
+    unhashed: int = 0
+    """Sizes of the two lists of subpackets."""
+    more_bits: int = 0
+    """How many bits more the number of the signature claims to have."""
+
+    def packets(self) -> bytes:
+        """Primary key, user id, user attribute, subkey and its binding."""
+        secret = secret_key()
+        public = secret.public_key().public_numbers()
+        main = b"\x04" + bytes(4) + bytes([self.primary]) + number(public.n) + number(public.e)
+        sub = b"\x04" + bytes(4) + b"\x01" + number(35) + number(3)
+        head = bytes([self.version, self.kind, self.algorithm, self.digest])
+        head += self.hashed.to_bytes(2, "big") + bytes(self.hashed)
+        signed = b"".join(b"\x99" + len(body).to_bytes(2, "big") + body for body in (main, sub))
+        signed += head + b"\x04\xff" + len(head).to_bytes(4, "big")
+        value = int.from_bytes(secret.sign(signed, padding.PKCS1v15(), HASHES.get(self.digest, hashes.SHA256())), "big")
+        signature = head + self.unhashed.to_bytes(2, "big") + bytes(self.unhashed) + b"\1\2"
+        signature += number(value, self.more_bits)
+        parts = ((6, main), (13, b"me"), (17, b"\1\1"), (14, sub), (2, signature))
+        return b"".join(bytes([0xC0 | tag, 255]) + len(body).to_bytes(4, "big") + body for tag, body in parts)
+
+
+@cache
+def secret_key() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(65537, 2048)
+
+
+HASHES: dict[int, hashes.HashAlgorithm] = {
+    2: hashes.SHA1(),  # noqa: S303
+    8: hashes.SHA256(),
+    9: hashes.SHA384(),
+    10: hashes.SHA512(),
+    11: hashes.SHA224(),
+}
+"""By their numbers in OpenPGP (RFC 4880, 9.4)."""
+
+
+def number(value: int, more_bits: int = 0) -> bytes:
+    """A number as OpenPGP writes it (RFC 4880, 3.2)."""
+    bits = value.bit_length()
+    return (bits + more_bits).to_bytes(2, "big") + value.to_bytes((bits + 7) // 8, "big")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"digest": digest} for digest in HASHES),
+        {"algorithm": 3, "primary": 3},
+        {"primary": 2},
+        {"hashed": 300, "unhashed": 7},
+        {"hashed": 6, "unhashed": 300},
+    ],
+)
+def test_a_subkey_stays_by_every_signature_of_rsa(fields: dict[str, int]) -> None:
+    data = Binding(**fields).packets()
+    (key,) = public_keys(data)
+    assert trusted_key(data, URL, [key.fingerprint]) == trusted_key(data, URL) == armored(data)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"version": version} for version in (3, 5)),
+        *({"kind": kind} for kind in (0x10, 0x19, 0x28)),
+        *({"digest": digest} for digest in (1, 12)),
+        *({"algorithm": algorithm} for algorithm in (0, 17)),
+        *({"primary": primary} for primary in (4, 17)),
+        {"more_bits": 8},
+    ],
+)
+def test_a_subkey_goes_with_any_other_signature(fields: dict[str, int]) -> None:
+    """Each of these is right but for one field."""
+    data = Binding(**fields).packets()
+    (key,) = public_keys(data)
+    assert len(key.subkeys) == 1
+    (kept,) = public_keys(trusted_key(data, URL, [key.fingerprint]).encode())
+    assert (kept.packets, kept.subkeys) == (key.packets, [])
 
 
 @needs_gpg

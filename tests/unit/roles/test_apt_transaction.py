@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,7 +47,7 @@ class Machine:
             rows = (f"{name} {rest}".split() for name, rest in DATABASE.items())
             return "".join("\t".join(row) + "\n" for row in rows)
         if "madison" in argv:
-            return self.madison
+            return "".join(f"{line}\n" for line in self.madison.splitlines() if line.split(" | ")[0] in argv)
         if "indextargets" in argv:
             return self.targets
         if "--simulate" in argv:
@@ -178,7 +180,7 @@ def test_dpkg_itself_names_edited_configuration_and_times(
     for name in ("info", "updates", "triggers"):
         (database / name).mkdir(parents=True)
     (database / "status").touch()
-    for name in ("edited", "plain", "gone"):
+    for name in ("gone", "plain", "tuned"):
         tree = tmp_path / name
         conf = tree / str(tmp_path).lstrip("/") / f"{name}.conf"
         conf.parent.mkdir(parents=True)
@@ -193,11 +195,11 @@ def test_dpkg_itself_names_edited_configuration_and_times(
         ):
             done = subprocess.run([str(word) for word in argv], check=False, capture_output=True, text=True, timeout=60)
             assert done.returncode == 0, done.stderr
-    (tmp_path / "edited.conf").write_text("mine\n")
+    (tmp_path / "tuned.conf").write_text("mine\n")
     (tmp_path / "gone.conf").unlink()
     monkeypatch.setenv("DPKG_ADMINDIR", str(database))
     monkeypatch.setattr(script, "DPKG_INFO", database / "info")
-    assert script.edited({"edited", "plain", "gone"}) == {"edited"}
+    assert script.edited({"gone", "plain", "tuned"}) == {"tuned"}
     assert time.time() - 600 < (script.changed_at("plain") or 0) < time.time() + 1
     assert script.changed_at("never") is None
 
@@ -261,6 +263,62 @@ def test_a_transaction_that_breaks_off_leaves_its_journal(script: ModuleType) ->
     assert not script.POLICY.exists()
 
 
+def test_a_failed_transaction_comes_with_the_errors_of_the_newest_compilation(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "MAKE_LOGS", f"{tmp_path}/*/make.log")
+    monkeypatch.setattr(script.time, "time", lambda: 2000.0)
+    lines = ["CC a.o", f"a.c:1: error: {'x' * 300}", "1", "2", "3", "4", "make: *** [a.o] Error 1"]
+    for name, text, when in (("old", "old error: 1", 1999), ("new", "\n".join(lines), 2001), ("first", "", 2000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "make.log").write_text(text)
+        os.utime(tmp_path / name / "make.log", (when, when))
+    failed = question(install=["wanted"])
+    script.output_of = Machine().output_of  # type: ignore[attr-defined]
+    script.captured = lambda *_: (0, "", "")  # type: ignore[attr-defined]
+    output = script.answered(failed)
+    assert "do not have wanted" in output["error"]
+    assert output["log"] == [lines[1][:200], "1", "2", "3", lines[6]]
+    monkeypatch.setattr(script, "lay_over", lambda *_: None)
+    assert "log" not in script.answered({**failed, "simulate": True})
+    assert "log" not in script.answered(question())
+    (tmp_path / "new" / "make.log").write_text("an error: 1\n" * 30)
+    os.utime(tmp_path / "new" / "make.log", (2000, 2000))
+    (tmp_path / "first" / "make.log").unlink()
+    assert len(script.compiler_log(2000)) == 20
+    assert script.compiler_log(2000.5) == []
+
+
+def test_the_journal_gets_its_folder_and_replaces_the_one_before(script: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "state" / "gpunode" / "transaction"
+    assert script.names_in(path) == []
+    for names in ({"b", "a"}, {"c"}):
+        script.write_names(path, names)
+        assert script.names_in(path) == sorted(names)
+    assert [one.name for one in path.parent.iterdir()] == ["transaction"]
+
+
+@pytest.mark.parametrize(
+    ("state", "simulate", "over"),
+    [("present", False, ["own"]), ("absent", False, ["own"]), ("absent", True, []), ("present", True, None)],
+)
+def test_apt_on_the_node_itself_passes_over_damaged_files(
+    script: ModuleType, state: str, simulate: bool, over: list[str] | None
+) -> None:
+    """A simulation of an installation has a whole private folder instead; one of a removal plans no files."""
+    seen: list[list[str]] = []
+
+    @contextmanager
+    def passing_over_damaged(preferences: dict[str, str]) -> Iterator[None]:
+        seen.append([Path(path).name for path in preferences])
+        yield
+
+    script.passing_over_damaged = passing_over_damaged  # type: ignore[attr-defined]
+    files = {"/etc/apt/preferences.d/own": "Package: x\n", "/etc/apt/sources.list.d/own.list": "deb x\n"}
+    with script.apt_as_it_will_be(question(state=state, simulate=simulate, files=files)):
+        assert seen == ([] if over is None else [over])
+
+
 def test_a_full_disk_leaves_no_part_of_the_policy(script: ModuleType) -> None:
     """An empty policy-rc.d counts as one of the administrator: later transactions would start services."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -321,6 +379,9 @@ def test_what_is_not_offered_is_refused_with_what_is(script: ModuleType) -> None
         asked(script, machine, install=["fm=580.178.04-*"])
     with pytest.raises(script.AptError, match="they have no package of that name"):
         asked(script, Machine(), install=["fm"])
+    machine.madison = "".join(f"fm | {release} | x\n" for release in range(9, 0, -1))
+    with pytest.raises(script.AptError, match=r"they have 9, 8, 7, 6, 5, 4, 3, 2$"):
+        asked(script, machine, install=["fm=10"])
 
 
 def test_an_older_one_goes_in_the_same_transaction(script: ModuleType) -> None:
@@ -453,7 +514,9 @@ def test_dkms_of_nvidia_goes_back_to_the_distributions_with_the_driver(script: M
         assert (output["install"], output["remove"]) == ({}, ["libcuda1"])
         assert machine.changes[0][-3:] == ["--purge", "remove", "libcuda1"]
         DATABASE["dkms"] = "3.0.11-1ubuntu13 installed install"
-        assert asked(script, Machine("Purg libcuda1 [580.95.05-1]", madison), **parts)["install"] == {}
+        machine = Machine("Purg libcuda1 [580.95.05-1]", madison)
+        assert asked(script, machine, **parts)["install"] == {}
+        assert machine.changes[0][-3:] == ["--purge", "remove", "libcuda1"], "it has the distribution's already"
     finally:
         del DATABASE["dkms"]
 

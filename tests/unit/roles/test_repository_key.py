@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,11 +48,11 @@ class Served(ThreadingHTTPServer):
     files: dict[str, bytes]
     faults: list[int]
     asked: list[str]
+    waited: list[float]
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(repository_key, "PAUSE_S", 0)
     monkeypatch.setattr(urllib.request, "_opener", None)  # a proxy of one test must not affect the next
 
     class Answer(BaseHTTPRequestHandler):
@@ -70,7 +71,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
             pass
 
     server = Served(("127.0.0.1", 0), Answer)
-    server.files, server.faults, server.asked = {}, [], []
+    server.files, server.faults, server.asked, server.waited = {}, [], [], []
+    monkeypatch.setattr(repository_key, "time", SimpleNamespace(sleep=server.waited.append))
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server
@@ -129,6 +131,17 @@ def test_without_a_fingerprint_the_sum_of_the_file_without_its_version_counts(se
     assert "key" in answer(served, fingerprint=None, sha256_without_version=known)
     assert answer(served, fingerprint=None, sha256_without_version="0" * 64)["differs"] is True
     assert answer(served, fingerprint=None)["differs"] is True, "the 32 bits in the file's name vouch for nothing"
+    served.files[own_file()] = NVIDIAS + OTHER
+    output = answer(served, fingerprint=None, sha256_without_version=hashlib.sha256(NVIDIAS + OTHER).hexdigest())
+    assert output == {"key": base64.b64encode(NVIDIAS + OTHER).decode(), "fingerprint": fingerprint(NVIDIAS)}
+
+
+@pytest.mark.parametrize(("size", "fits"), [(1 << 20, True), ((1 << 20) + 1, False)])
+def test_at_most_a_mebibyte_is_read(served: Served, size: int, fits: bool) -> None:
+    """A key, and behind it a user id that fills the file."""
+    rest = size - len(NVIDIAS) - 5
+    served.files[own_file()] = NVIDIAS + b"\xb6" + rest.to_bytes(4, "big") + bytes(rest)
+    assert ("key" in answer(served)) is fits
 
 
 def spliced(rng: random.Random) -> str:
@@ -170,10 +183,24 @@ def test_a_fault_that_passes_is_tried_again_and_a_missing_file_is_not(served: Se
     served.files[own_file()] = NVIDIAS
     served.faults = [503, 502]
     assert "key" in answer(served)
+    assert served.waited == [2, 4]
     served.files.clear()
-    served.asked.clear()
-    assert "404" in answer(served)["error"]
-    assert len(served.asked) == 1
+    for file, keyring in ((own_file()[1:], None), (None, "ring.deb")):
+        served.asked.clear()
+        assert (
+            f":{served.server_port}/{file or keyring}: HTTP Error 404"
+            in answer(served, file=file, keyring=keyring)["error"]
+        )
+        assert len(served.asked) == 1
+    assert "No such file" in answer(served, url="file:///nowhere/")["error"]
+    assert served.waited == [2, 4]
+
+
+@pytest.mark.parametrize(("code", "tries"), [(400, 1), (499, 1), (500, 3), (503, 3)])
+def test_a_fault_that_stays_is_reported_after_three_tries(served: Served, code: int, tries: int) -> None:
+    served.faults = [code] * 5
+    assert f"HTTP Error {code}" in answer(served)["error"]
+    assert (len(served.asked), served.waited) == (tries, [2, 4][: tries - 1])
 
 
 def test_where_the_file_is_not_there_the_keyring_package_is_asked(served: Served, tmp_path: Path) -> None:
