@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from effort import effort
 from hypothesis import given, settings
-from node_samples import file, node, planned
+from node_samples import by_path, file, node, planned
 from plan_samples import context_of, settings_of
 
 from gpunode.provisioning import accounts
@@ -74,11 +74,20 @@ def test_a_new_admin_gets_a_user_a_key_and_a_rule() -> None:
     assert "ada ALL=(ALL:ALL) NOPASSWD: ALL" in (files[accounts.SUDO] or "")
     rule = next(one for one in manifest.values["guarded"] if one["path"] == accounts.SUDO)
     assert (rule["mode"], rule["validate_with"][0]) == ("0440", "visudo")
+    keys = next(one for one in manifest.values["guarded"] if one["path"] != accounts.SUDO)
+    assert (keys["owner"], keys["group"], keys["expect_sha256"]) == ("ada", "ada", None)
+    assert manifest.due_reasons[0] == "ada is not there"
+    assert {f"{path} differs" for path in files} < set(manifest.due_reasons)
 
 
 @pytest.mark.parametrize(
     ("defaults", "base"),
-    [("HOME=/data/home\n", "/data/home"), ("# HOME=/x\nHOME=/a\nHOME=/srv/\n", "/srv"), ("HOME=\n", "/home")],
+    [
+        ("HOME=/data/home\n", "/data/home"),
+        ("# HOME=/x\nHOME=/a\nHOME=/srv/\n", "/srv"),
+        ("HOME=\n", "/home"),
+        ("HOME=srv\n", "/home"),
+    ],
 )
 def test_a_new_user_lives_where_useradd_puts_users(defaults: str, base: str) -> None:
     assert accounts.USERADD in accounts.LOOK.contents
@@ -110,6 +119,16 @@ def test_keys_that_are_there_stay_unless_the_list_is_exclusive() -> None:
     assert guarded(plan(admins=[own]))[path] == before + KEY + "\n"
     assert guarded(plan(admins=[own], exclusive_keys=True))[path] == KEY + "\n"
     assert path not in guarded(plan(admins=[OPERATOR]))
+    # Another comment or option makes no other key of it; a line that is a comment is none.
+    admin, text = {**OPERATOR, "keys": [f"{KEY} of  her laptop"]}, f"no-pty {KEY.removesuffix(' ada')}\n"
+    ssh = copy.deepcopy(RECORDED)
+    row = next(one for one in ssh["accounts"] if one["name"] == "operator")
+    row["document"] = text
+    assert path not in guarded(plan(ssh, admins=[admin]))
+    row["document"] = f" # {text}"
+    (keys,) = (one for one in plan(ssh, admins=[admin]).values["guarded"] if one["path"] == path)
+    assert keys["content"] == f" # {text}{KEY} of her laptop\n"
+    assert (keys["mode"], keys["owner"], keys["group"]) == ("0600", "operator", "users")
 
 
 @pytest.mark.parametrize(
@@ -145,12 +164,72 @@ def test_a_key_that_the_user_adds_after_the_plan_is_not_lost(document: Any, excl
         ({**ADA, "keys": ["hello there"]}, "which is not a key type"),
         ({**ADA, "name": "Ada Lovelace"}, "not a valid user name"),
         ({**ADA, "name": "root"}, "root"),
+        ({**ADA, "keys": [KEY, "hello there"]}, "key 2 of ada"),
+        (OPERATOR, "operator is listed twice"),
     ],
 )
 def test_bad_input_is_refused_and_no_secret_repeated(admin: dict[str, Any], named: str) -> None:
-    manifest = plan(admins=[admin])
+    manifest = plan(admins=[OPERATOR, admin])
     assert [reason for reason in manifest.refusals if named in reason], manifest.refusals
     assert "b3BlbnNzaC1" not in " ".join(manifest.refusals)
+
+
+def test_the_size_of_the_journal() -> None:
+    (refusal,) = plan(journal_max="2 GB").refusals
+    assert refusal == "accounts_journal_max: '2 GB' is not a size (examples: 500M, 2G)"
+    manifest = plan(journal_max="500M")
+    assert "SystemMaxUse=500M\n" in (by_path(manifest, accounts.JOURNAL).content or "")
+    assert manifest.values["journal"]
+    manifest = plan(journal_max="")
+    assert by_path(manifest, accounts.JOURNAL).content is None
+    assert not manifest.values["journal"], "journald reads its settings again only where its file changes"
+
+
+def test_nothing_is_planned_where_the_accounts_are_unknown() -> None:
+    wanted = settings_of("accounts", state="present", admins=[ADA])
+    manifest = accounts.plan(node(), wanted, context_of({}))
+    assert manifest.refusals == ("the accounts of the node could not be determined",)
+
+
+def test_root_under_another_name_is_named() -> None:
+    ssh = copy.deepcopy(RECORDED)
+    assert plan(ssh).notes == ()
+    next(one for one in ssh["accounts"] if one["name"] == "operator")["uid"] = 0
+    (note,) = plan(ssh).notes
+    assert note.startswith("operator has the user id 0 and is therefore root under another name")
+
+
+@pytest.mark.parametrize(("sudo", "rule"), [("password", "ada ALL=(ALL:ALL) ALL\n"), ("none", None)])
+def test_an_admin_who_is_absent_has_no_rule_and_a_rule_can_be_left_out(sudo: str, rule: str | None) -> None:
+    there = {accounts.SUDO: file("of an earlier run", mode="0440")}
+    manifest = plan(files=there, admins=[ADA, {**OPERATOR, "state": "absent"}], sudo=sudo)
+    content = guarded(manifest)[accounts.SUDO]
+    assert (content or "").partition("\n")[2] == (rule or "")
+    assert (content is None) == (rule is None)
+    assert accounts.SUDO not in guarded(plan(admins=[ADA], sudo="none"))
+
+
+def test_absent_removes_rules_and_settings_and_locks_nobody() -> None:
+    clean = plan(state="absent")
+    assert not clean.due, clean.due_reasons
+    nothing = {"create": [], "guarded": [], "lock": [], "live": {}, "memory": accounts.BEFORE, "journal": False}
+    assert clean.values == nothing
+    paths = (accounts.SUDO, accounts.JOURNAL, accounts.SYSCTL, accounts.BEFORE, accounts.WAITING)
+    manifest = plan(state="absent", files={path: file("x") for path in paths})
+    assert guarded(manifest) == {accounts.SUDO: None}
+    assert manifest.values["journal"]
+    assert [(file.path, file.content) for file in manifest.files] == [(accounts.JOURNAL, None), (accounts.SYSCTL, None)]
+    assert manifest.due_reasons == (
+        "an earlier change waits for its confirmation",
+        f"{accounts.SUDO} must be removed",
+        "the kernel's settings have to be restored",
+        f"{accounts.JOURNAL} must be removed",
+        f"{accounts.SYSCTL} must be removed",
+    )
+    folders = {path: {"kind": "folder", "entries": 1} for path in (accounts.BEFORE, accounts.JOURNAL)}
+    manifest = plan(state="absent", files=folders)
+    assert "the kernel's settings have to be restored" not in manifest.due_reasons
+    assert not manifest.values["journal"]
 
 
 def test_an_exclusive_list_without_keys_is_refused() -> None:
@@ -197,6 +276,8 @@ def test_unneeded_passwords_are_locked() -> None:
     ssh = copy.deepcopy(RECORDED)
     ssh["accounts"][0] |= {"password": "none"}
     assert plan(ssh, admins=[OPERATOR]).values["lock"] == ["operator", "root"]
+    assert "the password of root is not locked" in plan(ssh, admins=[OPERATOR]).due_reasons
+    assert plan(ssh).values["lock"] == ["root"], "the password of a user who is no admin stays"
     assert plan(ssh, admins=[OPERATOR], sudo="password").values["lock"] == ["root"]
     assert plan(ssh, admins=[OPERATOR], lock_passwords=False).values["lock"] == []
 
@@ -212,7 +293,12 @@ def test_a_settled_node_is_left_alone() -> None:
     settled = plan(ssh, files=there, texts=live, admins=[OPERATOR], sudo="password")
     assert not settled.due, settled.due_reasons
     other = {**live, sysctl_path("kernel.kptr_restrict"): "0\n"}
-    assert plan(ssh, files=there, texts=other, admins=[OPERATOR], sudo="password").due
+    (reason,) = plan(ssh, files=there, texts=other, admins=[OPERATOR], sudo="password").due_reasons
+    assert reason == "/proc/sys/kernel/kptr_restrict is 0, not 1"
+    unset = plan(
+        ssh, files={**there, SYSCTL: {"kind": "absent"}}, texts=other, admins=[OPERATOR], sudo="password", sysctl=False
+    )
+    assert (unset.due, unset.values["live"], by_path(unset, SYSCTL).content) == (False, {}, None)
     waits = {**there, accounts.WAITING: file("")}
     assert plan(ssh, files=waits, texts=live, admins=[OPERATOR], sudo="password").due
 
