@@ -31,7 +31,11 @@ GUARDS = {
     ),
     f"{PLAN}/storage.py": ("provisioning/test_provisioning_storage.py",),
     f"{NODE}/apt_transaction.py": (APT, "roles/test_driver_transaction.py"),
-    f"{NODE}/file_access.py": ("plugins/test_file_access.py", "cli/test_cli_foreign.py"),
+    f"{NODE}/file_access.py": (
+        "plugins/test_file_access.py",
+        "plugins/test_managed_files.py",
+        "cli/test_cli_foreign.py",
+    ),
     f"{NODE}/guard.py": ("plugins/test_guard.py", "plugins/test_guarded_change.py"),
     f"{NODE}/managed.py": ("plugins/test_managed_files.py",),
     f"{NODE}/repository_key.py": ("roles/test_repository_key.py",),

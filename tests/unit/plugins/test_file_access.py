@@ -177,6 +177,204 @@ def test_a_process_with_a_users_rights_is_limited(place: World) -> None:
     assert file_access.limited(USER.pw_uid, lambda: [os.getuid(), os.getgid(), os.getgroups()])[:2] == [1, 1]
 
 
+def test_what_a_process_with_a_users_rights_returns_and_raises(place: World) -> None:
+    """As if it were done here: bytes, values and errors; only the rights are those of the user."""
+    secret = place.precious / "secret"
+    with pytest.raises(PermissionError, match="Permission denied") as denied:
+        file_access.limited(USER.pw_uid, secret.read_bytes)
+    assert denied.value.filename == str(secret)
+    assert file_access.limited(None, secret.read_bytes) == f"{SECRET}\n".encode()
+    assert file_access.limited(None, lambda: {"a": [None, 1]}) == {"a": [None, 1]}
+
+    def rights() -> list[Any]:
+        return [os.getresuid(), os.getresgid(), sorted(os.getgroups())]
+
+    groups = sorted(os.getgrouplist(USER.pw_name, USER.pw_gid))
+    assert file_access.limited(USER.pw_uid, rights) == [[USER.pw_uid] * 3, [USER.pw_gid] * 3, groups]
+    assert file_access.limited(54321, rights) == [[54321] * 3, [65534] * 3, []], "without an entry: no group of root"
+    assert file_access.limited(None, rights)[0] == [0, 0, 0]
+    with pytest.raises(OSError, match="no number and no file"):
+        file_access.limited(None, lambda: (_ for _ in ()).throw(OSError("no number and no file")))
+    # Neither a child nor a descriptor is left.
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    child = file_access.limited(None, os.getpid)
+    file_access.text(str(secret))
+    assert child != os.getpid()
+    assert not Path(f"/proc/{child}").exists()
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+
+
+def test_what_root_reads_where_others_can_write(place: World) -> None:
+    """Files of the folder's owner with one name, and nothing that another user put there."""
+    own, roots, foreign, named = (place.home / name for name in ("own", "roots", "foreign", "named"))
+    shared, theirs = place.shared / "root", place.shared / "theirs"
+    for path, uid in ((own, 1), (roots, 0), (foreign, 2), (named, 1), (shared, 0), (theirs, 1)):
+        path.write_text(TEXT)
+        os.chown(path, uid, uid)
+    os.link(named, place.home / "second")
+    place.home.chmod(0o775)
+    for path in (own, shared):
+        assert file_access.text(str(path)) == TEXT
+    for path in (roots, foreign, named, theirs):
+        with pytest.raises(file_access.FileRefusedError, match=f"^{path} is in a directory .*: root does not read it$"):
+            file_access.text(str(path))
+    (place.precious / "theirs").write_text(TEXT)
+    os.chown(place.precious / "theirs", 2, 2)
+    assert file_access.text(str(place.precious / "theirs")) == TEXT
+    # With root's rights in a folder of root, whoever the file is meant for.
+    state = file_access.path_state(str(place.precious / "secret"), USER.pw_uid)
+    assert state is not None
+    assert (state.data, state.shared, state.mode, state.uid) == (f"{SECRET}\n".encode(), False, 0o600, 0)
+    assert file_access.path_state(str(shared)).shared  # type: ignore[union-attr]
+    assert file_access.path_state(str(shared), most=3).data is None  # type: ignore[union-attr]
+
+
+def test_the_limits_of_a_text(place: World) -> None:
+    path = place.root / "text"
+    path.write_bytes(b"x" * 2048)
+    assert file_access.read(str(path), 2048) == b"x" * 2048
+    for name, most in ((str(path), 2047), ("/proc/meminfo", 1024)):
+        with pytest.raises(file_access.FileRefusedError, match=f"^{name} is larger than 1 KiB$"):
+            file_access.read(name, most)
+    path.write_bytes(b"ab\xff")
+    with pytest.raises(file_access.FileRefusedError, match=r"is not UTF-8 text \(byte 2\)"):
+        file_access.text(str(path))
+    with pytest.raises(FileNotFoundError, match="No such file"):
+        file_access.text(str(place.root / "none"))
+    with pytest.raises(file_access.FileRefusedError, match="NUL character"):
+        file_access.text("/etc/\0hostname")
+    for what, path in (("device", Path("/dev/null")), ("directory", place.precious)):
+        with pytest.raises(file_access.FileRefusedError, match=f"^{path} is a {what}, not a file$"):
+            file_access.read(str(path))
+
+
+def test_the_ends_of_a_path(place: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = place.precious / "secret"
+    assert file_access.names("/") == os.listdir("/")  # noqa: PTH208
+    monkeypatch.chdir(place.precious)
+    assert file_access.text("./folder/../secret") == f"{SECRET}\n"
+    for path in (text / "x", place.root / "none" / "x"):
+        assert file_access.status(str(path)) is None
+        assert file_access.path_state(str(path)) is None
+        file_access.remove(str(path), 0)
+    with pytest.raises(NotADirectoryError, match="Not a directory"):
+        file_access.read(f"{text}/x")
+    # As many links as the kernel follows, and a circle.
+    for number in range(41):
+        (place.precious / f"link{number}").symlink_to(f"link{number - 1}" if number else "secret")
+    assert file_access.text(str(place.precious / "link39")) == f"{SECRET}\n"
+    (place.precious / "circle").symlink_to("circle")
+    for name in ("link40", "circle"):
+        found = within(LIMIT_S, partial(file_access.text, str(place.precious / name)))
+        assert "Too many levels of symbolic links" in found
+    # An own open file has no folder in which it could be replaced.
+    with text.open("rb") as stream:
+        path = f"/proc/self/fd/{stream.fileno()}"
+        with file_access.opened(path, trusted=file_access.ours()) as at:
+            assert (at.folder, at.name, at.found) == (-1, str(stream.fileno()), os.fstat(stream.fileno()))
+    monkeypatch.setattr(file_access, "STARTED_AS", 1234)
+    assert file_access.ours() == {0, 1234}
+
+
+def test_where_root_writes_and_how_it_refuses(place: World) -> None:
+    me, user = (0, 0), (USER.pw_uid, USER.pw_gid)
+    theirs, locked = place.shared / "theirs", place.home / "locked"
+    theirs.write_text("theirs")
+    os.chown(theirs, *user)
+    locked.mkdir(mode=0o700)
+    write, foreign = file_access.write, "belongs to another user (daemon, uid 1)"
+    refused = {
+        f"{place.home}/x: {place.home} {foreign}: root does not write there": partial(
+            write, f"{place.home}/x", b"", 0o600, me
+        ),
+        f"{theirs} {foreign}, in a directory that others can write to: root does not replace it: remove it, or select "
+        "another directory": partial(write, str(theirs), b"", 0o600, me),
+        f"{locked}/x: Permission denied for user daemon, who must own the file and its directory": partial(
+            write, f"{locked}/x", b"", 0o600, user
+        ),
+        f"{locked}: {place.home} {foreign}: root does not write there": partial(file_access.remove_folder, str(locked)),
+        f"{place.precious}/folder: Is a directory": partial(write, f"{place.precious}/folder", b"", 0o600, me),
+    }
+    for message, act in refused.items():
+        with pytest.raises(file_access.FileRefusedError) as err:
+            act()
+        assert str(err.value) == message
+    with pytest.raises(file_access.FileRefusedError, match="root does not replace it"):
+        file_access.remove(str(theirs), 0)
+    assert sorted(path.name for path in place.home.iterdir()) == ["locked"], "no draft is left"
+    assert theirs.read_text() == "theirs"
+    # What a user owns in a folder of root is written with root's rights; a user's file is that user's to replace.
+    for path in (place.precious / "of-user", theirs):
+        write(str(path), b"new", 0o640, user)
+        status = path.stat()
+        assert (path.read_text(), status.st_uid, stat.S_IMODE(status.st_mode)) == ("new", USER.pw_uid, 0o640)
+
+
+@pytest.mark.parametrize("mask", [0, 0o077])
+def test_new_folders_are_closed_until_their_mode_is_set(
+    place: World, monkeypatch: pytest.MonkeyPatch, mask: int
+) -> None:
+    """Whatever the umask: for all to enter in folders of root, for their owner alone in a home."""
+    seen = []
+    for name in ("chmod", "fchmod"):
+        act = getattr(os, name)
+        monkeypatch.setattr(
+            os,
+            name,
+            lambda at, mode, act=act: (
+                seen.append(stat.S_IMODE((Path("/proc/self/fd") / str(at)).stat().st_mode)),
+                act(at, mode),
+            ),
+        )
+    before = os.umask(mask)
+    try:
+        file_access.make_folder(str(place.root / "a" / "b"), 0o750)
+        file_access.write(str(place.root / "c" / "file"), b"", 0o644, (0, 0))
+        file_access.write(str(place.home / "d" / "file"), b"", 0o644, (USER.pw_uid, USER.pw_gid))
+    finally:
+        os.umask(before)
+    assert seen == [0o700, 0o700, 0o700, 0o600], "the folders a, b and c and the file; a child made d"
+    made = {path: stat.S_IMODE((place.root / path).stat().st_mode) for path in ("a", "a/b", "c", "c/file", "home/d")}
+    assert made == {"a": 0o755, "a/b": 0o750, "c": 0o755, "c/file": 0o644, "home/d": 0o700}
+
+
+def test_a_copy_is_kept_only_of_a_file_that_was_there(place: World) -> None:
+    path, copy = place.precious / "file", place.precious / "file~"
+    file_access.write(str(path), b"old", 0o640, (0, 3), keep_as="~")
+    assert not copy.exists()
+    file_access.write(str(path), b"new", 0o600, (0, 0), keep_as="~")
+    status = copy.stat()
+    assert (copy.read_text(), stat.S_IMODE(status.st_mode), status.st_gid) == ("old", 0o640, 3)
+    file_access.remove(str(path), 0, keep_as="~")
+    assert (path.exists(), copy.read_text()) == (False, "new")
+    file_access.rename(str(copy), "file", 0)
+    assert (path.read_text(), copy.exists()) == ("new", False)
+
+
+@pytest.mark.parametrize("refused", ["security.selinux", "user.note"])
+def test_only_a_label_that_cannot_be_set_is_an_error_and_only_for_root(
+    place: World, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """Programs may not read a file of root without its label."""
+    given = []
+
+    def set_one(_: str, name: str, value: bytes) -> None:
+        if name == refused:
+            raise OSError(95, "Operation not supported")
+        given.append((name, value))
+
+    monkeypatch.setattr(os, "listxattr", lambda _: ["security.selinux", "user.note", "trusted.x"])
+    monkeypatch.setattr(os, "getxattr", lambda _, name: name.encode())
+    monkeypatch.setattr(os, "setxattr", set_one)
+    path = str(place.precious / "secret")
+    if refused == "security.selinux":
+        with pytest.raises(file_access.FileRefusedError, match=f"^{path}: Operation not supported$"):
+            file_access.copy_attributes(path, path, 0)
+    file_access.write(path, b"", 0o600, (0, 0))
+    others = {"security.selinux", "user.note"} - {refused}
+    assert given == [(name, name.encode()) for name in sorted(others)]
+
+
 def test_the_controllers_module_is_that_of_the_nodes() -> None:
     root = Path(__file__).parents[3]
     ours, theirs = root / "gpunode" / "file_access.py", root / "plugins" / "module_utils" / "file_access.py"
