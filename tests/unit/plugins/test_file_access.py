@@ -4,7 +4,7 @@ import os
 import pwd
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -225,8 +225,8 @@ def test_what_root_reads_where_others_can_write(place: World) -> None:
     state = file_access.path_state(str(place.precious / "secret"), USER.pw_uid)
     assert state is not None
     assert (state.data, state.shared, state.mode, state.uid) == (f"{SECRET}\n".encode(), False, 0o600, 0)
-    assert file_access.path_state(str(shared)).shared  # type: ignore[union-attr]
-    assert file_access.path_state(str(shared), most=3).data is None  # type: ignore[union-attr]
+    assert file_access.path_state(str(shared)).shared
+    assert file_access.path_state(str(shared), most=3).data is None
 
 
 def test_the_limits_of_a_text(place: World) -> None:
@@ -253,10 +253,10 @@ def test_the_ends_of_a_path(place: World, monkeypatch: pytest.MonkeyPatch) -> No
     assert file_access.names("/") == os.listdir("/")  # noqa: PTH208
     monkeypatch.chdir(place.precious)
     assert file_access.text("./folder/../secret") == f"{SECRET}\n"
-    for path in (text / "x", place.root / "none" / "x"):
-        assert file_access.status(str(path)) is None
-        assert file_access.path_state(str(path)) is None
-        file_access.remove(str(path), 0)
+    for missing in (text / "x", place.root / "none" / "x"):
+        assert file_access.status(str(missing)) is None
+        assert file_access.path_state(str(missing)) is None
+        file_access.remove(str(missing), 0)
     with pytest.raises(NotADirectoryError, match="Not a directory"):
         file_access.read(f"{text}/x")
     # As many links as the kernel follows, and a circle.
@@ -316,16 +316,13 @@ def test_new_folders_are_closed_until_their_mode_is_set(
 ) -> None:
     """Whatever the umask: for all to enter in folders of root, for their owner alone in a home."""
     seen = []
+
+    def noting(act: Callable[[Any, int], None], at: Any, mode: int) -> None:
+        seen.append(stat.S_IMODE((Path("/proc/self/fd") / str(at)).stat().st_mode))
+        act(at, mode)
+
     for name in ("chmod", "fchmod"):
-        act = getattr(os, name)
-        monkeypatch.setattr(
-            os,
-            name,
-            lambda at, mode, act=act: (
-                seen.append(stat.S_IMODE((Path("/proc/self/fd") / str(at)).stat().st_mode)),
-                act(at, mode),
-            ),
-        )
+        monkeypatch.setattr(os, name, partial(noting, getattr(os, name)))
     before = os.umask(mask)
     try:
         file_access.make_folder(str(place.root / "a" / "b"), 0o750)

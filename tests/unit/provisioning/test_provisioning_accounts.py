@@ -214,17 +214,17 @@ def test_absent_removes_rules_and_settings_and_locks_nobody() -> None:
     assert not clean.due, clean.due_reasons
     nothing = {"create": [], "guarded": [], "lock": [], "live": {}, "memory": accounts.BEFORE, "journal": False}
     assert clean.values == nothing
-    paths = (accounts.SUDO, accounts.JOURNAL, accounts.SYSCTL, accounts.BEFORE, accounts.WAITING)
+    paths = (accounts.SUDO, accounts.JOURNAL, SYSCTL, accounts.BEFORE, accounts.WAITING)
     manifest = plan(state="absent", files={path: file("x") for path in paths})
     assert guarded(manifest) == {accounts.SUDO: None}
     assert manifest.values["journal"]
-    assert [(file.path, file.content) for file in manifest.files] == [(accounts.JOURNAL, None), (accounts.SYSCTL, None)]
+    assert [(file.path, file.content) for file in manifest.files] == [(accounts.JOURNAL, None), (SYSCTL, None)]
     assert manifest.due_reasons == (
         "an earlier change waits for its confirmation",
         f"{accounts.SUDO} must be removed",
         "the kernel's settings have to be restored",
         f"{accounts.JOURNAL} must be removed",
-        f"{accounts.SYSCTL} must be removed",
+        f"{SYSCTL} must be removed",
     )
     folders = {path: {"kind": "folder", "entries": 1} for path in (accounts.BEFORE, accounts.JOURNAL)}
     manifest = plan(state="absent", files=folders)
