@@ -204,7 +204,8 @@ def test_what_a_process_with_a_users_rights_returns_and_raises(place: World) -> 
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
-def test_what_root_reads_where_others_can_write(place: World) -> None:
+@pytest.mark.parametrize("mode", [0o775, 0o757], ids=oct)
+def test_what_root_reads_where_others_can_write(place: World, mode: int) -> None:
     """Files of the folder's owner with one name, and nothing that another user put there."""
     own, roots, foreign, named = (place.home / name for name in ("own", "roots", "foreign", "named"))
     shared, theirs = place.shared / "root", place.shared / "theirs"
@@ -212,10 +213,15 @@ def test_what_root_reads_where_others_can_write(place: World) -> None:
         path.write_text(TEXT)
         os.chown(path, uid, uid)
     os.link(named, place.home / "second")
-    place.home.chmod(0o775)
+    place.home.chmod(mode)
+    exposed = place.root / "exposed"
+    exposed.mkdir()
+    exposed.chmod(mode)
+    (exposed / "theirs").write_text(TEXT)
+    os.chown(exposed / "theirs", 1, 1)
     for path in (own, shared):
         assert file_access.text(str(path)) == TEXT
-    for path in (roots, foreign, named, theirs):
+    for path in (roots, foreign, named, theirs, exposed / "theirs"):
         with pytest.raises(file_access.FileRefusedError, match=f"^{path} is in a directory .*: root does not read it$"):
             file_access.text(str(path))
     (place.precious / "theirs").write_text(TEXT)
