@@ -231,8 +231,26 @@ def test_what_root_reads_where_others_can_write(place: World, mode: int) -> None
     state = file_access.path_state(str(place.precious / "secret"), USER.pw_uid)
     assert state is not None
     assert (state.data, state.shared, state.mode, state.uid) == (f"{SECRET}\n".encode(), False, 0o600, 0)
+    state = file_access.path_state(str(place.precious), USER.pw_uid)
+    assert state is not None
+    assert (state.kind, state.data) == ("a directory", None)
     assert file_access.path_state(str(shared)).shared
     assert file_access.path_state(str(shared), most=3).data is None
+
+
+def test_whoever_is_not_root_follows_every_link(place: World) -> None:
+    """``trusted`` is None for them: the kernel alone decides what they reach."""
+    link = place.shared / "link"
+    link.symlink_to(place.precious / "secret")
+    os.lchown(link, USER.pw_uid, USER.pw_gid)
+    with file_access.opened(str(link), trusted=None) as at:
+        assert at.found == (place.precious / "secret").stat()
+        file_access.refuse_foreign_place(at, 0, None)
+    with file_access.opened(str(link), trusted=None, follow=False) as at:
+        assert at.found == link.lstat()
+        file_access.refuse_foreign_place(at, 0, None)
+    with pytest.raises(file_access.FileRefusedError, match="root does not follow it"):
+        file_access.text(str(link))
 
 
 def test_the_limits_of_a_text(place: World) -> None:
@@ -259,7 +277,7 @@ def test_the_ends_of_a_path(place: World, monkeypatch: pytest.MonkeyPatch) -> No
     assert file_access.names("/") == os.listdir("/")  # noqa: PTH208
     monkeypatch.chdir(place.precious)
     assert file_access.text("./folder/../secret") == f"{SECRET}\n"
-    for missing in (text / "x", place.root / "none" / "x"):
+    for missing in (text / "x", place.root / "none", place.root / "none" / "x"):
         assert file_access.status(str(missing)) is None
         assert file_access.path_state(str(missing)) is None
         file_access.remove(str(missing), 0)
@@ -286,7 +304,10 @@ def test_where_root_writes_and_how_it_refuses(place: World) -> None:
     me, user = (0, 0), (USER.pw_uid, USER.pw_gid)
     theirs, locked = place.shared / "theirs", place.home / "locked"
     theirs.write_text("theirs")
-    os.chown(theirs, *user)
+    given = place.precious / "given"
+    given.mkdir()
+    for path in (theirs, given):
+        os.chown(path, *user)
     locked.mkdir(mode=0o700)
     write, foreign = file_access.write, "belongs to another user (daemon, uid 1)"
     refused = {
@@ -300,6 +321,12 @@ def test_where_root_writes_and_how_it_refuses(place: World) -> None:
         ),
         f"{locked}: {place.home} {foreign}: root does not write there": partial(file_access.remove_folder, str(locked)),
         f"{place.precious}/folder: Is a directory": partial(write, f"{place.precious}/folder", b"", 0o600, me),
+        f"{place.precious}/secret is not a directory: move it": partial(
+            file_access.make_folder, f"{place.precious}/secret", 0o700
+        ),
+        f"{given} {foreign}, who can change what is in it: move it, or give it to root with its content": partial(
+            file_access.make_folder, str(given), 0o700
+        ),
     }
     for message, act in refused.items():
         with pytest.raises(file_access.FileRefusedError) as err:
@@ -307,7 +334,10 @@ def test_where_root_writes_and_how_it_refuses(place: World) -> None:
         assert str(err.value) == message
     with pytest.raises(file_access.FileRefusedError, match="root does not replace it"):
         file_access.remove(str(theirs), 0)
-    assert sorted(path.name for path in place.home.iterdir()) == ["locked"], "no draft is left"
+    left = sorted(path.name for folder in (place.home, place.precious) for path in folder.iterdir())
+    assert left == ["folder", "given", "locked", "secret"], "no draft is left"
+    file_access.remove_folder(str(given))
+    assert not given.exists()
     assert theirs.read_text() == "theirs"
     # What a user owns in a folder of root is written with root's rights; a user's file is that user's to replace.
     for path in (place.precious / "of-user", theirs):
