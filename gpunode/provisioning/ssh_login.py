@@ -52,7 +52,7 @@ def _key_obstacles(account: Account, values: Mapping[str, tuple[str, ...]]) -> I
     elsewhere = ("authorizedkeyscommand", "trustedusercakeys")
     if any(values.get(name, ("none",))[0] != "none" for name in elsewhere):
         return
-    if account.keys_problem and "no key" not in account.keys_problem.partition("lines")[2]:
+    if account.keys_problem and not account.keys_problem.endswith("lines that are not keys"):
         yield account.keys_problem
     if not account.keys:
         yield f"{account.name} has no key in authorized_keys"

@@ -13,6 +13,7 @@ from gpunode.provisioning.ssh_state import Account
 
 # As `getent passwd` and `id` print them on a member of a domain: SSSD does not enumerate.
 REMOTE = pwd.struct_passwd(("ada", "*", 1712001105, 1712000513, "Ada", "/home/corp/ada", "/bin/bash"))
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFlMQ4QIoLa0nhzL10xJLycLZUvclZ1U9Ui9YZwHN8u3 ada"
 GROUPS = {1712000513: "domain users", 1712001200: "gpu-admins"}
 
 
@@ -57,3 +58,21 @@ def test_what_users_write_with_chfn_hides_no_account(
     passwd.unlink()
     with pytest.raises(FileNotFoundError):
         ssh_state.accounts([".ssh/authorized_keys"], [])
+
+
+@pytest.mark.usefixtures("directory")
+def test_a_line_that_is_no_key_hides_no_key_of_its_file(tmp_path: Path) -> None:
+    """sshd skips such a line."""
+    keys = tmp_path / ".ssh" / "authorized_keys"
+    keys.parent.mkdir(mode=0o700)
+    tmp_path.chmod(0o755)
+    entry = pwd.struct_passwd(("ada", "*", os.getuid(), os.getgid(), "Ada", str(tmp_path), "/bin/bash"))
+    found = []
+    for text, mode in ((f"{KEY}\n", 0o600), (f"damaged\n{KEY}\n", 0o600), (f"{KEY}\n", 0o666)):
+        keys.write_text(text, encoding="utf-8")
+        keys.chmod(mode)
+        row = ssh_state.account(entry, None, [".ssh/authorized_keys"])
+        effective = "pubkeyacceptedalgorithms ssh-ed25519\npermitrootlogin yes\n"
+        found.append([*obstacles(Account.model_validate(row), "ada", "192.0.2.1", effective)])
+    assert found[:2] == [[], []]
+    assert "can be written by others" in found[2][0]
