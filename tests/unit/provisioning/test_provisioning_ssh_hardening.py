@@ -14,7 +14,7 @@ from gpunode.provisioning import ssh_hardening
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.ssh_hardening import MAIN, MODULI, PUBLISHED, WAITING
-from gpunode.provisioning.ssh_settings import DROP_IN, LAST
+from gpunode.provisioning.ssh_settings import BANNER, DROP_IN, LAST
 from gpunode.provisioning.ssh_state import SshState
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "ssh"
@@ -330,3 +330,287 @@ def test_absent_removes_the_settings_and_restores_the_groups() -> None:
 def test_a_node_without_a_daemon_is_refused() -> None:
     nothing = {name: {**unit, "load": "not-found"} for name, unit in recorded()["units"].items()}
     assert "no-sshd" in plan(recorded(effective=None, error="not found", units=nothing)).refusals[0]
+
+
+SOCKET_STATE = {"ssh.socket": SOCKET}
+ABSENT_UNIT = {"load": "not-found", "active": "inactive", "enabled": "", "listen": ""}
+
+
+def with_units(**changes: Any) -> dict[str, Any]:
+    """Debian 12 with other units, by their names without the dot."""
+    ssh = recorded(**{name: value for name, value in changes.items() if name != "units"})
+    ssh["units"] |= changes["units"]
+    return ssh
+
+
+def on(port: int, **changes: Any) -> dict[str, Any]:
+    """Debian 12 whose daemon and login have this port."""
+    ssh = recorded(**{"listening": [port], **changes})
+    ssh["effective"] = ssh["effective"].replace("port 22\n", f"port {port}\n")
+    ssh["login"] |= {"port": port}
+    return ssh
+
+
+@pytest.mark.parametrize(
+    ("ssh", "files", "settings", "expected"),
+    [
+        (recorded(), {}, {}, []),
+        (recorded(), {}, {"ports": [22]}, []),
+        (recorded(), {}, {"ports": [22, 2222]}, ["sshd does not listen on [22, 2222]"]),
+        (with_units(units=SOCKET_STATE), {}, {"ports": [22, 2222]}, ["ssh.socket does not listen on [22, 2222]"]),
+        (recorded(), {WAITING: file("")}, {}, ["an earlier change waits for its confirmation"]),
+        (
+            recorded(effective=None, error="line 3"),
+            {},
+            {},
+            ["sshd's configuration could not be determined: line 3"],
+        ),
+        (
+            recorded(host_keys=recorded()["host_keys"][:1]),
+            {},
+            {},
+            ["/etc/ssh/ssh_host_rsa_key is missing: an rsa host key"],
+        ),
+    ],
+)
+def test_what_is_due_besides_files_is_named(
+    ssh: dict[str, Any], files: dict[str, Any], settings: dict[str, Any], expected: list[str]
+) -> None:
+    reasons = list(plan(ssh, files=files, **settings).due_reasons)
+    assert reasons[: reasons.index(f"{DROP_IN} is missing")] == expected
+
+
+@pytest.mark.parametrize(
+    ("ssh", "settings", "named"),
+    [
+        (recorded(), {"ports": [22, 65535]}, []),
+        (recorded(), {"ports": [22, 65536, 0, -1, 1]}, ["65536 is not", "0 is not", "-1 is not"]),
+        (recorded(listening=[22, 38223]), {"ports": [22, 2222, 38223]}, ["38223 is in use"]),
+        (recorded(selinux=True), {"ports": [22, 2222]}, ["tcp 2222"]),
+        (on(2222, selinux=True), {"ports": [2222, 22]}, []),
+        (on(2222), {"ports": [22]}, ["port 2222, which"]),
+        (recorded(login=None), {"ports": [2222]}, []),
+        # A socket decides about the port, whatever sshd's files set.
+        (
+            with_units(units={"ssh.socket": {**SOCKET, "listen": "[::]:40585"}}),
+            {"ports": [22, 40585]},
+            ["22 is in use"],
+        ),
+        (recorded(), {"least_rsa_bits": 1023}, ["1023 is not from 1024 to 16384"]),
+        (recorded(), {"least_rsa_bits": 1024}, []),
+        (recorded(), {"least_rsa_bits": 16384}, []),
+        (recorded(), {"least_rsa_bits": 16385}, ["16385 is not from"]),
+        (recorded(offered={**recorded()["offered"], "mac": ["hmac-md5"]}), {}, ["_macs: OpenSSH_9.2p1"]),
+        (recorded(), {"ciphers": ["aes256-ctr", "a", "b"]}, ["_ciphers: a, b is not offered"]),
+        (
+            recorded(),
+            {"admin_users": ["ghost"], "forwarding_users": ["who", "admin"]},
+            ["account ghost", "account who"],
+        ),
+        (recorded(), {"allow_users": ["gh*st", "ghost@192.0.2.*", "admin"]}, []),
+        (recorded(), {"allow_users": ["ghost"], "allow_groups": ["a b"]}, ["_allow_groups: 'a b'", "account ghost"]),
+        (recorded(), {"trusted_networks": ["192.0.2.0/24", "2001:db8::/32", "a\nb"]}, ["_trusted_networks: 'a\\nb'"]),
+    ],
+)
+def test_every_bad_setting_is_named_and_no_good_one(
+    ssh: dict[str, Any], settings: dict[str, Any], named: list[str]
+) -> None:
+    refusals = plan(ssh, **settings).refusals
+    assert [words in line for words, line in zip(named, refusals, strict=True)] == [True] * len(named), refusals
+
+
+@pytest.mark.parametrize(
+    ("units", "ports", "content", "restarted", "commands"),
+    [
+        ({}, [], None, ["ssh.service"], [["restart", "ssh.service"]]),
+        ({}, [22], None, ["ssh.service"], [["restart", "ssh.service"]]),
+        ({"ssh.service": ABSENT_UNIT}, [], None, ["sshd.service"], [["restart", "sshd.service"]]),
+        (
+            {"ssh.service": ABSENT_UNIT, "sshd.service": ABSENT_UNIT},
+            [],
+            None,
+            ["ssh.service"],
+            [["restart", "ssh.service"]],
+        ),
+        (SOCKET_STATE, [], None, ["ssh.service", "ssh.socket"], [["try-restart", "ssh.service"]]),
+        (
+            SOCKET_STATE,
+            [22],
+            "ListenStream=0.0.0.0:22\nListenStream=[::]:22\n",
+            ["ssh.service", "ssh.socket"],
+            [["stop", "ssh.service"], ["restart", "ssh.socket"]],
+        ),
+    ],
+)
+def test_the_unit_that_listens_is_the_one_that_changes(
+    units: dict[str, Any], ports: list[int], content: str | None, restarted: list[str], commands: list[list[str]]
+) -> None:
+    manifest = plan(with_units(units=units), ports=ports)
+    texts = {one.path: one.content for one in manifest.files}
+    first, second = (texts[path] for path in ssh_hardening.SOCKET_DROP_INS.values())
+    assert second is None
+    assert first == (f"{ssh_hardening.SOCKET_HEAD}{content}" if content else None)
+    assert manifest.values["units"] == restarted
+    assert manifest.values["activate"] == [["systemctl", *one] for one in (["daemon-reload"], *commands)]
+
+
+@pytest.mark.parametrize(
+    ("listen", "effective", "ports", "noted"),
+    [
+        ("[::]:22", "port 22\nport 2200\n", [], True),
+        ("[::]:22", "port 22\n", [], False),
+        ("[::]:22", "port 2200\n", [22, 2200], False),
+        ("", "port 2200\n", [], False),
+        ("[::]:22", "usedns no\n", [], False),
+    ],
+)
+@pytest.mark.parametrize("generator", ["absent", "file", "link"])
+def test_a_port_that_the_socket_does_not_have_is_noted(
+    listen: str, effective: str, ports: list[int], generator: str, *, noted: bool
+) -> None:
+    ssh = with_units(units={"ssh.socket": {**SOCKET, "listen": listen}}, effective=effective, listening=[22])
+    ignored, unread = "which sshd ignores behind a socket", "which is not loaded yet (systemctl daemon-reload)"
+    why = ignored if generator == "absent" else unread
+    notes = plan(ssh, ports=ports, files={ssh_hardening.GENERATOR: {"kind": generator}}).notes
+    assert [one for one in notes if " listens on " in one] == (
+        [
+            f"ssh.socket listens on [22] while sshd_config sets Port [22, 2200], {why}: set ssh_hardening_ports to the "
+            "intended ports"
+        ]
+        if noted
+        else []
+    )
+
+
+def test_weak_host_keys_and_users_who_cannot_log_in_any_more_are_noted() -> None:
+    ssh = recorded(accounts=[])
+    ssh["documents"] = {MAIN: ssh["documents"][MAIN]}
+    ssh["host_keys"] = [ECDSA, ssh["host_keys"][0], WEAK_RSA]
+    one = {**recorded()["accounts"][2], "keys": []}
+    for name, changes in {
+        "user": {"uid": 1000},
+        "daemon": {"uid": 999},
+        "locked": {"password": "locked"},
+        "keyed": {"keys": recorded()["accounts"][2]["keys"]},
+    }.items():
+        ssh["accounts"].append({**one, "name": name, **changes})
+    until = "is still offered: clients learn the new host keys for 30 days first"
+    assert plan(ssh).notes[-3:] == (
+        f"{ECDSA['path']} (ecdsa-sha2-nistp256) {until}",
+        f"{WEAK_RSA['path']} (ssh-rsa of 2048 bits) {until}",
+        "user has a password and no key, and cannot log in over SSH any more",
+    )
+    assert plan(ssh).values["make_keys"][0]["argv"][2:7] == ["-t", "rsa", "-b", "4096", "-N"]
+    ssh["host_keys"] = []
+    assert plan(ssh).values["make_keys"][0]["argv"][2:5] == ["-t", "ed25519", "-N"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"/etc/ssh/ssh_host_ed25519_key": 5}', '{"x": "soon"}', ""])
+def test_good_host_keys_count_as_published_from_today_where_no_date_is_readable(text: str) -> None:
+    ssh = recorded()
+    today = context_of().today.isoformat()
+    ssh["host_keys"] = [ssh["host_keys"][0], ECDSA]
+    manifest = plan(ssh, texts={PUBLISHED: text})
+    dates = json.loads(next(one.content or "" for one in manifest.files if one.path == PUBLISHED))
+    assert dates == dict.fromkeys([ssh["host_keys"][0]["path"], "/etc/ssh/ssh_host_rsa_key"], today)
+
+
+def test_who_logs_in_is_asked_for_once_and_what_each_would_meet_is_told_apart() -> None:
+    ssh = recorded(weak_moduli=0)
+    ssh["login"] = {"user": "admin", "address": "192.0.2.7", "port": 2200}
+    users: dict[str, Any] = {"admin_users": ["operator", "admin", "root"]}
+    body = plan(ssh, **users).questions["login"].body
+    assert body["logins"] == [
+        {"user": user, "address": "192.0.2.7", "port": 2200} for user in ("admin", "operator", "root")
+    ]
+    assert [one["path"] for one in body["files"]] == [DROP_IN, LAST, BANNER]
+    assert plan(recorded(login=None), **users).questions["login"].body["logins"][0] == {
+        "user": "operator",
+        "address": "127.0.0.1",
+        "port": 22,
+    }
+    answers = login(ssh)
+    fine = answers["login"]["effective"]
+    forced = fine.replace("forcecommand none", "forcecommand /bin/menu")
+    answers["login"]["logins"] = {"admin": "", "operator": f"{forced}\ndenyusers operator", "root": forced}
+    assert plan(ssh, answers=answers, **users).refusals == (
+        "the login of this run, admin: sshd -T -C user=admin failed",
+        "an admin user would be locked out: operator is in DenyUsers",
+        "an admin user would be locked out: root may not log in (ssh_hardening_root)",
+        "an admin user would be locked out: root has no key in authorized_keys",
+    )
+    answers["login"]["logins"] = dict.fromkeys(("admin", "operator"), forced)
+    assert plan(ssh, answers=answers, admin_users=["operator"]).refusals == (
+        "the login of this run would be locked out: a Match block forces the command /bin/menu on admin",
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "refusals"),
+    [
+        ({"unavailable": "no sshd -T", "effective": 5}, ()),
+        ({"effective": "", "logins": []}, ("sshd's resulting configuration could not be determined",)),
+        ({"effective": 5, "logins": {}}, ("sshd's resulting configuration could not be determined",)),
+        ({"error": "line 3", "effective": "", "logins": {}}, ("sshd refuses the settings: line 3",)),
+    ],
+)
+def test_an_answer_without_a_result_is_no_consent(answer: dict[str, Any], refusals: tuple[str, ...]) -> None:
+    manifest = plan(recorded(weak_moduli=0), answers={"login": answer})
+    assert manifest.refusals == refusals
+    untested = "the settings could not be tested in advance: no sshd -T"
+    assert (untested in manifest.notes) is ("unavailable" in answer)
+
+
+def test_only_small_groups_of_whole_lines_go_and_the_first_text_is_kept() -> None:
+    line = "2026 2 6 100 {} 2 ABC\n"
+    stay = [line.format(3071), line.format("x"), "2026 2 6 100 2047\n", f"# {line.format(2047)}"]
+    text = "".join([line.format(3070), *stay[:2], "2026 2 6 100 1 2\n", *stay[2:]])
+    answers = {"moduli": {MODULI: text}}
+    manifest = plan(recorded(), answers=answers, files={ssh_hardening.MODULI_BEFORE: file(text)})
+    files = {one.path: one.content for one in manifest.files}
+    assert files[MODULI] == "".join(stay)
+    assert ssh_hardening.MODULI_BEFORE not in files
+    asked = plan(recorded())
+    assert asked.questions["moduli"].body == {"paths": [MODULI]}
+    assert MODULI not in {one.path for one in asked.files}
+    assert "moduli" not in plan(recorded(weak_moduli=0), answers=answers).questions
+    # What is there in the place of the earlier text is no text of ours.
+    folder = {ssh_hardening.MODULI_BEFORE: {"kind": "folder"}}
+    assert ssh_hardening.MODULI_BEFORE in {one.path for one in plan(recorded(), answers=answers, files=folder).files}
+
+
+def test_optional_files_are_there_where_they_are_requested() -> None:
+    ssh = recorded()
+    files = {one.path: one.content for one in plan(ssh).files}
+    assert (files[BANNER], files[ssh_hardening.CLIENT]) == (None, None)
+    assert MAIN not in files
+    more = {one.path: one.content for one in plan(ssh, banner="ours\n\n", client=True, add_include=True).files}
+    assert more[BANNER] == "ours\n"
+    assert "Host *" in (more[ssh_hardening.CLIENT] or "")
+    assert MAIN not in more
+    del ssh["documents"][MAIN]
+    bare = {one.path: one.content for one in plan(ssh, add_include=True).files}
+    assert bare[MAIN] == f"{ssh_hardening.INCLUDE}\n"
+
+
+def test_absent_asks_for_the_earlier_groups_and_moves_a_port_back() -> None:
+    before = {ssh_hardening.MODULI_BEFORE: file("old")}
+    asked = plan(recorded(), state="absent", files=before)
+    assert asked.questions["moduli"].body == {"paths": [ssh_hardening.MODULI_BEFORE]}
+    assert MODULI not in {one.path for one in asked.files}
+    found = plan(recorded(), state="absent", files=before, answers={"moduli": {ssh_hardening.MODULI_BEFORE: "old"}})
+    assert {one.path: one.content for one in found.files}[ssh_hardening.MODULI_BEFORE] is None
+    assert plan(recorded(), state="absent").questions == {}
+    ssh, path = with_units(units=SOCKET_STATE), ssh_hardening.SOCKET_DROP_INS["ssh.socket"]
+    assert ["systemctl", "try-restart", "ssh.service"] in plan(ssh, state="absent").values["activate"]
+    moved = plan(ssh, state="absent", files={path: file("")}).values["activate"]
+    assert moved[1:] == [["systemctl", "stop", "ssh.service"], ["systemctl", "restart", "ssh.socket"]]
+    waits = plan(recorded(), state="absent", files={WAITING: file("")})
+    assert waits.due_reasons == ("an earlier change waits for its confirmation",)
+
+
+def test_a_daemon_that_answers_or_has_a_unit_is_there() -> None:
+    nothing = dict.fromkeys(recorded()["units"], ABSENT_UNIT)
+    assert plan(recorded(units=nothing)).refusals == ()
+    assert plan(recorded(effective=None, error="line 3")).refusals == ()
+    assert ssh_hardening.plan(node(), settings_of("ssh_hardening", state="present"), context_of()).refusals
