@@ -483,17 +483,17 @@ def test_a_port_that_the_socket_does_not_have_is_noted(
 
 
 def test_weak_host_keys_and_users_who_cannot_log_in_any_more_are_noted() -> None:
-    ssh = recorded(accounts=[])
+    ssh = recorded()
     ssh["documents"] = {MAIN: ssh["documents"][MAIN]}
     ssh["host_keys"] = [ECDSA, ssh["host_keys"][0], WEAK_RSA]
     one = {**recorded()["accounts"][2], "keys": []}
-    for name, changes in {
+    others: dict[str, dict[str, Any]] = {
         "user": {"uid": 1000},
         "daemon": {"uid": 999},
         "locked": {"password": "locked"},
         "keyed": {"keys": recorded()["accounts"][2]["keys"]},
-    }.items():
-        ssh["accounts"].append({**one, "name": name, **changes})
+    }
+    ssh["accounts"] = [{**one, "name": name, **changes} for name, changes in others.items()]
     until = "is still offered: clients learn the new host keys for 30 days first"
     assert plan(ssh).notes[-3:] == (
         f"{ECDSA['path']} (ecdsa-sha2-nistp256) {until}",

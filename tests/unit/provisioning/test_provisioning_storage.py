@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from effort import effort
-from plan_samples import planned, state_of
+from plan_samples import context_of, planned, state_of
 
 from gpunode.errors import UsageError
-from gpunode.provisioning.manifest import AptChange, Manifest
-from gpunode.provisioning.state import NodeState
-from gpunode.provisioning.storage import BEFORE, FSTAB, PACKAGES, RECORD
+from gpunode.provisioning import storage
+from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
+from gpunode.provisioning.state import FileState, NodeState
+from gpunode.provisioning.storage import ARRAYS, BEFORE, FSTAB, HELPER, MEMORY, PACKAGES, RECORD
 from gpunode.provisioning.storage_mounts import BEGIN, END, escaped, own_lines, with_lines
 
 TABLE = "UUID=aaaa / ext4 errors=remount-ro 0 1\n/dev/sdb1 /old ext4 noauto 0 0\n"
@@ -431,3 +432,304 @@ def test_a_damaged_record_never_leads_to_a_new_file_system() -> None:
 )
 def test_units_are_named_as_systemd_does(path: str, name: str) -> None:
     assert escaped(path) == name
+
+
+MADE = {"source": "/dev/md127", "fstype": "xfs"}
+ON_DEMAND = {"source": "systemd-1", "fstype": "autofs"}
+BUCKET = {"path": "/data", "type": "rclone", "source": "bucket:set", "cache": "/scratch/cache"}
+THERE: dict[str, Any] = {"kind": "folder", "mode": "1777", "entries": None, "users": [], "owner": 0}
+
+
+def done(**changes: Any) -> dict[str, Any]:
+    """What a node answers on which everything is mounted."""
+    paths = {
+        "/scratch": {**THERE, "mounts": [MADE]},
+        "/data": {**THERE, "mounts": [ON_DEMAND]},
+        "/scratch/cache": {**THERE, "mounts": []},
+    }
+    timer = {"enabled": "enabled", "active": "active"}
+    return answer(
+        **{
+            "target": "/dev/md127",
+            "filesystem": True,
+            "trim": timer,
+            **changes,
+            "paths": paths | changes.get("paths", {}),
+        }
+    )
+
+
+def with_file(node: NodeState, path: str, **there: Any) -> NodeState:
+    return node.model_copy(update={"files": {**node.files, path: FileState.model_validate(there)}})
+
+
+def own(node: NodeState, seen: dict[str, Any], **settings: Any) -> Manifest:
+    """The plan without what is read off the files that it names."""
+    run = context_of({"storage": {"state": "present", **settings}}, answers={"disks": seen, "offers": OFFERED})
+    return storage.plan(node, run.settings_of("storage"), run)
+
+
+BOTH: dict[str, Any] = {"scratch_disks": DISKS, "mounts": [NFS]}
+
+
+@pytest.mark.parametrize(
+    ("seen", "settings", "due"),
+    [
+        (done(), BOTH, []),
+        (done(filesystem=False), BOTH, [f"{', '.join(DISKS)}: the file system must be created"]),
+        (done(filesystem=False, trim={"enabled": "", "active": ""}), {"mounts": [NFS]}, []),
+        (done(paths={"/scratch": {**THERE, "mounts": []}}), BOTH, ["/scratch is not mounted"]),
+        (
+            done(paths={"/scratch": {**THERE, "mounts": [{**MADE, "fstype": "ext4"}]}}),
+            BOTH,
+            ["/scratch is not mounted"],
+        ),
+        (
+            done(paths={"/data": {**THERE, "mounts": [{"source": "store:/export", "fstype": "nfs4"}]}}),
+            BOTH,
+            ["/data is not mounted on demand"],
+        ),
+        (done(), {**BOTH, "scratch_mode": 755}, ["/scratch does not have mode 0755"]),
+        (done(), {**BOTH, "hooks": ["x.yml"]}, ["hooks are run each time"]),
+        (done(paths={"/scratch/cache": FREE}), {**BOTH, "mounts": [BUCKET]}, ["/scratch/cache is missing"]),
+        (done(trim={"enabled": "disabled", "active": "active"}), BOTH, ["fstrim.timer does not run"]),
+        (done(trim={"enabled": "enabled", "active": "inactive"}), BOTH, ["fstrim.timer does not run"]),
+        (done(trim={"enabled": "", "active": ""}), BOTH, []),
+        (done(trim={"enabled": "disabled", "active": "inactive"}), {**BOTH, "trim": False}, []),
+        (done(trim={"enabled": "disabled", "active": "inactive"}), {"mounts": [NFS]}, []),
+    ],
+)
+def test_what_is_due_besides_files_is_named(seen: dict[str, Any], settings: dict[str, Any], due: list[str]) -> None:
+    node = with_file(state(), HELPER, kind="link", target="/usr/bin/rclone")
+    found = own(node, seen, **settings)
+    assert (list(found.due_reasons), found.refusals) == (due, ())
+    there = bool(seen["trim"]["enabled"])
+    assert found.values["trim"] is (there and "scratch_disks" in settings and settings.get("trim", True))
+    assert len(found.values["start"]) == sum("is not mounted" in line for line in due)
+
+
+@pytest.mark.parametrize(
+    ("there", "due"),
+    [
+        ({"kind": "link", "target": "/usr/bin/rclone"}, False),
+        ({"kind": "link", "target": "/opt/rclone"}, True),
+        ({"kind": "file", "target": "/usr/bin/rclone"}, True),
+        ({"kind": "absent"}, True),
+        (None, True),
+    ],
+)
+def test_rclone_needs_its_helper_of_mount(there: dict[str, Any] | None, *, due: bool) -> None:
+    node = state() if there is None else with_file(state(), HELPER, **there)
+    found = own(node, done(), scratch_disks=DISKS, mounts=[BUCKET])
+    assert list(found.due_reasons) == ([f"{HELPER} is not a link to rclone"] if due else [])
+    assert own(node, done(), **BOTH).due_reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fstype", "free"),
+    [
+        ("nfs", "nfs", True),
+        ("nfs", "nfs4", True),
+        ("nfs", "ext4", False),
+        ("cephfs", "ceph", True),
+        ("cephfs", "nfs4", False),
+        ("s3fs", "fuse.s3fs", True),
+        ("s3fs", "nfs4", False),
+        ("rclone", "fuse.rclone", True),
+        ("rclone", "nfs4", False),
+    ],
+)
+def test_a_mount_of_another_kind_is_in_the_way(kind: str, fstype: str, *, free: bool) -> None:
+    mounts = [ON_DEMAND, {"source": "there", "fstype": fstype}]
+    seen = done(paths={"/data": {**THERE, "mounts": mounts}})
+    node = state(installed=("ceph-common",))
+    for disks in ([], DISKS):
+        found = own(node, seen, scratch_disks=disks, mounts=[{**NFS, "type": kind}])
+        in_the_way = ("path: there is mounted on /data: unmount it, or choose another path",)
+        assert found.refusals == (() if free else in_the_way)
+
+
+def test_files_that_a_mount_would_hide_and_the_first_users_of_one_that_leaves_are_named() -> None:
+    hidden = done(paths={"/data": {**THERE, "mounts": [], "entries": 1}})
+    assert own(state(), hidden, mounts=[NFS]).refusals == (
+        "path: /data holds 1 entries, which a mount would hide: move them",
+    )
+    other = done(paths={"/data": {**THERE, "kind": "other", "mounts": [ON_DEMAND]}})
+    assert own(state(), other, mounts=[NFS]).refusals == ("path: /data is not a directory",)
+    table = text_of(made(state(), mounts=[NFS]), FSTAB)
+    users = [f"p{number}" for number in range(6)]
+    held = done(paths={"/data": {**THERE, "mounts": [ON_DEMAND], "users": users, "entries": 2}})
+    assert own(state(table), held, scratch_disks=DISKS).refusals == (
+        "in use: /data must be unmounted, and p0, p1, p2, p3, p4 uses it: stop that first",
+    )
+    assert own(state(table), held | {"paths": {"/scratch": FREE}}, scratch_disks=DISKS).refusals == ()
+    theirs = done(paths={"/scratch/cache": {**THERE, "mounts": [], "owner": None}})
+    assert own(state(), theirs, scratch_disks=DISKS, mounts=[BUCKET]).refusals == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "apt", "dnf"),
+    [
+        ({"scratch_disks": DISKS[:1]}, ["xfsprogs"], ["xfsprogs"]),
+        ({"scratch_disks": DISKS}, ["xfsprogs", "mdadm"], ["xfsprogs", "mdadm"]),
+        ({"mounts": [NFS]}, ["nfs-common"], ["nfs-utils"]),
+        ({"mounts": [{**NFS, "type": "s3fs"}]}, ["s3fs"], ["s3fs-fuse"]),
+        ({"mounts": [{**NFS, "type": "rclone"}]}, ["rclone", "fuse3"], ["rclone", "fuse3"]),
+        (
+            {"mounts": [{**NFS, "type": "cephfs"}, {**NFS, "path": "/scratch"}]},
+            ["nfs-common", "ceph-common"],
+            ["nfs-utils", "ceph-common"],
+        ),
+    ],
+)
+def test_only_packages_of_what_is_requested_are_asked_for(
+    settings: dict[str, Any], apt: list[str], dnf: list[str]
+) -> None:
+    of_dnf: dict[str, Any] = {"error": None, "versionlock": True, "version": "4", "installed": {}}
+    base = state()
+    fedora = state_of(FACTS, dnf=of_dnf, files={FSTAB: base.files[FSTAB].model_dump()}, contents=base.contents)
+    for node, names, change in ((base, apt, AptChange), (fedora, dnf, DnfChange)):
+        asked = planned("storage", node, {"storage": {"state": "present", **settings}})
+        assert asked.questions["offers"].body == {"names": names}
+        answers = {"disks": answer(), "offers": {"offered": {name: ["1"] for name in names}}}
+        found = planned("storage", node, {"storage": {"state": "present", **settings}}, answers=answers)
+        assert isinstance(found.packages, change)
+        assert list(found.packages.install) == names
+        less = {**answers, "offers": {"offered": {name: ["1"] for name in names[1:]}}}
+        lacking = planned("storage", node, {"storage": {"state": "present", **settings}}, answers=less)
+        assert lacking.refusals == (f"package: no configured repository has {names[0]}",)
+        conf = ARRAYS["apt" if change is AptChange else "dnf"]
+        line = text_of(found, conf)
+        uuid = ((found.values["disks"] or {}).get("array") or "").replace("-", "")
+        assert line.splitlines()[-1] == (
+            f"ARRAY /dev/md/gpunode-scratch metadata=1.2 UUID={uuid[:8]}:{uuid[8:16]}:{uuid[16:24]}:{uuid[24:]}"
+            if uuid
+            else "None"
+        )
+    there = planned("storage", state(installed=tuple(apt)), {"storage": {"state": "present", **settings}})
+    assert there.questions.keys() == {"disks"}
+    failed = {"disks": answer(), "offers": {"error": "no lists"}}
+    silent = planned("storage", base, {"storage": {"state": "present", **settings}}, answers=failed)
+    assert silent.refusals == ("storage: the node could not be queried: no lists",)
+
+
+def test_what_was_there_is_remembered_from_the_first_run() -> None:
+    first = {"trim": {"enabled": "masked", "active": "failed"}, "folders": ["/old", 5]}
+    node = state(contents={BEFORE: json.dumps(first)})
+    seen = done(paths={"/data": FREE, "/scratch/cache": FREE}, trim={"enabled": "enabled", "active": "active"})
+    found = own(node, seen, scratch_disks=DISKS, mounts=[BUCKET])
+    expected = {"trim": first["trim"], "folders": ["/data", "/old", "/scratch/cache"]}
+    assert text_of(found, BEFORE) == json.dumps(expected, indent=1) + "\n"
+    bare = own(state(contents={BEFORE: '{"folders": 5}'}), done(), scratch_disks=DISKS)
+    assert json.loads(text_of(bare, BEFORE)) == {"trim": seen["trim"], "folders": []}
+    assert found.values["folders"] == [{"path": "/data"}]
+    assert (own(state(), done(), **BOTH, hooks=["x.yml"]).values["hooks"], bare.values["hooks"]) == (["x.yml"], [])
+    (table,) = (file for file in found.files if file.path == FSTAB)
+    assert (table.mode, table.owner, table.group) == ("0644", "root", "root")
+    theirs = with_file(state(), FSTAB, kind="file", sha256="0" * 64, mode="0600", owner="adm", group="disk")
+    (table,) = (file for file in own(theirs, done(), **BOTH).files if file.path == FSTAB)
+    assert (table.mode, table.owner, table.group) == ("0600", "adm", "disk")
+    assert table.validate_with == ("findmnt", "--tab-file", "%s", "--noheadings")
+
+
+def test_the_question_for_the_disks_names_what_may_be_erased_and_what_was_made() -> None:
+    first = made(state(), scratch_disks=DISKS)
+    uuids = {name: first.values["disks"][name] for name in ("array", "filesystem")}
+    settings = {"state": "present", "scratch_disks": DISKS, "mounts": [BUCKET], "confirm_erase": DISKS[:1]}
+    paths = ["/data", "/scratch", "/scratch/cache"]
+    expected = {"disks": DISKS, "own": uuids, "paths": paths, "erase": DISKS[:1], "used": False}
+    assert planned("storage", state(), {"storage": settings}).questions["disks"].body == expected
+    table = state(text_of(first, FSTAB))
+    used = [state(contents={RECORD: text_of(first, RECORD)}), table]
+    for node in used:
+        assert planned("storage", node, {"storage": settings}).questions["disks"].body == {**expected, "used": True}
+        assert own(node, done(), **BOTH, confirm_erase=DISKS[:1]).values["disks"] == first.values["disks"] | {
+            "erase": DISKS[:1],
+            "used": True,
+        }
+    other = planned("storage", table, {"storage": {"state": "present", "mounts": [NFS]}}).questions["disks"].body
+    assert other == {"disks": [], "own": {}, "paths": ["/data", "/scratch"], "erase": [], "used": False}
+    alone = {"state": "present", "scratch_disks": ["nvme-other"]}
+    body = planned("storage", table, {"storage": alone}).questions["disks"].body
+    assert (body["used"], body["own"].keys()) == (False, {"filesystem"})
+    # Disks that are listed no more are not forgotten.
+    assert "lists others" in own(used[0], done(), mounts=[NFS]).refusals[0]
+    assert own(used[0], done(autofs=False), scratch_disks=DISKS).refusals == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "damaged"),
+    [
+        ({}, False),
+        ({"disks": None, "mounts": [{"remote": True}]}, False),
+        ({"disks": None, "mounts": [{"remote": True}, {"remote": False}]}, True),
+        ({"disks": None, "mounts": ["/data"]}, True),
+        ({"disks": [], "mounts": []}, True),
+        ({"schema": "gpunode.storage/2"}, True),
+        ({"mounts": None}, True),
+    ],
+)
+def test_a_record_is_one_that_the_role_writes(change: dict[str, Any], *, damaged: bool) -> None:
+    record = json.loads(text_of(made(state(), scratch_disks=DISKS), RECORD))
+    node = state(contents={RECORD: json.dumps({**record, **change})})
+    assert ("is damaged" in " ".join(removal(node).refusals)) is damaged
+
+
+def test_a_node_without_fstab_or_package_manager_is_refused() -> None:
+    gone = with_file(state(contents={BEFORE: "{}"}), FSTAB, kind="absent")
+    gone = gone.model_copy(update={"contents": {BEFORE: "{}"}})
+    assert made(gone, mounts=[NFS]).refusals == (f"fstab: {FSTAB} is missing or cannot be read",)
+    assert removal(gone).refusals == (f"fstab: {FSTAB} is missing or cannot be read",)
+    for chosen in ("keep", "present", "absent"):
+        bare = state().model_copy(update={"apt": None})
+        assert "no-package-manager" in planned("storage", bare, {"storage": {"state": chosen}}).refusals[0]
+
+
+def test_a_removal_erases_what_is_confirmed_and_removes_what_the_role_made() -> None:
+    first = made(state(), answer(paths={"/scratch/cache": FREE}), scratch_disks=DISKS, mounts=[BUCKET])
+    contents = {path: text_of(first, path) for path in (RECORD, BEFORE)}
+    node = state(text_of(first, FSTAB), contents=contents)
+    asked = planned("storage", node, {"storage": {"state": "absent", "confirm_erase": DISKS[:1]}})
+    uuids = {name: first.values["disks"][name] for name in ("array", "filesystem")}
+    assert asked.questions["disks"].body == {
+        "disks": DISKS,
+        "own": uuids,
+        "paths": ["/data", "/scratch"],
+        "erase": [],
+        "used": False,
+    }
+    found = removal(node, confirm_erase=DISKS[:1])
+    assert found.notes == (f"{DISKS[1]}: keeps its data; storage_confirm_erase erases it",)
+    assert found.values == {
+        "state": "absent",
+        "disks": {"disks": DISKS, **uuids, "name": "gpunode-scratch", "erase": DISKS[:1]},
+        "stop": ["scratch.mount", "data.mount", "data.automount"],
+        "helper": HELPER,
+        "trim_off": True,
+    }
+    assert removal(node, confirm_erase=DISKS).notes == ()
+    assert found.due_reasons[:2] == ("/scratch has to be unmounted", "/data has to be unmounted")
+    assert [(file.path, file.phase) for file in found.files] == [
+        (FSTAB, "before"),
+        *((path, "after") for path in (*ARRAYS.values(), RECORD, BEFORE, PACKAGES)),
+    ]
+    folders = ["/data", "/scratch", "/scratch/cache", "/etc/mdadm/mdadm.conf.d", "/etc/mdadm.conf.d", MEMORY]
+    assert [folder.path for folder in found.folders] == [*folders, "/etc/gpunode"]
+    failed = removal(node, answer(error="findmnt failed"))
+    assert failed.refusals == ("storage: the node could not be queried: findmnt failed",)
+
+
+@pytest.mark.parametrize("path", [RECORD, BEFORE, *ARRAYS.values()])
+def test_a_removal_begins_at_any_trace_of_the_role(path: str) -> None:
+    text = json.dumps({"schema": "gpunode.storage/1", "disks": None, "mounts": []})
+    found = removal(state(contents={path: text}))
+    assert found.values["stop"] == []
+    assert (found.values["helper"], found.values["trim_off"], found.values["disks"]) == (None, False, None)
+    assert FSTAB not in {file.path for file in found.files}
+    assert removal(with_file(state(), path, kind="absent")).values == {}
+    assert "the role did not create it" in removal(state(contents={path: text}), confirm_erase=DISKS).refusals[0]
+
+
+def test_a_removal_takes_a_package_along_that_alone_is_left() -> None:
+    found = removal(state(installed=("mdadm",), contents={PACKAGES: "# installed by gpunode\nmdadm\n"}))
+    assert "mdadm must be removed" in found.due_reasons
