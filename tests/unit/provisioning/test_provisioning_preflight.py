@@ -1,13 +1,15 @@
 """Why preflight refuses a node, and in which words: from states of nodes alone."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from driver_samples import BUNDLE, facts_of
+from driver_samples import BUNDLE, UBUNTU, facts_of
 from node_samples import context, node, planned
 
-from gpunode.provisioning import nvidia_driver, nvidia_repository
+from gpunode.provisioning import node_stack, nvidia_driver, nvidia_repository, preflight
 from gpunode.provisioning.manifest import ManagedFile, Manifest, NodeQuestion
 from gpunode.provisioning.state import NodeState
 
@@ -266,3 +268,212 @@ def test_a_firmware_that_could_not_be_read_is_noted_and_not_refused(
     manifest = planned("preflight", state_of(unknown), context(), **ROOM)
     assert manifest.refusals == ()
     assert any("secure boot could not be determined (no such file)" in note for note in manifest.notes)
+
+
+@pytest.fixture
+def precompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stack with a module that the distribution built."""
+    of_context = node_stack.of_context
+
+    def answer(*run: Any) -> node_stack.NodeStack:
+        found = of_context(*run)
+        assert found.stack is not None
+        stack = found.stack.model_copy(
+            update={"module": found.stack.module.model_copy(update={"build": "precompiled"}), "warnings": ()}
+        )
+        return replace(found, group=found.group.model_copy(update={"stack": stack}))
+
+    monkeypatch.setattr(node_stack, "of_context", answer)
+
+
+@pytest.mark.usefixtures("driver", "precompiled")
+def test_a_module_that_is_not_built_on_the_node_needs_neither_headers_nor_a_key(facts: dict[str, Any]) -> None:
+    for kernel in facts["kernels"]:
+        kernel["headers"] = False
+    assert reasons(state_of({**facts, "secure_boot": True})) == []
+    unknown = {**facts, "secure_boot": None, "gaps": {"secure_boot": "no such file"}}
+    assert planned("preflight", state_of(unknown), context(), **ROOM).notes == ()
+
+
+@pytest.mark.usefixtures("driver")
+def test_headers_matter_for_a_kernel_of_a_package_that_runs_or_comes(facts: dict[str, Any]) -> None:
+    kernel = {**facts["kernels"][0], "headers": False, "running": False, "newest": False}
+    names_of: dict[str, dict[str, Any]] = {
+        "old": {},
+        "running": {"running": True},
+        "own": {"running": True, "package": None},
+    }
+    facts["kernels"] = [{**kernel, "release": name, **change} for name, change in names_of.items()]
+    assert reasons(state_of(facts)) == [
+        "no-headers: linux-headers-running is in no apt source of the node: run apt-get update, or boot a current "
+        "kernel"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "refusals", "busy"),
+    [
+        ({}, (), True),
+        ({"changes": False}, (), False),
+        ({"changes": False, "runfile": True}, (), True),
+        ({"changes": False}, ("closure-lags: x", "closure-lags: x"), True),
+    ],
+)
+def test_users_of_gpus_matter_unless_the_driver_is_sure_to_stay(
+    facts: dict[str, Any],
+    driver: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, Any],
+    refusals: tuple[str, ...],
+    *,
+    busy: bool,
+) -> None:
+    monkeypatch.setattr(nvidia_driver, "plan", lambda *_: Manifest(role=DRIVER, values=values, refusals=refusals))
+    # Without the role for the repository, this plan is not asked for.
+    monkeypatch.setattr(nvidia_repository, "plan", None)
+    state = state_of({**facts, "gpu_processes": [TRAINING]})
+    one: dict[str, Any] = {"gpunode_roles": [DRIVER]}
+    assert names(state, **one) == ["busy"] * busy + ["closure-lags"] * bool(refusals)
+    drained = planned("preflight", state, context(drains=True), **{**ROOM, **one})
+    assert len(drained.refusals) == bool(refusals)
+
+
+@pytest.mark.parametrize(
+    ("manager", "asked"), [({}, True), ({"apt": None}, False), ({"apt": None, "dnf": "no bindings"}, False)]
+)
+def test_a_driver_is_not_planned_where_no_package_manager_answers(
+    facts: dict[str, Any], driver: dict[str, Any], monkeypatch: pytest.MonkeyPatch, manager: dict[str, Any], asked: bool
+) -> None:
+    calls: list[object] = []
+
+    def counted(*run: object) -> Manifest:
+        calls.append(run)
+        return Manifest(role=DRIVER, values=driver)
+
+    monkeypatch.setattr(nvidia_driver, "plan", counted)
+    state = state_of(facts).model_copy(update=dict.fromkeys(manager))
+    if "dnf" in manager:
+        rpm = node(dnf=True).dnf
+        assert rpm is not None
+        state = state.model_copy(update={"dnf": rpm.model_copy(update={"error": manager["dnf"]})})
+    for others in ({}, {DRIVER: {"state": "absent"}}):
+        planned("preflight", state, context(others=others), **ROOM)
+    assert bool(calls) is asked
+    calls.clear()
+    working = state.model_copy(update={"apt": None, "dnf": node(dnf=True).dnf})
+    manifest = planned("preflight", working, context(), **ROOM)
+    assert calls
+    assert manifest.values["manager"] == "dnf"
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    ("free", "required", "full"),
+    [
+        ({"/": 5}, {"/": 5}, []),
+        ({"/": 4}, {"/": 5}, ["/ has 4"]),
+        ({"/": 4, "/var": 9}, {"/usr": 5, "/var": 10}, ["/var"]),
+    ],
+)
+def test_a_file_system_is_full_below_what_is_required_of_it(
+    facts: dict[str, Any], free: dict[str, int], required: dict[str, int], full: list[str]
+) -> None:
+    found = reasons(state_of({**facts, "disk_free_mib": free}), min_free_mib=required)
+    assert [words in line for words, line in zip(full, found, strict=True)] == [True] * len(full)
+
+
+@pytest.mark.usefixtures("driver")
+def test_packages_of_another_origin_are_named_unless_they_go(facts: dict[str, Any]) -> None:
+    library = next(one for one in facts["packages"] if one["name"] == "libcuda1")
+    facts["packages"].append({**library, "name": "libnvidia-compute-580-server", **UBUNTU})
+    assert names(state_of(facts), gpunode_roles=[])[:1] == ["mixed-sources"]
+    assert "mixed-sources" not in names(state_of(facts), {DRIVER: {"switch": True}}, gpunode_roles=[])
+    assert "mixed-sources" not in names(state_of(facts), {DRIVER: {"state": "absent"}}, gpunode_roles=[])
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_driver_of_another_line_is_named_if_it_is_installed(facts: dict[str, Any]) -> None:
+    one = {**facts["packages"][0], "source": "nvidia-graphics-drivers-legacy-390xx"}
+    facts["packages"] = [{**one, "name": f"p{number}"} for number in range(6, 0, -1)]
+    facts["packages"] += [
+        {**one, "name": "p0", "installed": False},
+        {**one, "name": "a", "source": "nvidia-graphics-drivers"},
+    ]
+    (line,) = [one for one in reasons(state_of(facts), gpunode_roles=[]) if one.startswith("other-line")]
+    assert "(p1, p2, p3, p4, p5)" in line
+    assert "other-line" not in names(state_of(facts), {DRIVER: {"state": "absent"}}, gpunode_roles=[])
+
+
+@pytest.mark.usefixtures("driver")
+def test_an_unfinished_package_is_named_on_each_package_manager(facts: dict[str, Any]) -> None:
+    left = ["zsh", "libcuda1", "cuda-drivers-580", "nvidia-smi", "bash"]
+    assert "half-configured: dpkg has not finished bash, zsh: run dpkg --configure -a" in reasons(
+        state_of(facts, unfinished=left)
+    )
+    bare = state_of(facts).model_copy(update={"apt": None})
+    assert "package-lock" not in names(bare)
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    ("system", "words"),
+    [
+        ({"id": "azurelinux", "version_id": "3.0", "pretty_name": ""}, "unsupported: azurelinux 3.0 is not supported;"),
+        ({"id": "rhel", "version_id": "8.10", "pretty_name": "RHEL 8"}, "unsupported: RHEL 8 is not supported;"),
+        (None, None),
+    ],
+)
+def test_only_systems_that_the_roles_know_are_recommended(
+    facts: dict[str, Any], system: dict[str, Any] | None, words: str | None
+) -> None:
+    change = {"os": None if system is None else {"codename": None, **system}, "architecture": None, "pci": None}
+    found = [
+        line for line in reasons(state_of({**facts, **change}), gpunode_roles=[]) if line.startswith("unsupported")
+    ]
+    assert len(found) == (words is not None)
+    for line in found:
+        assert line.startswith(words or "")
+        assert line.endswith(
+            "supported are Ubuntu 22.04, Ubuntu 24.04, Ubuntu 26.04, Debian 12, Debian 13, RHEL 9, RHEL 10"
+        )
+
+
+@pytest.mark.parametrize(("supported", "manager", "words"), [(True, "tdnf", "not tdnf: for "), (True, "dnf", None)])
+def test_a_supported_system_of_another_package_manager_is_for_plans_alone(
+    facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, supported: bool, manager: str, words: str | None
+) -> None:
+    row = SimpleNamespace(name="Azure Linux 3", supported=supported, manager=manager)
+    catalog = SimpleNamespace(os_of=lambda *_: row, systems={"azl3": row})
+    monkeypatch.setattr(preflight, "load", lambda: catalog)
+    found = list(preflight._unsupported(node(facts=facts).facts))
+    assert [words in line for line in found if words] == [True] * (words is not None)
+    assert len(found) == (words is not None)
+
+
+@pytest.mark.usefixtures("driver")
+def test_an_unknown_variable_is_named_also_if_no_file_and_no_near_name_is_known(facts: dict[str, Any]) -> None:
+    run = context(variables=("gpunode_quite_something_else",))
+    assert planned("preflight", state_of(facts), run, **ROOM).refusals == (
+        "the variables: unknown variable gpunode_quite_something_else",
+    )
+
+
+@pytest.mark.usefixtures("driver")
+def test_how_secure_boot_is_met_is_said_for_each_package_manager(facts: dict[str, Any]) -> None:
+    (line,) = reasons(state_of({**facts, "secure_boot": True}))
+    assert "use modules that Ubuntu signs (nvidia_driver_source: ubuntu), or set preflight_allow_secure_boot" in line
+    bare = state_of({**facts, "secure_boot": True}).model_copy(update={"apt": None})
+    assert names(bare) == ["secure-boot"]
+
+
+def test_warnings_of_the_resolver_are_noted_where_there_is_a_stack(
+    facts: dict[str, Any], driver: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = node_stack.of_context(node(facts=facts).facts, context())
+    assert found.stack is not None
+    stack = SimpleNamespace(warnings=[SimpleNamespace(text="old")], module=found.stack.module)
+    monkeypatch.setattr(node_stack, "of_context", lambda *_: SimpleNamespace(stack=stack, problems=("no-stack: x",)))
+    noted = planned("preflight", state_of({**facts, "gaps": {}}), context(), **ROOM)
+    assert (noted.notes, noted.refusals) == (("old",), ("no-stack: x",))
+    gone = planned("preflight", state_of(facts), context(others={DRIVER: {"state": "absent"}}), **ROOM)
+    assert (gone.notes, gone.refusals) == ((), ())
