@@ -111,6 +111,8 @@ def test_what_ssh_keygen_cannot_answer_refuses_the_node(tmp_path: Path, monkeypa
     monkeypatch.setattr("gpunode.fleet.known_hosts._TIMEOUT_S", 1.0)
     for body, words in (
         ("echo no; exit 1", "ssh-keygen: exit code 1$"),
+        ("echo no; echo key", "ssh-keygen: exit code 0$"),
+        ("echo '# Host gpu1 found: line 1 '", "ssh-keygen: exit code 0$"),
         ("exit 255", "ssh-keygen: exit code 255$"),
         ("echo ' no such option\nusage: x' >&2; exit 255", "ssh-keygen: no such option$"),
         (f"echo '# Host gpu1 found: line 1 '; echo 'gpu1 ED25519 SHA256:{'A' * 43} '; exit 2", "exit code 2$"),

@@ -229,10 +229,21 @@ def test_a_package_that_unpacks_to_gigabytes_is_refused(served: Served, tmp_path
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def keyring_package(folder: Path, keyring: bytes, headers: dict[str, str] | None = None) -> bytes:
-    """What dpkg-deb takes for a package: an archive of three members."""
+@pytest.mark.parametrize(("size", "fits"), [(8_384_000, True), (8_384_001, False)])
+def test_the_tree_of_a_package_may_have_8_mebibytes(served: Served, tmp_path: Path, size: int, fits: bool) -> None:
+    """An archive of tar has a multiple of 10240 bytes, and 2560 beside this file's."""
+    served.files["/ring.deb"] = keyring_package(tmp_path, NVIDIAS, others=size)
+    assert ("key" in answer(served, keyring="ring.deb")) is fits
+
+
+def keyring_package(folder: Path, keyring: bytes, headers: dict[str, str] | None = None, others: int = 0) -> bytes:
+    """What dpkg-deb takes for a package: an archive of three members. ``others``: bytes of another file in it."""
     tree = io.BytesIO()
     with tarfile.open(fileobj=tree, mode="w:gz") as tar:
+        if others:
+            row = tarfile.TarInfo("./usr/share/other")
+            row.size = others
+            tar.addfile(row, io.BytesIO(bytes(others)))
         row = tarfile.TarInfo("./usr/share/keyrings/cuda-archive-keyring.gpg")
         row.size, row.pax_headers = len(keyring), headers or {}
         tar.addfile(row, io.BytesIO(keyring))
