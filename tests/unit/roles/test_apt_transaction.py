@@ -200,6 +200,9 @@ def test_dpkg_itself_names_edited_configuration_and_times(
     monkeypatch.setenv("DPKG_ADMINDIR", str(database))
     monkeypatch.setattr(script, "DPKG_INFO", database / "info")
     assert script.edited({"gone", "plain", "tuned"}) == {"tuned"}
+    (tmp_path / "plain.conf").unlink()
+    (tmp_path / "plain.conf").mkdir()
+    assert script.edited({"gone", "plain", "tuned"}) == {"plain", "tuned"}, "what is no file was changed"
     assert time.time() - 600 < (script.changed_at("plain") or 0) < time.time() + 1
     assert script.changed_at("never") is None
 
@@ -371,6 +374,48 @@ def test_a_transaction_that_touches_something_else_is_refused(
     assert machine.changes == []
 
 
+@pytest.mark.parametrize(
+    ("simulation", "parts"),
+    [
+        ("Inst libc6 [2.36-9] (2.36-10 x [amd64])", {}),
+        ("Inst libcuda1 [580.95.05-1] (595.71.05-1 x [amd64])", {"hold": ["libcuda*"]}),
+        ("Inst libcuda1 [580.95.05-1] (595.71.05-1 x [amd64])", {"install": ["wanted", "libcuda1=595.*"]}),
+    ],
+    ids=["not held", "held by the role", "asked for"],
+)
+def test_a_transaction_may_change_the_version_of_what_nobody_else_holds(
+    script: ModuleType, simulation: str, parts: dict[str, Any]
+) -> None:
+    machine = Machine(f"Inst wanted (1-1 x [amd64])\n{simulation}", "wanted | 1-1 | x\nlibcuda1 | 595.71.05-1 | x")
+    output = asked(script, machine, **{"install": ["wanted"], **parts})
+    assert (output["done"], len(output["install"])) == (True, 2)
+
+
+def test_what_earlier_transactions_bring_and_remove_is_not_planned_again(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_of_apt: list[list[str]] = []
+
+    class Apt(Machine):
+        """The plan of the earlier transactions alone, and with the one that is asked for."""
+
+        def output_of(self, argv: list[str], limit_s: int = 0) -> str:
+            if "--simulate" not in argv:
+                return super().output_of(argv, limit_s)
+            words = argv[argv.index("install") + 1 :]
+            asked_of_apt.append(words)
+            own = "Inst wanted (1-1 x)\nInst moved (2 x)\n" if "wanted=1-1" in words else ""
+            return f"Inst common (2 x)\nInst moved (1 x)\nRemv libcuda1 [580.95.05-1]\n{own}"
+
+    monkeypatch.setattr(script, "lay_over", lambda *_: None)
+    planned = {"packages": {"common": "2", "moved": "1"}, "purge": ["libcuda1", "never-installed"]}
+    parts = {"install": ["common=2", "wanted=1-*"], "planned": planned, "simulate": True}
+    output = asked(script, Apt(madison="wanted | 1-1 | x"), **parts)
+    assert (output["install"], output["remove"]) == ({"moved": "2", "wanted": "1-1"}, [])
+    before = ["common=2", "moved=1", "libcuda1-"]
+    assert asked_of_apt == [before, ["wanted=1-1", *before]]
+
+
 def test_what_is_not_offered_is_refused_with_what_is(script: ModuleType) -> None:
     machine = Machine(madison="fm | 595.71.05-1 | x\nfm | 580.95.05-1 | x")
     with pytest.raises(
@@ -400,6 +445,29 @@ def test_what_came_along_goes_and_what_was_there_stays(script: ModuleType, tmp_p
     output = asked(script, machine, **parts)
     assert output["remove"] == ["libcuda1", "libnccl2"]
     assert machine.changes[0][-4:] == ["--purge", "remove", "libcuda1", "libnccl2"]
+
+
+def test_orphans_of_the_role_go_and_those_of_others_stay(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that the role held goes too: apt does not count it as an orphan."""
+    names = ("came", "loose", "kept", "nvidia-tool")
+    monkeypatch.setitem(globals(), "DATABASE", {**DATABASE, **dict.fromkeys(names, "1 installed install")})
+    memory = tmp_path / "packages-before"
+    memory.write_text("# installed by gpunode\n" + "\n".join([*names, "libnccl2", "nvidia-kernel-open-dkms", ""]))
+
+    class Apt(Machine):
+        def output_of(self, argv: list[str], limit_s: int = 0) -> str:
+            if argv[-1] == "autoremove":
+                return "Remv loose [1]\n"
+            return super().output_of(argv, limit_s)
+
+    going = ["came", "libnccl2", "nvidia-kernel-open-dkms"]
+    machine = Apt("".join(f"Purg {name} [1]\n" for name in going))
+    machine.autoremove = "".join(f"Remv {name} [1]\n" for name in (*going, "loose", "kept", "half"))
+    parts = {"purge_new": ["libnccl2"], "hold": ["nvidia-*"], "never": ["kept"], "memory": str(memory)}
+    assert asked(script, machine, state="absent", **parts)["remove"] == going
+    assert machine.changes[0][-5:] == ["--purge", "remove", *going]
 
 
 def test_configuration_that_a_cut_off_transaction_left_is_purged(script: ModuleType) -> None:
@@ -442,8 +510,10 @@ def test_locks_that_apt_does_not_wait_for_are_waited_for(script: ModuleType, mon
             raise output
         return output
 
-    monkeypatch.setattr(script.time, "sleep", lambda _: None)
+    waited: list[int] = []
+    monkeypatch.setattr(script.time, "sleep", waited.append)
     assert script.patient(act, 60) == "done"
+    assert waited == [2, 2]
     answers[:] = [script.AptError("E: Unable to locate package x"), "never asked"]
     with pytest.raises(script.AptError, match="Unable to locate"):
         script.patient(act, 60)
@@ -554,7 +624,8 @@ def test_rdma_core_of_doca_goes_back_to_the_distributions(script: ModuleType) ->
     DATABASE["rdma-core"] = "2510.0.11-1 installed install"
     madison = (
         "rdma-core | 2510.0.11-1 | http://vendor/doca ./ Packages\n"
-        "rdma-core | 44.0-2 | http://archive.example/debian bookworm/main amd64 Packages"
+        "rdma-core | 44.0-2 | http://archive.example/debian bookworm/main amd64 Packages\n"
+        "rdma-core | 43.0-1 | http://archive.example/debian bookworm/main amd64 Packages"
     )
     lines = "Inst rdma-core [2510.0.11-1] (44.0-2 Debian [amd64])\nPurg libcuda1 [580.95.05-1]"
     try:
@@ -564,6 +635,7 @@ def test_rdma_core_of_doca_goes_back_to_the_distributions(script: ModuleType) ->
     finally:
         del DATABASE["rdma-core"]
     assert output["install"] == {"rdma-core": "44.0-2"}
+    assert machine.changes[0][-4:] == ["--purge", "install", "rdma-core=44.0-2", "libcuda1-"]
 
 
 def test_dpkg_is_never_killed_and_its_process_is_reported(script: ModuleType, tmp_path: Path) -> None:
