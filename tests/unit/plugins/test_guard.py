@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -115,6 +116,8 @@ def test_arming_keeps_the_old_state_and_starts_the_timer_and_the_unit(
     names = (*PROGRAMS, "record.json", guard.NOT_BEGUN)
     assert modes == {"ssh": 0o700, **dict.fromkeys(names, 0o600)}
     assert guarded.unit.stat().st_mode & 0o777 == 0o644
+    record = guarded.read("record.json") or {}
+    assert [entry["uid"] for entry in record["files"]] == [os.geteuid(), 0, os.geteuid()]
     guarded.disarm()
     assert {path.name for path in guarded.folder.iterdir()} == {"lock"}
     assert {path.name for path in config.iterdir()} == {"old", "link"}
@@ -181,6 +184,9 @@ def test_a_report_of_an_earlier_revert_keeps_no_later_change_from_its_confirmati
     arm(guarded, config)
     assert not any(path.exists() for path in guarded.notices.values())
     assert (guarded.waits(ATTEMPT), guarded.waits("t0")) == (True, False)
+    guarded.write("outcome.json", {"token": ATTEMPT})
+    assert not guarded.waits(ATTEMPT)
+    (guarded.folder / "outcome.json").unlink()
     guarded.confirm(ATTEMPT)
     assert not guarded.armed
 
@@ -420,6 +426,7 @@ def test_a_command_is_limited_with_all_that_it_starts(monkeypatch: pytest.Monkey
     monkeypatch.setattr(guard, "COMMAND_LIMIT_S", 0.2)
     # The second one would hold the output open.
     assert guard.run(["sh", "-c", "sleep 30 & sleep 30"]) == (124, "it exceeded 0.2 s")
+    assert [guard.last_line(text) for text in ("a\n b \n \n", " \n")] == ["b", ""]
 
 
 def test_a_file_is_saved_up_to_a_size(guarded: Guard, config: Path) -> None:
@@ -594,6 +601,12 @@ def test_a_process_that_hangs_with_the_lock_keeps_nobody_out(
         with guarded.locked(insist=True):
             assert guarded.restore("by the timer on the node") is not None
     assert as_before(config)
+    with contextlib.ExitStack() as held:
+        held.enter_context(guarded.locked())
+        waited = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: held.close())
+        monkeypatch.setattr(guard, "time", waited)
+        with guarded.locked():
+            pass
 
 
 def test_a_command_sees_files_that_are_not_in_place(tmp_path: Path) -> None:
@@ -782,6 +795,20 @@ def test_a_revert_in_a_home_is_led_nowhere_and_waits_for_nothing() -> None:
             gone = {"path": str(path), "kind": "absent", "uid": USER.pw_uid}
             assert within(15, partial(guard.put_back, gone)) != "hangs", way
             assert place.snapshot() == before, way
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it is about a file of another user")
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_file_of_a_user_in_a_folder_of_root_keeps_its_owner(guarded: Guard, config: Path, copied: bool) -> None:
+    os.chown(config / "old", 1234, 2345)
+    arm(guarded, config)
+    change(config)
+    if not copied:
+        (config / ".old.gpunode-ssh").unlink()
+    (config / "old").unlink()
+    guarded.restore("by the timer on the node")
+    assert as_before(config)
+    assert ((config / "old").stat().st_uid, (config / "old").stat().st_gid) == (1234, 2345)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it is about what root does in another's folder")

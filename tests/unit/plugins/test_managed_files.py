@@ -104,6 +104,8 @@ def test_what_is_not_valid_changes_nothing(tmp_path: Path) -> None:
         where = f" {good}" if not more else ""
         with pytest.raises(managed.FileRefusedError, match=rf"^{good} is not valid: {said}{where}$"):
             bring(file(good, "{}", validate_with=talks))
+    with pytest.raises(managed.FileRefusedError, match="is not valid"):
+        bring(file(good, "{}", validate_with=["sh", "-c", "kill -9 $$", "%s"]))
     assert list(tmp_path.iterdir()) == []
     good.touch()
     assert bring(file(good, None, validate_with=["false", "%s"])) == [str(good)]
