@@ -477,3 +477,13 @@ def test_warnings_of_the_resolver_are_noted_where_there_is_a_stack(
     assert (noted.notes, noted.refusals) == (("old",), ("no-stack: x",))
     gone = planned("preflight", state_of(facts), context(others={DRIVER: {"state": "absent"}}), **ROOM)
     assert (gone.notes, gone.refusals) == ((), ())
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    "field", ["os", "architecture", "kernels", "pci", "modules", "packages", "disk_free_mib", "gpu_processes"]
+)
+def test_a_fact_that_a_decision_needs_is_named_if_it_is_unknown(facts: dict[str, Any], field: str) -> None:
+    unknown = {**facts, field: None, "gaps": {field: "killed"}}
+    assert f"undetermined: {field} could not be determined: killed" in reasons(state_of(unknown), gpunode_roles=[])
+    assert "undetermined" not in names(state_of({**facts, "gaps": {"nics": "killed"}}), gpunode_roles=[])
