@@ -1,5 +1,6 @@
 """When a node is rebooted, and what is noted where it is not."""
 
+import json
 from typing import Any
 
 import pytest
@@ -10,11 +11,9 @@ from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.service import MARK
 from gpunode.provisioning.state import BOOT_ID, NodeState
 
-SETTINGS: dict[str, Any] = {
-    "gpunode_reboot": "when_needed",
-    "gpunode_allow_busy": False,
-    "gpunode_reboot_for_updates": False,
-}
+SETTINGS: dict[str, Any] = json.loads(
+    """{"gpunode_reboot": "when_needed", "gpunode_allow_busy": false, "gpunode_reboot_for_updates": false}"""
+)
 THERE = {BOOT_ID: "other-boot\n", reboot.MACHINE_ID: "other-machine\n"}
 HERE: dict[str, Any] = {"boot_id": "own-boot", "machine_id": "own-machine", "reboot_reasons": ("a", "", "b", "a")}
 BUSY = {"gpu_processes": [{"pid": 4, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"}]}
