@@ -78,7 +78,9 @@ def test_settings_without_a_value_of_their_own_are_no_contradiction() -> None:
         ("PermitRootLogin", "prohibit-password"),
         ("NewInSshd", "yes"),
     ]
-    effective = "port 2222\nmacs hmac-sha2-512,hmac-sha2-256\nusedns no\npermitrootlogin without-password\nbanner\n"
+    effective = (
+        "port 2222\nmacs hmac-sha2-512,hmac-sha2-256\nusedns no\nusedns yes\npermitrootlogin without-password\nbanner\n"
+    )
     assert list(contradictions(rows, effective, documents, OWN)) == []
     assert list(contradictions([*rows, ("Banner", "none")], effective, documents, OWN)) == [
         "Banner none has no effect: /etc/ssh/a line 3 is read first and sets nothing"
@@ -171,6 +173,7 @@ NO_ROOT = "root may not log in (ssh_hardening_root)"
         ({}, {"denygroups": "wheel users"}, ["ada is in a group of DenyGroups"]),
         *(({"uid": 0}, {"permitrootlogin": one}, []) for one in ("yes", "without-password", "prohibit-password")),
         ({"uid": 0}, {"permitrootlogin": "forced-commands-only"}, [NO_ROOT]),
+        ({"uid": 0}, {"permitrootlogin": "no\npermitrootlogin yes"}, [NO_ROOT]),
         ({"uid": 0}, {"permitrootlogin": None}, [NO_ROOT]),
         ({}, {"pubkeyauthentication": "no"}, ["PubkeyAuthentication is off for ada"]),
         ({}, {"authenticationmethods": None}, []),
@@ -182,12 +185,13 @@ NO_ROOT = "root may not log in (ssh_hardening_root)"
             ["ada needs more than a key (AuthenticationMethods publickey,password hostbased)"],
         ),
         ({"keys": ()}, {}, ["ada has no key in authorized_keys"]),
-        ({"keys": ()}, {"authorizedkeyscommand": "/usr/bin/sss_ssh_authorizedkeys"}, []),
+        ({"keys": ()}, {"authorizedkeyscommand": "/bin/keys\nauthorizedkeyscommand none"}, []),
         ({"keys": ()}, {"trustedusercakeys": "/etc/ssh/ca.pub", "authorizedkeyscommand": None}, []),
         ({"keys_problem": "/home/ada can be written by others"}, {}, ["/home/ada can be written by others"]),
         ({"keys": (SMALL, KEY)}, {}, []),
         ({"keys": (SMALL,)}, {"requiredrsasize": "none"}, []),
         ({"keys": (SMALL,)}, {"requiredrsasize": None}, []),
+        ({"keys": (SMALL,)}, {"requiredrsasize": "1024\nrequiredrsasize 4096"}, []),
         (
             {"keys": (SMALL, SMALL, SECURITY_KEY)},
             {},
