@@ -16,7 +16,7 @@ from ansible import constants
 from ansible.plugins.action import ActionBase
 from ansible.plugins.callback import CallbackBase
 from ansible.utils.display import Display
-from ansible_collections.gpunode.node.plugins.plugin_utils.answers import diff
+from ansible_collections.gpunode.node.plugins.plugin_utils.answers import CONTROL, diff
 
 DOCUMENTATION = """
 name: node_answers
@@ -44,7 +44,7 @@ DEEPEST = 24
 LONGEST_ANSWER = 4 << 20
 """Characters that a module of Ansible prints: Ansible prints failed ones again, in its main process."""
 COLOR = r"\x1b\[(?:0|[01];3\d|(?:0;)?[34]8;5;\d{1,3})m"
-CONTROL = re.compile(rf"({COLOR})|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+PRINTED = re.compile(f"({COLOR})|{CONTROL.pattern}")
 
 
 def _depth_within(value: Any, most: int) -> bool:
@@ -101,7 +101,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def print(self, msg: str, *args: Any, **kwargs: Any) -> None:
         """Print a message of Ansible without the control characters of a node, which its warnings and diffs contain."""
-        text = CONTROL.sub(lambda match: match[1] or "\N{REPLACEMENT CHARACTER}", str(msg)) if self.own else msg
+        text = PRINTED.sub(lambda match: match[1] or "\N{REPLACEMENT CHARACTER}", str(msg)) if self.own else msg
         self.printed(text, *args, **kwargs)
 
     def limited(self) -> Any:
