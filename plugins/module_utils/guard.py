@@ -140,7 +140,8 @@ class Guard:
     def waits(self, token: str) -> bool:
         """Return whether a change may still be confirmed: a revert of it has not begun."""
         record = self.read("record.json")
-        begun = self.read("outcome.json") is not None or (self.folder / BEGUN).exists()
+        marks = (self.folder / "outcome.json", self.folder / BEGUN, self.notices["validate"])
+        begun = any(mark.exists() for mark in marks)
         return record is not None and record["token"] == token and not begun
 
     @property
@@ -280,7 +281,7 @@ class Guard:
             return None
         after_s = round(time.time() - record["armed_at"], 1)
         # From here on the change cannot be confirmed. A rename needs no space.
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             (self.folder / NOT_BEGUN).rename(self.folder / BEGUN)
         self.report("validate", ["it was interrupted"])
         restored, failed = [], []

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import random
@@ -495,6 +496,26 @@ def test_a_change_is_not_confirmed_after_a_revert_that_could_write_nothing_anywh
         assert list(guarded.folder.glob("*revert*")) == []
 
     in_namespace(tmp_path, tmp_path_factory.mktemp("shown") / "output", act)
+
+
+def test_a_mark_that_cannot_be_set_stops_no_revert(
+    guarded: Guard, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm(guarded, config)
+    change(config)
+    (config / "old").unlink()
+    (config / "old").mkdir()
+
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "rename", read_only)
+    outcome = guarded.restore("by the timer on the node")
+    assert outcome is not None
+    assert not (config / "new").exists()
+    # Part of it failed: the notice tells that it has begun.
+    assert outcome["failed"]
+    assert not guarded.waits(ATTEMPT)
 
 
 STEPS = ("rename", "unlink", "symlink", "fsync", "mkdir", "sync")
