@@ -42,7 +42,7 @@ class DeclaredCheck(Frozen):
     value: Plain | tuple[Plain, ...]
     message: str
     """For findings that do not pass; ``{measured}``, ``{expected}`` and the element's own fields are filled in."""
-    status: Literal["warn", "fail"] = "fail"
+    status: Literal["note", "warn", "fail"] = "fail"
     means: str
     remedy: str
     state: Literal["none", "observe", "drain"]

@@ -28,13 +28,31 @@ MEMORY_LEAST = Threshold(
 FILES_LEAST = Threshold(
     "host.limits.files-least", 65536, "open files", "A lower limit warns.", source="our choice: data loaders open many"
 )
-CORES_PER_GPU = Threshold("host.sized-for-gpus.cores", 8, "cores per GPU", "Fewer warn.", source=GUIDES)
-MEMORY_PER_GPU = Threshold("host.sized-for-gpus.memory", 32, "GiB per GPU", "Less warns.", source=GUIDES)
+CORES_PER_GPU = Threshold("host.sized-for-gpus.cores", 8, "cores per GPU", "Fewer are noted.", source=GUIDES)
+MEMORY_OF_ONE = Threshold(
+    "host.sized-for-gpus.memory-of-one", 32, "GiB", "Less is noted on a node with one GPU.", source=GUIDES
+)
+MEMORY_PER_GPU = Threshold(
+    "host.sized-for-gpus.memory",
+    64,
+    "GiB per GPU",
+    "Less is noted on a node with several GPUs.",
+    source=GUIDES,
+)
 LOCAL_DISK = Threshold(
     "host.sized-for-gpus.disk",
     900,
-    "GB",
-    "Less warns: 1 TB as makers count, with room for what they round.",
+    "GB per GPU",
+    "Less is noted, for the first four GPUs: 1 TB as makers count, with room for what they round.",
+    source=GUIDES,
+)
+MOST_WITH_DISK = 4
+"""The guides name disks for up to this many GPUs."""
+NETWORK = Threshold(
+    "host.sized-for-gpus.network",
+    25,
+    "Gbit/s",
+    "A slower fastest link is noted on a node with several GPUs.",
     source=GUIDES,
 )
 SIZE_TOLERANCE = Threshold(
@@ -273,13 +291,14 @@ def _slows(setting: EnvironmentSetting) -> bool:
 
 @registry.check(
     "host.sized-for-gpus",
-    needs=("pci", "cpu", "memory", "disks", "virtualization"),
+    needs=("pci", "cpu", "memory", "disks", "nics", "infiniband", "virtualization"),
     needs_gpu=True,
-    means="The host can feed its GPUs: cores and memory for each of them, and a fast local disk for data.",
+    means="The host can feed its GPUs: cores, memory and fast local disk for each of them, and a fast network for "
+    "several. A smaller host is only noted (-v shows it).",
     remedy="Nothing to repair: plan with fewer loader processes and smaller batches, or another machine.",
     state="none",
     actions=("none",),
-    thresholds=(CORES_PER_GPU, MEMORY_PER_GPU, LOCAL_DISK, SIZE_TOLERANCE),
+    thresholds=(CORES_PER_GPU, MEMORY_OF_ONE, MEMORY_PER_GPU, LOCAL_DISK, NETWORK, SIZE_TOLERANCE),
 )
 def sized_for_gpus(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = len(node.gpus_on_bus or ())
@@ -288,15 +307,28 @@ def sized_for_gpus(node: NodeFacts) -> Iterator[CheckResult]:
     cores = node.cpu.cpus // (node.cpu.threads_per_core or 1)
     gib = round(node.memory.total_mib / 1024)
     yield _enough("cores", cores, CORES_PER_GPU.value * gpus, "cores", f"{cores} cores for {counted(gpus, 'GPU')}")
-    yield _enough("memory", gib, MEMORY_PER_GPU.value * gpus, "GiB", f"{gib} GiB for {counted(gpus, 'GPU')}")
+    needed = MEMORY_PER_GPU.value * gpus if gpus > 1 else MEMORY_OF_ONE.value
+    yield _enough("memory", gib, needed, "GiB", f"{gib} GiB for {counted(gpus, 'GPU')}")
     # The hardware of a guest's disks is known only to its host.
     kind = "disk" if is_guest(node) else "NVMe disk"
     fast = [disk for disk in node.disks or () if is_guest(node) or disk.name.startswith("nvme")]
     gigabytes = round(sum(disk.size_bytes for disk in fast if not disk.read_only) / 1e9)
     message = f"{gigabytes} GB on {counted(len(fast), kind)}"
-    yield _enough("disk", gigabytes, LOCAL_DISK.value, "GB", message)
+    yield _enough("disk", gigabytes, LOCAL_DISK.value * min(gpus, MOST_WITH_DISK), "GB", message)
+    if gpus > 1:
+        yield _fastest_link(node)
 
 
-def _enough(component: str, has: int, expected: float, unit: str, message: str) -> CheckResult:
-    status = Status.PASS if has >= SIZE_TOLERANCE.value * expected else Status.WARN
+def _fastest_link(node: NodeFacts) -> CheckResult:
+    """Return the result for the fastest link; a virtual adapter mostly reports no speed."""
+    rates = [nic.speed_mbit_per_s / 1000 for nic in node.nics or () if nic.speed_mbit_per_s]
+    ports = [port for device in node.infiniband or () for port in device.ports if port.state == "ACTIVE"]
+    rates += [port.rate_gbit_per_s for port in ports if port.rate_gbit_per_s]
+    if not rates:
+        return CheckResult(Status.SKIP, "no link reports its speed", "network")
+    return _enough("network", max(rates), NETWORK.value, "Gbit/s", f"the fastest link has {max(rates):g} Gbit/s")
+
+
+def _enough(component: str, has: float, expected: float, unit: str, message: str) -> CheckResult:
+    status = Status.PASS if has >= SIZE_TOLERANCE.value * expected else Status.NOTE
     return CheckResult(status, message, component, expected=expected, measured=has, unit=unit, source=GUIDES)

@@ -57,13 +57,18 @@ NEEDS_ROOT = frozenset(
 
 
 class Status(StrEnum):
-    """Status of a finding, a node, a report. ``skip``: does not apply. ``error``: could not be determined."""
+    """Status of a finding, a node, a report.
+
+    ``note``: worth knowing, nothing to repair; never the status of a node or a report. ``skip``: does not apply.
+    ``error``: could not be determined.
+    """
 
     PASS = "pass"  # noqa: S105
     WARN = "warn"
     FAIL = "fail"
     SKIP = "skip"
     ERROR = "error"
+    NOTE = "note"
 
 
 class FigureReport(Frozen):
@@ -321,7 +326,7 @@ class Check:
             yield reason.verdict
 
     def _finding(self, verdict: CheckResult) -> Finding:
-        needs_remedy = verdict.status in (Status.WARN, Status.FAIL, Status.ERROR)
+        needs_remedy = verdict.status in (Status.WARN, Status.FAIL, Status.ERROR, Status.NOTE)
         by_policy = overridden()
         source = f"{verdict.source}; {by_policy}" if verdict.source and by_policy else by_policy or verdict.source
         actions = self._actions(verdict)

@@ -16,7 +16,7 @@ from gpunode.expectations import is_metric
 from gpunode.report import NodeReport, Report
 from gpunode.text import listed, printable
 
-GOOD = (Status.PASS, Status.WARN, Status.SKIP)
+GOOD = (Status.PASS, Status.NOTE, Status.WARN, Status.SKIP)
 """A figure that failed is not used as an expectation."""
 
 

@@ -56,7 +56,7 @@ MOST_BYTES = 64 << 20
 @click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run only these checks.")
 @click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Skip these checks.")
 @click.option("--strict", is_flag=True, help="Exit 1 on warnings too.")
-@click.option("-v", "--verbose", is_flag=True, help="Also show passed and skipped checks, and the duration.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show notes, passed and skipped checks, and the duration.")
 def validate_on_node(  # noqa: PLR0913
     *,
     on_node: bool,  # noqa: ARG001

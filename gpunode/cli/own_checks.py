@@ -15,6 +15,7 @@ from gpunode.cli.yaml_file import first_error, read_mapping
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.probe.bundle import Bundle
+from gpunode.report.model import WORST_FIRST
 from gpunode.text import unknown
 
 KEYS = ("checks", "tests")
@@ -162,8 +163,7 @@ def _findings(check_id: str, node: NodeFacts) -> list[Finding]:
 
 
 def _status(findings: list[Finding]) -> Status:
-    worst = (Status.FAIL, Status.ERROR, Status.WARN, Status.PASS, Status.SKIP)
-    return min((finding.status for finding in findings), key=worst.index)
+    return min((finding.status for finding in findings), key=WORST_FIRST.index)
 
 
 def _changed(node: NodeFacts, values: Mapping[str, Any]) -> NodeFacts:

@@ -99,7 +99,7 @@ Item = TypeVar("Item")
 @workloads.options
 @outputs_.options
 @click.option("--strict", is_flag=True, help="Exit 1 on warnings too.")
-@click.option("-v", "--verbose", is_flag=True, help="Also show passed and skipped checks.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show notes, passed and skipped checks.")
 @click.pass_context
 def command(  # noqa: PLR0913
     ctx: click.Context,

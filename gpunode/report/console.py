@@ -17,10 +17,11 @@ STYLE = {
     Status.FAIL: "bold red",
     Status.ERROR: "bold magenta",
     Status.WARN: "yellow",
+    Status.NOTE: "cyan",
     Status.PASS: "green",
     Status.SKIP: "dim",
 }
-QUIET = (Status.PASS, Status.SKIP)
+QUIET = (Status.NOTE, Status.PASS, Status.SKIP)
 
 
 class PlainConsole(Console):
@@ -45,7 +46,7 @@ def write(document: Report, stream: TextIO, *, verbose: bool = False) -> None:
     """Write the report.
 
     On a terminal lines are folded to its width; in a file or a pipe they stay whole, so that they can be searched.
-    ``verbose`` shows passed and skipped checks too.
+    ``verbose`` shows notes, passed and skipped checks too.
 
     One node is printed with its findings below it. For several nodes the findings come first, each with its nodes, then
     a line for each node; the worst is first everywhere.
@@ -143,6 +144,7 @@ def in_words(counts: Counts) -> str:
         (counts.fail, "failed"),
         (counts.error, "not determined"),
         (counts.warn, "warned"),
+        (counts.note, "noted"),
         (counts.pass_, "passed"),
         (counts.skip, "skipped"),
         (counts.observed, "observed only"),

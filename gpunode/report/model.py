@@ -14,7 +14,7 @@ from gpunode.errors import Exit
 from gpunode.frozen import FrozenByName
 
 AFFECTED = (Status.FAIL, Status.ERROR, Status.WARN)
-WORST_FIRST = (Status.FAIL, Status.ERROR, Status.WARN, Status.PASS, Status.SKIP)
+WORST_FIRST = (Status.FAIL, Status.ERROR, Status.WARN, Status.NOTE, Status.PASS, Status.SKIP)
 
 
 class Counts(FrozenByName):
@@ -25,6 +25,8 @@ class Counts(FrozenByName):
     fail: int = 0
     skip: int = 0
     error: int = 0
+    note: int = 0
+    """Findings without anything to repair; they affect neither status nor exit code."""
     observed: int = 0
     """Findings that a policy only observes; the other counts do not include them."""
 
@@ -93,8 +95,11 @@ class Report(FrozenByName):
 
 
 def worst(statuses: Iterable[Status]) -> Status:
-    """Return the worst status: fail > error > warn > pass; ``skip`` if all are skipped, ``error`` if there are none."""
-    seen = set(statuses)
+    """Return the worst status: fail > error > warn > pass; ``skip`` if all are skipped, ``error`` if there are none.
+
+    A note counts as passed.
+    """
+    seen = {Status.PASS if status is Status.NOTE else status for status in statuses}
     return next((status for status in WORST_FIRST if status in seen), Status.ERROR)
 
 

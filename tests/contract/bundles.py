@@ -31,7 +31,7 @@ from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.facts.parsers import smi_nvlink, smi_xml
 from gpunode.probe.bundle import Bundle
-from gpunode.report.model import worst
+from gpunode.report.model import WORST_FIRST
 
 __all__ = ["DRIVER_NODE", "Document"]
 
@@ -214,4 +214,4 @@ def by_check(findings: Sequence[Finding]) -> Mapping[str, Status]:
     found: dict[str, list[Status]] = {}
     for finding in findings:
         found.setdefault(finding.check, []).append(finding.status)
-    return {check: worst(statuses) for check, statuses in found.items()}
+    return {check: min(statuses, key=WORST_FIRST.index) for check, statuses in found.items()}

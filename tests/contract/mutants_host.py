@@ -7,7 +7,7 @@ from mutants_gpu import LOG
 
 from gpunode.checks import Status
 
-WARN = Status.WARN
+WARN, NOTE = Status.WARN, Status.NOTE
 NVME = '{"critical_warning":0,"avail_spare":100,"percent_used":3,"media_errors":0}'
 
 
@@ -150,9 +150,16 @@ MUTANTS = [
             stdout("lscpu", "Core(s) per socket:  56", "Core(s) per socket:  8"),
             stdout("lscpu", "CPU(s):                  224", "CPU(s):                  32"),
         ],
-        becomes=WARN,
+        becomes=NOTE,
     ),
-    Mutant("host.sized-for-gpus", "no local disk", t4, [text("/sys/block/", "nvme0n1\n", "")], becomes=WARN),
+    Mutant(
+        "host.sized-for-gpus",
+        "a slow network",
+        pcie_4,
+        [text("/sys/class/net/eth0/speed", None, "10000\n")],
+        becomes=NOTE,
+    ),
+    Mutant("host.sized-for-gpus", "no local disk", t4, [text("/sys/block/", "nvme0n1\n", "")], becomes=NOTE),
     Mutant(
         "host.memory-errors",
         "an uncorrected error",

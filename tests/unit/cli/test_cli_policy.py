@@ -40,7 +40,7 @@ class Ended:
 
     def statuses(self) -> dict[str, str]:
         (node,) = json.loads(self.out)["nodes"]
-        worst = ("fail", "error", "warn", "pass", "skip")
+        worst = ("fail", "error", "warn", "note", "pass", "skip")
         found: dict[str, str] = {}
         for finding in node["findings"]:
             name = finding["check"]

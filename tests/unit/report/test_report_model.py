@@ -28,6 +28,9 @@ def document(*nodes: NodeReport) -> Report:
     [
         (["pass"], "pass", 0, 0),
         (["pass", "skip"], "pass", 0, 0),
+        (["pass", "note"], "pass", 0, 0),
+        (["note", "skip"], "pass", 0, 0),
+        (["note", "warn"], "warn", 0, 1),
         (["pass", "warn"], "warn", 0, 1),
         (["pass", "error", "warn"], "error", 3, 3),
         (["pass", "error", "fail"], "fail", 1, 1),
@@ -65,7 +68,7 @@ def test_a_node_out_of_reach_is_one_finding_and_nothing_is_claimed_of_it() -> No
 
 def test_counts_and_keys_of_the_document() -> None:
     found = json.loads(document(node("pass", "skip"), node("fail", simulated=True)).to_json())
-    assert found["counts"] == {"pass": 1, "warn": 0, "fail": 1, "skip": 1, "error": 0, "observed": 0}
+    assert found["counts"] == {"pass": 1, "warn": 0, "fail": 1, "skip": 1, "error": 0, "note": 0, "observed": 0}
     assert found["schema"] == "gpunode.report/1"
     assert [item["simulated"] for item in found["nodes"]] == [False, True]
     assert found["fleet"] == {"outliers": None, "inconsistencies": None}
