@@ -42,6 +42,18 @@ from gpunode.checks import (  # noqa: F401
     xids_earlier,
 )
 from gpunode.checks.actions import Action, State
+from gpunode.checks.compare import (
+    at_least,
+    at_most,
+    compared,
+    equals,
+    failed,
+    first_fault,
+    matches,
+    noted,
+    passed,
+    warned,
+)
 from gpunode.checks.identity import GpuIdentity, Identity, RunningStack, identify
 from gpunode.checks.registry import (
     LEVELS,
@@ -80,7 +92,17 @@ __all__ = [
     "Threshold",
     "Undetermined",
     "Value",
+    "at_least",
+    "at_most",
+    "compared",
+    "equals",
+    "failed",
+    "first_fault",
     "identify",
     "judge",
+    "matches",
+    "noted",
+    "passed",
     "registry",
+    "warned",
 ]

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from pydantic import BeforeValidator
 
 from gpunode.frozen import Frozen
 
@@ -52,8 +54,12 @@ class Action(Frozen):
     component: str = "node"
     """The component that it applies to: ``gpu3``, ``node``."""
 
+    def __str__(self) -> str:
+        """Return ``VERB`` or ``VERB:TARGET``."""
+        return f"{self.action}:{self.target}" if self.target else self.action
 
-def action(text: str, component: str = "node") -> Action:
+
+def action(text: str) -> Action:
     """Return the action of ``VERB`` or ``VERB:TARGET``; raise ValueError for one outside the vocabulary."""
     name, colon, target = text.partition(":")
     if name not in VERBS:
@@ -63,7 +69,11 @@ def action(text: str, component: str = "node") -> Action:
         raise ValueError(f"action {name} takes no target, found {text}")
     if form is not None and not form[1].fullmatch(target):
         raise ValueError(f"action {text}: expected {name}:{form[0]}")
-    return Action(action=name, target=target or None, component=component)
+    return Action(action=name, target=target or None)
+
+
+Step = Annotated[Action, BeforeValidator(lambda value: action(value) if isinstance(value, str) else value)]
+"""An action in a declaration, which may be written as text."""
 
 
 def command(actions: Iterable[Action]) -> str | None:

@@ -7,14 +7,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field
 
-from gpunode.checks.registry import Category, CheckResult, Registry, Scope, Status, Value
+from gpunode.checks.compare import Comparison, compared, skipped, undetermined
+from gpunode.checks.registry import CheckDeclaration, CheckResult, Registry, Status, Value
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import NodeFacts
-from gpunode.frozen import Frozen
 
-Comparison = Literal[
-    "equals", "not_equals", "at_least", "at_most", "one_of", "none_of", "matches", "contains", "contains_not"
-]
 NUMERIC = ("at_least", "at_most")
 LISTS = ("one_of", "none_of")
 _STEP = re.compile(r"(\w+)(\[\])?")
@@ -31,11 +28,10 @@ class UnknownFact(ValueError):  # noqa: N818
         self.known = known
 
 
-class DeclaredCheck(Frozen):
+class DeclaredCheck(CheckDeclaration):
     """One entry of a file of own checks."""
 
     id: str = Field(pattern=r"^[a-z][a-z0-9-]*\.[a-z][a-z0-9-]*$")
-    category: Category
     fact: str
     """A path in the facts: ``memory.total_mib``; ``file_systems[].free_mib`` checks each element."""
     comparison: Comparison
@@ -43,17 +39,10 @@ class DeclaredCheck(Frozen):
     message: str
     """For findings that do not pass; ``{measured}``, ``{expected}`` and the element's own fields are filled in."""
     status: Literal["note", "warn", "fail"] = "fail"
-    means: str
-    remedy: str
-    state: Literal["none", "observe", "drain"]
-    actions: tuple[str, ...]
     component: str = "node"
     """Component of each finding: ``{mount}`` is the element's field."""
-    scope: Scope = "node"
     unit: str | None = None
     source: str | None = None
-    needs_gpu: bool = False
-    bare_metal: bool = False
 
 
 def steps(path: str) -> list[tuple[str, bool]]:
@@ -112,19 +101,9 @@ def register(registry: Registry, check: DeclaredCheck, source: str) -> None:
     def judge(node: NodeFacts) -> Iterator[CheckResult]:
         yield from _verdicts(check, node, path, check.value if limit is None else limit.value, source)
 
-    registry.check(
-        check.id,
-        needs=(path[0][0],),
-        needs_gpu=check.needs_gpu,
-        means=check.means,
-        remedy=check.remedy,
-        state=check.state,
-        actions=check.actions,
-        category=check.category,
-        scope=check.scope,
-        bare_metal=check.bare_metal,
-        thresholds=() if limit is None else (limit,),
-    )(judge)
+    declared = {name: value for name, value in check if name in CheckDeclaration.model_fields}
+    declared["needs"] = tuple(dict.fromkeys((path[0][0], *check.needs)))
+    registry.check(check_id=declared.pop("id"), **declared, thresholds=() if limit is None else (limit,))(judge)
 
 
 def _value_must_fit(check: DeclaredCheck) -> None:
@@ -147,28 +126,30 @@ def _verdicts(
 ) -> Iterator[CheckResult]:
     found = list(_elements(node, path, {}))
     if not found:
-        yield CheckResult(Status.SKIP, f"{check.fact}: nothing to compare")
+        yield skipped(f"{check.fact}: nothing to compare")
     for measured, element in found:
         component = _filled(check.component, element)
         if measured is None:
-            yield CheckResult(Status.ERROR, f"{check.fact} is unknown", component)
-            continue
-        try:
-            good = _holds(check.comparison, measured, expected)
-        except TypeError:
-            message = f"{check.fact} is {_shown(measured)!r}: {check.comparison} cannot compare it"
-            yield CheckResult(Status.ERROR, message, component)
+            yield undetermined(f"{check.fact} is unknown", component=component)
             continue
         words = {**element, "measured": measured, "expected": expected, "component": component}
-        yield CheckResult(
-            Status.PASS if good else Status(check.status),
-            f"{check.fact} is {_shown(measured)}" if good else _filled(check.message, words),
-            component,
-            expected=_shown(expected),
-            measured=_shown(measured),
-            unit=check.unit,
-            source=check.source or source,
-        )
+        try:
+            yield compared(
+                check.comparison,
+                measured,
+                expected,
+                f"{check.fact} is {_shown(measured)}",
+                _filled(check.message, words),
+                fault=Status(check.status),
+                component=component,
+                expected=_shown(expected),
+                measured=_shown(measured),
+                unit=check.unit,
+                source=check.source or source,
+            )
+        except TypeError:
+            message = f"{check.fact} is {_shown(measured)!r}: {check.comparison} cannot compare it"
+            yield undetermined(message, component=component)
 
 
 def _elements(
@@ -186,28 +167,6 @@ def _elements(
     for one in inner:
         own = dict(one) if isinstance(one, Mapping | BaseModel) else {"value": one}
         yield from _elements(one, rest, own)
-
-
-def _holds(comparison: Comparison, measured: Any, expected: Any) -> bool:
-    match comparison:
-        case "equals":
-            return bool(measured == expected)
-        case "not_equals":
-            return bool(measured != expected)
-        case "at_least":
-            return bool(measured >= expected)
-        case "at_most":
-            return bool(measured <= expected)
-        case "one_of":
-            return measured in expected
-        case "none_of":
-            return measured not in expected
-        case "matches":
-            return re.search(str(expected), measured) is not None
-        case "contains":
-            return expected in measured
-        case "contains_not":
-            return expected not in measured
 
 
 def _filled(text: str, words: Mapping[str, Any]) -> str:

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, Unpack
+from typing import Any
 
 from gpunode.catalog import Gpu, GpuMatch, load
 from gpunode.checks.driver import MISMATCH
-from gpunode.checks.registry import CheckDeclaration, CheckResult, NotJudged, Skip, Status, registry
+from gpunode.checks.registry import CheckResult, NotJudged, Skip, Status, registry
 from gpunode.facts.node import NodeFacts, PciDevice, SmiGpu, SmiLog
 from gpunode.facts.parsers.smi_error import error_kind
 from gpunode.facts.parsers.values import bus_id
@@ -213,9 +213,7 @@ def _seen(gpu: SmiGpu, device: PciDevice | None, lost: Mapping[str, str]) -> See
 OfOneGpu = Callable[[SeenGpu], CheckResult]
 
 
-def gpu_check(
-    check_id: str, *, seen_by_guest: bool = False, **declared: Unpack[CheckDeclaration]
-) -> Callable[[OfOneGpu], OfOneGpu]:
+def gpu_check(check_id: str, *, seen_by_guest: bool = False, **declared: Any) -> Callable[[OfOneGpu], OfOneGpu]:
     """Return a decorator that registers a function of one GPU as a check of all GPUs.
 
     A lost GPU is skipped, because ``gpu.answers`` reports it. ``seen_by_guest``: applies to a vGPU too, which hides all
@@ -227,7 +225,7 @@ def gpu_check(
             for gpu in seen_gpus(node):
                 yield of_one_gpu(function, gpu, seen_by_guest=seen_by_guest)
 
-        about: CheckDeclaration = {"scope": "gpu", **declared}
+        about = {"scope": "gpu", **declared}
         registry.check(check_id, needs=("loaded_driver", "smi"), needs_gpu=True, **about)(judge)
         return function
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar
 
 from gpunode.checks.frameworks import OF_THE_IMAGE
 from gpunode.checks.machine_shape import shape_of
-from gpunode.checks.registry import CheckDeclaration, CheckResult, Expectation, Level, NotJudged, Skip, registry
+from gpunode.checks.registry import CheckResult, Expectation, Level, NotJudged, Skip, registry
 from gpunode.checks.workload import (
     NOT_SO_FAR,
     NOTHING_RAN,
@@ -86,7 +86,7 @@ def measurement_check(  # noqa: PLR0913
     level: Level = "standard",
     on_gpu: bool = True,
     broken_in: str | None = None,
-    **declared: Unpack[CheckDeclaration],
+    **declared: Any,
 ) -> Callable[[JudgeMeasured[AnyValues]], JudgeMeasured[AnyValues]]:
     """Return a decorator that registers a function of the values of measured records as a check, called once per
     record.

@@ -53,7 +53,7 @@ def _limited() -> Iterator[None]:
         yield
         return
 
-    def late(number: int, frame: Any) -> None:  # noqa: ARG001
+    def late(*_: Any) -> None:
         raise _TooSlow
 
     before = signal.signal(signal.SIGALRM, late)
@@ -70,7 +70,7 @@ def _broken(registry: Registry, name: str, origin: str, reason: str) -> None:
     words = one_line(reason, 300)
     safe = "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-") or "package"
 
-    def judge(node: NodeFacts) -> Iterator[CheckResult]:  # noqa: ARG001
+    def judge(_: NodeFacts) -> Iterator[CheckResult]:
         yield CheckResult(Status.ERROR, f"the checks of {origin} could not be loaded: {words}")
 
     check_id = f"own.{safe}"

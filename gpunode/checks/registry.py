@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from inspect import signature
 from math import inf
-from typing import ClassVar, Literal, NotRequired, TypedDict, TypeVar, Unpack, cast, get_args
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
-from gpunode.checks.actions import PROVISION, Action, State, action, command
+from gpunode.checks.actions import PROVISION, Action, State, Step, action, command
 from gpunode.checks.contained import Escaped, contained
 from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.thresholds import Threshold, in_force, overridden
@@ -246,47 +246,40 @@ def no_gpu(node: NodeFacts, expect: Expectation) -> str | None:
     return "no NVIDIA GPU on the PCI bus"
 
 
-class CheckDeclaration(TypedDict):
-    """The declaration of a check beside its id, its level and its facts: keywords of the decorators."""
+class CheckDeclaration(Frozen):
+    """What a check declares beside its function: keywords of the decorators, keys of own checks in YAML, and what
+    ``gpunode checks`` lists."""
 
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+    id: str
+    level: Level = "quick"
+    needs: tuple[str, ...] = ()
+    """Fields of NodeFacts; an unknown one makes the finding ``error`` before the function is called."""
+    needs_gpu: bool = False
+    """``skip`` if the PCI bus has no NVIDIA GPU, before any other need is checked."""
     means: str
     remedy: str
-    actions: tuple[str, ...]
-    """Steps of the remedy, in order: see ``gpunode.checks.actions``."""
-    state: Literal["none", "observe", "drain"]
-    """Recommended state of the node on a failure."""
-    thresholds: NotRequired[tuple[Threshold, ...]]
-    """All numbers that the check compares with."""
-    category: NotRequired[Category]
-    """Default: by the id."""
-    scope: NotRequired[Scope]
+    category: Category
+    """Of the decorators, by default: by the id."""
+    scope: Scope = "node"
     """The subject of one finding."""
-    bare_metal: NotRequired[bool]
+    state: State
+    """Recommended state of the node on a failure."""
+    actions: tuple[Step, ...]
+    """Steps of the remedy, in order: see ``gpunode.checks.actions``."""
+    bare_metal: bool = False
     """True if the check is not possible, or its remedy not available, in a virtual machine."""
-    architectures: NotRequired[tuple[str, ...]]
+    architectures: tuple[str, ...] = ()
     """GPU architectures and processor architectures to which it applies; empty: all."""
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(CheckDeclaration):
     """One registered check."""
 
-    id: str
-    level: Level
-    needs: tuple[str, ...]
-    """Fields of NodeFacts; an unknown one makes the finding ``error`` before the function is called."""
-    means: str
-    remedy: str
     judge: Judge
-    needs_gpu: bool = False
-    """``skip`` if the PCI bus has no NVIDIA GPU, before any other need is checked."""
-    actions: tuple[str, ...] = ()
-    state: State = State.NONE
     thresholds: tuple[Threshold, ...] = ()
-    category: Category = "host"
-    scope: Scope = "node"
-    bare_metal: bool = False
-    architectures: tuple[str, ...] = ()
+    """All numbers that the check compares with."""
     origin: str | None = None
     """The package or file of a site's own check; None: a check of gpunode."""
 
@@ -348,7 +341,8 @@ class Check:
     def _actions(self, verdict: CheckResult) -> tuple[Action, ...]:
         """Return the actions; none for results that could not be determined, unless the result names one."""
         own = self.actions if verdict.status in (Status.WARN, Status.FAIL) else ()
-        return tuple(action(text, verdict.component) for text in (own if verdict.actions is None else verdict.actions))
+        steps = own if verdict.actions is None else map(action, verdict.actions)
+        return tuple(step.model_copy(update={"component": verdict.component}) for step in steps)
 
     def _state(self, verdict: CheckResult) -> State:
         """Return the declared state for a failure, at most observe for a warning; the result may name another."""
@@ -427,52 +421,27 @@ class Registry:
     def __contains__(self, check_id: object) -> bool:
         return check_id in self._checks
 
-    def check(
-        self,
-        check_id: str,
-        *,
-        level: Level = "quick",
-        needs: tuple[str, ...] = (),
-        needs_gpu: bool = False,
-        **declared: Unpack[CheckDeclaration],
-    ) -> Callable[[JudgeT], JudgeT]:
+    def check(self, check_id: str, **declared: Any) -> Callable[[JudgeT], JudgeT]:
         """Return a decorator that registers a function of the node, and optionally the site's expectation, as a check.
 
-        Packages of a site use it too: see ``loading``. Raises ValueError for an id or a threshold's name that is
-        already used, and for an unknown fact, action or category.
+        Its keywords are the fields of ``Check``. Packages of a site use it too: see ``loading``. Raises ValueError for
+        an id or a threshold's name that is already used, an unknown fact, and fields that ``Check`` refuses.
         """
         if check_id in self._checks:
             raise ValueError(f"check {check_id} is registered twice")
-        unknown = [field for field in needs if field not in NodeFacts.model_fields]
+        unknown = [field for field in declared.get("needs", ()) if field not in NodeFacts.model_fields]
         if unknown:
             raise ValueError(f"check {check_id} needs unknown facts: {', '.join(unknown)}")
-        category = declared.get("category") or OF_PREFIX.get(check_id.partition(".")[0])
-        if category is None or category not in CATEGORIES:
+        declared.setdefault("category", OF_PREFIX.get(check_id.partition(".")[0]))
+        if declared["category"] not in CATEGORIES:
             raise ValueError(f"check {check_id} needs a category: one of {', '.join(CATEGORIES)}")
-        for text in declared["actions"]:
-            action(text)
-        for threshold in declared.get("thresholds", ()):
-            if self._thresholds.setdefault(threshold.name, threshold) is not threshold:
-                raise ValueError(f"check {check_id}: another threshold is called {threshold.name}")
 
         def register(function: JudgeT) -> JudgeT:
-            self._checks[check_id] = Check(
-                id=check_id,
-                level=level,
-                needs=needs,
-                means=declared["means"],
-                remedy=declared["remedy"],
-                judge=_with_expectation(function),
-                needs_gpu=needs_gpu,
-                actions=declared["actions"],
-                state=State(declared["state"]),
-                thresholds=declared.get("thresholds", ()),
-                category=category,
-                scope=declared.get("scope", "node"),
-                bare_metal=declared.get("bare_metal", False),
-                architectures=declared.get("architectures", ()),
-                origin=self._origin,
-            )
+            check = Check(id=check_id, judge=_with_expectation(function), origin=self._origin, **declared)
+            for threshold in check.thresholds:
+                if self._thresholds.setdefault(threshold.name, threshold) is not threshold:
+                    raise ValueError(f"check {check_id}: another threshold is called {threshold.name}")
+            self._checks[check_id] = check
             return function
 
         return register

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from inspect import signature
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 from gpunode.checks.registry import (
     Broken,
-    CheckDeclaration,
     CheckResult,
     Expectation,
     NotJudged,
@@ -164,7 +163,7 @@ def record_check(  # noqa: PLR0913
     on_gpu: bool = False,
     needs: tuple[str, ...] = (),
     after: tuple[str, ...] = (),
-    **declared: Unpack[CheckDeclaration],
+    **declared: Any,
 ) -> Callable[[JudgeValues[AnyValues]], JudgeValues[AnyValues]]:
     """Return a decorator that registers a function of a record's values as a check of level ``standard``.
 
@@ -197,7 +196,7 @@ def record_check(  # noqa: PLR0913
             verdicts = call(read(each, kind), record=each, node=node)
             return (verdicts,) if isinstance(verdicts, CheckResult) else verdicts
 
-        about: CheckDeclaration = {"scope": "gpu" if on_gpu else "node", **declared}
+        about = {"scope": "gpu" if on_gpu else "node", **declared}
         registry.check(check_id, level="standard", needs=("records", *needs), needs_gpu=True, **about)(judge)
         return function
 

@@ -9,12 +9,11 @@ import click
 from pydantic import BaseModel, ConfigDict, Field
 from rich.text import Text
 
-from gpunode.checks import Action, Category, Level, State, registry
-from gpunode.checks.actions import action
+from gpunode.checks import Check, registry
 from gpunode.checks.evidence import Maturity, evidence
 from gpunode.checks.own import load_packages
 from gpunode.checks.policy import NO_POLICY, Policy
-from gpunode.checks.registry import Scope
+from gpunode.checks.registry import CheckDeclaration
 from gpunode.checks.thresholds import Threshold
 from gpunode.cli.own_checks import try_file
 from gpunode.cli.policy import read_policy, today
@@ -42,24 +41,9 @@ class ThresholdEntry(BaseModel):
     """The policy's values, by model, architecture or ``default``; empty if it sets none."""
 
 
-class CheckEntry(BaseModel):
+class CheckEntry(CheckDeclaration):
     """One check."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    id: str
-    level: Level
-    needs: list[str]
-    """Facts without which the check is an error."""
-    needs_gpu: bool
-    """The check is skipped on a node without an NVIDIA GPU."""
-    means: str
-    remedy: str
-    category: Category
-    scope: Scope
-    state: State
-    """The state of a node after a failure."""
-    actions: list[Action]
     maturity: Maturity
     """simulated: proven on simulated data; recorded: on recordings of real machines; hardware: on a real GPU by us."""
     typical_seconds: float | None
@@ -67,10 +51,6 @@ class CheckEntry(BaseModel):
     active: bool
     """It runs something on a GPU; a passive check reads existing state."""
     needs_root: bool
-    bare_metal: bool
-    """In a virtual machine it cannot be determined, or not corrected."""
-    architectures: list[str]
-    """GPU and processor architectures that it applies to; empty: all."""
     thresholds: list[ThresholdEntry]
     origin: str | None
     """The package or file of a site's own check."""
@@ -87,46 +67,24 @@ class CheckList(BaseModel):
 
 def check_list(policy: Policy = NO_POLICY) -> CheckList:
     """Return all registered checks, ordered by id, with the limits of a policy."""
-    return CheckList(
-        checks=[
-            CheckEntry(
-                id=check.id,
-                level=check.level,
-                needs=list(check.needs),
-                needs_gpu=check.needs_gpu,
-                means=check.means,
-                remedy=check.remedy,
-                category=check.category,
-                scope=check.scope,
-                state=check.state,
-                actions=[action(text) for text in check.actions],
-                maturity=evidence().maturity(check.id),
-                typical_seconds=evidence().seconds.get(check.id),
-                active=check.active,
-                needs_root=check.needs_root,
-                bare_metal=check.bare_metal,
-                architectures=list(check.architectures),
-                thresholds=[threshold_entry(threshold, policy) for threshold in check.thresholds],
-                origin=check.origin,
-            )
-            for check in registry
-        ]
-    )
+    return CheckList(checks=[_entry(check, policy) for check in registry])
+
+
+def _entry(check: Check, policy: Policy) -> CheckEntry:
+    derived = {
+        "maturity": evidence().maturity(check.id),
+        "typical_seconds": evidence().seconds.get(check.id),
+        "active": check.active,
+        "needs_root": check.needs_root,
+        "thresholds": [threshold_entry(threshold, policy) for threshold in check.thresholds],
+    }
+    declared = {name: value for name, value in check if name in CheckEntry.model_fields}
+    return CheckEntry(**(declared | derived))
 
 
 def threshold_entry(threshold: Threshold, policy: Policy) -> ThresholdEntry:
     """Return a threshold in the document's form."""
-    return ThresholdEntry(
-        name=threshold.name,
-        default=threshold.default,
-        unit=threshold.unit,
-        means=threshold.means,
-        source=threshold.source,
-        by=dict(threshold.by),
-        least=threshold.least,
-        most=threshold.most,
-        policy=dict(policy.thresholds.get(threshold.name, {})),
-    )
+    return ThresholdEntry(**vars(threshold), policy=policy.thresholds.get(threshold.name, {}))
 
 
 @click.group("checks", invoke_without_command=True)
@@ -196,7 +154,7 @@ def _show_checks(document: CheckList, console: PlainConsole, *, verbose: bool) -
         console.show(Text(printable(entry.means)), 4)
         if verbose:
             console.show(Text(f"needs: {', '.join(entry.needs) or 'nothing'}", "dim"), 4)
-            steps = ", ".join(f"{step.action}:{step.target}" if step.target else step.action for step in entry.actions)
+            steps = ", ".join(map(str, entry.actions))
             console.show(Text(f"on a failure: {entry.state.value}; {steps}", "dim"), 4)
         console.show(Text(f"to do: {printable(entry.remedy)}", "dim"), 4)
 

@@ -25,7 +25,7 @@ def page() -> str:
 
 def row(entry: CheckEntry) -> str:
     """One line of the table."""
-    steps = ", ".join(f"`{step.action}:{step.target}`" if step.target else f"`{step.action}`" for step in entry.actions)
+    steps = ", ".join(f"`{step}`" for step in entry.actions)
     cells = (
         f"`{entry.id}`",
         entry.category,

@@ -39,6 +39,10 @@ def one_check(*, needs: tuple[str, ...] = (), needs_gpu: bool = False, says: tup
     return registry
 
 
+def nothing(node: NodeFacts) -> Iterator[CheckResult]:
+    yield from ()
+
+
 def found(registry: Registry, node: NodeFacts, expect: Expectation | None = None) -> tuple[Status, str, str | None]:
     (finding,) = registry["a.check"].findings(node, expect or Expectation())
     return finding.status, finding.message, finding.remedy
@@ -106,7 +110,12 @@ def test_an_id_is_registered_once_and_needs_are_facts() -> None:
     with pytest.raises(ValueError, match="category"):
         registry.check("b.check", **TEXTS)
     with pytest.raises(ValueError, match="unknown action reboot"):
-        registry.check("host.b", means="", remedy="", state="none", actions=("reboot",))
+        registry.check("host.b", means="", remedy="", state="none", actions=("reboot",))(nothing)
+    with pytest.raises(ValueError, match="drian"):
+        registry.check("host.b", means="", remedy="", state="drian", actions=("none",))(nothing)
+    with pytest.raises(ValueError, match="remedies"):
+        registry.check("host.b", **TEXTS, remedies="")(nothing)
+    assert "host.b" not in registry
 
 
 def test_only_the_named_checks_are_run() -> None:
@@ -122,10 +131,10 @@ def limit(name: str = "a.check.most", default: float = 5) -> Threshold:
 def test_two_thresholds_do_not_share_a_name() -> None:
     registry = Registry()
     shared = limit()
-    registry.check("host.a", **TEXTS, thresholds=(shared,))
-    registry.check("host.b", **TEXTS, thresholds=(shared,))
+    registry.check("host.a", **TEXTS, thresholds=(shared,))(nothing)
+    registry.check("host.b", **TEXTS, thresholds=(shared,))(nothing)
     with pytest.raises(ValueError, match=r"a\.check\.most"):
-        registry.check("host.c", **TEXTS, thresholds=(limit(),))
+        registry.check("host.c", **TEXTS, thresholds=(limit(),))(nothing)
 
 
 def test_the_policy_counts_before_the_check_and_the_model_before_all() -> None:

@@ -110,7 +110,7 @@ def named() -> dict[tuple[str, bool], str]:
     for path in files(*PAGES):
         found |= dict.fromkeys(of_page(path.read_text(encoding="utf-8")), str(path.relative_to(REPOSITORY)))
     for check in registry:
-        derived = derived_command(action(text) for text in check.actions)
+        derived = derived_command(check.actions)
         found |= {(derived, True): check.id} if derived else {}
     for path in files("gpunode/checks/*.py"):
         for name in re.findall(r'"(run_role:[a-z_:]+)"', path.read_text(encoding="utf-8")):
@@ -171,7 +171,7 @@ def test_a_command_that_is_named_is_accepted(command: str, whole: bool) -> None:
 
 def test_every_remedy_of_a_role_ends_with_its_command() -> None:
     """As text in reports; the actions of the JSON have role and tag."""
-    of_roles = [check for check in registry if any(text.startswith("run_role:") for text in check.actions)]
+    of_roles = [check for check in registry if any(step.action == "run_role" for step in check.actions)]
     assert len(of_roles) > 25
     for check in of_roles:
         finding = check._finding(CheckResult(Status.FAIL, "it is broken"))
