@@ -14,6 +14,7 @@ from gpunode.cli.checks import CheckList
 from gpunode.errors import UsageError
 from gpunode.facts.models.workload import Record
 from gpunode.facts.parsers.kinds import ANSWERS
+from gpunode.history.compare import Comparison
 from gpunode.probe.bundle import Bundle
 from gpunode.report import Report
 from gpunode.stack import Plan, Stack
@@ -23,6 +24,7 @@ from gpunode.tuning import Tunings
 MODELS: dict[str, Any] = {
     "bundle": Bundle,
     "checks": CheckList,
+    "comparison": Comparison,
     "env": Tunings,
     "plan": Plan,
     "record": Record,

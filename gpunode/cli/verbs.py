@@ -10,6 +10,7 @@ VERBS = {
     "provision": "Run the site playbook on an inventory",
     "validate": "Validate nodes: this machine, hosts of an inventory, or saved bundles",
     "collect": "Collect bundles without validating them",
+    "compare": "Compare two runs: what changed on which node, and whether it is worse",
     "checks": "List the checks with their requirements, meaning and remedy",
     "env": "Print tuned environment variables and docker run arguments for a node, with reasons",
     "parse": "Convert the raw output of one tool to JSON",

@@ -172,6 +172,15 @@ MAY_BE_NONE = frozenset(
 class NodeFacts(Fact):
     """All facts of one node. Fields are documented by their types."""
 
+    VOLATILE = frozenset(
+        {
+            *("host", "collected_at", "simulated", "gaps", "uptime_s", "load_1min", "disk_free_mib", "tool_runs"),
+            *("kernel_log", "link_log", "earlier_boots", "bmc_events"),  # logs: the checks evaluate them
+            *("gpu_processes", "stuck_processes", "unanswered", "listeners", "addresses"),
+            *("records", "cpus_allowed"),  # of the workload and of the session
+        }
+    )
+
     host: str
     collected_at: str
     simulated: bool = False

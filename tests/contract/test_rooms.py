@@ -21,7 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "provisioning": {"catalog", "facts", "stack", "tuning", "checks", "probe"},
     "workload": {"facts"},
     "fleet": {"probe"},
-    "report": {"checks", "facts"},
+    "history": {"checks", "facts"},
+    "report": {"checks", "facts", "history"},
     "lab": {"catalog"},
     "plugins": {"catalog", "stack", "facts", "tuning", "checks", "probe", "provisioning"},
 }

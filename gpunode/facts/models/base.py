@@ -1,6 +1,6 @@
 """Base class of the facts, and the conversion of a parser's values into a model."""
 
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from pydantic import ConfigDict, ValidationError
 
@@ -12,6 +12,11 @@ FactT = TypeVar("FactT", bound="Fact")
 
 class Fact(Frozen):
     """Base of all facts."""
+
+    VOLATILE: ClassVar[frozenset[str]] = frozenset()
+    """Fields that differ between two readings of an unchanged node: histories do not compare them."""
+    COUNTERS: ClassVar[frozenset[str]] = frozenset()
+    """Fields that count events: histories compute their growth, and do not compare them otherwise."""
 
 
 class RareFact(Fact):

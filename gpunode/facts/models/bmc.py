@@ -10,6 +10,8 @@ BmcAccess = Literal["read", "no-device", "no-program", "no-permission"]
 class BmcSensor(Fact):
     """One line of ``ipmitool sdr type TYPE``."""
 
+    VOLATILE = frozenset({"reading"})
+
     name: str
     status: str
     """``ok``, ``ns`` (no reading), ``nc`` (not critical), ``cr`` (critical), ``nr`` (not recoverable)."""

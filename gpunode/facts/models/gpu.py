@@ -75,6 +75,8 @@ class ToolRun(Fact):
 class DriverGpu(Fact):
     """A GPU as the loaded module lists it in ``/proc/driver/nvidia/gpus``, without any of NVIDIA's tools."""
 
+    VOLATILE = frozenset({"minor"})
+
     slot: str
     model: str | None
     uuid: str | None

@@ -62,6 +62,8 @@ class CpuFrequency(Fact):
 class NumaNode(Fact):
     """One NUMA node, from sysfs."""
 
+    VOLATILE = frozenset({"memory_free_mib"})
+
     node: int
     cpus: str
     """``0-31,64-95``; empty for a node that has memory only."""
@@ -73,6 +75,8 @@ class NumaNode(Fact):
 
 class Memory(Fact):
     """Memory and swap, from ``/proc/meminfo``."""
+
+    VOLATILE = frozenset({"available_mib", "swap_free_mib", "hugepages_free", "committed_mib"})
 
     total_mib: int
     available_mib: int | None
@@ -86,6 +90,8 @@ class Memory(Fact):
 
 class MemoryController(Fact):
     """Error counts of one memory controller since boot (EDAC)."""
+
+    COUNTERS = frozenset({"corrected", "uncorrected"})
 
     name: str
     """``mc0``."""
@@ -108,6 +114,9 @@ class Disk(Fact):
 class Nvme(Fact):
     """One NVMe controller. Its health is None unless ``health`` is ``read``."""
 
+    VOLATILE = frozenset({"available_spare_percent", "temperature_c"})
+    COUNTERS = frozenset({"media_errors", "percentage_used"})
+
     name: str
     """``nvme0``."""
     model: str | None
@@ -129,6 +138,8 @@ class Nvme(Fact):
 class StoredMount(Fact):
     """One mount of the role storage: as recorded, and as found."""
 
+    VOLATILE = frozenset({"free_mib"})
+
     path: str
     source: str
     type: str
@@ -148,6 +159,8 @@ class StoredMount(Fact):
 
 class FileSystem(Fact):
     """One local file system, from ``df``."""
+
+    VOLATILE = frozenset({"free_mib", "inodes_free_percent"})
 
     mount: str
     type: str

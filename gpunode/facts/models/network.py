@@ -8,6 +8,8 @@ from gpunode.facts.models.base import Fact
 class Nic(Fact):
     """One network interface of hardware; bridges, bonds, veth and loopback are excluded."""
 
+    COUNTERS = frozenset({"carrier_changes", "counters"})
+
     name: str
     slot: str | None
     driver: str | None
@@ -72,6 +74,9 @@ class Gid(Fact):
 
 class IbPort(Fact):
     """One port of an InfiniBand or RoCE device."""
+
+    VOLATILE = frozenset({"lid"})
+    COUNTERS = frozenset({"counters"})
 
     port: int
     state: str | None

@@ -7,6 +7,8 @@ class PciLink(Fact):
     """A PCI Express link as reported by one of its two ends. None: not reported, or the function has no link of its
     own."""
 
+    VOLATILE = frozenset({"speed_gt_per_s"})
+
     speed_gt_per_s: float | None
     speed_max_gt_per_s: float | None
     width: int | None
@@ -15,6 +17,8 @@ class PciLink(Fact):
 
 class PciDevice(Fact):
     """One PCI function. Ids are lower case without ``0x``; ``slot`` is the sysfs form ``0000:1a:00.0``."""
+
+    VOLATILE = frozenset({"power_state"})
 
     slot: str
     vendor_id: str

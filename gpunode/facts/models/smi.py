@@ -33,6 +33,8 @@ class Failure(Fact):
 class Smi(Fact, Generic[DocumentT]):
     """An answer of nvidia-smi: exactly one of ``document`` and ``error_kind`` is set."""
 
+    VOLATILE = frozenset({"messages"})
+
     document: DocumentT | None = None
     error_kind: str | None = None
     error_message: str | None = None
@@ -44,6 +46,8 @@ class Smi(Fact, Generic[DocumentT]):
 
 class Ecc(Fact):
     """ECC of a GPU; the counters are sums of the counters that the driver's generation splits."""
+
+    COUNTERS = frozenset({"volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected"})
 
     enabled: bool | None = None
     pending: bool | None = None
@@ -57,6 +61,8 @@ class Ecc(Fact):
 class RetiredPages(Fact):
     """Memory pages that are retired."""
 
+    COUNTERS = frozenset({"single_bit", "double_bit"})
+
     single_bit: int | None = None
     double_bit: int | None = None
     pending: bool | None = None
@@ -64,6 +70,8 @@ class RetiredPages(Fact):
 
 class RemappedRows(Fact):
     """Memory rows that are remapped."""
+
+    COUNTERS = frozenset({"correctable", "uncorrectable"})
 
     correctable: int | None = None
     uncorrectable: int | None = None
@@ -73,6 +81,9 @@ class RemappedRows(Fact):
 
 class SmiPcie(Fact):
     """The PCIe link of a GPU as its driver reports it."""
+
+    VOLATILE = frozenset({"gen_current"})
+    COUNTERS = frozenset({"replays"})
 
     gen_current: int | None = None
     gen_max: int | None = None
@@ -148,6 +159,23 @@ class SmiProcess(Fact):
 
 class SmiGpu(Fact):
     """One GPU of ``nvidia-smi -q``."""
+
+    VOLATILE = frozenset(
+        {
+            "index",
+            "minor_number",
+            "performance_state",
+            "temperature_c",
+            "memory_temperature_c",
+            "tlimit_c",
+            "power_w",
+            "clocks_mhz",
+            "throttle_reasons",
+            "memory_used_mib",
+            "utilization_percent",
+            "processes",
+        }
+    )
 
     index: int
     """The position in the output."""
@@ -329,6 +357,9 @@ class PeerAccess(Fact):
 class NvlinkLink(Fact):
     """One NVLink of a GPU."""
 
+    VOLATILE = frozenset({"active"})
+    COUNTERS = frozenset({"errors"})
+
     link: int
     state: str | None = None
     """``active``, ``inactive``, ``sleep``, ``unsupported``; None in a listing of errors."""
@@ -342,6 +373,8 @@ class NvlinkLink(Fact):
 
 class NvlinkGpu(Fact):
     """The NVLinks of one GPU."""
+
+    VOLATILE = frozenset({"index", "message"})
 
     index: int
     name: str | None = None

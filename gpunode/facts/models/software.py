@@ -8,6 +8,8 @@ from gpunode.facts.models.base import Fact
 class Package(Fact):
     """One package of the node's package database that belongs to the GPU stack."""
 
+    VOLATILE = frozenset({"published"})
+
     name: str
     version: str
     architecture: str
@@ -95,6 +97,8 @@ class ContainerSettings(Fact):
 
 class CdiSpec(Fact):
     """One CDI specification in ``/etc/cdi`` or ``/var/run/cdi``: the devices that containers can request."""
+
+    VOLATILE = frozenset({"size_bytes"})
 
     path: str
     size_bytes: int

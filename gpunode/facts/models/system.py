@@ -34,6 +34,9 @@ class Kernel(Fact):
 class Unit(Fact):
     """One systemd unit."""
 
+    VOLATILE = frozenset({"sub", "since"})
+    COUNTERS = frozenset({"restarts"})
+
     name: str
     load: str
     active: str
@@ -143,6 +146,8 @@ class ForeignInstall(Fact):
 
 class TimeSync(Fact):
     """The clock."""
+
+    VOLATILE = frozenset({"offset_s"})
 
     synchronized: bool | None
     """True if the kernel reports a synchronized clock. None if this could not be determined."""

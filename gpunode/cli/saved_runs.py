@@ -1,0 +1,108 @@
+"""The sides of a comparison: runs of the history, bundles, reports."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gpunode.catalog import load
+from gpunode.checks import Expectation, identify, judge
+from gpunode.cli.apart import Apart
+from gpunode.cli.replay import bundle_files, read_file
+from gpunode.cli.validate import level_of
+from gpunode.cli.yaml_file import first_error
+from gpunode.errors import UndeterminedError, UsageError
+from gpunode.facts import facts_from_bundle
+from gpunode.history.compare import RunOrigin
+from gpunode.history.snapshot import GpuRecord, Snapshot, figures_of, snapshot_of, verdicts_of
+from gpunode.history.store import History, HistoryError, history_folder
+from gpunode.isolation import Exceeded
+from gpunode.probe.bundle import Bundle
+from gpunode.report import NodeReport, Report
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison."""
+
+    origin: RunOrigin
+    nodes: list[Snapshot]
+
+
+def side_of(text: str) -> Side:
+    """Return what an argument of a comparison names: a file or folder, else a run of the history.
+
+    Raises UsageError, and UndeterminedError if the history cannot be read.
+    """
+    path = Path(text)
+    if path.exists():
+        return of_path(path)
+    if "/" in text or text.endswith(".json"):
+        raise UsageError(f"{text}: no such file or folder")
+    try:
+        with History(history_folder()) as history:
+            run = history.find(text)
+            return Side(RunOrigin(name=f"run {run.id}", started_at=run.started_at), list(history.snapshots(run.id)))
+    except HistoryError as err:
+        raise UndeterminedError(str(err)) from None
+
+
+def of_path(path: Path) -> Side:
+    """Return the nodes of a report, of a bundle, or of a folder of bundles. Raises UsageError."""
+    if path.is_file() and (report := _report(path)) is not None:
+        nodes = [of_report(node, report) for node in report.nodes]
+        return Side(RunOrigin(name=path.name, started_at=report.started_at), nodes)
+    load().prepare()
+    with Apart(snapshot=_snapshot) as apart:
+        nodes = list(_of_bundles(bundle_files([str(path)]), apart))
+    hosts = [node.host for node in nodes]
+    double = next((host for host in hosts if hosts.count(host) > 1), None)
+    if double is not None:
+        raise UsageError(f"{path}: two bundles of {double}: keep one of them")
+    at = max((node.collected_at for node in nodes if node.collected_at), default=None)
+    return Side(RunOrigin(name=str(path), started_at=at), nodes)
+
+
+def _report(path: Path) -> Report | None:
+    """Return a report; None for another file. Raises UsageError for a report that cannot be read."""
+    try:
+        content = path.read_bytes()
+        document = json.loads(content) if b"gpunode.report/" in content[:200] else None
+        return None if document is None else Report.model_validate(document)
+    except OSError as err:
+        raise UsageError(f"{path}: cannot be read: {err.strerror}") from None
+    except (ValueError, RecursionError) as err:
+        detail = first_error(err) if isinstance(err, ValidationError) else str(err)
+        raise UsageError(f"{path}: not a report of gpunode validate --format json: {detail}") from None
+
+
+def of_report(node: NodeReport, report: Report) -> Snapshot:
+    """Return the snapshot of a node of a report: without facts."""
+    return Snapshot(
+        host=node.host,
+        collected_at=report.started_at,
+        level=report.level,
+        simulated=node.simulated,
+        stack=node.stack,
+        gpus=tuple(GpuRecord(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in node.gpus),
+        verdicts=verdicts_of(node.findings),
+        figures=figures_of(node.findings),
+    )
+
+
+def _of_bundles(files: Sequence[Path], apart: Apart) -> Iterator[Snapshot]:
+    for path in files:
+        try:
+            yield Snapshot.model_validate_json(apart.call("snapshot", read_file(path), str(path)))
+        except Exceeded as err:
+            raise UsageError(f"{path}: {err}") from None
+
+
+def _snapshot(text: bytes, where: str) -> bytes:
+    bundle = Bundle.from_json(text, where)
+    facts = facts_from_bundle(bundle)
+    level = level_of(bundle)
+    findings = judge(facts, Expectation(), level)
+    return snapshot_of(facts, identify(facts).stack, findings, level).model_dump_json().encode()
