@@ -31,6 +31,7 @@ BIN = ROOT / ".venv" / "bin"
 FOUNDATION = (
     "plugins/",
     "playbooks/",
+    "roles/common/",
     "roles/preflight/",
     "gpunode/provisioning/preflight",
     # Every plan depends on these.
@@ -38,7 +39,7 @@ FOUNDATION = (
     "gpunode/provisioning/due",
     "gpunode/provisioning/look",
     "gpunode/provisioning/manifest",
-    "gpunode/provisioning/roles",
+    "gpunode/provisioning/role",
     "gpunode/provisioning/state",
     "molecule/shared/",
     ".config/",

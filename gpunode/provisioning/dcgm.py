@@ -6,41 +6,24 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Literal
 
 from gpunode.catalog import load
 from gpunode.catalog.origins import upstream_version
 from gpunode.errors import UsageError
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.departures import departures
 from gpunode.provisioning.driver_files import GPU_CONDITION
 from gpunode.provisioning.engines import gpu_users
-from gpunode.provisioning.locks import plugin
-from gpunode.provisioning.manifest import (
-    AptChange,
-    DnfChange,
-    ManagedFile,
-    ManagedFolder,
-    Manifest,
-    UnitState,
-    no_package_manager,
-)
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.node_stack import of_context
-from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
+from gpunode.provisioning.state import NodeState
 from gpunode.stack import Stack
 
-ROLE = "dcgm"
 UNIT, OLD_UNIT = "nvidia-dcgm.service", "dcgm.service"
 PREFERENCES = "/etc/apt/preferences.d/gpunode-dcgm.pref"
 DROP_IN = "/etc/systemd/system/nvidia-dcgm.service.d/gpunode.conf"
-MEMORY = "/var/lib/gpunode/dcgm"
-BEFORE = f"{MEMORY}/packages-before"
 MARKER = "/run/gpunode/dcgm-restart"
-"""A new DCGM waits for a restart of its daemon. The file is removed by the next boot, which makes the restart
-unnecessary.
-"""
-LOCK_MARK = "gpunode (role dcgm)"
-LOOK = Look(paths=(PREFERENCES, DROP_IN, DROP_IN.rpartition("/")[0], MEMORY), contents=(BEFORE, MARKER))
 CONDITION = f"""\
 # Managed by gpunode (role dcgm): without an NVIDIA GPU on the PCI bus DCGM is skipped, not failed.
 [Unit]
@@ -54,6 +37,44 @@ PARTS = re.compile(rf"{STEM}-(?:(?:proprietary|multinode)-)?cuda([0-9]+)")
 """Packages that are built for one CUDA major."""
 DCGM_3 = re.compile(r"datacenter-gpu-manager(-[a-z]+)?")
 """Names of DCGM 3. The exporter still has such a name: the version decides."""
+
+
+class DcgmSettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["present", "absent"] = option(
+        "present", "V(present): DCGM is installed and runs. V(absent): what the role installed is removed."
+    )
+    version: str = option(
+        "keep",
+        "V(keep) (the installed DCGM 4; the repository's newest on a node without one), V(newest) (that the catalog "
+        "knows), or an exact one such as V(4.6.0).",
+    )
+    source: Literal["auto", "nvidia"] = option(
+        "auto",
+        "V(auto) is the driver's source; the archives of Ubuntu and Debian have no DCGM. V(nvidia) is NVIDIA's "
+        "repository, also with a driver of the distribution; the role nvidia_repository then keeps it on the node.",
+    )
+    proprietary: bool = option(
+        True, "Install NVIDIA's closed parts, which the open ones only recommend: profiling metrics, some diagnostics."
+    )
+    lock_wait_s: int = option(300, LOCK_WAIT)
+
+
+ROLE = Role(
+    name="dcgm",
+    title="Install, hold and run DCGM for the driver's CUDA",
+    about=(
+        "DCGM 4 in the packages for the driver's CUDA major; DCGM 3 is removed in the same transaction.",
+        "Removes what it installed with O(dcgm_state=absent).",
+    ),
+    settings=DcgmSettings,
+    files=(PREFERENCES, DROP_IN),
+    folders=(DROP_IN.rpartition("/")[0],),
+    packages=(f"{STEM}-*",),
+    locks=True,
+    restart_mark=MARKER,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +93,14 @@ class DcgmPackages:
         return tuple(f"{name}={self.pattern}" for name in self.names)
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+@ROLE.present
+def present(state: NodeState, settings: DcgmSettings, context: Context) -> Manifest:
     """Return the manifest of the role."""
-    if state.manager is None:
-        return no_package_manager(ROLE)
-    if settings["state"] == "absent":
-        return _absent(state, settings)
     if context.settings_of("nvidia_driver")["state"] != "present":
-        return Manifest(role=ROLE)
+        return Manifest(role=ROLE.name)
     stack = of_context(state.facts, context).stack
     installed = context.planned.installed(state.installed)
-    found = dcgm_packages(
-        stack, state.installed, str(settings["version"]), bool(settings["proprietary"]), str(settings["source"])
-    )
+    found = dcgm_packages(stack, state.installed, settings.version, settings.proprietary, settings.source)
     if state.apt is None:
         # The epoch of the rpm packages is not recorded.
         found = replace(found, pattern=re.sub(r"^([0-9]+:)?", "*", found.pattern))
@@ -92,7 +108,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     drop_in = ManagedFile(path=DROP_IN, content=CONDITION, phase="after")
     if not found.names:
         notes = (found.why_not,) if found.why_not else ()
-        return Manifest(role=ROLE, notes=notes, files=(drop_in,) if unit else (), values={"state": "present"})
+        return Manifest(role=ROLE.name, notes=notes, files=(drop_in,) if unit else ())
     files = [drop_in]
     if state.apt is not None:
         # The installed version is known after the transaction: the pattern then names it.
@@ -110,15 +126,30 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         units.append(UnitState(name=UNIT, enabled=True, state=requested))
     held_back = waits and bool(busy)
     return Manifest(
-        role=ROLE,
+        role=ROLE.name,
         files=tuple(files),
-        folders=(ManagedFolder(path=MEMORY),),
-        packages=_packages(state, settings, stack, found),
+        folders=(ManagedFolder(path=ROLE.folder),),
+        packages=ROLE.transaction(
+            state,
+            settings,
+            found.install,
+            remove=found.purge,
+            never=[row.name for row in stack.packages if row.component == "driver"] if stack is not None else (),
+            hold=(f"{STEM}-*",),
+            files={PREFERENCES: preferences(found.pattern)},
+        ),
         units=tuple(units),
         notes=(f"the new DCGM waits for a restart of {UNIT}: {'; '.join(busy)}",) if held_back else (),
         restarts={UNIT: "a new DCGM is installed"} if held_back else {},
-        values={"state": "present", "marker": MARKER, "unit": unit is not None},
+        restart_mark=MARKER,
     )
+
+
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest) -> Manifest:
+    """Return the removal with the unit stopped if its package is removed."""
+    goes = f"{CORE} must be removed" in manifest.due_reasons
+    return manifest.model_copy(update={"units": ROLE.stopped(state, UNIT)}) if goes else manifest
 
 
 def preferences(pattern: str) -> str:
@@ -126,53 +157,6 @@ def preferences(pattern: str) -> str:
     return (
         "# Managed by gpunode (role dcgm): all parts of DCGM come in this one version.\n"
         f"Package: {STEM}-*\nPin: version {pattern}\nPin-Priority: 1001\n"
-    )
-
-
-def _packages(
-    state: NodeState, settings: Mapping[str, Any], stack: Stack | None, found: DcgmPackages
-) -> AptChange | DnfChange:
-    never = tuple(row.name for row in stack.packages if row.component == "driver") if stack is not None else ()
-    wait = int(settings["lock_wait_s"])
-    if state.apt is None:
-        return DnfChange(
-            install=(*found.install, *plugin(state.dnf)),
-            remove=found.purge,
-            never=never,
-            hold=(f"{STEM}-*",),
-            lock_mark=LOCK_MARK,
-            memory=BEFORE,
-            lock_wait_s=wait,
-        )
-    return AptChange(
-        install=found.install,
-        purge=found.purge,
-        never=never,
-        hold=(f"{STEM}-*",),
-        memory=BEFORE,
-        files={PREFERENCES: preferences(found.pattern)},
-        lock_wait_s=wait,
-    )
-
-
-def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
-    packages, leaving = departures(
-        state, (f"{STEM}-*",), memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]), lock_mark=LOCK_MARK
-    )
-    unit, goes = state.unit(UNIT), f"{CORE} must be removed" in leaving
-    return Manifest(
-        role=ROLE,
-        files=tuple(
-            ManagedFile(path=path, content=None, phase="after") for path in (PREFERENCES, DROP_IN, BEFORE, MARKER)
-        ),
-        folders=tuple(
-            ManagedFolder(path=path, state="absent_if_empty", phase="after")
-            for path in (DROP_IN.rpartition("/")[0], MEMORY)
-        ),
-        packages=packages,
-        units=(UnitState(name=UNIT, enabled=False, state="stopped"),) if unit is not None and goes else (),
-        due_reasons=tuple(leaving),
-        values={"state": "absent", "unit": unit is not None},
     )
 
 

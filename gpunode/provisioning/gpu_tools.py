@@ -5,22 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from gpunode.content import collection_root
 from gpunode.errors import UsageError
+from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
-from gpunode.provisioning.departures import departures
-from gpunode.provisioning.manifest import (
-    AptChange,
-    DnfChange,
-    ManagedFile,
-    ManagedFolder,
-    Manifest,
-    NodeQuestion,
-    no_package_manager,
-)
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuestion
+from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
 
 
@@ -32,29 +25,13 @@ class Tool(NamedTuple):
     program: str
 
 
-ROLE = "gpu_tools"
 RECORD = "/etc/gpunode/tools.json"
 OPTIONS = "/etc/modprobe.d/gpunode-profiling.conf"
-MEMORY = "/var/lib/gpunode/gpu_tools"
-BEFORE = f"{MEMORY}/packages-before"
 FOLDER = "/opt/gpunode/tools"
 LINKS = "/usr/local/bin"
 PYTHON = {"py-spy": ("py-spy",), "tensorboard": ("tensorboard",)}
 """Tools from PyPI, each in a virtual environment of its own, and their programs."""
 _VENVS = tuple(f"{FOLDER}/{name}" for name in PYTHON)
-LOOK = Look(
-    paths=(
-        RECORD,
-        OPTIONS,
-        MEMORY,
-        "/etc/gpunode",
-        FOLDER,
-        *_VENVS,
-        *(f"{LINKS}/{program}" for programs in PYTHON.values() for program in programs),
-        *(f"{FOLDER}/{name}/bin/{program}" for name, programs in PYTHON.items() for program in programs),
-    ),
-    contents=(BEFORE, RECORD, *(f"{venv}/gpunode-version" for venv in _VENVS)),
-)
 TOOLS = {
     "nvtop": Tool(("nvtop",), ("nvtop",), "nvtop"),
     "htop": Tool(("htop",), ("htop",), "htop"),
@@ -77,32 +54,101 @@ PARAMETER = "RmProfilingAdminOnly"
 _VERSION = re.compile(r"[0-9]+(\.[0-9a-z]+){0,4}")
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+class GpuToolsSettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["keep", "present", "absent"] = option(
+        "keep",
+        "V(keep): nothing is changed. V(present): the tools are installed. V(absent): tools installed by the role are "
+        "removed.",
+    )
+    tools: tuple[str, ...] = option(
+        tuple(TOOLS), "Tools from the distribution's packages. Unavailable ones are reported, the others installed."
+    )
+    python: dict[str, str | float | None] = option(
+        {},
+        "Tools from PyPI (V(py-spy), V(tensorboard)), each in its own virtual environment, with its version; an empty "
+        "version is the one with hashes in files/.",
+    )
+    nsight: bool = option(
+        False, "Install Nsight Systems and Nsight Compute from NVIDIA's repository (role nvidia_repository)."
+    )
+    profiling: Literal["keep", "everybody", "admins"] = option(
+        "keep",
+        "Who may read the performance counters of GPUs; V(keep): no change. Takes effect when the module is reloaded.",
+    )
+    lock_wait_s: int = option(300, LOCK_WAIT)
+
+
+class Venv(Frozen):
+    """A virtual environment to be built."""
+
+    name: str
+    path: str
+    version: str
+    locked: bool
+    """The role has the hashes of its files."""
+    programs: tuple[str, ...]
+
+
+class GpuToolsResult(Frozen):
+    """What the role's own tasks do."""
+
+    venvs: tuple[Venv, ...] = ()
+    leaving: tuple[str, ...] = ()
+    """Virtual environments, and links to their programs, to be removed."""
+
+
+ROLE = Role(
+    name="gpu_tools",
+    title="Install monitoring and profiling tools for training nodes",
+    about=(
+        "Programs of the distribution, Python tools in separate virtual environments, NVIDIA's profilers.",
+        "Removes what it installed with O(gpu_tools_state=absent). By default the node is not changed.",
+    ),
+    settings=GpuToolsSettings,
+    result=GpuToolsResult,
+    files=(RECORD, OPTIONS),
+    folders=("/etc/gpunode", FOLDER, FOLDER.rpartition("/")[0]),
+    packages=(
+        *dict.fromkeys(name.replace("KERNEL", "[0-9]*") for tool in TOOLS.values() for name in (*tool.apt, *tool.dnf)),
+        *NSIGHT,
+        "python3-venv",
+    ),
+    more=Look(
+        paths=(
+            *_VENVS,
+            *(f"{LINKS}/{program}" for programs in PYTHON.values() for program in programs),
+            *(f"{FOLDER}/{name}/bin/{program}" for name, programs in PYTHON.items() for program in programs),
+        ),
+        contents=(RECORD, *(f"{venv}/gpunode-version" for venv in _VENVS)),
+    ),
+)
+
+
+@ROLE.present
+def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> Manifest:
     """Return the manifest of the role. Raises UsageError for an unknown tool or an invalid version."""
-    if state.manager is None:
-        return no_package_manager(ROLE)
-    if settings["state"] == "keep":
-        return Manifest(role=ROLE)
-    if settings["state"] == "absent":
-        return _absent(state, settings)
-    tools = _tools(settings["tools"])
-    python = _python(settings["python"])
+    tools = _tools(settings.tools)
+    python = _python(settings.python)
     candidates = {tool: _candidates(state, tool) for tool in tools}
     if python and state.manager == "apt":
         candidates["python3-venv"] = ("python3-venv",)
     missing = {tool: names for tool, names in candidates.items() if not _installed(state, names)}
-    nsight = _nsight_there(state) if settings["nsight"] else []
+    nsight = _nsight_there(state) if settings.nsight else []
     asked = [
         *(name for names in missing.values() for name in names),
-        *(NSIGHT if settings["nsight"] and not nsight else ()),
+        *(NSIGHT if settings.nsight and not nsight else ()),
     ]
-    offered: Mapping[str, Any] = {}
+    offered: Mapping[str, object] = {}
     if asked:
         if "offers" not in context.answers:
-            return Manifest(role=ROLE, questions={"offers": NodeQuestion(kind="package_offers", body={"names": asked})})
+            return Manifest(
+                role=ROLE.name, questions={"offers": NodeQuestion(kind="package_offers", body={"names": asked})}
+            )
         answer = context.answers["offers"]
         if answer.get("error"):
-            return Manifest(role=ROLE, refusals=(f"package-manager: {answer['error']}",))
+            return Manifest(role=ROLE.name, refusals=(f"package-manager: {answer['error']}",))
         offered = answer.get("offered") or {}
     notes = []
     install = []
@@ -112,7 +158,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
             install.append(chosen)
         else:
             notes.append(f"{tool}: no configured repository has {' or '.join(names)}; the other tools were installed")
-    if settings["nsight"]:
+    if settings.nsight:
         newest = nsight or [name for pattern in NSIGHT if (name := _newest(offered, pattern))]
         install += newest
         if len(newest) < len(NSIGHT):
@@ -120,60 +166,62 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     have = set(install)
     programs = [TOOLS[tool].program for tool in tools if have.intersection(candidates[tool])]
     record = {"programs": sorted([*programs, *(program for name in python for program in PYTHON[name])])}
-    profiling = str(settings["profiling"])
     files = [
         ManagedFile(path=RECORD, content=json.dumps(record, indent=1) + "\n", phase="after"),
-        ManagedFile(path=OPTIONS, content=_options(profiling), phase="after"),
+        ManagedFile(path=OPTIONS, content=_options(settings.profiling), phase="after"),
     ]
     locks = {name: _locked(name) for name in python}
     wanted = {name: version or locks[name] for name, version in python.items()}
-    venvs = {name: {"version": version, "due": _venv_due(state, name, version)} for name, version in wanted.items()}
-    notes += [
-        f"gpu_tools_python: {name} {version} is installed without hashes; {locks[name]} has them"
+    why = {name: _venv_due(state, name, version) for name, version in wanted.items()}
+    venvs = tuple(
+        Venv(name=name, path=f"{FOLDER}/{name}", version=version, locked=version == locks[name], programs=PYTHON[name])
         for name, version in wanted.items()
-        if version != locks[name] and venvs[name]["due"]
+        if why[name]
+    )
+    notes += [
+        f"gpu_tools_python: {venv.name} {venv.version} is installed without hashes; {locks[venv.name]} has them"
+        for venv in venvs
+        if not venv.locked
     ]
     leaving = [name for name in PYTHON if name not in python and _kind(state, f"{FOLDER}/{name}") == "folder"]
     return Manifest(
-        role=ROLE,
+        role=ROLE.name,
         files=tuple(files),
-        folders=(ManagedFolder(path=MEMORY),),
-        packages=_change(state, install, int(settings["lock_wait_s"])),
+        folders=(ManagedFolder(path=ROLE.folder),),
+        packages=ROLE.transaction(state, settings, install, never=DRIVER_PACKAGES),
         notes=tuple(notes),
-        reboot_reasons=_reboot(state, profiling),
-        due_reasons=(
-            *(why for name in venvs if (why := venvs[name]["due"])),
-            *(f"{FOLDER}/{name} must be removed" for name in leaving),
-        ),
-        values={
-            "state": "present",
-            "folder": FOLDER,
-            "venvs": [
-                {
-                    "name": name,
-                    "version": one["version"],
-                    "locked": one["version"] == locks[name],
-                    "programs": list(PYTHON[name]),
-                }
-                for name, one in venvs.items()
-                if one["due"]
-            ],
-            "leaving": leaving,
-            "programs": [program for name in leaving for program in PYTHON[name]],
-        },
+        reboot_reasons=_reboot(state, settings.profiling),
+        due_reasons=(*filter(None, why.values()), *(f"{FOLDER}/{name} must be removed" for name in leaving)),
+        result=GpuToolsResult(venvs=venvs, leaving=_paths(leaving)),
     )
 
 
-def _tools(given: Any) -> list[str]:
-    unknown = [tool for tool in given or () if tool not in TOOLS]
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest) -> Manifest:
+    """Return the removal with the virtual environments; folders stay on a node without the role's record."""
+    leaving = [name for name in PYTHON if _kind(state, f"{FOLDER}/{name}") == "folder"]
+    reasons = tuple(f"{FOLDER}/{name} must be removed" for name in leaving)
+    folders = manifest.folders if _kind(state, RECORD) != "absent" else ()
+    due = (*manifest.due_reasons, *reasons)
+    return manifest.model_copy(
+        update={"folders": folders, "due_reasons": due, "result": GpuToolsResult(leaving=_paths(leaving))}
+    )
+
+
+def _paths(tools: Iterable[str]) -> tuple[str, ...]:
+    return tuple(path for name in tools for path in (*(f"{LINKS}/{one}" for one in PYTHON[name]), f"{FOLDER}/{name}"))
+
+
+def _tools(given: Iterable[str]) -> list[str]:
+    unknown = [tool for tool in given if tool not in TOOLS]
     if unknown:
         raise UsageError(f"gpu_tools_tools: {unknown[0]} is not a tool of the role (known: {', '.join(TOOLS)})")
-    return list(dict.fromkeys(given or ()))
+    return list(dict.fromkeys(given))
 
 
-def _python(given: Any) -> dict[str, str]:
+def _python(given: Mapping[str, str | float | None]) -> dict[str, str]:
     found = {}
-    for name, version in (given or {}).items():
+    for name, version in given.items():
         if name not in PYTHON:
             raise UsageError(f"gpu_tools_python: {name} is not a tool of the role (known: {', '.join(PYTHON)})")
         text = str(version or "")
@@ -246,35 +294,7 @@ def _venv_due(state: NodeState, name: str, version: str) -> str:
 
 def _locked(name: str) -> str:
     """Return the version of a Python tool for which the role has the hashes of all files."""
-    text = (collection_root() / "roles" / ROLE / "files" / f"{name}.txt").read_text(encoding="utf-8")
+    text = (collection_root() / "roles" / ROLE.name / "files" / f"{name}.txt").read_text(encoding="utf-8")
     match = re.search(rf"^{re.escape(name)}==([^\s;]+)", text, re.MULTILINE)
     assert match is not None  # noqa: S101 - a file of the collection
     return match[1]
-
-
-def _change(state: NodeState, install: Iterable[str], wait: int) -> AptChange | DnfChange:
-    change = AptChange if state.manager == "apt" else DnfChange
-    return change(install=tuple(install), never=DRIVER_PACKAGES, memory=BEFORE, lock_wait_s=wait)
-
-
-def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
-    names = [name for tool in TOOLS for name in _candidates(state, tool)]
-    packages, leaving = departures(
-        state, (*names, *NSIGHT, "python3-venv"), memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"])
-    )
-    venvs = [name for name in PYTHON if _kind(state, f"{FOLDER}/{name}") == "folder"]
-    ours = _kind(state, RECORD) != "absent"
-    paths = ("/etc/gpunode", MEMORY, FOLDER, FOLDER.rpartition("/")[0])
-    return Manifest(
-        role=ROLE,
-        files=tuple(ManagedFile(path=path, content=None, phase="after") for path in (RECORD, OPTIONS, BEFORE)),
-        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in paths if ours),
-        packages=packages,
-        due_reasons=(*leaving, *(f"{FOLDER}/{name} must be removed" for name in venvs)),
-        values={
-            "state": "absent",
-            "folder": FOLDER,
-            "leaving": venvs,
-            "programs": [program for name in venvs for program in PYTHON[name]],
-        },
-    )

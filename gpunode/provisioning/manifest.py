@@ -4,7 +4,7 @@ import re
 from base64 import b64decode
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from gpunode.frozen import Frozen
 
@@ -144,6 +144,8 @@ class UnitState(Frozen):
     name: str
     enabled: bool | None = None
     state: Literal["started", "stopped", "restarted"] | None = None
+    phase: Literal["before", "after"] = "after"
+    """Before or after the packages: a unit is stopped before the removal of its package."""
 
 
 class NodeQuestion(Frozen):
@@ -184,8 +186,12 @@ class Manifest(Frozen):
     reboot_reasons: tuple[str, ...] = ()
     restarts: dict[str, str] = Field(default_factory=dict)
     """Units with a deferred restart, with the reason."""
+    restart_mark: str | None = None
+    """File that records that new packages require a restart; it is removed when a unit was restarted."""
+    result: SerializeAsAny[Frozen] | None = None
+    """Typed data for the role's own tasks."""
     values: dict[str, Any] = Field(default_factory=dict)
-    """Further data for the role's tasks."""
+    """The same of roles that have no type for it yet."""
     due_reasons: tuple[str, ...] = ()
     """Why something is due, one line each: the role's own reasons, completed by ``gpunode.provisioning.due.judged``."""
 
@@ -204,7 +210,7 @@ class Manifest(Frozen):
     @property
     def manages(self) -> bool:
         """Return False if the role has nothing to do with this node, as with ``ROLE_state: keep``."""
-        return bool(self.files or self.folders or self.packages or self.units or self.values)
+        return bool(self.files or self.folders or self.packages or self.units or self.result or self.values)
 
     @property
     def due(self) -> bool:

@@ -27,6 +27,7 @@ from gpunode.provisioning import (
 )
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.role import Role
 from gpunode.provisioning.state import Look, NodeState
 
 Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
@@ -34,7 +35,7 @@ Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
 
 
 class RolePolicy(Protocol):
-    """The module of a role, or of a plan that belongs to the playbooks."""
+    """A module of a role without a ``Role``, or a plan that belongs to the playbooks."""
 
     __name__: str
     LOOK: Look
@@ -43,7 +44,7 @@ class RolePolicy(Protocol):
         """Return the manifest."""
 
 
-_POLICIES: tuple[RolePolicy, ...] = (
+_POLICIES: tuple[RolePolicy | Role[Any], ...] = (
     preflight,
     reboot,
     service,
@@ -51,12 +52,12 @@ _POLICIES: tuple[RolePolicy, ...] = (
     nvidia_driver,
     nvidia_fabric,
     gpu_settings,
-    gpu_tools,
+    gpu_tools.ROLE,
     storage,
     kernel_tuning,
     rdma,
     cuda,
-    dcgm,
+    dcgm.ROLE,
     docker,
     firewall,
     updates,
@@ -65,8 +66,13 @@ _POLICIES: tuple[RolePolicy, ...] = (
     accounts,
     ssh_hardening,
 )
-_BY_NAME = {policy.__name__.rpartition(".")[2]: policy for policy in _POLICIES}
-LOOKS: dict[str, Look] = {name: policy.LOOK for name, policy in _BY_NAME.items()}
+ROLES: dict[str, Role[Any]] = {policy.name: policy for policy in _POLICIES if isinstance(policy, Role)}
+_BY_NAME = {
+    policy.name if isinstance(policy, Role) else policy.__name__.rpartition(".")[2]: policy for policy in _POLICIES
+}
+LOOKS: dict[str, Look] = {
+    name: policy.look if isinstance(policy, Role) else policy.LOOK for name, policy in _BY_NAME.items()
+}
 
 
 def _first_read(role: str, plan: Plan) -> Plan:

@@ -6,6 +6,9 @@ from typing import Any
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.controller import GpunodeAction
 
+UNITS = "/etc/systemd/"
+"""Folder of the files that systemd reads again at ``daemon-reload``; the action ``unit_states`` runs it."""
+
 
 class ActionModule(GpunodeAction):  # type: ignore[misc]
     """The action plugin of ``managed_files``."""
@@ -19,4 +22,6 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         answer = self.call("managed_files", dict(self._task.args))
         if answer.get("changed") and not self._task.check_mode:
             self.node.forget("state")
+            if any(str(path).startswith(UNITS) for path in answer.get("changed_paths") or ()):
+                self.node.keep("reload", "")
         return {**result, **answer, **self.invocation()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,10 +25,13 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         result: dict[str, Any] = super().run(tmp, task_vars)
         self.begin(task_vars)
         lines: list[str] = []
-        reload = bool(self._task.args.get("daemon_reload"))
-        for unit in plain(self._task.args.get("units") or []):
+        reload = bool(self._task.args.get("daemon_reload")) or self.node.text("reload", math.inf) is not None
+        units = plain(self._task.args.get("units") or [])
+        # Where no unit is left, systemd forgets the files that were removed.
+        for unit in units or ([{}] if reload else []):
             lines += self.brought(unit, reload=reload)
             reload = False
+        self.node.forget("reload")
         if lines and not self._task.check_mode:
             self.node.forget("state")
         text = "".join(f"{line}\n" for line in lines)
@@ -46,7 +50,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
                 return list(steps(given, {}))
             log = self.logged(str(given.get("name")))
             raise AnsibleActionFail(f"{self.host}: {given.get('name')}: {message}{log}")
-        if not answer.get("changed"):
+        if not answer.get("changed") or not unit:
             return []
         return list(steps(given, answer.get("status") or {})) or [f"change {given['name']}"]
 

@@ -31,7 +31,9 @@ options:
         type: str
         choices: [started, stopped, restarted]
   daemon_reload:
-    description: Run C(systemctl daemon-reload) first.
+    description:
+      - Run C(systemctl daemon-reload) first. This is also done if M(gpunode.node.managed_files) changed a file of
+        systemd in this run and nothing was reloaded since.
     type: bool
     default: false
 attributes:
@@ -53,7 +55,7 @@ author:
 EXAMPLES = r"""
 - name: Enable and start DCGM
   gpunode.node.unit_states:
-    units: "{{ __dcgm_plan.manifest.units }}"
+    units: "{{ __common_plan.manifest.units }}"
   become: true
 """
 

@@ -5,14 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import role_files
 import yaml
 
 from gpunode.catalog import load as load_catalog
+from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.preflight import MANAGERS
 from gpunode.provisioning.roles import LOOKS, PLANS
+from gpunode.provisioning.roles import ROLES as SHAPES
 
 ROOT = Path(__file__).parents[2]
 ROLES = sorted(path.parents[1] for path in (ROOT / "roles").glob("*/meta/main.yml"))
+UNTYPED = 296
+"""Most occurrences of ``dict[str, Any]`` and ``Mapping[str, Any]`` in provisioning: lower it with each role that gets
+types.
+"""
 OUR_MODULES = re.compile(r"ansible\.builtin\.\w+|gpunode\.node\.\w+")
 TASK_KEYWORDS = {
     "name",
@@ -196,6 +203,35 @@ def test_each_role_of_the_site_playbook_can_be_chosen() -> None:
     assert option["choices"] == option["default"] == order, "gpunode_roles in roles/preflight (defaults, meta)"
     run = {entry["role"] for play in plays for entry in play.get("roles", [])}
     assert {f"gpunode.node.{name}" for name in order} == run - {"gpunode.node.preflight"}, "__gpunode_all in site.yml"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_defaults_and_specification_are_those_of_the_settings(name: str) -> None:
+    stale = [
+        str(path.relative_to(ROOT))
+        for path, text in role_files.files(SHAPES[name]).items()
+        if path.read_text(encoding="utf-8") != text
+    ]
+    assert stale == [], "out of date: .venv/bin/python tests/contract/role_files.py"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_tasks_read_only_what_the_manifest_and_the_result_have(name: str) -> None:
+    """A misspelt name fails here and not on a node."""
+    files = [*(ROOT / "roles" / name / "tasks").glob("*.yml"), *(ROOT / "roles" / "common" / "tasks").glob("*.yml")]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    result = SHAPES[name].result
+    assert {*re.findall(r"manifest\.result\.(\w+)", text)} <= {*(result.model_fields if result is not None else ())}
+    assert {*re.findall(r"(?:manifest|__common_now)\.(\w+)", text)} <= Manifest.model_fields.keys()
+    assert "['values']" not in text
+
+
+def test_untyped_mappings_in_provisioning_become_fewer() -> None:
+    sources = (ROOT / "gpunode/provisioning").glob("*.py")
+    found = sum(
+        len(re.findall(r"\b(?:dict|Mapping)\[str, Any\]", path.read_text(encoding="utf-8"))) for path in sources
+    )
+    assert found <= UNTYPED
 
 
 def test_every_role_has_its_plan(role: Path) -> None:

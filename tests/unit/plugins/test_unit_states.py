@@ -1,11 +1,13 @@
 """Units by the builtin module: what changed, line by line, and what check mode announces of units that are missing."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ansible.errors import AnsibleActionFail
-from ansible_collections.gpunode.node.plugins.action import unit_states
+from ansible_collections.gpunode.node.plugins.action import managed_files, unit_states
+from ansible_collections.gpunode.node.plugins.plugin_utils import controller
 
 # As systemd_service of ansible-core 2.17 answers.
 GONE = {"failed": True, "msg": "Could not find the requested service docker.service: host"}
@@ -76,3 +78,22 @@ def test_a_unit_that_does_not_start_is_named_with_the_end_of_its_log() -> None:
     assert "ERROR_LIBRARY_NOT_FOUND" in text
     assert "\x1b" not in text
     assert len(text) < 1000
+
+
+def test_systemd_reads_changed_unit_files_once_also_where_no_unit_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller.constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
+    monkeypatch.setattr(controller.GpunodeAction, "run", lambda *_: {})
+    monkeypatch.setattr(controller.GpunodeAction, "begin", lambda *_: None)
+    asked: list[dict[str, Any]] = []
+    units = action({"changed": False, "status": {}}, check=False, asked=asked)
+    files = managed_files.ActionModule.__new__(managed_files.ActionModule)
+    units.node = files.node = controller.Run("gpu1")
+    units._task.args, files._task = {"units": []}, SimpleNamespace(check_mode=False, args={})
+    for path, reloads in (("/etc/gpunode/x", []), ("/etc/systemd/system/x.service", [True]), ("", [])):
+        asked.clear()
+        files.call = lambda *_, path=path: {"changed": bool(path), "changed_paths": [path]}
+        files.run()
+        assert units.run()["changed"] is False
+        assert [one["daemon_reload"] for one in asked] == reloads

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 from node_samples import settings_of
-from site_samples import ORDER, Machine, settings
+from site_samples import ORDER, Machine, result_of, settings
 
 from gpunode.provisioning import gpu_settings, updates
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
@@ -52,8 +52,9 @@ class Page:
             "due": list(manifest.due_reasons),
             "reboot": given.get("reboot_reasons"),
             "restarts": given.get("restarts"),
+            "restart mark": manifest.restart_mark,
             "notes": given.get("notes"),
-            "values": self._plain(manifest.values),
+            "values": self._plain(result_of(manifest)),
         }
         return {name: value for name, value in rows.items() if value}
 

@@ -253,7 +253,7 @@ class Machine:
             files={**self.planned.files, **manifest.source_files},
             packages={**self.planned.packages, **new},
             purge=(*self.planned.purge, *sorted(gone)),
-            users=(*self.planned.users, *manifest.values.get("create", ())),
+            users=(*self.planned.users, *result_of(manifest).get("create", ())),
         )
         self.coming[role] = {one.path: one.content for one in manifest.files if one.encoding == "utf-8"}
         return manifest
@@ -478,7 +478,7 @@ class Machine:
 
     def _special(self, manifest: Manifest) -> None:
         """Do what a role's own tasks do."""
-        facts, values = self.document["facts"], manifest.values
+        facts, values = self.document["facts"], result_of(manifest)
         for path, value in (values.get("live") or {}).items():
             facts["sysctl"][path.removeprefix("/proc/sys/").replace("/", ".")] = value
             if path.endswith("hugepage/enabled"):
@@ -564,17 +564,16 @@ class Machine:
 
     def _after_gpu_tools(self, values: Mapping[str, Any]) -> None:
         for venv in values.get("venvs", ()):
-            folder = f"{values['folder']}/{venv['name']}"
-            self.document["files"] |= {values["folder"]: {"kind": "folder", "entries": 1, "mode": "0755"}}
-            self.document["files"][folder] = {"kind": "folder", "entries": 1, "mode": "0755"}
+            folder = venv["path"]
+            self.document["files"] |= {
+                path: {"kind": "folder", "entries": 1, "mode": "0755"} for path in (folder, folder.rpartition("/")[0])
+            }
             self._write(f"{folder}/gpunode-version", f"{venv['version']}\n")
             for program in venv["programs"]:
                 self._write(f"{folder}/bin/{program}", "#!")
                 link = {"kind": "link", "target": f"{folder}/bin/{program}"}
                 self.document["files"][f"/usr/local/bin/{program}"] = link
-        if values["state"] == "absent":
-            for name in values["leaving"]:
-                self.document["files"][f"{values['folder']}/{name}"] = ABSENT
+        self.document["files"] |= dict.fromkeys(values.get("leaving", ()), ABSENT)
 
     def _after_ssh_hardening(self, values: Mapping[str, Any]) -> None:
         assert values["make_keys"] == []
@@ -595,6 +594,11 @@ class Machine:
 
     def _write(self, path: str, text: str | None) -> None:
         self._file({"path": path, "content": text, "mode": "0644", "owner": "root", "group": "root"})
+
+
+def result_of(manifest: Manifest) -> dict[str, Any]:
+    """What the role's own tasks read."""
+    return manifest.result.model_dump(mode="json", exclude_unset=True) if manifest.result else manifest.values
 
 
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:

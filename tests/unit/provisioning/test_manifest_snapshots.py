@@ -16,7 +16,7 @@ REMOVED = [role for role in ORDER if "state" in settings(role)]
 
 
 def test_every_role_has_a_snapshot() -> None:
-    roles = {path.name for path in (collection_root() / "roles").iterdir() if path.is_dir()}
+    roles = {path.name for path in (collection_root() / "roles").iterdir() if (path / "meta").is_dir()}
     assert roles == set(ORDER) == {path.stem for path in FOLDER.iterdir()}
 
 

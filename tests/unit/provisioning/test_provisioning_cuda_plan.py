@@ -208,13 +208,13 @@ def test_where_the_driver_goes_dcgm_is_left() -> None:
 
 @pytest.mark.parametrize("record", ["bash\n", "".join(f"{name}\n" for name in (MARK, *DCGM))], ids=["earlier", "own"])
 def test_dcgm_goes_with_everything_of_it(record: str) -> None:
-    manifest = planned("dcgm", node(DCGM, {dcgm.BEFORE: record}, facts={**FACTS, "units": [UNIT]}), state="absent")
-    assert {reason.split()[0] for reason in manifest.due_reasons} >= {*DCGM, dcgm.UNIT, dcgm.BEFORE}
+    manifest = planned("dcgm", node(DCGM, {dcgm.ROLE.record: record}, facts={**FACTS, "units": [UNIT]}), state="absent")
+    assert {reason.split()[0] for reason in manifest.due_reasons} >= {*DCGM, dcgm.UNIT, dcgm.ROLE.record}
     assert planned("dcgm", node(), state="absent").due_reasons == ()
 
 
 @pytest.mark.parametrize("dnf", [False, True], ids=["apt", "dnf"])
-@pytest.mark.parametrize("texts", [{}, {dcgm.BEFORE: f"{MARK}\ndatacenter-gpu-manager-4-cuda13\n"}])
+@pytest.mark.parametrize("texts", [{}, {dcgm.ROLE.record: f"{MARK}\ndatacenter-gpu-manager-4-cuda13\n"}])
 def test_dcgm_that_was_there_before_stays_and_runs(texts: dict[str, str], dnf: bool) -> None:
     manifest = planned("dcgm", node(DCGM, texts, dnf=dnf, facts={"units": [UNIT]}), state="absent")
     assert manifest.units == ()

@@ -7,7 +7,7 @@ import pytest
 from plan_samples import context_of, planned, state_of
 
 from gpunode.errors import UsageError
-from gpunode.provisioning.gpu_tools import BEFORE, FOLDER, LINKS, OPTIONS, RECORD, plan
+from gpunode.provisioning.gpu_tools import FOLDER, LINKS, OPTIONS, RECORD, ROLE, GpuToolsResult, Venv
 from gpunode.provisioning.manifest import AptChange, Manifest
 from gpunode.provisioning.state import NodeState
 
@@ -33,6 +33,11 @@ def made(node: NodeState, offered: dict[str, Any] | None = None, **settings: Any
     answers = {} if offered is None else {"answers": {"offers": {"offered": offered}}}
     given = {"state": "present", "tools": TOOLS, **settings}
     return planned("gpu_tools", node, {"gpu_tools": given}, **answers)
+
+
+def result(manifest: Manifest) -> GpuToolsResult:
+    assert isinstance(manifest.result, GpuToolsResult)
+    return manifest.result
 
 
 def test_by_default_nothing_is_installed() -> None:
@@ -79,7 +84,7 @@ def test_nsight_is_that_of_the_newest_series() -> None:
 def test_a_package_manager_that_cannot_be_asked_refuses() -> None:
     node = state()
     context = context_of({"gpu_tools": {"state": "present"}}, answers={"offers": {"error": "no lists"}})
-    assert "no lists" in plan(node, context.settings_of("gpu_tools"), context).refusals[0]
+    assert "no lists" in ROLE.plan(node, context.settings_of("gpu_tools"), context).refusals[0]
 
 
 @pytest.mark.parametrize(
@@ -98,10 +103,12 @@ def test_an_unknown_tool_or_version_is_named(settings: dict[str, Any], words: st
 def test_a_python_tool_is_made_for_its_version_and_linked() -> None:
     node = state(("htop", "python3-venv"))
     found = made(node, ALL, tools=["htop"], python={"py-spy": "0.4.0"})
-    assert found.values["venvs"] == [{"name": "py-spy", "version": "0.4.0", "locked": False, "programs": ["py-spy"]}]
+    assert result(found).venvs == (
+        Venv(name="py-spy", path=f"{FOLDER}/py-spy", version="0.4.0", locked=False, programs=("py-spy",)),
+    )
     assert [note for note in found.notes if "without hashes" in note] != []
     locked = made(node, ALL, tools=["htop"], python={"py-spy": "", "tensorboard": ""})
-    assert [(one["locked"], bool(one["version"])) for one in locked.values["venvs"]] == [(True, True)] * 2
+    assert [(one.locked, bool(one.version)) for one in result(locked).venvs] == [(True, True)] * 2
     assert locked.notes == ()
     place = f"{FOLDER}/py-spy"
     files = {
@@ -110,10 +117,10 @@ def test_a_python_tool_is_made_for_its_version_and_linked() -> None:
         place: {"kind": "folder"},
     }
     there = state(("htop", "python3-venv"), files=files, contents={f"{place}/gpunode-version": "0.4.0\n"})
-    assert made(there, tools=["htop"], python={"py-spy": "0.4.0"}).values["venvs"] == []
-    assert made(there, tools=["htop"], python={"py-spy": "0.4.1"}).values["venvs"][0]["version"] == "0.4.1"
+    assert result(made(there, tools=["htop"], python={"py-spy": "0.4.0"})).venvs == ()
+    assert result(made(there, tools=["htop"], python={"py-spy": "0.4.1"})).venvs[0].version == "0.4.1"
     leaving = made(there, tools=["htop"])
-    assert (leaving.values["leaving"], leaving.values["programs"]) == (["py-spy"], ["py-spy"])
+    assert result(leaving).leaving == (f"{LINKS}/py-spy", place)
 
 
 def test_who_may_profile_is_a_choice_and_a_reason_for_a_reboot() -> None:
@@ -128,7 +135,7 @@ def test_who_may_profile_is_a_choice_and_a_reason_for_a_reboot() -> None:
 
 
 def test_removal_leaves_what_was_there_before() -> None:
-    node = state(("htop", "fio"), contents={BEFORE: "htop\n", RECORD: "{}"}, files={RECORD: {"kind": "file"}})
+    node = state(("htop", "fio"), contents={ROLE.record: "htop\n", RECORD: "{}"}, files={RECORD: {"kind": "file"}})
     found = planned("gpu_tools", node, {"gpu_tools": {"state": "absent"}})
     assert [reason for reason in found.due_reasons if reason.endswith("must be removed")] == [
         "fio must be removed",

@@ -23,16 +23,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "docker": {"source": "distribution", "users": ["operator"]},
     "nvidia_container_toolkit": {"repository": "cuda", "version": "1.20.0", "containerd": "true"},
     "cuda": {"toolkit": ["12.9"]},
-    "dcgm": {},
 }
+"""Roles whose tasks apply the manifest themselves."""
+SHAPED: dict[str, dict[str, Any]] = {
+    "dcgm": {},
+    "gpu_tools": {"tools": ["numactl"], "python": {"py-spy": ""}},
+}
+"""Roles whose manifest is applied by ``roles/common``, with settings that change something."""
 
 
 def manifests(role: str) -> Iterator[Manifest]:
-    run = context(others=NVIDIAS)
+    given = {**SETTINGS, **SHAPED}[role]
+    offered = {name: ["1"] for name in ("numactl", "python3-venv")}
+    run = context(others=NVIDIAS, answers={"offers": {"offered": offered}})
     states = (node(facts=FACTS), node({**AT, **DOCKER}, engine=RUNS, facts={**FACTS, **LOADED}))
     for state in states:
-        yield planned(role, state, run, **SETTINGS[role])
-        yield planned(role, state, run, **SETTINGS[role], state="absent")
+        yield planned(role, state, run, **{"state": "present", **given})
+        yield planned(role, state, run, **{**given, "state": "absent"})
 
 
 def expressions(task: dict[str, Any]) -> Iterator[str]:
@@ -42,6 +49,15 @@ def expressions(task: dict[str, Any]) -> Iterator[str]:
             yield from (f"{{{{ {each} }}}}" for each in (value if isinstance(value, list) else [value]))
         else:
             yield from (text for text in texts(value) if "{{" in text)
+
+
+def steps(file: Path) -> Iterator[dict[str, Any]]:
+    """The tasks of a file, those in blocks with the variables of their block."""
+    for task in content(file):
+        for inner in task.get("block", ()):
+            yield {**inner, "vars": {**task.get("vars", {}), **inner.get("vars", {})}}
+        if "block" not in task:
+            yield task
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -85,6 +101,30 @@ def test_every_expression_is_rendered(role: str) -> None:
                     **{key: trusted(value) for key, value in (task.get("vars") or {}).items()},
                 }
                 for text in expressions(task):
+                    Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text))
+                    rendered += 1
+    assert rendered > 20
+
+
+@pytest.mark.parametrize("role", sorted(SHAPED))
+def test_every_expression_of_a_role_with_a_shape_is_rendered(role: str) -> None:
+    files = [*(ROLES / "common" / "tasks").glob("*.yml"), *(ROLES / role / "tasks").glob("*.yml")]
+    rendered = 0
+    for manifest in manifests(role):
+        for plan in ({"manifest": manifest.model_dump(mode="json"), "due": True, "skipped": again} for again in (0, 1)):
+            for task in (task for file in files for task in steps(file)):
+                variables: dict[str, Any] = {
+                    "role_name": role,
+                    "ansible_check_mode": False,
+                    "__common_plan": plan,
+                    "__common_again": plan,
+                    "__common_packages": {"changed": True, "install": {"x": "1"}, "remove": []},
+                    "__gpu_tools_venv": {"name": "x", "path": "/x", "version": "1", "locked": True, "programs": ["x"]},
+                    "item": "/x",
+                    "omit": "",
+                    **trusted(task.get("vars") or {}),
+                }
+                for text in (*expressions(task), *(tag for tag in task.get("tags", ()) if "{{" in tag)):
                     Templar(loader=DataLoader(), variables=variables).template(trust_as_template(text))
                     rendered += 1
     assert rendered > 20

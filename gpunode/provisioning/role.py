@@ -1,0 +1,182 @@
+"""The shape of a role: what it owns on a node, from which what is read, the plan and the removal follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from pydantic import Field, ValidationError
+
+from gpunode.errors import UsageError
+from gpunode.frozen import Frozen, invalid_field
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.departures import departures
+from gpunode.provisioning.locks import plugin
+from gpunode.provisioning.manifest import (
+    AptChange,
+    DnfChange,
+    ManagedFile,
+    ManagedFolder,
+    Manifest,
+    UnitState,
+    no_package_manager,
+)
+from gpunode.provisioning.state import Look, NodeState
+
+
+class Settings(Frozen):
+    """Base of a role's settings: each field is one variable, ``ROLE_FIELD``, declared here and nowhere else.
+
+    ``tests/contract/role_files.py`` writes ``defaults/main.yml`` and ``meta/argument_specs.yml`` from the fields.
+    """
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def option(default: Any, description: str, **spec: Any) -> Any:
+    """Return the field of a variable: its default, and what is printed of it by ``ansible-doc`` and above the default.
+
+    ``spec`` are further keys of its argument specification.
+    """
+    return Field(default, description=description, json_schema_extra={"spec": spec})
+
+
+LOCK_WAIT = "How long to wait for the package lock, in seconds."
+
+
+@dataclass(kw_only=True)
+class Role(Generic[S]):
+    """A role: its variables, what it owns on a node, and the plan of what it makes present."""
+
+    name: str
+    title: str
+    """What the role does, in one line."""
+    about: tuple[str, ...]
+    """Sentences that ``ansible-doc`` prints."""
+    settings: type[S]
+    result: type[Frozen] | None = None
+    """Type of what the role's own tasks read, as ``manifest.result``."""
+    files: tuple[str, ...] = ()
+    """Files of the role alone: they are removed with it, after the packages."""
+    folders: tuple[str, ...] = ()
+    """Folders that are removed with the role if they are empty."""
+    packages: tuple[str, ...] = ()
+    """Shell patterns of names that the role may install; a removal removes those that it installed."""
+    locks: bool = False
+    """Packages are held: with dnf in a section of the versionlock list."""
+    restart_mark: str | None = None
+    """Record of a restart that new packages require. It is below /run, because a boot makes the restart unnecessary."""
+    more: Look = field(default_factory=Look)
+    """What is read in addition to the above."""
+    _present: Callable[[NodeState, S, Context], Manifest] | None = None
+    _absent: Callable[[NodeState, Manifest], Manifest] | None = None
+
+    def present(self, function: Callable[[NodeState, S, Context], Manifest]) -> None:
+        """Set the plan of what the role makes present (a decorator)."""
+        self._present = function
+
+    def absent(self, function: Callable[[NodeState, Manifest], Manifest]) -> None:
+        """Set what completes the manifest of the removal with what only this role has (a decorator)."""
+        self._absent = function
+
+    @property
+    def prefix(self) -> str:
+        """Return the beginning of the names of the role's variables."""
+        return f"{self.name}_"
+
+    @property
+    def folder(self) -> str:
+        """Return the folder of the role's records on the node."""
+        return f"/var/lib/gpunode/{self.name}"
+
+    @property
+    def record(self) -> str:
+        """Return the file that records which packages the role installed."""
+        return f"{self.folder}/packages-before"
+
+    @property
+    def lock_mark(self) -> str:
+        """Return the mark of the role's section in dnf's versionlock list."""
+        return f"gpunode (role {self.name})" if self.locks else ""
+
+    @property
+    def look(self) -> Look:
+        """Return what is read from a node for the role."""
+        return Look(
+            paths=(*self.files, *self.folders, self.folder, *self.more.paths),
+            globs=self.more.globs,
+            contents=(*self._records, *self.more.contents),
+        )
+
+    @property
+    def _records(self) -> tuple[str, ...]:
+        """Return the files in which the role keeps what it reads again."""
+        return tuple(filter(None, (self.record if self.packages else None, self.restart_mark)))
+
+    def plan(self, state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+        """Return the manifest of the role. Raises UsageError for invalid settings."""
+        try:
+            given = self.settings.model_validate(dict(settings))
+        except ValidationError as err:
+            name, why = invalid_field(err)
+            raise UsageError(f"{self.prefix}{name}: {why}") from None
+        requested = getattr(given, "state", "present")
+        if requested == "keep":
+            return Manifest(role=self.name)
+        if self.packages and state.manager is None:
+            return no_package_manager(self.name)
+        if requested == "absent":
+            gone = self.removal(state, given)
+            return self._absent(state, gone) if self._absent is not None else gone
+        assert self._present is not None, self.name  # noqa: S101 - the role's module sets it
+        return self._present(state, given, context)
+
+    def removal(self, state: NodeState, settings: S) -> Manifest:
+        """Return the manifest that removes what the role made, and the packages that it installed."""
+        packages, reasons = None, list[str]()
+        if self.packages:
+            packages, reasons = departures(
+                state,
+                self.packages,
+                memory=self.record,
+                lock_wait_s=int(getattr(settings, "lock_wait_s", 0)),
+                lock_mark=self.lock_mark,
+            )
+        gone = (*self.files, *self._records)
+        return Manifest(
+            role=self.name,
+            files=tuple(ManagedFile(path=path, content=None, phase="after") for path in gone),
+            folders=tuple(
+                ManagedFolder(path=path, state="absent_if_empty", phase="after")
+                for path in (*self.folders, self.folder)
+            ),
+            packages=packages,
+            due_reasons=tuple(reasons),
+        )
+
+    def transaction(  # noqa: PLR0913
+        self,
+        state: NodeState,
+        settings: S,
+        install: Iterable[str],
+        *,
+        remove: Iterable[str] = (),
+        never: Iterable[str] = (),
+        hold: Iterable[str] = (),
+        files: Mapping[str, str] | None = None,
+    ) -> AptChange | DnfChange:
+        """Return the transaction that installs packages on this node; ``files`` are apt's, which it applies."""
+        common: dict[str, Any] = {"never": tuple(never), "hold": tuple(hold), "memory": self.record}
+        common["lock_wait_s"] = int(getattr(settings, "lock_wait_s", 300))
+        if state.apt is not None:
+            return AptChange(install=tuple(install), purge=tuple(remove), files=dict(files or {}), **common)
+        more = {"lock_mark": self.lock_mark} if self.locks else {}
+        tool = plugin(state.dnf) if self.locks else ()
+        return DnfChange(install=(*install, *tool), remove=tuple(remove), **common, **more)
+
+    def stopped(self, state: NodeState, *names: str) -> tuple[UnitState, ...]:
+        """Return the units among ``names`` that the node has, to be stopped before their packages are removed."""
+        there = [name for name in names if state.unit(name) is not None]
+        return tuple(UnitState(name=name, enabled=False, state="stopped", phase="before") for name in there)

@@ -1,0 +1,121 @@
+"""Defaults and argument specifications of the roles: ``python tests/contract/role_files.py`` writes them."""
+
+import re
+import textwrap
+import types
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from gpunode.provisioning.role import Role
+from gpunode.provisioning.roles import ROLES
+
+FOLDER = Path(__file__).parents[2] / "roles"
+TYPES = {str: "str", int: "int", bool: "bool", float: "float", list: "list", tuple: "list", dict: "dict"}
+WIDTH = 120
+MARKUP = re.compile(r"\b[VOCMI]\(([^)]*)\)")
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML with lists below their keys, and texts of several lines that yamllint accepts."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+        super().increase_indent(flow, False)
+
+
+_Dumper.add_representer(
+    list,
+    lambda dumper, rows: dumper.represent_sequence(
+        "tag:yaml.org,2002:seq",
+        rows,
+        flow_style=all(not isinstance(row, dict) and len(str(row)) < 40 for row in rows),
+    ),
+)
+_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, _style(text)))
+
+
+def _style(text: str) -> str | None:
+    try:
+        alone: Any = yaml.safe_load(text or "''")
+    except yaml.YAMLError:
+        alone = None
+    return None if alone == text else ">" if len(text) > 60 else '"'
+
+
+def dumped(value: Any, width: int = WIDTH) -> str:
+    """A value as YAML."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
+
+
+def kind(annotation: Any) -> dict[str, Any]:
+    """The type of a field as the keys of an argument specification."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is types.UnionType:  # None: not given
+        return kind(next(one for one in arguments if one is not types.NoneType))
+    if origin is Literal:
+        return {"type": "str", "choices": list(arguments)}
+    if origin in (list, tuple):
+        inner = kind(arguments[0])
+        return {"type": "list", "elements": inner.pop("type"), **inner}
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {"type": "dict", "options": {name: option(one) for name, one in annotation.model_fields.items()}}
+    return {"type": TYPES.get(origin or annotation, "raw")}
+
+
+def plain(value: Any) -> Any:
+    """A default as YAML has it."""
+    if isinstance(value, tuple):
+        return [plain(one) for one in value]
+    return {key: plain(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def option(field: FieldInfo) -> dict[str, Any]:
+    """One entry of the argument specification."""
+    given = kind(field.annotation)
+    inner = {name: given.pop(name) for name in ("options",) if name in given}
+    extra = field.json_schema_extra
+    spec: Any = extra.get("spec", {}) if isinstance(extra, dict) else {}
+    default = {"required": True} if field.is_required() else {"default": plain(field.default)}
+    if field.default is None:
+        default = {}
+    return {**given, **default, **spec, "description": field.description, **inner}
+
+
+def specification(role: Role[Any]) -> str:
+    """``meta/argument_specs.yml`` of a role."""
+    options = {f"{role.prefix}{name}": option(field) for name, field in role.settings.model_fields.items()}
+    main = {"short_description": role.title, "description": list(role.about), "options": options}
+    text = dumped({"argument_specs": {"main": main}})
+    return "---\n" + text
+
+
+def defaults(role: Role[Any]) -> str:
+    """``defaults/main.yml`` of a role: each variable below its description."""
+    parts = []
+    for name, field in role.settings.model_fields.items():
+        told = MARKUP.sub(r"\1", field.description or "")
+        choices = kind(field.annotation).get("choices", [])
+        if not all(choice in told for choice in choices):
+            told += f" One of {', '.join(choices)}."
+        lines = textwrap.wrap(told, WIDTH - 2, break_on_hyphens=False)
+        value = dumped({f"{role.prefix}{name}": plain(field.default)}, 150)
+        parts.append("".join(f"# {line}\n" for line in lines) + value)
+    return "---\n" + "\n".join(parts)
+
+
+def files(role: Role[Any]) -> dict[Path, str]:
+    """The generated files of a role."""
+    folder = FOLDER / role.name
+    return {
+        folder / "defaults/main.yml": defaults(role),
+        folder / "meta/argument_specs.yml": specification(role),
+    }
+
+
+if __name__ == "__main__":
+    for one in ROLES.values():
+        for path, text in files(one).items():
+            path.write_text(text, encoding="utf-8")
