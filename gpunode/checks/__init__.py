@@ -54,13 +54,14 @@ from gpunode.checks.compare import (
     passed,
     warned,
 )
-from gpunode.checks.identity import GpuIdentity, Identity, RunningStack, identify
+from gpunode.checks.identity import GpuIdentity, Hardware, Identity, RunningStack, identify
 from gpunode.checks.registry import (
     LEVELS,
     Baseline,
     Category,
     Check,
     CheckResult,
+    EarlierGpus,
     Expectation,
     Finding,
     Level,
@@ -80,9 +81,11 @@ __all__ = [
     "Category",
     "Check",
     "CheckResult",
+    "EarlierGpus",
     "Expectation",
     "Finding",
     "GpuIdentity",
+    "Hardware",
     "Identity",
     "Level",
     "RunningStack",

@@ -1,16 +1,19 @@
-"""The number of GPUs that a node's board has by the catalog: one that is gone from the bus leaves no other trace."""
+"""The number of GPUs that a node should have: one that is gone from the bus leaves no other trace."""
 
 import re
 from dataclasses import dataclass
 
 from gpunode.catalog import Platform, load
-from gpunode.checks.gpus import model_of
+from gpunode.checks.gpus import CATALOG, model_of
 from gpunode.checks.machine import is_guest, nvswitches
+from gpunode.checks.registry import EarlierGpus
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
 ONE_BOARD = ("board", "server", "tray")
 """Kinds of platforms with a number of GPUs that is fixed by their construction."""
+ONE_SHORT = (7,)
+"""Numbers of cards that show one gone: servers with more than four have eight or more."""
 DIVIDED = (1, 2, 4)
 """Numbers of GPUs that smaller boards, or virtual machines on a part of a board, may have."""
 
@@ -24,6 +27,20 @@ class TooFew:
     certain: bool
     """False if the catalog or the node leaves a doubt."""
     reason: str
+    source: str = CATALOG
+
+
+def fewer_than_before(node: NodeFacts, earlier: EarlierGpus) -> TooFew | None:
+    """Return what is missing since the node's previous run; None if nothing is, or if it has another model now.
+
+    A virtual machine may be given fewer GPUs on purpose: it leaves a doubt.
+    """
+    present = len(node.gpus_on_bus or ())
+    models = {gpu.id for device in node.gpus_on_bus or () if (match := model_of(device)) for gpu in match.gpus}
+    if present >= earlier.number or (earlier.model is not None and models and earlier.model not in models):
+        return None
+    reason = f"the previous run found {earlier.number}"
+    return TooFew(earlier.number, present, not is_guest(node), reason, earlier.origin)
 
 
 def too_few(node: NodeFacts) -> TooFew | None:
@@ -40,21 +57,39 @@ def too_few(node: NodeFacts) -> TooFew | None:
         return None
     row = min(missing, key=lambda row: row.gpu_count)
     present = _present(row, models)
-    doubt = not (switches or named) and (present in DIVIDED or is_guest(node) or node.virtualization is None)
+    adapters = 0 if is_guest(node) else _adapters(node)
+    doubt = not (switches or named or adapters >= row.gpu_count) and (
+        present in DIVIDED or is_guest(node) or node.virtualization is None
+    )
     if doubt and present in DIVIDED and is_guest(node):
         return None
     numbers = sorted({row.gpu_count for row in missing})
     if len(numbers) > 1:
         reason = f"boards with them have {listed(map(str, numbers))}"
     else:
-        shown = f" ({counted(len(switches), 'NVSwitch', 'NVSwitches')} on the bus)" if switches else ""
-        reason = f"{row.name} has {row.gpu_count}{shown}"
+        signs = [counted(len(switches), "NVSwitch", "NVSwitches")] if switches else []
+        signs += (
+            [counted(adapters, "network adapter of one kind", "network adapters of one kind")] if adapters > 1 else []
+        )
+        reason = f"{row.name} has {row.gpu_count}{f' ({listed(signs)} on the bus)' if signs else ''}"
     return TooFew(row.gpu_count, present, row.sure("gpus") and not doubt, reason)
 
 
 def _present(row: Platform, models: list[set[str]]) -> int:
     """Return the number of GPUs on the bus that may be those of a platform."""
     return sum(any(gpu in ids for gpu in row.gpus) for ids in models)
+
+
+def _adapters(node: NodeFacts) -> int:
+    """Return the number of network adapters of the most frequent kind: boards have one for each GPU.
+
+    Functions of one card count once, virtual functions are not collected.
+    """
+    kinds: dict[tuple[str, str | None], set[str]] = {}
+    for device in node.pci_io or ():
+        if device.class_id.startswith("02"):
+            kinds.setdefault((device.pci_id, device.subsystem_id), set()).add(device.slot.partition(".")[0])
+    return max((len(slots) for slots in kinds.values()), default=0)
 
 
 def _is_named(row: Platform, node: NodeFacts) -> bool:
@@ -76,6 +111,5 @@ def _odd_number(node: NodeFacts, models: list[set[str]]) -> TooFew | None:
     present = sum(bool(ids & cards) for ids in models)
     if present == 1 or present % 2 == 0 or present != len(models):
         return None
-    return TooFew(
-        present + 1, present, certain=False, reason="an odd number; servers with several of them have an even one"
-    )
+    reason = "an odd number; servers with several of them have an even one"
+    return TooFew(present + 1, present, present in ONE_SHORT and not is_guest(node), reason)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpunode.catalog import load
-from gpunode.checks.board import too_few
+from gpunode.checks.board import TooFew, fewer_than_before, too_few
 from gpunode.checks.driver import LOG
 from gpunode.checks.gpus import (
     ANSWERS,
@@ -48,9 +48,10 @@ NEWER = "Update gpunode: a newer catalog may have the model. gpunode catalog lis
 @registry.check(
     "gpu.present",
     needs=("pci",),
-    means="NVIDIA GPUs are on the PCI bus, in the number that the site file sets; without one, in the number of the "
-    "node's board by the catalog. Where that is not certain (an odd number of cards, a part of a board), fewer warn. A "
-    "node without GPUs is an error unless the site file sets gpus to 0.",
+    means="NVIDIA GPUs are on the PCI bus, in the number that the site file sets; without one, not fewer than in the "
+    "node's previous run, than the node's board has by the catalog, or than most nodes of this run have with the same "
+    "machine and GPUs. Where that is not certain (an odd number of cards, a part of a board), fewer warn. A node "
+    "without GPUs is an error unless the site file sets gpus to 0.",
     remedy="Look at lspci -d 10de:, the firmware's PCIe settings, power and seating; in a virtual machine, at the "
     "passthrough. Set `gpus` in the file of --expect for a node that has fewer GPUs by design (`gpus: 0` for none).",
     state="drain",
@@ -67,13 +68,19 @@ def gpu_present(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     elif expected is not None and expected != len(slots):
         message = f"{counted(len(slots), 'NVIDIA GPU')} on the PCI bus ({listed(slots, most=8)}), {expected} expected"
         yield CheckResult(Status.FAIL, message, expected=expected, measured=len(slots), source=source)
-    elif expected is None and (fewer := too_few(node)) is not None:
+    elif expected is None and (fewer := _fewer(node, expect)) is not None:
         message = f"{counted(fewer.measured, 'NVIDIA GPU')} on the PCI bus ({listed(slots, most=8)}): {fewer.reason}"
         status = Status.FAIL if fewer.certain else Status.WARN
-        yield CheckResult(status, message, expected=fewer.expected, measured=fewer.measured, source=CATALOG)
+        yield CheckResult(status, message, expected=fewer.expected, measured=fewer.measured, source=fewer.source)
     else:
         message = f"{counted(len(slots), 'NVIDIA GPU')} on the PCI bus: {listed(slots, most=8)}"
         yield CheckResult(Status.PASS, message, expected=expected, measured=len(slots), source=source)
+
+
+def _fewer(node: NodeFacts, expect: Expectation) -> TooFew | None:
+    """Return what is missing by the first source that finds it; the fleet's majority is compared after all nodes."""
+    earlier = expect.earlier_gpus
+    return (fewer_than_before(node, earlier) if earlier is not None else None) or too_few(node)
 
 
 @registry.check(

@@ -1,8 +1,19 @@
 """A short description of a node, for reports."""
 
+import re
+
+from gpunode.checks.gpus import model_of
 from gpunode.checks.installed import driver_packages, upstream
+from gpunode.checks.machine import is_guest
 from gpunode.facts.node import NodeFacts
 from gpunode.frozen import Frozen
+
+SINGLE = re.compile(r"^[0-]*$")
+"""The cluster's UUID of a fabric that ends in the node."""
+
+
+UNNAMED = re.compile(r"to be filled|system product name|default string|not specified", re.IGNORECASE)
+"""Texts of firmware for a machine that its vendor has not named."""
 
 
 class Described(Frozen):
@@ -36,12 +47,28 @@ class GpuIdentity(Described):
     uuid: str | None
 
 
+class Hardware(Described):
+    """The machine, as nodes of a run are compared with each other."""
+
+    product: str | None = None
+    """Vendor and product by the firmware: ``NVIDIA DGXH100``."""
+    virtual: bool | None = None
+    """True in a virtual machine."""
+    gpus: int | None = None
+    """NVIDIA GPUs on the PCI bus."""
+    gpu_model: str | None = None
+    """Catalog id of their model; None if they have several, or an unknown one."""
+    nvlink_domain: str | None = None
+    """Cluster and clique of the NVLink fabric that it shares with other nodes, as ``UUID/CLIQUE``."""
+
+
 class Identity(Described):
     """The description of a node in a report, beside its findings."""
 
     simulated: bool
     stack: RunningStack
     gpus: tuple[GpuIdentity, ...]
+    hardware: Hardware = Hardware()
 
 
 def identify(node: NodeFacts) -> Identity:
@@ -61,4 +88,23 @@ def identify(node: NodeFacts) -> Identity:
         cuda=node.smi.document.cuda_version if node.smi and node.smi.document else None,
     )
     gpus = tuple(GpuIdentity(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in node.smi_gpus)
-    return Identity(simulated=node.simulated, stack=stack, gpus=gpus)
+    return Identity(simulated=node.simulated, stack=stack, gpus=gpus, hardware=_hardware(node))
+
+
+def _hardware(node: NodeFacts) -> Hardware:
+    machine, devices = node.machine, node.gpus_on_bus
+    named = [text for text in (machine.vendor, machine.product) if text] if machine else []
+    matches = [model_of(device) for device in devices or ()]
+    models = {match.gpu.id if match is not None and match.gpu is not None else None for match in matches}
+    fabrics = {
+        f"{gpu.fabric.cluster_uuid}/{gpu.fabric.clique_id}"
+        for gpu in node.smi_gpus
+        if gpu.fabric.cluster_uuid is not None and SINGLE.search(gpu.fabric.cluster_uuid) is None
+    }
+    return Hardware(
+        product=" ".join(named) if machine and machine.product and not UNNAMED.search(machine.product) else None,
+        virtual=None if node.virtualization is None else is_guest(node),
+        gpus=None if devices is None else len(devices),
+        gpu_model=models.pop() if len(models) == 1 else None,
+        nvlink_domain=fabrics.pop() if len(fabrics) == 1 else None,
+    )

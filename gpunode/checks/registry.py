@@ -118,6 +118,17 @@ class Baseline:
     """By metric, component and message size: another size has another figure."""
 
 
+@dataclass(frozen=True)
+class EarlierGpus:
+    """The GPUs on the bus of the node's previous run."""
+
+    origin: str
+    """The run and its time: ``run 17 of 2026-11-20T08:00:00Z``."""
+    number: int
+    model: str | None = None
+    """Catalog id of their model; None: several, or unknown."""
+
+
 class Expectation(Frozen):
     """The expected state of a site's nodes (``--expect FILE``). None: not specified."""
 
@@ -138,6 +149,7 @@ class Expectation(Frozen):
     figures: dict[str, float] | None = Field(None, min_length=1)
     """Minimum values of measurements by metric (``host_to_device: 50``); they replace the catalog's."""
     _baseline: Baseline | None = PrivateAttr(None)
+    _earlier_gpus: EarlierGpus | None = PrivateAttr(None)
 
     @field_validator("figures")
     @classmethod
@@ -158,6 +170,17 @@ class Expectation(Frozen):
         """Return a copy with a node's earlier figures."""
         found = self.model_copy()
         found._baseline = baseline
+        return found
+
+    @property
+    def earlier_gpus(self) -> EarlierGpus | None:
+        """Return the GPUs of the node's previous run; None: there is none to compare with."""
+        return self._earlier_gpus
+
+    def with_earlier_gpus(self, earlier: EarlierGpus | None) -> "Expectation":
+        """Return a copy with the GPUs of the node's previous run, which gpu.present compares with."""
+        found = self.model_copy()
+        found._earlier_gpus = earlier
         return found
 
 

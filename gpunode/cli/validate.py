@@ -37,6 +37,7 @@ from gpunode.facts import facts_from_bundle
 from gpunode.isolation import Exceeded
 from gpunode.probe.bundle import Bundle
 from gpunode.report import NodeReport, Report, exit_code, judged, report, unchecked, unreachable
+from gpunode.report.fleet import compared
 from gpunode.text import printable, printable_json
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ def command(  # noqa: PLR0913
             nodes = sorted(judging.answers(answers, apart), key=lambda node: node.host)
     if baseline:
         print_without_figures(baseline, nodes, baselines)
+    nodes = compared(nodes)
     document = report(nodes, level=judging.deepest, version=__version__, started_at=started, finished_at=now())
     for place in places:
         write(document, place, verbose=verbose)

@@ -6,7 +6,18 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gpunode.checks import Category, Finding, GpuIdentity, Identity, Level, RunningStack, State, Status, registry
+from gpunode.checks import (
+    Category,
+    Finding,
+    GpuIdentity,
+    Hardware,
+    Identity,
+    Level,
+    RunningStack,
+    State,
+    Status,
+    registry,
+)
 from gpunode.checks.actions import most_severe
 from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.registry import CATEGORIES, OF_PREFIX
@@ -60,6 +71,8 @@ class NodeReport(FrozenByName):
     """True for a lab node; None if the node could not be reached."""
     stack: RunningStack
     gpus: tuple[GpuIdentity, ...]
+    hardware: Hardware | None = None
+    """None if the node could not be reached."""
     recommended_state: State = State.NONE
     """Recommended state for a scheduler: the most severe of its findings'."""
     categories: tuple[CategoryReport, ...] = ()
@@ -155,10 +168,23 @@ def judged(
         simulated=identity.simulated,
         stack=identity.stack,
         gpus=identity.gpus,
+        hardware=identity.hardware,
         recommended_state=most_severe(finding.recommended_state for finding in counting(findings)),
         categories=by_category(findings),
         policy=PolicyReport(source=policy.source, expired=policy.expired) if policy.source else None,
         findings=tuple(findings),
+    )
+
+
+def with_findings(node: NodeReport, findings: Sequence[Finding]) -> NodeReport:
+    """Return the report on a node with other findings."""
+    return node.model_copy(
+        update={
+            "findings": tuple(findings),
+            "status": worst(finding.status for finding in counting(findings)),
+            "recommended_state": most_severe(finding.recommended_state for finding in counting(findings)),
+            "categories": by_category(findings),
+        }
     )
 
 
@@ -170,14 +196,7 @@ def unchecked(node: NodeReport, key: str) -> NodeReport:
         "key to known_hosts"
     )
     finding = Finding(check="node.reachable", status=Status.WARN, component="node", message=message)
-    findings = (finding, *(one for one in node.findings if one.check != finding.check))
-    return node.model_copy(
-        update={
-            "findings": findings,
-            "status": worst(one.status for one in counting(findings)),
-            "categories": by_category(findings),
-        }
-    )
+    return with_findings(node, (finding, *(one for one in node.findings if one.check != finding.check)))
 
 
 def unreachable(host: str, reason: str, seconds: float | None) -> NodeReport:

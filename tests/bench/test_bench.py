@@ -23,8 +23,9 @@ from effort import effort
 from gpunode.checks import Expectation, Finding, Status, identify, judge
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
-from gpunode.report import console, report
+from gpunode.report import NodeReport, console, report
 from gpunode.report import judged as report_of
+from gpunode.report.fleet import compared
 from gpunode.report.model import worst
 
 CONDITIONS: dict[str, dict[str, Any]] = yaml.safe_load(
@@ -35,6 +36,7 @@ LEAST = 150
 Document = dict[str, Any]
 BAD = (Status.WARN, Status.FAIL, Status.ERROR)
 SMI = "nvidia-smi-xml"
+PRODUCT = "simulated sys_vendor simulated product_name"
 PAIRS = effort(60, 150)
 
 
@@ -233,3 +235,17 @@ def test_the_console_is_short_and_begins_with_the_cause(name: str, cause: str) -
     assert len(rest) <= 5
     assert findings == [cause]
     assert any(line.strip().startswith("to do: ") for line in rest)
+
+
+def test_of_four_nodes_alike_the_one_with_a_card_less_fails() -> None:
+    """Three of four cards alone only warn: the number is odd. Beside whole nodes of the kind they are too few."""
+
+    def node(host: str, bundle: Document) -> NodeReport:
+        facts = facts_of(json.dumps(bundle))
+        return report_of(host, identify(facts), judge(facts, Expectation(), only={"gpu.present"}), 1.0)
+
+    less = node("n4", edited(document("l40s"), "l40s", "three-of-four-cards"))
+    alike = compared([*(node(f"n{number}", document("l40s")) for number in range(1, 4)), less])
+    assert less.hardware is not None
+    assert (less.hardware.product, less.hardware.gpu_model, less.hardware.nvlink_domain) == (PRODUCT, "l40s", None)
+    assert [less.status.value, *(one.status.value for one in alike)] == ["warn", "pass", "pass", "pass", "fail"]

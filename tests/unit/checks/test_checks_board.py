@@ -3,7 +3,7 @@
 import pytest
 
 from gpunode.catalog import Platform, load
-from gpunode.checks import Expectation, Status, registry
+from gpunode.checks import EarlierGpus, Expectation, Finding, Status, registry
 from gpunode.facts.models.host import Machine
 from gpunode.facts.node import NodeFacts, PciDevice
 
@@ -42,9 +42,13 @@ def node(row: Platform, gone: int, *, product: str | None = None, virtualization
     )
 
 
+def finding(facts: NodeFacts, expect: Expectation) -> Finding:
+    (found,) = registry["gpu.present"].findings(facts, expect)
+    return found
+
+
 def status(facts: NodeFacts, gpus: int | None = None) -> Status:
-    (finding,) = registry["gpu.present"].findings(facts, Expectation(gpus=gpus))
-    return finding.status
+    return finding(facts, Expectation(gpus=gpus)).status
 
 
 def test_a_whole_platform_passes() -> None:
@@ -88,6 +92,40 @@ def test_one_gone_is_never_a_pass() -> None:
         found[row.id] = status(node(row, 1, virtualization="kvm" if guest else "none"))
     assert len(found) > 50
     assert {name: one for name, one in found.items() if one not in (Status.FAIL, Status.WARN)} == {}
+    eight = [row for row in PLATFORMS if row.gpu_count == 8 and not row.virtual]
+    assert {row.id for row in eight if found[row.id] is not Status.FAIL and row.sure("gpus")} == set()
+    assert {row.kind for row in eight} == {"board", "server", "pcie"}
+
+
+def test_adapters_tell_half_a_board_from_a_smaller_one() -> None:
+    """HGX B200 shows no NVSwitches: its eight adapters do."""
+    row = load().platforms["hgx-b200-8"]
+    nic = [device("15b3:1021", "15b3:0023", 0x40 + number, "020700") for number in range(8)]
+    second_port = nic[0].model_copy(update={"slot": "0000:40:00.1"})
+    half = node(row, 4)
+    found = [status(half.model_copy(update={"pci_io": tuple(nics)})) for nics in ([*nic[:4], second_port], nic)]
+    assert found == [Status.WARN, Status.FAIL]
+
+
+@pytest.mark.parametrize(
+    ("left", "virtualization", "model", "expected"),
+    [
+        (8, "none", "h100-pcie", Status.PASS),
+        (6, "none", "h100-pcie", Status.FAIL),
+        (4, "none", None, Status.FAIL),
+        (4, "none", "l40s", Status.PASS),
+        (4, "kvm", "h100-pcie", Status.WARN),
+    ],
+)
+def test_the_previous_run_speaks_before_the_board(
+    left: int, virtualization: str, model: str | None, expected: Status
+) -> None:
+    row = next(row for row in PLATFORMS if row.gpus == {"h100-pcie": 8} and not row.virtual)
+    earlier = EarlierGpus("run 17 of 2026-11-20T08:00:00Z", 8, model)
+    facts = node(row, 8 - left, virtualization=virtualization)
+    found = finding(facts, Expectation().with_earlier_gpus(earlier))
+    assert (found.status, found.source == earlier.origin) == (expected, expected is not Status.PASS)
+    assert finding(facts, Expectation(gpus=left).with_earlier_gpus(earlier)).status is Status.PASS
 
 
 @pytest.mark.parametrize(("model", "count"), [("b200", 8), ("h100-sxm5-80gb", 8), ("a100-sxm4-80gb", 8)])

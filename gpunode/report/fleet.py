@@ -1,0 +1,131 @@
+"""Comparison of a run's nodes with each other: GPUs that most nodes of a kind have, one driver in an NVLink domain."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpunode.checks import Finding, State, Status
+from gpunode.checks.actions import action
+from gpunode.checks.gpu import SITE
+from gpunode.checks.registry import registry
+from gpunode.report.model import NodeReport, with_findings
+from gpunode.text import counted, listed
+
+PRESENT = "gpu.present"
+DOMAIN = "fabric.state"
+LEAST_NODES = 3
+"""Nodes of a kind from which on most of them are a rule."""
+ONE_DRIVER = "Install one driver release on all nodes of the domain (role nvidia_driver), and reboot them together."
+MUTED = "muted by"
+HALVED = (1, 2, 4)
+"""Numbers of GPUs that a node of the same kind may have been ordered with: only a note."""
+
+
+def compared(nodes: Sequence[NodeReport]) -> list[NodeReport]:
+    """Return the nodes in their order, with the findings that only their comparison shows.
+
+    A site file's number, and a failure that is known already, stay as they are.
+    """
+    added: dict[str, list[Finding]] = defaultdict(list)
+    for finding, host in [*_fewer_gpus(nodes), *_mixed_drivers(nodes)]:
+        added[host].append(finding)
+    return [
+        with_findings(node, _merged(node.findings, added[node.host])) if node.host in added else node for node in nodes
+    ]
+
+
+def _merged(findings: Iterable[Finding], added: Sequence[Finding]) -> list[Finding]:
+    """Return the findings; an added one takes the place of those of its check that passed or warned for the node."""
+    over = {finding.check for finding in added}
+    left = [
+        one
+        for one in findings
+        if one.check not in over or one.component != "node" or one.status not in (Status.PASS, Status.WARN, Status.SKIP)
+    ]
+    return sorted([*left, *added], key=lambda finding: finding.check)
+
+
+def _of_check(check_id: str, status: Status, message: str) -> Finding:
+    """Return a finding for a node, with the check's remedy, actions and state."""
+    check = registry[check_id]
+    state = {Status.FAIL: check.state, Status.WARN: State.OBSERVE}.get(status, State.NONE)
+    return Finding(
+        check=check_id,
+        status=status,
+        component="node",
+        message=message,
+        remedy=check.remedy,
+        actions=() if status is Status.NOTE else tuple(action(text, "node") for text in check.actions),
+        recommended_state=state,
+    )
+
+
+def _fewer_gpus(nodes: Iterable[NodeReport]) -> Iterable[tuple[Finding, str]]:
+    """Yield findings for nodes with fewer GPUs than most nodes of their kind: same machine, same model.
+
+    Virtual machines are given any number of GPUs on purpose, and a machine without a product name has no kind.
+    """
+    kinds: dict[tuple[str, str], list[tuple[NodeReport, int]]] = defaultdict(list)
+    for node in nodes:
+        hardware = node.hardware
+        if hardware is None or hardware.virtual is not False or None in (hardware.product, hardware.gpu_model):
+            continue
+        kinds[str(hardware.product), str(hardware.gpu_model)].append((node, hardware.gpus or 0))
+    for (product, model), members in kinds.items():
+        usual, number = _most(gpus for _, gpus in members)
+        if len(members) < LEAST_NODES or 2 * number <= len(members):
+            continue
+        for node, gpus in members:
+            if gpus >= usual or not _may_be_replaced(node):
+                continue
+            source = f"this run: {number} of {counted(len(members), 'node')} of {product} with {model}"
+            message = f"{counted(gpus, 'NVIDIA GPU')} on the PCI bus, most nodes of this kind have {usual}"
+            status = Status.NOTE if gpus in HALVED and usual % gpus == 0 else Status.FAIL
+            found = _of_check(PRESENT, status, message)
+            yield found.model_copy(update={"expected": usual, "measured": gpus, "source": source}), node.host
+
+
+def _most(values: Iterable[int]) -> tuple[int, int]:
+    """Return the most frequent value and how often it occurs; of two as frequent the larger value."""
+    return max(Counter(values).items(), key=lambda one: (one[1], one[0]))
+
+
+def _may_be_replaced(node: NodeReport) -> bool:
+    """Return True if no better source has spoken: the finding exists, and is neither a failure nor a site file's."""
+    found = [finding for finding in node.findings if finding.check == PRESENT]
+    return bool(found) and all(
+        one.status in (Status.PASS, Status.WARN) and one.source != SITE and one.observed is None for one in found
+    )
+
+
+def _mixed_drivers(nodes: Iterable[NodeReport]) -> Iterable[tuple[Finding, str]]:
+    """Yield findings for nodes with another driver than most nodes of their NVLink domain; for all of them if none has
+    most."""
+    domains: dict[str, list[NodeReport]] = defaultdict(list)
+    for node in nodes:
+        if node.hardware is not None and node.hardware.nvlink_domain is not None and node.stack.driver is not None:
+            domains[node.hardware.nvlink_domain].append(node)
+    for domain, members in domains.items():
+        versions: Mapping[str, int] = Counter(str(node.stack.driver) for node in members)
+        if len(versions) < 2:
+            continue
+        usual, number = max(versions.items(), key=lambda one: one[1])
+        most = 2 * number > len(members)
+        shown = listed([f"{count} x {version}" for version, count in sorted(versions.items())])
+        for node in members:
+            own = [one for one in node.findings if one.check == DOMAIN and not one.message.startswith(MUTED)]
+            if (most and node.stack.driver == usual) or not own:
+                continue
+            found = _of_check(DOMAIN, Status.WARN, f"driver {node.stack.driver} in an NVLink domain with {shown}")
+            yield (
+                found.model_copy(
+                    update={
+                        "expected": usual if most else None,
+                        "measured": node.stack.driver,
+                        "source": f"this run: {counted(len(members), 'node')} of NVLink domain {domain}",
+                        "remedy": ONE_DRIVER,
+                        "actions": (action("run_role:nvidia_driver", "node"),),
+                        "observed": own[0].observed,
+                    }
+                ),
+                node.host,
+            )
