@@ -324,7 +324,7 @@ class Check(CheckDeclaration):
             return [obstacle]
 
         def found_here() -> list[Finding]:
-            return [self._finding(verdict) for verdict in self._verdicts(node, expect)]
+            return [self.finding(verdict) for verdict in self._verdicts(node, expect)]
 
         try:
             found = found_here() if self.origin is None else contained(found_here, Finding)
@@ -341,7 +341,8 @@ class Check(CheckDeclaration):
         except NotJudged as reason:
             yield reason.verdict
 
-    def _finding(self, verdict: CheckResult) -> Finding:
+    def finding(self, verdict: CheckResult) -> Finding:
+        """Return a result as a finding, with the check's remedy, actions and state unless the result has its own."""
         needs_remedy = verdict.status in (Status.WARN, Status.FAIL, Status.ERROR, Status.NOTE)
         by_policy = overridden()
         source = f"{verdict.source}; {by_policy}" if verdict.source and by_policy else by_policy or verdict.source

@@ -3,10 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpunode.checks import Finding, State, Status
-from gpunode.checks.actions import action
+from gpunode.checks import CheckResult, Finding, Status, registry
 from gpunode.checks.gpu import SITE
-from gpunode.checks.registry import registry
 from gpunode.report.model import NodeReport, with_findings
 from gpunode.text import counted, listed
 
@@ -44,21 +42,6 @@ def _merged(findings: Iterable[Finding], added: Sequence[Finding]) -> list[Findi
     return sorted([*left, *added], key=lambda finding: finding.check)
 
 
-def _of_check(check_id: str, status: Status, message: str) -> Finding:
-    """Return a finding for a node, with the check's remedy, actions and state."""
-    check = registry[check_id]
-    state = {Status.FAIL: check.state, Status.WARN: State.OBSERVE}.get(status, State.NONE)
-    return Finding(
-        check=check_id,
-        status=status,
-        component="node",
-        message=message,
-        remedy=check.remedy,
-        actions=() if status is Status.NOTE else tuple(action(text, "node") for text in check.actions),
-        recommended_state=state,
-    )
-
-
 def _fewer_gpus(nodes: Iterable[NodeReport]) -> Iterable[tuple[Finding, str]]:
     """Yield findings for nodes with fewer GPUs than most nodes of their kind: same machine, same model.
 
@@ -80,8 +63,8 @@ def _fewer_gpus(nodes: Iterable[NodeReport]) -> Iterable[tuple[Finding, str]]:
             source = f"this run: {number} of {counted(len(members), 'node')} of {product} with {model}"
             message = f"{counted(gpus, 'NVIDIA GPU')} on the PCI bus, most nodes of this kind have {usual}"
             status = Status.NOTE if gpus in HALVED and usual % gpus == 0 else Status.FAIL
-            found = _of_check(PRESENT, status, message)
-            yield found.model_copy(update={"expected": usual, "measured": gpus, "source": source}), node.host
+            result = CheckResult(status, message, expected=usual, measured=gpus, source=source)
+            yield registry[PRESENT].finding(result), node.host
 
 
 def _most(values: Iterable[int]) -> tuple[int, int]:
@@ -115,17 +98,14 @@ def _mixed_drivers(nodes: Iterable[NodeReport]) -> Iterable[tuple[Finding, str]]
             own = [one for one in node.findings if one.check == DOMAIN and not one.message.startswith(MUTED)]
             if (most and node.stack.driver == usual) or not own:
                 continue
-            found = _of_check(DOMAIN, Status.WARN, f"driver {node.stack.driver} in an NVLink domain with {shown}")
-            yield (
-                found.model_copy(
-                    update={
-                        "expected": usual if most else None,
-                        "measured": node.stack.driver,
-                        "source": f"this run: {counted(len(members), 'node')} of NVLink domain {domain}",
-                        "remedy": ONE_DRIVER,
-                        "actions": (action("run_role:nvidia_driver", "node"),),
-                        "observed": own[0].observed,
-                    }
-                ),
-                node.host,
+            result = CheckResult(
+                Status.WARN,
+                f"driver {node.stack.driver} in an NVLink domain with {shown}",
+                expected=usual if most else None,
+                measured=node.stack.driver,
+                source=f"this run: {counted(len(members), 'node')} of NVLink domain {domain}",
+                remedy=ONE_DRIVER,
+                actions=("run_role:nvidia_driver",),
             )
+            found = registry[DOMAIN].finding(result)
+            yield found.model_copy(update={"observed": own[0].observed}), node.host

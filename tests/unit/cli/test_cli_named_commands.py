@@ -174,10 +174,10 @@ def test_every_remedy_of_a_role_ends_with_its_command() -> None:
     of_roles = [check for check in registry if any(step.action == "run_role" for step in check.actions)]
     assert len(of_roles) > 25
     for check in of_roles:
-        finding = check._finding(CheckResult(Status.FAIL, "it is broken"))
+        finding = check.finding(CheckResult(Status.FAIL, "it is broken"))
         assert "gpunode provision -i INVENTORY -l HOST -t " in str(finding.remedy), check.id
-        assert check._finding(CheckResult(Status.PASS, "it works")).remedy is None
-        assert "gpunode provision" not in str(check._finding(CheckResult(Status.ERROR, "unknown")).remedy)
+        assert check.finding(CheckResult(Status.PASS, "it works")).remedy is None
+        assert "gpunode provision" not in str(check.finding(CheckResult(Status.ERROR, "unknown")).remedy)
 
 
 def test_commands_are_found() -> None:
