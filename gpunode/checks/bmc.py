@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 
+from gpunode.checks.compare import passed, skipped
 from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import BmcEvent, BmcSensor, NodeFacts
@@ -39,7 +40,7 @@ _RPM = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) RPM")
 
 def _obstacle(node: NodeFacts) -> CheckResult | None:
     reason = OBSTACLES.get(node.bmc_access or "")
-    return CheckResult(Status.SKIP, reason) if reason else None
+    return skipped(reason) if reason else None
 
 
 @registry.check(
@@ -122,7 +123,7 @@ def _sensors(node: NodeFacts, sensors: tuple[BmcSensor, ...], what: str) -> Iter
     obstacle = _obstacle(node)
     read = [sensor for sensor in sensors if sensor.status not in {"ns", "us"}]
     if obstacle is not None or not read:
-        yield obstacle or CheckResult(Status.SKIP, f"the BMC has no reading of a {what}")
+        yield obstacle or skipped(f"the BMC has no reading of a {what}")
         return
     good = []
     for sensor in read:
@@ -133,7 +134,7 @@ def _sensors(node: NodeFacts, sensors: tuple[BmcSensor, ...], what: str) -> Iter
             message = f"{sensor.reading or 'no reading'} (status {sensor.status})"
             yield CheckResult(status, message, sensor.name, expected="ok", measured=sensor.status, source=IPMI)
     if good:
-        yield CheckResult(Status.PASS, f"good: {listed(good)}", expected="ok", measured="ok", source=IPMI)
+        yield passed(f"good: {listed(good)}", expected="ok", measured="ok", source=IPMI)
 
 
 def _status_of(sensor: BmcSensor) -> Status:

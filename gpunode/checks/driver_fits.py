@@ -7,6 +7,7 @@ from dataclasses import replace
 from packaging.version import Version
 
 from gpunode.catalog import Gpu, Platform, driver_rules, load
+from gpunode.checks.compare import passed
 from gpunode.checks.gpus import CATALOG
 from gpunode.checks.registry import CheckResult, Status
 from gpunode.errors import UsageError
@@ -21,7 +22,7 @@ def fits(loaded: LoadedDriver, models: Sequence[Gpu], boards: Sequence[Platform]
 
     An objection fails only if it applies to all models; if it applies to some, or depends on an unsure fact, it warns.
     """
-    verdict = CheckResult(Status.PASS, "", measured=loaded.version, source=CATALOG)
+    verdict = passed("", measured=loaded.version, source=CATALOG)
     found = [_objection(loaded, model, boards) for model in models]
     against = [objection for objection in found if objection is not None]
     if not against:

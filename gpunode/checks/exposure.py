@@ -3,17 +3,14 @@
 from collections.abc import Iterator
 from ipaddress import ip_address
 
-from gpunode.checks.registry import CheckResult, Skip, Status, registry
+from gpunode.checks.compare import failed, passed, skipped, warned
+from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.facts.node import Listener, NodeFacts, PacketFilter
 from gpunode.text import counted, listed
 
 UNIT = "gpunode-firewall.service"
 TABLE = "inet gpunode"
-WITHOUT_PASSWORD = {
-    5555: "DCGM's host engine",
-    9100: "the node exporter",
-    9400: "the DCGM exporter",
-}
+WITHOUT_PASSWORD = {5555: "DCGM's host engine", 9100: "the node exporter", 9400: "the DCGM exporter"}
 """Ports of services without authentication: docs.nvidia.com/datacenter/dcgm (nv-hostengine, dcgm-exporter),
 github.com/prometheus/node_exporter."""
 TLS = "with TLS"
@@ -39,16 +36,14 @@ def firewall(node: NodeFacts) -> Iterator[CheckResult]:
     if unit is None:
         tables = listed(found.refusing) if found is not None and found.refusing else ""
         others = f"; input is refused by {tables}" if tables else ""
-        yield CheckResult(Status.SKIP, f"the node has no policy of the role firewall{others}")
+        yield skipped(f"the node has no policy of the role firewall{others}")
     elif found is None or found.own is None:
-        yield CheckResult(
-            Status.FAIL, f"{UNIT} is installed and its table is not loaded", expected=TABLE, measured=None
-        )
+        yield failed(f"{UNIT} is installed and its table is not loaded", expected=TABLE, measured=None)
     elif missing := [name for name, refused in _families(found).items() if not refused]:
         message = f"{' and '.join(missing)} enter without a rule that accepts them"
-        yield CheckResult(Status.FAIL, message, expected="refused", measured="accepted")
+        yield failed(message, expected="refused", measured="accepted")
     else:
-        yield CheckResult(Status.PASS, f"the table {TABLE} is loaded, and refuses what no rule accepts")
+        yield passed(f"the table {TABLE} is loaded, and refuses what no rule accepts")
 
 
 def _families(found: PacketFilter) -> dict[str, bool]:
@@ -77,11 +72,9 @@ def exposed_services(node: NodeFacts) -> Iterator[CheckResult]:
             exposed += [f"{what} at {address}, port {one.port}" for address in public if _covers(one, str(address))]
     if exposed:
         message = f"{counted(len(exposed), 'service')} without authentication: {listed(exposed, 3)}"
-        yield CheckResult(Status.WARN, message, expected=0, measured=len(exposed), unit="services")
+        yield warned(message, expected=0, measured=len(exposed), unit="services")
     else:
-        yield CheckResult(
-            Status.PASS, "no service without a password is public", expected=0, measured=0, unit="services"
-        )
+        yield passed("no service without a password is public", expected=0, measured=0, unit="services")
 
 
 def _covers(one: Listener, address: str) -> bool:
@@ -109,12 +102,12 @@ def docker_api(node: NodeFacts) -> Iterator[CheckResult]:
     outside = [one for one in found if not _loopback(one.address)]
     places = listed([f"{one.address} port {one.port}" for one in outside or found], 3)
     if [one for one in outside if DOCKER_API.get(one.port) != TLS]:
-        yield CheckResult(Status.FAIL, f"Docker's API listens on {places}", expected=0, measured=len(outside))
+        yield failed(f"Docker's API listens on {places}", expected=0, measured=len(outside))
     elif found:
         message = f"Docker's API listens on {places}: access without a certificate is root access"
-        yield CheckResult(Status.WARN, message, expected=0, measured=len(found), unit="sockets")
+        yield warned(message, expected=0, measured=len(found), unit="sockets")
     else:
-        yield CheckResult(Status.PASS, "Docker's API is not reachable over TCP", expected=0, measured=0, unit="sockets")
+        yield passed("Docker's API is not reachable over TCP", expected=0, measured=0, unit="sockets")
 
 
 def _loopback(address: str) -> bool:
@@ -143,6 +136,6 @@ def docker_group(node: NodeFacts) -> Iterator[CheckResult]:
     if others:
         message = f"{counted(len(others), 'user')} in the group docker and not in {', '.join(ADMINISTRATORS)}: "
         message += f"{listed(others)}: root without a password"
-        yield CheckResult(Status.WARN, message, expected=0, measured=len(others), unit="users")
+        yield warned(message, expected=0, measured=len(others), unit="users")
     else:
-        yield CheckResult(Status.PASS, "the group docker has only administrators as members", expected=0, measured=0)
+        yield passed("the group docker has only administrators as members", expected=0, measured=0)

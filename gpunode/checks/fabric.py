@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpunode.catalog import Platform, load
+from gpunode.checks.compare import failed, passed, skipped, undetermined
 from gpunode.checks.driver import same_version
 from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, model_of, of_one_gpu, seen_gpus
 from gpunode.checks.machine import gpu_ids, is_guest, nvswitches, platforms
@@ -12,11 +13,7 @@ from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.node import NodeFacts, Unit
 from gpunode.text import listed
 
-UNITS = {
-    "fabric-manager": "nvidia-fabricmanager.service",
-    "nvlsm": "nvlsm.service",
-    "imex": "nvidia-imex.service",
-}
+UNITS = {"fabric-manager": "nvidia-fabricmanager.service", "nvlsm": "nvlsm.service", "imex": "nvidia-imex.service"}
 PLATFORMS = "catalog (platforms.yml)"
 NOT_NEEDED = "this platform needs no fabric manager"
 MANAGER = "fabric.manager reports it"
@@ -62,14 +59,14 @@ def _unknown_platform(node: NodeFacts) -> CheckResult | None:
     """
     matches = [model_of(device) for device in node.gpus_on_bus or ()]
     if any(match is None for match in matches):
-        return CheckResult(Status.SKIP, f"the catalog does not have this GPU ({MODEL} reports it)")
+        return skipped(f"the catalog does not have this GPU ({MODEL} reports it)")
     if platforms(node) or all(match and match.common.get("fabric") == "none" for match in matches):
         return None
     if is_guest(node) and not nvswitches(node):
-        return CheckResult(Status.SKIP, "a virtual machine without NVSwitches: its host may run the fabric manager")
+        return skipped("a virtual machine without NVSwitches: its host may run the fabric manager")
     names = listed(sorted({" or ".join(gpu.name for gpu in match.gpus) for match in matches if match}))
     message = f"no platform in the catalog has {len(matches)} x {names}: whether it needs a fabric manager is unknown"
-    return CheckResult(Status.ERROR, message, source=PLATFORMS, remedy=FEWER)
+    return undetermined(message, source=PLATFORMS, remedy=FEWER)
 
 
 @registry.check(
@@ -100,12 +97,12 @@ def _unasked(units: dict[str, Unit], unknown: CheckResult | None) -> Iterator[Ch
     there = [(service, units[name]) for service, name in UNITS.items() if name in units and installed(units[name])]
     used = [(service, unit) for service, unit in there if unit.active in ("active", "failed")]
     if unknown is None:
-        yield CheckResult(Status.SKIP, NOT_NEEDED)
+        yield skipped(NOT_NEEDED)
     elif not used:
         yield unknown
     for service, unit in used if unknown is not None else ():
         name = UNITS[service].removesuffix(".service")
-        verdict = CheckResult(Status.PASS, f"{name} is active", name, expected="active", measured=unit.active)
+        verdict = passed(f"{name} is active", component=name, expected="active", measured=unit.active)
         failed = replace(verdict, status=Status.FAIL, message=f"{name} is {unit.active} ({unit.sub})")
         yield verdict if unit.active == "active" else failed
 
@@ -117,7 +114,7 @@ def installed(unit: Unit | None) -> bool:
 
 def _started_by_manager(node: NodeFacts) -> CheckResult | None:
     """Return the result for an nvlsm without a unit: NVIDIA's package has none, the fabric manager's unit starts it."""
-    verdict = CheckResult(Status.PASS, "", "nvlsm", expected="installed", measured="installed", source=PLATFORMS)
+    verdict = passed("", component="nvlsm", expected="installed", measured="installed", source=PLATFORMS)
     if node.packages is None:
         message = "whether nvlsm is installed is unknown"
         return replace(verdict, status=Status.ERROR, message=message, measured=None)
@@ -129,9 +126,7 @@ def _started_by_manager(node: NodeFacts) -> CheckResult | None:
 
 def _service(node: NodeFacts, service: str, unit: Unit | None) -> CheckResult:
     name = UNITS[service].removesuffix(".service")
-    verdict = CheckResult(
-        Status.PASS, f"{name} is active", name, expected="active", measured="active", source=PLATFORMS
-    )
+    verdict = passed(f"{name} is active", component=name, expected="active", measured="active", source=PLATFORMS)
     absent = not installed(unit)
     if absent and is_guest(node) and not nvswitches(node):
         return replace(
@@ -169,10 +164,10 @@ def manager_version(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip(f"{reason}{pointer}")
     driver = node.loaded_driver.version
     if same_version(version, driver):
-        yield CheckResult(Status.PASS, f"fabric manager and driver are {driver}", expected=driver, measured=version)
+        yield passed(f"fabric manager and driver are {driver}", expected=driver, measured=version)
     else:
         message = f"the fabric manager is {version}, the driver {driver}"
-        yield CheckResult(Status.FAIL, message, expected=driver, measured=version)
+        yield failed(message, expected=driver, measured=version)
 
 
 @registry.check(
@@ -200,40 +195,32 @@ def state(node: NodeFacts) -> Iterator[CheckResult]:
     joined = [gpu.reported.fabric for gpu in members if gpu.reported.fabric.state == "Completed"]
     cliques = {(fabric.cluster_uuid, fabric.clique_id) for fabric in joined}
     if len(cliques) > 1:
-        yield CheckResult(
-            Status.FAIL, f"the GPUs of this node are in {len(cliques)} fabrics", expected=1, measured=len(cliques)
-        )
+        yield failed(f"the GPUs of this node are in {len(cliques)} fabrics", expected=1, measured=len(cliques))
 
 
 def _not_reported(node: NodeFacts, gpus: list[SeenGpu]) -> CheckResult:
     """Return the result if no GPU reports a state of its fabric: older models report none, others should."""
     answering = [gpu for gpu in gpus if gpu.lost is None]
     if not answering:
-        return CheckResult(Status.SKIP, f"no GPU answers ({ANSWERS})")
+        return skipped(f"no GPU answers ({ANSWERS})")
     if any(gpu.match is None for gpu in answering):
-        return CheckResult(
-            Status.SKIP, f"no state of a fabric from a GPU that the catalog does not have ({MODEL} reports it)"
-        )
+        return skipped(f"no state of a fabric from a GPU that the catalog does not have ({MODEL} reports it)")
     if {gpu.known.get("fabric") for gpu in answering} == {"none"}:
-        return CheckResult(Status.SKIP, "no fabric: this model has none")
+        return skipped("no fabric: this model has none")
     capability = max(float(gpu.known.get("compute_capability") or 0) for gpu in answering)
     if capability < FABRIC_SINCE:
-        return CheckResult(Status.SKIP, "GPUs before Hopper report no fabric; see nvlink.state for their links")
+        return skipped("GPUs before Hopper report no fabric; see nvlink.state for their links")
     if is_guest(node):
-        return CheckResult(
-            Status.SKIP, "a virtual machine, and its GPUs report no fabric; see nvlink.state for their links"
-        )
+        return skipped("a virtual machine, and its GPUs report no fabric; see nvlink.state for their links")
     if not needed_services(node) and _unknown_platform(node) is None:
-        return CheckResult(Status.SKIP, "no fabric: this platform has no NVSwitch; see nvlink.state for the links")
-    return CheckResult(Status.ERROR, "nvidia-smi does not report the state of the fabric")
+        return skipped("no fabric: this platform has no NVSwitch; see nvlink.state for the links")
+    return undetermined("nvidia-smi does not report the state of the fabric")
 
 
 def _state_of(gpu: SeenGpu) -> CheckResult:
     fabric = gpu.reported.fabric
     state, status = fabric.state, fabric.status
-    verdict = CheckResult(
-        Status.PASS, "joined the fabric", expected="Completed, Success", measured=f"{state}, {status}"
-    )
+    verdict = passed("joined the fabric", expected="Completed, Success", measured=f"{state}, {status}")
     if state is None:
         return replace(verdict, status=Status.FAIL, message="reports no fabric, the other GPUs do", measured="N/A")
     if state != "Completed":

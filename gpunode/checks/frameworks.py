@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from functools import partial
 
+from gpunode.checks.compare import failed, passed
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.workload import explained, gpu_named, known, of, record_check, where
@@ -272,7 +273,7 @@ def p2p(values: PeerValues, node: NodeFacts) -> CheckResult:
     names = [gpu_named(node, uuid) or uuid for uuid in values.uuids]
     if values.wrong:
         pairs = [f"{names[one]} to {names[other]}" for one, other in values.wrong if max(one, other) < number]
-        return CheckResult(Status.FAIL, f"wrong data:  {listed(pairs) or 'between GPUs'}")
+        return failed(f"wrong data:  {listed(pairs) or 'between GPUs'}")
     refused = [
         f"{names[one]}-{names[other]}"
         for one in range(number)
@@ -388,5 +389,5 @@ def _beside_pytorch(node: NodeFacts) -> bool:
 )
 def dali(values: DaliValues) -> CheckResult:
     if values.samples <= 0:
-        return CheckResult(Status.FAIL, f"DALI {values.version} returned an empty batch", measured=values.samples)
-    return CheckResult(Status.PASS, f"DALI {values.version} puts {counted(values.samples, 'sample')} on the GPU")
+        return failed(f"DALI {values.version} returned an empty batch", measured=values.samples)
+    return passed(f"DALI {values.version} puts {counted(values.samples, 'sample')} on the GPU")

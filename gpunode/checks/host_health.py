@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
 from gpunode.checks.links import gpus_of
 from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
@@ -50,11 +51,11 @@ KILLED_MOST = Threshold("host.killed-processes.most", 0, "processes", "More sinc
 )
 def memory_errors(node: NodeFacts) -> Iterator[CheckResult]:
     if not node.memory_controllers:
-        yield CheckResult(Status.SKIP, "the kernel counts no memory errors here (no EDAC)")
+        yield skipped("the kernel counts no memory errors here (no EDAC)")
     for controller in node.memory_controllers or ():
         corrected, uncorrected = controller.corrected, controller.uncorrected
         if corrected is None or uncorrected is None:
-            yield CheckResult(Status.ERROR, "the kernel does not report its error counts", controller.name)
+            yield undetermined("the kernel does not report its error counts", component=controller.name)
             continue
         status = Status.FAIL if uncorrected else Status.WARN if corrected > CORRECTED_MOST.value else Status.PASS
         message = f"{uncorrected} uncorrected and {counted(corrected, 'corrected error')} since the boot"
@@ -80,42 +81,38 @@ WITHOUT_HEALTH = {
 )
 def nvme(node: NodeFacts) -> Iterator[CheckResult]:
     if not node.nvmes:
-        yield CheckResult(Status.SKIP, "the node has no NVMe disk")
+        yield skipped("the node has no NVMe disk")
     for disk in node.nvmes or ():
         yield replace(_nvme(disk), component=disk.name)
 
 
 def _nvme(disk: Nvme) -> CheckResult:
     if disk.state not in (None, "live"):
-        return CheckResult(Status.FAIL, f"its state is {disk.state}", expected="live", measured=disk.state)
+        return failed(f"its state is {disk.state}", expected="live", measured=disk.state)
     if disk.critical_warning is None:
         return _without_health(disk)
     if disk.critical_warning:
         message = f"it warns: {listed(_warnings(disk.critical_warning))}"
-        return CheckResult(Status.FAIL, message, expected=0, measured=disk.critical_warning)
+        return failed(message, expected=0, measured=disk.critical_warning)
     if (disk.media_errors or 0) > MEDIA_ERRORS_MOST.value:
         message = counted(disk.media_errors or 0, "media error")
-        return CheckResult(
-            Status.WARN, message, expected=MEDIA_ERRORS_MOST.value, measured=disk.media_errors, unit="errors"
-        )
+        return warned(message, expected=MEDIA_ERRORS_MOST.value, measured=disk.media_errors, unit="errors")
     if (disk.percentage_used or 0) >= WORN.value:
         message = f"{disk.percentage_used} % of its life are used"
-        return CheckResult(Status.WARN, message, expected=WORN.value, measured=disk.percentage_used, unit="%")
+        return warned(message, expected=WORN.value, measured=disk.percentage_used, unit="%")
     if disk.available_spare_percent is not None and disk.available_spare_percent < SPARE_LEAST.value:
         message = f"{disk.available_spare_percent} % of its spare blocks remain"
-        return CheckResult(
-            Status.WARN, message, expected=SPARE_LEAST.value, measured=disk.available_spare_percent, unit="%"
-        )
+        return warned(message, expected=SPARE_LEAST.value, measured=disk.available_spare_percent, unit="%")
     used = f", {disk.percentage_used} % of its life used" if disk.percentage_used is not None else ""
-    return CheckResult(Status.PASS, f"healthy{used}", expected=0, measured=0)
+    return passed(f"healthy{used}", expected=0, measured=0)
 
 
 def _without_health(disk: Nvme) -> CheckResult:
     """Return the result for a disk without health: skip if it is live and cannot be queried, error for other gaps."""
     if disk.state is not None and disk.health in WITHOUT_HEALTH:
-        return CheckResult(Status.SKIP, f"{disk.state}; {WITHOUT_HEALTH[disk.health]}", measured=disk.state)
+        return skipped(f"{disk.state}; {WITHOUT_HEALTH[disk.health]}", measured=disk.state)
     unknown = "its health" if disk.state is not None else "its state and health"
-    return CheckResult(Status.ERROR, f"{unknown} could not be read", measured=disk.state)
+    return undetermined(f"{unknown} could not be read", measured=disk.state)
 
 
 def _warnings(bits: int) -> list[str]:
@@ -136,7 +133,7 @@ def _warnings(bits: int) -> list[str]:
 def stuck_processes(node: NodeFacts) -> Iterator[CheckResult]:
     stuck = [process for process in node.stuck_processes or () if process.waits_in not in VFORK]
     if not stuck:
-        yield CheckResult(Status.PASS, "no process hangs in the kernel", expected=0, measured=0, unit="processes")
+        yield passed("no process hangs in the kernel", expected=0, measured=0, unit="processes")
         return
     in_driver = [
         process

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from gpunode.checks.compare import passed, undetermined, warned
 from gpunode.checks.links import GUEST, gpus_of
 from gpunode.checks.machine import is_guest
-from gpunode.checks.registry import CheckResult, Skip, Status, registry
+from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
@@ -40,7 +41,7 @@ def iommu(node: NodeFacts) -> Iterator[CheckResult]:
     if reason is not None or node.iommu is None:
         raise Skip(reason or "not seen")
     if not node.iommu.units:
-        yield CheckResult(Status.PASS, "no IOMMU is enabled", expected=PASSTHROUGH, measured="off", source=SOURCE)
+        yield passed("no IOMMU is enabled", expected=PASSTHROUGH, measured="off", source=SOURCE)
         return
     types = {}
     for component, device in gpus_of(node):
@@ -52,12 +53,12 @@ def iommu(node: NodeFacts) -> Iterator[CheckResult]:
     translated = [f"{component} {kind}" for component, kind in types.items() if kind not in (PASSTHROUGH, "unknown")]
     if translated:
         message = f"addresses are translated: {listed(translated)}"
-        yield CheckResult(Status.WARN, message, expected=PASSTHROUGH, measured=listed(kinds), source=SOURCE)
+        yield warned(message, expected=PASSTHROUGH, measured=listed(kinds), source=SOURCE)
     elif "unknown" in kinds:
-        yield CheckResult(Status.ERROR, "an IOMMU is enabled, and the kernel does not report its mode for the GPUs")
+        yield undetermined("an IOMMU is enabled, and the kernel does not report its mode for the GPUs")
     else:
         message = "the IOMMU passes addresses of GPUs through"
-        yield CheckResult(Status.PASS, message, expected=PASSTHROUGH, measured=listed(kinds), source=SOURCE)
+        yield passed(message, expected=PASSTHROUGH, measured=listed(kinds), source=SOURCE)
 
 
 @registry.check(
@@ -79,7 +80,7 @@ def acs(node: NodeFacts) -> Iterator[CheckResult]:
     redirecting = sorted(bridge.slot for bridge in node.pci_acs or () if bridge.redirects and bridge.slot in above)
     if redirecting:
         message = f"{counted(len(redirecting), 'bridge')} above GPUs redirect traffic: {listed(redirecting)}"
-        yield CheckResult(Status.WARN, message, expected=0, measured=len(redirecting), unit="bridges", source=SOURCE)
+        yield warned(message, expected=0, measured=len(redirecting), unit="bridges", source=SOURCE)
     else:
         message = f"{counted(len(above), 'bridge')} above GPUs, none redirects traffic"
-        yield CheckResult(Status.PASS, message, expected=0, measured=0, unit="bridges", source=SOURCE)
+        yield passed(message, expected=0, measured=0, unit="bridges", source=SOURCE)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
+from gpunode.checks.compare import failed, passed, skipped, undetermined
 from gpunode.checks.inside_driver import MISMATCH_CUDA, NO_COMPAT, refused
 from gpunode.checks.registry import (
     Broken,
@@ -79,16 +80,16 @@ def _run(record: Record) -> Iterator[CheckResult]:
         raise Undetermined(values)
     for line in values.busy:
         gpu, _, process = line.partition(": ")
-        yield CheckResult(Status.SKIP, f"skipped, in use by {process or 'a process'}", component=gpu)
+        yield skipped(f"skipped, in use by {process or 'a process'}", component=gpu)
     handed = "without GPUs" if not values.gpus else f"with {counted(values.gpus, 'GPU')}"
     if values.complete is False:
-        yield CheckResult(Status.ERROR, f"ran {handed} and was interrupted after {record.seconds:.0f} s{where(record)}")
+        yield undetermined(f"ran {handed} and was interrupted after {record.seconds:.0f} s{where(record)}")
     elif values.complete is None:
-        yield CheckResult(Status.ERROR, f"whether it finished is unknown{where(record)}")
+        yield undetermined(f"whether it finished is unknown{where(record)}")
     elif record.container is None:
-        yield CheckResult(Status.SKIP, f"ran {handed} in {record.seconds:.0f} s {ON_HOST}")
+        yield skipped(f"ran {handed} in {record.seconds:.0f} s {ON_HOST}")
     else:
-        yield CheckResult(Status.PASS, f"ran {handed} in {record.seconds:.0f} s{where(record)}")
+        yield passed(f"ran {handed} in {record.seconds:.0f} s{where(record)}")
 
 
 @registry.check(
@@ -123,8 +124,8 @@ def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> CheckResult:
         if result != 0:
             what = f"{name} does not start inside: {meaning or 'error'} ({result})"
             if result == NO_PERMISSION and "selinux" in values.security:
-                return CheckResult(Status.FAIL, f"{what}; SELinux confines containers here", remedy=SELINUX)
-            return CheckResult(Status.FAIL, what, remedy=FABRIC if result == NOT_READY else None)
+                return failed(f"{what}; SELinux confines containers here", remedy=SELINUX)
+            return failed(what, remedy=FABRIC if result == NOT_READY else None)
     # On the host itself NVML shows all GPUs, whichever the payload was given.
     alone = record is not None and record.container is None
     lost = [gpu.result_name or str(gpu.result) for gpu in nvml.gpus if gpu.result != 0]
@@ -132,7 +133,7 @@ def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> CheckResult:
         seen = {gpu.uuid for gpu in nvml.gpus}
         names = [gpu_named(node, uuid) or uuid for uuid in values.uuids or () if uuid not in seen]
         which = listed(names) or counted(len(lost), "GPU")
-        return CheckResult(Status.FAIL, f"NVML counts {nvml.count} GPUs inside and cannot reach {which} ({lost[0]})")
+        return failed(f"NVML counts {nvml.count} GPUs inside and cannot reach {which} ({lost[0]})")
     wrong = _others(node, nvml, values, alone=alone)
     if wrong is not None:
         return wrong
@@ -173,7 +174,7 @@ def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Contai
         if outside is not None and len(outside) != len(gpu.mig_devices):
             gaps.append(f"{_name(node, gpu)} {len(gpu.mig_devices)} of {len(outside)}")
     if gaps:
-        return CheckResult(Status.FAIL, f"MIG devices that are missing inside: {listed(gaps)}", remedy=STALE)
+        return failed(f"MIG devices that are missing inside: {listed(gaps)}", remedy=STALE)
     if cuda.count is None:
         raise Undetermined("CUDA did not report the number of GPUs")
     verdict = partial(CheckResult, expected=parts, measured=parts, unit="MIG devices")
@@ -241,7 +242,7 @@ def compute(values: KernelValues, record: Record, node: NodeFacts) -> Iterator[C
         CheckResult, expected=0, measured=values.wrong, unit="elements", component=component(node, record)
     )
     if values.elements <= 0:
-        yield CheckResult(Status.ERROR, "the kernel computed nothing")
+        yield undetermined("the kernel computed nothing")
     elif values.wrong:
         yield verdict(Status.FAIL, f"{values.wrong} of {values.elements} elements are wrong")
     else:
@@ -266,9 +267,7 @@ def _without_record(node: NodeFacts) -> Iterator[CheckResult]:
             continue
         for device in gpu.mig_devices if gpu.mig_mode else (gpu,):
             if device.uuid not in tried:
-                yield CheckResult(
-                    Status.FAIL, f"{device.uuid} was passed, but nothing computed on it", _name(node, gpu)
-                )
+                yield failed(f"{device.uuid} was passed, but nothing computed on it", component=_name(node, gpu))
 
 
 def _about(record: Record) -> DeviceIdentity | str:

@@ -7,6 +7,7 @@ from functools import partial
 from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import load
+from gpunode.checks.compare import skipped, undetermined
 from gpunode.checks.driver import same_version
 from gpunode.checks.registry import Broken, CheckResult, NotJudged, Skip, Status, Undetermined, registry
 from gpunode.checks.workload import explained, image_of, known, one, where
@@ -65,8 +66,8 @@ def library(node: NodeFacts) -> Iterator[CheckResult]:
 def _without_versions(node: NodeFacts, inside: SystemValues) -> CheckResult:
     """Return the result without versions: another check reports a container without the driver's libraries."""
     if not inside.driver_libraries and (node.simulated or explained(node, ("container.gpus",))):
-        return CheckResult(Status.SKIP, "the container has no library of the driver (container.gpus reports the cause)")
-    return CheckResult(Status.ERROR, "the version of the driver's libraries inside the container could not be read")
+        return skipped("the container has no library of the driver (container.gpus reports the cause)")
+    return undetermined("the version of the driver's libraries inside the container could not be read")
 
 
 def refused(node: NodeFacts) -> str | None:
@@ -178,7 +179,7 @@ def driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Che
     reported = _series((node.smi.document.cuda_version if node.smi and node.smi.document else None) or "")
     own = reported or _series((branch.native_cuda if branch else None) or "")
     if own is None:
-        return CheckResult(Status.ERROR, f"the CUDA version of driver {driver} is unknown")
+        return undetermined(f"the CUDA version of driver {driver} is unknown")
     verdict = partial(CheckResult, expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)
     if number <= own:
         return verdict(Status.PASS, f"{what}; driver {driver} runs up to {own}")

@@ -40,13 +40,7 @@ def shm(values: LimitValues, record: Record) -> CheckResult:
     if values.shm_bytes is None:
         raise Undetermined("the size of /dev/shm is unknown")
     least, mebibytes = SHM_LEAST.value, values.shm_bytes / 2**20
-    verdict = partial(
-        CheckResult,
-        expected=least,
-        measured=values.shm_bytes // 2**20,
-        unit="MiB",
-        source=NCCL_GUIDE,
-    )
+    verdict = partial(CheckResult, expected=least, measured=values.shm_bytes // 2**20, unit="MiB", source=NCCL_GUIDE)
     if mebibytes < least:
         size = f"{values.shm_bytes // 2**20} MiB of shared memory"
         return verdict(Status.WARN, f"a plain docker run gets {size}, {least} are required")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
+from gpunode.checks.compare import skipped
 from gpunode.checks.machine import is_container
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.node import EnvironmentSetting, NodeFacts
@@ -52,7 +53,7 @@ def kernel_settings(node: NodeFacts) -> Iterator[CheckResult]:
         else:
             yield verdict(Status.PASS, f"the kernel was booted with {listed(list(node.boot_arguments))}")
     if not judged:
-        yield CheckResult(Status.SKIP, "no file sets a relevant kernel setting")
+        yield skipped("no file sets a relevant kernel setting")
 
 
 @registry.check(
@@ -68,7 +69,7 @@ def nccl_conf(node: NodeFacts) -> Iterator[CheckResult]:
     found = [one for one in node.environment or () if one.path == NCCL_FILE]
     named = [one for one in found if one.name in LISTS and not one.value.startswith("^")]
     if not named:
-        yield CheckResult(Status.SKIP, f"{NCCL_FILE} lists no interface and no HCA")
+        yield skipped(f"{NCCL_FILE} lists no interface and no HCA")
     for one in named:
         yield _names(one, names_on(node, one.name))
 

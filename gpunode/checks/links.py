@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from math import ceil
 
+from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
 from gpunode.checks.gpus import SeenGpu, listed_gpus, model_of, of_one_gpu, seen_gpus
 from gpunode.checks.machine import is_guest, nvswitches, platforms
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
@@ -84,10 +85,10 @@ def port_above(node: NodeFacts, device: PciDevice) -> PciPort | None:
 def _width_of(node: NodeFacts, device: PciDevice) -> CheckResult:
     reason = why_not_judged(node, device)
     if reason is not None:
-        return CheckResult(Status.SKIP, reason)
+        return skipped(reason)
     link = device.link
     if link is None or link.width is None or link.width_max is None:
-        return CheckResult(Status.ERROR, f"the kernel does not report the PCIe link of {device.slot}")
+        return undetermined(f"the kernel does not report the PCIe link of {device.slot}")
     port = port_above(node, device)
     if port is None or port.link is None or port.link.width_max is None:
         return _one_end(link.width, link.width_max, device)
@@ -98,13 +99,8 @@ def _width_of(node: NodeFacts, device: PciDevice) -> CheckResult:
 
 
 def _one_end(now: int, most: int, device: PciDevice) -> CheckResult:
-    verdict = CheckResult(
-        Status.PASS,
-        f"x{now}, the maximum of the card",
-        expected=most,
-        measured=now,
-        unit="lanes",
-        source="the card alone",
+    verdict = passed(
+        f"x{now}, the maximum of the card", expected=most, measured=now, unit="lanes", source="the card alone"
     )
     if now < most:
         message = f"x{now}, the GPU supports x{most}; the port above {device.slot} does not report its maximum"
@@ -154,8 +150,7 @@ def _replays_of(gpu: SeenGpu, minutes: float) -> CheckResult:
     lanes = pcie.width_current if isinstance(pcie.width_current, (int, float)) else 16
     most = most_replays(MOST_REPLAYS.of(gpu.match), pcie.gen_max or pcie.gen_current or 3, lanes)
     rate = replays / minutes
-    verdict = CheckResult(
-        Status.PASS,
+    verdict = passed(
         f"{counted(replays, 'packet')} sent again since the driver was loaded",
         expected=most,
         measured=round(rate, 3),
@@ -190,19 +185,19 @@ def pcie_speed(node: NodeFacts) -> Iterator[CheckResult]:
 def _speed_of(node: NodeFacts, device: PciDevice, state: str | None) -> CheckResult:
     reason = why_not_judged(node, device)
     if reason is not None:
-        return CheckResult(Status.SKIP, reason)
+        return skipped(reason)
     link = device.link
     if link is None or link.speed_gt_per_s is None or link.speed_max_gt_per_s is None:
-        return CheckResult(Status.ERROR, f"the kernel does not report the PCIe link of {device.slot}")
+        return undetermined(f"the kernel does not report the PCIe link of {device.slot}")
     port = port_above(node, device)
     can = _slower_end(link, port.link if port else None)
     now = link.speed_gt_per_s
     if now < can and state is not None and state not in FULL_SPEED_STATES:
         message = f"idle ({state}): {_generation(now)} of {_generation(can)}, which is normal; check under load"
-        return CheckResult(Status.SKIP, message, expected=can, measured=now, unit="GT/s")
+        return skipped(message, expected=can, measured=now, unit="GT/s")
     if now < can and state is None:
         message = f"{_generation(now)} of {_generation(can)}, and whether the GPU is idle is unknown"
-        return CheckResult(Status.SKIP, message, expected=can, measured=now, unit="GT/s")
+        return skipped(message, expected=can, measured=now, unit="GT/s")
     verdict = CheckResult(Status.FAIL if now < can else Status.PASS, "", expected=can, measured=now, unit="GT/s")
     return _both_ends(_generation(now), _generation(can), device, verdict)
 
@@ -245,7 +240,7 @@ def topology(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("only one GPU, so no connection between GPUs")
     asymmetric = [f"{one}-{other}" for (one, other), way in ways.items() if one < other and ways[other, one] != way]
     if asymmetric:
-        yield CheckResult(Status.FAIL, f"not the same in both directions: {listed(asymmetric)}")
+        yield failed(f"not the same in both directions: {listed(asymmetric)}")
         return
     yield _as_the_platform(node, ways)
 
@@ -272,7 +267,7 @@ def _as_the_platform(node: NodeFacts, ways: Ways) -> CheckResult:
     source = f"catalog (platforms.yml: {name})"
     wrong = [f"{one}-{other} {way}" for (one, other), way in ways.items() if one < other and way != expected]
     if expected is None:
-        return CheckResult(Status.SKIP, f"the catalog has no data on links between GPUs of {name}")
+        return skipped(f"the catalog has no data on links between GPUs of {name}")
     if wrong:
         message = f"{counted(len(wrong), 'pair')} not linked by {expected}: {listed(wrong)}"
         switched_for_sure = bool(nvswitches(node)) or all(platform.sure("nvswitches") for platform in known)
@@ -280,15 +275,13 @@ def _as_the_platform(node: NodeFacts, ways: Ways) -> CheckResult:
         return CheckResult(
             Status.FAIL if sure else Status.WARN, message, expected=expected, measured=listed(kinds), source=source
         )
-    return CheckResult(
-        Status.PASS, f"all pairs are linked by {expected}", expected=expected, measured=expected, source=source
-    )
+    return passed(f"all pairs are linked by {expected}", expected=expected, measured=expected, source=source)
 
 
 def _as_the_others(node: NodeFacts, ways: Ways) -> CheckResult:
     """Return the result if no NVSwitch is between the GPUs: each link connects two of them."""
     kinds = listed(sorted(set(ways.values())))
-    verdict = CheckResult(Status.PASS, f"the same in both directions: {kinds}", measured=kinds)
+    verdict = passed(f"the same in both directions: {kinds}", measured=kinds)
     unlinkable = _without_nvlink(node)
     between = {pair: way for pair, way in ways.items() if pair[0] < pair[1] and not unlinkable.intersection(pair)}
     linked = sum(map(_is_nvlink, between.values()))
@@ -351,10 +344,10 @@ def numa(node: NodeFacts) -> Iterator[CheckResult]:
     for component, device in gpus_of(node):
         if device.numa_node is None:
             message = f"the firmware does not report the NUMA node of {device.slot}"
-            yield CheckResult(Status.WARN, message, component, expected=f"one of {listed([str(n) for n in with_cpus])}")
+            yield warned(message, component=component, expected=f"one of {listed([str(n) for n in with_cpus])}")
         else:
             message = f"at NUMA node {device.numa_node}, processors {device.local_cpus or 'unknown'}"
-            yield CheckResult(Status.PASS, message, component, measured=device.numa_node)
+            yield passed(message, component=component, measured=device.numa_node)
 
 
 @registry.check(
@@ -391,15 +384,13 @@ def _access(
     total = number * (number - 1) // 2
     if linked:
         message = f"{counted(len(linked), 'pair')} linked by NVLink cannot reach each other: {listed(linked)}"
-        return CheckResult(Status.FAIL, message, expected=total, measured=total - len(refused), unit="pairs")
+        return failed(message, expected=total, measured=total - len(refused), unit="pairs")
     if not refused:
-        return CheckResult(
-            Status.PASS, f"all {counted(total, 'pair')} reach each other", expected=total, measured=total
-        )
+        return passed(f"all {counted(total, 'pair')} reach each other", expected=total, measured=total)
     words = listed([f"{one}-{other} {word}" for (one, other), word in refused.items()], most=3)
     if is_guest(node):
-        return CheckResult(Status.SKIP, f"{words}; {GUEST}")
+        return skipped(f"{words}; {GUEST}")
     if not all(gpu.for_servers for gpu in gpus):
-        return CheckResult(Status.SKIP, f"{words}; such GPUs need not reach each other over PCIe")
+        return skipped(f"{words}; such GPUs need not reach each other over PCIe")
     message = f"{counted(len(refused), 'pair')} of {total} cannot reach each other over PCIe: {words}"
-    return CheckResult(Status.WARN, message, expected=total, measured=total - len(refused), unit="pairs")
+    return warned(message, expected=total, measured=total - len(refused), unit="pairs")

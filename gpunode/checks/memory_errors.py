@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from gpunode.checks.compare import passed, skipped, warned
 from gpunode.checks.gpus import SeenGpu, gpu_check
 from gpunode.checks.registry import CheckResult, Status
 from gpunode.checks.thresholds import Threshold
@@ -60,12 +61,12 @@ def ecc_mode(gpu: SeenGpu) -> CheckResult:
     if pending is not None and pending != enabled:
         now, after = ("on", "off") if enabled else ("off", "on")
         message = f"ECC is {now}, and {after} after the next reset"
-        return CheckResult(Status.WARN, message, expected=True, measured=enabled, remedy=PENDING)
+        return warned(message, expected=True, measured=enabled, remedy=PENDING)
     if enabled:
-        return CheckResult(Status.PASS, "ECC is on", expected=True, measured=True)
+        return passed("ECC is on", expected=True, measured=True)
     if gpu.for_servers:
-        return CheckResult(Status.WARN, "ECC is off", expected=True, measured=False)
-    return CheckResult(Status.SKIP, f"ECC is off, as it mostly is on a {gpu.name}")
+        return warned("ECC is off", expected=True, measured=False)
+    return skipped(f"ECC is off, as it mostly is on a {gpu.name}")
 
 
 @gpu_check(
@@ -156,7 +157,7 @@ def remapped_rows(gpu: SeenGpu) -> CheckResult:
     if None in (rows.failure, rows.pending):
         return gpu.not_reported("whether rows wait to be remapped", expected=True)
     message = f"{counted(uncorrected + corrected, 'row')} remapped, none waits"
-    return CheckResult(Status.PASS, message, measured=uncorrected + corrected, unit="rows", source=REMAPPED_SOURCE)
+    return passed(message, measured=uncorrected + corrected, unit="rows", source=REMAPPED_SOURCE)
 
 
 @gpu_check(

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.registry import CheckResult, Status, registry
+from gpunode.checks.compare import at_most, passed
+from gpunode.checks.registry import CheckResult, registry
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
@@ -16,7 +17,7 @@ from gpunode.text import counted, listed
 )
 def reachable(node: NodeFacts) -> Iterator[CheckResult]:
     simulated = " on a simulated node" if node.simulated else ""
-    yield CheckResult(Status.PASS, f"data collected at {node.collected_at}{simulated}")
+    yield passed(f"data collected at {node.collected_at}{simulated}")
 
 
 @registry.check(
@@ -29,9 +30,6 @@ def reachable(node: NodeFacts) -> Iterator[CheckResult]:
     actions=("fix_configuration",),
 )
 def units_failed(node: NodeFacts) -> Iterator[CheckResult]:
-    failed = sorted(unit.name for unit in node.units or () if unit.active == "failed")
-    if failed:
-        message = f"{counted(len(failed), 'failed unit')}: {listed(failed, most=8)}"
-        yield CheckResult(Status.FAIL, message, expected=0, measured=len(failed), unit="failed units")
-    else:
-        yield CheckResult(Status.PASS, "no unit is failed", expected=0, measured=0, unit="failed units")
+    names = sorted(unit.name for unit in node.units or () if unit.active == "failed")
+    message = f"{counted(len(names), 'failed unit')}: {listed(names, most=8)}"
+    yield at_most(len(names), 0, "no unit is failed", message, unit="failed units")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from gpunode.checks.compare import failed, passed, skipped, undetermined
 from gpunode.checks.gpus import CATALOG, MODEL, SeenGpu, hidden, seen_gpus
 from gpunode.checks.links import answer_of
 from gpunode.checks.machine import is_guest
@@ -143,7 +144,7 @@ def _each(node: NodeFacts, judge: Callable[[Linked], CheckResult]) -> Iterator[C
 
 
 def _judged(linked: Linked, judge: Callable[[Linked], CheckResult]) -> CheckResult:
-    verdict = judge(linked) if linked.reason is None else CheckResult(Status.SKIP, linked.reason)
+    verdict = judge(linked) if linked.reason is None else skipped(linked.reason)
     return replace(verdict, component=linked.gpu.component)
 
 
@@ -168,16 +169,12 @@ def count(node: NodeFacts) -> Iterator[CheckResult]:
 def _count_of(linked: Linked) -> CheckResult:
     number, expected = len(linked.links), linked.expected
     if linked.all_inactive and not number:
-        return CheckResult(Status.SKIP, "all links are inactive (nvlink.state)")
+        return skipped("all links are inactive (nvlink.state)")
     if not number:
-        return CheckResult(
-            Status.ERROR, f"nvidia-smi nvlink --status lists no link of {linked.gpu.name}", expected=expected
-        )
+        return undetermined(f"nvidia-smi nvlink --status lists no link of {linked.gpu.name}", expected=expected)
     if expected is None:
-        return CheckResult(Status.SKIP, f"{number} links; the catalog has no number for {linked.gpu.name}")
-    verdict = CheckResult(
-        Status.PASS, f"{number} links", expected=expected, measured=number, unit="links", source=CATALOG
-    )
+        return skipped(f"{number} links; the catalog has no number for {linked.gpu.name}")
+    verdict = passed(f"{number} links", expected=expected, measured=number, unit="links", source=CATALOG)
     if number == expected:
         return verdict
     if linked.doubt is not None:
@@ -206,9 +203,7 @@ def _state_of(linked: Linked) -> CheckResult:
     unknown = [link for link in linked.links if link.active is None and not _sleeps(link)]
     total = len(linked.links)
     if linked.all_inactive:
-        return CheckResult(
-            Status.FAIL, "all links are inactive", expected=linked.expected, measured=0, unit="active links"
-        )
+        return failed("all links are inactive", expected=linked.expected, measured=0, unit="active links")
     if down:
         nvlink = linked.gpu.known.get("nvlink")
         # Boards may be joined by fewer bridges than they have room for.
@@ -216,13 +211,13 @@ def _state_of(linked: Linked) -> CheckResult:
         message = f"inactive: link {listed(down, most=18)} of {counted(total, 'link')}"
         return CheckResult(status, message, expected=total, measured=total - len(down), unit="active links")
     if unknown or not total:
-        return CheckResult(Status.ERROR, f"nvidia-smi does not report the state of NVLinks of {linked.gpu.name}")
+        return undetermined(f"nvidia-smi does not report the state of NVLinks of {linked.gpu.name}")
     if asleep:
         message = (
             f"asleep: link {listed(asleep, most=18)} of {counted(total, 'link')}, which is normal; check under load"
         )
-        return CheckResult(Status.SKIP, message)
-    return CheckResult(Status.PASS, f"{total} links are active", expected=total, measured=total, unit="active links")
+        return skipped(message)
+    return passed(f"{total} links are active", expected=total, measured=total, unit="active links")
 
 
 @registry.check(
@@ -246,16 +241,15 @@ def _speed_of(linked: Linked) -> CheckResult:
     speeds = {link.link: link.speed_gb_per_s for link in linked.links if link.active}
     expected = linked.gb_per_s
     if not speeds:
-        return CheckResult(Status.SKIP, "no link is active (nvlink.state)")
+        return skipped("no link is active (nvlink.state)")
     known = {number: gb_per_s for number, gb_per_s in speeds.items() if gb_per_s is not None}
     if len(known) < len(speeds):
-        return CheckResult(Status.ERROR, f"nvidia-smi does not report the speed of NVLinks of {linked.gpu.name}")
+        return undetermined(f"nvidia-smi does not report the speed of NVLinks of {linked.gpu.name}")
     # A model without a row in the catalog is compared with itself: all its links are alike.
     sheet = expected if expected is not None else max(known.values())
     line = linked.line_gb_per_s
     explained = f" (the data sheet's {sheet:g} GB/s)" if line is not None and line != sheet else ""
-    verdict = CheckResult(
-        Status.PASS,
+    verdict = passed(
         f"{counted(len(known), 'link')} at {min(known.values()):g} GB/s{explained}",
         expected=line if line is not None else sheet,
         measured=min(known.values()),
@@ -309,11 +303,11 @@ def _errors_of(linked: Linked, links: tuple[NvlinkLink, ...]) -> CheckResult:
         if value is not None and ERRORS.fullmatch(name)
     }
     if not counters:
-        return CheckResult(Status.ERROR, f"nvidia-smi nvlink -e lists no counter of {linked.gpu.name}")
+        return undetermined(f"nvidia-smi nvlink -e lists no counter of {linked.gpu.name}")
     raised = {place: value for place, value in counters.items() if value > 0}
     total, most = sum(raised.values()), ERRORS_MOST.of(linked.gpu.match)
     if not raised:
-        return CheckResult(Status.PASS, "no error on any link", expected=0, measured=0, unit="errors")
+        return passed("no error on any link", expected=0, measured=0, unit="errors")
     down = any(name in WENT_DOWN for _, name in raised)
     words = listed([f"link {link} {name.replace('_', ' ')} {value:g}" for (link, name), value in raised.items()])
     status = Status.FAIL if down else Status.WARN if total > most else Status.PASS

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from gpunode.checks.registry import CheckResult, Registry, Status
+from gpunode.checks.compare import undetermined
+from gpunode.checks.registry import CheckResult, Registry
 from gpunode.facts.node import NodeFacts
 from gpunode.text import one_line
 
@@ -71,7 +72,7 @@ def _broken(registry: Registry, name: str, origin: str, reason: str) -> None:
     safe = "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-") or "package"
 
     def judge(_: NodeFacts) -> Iterator[CheckResult]:
-        yield CheckResult(Status.ERROR, f"the checks of {origin} could not be loaded: {words}")
+        yield undetermined(f"the checks of {origin} could not be loaded: {words}")
 
     check_id = f"own.{safe}"
     if check_id not in registry:

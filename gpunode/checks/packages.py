@@ -3,14 +3,15 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from gpunode.checks.compare import failed, passed, skipped, warned
 from gpunode.checks.installed import DriverPackages, driver_packages, line_of, upstream
-from gpunode.checks.registry import CheckResult, Status, registry
+from gpunode.checks.registry import CheckResult, registry
 from gpunode.facts.node import NodeFacts, Package
 from gpunode.text import counted, listed
 
 CATALOG = "catalog (origins.yml)"
 ROLE = "role nvidia_driver, tag nvidia_driver_install"
-NONE_INSTALLED = CheckResult(Status.SKIP, "no package of an NVIDIA driver is installed")
+NONE_INSTALLED = skipped("no package of an NVIDIA driver is installed")
 
 
 @registry.check(
@@ -37,8 +38,7 @@ def closure(node: NodeFacts) -> Iterator[CheckResult]:
 def _one_version(line: str, packages: list[Package]) -> CheckResult:
     incomplete = sorted(f"{package.name} ({package.state})" for package in packages if not package.installed)
     if incomplete:
-        return CheckResult(
-            Status.FAIL,
+        return failed(
             f"not completely installed: {listed(incomplete)}",
             source=CATALOG,
             remedy=f"Check the output of dpkg --configure -a, then: {ROLE}.",
@@ -47,14 +47,13 @@ def _one_version(line: str, packages: list[Package]) -> CheckResult:
     usual, _ = versions.most_common(1)[0]
     odd = sorted({f"{package.name} {upstream(package)}" for package in packages if upstream(package) != usual})
     if odd:
-        return CheckResult(
-            Status.FAIL,
+        return failed(
             f"{len(odd)} of {counted(len(packages), 'package')} of {line} not at {usual}: {listed(odd)}",
             expected=usual,
             measured=listed(sorted(versions)),
             source=CATALOG,
         )
-    return CheckResult(Status.PASS, f"{counted(len(packages), 'package')} of {line} at {usual}", measured=usual)
+    return passed(f"{counted(len(packages), 'package')} of {line} at {usual}", measured=usual)
 
 
 @registry.check(
@@ -72,15 +71,14 @@ def held(node: NodeFacts) -> Iterator[CheckResult]:
         return
     loose = sorted({package.name for package in packages if not package.held})
     if loose:
-        yield CheckResult(
-            Status.FAIL,
+        yield failed(
             f"{len(loose)} of {counted(len(packages), 'package')} not held: {listed(loose)}",
             expected=0,
             measured=len(loose),
             unit="packages not held",
         )
     else:
-        yield CheckResult(Status.PASS, f"{counted(len(packages), 'package')} held")
+        yield passed(f"{counted(len(packages), 'package')} held")
 
 
 @registry.check(
@@ -97,28 +95,21 @@ def origin(node: NodeFacts) -> Iterator[CheckResult]:
     if found.main is None:
         yield NONE_INSTALLED
     elif len(found.by_origin) > 1:
-        yield CheckResult(
-            Status.FAIL,
+        yield failed(
             f"packages of {len(found.by_origin)} origins: {_by_origin(found)}",
             expected=found.main,
             measured=", ".join(_ranked(found)),
             source=CATALOG,
         )
     elif found.main.startswith("unknown"):
-        yield CheckResult(
-            Status.WARN,
+        yield warned(
             f"{counted(len(found.of_main), 'package')} of an origin that is not in the catalog: {found.main}",
             measured=found.main,
             source=CATALOG,
             remedy="If you trust the publisher, add it to origins.yml.",
         )
     else:
-        yield CheckResult(
-            Status.PASS,
-            f"{counted(len(found.of_main), 'package')} from {found.main}",
-            measured=found.main,
-            source=CATALOG,
-        )
+        yield passed(f"{counted(len(found.of_main), 'package')} from {found.main}", measured=found.main, source=CATALOG)
 
 
 def _ranked(found: DriverPackages) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from gpunode.catalog import Gpu
+from gpunode.checks.compare import failed, undetermined
 from gpunode.checks.figures import OF_FIGURES, judged, words, worst_of
 from gpunode.checks.gpus import CATALOG
 from gpunode.checks.measurements import MeasuredNode, measurement_check
@@ -84,8 +85,8 @@ class Loaded(DeviceIdentity):
 def corrupted(number: int, what: str, component: str = "node") -> CheckResult:
     """Return the result for elements that arrived or were computed wrong."""
     text = f"{what}: {counted(number, 'element')} wrong"
-    return CheckResult(
-        Status.FAIL, text, component, expected=0, measured=number, unit="elements", remedy=WRONG, actions=REPLACE
+    return failed(
+        text, component=component, expected=0, measured=number, unit="elements", remedy=WRONG, actions=REPLACE
     )
 
 
@@ -113,7 +114,7 @@ def host_copy(values: HostCopyValues, record: Record, run: MeasuredNode) -> Iter
             yield corrupted(wrong, words(direction))
         pinned = [copy for copy in here if copy.pinned and copy.near is not False]
         if not pinned:
-            yield CheckResult(Status.ERROR, f"{words(direction)}: no copy from pinned memory near the GPU was recorded")
+            yield undetermined(f"{words(direction)}: no copy from pinned memory near the GPU was recorded")
         elif not wrong:
             best = max(pinned, key=lambda copy: copy.bandwidth_gb_per_s)
             where = Where(gpu=NOT_LISTED if index is None else index)
@@ -174,9 +175,7 @@ def peer_copy(values: PeerCopyValues, run: MeasuredNode) -> Iterator[CheckResult
             found.append(corrupted(pair.wrong, f"{name} peer to peer", name))
         elif not pair.direct and linked:
             message = f"{name}: copies go through the host, although {linked} NVLinks connect the GPUs"
-            found.append(
-                CheckResult(Status.FAIL, message, name, measured=round(pair.bandwidth_gb_per_s, 3), unit="GB/s")
-            )
+            found.append(failed(message, component=name, measured=round(pair.bandwidth_gb_per_s, 3), unit="GB/s"))
         elif pair.direct:
             figure = Figure("peer_to_peer", pair.bandwidth_gb_per_s, Where(*sides), values.size_bytes)
             found.append(judged(figure, run.shape, run.expect, name, what=f"{name} peer to peer"))

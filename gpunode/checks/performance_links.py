@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
+from gpunode.checks.compare import failed, passed, undetermined
 from gpunode.checks.figures import OF_FIGURES, judged
 from gpunode.checks.machine_shape import NVLINKS
 from gpunode.checks.measurements import MeasuredNode, measurement_check
@@ -61,13 +62,13 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
     wrong = sum(row.wrong or 0 for row in values.rows)
     if values.missing:
         ranks = listed([f"rank {rank}" for rank in values.missing])
-        yield CheckResult(Status.FAIL, f"{name}: no answer of {ranks} of {values.ranks}")
+        yield failed(f"{name}: no answer of {ranks} of {values.ranks}")
     elif wrong:
         yield corrupted(wrong, f"{name} over {values.ranks} ranks")
     elif values.ranks < 2:
-        yield CheckResult(Status.ERROR, f"{name}: a single rank measures no collective")
+        yield undetermined(f"{name}: a single rank measures no collective")
     elif not values.rows:
-        yield CheckResult(Status.ERROR, f"{name}: no message size was recorded")
+        yield undetermined(f"{name}: no message size was recorded")
     else:
         largest = max(values.rows, key=lambda row: row.size_bytes)
         where = Where(ranks=values.ranks, nodes=values.nodes)
@@ -76,7 +77,7 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
         what = f"{name} over {counted(values.ranks, 'GPU')}, {largest.size_bytes / 2**20:.0f} MiB"
         yield judged(figure, run.shape, run.expect, "node", what=what)
         if all(row.wrong is None for row in values.rows):
-            yield CheckResult(Status.ERROR, f"{name}: its values were not verified")
+            yield undetermined(f"{name}: its values were not verified")
 
 
 @measurement_check(
@@ -98,9 +99,9 @@ def transport(values: NcclValues, record: Record, run: MeasuredNode) -> Iterator
     expected, status = _expected_transport(values, run, reduces=name == "all-reduce")
     measured = ", ".join(values.kinds)
     if not values.kinds:
-        yield CheckResult(Status.ERROR, f"{name}: NCCL's log contains no transport")
+        yield undetermined(f"{name}: NCCL's log contains no transport")
     elif status is Status.PASS:
-        yield CheckResult(Status.PASS, f"{name}: {used}", expected=expected, measured=measured)
+        yield passed(f"{name}: {used}", expected=expected, measured=measured)
     else:
         yield CheckResult(status, f"{name}: {used}; expected {expected}", expected=expected, measured=measured)
 
@@ -154,13 +155,13 @@ def bad_links(values: PairsValues, run: MeasuredNode) -> Iterator[CheckResult]:
     bad = [link for link in values.bad if _pair(link) not in usual]
     ranks = {rank for rank in values.bad_ranks if not any(rank in pair for pair in usual)}
     for rank in sorted(ranks & set(range(values.ranks))):
-        yield CheckResult(Status.FAIL, f"every link of {names[rank]} that was measured is bad", names[rank])
+        yield failed(f"every link of {names[rank]} that was measured is bad", component=names[rank])
     for link in bad:
         if not ranks.intersection(link.ranks):
             yield _of_link(link, names, values)
     if unknown > 0:
         text = f"{unknown} of {values.links} links were not measured: the time limit was reached"
-        yield CheckResult(Status.ERROR, text, measured=values.cleared, expected=values.links, unit="links")
+        yield undetermined(text, measured=values.cleared, expected=values.links, unit="links")
     elif not bad and not ranks:
         text = (
             f"{counted(values.links, 'link')} between {values.ranks} GPUs are healthy "
@@ -168,7 +169,7 @@ def bad_links(values: PairsValues, run: MeasuredNode) -> Iterator[CheckResult]:
         )
         if usual:
             text += f"; {len(usual)} of them are slower than the median, like all of their kind (nvidia-smi topo -m)"
-        yield CheckResult(Status.PASS, text, expected=0, measured=0, unit="bad links")
+        yield passed(text, expected=0, measured=0, unit="bad links")
 
 
 def _pair(link: BadLink) -> Pair:
@@ -228,9 +229,7 @@ def _of_link(link: BadLink, names: Sequence[str], values: PairsValues) -> CheckR
     rate = f", {link.bandwidth_gb_per_s:.3g} GB/s" if link.bandwidth_gb_per_s is not None else ""
     others = f"; the median is {values.median_gb_per_s:.3g} GB/s" if values.median_gb_per_s is not None else ""
     text = f"the link {ends[0]} to {ends[1]} is {link.verdict}{rate}{others} ({counted(values.rounds, 'round')})"
-    return CheckResult(
-        Status.FAIL, text, name, expected=values.median_gb_per_s, measured=link.bandwidth_gb_per_s, unit="GB/s"
-    )
+    return failed(text, component=name, expected=values.median_gb_per_s, measured=link.bandwidth_gb_per_s, unit="GB/s")
 
 
 @measurement_check(
@@ -251,14 +250,14 @@ def training(values: TrainingValues, record: Record) -> Iterator[CheckResult]:
     name = record.record.partition(".")[2]
     if values.missing:
         ranks = listed([f"rank {rank}" for rank in values.missing])
-        yield CheckResult(Status.FAIL, f"{name}: no answer of {ranks} of {values.ranks}")
+        yield failed(f"{name}: no answer of {ranks} of {values.ranks}")
     elif values.wrong is None or not values.steps:
-        yield CheckResult(Status.ERROR, f"{name}: no step was compared")
+        yield undetermined(f"{name}: no step was compared")
     elif values.wrong:
         yield corrupted(values.wrong, f"{name}: gradients")
     elif values.ratio is None:
         text = f"{name}: gradients correct; speed unknown without a bus bandwidth of this run"
-        yield CheckResult(Status.PASS, text, expected=0, measured=values.wrong, unit="elements")
+        yield passed(text, expected=0, measured=values.wrong, unit="elements")
     else:
         overlap = f", {values.overlap:.0%} of it overlapped with computation" if values.overlap is not None else ""
         text = f"{name}: gradients correct; communication at {values.ratio:.0%} of the measured bus bandwidth{overlap}"

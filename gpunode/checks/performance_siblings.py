@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from statistics import median
 
+from gpunode.checks.compare import passed, undetermined
 from gpunode.checks.figures import words
 from gpunode.checks.machine_shape import shape_of
 from gpunode.checks.measurements import MeasuredNode, require_measured, why_no_figures
@@ -60,7 +61,7 @@ def siblings(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     require_measured(node, RECORDS)
     found, reasons, broken = figures_of(MeasuredNode(node, expect, shape_of(node)))
     for reason in broken:
-        yield CheckResult(Status.ERROR, reason)
+        yield undetermined(reason)
     several = {metric: alike for metric, values in found.items() if (alike := _of_one_model(node, values))}
     slow = [verdict for metric, alike in several.items() for values in alike for verdict in _slow(metric, values)]
     yield from slow
@@ -72,7 +73,7 @@ def siblings(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
         raise Skip("no two GPUs of one model were measured: nothing to compare")
     if not slow:
         number = max(sum(map(len, alike)) for alike in several.values())
-        yield CheckResult(Status.PASS, f"{number} GPUs are alike in {listed([words(metric) for metric in several])}")
+        yield passed(f"{number} GPUs are alike in {listed([words(metric) for metric in several])}")
 
 
 def _of_one_model(node: NodeFacts, values: Mapping[str, float]) -> list[dict[str, float]]:

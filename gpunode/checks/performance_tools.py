@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from gpunode.checks.compare import failed, passed, undetermined, warned
 from gpunode.checks.figures import OF_FIGURES, judged, worst_of
 from gpunode.checks.measurements import MeasuredNode, measurement_check
 from gpunode.checks.registry import CheckResult, Status, Undetermined
@@ -50,7 +51,7 @@ def _whole_run(values: ToolValues, found: Iterable[CheckResult]) -> Iterator[Che
     ended = _ended(values)
     if good and ended is not None:
         text = f"{PurePosixPath(values.program).name} {ended}: what it printed may not be all"
-        yield CheckResult(Status.ERROR, text, expected=0, measured=values.exit_code)
+        yield undetermined(text, expected=0, measured=values.exit_code)
 
 
 def _name(figure: Figure) -> str:
@@ -119,13 +120,7 @@ def by_nccl_tests(values: ToolValues, run: MeasuredNode) -> Iterator[CheckResult
     yield from _whole_run(values, _verdicts(tools.of_nccl_tests(answer, program), run))
 
 
-OF_DIAG = {
-    "pass": Status.PASS,
-    "fail": Status.FAIL,
-    "warn": Status.WARN,
-    "skip": Status.SKIP,
-    "error": Status.ERROR,
-}
+OF_DIAG = {"pass": Status.PASS, "fail": Status.FAIL, "warn": Status.WARN, "skip": Status.SKIP, "error": Status.ERROR}
 
 
 @measurement_check(
@@ -188,12 +183,12 @@ def storage(values: FioValues, run: MeasuredNode) -> Iterator[CheckResult]:
         raise Undetermined(f"{values.directory}: fio recorded no job")
     if not values.direct:
         text = f"{values.directory}: direct I/O is not possible there, the figures are those of the page cache"
-        yield CheckResult(Status.WARN, text)
+        yield warned(text)
         return
     for job in values.jobs:
         what = f"{values.directory} {job.pattern}"
         if job.bandwidth_gb_per_s == 0:
-            yield CheckResult(Status.FAIL, f"{what}: nothing was transferred", measured=0.0, unit="GB/s")
+            yield failed(f"{what}: nothing was transferred", measured=0.0, unit="GB/s")
         else:
             name = f"storage {values.directory}"
             verdict = judged(
@@ -209,8 +204,8 @@ def storage(values: FioValues, run: MeasuredNode) -> Iterator[CheckResult]:
 def _measured(verdict: CheckResult, rest: str) -> CheckResult:
     """Return the result for storage that works and has no expected figures."""
     text = f"{verdict.message.partition(';')[0]}, {rest}; the site file has no minimum"
-    return CheckResult(
-        Status.PASS, text, verdict.component, measured=verdict.measured, unit=verdict.unit, figure=verdict.figure
+    return passed(
+        text, component=verdict.component, measured=verdict.measured, unit=verdict.unit, figure=verdict.figure
     )
 
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from gpunode.checks.compare import warned
 from gpunode.checks.gpus import SeenGpu, gpu_check
 from gpunode.checks.registry import CheckResult, Status
 from gpunode.checks.thresholds import Threshold
@@ -103,7 +104,7 @@ def power_draw(gpu: SeenGpu) -> CheckResult:
 def power_state(gpu: SeenGpu) -> CheckResult:
     on_bus = gpu.device.power_state if gpu.device else None
     if on_bus is not None and on_bus.startswith("D3"):
-        return CheckResult(Status.WARN, f"sleeps on the bus ({on_bus})", expected="D0", measured=on_bus)
+        return warned(f"sleeps on the bus ({on_bus})", expected="D0", measured=on_bus)
     state, used = gpu.reported.performance_state, gpu.reported.utilization_percent
     number = int(state[1:]) if isinstance(state, str) and state[:1] == "P" and state[1:].isdecimal() else None
     if number is None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from gpunode.checks.compare import failed, passed, skipped
 from gpunode.checks.machine import is_container, is_guest, platforms
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
@@ -89,7 +90,7 @@ def numa_nodes(node: NodeFacts) -> Iterator[CheckResult]:
         return
     sockets = node.cpu.sockets if node.cpu else None
     if sockets is None:
-        yield CheckResult(Status.SKIP, f"{counted(number, 'node')}; lscpu reports no sockets to compare with")
+        yield skipped(f"{counted(number, 'node')}; lscpu reports no sockets to compare with")
     elif not number:
         message = "the kernel is without NUMA"
         yield CheckResult(
@@ -104,12 +105,10 @@ def numa_nodes(node: NodeFacts) -> Iterator[CheckResult]:
 
 def _of_platform(number: int, with_cpus: int, expected: int) -> CheckResult:
     if number == expected:
-        return CheckResult(
-            Status.PASS, f"{number} nodes", expected=expected, measured=number, unit="nodes", source=PLATFORMS
-        )
+        return passed(f"{number} nodes", expected=expected, measured=number, unit="nodes", source=PLATFORMS)
     if number == with_cpus and number:
         # With coherent driver-based memory management (CDMM, driver 580 and newer) the GPUs' memory is not a NUMA node.
         message = f"{counted(number, 'node')}, all with processors: the driver manages the GPUs' memory (CDMM)"
-        return CheckResult(Status.PASS, message, expected=expected, measured=number, unit="nodes", source=PLATFORMS)
+        return passed(message, expected=expected, measured=number, unit="nodes", source=PLATFORMS)
     message = f"{counted(number, 'node')}, this platform has {expected}"
-    return CheckResult(Status.FAIL, message, expected=expected, measured=number, unit="nodes", source=PLATFORMS)
+    return failed(message, expected=expected, measured=number, unit="nodes", source=PLATFORMS)

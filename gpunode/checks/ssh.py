@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from datetime import datetime
 
-from gpunode.checks.registry import CheckResult, Skip, Status, registry
+from gpunode.checks.compare import failed, passed, warned
+from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import KeyFile, NodeFacts
 from gpunode.text import counted, listed
@@ -38,7 +39,7 @@ def ssh_settings(node: NodeFacts) -> Iterator[CheckResult]:
     values = node.ssh_daemon.settings
     if values.get("permitemptypasswords") == "yes":
         message = "sshd permits logins with empty passwords"
-        yield CheckResult(Status.FAIL, message, expected="no", measured="yes", source="sshd -T")
+        yield failed(message, expected="no", measured="yes", source="sshd -T")
         return
     found = []
     methods = values.get("authenticationmethods", "any").split()
@@ -53,9 +54,9 @@ def ssh_settings(node: NodeFacts) -> Iterator[CheckResult]:
     if broken:
         found.append(f"broken algorithms are offered: {listed(broken)}")
     if found:
-        yield CheckResult(Status.WARN, "; ".join(found), expected=0, measured=len(found), source="sshd -T")
+        yield warned("; ".join(found), expected=0, measured=len(found), source="sshd -T")
     else:
-        yield CheckResult(Status.PASS, "sshd accepts only keys", expected=0, measured=0, source="sshd -T")
+        yield passed("sshd accepts only keys", expected=0, measured=0, source="sshd -T")
 
 
 @registry.check(
@@ -76,14 +77,14 @@ def ssh_host_keys(node: NodeFacts) -> Iterator[CheckResult]:
     exposed = [key.path for key in keys if int(key.mode, 8) & READ_BY_OTHERS]
     weak = [key for key in keys if key.type == "ssh-dss" or (key.type == "ssh-rsa" and key.bits < RSA_LEAST.value)]
     if exposed:
-        yield CheckResult(Status.FAIL, f"readable by all users: {listed(exposed)}", expected=0, measured=len(exposed))
+        yield failed(f"readable by all users: {listed(exposed)}", expected=0, measured=len(exposed))
     elif weak:
         names = listed([f"{key.path} ({key.type} of {key.bits} bits)" for key in weak])
-        yield CheckResult(Status.WARN, f"weak host keys: {names}", expected=0, measured=len(weak), unit="keys")
+        yield warned(f"weak host keys: {names}", expected=0, measured=len(weak), unit="keys")
     else:
         kinds = listed(sorted({key.type or "unknown kind" for key in keys}))
         message = f"{counted(len(keys), 'host key')} ({kinds}), the oldest of {_oldest_days(keys, node)} days"
-        yield CheckResult(Status.PASS, message, expected=0, measured=0, unit="keys")
+        yield passed(message, expected=0, measured=0, unit="keys")
 
 
 def _oldest_days(keys: list[KeyFile], node: NodeFacts) -> int:
@@ -104,12 +105,12 @@ def user_keys(node: NodeFacts) -> Iterator[CheckResult]:
     exposed = [key.path for key in keys if int(key.mode, 8) & READ_BY_OTHERS]
     shared = [key.path for key in keys if int(key.mode, 8) & READ_BY_GROUP]
     if exposed:
-        yield CheckResult(Status.FAIL, f"readable by all users: {listed(exposed)}", expected=0, measured=len(exposed))
+        yield failed(f"readable by all users: {listed(exposed)}", expected=0, measured=len(exposed))
     elif shared:
-        yield CheckResult(Status.WARN, f"a group can read {listed(shared)}", expected=0, measured=len(shared))
+        yield warned(f"a group can read {listed(shared)}", expected=0, measured=len(shared))
     else:
         message = f"{counted(len(keys), 'private key')} of users, readable only by their owners"
-        yield CheckResult(Status.PASS, message, expected=0, measured=0)
+        yield passed(message, expected=0, measured=0)
 
 
 @registry.check(
@@ -125,8 +126,6 @@ def empty_passwords(node: NodeFacts) -> Iterator[CheckResult]:
     names = node.empty_passwords or ()
     if names:
         message = f"{counted(len(names), 'account')} without a password: {listed(names)}"
-        yield CheckResult(Status.FAIL, message, expected=0, measured=len(names), unit="accounts")
+        yield failed(message, expected=0, measured=len(names), unit="accounts")
     else:
-        yield CheckResult(
-            Status.PASS, "every account has a password or is locked", expected=0, measured=0, unit="accounts"
-        )
+        yield passed("every account has a password or is locked", expected=0, measured=0, unit="accounts")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
+from gpunode.checks.compare import skipped
 from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.models.host import StoredMount
@@ -27,7 +28,7 @@ NO_STORAGE = "the role storage set up nothing here"
 def scratch(node: NodeFacts) -> Iterator[CheckResult]:
     found = [one for one in node.storage or () if not one.remote]
     if not found:
-        yield CheckResult(Status.SKIP, "the role storage set up no scratch space" if node.storage else NO_STORAGE)
+        yield skipped("the role storage set up no scratch space" if node.storage else NO_STORAGE)
     for one in found:
         yield _scratch(one)
 
@@ -69,7 +70,7 @@ def _scratch(one: StoredMount) -> CheckResult:
 def remote_data(node: NodeFacts) -> Iterator[CheckResult]:
     found = [one for one in node.storage or () if one.remote]
     if not found:
-        yield CheckResult(Status.SKIP, "the role storage mounts no remote data" if node.storage else NO_STORAGE)
+        yield skipped("the role storage mounts no remote data" if node.storage else NO_STORAGE)
     for one in found:
         verdict = partial(CheckResult, component=one.path)
         if one.problem is not None:

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from gpunode.checks.compare import failed, passed, undetermined, warned
 from gpunode.checks.gpus import SeenGpu, gpu_check
 from gpunode.checks.registry import CheckResult, Status
 from gpunode.checks.thresholds import Threshold
@@ -61,11 +62,11 @@ def throttling(gpu: SeenGpu) -> CheckResult:
         # hw_slowdown includes the other two, which are more specific.
         named = [reason for reason in hard if reason != "hw_slowdown"] or hard
         words = listed([WORDS[reason] for reason in (*named, *soft)])
-        return CheckResult(Status.FAIL, f"slowed down: {words}", expected="none", measured=measured)
+        return failed(f"slowed down: {words}", expected="none", measured=measured)
     if soft:
         words = listed([WORDS[reason] for reason in soft])
-        return CheckResult(Status.WARN, f"slowed down: {words}", expected="none", measured=measured)
-    return CheckResult(Status.PASS, "nothing slows it down", expected="none", measured=measured)
+        return warned(f"slowed down: {words}", expected="none", measured=measured)
+    return passed("nothing slows it down", expected="none", measured=measured)
 
 
 @gpu_check(
@@ -85,7 +86,7 @@ def temperature(gpu: SeenGpu) -> CheckResult:
         return hot
     if _implausible(gpu):
         message = f"T.Limit reads 0 at {now} °C, and no heat slows the GPU down: the reading is implausible"
-        return CheckResult(Status.ERROR, message, measured=now, unit="°C", remedy=READ_AGAIN)
+        return undetermined(message, measured=now, unit="°C", remedy=READ_AGAIN)
     slowdown = _slowdown_c(gpu, now)
     if slowdown is None:
         return gpu.not_reported(f"the limit of its temperature ({now} °C)", expected=gpu.for_servers)

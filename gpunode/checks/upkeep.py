@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
 from gpunode.checks.driver import ROLE, same_version
 from gpunode.checks.driver_fits import fits
 from gpunode.checks.gpu import SITE
@@ -47,7 +48,7 @@ def driver_expected(node: NodeFacts, expect: Expectation) -> Iterator[CheckResul
         raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     if expect.driver is not None and not f"{loaded.version}.".startswith(f"{expect.driver}."):
         message = f"driver {loaded.version} is loaded, {expect.driver} expected"
-        yield CheckResult(Status.FAIL, message, expected=expect.driver, measured=loaded.version, source=SITE)
+        yield failed(message, expected=expect.driver, measured=loaded.version, source=SITE)
         return
     verdicts = {_fits(loaded, device, node): component for component, device in gpus_of(node)}
     for verdict, component in verdicts.items():
@@ -57,7 +58,7 @@ def driver_expected(node: NodeFacts, expect: Expectation) -> Iterator[CheckResul
 def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> CheckResult:
     match = model_of(device)
     if match is None:
-        return CheckResult(Status.SKIP, f"the catalog does not have {device.pci_id} (gpu.model reports it)")
+        return skipped(f"the catalog does not have {device.pci_id} (gpu.model reports it)")
     return fits(loaded, match.gpus, platforms(node))
 
 
@@ -82,12 +83,12 @@ def signed(node: NodeFacts) -> Iterator[CheckResult]:
     matter = {kernel.release for kernel in node.kernels or () if kernel.running or kernel.newest}
     unsigned = [module.path for module in node.module_files if module.kernel in matter and not module.signed]
     if not node.secure_boot and not strict:
-        yield CheckResult(Status.PASS, "secure boot is off: the module need not be signed", measured=not unsigned)
+        yield passed("secure boot is off: the module need not be signed", measured=not unsigned)
     elif unsigned:
         why = "secure boot is on" if node.secure_boot else f"the kernel is locked down ({node.lockdown})"
-        yield CheckResult(Status.FAIL, f"{why}, and not signed: {listed(unsigned)}", expected=True, measured=False)
+        yield failed(f"{why}, and not signed: {listed(unsigned)}", expected=True, measured=False)
     else:
-        yield CheckResult(Status.PASS, "the module is signed", expected=True, measured=True)
+        yield passed("the module is signed", expected=True, measured=True)
 
 
 @registry.check(
@@ -135,7 +136,7 @@ def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> CheckResu
             expected=expected,
             measured=listed(sorted({copy.version or "unknown" for copy in copies})),
         )
-    return CheckResult(Status.PASS, f"one version: {expected}", expected=expected, measured=expected)
+    return passed(f"one version: {expected}", expected=expected, measured=expected)
 
 
 @registry.check(
@@ -149,7 +150,7 @@ def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> CheckResu
 def stack_libraries(node: NodeFacts) -> Iterator[CheckResult]:
     present = [name for name in STACK_LIBRARIES if any(library.name == name for library in node.libraries or ())]
     if not present:
-        yield CheckResult(Status.PASS, "the host has no NCCL and no cuDNN")
+        yield passed("the host has no NCCL and no cuDNN")
     for name in present:
         versions: dict[str, str] = {}
         for library in node.libraries or ():
@@ -172,7 +173,7 @@ def stack_libraries(node: NodeFacts) -> Iterator[CheckResult]:
 )
 def foreign_installs(node: NodeFacts) -> Iterator[CheckResult]:
     if not node.foreign_installs:
-        yield CheckResult(Status.PASS, "no trace of another installer", expected=0, measured=0)
+        yield passed("no trace of another installer", expected=0, measured=0)
         return
     there = [found for found in node.foreign_installs if not found.kind.endswith("-log")]
     texts = [
@@ -196,10 +197,10 @@ def foreign_installs(node: NodeFacts) -> Iterator[CheckResult]:
 def automatic_updates(node: NodeFacts) -> Iterator[CheckResult]:
     updates = node.automatic_updates
     if updates is None:
-        yield CheckResult(Status.PASS, "no automatic upgrades")
+        yield passed("no automatic upgrades")
         return
     if not updates.enabled:
-        yield CheckResult(Status.PASS, f"{updates.tool} is installed and switched off", measured=False)
+        yield passed(f"{updates.tool} is installed and switched off", measured=False)
         return
     packages = {package.name: package for package in driver_packages(node).of_main}
     loose = sorted(name for name, package in packages.items() if not package.held and not _kept_back(name, updates))
@@ -207,11 +208,11 @@ def automatic_updates(node: NodeFacts) -> Iterator[CheckResult]:
         message = (
             f"{updates.tool} is on and may upgrade {counted(len(loose), 'package')} of the driver: {listed(loose)}"
         )
-        yield CheckResult(Status.WARN, message, expected=0, measured=len(loose), unit="packages")
+        yield warned(message, expected=0, measured=len(loose), unit="packages")
     elif updates.reboots:
-        yield CheckResult(Status.WARN, f"{updates.tool} reboots the node automatically", expected=False, measured=True)
+        yield warned(f"{updates.tool} reboots the node automatically", expected=False, measured=True)
     else:
-        yield CheckResult(Status.PASS, f"{updates.tool} is enabled and excludes the driver")
+        yield passed(f"{updates.tool} is enabled and excludes the driver")
 
 
 def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
@@ -243,9 +244,9 @@ def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
 def reboot_pending(node: NodeFacts) -> Iterator[CheckResult]:
     waiting = node.reboot_required or ()
     if waiting:
-        yield CheckResult(Status.WARN, f"a reboot is pending: {listed(waiting)}", expected=0, measured=len(waiting))
+        yield warned(f"a reboot is pending: {listed(waiting)}", expected=0, measured=len(waiting))
     else:
-        yield CheckResult(Status.PASS, "no reboot is pending", expected=0, measured=0)
+        yield passed("no reboot is pending", expected=0, measured=0)
 
 
 @registry.check(
@@ -262,9 +263,9 @@ def failed_reverts(node: NodeFacts) -> Iterator[CheckResult]:
     found = node.failed_reverts or ()
     for revert in found:
         message = f"the change {revert.change} could not be reverted: {listed(revert.reasons)}"
-        yield CheckResult(Status.FAIL, message, expected=0, measured=len(revert.reasons))
+        yield failed(message, expected=0, measured=len(revert.reasons))
     if not found:
-        yield CheckResult(Status.PASS, "no change waits for its revert", expected=0, measured=0)
+        yield passed("no change waits for its revert", expected=0, measured=0)
 
 
 @registry.check(
@@ -289,12 +290,10 @@ def security_updates(node: NodeFacts) -> Iterator[CheckResult]:
         elif (days := (now - since).days) > UPDATE_AGE.value:
             old.append(f"{update.package} {update.version} ({days} days)")
     if unknown:
-        yield CheckResult(Status.ERROR, f"the age of pending updates is unknown: {listed(unknown)}")
+        yield undetermined(f"the age of pending updates is unknown: {listed(unknown)}")
     elif old:
         message = f"{counted(len(old), 'security update')} pending for held packages: {listed(old)}"
-        yield CheckResult(Status.WARN, message, expected=UPDATE_AGE.value, measured=len(old), unit="updates")
+        yield warned(message, expected=UPDATE_AGE.value, measured=len(old), unit="updates")
     else:
         waiting = len(node.pending_updates)
-        yield CheckResult(
-            Status.PASS, f"{counted(waiting, 'security update')} waiting, none for long", measured=waiting
-        )
+        yield passed(f"{counted(waiting, 'security update')} waiting, none for long", measured=waiting)

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.registry import CheckResult, Skip, Status, registry
+from gpunode.checks.compare import passed, skipped, warned
+from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
@@ -23,10 +24,8 @@ def tools(node: NodeFacts) -> Iterator[CheckResult]:
     missing = sorted(name for name, path in node.tools.items() if path is None)
     count = counted(len(node.tools), "program")
     if missing:
-        yield CheckResult(
-            Status.WARN, f"missing: {listed(missing, 8)}", expected=len(node.tools), measured=len(missing)
-        )
+        yield warned(f"missing: {listed(missing, 8)}", expected=len(node.tools), measured=len(missing))
     elif not node.tools:
-        yield CheckResult(Status.SKIP, "the role gpu_tools recorded no program")
+        yield skipped("the role gpu_tools recorded no program")
     else:
-        yield CheckResult(Status.PASS, f"{count} of the role gpu_tools found", measured=len(node.tools))
+        yield passed(f"{count} of the role gpu_tools found", measured=len(node.tools))

@@ -7,6 +7,7 @@ from functools import partial
 from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import Row, load
+from gpunode.checks.compare import failed, undetermined, warned
 from gpunode.checks.gpus import model_of
 from gpunode.checks.inside_driver import driver_runs
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
@@ -75,8 +76,7 @@ def wheel(node: NodeFacts) -> Iterator[CheckResult]:
     except Skip:
         if not _without_framework(node):
             raise
-        yield CheckResult(
-            Status.WARN,
+        yield warned(
             f"neither PyTorch nor TensorFlow is in {image_of(node)}: no framework was tried",
             remedy="Choose an image with the framework that will be used.",
         )
@@ -89,7 +89,7 @@ def wheel(node: NodeFacts) -> Iterator[CheckResult]:
         if node.simulated:
             raise Skip(f"PyTorch {torch.version} is a build for the processor, and the GPUs are simulated")
         what = f"PyTorch {torch.version} is a build for the processor: it uses no GPU{where(record)}"
-        yield CheckResult(Status.FAIL, what, expected="a build for CUDA", measured=torch.version, remedy=remedy)
+        yield failed(what, expected="a build for CUDA", measured=torch.version, remedy=remedy)
         return
     if not torch.architectures:
         raise Undetermined(f"PyTorch {torch.version} does not report its architectures")
@@ -150,15 +150,13 @@ def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
 )
 def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> CheckResult:
     if values.cudnn is None:
-        return CheckResult(Status.FAIL, f"PyTorch {values.version} finds no cuDNN{where(record)}")
+        return failed(f"PyTorch {values.version} finds no cuDNN{where(record)}")
     version, cuda = _version(values.cudnn), _version(values.cuda)
     if version is None or cuda is None:
         raise Undetermined(f"cuDNN '{values.cudnn}' and CUDA '{values.cuda}' are not valid versions")
     rows = [row for row in load().cudnn.values() if _within(version, row.since, row.until)]
     if not rows:
-        return CheckResult(
-            Status.ERROR, f"the catalog does not have cuDNN {values.cudnn}", source=LIBRARIES_SOURCE, remedy=NEWER
-        )
+        return undetermined(f"the catalog does not have cuDNN {values.cudnn}", source=LIBRARIES_SOURCE, remedy=NEWER)
     row = rows[0]
     verdict = partial(CheckResult, measured=values.cudnn, source=LIBRARIES_SOURCE)
     if cuda.major not in row.builds:
@@ -192,9 +190,7 @@ def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> CheckR
         raise Undetermined(f"NCCL '{values.nccl}' and CUDA '{values.cuda}' are not valid versions")
     older = [row for row in load().nccl.values() if Version(row.id) <= version]
     if not older:
-        return CheckResult(
-            Status.ERROR, f"the catalog has no NCCL as old as {values.nccl}", source=LIBRARIES_SOURCE, remedy=NEWER
-        )
+        return undetermined(f"the catalog has no NCCL as old as {values.nccl}", source=LIBRARIES_SOURCE, remedy=NEWER)
     row = max(older, key=lambda one_row: Version(one_row.id))
     verdict = partial(CheckResult, measured=values.nccl, source=LIBRARIES_SOURCE)
     if cuda.major not in row.cuda_majors:

@@ -5,16 +5,7 @@ from dataclasses import replace
 from inspect import signature
 from typing import Any, TypeVar
 
-from gpunode.checks.registry import (
-    Broken,
-    CheckResult,
-    Expectation,
-    NotJudged,
-    Skip,
-    Status,
-    Undetermined,
-    registry,
-)
+from gpunode.checks.registry import Broken, CheckResult, Expectation, NotJudged, Skip, Status, Undetermined, registry
 from gpunode.facts.models.workload import DeviceIdentity, Record, Values, values_of
 from gpunode.facts.node import NodeFacts
 

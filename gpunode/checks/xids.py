@@ -8,6 +8,7 @@ from dataclasses import replace
 from gpunode.catalog import GpuMatch, load
 from gpunode.checks import xid_nvlink5
 from gpunode.checks.actions import State
+from gpunode.checks.compare import passed, skipped, warned
 from gpunode.checks.gpus import ANSWERS, OFF_THE_BUS, lost_gpus, model_of
 from gpunode.checks.machine import is_container, nvswitches
 from gpunode.checks.registry import CheckResult, Status, registry
@@ -54,16 +55,15 @@ def reach(node: NodeFacts) -> str:
 def nothing_found(node: NodeFacts, what: str) -> CheckResult:
     """Return the result for a log without such events, as far back as it goes."""
     if is_container(node) and not (node.kernel_log and node.kernel_log.simulated):
-        return CheckResult(Status.SKIP, f"no {what}; in a container the kernel's log is the host's")
+        return skipped(f"no {what}; in a container the kernel's log is the host's")
     if node.kernel_log is not None and not node.kernel_log.complete:
-        return CheckResult(
-            Status.WARN,
+        return warned(
             f"no {what}, but the kernel's log does not reach back to the boot",
             expected=0,
             measured=0,
             remedy="Store the journal on disk (Storage=persistent in journald.conf), with space for a whole boot.",
         )
-    return CheckResult(Status.PASS, f"no {what} in the kernel's log of this boot", expected=0, measured=0)
+    return passed(f"no {what} in the kernel's log of this boot", expected=0, measured=0)
 
 
 @registry.check(
@@ -94,7 +94,7 @@ def xid(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _left_to_answers(verdict: CheckResult) -> CheckResult:
-    return CheckResult(Status.SKIP, f"{verdict.message} ({ANSWERS})", verdict.component, measured=verdict.measured)
+    return skipped(f"{verdict.message} ({ANSWERS})", component=verdict.component, measured=verdict.measured)
 
 
 def _of_gpu(component: str, its: list[KernelEvent], model: GpuMatch | None) -> Iterator[tuple[int, CheckResult]]:
@@ -140,8 +140,8 @@ def xid_verdict(
     when = f", last at {last.time}" if last.time else ""
     who = f", process {last.process}" if last.process else ""
     beside = f"; in the same incident: Xid {listed([str(other) for other in others])}" if others else ""
-    verdict = CheckResult(
-        Status.WARN, "", component, expected=0, measured=len(events), unit="events", source=SOURCE, actions=None
+    verdict = warned(
+        "", component=component, expected=0, measured=len(events), unit="events", source=SOURCE, actions=None
     )
     if known is None or known.severity == "unused":
         details = f" ({last.message})" if last.message else ""
@@ -199,7 +199,7 @@ def _has_registers(model: GpuMatch | None) -> bool:
 def sxid(node: NodeFacts) -> Iterator[CheckResult]:
     events = _events(node, "sxid")
     if not events and not nvswitches(node):
-        yield CheckResult(Status.SKIP, "no NVSwitch is on the PCI bus")
+        yield skipped("no NVSwitch is on the PCI bus")
     elif not events:
         yield nothing_found(node, "SXid")
     together: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
@@ -236,7 +236,7 @@ def driver_log(node: NodeFacts) -> Iterator[CheckResult]:
     left = [event for event in events if event.pci_bus_id not in lost or not _says_off_the_bus(event)]
     if not left:
         message = f"{counted(len(events), 'line')} about GPUs that do not answer ({ANSWERS})"
-        yield CheckResult(Status.SKIP, message, measured=len(events), unit="lines")
+        yield skipped(message, measured=len(events), unit="lines")
         return
     events = tuple(left)
     texts = list(dict.fromkeys(event.message for event in events))

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from datetime import timedelta
 
+from gpunode.checks.compare import passed
 from gpunode.checks.machine import is_container
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
@@ -59,7 +60,7 @@ def xid_earlier(node: NodeFacts) -> Iterator[CheckResult]:
         yield _verdict(node, component, number, events, number_of_boots)
     if not seen:
         message = f"no Xid of hardware in {counted(len(boots), 'earlier boot')}"
-        yield CheckResult(Status.PASS, message, expected=0, measured=0, unit="boots")
+        yield passed(message, expected=0, measured=0, unit="boots")
 
 
 def _of_hardware(node: NodeFacts, events: tuple[KernelEvent, ...]) -> dict[tuple[str, int], list[KernelEvent]]:
@@ -83,10 +84,7 @@ def _is_recent(node: NodeFacts, event: KernelEvent) -> bool:
 def _verdict(node: NodeFacts, component: str, number: int, events: list[KernelEvent], boots: int) -> CheckResult:
     verdict = xid_verdict(component, number, events, model_at(node, events[-1]))
     again = boots >= BOOTS.value
-    words = [
-        verdict.message,
-        f"in {counted(boots, 'boot')}: a reboot does not fix it" if again else "before this boot",
-    ]
+    words = [verdict.message, f"in {counted(boots, 'boot')}: a reboot does not fix it" if again else "before this boot"]
     return CheckResult(
         Status.FAIL if again else Status.WARN,
         listed(words),
