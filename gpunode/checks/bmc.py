@@ -3,9 +3,8 @@
 import re
 from collections.abc import Iterator
 from datetime import timedelta
-from functools import partial
 
-from gpunode.checks.compare import passed, skipped
+from gpunode.checks.compare import Scale, passed, skipped, warned
 from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import BmcEvent, BmcSensor, NodeFacts
@@ -61,14 +60,16 @@ def events(node: NodeFacts) -> Iterator[CheckResult]:
         return
     recent = [event for event in node.bmc_events or () if _is_recent(node, event)]
     open_faults = _not_over(recent)
-    verdict = partial(CheckResult, expected=0, unit="events", source=IPMI)
+    events_of: Scale = {"unit": "events", "source": IPMI}
     for sensor, faults in sorted(open_faults.items()):
         last = faults[-1]
         when = f", last at {last.time}" if last.time else ""
         message = f"{sensor}: {last.event or 'see the log'}, {counted(len(faults), 'event')}{when}"
-        yield verdict(Status.WARN, message, measured=len(faults))
+        yield warned(message, expected=0, measured=len(faults), **events_of)
     if not open_faults:
-        yield verdict(Status.PASS, f"no open fault in {counted(len(recent), 'event')} of the log", measured=0)
+        yield passed(
+            f"no open fault in {counted(len(recent), 'event')} of the log", expected=0, measured=0, **events_of
+        )
 
 
 def _is_recent(node: NodeFacts, event: BmcEvent) -> bool:

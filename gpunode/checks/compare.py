@@ -12,14 +12,19 @@ Comparison = Literal[
 ]
 
 
-class About(TypedDict, total=False):
+class Scale(TypedDict, total=False):
+    """Unit of a value and source of its limit, which several results of a check share."""
+
+    unit: str | None
+    source: str | None
+
+
+class About(Scale, total=False):
     """The fields of a result beside its status and message."""
 
     component: str
     expected: Value
     measured: Value
-    unit: str | None
-    source: str | None
     figure: FigureReport | None
     remedy: str | None
     actions: tuple[str, ...] | None

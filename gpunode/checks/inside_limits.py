@@ -3,8 +3,7 @@
 The payload's own container requests enough, so that it does not show the defaults of a user's plain ``docker run``.
 """
 
-from functools import partial
-
+from gpunode.checks.compare import Scale, at_least, passed, warned
 from gpunode.checks.inside import ARGUMENTS, ON_HOST
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined
 from gpunode.checks.thresholds import Threshold
@@ -39,12 +38,11 @@ def shm(values: LimitValues, record: Record) -> CheckResult:
         raise Skip(f"ran {ON_HOST}")
     if values.shm_bytes is None:
         raise Undetermined("the size of /dev/shm is unknown")
-    least, mebibytes = SHM_LEAST.value, values.shm_bytes / 2**20
-    verdict = partial(CheckResult, expected=least, measured=values.shm_bytes // 2**20, unit="MiB", source=NCCL_GUIDE)
-    if mebibytes < least:
-        size = f"{values.shm_bytes // 2**20} MiB of shared memory"
-        return verdict(Status.WARN, f"a plain docker run gets {size}, {least} are required")
-    return verdict(Status.PASS, f"a plain docker run gets {values.shm_bytes / GIB:.1f} GiB of shared memory")
+    good = f"a plain docker run gets {values.shm_bytes / GIB:.1f} GiB of shared memory"
+    bad = f"a plain docker run gets {values.shm_bytes // 2**20} MiB of shared memory, {SHM_LEAST.value} are required"
+    size = values.shm_bytes / 2**20
+    megabytes: Scale = {"unit": "MiB", "source": NCCL_GUIDE}
+    return at_least(size, SHM_LEAST.value, good, bad, fault=Status.WARN, measured=int(size), **megabytes)
 
 
 @record_check(
@@ -62,15 +60,14 @@ def memlock(values: LimitValues, record: Record, node: NodeFacts) -> CheckResult
         raise Skip(f"ran {ON_HOST}")
     if values.memlock_bytes is None:
         raise Undetermined("the limit of locked memory is unknown")
-    verdict = partial(CheckResult, expected="unlimited", source=NCCL_GUIDE)
     if values.memlock_bytes == -1:
-        return verdict(Status.PASS, "locked memory is not limited", measured="unlimited")
+        return passed("locked memory is not limited", expected="unlimited", measured="unlimited", source=NCCL_GUIDE)
     rdma = any(port.state == "ACTIVE" for device in node.infiniband or () for port in device.ports)
-    verdict = partial(verdict, measured=f"{values.memlock_bytes // 1024} KiB")
-    limit = f"a plain docker run may lock {values.memlock_bytes // 1024} KiB"
+    size = f"{values.memlock_bytes // 1024} KiB"
     if rdma:
-        return verdict(Status.WARN, f"{limit}, and RDMA is active here")
-    return verdict(Status.PASS, f"{limit}; no RDMA is active here", expected=None)
+        message = f"a plain docker run may lock {size}, and RDMA is active here"
+        return warned(message, expected="unlimited", measured=size, source=NCCL_GUIDE)
+    return passed(f"a plain docker run may lock {size}; no RDMA is active here", measured=size, source=NCCL_GUIDE)
 
 
 @record_check(
@@ -90,12 +87,17 @@ def stack(values: LimitValues, record: Record) -> CheckResult:
     size = values.stack_bytes
     if size is None:
         raise Undetermined("the limit of the stack is unknown")
-    least = STACK_LEAST.value
-    verdict = partial(CheckResult, expected=f"{least} KiB", source=NCCL_GUIDE)
+    least, kibibytes = f"{STACK_LEAST.value} KiB", f"{size // 1024} KiB"
     if size == -1:
-        return verdict(Status.WARN, "the stack is unlimited, which NCCL's threads cannot have", measured="unlimited")
-    verdict = partial(verdict, measured=f"{size // 1024} KiB")
-    kibibytes = size / 1024
-    if kibibytes < least:
-        return verdict(Status.WARN, f"the stack has {size // 1024} KiB, {least} are required")
-    return verdict(Status.PASS, f"the stack has {size // 1024} KiB")
+        message = "the stack is unlimited, which NCCL's threads cannot have"
+        return warned(message, expected=least, measured="unlimited", source=NCCL_GUIDE)
+    return at_least(
+        size / 1024,
+        STACK_LEAST.value,
+        f"the stack has {kibibytes}",
+        f"the stack has {kibibytes}, {STACK_LEAST.value} are required",
+        fault=Status.WARN,
+        expected=least,
+        measured=kibibytes,
+        source=NCCL_GUIDE,
+    )

@@ -1,8 +1,6 @@
 """Checks on errors in the memory of GPUs: ECC counters, remapped rows, retired pages."""
 
-from functools import partial
-
-from gpunode.checks.compare import passed, skipped, warned
+from gpunode.checks.compare import Scale, at_most, failed, first_fault, passed, skipped, warned
 from gpunode.checks.gpus import SeenGpu, gpu_check
 from gpunode.checks.registry import CheckResult, Status
 from gpunode.checks.thresholds import Threshold
@@ -82,28 +80,25 @@ def ecc_mode(gpu: SeenGpu) -> CheckResult:
 def ecc_uncorrected(gpu: SeenGpu) -> CheckResult:
     ecc = gpu.reported.ecc
     now, ever = ecc.volatile_uncorrected, ecc.aggregate_uncorrected
-    verdict = partial(CheckResult, expected=0, unit="errors")
     if now is None and ever is None:
         return gpu.not_reported("its ECC counters", expected=ecc.enabled is True)
     if ecc.sram_threshold_exceeded:
-        return verdict(
-            Status.FAIL,
+        return failed(
             f"uncorrectable errors in SRAM passed the driver's threshold ({ever} in the card's life)",
+            expected=0,
             measured=ever,
+            unit="errors",
             remedy="Return the card: its on-chip memory cannot be repaired.",
         )
-    if (now or 0) > UNCORRECTED_MOST.of(gpu.match):
-        return verdict(
-            Status.FAIL,
-            f"{counted(now or 0, 'uncorrectable error')} since the driver was loaded, {ever} in the card's life",
-            measured=now,
-        )
+    words = f"{counted(now or 0, 'uncorrectable error')} since the driver was loaded, {ever or 0} in the card's life"
+    most, most_ever = UNCORRECTED_MOST.of(gpu.match), LIFETIME_MOST.of(gpu.match)
     if now is None:
         return gpu.not_reported("its volatile ECC counters", expected=True)
-    words = f"{counted(now, 'uncorrectable error')} since the driver was loaded, {ever or 0} in the card's life"
-    if (ever or 0) > LIFETIME_MOST.of(gpu.match):
-        return verdict(Status.WARN, words, measured=ever)
-    return verdict(Status.PASS, words if now or ever else "no uncorrectable error", measured=now)
+    return first_fault(
+        at_most(now, most, words, expected=0, unit="errors"),
+        at_most(ever or 0, most_ever, words, fault=Status.WARN, expected=0, unit="errors"),
+        passed(words if now or ever else "no uncorrectable error", expected=0, measured=now, unit="errors"),
+    )
 
 
 @gpu_check(
@@ -121,10 +116,8 @@ def ecc_corrected(gpu: SeenGpu) -> CheckResult:
     if now is None:
         return gpu.not_reported("its ECC counters", expected=ecc.enabled is True)
     most = CORRECTED_MOST.of(gpu.match)
-    verdict = partial(CheckResult, expected=most, measured=now, unit="errors", source=CORRECTED_MOST.source)
-    if now > most:
-        return verdict(Status.WARN, f"{now} corrected errors since the driver was loaded")
-    return verdict(Status.PASS, f"{counted(now, 'corrected error')} since the driver was loaded")
+    message = f"{counted(now, 'corrected error')} since the driver was loaded"
+    return at_most(now, most, message, fault=Status.WARN, unit="errors", source=CORRECTED_MOST.source)
 
 
 @gpu_check(
@@ -145,15 +138,22 @@ def remapped_rows(gpu: SeenGpu) -> CheckResult:
         from_ampere_on = capability is not None and float(capability) >= 8.0
         return gpu.not_reported("its remapped rows", expected=gpu.for_servers and from_ampere_on)
     uncorrected, corrected = rows.uncorrectable or 0, rows.correctable or 0
-    verdict = partial(CheckResult, expected=0, source=REMAPPED_SOURCE)
+    most = REMAPPED_MOST.of(gpu.match)
     if rows.failure:
-        return verdict(Status.FAIL, "remapping a row failed", measured=1, unit="failures", remedy="Return the card.")
+        return failed(
+            "remapping a row failed",
+            expected=0,
+            measured=1,
+            unit="failures",
+            source=REMAPPED_SOURCE,
+            remedy="Return the card.",
+        )
     if rows.pending:
         message = f"a row waits to be remapped ({uncorrected} uncorrectable, {corrected} correctable so far)"
-        return verdict(Status.FAIL, message, measured=1, unit="rows pending")
-    if uncorrected > REMAPPED_MOST.of(gpu.match):
+        return failed(message, expected=0, measured=1, unit="rows pending", source=REMAPPED_SOURCE)
+    if uncorrected > most:
         message = f"{uncorrected} rows were remapped after uncorrectable errors"
-        return verdict(Status.FAIL, message, expected=REMAPPED_MOST.of(gpu.match), measured=uncorrected, unit="rows")
+        return failed(message, expected=most, measured=uncorrected, unit="rows", source=REMAPPED_SOURCE)
     if None in (rows.failure, rows.pending):
         return gpu.not_reported("whether rows wait to be remapped", expected=True)
     message = f"{counted(uncorrected + corrected, 'row')} remapped, none waits"
@@ -179,13 +179,10 @@ def retired_pages(gpu: SeenGpu) -> CheckResult:
         return gpu.not_reported("its retired pages", expected=gpu.for_servers and until_turing)
     number = (single or 0) + (double or 0)
     most = RETIRED_MOST.of(gpu.match)
-    verdict = partial(CheckResult, measured=number, unit="pages", source=RETIRED_MOST.source)
+    pages_of: Scale = {"unit": "pages", "source": RETIRED_MOST.source}
     if pending:
-        return verdict(Status.FAIL, f"pages wait to be retired ({number} are)", expected=0)
-    if number > most:
-        return verdict(
-            Status.FAIL, f"{number} pages are retired, {double} of them for double-bit errors", expected=most
-        )
-    if pending is None:
+        return failed(f"pages wait to be retired ({number} are)", expected=0, measured=number, **pages_of)
+    if number <= most and pending is None:
         return gpu.not_reported("whether pages wait to be retired", expected=True)
-    return verdict(Status.PASS, f"{counted(number, 'page')} retired, none waits", expected=most)
+    bad = f"{number} pages are retired, {double} of them for double-bit errors"
+    return at_most(number, most, f"{counted(number, 'page')} retired, none waits", bad, **pages_of)

@@ -1,8 +1,6 @@
 """Checks on power draw and power state of GPUs."""
 
-from functools import partial
-
-from gpunode.checks.compare import warned
+from gpunode.checks.compare import Scale, failed, passed, warned
 from gpunode.checks.gpus import SeenGpu, gpu_check
 from gpunode.checks.registry import CheckResult, Status
 from gpunode.checks.thresholds import Threshold
@@ -74,22 +72,24 @@ def power_draw(gpu: SeenGpu) -> CheckResult:
     limit = gpu.reported.power_max_limit_w or gpu.reported.power_limit_w
     if watts is None:
         return gpu.not_reported("its power draw", expected=gpu.for_servers)
-    verdict = partial(CheckResult, measured=watts, unit="W")
     least, most = LEAST_W.of(gpu.match), MOST_W.of(gpu.match)
+    draws = f"draws {watts:g} W"
+    model: Scale = {"unit": "W", "source": HEALTH_VALIDATION}
+    board: Scale = {"unit": "W", "source": OWN_LIMIT}
     if least and watts < least:
-        return verdict(
-            Status.FAIL, f"draws {watts:g} W, less than {least:g} W", expected=least, source=HEALTH_VALIDATION
-        )
+        return failed(f"{draws}, less than {least:g} W", expected=least, measured=watts, **model)
     if most and watts > most:
-        return verdict(Status.FAIL, f"draws {watts:g} W, more than {most:g} W", expected=most, source=HEALTH_VALIDATION)
+        return failed(f"{draws}, more than {most:g} W", expected=most, measured=watts, **model)
     if limit is None:
-        return verdict(Status.PASS if least or most else Status.SKIP, f"draws {watts:g} W; its limit is not reported")
-    verdict = partial(verdict, expected=limit, source=OWN_LIMIT)
+        status = Status.PASS if least or most else Status.SKIP
+        return CheckResult(status, f"{draws}; its limit is not reported", measured=watts, unit="W")
     if watts > MOST.of(gpu.match) * limit:
-        return verdict(Status.WARN, f"draws {watts:g} W, its limit is at most {limit:g} W: no plausible reading")
+        return warned(
+            f"{draws}, its limit is at most {limit:g} W: no plausible reading", expected=limit, measured=watts, **board
+        )
     if gpu.for_servers and watts < LEAST.of(gpu.match) * limit:
-        return verdict(Status.WARN, f"draws {watts:g} W, next to nothing for a limit of {limit:g} W")
-    return verdict(Status.PASS, f"draws {watts:g} W, its limit is at most {limit:g} W")
+        return warned(f"{draws}, next to nothing for a limit of {limit:g} W", expected=limit, measured=watts, **board)
+    return passed(f"{draws}, its limit is at most {limit:g} W", expected=limit, measured=watts, **board)
 
 
 @gpu_check(
@@ -109,8 +109,10 @@ def power_state(gpu: SeenGpu) -> CheckResult:
     number = int(state[1:]) if isinstance(state, str) and state[:1] == "P" and state[1:].isdecimal() else None
     if number is None:
         return gpu.not_reported("its performance state", expected=gpu.for_servers)
-    slowest = f"P{SLOWEST.of(gpu.match):g}"
-    verdict = partial(CheckResult, expected=f"{slowest} or faster under load", measured=state)
-    if used is not None and used >= BUSY.of(gpu.match) and number > SLOWEST.of(gpu.match):
-        return verdict(Status.WARN, f"in {state} at {used:g} % utilization")
-    return verdict(Status.PASS, f"in {state}{f' at {used:g} % utilization' if used is not None else ''}")
+    slow = used is not None and used >= BUSY.of(gpu.match) and number > SLOWEST.of(gpu.match)
+    return CheckResult(
+        Status.WARN if slow else Status.PASS,
+        f"in {state}{f' at {used:g} % utilization' if used is not None else ''}",
+        expected=f"P{SLOWEST.of(gpu.match):g} or faster under load",
+        measured=state,
+    )

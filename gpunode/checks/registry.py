@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from inspect import signature
 from math import inf
@@ -200,6 +200,10 @@ class CheckResult:
     """Set if it differs from the check's own; likewise ``actions`` and ``state``."""
     actions: tuple[str, ...] | None = None
     state: State | None = None
+
+    def at(self, component: str) -> "CheckResult":
+        """Return the same result of another component."""
+        return replace(self, component=component)
 
 
 class NotJudged(Exception):  # noqa: N818 - it becomes a finding

@@ -1,9 +1,8 @@
 """Checks on mounts of the role storage: scratch space on local disks, remote data."""
 
 from collections.abc import Iterator
-from functools import partial
 
-from gpunode.checks.compare import skipped
+from gpunode.checks.compare import at_least, failed, passed, skipped, undetermined, warned
 from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.models.host import StoredMount
@@ -30,32 +29,29 @@ def scratch(node: NodeFacts) -> Iterator[CheckResult]:
     if not found:
         yield skipped("the role storage set up no scratch space" if node.storage else NO_STORAGE)
     for one in found:
-        yield _scratch(one)
+        yield _scratch(one).at(one.path)
 
 
 def _scratch(one: StoredMount) -> CheckResult:
-    verdict = partial(CheckResult, component=one.path)
     lost = [option for option in one.options if option not in one.mounted_options]
     if one.mounted_type is None:
-        return verdict(Status.FAIL, "nothing is mounted", expected=one.type, measured="nothing")
+        return failed("nothing is mounted", expected=one.type, measured="nothing")
     if one.mounted_type != one.type or one.same_device is False:
         message = f"{one.mounted_type} of another device is mounted, not {one.source}"
-        return verdict(Status.FAIL, message, expected=one.type, measured=one.mounted_type)
+        return failed(message, expected=one.type, measured=one.mounted_type)
     if "rw" not in one.mounted_options and "ro" not in one.options:
-        return verdict(Status.FAIL, "is mounted read-only: the kernel does that after errors", expected="rw")
+        return failed("is mounted read-only: the kernel does that after errors", expected="rw")
     if one.problem is not None:
-        return verdict(Status.FAIL, f"does not answer: {one.problem}")
+        return failed(f"does not answer: {one.problem}")
     if one.same_device is None or not one.size_mib or one.free_mib is None:
-        return verdict(Status.ERROR, "its device or its size is unknown")
+        return undetermined("its device or its size is unknown")
     free = 100 * one.free_mib // one.size_mib
-    if free < FREE_LEAST.value:
-        return verdict(Status.WARN, f"{free} % are free", expected=FREE_LEAST.value, measured=free, unit="%")
-    if lost:
-        message = f"is mounted without {listed(lost)}"
-        return verdict(Status.WARN, message, expected=listed(lost), measured=listed(one.mounted_options, 12))
-    return verdict(
-        Status.PASS, f"{one.mounted_type}, {free} % free", expected=FREE_LEAST.value, measured=free, unit="%"
-    )
+    if free >= FREE_LEAST.value and lost:
+        return warned(
+            f"is mounted without {listed(lost)}", expected=listed(lost), measured=listed(one.mounted_options, 12)
+        )
+    good = f"{one.mounted_type}, {free} % free"
+    return at_least(free, FREE_LEAST.value, good, f"{free} % are free", fault=Status.WARN, unit="%")
 
 
 @registry.check(
@@ -72,12 +68,14 @@ def remote_data(node: NodeFacts) -> Iterator[CheckResult]:
     if not found:
         yield skipped("the role storage mounts no remote data" if node.storage else NO_STORAGE)
     for one in found:
-        verdict = partial(CheckResult, component=one.path)
-        if one.problem is not None:
-            yield verdict(Status.FAIL, f"{one.source} does not answer: {one.problem}")
-        elif one.mounted_type is None:
-            yield verdict(Status.FAIL, f"{one.source} is not mounted", expected=one.type, measured="nothing")
-        elif one.size_mib is None:
-            yield verdict(Status.ERROR, "whether it answers is unknown")
-        else:
-            yield verdict(Status.PASS, f"{one.source} answers ({one.mounted_type})", measured=one.mounted_type)
+        yield _remote(one).at(one.path)
+
+
+def _remote(one: StoredMount) -> CheckResult:
+    if one.problem is not None:
+        return failed(f"{one.source} does not answer: {one.problem}")
+    if one.mounted_type is None:
+        return failed(f"{one.source} is not mounted", expected=one.type, measured="nothing")
+    if one.size_mib is None:
+        return undetermined("whether it answers is unknown")
+    return passed(f"{one.source} answers ({one.mounted_type})", measured=one.mounted_type)

@@ -1,8 +1,6 @@
 """Checks on heat and power: reasons for reduced clocks, and distance of a GPU to its limits."""
 
-from functools import partial
-
-from gpunode.checks.compare import failed, passed, undetermined, warned
+from gpunode.checks.compare import Scale, at_most, failed, passed, undetermined, warned
 from gpunode.checks.gpus import SeenGpu, gpu_check
 from gpunode.checks.registry import CheckResult, Status
 from gpunode.checks.thresholds import Threshold
@@ -90,13 +88,15 @@ def temperature(gpu: SeenGpu) -> CheckResult:
     slowdown = _slowdown_c(gpu, now)
     if slowdown is None:
         return gpu.not_reported(f"the limit of its temperature ({now} °C)", expected=gpu.for_servers)
-    verdict = partial(CheckResult, expected=slowdown, measured=now, unit="°C", source=OWN_LIMIT)
-    if now >= slowdown:
-        return verdict(Status.FAIL, f"{now} °C: the card slows down from {slowdown} °C on")
     near = NEAR.of(gpu.match)
-    if now > slowdown - near:
-        return verdict(Status.WARN, f"{now} °C: less than {near} °C below {slowdown} °C, where the GPU slows down")
-    return verdict(Status.PASS, f"{now} °C, it slows down at {slowdown} °C")
+    degrees: Scale = {"unit": "°C", "source": OWN_LIMIT}
+    if now >= slowdown:
+        return failed(
+            f"{now} °C: the card slows down from {slowdown} °C on", expected=slowdown, measured=now, **degrees
+        )
+    bad = f"{now} °C: less than {near} °C below {slowdown} °C, where the GPU slows down"
+    good = f"{now} °C, it slows down at {slowdown} °C"
+    return at_most(now, slowdown - near, good, bad, fault=Status.WARN, expected=slowdown, **degrees)
 
 
 def _memory_heat(gpu: SeenGpu) -> CheckResult | None:
