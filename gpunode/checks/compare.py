@@ -1,6 +1,7 @@
 """Results of checks with their messages: comparisons with a limit, and one function per status."""
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -110,6 +111,14 @@ at_most = partial(compared, "at_most")
 at_least = partial(compared, "at_least")
 equals = partial(compared, "equals")
 matches = partial(compared, "matches")
+
+
+def faultless(
+    good: str, faults: Mapping[str, Any], *, fault: Status = Status.FAIL, **about: Unpack[About]
+) -> CheckResult:
+    """Return ``fault`` with the first message of ``faults`` with a condition that is true, else pass with ``good``."""
+    message = next((message for message, condition in faults.items() if condition), None)
+    return passed(good, **about) if message is None else CheckResult(fault, message, **about)
 
 
 def first_fault(*results: CheckResult) -> CheckResult:

@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from packaging.version import Version
 
 from gpunode.catalog import Gpu, Platform, driver_rules, load
-from gpunode.checks.compare import passed
+from gpunode.checks.compare import failed, passed, warned
 from gpunode.checks.gpus import CATALOG
-from gpunode.checks.registry import CheckResult, Status
+from gpunode.checks.registry import CheckResult
 from gpunode.errors import UsageError
 from gpunode.facts.node import LoadedDriver
 
@@ -22,18 +21,17 @@ def fits(loaded: LoadedDriver, models: Sequence[Gpu], boards: Sequence[Platform]
 
     An objection fails only if it applies to all models; if it applies to some, or depends on an unsure fact, it warns.
     """
-    verdict = passed("", measured=loaded.version, source=CATALOG)
     found = [_objection(loaded, model, boards) for model in models]
     against = [objection for objection in found if objection is not None]
-    if not against:
-        listed_since = _not_listed(loaded, models[0])
-        if listed_since is not None:
-            return replace(verdict, status=Status.WARN, message=listed_since)
-        flavour = f" ({loaded.flavour})" if loaded.flavour else ""
-        return replace(verdict, message=f"driver {loaded.version}{flavour} fits {models[0].name}")
-    message, expected, _ = against[0]
-    all_refuse = len(against) == len(found) and all(sure for _, _, sure in against)
-    return replace(verdict, status=Status.FAIL if all_refuse else Status.WARN, message=message, expected=expected)
+    if against:
+        message, expected, _ = against[0]
+        all_refuse = len(against) == len(found) and all(sure for _, _, sure in against)
+        refused = failed if all_refuse else warned
+        return refused(message, expected=expected, measured=loaded.version, source=CATALOG)
+    doubt = _not_listed(loaded, models[0])
+    flavour = f" ({loaded.flavour})" if loaded.flavour else ""
+    good = f"driver {loaded.version}{flavour} fits {models[0].name}"
+    return (warned if doubt else passed)(doubt or good, measured=loaded.version, source=CATALOG)
 
 
 def _objection(loaded: LoadedDriver, gpu: Gpu, boards: Sequence[Platform]) -> Objection | None:

@@ -1,10 +1,9 @@
 """Checks on frameworks in a container: correct results on every GPU."""
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 
-from gpunode.checks.compare import failed, passed
-from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined
+from gpunode.checks.compare import at_least, at_most, equals, failed, faultless, passed, warned
+from gpunode.checks.registry import CheckResult, Skip, Undetermined
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.workload import explained, gpu_named, known, of, record_check, where
 from gpunode.facts.models.workload import (
@@ -69,12 +68,11 @@ SEE_ERROR = (
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
 def tensor(values: TensorValues, record: Record) -> CheckResult:
-    verdict = partial(CheckResult, expected=0.0, measured=values.max_error)
     if not values.allocated_bytes:
-        return verdict(Status.FAIL, f"the tensor used no memory of {record.component}")
-    if values.max_error != 0:
-        return verdict(Status.FAIL, f"the product of whole numbers is off by {values.max_error:g}")
-    return verdict(Status.PASS, f"computes on {record.component} ({values.name or 'GPU'})")
+        message = f"the tensor used no memory of {record.component}"
+        return failed(message, expected=0.0, measured=values.max_error)
+    good = f"computes on {record.component} ({values.name or 'GPU'})"
+    return equals(values.max_error, 0.0, good, f"the product of whole numbers is off by {values.max_error:g}")
 
 
 @record_check(
@@ -90,19 +88,17 @@ def tensor(values: TensorValues, record: Record) -> CheckResult:
 )
 def amp(values: StepValues, record: Record) -> CheckResult:
     losses = [loss for loss in values.losses if loss is not None]
-    verdict = partial(CheckResult, measured=losses[-1] if losses else None, unit="loss")
     if not values.losses:
         raise Undetermined("no step was recorded")
-    if len(losses) < len(values.losses):
-        return verdict(
-            Status.FAIL, f"{values.dtype}: the loss is not a number in {len(values.losses) - len(losses)} steps"
-        )
-    if not losses[-1] < losses[0]:
-        what = f"{values.dtype}: {counted(len(losses), 'step')} did not lower the loss"
-        return verdict(Status.FAIL, f"{what} ({losses[0]:.3f} to {losses[-1]:.3f}){where(record)}")
-    return verdict(
-        Status.PASS, f"{values.dtype}: {losses[0]:.3f} to {losses[-1]:.3f} in {counted(len(losses), 'step')}"
-    )
+    last = losses[-1] if losses else None
+    if last is None or len(losses) < len(values.losses):
+        message = f"{values.dtype}: the loss is not a number in {len(values.losses) - len(losses)} steps"
+        return failed(message, measured=last, unit="loss")
+    steps, change = counted(len(losses), "step"), f"{losses[0]:.3f} to {last:.3f}"
+    if not last < losses[0]:
+        message = f"{values.dtype}: {steps} did not lower the loss ({change}){where(record)}"
+        return failed(message, measured=last, unit="loss")
+    return passed(f"{values.dtype}: {change} in {steps}", measured=last, unit="loss")
 
 
 @record_check(
@@ -119,10 +115,9 @@ def amp(values: StepValues, record: Record) -> CheckResult:
     thresholds=(MAX_ERROR,),
 )
 def compiled(values: CompileValues, record: Record) -> CheckResult:
-    verdict = partial(CheckResult, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
-    if values.max_error > MAX_ERROR.value:
-        return verdict(Status.FAIL, f"the compiled function is off by {values.max_error:g}{where(record)}")
-    return verdict(Status.PASS, f"compiled for {values.compute_capability} in {values.compile_seconds:.1f} s")
+    good = f"compiled for {values.compute_capability} in {values.compile_seconds:.1f} s"
+    bad = f"the compiled function is off by {values.max_error:g}{where(record)}"
+    return at_most(values.max_error, MAX_ERROR.value, good, bad, expected=f"at most {MAX_ERROR.value}")
 
 
 @record_check(
@@ -138,12 +133,12 @@ def compiled(values: CompileValues, record: Record) -> CheckResult:
     thresholds=(MAX_ERROR,),
 )
 def convolution(values: ConvolutionValues, record: Record) -> CheckResult:
-    verdict = partial(CheckResult, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
+    most = f"at most {MAX_ERROR.value}"
     if not values.enabled:
-        return verdict(Status.FAIL, f"PyTorch does not use cuDNN{where(record)}")
-    if values.max_error > MAX_ERROR.value:
-        return verdict(Status.FAIL, f"the convolution is off by {values.max_error:g}")
-    return verdict(Status.PASS, f"cuDNN {values.cudnn} computes a convolution and its gradient")
+        return failed(f"PyTorch does not use cuDNN{where(record)}", expected=most, measured=values.max_error)
+    good = f"cuDNN {values.cudnn} computes a convolution and its gradient"
+    bad = f"the convolution is off by {values.max_error:g}"
+    return at_most(values.max_error, MAX_ERROR.value, good, bad, expected=most)
 
 
 @record_check(
@@ -159,13 +154,14 @@ def convolution(values: ConvolutionValues, record: Record) -> CheckResult:
     actions=("fix_configuration",),
 )
 def dataloader(values: DataloaderValues) -> CheckResult:
-    verdict = partial(CheckResult, measured=values.samples_per_second, unit="samples/s")
+    rate = values.samples_per_second
     if values.batches == 0:
         raise Undetermined("no batch was recorded")
     if not values.pinned:
-        return verdict(Status.FAIL, "batches were not pinned", remedy="docker run --ulimit memlock=-1.")
+        remedy = "docker run --ulimit memlock=-1."
+        return failed("batches were not pinned", measured=rate, unit="samples/s", remedy=remedy)
     words = f"{counted(values.batches, 'batch', 'batches')} by {counted(values.workers, 'worker')}"
-    return verdict(Status.PASS, f"{words}, pinned, {values.samples_per_second:.0f} samples/s")
+    return passed(f"{words}, pinned, {rate:.0f} samples/s", measured=rate, unit="samples/s")
 
 
 @record_check(
@@ -182,20 +178,19 @@ def dataloader(values: DataloaderValues) -> CheckResult:
     thresholds=(MEMORY_MISSING,),
 )
 def memory(values: MemoryValues, record: Record, node: NodeFacts) -> CheckResult:
-    verdict = partial(CheckResult, measured=values.total_mib, unit="MiB")
+    has = values.total_mib
     if values.peak_mib <= 0 or values.reserved_mib < values.peak_mib:
-        what = f"the allocator counts a peak of {values.peak_mib} of {values.reserved_mib} MiB"
-        return verdict(Status.FAIL, what, remedy=SEE_ERROR)
+        message = f"the allocator counts a peak of {values.peak_mib} of {values.reserved_mib} MiB"
+        return failed(message, measured=has, unit="MiB", remedy=SEE_ERROR)
     if values.wrong:
-        return verdict(
-            Status.FAIL, f"{values.wrong} words of {values.tested_mib} MiB were read back with wrong content"
-        )
+        message = f"{values.wrong} words of {values.tested_mib} MiB were read back with wrong content"
+        return failed(message, measured=has, unit="MiB")
+    good = f"{values.tested_mib} of {has} MiB were written and read back twice"
     total = memory_of(node, record)
-    if total is not None:
-        verdict = partial(verdict, expected=float(total))
-        if values.total_mib < total * (1 - MEMORY_MISSING.value):
-            return verdict(Status.FAIL, f"PyTorch has {values.total_mib} MiB, the device has {total}")
-    return verdict(Status.PASS, f"{values.tested_mib} of {values.total_mib} MiB were written and read back twice")
+    if total is None:
+        return passed(good, measured=has, unit="MiB")
+    bad = f"PyTorch has {has} MiB, the device has {total}"
+    return at_least(has, total * (1 - MEMORY_MISSING.value), good, bad, expected=float(total), unit="MiB")
 
 
 def memory_of(node: NodeFacts, record: Record) -> int | None:
@@ -226,13 +221,11 @@ def memory_of(node: NodeFacts, record: Record) -> int | None:
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
 def matmul(values: MatmulValues) -> CheckResult:
-    verdict = partial(CheckResult, expected=0, measured=values.wrong, unit="elements")
     what = f"{values.size} x {values.size} in {values.dtype}, {counted(values.rounds, 'time')}"
     if values.rounds <= 0:
         raise Undetermined("no round was recorded")
-    if values.wrong:
-        return verdict(Status.FAIL, f"{what}: {counted(values.wrong, 'element')} wrong")
-    return verdict(Status.PASS, f"{what}: every element correct")
+    bad = f"{what}: {counted(values.wrong, 'element')} wrong"
+    return at_most(values.wrong, 0, f"{what}: every element correct", bad, unit="elements")
 
 
 @record_check(
@@ -247,10 +240,8 @@ def matmul(values: MatmulValues) -> CheckResult:
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
 def fp8(values: Fp8Values) -> CheckResult:
-    verdict = partial(CheckResult, expected=0, measured=values.wrong, unit="elements")
-    if values.wrong:
-        return verdict(Status.FAIL, f"FP8: {counted(values.wrong, 'element')} wrong")
-    return verdict(Status.PASS, "FP8: every element correct")
+    bad = f"FP8: {counted(values.wrong, 'element')} wrong"
+    return at_most(values.wrong, 0, "FP8: every element correct", bad, unit="elements")
 
 
 @record_check(
@@ -281,14 +272,15 @@ def p2p(values: PeerValues, node: NodeFacts) -> CheckResult:
         if not values.access[one][other]
     ]
     total = number * (number - 1) // 2
-    verdict = partial(CheckResult, expected=total, measured=total - len(refused), unit="pairs")
+    direct = total - len(refused)
     links = node.peer_access.document.links if node.peer_access and node.peer_access.document else {}
     allowed = [pair for pair in refused if _says_ok(links, pair)]
     if allowed:
         what = f"nvidia-smi reports peer access for {listed(allowed)}, CUDA in the container denies it"
-        return verdict(Status.WARN, what)
+        return warned(what, expected=total, measured=direct, unit="pairs")
     through = f", {len(refused)} of {total} through the host" if refused else " directly"
-    return verdict(Status.PASS, f"copies between {counted(number, 'GPU')} arrive{through}")
+    message = f"copies between {counted(number, 'GPU')} arrive{through}"
+    return passed(message, expected=total, measured=direct, unit="pairs")
 
 
 def _says_ok(links: Mapping[str, Mapping[str, str]], pair: str) -> bool:
@@ -309,16 +301,13 @@ def _says_ok(links: Mapping[str, Mapping[str, str]], pair: str) -> bool:
     actions=("fix_configuration", "reset_gpu", "open_support_case"),
 )
 def collective(values: CollectiveValues) -> CheckResult:
-    verdict = partial(CheckResult, expected=0, measured=values.wrong, unit="elements")
     if values.ranks < 2:
         raise Undetermined("a single process reduces nothing")
-    if values.wrong:
-        return verdict(Status.FAIL, f"all-reduce over {counted(values.ranks, 'GPU')}: {values.wrong} sums wrong")
+    over = f"all-reduce over {counted(values.ranks, 'GPU')}"
     ways = listed([f"{number} by {way}" for way, number in values.transports.items()]) or "not in its log"
     switches = ", NVLink SHARP" if values.nvls else ""
-    return verdict(
-        Status.PASS, f"all-reduce over {counted(values.ranks, 'GPU')} is correct; connections: {ways}{switches}"
-    )
+    good = f"{over} is correct; connections: {ways}{switches}"
+    return at_most(values.wrong, 0, good, f"{over}: {values.wrong} sums wrong", unit="elements")
 
 
 @record_check(
@@ -333,30 +322,30 @@ def collective(values: CollectiveValues) -> CheckResult:
     state="observe",
     actions=("fix_configuration",),
 )
-def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> Iterator[CheckResult]:
-    verdict = partial(CheckResult, measured=values.count, unit="GPUs")
-    if values.count == 0:
+def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> CheckResult:
+    count, expected = values.count, _of_one_process(node)
+    if count == 0:
         pointer = explained(node, OF_THE_IMAGE)
         if node.simulated:
             raise Skip("TensorFlow finds no GPU, and the GPUs are simulated")
         if pointer:
             raise Skip(f"TensorFlow finds no GPU ({pointer})")
         if _beside_pytorch(node):
-            what = "TensorFlow is a CPU build, while PyTorch uses the GPUs"
-            raise Skip(f"{what}{where(record)}")
-        yield verdict(Status.FAIL, f"TensorFlow finds no GPU{where(record)}")
-    elif values.count < (expected := _of_one_process(node)):
-        what = f"TensorFlow finds {values.count} of {counted(expected, 'GPU')}{where(record)}"
-        yield verdict(Status.FAIL, what, expected=expected)
-    elif values.max_error != 0:
-        yield verdict(Status.FAIL, f"the product of whole numbers is off by {values.max_error:g}")
-    elif values.memory_growth is not True:
-        yield verdict(Status.FAIL, "TensorFlow allocates all memory at once although memory growth is set")
-    elif values.compute_dtype != "float16":
-        yield verdict(Status.FAIL, f"mixed_float16 computes in {values.compute_dtype}")
-    else:
-        mode = f"thread mode {values.thread_mode}" if values.thread_mode else "no thread mode set"
-        yield verdict(Status.PASS, f"{counted(values.count, 'GPU')}, memory growth, mixed_float16, {mode}")
+            raise Skip(f"TensorFlow is a CPU build, while PyTorch uses the GPUs{where(record)}")
+    mode = f"thread mode {values.thread_mode}" if values.thread_mode else "no thread mode set"
+    return faultless(
+        f"{counted(count, 'GPU')}, memory growth, mixed_float16, {mode}",
+        {
+            f"TensorFlow finds no GPU{where(record)}": count == 0,
+            f"TensorFlow finds {count} of {counted(expected, 'GPU')}{where(record)}": count < expected,
+            f"the product of whole numbers is off by {values.max_error:g}": values.max_error != 0,
+            "TensorFlow allocates all memory at once although memory growth is set": values.memory_growth is not True,
+            f"mixed_float16 computes in {values.compute_dtype}": values.compute_dtype != "float16",
+        },
+        expected=expected if 0 < count < expected else None,
+        measured=count,
+        unit="GPUs",
+    )
 
 
 def _of_one_process(node: NodeFacts) -> int:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
 from gpunode.checks.links import gpus_of
@@ -83,7 +82,7 @@ def nvme(node: NodeFacts) -> Iterator[CheckResult]:
     if not node.nvmes:
         yield skipped("the node has no NVMe disk")
     for disk in node.nvmes or ():
-        yield replace(_nvme(disk), component=disk.name)
+        yield _nvme(disk).at(disk.name)
 
 
 def _nvme(disk: Nvme) -> CheckResult:

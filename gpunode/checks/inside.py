@@ -1,21 +1,10 @@
 """Checks on the container itself: it runs, and has the GPUs that were passed to it."""
 
 from collections.abc import Iterator
-from functools import partial
 
-from gpunode.checks.compare import failed, passed, skipped, undetermined
+from gpunode.checks.compare import at_most, equals, failed, passed, skipped, undetermined
 from gpunode.checks.inside_driver import MISMATCH_CUDA, NO_COMPAT, refused
-from gpunode.checks.registry import (
-    Broken,
-    CheckResult,
-    Expectation,
-    NotJudged,
-    Skip,
-    Status,
-    Undetermined,
-    no_gpu,
-    registry,
-)
+from gpunode.checks.registry import Broken, CheckResult, Expectation, NotJudged, Skip, Undetermined, no_gpu, registry
 from gpunode.checks.workload import component, explained, gpu_named, known, nothing_ran, of, one, record_check, where
 from gpunode.facts.models.workload import (
     ContainerValues,
@@ -148,17 +137,17 @@ def _others(node: NodeFacts, nvml: NvmlValues, values: ContainerValues, *, alone
     inside = {gpu.uuid: gpu for gpu in nvml.gpus if gpu.uuid is not None}
     if not values.uuids or not inside:
         return None
-    verdict = partial(CheckResult, expected=len(values.uuids), measured=len(inside), unit="GPUs")
     absent = [gpu_named(node, uuid) or uuid for uuid in values.uuids if uuid not in inside]
     # A GPU in MIG mode without an instance is included if all GPUs are requested, and cannot compute.
     empty = {uuid for uuid, gpu in inside.items() if gpu.mig_mode and not gpu.mig_devices}
     more = [gpu_named(node, uuid) or uuid for uuid in inside if uuid not in (*values.uuids, *empty)]
-    if absent:
-        instead = f"; {listed(more)} found instead" if more else ""
-        return verdict(Status.FAIL, f"passed but missing inside: {listed(absent)}{instead}", remedy=STALE)
-    if more and not alone:
-        return verdict(Status.FAIL, f"not passed but found inside: {listed(more)}", remedy=STALE)
-    return None
+    if not absent and (alone or not more):
+        return None
+    instead = f"; {listed(more)} found instead" if more else ""
+    message = f"passed but missing inside: {listed(absent)}{instead}"
+    if not absent:
+        message = f"not passed but found inside: {listed(more)}"
+    return failed(message, expected=len(values.uuids), measured=len(inside), unit="GPUs", remedy=STALE)
 
 
 def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: ContainerValues) -> CheckResult:
@@ -177,13 +166,13 @@ def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Contai
         return failed(f"MIG devices that are missing inside: {listed(gaps)}", remedy=STALE)
     if cuda.count is None:
         raise Undetermined("CUDA did not report the number of GPUs")
-    verdict = partial(CheckResult, expected=parts, measured=parts, unit="MIG devices")
-    whole = sum(1 for gpu in nvml.gpus if not gpu.mig_mode)
+    devices, whole = counted(parts, "MIG device"), sum(1 for gpu in nvml.gpus if not gpu.mig_mode)
     if cuda.count == 0:
-        what = f"{counted(parts, 'MIG device')} and {counted(whole, 'whole GPU')} inside, and CUDA finds none"
-        return verdict(Status.FAIL, what, measured=0)
+        message = f"{devices} and {counted(whole, 'whole GPU')} inside, and CUDA finds none"
+        return failed(message, expected=parts, measured=0, unit="MIG devices")
     beside = f" and {counted(whole, 'whole GPU')}" if whole else ""
-    return verdict(Status.PASS, f"{counted(parts, 'MIG device')}{beside}, as passed; CUDA allows a process one of them")
+    message = f"{devices}{beside}, as passed; CUDA allows a process one of them"
+    return passed(message, expected=parts, measured=parts, unit="MIG devices")
 
 
 def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: ContainerValues, *, alone: bool) -> CheckResult:
@@ -199,17 +188,18 @@ def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Containe
         raise Undetermined(f"{listed(unknown)} did not report the number of GPUs")
     words = listed([f"{name} {count}" for name, count in counts.items()])
     expected = values.gpus if values.gpus is not None else nvml.count
-    verdict = partial(
-        CheckResult, expected=expected, measured=min(count or 0 for count in counts.values()), unit="GPUs"
-    )
-    if set(counts.values()) == {expected}:
-        return verdict(Status.PASS, f"{words}, as given")
     seen = {gpu.uuid for gpu in cuda.gpus}
     lost = [_name(node, gpu) for gpu in nvml.gpus if gpu.uuid not in seen and None not in seen] if seen else []
     without = f"; CUDA lacks {listed(lost)}" if lost and not alone else ""
-    why = torch.unavailable if torch is not None else None
-    return verdict(
-        Status.FAIL, f"passed {expected}; found inside: {words}{without}{f'; PyTorch reports: {why}' if why else ''}"
+    why = f"; PyTorch reports: {torch.unavailable}" if torch is not None and torch.unavailable else ""
+    return equals(
+        set(counts.values()),
+        {expected},
+        f"{words}, as given",
+        f"passed {expected}; found inside: {words}{without}{why}",
+        expected=expected,
+        measured=min(count or 0 for count in counts.values()),
+        unit="GPUs",
     )
 
 
@@ -238,15 +228,12 @@ def _container(node: NodeFacts) -> Iterator[tuple[Record, ContainerValues]]:
     scope="gpu",
 )
 def compute(values: KernelValues, record: Record, node: NodeFacts) -> Iterator[CheckResult]:
-    verdict = partial(
-        CheckResult, expected=0, measured=values.wrong, unit="elements", component=component(node, record)
-    )
     if values.elements <= 0:
         yield undetermined("the kernel computed nothing")
-    elif values.wrong:
-        yield verdict(Status.FAIL, f"{values.wrong} of {values.elements} elements are wrong")
     else:
-        yield verdict(Status.PASS, f"compiles and computes ({values.name or 'GPU'})")
+        good = f"compiles and computes ({values.name or 'GPU'})"
+        bad = f"{values.wrong} of {values.elements} elements are wrong"
+        yield at_most(values.wrong, 0, good, bad, component=component(node, record), unit="elements")
     # Reported once: with the first of the devices that did compute.
     first = next(iter(of(node, "gpus.kernel")), None)
     if first is record:

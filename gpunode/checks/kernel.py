@@ -1,9 +1,8 @@
 """Checks on settings at boot: kernel settings, the command line, and the interfaces in NCCL's file."""
 
 from collections.abc import Iterator
-from functools import partial
 
-from gpunode.checks.compare import skipped
+from gpunode.checks.compare import at_most, equals, skipped
 from gpunode.checks.machine import is_container
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.node import EnvironmentSetting, NodeFacts
@@ -36,22 +35,23 @@ def kernel_settings(node: NodeFacts) -> Iterator[CheckResult]:
         if now is None:
             continue
         judged = True
-        verdict = partial(CheckResult, component=name, expected=one.value, measured=now, source=SYSCTL_D)
-        if now == one.value:
-            yield verdict(Status.PASS, f"{now}, as {one.path} sets it at boot")
-        else:
-            yield verdict(Status.WARN, f"{now} now, and {one.value} after the next boot ({one.path})")
+        good = f"{now}, as {one.path} sets it at boot"
+        bad = f"{now} now, and {one.value} after the next boot ({one.path})"
+        yield equals(now, one.value, good, bad, fault=Status.WARN, component=name, source=SYSCTL_D)
     if node.boot_arguments:
         judged = True
         booted = (node.command_line or "").split()
         missing = [word for word in node.boot_arguments if word not in booted]
-        verdict = partial(
-            CheckResult, component="command line", expected=" ".join(node.boot_arguments), measured=node.command_line
+        yield at_most(
+            len(missing),
+            0,
+            f"the kernel was booted with {listed(list(node.boot_arguments))}",
+            f"the kernel was booted without {listed(missing)}: a reboot is pending",
+            fault=Status.WARN,
+            component="command line",
+            expected=" ".join(node.boot_arguments),
+            measured=node.command_line,
         )
-        if missing:
-            yield verdict(Status.WARN, f"the kernel was booted without {listed(missing)}: a reboot is pending")
-        else:
-            yield verdict(Status.PASS, f"the kernel was booted with {listed(list(node.boot_arguments))}")
     if not judged:
         yield skipped("no file sets a relevant kernel setting")
 
@@ -90,12 +90,15 @@ def missing_names(value: str, there: list[str]) -> list[str]:
 
 def _names(one: EnvironmentSetting, there: list[str]) -> CheckResult:
     gone = missing_names(one.value, there)
-    kind = LISTS[one.name]
-    verdict = partial(
-        CheckResult, component=one.name, expected=one.value, measured=listed(there) or "none", source=NCCL_SOURCE
+    has = listed(there) or "none"
+    return at_most(
+        len(gone),
+        0,
+        f"{one.value}: all exist",
+        f"{one.value} in {one.path}: the node has no {LISTS[one.name]} {listed(gone)}, it has {has}",
+        fault=Status.FAIL if len(gone) == len(one.value.split(",")) else Status.WARN,
+        component=one.name,
+        expected=one.value,
+        measured=has,
+        source=NCCL_SOURCE,
     )
-    if not gone:
-        return verdict(Status.PASS, f"{one.value}: all exist")
-    words = f"{one.value} in {one.path}: the node has no {kind} {listed(gone)}, it has {listed(there) or 'none'}"
-    all_gone = len(gone) == len(one.value.split(","))
-    return verdict(Status.FAIL if all_gone else Status.WARN, words)

@@ -1,11 +1,10 @@
 """Checks on connections of GPUs: PCI Express, topology, NUMA, peer access."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from math import ceil
 
-from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
+from gpunode.checks.compare import Scale, at_least, at_most, failed, passed, skipped, undetermined, warned
 from gpunode.checks.gpus import SeenGpu, listed_gpus, model_of, of_one_gpu, seen_gpus
 from gpunode.checks.machine import is_guest, nvswitches, platforms
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
@@ -36,6 +35,8 @@ MOST_REPLAYS = Threshold(
     source="DCGM 4.6.0, DcgmHealthWatch.cpp: one error in 10^12 bits",
 )
 BOTH_ENDS = "both ends of the link"
+Shown = tuple[float, str]
+"""A number, and its text."""
 GUEST = "a virtual machine: visible only on its host"
 SEATING = "Reseat the card and check riser, cable and slot; lspci -vv -s SLOT shows LnkCap and LnkSta of both ends."
 
@@ -66,7 +67,7 @@ def why_not_judged(node: NodeFacts, device: PciDevice) -> str | None:
 )
 def pcie_width(node: NodeFacts) -> Iterator[CheckResult]:
     for component, device in gpus_of(node):
-        yield replace(_width_of(node, device), component=component)
+        yield _width_of(node, device).at(component)
 
 
 def gpus_of(node: NodeFacts) -> Iterator[tuple[str, PciDevice]]:
@@ -92,27 +93,20 @@ def _width_of(node: NodeFacts, device: PciDevice) -> CheckResult:
     port = port_above(node, device)
     if port is None or port.link is None or port.link.width_max is None:
         return _one_end(link.width, link.width_max, device)
-    can = min(link.width_max, port.link.width_max)
-    status = Status.FAIL if link.width < can else Status.PASS
-    verdict = CheckResult(status, "", expected=can, measured=link.width, unit="lanes")
-    return _both_ends(f"x{link.width}", f"x{can}", device, verdict)
+    both = min(link.width_max, port.link.width_max)
+    return _both_ends((link.width, f"x{link.width}"), (both, f"x{both}"), "lanes", device)
 
 
 def _one_end(now: int, most: int, device: PciDevice) -> CheckResult:
-    verdict = passed(
-        f"x{now}, the maximum of the card", expected=most, measured=now, unit="lanes", source="the card alone"
-    )
-    if now < most:
-        message = f"x{now}, the GPU supports x{most}; the port above {device.slot} does not report its maximum"
-        return replace(verdict, status=Status.WARN, message=message)
-    return verdict
+    good = f"x{now}, the maximum of the card"
+    bad = f"x{now}, the GPU supports x{most}; the port above {device.slot} does not report its maximum"
+    return at_least(now, most, good, bad, fault=Status.WARN, unit="lanes", source="the card alone")
 
 
-def _both_ends(now: str, can: str, device: PciDevice, verdict: CheckResult) -> CheckResult:
-    """Return the result with its message; ``verdict`` has the numbers, ``now`` and ``can`` their texts."""
-    if verdict.status is Status.PASS:
-        return replace(verdict, message=f"{now}, as both ends support", source=BOTH_ENDS)
-    return replace(verdict, message=f"{now} at {device.slot}, both ends support {can}", source=BOTH_ENDS)
+def _both_ends(now: Shown, supported: Shown, unit: str, device: PciDevice) -> CheckResult:
+    good = f"{now[1]}, as both ends support"
+    bad = f"{now[1]} at {device.slot}, both ends support {supported[1]}"
+    return at_least(now[0], supported[0], good, bad, unit=unit, source=BOTH_ENDS)
 
 
 @registry.check(
@@ -150,18 +144,10 @@ def _replays_of(gpu: SeenGpu, minutes: float) -> CheckResult:
     lanes = pcie.width_current if isinstance(pcie.width_current, (int, float)) else 16
     most = most_replays(MOST_REPLAYS.of(gpu.match), pcie.gen_max or pcie.gen_current or 3, lanes)
     rate = replays / minutes
-    verdict = passed(
-        f"{counted(replays, 'packet')} sent again since the driver was loaded",
-        expected=most,
-        measured=round(rate, 3),
-        unit="replays per minute",
-        source=MOST_REPLAYS.source,
-    )
-    if rate <= most:
-        return verdict
-    return replace(
-        verdict, status=Status.WARN, message=f"{replays} packets sent again, {rate:.0f} in a minute on average"
-    )
+    good = f"{counted(replays, 'packet')} sent again since the driver was loaded"
+    bad = f"{replays} packets sent again, {rate:.0f} in a minute on average"
+    per_minute: Scale = {"unit": "replays per minute", "source": MOST_REPLAYS.source}
+    return at_most(rate, most, good, bad, fault=Status.WARN, measured=round(rate, 3), **per_minute)
 
 
 @registry.check(
@@ -179,7 +165,7 @@ def _replays_of(gpu: SeenGpu, minutes: float) -> CheckResult:
 def pcie_speed(node: NodeFacts) -> Iterator[CheckResult]:
     states = {gpu.pci_bus_id: gpu.performance_state for gpu in node.smi_gpus}
     for component, device in gpus_of(node):
-        yield replace(_speed_of(node, device, states.get(device.slot)), component=component)
+        yield _speed_of(node, device, states.get(device.slot)).at(component)
 
 
 def _speed_of(node: NodeFacts, device: PciDevice, state: str | None) -> CheckResult:
@@ -190,16 +176,16 @@ def _speed_of(node: NodeFacts, device: PciDevice, state: str | None) -> CheckRes
     if link is None or link.speed_gt_per_s is None or link.speed_max_gt_per_s is None:
         return undetermined(f"the kernel does not report the PCIe link of {device.slot}")
     port = port_above(node, device)
-    can = _slower_end(link, port.link if port else None)
+    both = _slower_end(link, port.link if port else None)
     now = link.speed_gt_per_s
-    if now < can and state is not None and state not in FULL_SPEED_STATES:
-        message = f"idle ({state}): {_generation(now)} of {_generation(can)}, which is normal; check under load"
-        return skipped(message, expected=can, measured=now, unit="GT/s")
-    if now < can and state is None:
-        message = f"{_generation(now)} of {_generation(can)}, and whether the GPU is idle is unknown"
-        return skipped(message, expected=can, measured=now, unit="GT/s")
-    verdict = CheckResult(Status.FAIL if now < can else Status.PASS, "", expected=can, measured=now, unit="GT/s")
-    return _both_ends(_generation(now), _generation(can), device, verdict)
+    of_both = f"{_generation(now)} of {_generation(both)}"
+    if now < both and state is None:
+        message = f"{of_both}, and whether the GPU is idle is unknown"
+        return skipped(message, expected=both, measured=now, unit="GT/s")
+    if now < both and state not in FULL_SPEED_STATES:
+        message = f"idle ({state}): {of_both}, which is normal; check under load"
+        return skipped(message, expected=both, measured=now, unit="GT/s")
+    return _both_ends((now, _generation(now)), (both, _generation(both)), "GT/s", device)
 
 
 def _slower_end(link: PciLink, port: PciLink | None) -> float:
@@ -281,7 +267,6 @@ def _as_the_platform(node: NodeFacts, ways: Ways) -> CheckResult:
 def _as_the_others(node: NodeFacts, ways: Ways) -> CheckResult:
     """Return the result if no NVSwitch is between the GPUs: each link connects two of them."""
     kinds = listed(sorted(set(ways.values())))
-    verdict = passed(f"the same in both directions: {kinds}", measured=kinds)
     unlinkable = _without_nvlink(node)
     between = {pair: way for pair, way in ways.items() if pair[0] < pair[1] and not unlinkable.intersection(pair)}
     linked = sum(map(_is_nvlink, between.values()))
@@ -289,17 +274,16 @@ def _as_the_others(node: NodeFacts, ways: Ways) -> CheckResult:
     mesh = _mesh(node)
     few = linked > 0 and len(gaps) <= MOST_GAPS.value * len(between)
     if not gaps or not (few or mesh):
-        return verdict
+        return passed(f"the same in both directions: {kinds}", measured=kinds)
     message = f"{counted(len(gaps), 'pair')} of {len(between)} not linked by NVLink: {listed(gaps)}"
     if few:
-        return replace(verdict, status=Status.FAIL, message=message, expected="NVLink", source="the node's other pairs")
+        return failed(message, expected="NVLink", measured=kinds, source="the node's other pairs")
     gpus = listed_gpus(node)
     # With or without NVSwitches, modules with NVLink are all linked: the number of switches does not matter here.
     sure_models = bool(gpus) and all(gpu.sure("nvlink") and gpu.sure("form") for gpu in gpus)
     sure = sure_models and all(platform.sure() for platform in platforms(node))
     source = f"catalog (platforms.yml: {mesh})"
-    status = Status.FAIL if sure else Status.WARN
-    return replace(verdict, status=status, message=message, expected="NVLink", source=source)
+    return (failed if sure else warned)(message, expected="NVLink", measured=kinds, source=source)
 
 
 def _without_nvlink(node: NodeFacts) -> set[str]:

@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
-from gpunode.checks.compare import failed, passed, skipped, undetermined
+from gpunode.checks.compare import equals, failed, passed, skipped, undetermined
 from gpunode.checks.gpus import CATALOG, MODEL, SeenGpu, hidden, seen_gpus
 from gpunode.checks.links import answer_of
 from gpunode.checks.machine import is_guest
@@ -140,12 +139,8 @@ def _has_data(link: NvlinkLink) -> bool:
 def _each(node: NodeFacts, judge: Callable[[Linked], CheckResult]) -> Iterator[CheckResult]:
     """Yield one result for each GPU."""
     for linked in linked_gpus(node):
-        yield _judged(linked, judge)
-
-
-def _judged(linked: Linked, judge: Callable[[Linked], CheckResult]) -> CheckResult:
-    verdict = judge(linked) if linked.reason is None else skipped(linked.reason)
-    return replace(verdict, component=linked.gpu.component)
+        verdict = judge(linked) if linked.reason is None else skipped(linked.reason)
+        yield verdict.at(linked.gpu.component)
 
 
 def _sleeps(link: NvlinkLink) -> bool:
@@ -174,13 +169,11 @@ def _count_of(linked: Linked) -> CheckResult:
         return undetermined(f"nvidia-smi nvlink --status lists no link of {linked.gpu.name}", expected=expected)
     if expected is None:
         return skipped(f"{number} links; the catalog has no number for {linked.gpu.name}")
-    verdict = passed(f"{number} links", expected=expected, measured=number, unit="links", source=CATALOG)
-    if number == expected:
-        return verdict
+    bad = f"{number} links of {expected}"
     if linked.doubt is not None:
-        message = f"{number} links; by the catalog {expected}, which is not sure: {linked.doubt}"
-        return replace(verdict, status=Status.WARN, message=message)
-    return replace(verdict, status=Status.FAIL, message=f"{number} links of {expected}")
+        bad = f"{number} links; by the catalog {expected}, which is not sure: {linked.doubt}"
+    fault = Status.FAIL if linked.doubt is None else Status.WARN
+    return equals(number, expected, f"{number} links", bad, fault=fault, unit="links", source=CATALOG)
 
 
 @registry.check(
@@ -249,23 +242,23 @@ def _speed_of(linked: Linked) -> CheckResult:
     sheet = expected if expected is not None else max(known.values())
     line = linked.line_gb_per_s
     explained = f" (the data sheet's {sheet:g} GB/s)" if line is not None and line != sheet else ""
-    verdict = passed(
-        f"{counted(len(known), 'link')} at {min(known.values()):g} GB/s{explained}",
+    least = min(known.values())
+    slow = _below(known, LEAST_OF_SPEED.of(linked.gpu.match) * sheet)
+    below_line = _below(known, LEAST_OF_LINE.of(linked.gpu.match) * line) if line is not None else []
+    message = f"{counted(len(known), 'link')} at {least:g} GB/s{explained}"
+    status = Status.FAIL if slow else Status.WARN if below_line else Status.PASS
+    if slow:
+        message = f"slow: link {listed(slow)} of {line or sheet:g} GB/s{explained}"
+    elif below_line:
+        message = f"below the line rate of {line:g} GB/s: link {listed(below_line)}{explained}"
+    return CheckResult(
+        status,
+        message,
         expected=line if line is not None else sheet,
-        measured=min(known.values()),
+        measured=least,
         unit="GB/s per direction",
         source=CATALOG if expected is not None else "the GPU's other links",
     )
-    slow = _below(known, LEAST_OF_SPEED.of(linked.gpu.match) * sheet)
-    if slow:
-        return replace(
-            verdict, status=Status.FAIL, message=f"slow: link {listed(slow)} of {line or sheet:g} GB/s{explained}"
-        )
-    below_line = _below(known, LEAST_OF_LINE.of(linked.gpu.match) * line) if line is not None else []
-    if below_line:
-        message = f"below the line rate of {line:g} GB/s: link {listed(below_line)}{explained}"
-        return replace(verdict, status=Status.WARN, message=message)
-    return verdict
 
 
 def _below(speeds: dict[int, float], floor: float) -> list[str]:
@@ -292,7 +285,8 @@ def errors(node: NodeFacts) -> Iterator[CheckResult]:
         index = linked.gpu.reported.index
         reported = by_index.get(index, NvlinkGpu(index=index))
         reason = linked.reason or _unsupported(linked.gpu, reported, listing.gpus)
-        yield _judged(replace(linked, reason=reason), partial(_errors_of, links=reported.links))
+        verdict = _errors_of(linked, reported.links) if reason is None else skipped(reason)
+        yield verdict.at(linked.gpu.component)
 
 
 def _errors_of(linked: Linked, links: tuple[NvlinkLink, ...]) -> CheckResult:

@@ -1,10 +1,9 @@
 """Checks on measurements of single GPUs: copies, memory, products, clocks, sustained load."""
 
 from collections.abc import Iterator
-from functools import partial
 
 from gpunode.catalog import Gpu
-from gpunode.checks.compare import failed, undetermined
+from gpunode.checks.compare import at_most, failed, first_fault, passed, undetermined
 from gpunode.checks.figures import OF_FIGURES, judged, words, worst_of
 from gpunode.checks.gpus import CATALOG
 from gpunode.checks.measurements import MeasuredNode, measurement_check
@@ -283,13 +282,14 @@ def throttled(load: LoadState, what: str) -> CheckResult:
         raise Undetermined(f"{what}: NVML reported no reasons for lower clocks")
     shares = {name: share for name, share in load.throttle_reasons.items() if share > THROTTLED.value}
     clock = f"{load.sm_clock_mhz:.0f} MHz" if load.sm_clock_mhz is not None else "clock unknown"
-    verdict = partial(CheckResult, measured=load.sm_clock_mhz, unit="MHz")
     for reasons, status in ((HARDWARE, Status.FAIL), (SOFTWARE_HEAT, Status.WARN)):
         named = [f"{WORDS[name]} in {share:.0%} of the samples" for name, share in shares.items() if name in reasons]
         if named:
-            return verdict(status, f"{what}: {clock}, slowed down: {listed(named)}")
+            message = f"{what}: {clock}, slowed down: {listed(named)}"
+            return CheckResult(status, message, measured=load.sm_clock_mhz, unit="MHz")
     limited = f", power limit in {shares['sw_power_cap']:.0%} of the samples" if "sw_power_cap" in shares else ""
-    return verdict(Status.PASS, f"{what}: {clock}, neither heat nor power brake{limited}")
+    message = f"{what}: {clock}, neither heat nor power brake{limited}"
+    return passed(message, measured=load.sm_clock_mhz, unit="MHz")
 
 
 @measurement_check(
@@ -316,10 +316,17 @@ def burn(values: BurnValues) -> Iterator[CheckResult]:
     clock = values.sm_clock_slope_mhz_per_minute
     clocks_say = f", clock {clock:+.1f} MHz per minute" if clock is not None else ""
     message = f"{values.tflops:.0f} TFLOPS for {values.burn_seconds:.0f} s, {-lost:+.1%} from begin to end{clocks_say}"
-    verdict = partial(CheckResult, measured=round(-lost, 4), unit="of the rate", expected=-DRIFT_WARNS.value)
-    if lost > DRIFT_FAILS.value:
-        yield verdict(Status.FAIL, message, expected=-DRIFT_FAILS.value)
-    elif lost > DRIFT_WARNS.value:
-        yield verdict(Status.WARN, message)
-    else:
-        yield verdict(Status.PASS, message)
+    yield first_fault(
+        at_most(
+            lost, DRIFT_FAILS.value, message, expected=-DRIFT_FAILS.value, measured=round(-lost, 4), unit="of the rate"
+        ),
+        at_most(
+            lost,
+            DRIFT_WARNS.value,
+            message,
+            fault=Status.WARN,
+            expected=-DRIFT_WARNS.value,
+            measured=round(-lost, 4),
+            unit="of the rate",
+        ),
+    )

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from datetime import datetime
 
-from gpunode.checks.compare import failed, passed, warned
-from gpunode.checks.registry import CheckResult, Skip, registry
+from gpunode.checks.compare import at_most, failed
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import KeyFile, NodeFacts
 from gpunode.text import counted, listed
@@ -53,10 +53,7 @@ def ssh_settings(node: NodeFacts) -> Iterator[CheckResult]:
     broken = sorted({word for word in offered if any(part in word for part in BROKEN)})
     if broken:
         found.append(f"broken algorithms are offered: {listed(broken)}")
-    if found:
-        yield warned("; ".join(found), expected=0, measured=len(found), source="sshd -T")
-    else:
-        yield passed("sshd accepts only keys", expected=0, measured=0, source="sshd -T")
+    yield at_most(len(found), 0, "sshd accepts only keys", "; ".join(found), fault=Status.WARN, source="sshd -T")
 
 
 @registry.check(
@@ -78,13 +75,11 @@ def ssh_host_keys(node: NodeFacts) -> Iterator[CheckResult]:
     weak = [key for key in keys if key.type == "ssh-dss" or (key.type == "ssh-rsa" and key.bits < RSA_LEAST.value)]
     if exposed:
         yield failed(f"readable by all users: {listed(exposed)}", expected=0, measured=len(exposed))
-    elif weak:
-        names = listed([f"{key.path} ({key.type} of {key.bits} bits)" for key in weak])
-        yield warned(f"weak host keys: {names}", expected=0, measured=len(weak), unit="keys")
-    else:
-        kinds = listed(sorted({key.type or "unknown kind" for key in keys}))
-        message = f"{counted(len(keys), 'host key')} ({kinds}), the oldest of {_oldest_days(keys, node)} days"
-        yield passed(message, expected=0, measured=0, unit="keys")
+        return
+    names = listed([f"{key.path} ({key.type} of {key.bits} bits)" for key in weak])
+    kinds = listed(sorted({key.type or "unknown kind" for key in keys}))
+    good = f"{counted(len(keys), 'host key')} ({kinds}), the oldest of {_oldest_days(keys, node)} days"
+    yield at_most(len(weak), 0, good, f"weak host keys: {names}", fault=Status.WARN, unit="keys")
 
 
 def _oldest_days(keys: list[KeyFile], node: NodeFacts) -> int:
@@ -106,11 +101,9 @@ def user_keys(node: NodeFacts) -> Iterator[CheckResult]:
     shared = [key.path for key in keys if int(key.mode, 8) & READ_BY_GROUP]
     if exposed:
         yield failed(f"readable by all users: {listed(exposed)}", expected=0, measured=len(exposed))
-    elif shared:
-        yield warned(f"a group can read {listed(shared)}", expected=0, measured=len(shared))
     else:
-        message = f"{counted(len(keys), 'private key')} of users, readable only by their owners"
-        yield passed(message, expected=0, measured=0)
+        good = f"{counted(len(keys), 'private key')} of users, readable only by their owners"
+        yield at_most(len(shared), 0, good, f"a group can read {listed(shared)}", fault=Status.WARN)
 
 
 @registry.check(
@@ -124,8 +117,5 @@ def user_keys(node: NodeFacts) -> Iterator[CheckResult]:
 )
 def empty_passwords(node: NodeFacts) -> Iterator[CheckResult]:
     names = node.empty_passwords or ()
-    if names:
-        message = f"{counted(len(names), 'account')} without a password: {listed(names)}"
-        yield failed(message, expected=0, measured=len(names), unit="accounts")
-    else:
-        yield passed("every account has a password or is locked", expected=0, measured=0, unit="accounts")
+    bad = f"{counted(len(names), 'account')} without a password: {listed(names)}"
+    yield at_most(len(names), 0, "every account has a password or is locked", bad, unit="accounts")

@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
+from gpunode.checks.compare import at_most, failed, passed, skipped, undetermined, warned
 from gpunode.checks.driver import ROLE, same_version
 from gpunode.checks.driver_fits import fits
 from gpunode.checks.gpu import SITE
@@ -52,7 +51,7 @@ def driver_expected(node: NodeFacts, expect: Expectation) -> Iterator[CheckResul
         return
     verdicts = {_fits(loaded, device, node): component for component, device in gpus_of(node)}
     for verdict, component in verdicts.items():
-        yield verdict if verdict.status in (Status.PASS, Status.SKIP) else replace(verdict, component=component)
+        yield verdict if verdict.status in (Status.PASS, Status.SKIP) else verdict.at(component)
 
 
 def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> CheckResult:
@@ -106,7 +105,7 @@ def driver_libraries(node: NodeFacts) -> Iterator[CheckResult]:
     for name in DRIVER_LIBRARIES:
         copies = _copies([library for library in node.libraries or () if library.name == name])
         if copies:
-            yield replace(_one_driver_library(node, copies), component=name)
+            yield _one_driver_library(node, copies).at(name)
 
 
 def _copies(paths: list[LibraryFile]) -> list[LibraryFile]:
@@ -157,8 +156,7 @@ def stack_libraries(node: NodeFacts) -> Iterator[CheckResult]:
             if library.name == name:
                 versions.setdefault(library.version or "unknown version", library.file)
         found = listed([f"{version} ({file})" for version, file in sorted(versions.items())], most=4)
-        status = Status.WARN if len(versions) > 1 else Status.PASS
-        yield CheckResult(status, found, name, expected=1, measured=len(versions), unit="versions")
+        yield at_most(len(versions), 1, found, fault=Status.WARN, component=name, unit="versions")
 
 
 @registry.check(
@@ -243,10 +241,7 @@ def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
 )
 def reboot_pending(node: NodeFacts) -> Iterator[CheckResult]:
     waiting = node.reboot_required or ()
-    if waiting:
-        yield warned(f"a reboot is pending: {listed(waiting)}", expected=0, measured=len(waiting))
-    else:
-        yield passed("no reboot is pending", expected=0, measured=0)
+    yield at_most(len(waiting), 0, "no reboot is pending", f"a reboot is pending: {listed(waiting)}", fault=Status.WARN)
 
 
 @registry.check(
