@@ -95,7 +95,7 @@ def literals(source: str) -> Iterator[str]:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("at_most", "at_least"):
-            sides = node.args[:2]
+            sides = node.args[1:2]
         else:
             continue
         for side in sides:
