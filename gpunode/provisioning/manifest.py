@@ -148,6 +148,14 @@ class UnitState(Frozen):
     """Before or after the packages: a unit is stopped before the removal of its package."""
 
 
+class NodeCommand(Frozen):
+    """One command that applies what the files say; it is run whenever something of the role is due."""
+
+    argv: tuple[str, ...]
+    changes: bool = True
+    """Whether it counts as a change."""
+
+
 class NodeQuestion(Frozen):
     """A question to the node that a plan needs before it is complete; ``Context.answers`` of the next call has the
     answer.
@@ -177,6 +185,13 @@ class Manifest(Frozen):
     folders: tuple[ManagedFolder, ...] = ()
     packages: AptChange | DnfChange | None = Field(default=None, discriminator="manager")
     units: tuple[UnitState, ...] = ()
+    kernel_values: dict[str, str] | None = None
+    """Path below /proc/sys or /sys to value, set in the running kernel; others of the role are restored. None: the role
+    sets none.
+    """
+    kernel_memory: str | None = None
+    """File on the node that records the values from before the first change."""
+    commands: tuple[NodeCommand, ...] = ()
     questions: dict[str, NodeQuestion] = Field(default_factory=dict)
     """If not empty, the plan is incomplete; it is computed again with the answers."""
     refusals: tuple[str, ...] = ()

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Literal
 
 from gpunode.checks.host import DEBUGGING
 from gpunode.checks.kernel import LISTS, missing_names, names_on
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest
+from gpunode.provisioning.due import file_reasons
+from gpunode.provisioning.manifest import AptChange, ManagedFile, Manifest, UnitState
+from gpunode.provisioning.role import Role, Settings, Value, option
 from gpunode.provisioning.sections import around, completed
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning import Setting, launcher_text, nccl_conf, node_shell, tune, tune_node
 from gpunode.tuning.nccl_names import debugs
 
-ROLE = "ml_environment"
 NCCL = "/etc/nccl.conf"
 PROFILE = "/etc/profile.d/gpunode-ml.sh"
 ENVIRONMENT = "/etc/environment.d/90-gpunode-ml.conf"
@@ -26,11 +27,8 @@ JOB = "/etc/gpunode/job.json"
 LAUNCHER = "/usr/local/bin/gpunode-run"
 EXAMPLE = "/usr/local/share/doc/gpunode/torchrun.sh"
 LOGIND = "/etc/systemd/logind.conf.d/90-gpunode.conf"
-OWN = (PROFILE, ENVIRONMENT, JOB, LAUNCHER, EXAMPLE, LOGIND)
-FOLDERS = ("/etc/gpunode", EXAMPLE.rpartition("/")[0], LOGIND.rpartition("/")[0])
 TOPOLOGIES = "/opt/microsoft/*-topo.xml"
 """Azure's images contain the topology that their hypervisor hides (Azure/azhpc-images)."""
-LOOK = Look(paths=(*OWN, *FOLDERS), globs=(TOPOLOGIES,), contents=(NCCL,))
 MARK = "Managed by gpunode (role ml_environment)"
 BEGIN, END = f"# BEGIN {MARK}", "# END gpunode (role ml_environment)"
 MALLOC_PACKAGES = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}
@@ -50,15 +48,61 @@ exec torchrun --no-python --nproc-per-node "${{GPUS:-gpu}}" \\
 """
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+class MlEnvironmentSettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["present", "absent"] = option(
+        "present",
+        "V(present): the files are deployed. V(absent): they are removed; other lines of C(/etc/nccl.conf) remain.",
+    )
+    nccl: dict[str, Value] = option(
+        {},
+        "Lines of C(/etc/nccl.conf) that extend or override the derived ones (NCCL_IB_TC: 106). V(null) removes a "
+        "derived one.",
+    )
+    nccl_topology_file: str = option(
+        "auto", "NCCL's topology file: V(auto) (that of Azure's images), V(none), or its path."
+    )
+    variables: dict[str, Value] = option(
+        {},
+        "Variables for logins and user services that extend or override the derived ones. V(null) removes a derived "
+        "one.",
+    )
+    shared_threads: bool = option(
+        False, "Set a default number of OpenMP and MKL threads on a shared node: cores per GPU."
+    )
+    malloc: Literal["none", "jemalloc", "tcmalloc"] = option(
+        "none", "Library that C(gpunode-run --malloc) preloads: V(none), V(jemalloc) or V(tcmalloc)."
+    )
+    remove_ipc: bool = option(
+        False,
+        "Let logind remove shared memory and semaphores of a user at the last logout: that ends jobs which outlive "
+        "their login.",
+    )
+
+
+ROLE = Role(
+    name="ml_environment",
+    title="Deploy NCCL's configuration, environment variables and a launcher for jobs",
+    about=(
+        "Writes node-wide settings as C(gpunode env) derives them, and C(gpunode-run) for the settings of a job.",
+        "Removes it with O(ml_environment_state=absent).",
+    ),
+    settings=MlEnvironmentSettings,
+    files=(PROFILE, ENVIRONMENT, JOB, LAUNCHER, EXAMPLE, LOGIND),
+    folders=("/etc/gpunode", EXAMPLE.rpartition("/")[0], LOGIND.rpartition("/")[0]),
+    more=Look(globs=(TOPOLOGIES,), contents=(NCCL,)),
+)
+
+
+@ROLE.present
+def present(state: NodeState, settings: MlEnvironmentSettings, context: Context) -> Manifest:
     """Return the manifest of the role. Raises UsageError for malformed settings."""
-    if settings["state"] == "absent":
-        return _absent(state)
     notes: list[str] = []
     profile = context.settings_of("preflight")["gpunode_profile"]
-    node = tune_node(state.facts, profile, shared=bool(settings["shared_threads"]))
+    node = tune_node(state.facts, profile, shared=settings.shared_threads)
     job = tune(state.facts, "pytorch", profile=profile)
-    wide = _variables(node.environment, settings["variables"])
+    wide = _variables(node.environment, settings.variables)
     nccl = _nccl(node.nccl, settings, state, notes)
     document = {
         "profile": profile,
@@ -73,21 +117,38 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         LAUNCHER: f"#!/usr/bin/python3 -I\n# {MARK}\n{launcher_text()}",
         EXAMPLE: TORCHRUN,
         LOGIND: None
-        if settings["remove_ipc"]
+        if settings.remove_ipc
         else f"# {MARK}: shared memory of a job outlives the login that started it.\n[Login]\nRemoveIPC=no\n",
     }
     modes = {LAUNCHER: "0755", EXAMPLE: "0755"}
-    files = [ManagedFile(path=path, content=text, mode=modes.get(path, "0644")) for path, text in contents.items()]
+    files = {
+        path: ManagedFile(path=path, content=text, mode=modes.get(path, "0644"), phase="after")
+        for path, text in contents.items()
+    }
     return Manifest(
-        role=ROLE,
-        files=(*files, _shared(state, nccl)),
-        packages=_packages(state, str(settings["malloc"]), notes),
+        role=ROLE.name,
+        files=(*files.values(), _shared(state, nccl)),
+        packages=_packages(state, settings.malloc, notes),
+        units=_logind(state, files[LOGIND]),
         notes=tuple(notes),
-        values={"state": "present", "logind": LOGIND},
     )
 
 
-def _variables(derived: Iterable[Setting], given: Mapping[str, Any]) -> list[Setting]:
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest) -> Manifest:
+    """Return the removal with the role's lines of nccl.conf."""
+    (logind,) = (file for file in manifest.files if file.path == LOGIND)
+    more = {"files": (*manifest.files, _shared(state, [])), "units": _logind(state, logind)}
+    return manifest.model_copy(update=more)
+
+
+def _logind(state: NodeState, file: ManagedFile) -> tuple[UnitState, ...]:
+    """Return logind to be restarted if its file changes: it reads its settings when it starts, and keeps sessions."""
+    changes = any(True for _ in file_reasons(file, state))
+    return (UnitState(name="systemd-logind.service", state="restarted"),) if changes else ()
+
+
+def _variables(derived: Iterable[Setting], given: Mapping[str, Value]) -> list[Setting]:
     """Return the variables for all users; those for jobs or debugging are refused."""
     found = {one.name: one for one in derived}
     for name, value in given.items():
@@ -103,22 +164,24 @@ def _variables(derived: Iterable[Setting], given: Mapping[str, Any]) -> list[Set
     return list(found.values())
 
 
-def _line(variable: str, name: str, value: Any) -> str:
+def _line(variable: str, name: str, value: Value) -> str:
     text = str(int(value)) if isinstance(value, bool) else str(value)
     if not text or not text.isprintable() or len(text) > 1000 or set(text) & set("'\"$`\\{}"):
         raise UsageError(f"{variable}: the value of {name} is not one line of plain text")
     return text
 
 
-def _nccl(derived: Iterable[Setting], settings: Mapping[str, Any], state: NodeState, notes: list[str]) -> list[Setting]:
+def _nccl(
+    derived: Iterable[Setting], settings: MlEnvironmentSettings, state: NodeState, notes: list[str]
+) -> list[Setting]:
     """Return the role's lines for nccl.conf: derived, with the user's additions, changes or removals."""
     found = {one.name: one for one in derived}
-    topology = _topology(str(settings["nccl_topology_file"]), state, notes)
+    topology = _topology(settings.nccl_topology_file, state, notes)
     if topology is not None:
         found["NCCL_TOPO_FILE"] = Setting(
             name="NCCL_TOPO_FILE", value=topology, reason="the hypervisor hides the topology", source="azhpc-images"
         )
-    for name, value in settings["nccl"].items():
+    for name, value in settings.nccl.items():
         if not name.startswith("NCCL_") or NAME.fullmatch(name) is None:
             raise UsageError(f"ml_environment_nccl: {name!r} is not a variable of NCCL (example: NCCL_IB_TC)")
         found.pop(name, None)
@@ -187,6 +250,7 @@ def _shared(state: NodeState, ours: list[Setting]) -> ManagedFile:
     return ManagedFile(
         path=NCCL,
         content=(completed(others) if block else others) + block or None,
+        phase="after",
         expect_sha256=there.sha256 if there.kind == "file" else None,
     )
 
@@ -200,12 +264,3 @@ def _packages(state: NodeState, malloc: str, notes: list[str]) -> AptChange | No
         )
         return None
     return AptChange(install=(MALLOC_PACKAGES[malloc],))
-
-
-def _absent(state: NodeState) -> Manifest:
-    return Manifest(
-        role=ROLE,
-        files=(*(ManagedFile(path=path, content=None) for path in OWN), _shared(state, [])),
-        folders=tuple(ManagedFolder(path=path, state="absent_if_empty") for path in FOLDERS),
-        values={"state": "absent", "logind": LOGIND},
-    )

@@ -43,6 +43,8 @@ def option(default: Any, description: str, **spec: Any) -> Any:
     return Field(default, description=description, json_schema_extra={"spec": spec})
 
 
+Value = str | int | float | bool | None
+"""A value that people write in YAML; None: null."""
 LOCK_WAIT = "How long to wait for the package lock, in seconds."
 
 
@@ -64,8 +66,12 @@ class Role(Generic[S]):
     """Folders that are removed with the role if they are empty."""
     packages: tuple[str, ...] = ()
     """Shell patterns of names that the role may install; a removal removes those that it installed."""
+    held: tuple[str, ...] = ()
+    """Shell patterns of further packages that the removal includes if they are held."""
     locks: bool = False
     """Packages are held: with dnf in a section of the versionlock list."""
+    kernel: bool = False
+    """Values of the running kernel are set; a removal restores them."""
     restart_mark: str | None = None
     """Record of a restart that new packages require. It is below /run, because a boot makes the restart unnecessary."""
     more: Look = field(default_factory=Look)
@@ -97,6 +103,11 @@ class Role(Generic[S]):
         return f"{self.folder}/packages-before"
 
     @property
+    def kernel_memory(self) -> str:
+        """Return the file that records the values of the running kernel from before the role."""
+        return f"{self.folder}/values-before.json"
+
+    @property
     def lock_mark(self) -> str:
         """Return the mark of the role's section in dnf's versionlock list."""
         return f"gpunode (role {self.name})" if self.locks else ""
@@ -105,10 +116,14 @@ class Role(Generic[S]):
     def look(self) -> Look:
         """Return what is read from a node for the role."""
         return Look(
-            paths=(*self.files, *self.folders, self.folder, *self.more.paths),
+            paths=(*self.files, *self._folders, *self.more.paths),
             globs=self.more.globs,
             contents=(*self._records, *self.more.contents),
         )
+
+    @property
+    def _folders(self) -> tuple[str, ...]:
+        return (*self.folders, *([self.folder] if self.packages or self.kernel else []))
 
     @property
     def _records(self) -> tuple[str, ...]:
@@ -140,6 +155,7 @@ class Role(Generic[S]):
             packages, reasons = departures(
                 state,
                 self.packages,
+                held=self.held,
                 memory=self.record,
                 lock_wait_s=int(getattr(settings, "lock_wait_s", 0)),
                 lock_mark=self.lock_mark,
@@ -148,10 +164,7 @@ class Role(Generic[S]):
         return Manifest(
             role=self.name,
             files=tuple(ManagedFile(path=path, content=None, phase="after") for path in gone),
-            folders=tuple(
-                ManagedFolder(path=path, state="absent_if_empty", phase="after")
-                for path in (*self.folders, self.folder)
-            ),
+            folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in self._folders),
             packages=packages,
             due_reasons=tuple(reasons),
         )

@@ -60,9 +60,9 @@ _POLICIES: tuple[RolePolicy | Role[Any], ...] = (
     dcgm.ROLE,
     docker,
     firewall,
-    updates,
+    updates.ROLE,
     nvidia_container_toolkit,
-    ml_environment,
+    ml_environment.ROLE,
     accounts,
     ssh_hardening,
 )

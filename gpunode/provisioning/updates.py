@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.resources import files as resources
-from typing import Any
+from typing import Literal
 
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.departures import departures
-from gpunode.provisioning.manifest import (
-    AptChange,
-    DnfChange,
-    ManagedFile,
-    ManagedFolder,
-    Manifest,
-    UnitState,
-    no_package_manager,
-)
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeCommand, UnitState
+from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.updates_dnf import AUTOMATIC, automatic_text, restored_text, shell_pattern
 
-ROLE = "updates"
 POLICY = "/etc/apt/apt.conf.d/53gpunode-updates"
 NEEDRESTART = "/etc/needrestart/conf.d/gpunode.conf"
 SETTINGS = "/etc/gpunode/updates.json"
 PROGRAM = "/usr/local/lib/gpunode/pending_updates.py"
-MEMORY = "/var/lib/gpunode/updates"
-RECORD = f"{MEMORY}/pending.json"
-BEFORE = f"{MEMORY}/packages-before"
-AUTOMATIC_BEFORE = f"{MEMORY}/automatic-before.json"
-FOLDERS = (MEMORY, SETTINGS.rpartition("/")[0], PROGRAM.rpartition("/")[0])
-LOOK = Look(
-    paths=(POLICY, NEEDRESTART, SETTINGS, PROGRAM, RECORD, *FOLDERS),
-    contents=(BEFORE, AUTOMATIC, AUTOMATIC_BEFORE),
-)
+RECORD = "/var/lib/gpunode/updates/pending.json"
+AUTOMATIC_BEFORE = "/var/lib/gpunode/updates/automatic-before.json"
+PYTHON = "/usr/bin/python3"
 APT_TIMERS = ("apt-daily.timer", "apt-daily-upgrade.timer")
 DNF_TIMER = "dnf-automatic.timer"
 
@@ -79,57 +64,91 @@ KEPT_RUNNING = (
 """Prefixes of units that needrestart lists and never restarts."""
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+class UpdatesSettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["keep", "present", "absent"] = option(
+        "keep",
+        "V(keep): nothing is changed. V(present): upgrades follow this policy. V(absent): the distribution's settings "
+        "are restored.",
+    )
+    automatic: bool = option(True, "Install security updates automatically, as configured in the distribution's tool.")
+    exclude_kernel: Literal["auto", "true", "false"] = option(
+        "auto",
+        "Exclude the kernel from automatic upgrades. V(auto) does so if the driver's modules are precompiled: such a "
+        "module is a separate package, which may be published days after the kernel. V(true), V(false).",
+    )
+    exclude: tuple[str, ...] = option(
+        (),
+        "Further packages excluded from automatic upgrades: regular expressions for the beginning of a name, such as "
+        "slurm-.",
+    )
+    lock_wait_s: int = option(300, LOCK_WAIT)
+
+
+ROLE = Role(
+    name="updates",
+    title="Manage the upgrade policy, with automatic security updates and the GPU stack on request",
+    about=(
+        "Security updates are installed by the distribution's own tool. The driver's closure, CUDA, the container "
+        "toolkit and the container engine are left to the roles that own them, and no upgrade reboots the node.",
+        "The node records since when security updates of these packages wait; C(gpunode validate) reports old ones.",
+    ),
+    settings=UpdatesSettings,
+    files=(POLICY, SETTINGS, PROGRAM, NEEDRESTART, RECORD),
+    folders=(SETTINGS.rpartition("/")[0], PROGRAM.rpartition("/")[0]),
+    packages=("unattended-upgrades", "dnf-automatic"),
+    more=Look(contents=(AUTOMATIC, AUTOMATIC_BEFORE)),
+)
+
+
+@ROLE.present
+def present(state: NodeState, settings: UpdatesSettings, context: Context) -> Manifest:
     """Return the manifest of the role."""
-    if settings["state"] == "keep":
-        return Manifest(role=ROLE)
-    if state.manager is None:
-        return no_package_manager(ROLE)
-    if settings["state"] == "absent":
-        return _absent(state, settings)
-    wrong = [one for one in map(str, settings["exclude"]) if _not_a_pattern(one)]
     refusals = [
         f"updates_exclude: {one} is not a regular expression for the beginning of a package's name (example: slurm-)"
-        for one in wrong
+        for one in settings.exclude
+        if _not_a_pattern(one)
     ]
     patterns = excluded(state, settings, context)
     if state.apt is None:
         return _by_dnf(state, settings, patterns, refusals)
-    automatic = bool(settings["automatic"])
+    contents = {
+        POLICY: policy_text(patterns, automatic=settings.automatic),
+        SETTINGS: json.dumps({"patterns": patterns}, indent=1) + "\n",
+        PROGRAM: program_text(),
+        NEEDRESTART: needrestart_text(),
+    }
+    modes = {PROGRAM: "0755"}
+    timers = APT_TIMERS if settings.automatic else ()
     return Manifest(
-        role=ROLE,
-        files=(
-            ManagedFile(path=POLICY, content=policy_text(patterns, automatic=automatic), phase="after"),
-            ManagedFile(path=SETTINGS, content=json.dumps({"patterns": patterns}, indent=1) + "\n", phase="after"),
-            ManagedFile(path=PROGRAM, content=program_text(), mode="0755", phase="after"),
-            ManagedFile(path=NEEDRESTART, content=needrestart_text(), phase="after"),
+        role=ROLE.name,
+        files=tuple(
+            ManagedFile(path=path, content=text, mode=modes.get(path, "0644"), phase="after")
+            for path, text in contents.items()
         ),
-        folders=(ManagedFolder(path=MEMORY),),
-        packages=AptChange(install=("unattended-upgrades",), memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"])),
-        units=tuple(_timers(state, APT_TIMERS)) if automatic else (),
+        folders=(ManagedFolder(path=ROLE.folder),),
+        packages=ROLE.transaction(state, settings, ["unattended-upgrades"]),
+        units=tuple(_timers(state, timers)),
         refusals=tuple(refusals),
-        notes=tuple(_notes(state, APT_TIMERS if automatic else ())),
-        values={"state": "present", "record": [PYTHON, "-I", PROGRAM]},
+        notes=tuple(_notes(state, timers)),
+        commands=(NodeCommand(argv=(PYTHON, "-I", PROGRAM), changes=False),),
     )
 
 
-PYTHON = "/usr/bin/python3"
-
-
-def excluded(state: NodeState, settings: Mapping[str, Any], context: Context) -> list[str]:
+def excluded(state: NodeState, settings: UpdatesSettings, context: Context) -> list[str]:
     """Return the patterns of packages that automatic upgrades must not change."""
     engine = ENGINE if not context.settings_of("docker")["unattended_upgrades"] else ()
     kernel = KERNEL if _keeps_kernel(state, settings) else ()
-    own = [str(one) for one in settings["exclude"]]
-    return list(dict.fromkeys([*DRIVER, *CUDA, *TOOLKIT, *engine, *kernel, *own]))
+    return list(dict.fromkeys([*DRIVER, *CUDA, *TOOLKIT, *engine, *kernel, *settings.exclude]))
 
 
-def _keeps_kernel(state: NodeState, settings: Mapping[str, Any]) -> bool:
+def _keeps_kernel(state: NodeState, settings: UpdatesSettings) -> bool:
     """Return whether the kernel is excluded; ``auto``: if the modules are precompiled, because a new kernel has none at
     first.
     """
-    if settings["exclude_kernel"] != "auto":
-        return str(settings["exclude_kernel"]) == "true"
+    if settings.exclude_kernel != "auto":
+        return settings.exclude_kernel == "true"
     return any(PRECOMPILED.fullmatch(name) for name in state.installed)
 
 
@@ -192,8 +211,8 @@ def _notes(state: NodeState, timers: tuple[str, ...]) -> Iterator[str]:
         )
 
 
-def _by_dnf(state: NodeState, settings: Mapping[str, Any], patterns: list[str], refusals: list[str]) -> Manifest:
-    given = {str(one): shell_pattern(str(one)) for one in settings["exclude"]}
+def _by_dnf(state: NodeState, settings: UpdatesSettings, patterns: list[str], refusals: list[str]) -> Manifest:
+    given = {one: shell_pattern(one) for one in settings.exclude}
     refusals += [
         f"updates_exclude: {one}: dnf matches no regular expressions: list beginnings of names (example: slurm-)"
         for one, pattern in given.items()
@@ -202,40 +221,30 @@ def _by_dnf(state: NodeState, settings: Mapping[str, Any], patterns: list[str], 
     text, memory, problem = automatic_text(
         state.contents.get(AUTOMATIC),
         state.contents.get(AUTOMATIC_BEFORE),
-        automatic=bool(settings["automatic"]),
+        automatic=settings.automatic,
         kernel=KERNEL[1] in patterns,
         engine=ENGINE[0] in patterns,
         more=[pattern for pattern in given.values() if pattern is not None],
     )
     return Manifest(
-        role=ROLE,
+        role=ROLE.name,
         files=(
             ManagedFile(path=AUTOMATIC_BEFORE, content=memory, phase="after"),
             *([ManagedFile(path=AUTOMATIC, content=text, phase="after")] if text is not None else []),
         ),
-        folders=(ManagedFolder(path=MEMORY),),
-        packages=DnfChange(install=("dnf-automatic",), memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"])),
-        units=tuple(_timers(state, (DNF_TIMER,))) if settings["automatic"] else (),
+        folders=(ManagedFolder(path=ROLE.folder),),
+        packages=ROLE.transaction(state, settings, ["dnf-automatic"]),
+        units=tuple(_timers(state, (DNF_TIMER,))) if settings.automatic else (),
         refusals=(*refusals, *([problem] if problem else [])),
         notes=tuple(_notes(state, (DNF_TIMER,))),
-        values={"state": "present", "record": []},
     )
 
 
-def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
-    tool = "unattended-upgrades" if state.apt is not None else "dnf-automatic"
-    packages, leaving = departures(state, (tool,), memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]))
-    own = [POLICY, SETTINGS, PROGRAM, NEEDRESTART, RECORD, BEFORE, AUTOMATIC_BEFORE]
-    files = [ManagedFile(path=path, content=None, phase="after") for path in own]
-    old = state.contents.get(AUTOMATIC_BEFORE)
-    if state.apt is None and old is not None and state.contents.get(AUTOMATIC) is not None:
-        text = restored_text(state.contents[AUTOMATIC] or "", old)
-        files.insert(0, ManagedFile(path=AUTOMATIC, content=text, phase="before"))
-    return Manifest(
-        role=ROLE,
-        files=tuple(files),
-        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS),
-        packages=packages,
-        due_reasons=tuple(leaving),
-        values={"state": "absent", "record": []},
-    )
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest) -> Manifest:
+    """Return the removal with the tool's own settings restored first."""
+    old, text = state.contents.get(AUTOMATIC_BEFORE), state.contents.get(AUTOMATIC)
+    files = [*manifest.files, ManagedFile(path=AUTOMATIC_BEFORE, content=None, phase="after")]
+    if state.apt is None and old is not None and text is not None:
+        files.insert(0, ManagedFile(path=AUTOMATIC, content=restored_text(text, old)))
+    return manifest.model_copy(update={"files": tuple(files)})

@@ -27,6 +27,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Roles whose tasks apply the manifest themselves."""
 SHAPED: dict[str, dict[str, Any]] = {
     "dcgm": {},
+    "updates": {},
+    "ml_environment": {"malloc": "jemalloc"},
     "gpu_tools": {"tools": ["numactl"], "python": {"py-spy": ""}},
 }
 """Roles whose manifest is applied by ``roles/common``, with settings that change something."""
@@ -120,7 +122,7 @@ def test_every_expression_of_a_role_with_a_shape_is_rendered(role: str) -> None:
                     "__common_again": plan,
                     "__common_packages": {"changed": True, "install": {"x": "1"}, "remove": []},
                     "__gpu_tools_venv": {"name": "x", "path": "/x", "version": "1", "locked": True, "programs": ["x"]},
-                    "item": "/x",
+                    "item": {"argv": ["x"], "changes": True},
                     "omit": "",
                     **trusted(task.get("vars") or {}),
                 }
