@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gpunode.catalog import load
-from gpunode.checks import Expectation, identify, judge
+from gpunode.checks import Expectation, judge
 from gpunode.cli.apart import Apart
 from gpunode.cli.replay import bundle_files, read_file
 from gpunode.cli.validate import level_of
@@ -105,4 +105,4 @@ def _snapshot(text: bytes, where: str) -> bytes:
     facts = facts_from_bundle(bundle)
     level = level_of(bundle)
     findings = judge(facts, Expectation(), level)
-    return snapshot_of(facts, identify(facts).stack, findings, level).model_dump_json().encode()
+    return snapshot_of(facts).judged(facts.host, findings, level).model_dump_json().encode()

@@ -11,6 +11,7 @@ import click
 from pydantic import TypeAdapter
 
 from gpunode.cli.checks import CheckList
+from gpunode.cli.history import RunExport
 from gpunode.errors import UsageError
 from gpunode.facts.models.workload import Record
 from gpunode.facts.parsers.kinds import ANSWERS
@@ -29,6 +30,7 @@ MODELS: dict[str, Any] = {
     "plan": Plan,
     "record": Record,
     "report": Report,
+    "run": RunExport,
     "stack": Stack,
     **{f"parse-{kind}": answer for kind, answer in ANSWERS.items()},
 }

@@ -11,6 +11,7 @@ VERBS = {
     "validate": "Validate nodes: this machine, hosts of an inventory, or saved bundles",
     "collect": "Collect bundles without validating them",
     "compare": "Compare two runs: what changed on which node, and whether it is worse",
+    "history": "Show, export and remove the runs that were saved, and trends of nodes",
     "checks": "List the checks with their requirements, meaning and remedy",
     "env": "Print tuned environment variables and docker run arguments for a node, with reasons",
     "parse": "Convert the raw output of one tool to JSON",

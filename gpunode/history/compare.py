@@ -288,15 +288,22 @@ class Names:
     def of(self, path: str) -> tuple[str, str]:
         """Return the component of a path and the name of the value there."""
         match = _PATH.match(path)
+        if match is not None and match["key"] in self.gpus:
+            return self.gpus[match["key"]], _words(match["rest"].replace(".present", "")) or _words(match["field"])
+        return self.plain(path)
+
+    @staticmethod
+    def plain(path: str) -> tuple[str, str]:
+        """Return the same for a path that belongs to no GPU."""
+        match = _PATH.match(path)
         if match is None:
             return "node", path
         field, key = match["field"], match["key"]
         inner = match["inner"].removeprefix(".document").removesuffix(".gpus")
-        if key is None:
-            return "node", _words(f"{field}{inner}" if field != "smi" else inner)
+        if not key:
+            rest = match["rest"] or ""
+            return "node", _words(f"{inner if field == 'smi' else field + inner}{rest}")
         rest = _words(match["rest"].replace(".present", ""))
-        if key in self.gpus:
-            return self.gpus[key], rest or _words(field)
         if field in _NOUNS:
             return f"{_NOUNS[field]} {key}", rest
         return "node", f"{_words(field + inner)} {key}{f' {rest}' if rest else ''}"

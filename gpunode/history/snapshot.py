@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from gpunode.checks import Finding, Level, RunningStack, Status
+from gpunode.checks import Finding, Level, RunningStack, Status, identify
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.base import Fact
 from gpunode.facts.models.smi import NvlinkGpu
@@ -117,9 +117,15 @@ class Snapshot(Frozen):
         """Return whether the node sent data."""
         return self.simulated is not None
 
+    def judged(self, host: str, findings: Iterable[Finding], level: Level) -> "Snapshot":
+        """Return the snapshot with the results of the checks, under the node's name in the report."""
+        found = list(findings)
+        update = {"host": host, "level": level, "verdicts": verdicts_of(found), "figures": figures_of(found)}
+        return self.model_copy(update=update)
 
-def snapshot_of(facts: NodeFacts, stack: RunningStack, findings: Iterable[Finding], level: Level) -> Snapshot:
-    """Return the snapshot of a node."""
+
+def snapshot_of(facts: NodeFacts) -> Snapshot:
+    """Return the snapshot of a node, without results of checks."""
     flat: dict[str, Scalar] = {}
     counters: dict[str, float] = {}
     unknown = dict(facts.gaps)
@@ -140,19 +146,16 @@ def snapshot_of(facts: NodeFacts, stack: RunningStack, findings: Iterable[Findin
                 flat[path] = leaf
             elif not isinstance(leaf, str):
                 counters[path] = leaf
-    found = list(findings)
     return Snapshot(
         host=facts.host,
         collected_at=facts.collected_at,
-        level=level,
+        level="quick",
         simulated=facts.simulated,
         platform=_platform(facts),
-        stack=stack,
+        stack=identify(facts).stack,
         gpus=_gpus(facts),
         facts=flat,
         unknown={name: reason[:MOST_TEXT] for name, reason in unknown.items() if name not in NodeFacts.VOLATILE},
-        verdicts=verdicts_of(found),
-        figures=figures_of(found),
         counters=counters,
         idle_temperatures_c=_idle_temperatures(facts),
     )

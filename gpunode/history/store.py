@@ -187,7 +187,13 @@ class History:
     def _connected(self) -> sqlite3.Connection:
         db = self._plain() if self._write else self._read_only()
         try:
-            _at_this_version(db, self._path, migrate=self._write)
+            version = _readable_version(db, self._path, migrates=self._write)
+            if self._write:
+                journal = "delete" if on_network(self.folder) else "wal"
+                for pragma in ("auto_vacuum=incremental", f"journal_mode={journal}", "synchronous=normal"):
+                    db.execute(f"PRAGMA {pragma}")
+                db.execute("PRAGMA foreign_keys=on")
+                _migrate(db, version)
             db.execute("SELECT count(*) FROM runs").fetchone()
         except BaseException:
             db.close()
@@ -197,11 +203,7 @@ class History:
     def _plain(self) -> sqlite3.Connection:
         if not self._path.exists():
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600))
-        db = sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
-        journal = "delete" if on_network(self.folder) else "wal"
-        for pragma in ("auto_vacuum=incremental", f"journal_mode={journal}", "synchronous=normal", "foreign_keys=on"):
-            db.execute(f"PRAGMA {pragma}")
-        return db
+        return sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
 
     def _read_only(self) -> sqlite3.Connection:
         name = quote(str(self._path.absolute()))
@@ -462,17 +464,17 @@ class History:
         self.close()
 
 
-def _at_this_version(db: sqlite3.Connection, path: Path, *, migrate: bool) -> None:
-    """Migrate a file of an earlier schema; raise HistoryError for one of a newer schema."""
+def _readable_version(db: sqlite3.Connection, path: Path, *, migrates: bool) -> int:
+    """Return the version of a file's schema; raise HistoryError for one that this version cannot use."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version > VERSION:
         raise HistoryError(
             f"{path}: written by a newer gpunode (schema {version}, this one reads up to {VERSION}): "
             f"upgrade gpunode, or set {VARIABLE} to another folder"
         )
-    if version < VERSION and not migrate:
+    if version < VERSION and not migrates:
         raise HistoryError(f"{path}: has an earlier schema ({version}): the next run that is saved migrates it")
-    _migrate(db, version)
+    return int(version)
 
 
 def _migrate(db: sqlite3.Connection, version: int) -> None:

@@ -1,0 +1,238 @@
+"""``gpunode history``: the runs that are kept."""
+
+import gzip
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+import click
+from pydantic import Field
+
+from gpunode.cli.writing import folder_for_bundles, write_bundle, write_whole
+from gpunode.errors import Exit, UndeterminedError, UsageError
+from gpunode.frozen import FrozenByName
+from gpunode.history.compare import compare
+from gpunode.history.snapshot import Snapshot
+from gpunode.history.store import History, HistoryError, HistoryLimits, SavedRun, history_folder
+from gpunode.history.trends import Trend, trends
+from gpunode.names import fold
+from gpunode.probe.bundle import Bundle
+from gpunode.report.comparison import as_lines
+from gpunode.text import counted, printable, printable_json
+
+VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Print the folder of the history too.")
+LIMITS = HistoryLimits()
+
+
+class RunExport(FrozenByName):
+    """The document ``gpunode.run/1``: a run with its nodes."""
+
+    schema_name: Literal["gpunode.run/1"] = Field("gpunode.run/1", alias="schema")
+    id: int
+    verb: str
+    level: str
+    started_at: str
+    finished_at: str | None
+    status: str | None
+    gpunode_version: str
+    nodes: tuple[Snapshot, ...]
+
+
+@click.group("history")
+@click.option("-v", "--verbose", is_flag=True, hidden=True, help="Accepted, without effect.")
+def command(*, verbose: bool) -> None:
+    """Show the runs that validate and collect saved, what changed on a node since, and its trends.
+
+    The history is below the user's state directory, root's in /var/lib/gpunode/history; GPUNODE_HISTORY=DIR is another
+    folder, GPUNODE_HISTORY=off saves nothing.
+    """
+
+
+@contextmanager
+def opened(*, verbose: bool, write: bool = False) -> Iterator[History]:
+    """Yield the history. Raises UsageError, and UndeterminedError if it cannot be read."""
+    folder = history_folder()
+    if verbose:
+        click.echo(printable(f"gpunode: history: {folder}"), err=True)
+    try:
+        with History(folder, write=write) as history:
+            yield history
+    except HistoryError as err:
+        raise UndeterminedError(str(err)) from None
+
+
+@command.command("list")
+@VERBOSE
+def list_(*, verbose: bool) -> int:
+    """List the runs, the latest last.
+
+    \b
+    Example:
+      gpunode history list
+    """
+    with opened(verbose=verbose) as history:
+        runs = history.runs()
+    for run in runs:
+        click.echo(printable(_line(run)))
+    if not runs:
+        raise UndeterminedError("the history has no run")
+    return Exit.GOOD
+
+
+def _line(run: SavedRun) -> str:
+    status = run.status if run.finished_at is not None else "interrupted"
+    return (
+        f"{run.id:>5}  {run.started_at:<20}  {run.verb:<8}  {run.level:<8}  {status:<11}  {counted(run.nodes, 'node')}"
+    )
+
+
+@command.command("show")
+@click.argument("name", metavar="RUN|HOST")
+@VERBOSE
+def show(*, name: str, verbose: bool) -> int:
+    """Show the findings of a run, or what changed on a node from run to run, and its trends.
+
+    RUN is last, a number, or a date. HOST is a node's name.
+
+    \b
+    Examples:
+      gpunode history show last
+      gpunode history show gpu-07
+    """
+    with opened(verbose=verbose) as history:
+        lines = _of_host(history, name) if name in history.hosts() else _of_run(history, name)
+        for line in lines:
+            click.echo(printable(line))
+    return Exit.GOOD
+
+
+def _of_run(history: History, name: str) -> list[str]:
+    run = history.find(name)
+    findings = []
+    for one in history.findings(run.id):
+        where = "" if one.component == "node" else f"{one.component}: "
+        findings.append(f"{one.status:<5}  {one.host}: {where}{one.check}: {one.message}")
+    return [_line(run).strip(), *(findings or ["no finding that failed, warned or could not be determined"])]
+
+
+def _of_host(history: History, host: str) -> list[str]:
+    """Return what changed from run to run, and the trends."""
+    before: tuple[SavedRun, Snapshot] | None = None
+    lines: list[str] = []
+    number = 0
+    for run, node in history.of_host(host):
+        number += 1
+        if before is None:
+            gpus = ", ".join(gpu.title for gpu in node.gpus) or "no GPU"
+            lines.append(f"{run.title}: first run, {gpus}")
+        elif node.reached != before[1].reached:
+            lines.append(f"{run.title}: {'reached again' if node.reached else 'not reached'}")
+        elif node.reached:
+            found = compare(before[1], node)
+            lines += [f"{run.title}: {line}" for line in as_lines(found.changes)]
+        before = (run, node)
+    lines.append(f"{host}: {counted(number, 'complete run')}, {counted(max(0, len(lines) - 1), 'change')}")
+    return [*lines, *(f"trend: {one.text}" for one in trends_of(history, host))]
+
+
+def trends_of(history: History, host: str | None = None) -> list[Trend]:
+    """Return the trends of one node, or of all."""
+    found: list[Trend] = []
+    for name, rows in groupby(history.measured(host), key=lambda row: row[0]):
+        found += trends(name, ((time, node) for _, time, node in rows))
+    return found
+
+
+@command.command("trends")
+@click.argument("host", required=False)
+@VERBOSE
+def show_trends(*, host: str | None, verbose: bool) -> int:
+    """List counters of errors that grew, GPUs that became warmer, and figures that fell, of HOST or of all nodes.
+
+    \b
+    Example:
+      gpunode history trends
+    """
+    with opened(verbose=verbose) as history:
+        if host is not None and host not in history.hosts():
+            raise UsageError(f"{host}: the history has no such node")
+        found = trends_of(history, host)
+    for one in found:
+        click.echo(printable(f"{one.host}: {one.text}"))
+    if not found:
+        click.echo("no trend")
+    return Exit.GOOD
+
+
+@command.command("export")
+@click.argument("run")
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="File to write.  [default: stdout]")
+@click.option("--bundles", type=click.Path(path_type=Path), metavar="DIR", help="Write the run's bundles instead.")
+@VERBOSE
+def export(*, run: str, output: Path | None, bundles: Path | None, verbose: bool) -> int:
+    """Write a run as JSON (gpunode schema run), or its bundles as DIR/HOST.json for --replay.
+
+    \b
+    Example:
+      gpunode history export last --bundles last-run/
+    """
+    with opened(verbose=verbose) as history:
+        found = history.find(run)
+        nodes = list(history.snapshots(found.id))
+        if bundles is not None:
+            return _write_bundles(history, found, [node.host for node in nodes], bundles)
+    values = {key: value for key, value in asdict(found).items() if key not in ("name", "version")}
+    text = RunExport(**{**values, "gpunode_version": found.version, "nodes": tuple(nodes)})
+    document = printable_json(text.model_dump_json(by_alias=True, indent=1) + "\n")
+    if output is None:
+        click.echo(document, nl=False)
+    else:
+        write_whole(output, document, private=True)
+    return Exit.GOOD
+
+
+def _write_bundles(history: History, run: SavedRun, hosts: list[str], folder: Path) -> int:
+    folder = folder_for_bundles(folder)
+    absent: list[str] = []
+    for host in hosts:
+        path = history.bundle_path(run, host)
+        try:
+            text = gzip.decompress(path.read_bytes())
+        except (OSError, EOFError, gzip.BadGzipFile):
+            absent.append(host)
+            continue
+        write_bundle(folder, host, Bundle.from_json(text, str(path)))
+    if absent:
+        click.echo(printable(f"gpunode: no bundle of {fold(absent)} is kept"), err=True)
+    click.echo(f"{counted(len(hosts) - len(absent), 'bundle')} written to {folder}", err=True)
+    return Exit.UNDETERMINED if absent else Exit.GOOD
+
+
+@command.command("prune")
+@click.option("--days", type=click.FloatRange(0), default=LIMITS.days, show_default=True, help="Keep runs for DAYS.")
+@click.option(
+    "--mib", type=click.FloatRange(0), default=LIMITS.mib, show_default=True, help="Limit of the SQLite file."
+)
+@click.option(
+    "--bundles-mib", type=click.FloatRange(0), default=LIMITS.bundles_mib, show_default=True, help="Limit of bundles."
+)
+@click.option("--host", "hosts", multiple=True, metavar="HOST", help="Remove everything about HOST.  [repeatable]")
+@VERBOSE
+def prune(*, days: float, mib: float, bundles_mib: float, hosts: tuple[str, ...], verbose: bool) -> int:
+    """Remove what exceeds the limits, the oldest first; every saved run does the same with the default limits.
+
+    \b
+    Examples:
+      gpunode history prune --days 90
+      gpunode history prune --host gpu-07
+    """
+    with opened(verbose=verbose, write=True) as history:
+        unknown = [host for host in hosts if host not in history.hosts()]
+        if unknown:
+            raise UsageError(f"{fold(unknown)}: the history has no such node")
+        runs, bundles = history.prune(HistoryLimits(days, mib, bundles_mib), hosts=hosts)
+    click.echo(f"removed {counted(runs, 'entry', 'entries')} and the bundles of {counted(bundles, 'run')}", err=True)
+    return Exit.GOOD
