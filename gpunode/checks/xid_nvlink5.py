@@ -20,6 +20,7 @@ _LINE = re.compile(
     r"\(0x(?P<info>[0-9a-f]{1,8})(?:\s+0x(?P<status>[0-9a-f]{1,8}))?",
     re.IGNORECASE,
 )
+NONFATAL = re.compile(r"\bNon-?fatal\b", re.IGNORECASE)
 # The unit's own bit, above the unit's number: the formats before and from driver 575 on.
 _ESCALATED = ((0x7FF, 0x4C2), (0xFF, 0x86))
 MEANINGS: Mapping[str, tuple[Status, str, tuple[str, ...]]] = {
@@ -57,11 +58,16 @@ def decode(number: int, message: str) -> tuple[int, str] | None:
 
 
 def judge(number: int, events: list[KernelEvent]) -> RegisterVerdict | None:
-    """Return the meaning of the lines of one Xid of one GPU; None if one of them is not in the table."""
+    """Return the meaning of the lines of one Xid of one GPU; None if one that is not in the table may be fatal."""
     decoded = [decode(number, event.message) for event in events]
     lines = [line for line in decoded if line is not None]
-    if not lines or len(lines) < len(decoded):
+    unknown = [event.message for event, line in zip(events, decoded, strict=True) if line is None]
+    if (not lines and not unknown) or not all(NONFATAL.search(message) for message in unknown):
         return None
+    if unknown and not any(action == "RESET_GPU" for _, action in lines):
+        return RegisterVerdict(
+            Status.WARN, "not fatal by the driver, and not in NVIDIA's table", ("open_support_case",)
+        )
     worst = max((action for _, action in lines), key=list(MEANINGS).index)
     links = sorted({link for link, action in lines if action == worst})
     status, meaning, actions = MEANINGS[worst]

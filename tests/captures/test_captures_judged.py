@@ -41,7 +41,7 @@ FAULTY: dict[str, tuple[tuple[str, Status, str], ...]] = {
     "smi-q/azure-bad_nvsmi8_output.txt": (
         ("gpu.retired-pages", Status.FAIL, "pages wait to be retired (63 are)"),
         ("gpu.retired-pages", Status.FAIL, "pages wait to be retired (6 are)"),
-        ("gpu.retired-pages", Status.FAIL, "65 pages are retired, 5 of them for double-bit errors"),
+        ("gpu.retired-pages", Status.FAIL, "65 pages retired, 5 of them for double-bit errors"),
     ),
     "smi-q/stas00-A100-xid63-ecc-remap-pending-excerpt.txt": (
         ("gpu.remapped-rows", Status.FAIL, "a row waits to be remapped (0 uncorrectable, 1 correctable"),

@@ -71,6 +71,11 @@ APPLICATION_CLOCKS = "".join(
 )
 
 DOUBLE_BIT = "<double_bit_retirement>\n\t\t\t\t<retired_count>"
+LIFETIME = smi(
+    "<aggregate>\n\t\t\t\t<sram_correctable>0</sram_correctable>",
+    "<aggregate>\n\t\t\t\t<sram_correctable>10001</sram_correctable>",
+)
+SINGLE_BIT = "<multiple_single_bit_retirement>\n\t\t\t\t<retired_count>"
 
 
 def total(kind: str, count: int) -> str:
@@ -286,18 +291,35 @@ MUTANTS = [
         ],
         becomes=WARN,
     ),
+    Mutant(
+        "gpu.ecc-uncorrected",
+        "SRAM in the card's life, and the driver reports no threshold",
+        hgx,
+        [
+            smi(
+                "<aggregate>\n\t\t\t\t<sram_correctable>0</sram_correctable>\n\t\t\t\t<sram_uncorrectable_parity>0",
+                "<aggregate>\n\t\t\t\t<sram_correctable>0</sram_correctable>\n\t\t\t\t<sram_uncorrectable_parity>1",
+            ),
+            tag("sram_threshold_exceeded", "No", "N/A"),
+        ],
+    ),
     Mutant("gpu.ecc-uncorrected", "SRAM beyond repair", hgx, [tag("sram_threshold_exceeded", "No", "Yes")]),
     Mutant("gpu.ecc-corrected", "very many", hgx, [tag("dram_correctable", "0", "30000000")], becomes=WARN),
+    Mutant("gpu.ecc-corrected", "many of SRAM", hgx, [tag("sram_correctable", "0", "10001")], becomes=WARN),
+    Mutant("gpu.ecc-corrected", "many in the card's life", hgx, [LIFETIME], becomes=WARN),
     Mutant("gpu.remapped-rows", "a row waits", hgx, [tag("remapped_row_pending", "No", "Yes")]),
     Mutant("gpu.remapped-rows", "remapping failed", pcie_4, [tag("remapped_row_failure", "No", "Yes")]),
     Mutant("gpu.remapped-rows", "very many rows", hgx, [tag("remapped_row_unc", "0", "600")]),
     Mutant("gpu.retired-pages", "pages wait", t4, [tag("pending_retirement", "No", "Yes")]),
     Mutant(
         "gpu.retired-pages",
-        "very many pages",
+        "many pages for double-bit errors",
         t4,
-        [smi(f"{DOUBLE_BIT}0", f"{DOUBLE_BIT}61")],
+        [smi(f"{DOUBLE_BIT}0", f"{DOUBLE_BIT}11")],
     ),
+    Mutant("gpu.retired-pages", "the table is full", t4, [smi(f"{SINGLE_BIT}0", f"{SINGLE_BIT}62")]),
+    Mutant("gpu.retired-pages", "a double-bit error", t4, [smi(f"{DOUBLE_BIT}0", f"{DOUBLE_BIT}1")], becomes=WARN),
+    Mutant("gpu.retired-pages", "many single-bit", t4, [smi(f"{SINGLE_BIT}0", f"{SINGLE_BIT}11")], becomes=WARN),
     Mutant("gpu.throttling", "heat", hgx, [reason("hw_slowdown"), reason("hw_thermal_slowdown")]),
     Mutant(
         "gpu.throttling",

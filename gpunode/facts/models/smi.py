@@ -55,6 +55,11 @@ class Ecc(Fact):
     volatile_uncorrected: int | None = None
     aggregate_corrected: int | None = None
     aggregate_uncorrected: int | None = None
+    volatile_sram_corrected: int | None = None
+    """Of on-chip memory; this and the next three are part of the sums. None: not reported apart (before Ampere)."""
+    volatile_sram_uncorrected: int | None = None
+    aggregate_sram_corrected: int | None = None
+    aggregate_sram_uncorrected: int | None = None
     sram_threshold_exceeded: bool | None = None
 
 

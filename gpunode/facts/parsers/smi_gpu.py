@@ -165,6 +165,10 @@ def _ecc(node: TreeLabel) -> Ecc:
         volatile_uncorrected=_ecc_count(errors.child("volatile"), "uncorrected"),
         aggregate_corrected=_ecc_count(errors.child("aggregate"), "corrected"),
         aggregate_uncorrected=_ecc_count(errors.child("aggregate"), "uncorrected"),
+        volatile_sram_corrected=integer(errors.get("volatile/sram_correctable")),
+        volatile_sram_uncorrected=_sram_uncorrected(errors.child("volatile")),
+        aggregate_sram_corrected=integer(errors.get("aggregate/sram_correctable")),
+        aggregate_sram_uncorrected=_sram_uncorrected(errors.child("aggregate")),
         sram_threshold_exceeded=flag(errors.get("aggregate/sram_threshold_exceeded")),
     )
 
@@ -179,11 +183,16 @@ def _ecc_count(period: TreeLabel, kind: str) -> int | None:
         return _sum([integer(part.value) for part in bits.children])
     if kind == "corrected":
         return _sum([integer(period.get("sram_correctable")), integer(period.get("dram_correctable"))])
+    return _sum([_sram_uncorrected(period), integer(period.get("dram_uncorrectable"))])
+
+
+def _sram_uncorrected(period: TreeLabel) -> int | None:
+    """Return the errors of on-chip memory: as one number, or from driver 535 on as two."""
     sram = integer(period.get("sram_uncorrectable"))
-    if sram is None:
-        parity = integer(period.get("sram_uncorrectable_parity"))
-        sram = _sum([parity, integer(period.get("sram_uncorrectable_secded", "sram_uncorrectable_sec_ded"))])
-    return _sum([sram, integer(period.get("dram_uncorrectable"))])
+    if sram is not None:
+        return sram
+    parity = integer(period.get("sram_uncorrectable_parity"))
+    return _sum([parity, integer(period.get("sram_uncorrectable_secded", "sram_uncorrectable_sec_ded"))])
 
 
 def _any(flags: list[bool | None]) -> bool | None:

@@ -151,6 +151,7 @@ def test_registers_of_other_generations_are_not_documented() -> None:
         (144, "SAW_MVB Fatal XC0 i0 Link 3 (0x00000021 0x00000010 0x00000000)", "fail", "reset_gpu"),
         (144, "SAW_MVB Nonfatal XC0 i0 Link 3 (0x00000021 0x00000020 0x00000000)", "pass", "none"),
         (144, "SAW_MVB Fatal XC0 i0 Link 3 (0x00000021 0x00800000 0x00000000)", "fail", None),
+        (144, "SAW_MVB Nonfatal XC0 i0 Link 3 (0x00000021 0x00800000 0x00000000)", "warn", "open_support_case"),
         (147, "a line without registers", "fail", None),
     ],
 )

@@ -35,6 +35,10 @@ class TestXml:
             "volatile_uncorrected": 5,
             "aggregate_corrected": 44,
             "aggregate_uncorrected": 18,
+            "volatile_sram_corrected": 1,
+            "volatile_sram_uncorrected": 2,
+            "aggregate_sram_corrected": 4,
+            "aggregate_sram_uncorrected": 11,
             "sram_threshold_exceeded": True,
         }
         assert gpu["remapped_rows"] == {"correctable": 1, "uncorrectable": 2, "pending": True, "failure": False}
