@@ -149,7 +149,7 @@ class UnitState(Frozen):
 
 
 class NodeCommand(Frozen):
-    """One command that applies what the files say; it is run whenever something of the role is due."""
+    """One command that applies files; it is run whenever something of the role is due."""
 
     argv: tuple[str, ...]
     changes: bool = True
