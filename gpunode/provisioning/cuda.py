@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
@@ -15,23 +15,17 @@ from gpunode.catalog import load
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.departures import departures
-from gpunode.provisioning.locks import plugin
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, no_package_manager
+from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, NodeCommand
 from gpunode.provisioning.node_stack import of_context
+from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.stack import PlanHost, Request, Stack, picture_from_facts
 from gpunode.stack import plan as resolve
 
-ROLE = "cuda"
 ROOT = "/usr/local/cuda"
 ALTERNATIVE = "/etc/alternatives/cuda"
 PREFERENCES = "/etc/apt/preferences.d/gpunode-cuda.pref"
 PROFILE = "/etc/profile.d/gpunode-cuda.sh"
-MEMORY = "/var/lib/gpunode/cuda"
-BEFORE = f"{MEMORY}/packages-before"
-LOCK_MARK = "gpunode (role cuda)"
-LOOK = Look(paths=(PREFERENCES, PROFILE, ALTERNATIVE, MEMORY), contents=(BEFORE,))
 WITH_DRIVER = frozenset({"driver", "fabric-manager", "nscq", "nvsdm", "nvlsm", "imex"})
 DRIVER_PACKAGES = (
     "cuda",
@@ -69,15 +63,6 @@ DRIVER_PACKAGES = (
 """Only the role nvidia_driver installs a driver and packages with its version: from a repository with another newest
 branch, a toolkit would install the driver of that one.
 """
-REMOVABLE = (
-    "cuda-toolkit-*",
-    "cuda-compat-*",
-    "cudnn[0-9]*-cuda-*",
-    "libcudnn[0-9]*",
-    "libnccl*",
-    "nvidia-cuda-toolkit",
-)
-REMOVABLE_HELD = ("*-[0-9][0-9]-[0-9]", "cuda-toolkit-*-config-common")
 SHELL_PROFILE = """\
 # Managed by gpunode (role cuda): the toolkit's programs and libraries for login shells.
 case ":${PATH-}:" in
@@ -123,14 +108,56 @@ class ToolkitPackages:
     problems: list[str] = field(default_factory=list)
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+class CudaSettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["present", "absent"] = option(
+        "present",
+        "V(present): the requested toolkits are installed. V(absent): everything that this role installed is removed.",
+    )
+    version: str = option(
+        "",
+        "CUDA version that containers require, such as V(13.0); preflight resolves the driver for it. Empty: no "
+        "requirement.",
+    )
+    toolkit: tuple[str, ...] = option(
+        (), 'Toolkits on the host, such as [12.9] or ["12.9", "13.0"]; containers have their own.'
+    )
+    default: str = option("", "The toolkit behind C(/usr/local/cuda); empty: the newest of cuda_toolkit.")
+    cudnn: bool = option(False, "Install cuDNN beside the toolkit, in the build for the default toolkit's CUDA.")
+    nccl: bool = option(False, "Install NCCL beside the toolkit, in the build for the default toolkit's CUDA.")
+    profile: bool = option(True, "Add the toolkit to C(PATH) and C(LD_LIBRARY_PATH) of login shells.")
+    lock_wait_s: int = option(300, LOCK_WAIT)
+
+
+ROLE = Role(
+    name="cuda",
+    title="Install CUDA toolkits on a host, pinned and side by side",
+    about=(
+        "Toolkits with their configuration packages, cuDNN and NCCL of the right build, and the compat package where "
+        "the rules allow.",
+        "Never installs, changes or removes a driver.",
+    ),
+    settings=CudaSettings,
+    files=(PREFERENCES, PROFILE),
+    packages=(
+        "cuda-toolkit-*",
+        "cuda-compat-*",
+        "cudnn[0-9]*-cuda-*",
+        "libcudnn[0-9]*",
+        "libnccl*",
+        "nvidia-cuda-toolkit",
+    ),
+    held=("*-[0-9][0-9]-[0-9]", "cuda-toolkit-*-config-common"),
+    locks=True,
+    more=Look(paths=(ALTERNATIVE,)),
+)
+
+
+@ROLE.present
+def present(state: NodeState, settings: CudaSettings, context: Context) -> Manifest:
     """Return the manifest of the role."""
-    if state.manager is None:
-        return no_package_manager(ROLE)
-    if settings["state"] == "absent":
-        return _absent(state, settings)
-    given = settings["toolkit"]
-    versions = [str(each) for each in (given if isinstance(given, list | tuple) else [given]) if str(each or "")]
+    versions = [version for version in settings.toolkit if version]
     resolved = of_context(state.facts, context)
     stack = resolved.stack
     if stack is None:
@@ -141,22 +168,22 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         versions,
         state.installed,
         # Without toolkits there is no default one.
-        default=str(settings["default"] or "") if versions else "",
-        cudnn=bool(settings["cudnn"]),
-        nccl=bool(settings["nccl"]),
+        default=settings.default if versions else "",
+        cudnn=settings.cudnn,
+        nccl=settings.nccl,
     )
     if found.problems:
-        return Manifest(role=ROLE, refusals=tuple(found.problems))
+        return Manifest(role=ROLE.name, refusals=tuple(found.problems))
     if not versions and not found.install:
-        asked = [f"cuda_{name}" for name in ("cudnn", "nccl") if settings[name]]
+        asked = [f"cuda_{name}" for name in ("cudnn", "nccl") if getattr(settings, name)]
         note = f"{' and '.join(asked)}: not installed, because no toolkit is requested: set cuda_toolkit"
-        return Manifest(role=ROLE, notes=(note,) if asked else ())
+        return Manifest(role=ROLE.name, notes=(note,) if asked else ())
     files = []
     if state.apt is not None and found.pins:
         files.append(ManagedFile(path=PREFERENCES, content=preferences(found.pins), phase="after"))
     default = found.default
     if default is not None:
-        text = SHELL_PROFILE if settings["profile"] else None
+        text = SHELL_PROFILE if settings.profile else None
         files.append(
             ManagedFile(
                 path=PROFILE, content=text, phase="after", validate_with=("/bin/sh", "-n", "%s") if text else None
@@ -170,45 +197,35 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     if alone and default is not None and f"cuda-toolkit-{default.series.replace('.', '-')}" in state.installed:
         notes = (f"the packages registered no alternative for {ROOT}: it is not changed",)
     chosen = chosen or alone
+    path = None if chosen or default is None else default.path
     return Manifest(
-        role=ROLE,
+        role=ROLE.name,
         notes=notes,
         files=tuple(files),
-        folders=(ManagedFolder(path=MEMORY),),
+        folders=(ManagedFolder(path=ROLE.folder),),
         packages=_packages(state, settings, stack, found),
-        due_reasons=() if chosen or default is None else (f"{ROOT} is not {default.path}",),
-        values={"state": "present", "default": None if chosen or default is None else default.path},
+        due_reasons=(f"{ROOT} is not {path}",) if path else (),
+        commands=(NodeCommand(argv=("update-alternatives", "--set", "cuda", path)),) if path else (),
     )
 
 
-def _packages(
-    state: NodeState, settings: Mapping[str, Any], stack: Stack, found: ToolkitPackages
-) -> AptChange | DnfChange:
-    never = (*(row.name for row in stack.packages if row.component in WITH_DRIVER), *DRIVER_PACKAGES)
-    install, wait = tuple(found.install), int(settings["lock_wait_s"])
+def _packages(state: NodeState, settings: CudaSettings, stack: Stack, found: ToolkitPackages) -> AptChange | DnfChange:
+    install = found.install
     if state.apt is None:
         # The configuration of a major version is installed with its toolkits; installed packages are locked. A stack's
         # version for rpm omits the release, which dnf compares too.
-        own = tuple(
+        install = [
             re.sub(r"(=[^-*]+)$", r"\1-*", entry)
             for entry in install
             if re.match(r"cuda-toolkit-[0-9]+-config-common", entry) is None
-        )
-        return DnfChange(
-            install=(*own, *plugin(state.dnf)),
-            never=never,
-            hold=tuple(found.hold),
-            lock_mark=LOCK_MARK,
-            memory=BEFORE,
-            lock_wait_s=wait,
-        )
-    return AptChange(
-        install=install,
-        never=never,
-        hold=tuple(found.hold),
-        memory=BEFORE,
+        ]
+    return ROLE.transaction(
+        state,
+        settings,
+        install,
+        never=(*(row.name for row in stack.packages if row.component in WITH_DRIVER), *DRIVER_PACKAGES),
+        hold=found.hold,
         files={PREFERENCES: preferences(found.pins) if found.pins else ""},
-        lock_wait_s=wait,
     )
 
 
@@ -221,38 +238,15 @@ def preferences(pins: Iterable[VersionPin]) -> str:
 
 
 def _without_stack(
-    settings: Mapping[str, Any], versions: list[str], problems: tuple[str, ...], context: Context
+    settings: CudaSettings, versions: list[str], problems: tuple[str, ...], context: Context
 ) -> Manifest:
     """Return the manifest without a stack: toolkits are resolved with a driver, so a request cannot be met."""
     asked = [f"cuda_toolkit: {', '.join(versions)}"] if versions else []
-    asked += [f"cuda_version: {settings['version']}"] if settings["version"] else []
+    asked += [f"cuda_version: {settings.version}"] if settings.version else []
     lines = tuple(f"{'; '.join(asked)}: {problem}" for problem in problems) if asked else ()
     # The driver is on its way out, and nothing is installed for it.
     removing = context.settings_of("nvidia_driver")["state"] == "absent"
-    return Manifest(role=ROLE, notes=lines if removing else (), refusals=() if removing else lines)
-
-
-def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
-    packages, leaving = departures(
-        state,
-        REMOVABLE,
-        held=REMOVABLE_HELD,
-        memory=BEFORE,
-        lock_wait_s=int(settings["lock_wait_s"]),
-        lock_mark=LOCK_MARK,
-    )
-    return Manifest(
-        role=ROLE,
-        files=(
-            ManagedFile(path=PREFERENCES, content=None),
-            ManagedFile(path=PROFILE, content=None),
-            ManagedFile(path=BEFORE, content=None, phase="after"),
-        ),
-        folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
-        packages=packages,
-        due_reasons=tuple(leaving),
-        values={"state": "absent", "default": None},
-    )
+    return Manifest(role=ROLE.name, notes=lines if removing else (), refusals=() if removing else lines)
 
 
 def toolkit_packages(  # noqa: PLR0913

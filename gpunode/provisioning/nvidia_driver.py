@@ -67,7 +67,7 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
         for_apt = {**_repository_files(state, context), **for_apt}
         question = driver_question(facts, apt_document, stack, policy)
         body = {**question, "preferences": files.PREFERENCES, "files": for_apt}
-        private = "@" in str(context.settings_of("nvidia_repository")["proxy"])
+        private = "@" in nvidia_repository.ROLE.of(context).proxy
         return Manifest(role=ROLE, questions={"driver": NodeQuestion(kind="apt_preview", body=body, private=private)})
     refusals = driver_refusals(facts, apt_document, stack, policy, answer or {})
     if refusals:
@@ -107,8 +107,8 @@ def _repository_files(state: NodeState, context: Context) -> dict[str, str]:
     They change nothing, but preflight included them in its question before they existed: the same question has its
     answer.
     """
-    settings = context.settings_of(nvidia_repository.ROLE)
-    there = judged(nvidia_repository.plan(state, settings, context), state)
+    role = nvidia_repository.ROLE
+    there = judged(role.plan(state, context.settings_of(role.name), context), state)
     return {} if there.due or there.questions or there.refusals else there.source_files
 
 

@@ -46,7 +46,7 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
             "repository": _repository(state, stack, context),
             "simulate": True,
         }
-        private = "@" in str(context.settings_of("nvidia_repository")["proxy"])
+        private = "@" in nvidia_repository.ROLE.of(context).proxy
         return Manifest(role=ROLE, questions={"driver": NodeQuestion(kind="dnf_preview", body=body, private=private)})
     refusals = dnf_refusals(state.facts, document, stack, policy, answer or {})
     if refusals:
@@ -161,9 +161,9 @@ def terms(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _repository(state: NodeState, stack: Stack, context: Context) -> dict[str, str] | None:
     """Return NVIDIA's repository in its target state; None if the node gets none."""
-    settings = context.settings_of(nvidia_repository.ROLE)
+    settings = nvidia_repository.ROLE.of(context)
     offer = nvidia_repository.offered(state, settings, context, stack.source)
-    return {"id": nvidia_repository.DNF_ID, "url": offer.url, "proxy": settings["proxy"]} if offer.wanted else None
+    return {"id": nvidia_repository.DNF_ID, "url": offer.url, "proxy": settings.proxy} if offer.wanted else None
 
 
 def _closure_problems(draft: Mapping[str, Any]) -> list[str]:

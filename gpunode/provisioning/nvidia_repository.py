@@ -2,19 +2,19 @@
 
 import hashlib
 from base64 import b64decode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.keys import KeyRefusedError, trusted_key
 from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest, NodeQuestion
 from gpunode.provisioning.repository import repository_offer
+from gpunode.provisioning.role import Role, Settings, option
 from gpunode.provisioning.rpm_repository import dnf_repository
 from gpunode.provisioning.state import Look, NodeState
 
-ROLE = "nvidia_repository"
 APT_PATHS = {
     "sources": "/etc/apt/sources.list.d/gpunode-nvidia-cuda.sources",
     "preferences": "/etc/apt/preferences.d/gpunode-nvidia-cuda.pref",
@@ -32,7 +32,36 @@ RECORD = f"{FOLDER}/key.sha256"
 OLD_PIN = "/etc/apt/preferences.d/cuda-repository-pin-600"
 KEYS = (APT_PATHS["key"], DNF_PATHS["key"])
 OWN = (*APT_PATHS.values(), *DNF_PATHS.values(), RECORD)
-LOOK = Look(paths=(*OWN, OLD_PIN, FOLDER), contents=(*KEYS, RECORD))
+
+
+class NvidiaRepositorySettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["auto", "present", "absent"] = option(
+        "auto", "V(auto): configured if the driver comes from it. V(present): in any case. V(absent): removed."
+    )
+    url: str = option(
+        "",
+        "Directory above the directories of the systems (…/debian12/x86_64): a mirror for sites without internet. "
+        "Empty: NVIDIA's own.",
+    )
+    key: str = option(
+        "",
+        "File on the controller with the key that signs the repository, armoured or not. Empty: NVIDIA's, verified by "
+        "its fingerprint.",
+    )
+    proxy: str = option("", "Proxy for this repository only. Empty: apt's own settings.", no_log=True)
+
+
+ROLE = Role(
+    name="nvidia_repository",
+    title="Configure NVIDIA's CUDA repository",
+    about=("Writes the repository's file, key, priority and proxy, and removes what older instructions left of it.",),
+    settings=NvidiaRepositorySettings,
+    files=(*APT_PATHS.values(), *DNF_PATHS.values()),
+    folders=(FOLDER,),
+    more=Look(paths=(OLD_PIN,), contents=(*KEYS, RECORD)),
+)
 
 
 @dataclass(frozen=True)
@@ -52,12 +81,13 @@ class RepositoryConfig:
     problems: tuple[str, ...]
 
 
-def offered(state: NodeState, settings: Mapping[str, Any], context: Context, source: str | None) -> RepositoryConfig:
+def offered(
+    state: NodeState, settings: NvidiaRepositorySettings, context: Context, source: str | None
+) -> RepositoryConfig:
     """Return NVIDIA's repository for a node with a driver from ``source`` (None: there is no stack)."""
-    wanted = settings["state"]
-    if wanted == "auto" and _needed_by_others(context):
-        wanted = "present"
-    given = {"state": wanted, "url": settings["url"], "key": settings["key"], "proxy": settings["proxy"]}
+    given = settings.model_dump()
+    if settings.state == "auto" and _needed_by_others(context):
+        given["state"] = "present"
     if state.dnf is not None:
         one = dnf_repository(
             state.facts,
@@ -83,40 +113,40 @@ def offered(state: NodeState, settings: Mapping[str, Any], context: Context, sou
     )
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+@ROLE.present
+def present(state: NodeState, settings: NvidiaRepositorySettings, context: Context) -> Manifest:
     """Return the manifest of the role."""
-    if settings["state"] == "absent":
-        return _absent()
-    if settings["state"] == "auto" and context.settings_of("nvidia_driver")["state"] == "absent":
-        return Manifest(role=ROLE)
+    if settings.state == "auto" and context.settings_of("nvidia_driver")["state"] == "absent":
+        return Manifest(role=ROLE.name)
     found = node_stack.of_context(state.facts, context)
     # The other roles refuse a node without a stack; the repository alone can still be set up.
-    if found.problems and settings["state"] != "present":
-        return Manifest(role=ROLE, refusals=found.problems)
+    if found.problems and settings.state != "present":
+        return Manifest(role=ROLE.name, refusals=found.problems)
     offer = offered(state, settings, context, found.stack.source if found.stack else None)
     if not offer.wanted:
-        return _absent()
+        return absent(state, Manifest(role=ROLE.name))
     if offer.problems:
-        return Manifest(role=ROLE, refusals=offer.problems)
+        return Manifest(role=ROLE.name, refusals=offer.problems)
     key = offer.site_key or _whole_key(state, offer)
     if not key:
         answer = context.answers.get("key")
         if answer is None:
-            body = {"proxy": settings["proxy"], **(offer.fetch or {})}
-            question = NodeQuestion(kind="repository_key", body=body, private="@" in settings["proxy"])
-            return Manifest(role=ROLE, questions={"key": question})
+            body = {"proxy": settings.proxy, **(offer.fetch or {})}
+            question = NodeQuestion(kind="repository_key", body=body, private="@" in settings.proxy)
+            return Manifest(role=ROLE.name, questions={"key": question})
         if "error" in answer:
             word = "repository-key-differs" if answer.get("differs") else "repository-unreachable"
-            return Manifest(role=ROLE, refusals=(f"{word}: {answer['error']}: set the key with nvidia_repository_key",))
+            return Manifest(
+                role=ROLE.name, refusals=(f"{word}: {answer['error']}: set the key with nvidia_repository_key",)
+            )
         try:
             key = trusted_key(b64decode(str(answer.get("key", ""))), offer.url, _pinned(offer))
         except ValueError as err:
-            return Manifest(role=ROLE, refusals=(f"repository-key-differs: {err}",))
+            return Manifest(role=ROLE.name, refusals=(f"repository-key-differs: {err}",))
     return Manifest(
-        role=ROLE,
-        files=tuple(_files(state, offer, key, str(settings["proxy"]))),
+        role=ROLE.name,
+        files=tuple(_files(state, offer, key, settings.proxy)),
         packages=AptChange(state="absent", purge=offer.old_packages) if offer.old_packages else None,
-        values={"url": offer.url},
     )
 
 
@@ -159,9 +189,10 @@ def _files(state: NodeState, offer: RepositoryConfig, key: str, proxy: str) -> I
             yield ManagedFile(path=path, content=text or None, mode="0600" if private else "0644", private=private)
 
 
-def _absent() -> Manifest:
-    return Manifest(
-        role=ROLE,
-        files=tuple(ManagedFile(path=path, content=None, private=path in KEYS) for path in OWN),
-        folders=(ManagedFolder(path=FOLDER, state="absent_if_empty"),),
+@ROLE.absent
+def absent(_state: NodeState, manifest: Manifest) -> Manifest:
+    """Return the removal: packages of other sources are installed without it."""
+    files = tuple(ManagedFile(path=path, content=None, private=path in KEYS) for path in OWN)
+    return manifest.model_copy(
+        update={"files": files, "folders": (ManagedFolder(path=FOLDER, state="absent_if_empty"),)}
     )

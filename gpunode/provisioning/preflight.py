@@ -89,7 +89,7 @@ def _asked(
     These are whether its packages do not change, and whether its role has something to do.
     """
     if with_repository:
-        one = nvidia_repository.plan(state, context.settings_of(nvidia_repository.ROLE), context)
+        one = nvidia_repository.ROLE.plan(state, context.settings_of("nvidia_repository"), context)
         open_ = {name: question for name, question in one.questions.items() if name not in context.answers}
         if open_ or one.refusals:
             return open_, list(one.refusals), False, False

@@ -33,6 +33,8 @@ class Settings(Frozen):
 
 
 S = TypeVar("S", bound=Settings)
+Present = Callable[[NodeState, S, Context], Manifest]
+Absent = Callable[[NodeState, Manifest], Manifest]
 
 
 def option(default: Any, description: str, **spec: Any) -> Any:
@@ -76,16 +78,18 @@ class Role(Generic[S]):
     """Record of a restart that new packages require. It is below /run, because a boot makes the restart unnecessary."""
     more: Look = field(default_factory=Look)
     """What is read in addition to the above."""
-    _present: Callable[[NodeState, S, Context], Manifest] | None = None
-    _absent: Callable[[NodeState, Manifest], Manifest] | None = None
+    _present: Present[S] | None = None
+    _absent: Absent | None = None
 
-    def present(self, function: Callable[[NodeState, S, Context], Manifest]) -> None:
+    def present(self, function: Present[S]) -> Present[S]:
         """Set the plan of what the role makes present (a decorator)."""
         self._present = function
+        return function
 
-    def absent(self, function: Callable[[NodeState, Manifest], Manifest]) -> None:
+    def absent(self, function: Absent) -> Absent:
         """Set what completes the manifest of the removal with what only this role has (a decorator)."""
         self._absent = function
+        return function
 
     @property
     def prefix(self) -> str:
@@ -130,13 +134,21 @@ class Role(Generic[S]):
         """Return the files in which the role keeps what it reads again."""
         return tuple(filter(None, (self.record if self.packages else None, self.restart_mark)))
 
-    def plan(self, state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-        """Return the manifest of the role. Raises UsageError for invalid settings."""
+    def read(self, settings: Mapping[str, Any]) -> S:
+        """Return settings as their model. Raises UsageError for invalid ones."""
         try:
-            given = self.settings.model_validate(dict(settings))
+            return self.settings.model_validate(dict(settings))
         except ValidationError as err:
             name, why = invalid_field(err)
             raise UsageError(f"{self.prefix}{name}: {why}") from None
+
+    def of(self, context: Context) -> S:
+        """Return the role's settings in a run."""
+        return self.read(context.settings_of(self.name))
+
+    def plan(self, state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+        """Return the manifest of the role. Raises UsageError for invalid settings."""
+        given = self.read(settings)
         requested = getattr(given, "state", "present")
         if requested == "keep":
             return Manifest(role=self.name)

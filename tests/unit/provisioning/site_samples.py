@@ -488,6 +488,9 @@ class Machine:
         guarded = values.get("guarded") or []
         for one in guarded["files"] if isinstance(guarded, dict) else guarded:
             self._file(one)
+        for command in manifest.commands:
+            if command.argv[:3] == ("update-alternatives", "--set", "cuda"):
+                self.document["files"][cuda.ALTERNATIVE] = {"kind": "link", "target": command.argv[3]}
         facts["modules"] = [*facts["modules"], *(values.get("modprobe") or ())]
         getattr(self, f"_after_{manifest.role}", lambda _values: None)(values)
 
@@ -521,10 +524,6 @@ class Machine:
         facts["limits"]["defaults"]["memlock"] = "infinity" if here else "8388608"
         facts["cpu_frequency"]["governors"] = {"performance" if here else "powersave": 8}
         self._write(kernel_tuning.BEFORE, "{}\n" if here else None)
-
-    def _after_cuda(self, values: Mapping[str, Any]) -> None:
-        if values["default"]:
-            self.document["files"][cuda.ALTERNATIVE] = {"kind": "link", "target": values["default"]}
 
     def _after_accounts(self, values: Mapping[str, Any]) -> None:
         for name in values["create"]:

@@ -27,6 +27,11 @@ UNIT = {"name": dcgm.UNIT, "load": "loaded", "active": "active", "sub": "running
 NVIDIAS = context(others={"nvidia_driver": {"source": "nvidia", "version": "580.95.05"}})
 
 
+def default_of(manifest: Manifest) -> str | None:
+    """The toolkit that becomes the default one."""
+    return next((command.argv[-1] for command in manifest.commands), None)
+
+
 def toolkits(state: NodeState, **settings: Any) -> Manifest:
     return planned("cuda", state, NVIDIAS, **{"toolkit": ["12.9"], **settings})
 
@@ -53,7 +58,7 @@ def test_a_bare_node_gets_toolkits_pins_and_a_default() -> None:
     assert "cuda-drivers*" in manifest.packages.never
     assert manifest.packages.files[cuda.PREFERENCES] == contents(manifest)[cuda.PREFERENCES]
     assert by_path(manifest, cuda.PROFILE).validate_with == ("/bin/sh", "-n", "%s")
-    assert manifest.values["default"] == "/usr/local/cuda-12.9"
+    assert default_of(manifest) == "/usr/local/cuda-12.9"
     assert toolkits(node(facts=FACTS), profile=False).files[-1].content is None
 
 
@@ -68,7 +73,7 @@ def test_a_settled_toolkit_has_nothing_due_and_each_damage_has() -> None:
     other["files"][cuda.ALTERNATIVE]["target"] = "/usr/local/cuda-13.0"
     manifest = toolkits(NodeState.model_validate(other))
     assert manifest.due_reasons == ("/usr/local/cuda is not /usr/local/cuda-12.9",)
-    assert manifest.values["default"] == "/usr/local/cuda-12.9"
+    assert default_of(manifest) == "/usr/local/cuda-12.9"
 
 
 def test_a_toolkit_that_the_resolver_refuses_is_refused() -> None:
@@ -130,15 +135,15 @@ def test_with_dnf_an_exact_version_comes_in_any_release() -> None:
 def test_with_dnf_a_default_is_chosen_only_where_the_packages_registered_one() -> None:
     facts = {key: FACTS[key] for key in ("pci", "packages", "module_files", "dkms", "loaded_driver")}
     without = toolkits(node(TOOLKIT, dnf=True, facts=facts))
-    assert (without.values["default"], [note for note in without.notes if cuda.ROOT in note] != []) == (None, True)
+    assert (default_of(without), [note for note in without.notes if cuda.ROOT in note] != []) == (None, True)
     assert toolkits(node(dnf=True, facts=facts)).notes == ()
     there = node(TOOLKIT, dnf=True, facts=facts, files=with_link("/usr/local/cuda-13.0"))
-    assert toolkits(there).values["default"] == "/usr/local/cuda-12.9"
+    assert default_of(toolkits(there)) == "/usr/local/cuda-12.9"
 
 
 def test_absent_removes_what_came_and_leaves_what_was_there() -> None:
     assert planned("cuda", node(), state="absent").due_reasons == ()
-    texts = {cuda.BEFORE: "bash\ncuda-toolkit-12-9\n"}
+    texts = {cuda.ROLE.record: "bash\ncuda-toolkit-12-9\n"}
     manifest = planned("cuda", node(TOOLKIT, texts, held=tuple(TOOLKIT)), state="absent")
     gone = {reason.split()[0] for reason in manifest.due_reasons if reason.endswith("must be removed")}
     assert gone >= TOOLKIT.keys() - {"cuda-toolkit-12-9"}
@@ -146,7 +151,7 @@ def test_absent_removes_what_came_and_leaves_what_was_there() -> None:
 
 
 def test_absent_with_dnf_removes_what_is_locked_and_new() -> None:
-    texts = {cuda.BEFORE: "bash\ncuda-nvcc-12-9\n"}
+    texts = {cuda.ROLE.record: "bash\ncuda-nvcc-12-9\n"}
     there = node({"cuda-nvcc-12-9": "12.9.86-1", "cuda-crt-12-9": "12.9.86-1", "cuda-x-12-9": "1-1"}, texts, dnf=True)
     assert there.dnf is not None
     locks = ("cuda-nvcc-12-9-0:12.9.86-1.*", "cuda-crt-12-9-0:12.9.86-1.*", "cuda-x-12-9-0:2-1.*")

@@ -33,7 +33,7 @@ def _pinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wanted(state: NodeState, answer: dict[str, Any] | None = None, **settings: Any) -> Manifest:
     run = context(answers={"key": answer} if answer is not None else {})
-    return planned(ROLE, state, run, **{"state": "present", **settings})
+    return planned(ROLE.name, state, run, **{"state": "present", **settings})
 
 
 def with_apt(state: NodeState, **apt: Any) -> NodeState:
@@ -117,29 +117,29 @@ def test_a_proxys_password_is_for_root_alone_and_in_no_diff() -> None:
 
 
 def test_absent_and_another_source_remove_it() -> None:
-    for manifest in (planned(ROLE, settled(), context(), state="absent"), _of_source("debian", settled())):
+    for manifest in (planned(ROLE.name, settled(), context(), state="absent"), _of_source("debian", settled())):
         assert {each.path: each.content for each in manifest.files} == dict.fromkeys(OWN)
         assert manifest.folders[0].path == FOLDER
         assert manifest.due
-    assert not planned(ROLE, node(), context(), state="absent").due
+    assert not planned(ROLE.name, node(), context(), state="absent").due
 
 
 def _of_source(source: str, state: NodeState) -> Manifest:
     run = context(others={"nvidia_driver": {"source": source}})
-    return planned(ROLE, state, run, state="auto")
+    return planned(ROLE.name, state, run, state="auto")
 
 
 def test_it_stays_as_it_is_where_the_driver_goes() -> None:
     run = context(others={"nvidia_driver": {"state": "absent"}})
-    assert planned(ROLE, settled(), run, state="auto") == Manifest(role=ROLE)
+    assert planned(ROLE.name, settled(), run, state="auto") == Manifest(role=ROLE.name)
 
 
 def test_another_role_that_takes_packages_from_there_keeps_it() -> None:
     run = context(others={"nvidia_driver": {"source": "debian"}, "dcgm": {"source": "nvidia"}})
-    assert set(planned(ROLE, node(), run, state="auto").questions) == {"key"}
+    assert set(planned(ROLE.name, node(), run, state="auto").questions) == {"key"}
 
 
 def test_every_file_is_one_that_the_node_is_asked_about() -> None:
-    looked = {*nvidia_repository.LOOK.paths, *nvidia_repository.LOOK.contents}
+    looked = {*nvidia_repository.ROLE.look.paths, *nvidia_repository.ROLE.look.contents}
     for state in (node(), node(dnf=True)):
         assert {each.path for each in wanted(state, FETCHED).files} <= looked

@@ -31,7 +31,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the plan of the driver comes to; that of the repository is settled."""
     values: dict[str, Any] = {"changes": False, "runfile": False}
     monkeypatch.setattr(nvidia_driver, "plan", lambda *_: Manifest(role=DRIVER, values=values))
-    monkeypatch.setattr(nvidia_repository, "plan", lambda *_: Manifest(role="nvidia_repository"))
+    monkeypatch.setattr(nvidia_repository.ROLE, "plan", lambda *_: Manifest(role="nvidia_repository"))
     return values
 
 
@@ -204,7 +204,7 @@ def test_what_repository_and_driver_refuse_is_among_the_reasons(
     monkeypatch.setattr(nvidia_driver, "plan", lambda *_: Manifest(role=DRIVER, refusals=("closure-lags: x",)))
     assert names(state_of({**facts, "disk_free_mib": {"/": 0}})) == ["disk-full", "closure-lags"]
     refused = Manifest(role="nvidia_repository", refusals=("repository-twice: y",))
-    monkeypatch.setattr(nvidia_repository, "plan", lambda *_: refused)
+    monkeypatch.setattr(nvidia_repository.ROLE, "plan", lambda *_: refused)
     assert names(state_of(facts)) == ["repository-twice"]
 
 
@@ -225,7 +225,7 @@ def test_the_drivers_preview_counts_with_the_repository_as_it_will_be(
         question = NodeQuestion(kind="apt_preview", body={"files": dict(run.planned.files)})
         return Manifest(role=DRIVER, questions={"driver": question})
 
-    monkeypatch.setattr(nvidia_repository, "plan", repository)
+    monkeypatch.setattr(nvidia_repository.ROLE, "plan", repository)
     monkeypatch.setattr(nvidia_driver, "plan", asking)
     run, state = context(), state_of(facts)
     first = planned("preflight", state, run, **ROOM)
@@ -330,7 +330,7 @@ def test_users_of_gpus_matter_unless_the_driver_is_sure_to_stay(
 ) -> None:
     monkeypatch.setattr(nvidia_driver, "plan", lambda *_: Manifest(role=DRIVER, values=values, refusals=refusals))
     # Without the role for the repository, this plan is not asked for.
-    monkeypatch.setattr(nvidia_repository, "plan", None)
+    monkeypatch.setattr(nvidia_repository.ROLE, "plan", None)
     state = state_of({**facts, "gpu_processes": [TRAINING]})
     one: dict[str, Any] = {"gpunode_roles": [DRIVER]}
     assert names(state, **one) == ["busy"] * busy + ["closure-lags"] * bool(refusals)

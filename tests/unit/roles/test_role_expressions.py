@@ -22,10 +22,10 @@ from gpunode.provisioning.manifest import Manifest
 SETTINGS: dict[str, dict[str, Any]] = {
     "docker": {"source": "distribution", "users": ["operator"]},
     "nvidia_container_toolkit": {"repository": "cuda", "version": "1.20.0", "containerd": "true"},
-    "cuda": {"toolkit": ["12.9"]},
 }
 """Roles whose tasks apply the manifest themselves."""
 SHAPED: dict[str, dict[str, Any]] = {
+    "cuda": {"toolkit": ["12.9"]},
     "dcgm": {},
     "updates": {},
     "ml_environment": {"malloc": "jemalloc"},
