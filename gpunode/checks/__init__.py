@@ -2,7 +2,9 @@
 
 from gpunode.checks import (  # noqa: F401
     bmc,
+    container_engines,
     containers,
+    dcgm,
     driver,
     exposure,
     fabric,
@@ -11,6 +13,7 @@ from gpunode.checks import (  # noqa: F401
     gpu_requested,
     gpu_settings,
     host,
+    host_faults,
     host_health,
     host_pci,
     inside,
@@ -32,6 +35,7 @@ from gpunode.checks import (  # noqa: F401
     rdma_gpudirect,
     rdma_links,
     rdma_setup,
+    slurm,
     ssh,
     storage,
     thermal,

@@ -5,6 +5,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import PurePosixPath
 
+from packaging.version import InvalidVersion, Version
+
 from gpunode.checks.driver import same_version
 from gpunode.checks.installed import present, upstream
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
@@ -23,6 +25,10 @@ REGENERATE = (
     "Run nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml to regenerate it (as nvidia-cdi-refresh.service "
     "does)."
 )
+
+
+CDI_BY_DEFAULT = Version("29")
+"""From this version on Docker answers --gpus with CDI (moby/moby pull request 50228)."""
 
 
 @registry.check(
@@ -81,6 +87,16 @@ def runtime(node: NodeFacts) -> Iterator[CheckResult]:
     verdict = partial(CheckResult, expected="nvidia", measured=listed(docker.runtimes))
     if "nvidia" in docker.runtimes:
         yield verdict(Status.PASS, f"Docker {docker.version} has the runtime nvidia")
+    elif settings is not None and settings.docker_path.startswith("/var/snap/"):
+        yield replace(
+            verdict(
+                Status.FAIL, f"Docker is a snap, which reads {settings.docker_path}, and not /etc/docker/daemon.json"
+            ),
+            remedy=f"nvidia-ctk runtime configure --runtime=docker --config={settings.docker_path} && snap restart "
+            "docker. Or Docker from its package: snap remove docker, then role docker.",
+            source="canonical/docker-snap issue 148",
+            actions=("fix_configuration",),
+        )
     elif settings is not None and "nvidia" in settings.docker_runtimes:
         yield verdict(
             Status.FAIL, "daemon.json has the runtime nvidia, the running daemon has not: it was not restarted"
@@ -91,17 +107,26 @@ def runtime(node: NodeFacts) -> Iterator[CheckResult]:
 
 @registry.check(
     "container.cdi",
-    needs=("cdi_specs", "loaded_driver"),
+    needs=("cdi_specs", "loaded_driver", "device_nodes", "docker"),
     needs_gpu=True,
-    means="The CDI specification lists the libraries of this driver, and only existing files. An outdated one "
-    "breaks every new container.",
+    means="The CDI specification lists the libraries of this driver, its devices by the numbers that they have now, "
+    "and only existing files. An outdated one breaks every new container, and so does a missing one where Docker "
+    "(29 and later) needs it for --gpus.",
     remedy=REGENERATE,
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
 def cdi(node: NodeFacts) -> Iterator[CheckResult]:
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
-    if not specs:
+    if not specs and _cdi_needed(node):
+        yield CheckResult(
+            Status.FAIL,
+            f"no CDI specification of GPUs, which Docker {node.docker.version if node.docker else ''} needs for --gpus",
+            expected=KIND,
+            measured="none",
+            source="moby/moby pull request 50228",
+        )
+    elif not specs:
         yield CheckResult(Status.SKIP, "no CDI specification of GPUs")
     for spec in specs:
         yield replace(_spec(spec, node), component=spec.path)
@@ -137,6 +162,24 @@ def cdi_single(node: NodeFacts) -> Iterator[CheckResult]:
     yield verdict(Status.WARN, f"{paths}: engines use the one in the last directory and ignore the rest")
 
 
+def _cdi_needed(node: NodeFacts) -> bool:
+    """Return True if Docker answers --gpus with CDI: since that version, where the toolkit is installed."""
+    try:
+        return node.docker is not None and Version(node.docker.version or "") >= CDI_BY_DEFAULT and has_toolkit(node)
+    except InvalidVersion:
+        return False
+
+
+def _moved(spec: CdiSpec, node: NodeFacts) -> list[str]:
+    """Return the devices of a specification that have other numbers now."""
+    numbers = {one.path: (one.major, one.minor) for one in node.device_nodes or () if one.kind == "character"}
+    return [
+        f"{one.path} {one.major}:{one.minor} (now {numbers[one.path][0]}:{numbers[one.path][1]})"
+        for one in spec.nodes
+        if one.path in numbers and numbers[one.path] != (one.major, one.minor)
+    ]
+
+
 def _spec(spec: CdiSpec, node: NodeFacts) -> CheckResult:
     # Containers receive the libraries on disk; another check compares those with the module.
     driver = node.driver_library_version or (node.loaded_driver.version if node.loaded_driver else None)
@@ -150,6 +193,11 @@ def _spec(spec: CdiSpec, node: NodeFacts) -> CheckResult:
     if stale:
         message = f"generated for driver {listed(stale)}; {driver} is installed"
         return replace(verdict, status=Status.FAIL, message=message)
+    moved = _moved(spec, node)
+    if moved:
+        message = f"{counted(len(moved), 'device')} with other numbers: {listed(moved, most=3)}"
+        source = "NVIDIA/nvidia-container-toolkit issue 1934"
+        return replace(verdict, status=Status.FAIL, message=message, expected=0, measured=len(moved), source=source)
     if spec.missing:
         message = f"{counted(len(spec.missing), 'file')} listed in it are missing: {listed(spec.missing, most=3)}"
         return replace(verdict, status=Status.FAIL, message=message, expected=0, measured=len(spec.missing))

@@ -1,6 +1,7 @@
 """The check on GPUDirect RDMA: adapters access GPU memory without a copy in main memory."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpunode.catalog import load
 from gpunode.catalog.driver_rules import against_dma_buf, against_gpudirect, kernel_number
@@ -13,6 +14,13 @@ from gpunode.facts.node import LoadedDriver, NodeFacts
 from gpunode.text import listed
 
 PEERMEM = "nvidia_peermem"
+CLIENTS = ("nv_mem", "nv_mem_nc")
+UNREGISTERED = (
+    "Rebuild the driver's modules against the installed OFED (dkms build nvidia/VERSION --force, dkms install "
+    "nvidia/VERSION --force), then modprobe -r nvidia_peermem && modprobe nvidia_peermem; ls "
+    "/sys/kernel/mm/memory_peers must list nv_mem. NCCL up to 2.22.3 looks for nothing else; later releases also "
+    "accept the loaded module."
+)
 SOURCE = "NVIDIA's NCCL guide, GPUDirect RDMA; catalog (sources.yml, ncclgdr)"
 LEAST_RATE = Threshold(
     "rdma.gpudirect.least-rate",
@@ -26,12 +34,11 @@ LEAST_RATE = Threshold(
 
 @registry.check(
     "rdma.gpudirect",
-    needs=("infiniband", "modules", "kernels", "loaded_driver"),
+    needs=("infiniband", "modules", "kernels", "loaded_driver", "peer_memory", "peer_memory_clients"),
     needs_gpu=True,
     means="On a node with GPUs and an active InfiniBand port, or a RoCE port at the policy's rate, adapters "
     "access GPU memory directly: over dma-buf (open kernel modules, kernel 5.12, CUDA 11.7, Turing or younger), "
-    "or over "
-    "nvidia-peermem.",
+    "or over nvidia-peermem, which has to be registered with the kernel's RDMA: loaded is not registered.",
     remedy="Use the open kernel modules (nvidia_driver_flavour: open), or run the role rdma, which loads "
     "nvidia-peermem if the kernel has its interface (rdma_source: doca installs it); NCCL_DEBUG=INFO shows the "
     "path that NCCL uses.",
@@ -47,21 +54,32 @@ def gpudirect(node: NodeFacts) -> Iterator[CheckResult]:
     driver = node.loaded_driver
     if driver is None:
         raise Skip("no NVIDIA module is loaded")
-    if PEERMEM in (node.modules or ()):
-        yield CheckResult(Status.PASS, "over nvidia-peermem, which is loaded", measured="peermem", source=SOURCE)
+    loaded = PEERMEM in (node.modules or ())
+    if loaded and _registered(node):
+        yield CheckResult(Status.PASS, "over nvidia-peermem, which is registered", measured="peermem", source=SOURCE)
         return
+    state = "loaded and not registered" if loaded else "not loaded"
     if driver.flavour is None or not models:
         what = "the flavour of the loaded module" if models else "which GPUs these are"
-        raise Undetermined(f"nvidia-peermem is not loaded, and {what} could not be determined")
+        raise Undetermined(f"nvidia-peermem is {state}, and {what} could not be determined")
     against = against_dma_buf(models, driver.flavour, _cuda(driver), kernel_number(node.running_kernel))
     if against:
         lacking = {False: "; this kernel has no interface for it", None: "", True: ""}[node.peer_memory]
         message = (
-            f"GPU memory is reached over main memory: no dma-buf ({listed(against)}), and nvidia-peermem is not loaded"
+            f"GPU memory is reached over main memory: no dma-buf ({listed(against)}), and nvidia-peermem is {state}"
         )
-        yield CheckResult(Status.WARN, message + lacking, expected="dma-buf", measured="none", source=SOURCE)
+        verdict = CheckResult(Status.WARN, message + lacking, expected="dma-buf", measured="none", source=SOURCE)
+        yield replace(verdict, remedy=UNREGISTERED, source=f"{SOURCE}; NVIDIA/nccl issue 1939") if loaded else verdict
     else:
         yield CheckResult(Status.PASS, "over dma-buf", expected="dma-buf", measured="dma-buf", source=SOURCE)
+
+
+def _registered(node: NodeFacts) -> bool:
+    """Return True if nvidia-peermem is among the kernel's clients, as far as the kernel lists them.
+
+    Without such a list NCCL up to 2.22.3 does not use the module either (NVIDIA/nccl issue 1676).
+    """
+    return node.peer_memory is not False and any(name in (node.peer_memory_clients or ()) for name in CLIENTS)
 
 
 def _not_expected(node: NodeFacts) -> str | None:

@@ -75,6 +75,49 @@ def _mtu_of(fabric: str, layer: str, its: dict[str, int | None]) -> Iterator[Che
 
 
 @registry.check(
+    "rdma.gids",
+    needs=("infiniband",),
+    means="All RoCE ports of one rate have an IPv4 address for RoCE v2, under the same index: programs that are given "
+    "one index (NCCL_IB_GID_INDEX) use it on all ports.",
+    remedy="ip -4 address show dev INTERFACE shows the address that the entry comes from, ibv_devinfo -v -d DEVICE the "
+    "table. ip link set INTERFACE down && ip link set INTERFACE up builds the table again. NCCL 2.21 and later finds "
+    "the entry itself where NCCL_IB_GID_INDEX is not set.",
+    actions=("fix_configuration",),
+    state="drain",
+    scope="link",
+)
+def gids(node: NodeFacts) -> Iterator[CheckResult]:
+    by_rate: dict[float, dict[str, int | None]] = defaultdict(dict)
+    for name, _, port in ports(node):
+        if port.state == "ACTIVE" and port.link_layer == "Ethernet" and port.gids:
+            found = (gid.index for gid in port.gids if gid.ipv4 and gid.type == "RoCE v2")
+            by_rate[port.rate_gbit_per_s or 0.0][name] = next(found, None)
+    if not by_rate:
+        raise Skip("no active RoCE port" if node.infiniband else NO_DEVICE)
+    for rate, its in sorted(by_rate.items()):
+        yield _gids_of(f"Ethernet {rate:g} Gbit/s", its)
+
+
+def _gids_of(fabric: str, its: dict[str, int | None]) -> CheckResult:
+    known = {name: index for name, index in its.items() if index is not None}
+    verdict = partial(CheckResult, component=fabric, source="NVIDIA/nccl issues 426 and 769")
+    if not known:
+        return verdict(Status.PASS, f"no IPv4 on {counted(len(its), 'port')}: the fabric has IPv6 alone, or none")
+    usual = Counter(known.values()).most_common(1)[0][0]
+    if len(known) < len(its):
+        lacking = sorted(set(its) - set(known))
+        message = (
+            f"no IPv4 entry for RoCE v2: {listed(lacking)}; {counted(len(known), 'port')} has one at index {usual}"
+        )
+        return verdict(Status.FAIL, message, expected=len(its), measured=len(known), unit="ports")
+    odd = [f"{name} has {index}" for name, index in sorted(known.items()) if index != usual]
+    if odd:
+        message = f"IPv4 for RoCE v2 is at index {usual}, but {listed(odd)}: one NCCL_IB_GID_INDEX does not fit all"
+        return verdict(Status.WARN, message, expected=usual, measured=odd[0].rpartition(" ")[2])
+    return verdict(Status.PASS, f"IPv4 for RoCE v2 at index {usual} on {counted(len(its), 'port')}", measured=usual)
+
+
+@registry.check(
     "rdma.flow-control",
     needs=("infiniband", "nics"),
     means="All interfaces of RoCE ports of one rate have flow control (PFC) and congestion marks (ECN) on the "

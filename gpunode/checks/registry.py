@@ -29,6 +29,7 @@ NOT_RUN = "not run:"
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 OF_PREFIX: dict[str, Category] = {
     "container": "container",
+    "dcgm": "driver",
     "driver": "driver",
     "fabric": "fabric",
     "framework": "container",
@@ -41,6 +42,7 @@ OF_PREFIX: dict[str, Category] = {
     "nvswitch": "fabric",
     "performance": "gpu",
     "rdma": "network",
+    "slurm": "host",
 }
 """Default category of a check by the first part of its id."""
 Scope = Literal["node", "gpu", "link", "fleet"]
@@ -50,6 +52,7 @@ NEEDS_ROOT = frozenset(
         "packet_filter",  # netlink
         *("ssh_daemon", "private_keys", "empty_passwords"),  # host keys, homes, /etc/shadow
         *("docker", "nvmes", "gpu_processes", "pci_acs"),  # a socket, disks, other users' files, configuration space
+        "container_devices",  # other users' folders
         *("bmc_access", "bmc_fans", "bmc_power_supplies", "bmc_events"),
     }
 )

@@ -1,16 +1,19 @@
 """Container engines: versions, settings, and the devices that they offer to containers."""
 
 import json
+import re
 import tomllib
 from typing import Any
 
 from gpunode.facts.bundle_reader import BundleReader, first_line, whole
 from gpunode.facts.driver import version_of
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import CdiSpec, ContainerSettings, DockerDaemon
+from gpunode.facts.node import CdiNode, CdiSpec, ContainerDevices, ContainerSettings, DockerDaemon
 
 _TOOLS = ("docker", "containerd", "podman", "runc", "crun", "nvidia-ctk")
 _DAEMON_JSON = "/etc/docker/daemon.json"
+_SNAP_JSON = "/var/snap/docker/current/config/daemon.json"
+_CDI = re.compile(r"(?m)^\s*enable_cdi\s*=\s*(true|false)\b")
 _TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 _CONTAINERD = "/etc/containerd/config.toml"
 _CONTAINERD_DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"  # the toolkit's, from 1.18 on
@@ -66,7 +69,8 @@ def docker(bundle: BundleReader) -> DockerDaemon | None:
 def containers(bundle: BundleReader) -> ContainerSettings:
     """Return the content of daemon.json and the toolkit's config.toml, and the probe's lines of containerd's
     configuration."""
-    settings = _daemon_json(bundle)
+    path = _settings_path(bundle)
+    settings = _daemon_json(bundle, path)
     runtimes = settings.get("runtimes") if settings else None
     default = settings.get("default-runtime") if settings else None
     toolkit = _toolkit(bundle)
@@ -77,7 +81,10 @@ def containers(bundle: BundleReader) -> ContainerSettings:
     containerd = bundle.text(_CONTAINERD)
     if containerd is not None and bundle.asked(_CONTAINERD_DROP_IN):
         containerd += bundle.text(_CONTAINERD_DROP_IN) or ""
+    cdi = _CDI.search(containerd or "")
     return ContainerSettings(
+        docker_path=path,
+        containerd_cdi=None if cdi is None else cdi[1] == "true",
         docker=settings,
         docker_runtimes=tuple(runtimes) if isinstance(runtimes, dict) else (),
         docker_default_runtime=default if isinstance(default, str) else None,
@@ -87,16 +94,23 @@ def containers(bundle: BundleReader) -> ContainerSettings:
     )
 
 
-def _daemon_json(bundle: BundleReader) -> dict[str, Any] | None:
-    text = bundle.text(_DAEMON_JSON)
+def _settings_path(bundle: BundleReader) -> str:
+    """Return the file that Docker reads: the snap's, if it exists and Docker is not installed as a package."""
+    program = bundle.raw("version-docker")
+    by_snap = bundle.asked(_SNAP_JSON) and bundle.text(_SNAP_JSON) is not None
+    return _SNAP_JSON if by_snap and program is not None and program.missing else _DAEMON_JSON
+
+
+def _daemon_json(bundle: BundleReader, path: str) -> dict[str, Any] | None:
+    text = bundle.text(path)
     if text is None:
         return None
     try:
         settings = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
-        raise ParseError(f"{_DAEMON_JSON} is not JSON: '{first_line(text)}'") from None
+        raise ParseError(f"{path} is not JSON: '{first_line(text)}'") from None
     if not isinstance(settings, dict):
-        raise ParseError(f"expected an object in {_DAEMON_JSON}, found '{first_line(text)}'")
+        raise ParseError(f"expected an object in {path}, found '{first_line(text)}'")
     return settings
 
 
@@ -129,7 +143,28 @@ def cdi_specs(bundle: BundleReader) -> tuple[CdiSpec, ...]:
                 devices=tuple(sorted(values.get("name", ()))),
                 driver_versions=tuple(sorted(values.get("driver", ()))),
                 missing=tuple(sorted(values.get("missing", ()))),
+                nodes=tuple(_cdi_node(text) for text in sorted(values.get("node", ()))),
             )
         )
         values = {}
     return tuple(reversed(found))
+
+
+def _cdi_node(text: str) -> CdiNode:
+    path, _, numbers = text.partition("\t")
+    major, _, minor = numbers.partition("\t")
+    if whole(major) is None:
+        raise ParseError(f"expected a device and its numbers from the probe, found '{first_line(text)}'")
+    return CdiNode(path=path, major=int(major), minor=whole(minor))
+
+
+def container_devices(bundle: BundleReader) -> tuple[ContainerDevices, ...]:
+    """Return the running containers with GPUs in scopes of systemd."""
+    found = []
+    for scope, allowed, started, reloaded in bundle.rows("container-devices", 4):
+        if allowed not in {"yes", "no"}:
+            raise ParseError(f"expected yes or no for {first_line(scope)}, found '{first_line(allowed)}'")
+        # systemd reports 0 for what did not happen.
+        times = [number or None for number in (whole(started), whole(reloaded))]
+        found.append(ContainerDevices(scope=scope, allowed=allowed == "yes", started_us=times[0], reloaded_us=times[1]))
+    return tuple(found)

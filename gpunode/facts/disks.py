@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.host import StoredMount
+from gpunode.facts.models.host import LocalMount, StoredMount
 from gpunode.facts.node import Disk, FileSystem, Nvme
 from gpunode.facts.pci import slot_of
 
@@ -129,6 +129,23 @@ def file_systems(bundle: BundleReader) -> tuple[FileSystem, ...]:
                 inodes_free_percent=100 * inodes_free // inodes if inodes and inodes_free is not None else None,
             )
         )
+    return tuple(found)
+
+
+def local_mounts(bundle: BundleReader) -> tuple[LocalMount, ...]:
+    """Return the root and the mounted file systems of fstab on block devices."""
+    words = {"ro": True, "rw": False}
+    found = []
+    for path, source, kind, superblock, fstab in bundle.rows("local-mounts", 5):
+        if superblock not in words or fstab not in {"", *words}:
+            raise ParseError(f"expected ro or rw for {first_line(path)}, found '{first_line(superblock)}'")
+        found.append(
+            LocalMount(
+                path=path, source=source, type=kind, read_only=words[superblock], fstab_read_only=words.get(fstab)
+            )
+        )
+    if not any(one.path == "/" for one in found):
+        raise ParseError("expected the root among the mounts, found it not")
     return tuple(found)
 
 

@@ -11,6 +11,7 @@ from gpunode.facts.parsers.values import bus_id, is_nothing
 _GPUS = "/proc/driver/nvidia/gpus/"
 _PARAMS = "/proc/driver/nvidia/params"
 _MODULES = "/sys/module/"
+_ENGINE = re.compile(r"(?m)^\s*Version\s*:\s*(\d{1,4}(?:\.\d{1,6}){1,3})\s*$")
 _VERSION = re.compile(r"(?<![0-9.])[0-9]{1,4}(?:\.[0-9]{1,6}){1,3}")
 
 
@@ -50,10 +51,25 @@ def _known(text: str | None) -> str | None:
 
 def device_nodes(bundle: BundleReader) -> tuple[DeviceNode, ...]:
     """Return the device files ``/dev/nvidia*``."""
+    links = {path: (created, linked) for path, created, linked in _device_links(bundle)}
     return tuple(
-        DeviceNode(path=path, kind=kind, mode=mode, user=user, group=group, major=whole(major), minor=whole(minor))
+        DeviceNode(
+            path=path,
+            kind=kind,
+            mode=mode,
+            user=user,
+            group=group,
+            major=whole(major),
+            minor=whole(minor),
+            created_s=whole(links.get(path, ("", ""))[0]),
+            linked={"yes": True, "no": False}.get(links.get(path, ("", ""))[1]),
+        )
         for path, kind, mode, user, group, major, minor in bundle.rows("device-nodes", 7)
     )
+
+
+def _device_links(bundle: BundleReader) -> list[list[str]]:
+    return bundle.rows("device-links", 3) if bundle.ran("device-links") else []
 
 
 def driver_parameters(bundle: BundleReader) -> dict[str, str]:
@@ -98,6 +114,21 @@ def nvidia_tool_versions(bundle: BundleReader) -> dict[str, str] | None:
     if not any(bundle.ran(key) for key in keys.values()) and loaded_driver(bundle) is None:
         return None
     return {name: version for name, key in keys.items() if (version := version_of(bundle, key)) is not None}
+
+
+def dcgm_engine(bundle: BundleReader) -> str | None:
+    """Return the host engine's version from ``dcgmi -v``: those of dcgmi come first; an engine that does not run has
+    none."""
+    key = "dcgmi-versions"
+    if not bundle.ran(key):
+        if loaded_driver(bundle) is None:
+            return None
+        raise bundle.not_collected()
+    _, found, engine = bundle.command(key).stdout.partition("Hostengine build info:")
+    match = _ENGINE.search(engine[:4000]) if found else None
+    if found and match is None:
+        raise ParseError(f"expected the version of DCGM's host engine, found '{first_line(engine)}'")
+    return match[1] if match else None
 
 
 def version_of(bundle: BundleReader, key: str) -> str | None:

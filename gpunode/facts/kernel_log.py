@@ -25,6 +25,24 @@ _OTHERS = (
     ),
     ("oom", re.compile(r"Out of memory|oom-kill:")),
     ("mce", re.compile(r"(?:\{\d{1,10}\}|\w{1,12}: )?\[Hardware Error\]|mce: .*(?:error|check)", re.I)),
+    # node-problem-detector, config/kernel-monitor.json (TaskHung, KernelOops, Ext4Error, FilesystemIsReadOnly,
+    # XfsHasShutdown); as kernels since 5.0 print them: kernel/watchdog.c, arch/x86/mm/fault.c, lib/bug.c,
+    # kernel/module/signing.c.
+    ("lockup", re.compile(r"(?:watchdog: )?(?:BUG: soft lockup - |.{0,40}detected hard LOCKUP )", re.I)),
+    ("hung-task", re.compile(r"INFO: task .{1,40}:\d{1,10} blocked for more than \d{1,9} seconds")),
+    (
+        "oops",
+        re.compile(
+            r"BUG: (?:unable to handle|kernel NULL pointer)|(?:Internal error: )?Oops\b|divide error: |kernel BUG at "
+        ),
+    ),
+    (
+        "file-system",
+        re.compile(
+            r"EXT4-fs error |(?:EXT4-fs|XFS|BTRFS)\b.{0,80}(?:emounting filesystem read-only|Shutting down filesystem)"
+        ),
+    ),
+    ("module-rejected", re.compile(r"Loading of (?:unsigned )?module(?: with unavailable key)? is rejected")),
 )
 _LINE_LIMIT = 4096
 

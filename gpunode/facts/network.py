@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import Gid, IbDevice, IbPort, Nic
+from gpunode.facts.node import Gid, IbDevice, IbPort, Nic, OwnName
 from gpunode.facts.pci import slot_of
 
 _NET = "/sys/class/net/"
@@ -84,6 +84,15 @@ def addressed(bundle: BundleReader) -> tuple[str, ...]:
         raise ParseError("expected 11 columns in /proc/net/route")
     connected = (row[0] for row in rows if row and row[2] == _NOTHING and row[7] != _NOTHING)
     return tuple(dict.fromkeys(connected))
+
+
+def own_name(bundle: BundleReader) -> OwnName:
+    """Return the node's name, and the addresses that /etc/hosts has for it."""
+    rows = bundle.rows("own-name", 2)
+    names = [value for key, value in rows if key == "name" and value]
+    if len(names) != 1 or any(key not in {"name", "address"} for key, _ in rows):
+        raise ParseError(f"expected the node's name and addresses, found {len(names)} names")
+    return OwnName(name=names[0], addresses=tuple(value for key, value in rows if key == "address"))
 
 
 def infiniband(bundle: BundleReader) -> tuple[IbDevice, ...]:

@@ -26,6 +26,7 @@ from gpunode.facts.models.host import (
     CpuSets,
     Disk,
     FileSystem,
+    LocalMount,
     Machine,
     Memory,
     MemoryController,
@@ -37,12 +38,15 @@ from gpunode.facts.models.network import Gid, IbDevice, IbPort, LinkEvent, LinkL
 from gpunode.facts.models.pci import Iommu, PciAcs, PciDevice, PciLink, PciPort
 from gpunode.facts.models.smi import Nvlink, PeerAccess, Smi, SmiGpu, SmiLog, Topology
 from gpunode.facts.models.software import (
+    CdiNode,
     CdiSpec,
+    ContainerDevices,
     ContainerSettings,
     DkmsModule,
     DockerDaemon,
     LibraryFile,
     ModuleFile,
+    Needrestart,
     Package,
 )
 from gpunode.facts.models.ssh import KeyFile, SshDaemon
@@ -59,9 +63,11 @@ from gpunode.facts.models.system import (
     Limit,
     Limits,
     OperatingSystem,
+    OwnName,
     PendingUpdate,
     Process,
     Repository,
+    Slurm,
     TimeSync,
     Unit,
 )
@@ -76,7 +82,9 @@ __all__ = [
     "BmcSensor",
     "BootLog",
     "BootSetting",
+    "CdiNode",
     "CdiSpec",
+    "ContainerDevices",
     "ContainerSettings",
     "Cpu",
     "CpuFrequency",
@@ -111,17 +119,20 @@ __all__ = [
     "LinkLog",
     "Listener",
     "LoadedDriver",
+    "LocalMount",
     "Machine",
     "MalformedRecord",
     "Memory",
     "MemoryController",
     "ModuleFile",
+    "Needrestart",
     "Nic",
     "NodeFacts",
     "NumaNode",
     "Nvlink",
     "Nvme",
     "OperatingSystem",
+    "OwnName",
     "Package",
     "PacketFilter",
     "PciAcs",
@@ -134,6 +145,7 @@ __all__ = [
     "RdmaNode",
     "Record",
     "Repository",
+    "Slurm",
     "Smi",
     "SmiGpu",
     "SmiLog",
@@ -154,6 +166,9 @@ MAY_BE_NONE = frozenset(
         "nvlink",
         "nvlink_errors",
         "nvidia_tool_versions",
+        "dcgm_engine",
+        "needrestart",
+        "slurm",
         "gpu_virtualization",
         "docker",
         "automatic_updates",
@@ -253,6 +268,8 @@ class NodeFacts(Fact):
     nvidia_tool_versions: dict[str, str] | None = None
     """``{"nv-fabricmanager": "580.95.05", "nv-hostengine": "4.4.1", "dcgmi": "4.4.1"}`` as they print it; a program
     that is not installed has no key. None without a gap if no module is loaded: then they were not run."""
+    dcgm_engine: str | None = None
+    """Version of the running DCGM host engine, by ``dcgmi -v``; None without a gap: none runs."""
     tool_versions: dict[str, str] | None = None
     """``{"docker": "28.5.1", "containerd": …, "podman": …, "runc": …, "crun": …, "nvidia-ctk": …}``: the programs on
     disk; a program that is not installed has no key."""
@@ -265,6 +282,8 @@ class NodeFacts(Fact):
     foreign_installs: tuple[ForeignInstall, ...] | None = None
     automatic_updates: AutomaticUpdates | None = None
     """None without a gap: no tool for automatic updates is installed."""
+    needrestart: Needrestart | None = None
+    """None without a gap: needrestart is not installed."""
     pending_updates: tuple[PendingUpdate, ...] | None = None
     """As the role updates has the node record them; None without a gap: the role is not in use."""
     failed_reverts: tuple[FailedRevert, ...] | None = None
@@ -277,6 +296,8 @@ class NodeFacts(Fact):
     """None without a gap: Docker is not installed, or its daemon is not running."""
     containers: ContainerSettings | None = None
     cdi_specs: tuple[CdiSpec, ...] | None = None
+    container_devices: tuple[ContainerDevices, ...] | None = None
+    """Running containers with GPUs, if systemd manages their cgroups. A gap without root."""
 
     # The PCI bus
     pci_io: tuple[PciDevice, ...] | None = None
@@ -303,6 +324,7 @@ class NodeFacts(Fact):
     disks: tuple[Disk, ...] | None = None
     nvmes: tuple[Nvme, ...] | None = None
     file_systems: tuple[FileSystem, ...] | None = None
+    local_mounts: tuple[LocalMount, ...] | None = None
 
     # Network
     nics: tuple[Nic, ...] | None = None
@@ -313,6 +335,9 @@ class NodeFacts(Fact):
     peer_memory: bool | None = None
     """True if memory of other devices can register with the kernel's RDMA, as nvidia-peermem does: MLNX_OFED,
     DOCA-OFED, and kernels patched for it. None without a gap: ib_core is not loaded."""
+    peer_memory_clients: tuple[str, ...] | None = None
+    """Modules that registered with it, by ``/sys/kernel/mm/memory_peers``: ``nv_mem``, ``nv_mem_nc``."""
+    own_name: OwnName | None = None
     link_log: LinkLog | None = None
     """From the drivers and daemons that report links (mlx5_core, systemd-networkd)."""
 
@@ -359,6 +384,10 @@ class NodeFacts(Fact):
     earlier_boots: tuple[BootLog, ...] | None = None
     """The latest first, limited by the probe and by the journal."""
     stuck_processes: tuple[Process, ...] | None = None
+    cloud_init_running: bool | None = None
+    """True while cloud-init sets the node up; False: it is done, or not installed."""
+    slurm: Slurm | None = None
+    """None without a gap: the node has no slurm.conf."""
     unanswered: tuple[str, ...] | None = None
     """Commands that did not end in time, as they were called, without those that were not run because of them."""
 

@@ -55,6 +55,11 @@ def peer_memory(bundle: BundleReader) -> bool | None:
     return found == ("yes",)
 
 
+def peer_memory_clients(bundle: BundleReader) -> tuple[str, ...]:
+    """Return the names in the kernel's folder of registered clients; empty if it has no such folder."""
+    return bundle.folder("/sys/kernel/mm/memory_peers/") or ()
+
+
 def link_log(bundle: BundleReader) -> LinkLog:
     """Return each line of this boot's journal, or of dmesg, about a link that went up or down, in the log's order."""
     key = "dmesg-links" if bundle.ran("dmesg-links") else "journal-links"

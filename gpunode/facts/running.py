@@ -75,6 +75,12 @@ def stuck_processes(bundle: BundleReader) -> tuple[Process, ...]:
     return tuple(found)
 
 
+def cloud_init_running(bundle: BundleReader) -> bool:
+    """Return True between cloud-init's first record of its state and that of its result (``/run/cloud-init``)."""
+    found = bundle.look("signs")
+    return "/run/cloud-init/status.json" in found and "/run/cloud-init/result.json" not in found
+
+
 def unanswered(bundle: BundleReader) -> tuple[str, ...]:
     """Return the commands that hung, or exceeded the probe's limit."""
     return bundle.unanswered()

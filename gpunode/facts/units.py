@@ -24,6 +24,12 @@ def units(bundle: BundleReader) -> tuple[Unit, ...]:
     )
 
 
+def _seconds(text: str | None) -> float | None:
+    """Return microseconds as seconds; None for 0, by which systemd reports that it did not happen."""
+    number = whole(text)
+    return number / 1e6 if number else None
+
+
 def parse_list(text: str) -> tuple[Unit, ...]:
     """Parse ``systemctl list-units --plain --no-legend``."""
     found = []
@@ -55,6 +61,7 @@ def parse_show(text: str) -> tuple[Unit, ...]:
                 enabled=values.get("UnitFileState") or None,
                 since=values.get("StateChangeTimestamp") or None,
                 restarts=whole(values.get("NRestarts")),
+                started_s=_seconds(values.get("ActiveEnterTimestampMonotonic")),
                 limits={
                     name[5:].lower(): value for name, value in values.items() if name.startswith("Limit") and value
                 },

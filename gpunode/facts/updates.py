@@ -5,7 +5,7 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import AutomaticUpdates, FailedRevert, PendingUpdate
+from gpunode.facts.node import AutomaticUpdates, FailedRevert, Needrestart, PendingUpdate
 from gpunode.facts.system import systemd
 from gpunode.facts.units import units
 
@@ -88,6 +88,22 @@ def pending_updates(bundle: BundleReader) -> tuple[PendingUpdate, ...] | None:
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ParseError(f"expected the record of pending updates in {_PENDING}, found '{first_line(text)}'") from None
+
+
+def needrestart(bundle: BundleReader) -> Needrestart | None:
+    """Return needrestart's settings; None if it is not installed."""
+    if not bundle.ran("needrestart"):
+        bundle.require_finished("needrestart")
+        if not bundle.ran("own-name"):
+            raise bundle.not_collected()
+        return None
+    rows = bundle.rows("needrestart", 2)
+    if any(key not in {"mode", "spared"} for key, _ in rows):
+        raise ParseError("expected mode and spared services of needrestart, found another line")
+    return Needrestart(
+        mode=next((value for key, value in rows if key == "mode"), None),
+        spared=tuple(value for key, value in rows if key == "spared"),
+    )
 
 
 def failed_reverts(bundle: BundleReader) -> tuple[FailedRevert, ...]:

@@ -104,6 +104,7 @@ FILES = (
     "/etc/yum/pluginconf.d/versionlock.list",
     "/etc/security/limits.conf",
     "/etc/docker/daemon.json",
+    "/var/snap/docker/current/config/daemon.json",
     "/etc/nvidia-container-runtime/config.toml",
     "/run/reboot-required.pkgs",
     "/var/lib/gpunode/updates/pending.json",
@@ -124,6 +125,13 @@ FILTERED_FILES = (
     ("/etc/group", re.compile(r"^(docker|sudo|wheel|admin):")),
     ("/proc/self/status", re.compile(r"^Cpus_allowed_list:")),
 )
+# Where Slurm's configuration is: packages of SchedMD, of Debian, and a node that gets it from the controller.
+SLURM_FOLDERS = ("/etc/slurm/", "/etc/slurm-llnl/", "/run/slurm/conf/")
+SLURM_FILES = (
+    ("slurm.conf", re.compile(r"(?i)^\s*(NodeName\s*=.*\bGres\s*=|GresTypes\s*=|TaskPlugin\s*=|include\s)")),
+    ("gres.conf", re.compile(r"(?i)^\s*(NodeName|Name|AutoDetect|include)\b")),
+    ("cgroup.conf", re.compile(r"(?i)^\s*(ConstrainDevices|include)\b")),
+)
 # Commands of which only the relevant lines are kept.
 FILTERED_COMMANDS = (
     (
@@ -140,6 +148,7 @@ FOLDERS = (
     "/sys/firmware/",
     "/sys/firmware/efi/efivars/",
     "/sys/class/iommu/",
+    "/sys/kernel/mm/memory_peers/",
 )
 # Kernel settings, read from /proc/sys.
 SYSCTLS = (
@@ -195,6 +204,7 @@ NVIDIA_TOOLS = (
     ("version-nv-fabricmanager", ["nv-fabricmanager", "--version"]),
     ("version-nv-hostengine", ["nv-hostengine", "--version"]),
     ("version-dcgmi", ["dcgmi", "--version"]),
+    ("dcgmi-versions", ["dcgmi", "-v"]),
 )
 
 # Folders of the kernel with similar entries: (folder, names of entries, a file that an entry must have, its files). If
@@ -291,6 +301,7 @@ UNITS = (
     "rke2-agent.service",
     "slurmd.service",
     "munge.service",
+    "snap.docker.dockerd.service",
     "chrony.service",
     "chronyd.service",
     "ntp.service",
@@ -320,6 +331,7 @@ UNITS = (
 )
 UNIT_PROPERTIES = (
     "Id,LoadState,ActiveState,SubState,UnitFileState,StateChangeTimestamp,NRestarts,LimitMEMLOCK,LimitNOFILE"
+    ",ActiveEnterTimestampMonotonic"
 )
 DPKG_FIELDS = ("Package", "Version", "Architecture", "Status", "source:Package", "source:Version", "Maintainer")
 RPM_FIELDS = ("NAME", "VERSION", "RELEASE", "ARCH", "SOURCERPM", "VENDOR", "PACKAGER", "EPOCHNUM")
@@ -363,6 +375,9 @@ SIGNS = (
     "/usr/lib/systemd/system/dnf5-automatic.timer",
     "/run/reboot-required",
     "/usr/bin/nvidia-smi",
+    "/usr/bin/nvidia-cdi-hook",
+    "/run/cloud-init/status.json",
+    "/run/cloud-init/result.json",
     "/usr/local/cuda*/bin/cuda-uninstaller",
     "/usr/local/cuda*/bin/uninstall_cuda_*.pl",
 )
@@ -468,7 +483,11 @@ HUGEPAGES_LINE = re.compile(r"(?m)^[ \t]*w\S*[ \t]+%s(?:[ \t]+\S+){4}[ \t]+(?P<v
 NO_CRASH = r"^(?!.*\]: segfault at )(?=.*(?:%s))"
 KERNEL_NEWS = re.compile(
     NO_CRASH
-    % r"NVRM|SXid|nouveau|\bAER\b|PCIe Bus Error|Out of memory|oom-kill|oom_reaper|Hardware Error\]|mce: |Linux version"
+    % (
+        r"NVRM|SXid|nouveau|\bAER\b|PCIe Bus Error|Out of memory|oom-kill|oom_reaper|Hardware Error\]|mce: "
+        r"|Linux version|hard LOCKUP|soft lockup|blocked for more than |BUG: |BUG at |Oops|divide error: "
+        r"|key is rejected|EXT4-fs error|emounting filesystem |Shutting down filesystem"
+    )
 )
 XID_NEWS = re.compile(NO_CRASH % "NVRM: Xid|SXid|Linux version")
 LINK_NEWS = re.compile(
@@ -497,6 +516,16 @@ LOGIN_SHELL = re.compile(r"^(?!.*/(nologin|false|sync|shutdown|halt)$)")
 CDI_FOLDERS = ("/etc/cdi/", "/var/run/cdi/")
 CDI_TOKEN = re.compile(r"\"?\b(cdiVersion|kind|name|hostPath)\"?\s{0,4}:\s{0,4}\"?([^\"\s,}\]]{1,300})")
 LIBRARY_VERSION = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)$")
+NEEDRESTART = ("/etc/needrestart/needrestart.conf", "/etc/needrestart/conf.d/*.conf")
+NEEDRESTART_MODE = re.compile(r"(?m)^[ \t]*\$nrconf\{restart\}[ \t]*=[ \t]*[\"'](\w)[\"']")
+NEEDRESTART_SPARED = re.compile(r"(?m)^[^#\n]{0,80}?qr\((.{1,120}?)\)\}?[ \t]*=>?[ \t]*0\b")
+ROOT_MOUNT = "/"
+# Of runc with systemd: the engines' names before the container's number.
+CONTAINER_SCOPE = re.compile(r"/((?:docker|libpod|cri-containerd|crio|nerdctl)-[0-9a-f]{64}\.scope)(?:/|$)")
+CONTAINERS_MOST = 64
+GPU_ALLOWED = re.compile(r"(?m)^DeviceAllow=(?:/dev/nvidia|/dev/char/195:|char-nvidia|char-\*)\S* r")
+CDI_NODE = re.compile(r"\"?\b(path|major|minor)\"?\s{0,4}:\s{0,4}\"?(/dev/[\w./-]{1,200}|\d{1,9})")
+CDI_ITEM = re.compile(r"(?m)^\s*-\s|[{}]")
 DOCKER_INFO = (
     "version={{json .ServerVersion}}\ndefault={{json .DefaultRuntime}}\ncgroup_driver={{json .CgroupDriver}}\n"
     "cgroup_version={{json .CgroupVersion}}\nstorage={{json .Driver}}\nlive_restore={{json .LiveRestoreEnabled}}\n"
@@ -1413,13 +1442,19 @@ def storage(probe: Probe) -> None:
 
 
 def mounts_by_path(probe: Probe) -> Dict[str, List[List[str]]]:
-    """Return the mounts on each path: source, type and options, the newest last."""
+    """Return the mounts on each path, the newest last: source, type, options, and ``ro`` or ``rw`` of the superblock.
+
+    After an error the kernel makes the superblock read-only and leaves the mount's own flag: the options have ``ro`` if
+    one of the two does, as in /proc/mounts.
+    """
     found = {}  # type: Dict[str, List[List[str]]]
     for line in text_of(probe.content("/proc/self/mountinfo")).split("\n"):
         head, _, tail = line.partition(" - ")
         fields, kinds = head.split(" "), tail.split(" ")
-        if len(fields) > 5 and len(kinds) > 1:
-            found.setdefault(fields[4], []).append([kinds[1], kinds[0], fields[5]])
+        if len(fields) > 5 and len(kinds) > 2:
+            superblock = "ro" if "ro" in kinds[2].split(",") else "rw"
+            options = re.sub(r"^rw\b", superblock, fields[5])
+            found.setdefault(fields[4], []).append([kinds[1], kinds[0], options, superblock])
     return found
 
 
@@ -1559,6 +1594,128 @@ def device_nodes(probe: Probe) -> None:
     probe.note_look("device-nodes", "look at /dev/nvidia*", lines, problems)
 
 
+def device_links(probe: Probe) -> None:
+    """Record character devices ``/dev/nvidia*``: a line each of path, seconds from the boot to its creation, and
+    whether ``/dev/char`` has a link to it, which runc passes to systemd.
+    """
+    lines, booted = [], time.time() - time.monotonic()
+    for path in probe.matching("/dev/nvidia*") + probe.matching("/dev/nvidia*/*"):
+        try:
+            found = os.lstat(probe.real(path))
+        except OSError:
+            continue  # Removed in the meantime; device-nodes has the reason of others.
+        if stat.S_ISCHR(found.st_mode):
+            link = "/dev/char/%d:%d" % (os.major(found.st_rdev), os.minor(found.st_rdev))
+            linked = "yes" if os.path.lexists(probe.real(link)) else "no"
+            lines.append("%s\t%d\t%s" % (path, found.st_mtime - booted, linked))
+    probe.note_look("device-links", "look at /dev/char", lines, [])
+
+
+def container_devices(probe: Probe) -> None:
+    """Record running containers with GPUs in cgroups that systemd manages: a line each of scope, whether it allows
+    the devices, and the microseconds from the boot to its start and to systemd's latest reload.
+
+    A device that the scope does not list was allowed behind systemd's back, and is refused after the next reload.
+    """
+    pids, hidden = {}, 0  # type: Dict[str, str], int
+    for pid in names_like(probe, "/proc", r"\d+$"):
+        try:
+            scope = CONTAINER_SCOPE.search(text_of(probe.content("/proc/%s/cgroup" % pid)))
+            if scope and scope.group(1) not in pids and len(pids) < CONTAINERS_MOST:
+                os.stat(probe.real("/proc/%s/root/dev" % pid))
+                if os.path.lexists(probe.real("/proc/%s/root/dev/nvidiactl" % pid)):
+                    pids[scope.group(1)] = pid
+        except PermissionError:
+            hidden += 1
+        except OSError:
+            continue  # Ended in the meantime.
+    lines, problems = [], ["%d containers could not be looked into" % hidden] if hidden else []
+    if pids:
+        times = probe.execute(["systemctl", "show", "-p", "UnitsLoadTimestampMonotonic"])
+        loaded = re.search(r"(\d+)$", times["stdout"].strip())
+        shown = ["systemctl", "show", "-p", "Id", "-p", "DeviceAllow", "-p", "ActiveEnterTimestampMonotonic"]
+        answered = probe.execute(shown + sorted(pids))
+        if answered["rc"] != 0:
+            problems.append("systemctl show: " + (answered["stderr"].strip().splitlines() or ["no answer"])[-1])
+        for block in answered["stdout"].split("\n\n"):
+            values = dict(line.partition("=")[::2] for line in block.splitlines())
+            if values.get("Id") in pids:
+                allowed = "yes" if GPU_ALLOWED.search(block) else "no"
+                started = values.get("ActiveEnterTimestampMonotonic", "")
+                lines.append("\t".join([values["Id"], allowed, started, loaded.group(1) if loaded else ""]))
+    probe.note_look("container-devices", "look at containers' devices", sorted(lines), problems)
+
+
+def own_name(probe: Probe) -> None:
+    """Record the node's name, and the addresses that /etc/hosts has for it: ``name NAME``, ``address ADDRESS``."""
+    lines, problems = [], []
+    try:
+        name = text_of(probe.content("/proc/sys/kernel/hostname")).strip()
+        lines.append("name\t" + name)
+        text = COMMENT.sub("", text_of(probe.content("/etc/hosts")))
+        for words in [line.partition("#")[0].split() for line in text.split("\n")]:
+            if len(words) > 1 and name and name in words[1:]:
+                lines.append("address\t" + words[0][:64])
+    except OSError as err:
+        if probe.reason(err):
+            problems.append("/etc/hosts: %s" % probe.reason(err))
+    probe.note_look("own-name", "read /etc/hosts", lines, problems)
+
+
+def local_mounts(probe: Probe) -> None:
+    """Record the root and the mounted file systems of /etc/fstab on block devices: a line each of path, source, type,
+    the superblock's ``ro`` or ``rw``, and what fstab requests ("" without an entry).
+    """
+    lines, problems, requested = [], [], {ROOT_MOUNT: ""}
+    try:
+        mounts = mounts_by_path(probe)
+        try:
+            text = COMMENT.sub("", text_of(probe.content("/etc/fstab")))
+        except OSError as err:
+            text = ""
+            if probe.reason(err):
+                problems.append("/etc/fstab: %s" % probe.reason(err))
+        for words in [line.split() for line in text.split("\n")]:
+            if len(words) > 3 and words[1].startswith("/"):
+                requested[words[1]] = "ro" if "ro" in words[3].split(",") else "rw"
+        for path in sorted(requested)[:TREE_ENTRIES]:
+            for source, kind, _, superblock in mounts.get(path, [])[-1:]:
+                if path == ROOT_MOUNT or source.startswith("/dev/"):
+                    lines.append("\t".join([path, source, kind, superblock, requested[path]]))
+    except OSError as err:
+        problems.append("/proc/self/mountinfo: %s" % (probe.reason(err) or "gone"))
+    probe.note_look("local-mounts", "look at local mounts", lines, problems)
+
+
+def needrestart(probe: Probe) -> None:
+    """Record needrestart's mode and the services that it must not restart: ``mode MODE``, ``spared PATTERN``. Without
+    needrestart, nothing.
+    """
+    paths = [path for pattern in NEEDRESTART for path in probe.matching(pattern)]
+    if not paths:
+        return
+    modes, spared, problems = [], [], []  # type: List[str], List[str], List[str]
+    for path in paths:
+        try:
+            text = text_of(probe.content(path))
+        except OSError as err:
+            problems.append("%s: %s" % (path, probe.reason(err) or "gone"))
+            continue
+        modes += NEEDRESTART_MODE.findall(text)
+        spared += NEEDRESTART_SPARED.findall(text)
+    lines = ["mode\t" + mode for mode in modes[-1:]] + ["spared\t" + pattern for pattern in sorted(set(spared))]
+    probe.note_look("needrestart", "read needrestart's configuration", lines, problems)
+
+
+def slurm(probe: Probe) -> None:
+    """Record the lines on GPUs of Slurm's configuration, from the first folder that has a slurm.conf."""
+    folders = [one for one in SLURM_FOLDERS if os.path.exists(probe.real(one + "slurm.conf"))][:1]
+    for folder in folders:
+        for name, keep in SLURM_FILES:
+            probe.read(folder + name, keep=keep)
+    probe.note_look("slurm", "look for Slurm's configuration", folders, [])
+
+
 def rdma_nodes(probe: Probe) -> None:
     """Record ``/dev/infiniband/*``: a line each of path and kind."""
     lines, problems = [], []
@@ -1623,6 +1780,9 @@ def docker_daemon(probe: Probe) -> None:
     """Record the answer of Docker's daemon if it already runs: a request would start one that waits at its socket."""
     if os.path.exists(probe.real("/run/docker.pid")):
         probe.run("docker-info", ["docker", "info", "--format", DOCKER_INFO])
+    elif os.path.exists(probe.real("/run/snap.docker/docker.pid")):
+        # Of the snap, which is not in PATH.
+        probe.run("docker-info", ["/snap/bin/docker", "info", "--format", DOCKER_INFO])
 
 
 def packet_filter(probe: Probe) -> None:
@@ -1716,8 +1876,8 @@ def key_kind(text: str) -> Tuple[str, int]:
 
 
 def cdi_specs(probe: Probe) -> None:
-    """Record CDI specifications: ``file PATH SIZE``, its versions, kinds, names and host paths, and those that are
-    missing.
+    """Record CDI specifications: ``file PATH SIZE``, its versions, kinds, names, host paths, and those that are
+    missing, and the numbers of its devices.
     """
     lines, problems = [], []
     for folder in CDI_FOLDERS:
@@ -1737,6 +1897,10 @@ def cdi_specs(probe: Probe) -> None:
 def cdi_lines(probe: Probe, text: str) -> List[str]:
     """Return the content of one specification, each item once."""
     lines = []
+    for item in CDI_ITEM.split(text):
+        values = dict(CDI_NODE.findall(item))
+        if values.get("path", "").startswith("/dev/") and "major" in values:
+            lines.append("node\t%s\t%s\t%s" % (values["path"], values["major"], values.get("minor", "")))
     for key, value in sorted(set(CDI_TOKEN.findall(text))):
         if key != "hostPath":
             lines.append("%s\t%s" % (key, value))
@@ -1936,6 +2100,12 @@ PASSIVE = (
     disk_space,
     nvme_health,
     device_nodes,
+    device_links,
+    container_devices,
+    own_name,
+    local_mounts,
+    needrestart,
+    slurm,
     device_holders,
     docker_daemon,
     packet_filter,

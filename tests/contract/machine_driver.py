@@ -51,9 +51,14 @@ def driver_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
     yield "/sys/module/", "ext4\nnvidia\nnvidia_uvm\n"
 
 
+def device_files(machine: Machine) -> list[tuple[str, int, int, int]]:
+    """Return path, major and minor number, and mode of the GPUs' device files."""
+    return [file for file in devices.nodes(machine.hardware, MODULES) if file[0].count("/") == 2]
+
+
 def driver_commands(machine: Machine) -> dict[str, Document]:
     manager = machine.driver if "nvidia-fabricmanager.service" in machine.extra_units else None
-    made = [file for file in devices.nodes(machine.hardware, MODULES) if file[0].count("/") == 2]
+    made = device_files(machine)
     files = "".join(
         f"{path}\tcharacter\t{mode:04o}\troot\troot\t{major}\t{minor}\n" for path, major, minor, mode in made
     )
@@ -63,5 +68,19 @@ def driver_commands(machine: Machine) -> dict[str, Document]:
             f"Fabric Manager version is : {manager}\n" if manager else "", 0 if manager else 127
         ),
         "device-nodes": answer(files, argv=("(probe)", "look at /dev/nvidia*")),
+        "device-links": answer(
+            "".join(f"{path}\t20\tyes\n" for path, *_ in made), argv=("(probe)", "look at /dev/char")
+        ),
+        **(dcgm_commands() if machine.slurm else {}),
         "device-holders": answer(f"900\tnvpd\tnvidia-persiste\t{held}\n", argv=("(probe)", "read /proc/*/fd")),
+    }
+
+
+def dcgm_commands() -> dict[str, Document]:
+    """What DCGM's programs print: ``dcgmi -v`` as in NVIDIA/DCGM issue 183, the versions are ours."""
+    build = "Version : 4.4.1\nBuild ID : 26\nBuild Type : Release\n"
+    return {
+        "version-nv-hostengine": answer(build, argv=("nv-hostengine", "--version")),
+        "version-dcgmi": answer("\ndcgmi  version: 4.4.1\n", argv=("dcgmi", "--version")),
+        "dcgmi-versions": answer(f"{build}\nHostengine build info:\n{build}", argv=("dcgmi", "-v")),
     }

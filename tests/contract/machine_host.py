@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 
+from machine_driver import device_files
 from machine_exposure import has_no_policy
 from machine_packages import toolkit
 from machine_pci import NVME_SLOT
@@ -58,10 +59,29 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
     yield "/etc/security/limits.conf", "# empty\n"
     yield "/etc/security/limits.d/", "90-gpu.conf\n"
     yield "/etc/security/limits.d/90-gpu.conf", "* - memlock unlimited\n* - nofile 1048576\n"
+    yield "/proc/sys/kernel/hostname", f"{machine.name}\n"
+    yield "/etc/hosts", f"127.0.0.1\tlocalhost\n10.0.0.7\t{machine.name}.example.org {machine.name}\n"
+    yield "/etc/fstab", "UUID=0d1f7a58 / ext4 errors=remount-ro 0 1\n/dev/sda2 /boot/efi vfat umask=0077 0 1\n"
+    yield (
+        "/proc/self/mountinfo",
+        "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw,errors=remount-ro\n"
+        "30 22 8:2 / /boot/efi rw,relatime - vfat /dev/sda2 rw,fmask=0077\n"
+        "31 22 0:5 / /mnt/image ro,relatime - squashfs /dev/loop0 ro\n",
+    )
+    yield "/etc/needrestart/needrestart.conf", NEEDRESTART
+    yield "/run/cloud-init/status.json", "{}"
+    yield "/run/cloud-init/result.json", "{}"
+    if machine.slurm:
+        numbers = f"[0-{len(machine.gpus) - 1}]"
+        yield "/etc/slurm/slurm.conf", f"NodeName={machine.name} CPUs=224 Gres=gpu:h100:{len(machine.gpus)}\n"
+        yield "/etc/slurm/gres.conf", f"Name=gpu File=/dev/nvidia{numbers}\n"
+        yield "/etc/slurm/cgroup.conf", "ConstrainDevices=yes\n"
+    if "kubelet.service" in machine.extra_units:
+        yield "/etc/containerd/config.toml", "version = 2\n[plugins.x.containerd.runtimes.nvidia]\n"
     yield "/etc/docker/daemon.json", '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}\n'
     for path in (
         "/etc/nvidia-container-runtime/config.toml",
-        "/etc/containerd/config.toml",
+        *(["/etc/containerd/config.toml"] if "kubelet.service" not in machine.extra_units else []),
         "/etc/containerd/conf.d/99-nvidia.toml",
         "/run/reboot-required.pkgs",
         "/run/gpunode/revert-accounts.json",
@@ -104,13 +124,14 @@ def unit(name: str, active: str = "active", sub: str = "running", load: str = "l
     """One block of systemctl show."""
     return (
         f"Id={name}\nLoadState={load}\nActiveState={active}\nSubState={sub}\nUnitFileState=enabled\n"
-        "StateChangeTimestamp=Fri 2026-11-20 09:00:01 UTC\nNRestarts=0\nLimitNOFILE=524288\nLimitMEMLOCK=infinity\n"
+        "StateChangeTimestamp=Fri 2026-11-20 09:00:01 UTC\nNRestarts=0\nActiveEnterTimestampMonotonic=30000000\nLimitNOFILE=524288\nLimitMEMLOCK=infinity\n"
     )
 
 
 def host_commands(machine: Machine) -> dict[str, Document]:
     running = ["nvidia-persistenced.service", "chrony.service", *machine.extra_units]
     running += ["docker.service"] if machine.docker else []
+    running += ["slurmd.service"] if machine.slurm else []
     running += [] if has_no_policy(machine) else ["gpunode-firewall.service"]
     absent = [name for name in ("nvidia-fabricmanager.service", "nvidia-imex.service") if name not in running]
     units = [unit(name) for name in running] + [unit(name, "inactive", "dead", "not-found") for name in absent]
@@ -131,7 +152,10 @@ def host_commands(machine: Machine) -> dict[str, Document]:
         "chronyc-tracking": answer(
             "C0A80001,192.168.0.1,3,1700000000.1,-0.000012,0.1,0.1,1.0,0.1,0.1,0.1,0.1,64.1,Normal\n", argv=("chronyc",)
         ),
-        "signs": answer("/usr/bin/unattended-upgrade\n/usr/bin/nvidia-smi\n", argv=("(probe)", "look for paths")),
+        "signs": answer(
+            "/usr/bin/unattended-upgrade\n/usr/bin/nvidia-smi\n/run/cloud-init/status.json\n/run/cloud-init/result.json\n",
+            argv=("(probe)", "look for paths"),
+        ),
         "apt-config": answer(
             'Unattended-Upgrade "";\nUnattended-Upgrade::Origins-Pattern:: "origin=Debian,label=Debian";\n'
             'APT::Periodic "";\nAPT::Periodic::Unattended-Upgrade "1";\n',
@@ -163,6 +187,10 @@ def host_commands(machine: Machine) -> dict[str, Document]:
         "journal-links": answer(links(machine), argv=("journalctl", "-b")),
         "ipmi-devices": answer("" if guest else "/dev/ipmi0\n", argv=("(probe)", "look for a BMC")),
         "stuck-processes": answer(argv=("(probe)", "read /proc/*/stat twice")),
+        "container-devices": answer(
+            f"docker-{'0123456789abcdef' * 4}.scope\tyes\t3600000000\t30000000\n" if machine.docker else "",
+            argv=("(probe)", "look at containers' devices"),
+        ),
         "cdi-specs": answer(cdi(machine) if machine.docker else "", argv=("(probe)", "read CDI specifications")),
         "library-files": answer(
             "/lib/x86_64-linux-gnu/libcuda.so\t/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.261.03\n"
@@ -187,6 +215,18 @@ def host_commands(machine: Machine) -> dict[str, Document]:
     return commands
 
 
+NEEDRESTART = """\
+$nrconf{restart} = 'a';
+$nrconf{override_rc} = {
+    # qr(^slurm-old) => 0,
+    qr(^docker) => 0,
+    qr(^emergency\\.service$) => 0,
+};
+$nrconf{override_rc}{qr(^containerd)} = 0;
+$nrconf{override_rc}{qr(^kubelet)} = 0;
+$nrconf{override_rc}{qr(^slurmd)} = 0;
+$nrconf{override_rc}{qr(^nvidia-)} = 0;
+"""
 DF = """\
 Type     1K-blocks      Avail   Inodes    IFree Mounted on
 ext4     264212084  180837624 16777216 16292685 /
@@ -255,4 +295,5 @@ def lscpu(machine: Machine, cpus: int) -> str:
 
 def cdi(machine: Machine) -> str:
     names = "".join(f"name\t{number}\n" for number in range(len(machine.gpus)))
-    return f"file\t/var/run/cdi/nvidia.yaml\t12345\ncdiVersion\t0.7.0\ndriver\t{machine.driver}\nkind\tnvidia.com/gpu\nname\tall\n{names}"
+    nodes = "".join(f"node\t{path}\t{major}\t{minor}\n" for path, major, minor, _ in device_files(machine))
+    return f"file\t/var/run/cdi/nvidia.yaml\t12345\ncdiVersion\t0.7.0\ndriver\t{machine.driver}\nkind\tnvidia.com/gpu\nname\tall\n{names}{nodes}"

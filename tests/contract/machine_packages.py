@@ -45,6 +45,11 @@ def as_from_nvidia(machine: Machine, commands: Document, files: Document) -> Non
             "".join(
                 package(name, f"{version}-0ubuntu1", dpkg, "nvidia-graphics-drivers-580", held=True) for name in names
             )
+            + (
+                package("datacenter-gpu-manager-4-cuda13", "1:4.4.1-1", dpkg, "dcgm", held=False)
+                if machine.slurm
+                else ""
+            )
             + toolkit(dpkg),
             argv=("dpkg-query", "-W"),
         ),

@@ -40,6 +40,8 @@ class Machine:
     nvme: bool = True
     docker: bool = True
     extra_units: tuple[str, ...] = ()
+    slurm: bool = False
+    """It runs jobs of Slurm, and has DCGM."""
     gpu_settings: bool = False
     """The role gpu_settings locks the SM clock and sets the power limit."""
 
@@ -112,6 +114,7 @@ HGX = Machine(
     cores=56,
     memory_gib=2048,
     extra_units=("nvidia-fabricmanager.service",),
+    slurm=True,
 )
 HGX_B200 = replace(
     HGX,
@@ -152,6 +155,7 @@ GRACE = Machine(
     kernel="6.8.0-1030-nvidia-64k",
     cores=72,
     memory_gib=480,
+    extra_units=("kubelet.service", "containerd.service"),
 )
 
 

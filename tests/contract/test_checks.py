@@ -17,6 +17,7 @@ import mutants_gpu
 import mutants_host
 import mutants_links
 import mutants_measured
+import mutants_services
 import mutants_ssh
 import mutants_workload
 import pytest
@@ -53,6 +54,7 @@ TABLES = (
     mutants_gpu,
     mutants_links,
     mutants_host,
+    mutants_services,
     mutants_workload,
     mutants_exposure,
     mutants_measured,

@@ -154,3 +154,7 @@ class DeviceNode(Fact):
     group: str
     major: int | None
     minor: int | None
+    created_s: int | None = None
+    """Seconds from the boot to its creation; None: an older probe, or no device."""
+    linked: bool | None = None
+    """True if ``/dev/char`` has a link to it, by which runc passes it to systemd; None as above."""

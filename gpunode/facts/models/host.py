@@ -157,6 +157,18 @@ class StoredMount(Fact):
     """Why the mount does not respond."""
 
 
+class LocalMount(Fact):
+    """The root, or a mounted file system of ``/etc/fstab`` on a block device."""
+
+    path: str
+    source: str
+    type: str
+    read_only: bool
+    """Of the file system itself: the kernel sets it after an error, also if the mount still has ``rw``."""
+    fstab_read_only: bool | None
+    """As ``/etc/fstab`` requests it; None: it has no entry."""
+
+
 class FileSystem(Fact):
     """One local file system, from ``df``."""
 

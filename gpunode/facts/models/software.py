@@ -93,6 +93,40 @@ class ContainerSettings(Fact):
     toolkit_no_cgroups: bool | None
     containerd_has_nvidia: bool | None
     """True if containerd's configuration names the runtime ``nvidia``; None if containerd has no configuration."""
+    containerd_cdi: bool | None = None
+    """``enable_cdi`` in containerd's configuration; None if it is not set."""
+    docker_path: str = "/etc/docker/daemon.json"
+    """The file that Docker reads: the snap has another."""
+
+
+class CdiNode(Fact):
+    """One device of a CDI specification that has its numbers in it."""
+
+    path: str
+    major: int
+    minor: int | None
+
+
+class ContainerDevices(Fact):
+    """One running container with GPUs, in a cgroup that systemd manages."""
+
+    scope: str
+    """``docker-ID.scope``."""
+    allowed: bool
+    """True if the scope lists the GPUs' devices. Otherwise the next reload of systemd refuses them to the container."""
+    started_us: int | None
+    """Microseconds from the boot to the container's start."""
+    reloaded_us: int | None
+    """Microseconds from the boot to systemd's latest reload; None: systemd does not report it (before 250)."""
+
+
+class Needrestart(Fact):
+    """Settings of needrestart, which apt calls after an upgrade."""
+
+    mode: str | None
+    """``a``: restarts services by itself; ``i``: asks; ``l``: lists; None: not set."""
+    spared: tuple[str, ...]
+    """Patterns of services that it never restarts, as its configuration has them."""
 
 
 class CdiSpec(Fact):
@@ -111,3 +145,5 @@ class CdiSpec(Fact):
     """Versions in the names of the driver libraries that it mounts; normally one, equal to the driver's."""
     missing: tuple[str, ...]
     """Files and devices of the host that it names and that do not exist."""
+    nodes: tuple[CdiNode, ...] = ()
+    """Devices with numbers; those without get the numbers that the host has."""

@@ -31,6 +31,28 @@ class Kernel(Fact):
     """True if the kernel itself is installed, not only its headers."""
 
 
+class OwnName(Fact):
+    """The node's own name."""
+
+    name: str
+    addresses: tuple[str, ...]
+    """What ``/etc/hosts`` has for it, in its order."""
+
+
+class Slurm(Fact):
+    """GPUs in Slurm's configuration on this node."""
+
+    folder: str
+    configured: int | None
+    """GPUs of this node by slurm.conf; None: it names none."""
+    device_files: int | None
+    """GPU device files of this node by gres.conf; None: it names none, as with AutoDetect."""
+    autodetect: str | None
+    """``nvml``, ``nvidia`` …"""
+    constrains_devices: bool
+    """True if jobs can open the GPUs that they were given, and no others."""
+
+
 class Unit(Fact):
     """One systemd unit."""
 
@@ -47,6 +69,8 @@ class Unit(Fact):
     changed."""
     restarts: int | None = None
     """Number of automatic restarts since the unit was last started manually."""
+    started_s: float | None = None
+    """Seconds from the boot to its latest start; None if it was never active."""
     limits: dict[str, str] = Field(default_factory=dict)
     """``{"memlock": "infinity", "nofile": "1048576"}``: the hard limits of a service's processes."""
 
@@ -171,7 +195,8 @@ class KernelEvent(Fact):
     """One line of the kernel's log that reports an error."""
 
     kind: str
-    """``xid``, ``sxid``, ``nvrm``, ``nouveau``, ``aer`` (PCI Express), ``oom`` (a process was killed), ``mce``."""
+    """``xid``, ``sxid``, ``nvrm``, ``nouveau``, ``aer`` (PCI Express), ``oom`` (a process was killed), ``mce``,
+    ``lockup``, ``hung-task``, ``oops``, ``file-system``, ``module-rejected``."""
     message: str
     time: str | None = None
     """As printed."""

@@ -95,6 +95,7 @@ runtime="runc"
 """
 CDI = """\
 file\t/etc/cdi/nvidia.yaml\t12345
+node\t/dev/nvidia-uvm\t510\t0
 cdiVersion\t0.5.0
 driver\t535.309.01
 kind\tnvidia.com/gpu
@@ -214,6 +215,13 @@ COMMANDS: dict[str, CommandResult] = {
         "/dev/nvidia0\tcharacter\t0666\troot\troot\t195\t0\n"
         "/dev/nvidiactl\tfile\t0644\troot\troot\t\t\n"
     ),
+    "device-links": answer("/dev/nvidia0\t20\tyes\n"),
+    "container-devices": answer(f"docker-{'0a' * 32}.scope\tno\t3600000000\t0\n"),
+    "own-name": answer("name\tgpu-01\naddress\t127.0.1.1\naddress\t10.0.0.7\n"),
+    "local-mounts": answer("/\t/dev/sda1\text4\tro\trw\n/data\t/dev/sdb1\txfs\trw\t\n"),
+    "needrestart": answer("mode\ta\nspared\t^docker\n"),
+    "slurm": answer("/etc/slurm/\n"),
+    "dcgmi-versions": answer("Version : 4.7.0\n\nHostengine build info:\nVersion : 4.4.1\nBuild ID : 26\n"),
     "df-local": answer(DF_LOCAL),
     "journal-kernel": answer(JOURNAL),
     "nvme-nvme0": answer(SMART),
@@ -234,6 +242,10 @@ _BRIDGE = "PCI_CLASS=60400\nPCI_ID=8086:347A\n"
 
 FILES: dict[str, str | None] = {
     "/run/gpunode/gpu-settings.json": None,
+    "/etc/slurm/slurm.conf": "nodename=DEFAULT Gres=gpu:4\nNodeName=gpu-[01-12] Gres=gpu:h100:8(S:0-1),nic:2 CPUs=8\n",
+    "/etc/slurm/gres.conf": "NodeName=gpu-[02-12] Name=gpu File=/dev/nvidia[0-7]\nName=gpu File=/dev/nvidia[0-3,6]\n",
+    "/etc/slurm/cgroup.conf": "ConstrainDevices = Yes # why\n",
+    "/sys/kernel/mm/memory_peers/": "nv_mem\nnv_mem_nc\n",
     "/etc/group": "sudo:x:27:ada\ndocker:x:999:ada,bob\n",
     "/var/lib/gpunode/updates/pending.json": None,
     "/proc/driver/nvidia/gpus/": "0000:00:1e.0\n",

@@ -5,7 +5,7 @@ from facts_samples import VERSION, answer, gpu_facts_with
 
 from gpunode.facts import updates
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import AutomaticUpdates, CdiSpec, DockerDaemon, ForeignInstall, Repository
+from gpunode.facts.node import AutomaticUpdates, CdiNode, CdiSpec, DockerDaemon, ForeignInstall, Repository
 
 
 def test_every_copy_of_a_library_is_known() -> None:
@@ -191,6 +191,7 @@ def test_cdi() -> None:
             devices=("0", "all"),
             driver_versions=(VERSION,),
             missing=("/usr/lib/x86_64-linux-gnu/libcuda.so.535.247.01",),
+            nodes=(CdiNode(path="/dev/nvidia-uvm", major=510, minor=0),),
         ),
         CdiSpec(
             path="/var/run/cdi/other.json",

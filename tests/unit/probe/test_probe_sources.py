@@ -303,6 +303,13 @@ devices:
     - path: /dev/nvidia0
 - name: all
 containerEdits:
+  deviceNodes:
+  - major: 510
+    minor: 1
+    path: /dev/nvidia-uvm-tools
+  - path: /dev/nvidia-uvm
+    type: c
+    major: 510
   mounts:
   - containerPath: /x
     hostPath: /usr/lib/libcuda.so.535.1.2
@@ -322,7 +329,13 @@ def test_cdi(tmp_path: Path, form: str) -> None:
                 "cdiVersion": "0.5.0",
                 "kind": "nvidia.com/gpu",
                 "devices": [{"name": "0"}, {"name": "all"}],
-                "containerEdits": {"mounts": mounts},
+                "containerEdits": {
+                    "deviceNodes": [
+                        {"path": "/dev/nvidia-uvm-tools", "major": 510, "minor": 1},
+                        {"path": "/dev/nvidia-uvm", "major": 510},
+                    ],
+                    "mounts": mounts,
+                },
             }
         )
     put(tmp_path, f"/etc/cdi/nvidia.{form}", text)
@@ -332,6 +345,10 @@ def test_cdi(tmp_path: Path, form: str) -> None:
     assert (spec.path, spec.size_bytes, spec.cdi_version) == (f"/etc/cdi/nvidia.{form}", len(text), "0.5.0")
     assert (spec.kind, spec.devices) == ("nvidia.com/gpu", ("0", "all"))
     assert (spec.driver_versions, spec.missing) == (("535.1.2",), ("/usr/lib/gone.so",))
+    assert [(one.path, one.major, one.minor) for one in spec.nodes] == [
+        ("/dev/nvidia-uvm", 510, None),
+        ("/dev/nvidia-uvm-tools", 510, 1),
+    ]
 
 
 def test_simulated_modules_are_read_where_the_kernel_has_no_list(tmp_path: Path) -> None:

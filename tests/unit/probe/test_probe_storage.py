@@ -53,6 +53,19 @@ def test_mounts_are_compared_and_a_server_that_hangs_costs_its_limit_alone(node:
     assert (down.mounted_type, down.problem) == (None, "no answer within 1 s")
 
 
+def test_a_file_system_that_an_error_made_read_only_is_seen(node: Path) -> None:
+    """The kernel then leaves the mount's own flag: only the superblock has it."""
+    before = [line for line in MOUNTS.splitlines() if " - xfs " in line]
+    assert len(before) == 1
+    head, _, tail = before[0].partition(" - ")
+    kind, source, options = tail.split(" ")
+    after = f"{head} - {kind} {source} {options.replace('rw', 'ro', 1)}"
+    put(node, "/proc/self/mountinfo", MOUNTS.replace(before[0], after))
+    scratch = (facts_from_bundle(collect(node, node / "bin")).storage or ())[0]
+    assert "ro" in scratch.mounted_options
+    assert "rw" not in scratch.mounted_options
+
+
 def test_another_device_and_an_empty_place_are_seen(node: Path) -> None:
     put(
         node,

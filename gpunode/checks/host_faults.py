@@ -1,0 +1,193 @@
+"""Checks on the host's state and services: kernel faults, read-only file systems, its name, restarts."""
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+
+from gpunode.checks.machine import is_container
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
+from gpunode.checks.thresholds import Threshold
+from gpunode.checks.xids import nothing_found, reach
+from gpunode.facts.node import NodeFacts
+from gpunode.text import counted, listed
+
+MONITOR = "node-problem-detector, config/kernel-monitor.json"
+FAULTS = {
+    "lockup": (Status.FAIL, "a processor was locked up"),
+    "oops": (Status.FAIL, "the kernel hit an error of its own (Oops)"),
+    "file-system": (Status.FAIL, "a file system failed"),
+    "module-rejected": (Status.FAIL, "a module was rejected: its key is not enrolled"),
+    "hung-task": (Status.WARN, "a task was blocked for minutes"),
+}
+"""Kinds of kernel events. A task can be blocked by a slow server, and go on: node-problem-detector's temporary rule."""
+RESTARTS_MOST = Threshold(
+    "node.units-restarting.most",
+    3,
+    "restarts",
+    "A running unit with more automatic restarts since it was last started warns.",
+    source="our choice: systemd gives up after 5 restarts within 10 s by default; slower loops go on for ever",
+)
+KEPT_RUNNING = (
+    "docker.service",
+    "containerd.service",
+    "slurmd.service",
+    "kubelet.service",
+    "k3s.service",
+    "rke2-agent.service",
+    "nvidia-fabricmanager.service",
+    "nvidia-dcgm.service",
+    "nvidia-imex.service",
+    "nvidia-persistenced.service",
+)
+"""Services of which a restart ends jobs or makes GPUs unusable for a moment."""
+
+
+@registry.check(
+    "host.kernel-faults",
+    needs=("kernel_log", "loaded_driver"),
+    means="The kernel reported no lockup, no error of its own (Oops), no failed file system and no rejected module "
+    "since the boot, and no task was blocked for minutes.",
+    remedy="journalctl -k -b shows the lines around it; reboot the drained node (fsck checks its file systems then), "
+    "and update kernel and firmware if it recurs.",
+    state="drain",
+    actions=("restart_os",),
+)
+def kernel_faults(node: NodeFacts) -> Iterator[CheckResult]:
+    log = node.kernel_log
+    if log is not None and is_container(node) and not log.simulated:
+        raise Skip("in a container the kernel is the host's")
+    found = [event for event in log.events if event.kind in FAULTS] if log else []
+    if not found:
+        yield nothing_found(node, "fault of the kernel")
+    for kind, number in Counter(event.kind for event in found).items():
+        status, words = FAULTS[kind]
+        # Another module than the GPU's driver: that one is loaded.
+        status = Status.WARN if kind == "module-rejected" and node.loaded_driver is not None else status
+        last = next(event.message for event in reversed(found) if event.kind == kind)
+        message = f"{words} ({counted(number, 'line')} {reach(node)}): {last}"
+        yield CheckResult(status, message, kind, expected=0, measured=number, unit="lines", source=MONITOR)
+
+
+@registry.check(
+    "host.read-only",
+    needs=("local_mounts",),
+    means="No local file system became read-only: the kernel does that to protect one after an error.",
+    remedy="journalctl -k -b | grep -iE 'read-only|I/O error|Shutting down' names the error. Drain the node, check the "
+    "disk (smartctl -a, nvme smart-log) and reboot: fsck repairs the file system at boot.",
+    state="drain",
+    actions=("restart_os", "replace_hardware"),
+)
+def read_only(node: NodeFacts) -> Iterator[CheckResult]:
+    mounts = node.local_mounts or ()
+    stuck = [one for one in mounts if one.read_only and one.fstab_read_only is False]
+    for one in stuck:
+        yield CheckResult(
+            Status.FAIL,
+            f"{one.source} ({one.type}) is read-only, /etc/fstab requests rw",
+            one.path,
+            expected="rw",
+            measured="ro",
+            source="node-problem-detector, config/plugin/check_ro_filesystem.sh",
+        )
+    if not stuck:
+        yield CheckResult(Status.PASS, f"{counted(len(mounts), 'file system')} as /etc/fstab requests", expected="rw")
+
+
+@registry.check(
+    "host.name",
+    needs=("own_name", "infiniband"),
+    means="On a node with RDMA, its own name does not lead to a loopback address: Gloo and torchrun publish the "
+    "address of the name, and other nodes then connect to themselves.",
+    remedy="sed -i.bak 's/^127\\.0\\.1\\.1/#&/' /etc/hosts && getent ahostsv4 $(hostname) must then print the node's "
+    "address (of nss-myhostname or DNS); with cloud-init also manage_etc_hosts: false. For one job: "
+    "GLOO_SOCKET_IFNAME=INTERFACE.",
+    state="observe",
+    actions=("fix_configuration",),
+)
+def name(node: NodeFacts) -> Iterator[CheckResult]:
+    own = node.own_name
+    if own is None:
+        return
+    loopback = [one for one in own.addresses if one.startswith("127.") or one == "::1"]
+    verdict = partial(CheckResult, measured=listed(own.addresses) or None, source="sgl-project/sglang issue 3226")
+    active = any(port.state == "ACTIVE" for device in node.infiniband or () for port in device.ports)
+    if loopback and len(loopback) == len(own.addresses) and active:
+        yield verdict(Status.WARN, f"{own.name} is {listed(loopback)} in /etc/hosts, and RDMA is active here")
+    elif loopback:
+        yield verdict(
+            Status.PASS, f"{own.name} is {listed(own.addresses)} in /etc/hosts; a single node is not affected"
+        )
+    else:
+        yield verdict(Status.PASS, f"{own.name} does not lead to a loopback address")
+
+
+@registry.check(
+    "host.needrestart",
+    needs=("needrestart", "units"),
+    means="needrestart does not restart services under jobs after an upgrade (Slurm, Kubernetes, engines, daemons of "
+    "the GPUs).",
+    remedy="Role updates lists them in /etc/needrestart/conf.d/gpunode.conf. For one by hand: echo "
+    "'$nrconf{override_rc}{qr(^slurmd)} = 0;' > /etc/needrestart/conf.d/slurmd.conf",
+    state="observe",
+    actions=("run_role:updates",),
+)
+def needrestart(node: NodeFacts) -> Iterator[CheckResult]:
+    if node.needrestart is None:
+        raise Skip("needrestart is not installed")
+    if node.needrestart.mode != "a":
+        mode = {"i": "asks", "l": "lists"}.get(node.needrestart.mode or "", "has no mode set")
+        yield CheckResult(Status.PASS, f"needrestart {mode}: it restarts no service by itself")
+        return
+    active = {unit.name for unit in node.units or () if unit.active == "active"}
+    here = [one for one in KEPT_RUNNING if one in active]
+    loose = [one for one in here if not any(_spares(pattern, one) for pattern in node.needrestart.spared)]
+    if loose:
+        message = f"needrestart restarts {listed(loose)} after an upgrade of a library"
+        source = "awslabs/awsome-distributed-ai issue 1165"
+        yield CheckResult(Status.WARN, message, expected=0, measured=len(loose), unit="services", source=source)
+    else:
+        yield CheckResult(Status.PASS, f"needrestart spares {listed(here) or 'all services here'}", measured=0)
+
+
+def _spares(pattern: str, service: str) -> bool:
+    """Return True if one of needrestart's patterns has the service: Perl's, so only their literal text is used."""
+    literal = pattern.strip().removeprefix("^").removesuffix("$").replace("\\.", ".")
+    return bool(literal) and service.startswith(literal)
+
+
+@registry.check(
+    "node.units-restarting",
+    needs=("units",),
+    means="systemd did not restart a running unit again and again: such a unit crashes in a loop, and is active "
+    "between crashes.",
+    remedy="journalctl -u UNIT -b shows why it ends; systemctl restart UNIT sets the count to 0 after the repair.",
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=(RESTARTS_MOST,),
+)
+def units_restarting(node: NodeFacts) -> Iterator[CheckResult]:
+    running = [unit for unit in node.units or () if unit.active in {"active", "activating", "reloading"}]
+    counts = {unit.name: unit.restarts or 0 for unit in running}
+    often = {name: number for name, number in counts.items() if number > RESTARTS_MOST.value}
+    most = max(counts.values(), default=0)
+    verdict = partial(CheckResult, expected=RESTARTS_MOST.value, measured=most, unit="restarts")
+    if often:
+        words = listed([f"{name} ({number} times)" for name, number in sorted(often.items())])
+        yield verdict(Status.WARN, f"restarted by systemd: {words}")
+    else:
+        yield verdict(Status.PASS, f"{counted(len(counts), 'unit')} running, none restarted again and again")
+
+
+@registry.check(
+    "node.cloud-init",
+    needs=("cloud_init_running",),
+    means="cloud-init is done: until then it installs packages, holds their locks and may reboot the node.",
+    remedy="cloud-init status --wait returns when it is done; cloud-init status --long shows an error.",
+    state="observe",
+    actions=("fix_configuration",),
+)
+def cloud_init(node: NodeFacts) -> Iterator[CheckResult]:
+    if node.cloud_init_running:
+        yield CheckResult(Status.WARN, "cloud-init still runs", expected=False, measured=True)
+    else:
+        yield CheckResult(Status.PASS, "cloud-init does not run", expected=False, measured=False)

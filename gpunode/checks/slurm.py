@@ -1,0 +1,87 @@
+"""Checks on Slurm's configuration of GPUs on this node."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from gpunode.checks.board import too_few
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
+from gpunode.facts.node import NodeFacts
+from gpunode.text import counted
+
+MANUAL = "gres.conf(5), cgroup.conf(5)"
+NO_SLURM = "Slurm is not configured here"
+
+
+def _daemon(node: NodeFacts) -> float | None:
+    """Return when slurmd was started, in seconds from the boot; None if it does not run."""
+    unit = next((unit for unit in node.units or () if unit.name == "slurmd.service"), None)
+    return unit.started_s if unit is not None and unit.active == "active" else None
+
+
+@registry.check(
+    "slurm.gres",
+    needs=("slurm", "pci", "units"),
+    needs_gpu=True,
+    means="Slurm gives out the GPUs that the node has: the number in slurm.conf is that on the bus, gres.conf names as "
+    "many device files, and ConstrainDevices keeps jobs from the GPUs of others.",
+    remedy="Set NodeName=HOST Gres=gpu:NUMBER in slurm.conf, Name=gpu File=/dev/nvidia[0-7] or AutoDetect=nvml in "
+    "gres.conf, ConstrainDevices=yes in cgroup.conf (with TaskPlugin=task/cgroup); then scontrol reconfigure and "
+    "systemctl restart slurmd.",
+    state="drain",
+    actions=("fix_configuration", "restart_service:slurmd.service"),
+)
+def gres(node: NodeFacts) -> Iterator[CheckResult]:
+    slurm, gpus = node.slurm, len(node.gpus_on_bus or ())
+    if slurm is None:
+        raise Skip(NO_SLURM)
+    if slurm.configured is None:
+        if _daemon(node) is None:
+            raise Skip(f"{slurm.folder}slurm.conf gives this node no GPU, and slurmd does not run")
+        raise Undetermined(f"{slurm.folder}slurm.conf names no Gres=gpu of this node (in a file that it includes?)")
+    verdict = partial(CheckResult, expected=gpus, unit="GPUs", source=MANUAL)
+    if any(gpu.mig_mode for gpu in node.smi_gpus):
+        yield CheckResult(Status.SKIP, "MIG is on: the number of instances is not that of GPUs")
+    elif slurm.configured > gpus and too_few(node) is not None:
+        message = f"slurm.conf gives this node {slurm.configured}, the bus has {gpus} (gpu.present reports the cause)"
+        yield CheckResult(Status.SKIP, message)
+    elif slurm.configured != gpus:
+        message = f"slurm.conf gives this node {counted(slurm.configured, 'GPU')}, the bus has {gpus}"
+        yield verdict(Status.FAIL, message, measured=slurm.configured)
+    elif slurm.autodetect is None and slurm.device_files not in (None, gpus):
+        message = f"gres.conf names {counted(slurm.device_files or 0, 'device file')}, slurm.conf {slurm.configured}"
+        yield verdict(Status.FAIL, message, measured=slurm.device_files)
+    else:
+        yield verdict(Status.PASS, f"Slurm gives out {counted(gpus, 'GPU')}", measured=gpus)
+    if not slurm.constrains_devices:
+        message = "jobs can open the GPUs of others: ConstrainDevices is not set in cgroup.conf"
+        yield CheckResult(Status.WARN, message, "cgroup.conf", expected="yes", measured="no", source=MANUAL)
+
+
+@registry.check(
+    "slurm.devices",
+    needs=("slurm", "units", "device_nodes"),
+    needs_gpu=True,
+    means="slurmd was started after the GPUs' device files exist: it looks for them once, at its start.",
+    remedy="systemctl restart slurmd (running jobs go on); for every boot: systemctl edit slurmd, with [Unit] "
+    "Wants=nvidia-persistenced.service After=nvidia-persistenced.service.",
+    state="observe",
+    actions=("restart_service:slurmd.service",),
+)
+def devices(node: NodeFacts) -> Iterator[CheckResult]:
+    if node.slurm is None:
+        raise Skip(NO_SLURM)
+    started = _daemon(node)
+    if started is None:
+        raise Skip("slurmd does not run")
+    gpus = [one for one in node.device_nodes or () if one.path.removeprefix("/dev/nvidia").isdigit()]
+    times = [one.created_s for one in gpus if one.created_s is not None]
+    if not times:
+        raise Undetermined("the times of /dev/nvidia* are unknown")
+    late = max(times) - started
+    verdict = partial(CheckResult, measured=round(late, 1), unit="s", source="awslabs/awsome-distributed-ai issue 195")
+    # The files' times have whole seconds.
+    if late > 1:
+        message = f"slurmd was started {late:.0f} s before the newest of {counted(len(gpus), 'GPU device file')}"
+        yield verdict(Status.WARN, message)
+    else:
+        yield verdict(Status.PASS, "slurmd was started after the GPUs' device files")
