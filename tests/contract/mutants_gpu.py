@@ -216,7 +216,7 @@ MUTANTS = [
             tag("pending_mig", "Disabled", "Enabled"),
             *(edit for part in ("p2p", "collective") for edit in apart(f"frameworks.{part}")),
         ],
-        skips=("framework.p2p", "framework.collective"),
+        skips=("framework.p2p", "framework.collective", "slurm.gres"),
         expect=Expectation(mig=False),
     ),
     Mutant("gpu.mig", "a change waits for a reset", hgx, [tag("pending_mig", "Disabled", "Enabled")], becomes=WARN),
