@@ -15,9 +15,9 @@ from gpunode.checks.own import load_packages
 from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.registry import CheckDeclaration
 from gpunode.checks.thresholds import Threshold
-from gpunode.cli.own_checks import try_file
-from gpunode.cli.policy import read_policy, today
 from gpunode.errors import Exit
+from gpunode.judging.own_checks import try_file
+from gpunode.judging.policy import read_policy, today
 from gpunode.report.console import PlainConsole
 from gpunode.text import printable
 

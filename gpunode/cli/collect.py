@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 
 from gpunode.cli import selection as selection_
-from gpunode.cli.apart import Apart
 from gpunode.cli.selection import Selection
-from gpunode.cli.writing import folder_for_bundles
+from gpunode.cli.writing import folder_for_bundles, save_bundle
 from gpunode.errors import Exit
+from gpunode.judging import Evaluator
 from gpunode.names import fold
 from gpunode.text import printable
 
@@ -36,21 +36,22 @@ def command(*, selection: Selection, save: Path, verbose: bool) -> int:
     """
     folder = folder_for_bundles(save)
     written, missed, unsaved = 0, list[str](), list[str]()
-    with Apart() as apart:
-        for answer in selection.collect(apart, save=folder):
-            if answer.bundle is None:
+    with Evaluator() as evaluator:
+        for answer, document in evaluator.documents_of_fleet(selection.collect()):
+            if document is None:
                 missed.append(answer.host)
                 click.echo(printable(f"{answer.host}: {answer.reason}"), err=True)
+                continue
+            reason = save_bundle(folder, answer.host, document)
+            if reason is None:
+                written += 1
             else:
-                if answer.unsaved is None:
-                    written += 1
-                else:
-                    unsaved.append(answer.host)
-                    click.echo(printable(f"{answer.host}: bundle not saved: {answer.unsaved}"), err=True)
-                if answer.unchecked is not None:
-                    click.echo(printable(f"{answer.host}: host key not verified: {answer.unchecked}"), err=True)
-                if verbose:
-                    click.echo(printable(f"{answer.host}: collected in {answer.seconds:.1f} s"), err=True)
+                unsaved.append(answer.host)
+                click.echo(printable(f"{answer.host}: bundle not saved: {reason}"), err=True)
+            if answer.unchecked is not None:
+                click.echo(printable(f"{answer.host}: host key not verified: {answer.unchecked}"), err=True)
+            if verbose:
+                click.echo(printable(f"{answer.host}: collected in {answer.seconds:.1f} s"), err=True)
     names = f": {fold(missed)}" if missed else ""
     lost = f", {len(unsaved)} not saved: {fold(unsaved)}" if unsaved else ""
     click.echo(printable(f"{written} collected into {folder}, {len(missed)} unreachable{names}{lost}"), err=True)

@@ -7,12 +7,11 @@ import click
 from rich.text import Text
 
 from gpunode.cli import selection as selection_
-from gpunode.cli.apart import Apart
-from gpunode.cli.replay import read_bundles
 from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.facts import NodeFacts
-from gpunode.isolation import Exceeded
+from gpunode.judging import Evaluator
+from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.report.console import PlainConsole
 from gpunode.text import printable, printable_json
 from gpunode.tuning import (
@@ -88,11 +87,10 @@ def command(  # noqa: PLR0913
     if replay:
         refuse_asking("--replay contacts no node")
     missed = list[str]()
-    with Apart() as apart:
-        nodes = _replayed(selection, apart, missed) if replay else _collected(selection, apart, missed)
+    with Evaluator() as evaluator:
         found = [
             tune(node, workload, profile=profile, multi_node=multi_node, expandable=expandable_segments)
-            for node in nodes
+            for node in _facts(selection, evaluator, missed, replay=replay)
         ]
     for line in missed:
         click.echo(printable(line), err=True)
@@ -113,25 +111,15 @@ def command(  # noqa: PLR0913
     return Exit.UNDETERMINED if missed or not found else Exit.GOOD
 
 
-def _replayed(selection: Selection, apart: Apart, missed: list[str]) -> Iterator[NodeFacts]:
-    """Yield the facts of each saved bundle; add a line for one without facts."""
-    for node in read_bundles(selection.hosts, apart):
+def _facts(selection: Selection, evaluator: Evaluator, missed: list[str], *, replay: bool) -> Iterator[NodeFacts]:
+    """Yield the facts of each node; add a line for one without facts."""
+    files = bundle_files(selection.hosts) if replay else []
+    answers = saved_answers(files) if replay else selection.collect()
+    for node in evaluator.facts_of_fleet(answers, strict=len(files) == 1):
         if node.facts is None:
             missed.append(f"{node.host}: {node.reason}")
         else:
             yield node.facts
-
-
-def _collected(selection: Selection, apart: Apart, missed: list[str]) -> Iterator[NodeFacts]:
-    """Yield the facts of the nodes that answered; add a line for each that did not, or without facts."""
-    for answer in selection.collect(apart, save=None):
-        if answer.bundle is None:
-            missed.append(f"{answer.host}: {answer.reason}")
-            continue
-        try:
-            yield apart.facts(answer.bundle.model_copy(update={"host": answer.host}))
-        except Exceeded as err:
-            missed.append(f"{answer.host}: {err}")
 
 
 def _show(tuning: Tuning, *, verbose: bool) -> None:

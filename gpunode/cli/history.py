@@ -19,7 +19,7 @@ from gpunode.history.snapshot import Snapshot
 from gpunode.history.store import History, HistoryError, HistoryLimits, SavedRun, history_folder
 from gpunode.history.trends import Trend, trends
 from gpunode.names import fold
-from gpunode.probe.bundle import Bundle
+from gpunode.probe import Answer
 from gpunode.report.comparison import as_lines
 from gpunode.text import counted, printable, printable_json
 
@@ -204,7 +204,7 @@ def _write_bundles(history: History, run: SavedRun, hosts: list[str], folder: Pa
         except (OSError, EOFError, gzip.BadGzipFile):
             absent.append(host)
             continue
-        write_bundle(folder, host, Bundle.from_json(text, str(path)))
+        write_bundle(folder, host, Answer(text, where=str(path), host=host).bundle().to_json().encode())
     if absent:
         click.echo(printable(f"gpunode: no bundle of {fold(absent)} is kept"), err=True)
     click.echo(f"{counted(len(hosts) - len(absent), 'bundle')} written to {folder}", err=True)

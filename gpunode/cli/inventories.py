@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from gpunode.cli.yaml_file import Expanded, load_bounded
 from gpunode.errors import UsageError
+from gpunode.yaml_file import Expanded, load_bounded
 
 _FILE = re.compile(r"inventory (?P<path>.+?): ")
 

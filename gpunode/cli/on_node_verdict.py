@@ -2,22 +2,21 @@
 
 import io
 import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from gpunode import __version__
 from gpunode.catalog import load, origins
-from gpunode.checks import Expectation, Finding, State, Status, identify, judge, registry
+from gpunode.checks import Finding, State, Status, identify, registry
 from gpunode.checks.own import load_packages
-from gpunode.checks.policy import NO_POLICY
 from gpunode.checks.registry import NOT_RUN, not_run
-from gpunode.cli.chosen import selected_checks
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
-from gpunode.probe.bundle import Bundle
-from gpunode.report import NodeReport, Report, exit_code, judged, report, unreachable
+from gpunode.judging import JudgingRequest, NodeReport, Report, findings_of, selected_checks
+from gpunode.judging.report import AFFECTED, WORST_FIRST, counting, exit_code, judged, report, unreachable
+from gpunode.probe import Answer
 from gpunode.report.folding import cause_rank
-from gpunode.report.model import AFFECTED, WORST_FIRST, counting
 from gpunode.text import printable, printable_json
 
 __all__ = ["LocalJudging", "exit_code", "slurm_line", "within_budget", "written"]
@@ -38,16 +37,16 @@ class LocalJudging:
         load()
         origins.table()
         load_packages(registry)
-        self.expectation, self.policy = Expectation(), NO_POLICY
+        request = JudgingRequest()
         if expect is not None:
-            from gpunode.cli.expectation import read_expectation  # noqa: PLC0415 (a prolog mostly has none)
+            from gpunode.judging.expectation import read_expectation  # noqa: PLC0415 (a prolog mostly has none)
 
-            self.expectation = read_expectation(expect)
+            request = replace(request, expectation=read_expectation(expect))
         if policy is not None:
-            from gpunode.cli.policy import read_policy, today  # noqa: PLC0415
+            from gpunode.judging.policy import read_policy, today  # noqa: PLC0415
 
-            self.policy = read_policy(policy, today())
-        self.chosen = selected_checks(selected, skipped)
+            request = replace(request, policy=read_policy(policy, today()))
+        self.request = replace(request, checks=selected_checks(selected, skipped))
 
     def report(self, answer: bytes, *, until: float, seconds: float) -> Report:
         """Return the report on the probe's answer; checks that have not begun by ``until`` are not run."""
@@ -62,14 +61,14 @@ class LocalJudging:
             # It has limits of its own: either the machine is overloaded, or something hangs in the kernel.
             return unreachable(name, f"the probe did not end within the budget ({seconds:.1f} s)", seconds)
         try:
-            bundle = Bundle.from_json(answer, "the probe's answer")
+            bundle = Answer(answer, where="the probe's answer").bundle()
         except UsageError as err:
             return unreachable(name, str(err), seconds)
         facts = facts_from_bundle(bundle)
-        found = judge(facts, self.expectation, "quick", self.chosen, policy=self.policy, until=until)
+        found = findings_of(bundle, facts, self.request, level="quick", policy=self.request.policy, until=until)
         smi_cut = any(run.answers == "smi" and run.ended in ("slow", "not-run") for run in facts.tool_runs or ())
         findings = [within_budget(finding, smi_cut=smi_cut) for finding in found]
-        return judged(bundle.host, identify(facts), findings, seconds, self.policy)
+        return judged(bundle.host, identify(facts), findings, seconds, self.request.policy)
 
 
 def within_budget(finding: Finding, *, smi_cut: bool) -> Finding:

@@ -3,11 +3,10 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import yaml
@@ -19,9 +18,6 @@ from gpunode.errors import Exit, UsageError
 from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, plan
 from gpunode.stack.question import LATEST, WORDS, framework_named, is_range, number, specifiers
 from gpunode.text import nearest, printable_json, unknown
-
-if TYPE_CHECKING:
-    from gpunode.cli.apart import Apart
 
 MOST_NAMES = 12
 """Maximum number of known names in an error message."""
@@ -366,21 +362,15 @@ def _picture(options: PlanOptions, catalog: Catalog) -> NodePicture:
 
 
 def _of_bundles(places: tuple[str, ...], request: Request, catalog: Catalog, today: date) -> Plan:
-    from gpunode.cli.apart import Apart  # noqa: PLC0415 (a hypothetical node has no facts)
+    from gpunode.cli.plan_host import hosts_of  # noqa: PLC0415 (a hypothetical node has no facts)
+    from gpunode.judging import Evaluator  # noqa: PLC0415 (the same)
+    from gpunode.judging.saved import bundle_files, saved_answers  # noqa: PLC0415 (the same)
 
-    with Apart() as apart:
-        return plan(_replayed(places, apart, catalog), request, catalog, today)
-
-
-def _replayed(places: tuple[str, ...], apart: "Apart", catalog: Catalog) -> Iterator[PlanHost]:
-    """Yield hosts with one bundle in memory at a time: a thousand of them would be too much for a controller."""
-    from gpunode.cli.plan_host import host_of  # noqa: PLC0415 (a hypothetical node has no facts)
-    from gpunode.cli.replay import read_bundles  # noqa: PLC0415 (the same)
-
-    for node in read_bundles(places, apart):
-        yield (
-            PlanHost(node.host, None, node.reason) if node.facts is None else host_of(node.host, node.facts, catalog)
-        )
+    files = bundle_files(places)
+    with Evaluator() as evaluator:
+        # One at a time: a thousand nodes would be too much for a controller's memory.
+        answers = evaluator.facts_of_fleet(saved_answers(files), strict=len(files) == 1)
+        return plan(hosts_of(answers, catalog), request, catalog, today)
 
 
 def _not_in_the_inventory(request: Request) -> list[str]:
@@ -397,11 +387,11 @@ def _not_in_the_inventory(request: Request) -> list[str]:
 
 def _of_inventory(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> Plan:
     from gpunode.cli import plan_fleet  # noqa: PLC0415 (a hypothetical node needs no SSH)
-    from gpunode.cli.apart import Apart  # noqa: PLC0415
+    from gpunode.judging import Evaluator  # noqa: PLC0415
     from gpunode.provisioning.node_stack import VARIABLES  # noqa: PLC0415
 
-    with Apart() as apart:
-        answer = plan_fleet.of_inventory(options, apart, catalog, request)
+    with Evaluator() as evaluator:
+        answer = plan_fleet.of_inventory(options, evaluator, catalog, request)
         document = plan(answer.hosts, request, catalog, today)
     only_here = [] if options.write else _not_in_the_inventory(request)
     if only_here:

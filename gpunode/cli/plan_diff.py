@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import ValidationError
 
-from gpunode.cli.yaml_file import load_bounded
 from gpunode.errors import UsageError
 from gpunode.frozen import invalid_field
 from gpunode.stack import LOCK_NAME, Plan, PlanGroup, Stack
+from gpunode.yaml_file import load_bounded
 
 MOST_BYTES = 16_000_000
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

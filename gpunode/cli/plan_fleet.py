@@ -10,20 +10,19 @@ from typing import Any, Protocol
 import yaml
 
 from gpunode.catalog import Catalog
-from gpunode.cli.apart import Apart
 from gpunode.cli.inventories import explained
 from gpunode.cli.plan_host import host_of
 from gpunode.cli.selection import ask_password, shown_progress
 from gpunode.cli.writing import write_whole
-from gpunode.cli.yaml_file import load_bounded
 from gpunode.errors import UsageError
-from gpunode.fleet import collect
+from gpunode.fleet import Collected, collect
 from gpunode.fleet.inventory import Inventory, read, read_with_settings
 from gpunode.fleet.targets import SETTINGS, targets
-from gpunode.isolation import Exceeded
+from gpunode.judging import Evaluator
 from gpunode.provisioning.node_stack import REQUESTED, request_of, requested_by
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, Request, Stack, lock_document
 from gpunode.stack.inert import FREE_TEXT, refuse_templates
+from gpunode.yaml_file import load_bounded
 
 LOCK_FILE = f"{LOCK_NAME}.yml"
 HEADER = """\
@@ -58,7 +57,7 @@ class Answers:
     hosts: Iterable[PlanHost]
 
 
-def of_inventory(options: FleetPlanOptions, apart: Apart, catalog: Catalog, request: Request) -> Answers:
+def of_inventory(options: FleetPlanOptions, evaluator: Evaluator, catalog: Catalog, request: Request) -> Answers:
     """Collect from the hosts of an inventory. Raises UsageError if it cannot be read.
 
     The variables of a host request its stack, as in ``gpunode provision``; ``request`` (the options) takes precedence.
@@ -69,27 +68,22 @@ def of_inventory(options: FleetPlanOptions, apart: Apart, catalog: Catalog, requ
     found = targets(inventory, config)
     password = ask_password() if options.ask_become_pass else None
 
-    def hosts() -> Iterator[PlanHost]:
-
-        answers = collect(
-            found,
-            parallel=options.parallel,
-            timeout_s=options.timeout_s,
-            become_password=password,
-            read=apart.bundle,
-        )
+    def answers() -> Iterator[Collected]:
         with shown_progress([target.name for target in found]) as update:
-            for answer in answers:
+            for answer in collect(
+                found, parallel=options.parallel, timeout_s=options.timeout_s, become_password=password
+            ):
                 update(answer.host)
-                if answer.bundle is None:
-                    yield PlanHost(answer.host, None, answer.reason)
-                else:
-                    lock = inventory.hosts[answer.host].get(LOCK_NAME)
-                    try:
-                        host = host_of(answer.host, apart.facts(answer.bundle), catalog, lock)
-                        yield _with_request(host, inventory.hosts[answer.host], request)
-                    except Exceeded as err:
-                        yield PlanHost(answer.host, None, str(err))
+                yield answer
+
+    def hosts() -> Iterator[PlanHost]:
+        for node in evaluator.facts_of_fleet(answers()):
+            if node.facts is None:
+                yield PlanHost(node.host, None, node.reason)
+            else:
+                variables = inventory.hosts[node.host]
+                host = host_of(node.host, node.facts, catalog, variables.get(LOCK_NAME))
+                yield _with_request(host, variables, request)
 
     return Answers(inventory, hosts())
 

@@ -18,13 +18,13 @@ import yaml
 
 from gpunode.cli.inventories import explained
 from gpunode.cli.plan_fleet import refuse_poisoned_locks
-from gpunode.cli.yaml_file import Expanded, load_bounded
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
 from gpunode.stack import LOCK_NAME
 from gpunode.text import did_you_mean, nearest
 from gpunode.variables import refuse_unknown, refuse_wrong_values
+from gpunode.yaml_file import Expanded, load_bounded
 
 INTERRUPT_WAIT_S = 20.0
 """Seconds for Ansible to end after Ctrl-C before its process group is killed."""

@@ -8,19 +8,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gpunode.catalog import load
-from gpunode.checks import Expectation, judge
-from gpunode.cli.apart import Apart
-from gpunode.cli.replay import bundle_files, read_file
-from gpunode.cli.validate import level_of
-from gpunode.cli.yaml_file import first_error
 from gpunode.errors import UndeterminedError, UsageError
-from gpunode.facts import facts_from_bundle
 from gpunode.history.compare import RunOrigin
 from gpunode.history.snapshot import GpuRecord, Snapshot, figures_of, snapshot_of, verdicts_of
 from gpunode.history.store import History, HistoryError, history_folder
-from gpunode.isolation import Exceeded
-from gpunode.probe.bundle import Bundle
-from gpunode.report import NodeReport, Report
+from gpunode.judging import EvaluatedNode, Evaluator, JudgingRequest, NodeReport, Report
+from gpunode.judging.request import Json
+from gpunode.judging.saved import bundle_files, saved_answers
+from gpunode.yaml_file import first_error
 
 
 @dataclass(frozen=True)
@@ -55,8 +50,7 @@ def of_path(path: Path) -> Side:
         nodes = [of_report(node, report) for node in report.nodes]
         return Side(RunOrigin(name=path.name, started_at=report.started_at), nodes)
     load().prepare()
-    with Apart(snapshot=_snapshot) as apart:
-        nodes = list(_of_bundles(bundle_files([str(path)]), apart))
+    nodes = list(_of_bundles(bundle_files([str(path)])))
     hosts = [node.host for node in nodes]
     double = next((host for host in hosts if hosts.count(host) > 1), None)
     if double is not None:
@@ -92,17 +86,14 @@ def of_report(node: NodeReport, report: Report) -> Snapshot:
     )
 
 
-def _of_bundles(files: Sequence[Path], apart: Apart) -> Iterator[Snapshot]:
-    for path in files:
-        try:
-            yield Snapshot.model_validate_json(apart.call("snapshot", read_file(path), str(path)))
-        except Exceeded as err:
-            raise UsageError(f"{path}: {err}") from None
+def _of_bundles(files: Sequence[Path]) -> Iterator[Snapshot]:
+    with Evaluator(JudgingRequest(extracts={"snapshot": _snapshot})) as evaluator:
+        for node in evaluator.judge_fleet(saved_answers(files), strict=True):
+            if node.extracted is None:
+                raise UsageError(f"{node.report.host}: {node.report.findings[0].message}")
+            yield Snapshot.model_validate(node.extracted["snapshot"])
 
 
-def _snapshot(text: bytes, where: str) -> bytes:
-    bundle = Bundle.from_json(text, where)
-    facts = facts_from_bundle(bundle)
-    level = level_of(bundle)
-    findings = judge(facts, Expectation(), level)
-    return snapshot_of(facts).judged(facts.host, findings, level).model_dump_json().encode()
+def _snapshot(node: EvaluatedNode) -> Json:
+    snapshot = snapshot_of(node.facts).judged(node.facts.host, node.report.findings, node.level)
+    return snapshot.model_dump(mode="json")

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,11 @@ from click.core import ParameterSource
 from gpunode.cli.inventories import explained
 from gpunode.cli.seconds import Seconds
 from gpunode.cli.verbs import loading
-from gpunode.cli.writing import write_bundle
 from gpunode.errors import UsageError
 from gpunode.names import fold
 from gpunode.text import printable
 
 if TYPE_CHECKING:
-    from gpunode.cli.apart import Apart
     from gpunode.fleet import Collected, Target, Then
 
 
@@ -61,14 +59,9 @@ class Selection:
         return [fleet.local_target()]
 
     def collect(
-        self,
-        apart: "Apart",
-        save: Path | None,
-        then: "Callable[[NodeProgress], Then] | None" = None,
-        targets: "list[Target] | None" = None,
+        self, then: "Callable[[NodeProgress], Then] | None" = None, targets: "list[Target] | None" = None
     ) -> "Iterator[Collected]":
-        """Yield the result of each node, in order of arrival; with ``save``, write bundles into that folder on the way.
-        One that cannot be written costs no node its result.
+        """Yield the result of each node, in order of arrival.
 
         ``targets`` are the nodes if they were read already. ``then`` creates the work after the probe on each node.
         Progress goes to stderr if that is a terminal.
@@ -84,24 +77,10 @@ class Selection:
                 timeout_s=self.timeout_s,
                 become_password=password,
                 then=then(shown.step) if then else None,
-                read=apart.bundle,
             )
             for answer in answers:
                 shown(answer.host)
-                yield answer if save is None else _saved(answer, save)
-
-
-def _saved(answer: "Collected", folder: Path) -> "Collected":
-    """Write the answer's bundle; return the answer, with the reason if it could not be written."""
-    if answer.bundle is None:
-        return answer
-    try:
-        write_bundle(folder, answer.host, answer.bundle)
-    except OSError as err:
-        return replace(answer, unsaved=f"{folder}: {err.strerror}")
-    except UsageError as err:
-        return replace(answer, unsaved=str(err))
-    return answer
+                yield answer
 
 
 NodeProgress = Callable[[str, str], None]

@@ -2,49 +2,40 @@
 
 import dataclasses
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
-from pydantic import BaseModel
 
 from gpunode import __version__
 from gpunode.catalog import load
-from gpunode.checks import LEVELS, Baseline, Expectation, Level, identify, judge, registry
+from gpunode.checks import LEVELS, Baseline, Expectation, Level, registry
 from gpunode.checks.own import load_packages
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
-from gpunode.cli.apart import ANSWER, Apart
-from gpunode.cli.baseline import print_without_figures, read_baselines
-from gpunode.cli.chosen import selected_checks
-from gpunode.cli.expectation import read_expectation
-from gpunode.cli.measured_logs import checks_of, must_be_judged, must_be_of_one, read_logs
 from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
-from gpunode.cli.policy import Policies, today
-from gpunode.cli.replay import bundle_files, read_file, reason_of
 from gpunode.cli.selection import NodeProgress, Selection, refuse_asking
 from gpunode.cli.workloads import WorkloadOptions
 from gpunode.cli.write_expect import must_be_writable, write_expectation
-from gpunode.cli.writing import folder_for_bundles, write_whole
+from gpunode.cli.writing import folder_for_bundles, save_bundle, write_whole
 from gpunode.errors import Exit, UsageError
-from gpunode.facts import facts_from_bundle
-from gpunode.isolation import Exceeded
-from gpunode.probe.bundle import Bundle
-from gpunode.report import NodeReport, Report, exit_code, judged, report, unchecked, unreachable
+from gpunode.judging import Evaluator, JudgedNode, JudgingRequest, NodeReport, Report, selected_checks
+from gpunode.judging.baseline import read_baselines, without_figures
+from gpunode.judging.expectation import read_expectation
+from gpunode.judging.measured_logs import must_be_judged, must_be_of_one, read_logs
+from gpunode.judging.policy import PolicyReader, today
+from gpunode.judging.report import exit_code, report
+from gpunode.judging.request import level_must_have_one, reads_records
+from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.report.fleet import compared
 from gpunode.text import printable, printable_json
 
 if TYPE_CHECKING:
     from gpunode.cli.workload_run import Workload
-    from gpunode.fleet import Collected
-
-Item = TypeVar("Item")
 
 
 @click.command("validate", cls=CommandWithOutputs)
@@ -137,16 +128,16 @@ def command(  # noqa: PLR0913
       gpunode validate --replay bundles/ --format console --format json --output report.json
     """
     load_packages(registry)
-    policies = Policies(policy_file, today())
-    chosen = selected_checks(selected, skipped)
+    policies = PolicyReader(policy_file, today())
+    checks = selected_checks(selected, skipped)
     if level is not None or not replay:
-        level_must_have_one(level or "standard", chosen)
+        level_must_have_one(level or "standard", checks)
     expectation = read_expectation(expect) if expect else Expectation()
     baselines = read_baselines(baseline) if baseline else {}
-    printed = read_logs(logs, replay=replay)
-    must_be_judged(printed, chosen)
+    records = read_logs(logs, replay=replay)
+    must_be_judged(records, checks)
     places = outputs_.outputs(ctx)
-    runs = level != "quick" and reads_records(chosen)
+    runs = level != "quick" and reads_records(checks)
     workload = at_level(workload, level, runs=runs, replay=replay)
     if write_expect is not None:
         must_be_writable(write_expect, measures=runs or replay)
@@ -157,43 +148,71 @@ def command(  # noqa: PLR0913
     folder = folder_for_bundles(save) if save else None
     started = now()
     files = bundle_files(selection.hosts) if replay else []
-    must_be_of_one(printed, files)
+    must_be_of_one(records, files)
     targets = [] if replay else selection.targets()
     for target in targets:
         policies.add(target.name, target.policy)
     if not selected:
         # Checks that policies of the inventory declare were not known before.
-        chosen = selected_checks(selected, skipped)
-    judging = FleetJudging(expectation, level if replay else level or "standard", chosen, policies, baselines, printed)
+        checks = selected_checks(selected, skipped)
+    request = JudgingRequest(
+        expectation=expectation,
+        level=level if replay else level or "standard",
+        checks=checks,
+        policy=policies.policy,
+        policies=policies.by_host,
+        baselines=baselines,
+        logs=records,
+        documents=folder is not None,
+    )
     if len(files) + len(targets) > 1:
         load().prepare()
-    unsaved: list[str] = []
-    with Apart(judge=judging.work) as apart:
-        if replay:
-            nodes = distinguished(files, judging.files(files, apart))
-        else:
-            then = following(workload, apart) if runs else None
-            answers = shown_unsaved(selection.collect(apart, save=folder, then=then, targets=targets), unsaved)
-            nodes = sorted(judging.answers(answers, apart), key=lambda node: node.host)
+    with Evaluator(request) as evaluator:
+        then = following(workload, evaluator) if runs and not replay else None
+        answers = saved_answers(files) if replay else selection.collect(then=then, targets=targets)
+        results = Results(request.level or "quick")
+        for node in evaluator.judge_fleet(answers, strict=len(files) == 1):
+            results.add(node, folder)
+    nodes = results.nodes if replay else sorted(results.nodes, key=lambda node: node.host)
     if baseline:
         print_without_figures(baseline, nodes, baselines)
     nodes = compared(nodes)
-    document = report(nodes, level=judging.deepest, version=__version__, started_at=started, finished_at=now())
+    document = report(nodes, level=results.deepest, version=__version__, started_at=started, finished_at=now())
     for place in places:
         write(document, place, verbose=verbose)
     if write_expect is not None:
         write_expectation(write_expect, nodes)
     code = exit_code(document, strict=strict)
-    return Exit.UNDETERMINED if unsaved and code is Exit.GOOD else code
+    return Exit.UNDETERMINED if results.unsaved and code is Exit.GOOD else code
 
 
-def shown_unsaved(answers: "Iterable[Collected]", unsaved: list[str]) -> "Iterator[Collected]":
-    """Yield the answers; print a line for each bundle that was not saved, and add its node to the list."""
-    for answer in answers:
-        if answer.unsaved is not None:
-            unsaved.append(answer.host)
-            click.echo(printable(f"gpunode: {answer.host}: bundle not saved: {answer.unsaved}"), err=True)
-        yield answer
+@dataclass
+class Results:
+    """The reports on the nodes so far."""
+
+    deepest: Level
+    """The deepest level at which one was judged."""
+    nodes: list[NodeReport] = field(default_factory=list)
+    unsaved: bool = False
+    """True if a bundle could not be saved."""
+
+    def add(self, node: JudgedNode, folder: Path | None) -> None:
+        """Add a node; save its bundle if there is a folder for it, and print a line if that fails."""
+        self.nodes.append(node.report)
+        self.deepest = max(self.deepest, node.level, key=LEVELS.index)
+        if folder is None or node.document is None:
+            return
+        reason = save_bundle(folder, node.report.host, node.document)
+        if reason is not None:
+            self.unsaved = True
+            click.echo(printable(f"gpunode: {node.report.host}: bundle not saved: {reason}"), err=True)
+
+
+def print_without_figures(path: Path, nodes: Iterable[NodeReport], baselines: Mapping[str, Baseline]) -> None:
+    """Print a line on the nodes that could not be compared with the report of --baseline."""
+    line = without_figures(path, nodes, baselines)
+    if line is not None:
+        click.echo(printable(f"gpunode: {line}"), err=True)
 
 
 def at_level(workload: WorkloadOptions, level: Level | None, *, runs: bool, replay: bool) -> WorkloadOptions:
@@ -209,35 +228,14 @@ def at_level(workload: WorkloadOptions, level: Level | None, *, runs: bool, repl
     return workload
 
 
-def level_must_have_one(level: Level, chosen: Iterable[str]) -> None:
-    """Raise UsageError if all selected checks belong to a deeper level: nothing would be judged."""
-    least = min((registry[name].level for name in chosen), key=LEVELS.index)
-    if LEVELS.index(least) > LEVELS.index(level):
-        raise UsageError(f"--level {level}: no selected check runs at this level; use --level {least}")
-
-
-def reads_records(chosen: Iterable[str]) -> bool:
-    """Return True if one of the checks needs a workload's records."""
-    return any(registry[name].level != "quick" for name in chosen)
-
-
-def distinguished(files: Iterable[Path], nodes: Iterable[NodeReport]) -> list[NodeReport]:
-    """Return the nodes; for a second file of the same host, the host's name is followed by the file."""
-    found: dict[str, NodeReport] = {}
-    for path, node in zip(files, nodes, strict=True):
-        host = f"{node.host} ({path})" if node.host in found else node.host
-        found[host] = node.model_copy(update={"host": host})
-    return list(found.values())
-
-
-def following(workload: WorkloadOptions, apart: Apart) -> "Callable[[NodeProgress], Workload]":
+def following(workload: WorkloadOptions, evaluator: Evaluator) -> "Callable[[NodeProgress], Workload]":
     """Return what is run on each node after its probe. Raises UsageError."""
     from gpunode.cli import workload_run  # noqa: PLC0415 (it loads the engine's library; --level quick does without)
 
     request, limit_s = workload_run.read_request(workload), workload.limit_s
 
     def then(progress: NodeProgress) -> "Workload":
-        return workload_run.Workload(request, limit_s, apart.facts, progress)
+        return workload_run.Workload(request, limit_s, evaluator.facts, progress)
 
     return then
 
@@ -245,113 +243,6 @@ def following(workload: WorkloadOptions, apart: Apart) -> "Callable[[NodeProgres
 def now() -> str:
     """Return the time in UTC, as in reports."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-@dataclass
-class FleetJudging:
-    """The criteria for nodes."""
-
-    expectation: Expectation
-    level: Level | None
-    """None: each at the level at which it was collected."""
-    chosen: set[str]
-    policies: Policies
-    baselines: Mapping[str, Baseline] = field(default_factory=dict)
-    """By host."""
-    logs: Sequence[Mapping[str, Any]] = ()
-    """Saved outputs as records."""
-    deepest: Level = "quick"
-    """The deepest level of all that were judged."""
-
-    def __post_init__(self) -> None:
-        self.deepest = self.level or "quick"
-
-    def files(self, files: Sequence[Path], apart: Apart) -> Iterator[NodeReport]:
-        """Yield the reports on saved bundles, in their order: one that is invalid costs no other its report.
-
-        Raises UsageError if the only one is invalid.
-        """
-
-        def one(path: Path) -> NodeReport:
-            try:
-                return self._apart(apart, str(path), read_file(path), str(path), None)
-            except UsageError as err:
-                if len(files) == 1:
-                    raise
-                return unreachable(str(path), reason_of(path, err), None)
-
-        return in_order(one, files, apart.most)
-
-    def answers(self, answers: "Iterable[Collected]", apart: Apart) -> Iterator[NodeReport]:
-        """Yield the reports on nodes that were queried."""
-
-        def one(answer: "Collected") -> NodeReport:
-            if answer.bundle is None:
-                return unreachable(answer.host, answer.reason or "no answer", answer.seconds)
-            text = answer.bundle.model_copy(update={"host": answer.host}).to_json().encode()
-            try:
-                node = self._apart(apart, answer.host, text, ANSWER, answer.seconds)
-            except UsageError as err:
-                # The document can be larger than what the node sent: the limits may refuse it only now.
-                return unreachable(answer.host, str(err), answer.seconds)
-            return node if answer.unchecked is None else unchecked(node, answer.unchecked)
-
-        return in_order(one, answers, apart.most)
-
-    def _apart(self, apart: Apart, name: str, text: bytes, where: str, seconds: float | None) -> NodeReport:
-        try:
-            found = JudgedBundle.model_validate_json(apart.call("judge", text, where, seconds, name))
-        except Exceeded as err:
-            return unreachable(name, str(err), seconds)
-        self.deepest = max(self.deepest, found.level, key=LEVELS.index)
-        return found.node
-
-    def work(self, text: bytes, where: str, seconds: float | None, name: str) -> bytes:
-        """Return the report on one bundle, as a document of ``JudgedBundle``. Raises UsageError if it is invalid.
-
-        ``name`` is the node's, by which the inventory may have a policy for it.
-        """
-        bundle = Bundle.from_json(text, where)
-        node = facts_from_bundle(bundle)
-        level = self.level or level_of(bundle)
-        policy = self.policies.of(name)
-        expectation = self.expectation.with_baseline(self.baselines.get(bundle.host))
-        findings = judge(node, expectation, level, self.chosen, policy=policy)
-        if self.logs:
-            # Only at the level of their own checks: other measurements were not to be collected.
-            ids = self.chosen & checks_of(self.logs)
-            read = facts_from_bundle(bundle.model_copy(update={"results": [*bundle.results, *self.logs]}))
-            findings = [one for one in findings if one.check not in ids]
-            findings += judge(read, expectation, "deep", ids, policy=policy)
-        report = judged(bundle.host, identify(node), findings, seconds, policy)
-        return JudgedBundle(level=level, node=report).model_dump_json(by_alias=True).encode()
-
-
-def level_of(bundle: Bundle) -> Level:
-    """Return the level at which a bundle was collected: in the launcher's record, since the release with two levels."""
-    if not bundle.results:
-        return "quick"
-    levels = (one["values"].get("level") for one in bundle.results if isinstance(one.get("values"), dict))
-    return "deep" if "deep" in levels else "standard"
-
-
-class JudgedBundle(BaseModel):
-    """The result of one bundle."""
-
-    level: Level
-    node: NodeReport
-
-
-def in_order(work: Callable[[Item], NodeReport], items: Iterable[Item], most: int) -> Iterator[NodeReport]:
-    """Yield the result of ``work`` for each item, ``most`` at a time; items are fetched only when there is room."""
-    waiting: deque[Future[NodeReport]] = deque()
-    with ThreadPoolExecutor(max_workers=most) as pool:
-        for item in items:
-            waiting.append(pool.submit(work, item))
-            while len(waiting) > 2 * most or (waiting and waiting[0].done()):
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
 
 
 def write(document: Report, place: ReportOutput, *, verbose: bool) -> None:

@@ -21,7 +21,7 @@ from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.fleet import MissingProgram, Node, NodeFailure
 from gpunode.fleet.session import PYTHONS
-from gpunode.probe.bundle import Bundle
+from gpunode.probe import Answer
 from gpunode.tuning import payload_settings
 from gpunode.workload import (
     ImageFile,
@@ -118,25 +118,19 @@ class Workload:
 
     request: WorkloadRequest
     limit_s: float
-    facts: Callable[[Bundle], NodeFacts]
+    facts: Callable[[Answer], NodeFacts]
     progress: NodeProgress = lambda name, text: None  # noqa: ARG005
 
-    def __call__(self, node: Node, bundle: Bundle, deadline: float) -> Bundle:
-        """Run the workload and add its records to the bundle."""
+    def __call__(self, node: Node, answer: Answer, deadline: float) -> list[dict[str, Any]]:
+        """Run the workload and return its records."""
         name = node.target.name
         ends = deadline - END_S
         transport = NodeTransport(node, ends)
-        records = launch(transport, self.facts(bundle), self.request, ends, lambda text: self.progress(name, text))
-        return _with(bundle, records)
+        return launch(transport, self.facts(answer), self.request, ends, lambda text: self.progress(name, text))
 
-    def failed(self, bundle: Bundle, reason: str) -> Bundle:
-        """Return the bundle with the reason as its only record."""
-        bare = NodeFacts(host=bundle.host, collected_at=bundle.collected_at, simulated=bundle.simulated)
-        return _with(bundle, failed(bare, f"the workload: {reason}", self.request.level))
-
-
-def _with(bundle: Bundle, records: list[dict[str, Any]]) -> Bundle:
-    return bundle.model_copy(update={"results": [*bundle.results, *records]})
+    def failed(self, reason: str) -> list[dict[str, Any]]:
+        """Return the reason as the only record."""
+        return failed(f"the workload: {reason}", self.request.level)
 
 
 class NodeTransport:

@@ -7,9 +7,9 @@ from pathlib import Path
 import yaml
 
 from gpunode.checks.figures import DROP_FAILS
-from gpunode.cli.baseline import of_node
 from gpunode.cli.writing import write_whole
 from gpunode.errors import UsageError
+from gpunode.judging.baseline import of_node
 from gpunode.report import NodeReport
 from gpunode.text import counted
 

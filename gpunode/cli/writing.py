@@ -6,15 +6,14 @@ from urllib.parse import quote
 
 from gpunode.errors import UsageError
 from gpunode.file_access import FileRefusedError
-from gpunode.probe.bundle import Bundle
 from gpunode.whole import make_private_folder, refuse_foreign, whole_file
 
 
-def write_whole(path: Path, text: str, *, private: bool = False) -> None:
+def write_whole(path: Path, text: str | bytes, *, private: bool = False) -> None:
     """Write a file, see ``whole_file``; raise UsageError if it cannot be written."""
     try:
         with whole_file(path, private=private) as stream:
-            stream.write(text.encode())
+            stream.write(text.encode() if isinstance(text, str) else text)
     except FileRefusedError as err:
         raise UsageError(str(err)) from None
     except OSError as err:
@@ -52,11 +51,22 @@ def must_not_be_redirected(path: Path, option: str) -> None:
         raise UsageError(f"{option} {path}: {err.strerror}") from None
 
 
-def write_bundle(folder: Path, host: str, bundle: Bundle) -> Path:
-    """Write ``FOLDER/HOST.json``, under the requested name of the node; return its path.
+def write_bundle(folder: Path, host: str, document: bytes) -> Path:
+    """Write ``FOLDER/HOST.json``, under the requested name of the node; return its path. Raises UsageError.
 
     Characters that do not belong in a file name are percent-encoded. Only their owner may read bundles.
     """
     path = folder / f"{quote(host, safe='@+,=')}.json"
-    write_whole(path, bundle.model_copy(update={"host": host}).to_json(), private=True)
+    write_whole(path, document, private=True)
     return path
+
+
+def save_bundle(folder: Path, host: str, document: bytes) -> str | None:
+    """Write a bundle as ``write_bundle`` does; return why it could not be written."""
+    try:
+        write_bundle(folder, host, document)
+    except OSError as err:
+        return f"{folder}: {err.strerror}"
+    except UsageError as err:
+        return str(err)
+    return None

@@ -1,11 +1,13 @@
-"""From an inventory to bundles: the nodes, their connections, and parallel collection within time limits."""
+"""From an inventory to answers: the nodes, their connections, and parallel collection within time limits."""
 
-from gpunode.fleet.collector import Collected, Then, collect
+from gpunode.fleet.collector import Then, collect
 from gpunode.fleet.node import Node, Stream
 from gpunode.fleet.session import MissingProgram, NodeFailure
 from gpunode.fleet.targets import Target, local_target, targets_from_hosts, targets_from_inventory
+from gpunode.probe import Answer, Collected
 
 __all__ = [
+    "Answer",
     "Collected",
     "MissingProgram",
     "Node",

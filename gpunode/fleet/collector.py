@@ -1,45 +1,27 @@
-"""Bundles from many nodes at once, each within its own time limit."""
+"""Answers from many nodes at once, each within its own time limit."""
 
 import queue
 import shlex
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from gpunode.errors import UsageError
 from gpunode.fleet.connection import Abort, Gateways, connect, start
 from gpunode.fleet.node import Node
-from gpunode.fleet.redaction import redacted, redacted_bundle
 from gpunode.fleet.session import LocalSession, NodeFailure, Program, converse, program
 from gpunode.fleet.targets import Target
-from gpunode.probe import Bundle, script_text
+from gpunode.probe import Answer, Collected, script_text
+from gpunode.probe.answer import redacted
 
 _GRACE_S = 2.0
 """Seconds beyond the limit for a node's own thread to report the failure itself."""
 
 
 _LOOK_S = 1.0
-
-
-@dataclass(frozen=True)
-class Collected:
-    """The result of one node: exactly one of ``bundle`` and ``reason`` is set.
-
-    ``host`` is the name in the inventory (or as typed); the bundle's own ``host`` is the node's own name.
-    ``reason`` is one line: what is wrong and what to do.
-    """
-
-    host: str
-    bundle: Bundle | None
-    reason: str | None
-    seconds: float
-    unchecked: str | None = None
-    """Its host key in one line, if the user's settings accept an unknown one (StrictHostKeyChecking)."""
-    unsaved: str | None = None
-    """Why the bundle was not saved, if it should have been."""
 
 
 class Then(Protocol):
@@ -49,11 +31,11 @@ class Then(Protocol):
     def limit_s(self) -> float:
         """Return how many seconds it may take, after the time of the probe."""
 
-    def __call__(self, node: Node, bundle: Bundle, deadline: float) -> Bundle:
-        """Do the work and return the bundle with its result; ``deadline`` is a time.monotonic() value."""
+    def __call__(self, node: Node, answer: Answer, deadline: float) -> Sequence[dict[str, Any]]:
+        """Do the work and return its records; ``deadline`` is a time.monotonic() value."""
 
-    def failed(self, bundle: Bundle, reason: str) -> Bundle:
-        """Return the bundle after an exception or a time-out, with the reason in one line."""
+    def failed(self, reason: str) -> Sequence[dict[str, Any]]:
+        """Return the records after an exception or a time-out, with the reason in one line."""
 
 
 @dataclass
@@ -69,8 +51,8 @@ class _Work:
     """The stage that it reached, for the message if it fails there."""
     node: Node | None = None
     """Set after a successful login."""
-    bundle: Bundle | None = None
-    """The probe's answer, if the probe finished."""
+    answer: Answer | None = None
+    """Set if the probe finished."""
 
 
 @dataclass(frozen=True)
@@ -82,32 +64,27 @@ class _Common:
     become_password: str | None
     gateways: Gateways
     then: Then | None
-    read: Callable[[bytes], Bundle]
     results: "queue.SimpleQueue[tuple[int, Collected]]"
 
 
-def collect(  # noqa: PLR0913
+def collect(
     targets: Sequence[Target],
     *,
     parallel: int = 32,
     timeout_s: float = 120.0,
     become_password: str | None = None,
     then: Then | None = None,
-    read: Callable[[bytes], Bundle] | None = None,
 ) -> Iterator[Collected]:
     """Run the probe on all targets and yield one ``Collected`` for each target, in order of arrival.
 
     ``timeout_s`` is the limit of one node, connecting included, in every case. A failing node never stops another.
-    ``then`` is called for each bundle while its node is still connected, within a limit of its own. ``read`` parses
-    the probe's output to a bundle; it raises UsageError for an invalid one. Ending
-    the iteration early (Ctrl-C, ``close()``) ends what is under way and leaves nothing that would keep the process
-    from exiting.
+    ``then`` is called for each answer while its node is still connected, within a limit of its own. No answer is parsed
+    here. Ending the iteration early (Ctrl-C, ``close()``) ends what is under way and leaves nothing that would keep the
+    process from exiting.
     """
     if parallel < 1 or timeout_s <= 0:
         raise UsageError(f"--parallel {parallel} and --timeout {timeout_s:g} must be positive")
-    common = _Common(
-        script_text().encode(), timeout_s, become_password, Gateways(), then, read or _read, queue.SimpleQueue()
-    )
+    common = _Common(script_text().encode(), timeout_s, become_password, Gateways(), then, queue.SimpleQueue())
     waiting = deque(enumerate(targets))
     running: dict[int, _Work] = {}
     try:
@@ -141,11 +118,10 @@ def _give_up(running: dict[int, _Work], common: _Common) -> Iterator[Collected]:
             continue
         del running[number]
         work.abort()
-        if work.bundle is not None and common.then is not None:
-            bundle = common.then.failed(work.bundle, _over_then(common.then))
-            bundle = redacted_bundle(bundle, _secrets(work, common))
+        if work.answer is not None and common.then is not None:
+            answer = _with(work.answer, common.then.failed(_over_then(common.then)))
             unchecked = work.node.unchecked if work.node is not None else None
-            yield Collected(work.target.name, bundle, None, now - work.started, unchecked)
+            yield Collected(work.target.name, answer, None, now - work.started, unchecked)
         else:
             yield Collected(work.target.name, None, _over(work, common.timeout_s), now - work.started)
 
@@ -159,15 +135,16 @@ def _over_then(then: Then) -> str:
 
 
 def _collect_one(work: _Work, common: _Common) -> None:
-    bundle, reason = None, None
+    answer, reason = None, None
     watch = _watch(work, common.timeout_s)
     try:
-        bundle = work.bundle = redacted_bundle(_bundle(_probe(work, common), common.read), _secrets(work, common))
+        output = _probe(work, common)
+        answer = work.answer = Answer(output, host=work.target.name, secrets=tuple(_secrets(work, common)))
         watch.cancel()
         if common.then is not None and work.node is not None:
             work.ends = time.monotonic() + common.then.limit_s
             watch = _watch(work, common.then.limit_s)
-            bundle = redacted_bundle(_then(common.then, work.node, bundle, work), _secrets(work, common))
+            answer = _with(answer, _then(common.then, work.node, answer, work.ends))
     except NodeFailure as err:
         reason = str(err)
     except Exception as err:
@@ -182,7 +159,7 @@ def _collect_one(work: _Work, common: _Common) -> None:
     if reason is not None:
         reason = redacted(reason, _secrets(work, common))
     unchecked = work.node.unchecked if work.node is not None else None
-    common.results.put((work.number, Collected(work.target.name, bundle, reason, seconds, unchecked)))
+    common.results.put((work.number, Collected(work.target.name, answer, reason, seconds, unchecked)))
 
 
 def _secrets(work: _Work, common: _Common) -> list[str]:
@@ -198,15 +175,19 @@ def _watch(work: _Work, limit_s: float) -> threading.Timer:
     return watch
 
 
-def _then(then: Then, node: Node, bundle: Bundle, work: _Work) -> Bundle:
+def _with(answer: Answer, records: Sequence[dict[str, Any]]) -> Answer:
+    return replace(answer, records=(*answer.records, *records))
+
+
+def _then(then: Then, node: Node, answer: Answer, ends: float) -> Sequence[dict[str, Any]]:
     try:
-        return then(node, bundle, work.ends)
+        return then(node, answer, ends)
     except Exception as err:
-        if time.monotonic() >= work.ends:
-            return then.failed(bundle, _over_then(then))
+        if time.monotonic() >= ends:
+            return then.failed(_over_then(then))
         if isinstance(err, NodeFailure):
-            return then.failed(bundle, str(err))
-        return then.failed(bundle, f"unexpected {type(err).__name__}: {err}".splitlines()[0])
+            return then.failed(str(err))
+        return then.failed(f"unexpected {type(err).__name__}: {err}".splitlines()[0])
 
 
 def _probe(work: _Work, common: _Common) -> bytes:
@@ -246,14 +227,3 @@ def _probing(node: Node, deadline: float) -> Program:
         limit_s=deadline - time.monotonic(),
         withheld=node.given_password is not None and node.password is None,
     )
-
-
-def _read(output: bytes) -> Bundle:
-    return Bundle.from_json(output, "the node's answer")
-
-
-def _bundle(output: bytes, read: Callable[[bytes], Bundle]) -> Bundle:
-    try:
-        return read(output)
-    except UsageError as err:
-        raise NodeFailure(str(err)) from None

@@ -1,5 +1,6 @@
 """The bundle: the raw data of one node as one JSON document."""
 
+from collections.abc import Sequence
 from importlib.resources import files as resource_files
 from typing import Any, Literal, Self
 
@@ -68,11 +69,16 @@ class Bundle(BaseModel):
     results: list[dict[str, Any]] = []
 
     @classmethod
-    def from_json(cls, text: str | bytes, where: str) -> Self:
-        """Read a bundle; raise UsageError with one line that names ``where`` if it is invalid."""
+    def from_json(cls, text: str | bytes, where: str, records: Sequence[dict[str, Any]] = ()) -> Self:
+        """Read a bundle and add a workload's records to its own.
+
+        Raises UsageError with one line that names ``where`` if it is invalid.
+        """
         try:
             _refuse_longer(text, "the document", MAX_BYTES)
             document = from_json(text)
+            if records:
+                _add(records, document)
             # Validation keeps an error text for each fault: a million of them would be gigabytes.
             _refuse_excess(document)
             return cls.model_validate(document)
@@ -85,14 +91,26 @@ class Bundle(BaseModel):
         raise UsageError(one_line(f"{where}: not a {SCHEMA} bundle: {place}: {why}"))
 
     def to_json(self) -> str:
-        """Return the document as it is saved; ``from_json`` reads it back unchanged."""
-        return self.model_dump_json(by_alias=True, indent=1) + "\n"
+        """Return the document as it is saved; ``from_json`` reads it back unchanged.
+
+        On one line if it is too long otherwise: it was not, as the node sent it.
+        """
+        text = self.model_dump_json(by_alias=True, indent=1) + "\n"
+        return text if len(text.encode()) <= MAX_BYTES else self.model_dump_json(by_alias=True) + "\n"
 
 
 class _Refused(Exception):  # noqa: N818 - it becomes the UsageError
     def __init__(self, place: str, why: str) -> None:
         self.place = place
         self.why = why
+
+
+def _add(records: Sequence[dict[str, Any]], document: Any) -> None:
+    """Add a workload's records; those of a run that was lost do not know whether the node is simulated."""
+    document = _table(document, "the document", _MAX_KEYS)
+    simulated = document.get("simulated") is True
+    own = _list(document.get("results", []), "results", MAX_RESULTS)
+    document["results"] = [*own, *({**one, "simulated": one.get("simulated", simulated)} for one in records)]
 
 
 def _refuse_excess(document: Any) -> None:

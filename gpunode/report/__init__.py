@@ -1,5 +1,5 @@
 """The report: results of nodes in one document, as JSON and as text."""
 
-from gpunode.report.model import NodeReport, Report, exit_code, judged, report, unchecked, unreachable
+from gpunode.judging.report import NodeReport, Report, exit_code, judged, report, unchecked, unreachable
 
 __all__ = ["NodeReport", "Report", "exit_code", "judged", "report", "unchecked", "unreachable"]

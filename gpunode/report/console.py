@@ -8,9 +8,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gpunode.checks import RunningStack, Status
+from gpunode.judging.report import WORST_FIRST, Counts, NodeReport, Report, count
 from gpunode.names import fold
 from gpunode.report.folding import FoldedFinding, of_nodes
-from gpunode.report.model import WORST_FIRST, Counts, NodeReport, Report, count
 from gpunode.text import listed, printable
 
 STYLE = {

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpunode.checks import CheckResult, Finding, Status, registry
 from gpunode.checks.gpu import SITE
-from gpunode.report.model import NodeReport, with_findings
+from gpunode.judging.report import NodeReport, with_findings
 from gpunode.text import counted, listed
 
 PRESENT = "gpu.present"

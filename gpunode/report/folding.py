@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpunode.checks import Finding, Status
-from gpunode.report.model import WORST_FIRST, NodeReport
+from gpunode.judging.report import WORST_FIRST, NodeReport
 
 CAUSES_FIRST = (
     "node.reachable",

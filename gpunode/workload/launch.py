@@ -110,9 +110,15 @@ def launch(
     return _records(run, kind, error)
 
 
-def failed(node: NodeFacts, reason: str, level: str) -> list[dict[str, Any]]:
-    """Return the records of a run that was lost; a saved bundle is judged at its level again."""
-    return _records(_Run(node, values={"level": level}), "unknown", reason)
+def failed(reason: str, level: str) -> list[dict[str, Any]]:
+    """Return the records of a run that was lost; a saved bundle is judged at its level again.
+
+    They do not have ``simulated``: the bundle that they are added to knows.
+    """
+    unknown = NodeFacts(host="", collected_at="", simulated=False)
+    (record,) = _records(_Run(unknown, values={"level": level}), "unknown", reason)
+    del record["simulated"]
+    return [record]
 
 
 def _in_container(

@@ -22,11 +22,11 @@ from effort import effort
 
 from gpunode.checks import Expectation, Finding, Status, identify, judge
 from gpunode.facts import facts_from_bundle
+from gpunode.judging.report import worst
 from gpunode.probe.bundle import Bundle
 from gpunode.report import NodeReport, console, report
 from gpunode.report import judged as report_of
 from gpunode.report.fleet import compared
-from gpunode.report.model import worst
 
 CONDITIONS: dict[str, dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "conditions.yml").read_text(encoding="utf-8")

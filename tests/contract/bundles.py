@@ -30,8 +30,8 @@ from machines import (
 from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.facts.parsers import smi_nvlink, smi_xml
+from gpunode.judging.report import WORST_FIRST
 from gpunode.probe.bundle import Bundle
-from gpunode.report.model import WORST_FIRST
 
 __all__ = ["DRIVER_NODE", "Document"]
 

@@ -21,8 +21,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "provisioning": {"catalog", "facts", "stack", "tuning", "checks", "probe"},
     "workload": {"facts"},
     "fleet": {"probe"},
+    "judging": {"catalog", "probe", "facts", "expectations", "checks"},
     "history": {"checks", "facts"},
-    "report": {"checks", "facts", "history"},
+    "report": {"checks", "facts", "judging", "history"},
     "lab": {"catalog"},
     "plugins": {"catalog", "stack", "facts", "tuning", "checks", "probe", "provisioning"},
 }
@@ -110,13 +111,13 @@ def test_no_room_imports_ansible() -> None:
     ("room", "source"),
     [
         ("facts", "from gpunode.checks import judge"),
-        ("facts", "def f():\n    import gpunode.report.model"),
+        ("facts", "def f():\n    import gpunode.judging.report"),
         ("catalog", "from gpunode import facts"),
         ("probe", "from ..facts import NodeFacts"),
     ],
 )
 def test_the_rule_sees_a_forbidden_import(room: str, source: str) -> None:
-    assert forbidden(room, source, {"facts", "checks", "report", "catalog", "probe"})
+    assert forbidden(room, source, {"facts", "checks", "judging", "catalog", "probe"})
 
 
 def test_the_rule_allows_what_is_allowed() -> None:

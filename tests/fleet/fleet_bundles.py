@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from gpunode.checks import Status
-from gpunode.report.model import worst
+from gpunode.judging.report import worst
 
 # Benchmarks come here without pytest's own path.
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("contract", "."))

@@ -81,7 +81,7 @@ def compare(both: Both, *, ssh: bool, gpunode: str | None) -> Collected:
     else:
         assert re.search(gpunode, str(collected.reason)), collected.reason
     # The one promise: where ssh refuses, gpunode refuses.
-    assert ssh or collected.bundle is None
+    assert ssh or collected.answer is None
     return collected
 
 
@@ -184,7 +184,7 @@ def test_a_host_behind_an_authority(start_sshd: Start, tmp_path: Path) -> None:
     both.known(f"@cert-authority HOST {public(tmp_path / 'ca')}")
     compare(both, ssh=False, gpunode="certificate authority")
     both = Both(both.server, "StrictHostKeyChecking no")
-    assert both.gpunode().bundle is None
+    assert both.gpunode().answer is None
 
 
 @pytest.mark.parametrize(("demanded", "good"), [(2048, True), (3072, False)])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fleet_sshd import Server
 
+from gpunode.errors import UsageError
 from gpunode.fleet import Collected, Target, collect
 from gpunode.fleet.node import Node
 
@@ -115,8 +116,8 @@ def test_what_the_node_echoes_of_the_password_is_redacted(
     node = Hostile(start_sshd, tmp_path, sudo=SUDO + 'exec "$@"\n')
     collected = one(replace(node.server.target(), become=True), word)
     assert node.received == word + "\n"
-    assert collected.bundle is not None, collected.reason
-    text = collected.bundle.to_json()
+    assert collected.answer is not None, collected.reason
+    text = replace(collected.answer, host=None).bundle().to_json()
     assert "horse" not in text
     assert text.count("[password]") == 10
 
@@ -138,9 +139,11 @@ def test_an_answer_that_is_not_a_bundle_is_redacted(
     token = '"$(echo "$*" | grep -o "gpunode-[0-9a-f]*" | head -n 1)"'  # noqa: S105
     echo = f'printf "%s ready\\n%s is no JSON" {token} "$answer"\n'
     node = Hostile(start_sshd, tmp_path, sudo=SUDO + echo)
-    reason = str(one(replace(node.server.target(), become=True)).reason)
-    assert "not a gpunode.bundle/1 bundle" in reason
-    assert "horse" not in reason
+    collected = one(replace(node.server.target(), become=True))
+    assert collected.answer is not None, collected.reason
+    with pytest.raises(UsageError, match=r"not a gpunode\.bundle/1 bundle") as err:
+        collected.answer.bundle()
+    assert "horse" not in str(err.value)
 
 
 @pytest.mark.parametrize("strict", ["no", "accept-new"])

@@ -107,8 +107,8 @@ def test_root_imports_nothing_from_the_home_of_who_logs_in(node: LabNode) -> Non
         assert node.run(["sh", "-c", f"cd {home} && echo 'import socket' | python3 -"]).returncode == 0
         good(node, "rm", mark)
         (collected,) = collect([Target("node", "ssh", ssh=settings, become=True)], become_password=password)
-        assert collected.bundle is not None, collected.reason
-        assert collected.bundle.commands
+        assert collected.answer is not None, collected.reason
+        assert collected.answer.bundle().commands
         assert node.run(["test", "-e", mark]).returncode == 1
         (refused,) = collect([Target("node", "ssh", ssh=settings, become=True)], become_password="another one")  # noqa: S106
         assert refused.reason == "sudo does not accept the password"

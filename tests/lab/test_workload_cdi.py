@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpunode.cli.workload_run import NodeTransport
-from gpunode.fleet import Node, collect, targets_from_inventory
+from gpunode.fleet import Answer, Node, collect, targets_from_inventory
 from gpunode.lab import Lab, LabNode
 from gpunode.lab.engine import connect
 from gpunode.lab.workload_image import write_workload_image
-from gpunode.probe import Bundle
 from gpunode.workload import LaunchFailure, read_image_file
 from gpunode.workload.container import ContainerJob, Devices, PythonProgram, run
 from gpunode.workload.engine import found
@@ -68,8 +68,8 @@ class Place:
         assert one.reason is None
         if trying.failure is not None:
             raise trying.failure
-        assert one.bundle is not None
-        return one.bundle.results[0]
+        assert one.answer is not None
+        return one.answer.bundle().results[0]
 
 
 class Trying:
@@ -82,7 +82,7 @@ class Trying:
         self.image = image
         self.failure: LaunchFailure | None = None
 
-    def __call__(self, node: Node, bundle: Bundle, deadline: float) -> Bundle:
+    def __call__(self, node: Node, answer: Answer, deadline: float) -> list[dict[str, Any]]:  # noqa: ARG002
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:
             archive.writestr("__main__.py", PAYLOAD)
@@ -98,9 +98,9 @@ class Trying:
                 output.judge(60)
         except LaunchFailure as err:
             self.failure = err
-        return bundle.model_copy(update={"results": output.records})
+        return output.records
 
-    def failed(self, bundle: Bundle, reason: str) -> Bundle:  # noqa: ARG002
+    def failed(self, reason: str) -> list[dict[str, Any]]:
         raise AssertionError(reason)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpunode.checks import registry
-from gpunode.cli import own_checks
+from gpunode.judging import own_checks
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from gpunode import fleet
 from gpunode.cli import run
 from gpunode.cli.writing import folder_for_bundles, write_bundle
 from gpunode.errors import UsageError
-from gpunode.probe.bundle import Bundle
 from gpunode.text import all_printable, printable, printable_json
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))
@@ -60,7 +59,7 @@ def test_a_bundle_goes_through_no_link(tmp_path: Path) -> None:
     precious.write_text("mine")
     (tmp_path / "h.json").symlink_to(precious)
     with pytest.raises(UsageError, match="is a symbolic link; expected a regular file"):
-        write_bundle(tmp_path, "h", Bundle.model_validate(without_gpu()))
+        write_bundle(tmp_path, "h", b"{}")
     assert precious.read_text() == "mine"
 
 
@@ -127,7 +126,7 @@ def test_collect_s_messages_steer_no_terminal(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = [
-        fleet.Collected("a", Bundle.model_validate(hostile()), None, 0.1),
+        fleet.Collected("a", fleet.Answer(json.dumps(hostile()).encode(), host="a"), None, 0.1),
         fleet.Collected("b", None, HOSTILE, 0.1),
     ]
     monkeypatch.setattr(fleet, "collect", lambda *_, **__: iter(answers))

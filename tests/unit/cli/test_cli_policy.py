@@ -17,7 +17,6 @@ from machines import Document
 from gpunode import fleet
 from gpunode.cli import run
 from gpunode.cli.schema import schema_of
-from gpunode.probe.bundle import Bundle
 
 LATER = (datetime.now(UTC) + timedelta(days=30)).date().isoformat()
 PAST = "2026-01-31"
@@ -203,10 +202,10 @@ def test_the_inventory_has_a_policy_for_each_host(
             {"all": {"vars": {"ansible_connection": "local"}, "hosts": {"a": {"gpunode_policy": value}, "b": {}}}}
         )
     )
-    bundle = fleet_bundle()
+    text = json.dumps(warm()).encode()
 
     def collect(targets: Any, **_: Any) -> Any:
-        return iter([fleet.Collected(target.name, bundle, None, 0.1) for target in targets])
+        return (fleet.Collected(target.name, fleet.Answer(text, host=target.name), None, 0.1) for target in targets)
 
     monkeypatch.setattr(fleet, "collect", collect)
     words = ["validate", "-i", str(inventory), "--level", "quick", "--select", "gpu.ecc-corrected", "--format", "json"]
@@ -220,7 +219,3 @@ def test_the_inventory_has_a_policy_for_each_host(
     run([*words, "--policy", str(tmp_path / "all.yml")])
     nodes = json.loads(capsys.readouterr().out)["nodes"]
     assert [(node["status"], node["policy"]["source"]) for node in nodes] == [("warn", "policy all.yml")] * 2
-
-
-def fleet_bundle() -> Any:
-    return Bundle.model_validate(warm())

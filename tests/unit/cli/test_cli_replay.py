@@ -3,6 +3,7 @@
 import json
 import re
 import tracemalloc
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import pytest
 
 from gpunode.catalog import load
 from gpunode.cli import run
-from gpunode.cli.apart import Apart
 from gpunode.cli.plan_fleet import _with_request
 from gpunode.cli.plan_host import host_of
-from gpunode.cli.replay import read_bundles
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.isolation import AnswerLimits
+from gpunode.judging import Evaluator, NodeAnswer
+from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.probe.bundle import Bundle
 from gpunode.stack import Request, plan
 
@@ -36,6 +37,13 @@ def write_bundle(path: Path, size: int = 0) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
+def facts_of(places: list[str]) -> Iterator[NodeAnswer]:
+    """The facts of saved bundles."""
+    files = bundle_files(places)
+    with Evaluator() as evaluator:
+        yield from evaluator.facts_of_fleet(saved_answers(files), strict=len(files) == 1)
+
+
 def test_files_and_folders_in_the_order_given(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     folder.mkdir()
@@ -43,16 +51,15 @@ def test_files_and_folders_in_the_order_given(tmp_path: Path) -> None:
         write_bundle(folder / f"{name}.json")
     (folder / "notes.txt").write_text("not read")
     write_bundle(tmp_path / "single.json")
-    with Apart() as apart:
-        hosts = [node.host for node in read_bundles([str(tmp_path / "single.json"), str(folder)], apart)]
+    hosts = [node.host for node in facts_of([str(tmp_path / "single.json"), str(folder)])]
     assert hosts == ["single", "gpu-1", "gpu-2"]
 
 
 def test_nothing_to_read_is_reported_before_the_first_is_read(tmp_path: Path) -> None:
     write_bundle(tmp_path / "good.json")
     (tmp_path / "empty").mkdir()
-    with Apart() as apart, pytest.raises(UsageError, match="empty: no bundle"):
-        read_bundles([str(tmp_path / "good.json"), str(tmp_path / "empty")], apart)
+    with pytest.raises(UsageError, match="empty: no bundle"):
+        bundle_files([str(tmp_path / "good.json"), str(tmp_path / "empty")])
 
 
 def test_memory_does_not_grow_with_the_number_of_bundles(tmp_path: Path) -> None:
@@ -60,8 +67,7 @@ def test_memory_does_not_grow_with_the_number_of_bundles(tmp_path: Path) -> None
         write_bundle(tmp_path / f"gpu-{number:03d}.json", MIB)
     tracemalloc.start()
     try:
-        with Apart() as apart:
-            names = [node.host for node in read_bundles([str(tmp_path)], apart)]
+        names = [node.host for node in facts_of([str(tmp_path)])]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -76,17 +82,16 @@ def test_a_bundle_that_costs_too_much_to_read_is_left_out(
     """The reading itself, and not only the facts, is the worker's."""
     real = Bundle.from_json
 
-    def costly(text: bytes, where: str) -> Bundle:
+    def costly(text: bytes, where: str, records: object) -> Bundle:
         if where.endswith("b.json"):
             return re.fullmatch(r"(a+)+b", "a" * 60) if kind == "time" else bytes(1 << 30)  # type: ignore[return-value]
         return real(text, where)
 
-    monkeypatch.setattr("gpunode.cli.apart.Bundle.from_json", costly)
-    monkeypatch.setattr("gpunode.cli.apart.AnswerLimits", lambda: AnswerLimits(cpu_s=1, memory_mib=200))
+    monkeypatch.setattr("gpunode.probe.answer.Bundle.from_json", costly)
+    monkeypatch.setattr("gpunode.judging.evaluator.AnswerLimits", lambda: AnswerLimits(cpu_s=1, memory_mib=200))
     for name in ("a", "b", "c"):
         write_bundle(tmp_path / f"{name}.json")
-    with Apart() as apart:
-        nodes = list(read_bundles([str(tmp_path)], apart))
+    nodes = list(facts_of([str(tmp_path)]))
     assert [node.host for node in nodes] == ["a", str(tmp_path / "b.json"), "c"]
     assert [node.facts is None for node in nodes] == [False, True, False]
     assert ("more than 1 s" if kind == "time" else "MiB of memory") in (nodes[1].reason or "")
@@ -98,11 +103,11 @@ def test_the_verbs_go_on_without_it(
 ) -> None:
     real = Bundle.from_json
 
-    def costly(text: bytes, where: str) -> Bundle:
+    def costly(text: bytes, where: str, records: object) -> Bundle:
         return bytes(1 << 30) if where.endswith("b.json") else real(text, where)  # type: ignore[return-value]
 
-    monkeypatch.setattr("gpunode.cli.apart.Bundle.from_json", costly)
-    monkeypatch.setattr("gpunode.cli.apart.AnswerLimits", lambda: AnswerLimits(memory_mib=200))
+    monkeypatch.setattr("gpunode.probe.answer.Bundle.from_json", costly)
+    monkeypatch.setattr("gpunode.judging.evaluator.AnswerLimits", lambda: AnswerLimits(memory_mib=200))
     for name in ("a", "b", "c"):
         write_bundle(tmp_path / f"{name}.json")
     assert run([verb, "--replay", str(tmp_path), "--format", "json"]) == 3

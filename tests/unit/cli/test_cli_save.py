@@ -31,15 +31,15 @@ LONG = "g" * 300
 @pytest.fixture
 def bundle(monkeypatch: pytest.MonkeyPatch) -> Bundle:
     """The bundle that each of eight nodes, one of them with a name of 300 characters, and one of 90 letters returns."""
-    bundle = Bundle.from_json(json.dumps(hgx()), "the test")
+    text = json.dumps(hgx()).encode()
 
     def collect(targets: list[Any], **_: object) -> Iterator[fleet.Collected]:
         for target in targets:
-            yield fleet.Collected(target.name, bundle, None, 0.5)
+            yield fleet.Collected(target.name, fleet.Answer(text, host=target.name), None, 0.5)
 
     monkeypatch.setattr("gpunode.fleet.collect", collect)
     monkeypatch.setattr("gpunode.fleet.targets_from_hosts", lambda hosts: [fleet.Target(host, "ssh") for host in hosts])
-    return bundle
+    return Bundle.from_json(text, "the test")
 
 
 def socket_at(path: Path) -> None:

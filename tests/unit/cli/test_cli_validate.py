@@ -375,16 +375,21 @@ def some_fleet(monkeypatch: pytest.MonkeyPatch, answers: Sequence[fleet.Collecte
 
 
 @pytest.fixture
-def bundle() -> Bundle:
-    return Bundle.from_json(json.dumps(without_gpu()), "a complete node without a GPU")
+def text() -> bytes:
+    """The answer of a complete node without a GPU."""
+    return json.dumps(without_gpu()).encode()
+
+
+def answered(host: str, text: bytes) -> fleet.Collected:
+    return fleet.Collected(host, fleet.Answer(text, host=host), None, 0.5)
 
 
 def test_a_host_out_of_reach_is_an_error_beside_the_others(
-    gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle, expect: Any
+    gpunode: Any, monkeypatch: pytest.MonkeyPatch, text: bytes, expect: Any
 ) -> None:
     some_fleet(
         monkeypatch,
-        [fleet.Collected("far", None, "no route to host", 1.5), fleet.Collected("near", bundle, None, 0.5)],
+        [fleet.Collected("far", None, "no route to host", 1.5), answered("near", text)],
     )
     ended = gpunode("validate", "near", "far", "--expect", expect("gpus: 0\n"), "--format", "json")
     assert ended.code == 3
@@ -394,17 +399,16 @@ def test_a_host_out_of_reach_is_an_error_beside_the_others(
     assert nodes["far"]["findings"][0]["message"] == "no route to host"
 
 
-def test_nothing_named_is_this_machine(gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle) -> None:
-    asked = some_fleet(monkeypatch, [fleet.Collected("localhost", bundle, None, 0.5)])
+def test_nothing_named_is_this_machine(gpunode: Any, monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    asked = some_fleet(monkeypatch, [answered("localhost", text)])
     gpunode("validate", "--parallel", "3", "--timeout", "7", "--level", "quick")
-    assert callable(asked.pop("read"))
     assert asked == {"targets": ["localhost"], "parallel": 3, "timeout_s": 7.0, "become_password": None, "then": None}
 
 
 def test_a_workload_follows_the_probe_unless_the_level_is_quick(
-    gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle
+    gpunode: Any, monkeypatch: pytest.MonkeyPatch, text: bytes
 ) -> None:
-    asked = some_fleet(monkeypatch, [fleet.Collected("localhost", bundle, None, 0.5)])
+    asked = some_fleet(monkeypatch, [answered("localhost", text)])
     ended = gpunode("validate", "--image", "site/image:1", "--force", "--workload-timeout", "77", "--format", "json")
     assert json.loads(ended.out)["level"] == "standard"
     then = asked["then"]
@@ -425,11 +429,11 @@ def test_a_workload_follows_the_probe_unless_the_level_is_quick(
 
 
 def test_saved_bundles_give_the_same_verdict_again(
-    gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path
+    gpunode: Any, monkeypatch: pytest.MonkeyPatch, text: bytes, tmp_path: Path
 ) -> None:
     some_fleet(
         monkeypatch,
-        [fleet.Collected("../rack 1/n:1", bundle, None, 0.5), fleet.Collected("far", None, "no route", 1.0)],
+        [answered("../rack 1/n:1", text), fleet.Collected("far", None, "no route", 1.0)],
     )
     folder = tmp_path / "new" / "folder"
     live = gpunode("validate", "x", "--save", folder, "--format", "json")
@@ -441,8 +445,8 @@ def test_saved_bundles_give_the_same_verdict_again(
     assert {**first, "seconds": None} == second
 
 
-def test_collect(gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path) -> None:
-    near, far = fleet.Collected("near", bundle, None, 0.5), fleet.Collected("far", None, "no route to host", 1.0)
+def test_collect(gpunode: Any, monkeypatch: pytest.MonkeyPatch, text: bytes, tmp_path: Path) -> None:
+    near, far = answered("near", text), fleet.Collected("far", None, "no route to host", 1.0)
     some_fleet(monkeypatch, [near])
     assert gpunode("collect", "near", "--save", tmp_path).code == 0
     assert Bundle.from_json((tmp_path / "near.json").read_bytes(), "it").host == "near"
@@ -538,8 +542,8 @@ def test_one_node_that_costs_too_much_is_an_error_beside_the_others(
             return re.fullmatch(r"(a+)+b", "a" * 60) if kind == "regex" else [bytes(1 << 30)]  # type: ignore[return-value]
         return identity.identify(node)
 
-    monkeypatch.setattr("gpunode.cli.validate.identify", costly)
-    monkeypatch.setattr("gpunode.cli.apart.AnswerLimits", lambda: AnswerLimits(cpu_s=1, memory_mib=200))
+    monkeypatch.setattr("gpunode.judging.evaluator.identify", costly)
+    monkeypatch.setattr("gpunode.judging.evaluator.AnswerLimits", lambda: AnswerLimits(cpu_s=1, memory_mib=200))
     for host in ("a", "bad", "c"):
         (tmp_path / f"{host}.json").write_text(json.dumps({**without_gpu(), "host": host}))
     ended = gpunode("validate", "--replay", tmp_path, "--format", "json")
@@ -553,22 +557,24 @@ def test_one_node_that_costs_too_much_is_an_error_beside_the_others(
     assert all(len(node["findings"]) > 10 for node in nodes if node is not bad)
 
 
-@pytest.mark.parametrize("verb", ["validate", "env"])
-def test_an_answer_that_grows_when_it_is_written_again_costs_no_other_node_its_result(
-    gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle, verb: str
+@pytest.mark.parametrize("words", [("validate", "--level", "quick"), ("env",), ("collect",)])
+def test_an_answer_that_grows_when_it_is_saved_is_evaluated_and_saved(
+    gpunode: Any, monkeypatch: pytest.MonkeyPatch, text: bytes, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     """The list of a command's words takes more space with a line for each: an answer within the limit exceeds it."""
+    bundle = Bundle.from_json(text, "it")
     result = next(iter(bundle.commands.values()))
     long = bundle.model_copy(
         update={"commands": {**bundle.commands, "x": result.model_copy(update={"argv": ["a"] * 20_000})}}
     )
-    compact = long.model_dump_json(by_alias=True)
+    compact = long.model_dump_json(by_alias=True).encode()
+    assert len(compact) < len(long.to_json())
     monkeypatch.setattr("gpunode.probe.bundle.MAX_BYTES", len(compact) + 1)
-    assert Bundle.from_json(compact, "within the limit") == long
-    some_fleet(monkeypatch, [fleet.Collected("bad", long, None, 0.5), fleet.Collected("good", bundle, None, 0.5)])
-    options = ("--level", "quick") if verb == "validate" else ()
-    ended = gpunode(verb, "bad", "good", "--format", "json", *options)
-    assert ended.code == 3
-    nodes = {node["host"]: node for node in json.loads(ended.out)["nodes"]}
-    assert "longer than" in (nodes["bad"]["findings"][0]["message"] if verb == "validate" else ended.err)
-    assert len(nodes["good"]) > 5
+    some_fleet(monkeypatch, [answered("long", compact), answered("good", text)])
+    save = () if words[0] == "env" else ("--save", tmp_path)
+    ended = gpunode(*words, "long", "good", *save)
+    assert ended.code != 2
+    assert ("long", "not saved" in ended.err) == ("long", False)
+    if save:
+        again = Bundle.from_json((tmp_path / "long.json").read_bytes(), "it")
+        assert again == long.model_copy(update={"host": "long"})

@@ -10,8 +10,8 @@ import yaml
 
 from gpunode.cli import run
 from gpunode.cli.inventories import explained
-from gpunode.cli.yaml_file import Expanded, load_bounded, read_mapping
 from gpunode.errors import UsageError
+from gpunode.yaml_file import Expanded, load_bounded, read_mapping
 
 sys.path.append(str(Path(__file__).parents[2]))
 

@@ -32,9 +32,9 @@ def local(name: str) -> Target:
 def test_this_machine_gives_its_bundle() -> None:
     (collected,) = collect([local_target()], timeout_s=60)
     assert collected.reason is None
-    assert collected.bundle is not None
+    assert collected.answer is not None
     assert collected.host == "localhost"
-    assert collected.bundle.commands
+    assert collected.answer.bundle().commands
 
 
 def test_no_targets_give_nothing() -> None:
@@ -64,7 +64,10 @@ def test_no_more_than_allowed_run_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     results = list(collect([local(f"n{number}") for number in range(12)], parallel=3))
     assert len({collected.host for collected in results}) == 12
     assert most == 3
-    assert all("not a gpunode.bundle/1 bundle" in str(collected.reason) for collected in results)
+    for collected in results:
+        assert collected.answer is not None
+        with pytest.raises(UsageError, match=r"the node's answer: not a gpunode\.bundle/1 bundle"):
+            collected.answer.bundle()
 
 
 def test_results_come_when_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gpunode.fleet import Collected, MissingProgram, Node, NodeFailure, Stream, Target, collect, local_target
+from gpunode.fleet import Answer, Collected, MissingProgram, Node, NodeFailure, Stream, Target, collect, local_target
 from gpunode.fleet.connection import Abort
-from gpunode.probe import Bundle
 
 BUNDLE = (
     'print(\'{"schema": "gpunode.bundle/1", "host": "x", "collected_at": "2026-11-20T00:00:00Z", '
@@ -95,17 +94,18 @@ class Following:
     error: Exception | None = None
     hangs: threading.Event | None = None
 
-    def __call__(self, node: Node, bundle: Bundle, deadline: float) -> Bundle:
+    def __call__(self, node: Node, answer: Answer, deadline: float) -> list[dict[str, object]]:
         assert node.target.name == "a"
         assert 0 < deadline - time.monotonic() <= self.limit_s
         if self.hangs is not None:
             self.hangs.wait(60)
         if self.error is not None:
             raise self.error
-        return bundle.model_copy(update={"results": [{"came": "back"}]})
+        assert answer.records == ()
+        return [{"came": "back"}]
 
-    def failed(self, bundle: Bundle, reason: str) -> Bundle:
-        return bundle.model_copy(update={"results": [{"failed": reason}]})
+    def failed(self, reason: str) -> list[dict[str, object]]:
+        return [{"failed": reason}]
 
 
 @pytest.fixture(autouse=True)
@@ -122,12 +122,12 @@ def collected(following: Following) -> Collected:
 
 def results(following: Following) -> list[dict[str, object]]:
     one = collected(following)
-    assert one.bundle is not None
-    return one.bundle.results
+    assert one.answer is not None
+    return one.answer.bundle().results
 
 
 def test_what_follows_adds_to_the_bundle() -> None:
-    assert results(Following()) == [{"came": "back"}]
+    assert results(Following()) == [{"came": "back", "simulated": False}]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_what_follows_adds_to_the_bundle() -> None:
     ],
 )
 def test_what_fails_later_does_not_take_the_bundle_with_it(error: Exception, reason: str) -> None:
-    assert results(Following(error=error)) == [{"failed": reason}]
+    assert results(Following(error=error)) == [{"failed": reason, "simulated": False}]
 
 
 def test_what_does_not_come_back_is_given_up_with_the_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,4 +148,4 @@ def test_what_does_not_come_back_is_given_up_with_the_bundle(monkeypatch: pytest
     given_up = results(Following(limit_s=1.0, hangs=release))
     release.set()
     assert time.monotonic() - began < 8
-    assert given_up == [{"failed": "it did not end within 1 s and was given up"}]
+    assert given_up == [{"failed": "it did not end within 1 s and was given up", "simulated": False}]

@@ -17,6 +17,7 @@ from gpunode.cli.schema import schema_of
 from gpunode.errors import UsageError
 from gpunode.fleet import Collected
 from gpunode.fleet.inventory import Inventory
+from gpunode.probe import Answer as Reply
 from gpunode.probe.bundle import Bundle
 from gpunode.stack import Plan
 
@@ -310,7 +311,7 @@ def test_an_inventory_is_planned_locked_and_drifts(
 ) -> None:
     bundle = Bundle.from_json(BUNDLE.read_bytes(), str(BUNDLE))
 
-    answers = {"n1": Collected("n1", bundle, None, 0.1), "n2": Collected("n2", bundle, None, 0.1)}
+    answers = {name: Collected(name, Reply(BUNDLE.read_bytes(), host=name), None, 0.1) for name in ("n1", "n2")}
     monkeypatch.setattr(plan_fleet, "collect", lambda targets, **_: [answers[target.name] for target in targets])
     code, out, err = plan("-i", str(inventory), "--limit", "gpu", "--write")
     assert code == 0
@@ -323,7 +324,7 @@ def test_an_inventory_is_planned_locked_and_drifts(
     listed = bundle.commands["dpkg-packages"]
     older = listed.model_copy(update={"stdout": listed.stdout.replace("535.261.03", "535.247.01")})
     changed = bundle.model_copy(update={"commands": bundle.commands | {"dpkg-packages": older}})
-    answers["n1"] = Collected("n1", changed, None, 0.1)
+    answers["n1"] = Collected("n1", Reply(changed.to_json().encode(), host="n1"), None, 0.1)
     _, out, _ = plan("-i", str(inventory), "--limit", "n1")
     assert "drift: differs-from-lock: 535.247.01" in out
     answers["n2"] = Collected("n2", None, "connection refused", 0.1)
@@ -335,8 +336,7 @@ def test_an_inventory_is_planned_locked_and_drifts(
 def test_an_inventory_s_variables_request_the_stack(
     plan: Callable[..., Answer], inventory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = Bundle.from_json(BUNDLE.read_bytes(), str(BUNDLE))
-    answers = {name: Collected(name, bundle, None, 0.1) for name in ("n1", "n2")}
+    answers = {name: Collected(name, Reply(BUNDLE.read_bytes(), host=name), None, 0.1) for name in ("n1", "n2")}
     monkeypatch.setattr(plan_fleet, "collect", lambda targets, **_: [answers[target.name] for target in targets])
     folder = inventory.parent / "host_vars"
     folder.mkdir()

@@ -23,13 +23,12 @@ PLAN = """
 import re, sys
 from pathlib import Path
 from gpunode.cli import plan_fleet, run
-from gpunode.fleet import Collected
-from gpunode.probe.bundle import Bundle
+from gpunode.fleet import Answer, Collected
 folder = Path(sys.argv[1])
 def collect(targets, **_):
     for target in targets:
         text = (folder / f"{target.name}.json").read_bytes()
-        yield Collected(target.name, Bundle.from_json(text, target.name), None, 0.0)
+        yield Collected(target.name, Answer(text, host=target.name), None, 0.0)
 plan_fleet.collect = collect
 code = run(["plan", *sys.argv[2:]])
 # Not ru_maxrss: that keeps the peak of the process which this one was started from.

@@ -14,6 +14,7 @@ from test_workload_gpus import TRAINING, node
 
 from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.models.workload import ContainerValues, Record, values_of
+from gpunode.probe import Answer
 from gpunode.workload import LaunchFailure, WorkloadRequest, container, failed, launch
 from gpunode.workload.container import Confinement, ContainerJob
 from gpunode.workload.image import Image
@@ -152,7 +153,10 @@ def test_no_image_for_a_node_is_told_before_the_engine_is_asked(way: FakeWay) ->
 
 
 def test_a_run_that_never_came_back_has_its_record_too() -> None:
-    record, _ = only(failed(node(simulated=True), "it did not end within 900 s and was given up", "deep"))
+    lost = failed("it did not end within 900 s and was given up", "deep")
+    document = '{"schema": "gpunode.bundle/1", "host": "x", "simulated": true, "commands": {}, "files": {}, '
+    text = document + '"collected_at": "2026-11-20T00:00:00Z"}'
+    record, _ = only(Answer(text.encode(), records=tuple(lost)).bundle().results)
     assert record.values["level"] == "deep"
     assert (record.error, record.simulated) == ("it did not end within 900 s and was given up", True)
 

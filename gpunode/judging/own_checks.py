@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpunode.checks import Expectation, Finding, Status, registry
 from gpunode.checks.declared import DeclaredCheck, UnknownFact, register
-from gpunode.cli.replay import read_file
-from gpunode.cli.yaml_file import first_error, read_mapping
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.judging.report import WORST_FIRST
+from gpunode.judging.saved import read_file
 from gpunode.probe.bundle import Bundle
-from gpunode.report.model import WORST_FIRST
 from gpunode.text import unknown
+from gpunode.yaml_file import first_error, read_mapping
 
 KEYS = ("checks", "tests")
 _INDEX = re.compile(r"(\w+)(?:\[(\d*)\])?")

@@ -8,12 +8,12 @@ from typing import Any
 
 from gpunode.catalog import load
 from gpunode.checks import registry
-from gpunode.checks.policy import Policy, PolicyRule
+from gpunode.checks.policy import NO_POLICY, Policy, PolicyRule
 from gpunode.checks.thresholds import EVERY, Number, Threshold
-from gpunode.cli.own_checks import load_files
-from gpunode.cli.yaml_file import kind_of, read_mapping, shown
 from gpunode.errors import UsageError
+from gpunode.judging.own_checks import load_files
 from gpunode.text import unknown
+from gpunode.yaml_file import kind_of, read_mapping, shown
 
 VARIABLE = "gpunode_policy"
 KEYS = ("thresholds", "checks", "own_checks")
@@ -120,23 +120,25 @@ def _list(value: Any, where: str) -> list[str]:
     return value
 
 
-class Policies:
-    """The policy of each host: that of the option for all, else that of the inventory for hosts that have one."""
+class PolicyReader:
+    """Reads the policies of a run: that of the option for all hosts, else those of the inventory."""
 
     def __init__(self, option: Path | None, on: date) -> None:
         self._on = on
-        self._all = None if option is None else read_policy(option, on)
-        self._by_host: dict[str, Policy] = {}
+        self._option = option
+        self.policy = NO_POLICY if option is None else read_policy(option, on)
+        self.by_host: dict[str, Policy] = {}
+        """Policies of the inventory."""
         self._read: dict[str, Policy] = {}
 
     def add(self, host: str, value: Any) -> None:
         """Read a host's ``gpunode_policy``: the path of a file, or the policy itself. Raises UsageError."""
-        if value is None or value == "" or self._all is not None:
+        if value is None or value == "" or self._option is not None:
             return
         key = repr(value)
         if key not in self._read:
             self._read[key] = self._of_inventory(host, value)
-        self._by_host[host] = self._read[key]
+        self.by_host[host] = self._read[key]
 
     def _of_inventory(self, host: str, value: Any) -> Policy:
         where = f"host {host}: {VARIABLE}"
@@ -145,7 +147,3 @@ class Policies:
         if isinstance(value, Mapping):
             return policy_of(value, where, f"policy of the inventory ({VARIABLE})", Path.cwd(), self._on)
         raise UsageError(f"{where}: expected the path of a file or a mapping, found {kind_of(value)}")
-
-    def of(self, host: str) -> Policy:
-        """Return the policy of a host."""
-        return self._all or self._by_host.get(host) or Policy()

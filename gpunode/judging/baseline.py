@@ -5,16 +5,15 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
 
-import click
 from pydantic import ValidationError
 
 from gpunode.checks import Baseline
 from gpunode.checks.registry import Status
-from gpunode.cli.yaml_file import first_error
 from gpunode.errors import UsageError
 from gpunode.expectations import is_metric
-from gpunode.report import NodeReport, Report
-from gpunode.text import listed, printable
+from gpunode.judging.report import NodeReport, Report
+from gpunode.text import listed
+from gpunode.yaml_file import first_error
 
 GOOD = (Status.PASS, Status.NOTE, Status.WARN, Status.SKIP)
 """A figure that failed is not used as an expectation."""
@@ -38,15 +37,13 @@ def read_baselines(path: Path) -> dict[str, Baseline]:
     return baselines
 
 
-def print_without_figures(path: Path, nodes: Iterable[NodeReport], baselines: Mapping[str, Baseline]) -> None:
-    """Print the nodes without a figure in the report to stderr."""
+def without_figures(path: Path, nodes: Iterable[NodeReport], baselines: Mapping[str, Baseline]) -> str | None:
+    """Return a line that names the nodes without a figure in the report; None: there are none."""
     # Of two bundles of one host, the second has its file after the name; of an unreachable node it is unknown whether
     # it is simulated.
     reached = [node.host for node in nodes if node.simulated is not None]
     absent = [host for host in reached if host.partition(" (")[0] not in baselines]
-    if absent:
-        line = f"gpunode: --baseline {path}: it has no figure of {listed(absent, most=5)}: not compared"
-        click.echo(printable(line), err=True)
+    return f"--baseline {path}: it has no figure of {listed(absent, most=5)}: not compared" if absent else None
 
 
 def of_node(node: NodeReport, origin: str) -> Baseline:

@@ -1,25 +1,11 @@
 """Saved bundles: files, and folders of them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from gpunode.cli.apart import Apart
 from gpunode.errors import UsageError
-from gpunode.facts import NodeFacts
-from gpunode.isolation import Exceeded
+from gpunode.probe import Answer, Collected
 from gpunode.probe.bundle import MAX_BYTES
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """The content of one saved bundle."""
-
-    host: str
-    """The file, if nothing in it could be read."""
-    facts: NodeFacts | None
-    reason: str | None
-    """Why there are no facts."""
 
 
 def bundle_files(places: Sequence[str]) -> list[Path]:
@@ -32,16 +18,20 @@ def bundle_files(places: Sequence[str]) -> list[Path]:
     return list(_each_once([path for place in places for path in _files(Path(place))]))
 
 
-def read_bundles(places: Sequence[str], apart: Apart) -> Iterator[Replayed]:
-    """Yield the facts of every named bundle, each read in a worker; a folder stands for all ``*.json`` in it.
+def saved_answers(files: Sequence[Path]) -> Iterator[Collected]:
+    """Yield the content of each file, read when it is requested; of several, one that cannot be read has a reason.
 
-    A file that is named twice is read once. For a second file of the same host, the file follows the node's name:
-    ``localhost (saved/gpu-2.json)``.
-
-    Raises UsageError at once if there is nothing to read, and later if the only file is not a bundle; of several files
-    one that is not a bundle has no facts.
+    Raises UsageError if the only one cannot be read.
     """
-    return _distinguished(bundle_files(places), apart)
+    for path in files:
+        try:
+            answer = Answer(read_file(path), where=str(path))
+        except UsageError as err:
+            if len(files) == 1:
+                raise
+            yield Collected(str(path), None, str(err).removeprefix(f"{path}: "), None)
+        else:
+            yield Collected(str(path), answer, None, None)
 
 
 def _each_once(paths: Sequence[Path]) -> Iterable[Path]:
@@ -50,29 +40,6 @@ def _each_once(paths: Sequence[Path]) -> Iterable[Path]:
     for path in paths:
         names.setdefault(path.resolve(), path)
     return names.values()
-
-
-def _distinguished(paths: Sequence[Path], apart: Apart) -> Iterator[Replayed]:
-    hosts: set[str] = set()
-    for path in paths:
-        try:
-            facts = apart.replayed(read_file(path), str(path))
-        except Exceeded as err:
-            yield Replayed(str(path), None, str(err))
-            continue
-        except UsageError as err:
-            if len(paths) == 1:
-                raise
-            yield Replayed(str(path), None, reason_of(path, err))
-            continue
-        host = f"{facts.host} ({path})" if facts.host in hosts else facts.host
-        hosts.add(facts.host)
-        yield Replayed(host, facts.model_copy(update={"host": host}), None)
-
-
-def reason_of(path: Path, err: UsageError) -> str:
-    """Return why a file is not a bundle, for a result that is named after the file."""
-    return str(err).removeprefix(f"{path}: ")
 
 
 def _files(place: Path) -> list[Path]:

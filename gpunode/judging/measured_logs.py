@@ -8,14 +8,10 @@ from gpunode.errors import UsageError
 from gpunode.expectations import is_metric, tools
 from gpunode.facts.errors import ParseError
 from gpunode.facts.parsers.kinds import decoded, parsed
+from gpunode.judging.request import LOG_CHECKS
 from gpunode.text import unknown
 
 PROGRAMS = {"nvbandwidth": "nvbandwidth", "nccl-tests": "nccl-tests", "dcgm-diag": "dcgmi"}
-CHECKS = {
-    "tools.nvbandwidth": "performance.nvbandwidth",
-    "tools.nccl-tests": "performance.nccl-tests",
-    "tools.dcgm-diag": "performance.diagnostics",
-}
 MOST_BYTES = 48 * 1024
 """The part of an output that a record keeps (``ToolValues``)."""
 
@@ -27,14 +23,9 @@ def read_logs(logs: Sequence[str], *, replay: bool) -> list[dict[str, Any]]:
     return [_record(*_split(log)) for log in logs]
 
 
-def checks_of(logs: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the checks that judge these records."""
-    return {CHECKS[log["record"]] for log in logs}
-
-
 def must_be_judged(logs: Iterable[Mapping[str, Any]], selected: Iterable[str]) -> None:
     """Raise UsageError if --select or --skip excludes the check that judges a log."""
-    left_out = sorted(checks_of(logs) - set(selected))
+    left_out = sorted({LOG_CHECKS[log["record"]] for log in logs} - set(selected))
     if left_out:
         raise UsageError(f"--log: {left_out[0]} evaluates it, but --select or --skip excludes that check")
 

@@ -6,9 +6,9 @@ from pydantic import ValidationError
 
 from gpunode.catalog import load
 from gpunode.checks import Expectation
-from gpunode.cli.yaml_file import first_error, read_mapping
 from gpunode.errors import UsageError
 from gpunode.text import unknown
+from gpunode.yaml_file import first_error, read_mapping
 
 
 def read_expectation(path: Path) -> Expectation:

@@ -1,0 +1,93 @@
+"""What nodes are judged by: the criteria of one run, without the options that name them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunode.checks import LEVELS, Baseline, Expectation, Level, registry
+from gpunode.checks.policy import NO_POLICY, Policy
+from gpunode.errors import UsageError
+from gpunode.facts import NodeFacts
+from gpunode.judging.report import NodeReport
+from gpunode.text import unknown
+
+LOG_CHECKS = {
+    "tools.nvbandwidth": "performance.nvbandwidth",
+    "tools.nccl-tests": "performance.nccl-tests",
+    "tools.dcgm-diag": "performance.diagnostics",
+}
+"""The check that judges a saved output, by its record."""
+Json = bool | int | float | str | list[Any] | dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class EvaluatedNode:
+    """One node with all that is known of it; it exists only in the child that judges it."""
+
+    facts: NodeFacts
+    report: NodeReport
+    level: Level
+
+
+@dataclass(frozen=True)
+class JudgingRequest:
+    """The criteria for the nodes of one run."""
+
+    expectation: Expectation = field(default_factory=Expectation)
+    level: Level | None = None
+    """None: each at the level at which it was collected."""
+    checks: frozenset[str] | None = None
+    """Ids of the selected checks; None: all."""
+    policy: Policy = NO_POLICY
+    policies: Mapping[str, Policy] = field(default_factory=dict)
+    """Policies of single hosts, by their names in the inventory, in place of ``policy``."""
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    """Earlier figures, by the host's own name."""
+    logs: Sequence[Mapping[str, Any]] = ()
+    """Saved outputs of measurements as records: they are judged as if the node's workload had written them."""
+    extracts: Mapping[str, Callable[[EvaluatedNode], Json]] = field(default_factory=dict)
+    """Functions of a node with its facts, called in the child; ``JudgedNode.extracted`` has their results by name."""
+    documents: bool = False
+    """True: each result has the bundle as it is saved."""
+
+    @property
+    def log_checks(self) -> set[str]:
+        """Return the checks that judge the logs."""
+        return {LOG_CHECKS[log["record"]] for log in self.logs}
+
+    def policy_of(self, host: str) -> Policy:
+        """Return the policy of a host."""
+        return self.policies.get(host, self.policy)
+
+
+def selected_checks(selected: Iterable[str], skipped: Iterable[str]) -> frozenset[str]:
+    """Return the ids after ``--select`` and ``--skip``; raise UsageError for an unknown one, and if none is left."""
+    if not all(_ids([value]) for value in selected):
+        # An empty variable of a script must not select all of them.
+        raise UsageError("--select: no check given; see gpunode checks")
+    names = {"--select": _ids(selected), "--skip": _ids(skipped)}
+    known = [check.id for check in registry]
+    for option, ids in names.items():
+        for name in ids:
+            if name not in registry:
+                raise UsageError(f"{option}: {unknown('check', name, known)}")
+    chosen = frozenset(names["--select"] or known) - frozenset(names["--skip"])
+    if not chosen:
+        raise UsageError("--skip excludes all selected checks")
+    return chosen
+
+
+def _ids(values: Iterable[str]) -> list[str]:
+    return [name.strip() for value in values for name in value.split(",") if name.strip()]
+
+
+def level_must_have_one(level: Level, checks: Iterable[str]) -> None:
+    """Raise UsageError if all selected checks belong to a deeper level: nothing would be judged."""
+    least = min((registry[name].level for name in checks), key=LEVELS.index)
+    if LEVELS.index(least) > LEVELS.index(level):
+        raise UsageError(f"--level {level}: no selected check runs at this level; use --level {least}")
+
+
+def reads_records(checks: Iterable[str]) -> bool:
+    """Return True if one of the checks needs a workload's records."""
+    return any(registry[name].level != "quick" for name in checks)
