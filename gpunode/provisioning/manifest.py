@@ -23,8 +23,8 @@ class ManagedFile(Frozen):
     mode: str = "0644"
     owner: str = "root"
     group: str = "root"
-    phase: Literal["before", "after"] = "before"
-    """Before or after the packages."""
+    phase: Literal["before", "after", "last"] = "before"
+    """Before or after the packages, or after everything else: a record of what was applied."""
     validate_with: tuple[str, ...] | None = None
     """Command that must accept the file; ``%s`` is the temporary file."""
     backup: bool = False
@@ -61,7 +61,7 @@ class ManagedFolder(Frozen):
     path: str
     state: Literal["present", "absent_if_empty"] = "present"
     mode: str = "0755"
-    phase: Literal["before", "after"] = "before"
+    phase: Literal["before", "after", "last"] = "before"
 
 
 class AptChange(Frozen):

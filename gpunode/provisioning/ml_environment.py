@@ -12,8 +12,7 @@ from gpunode.checks.kernel import LISTS, missing_names, names_on
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.due import file_reasons
-from gpunode.provisioning.manifest import AptChange, ManagedFile, Manifest, UnitState
+from gpunode.provisioning.manifest import AptChange, ManagedFile, Manifest
 from gpunode.provisioning.role import Role, Settings, Value, option
 from gpunode.provisioning.sections import around, completed
 from gpunode.provisioning.state import Look, NodeState
@@ -26,6 +25,8 @@ ENVIRONMENT = "/etc/environment.d/90-gpunode-ml.conf"
 JOB = "/etc/gpunode/job.json"
 LAUNCHER = "/usr/local/bin/gpunode-run"
 EXAMPLE = "/usr/local/share/doc/gpunode/torchrun.sh"
+LOGIND_UNIT = "systemd-logind.service"
+"""It keeps sessions over its restart."""
 LOGIND = "/etc/systemd/logind.conf.d/90-gpunode.conf"
 TOPOLOGIES = "/opt/microsoft/*-topo.xml"
 """Azure's images contain the topology that their hypervisor hides (Azure/azhpc-images)."""
@@ -129,7 +130,7 @@ def present(state: NodeState, settings: MlEnvironmentSettings, context: Context)
         role=ROLE.name,
         files=(*files.values(), _shared(state, nccl)),
         packages=_packages(state, settings.malloc, notes),
-        units=_logind(state, files[LOGIND]),
+        units=ROLE.restarted(state, LOGIND_UNIT, files[LOGIND]),
         notes=tuple(notes),
     )
 
@@ -138,14 +139,8 @@ def present(state: NodeState, settings: MlEnvironmentSettings, context: Context)
 def absent(state: NodeState, manifest: Manifest) -> Manifest:
     """Return the removal with the role's lines of nccl.conf."""
     (logind,) = (file for file in manifest.files if file.path == LOGIND)
-    more = {"files": (*manifest.files, _shared(state, [])), "units": _logind(state, logind)}
+    more = {"files": (*manifest.files, _shared(state, [])), "units": ROLE.restarted(state, LOGIND_UNIT, logind)}
     return manifest.model_copy(update=more)
-
-
-def _logind(state: NodeState, file: ManagedFile) -> tuple[UnitState, ...]:
-    """Return logind to be restarted if its file changes: it reads its settings when it starts, and keeps sessions."""
-    changes = any(True for _ in file_reasons(file, state))
-    return (UnitState(name="systemd-logind.service", state="restarted"),) if changes else ()
 
 
 def _variables(derived: Iterable[Setting], given: Mapping[str, Value]) -> list[Setting]:

@@ -12,6 +12,7 @@ from gpunode.errors import UsageError
 from gpunode.frozen import Frozen, invalid_field
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.departures import departures
+from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.locks import plugin
 from gpunode.provisioning.manifest import (
     AptChange,
@@ -120,7 +121,7 @@ class Role(Generic[S]):
     def look(self) -> Look:
         """Return what is read from a node for the role."""
         return Look(
-            paths=(*self.files, *self._folders, *self.more.paths),
+            paths=(*self.files, *self._folders, *([self.kernel_memory] if self.kernel else []), *self.more.paths),
             globs=self.more.globs,
             contents=(*self._records, *self.more.contents),
         )
@@ -176,9 +177,15 @@ class Role(Generic[S]):
         return Manifest(
             role=self.name,
             files=tuple(ManagedFile(path=path, content=None, phase="after") for path in gone),
-            folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in self._folders),
+            # The values of the kernel are recorded in the role's folder until they are restored.
+            folders=tuple(
+                ManagedFolder(path=path, state="absent_if_empty", phase="last" if self.kernel else "after")
+                for path in self._folders
+            ),
             packages=packages,
-            due_reasons=tuple(reasons),
+            kernel_values={} if self.kernel else None,
+            kernel_memory=self.kernel_memory if self.kernel else None,
+            due_reasons=(*reasons, *(["the kernel's settings have to be restored"] if self.recorded(state) else [])),
         )
 
     def transaction(  # noqa: PLR0913
@@ -200,6 +207,16 @@ class Role(Generic[S]):
         more = {"lock_mark": self.lock_mark} if self.locks else {}
         tool = plugin(state.dnf) if self.locks else ()
         return DnfChange(install=(*install, *tool), remove=tuple(remove), **common, **more)
+
+    def recorded(self, state: NodeState) -> bool:
+        """Return whether values of the running kernel are recorded that a removal restores."""
+        there = state.files.get(self.kernel_memory)
+        return self.kernel and there is not None and there.kind == "file"
+
+    def restarted(self, state: NodeState, unit: str, *files: ManagedFile) -> tuple[UnitState, ...]:
+        """Return a unit that reads its files when it starts, to be restarted if one of them changes."""
+        changes = any(True for file in files for _ in file_reasons(file, state))
+        return (UnitState(name=unit, state="restarted"),) if changes else ()
 
     def stopped(self, state: NodeState, *names: str) -> tuple[UnitState, ...]:
         """Return the units among ``names`` that the node has, to be stopped before their packages are removed."""

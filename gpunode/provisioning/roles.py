@@ -63,7 +63,7 @@ _POLICIES: tuple[RolePolicy | Role[Any], ...] = (
     updates.ROLE,
     nvidia_container_toolkit,
     ml_environment.ROLE,
-    accounts,
+    accounts.ROLE,
     ssh_hardening,
 )
 ROLES: dict[str, Role[Any]] = {policy.name: policy for policy in _POLICIES if isinstance(policy, Role)}

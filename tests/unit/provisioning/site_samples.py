@@ -21,7 +21,6 @@ from node_samples import ABSENT, APT_STATE, DNF_STATE, collection_root, file, se
 
 from gpunode.lab.packages.recorded import Offer, offers
 from gpunode.provisioning import (
-    accounts,
     archives,
     cdi,
     cuda,
@@ -349,6 +348,7 @@ class Machine:
             self._packages(manifest.packages)
         self._files(manifest, "after")
         self._special(manifest)
+        self._files(manifest, "last")
         for unit in manifest.units:
             row = next((row for row in self.document["facts"]["units"] if row["name"] == unit.name), None)
             if row is None:
@@ -479,7 +479,9 @@ class Machine:
     def _special(self, manifest: Manifest) -> None:
         """Do what a role's own tasks do."""
         facts, values = self.document["facts"], result_of(manifest)
-        for path, value in (values.get("live") or {}).items():
+        if manifest.kernel_memory and manifest.kernel_memory in self.document["files"]:
+            self._write(manifest.kernel_memory, "{}\n" if manifest.kernel_values else None)
+        for path, value in (manifest.kernel_values or values.get("live") or {}).items():
             facts["sysctl"][path.removeprefix("/proc/sys/").replace("/", ".")] = value
             if path.endswith("hugepage/enabled"):
                 facts["transparent_hugepages"] = value
@@ -533,8 +535,6 @@ class Machine:
             self.document["ssh"]["accounts"].append(row)
         for row in self.document["ssh"]["accounts"]:
             row["password"] = "locked" if row["name"] in values["lock"] else row["password"]
-        if accounts.BEFORE in self.document["files"]:
-            self._write(accounts.BEFORE, "{}\n" if values["live"] else None)
 
     def _after_storage(self, values: Mapping[str, Any]) -> None:
         if values:
@@ -597,7 +597,7 @@ class Machine:
 
 def result_of(manifest: Manifest) -> dict[str, Any]:
     """What the role's own tasks read."""
-    return manifest.result.model_dump(mode="json", exclude_unset=True) if manifest.result else manifest.values
+    return manifest.result.model_dump(mode="json") if manifest.result else manifest.values
 
 
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:

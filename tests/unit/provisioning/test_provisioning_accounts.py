@@ -30,6 +30,11 @@ ENCRYPTED = (
 )
 
 
+def result(manifest: Manifest) -> dict[str, Any]:
+    """What the role's own tasks read."""
+    return manifest.result.model_dump(mode="json") if manifest.result else {}
+
+
 def plan(
     ssh: dict[str, Any] | None = None,
     *,
@@ -42,7 +47,7 @@ def plan(
     state = node(files=files, texts=texts, facts={"virtualization": "none", **(facts or {})})
     state = state.model_copy(update={"ssh": SshState.model_validate(ssh or RECORDED)})
     wanted = settings_of("accounts", **{"state": "present", "admins": [ADA], **changes})
-    return judged(accounts.plan(state, wanted, context_of({"kernel_tuning": {"sysctl": tuned or {}}})), state)
+    return judged(accounts.ROLE.plan(state, wanted, context_of({"kernel_tuning": {"sysctl": tuned or {}}})), state)
 
 
 NIC = {"name": "eth0", "slot": None, "driver": "mlx5_core", "state": "up", "speed_mbit_per_s": 100_000, "mtu": 9000}
@@ -58,7 +63,7 @@ LARGE_NODE = node(
 
 
 def guarded(manifest: Manifest) -> dict[str, str | None]:
-    return {one["path"]: one["content"] for one in manifest.values["guarded"]}
+    return {one["path"]: one["content"] for one in result(manifest)["guarded"]}
 
 
 def test_accounts_are_left_alone_unless_they_are_asked_for() -> None:
@@ -68,13 +73,13 @@ def test_accounts_are_left_alone_unless_they_are_asked_for() -> None:
 def test_a_new_admin_gets_a_user_a_key_and_a_rule() -> None:
     manifest = plan()
     # In check mode, other roles read these names.
-    assert (manifest.values["create"], manifest.values["homes"]) == (["ada"], {"ada": "/home/ada"})
+    assert (result(manifest)["create"], result(manifest)["homes"]) == (["ada"], {"ada": "/home/ada"})
     files = guarded(manifest)
     assert files["/home/ada/.ssh/authorized_keys"] == f"{KEY}\n"
     assert "ada ALL=(ALL:ALL) NOPASSWD: ALL" in (files[accounts.SUDO] or "")
-    rule = next(one for one in manifest.values["guarded"] if one["path"] == accounts.SUDO)
+    rule = next(one for one in result(manifest)["guarded"] if one["path"] == accounts.SUDO)
     assert (rule["mode"], rule["validate_with"][0]) == ("0440", "visudo")
-    keys = next(one for one in manifest.values["guarded"] if one["path"] != accounts.SUDO)
+    keys = next(one for one in result(manifest)["guarded"] if one["path"] != accounts.SUDO)
     assert (keys["owner"], keys["group"], keys["expect_sha256"]) == ("ada", "ada", None)
     assert manifest.due_reasons[0] == "ada is not there"
     assert {f"{path} differs" for path in files} < set(manifest.due_reasons)
@@ -90,9 +95,9 @@ def test_a_new_admin_gets_a_user_a_key_and_a_rule() -> None:
     ],
 )
 def test_a_new_user_lives_where_useradd_puts_users(defaults: str, base: str) -> None:
-    assert accounts.USERADD in accounts.LOOK.contents
+    assert accounts.USERADD in accounts.ROLE.look.contents
     manifest = plan(texts={accounts.USERADD: defaults})
-    assert manifest.values["homes"] == {"ada": f"{base}/ada"}
+    assert result(manifest)["homes"] == {"ada": f"{base}/ada"}
     assert guarded(manifest)[f"{base}/ada/.ssh/authorized_keys"] == f"{KEY}\n"
     # The home of an existing user is that of the user database.
     assert "/home/operator/.ssh/authorized_keys" in guarded(
@@ -126,7 +131,7 @@ def test_keys_that_are_there_stay_unless_the_list_is_exclusive() -> None:
     row["document"] = text
     assert path not in guarded(plan(ssh, admins=[admin]))
     row["document"] = f" # {text}"
-    (keys,) = (one for one in plan(ssh, admins=[admin]).values["guarded"] if one["path"] == path)
+    (keys,) = (one for one in result(plan(ssh, admins=[admin]))["guarded"] if one["path"] == path)
     assert keys["content"] == f" # {text}{KEY} of her laptop\n"
     assert (keys["mode"], keys["owner"], keys["group"]) == ("0600", "operator", "users")
 
@@ -143,13 +148,13 @@ def test_a_key_that_the_user_adds_after_the_plan_is_not_lost(document: Any, excl
     ssh = copy.deepcopy(RECORDED)
     next(one for one in ssh["accounts"] if one["name"] == "operator")["document"] = document
     manifest = plan(ssh, admins=[{**OPERATOR, "keys": [KEY]}], exclusive_keys=exclusive)
-    (keys,) = (one for one in manifest.values["guarded"] if one["path"].endswith("authorized_keys"))
+    (keys,) = (one for one in result(manifest)["guarded"] if one["path"].endswith("authorized_keys"))
     assert keys["expect_sha256"] == expected
     # A change that waits for its confirmation is reverted first.
     manifest = plan(
         ssh, files={accounts.WAITING: file("")}, admins=[{**OPERATOR, "keys": [KEY]}], exclusive_keys=exclusive
     )
-    (keys,) = (one for one in manifest.values["guarded"] if one["path"].endswith("authorized_keys"))
+    (keys,) = (one for one in result(manifest)["guarded"] if one["path"].endswith("authorized_keys"))
     assert keys["expect_sha256"] is None
 
 
@@ -179,15 +184,15 @@ def test_the_size_of_the_journal() -> None:
     assert refusal == "accounts_journal_max: '2 GB' is not a size (examples: 500M, 2G)"
     manifest = plan(journal_max="500M")
     assert "SystemMaxUse=500M\n" in (by_path(manifest, accounts.JOURNAL).content or "")
-    assert manifest.values["journal"]
+    assert manifest.units
     manifest = plan(journal_max="")
     assert by_path(manifest, accounts.JOURNAL).content is None
-    assert not manifest.values["journal"], "journald reads its settings again only where its file changes"
+    assert not manifest.units, "journald reads its settings again only where its file changes"
 
 
 def test_nothing_is_planned_where_the_accounts_are_unknown() -> None:
     wanted = settings_of("accounts", state="present", admins=[ADA])
-    manifest = accounts.plan(node(), wanted, context_of({}))
+    manifest = accounts.ROLE.plan(node(), wanted, context_of({}))
     assert manifest.refusals == ("the accounts of the node could not be determined",)
 
 
@@ -212,12 +217,11 @@ def test_an_admin_who_is_absent_has_no_rule_and_a_rule_can_be_left_out(sudo: str
 def test_absent_removes_rules_and_settings_and_locks_nobody() -> None:
     clean = plan(state="absent")
     assert not clean.due, clean.due_reasons
-    nothing = {"create": [], "guarded": [], "lock": [], "live": {}, "memory": accounts.BEFORE, "journal": False}
-    assert clean.values == nothing
-    paths = (accounts.SUDO, accounts.JOURNAL, SYSCTL, accounts.BEFORE, accounts.WAITING)
+    assert (clean.result, clean.kernel_values, clean.units) == (accounts.AccountsResult(), {}, ())
+    paths = (accounts.SUDO, accounts.JOURNAL, SYSCTL, accounts.ROLE.kernel_memory, accounts.WAITING)
     manifest = plan(state="absent", files={path: file("x") for path in paths})
     assert guarded(manifest) == {accounts.SUDO: None}
-    assert manifest.values["journal"]
+    assert manifest.units
     assert [(file.path, file.content) for file in manifest.files] == [(accounts.JOURNAL, None), (SYSCTL, None)]
     assert manifest.due_reasons == (
         "an earlier change waits for its confirmation",
@@ -225,11 +229,12 @@ def test_absent_removes_rules_and_settings_and_locks_nobody() -> None:
         "the kernel's settings have to be restored",
         f"{accounts.JOURNAL} must be removed",
         f"{SYSCTL} must be removed",
+        f"{accounts.JOURNAL_UNIT} is not known",
     )
-    folders = {path: {"kind": "folder", "entries": 1} for path in (accounts.BEFORE, accounts.JOURNAL)}
+    folders = {path: {"kind": "folder", "entries": 1} for path in (accounts.ROLE.kernel_memory,)}
     manifest = plan(state="absent", files=folders)
     assert "the kernel's settings have to be restored" not in manifest.due_reasons
-    assert not manifest.values["journal"]
+    assert not manifest.units
 
 
 def test_an_exclusive_list_without_keys_is_refused() -> None:
@@ -257,9 +262,9 @@ def test_admins_whose_account_is_locked_can_log_in_without_pam() -> None:
     ssh = copy.deepcopy(RECORDED)
     for account in ssh["accounts"]:
         account["password"] = "closed"  # noqa: S105
-    assert plan(ssh, admins=[OPERATOR]).values["lock"] == []
+    assert result(plan(ssh, admins=[OPERATOR]))["lock"] == []
     ssh["effective"] = ssh["effective"].replace("usepam yes", "usepam no")
-    assert plan(ssh, admins=[OPERATOR]).values["lock"] == ["operator"]
+    assert result(plan(ssh, admins=[OPERATOR]))["lock"] == ["operator"]
 
 
 def test_the_password_of_this_login_stays_without_a_key() -> None:
@@ -267,19 +272,19 @@ def test_the_password_of_this_login_stays_without_a_key() -> None:
     ssh["login"] = {"user": "root", "address": "192.0.2.1", "port": 22}
     root = next(one for one in ssh["accounts"] if one["name"] == "root")
     root |= {"password": "none", "keys": []}
-    assert "root" not in plan(ssh).values["lock"]
+    assert "root" not in result(plan(ssh))["lock"]
     root["keys"] = [{"type": "ssh-ed25519", "bits": 256, "blob": "AAAA", "options": ""}]
-    assert "root" in plan(ssh).values["lock"]
+    assert "root" in result(plan(ssh))["lock"]
 
 
 def test_unneeded_passwords_are_locked() -> None:
     ssh = copy.deepcopy(RECORDED)
     ssh["accounts"][0] |= {"password": "none"}
-    assert plan(ssh, admins=[OPERATOR]).values["lock"] == ["operator", "root"]
+    assert result(plan(ssh, admins=[OPERATOR]))["lock"] == ["operator", "root"]
     assert "the password of root is not locked" in plan(ssh, admins=[OPERATOR]).due_reasons
-    assert plan(ssh).values["lock"] == ["root"], "the password of a user who is no admin stays"
-    assert plan(ssh, admins=[OPERATOR], sudo="password").values["lock"] == ["root"]
-    assert plan(ssh, admins=[OPERATOR], lock_passwords=False).values["lock"] == []
+    assert result(plan(ssh))["lock"] == ["root"], "the password of a user who is no admin stays"
+    assert result(plan(ssh, admins=[OPERATOR], sudo="password"))["lock"] == ["root"]
+    assert result(plan(ssh, admins=[OPERATOR], lock_passwords=False))["lock"] == []
 
 
 def test_a_settled_node_is_left_alone() -> None:
@@ -288,7 +293,7 @@ def test_a_settled_node_is_left_alone() -> None:
     texts = {one.path: one.content or "" for one in first.files}
     there: dict[str, Any] = {path: file(text) for path, text in texts.items()}
     there[accounts.SUDO] = file(guarded(first)[accounts.SUDO] or "", mode="0440")
-    there[accounts.MEMORY] = {"kind": "folder", "mode": "0755", "owner": "root", "group": "root", "entries": 0}
+    there[accounts.ROLE.folder] = {"kind": "folder", "mode": "0755", "owner": "root", "group": "root", "entries": 0}
     live = {sysctl_path(name): f"{value}\n" for name, value in SETTINGS.items()}
     settled = plan(ssh, files=there, texts=live, admins=[OPERATOR], sudo="password")
     assert not settled.due, settled.due_reasons
@@ -298,7 +303,7 @@ def test_a_settled_node_is_left_alone() -> None:
     unset = plan(
         ssh, files={**there, SYSCTL: {"kind": "absent"}}, texts=other, admins=[OPERATOR], sudo="password", sysctl=False
     )
-    assert (unset.due, unset.values["live"], by_path(unset, SYSCTL).content) == (False, {}, None)
+    assert (unset.due, unset.kernel_values, by_path(unset, SYSCTL).content) == (False, {}, None)
     waits = {**there, accounts.WAITING: file("")}
     assert plan(ssh, files=waits, texts=live, admins=[OPERATOR], sudo="password").due
 
@@ -318,7 +323,7 @@ def test_no_kernel_setting_is_set_by_two_roles(tuned: dict[str, Any]) -> None:
     assert len(keys_of(kernel)) > 8 - len(tuned)
     assert not keys_of(kernel) & own
     assert own == SETTINGS.keys() - tuned.keys()
-    assert mine.values["live"].keys() == {sysctl_path(name) for name in own}
+    assert (mine.kernel_values or {}).keys() == {sysctl_path(name) for name in own}
 
 
 def test_a_pattern_of_kernel_settings_has_one_owner_too() -> None:
@@ -348,8 +353,8 @@ def test_nothing_that_hurts_a_gpu_node_is_set_and_each_exception_is_explained() 
 
 
 def test_in_a_container_the_hosts_kernel_is_left_alone() -> None:
-    assert plan(facts={"virtualization": "docker"}).values["live"] == {}
-    assert plan().values["live"]
+    assert plan(facts={"virtualization": "docker"}).kernel_values == {}
+    assert plan().kernel_values
 
 
 @pytest.mark.parametrize("key", [KEY, f'from="10.0.0.0/8" {KEY}', "sk-" + KEY])

@@ -13,7 +13,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import dnf_transactio
 from effort import effort
 from hypothesis import HealthCheck, given, settings
 from node_samples import by_path, context, file, node, settings_of
-from test_provisioning_accounts import OPERATOR, RECORDED, plan
+from test_provisioning_accounts import OPERATOR, RECORDED, plan, result
 
 from gpunode.errors import UsageError
 from gpunode.provisioning import cdi, firewall_zone, ml_environment, storage_mounts, updates_dnf
@@ -131,7 +131,7 @@ def test_no_byte_of_other_files_is_lost(text: str, damage: Any) -> None:
     key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFlMQ4QIoLa0nhzL10xJLycLZUvclZ1U9Ui9YZwHN8u3 new"
     (keys,) = [
         one["content"]
-        for one in plan(ssh, admins=[{**OPERATOR, "keys": [key]}]).values["guarded"]
+        for one in result(plan(ssh, admins=[{**OPERATOR, "keys": [key]}]))["guarded"]
         if one["path"].endswith("authorized_keys")
     ]
     assert keys.startswith(text)

@@ -27,6 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 SHAPED: dict[str, dict[str, Any]] = {
     "cuda": {"toolkit": ["12.9"]},
     "dcgm": {},
+    "nvidia_repository": {},
     "updates": {},
     "ml_environment": {"malloc": "jemalloc"},
     "gpu_tools": {"tools": ["numactl"], "python": {"py-spy": ""}},
@@ -123,6 +124,7 @@ def test_every_expression_of_a_role_with_a_shape_is_rendered(role: str) -> None:
                     "__common_packages": {"changed": True, "install": {"x": "1"}, "remove": []},
                     "__gpu_tools_venv": {"name": "x", "path": "/x", "version": "1", "locked": True, "programs": ["x"]},
                     "item": {"argv": ["x"], "changes": True},
+                    "accounts_revert_s": 60,
                     "omit": "",
                     **trusted(task.get("vars") or {}),
                 }
