@@ -1,9 +1,13 @@
 """Checks on power draw and power state of GPUs."""
 
+from collections.abc import Iterator
+
 from gpunode.checks.compare import Scale, failed, passed, warned
-from gpunode.checks.gpus import SeenGpu, gpu_check
-from gpunode.checks.registry import CheckResult, Status
+from gpunode.checks.gpus import SeenGpu, gpu_check, seen_gpus
+from gpunode.checks.registry import CheckResult, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
+from gpunode.facts.node import GpuUsage, NodeFacts, SmiGpu
+from gpunode.text import listed
 
 HEALTH_VALIDATION = "NVIDIA Health Validation, gpu_average_power_draw"
 OWN_LIMIT = "the card's own maximum"
@@ -56,6 +60,17 @@ SLOWEST = Threshold(
     source="recordings of GPUs under load are in P0 and P2",
     most=15,
 )
+
+
+STUCK_SOURCE = "our choice, by a report of 8 GPUs at 100 % and 128 W of 700 W (nebius/soperator 796)"
+STUCK_USED = Threshold("gpu.stuck.used", 99, "% utilization", "A GPU in use this much may wait.", source=STUCK_SOURCE)
+STUCK_MEMORY = Threshold(
+    "gpu.stuck.memory", 1, "% memory utilization", "A GPU that reads more memory works.", source=STUCK_SOURCE
+)
+STUCK_POWER = Threshold(
+    "gpu.stuck.power", 0.35, "of the power limit", "A GPU that draws more works.", source=STUCK_SOURCE, most=1
+)
+STUCK_GPUS = Threshold("gpu.stuck.gpus", 2, "GPUs", "This many that wait warn.", source="a collective has two ranks")
 
 
 @gpu_check(
@@ -116,3 +131,50 @@ def power_state(gpu: SeenGpu) -> CheckResult:
         expected=f"P{SLOWEST.of(gpu.match):g} or faster under load",
         measured=state,
     )
+
+
+@registry.check(
+    "gpu.stuck",
+    needs=("loaded_driver", "smi"),
+    needs_gpu=True,
+    means="No job hangs in a collective: no two GPUs are in full use at next to idle power, without reading memory, in "
+    "two samples. Kernels that wait for another GPU count as full use.",
+    remedy="Look at the processes with py-spy dump --pid PID, and at the ranks on other nodes: one of them is late or "
+    "gone. scancel JOB or kill PID ends the job.",
+    state="observe",
+    actions=("none",),
+    thresholds=(STUCK_USED, STUCK_MEMORY, STUCK_POWER, STUCK_GPUS),
+)
+def stuck(node: NodeFacts) -> Iterator[CheckResult]:
+    first = [gpu for gpu in seen_gpus(node) if _waits(gpu, gpu.reported)]
+    least = STUCK_GPUS.value
+    if len(first) < least:
+        yield passed("no job waits in full use", expected=0, measured=len(first), unit="GPUs")
+        return
+    names = listed([gpu.component for gpu in first], most=8)
+    if node.gpu_usage_again is None:
+        reason = node.gap("gpu_usage_again") or "the probe took one sample"
+        raise Undetermined(f"{names} may wait for each other; no second sample: {reason}")
+    again = {usage.pci_bus_id: usage for usage in node.gpu_usage_again}
+    both = [(gpu, again[slot]) for gpu in first if (slot := gpu.reported.pci_bus_id) is not None and slot in again]
+    waiting = [(gpu, usage) for gpu, usage in both if _waits(gpu, usage)]
+    if len(waiting) < least:
+        yield passed("no job waits in full use", expected=0, measured=len(waiting), unit="GPUs")
+        return
+    found = [gpu.component for gpu, _ in waiting]
+    users = [one.title for one in node.gpu_processes or () if one.gpu in found]
+    gpu, usage = waiting[0]
+    power = f"{usage.power_w:g} W of {gpu.reported.power_limit_w:g} W"
+    message = f"{listed(found, most=8)} in full use at {power} in two samples: a collective may hang"
+    who = f"; {listed(list(dict.fromkeys(users)), most=8)}" if users else ""
+    yield warned(f"{message}{who}", expected=0, measured=len(waiting), unit="GPUs")
+
+
+def _waits(gpu: SeenGpu, sample: GpuUsage | SmiGpu) -> bool:
+    """Return True if a GPU is in full use, reads no memory, and draws next to idle power."""
+    used, memory, power = sample.utilization_percent, sample.memory_utilization_percent, sample.power_w
+    limit = gpu.reported.power_limit_w
+    if used is None or memory is None or power is None or not limit:
+        return False
+    model = gpu.match
+    return used >= STUCK_USED.of(model) and memory <= STUCK_MEMORY.of(model) and power <= STUCK_POWER.of(model) * limit

@@ -57,6 +57,7 @@ READERS: Mapping[str, Callable[[BundleReader], Any]] = {
     "smi": gpu.smi,
     "units": units.units,
     "gpu_processes": gpu.processes,
+    "gpu_usage_again": gpu.usage_again,
     "gpu_settings": gpu_settings.gpu_settings,
     "storage": disks.storage,
     "tools": tools.recorded,

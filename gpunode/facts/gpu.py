@@ -1,13 +1,16 @@
 """The driver's user space: library, nvidia-smi, and the processes that use GPUs."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.smi import Smi, SmiGpu, SmiLog
+from gpunode.facts.models.smi import Failure, Smi, SmiGpu, SmiLog
 from gpunode.facts.modules import loaded_driver
-from gpunode.facts.node import GpuProcess
-from gpunode.facts.parsers import smi_xml
+from gpunode.facts.node import GpuProcess, GpuUsage
+from gpunode.facts.parsers import smi_query, smi_xml
+from gpunode.facts.parsers.values import bus_id
 from gpunode.facts.tools import answer
 
 _LIBRARY = re.compile(r".*/libnvidia-ml\.so\.([0-9]{1,4}(?:\.[0-9]{1,4}){1,2})")
@@ -35,6 +38,28 @@ def smi(bundle: BundleReader) -> Smi[SmiLog] | None:
         return None
     found: Smi[SmiLog] = bundle.once("nvidia-smi-xml", lambda: answer(result, smi_xml.parse, Smi[SmiLog]))
     return found
+
+
+def usage_again(bundle: BundleReader) -> tuple[GpuUsage, ...] | None:
+    """Return the second sample of utilization and power; None if the probe took none."""
+    if not bundle.ran_any():
+        raise UnknownFactError("no command was run")
+    if not bundle.ran("nvidia-smi-usage"):
+        return None
+    found = smi_query.parse(bundle.output("nvidia-smi-usage"))
+    if isinstance(found, Failure):
+        raise ParseError(found.error.message)
+    return tuple(_usage(row) for row in found.rows)
+
+
+def _usage(row: Mapping[str, Any]) -> GpuUsage:
+    by_name = {name.partition(" [")[0]: value for name, value in row.items()}
+    names = ("utilization.gpu", "utilization.memory", "power.draw")
+    used, memory, power = (value if isinstance(value := by_name.get(name), int | float) else None for name in names)
+    slot = bus_id(str(by_name.get("pci.bus_id")))
+    if slot is None:
+        raise ParseError("a row without a PCI address")
+    return GpuUsage(pci_bus_id=slot, utilization_percent=used, memory_utilization_percent=memory, power_w=power)
 
 
 def processes(bundle: BundleReader) -> tuple[GpuProcess, ...]:

@@ -16,6 +16,7 @@ from gpunode.facts.models.gpu import (
     GpuRule,
     GpuSetting,
     GpuSettings,
+    GpuUsage,
     LoadedDriver,
     ToolRun,
 )
@@ -105,6 +106,7 @@ __all__ = [
     "GpuRule",
     "GpuSetting",
     "GpuSettings",
+    "GpuUsage",
     "IbDevice",
     "IbPort",
     "Iommu",
@@ -169,6 +171,7 @@ MAY_BE_NONE = frozenset(
         "dcgm_engine",
         "needrestart",
         "slurm",
+        "gpu_usage_again",
         "gpu_virtualization",
         "docker",
         "automatic_updates",
@@ -191,7 +194,7 @@ class NodeFacts(Fact):
         {
             *("host", "collected_at", "simulated", "gaps", "uptime_s", "load_1min", "disk_free_mib", "tool_runs"),
             *("kernel_log", "link_log", "earlier_boots", "bmc_events"),  # logs: the checks evaluate them
-            *("gpu_processes", "stuck_processes", "unanswered", "listeners", "addresses"),
+            *("gpu_processes", "gpu_usage_again", "stuck_processes", "unanswered", "listeners", "addresses"),
             *("records", "cpus_allowed"),  # of the workload and of the session
         }
     )
@@ -263,6 +266,9 @@ class NodeFacts(Fact):
     gpu_virtualization: tuple[str, ...] | None = None
     """As nvidia-smi prints it, one value per GPU in its order: ``None``, ``Pass-Through``, ``VGPU``, ``Host VGPU`` …;
     None without a gap if ``smi`` has no document."""
+    gpu_usage_again: tuple[GpuUsage, ...] | None = None
+    """A second sample, 10 s after that of nvidia-smi; None without a gap: no two GPUs were in full use without reading
+    memory."""
     tool_runs: tuple[ToolRun, ...] | None = None
     """Exit statuses of NVIDIA's tools; empty if none was run."""
     nvidia_tool_versions: dict[str, str] | None = None

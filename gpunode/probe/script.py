@@ -195,6 +195,10 @@ COMMANDS = (
     ("version-nvidia-ctk", ["nvidia-ctk", "--version"]),
 )
 # Run one after another, and only if the module is loaded.
+USAGE = ["nvidia-smi", "--query-gpu=pci.bus_id,utilization.gpu,utilization.memory,power.draw", "--format=csv"]
+USAGE_AGAIN_S = 10.0
+IN_FULL_USE = re.compile(r"<gpu_util>\s*(?:99|100) %")
+READS_NO_MEMORY = re.compile(r"<memory_util>\s*[01] %")
 NVIDIA_TOOLS = (
     ("nvidia-smi-xml", ["nvidia-smi", "-q", "-x"]),
     ("nvidia-smi-topo", ["nvidia-smi", "topo", "-m"]),
@@ -2143,10 +2147,27 @@ def nvidia_tools(probe: Probe) -> None:
         found = probe.run(key, argv, probe.nvidia_tool_s)
         if found and found["timed_out"]:
             hung = key
+    if hung is None:
+        usage_again(probe, least_s)
     owners = threading.Thread(target=process_owners, args=(probe,))
     owners.daemon = True
     owners.start()
     owners.join(max(0.0, min(HOLDERS_S, probe.deadline - time.monotonic())))
+
+
+def usage_again(probe: Probe, least_s: float) -> None:
+    """Record utilization and power a second time if GPUs look as if they waited for each other for ever: several are
+    in full use, and read no memory."""
+    seen = probe.commands.get("nvidia-smi-xml")
+    gpus = re.split(r"<gpu id=", seen["stdout"])[1:] if seen else []
+    if sum(bool(IN_FULL_USE.search(gpu)) and bool(READS_NO_MEMORY.search(gpu)) for gpu in gpus) < 2:
+        return
+    if time.monotonic() + USAGE_AGAIN_S + least_s > probe.deadline:
+        reason = "not run: the time for the whole probe is too short for a second sample"
+        probe.note_answer("nvidia-smi-usage", answer(USAGE, 124, "", reason, 0.0, timed_out=True))
+        return
+    time.sleep(USAGE_AGAIN_S)
+    probe.run("nvidia-smi-usage", USAGE, probe.nvidia_tool_s)
 
 
 def process_owners(probe: Probe) -> None:

@@ -117,7 +117,9 @@ def apply(bundle: Document, machine: str, edit: dict[str, Any]) -> None:
         text = edit["text"]
         bundle["files"][with_slots(edit["file"], machine)] = None if text is None else with_slots(text, machine)
     else:
-        change(bundle["commands"][edit["command"]], machine, edit)
+        fresh = {"argv": [edit["command"]], "rc": 0, "stdout": "", "stderr": "", "seconds": 0.1}
+        fresh |= {"timed_out": False, "truncated": False}
+        change(bundle["commands"].setdefault(edit["command"], fresh), machine, edit)
 
 
 def change(command: dict[str, Any], machine: str, edit: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from bundles import (
     v100,
     with_two_gpus,
 )
-from machines import HGX_4, PCI
+from machines import HGX, HGX_4, PCI
 from mutant import Missing, Mutant, cut, garbled
 
 from gpunode.checks import Expectation, Status
@@ -71,6 +71,19 @@ APPLICATION_CLOCKS = "".join(
 )
 
 DOUBLE_BIT = "<double_bit_retirement>\n\t\t\t\t<retired_count>"
+
+
+def usage(second: int) -> Edit:
+    """The second sample: GPU 0 in full use, GPU 1 as much as given; both next to idle."""
+    lines = [f"0000{slot.upper()}, {used} %, 0 %, 128.31 W" for slot, used in zip(SLOTS, (100, second), strict=True)]
+    text = "pci.bus_id, utilization.gpu [%], utilization.memory [%], power.draw [W]\n" + "\n".join(lines) + "\n"
+    answer = {"argv": ["nvidia-smi"], "rc": 0, "stdout": text, "stderr": "", "seconds": 0.1, "timed_out": False}
+    return Edit(("commands", "nvidia-smi-usage"), None, {**answer, "truncated": False})
+
+
+SLOTS = HGX.slots[:2]
+USAGE = usage(100)
+WAITING = [tag("gpu_util", "0 %", "100 %"), tag("gpu_util", "0 %", "100 %")]
 LIFETIME = smi(
     "<aggregate>\n\t\t\t\t<sram_correctable>0</sram_correctable>",
     "<aggregate>\n\t\t\t\t<sram_correctable>10001</sram_correctable>",
@@ -275,6 +288,7 @@ MUTANTS = [
         ],
         becomes=WARN,
     ),
+    Mutant("gpu.stuck", "two GPUs wait for each other", hgx, [*WAITING, USAGE], becomes=WARN),
     Mutant("gpu.memory-used", "memory of nobody", hgx, [tag("used", "1 MiB", "40960 MiB")], becomes=WARN),
     Mutant("gpu.ecc-mode", "ECC off", hgx, [tag("current_ecc", "Enabled", "Disabled")], becomes=WARN),
     Mutant("gpu.ecc-uncorrected", "an error since the driver was loaded", hgx, [tag("dram_uncorrectable", "0", "2")]),
@@ -466,6 +480,7 @@ MISSING: Missing = {
     "gpu.ecc-mode": [(hgx, [tag("current_ecc", "Enabled", "N/A")])],
     "gpu.ecc-uncorrected": [(v100, WITHOUT_VOLATILE), (hgx, cut(SMI))],
     "gpu.ecc-corrected": [(v100, WITHOUT_VOLATILE)],
+    "gpu.stuck": [(hgx, WAITING), (hgx, [*WAITING, USAGE, *garbled("nvidia-smi-usage")])],
     "gpu.remapped-rows": [
         (hgx, [smi("<remapped_row_pending>No</remapped_row_pending>", "")]),
         (

@@ -18,6 +18,17 @@ class LoadedDriver(Fact):
 _DAEMONS = frozenset({"nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "nvlsm", "dcgm-exporter"})
 
 
+class GpuUsage(Fact):
+    """Utilization and power of one GPU at one moment."""
+
+    VOLATILE = frozenset({"utilization_percent", "memory_utilization_percent", "power_w"})
+
+    pci_bus_id: str
+    utilization_percent: float | None
+    memory_utilization_percent: float | None
+    power_w: float | None
+
+
 class GpuProcess(Fact):
     """One process that holds a GPU."""
 

@@ -178,6 +178,7 @@ class SmiGpu(Fact):
             "throttle_reasons",
             "memory_used_mib",
             "utilization_percent",
+            "memory_utilization_percent",
             "processes",
         }
     )
@@ -234,6 +235,8 @@ class SmiGpu(Fact):
     memory_total_mib: Number | None = None
     memory_used_mib: Number | None = None
     utilization_percent: Number | None = None
+    memory_utilization_percent: Number | None = None
+    """Of the time, in which memory was read or written."""
     fabric: SmiFabric = SmiFabric()
     recovery_action: str | None = None
     """As printed: the text ``None`` is a value; None: not reported."""

@@ -136,6 +136,7 @@ def gpu(node: TreeLabel, index: int, printed_bus_id: str | None) -> SmiGpu:
         memory_total_mib=mebibytes(node.get("fb_memory_usage/total", "memory_usage/total")),
         memory_used_mib=mebibytes(node.get("fb_memory_usage/used", "memory_usage/used")),
         utilization_percent=quantity(node.get("utilization/gpu_util", "utilization/gpu"), "%"),
+        memory_utilization_percent=quantity(node.get("utilization/memory_util", "utilization/memory"), "%"),
         fabric=_fabric(node.child("fabric")),
         recovery_action=_printed(node.get("gpu_recovery_action")),
         reset_required=flag(node.get("gpu_reset_status/reset_required")),

@@ -245,3 +245,32 @@ def test_the_time_grows_with_the_gpus(tmp_path: Path) -> None:
     probe.files[f"{script.PCI_FOLDER}0000:0a:00.0/uevent"] = "PCI_CLASS=68000\nPCI_ID=10DE:22A3\n"
     assert script.gpus_on_bus(probe) == 8
     assert script.TOTAL_S + 8 * script.TOTAL_PER_GPU_S <= script.TOTAL_MOST_S < 120
+
+
+WAITS = "<gpu id=X><gpu_util>100 %</gpu_util><memory_util>0 %</memory_util>"
+WORKS = WAITS.replace("0 %</memory", "40 %</memory")
+
+
+@pytest.mark.parametrize(
+    ("xml", "budget_s", "recorded"),
+    [
+        (WAITS * 2, None, (0, "sample\n")),
+        (WAITS + WORKS, None, None),
+        (WAITS.replace("100", "98") * 8, None, None),
+        (WAITS * 2, 0.5, (124, "")),
+    ],
+)
+def test_gpus_that_wait_for_each_other_are_sampled_again(
+    xml: str,
+    budget_s: float | None,
+    recorded: tuple[int, str] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(script, "USAGE_AGAIN_S", 0.0 if budget_s is None else 10.0)
+    tool(tmp_path, "nvidia-smi", "echo sample")
+    probe = Probe(path=f"{tmp_path}:/usr/bin:/bin", budget_s=budget_s)
+    probe.note_answer("nvidia-smi-xml", script.answer(["nvidia-smi"], 0, xml, "", 0.1))
+    script.usage_again(probe, 0.0)
+    found = probe.commands.get("nvidia-smi-usage")
+    assert (None if found is None else (found["rc"], found["stdout"])) == recorded
