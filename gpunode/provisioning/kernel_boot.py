@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from gpunode.provisioning import kernel_files
 from gpunode.provisioning.due import file_reasons
-from gpunode.provisioning.manifest import ManagedFile
+from gpunode.provisioning.manifest import ManagedFile, NodeCommand
 from gpunode.provisioning.state import BOOT_ID, Look, NodeState
 
 UPDATE_GRUB = "/usr/sbin/update-grub"
@@ -28,8 +27,8 @@ class BootPlan:
     """Changes of the command line."""
 
     files: tuple[ManagedFile, ...] = ()
-    command: dict[str, Any] | None = None
-    """``argvs`` of the boot loader's program, and ``record``, the text that is kept once they succeeded."""
+    commands: tuple[NodeCommand, ...] = ()
+    """Of the boot loader's program; the record among the files is written once they succeeded."""
     reboot_reasons: tuple[str, ...] = ()
     due_reasons: tuple[str, ...] = ()
 
@@ -53,7 +52,7 @@ def plan(state: NodeState, requested: tuple[str, ...], notes: list[str]) -> Boot
     if loader == UPDATE_GRUB:
         files.append(
             ManagedFile(
-                path=kernel_files.GRUB, content=kernel_files.grub(requested) if requested else None, phase="before"
+                path=kernel_files.GRUB, content=kernel_files.grub(requested) if requested else None, phase="after"
             )
         )
         argvs = [[UPDATE_GRUB]]
@@ -66,14 +65,16 @@ def plan(state: NodeState, requested: tuple[str, ...], notes: list[str]) -> Boot
         text = (
             " ".join([*(argument for argument in arguments if argument not in (*going, *requested)), *requested]) + "\n"
         )
-        files.append(ManagedFile(path=KERNEL_COMMAND_LINE, content=text, phase="before"))
+        files.append(ManagedFile(path=KERNEL_COMMAND_LINE, content=text, phase="after"))
         # As kernel packages call it. Its add-all is missing from systemd 252, and does not see Debian's kernels.
         argvs = [[KERNEL_INSTALL, "add", *kernel] for kernel in _kernels(state)]
     now = (state.contents.get(BOOT_ID) or "").strip()
     # A damaged drop-in may have been applied by an upgrade of the kernel in the meantime.
     damaged = loader == UPDATE_GRUB and any(True for _ in file_reasons(files[0], state))
     changed = set(requested) != set(recorded) or damaged
-    record = f"{now}\n{' '.join(requested)}\n" if requested else ""
+    if changed:
+        record = f"{now}\n{' '.join(requested)}\n" if requested else None
+        files.append(ManagedFile(path=RECORD, content=record, phase="last"))
     due = (
         f"the boot loader has {' '.join(recorded) or 'none'} of the role's arguments, expected "
         f"{' '.join(requested) or 'none'}",
@@ -93,7 +94,7 @@ def plan(state: NodeState, requested: tuple[str, ...], notes: list[str]) -> Boot
         )
     return BootPlan(
         files=tuple(files),
-        command={"argvs": argvs, "record": record, "path": RECORD} if changed else None,
+        commands=tuple(NodeCommand(argv=tuple(argv)) for argv in argvs) if changed else (),
         reboot_reasons=tuple(reasons),
         due_reasons=due if changed else (),
     )

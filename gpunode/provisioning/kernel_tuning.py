@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Literal
 
 from gpunode.errors import UsageError
+from gpunode.frozen import Frozen
 from gpunode.provisioning import kernel_boot
 from gpunode.provisioning import kernel_files as files
 from gpunode.provisioning.context import Context
@@ -14,38 +15,16 @@ from gpunode.provisioning.docker_state import docker_of
 from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.engines import gpu_users, restart_obstacles
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuestion, UnitState
+from gpunode.provisioning.role import Role, Settings, Value, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning import tune_node
 from gpunode.tuning.kernel import in_container, is_guest
 
-ROLE = "kernel_tuning"
-MEMORY = "/var/lib/gpunode/kernel_tuning"
-BEFORE = f"{MEMORY}/values-before.json"
-DAEMON_JSON = "/etc/docker/daemon.json"
 MARKER = "/run/gpunode/memlock-restart"
-"""Services that were started before the new limit. The file is removed by the next boot, which makes restarts
-unnecessary.
-"""
+"""Services that were started before the new limit."""
+DAEMON_JSON = "/etc/docker/daemon.json"
 SETPCI = ("/usr/bin/setpci", "/usr/sbin/setpci", "/sbin/setpci")
 VFIO = "/sys/bus/pci/drivers/vfio-pci/[0-9]*:*"
-OWN = (
-    files.SYSCTL,
-    files.LIMITS,
-    files.SYSTEM,
-    files.USER,
-    files.HUGEPAGES,
-    files.MODULES,
-    files.CPU_PROGRAM,
-    files.ACS_PROGRAM,
-    f"{files.UNITS}/{files.CPU_UNIT}",
-    f"{files.UNITS}/{files.ACS_UNIT}",
-)
-FOLDERS = (files.PROGRAMS, files.SYSTEM.rpartition("/")[0], files.USER.rpartition("/")[0], MEMORY)
-LOOK = Look(
-    paths=(*OWN, *FOLDERS, *SETPCI, *kernel_boot.LOOK.paths),
-    globs=(VFIO, *kernel_boot.LOOK.globs),
-    contents=(BEFORE, MARKER, DAEMON_JSON, files.THP, *kernel_boot.LOOK.contents),
-)
 PROGRAM_OF = {files.CPU_UNIT: files.CPU_PROGRAM, files.ACS_UNIT: files.ACS_PROGRAM}
 UNLIMITED = ("infinity", "18446744073709551615")
 STARTERS = ("containerd.service", "docker.service", "slurmd.service", "kubelet.service")
@@ -61,26 +40,111 @@ SYSCTL_NAME = re.compile(r"[a-z0-9_]+(?:\.[A-Za-z0-9_*-]+)+")
 MODULE_NAME = re.compile(r"[a-z0-9_-]{1,60}")
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+class KernelTuningSettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["present", "absent"] = option(
+        "present", "V(present): settings are applied and survive reboots. V(absent): the previous state is restored."
+    )
+    fleet_size: int = option(
+        0, "Number of nodes on one network, which sets the size of the neighbor tables. V(0): kernel default."
+    )
+    sysctl: dict[str, Value] = option(
+        {},
+        "Kernel settings that extend or override the derived ones, such as { vm.swappiness: 1 }. V(null) removes a "
+        "derived one.",
+    )
+    transparent_hugepages: Literal["auto", "keep", "always", "madvise", "never"] = option(
+        "auto", "Transparent huge pages: V(auto) (by gpunode_profile), V(always), V(madvise), V(never), or V(keep)."
+    )
+    governor: Literal["auto", "keep", "performance", "powersave", "ondemand", "conservative", "schedutil"] = option(
+        "auto", "Frequency governor of processors: V(auto) (by gpunode_profile), V(keep), or its name."
+    )
+    idle_latency_us: str = option(
+        "auto",
+        "Longest time, in microseconds, that an idle processor may take to wake up: V(auto) (by gpunode_profile), "
+        "V(keep), or a number.",
+    )
+    iommu: Literal["auto", "pt", "keep"] = option(
+        "auto",
+        "V(auto): iommu=pt where the IOMMU of a bare machine translates each DMA. V(pt): always. V(keep): never.",
+    )
+    command_line: tuple[str, ...] = option(
+        (), "Further arguments of the kernel command line. They take effect with the next boot."
+    )
+    module_options: dict[str, Value] = option(
+        {},
+        "Options of kernel modules for modprobe.d, such as { nvme: io_queue_depth=512 }. They take effect when a "
+        "module is loaded.",
+    )
+    acs: Literal["keep", "off"] = option(
+        "keep",
+        "V(off): a unit clears ACS redirection on the bridges above GPUs and network adapters of a bare machine. "
+        "V(keep): not changed.",
+    )
+
+
+class KernelTuningResult(Frozen):
+    """What the role's own tasks do."""
+
+    reexec: bool
+    """systemd has to read its default limits again."""
+    starters: tuple[str, ...] = ()
+    """Services that then keep the old limit until they are restarted."""
+
+
+ROLE = Role(
+    name="kernel_tuning",
+    title="Set limits, kernel, processors and command line of a GPU node",
+    about=(
+        "Limits of locked memory for logins and services, kernel settings, frequency governor and sleep of processors, "
+        "transparent huge pages, the kernel's command line, and ACS, derived from the node and its profile.",
+        "Restores the previous state with O(kernel_tuning_state=absent).",
+    ),
+    settings=KernelTuningSettings,
+    result=KernelTuningResult,
+    files=(
+        files.SYSCTL,
+        files.LIMITS,
+        files.SYSTEM,
+        files.USER,
+        files.HUGEPAGES,
+        files.MODULES,
+        files.CPU_PROGRAM,
+        files.ACS_PROGRAM,
+        f"{files.UNITS}/{files.CPU_UNIT}",
+        f"{files.UNITS}/{files.ACS_UNIT}",
+    ),
+    folders=(files.PROGRAMS, files.SYSTEM.rpartition("/")[0], files.USER.rpartition("/")[0]),
+    kernel=True,
+    restart_mark=MARKER,
+    more=Look(
+        paths=(*SETPCI, *kernel_boot.LOOK.paths),
+        globs=(VFIO, *kernel_boot.LOOK.globs),
+        contents=(DAEMON_JSON, files.THP, *kernel_boot.LOOK.contents),
+    ),
+)
+
+
+@ROLE.present
+def present(state: NodeState, settings: KernelTuningSettings, context: Context) -> Manifest:
     """Return the manifest of the role. Raises UsageError for malformed settings."""
-    if settings["state"] == "absent":
-        return _absent(state)
     common = context.settings_of("preflight")
     inside = in_container(state.facts)
     notes: list[str] = []
-    tuning = tune_node(state.facts, common["gpunode_profile"], fleet=int(settings["fleet_size"]))
+    tuning = tune_node(state.facts, common["gpunode_profile"], fleet=settings.fleet_size)
     derived = {one.name: one.value for one in tuning.kernel}
-    questions, sysctls = _sysctls(derived, settings["sysctl"], state, context, notes)
+    questions, sysctls = _sysctls(derived, settings.sysctl, state, context, notes)
     if questions:
-        return Manifest(role=ROLE, questions=questions)
-    hugepages = _chosen(settings["transparent_hugepages"], derived.get("transparent_hugepage"))
-    governor = _chosen(settings["governor"], derived.get("cpu_governor"))
-    latency = _latency(str(settings["idle_latency_us"]), derived.get("cpu_idle_latency_us"))
+        return Manifest(role=ROLE.name, questions=questions)
+    hugepages = _chosen(settings.transparent_hugepages, derived.get("transparent_hugepage"))
+    governor = _chosen(settings.governor, derived.get("cpu_governor"))
+    latency = _latency(settings.idle_latency_us, derived.get("cpu_idle_latency_us"))
     if (governor or latency) and _tuned(state):
         notes.append("tuned.service controls governor and idle states of the processors: the role does not set them")
         governor = latency = None
-    options = _module_options(settings["module_options"])
-    acs = settings["acs"] == "off" and not _acs_refused(state, notes)
+    options = _module_options(settings.module_options)
+    acs = settings.acs == "off" and not _acs_refused(state, notes)
     boot = kernel_boot.plan(state, _arguments(derived, settings), notes)
     values = {f"/proc/sys/{_path(name)}": value for name, value in sysctls.items()}
     if hugepages is not None and state.contents.get(files.THP) is not None:
@@ -97,30 +161,50 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         **_unit_files(files.CPU_UNIT, files.CPU, files.cpu_unit(governor or "", latency or ""), governor or latency),
         **_unit_files(files.ACS_UNIT, files.ACS, files.ACS_SERVICE, acs),
     }
-    managed = {path: ManagedFile(path=path, content=text) for path, text in contents.items()}
+    managed = {path: ManagedFile(path=path, content=text, phase="after") for path, text in contents.items()}
     own = [
         *_own_unit(state, files.CPU_UNIT, managed, _runs_otherwise(state, governor)),
         *_own_unit(state, files.ACS_UNIT, managed, _redirects(state)),
     ]
+    restarted = any(unit.state == "restarted" for unit in units)
     return Manifest(
-        role=ROLE,
+        role=ROLE.name,
         files=(*managed.values(), *boot.files),
-        folders=(ManagedFolder(path=MEMORY),),
+        folders=(ManagedFolder(path=ROLE.folder),),
         units=(*own, *units),
+        kernel_values=values,
+        kernel_memory=ROLE.kernel_memory,
+        commands=boot.commands,
         notes=tuple(notes),
         reboot_reasons=boot.reboot_reasons,
         restarts=restarts,
+        # A service that keeps its old limit keeps the mark of all.
+        restart_mark=MARKER if restarted and not restarts else None,
         due_reasons=(*_live_reasons(values, state, context), *boot.due_reasons, *reexec),
-        values={
-            "state": "present",
-            "live": values,
-            "memory": BEFORE,
-            "boot": boot.command,
-            "reexec": bool(reexec),
-            "marker": MARKER,
-            "starters": _starters(state),
-        },
+        result=KernelTuningResult(reexec=bool(reexec), starters=_starters(state)),
     )
+
+
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest) -> Manifest:
+    """Return the removal with units that restore what they changed, and the boot loader's arguments."""
+    units = (files.CPU_UNIT, files.ACS_UNIT)
+    boot = kernel_boot.plan(state, (), [])
+    return manifest.model_copy(
+        update={
+            "files": (*manifest.files, *boot.files),
+            "units": tuple(_stopped(name) for name in units if state.files[f"{files.UNITS}/{name}"].kind == "file"),
+            "commands": boot.commands,
+            "reboot_reasons": boot.reboot_reasons,
+            "due_reasons": (*manifest.due_reasons, *boot.due_reasons),
+            "result": KernelTuningResult(reexec=state.files[files.SYSTEM].kind == "file"),
+        }
+    )
+
+
+def _stopped(name: str) -> UnitState:
+    """Return a unit of ours that stops while its program is there."""
+    return UnitState(name=name, enabled=False, state="stopped", phase="before")
 
 
 def _path(name: str) -> str:
@@ -129,7 +213,7 @@ def _path(name: str) -> str:
 
 
 def _sysctls(
-    derived: Mapping[str, str], given: Mapping[str, Any], state: NodeState, context: Context, notes: list[str]
+    derived: Mapping[str, str], given: Mapping[str, Value], state: NodeState, context: Context, notes: list[str]
 ) -> tuple[dict[str, NodeQuestion], dict[str, str]]:
     """Return (questions to ask first, settings by name): derived ones, with the user's additions, changes, removals."""
     own = {name: value for name, value in derived.items() if "." in name}
@@ -163,7 +247,7 @@ def _sysctls(
 
 def _live_reasons(values: Mapping[str, str], state: NodeState, context: Context) -> Iterator[str]:
     """Yield which settings of the running kernel differ."""
-    reported: Mapping[str, Any] = context.answers.get("sysctl", {})
+    reported = context.answers.get("sysctl", {})
     for path, value in values.items():
         name = path.removeprefix("/proc/sys/").replace("/", ".")
         text = (state.facts.sysctl or {}).get(name)
@@ -193,7 +277,7 @@ def _tuned(state: NodeState) -> bool:
     return unit is not None and unit.active == "active"
 
 
-def _module_options(given: Mapping[str, Any]) -> dict[str, str]:
+def _module_options(given: Mapping[str, Value]) -> dict[str, str]:
     for module, words in given.items():
         text = str(words)
         if MODULE_NAME.fullmatch(module) is None or "\n" in text or not re.fullmatch(r"\s*(\w+=\S+\s*)+", text):
@@ -203,9 +287,9 @@ def _module_options(given: Mapping[str, Any]) -> dict[str, str]:
     return {module: " ".join(str(words).split()) for module, words in given.items()}
 
 
-def _arguments(derived: Mapping[str, str], settings: Mapping[str, Any]) -> tuple[str, ...]:
-    first = {"auto": derived.get("command_line"), "pt": "iommu=pt", "keep": None}[settings["iommu"]]
-    words = [*([first] if first else []), *map(str, settings["command_line"])]
+def _arguments(derived: Mapping[str, str], settings: KernelTuningSettings) -> tuple[str, ...]:
+    first = {"auto": derived.get("command_line"), "pt": "iommu=pt", "keep": None}[settings.iommu]
+    words = [*([first] if first else []), *settings.command_line]
     for word in words:
         if not re.fullmatch(r"[A-Za-z0-9_.,:=@%/+-]{1,200}", word):
             raise UsageError(
@@ -251,16 +335,16 @@ def _own_unit(state: NodeState, name: str, managed: Mapping[str, ManagedFile], o
     path = f"{files.UNITS}/{name}"
     if managed[path].content is None:
         if state.files[path].kind == "file":
-            yield UnitState(name=name, enabled=False, state="stopped")
+            yield _stopped(name)
         return
     stale = any(True for one in (path, PROGRAM_OF[name]) for _ in file_reasons(managed[one], state))
     yield UnitState(name=name, enabled=True, state="restarted" if stale or otherwise else None)
 
 
-def _starters(state: NodeState) -> list[str]:
+def _starters(state: NodeState) -> tuple[str, ...]:
     """Return the running services that pass their limits on."""
     found = (state.unit(name) for name in STARTERS)
-    return [unit.name for unit in found if unit is not None and unit.active == "active"]
+    return tuple(unit.name for unit in found if unit is not None and unit.active == "active")
 
 
 def _limits(state: NodeState, context: Context, notes: list[str]) -> tuple[list[str], list[UnitState], dict[str, str]]:
@@ -296,27 +380,3 @@ def _docker_obstacles(state: NodeState) -> list[str]:
     info = docker.info
     running, live_restore = (info.running, info.live_restore) if info is not None else (0, False)
     return restart_obstacles(running, live_restore, state.facts, state.contents.get(DAEMON_JSON))
-
-
-def _absent(state: NodeState) -> Manifest:
-    there = [name for name in (files.CPU_UNIT, files.ACS_UNIT) if state.files[f"{files.UNITS}/{name}"].kind == "file"]
-    boot = kernel_boot.plan(state, (), [])
-    gone = (*OWN, MARKER)
-    return Manifest(
-        role=ROLE,
-        files=(*(ManagedFile(path=path, content=None, phase="after") for path in gone), *boot.files),
-        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS),
-        units=tuple(UnitState(name=name, enabled=False, state="stopped") for name in there),
-        reboot_reasons=boot.reboot_reasons,
-        due_reasons=(
-            *(("settings of the kernel are recorded",) if state.contents.get(BEFORE) else ()),
-            *boot.due_reasons,
-        ),
-        values={
-            "state": "absent",
-            "live": {},
-            "memory": BEFORE,
-            "boot": boot.command,
-            "reexec": state.files[files.SYSTEM].kind == "file",
-        },
-    )

@@ -54,7 +54,7 @@ _POLICIES: tuple[RolePolicy | Role[Any], ...] = (
     gpu_settings,
     gpu_tools.ROLE,
     storage,
-    kernel_tuning,
+    kernel_tuning.ROLE,
     rdma,
     cuda.ROLE,
     dcgm.ROLE,

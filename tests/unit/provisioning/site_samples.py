@@ -26,8 +26,6 @@ from gpunode.provisioning import (
     cuda,
     driver_files,
     firewall,
-    kernel_boot,
-    kernel_tuning,
     nvidia_repository,
     ssh_hardening,
 )
@@ -519,13 +517,10 @@ class Machine:
             before = {f"GPU-{at}": {"power_limit": 700.0, "compute_mode": "default"} for at in range(2)}
             self._write(gpu_settings_program.MEMORY, json.dumps(before))
 
-    def _after_kernel_tuning(self, values: Mapping[str, Any]) -> None:
-        facts, here = self.document["facts"], values["state"] == "present"
-        if values["boot"]:
-            self._write(kernel_boot.RECORD, values["boot"]["record"] or None)
+    def _after_kernel_tuning(self, _values: Mapping[str, Any]) -> None:
+        facts, here = self.document["facts"], self.absent != "kernel_tuning"
         facts["limits"]["defaults"]["memlock"] = "infinity" if here else "8388608"
         facts["cpu_frequency"]["governors"] = {"performance" if here else "powersave": 8}
-        self._write(kernel_tuning.BEFORE, "{}\n" if here else None)
 
     def _after_accounts(self, values: Mapping[str, Any]) -> None:
         for name in values["create"]:

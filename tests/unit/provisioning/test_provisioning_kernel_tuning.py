@@ -6,8 +6,8 @@ import pytest
 from node_samples import after, by_path, contents, context, file, node, planned
 
 from gpunode.errors import UsageError
-from gpunode.provisioning import kernel_boot, kernel_files
-from gpunode.provisioning.kernel_tuning import BEFORE, LOOK, MARKER, SETPCI
+from gpunode.provisioning import kernel_boot, kernel_files, kernel_tuning
+from gpunode.provisioning.kernel_tuning import MARKER, SETPCI, KernelTuningResult
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.state import BOOT_ID, NodeState
 
@@ -57,16 +57,22 @@ def metal(texts: dict[str, str] | None = None, files: dict[str, Any] | None = No
     return node(texts={**BOOTED, **(texts or {})}, files={**GRUB, **(files or {})}, facts={**METAL, **facts})
 
 
+def result(manifest: Manifest) -> KernelTuningResult:
+    assert isinstance(manifest.result, KernelTuningResult)
+    return manifest.result
+
+
+def argvs_of(manifest: Manifest) -> list[list[str]]:
+    """The commands of the boot loader."""
+    return [[*command.argv] for command in manifest.commands]
+
+
 def settled(state: NodeState, manifest: Manifest) -> NodeState:
     """The node after the role: files, units, boot loader."""
-    record = manifest.values["boot"]["record"] if manifest.values["boot"] else None
     facts = state.facts.model_dump()
     facts["units"] = [{**UNIT, "name": unit.name, "enabled": "enabled"} for unit in manifest.units if unit.enabled]
     facts["cpu_frequency"]["governors"] = {"performance": 8}
-    new = after(manifest, state, facts=facts)
-    document = new.model_dump()
-    document["contents"][kernel_boot.RECORD] = record
-    return NodeState.model_validate(document)
+    return after(manifest, state, facts=facts)
 
 
 def test_bare_metal_gets_all_and_is_settled_afterwards() -> None:
@@ -77,7 +83,7 @@ def test_bare_metal_gets_all_and_is_settled_afterwards() -> None:
     assert "iommu=pt" in str(texts[kernel_files.GRUB])
     assert 'apply "performance" ""' in str(texts[f"{kernel_files.UNITS}/{kernel_files.CPU_UNIT}"])
     assert texts[f"{kernel_files.UNITS}/{kernel_files.ACS_UNIT}"] is None
-    assert plan.values["boot"]["argvs"] == [[kernel_boot.UPDATE_GRUB]]
+    assert argvs_of(plan) == [[kernel_boot.UPDATE_GRUB]]
     assert plan.reboot_reasons == ("iommu=pt is added to the kernel command line",)
     assert plan.due
     again = planned(ROLE, settled(state, plan))
@@ -133,7 +139,7 @@ def test_a_value_that_runs_otherwise_is_due(path: str) -> None:
     state = settled(metal(**other), planned(ROLE, metal(**other)))
     plan = planned(ROLE, state)
     assert len(plan.due_reasons) == 1
-    assert plan.values["live"][path]
+    assert (plan.kernel_values or {})[path]
 
 
 def test_a_setting_that_the_kernel_does_not_know_is_named_and_the_others_are_set() -> None:
@@ -225,7 +231,7 @@ def test_a_value_that_breaks_containers_or_profilers_is_reported(name: str, valu
 
 def test_a_container_gets_files_and_its_kernel_is_left_alone() -> None:
     plan = planned(ROLE, metal(virtualization="docker", sysctl={"vm.swappiness": "60"}))
-    assert plan.values["live"] == {}
+    assert plan.kernel_values == {}
     assert "vm.swappiness = 10" in str(contents(plan)[kernel_files.SYSCTL])
     assert plan.questions == {}
 
@@ -235,11 +241,11 @@ def test_services_get_the_limit_and_wait_on_a_busy_node() -> None:
     running = [{**UNIT, "name": "slurmd.service"}]
     idle = planned(ROLE, metal(units=running, **low))
     assert "systemd's DefaultLimitMEMLOCK is 8388608" in idle.due_reasons
-    assert idle.values["reexec"]
-    assert idle.values["starters"] == ["slurmd.service"]
+    assert result(idle).reexec
+    assert result(idle).starters == ("slurmd.service",)
     process = {"pid": 7, "user": "ann", "name": "python3", "type": "C"}
     busy = planned(ROLE, metal(units=running, gpu_processes=(process,), **low))
-    assert not busy.values["reexec"]
+    assert not result(busy).reexec
     assert any("GPUs are in use" in note for note in busy.notes)
     waiting = planned(ROLE, metal({MARKER: "slurmd.service\n"}, units=running))
     assert [unit.name for unit in waiting.units if unit.state == "restarted"][-1] == "slurmd.service"
@@ -273,15 +279,15 @@ def test_docker_is_not_restarted_under_containers_that_would_end() -> None:
 def test_other_boot_loaders(program: str, texts: dict[str, str], argvs: list[list[str]]) -> None:
     state = metal(texts, files={**NO_GRUB, **IMAGES, program: file("")}, kernels=KERNELS)
     plan = planned(ROLE, state)
-    assert plan.values["boot"]["argvs"] == argvs
+    assert argvs_of(plan) == argvs
     if texts:
         assert by_path(plan, kernel_boot.KERNEL_COMMAND_LINE).content == "root=/dev/sda1 ro iommu=pt\n"
     removed = planned(ROLE, settled(state, plan), state="absent")
     assert removed.due
     if program == kernel_boot.GRUBBY:
-        assert removed.values["boot"]["argvs"] == [[program, "--update-kernel=ALL", "--remove-args=iommu=pt"]]
+        assert argvs_of(removed) == [[program, "--update-kernel=ALL", "--remove-args=iommu=pt"]]
     else:
-        assert removed.values["boot"]["argvs"] == argvs
+        assert argvs_of(removed) == argvs
         assert by_path(removed, kernel_boot.KERNEL_COMMAND_LINE).content == "root=/dev/sda1 ro\n"
 
 
@@ -295,21 +301,21 @@ def test_other_boot_loaders(program: str, texts: dict[str, str], argvs: list[lis
 )
 def test_without_a_known_boot_loader_the_arguments_are_reported(texts: dict[str, str], files: dict[str, Any]) -> None:
     plan = planned(ROLE, metal(texts, files={**NO_GRUB, **files}, kernels=KERNELS))
-    assert plan.values["boot"] is None
+    assert argvs_of(plan) == []
     assert any("add iommu=pt by hand" in note for note in plan.notes)
 
 
 def test_absent_removes_what_is_there_and_nothing_is_due_on_a_node_without_it() -> None:
     assert planned(ROLE, metal(), state="absent").due_reasons == ()
-    state = settled(metal({BEFORE: "{}"}), planned(ROLE, metal()))
+    state = settled(metal({kernel_tuning.ROLE.kernel_memory: "{}"}), planned(ROLE, metal()))
     plan = planned(ROLE, state, state="absent")
     assert {each.path for each in plan.files if each.content is None} >= {kernel_files.SYSCTL, kernel_files.GRUB}
-    assert plan.values["reexec"]
+    assert result(plan).reexec
     assert plan.due
     assert {unit.name for unit in plan.units} == {kernel_files.CPU_UNIT}
 
 
 def test_everything_that_the_plan_reads_is_looked_at() -> None:
-    looked = {*LOOK.paths, *LOOK.contents}
+    looked = {*kernel_tuning.ROLE.look.paths, *kernel_tuning.ROLE.look.contents}
     for state in ("present", "absent"):
         assert {each.path for each in planned(ROLE, metal(), state=state).files} <= looked
