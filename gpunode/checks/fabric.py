@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from gpunode.catalog import Platform, load
-from gpunode.checks.compare import failed, passed, skipped, undetermined
+from gpunode.checks.compare import equals, failed, passed, skipped, undetermined
 from gpunode.checks.driver import same_version
 from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, model_of, of_one_gpu, seen_gpus
 from gpunode.checks.machine import gpu_ids, is_guest, nvswitches, platforms
@@ -102,9 +101,8 @@ def _unasked(units: dict[str, Unit], unknown: CheckResult | None) -> Iterator[Ch
         yield unknown
     for service, unit in used if unknown is not None else ():
         name = UNITS[service].removesuffix(".service")
-        verdict = passed(f"{name} is active", component=name, expected="active", measured=unit.active)
-        failed = replace(verdict, status=Status.FAIL, message=f"{name} is {unit.active} ({unit.sub})")
-        yield verdict if unit.active == "active" else failed
+        bad = f"{name} is {unit.active} ({unit.sub})"
+        yield equals(unit.active, "active", f"{name} is active", bad, component=name)
 
 
 def installed(unit: Unit | None) -> bool:
@@ -114,32 +112,25 @@ def installed(unit: Unit | None) -> bool:
 
 def _started_by_manager(node: NodeFacts) -> CheckResult | None:
     """Return the result for an nvlsm without a unit: NVIDIA's package has none, the fabric manager's unit starts it."""
-    verdict = passed("", component="nvlsm", expected="installed", measured="installed", source=PLATFORMS)
     if node.packages is None:
-        message = "whether nvlsm is installed is unknown"
-        return replace(verdict, status=Status.ERROR, message=message, measured=None)
+        return undetermined("whether nvlsm is installed is unknown", expected="installed", source=PLATFORMS).at("nvlsm")
     found = next((package for package in node.packages if package.name == "nvlsm" and package.installed), None)
     if found is None:
         return None
-    return replace(verdict, message=f"nvlsm {found.version} is installed, nvidia-fabricmanager starts it")
+    message = f"nvlsm {found.version} is installed, nvidia-fabricmanager starts it"
+    return passed(message, component="nvlsm", expected="installed", measured="installed", source=PLATFORMS)
 
 
 def _service(node: NodeFacts, service: str, unit: Unit | None) -> CheckResult:
     name = UNITS[service].removesuffix(".service")
-    verdict = passed(f"{name} is active", component=name, expected="active", measured="active", source=PLATFORMS)
-    absent = not installed(unit)
-    if absent and is_guest(node) and not nvswitches(node):
-        return replace(
-            verdict, status=Status.SKIP, message=f"{name} is not installed: the host may run it", measured=None
-        )
+    if unit is None or not installed(unit):
+        state, bad = "not installed", f"{name} is not installed"
+        if is_guest(node) and not nvswitches(node):
+            return skipped(f"{bad}: the host may run it", component=name, expected="active", source=PLATFORMS)
+    else:
+        state, bad = unit.active, f"{name} is {unit.active} ({unit.sub}){f' since {unit.since}' if unit.since else ''}"
     fault = Status.FAIL if _sure_to_need(node, service) else Status.WARN
-    if absent:
-        return replace(verdict, status=fault, message=f"{name} is not installed", measured="not installed")
-    if unit is not None and unit.active != "active":
-        since = f" since {unit.since}" if unit.since else ""
-        message = f"{name} is {unit.active} ({unit.sub}){since}"
-        return replace(verdict, status=fault, message=message, measured=unit.active)
-    return verdict
+    return equals(state, "active", f"{name} is active", bad, fault=fault, component=name, source=PLATFORMS)
 
 
 @registry.check(
@@ -220,17 +211,19 @@ def _not_reported(node: NodeFacts, gpus: list[SeenGpu]) -> CheckResult:
 def _state_of(gpu: SeenGpu) -> CheckResult:
     fabric = gpu.reported.fabric
     state, status = fabric.state, fabric.status
-    verdict = passed("joined the fabric", expected="Completed, Success", measured=f"{state}, {status}")
-    if state is None:
-        return replace(verdict, status=Status.FAIL, message="reports no fabric, the other GPUs do", measured="N/A")
-    if state != "Completed":
-        return replace(verdict, status=Status.FAIL, message=f"has not joined the fabric: {state}")
-    if status not in (None, "Success"):
-        return replace(verdict, status=Status.FAIL, message=f"could not join the fabric: {status}")
     health = {name: word for name, word in fabric.health if word}
     odd = [f"{name.replace('_', ' ')} {word}" for name, word in health.items() if word.lower() not in WELL]
-    if odd:
-        known = any(BAD.search(word) for word in odd)
-        message = f"the fabric is not healthy: {listed(odd)}" if known else f"the fabric reports: {listed(odd)}"
-        return replace(verdict, status=Status.FAIL if known else Status.WARN, message=message, measured=odd[0])
-    return verdict
+    known = any(BAD.search(word) for word in odd)
+    fault, measured = Status.FAIL, f"{state}, {status}"
+    if state is None:
+        message, measured = "reports no fabric, the other GPUs do", "N/A"
+    elif state != "Completed":
+        message = f"has not joined the fabric: {state}"
+    elif status not in (None, "Success"):
+        message = f"could not join the fabric: {status}"
+    elif odd:
+        message, measured = f"the fabric {'is not healthy' if known else 'reports'}: {listed(odd)}", odd[0]
+        fault = Status.FAIL if known else Status.WARN
+    else:
+        message, fault = "joined the fabric", Status.PASS
+    return CheckResult(fault, message, expected="Completed, Success", measured=measured)

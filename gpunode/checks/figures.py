@@ -59,7 +59,7 @@ def rules_of(expect: Expectation, figure: Figure, component: str) -> MarkRules:
 def judged(figure: Figure, shape: Shape, expect: Expectation, component: str, what: str = "") -> CheckResult:
     """Return the result for a figure. ``what`` precedes it in the message; default: the metric's name."""
     found = assess(figure, shape, load(), rules_of(expect, figure, component))
-    return replace(verdict_of(found, what), component=component)
+    return verdict_of(found, what).at(component)
 
 
 def verdict_of(found: Assessment, what: str = "") -> CheckResult:

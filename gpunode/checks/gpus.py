@@ -239,7 +239,7 @@ def of_one_gpu(function: OfOneGpu, gpu: SeenGpu, *, seen_by_guest: bool = False)
         verdict = CheckResult(Status.SKIP, reason) if reason else function(gpu)
     except NotJudged as error:
         verdict = error.verdict
-    return replace(verdict, component=gpu.component)
+    return verdict.at(gpu.component)
 
 
 def hidden(gpu: SeenGpu, *, seen_by_guest: bool = True) -> str | None:

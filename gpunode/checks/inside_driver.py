@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import load
-from gpunode.checks.compare import skipped, undetermined
+from gpunode.checks.compare import faultless, skipped, undetermined
 from gpunode.checks.driver import same_version
 from gpunode.checks.registry import Broken, CheckResult, NotJudged, Skip, Status, Undetermined, registry
 from gpunode.checks.workload import explained, image_of, known, one, where
@@ -22,6 +21,7 @@ OF_COMPAT = frozenset({"libcuda.so.1", "libcudadebugger.so.1", "libnvidia-nvvm.s
 """Files of cuda-compat that must have libcuda's version."""
 MODULE = ("the module in /proc", "the module by NVML")
 CUDA_SOURCE = "catalog (cuda.yml)"
+MINOR = "minor-version compatibility, without PTX of the newer CUDA"
 
 
 @registry.check(
@@ -50,17 +50,14 @@ def library(node: NodeFacts) -> Iterator[CheckResult]:
         MODULE[1]: nvml.driver_version if nvml is not None else None,
     }
     inside = {name: version for name, version in seen.items() if version and not (compat and name in OF_COMPAT)}
-    verdict = partial(CheckResult, expected=loaded, measured=listed(sorted(set(inside.values()))) or None)
     other = [f"{name} {version}" for name, version in inside.items() if not same_version(version, loaded)]
-    why = refused(node)
-    if other:
-        yield verdict(Status.FAIL, f"inside: {listed(other)}; the loaded module is {loaded}{where(record)}")
-    elif why:
-        yield verdict(Status.FAIL, f"{why}; the loaded module is {loaded}{where(record)}")
-    elif not set(inside) & set(system.driver_libraries):
+    why = f"inside: {listed(other)}" if other else refused(node)
+    if not why and not set(inside) & set(system.driver_libraries):
         yield _without_versions(node, system)
-    else:
-        yield verdict(Status.PASS, f"{listed(sorted(set(inside) - set(MODULE)))} at {loaded}, as the module")
+        return
+    good = f"{listed(sorted(set(inside) - set(MODULE)))} at {loaded}, as the module"
+    bad = f"{why}; the loaded module is {loaded}{where(record)}"
+    yield faultless(good, {bad: why}, expected=loaded, measured=listed(sorted(set(inside.values()))) or None)
 
 
 def _without_versions(node: NodeFacts, inside: SystemValues) -> CheckResult:
@@ -101,27 +98,25 @@ def forward_compat(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _compat(record: Record, values: CudaValues, node: NodeFacts) -> CheckResult:
-    verdict = partial(CheckResult, source=CUDA_SOURCE, measured=values.version)
-    if not values.forward_compat:
-        return verdict(Status.PASS, "not in use: libcuda is the host's")
-    if values.result in (MISMATCH_CUDA, NO_COMPAT):
-        meaning = values.result_name or "error"
-        return verdict(Status.FAIL, f"{values.library} is refused: {meaning} ({values.result}){where(record)}")
-    if values.result != 0:
-        return verdict(
-            Status.SKIP, f"{values.library} is in use and CUDA does not start (container.gpus reports the cause)"
-        )
     series = ".".join((values.cuda_version or "").split(".")[:2])
     row = load().forward_compat.get(series)
     branch = int(node.loaded_driver.version.split(".", maxsplit=1)[0]) if node.loaded_driver else None
-    if row is not None and branch in row.needless_on:
-        return verdict(
-            Status.WARN, f"cuda-compat {values.version} is in use, and driver {branch} has CUDA {series} itself"
-        )
-    if row is not None and branch in row.refused_on:
+    status, message = Status.PASS, f"in use: CUDA {values.cuda_version} by {values.library}"
+    if not values.forward_compat:
+        message = "not in use: libcuda is the host's"
+    elif values.result in (MISMATCH_CUDA, NO_COMPAT):
+        status, reason = Status.FAIL, f"{values.result_name or 'error'} ({values.result})"
+        message = f"{values.library} is refused: {reason}{where(record)}"
+    elif values.result != 0:
+        status = Status.SKIP
+        message = f"{values.library} is in use and CUDA does not start (container.gpus reports the cause)"
+    elif row is not None and branch in row.needless_on:
+        status = Status.WARN
+        message = f"cuda-compat {values.version} is in use, and driver {branch} has CUDA {series} itself"
+    elif row is not None and branch in row.refused_on:
         status = Status.FAIL if row.sure("refused_on") else Status.WARN
-        return verdict(status, f"cuda-compat {values.version} is older than driver {branch}{where(record)}")
-    return verdict(Status.PASS, f"in use: CUDA {values.cuda_version} by {values.library}")
+        message = f"cuda-compat {values.version} is older than driver {branch}{where(record)}"
+    return CheckResult(status, message, measured=values.version, source=CUDA_SOURCE)
 
 
 @registry.check(
@@ -180,26 +175,22 @@ def driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Che
     own = reported or _series((branch.native_cuda if branch else None) or "")
     if own is None:
         return undetermined(f"the CUDA version of driver {driver} is unknown")
-    verdict = partial(CheckResult, expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)
-    if number <= own:
-        return verdict(Status.PASS, f"{what}; driver {driver} runs up to {own}")
     cuda = known(node, "versions.cuda", CudaValues)
     carried = cuda is not None and cuda.forward_compat and not cuda.result
     most = _series(cuda.cuda_version or "") if cuda is not None and carried else None
-    if most is not None and number <= most:
-        return verdict(Status.PASS, f"{what}; driver {driver} runs up to {own}, cuda-compat up to {most}")
-    if most is not None and number.major == most.major:
-        return verdict(
-            Status.WARN,
-            f"{what}; cuda-compat runs up to {most}: minor-version compatibility, without PTX of the newer CUDA",
-        )
     major = catalog.cuda_majors.get(str(number.major))
-    if number.major == own.major and major is not None and Version(driver) >= Version(major.floor):
-        return verdict(
-            Status.WARN,
-            f"{what}; driver {driver} runs up to {own}: minor-version compatibility, without PTX of the newer CUDA",
-        )
-    sure = reported is not None or branch is None or branch.sure("native_cuda")
-    if number.major == own.major:
-        sure = sure and major is not None and major.sure("floor")
-    return verdict(Status.FAIL if sure else Status.WARN, f"{what}; driver {driver} runs up to {own}")
+    up_to = f"driver {driver} runs up to {own}"
+    if number <= own:
+        status, why = Status.PASS, up_to
+    elif most is not None and number <= most:
+        status, why = Status.PASS, f"{up_to}, cuda-compat up to {most}"
+    elif most is not None and number.major == most.major:
+        status, why = Status.WARN, f"cuda-compat runs up to {most}: {MINOR}"
+    elif number.major == own.major and major is not None and Version(driver) >= Version(major.floor):
+        status, why = Status.WARN, f"{up_to}: {MINOR}"
+    else:
+        sure = reported is not None or branch is None or branch.sure("native_cuda")
+        if number.major == own.major:
+            sure = sure and major is not None and major.sure("floor")
+        status, why = Status.FAIL if sure else Status.WARN, up_to
+    return CheckResult(status, f"{what}; {why}", expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)

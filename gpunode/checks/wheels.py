@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 
 from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import Row, load
-from gpunode.checks.compare import failed, undetermined, warned
+from gpunode.checks.compare import at_most, failed, undetermined, warned
 from gpunode.checks.gpus import model_of
 from gpunode.checks.inside_driver import driver_runs
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
@@ -94,17 +93,15 @@ def wheel(node: NodeFacts) -> Iterator[CheckResult]:
     if not torch.architectures:
         raise Undetermined(f"PyTorch {torch.version} does not report its architectures")
     left = [str(capability) for capability in present if not runs_on(torch.architectures, capability)]
-    verdict = partial(
-        CheckResult,
+    yield at_most(
+        len(left),
+        0,
+        f"PyTorch {torch.version} (CUDA {torch.cuda}) has code for every GPU",
+        f"PyTorch {torch.version} has no code for compute capability {listed(left)}{where(record)}",
         expected=listed([str(capability) for capability in present]),
         measured=listed(torch.architectures, most=12),
         remedy=remedy,
     )
-    if left:
-        what = f"PyTorch {torch.version} has no code for compute capability {listed(left)}{where(record)}"
-        yield verdict(Status.FAIL, what)
-    else:
-        yield verdict(Status.PASS, f"PyTorch {torch.version} (CUDA {torch.cuda}) has code for every GPU")
 
 
 def _without_framework(node: NodeFacts) -> bool:
@@ -158,15 +155,22 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Check
     if not rows:
         return undetermined(f"the catalog does not have cuDNN {values.cudnn}", source=LIBRARIES_SOURCE, remedy=NEWER)
     row = rows[0]
-    verdict = partial(CheckResult, measured=values.cudnn, source=LIBRARIES_SOURCE)
+    name = f"cuDNN {values.cudnn}"
     if cuda.major not in row.builds:
-        return verdict(_fault(row, "builds"), f"no cuDNN {values.cudnn} exists for CUDA {cuda.major}{where(record)}")
+        message = f"no {name} exists for CUDA {cuda.major}{where(record)}"
+        return CheckResult(_fault(row, "builds"), message, measured=values.cudnn, source=LIBRARIES_SOURCE)
     floor = Version(row.min_compute_capability)
     below = [str(capability) for capability in capabilities(node) if capability < floor]
-    if below:
-        what = f"cuDNN {values.cudnn} needs compute capability {floor}, here is {listed(below)}{where(record)}"
-        return verdict(_fault(row, "min_compute_capability"), what, expected=f"at least {floor}")
-    return verdict(Status.PASS, f"cuDNN {values.cudnn} is built for CUDA {cuda.major} and these GPUs")
+    return at_most(
+        len(below),
+        0,
+        f"{name} is built for CUDA {cuda.major} and these GPUs",
+        f"{name} needs compute capability {floor}, here is {listed(below)}{where(record)}",
+        fault=_fault(row, "min_compute_capability"),
+        expected=f"at least {floor}" if below else None,
+        measured=values.cudnn,
+        source=LIBRARIES_SOURCE,
+    )
 
 
 @record_check(
@@ -192,15 +196,22 @@ def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> CheckR
     if not older:
         return undetermined(f"the catalog has no NCCL as old as {values.nccl}", source=LIBRARIES_SOURCE, remedy=NEWER)
     row = max(older, key=lambda one_row: Version(one_row.id))
-    verdict = partial(CheckResult, measured=values.nccl, source=LIBRARIES_SOURCE)
+    name = f"NCCL {values.nccl}"
     if cuda.major not in row.cuda_majors:
-        return verdict(_fault(row, "cuda_majors"), f"no NCCL {values.nccl} exists for CUDA {cuda.major}{where(record)}")
+        message = f"no {name} exists for CUDA {cuda.major}{where(record)}"
+        return CheckResult(_fault(row, "cuda_majors"), message, measured=values.nccl, source=LIBRARIES_SOURCE)
     floor = row.min_compute_capability.get(cuda.major)
     below = [str(each) for each in capabilities(node) if floor is not None and each < Version(floor)]
-    if below:
-        what = f"NCCL {values.nccl} for CUDA {cuda.major} needs compute capability {floor}, here is {listed(below)}"
-        return verdict(_fault(row, "min_compute_capability"), what, expected=f"at least {floor}")
-    return verdict(Status.PASS, f"NCCL {values.nccl} is built for CUDA {cuda.major} and these GPUs")
+    return at_most(
+        len(below),
+        0,
+        f"{name} is built for CUDA {cuda.major} and these GPUs",
+        f"{name} for CUDA {cuda.major} needs compute capability {floor}, here is {listed(below)}",
+        fault=_fault(row, "min_compute_capability"),
+        expected=f"at least {floor}" if below else None,
+        measured=values.nccl,
+        source=LIBRARIES_SOURCE,
+    )
 
 
 def _fault(row: Row, field: str) -> Status:

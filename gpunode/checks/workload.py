@@ -1,7 +1,6 @@
 """Base of the checks on records of workloads: selection of the record, its validity, and its GPU."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -133,7 +132,7 @@ def taking(function: Callable[..., FoundT]) -> Callable[..., FoundT]:
 def placed(verdict: CheckResult, node: NodeFacts, record: Record) -> CheckResult:
     """Return a result of a record with the component that the record is about, unless it names another."""
     own = verdict.component != "node" or record.component == "node"
-    return verdict if own else replace(verdict, component=component(node, record))
+    return verdict if own else verdict.at(component(node, record))
 
 
 Judged = CheckResult | Iterable[CheckResult]
