@@ -1,10 +1,10 @@
 """Checks on the presence of GPUs: on the bus, in the driver, in /dev, in nvidia-smi."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from gpunode.catalog import load
 from gpunode.checks.board import TooFew, fewer_than_before, too_few
+from gpunode.checks.compare import equals, failed, passed, skipped, undetermined, warned
 from gpunode.checks.driver import LOG
 from gpunode.checks.gpus import (
     ANSWERS,
@@ -67,14 +67,14 @@ def gpu_present(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
         yield CheckResult(status, reason, expected=expected, measured=0, source=source)
     elif expected is not None and expected != len(slots):
         message = f"{counted(len(slots), 'NVIDIA GPU')} on the PCI bus ({listed(slots, most=8)}), {expected} expected"
-        yield CheckResult(Status.FAIL, message, expected=expected, measured=len(slots), source=source)
+        yield failed(message, expected=expected, measured=len(slots), source=source)
     elif expected is None and (fewer := _fewer(node, expect)) is not None:
         message = f"{counted(fewer.measured, 'NVIDIA GPU')} on the PCI bus ({listed(slots, most=8)}): {fewer.reason}"
         status = Status.FAIL if fewer.certain else Status.WARN
         yield CheckResult(status, message, expected=fewer.expected, measured=fewer.measured, source=fewer.source)
     else:
         message = f"{counted(len(slots), 'NVIDIA GPU')} on the PCI bus: {listed(slots, most=8)}"
-        yield CheckResult(Status.PASS, message, expected=expected, measured=len(slots), source=source)
+        yield passed(message, expected=expected, measured=len(slots), source=source)
 
 
 def _fewer(node: NodeFacts, expect: Expectation) -> TooFew | None:
@@ -104,7 +104,7 @@ def gpu_model(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     if expect.model is not None:
         yield _as_expected(node, expect.model, measured)
     elif not others:
-        yield CheckResult(Status.PASS, measured, measured=measured, source=CATALOG)
+        yield passed(measured, measured=measured, source=CATALOG)
     yield from _mixed(node, measured)
 
 
@@ -119,11 +119,11 @@ def _unknown(node: NodeFacts) -> Iterator[CheckResult]:
     lacking = sorted(number for number, name in ids.items() if name is None)
     if lacking:
         message = f"the catalog does not have {listed(lacking)}: what such a GPU needs is unknown"
-        yield CheckResult(Status.ERROR, message, source=CATALOG, remedy=NEWER)
+        yield undetermined(message, source=CATALOG, remedy=NEWER)
     for number, name in ids.items():
         if name is not None:
             message = f"the catalog does not have {number}; its product name is that of {name}"
-            yield CheckResult(Status.WARN, message, source=CATALOG, remedy=NEWER)
+            yield warned(message, source=CATALOG, remedy=NEWER)
 
 
 def _contradicted(node: NodeFacts) -> Iterator[CheckResult]:
@@ -152,7 +152,7 @@ def _mixed(node: NodeFacts, measured: str) -> Iterator[CheckResult]:
     modules = {" or ".join(row.name for row in match.gpus) for match in matches if match.common.get("form") == "sxm"}
     if len(modules) > 1:
         message = f"{len(modules)} models of SXM modules in one node: {measured}"
-        yield CheckResult(Status.WARN, message, expected=1, measured=len(modules), unit="models", source=CATALOG)
+        yield warned(message, expected=1, measured=len(modules), unit="models", source=CATALOG)
 
 
 def _name_of(device_id: str, subsystem_id: str | None) -> str:
@@ -164,7 +164,7 @@ def _as_expected(node: NodeFacts, expected: str, measured: str) -> CheckResult:
     try:
         ids = {gpu.id for gpu in load().find_gpu(expected).gpus}
     except UsageError as err:
-        return CheckResult(Status.ERROR, f"site file: model: {err}", expected=expected, measured=measured, source=SITE)
+        return undetermined(f"site file: model: {err}", expected=expected, measured=measured, source=SITE)
     others = []
     for device in node.gpus_on_bus or ():
         match = model_of(device)
@@ -172,8 +172,8 @@ def _as_expected(node: NodeFacts, expected: str, measured: str) -> CheckResult:
             others.append(f"{_name_of(device.device_id, device.subsystem_id)} at {device.slot}")
     if others:
         message = f"{expected} expected, found {listed(others)}"
-        return CheckResult(Status.FAIL, message, expected=expected, measured=measured, source=SITE)
-    return CheckResult(Status.PASS, measured, expected=expected, measured=measured, source=SITE)
+        return failed(message, expected=expected, measured=measured, source=SITE)
+    return passed(measured, expected=expected, measured=measured, source=SITE)
 
 
 @registry.check(
@@ -195,15 +195,13 @@ def gpu_count(node: NodeFacts) -> Iterator[CheckResult]:
     lost = lost_slots(node)
     if missing and all(slot in lost for slot in missing):
         raise Skip(f"nvidia-smi cannot reach {listed(missing)} ({ANSWERS})")
-    verdict = CheckResult(Status.FAIL, "", expected=len(on_bus), measured=seen)
     which = f" (not with the driver: {listed(missing)})" if missing else ""
-    if seen != len(on_bus):
-        yield replace(verdict, message=f"{counted(len(on_bus), 'GPU')} on the bus, {seen} with the driver{which}")
-    elif seen != len(listed_slots):
+    if seen != len(listed_slots) and seen == len(on_bus):
         message = f"nvidia-smi counts {counted(seen, 'GPU')} and lists {len(listed_slots)}{which}"
-        yield replace(verdict, message=message, measured=len(listed_slots))
-    else:
-        yield replace(verdict, status=Status.PASS, message=f"the driver has all {counted(seen, 'GPU')} of the bus")
+        yield failed(message, expected=len(on_bus), measured=len(listed_slots))
+        return
+    bad = f"{counted(len(on_bus), 'GPU')} on the bus, {seen} with the driver{which}"
+    yield equals(seen, len(on_bus), f"the driver has all {counted(seen, 'GPU')} of the bus", bad)
 
 
 @registry.check(
@@ -228,18 +226,15 @@ def gpu_device_nodes(node: NodeFacts) -> Iterator[CheckResult]:
     missing = [path for path in expected if not _is_device(nodes.get(path))]
     if missing:
         message = f"missing: {listed([_what_is_there(path, nodes.get(path)) for path in missing])}"
-        yield CheckResult(
-            Status.FAIL, message, expected=len(expected), measured=len(expected) - len(missing), unit="devices"
-        )
+        yield failed(message, expected=len(expected), measured=len(expected) - len(missing), unit="devices")
     elif not _is_device(nodes.get("/dev/nvidia-uvm")):
-        yield CheckResult(
-            Status.WARN,
+        yield warned(
             "/dev/nvidia-uvm is missing: the first CUDA program must create it, which is not possible in a container",
             expected="/dev/nvidia-uvm",
         )
     else:
         message = f"/dev/nvidiactl, /dev/nvidia-uvm and {counted(len(numbers), 'GPU')} have their device files"
-        yield CheckResult(Status.PASS, message, expected=len(expected), measured=len(expected), unit="devices")
+        yield passed(message, expected=len(expected), measured=len(expected), unit="devices")
 
 
 def _is_device(found: DeviceNode | None) -> bool:
@@ -274,9 +269,9 @@ def gpu_answers(node: NodeFacts) -> Iterator[CheckResult]:
         yield _answers(gpu)
     for slot, message in lost.items():
         if slot not in named:
-            yield CheckResult(Status.FAIL, message, f"gpu at {slot}", measured="lost")
+            yield failed(message, component=f"gpu at {slot}", measured="lost")
     if smi is not None and smi.error_kind == "gpu-lost" and not lost:
-        yield CheckResult(Status.FAIL, smi.error_message or "a GPU is lost", measured="lost")
+        yield failed(smi.error_message or "a GPU is lost", measured="lost")
     elif not answering and not lost:
         seen_gpus(node)  # raises Skip with the reason
 
@@ -293,9 +288,9 @@ def _lost_by_status(node: NodeFacts, answering: list[SeenGpu]) -> Iterator[Check
     index = {gpu.reported.pci_bus_id: gpu.component for gpu in answering}
     for slot in sorted(fallen):
         named = f"{slot}: {message} (Xid {OFF_THE_BUS} in the kernel's log)"
-        yield CheckResult(Status.FAIL, named, index.get(slot, f"gpu at {slot}"), measured="lost")
+        yield failed(named, component=index.get(slot, f"gpu at {slot}"), measured="lost")
     if not fallen:
-        yield CheckResult(Status.FAIL, message, measured="lost")
+        yield failed(message, measured="lost")
 
 
 def _smi_runs(node: NodeFacts) -> list[ToolRun]:
@@ -305,11 +300,11 @@ def _smi_runs(node: NodeFacts) -> list[ToolRun]:
 def _answers(gpu: SeenGpu) -> CheckResult:
     where = gpu.reported.pci_bus_id or "at an unknown address"
     if gpu.lost is not None:
-        return CheckResult(Status.FAIL, f"{gpu.name} {where}: {gpu.lost}", gpu.component, measured="lost")
+        return failed(f"{gpu.name} {where}: {gpu.lost}", component=gpu.component, measured="lost")
     if gpu.faults:
         words = listed(gpu.faults)
-        return CheckResult(Status.WARN, f"{gpu.name} {where}: values read {words}", gpu.component, measured=words)
-    return CheckResult(Status.PASS, f"{gpu.name} {where} answers", gpu.component)
+        return warned(f"{gpu.name} {where}: values read {words}", component=gpu.component, measured=words)
+    return passed(f"{gpu.name} {where} answers", component=gpu.component)
 
 
 @registry.check(
@@ -334,7 +329,7 @@ def gpu_messages(node: NodeFacts) -> Iterator[CheckResult]:
         component = index.get(slot, f"gpu at {slot}") if slot else "node"
         corrupted = message in inforom
         source, remedy = (DCGM, INFOROM_REMEDY) if corrupted else (None, None)
-        yield CheckResult(Status.WARN, message, component, measured=message[:80], source=source, remedy=remedy)
+        yield warned(message, component=component, measured=message[:80], source=source, remedy=remedy)
     statuses: dict[int, list[str]] = {}
     for run in _smi_runs(node):
         if run.ended == "exit" and run.exit_status != 0:
@@ -350,7 +345,7 @@ def gpu_messages(node: NodeFacts) -> Iterator[CheckResult]:
         severe = Status.FAIL if status in SEVERE else Status.WARN
         yield CheckResult(severe, message, expected=0, measured=status, source=MANUAL)
     if not messages and not [run for run, commands in left.items() if run not in NO_ANSWER or XML_COMMAND in commands]:
-        yield CheckResult(Status.PASS, "nvidia-smi prints no warning", expected=0, measured=0)
+        yield passed("nvidia-smi prints no warning", expected=0, measured=0)
 
 
 def _messages(node: NodeFacts) -> list[str]:
@@ -373,11 +368,11 @@ def gpu_recovery(gpu: SeenGpu) -> CheckResult:
     if action not in (None, "None"):
         message = f"the driver requests: {action}"
         steps = ("restart_os",) if "reboot" in action.lower() else None
-        return CheckResult(Status.FAIL, message, expected="None", measured=action, actions=steps)
+        return failed(message, expected="None", measured=action, actions=steps)
     if reset:
-        return CheckResult(Status.FAIL, "the driver requests a reset", expected=False, measured=True)
+        return failed("the driver requests a reset", expected=False, measured=True)
     if drain:
-        return CheckResult(Status.FAIL, "the driver recommends a drain and a reset", expected=False, measured=True)
+        return failed("the driver recommends a drain and a reset", expected=False, measured=True)
     if action is None and reset is None and drain is None:
-        return CheckResult(Status.SKIP, "this driver has no value for whether a GPU needs a reset")
-    return CheckResult(Status.PASS, "no reset or reboot is requested", measured=action)
+        return skipped("this driver has no value for whether a GPU needs a reset")
+    return passed("no reset or reboot is requested", measured=action)

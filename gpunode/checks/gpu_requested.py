@@ -1,13 +1,12 @@
 """Checks on the settings that the role gpu_settings requests: applied now, and applied after a reboot."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
+from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
 from gpunode.checks.gpu_settings import PERSISTENCE_UNIT, REQUESTED
 from gpunode.checks.gpus import SeenGpu, of_one_gpu, seen_gpus
-from gpunode.checks.registry import CheckResult, Skip, Status, registry
+from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.facts.node import GpuSetting, NodeFacts, Unit
 from gpunode.text import listed
 from gpunode.tuning.gpu_settings_program import LATER, TITLES, busy, in_force, pending, requested, resolved, shown
@@ -38,13 +37,13 @@ def settings(node: NodeFacts) -> Iterator[CheckResult]:
     rules, reported = asked.plain_rules(), asked.reported or {}
     for gpu in gpus:
         problems = resolved(requested(rules, gpu.plain), gpu.plain)[1]
-        judge = partial(_settings_of, problems=problems, entries=reported.get(str(gpu.reported.uuid), {}))
-        yield of_one_gpu(judge, gpu, seen_by_guest=True)
+        entries = reported.get(str(gpu.reported.uuid), {})
+        yield of_one_gpu(_settings_of, gpu, seen_by_guest=True, problems=problems, entries=entries)
 
 
 def _settings_of(gpu: SeenGpu, problems: dict[str, str], entries: dict[str, GpuSetting]) -> CheckResult:
     if not gpu.requested and not problems:
-        return CheckResult(Status.SKIP, "no rule is for this GPU", source=REQUESTED)
+        return skipped("no rule is for this GPU", source=REQUESTED)
     wrong, waiting, unknown = list(problems.values()), [], []
     for setting, value in gpu.requested.items():
         now = _now(setting, gpu, entries)
@@ -64,13 +63,13 @@ def _settings_of(gpu: SeenGpu, problems: dict[str, str], entries: dict[str, GpuS
         else:
             wrong.append(f"{what} is {shown(setting, now)}, not {shown(setting, value)}")
     if wrong:
-        return CheckResult(Status.FAIL, "; ".join([*wrong, *waiting]), source=REQUESTED)
+        return failed("; ".join([*wrong, *waiting]), source=REQUESTED)
     if unknown:
-        return CheckResult(Status.ERROR, f"nvidia-smi does not report {listed(unknown)}", source=REQUESTED)
+        return undetermined(f"nvidia-smi does not report {listed(unknown)}", source=REQUESTED)
     if waiting:
-        return CheckResult(Status.WARN, "; ".join(waiting), source=REQUESTED)
+        return warned("; ".join(waiting), source=REQUESTED)
     values = ", ".join(f"{TITLES[name]} {shown(name, value)}" for name, value in gpu.requested.items())
-    return CheckResult(Status.PASS, values, source=REQUESTED)
+    return passed(values, source=REQUESTED)
 
 
 def _now(setting: str, gpu: SeenGpu, entries: dict[str, GpuSetting]) -> Any:
@@ -100,14 +99,14 @@ def settings_kept(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = seen_gpus(node)
     if node.gpu_settings is not None:
         for name, why in ((UNIT, "the settings are not applied again"), (PERSISTENCE_UNIT, "GPUs forget them")):
-            yield replace(_kept_by(_unit(node, name), why), component=name.removesuffix(".service"))
+            yield _kept_by(_unit(node, name), why).at(name.removesuffix(".service"))
     by_hand = [gpu for gpu in gpus if gpu.lost is None and _is_by_hand(gpu)]
     for gpu in by_hand:
         clocks = in_force("application_clocks_mhz", gpu.plain)
         message = f"application clocks {clocks[0]},{clocks[1]} MHz were set by hand: they are lost with the next reboot"
-        yield CheckResult(Status.WARN, message, component=gpu.component, measured=f"{clocks[0]},{clocks[1]}")
+        yield warned(message, component=gpu.component, measured=f"{clocks[0]},{clocks[1]}")
     if not by_hand and node.gpu_settings is None:
-        yield CheckResult(Status.PASS, "no application clocks are set that a reboot loses")
+        yield passed("no application clocks are set that a reboot loses")
 
 
 def _unit(node: NodeFacts, name: str) -> Unit | None:
@@ -116,13 +115,13 @@ def _unit(node: NodeFacts, name: str) -> Unit | None:
 
 def _kept_by(unit: Unit | None, why: str) -> CheckResult:
     if unit is None:
-        return CheckResult(Status.WARN, f"it is not installed: after a reboot {why}", expected="enabled")
+        return warned(f"it is not installed: after a reboot {why}", expected="enabled")
     if unit.enabled != "enabled":
         message = f"it is {unit.enabled or 'not enabled'}: after a reboot {why}"
-        return CheckResult(Status.WARN, message, expected="enabled", measured=unit.enabled)
+        return warned(message, expected="enabled", measured=unit.enabled)
     if unit.active != "active":
-        return CheckResult(Status.WARN, f"it is {unit.active}", expected="active", measured=unit.active)
-    return CheckResult(Status.PASS, "enabled, and active since the boot", expected="enabled", measured=unit.enabled)
+        return warned(f"it is {unit.active}", expected="active", measured=unit.active)
+    return passed("enabled, and active since the boot", expected="enabled", measured=unit.enabled)
 
 
 def _is_by_hand(gpu: SeenGpu) -> bool:

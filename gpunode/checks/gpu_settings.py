@@ -1,8 +1,8 @@
 """Checks on settings and use of GPUs: persistence, compute mode, MIG, power limit, clocks, memory."""
 
 from collections.abc import Iterator
-from functools import partial
 
+from gpunode.checks.compare import Scale, at_least, at_most, failed, first_fault, passed, skipped, undetermined, warned
 from gpunode.checks.gpu import SITE
 from gpunode.checks.gpus import CATALOG, SeenGpu, gpu_check, of_one_gpu, seen_gpus
 from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, Undetermined, registry
@@ -84,16 +84,13 @@ MOST_OF_MEMORY = Threshold(
 def persistence(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = seen_gpus(node)
     for gpu in gpus:
-        yield of_one_gpu(partial(_mode_of, held=_held_by_daemon(node)), gpu, seen_by_guest=True)
+        yield of_one_gpu(_mode_of, gpu, seen_by_guest=True, held=_held_by_daemon(node))
     daemon = next((unit for unit in node.units or () if unit.name == PERSISTENCE_UNIT), None)
     state = daemon.active if daemon is not None else "not installed"
     if state == "active":
-        yield CheckResult(
-            Status.PASS, "the persistence daemon is active", component="nvidia-persistenced", measured=state
-        )
+        yield passed("the persistence daemon is active", component="nvidia-persistenced", measured=state)
     else:
-        yield CheckResult(
-            Status.WARN,
+        yield warned(
             f"the persistence daemon is {state}: the mode is not set again after a reboot",
             component="nvidia-persistenced",
             expected="active",
@@ -115,11 +112,11 @@ def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> CheckResult:
     if mode is None:
         raise Undetermined("nvidia-smi does not report the persistence mode")
     if mode:
-        return CheckResult(Status.PASS, "persistence mode is on", expected=True, measured=True)
+        return passed("persistence mode is on", expected=True, measured=True)
     if f"/dev/nvidia{gpu.reported.minor_number}" in held:
         # Drivers from 590 on may print "Disabled" for a GPU that the daemon keeps initialized.
-        return CheckResult(Status.PASS, "the persistence daemon keeps it initialized", expected=True, measured=True)
-    return CheckResult(Status.FAIL, "persistence mode is off", expected=True, measured=False)
+        return passed("the persistence daemon keeps it initialized", expected=True, measured=True)
+    return failed("persistence mode is off", expected=True, measured=False)
 
 
 @gpu_check(
@@ -134,21 +131,14 @@ def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> CheckResult:
 def compute_mode(gpu: SeenGpu) -> CheckResult:
     mode = gpu.reported.compute_mode
     if mode is None:
-        return CheckResult(Status.ERROR, "nvidia-smi does not report the compute mode")
+        return undetermined("nvidia-smi does not report the compute mode")
     if mode == gpu.requested.get("compute_mode"):
-        return CheckResult(Status.PASS, f"compute mode is {mode}", expected=mode, measured=mode, source=REQUESTED)
+        return passed(f"compute mode is {mode}", expected=mode, measured=mode, source=REQUESTED)
     if mode == "Default":
-        return CheckResult(Status.PASS, "compute mode is Default", expected="Default", measured=mode)
+        return passed("compute mode is Default", expected="Default", measured=mode)
     if mode == "Prohibited":
-        return CheckResult(
-            Status.FAIL, "compute mode is Prohibited: CUDA cannot start", expected="Default", measured=mode
-        )
-    return CheckResult(
-        Status.WARN,
-        f"compute mode is {mode}: a second process on this GPU fails",
-        expected="Default",
-        measured=mode,
-    )
+        return failed("compute mode is Prohibited: CUDA cannot start", expected="Default", measured=mode)
+    return warned(f"compute mode is {mode}: a second process on this GPU fails", expected="Default", measured=mode)
 
 
 @registry.check(
@@ -169,34 +159,32 @@ def mig(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     if modes <= {None}:
         can = [gpu.component for gpu in gpus if gpu.known.get("mig_instances") and gpu.for_servers and not gpu.is_vgpu]
         if can:
-            yield CheckResult(Status.ERROR, f"nvidia-smi does not report the MIG mode of {listed(can)}")
+            yield undetermined(f"nvidia-smi does not report the MIG mode of {listed(can)}")
         else:
-            yield CheckResult(Status.SKIP, "these GPUs have no MIG")
+            yield skipped("these GPUs have no MIG")
         return
     for gpu in gpus:
-        yield of_one_gpu(partial(_mig_of, expected=expect.mig), gpu, seen_by_guest=True)
+        yield of_one_gpu(_mig_of, gpu, seen_by_guest=True, expected=expect.mig)
     meant = all(gpu.reported.mig_mode == gpu.requested.get("mig") for gpu in gpus if "mig" in gpu.requested)
     if len(modes) > 1 and not (meant and any("mig" in gpu.requested for gpu in gpus)):
         on = [gpu.component for gpu in gpus if gpu.mig]
-        yield CheckResult(Status.WARN, f"MIG is on for some GPUs only: {listed(on, most=8)}")
+        yield warned(f"MIG is on for some GPUs only: {listed(on, most=8)}")
 
 
 def _mig_of(gpu: SeenGpu, expected: bool | None) -> CheckResult:
     mode, pending = gpu.reported.mig_mode, gpu.reported.mig_mode_pending
     if mode is None:
-        return CheckResult(Status.SKIP, f"{gpu.name} has no MIG")
+        return skipped(f"{gpu.name} has no MIG")
     word = "on" if mode else "off"
     if expected is not None and mode != expected:
-        return CheckResult(Status.FAIL, f"MIG is {word}", expected=expected, measured=mode, source=SITE)
+        return failed(f"MIG is {word}", expected=expected, measured=mode, source=SITE)
     if pending is not None and pending != mode:
         after = "on" if pending else "off"
-        return CheckResult(
-            Status.WARN, f"MIG is {word}, and {after} after the next reset", expected=pending, measured=mode
-        )
+        return warned(f"MIG is {word}, and {after} after the next reset", expected=pending, measured=mode)
     if mode and not gpu.reported.mig_devices:
-        return CheckResult(Status.WARN, "MIG is on and has no instance: nothing can run on this GPU")
+        return warned("MIG is on and has no instance: nothing can run on this GPU")
     instances = f" with {counted(len(gpu.reported.mig_devices or ()), 'instance')}" if mode else ""
-    return CheckResult(Status.PASS, f"MIG is {word}{instances}", measured=mode)
+    return passed(f"MIG is {word}{instances}", measured=mode)
 
 
 @gpu_check(
@@ -214,12 +202,17 @@ def power_limit(gpu: SeenGpu) -> CheckResult:
         return gpu.not_reported("the power limit", expected=gpu.for_servers)
     meant = gpu.requested.get("power_limit_w")
     default = default if meant is None else meant
-    verdict = partial(
-        CheckResult, expected=default, measured=limit, unit="W", source=OWN_DEFAULT if meant is None else REQUESTED
+    good, bad = f"the power limit is {limit:g} W", f"the power limit is {limit:g} W of {default:g} W"
+    return at_least(
+        limit,
+        default - LIMIT_ROUNDING.of(gpu.match),
+        good,
+        bad,
+        fault=Status.WARN,
+        expected=default,
+        unit="W",
+        source=OWN_DEFAULT if meant is None else REQUESTED,
     )
-    if limit < default - LIMIT_ROUNDING.of(gpu.match):
-        return verdict(Status.WARN, f"the power limit is {limit:g} W of {default:g} W")
-    return verdict(Status.PASS, f"the power limit is {limit:g} W")
 
 
 @gpu_check(
@@ -252,15 +245,10 @@ def clocks(gpu: SeenGpu) -> CheckResult:
         problems.append(f"busy, held back by nothing, and its SM clock is {now} of {most} MHz")
     known = CATALOG if gpu.known.get("sm_clock_mhz") is not None else OWN
     if not problems:
-        return CheckResult(Status.PASS, f"up to {most} MHz are offered", measured=most, unit="MHz", source=known)
+        return passed(f"up to {most} MHz are offered", measured=most, unit="MHz", source=known)
     measured, expected = (lower[0][1], lower[0][2]) if lower else (now, most)
-    return CheckResult(
-        Status.WARN,
-        "; ".join(problems),
-        expected=expected,
-        measured=measured,
-        unit="MHz",
-        source=CATALOG if lower else OWN,
+    return warned(
+        "; ".join(problems), expected=expected, measured=measured, unit="MHz", source=CATALOG if lower else OWN
     )
 
 
@@ -282,16 +270,16 @@ def clocks(gpu: SeenGpu) -> CheckResult:
 def memory_used(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = seen_gpus(node)
     for gpu in gpus:
-        yield of_one_gpu(partial(_memory_of, node=node), gpu, seen_by_guest=True)
+        yield of_one_gpu(_memory_of, gpu, seen_by_guest=True, node=node)
 
 
 def _memory_of(gpu: SeenGpu, node: NodeFacts) -> CheckResult:
     used = gpu.reported.memory_used_mib
     if gpu.is_vgpu or gpu.mig:
-        return CheckResult(Status.SKIP, "memory of a divided GPU is not counted by process")
+        return skipped("memory of a divided GPU is not counted by process")
     if gpu.known.get("form") == "superchip" or gpu.reported.addressing_mode == "ATS":
         # NVML's known issues: if GPUs are NUMA nodes, pages stay allocated after their process ended.
-        return CheckResult(Status.SKIP, "the operating system manages this GPU's memory with its own", measured=used)
+        return skipped("the operating system manages this GPU's memory with its own", measured=used)
     if used is None:
         # A superchip's memory belongs to the machine.
         return gpu.not_reported("the memory in use", expected=gpu.for_servers)
@@ -304,15 +292,12 @@ def _memory_of(gpu: SeenGpu, node: NodeFacts) -> CheckResult:
     ]
     if used > idle_most and not users:
         message = f"{used} MiB are in use, and no process has them"
-        return CheckResult(Status.WARN, message, expected=idle_most, measured=used, unit="MiB")
+        return warned(message, expected=idle_most, measured=used, unit="MiB")
     if users:
-        return CheckResult(
-            Status.PASS,
-            f"{used} MiB are in use by {counted(len(users), 'process', 'processes')}",
-            measured=used,
-            unit="MiB",
+        return passed(
+            f"{used} MiB are in use by {counted(len(users), 'process', 'processes')}", measured=used, unit="MiB"
         )
-    return CheckResult(Status.PASS, f"{used} MiB are in use", expected=idle_most, measured=used, unit="MiB")
+    return passed(f"{used} MiB are in use", expected=idle_most, measured=used, unit="MiB")
 
 
 @gpu_check(
@@ -330,21 +315,22 @@ def memory_size(gpu: SeenGpu) -> CheckResult:
     sold, gigabytes = gpu.known.get("memory_mib"), gpu.known.get("memory_gb")
     expected = sold if sold is not None else None if gigabytes is None else round(gigabytes * 1e9 / 2**20)
     if gpu.known.get("form") == "superchip" and total is None:
-        return CheckResult(Status.SKIP, "the operating system manages this GPU's memory with its own")
+        return skipped("the operating system manages this GPU's memory with its own")
     if total is None:
         return gpu.not_reported("the memory size", expected=gpu.for_servers)
     if expected is None:
         reason = (
             "a model that the catalog does not have (gpu.model)" if gpu.match is None else f"the size of {gpu.name}"
         )
-        return CheckResult(Status.SKIP, f"{total} MiB; the catalog does not have {reason}", measured=total, unit="MiB")
-    verdict = partial(CheckResult, expected=expected, measured=total, unit="MiB", source=CATALOG)
-    if total < LEAST_OF_MEMORY.of(gpu.match) * expected:
-        status = Status.FAIL if gpu.sure("memory_mib" if sold is not None else "memory_gb") else Status.WARN
-        return verdict(status, f"{total} MiB of memory, its model has {expected}")
-    if total > MOST_OF_MEMORY.of(gpu.match) * expected:
-        return verdict(Status.WARN, f"{total} MiB of memory, its model has {expected}: it may be another model")
-    return verdict(Status.PASS, f"{total} MiB of memory")
+        return skipped(f"{total} MiB; the catalog does not have {reason}", measured=total, unit="MiB")
+    sure = gpu.sure("memory_mib" if sold is not None else "memory_gb")
+    good, bad = f"{total} MiB of memory", f"{total} MiB of memory, its model has {expected}"
+    least, most = LEAST_OF_MEMORY.of(gpu.match) * expected, MOST_OF_MEMORY.of(gpu.match) * expected
+    size: Scale = {"unit": "MiB", "source": CATALOG}
+    return first_fault(
+        at_least(total, least, good, bad, fault=Status.FAIL if sure else Status.WARN, expected=expected, **size),
+        at_most(total, most, good, f"{bad}: it may be another model", fault=Status.WARN, expected=expected, **size),
+    )
 
 
 @registry.check(
@@ -366,12 +352,10 @@ def vbios(node: NodeFacts) -> Iterator[CheckResult]:
     mixed = [versions for versions in by_model.values() if len(versions) > 1]
     for versions in mixed:
         words = listed([f"{version}: {listed(names, most=8)}" for version, names in sorted(versions.items())])
-        yield CheckResult(Status.WARN, f"VBIOS differs: {words}", expected=1, measured=len(versions), unit="versions")
+        yield warned(f"VBIOS differs: {words}", expected=1, measured=len(versions), unit="versions")
     if not verdict:
-        yield CheckResult(Status.SKIP, "nvidia-smi reports no VBIOS version of these GPUs")
+        yield skipped("nvidia-smi reports no VBIOS version of these GPUs")
     elif not mixed and all(len(names) == 1 for versions in by_model.values() for names in versions.values()):
-        yield CheckResult(Status.SKIP, "no two GPUs of one model to compare")
+        yield skipped("no two GPUs of one model to compare")
     elif not mixed:
-        yield CheckResult(
-            Status.PASS, "GPUs of one model have one VBIOS version", expected=1, measured=1, unit="versions"
-        )
+        yield passed("GPUs of one model have one VBIOS version", expected=1, measured=1, unit="versions")

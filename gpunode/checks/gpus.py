@@ -232,11 +232,13 @@ def gpu_check(check_id: str, *, seen_by_guest: bool = False, **declared: Any) ->
     return decorate
 
 
-def of_one_gpu(function: OfOneGpu, gpu: SeenGpu, *, seen_by_guest: bool = False) -> CheckResult:
-    """Return a function's result for a GPU, or why it has none."""
+def of_one_gpu(
+    function: Callable[..., CheckResult], gpu: SeenGpu, *, seen_by_guest: bool = False, **named: Any
+) -> CheckResult:
+    """Return a function's result for a GPU (and the named arguments), or why it has none."""
     try:
         reason = hidden(gpu, seen_by_guest=seen_by_guest)
-        verdict = CheckResult(Status.SKIP, reason) if reason else function(gpu)
+        verdict = CheckResult(Status.SKIP, reason) if reason else function(gpu, **named)
     except NotJudged as error:
         verdict = error.verdict
     return verdict.at(gpu.component)

@@ -1,8 +1,8 @@
 """Checks on settings and size of the host: clock, disks, memory, processors, limits, environment."""
 
 from collections.abc import Iterator
-from functools import partial
 
+from gpunode.checks.compare import Scale, at_least, failed, passed, skipped, warned
 from gpunode.checks.machine import is_container, is_guest
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
@@ -33,11 +33,7 @@ MEMORY_OF_ONE = Threshold(
     "host.sized-for-gpus.memory-of-one", 32, "GiB", "Less is noted on a node with one GPU.", source=GUIDES
 )
 MEMORY_PER_GPU = Threshold(
-    "host.sized-for-gpus.memory",
-    64,
-    "GiB per GPU",
-    "Less is noted on a node with several GPUs.",
-    source=GUIDES,
+    "host.sized-for-gpus.memory", 64, "GiB per GPU", "Less is noted on a node with several GPUs.", source=GUIDES
 )
 LOCAL_DISK = Threshold(
     "host.sized-for-gpus.disk",
@@ -84,12 +80,12 @@ def time(node: NodeFacts) -> Iterator[CheckResult]:
         raise Undetermined("timedatectl does not report whether the clock is synchronised")
     by = f" by {sync.service}" if sync.service else ""
     if not sync.synchronized:
-        yield CheckResult(Status.FAIL, f"the clock is not synchronised{by}", expected=True, measured=False)
+        yield failed(f"the clock is not synchronised{by}", expected=True, measured=False)
     elif sync.offset_s is not None and abs(sync.offset_s) > OFFSET_MOST.value:
         message = f"the clock is {abs(sync.offset_s):g} s off{by}"
-        yield CheckResult(Status.WARN, message, expected=OFFSET_MOST.value, measured=sync.offset_s, unit="s")
+        yield warned(message, expected=OFFSET_MOST.value, measured=sync.offset_s, unit="s")
     else:
-        yield CheckResult(Status.PASS, f"the clock is synchronised{by}", expected=True, measured=True)
+        yield passed(f"the clock is synchronised{by}", expected=True, measured=True)
 
 
 @registry.check(
@@ -106,26 +102,22 @@ def disk_space(node: NodeFacts) -> Iterator[CheckResult]:
         inside = "a container without its own local file system" if is_container(node) else None
         yield CheckResult(Status.SKIP if inside else Status.ERROR, inside or "df lists no local file system")
     for file_system in node.file_systems or ():
-        yield _space(file_system)
+        yield _space(file_system).at(file_system.mount)
 
 
 def _space(file_system: FileSystem) -> CheckResult:
     size, free, inodes = file_system.size_mib, file_system.free_mib, file_system.inodes_free_percent
     used = round(100 * (1 - free / size)) if size else 100
-    full = FULL.value
-    verdict = partial(
-        CheckResult, component=file_system.mount, expected=full, measured=used, unit="% used", source=FULL_SOURCE
-    )
+    about: Scale = {"unit": "% used", "source": FULL_SOURCE}
+    message = f"{used} % used, {free} MiB free"
     # File systems that are always full and read-only: squashfs, ISO images, firmware variables.
     if file_system.type in ("squashfs", "iso9660", "erofs", "efivarfs"):
-        return verdict(Status.PASS, f"{file_system.type} is always full")
-    if used >= full:
-        return verdict(Status.FAIL, f"{used} % used, {free} MiB free")
-    if inodes is not None and inodes < INODES_LEAST.value:
-        return verdict(Status.FAIL, f"{inodes} % of its inodes are free", expected=INODES_LEAST.value, measured=inodes)
-    if used >= NEARLY_FULL.value:
-        return verdict(Status.WARN, f"{used} % used, {free} MiB free")
-    return verdict(Status.PASS, f"{used} % used, {free} MiB free")
+        return passed(f"{file_system.type} is always full", expected=FULL.value, measured=used, **about)
+    few_inodes = inodes is not None and inodes < INODES_LEAST.value
+    if used < FULL.value and few_inodes:
+        return failed(f"{inodes} % of its inodes are free", expected=INODES_LEAST.value, measured=inodes, **about)
+    status = Status.FAIL if used >= FULL.value else Status.WARN if used >= NEARLY_FULL.value else Status.PASS
+    return CheckResult(status, message, expected=FULL.value, measured=used, **about)
 
 
 @registry.check(
@@ -143,9 +135,8 @@ def memory_free(node: NodeFacts) -> Iterator[CheckResult]:
     if memory is None or memory.available_mib is None or not memory.total_mib:
         raise Undetermined("/proc/meminfo does not report the available memory")
     percent = round(100 * memory.available_mib / memory.total_mib)
-    verdict = partial(CheckResult, expected=MEMORY_LEAST.value, measured=percent, unit="% available")
     message = f"{memory.available_mib} of {memory.total_mib} MiB are available"
-    yield verdict(Status.WARN if percent < MEMORY_LEAST.value else Status.PASS, message)
+    yield at_least(percent, MEMORY_LEAST.value, message, fault=Status.WARN, unit="% available")
 
 
 @registry.check(
@@ -164,13 +155,14 @@ def cpu_governor(node: NodeFacts) -> Iterator[CheckResult]:
     slow = {name: number for name, number in frequency.governors.items() if name not in PERFORMANCE}
     preferences = {name: number for name, number in frequency.preferences.items() if name not in PERFORMANCE}
     words = listed([f"{name}: {number} processors" for name, number in frequency.governors.items()])
-    verdict = partial(CheckResult, expected="performance", measured=listed(sorted(frequency.governors)))
     # With intel_pstate and amd-pstate, governor powersave with preference performance is full clock as well.
-    if not slow or (frequency.preferences and not preferences):
-        yield verdict(Status.PASS, f"processors run for performance ({words})")
-    else:
-        hint = f", preference {listed(sorted(preferences))}" if preferences else ""
-        yield verdict(Status.WARN, f"processors save power: {words}{hint}")
+    fast = not slow or (frequency.preferences and not preferences)
+    hint = f", preference {listed(sorted(preferences))}" if preferences else ""
+    yield (passed if fast else warned)(
+        f"processors run for performance ({words})" if fast else f"processors save power: {words}{hint}",
+        expected="performance",
+        measured=listed(sorted(frequency.governors)),
+    )
 
 
 @registry.check(
@@ -186,7 +178,7 @@ def cpu_governor(node: NodeFacts) -> Iterator[CheckResult]:
 def limits(node: NodeFacts) -> Iterator[CheckResult]:
     files = _limit(node, "nofile")
     if files is None:
-        yield CheckResult(Status.SKIP, "no limit of open files is set by systemd or limits.conf", "nofile")
+        yield skipped("no limit of open files is set by systemd or limits.conf", component="nofile")
     else:
         enough = files in UNLIMITED or (files.isdigit() and int(files) >= FILES_LEAST.value)
         status = Status.PASS if enough else Status.WARN
@@ -195,11 +187,15 @@ def limits(node: NodeFacts) -> Iterator[CheckResult]:
     if not node.infiniband:
         return
     memory = _limit(node, "memlock", per_unit=1024)
-    status = Status.PASS if memory in UNLIMITED else Status.WARN
     is_number = memory is not None and memory.isdigit()
     amount = f"{int(memory or 0) // 1024} KiB" if is_number else memory or "the default amount"
-    verdict = partial(CheckResult, component="memlock", expected="unlimited", measured=memory)
-    yield verdict(status, f"{amount} of memory may be locked", unit="bytes" if is_number else None)
+    yield (passed if memory in UNLIMITED else warned)(
+        f"{amount} of memory may be locked",
+        component="memlock",
+        expected="unlimited",
+        measured=memory,
+        unit="bytes" if is_number else None,
+    )
 
 
 def _of_services(node: NodeFacts) -> Iterator[CheckResult]:
@@ -212,14 +208,13 @@ def _of_services(node: NodeFacts) -> Iterator[CheckResult]:
     lines = [one for one in limits.settings if one.item == "memlock" and one.domain == "*" and one.type != "soft"]
     if not lines:
         return
-    verdict = partial(CheckResult, component="memlock of services", expected="infinity", measured=services)
-    if services in UNLIMITED:
-        yield verdict(Status.PASS, "services may lock memory as logins may")
-    else:
-        yield verdict(
-            Status.WARN,
-            f"logins may lock memory without limit, services {services} bytes: DefaultLimitMEMLOCK is not set",
-        )
+    bad = f"logins may lock memory without limit, services {services} bytes: DefaultLimitMEMLOCK is not set"
+    yield (passed if services in UNLIMITED else warned)(
+        "services may lock memory as logins may" if services in UNLIMITED else bad,
+        component="memlock of services",
+        expected="infinity",
+        measured=services,
+    )
 
 
 def _limit(node: NodeFacts, item: str, per_unit: int = 1) -> str | None:
@@ -276,9 +271,9 @@ def environment(node: NodeFacts) -> Iterator[CheckResult]:
     left = [setting for setting in node.environment or () if _slows(setting)]
     if left:
         words = listed([f"{setting.name}={setting.value} in {setting.path}" for setting in left])
-        yield CheckResult(Status.WARN, words, expected=0, measured=len(left), unit="variables")
+        yield warned(words, expected=0, measured=len(left), unit="variables")
     else:
-        yield CheckResult(Status.PASS, "no debugging variable is set globally", expected=0, measured=0)
+        yield passed("no debugging variable is set globally", expected=0, measured=0)
 
 
 def _slows(setting: EnvironmentSetting) -> bool:
@@ -325,7 +320,7 @@ def _fastest_link(node: NodeFacts) -> CheckResult:
     ports = [port for device in node.infiniband or () for port in device.ports if port.state == "ACTIVE"]
     rates += [port.rate_gbit_per_s for port in ports if port.rate_gbit_per_s]
     if not rates:
-        return CheckResult(Status.SKIP, "no link reports its speed", "network")
+        return skipped("no link reports its speed", component="network")
     return _enough("network", max(rates), NETWORK.value, "Gbit/s", f"the fastest link has {max(rates):g} Gbit/s")
 
 

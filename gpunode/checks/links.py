@@ -1,7 +1,6 @@
 """Checks on connections of GPUs: PCI Express, topology, NUMA, peer access."""
 
 from collections.abc import Iterator
-from functools import partial
 from math import ceil
 
 from gpunode.checks.compare import Scale, at_least, at_most, failed, passed, skipped, undetermined, warned
@@ -126,7 +125,7 @@ def pcie_replays(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = seen_gpus(node)
     minutes = max((node.uptime_s or 0.0) / 60, 1.0)
     for gpu in gpus:
-        yield of_one_gpu(partial(_replays_of, minutes=minutes), gpu)
+        yield of_one_gpu(_replays_of, gpu, minutes=minutes)
 
 
 def most_replays(errors: float, generation: int, lanes: float) -> int:

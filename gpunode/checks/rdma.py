@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
 from gpunode.checks.gpu import SITE
 from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
@@ -62,18 +63,16 @@ def rdma_ports(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
 def _state_of(name: str, port: IbPort) -> CheckResult:
     state, physical = port.state, port.physical_state
     if state is None:
-        return CheckResult(Status.ERROR, "the kernel does not report the state of the port", name)
+        return undetermined("the kernel does not report the state of the port", component=name)
     if state == "ACTIVE":
-        return CheckResult(
-            Status.PASS, f"active at {port.rate or 'an unknown rate'}", name, expected="ACTIVE", measured=state
-        )
+        return passed(f"active at {port.rate or 'an unknown rate'}", component=name, expected="ACTIVE", measured=state)
     if physical == "Disabled":
-        return CheckResult(Status.WARN, "switched off (Disabled)", name, expected="ACTIVE", measured=state)
+        return warned("switched off (Disabled)", component=name, expected="ACTIVE", measured=state)
     words = f"{state}{f', {physical}' if physical else ''}"
     if port.link_layer == "Ethernet":
         # A RoCE device is a network adapter too: one without a cable is normal.
-        return CheckResult(Status.WARN, words, name, expected="ACTIVE", measured=state)
-    return CheckResult(Status.FAIL, words, name, expected="ACTIVE", measured=state)
+        return warned(words, component=name, expected="ACTIVE", measured=state)
+    return failed(words, component=name, expected="ACTIVE", measured=state)
 
 
 def _rates(seen: list[tuple[str, IbDevice, IbPort]], expected: float, number: int | None) -> CheckResult:
@@ -107,10 +106,10 @@ def _rates(seen: list[tuple[str, IbDevice, IbPort]], expected: float, number: in
 def rdma_errors(node: NodeFacts) -> Iterator[CheckResult]:
     active = [(name, port) for name, _, port in ports(node) if port.state == "ACTIVE"]
     if not active:
-        yield CheckResult(Status.SKIP, "the node has no active InfiniBand or RoCE port")
+        yield skipped("the node has no active InfiniBand or RoCE port")
     for name, port in active:
         if not any(counter in port.counters for counter in COUNTED):
-            yield CheckResult(Status.ERROR, "the kernel does not report the counters of the port", name)
+            yield undetermined("the kernel does not report the counters of the port", component=name)
             continue
         raised = {text: port.counters[counter] for counter, text in COUNTED.items() if port.counters.get(counter)}
         words = listed([f"{number} {text}" for text, number in raised.items()]) or "no error of the link"

@@ -2,10 +2,10 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 
+from gpunode.checks.compare import Scale, failed, passed, skipped, warned
 from gpunode.checks.machine import is_container
 from gpunode.checks.rdma import LOOK
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry, why_unknown
@@ -20,11 +20,7 @@ PORTS = "rdma.ports reports the port"
 NO_DEVICE = "the node has no InfiniBand or RoCE device"
 MELLANOX, NETWORK, INFINIBAND = "15b3", "02", "0207"
 LONG_S = Threshold(
-    "rdma.flaps.long",
-    30,
-    "s",
-    "An outage of this length or longer is a long one.",
-    source=HEALTH_VALIDATION,
+    "rdma.flaps.long", 30, "s", "An outage of this length or longer is a long one.", source=HEALTH_VALIDATION
 )
 LONG = Threshold(
     "rdma.flaps.long-outages",
@@ -120,13 +116,13 @@ def flaps(node: NodeFacts) -> Iterator[CheckResult]:
     if found:
         return
     if is_container(node) and not node.simulated:
-        yield CheckResult(Status.SKIP, "no outage; in a container the log is the host's")
+        yield skipped("no outage; in a container the log is the host's")
     elif not node.link_log.complete:
         message = "no outage of a link, but the log does not reach back to the boot"
         remedy = "Store the journal on disk (Storage=persistent in journald.conf), with space for a whole boot."
-        yield CheckResult(Status.WARN, message, expected=0, measured=0, unit="outages", remedy=remedy)
+        yield warned(message, expected=0, measured=0, unit="outages", remedy=remedy)
     else:
-        yield CheckResult(Status.PASS, "no outage of a link since the boot", expected=0, measured=0, unit="outages")
+        yield passed("no outage of a link since the boot", expected=0, measured=0, unit="outages")
 
 
 def _flaps_of(node: NodeFacts, name: str, its: list[Outage], layer: str | None) -> CheckResult:
@@ -139,14 +135,12 @@ def _flaps_of(node: NodeFacts, name: str, its: list[Outage], layer: str | None) 
         f"{f' ({listed(lengths)})' if lengths else ''}{f', last at {last}' if last else ''}"
         f"{'' if its[-1].over else f'; down since then ({PORTS})'}"
     )
-    bad = len(long) >= LONG.value or len(recent) >= SHORT.value
+    if len(long) < LONG.value and len(recent) < SHORT.value:
+        return passed(message, component=name, measured=len(its), unit="outages")
     # Adapters for storage and management are RDMA devices too: Ethernet alone does not prove that jobs use the link.
-    fault = Status.FAIL if layer == "InfiniBand" else Status.WARN
-    verdict = partial(CheckResult, component=name, measured=len(its), unit="outages")
-    if bad:
-        source = HEALTH_VALIDATION if len(long) >= LONG.value else AZURE
-        return verdict(fault, message, expected=0, source=source)
-    return verdict(Status.PASS, message)
+    fault = failed if layer == "InfiniBand" else warned
+    source = HEALTH_VALIDATION if len(long) >= LONG.value else AZURE
+    return fault(message, component=name, expected=0, measured=len(its), unit="outages", source=source)
 
 
 def _is_recent(node: NodeFacts, outage: Outage) -> bool:
@@ -190,13 +184,11 @@ def peers(node: NodeFacts) -> Iterator[CheckResult]:
             less_active = active[card] < usual.active and _others(active, card) >= enough
             verdict = _beside_peers(devices, ports[card], active[card], usual) if has_fewer or less_active else None
             if verdict is not None:
-                yield replace(verdict, component="/".join(sorted(device.name for device in devices)), unit="ports")
+                yield verdict.at("/".join(sorted(device.name for device in devices)))
     if compared:
-        yield CheckResult(
-            Status.PASS, f"{counted(compared, 'card')} compared with others of their kind", measured=compared
-        )
+        yield passed(f"{counted(compared, 'card')} compared with others of their kind", measured=compared)
     else:
-        yield CheckResult(Status.SKIP, "every RDMA card is the only one of its kind")
+        yield skipped("every RDMA card is the only one of its kind")
 
 
 @dataclass(frozen=True)
@@ -210,18 +202,19 @@ class Peers:
 def _beside_peers(devices: list[IbDevice], ports: int, active: int, usual: Peers) -> CheckResult:
     """Return the result for a card that has less than its peers."""
     every = [port for device in devices for port in device.ports]
-    verdict = CheckResult(Status.FAIL, "", expected=usual.ports, measured=ports, source=NVSENTINEL)
+    ports_of: Scale = {"unit": "ports", "source": NVSENTINEL}
     if ports < usual.ports:
-        return replace(verdict, message=f"{ports} ports, {usual.ports} on the other cards of its kind")
-    verdict = replace(verdict, expected=usual.active, measured=active)
+        message = f"{ports} ports, {usual.ports} on the other cards of its kind"
+        return failed(message, expected=usual.ports, measured=ports, **ports_of)
     message = f"{active} active ports, {usual.active} on the other cards of its kind"
-    if any(port.state is None for port in every):
-        return replace(verdict, status=Status.ERROR, message="the kernel does not report the state of its ports")
     # rdma.ports fails on an InfiniBand port that is down; an Ethernet port can only be compared with its peers.
     by_ports = any(port.physical_state == "Disabled" or port.link_layer == "InfiniBand" for port in every)
-    if by_ports:
-        return replace(verdict, status=Status.SKIP, message=f"{message} ({PORTS})")
-    return replace(verdict, message=message)
+    status = Status.SKIP if by_ports else Status.FAIL
+    if any(port.state is None for port in every):
+        status, message = Status.ERROR, "the kernel does not report the state of its ports"
+    elif by_ports:
+        message = f"{message} ({PORTS})"
+    return CheckResult(status, message, expected=usual.active, measured=active, **ports_of)
 
 
 def _active(device: IbDevice) -> int:
@@ -258,16 +251,16 @@ def adapters(node: NodeFacts) -> Iterator[CheckResult]:
     gone = {event.slot: event for event in events if event.slot and event.slot not in on_bus}
     for slot, event in sorted(gone.items()):
         message = f"{event.interface} was in use at {event.time or 'an unknown time'} and is not on the bus any more"
-        yield CheckResult(Status.FAIL, message, f"adapter at {slot}", source=NVSENTINEL)
+        yield failed(message, component=f"adapter at {slot}", source=NVSENTINEL)
     for device in expected:
         if device.slot not in with_rdma:
             message = f"no RDMA device; driver {device.driver or 'none'}"
-            yield CheckResult(Status.FAIL, message, f"adapter at {device.slot}", measured=device.driver)
+            yield failed(message, component=f"adapter at {device.slot}", measured=device.driver)
     good = [device.slot for device in expected if device.slot in with_rdma]
     if good:
-        yield CheckResult(Status.PASS, f"{counted(len(good), 'adapter')} with their RDMA devices", measured=len(good))
+        yield passed(f"{counted(len(good), 'adapter')} with their RDMA devices", measured=len(good))
     elif not expected and not gone:
-        yield CheckResult(Status.SKIP, "no adapter on the bus of a kind that has RDMA devices here")
+        yield skipped("no adapter on the bus of a kind that has RDMA devices here")
 
 
 def _is_adapter(device: PciDevice, kinds: set[str]) -> bool:
