@@ -16,8 +16,9 @@ CONFIG = "/etc/nvidia-container-runtime/config.toml"
 LEGACY_UNTIL = Version("1.18")
 """From this version on the toolkit's mode ``auto`` describes the devices to the engine (just-in-time CDI)."""
 LINKS = (
-    "nvidia-ctk system create-dev-char-symlinks --create-all creates the links of /dev/char now. Mode cdi (role "
-    "nvidia_container_toolkit) describes the devices to systemd; recreate running containers."
+    "docker run --device nvidia.com/gpu=all (CDI, role nvidia_container_toolkit) describes the devices to systemd; "
+    "nvidia-ctk system create-dev-char-symlinks --create-all creates the links of /dev/char for older engines, until "
+    "the next boot."
 )
 
 
@@ -28,7 +29,7 @@ LINKS = (
     means="The container toolkit lets containers of Docker open the GPUs, and a reload of systemd keeps that: with "
     "systemd as cgroup driver, without CDI and without links in /dev/char, systemctl daemon-reload takes the GPUs from "
     "running containers (NVML: Unknown Error).",
-    remedy=LINKS,
+    remedy=f"{LINKS} Then recreate running containers.",
     state="observe",
     actions=("run_role:nvidia_container_toolkit",),
 )
@@ -51,6 +52,7 @@ def cgroups(node: NodeFacts) -> Iterator[CheckResult]:
             source=NO_CGROUPS,
             remedy="nvidia-ctk config --set nvidia-container-cli.no-cgroups=false --in-place; then recreate "
             "containers.",
+            actions=("fix_configuration",),
         )
         return
     linked = [one for one in node.device_nodes or () if one.kind == "character"]

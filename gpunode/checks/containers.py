@@ -170,7 +170,7 @@ def _cdi_needed(node: NodeFacts) -> bool:
         return False
 
 
-def _moved(spec: CdiSpec, node: NodeFacts) -> list[str]:
+def moved_devices(spec: CdiSpec, node: NodeFacts) -> list[str]:
     """Return the devices of a specification that have other numbers now."""
     numbers = {one.path: (one.major, one.minor) for one in node.device_nodes or () if one.kind == "character"}
     return [
@@ -193,7 +193,7 @@ def _spec(spec: CdiSpec, node: NodeFacts) -> CheckResult:
     if stale:
         message = f"generated for driver {listed(stale)}; {driver} is installed"
         return replace(verdict, status=Status.FAIL, message=message)
-    moved = _moved(spec, node)
+    moved = moved_devices(spec, node)
     if moved:
         message = f"{counted(len(moved), 'device')} with other numbers: {listed(moved, most=3)}"
         source = "NVIDIA/nvidia-container-toolkit issue 1934"

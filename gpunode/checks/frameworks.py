@@ -296,7 +296,9 @@ def _says_ok(links: Mapping[str, Mapping[str, str]], pair: str) -> bool:
     after=OF_THE_IMAGE,
     means="An NCCL all-reduce over all GPUs of the container returns correct sums; its transport is reported.",
     remedy="NCCL_DEBUG=INFO shows which connection breaks. Shared memory that is full: docker run --shm-size=8g; "
-    "NVLink: nvlink.state and fabric.manager; PCIe: host.acs and host.iommu. " + SEE_ERROR,
+    "NVLink: nvlink.state and fabric.manager; PCIe: host.acs and host.iommu. A CUDA failure in transport/nvls.cc (401, "
+    "invalid argument) follows a restart of the fabric manager under running processes: reboot the drained node; "
+    "NCCL_NVLS_ENABLE=0 avoids it until then, with a lower bandwidth. " + SEE_ERROR,
     state="drain",
     actions=("fix_configuration", "reset_gpu", "open_support_case"),
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from gpunode.checks.machine import is_container
-from gpunode.checks.registry import CheckResult, Skip, Status, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.xids import nothing_found, reach
 from gpunode.facts.node import NodeFacts
@@ -123,7 +123,7 @@ def name(node: NodeFacts) -> Iterator[CheckResult]:
 
 @registry.check(
     "host.needrestart",
-    needs=("needrestart", "units"),
+    needs=("needrestart",),
     means="needrestart does not restart services under jobs after an upgrade (Slurm, Kubernetes, engines, daemons of "
     "the GPUs).",
     remedy="Role updates lists them in /etc/needrestart/conf.d/gpunode.conf. For one by hand: echo "
@@ -138,7 +138,9 @@ def needrestart(node: NodeFacts) -> Iterator[CheckResult]:
         mode = {"i": "asks", "l": "lists"}.get(node.needrestart.mode or "", "has no mode set")
         yield CheckResult(Status.PASS, f"needrestart {mode}: it restarts no service by itself")
         return
-    active = {unit.name for unit in node.units or () if unit.active == "active"}
+    if node.units is None:
+        raise Undetermined(node.gap("units") or "units: not in the collected data")
+    active = {unit.name for unit in node.units if unit.active == "active"}
     here = [one for one in KEPT_RUNNING if one in active]
     loose = [one for one in here if not any(_spares(pattern, one) for pattern in node.needrestart.spared)]
     if loose:

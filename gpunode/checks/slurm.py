@@ -36,13 +36,13 @@ def gres(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip(NO_SLURM)
     if slurm.configured is None:
         if _daemon(node) is None:
-            raise Skip(f"{slurm.folder}slurm.conf gives this node no GPU, and slurmd does not run")
+            raise Skip("Slurm gives this node no GPU, and slurmd does not run")
         raise Undetermined(f"{slurm.folder}slurm.conf names no Gres=gpu of this node (in a file that it includes?)")
     verdict = partial(CheckResult, expected=gpus, unit="GPUs", source=MANUAL)
     if any(gpu.mig_mode for gpu in node.smi_gpus):
         yield CheckResult(Status.SKIP, "MIG is on: the number of instances is not that of GPUs")
     elif slurm.configured > gpus and too_few(node) is not None:
-        message = f"slurm.conf gives this node {slurm.configured}, the bus has {gpus} (gpu.present reports the cause)"
+        message = f"Slurm gives out {slurm.configured} GPUs, the bus has {gpus} (gpu.present reports the cause)"
         yield CheckResult(Status.SKIP, message)
     elif slurm.configured != gpus:
         message = f"slurm.conf gives this node {counted(slurm.configured, 'GPU')}, the bus has {gpus}"

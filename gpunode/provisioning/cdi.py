@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gpunode.checks.containers import moved_devices
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import CdiSpec
 from gpunode.provisioning.sections import around, completed
@@ -58,6 +59,9 @@ def refresh_reason(node: NodeFacts, output: str = SPECIFICATION) -> str | None:
         return f"{output} does not exist"
     if any(version != installed for version in spec.driver_versions):
         return f"{output} was generated for driver {', '.join(spec.driver_versions)}; {installed} is installed"
+    moved = moved_devices(spec, node)
+    if moved:
+        return f"{output} has devices with other numbers: {', '.join(moved[:3])}"
     if spec.missing:
         return f"{output} names missing files: {', '.join(spec.missing[:3])}"
     if not spec.devices:

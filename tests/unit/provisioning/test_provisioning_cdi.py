@@ -39,7 +39,10 @@ def test_the_unit_writes_where_a_user_sent_it() -> None:
 @pytest.fixture
 def facts() -> dict[str, Any]:
     loaded = {"version": "580.95.05", "flavour": "open"}
-    return {**facts_of(BUNDLE), "loaded_driver": loaded, "driver_library_version": "580.95.05"}
+    uvm = {"path": "/dev/nvidia-uvm", "kind": "character", "mode": "0666", "user": "root", "group": "root"}
+    return {**facts_of(BUNDLE), "loaded_driver": loaded, "driver_library_version": "580.95.05"} | {
+        "device_nodes": [{**uvm, "major": 509, "minor": 0}]
+    }
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -63,6 +66,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         ([spec(driver_versions=["570.10"])], "generated for driver 570.10; 580.95.05 is installed"),
         ([spec(missing=["/usr/lib/libcuda.so.570"])], "names missing files: /usr/lib/libcuda.so.570"),
         ([spec(devices=[])], "lists no device"),
+        ([spec(nodes=[{"path": "/dev/nvidia-uvm", "major": 510, "minor": 0}])], "/dev/nvidia-uvm 510:0 (now 509:0)"),
     ],
 )
 def test_a_specification_that_does_not_fit_is_regenerated(
