@@ -8,6 +8,7 @@ change stays within CI's limit: the table then names what was omitted. `--all` r
 """
 
 import argparse
+import itertools
 import os
 import re
 import signal
@@ -225,6 +226,10 @@ ALLOWED_SKIPS = {
 """Why a test may be skipped where root can install what it needs, as patterns of the beginning of a skip's reason. Any
 other skip is a failure there: a missing package or file of the project must not look like a success.
 """
+FORKING = (("tests/unit/plugins", "tests/unit/roles", "tests/unit/fleet"), ("tests/unit/cli", "tests/unit/stack"))
+"""Folders of unit tests that fork often. Each group has a run of pytest to itself: with all tests in one process, each
+fork copies hundreds of MB of page tables and costs four times as much.
+"""
 OWN_PACKAGES = ("lint", "unit", "contract", "integration")
 """Tiers for which packages are installed whatever is chosen; the others find out first whether they are due."""
 
@@ -242,8 +247,19 @@ class Tally:
     left_out: list[str] = field(default_factory=list)
     skips: Counter[str] = field(default_factory=Counter)
     """Number of skipped tests by reason."""
-    untested: str | None = None
-    """How many tests were not selected, because the recorded outputs that they need are not fetched."""
+    untested: int = 0
+    """Number of tests that were not selected, because the recorded outputs that they need are not fetched."""
+
+    def with_more(self, other: "Tally") -> "Tally":
+        """Return the result of two runs of one tier."""
+        return Tally(
+            passed=self.passed + other.passed,
+            failed=self.failed + other.failed,
+            skipped=self.skipped + other.skipped,
+            broken=self.broken + other.broken,
+            skips=self.skips + other.skips,
+            untested=self.untested + other.untested,
+        )
 
 
 def run(argv: Sequence[str | Path], *, limit_s: float, env: dict[str, str] | None = None) -> int:
@@ -305,7 +321,7 @@ def pytest_tier(*arguments: str, limit_s: float, env: dict[str, str] | None = No
     failed = failures + errors
     tally = Tally(passed=total - failed - skipped, failed=failed, skipped=skipped)
     # tests/conftest.py writes it there.
-    tally.untested = next((one.get("value") for one in tree.iter("property") if one.get("name") == "captures"), None)
+    tally.untested = sum(int(one.get("value", "0")) for one in tree.iter("property") if one.get("name") == "captures")
     if rc not in (0, 1):
         tally.failed += 1
         tally.broken.append(f"pytest exit {rc}")
@@ -376,16 +392,22 @@ def lint() -> Tally:
     )
 
 
-def in_parallel() -> list[str]:
-    """Return the options with which pytest uses every processor; for tests that share no port and no machine."""
-    return ["-n", str(len(os.sched_getaffinity(0))), "--dist", "worksteal"]
+def in_parallel(dist: str = "worksteal") -> list[str]:
+    """Return the options with which pytest uses every processor; for tests that share no port and no machine. With
+    ``loadfile`` the tests of one file run one after the other.
+    """
+    return ["-n", str(len(os.sched_getaffinity(0))), "--dist", dist]
 
 
 def unit(*, everything: bool = False) -> Tally:
     """Run the tests that need no other machine; those with damaged text use a sample of it, or everything."""
-    folders = ("tests/unit", "tests/property", "tests/captures")
     env = {"GPUNODE_TEST_ALL": "1"} if everything else None
-    return pytest_tier(*folders, "-q", *in_parallel(), limit_s=7200 if everything else 2700, env=env)
+    rest = ("tests/unit", "tests/property", "tests/captures", *(f"--ignore={one}" for one in itertools.chain(*FORKING)))
+    tally = Tally()
+    for arguments in (*FORKING, rest):
+        run = pytest_tier(*arguments, "-q", *in_parallel(), limit_s=7200 if everything else 2700, env=env)
+        tally = tally.with_more(run)
+    return tally
 
 
 def contract(*, everything: bool = False) -> Tally:
@@ -396,11 +418,15 @@ def contract(*, everything: bool = False) -> Tally:
 
 
 def integration() -> Tally:
-    """Run the tests with a real sshd, Slurm, nftables and PyTorch and real Ansible programs, on loopback."""
+    """Run the tests with a real sshd, Slurm, nftables and PyTorch and real Ansible programs, on loopback; those with
+    the marker ``alone`` after the others.
+    """
     python, line = needs.torch_python()
     print(line, flush=True)
     env = {needs.TORCH_VARIABLE: str(python)} if python else None
-    return pytest_tier("tests/integration", "tests/fleet", "-q", limit_s=1800, env=env)
+    folders = ("tests/integration", "tests/fleet", "-q", "-m")
+    tally = pytest_tier(*folders, "not alone", *in_parallel("loadfile"), limit_s=1800, env=env)
+    return tally.with_more(pytest_tier(*folders, "alone", limit_s=1800, env=env))
 
 
 def git(*arguments: str) -> str | None:
@@ -580,7 +606,8 @@ def describe(name: str, tally: Tally) -> str:
     if tally.left_out:
         names = ", ".join(Path(one).stem for one in tally.left_out)
         row += f"\n{'':<17}left to `make test-all`, the change concerns too many: {names}"
-    row += f"\n{'':<17}{tally.untested}" if tally.untested else ""
+    if tally.untested:
+        row += f"\n{'':<17}captures: not fetched (make captures): {tally.untested} tests not selected"
     return row
 
 

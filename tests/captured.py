@@ -73,8 +73,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output: dict[str, int] | None = getattr(config, "workeroutput", None)
     if output is not None:
         output["captures_not_selected"] = config.stash.get(NOT_SELECTED, 0)
-    elif (line := summary_line(config)) and (report := config.stash.get(xml_key, None)):
-        report.add_global_property("captures", line)
+    elif report := config.stash.get(xml_key, None):
+        report.add_global_property("captures", config.stash.get(NOT_SELECTED, 0))
 
 
 @pytest.hookimpl(optionalhook=True)

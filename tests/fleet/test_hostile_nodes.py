@@ -13,6 +13,7 @@ from measure import measured
 pytestmark = [
     pytest.mark.skipif(SSHD is None, reason="no sshd on this machine: apt-get install openssh-server"),
     pytest.mark.timeout(600),
+    pytest.mark.alone,
 ]
 
 NAMES = [f"gpu-{number:03d}" for number in range(1, 21)]

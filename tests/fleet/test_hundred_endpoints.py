@@ -18,6 +18,7 @@ from gpunode.names import fold
 pytestmark = [
     pytest.mark.skipif(SSHD is None, reason="no sshd on this machine: apt-get install openssh-server"),
     pytest.mark.timeout(900),
+    pytest.mark.alone,
 ]
 
 NAMES = [f"gpu-{number:03d}" for number in range(1, 101)]

@@ -16,7 +16,10 @@ from gpunode.facts.models.workload import Record, values_of
 from gpunode.workload.payload import payload_zip
 
 PYTHON = os.environ.get("GPUNODE_TORCH_PYTHON")
-pytestmark = pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TORCH_PYTHON names no Python with PyTorch")
+pytestmark = [
+    pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TORCH_PYTHON names no Python with PyTorch"),
+    pytest.mark.alone,
+]
 PARTS = "copy,gemm,nccl,memory,ddp,storage,tools,burn"
 
 

@@ -184,7 +184,7 @@ def test_without_the_recorded_outputs_the_table_says_how_many_tests_were_not_sel
     if "-k" in options:
         (folder / "altered").write_text("text", encoding="utf-8")
         tally = runner.pytest_tier("tests/test_captured.py", "-q", "-p", "no:cacheprovider", *options, limit_s=60)
-        assert (tally.passed, tally.failed, tally.untested) == (3, 0, None)
+        assert (tally.passed, tally.failed, tally.untested) == (3, 0, 0)
 
 
 def test_everything_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +193,40 @@ def test_everything_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPa
 
     def tier(*_arguments: str, env: object, **_options: object) -> object:
         given.append(env)
-        return module.Tally(passed=1)
+        return module.Tally(passed=1, untested=2)
 
     monkeypatch.setattr(module, "pytest_tier", tier)
-    module.TIERS["unit"]()
-    module.WHOLE["unit"]()
-    assert given == [None, {"GPUNODE_TEST_ALL": "1"}]
+    runs = len(module.FORKING) + 1
+    assert module.TIERS["unit"]() == module.Tally(passed=runs, untested=2 * runs)
+    assert module.WHOLE["unit"]().passed == runs
+    assert given == [None] * runs + [{"GPUNODE_TEST_ALL": "1"}] * runs
+
+
+def test_each_unit_test_is_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script(monkeypatch)
+    runs: list[tuple[str, ...]] = []
+    monkeypatch.setattr(module, "pytest_tier", lambda *words, **_: runs.append(words) or module.Tally())
+    module.unit()
+    *first, rest = [[word for word in words if "tests/" in word] for words in runs]
+    own = [folder for folders in first for folder in folders]
+    assert len(own) == len(set(own)) > 3
+    assert all((SCRIPT.parents[1] / folder).is_dir() for folder in own)
+    assert rest == ["tests/unit", "tests/property", "tests/captures", *(f"--ignore={folder}" for folder in own)]
+
+
+def test_what_is_to_run_alone_runs_after_the_others_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script(monkeypatch)
+    runs = []
+
+    def tier(*arguments: str, **_options: object) -> object:
+        runs.append((arguments[arguments.index("-m") + 1], "-n" in arguments))
+        return module.Tally(3, 1, 2, broken=[runs[-1][0]], skips=Counter({"no nft": 2}))
+
+    monkeypatch.setattr(module, "pytest_tier", tier)
+    monkeypatch.setattr(module.needs, "torch_python", lambda: (None, "no PyTorch"))
+    both = module.integration()
+    assert runs == [("not alone", True), ("alone", False)]
+    assert both == module.Tally(6, 2, 4, broken=["not alone", "alone"], skips=Counter({"no nft": 4}))
 
 
 TESTS = """
