@@ -11,14 +11,15 @@ import argparse
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -230,6 +231,9 @@ FORKING = (("tests/unit/plugins", "tests/unit/roles", "tests/unit/fleet"), ("tes
 """Folders of unit tests that fork often. Each group has a run of pytest to itself: with all tests in one process, each
 fork copies hundreds of MB of page tables and costs four times as much.
 """
+MEMORY = Path("/dev/shm")  # noqa: S108 (the folder in it is made there, for this user alone)
+MEMORY_GIB = 4
+"""Free memory with which temporary files of unit and contract tests are kept there; they take up to 1 GiB."""
 OWN_PACKAGES = ("lint", "unit", "contract", "integration")
 """Tiers for which packages are installed whatever is chosen; the others find out first whether they are due."""
 
@@ -300,6 +304,31 @@ def end_group(process: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=10)
+
+
+@contextmanager
+def in_memory() -> Iterator[dict[str, str]]:
+    """Yield the environment with which temporary files are in memory, where it suffices and can be used as a disk:
+    the tests that write many small files wait for the disk for longer than they take.
+    """
+    for folder in MEMORY.glob("gpunode-*"):  # of a run that was killed
+        owner = folder.name.removeprefix("gpunode-")
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = MEMORY / f"gpunode-{os.getpid()}"
+    try:
+        available = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+        free = min(shutil.disk_usage(MEMORY).free, int(available[1]) << 10 if available else 0)
+        folder.mkdir(mode=0o700)
+        # The kernels before 6.6 lack them there.
+        os.setxattr(folder, "user.gpunode", b"")
+        usable = free > MEMORY_GIB << 30 and not os.statvfs(folder).f_flag & os.ST_NOEXEC
+    except OSError:
+        usable = False
+    try:
+        yield {"TMPDIR": str(folder)} if usable else {}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_tier(*arguments: str, limit_s: float, env: dict[str, str] | None = None) -> Tally:
@@ -401,20 +430,24 @@ def in_parallel(dist: str = "worksteal") -> list[str]:
 
 def unit(*, everything: bool = False) -> Tally:
     """Run the tests that need no other machine; those with damaged text use a sample of it, or everything."""
-    env = {"GPUNODE_TEST_ALL": "1"} if everything else None
+    env = {"GPUNODE_TEST_ALL": "1"} if everything else {}
     rest = ("tests/unit", "tests/property", "tests/captures", *(f"--ignore={one}" for one in itertools.chain(*FORKING)))
     tally = Tally()
     for arguments in (*FORKING, rest):
-        run = pytest_tier(*arguments, "-q", *in_parallel(), limit_s=7200 if everything else 2700, env=env)
-        tally = tally.with_more(run)
+        with in_memory() as more:
+            done = pytest_tier(
+                *arguments, "-q", *in_parallel(), limit_s=7200 if everything else 2700, env={**env, **more}
+            )
+        tally = tally.with_more(done)
     return tally
 
 
 def contract(*, everything: bool = False) -> Tally:
     """Run the tests that hold all checks, roles and pages to one contract; on damaged bundles as ``unit`` does."""
-    env = {"GPUNODE_TEST_ALL": "1"} if everything else None
+    env = {"GPUNODE_TEST_ALL": "1"} if everything else {}
     limit_s = 3600 if everything else 900
-    return pytest_tier("tests/contract", "tests/bench", "-q", *in_parallel(), limit_s=limit_s, env=env)
+    with in_memory() as more:
+        return pytest_tier("tests/contract", "tests/bench", "-q", *in_parallel(), limit_s=limit_s, env={**env, **more})
 
 
 def integration() -> Tally:

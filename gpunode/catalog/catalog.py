@@ -110,6 +110,7 @@ class Catalog:
     def __init__(self, overlays: Sequence[Document] = ()) -> None:
         self._overlays = tuple(overlays)
         self._sections: dict[str, Mapping[str, Any]] = {}
+        self._raw: dict[str, dict[str, Any]] = {}
 
     def documents(self, name: str) -> tuple[Document, ...]:
         """Return the files that may contain rows of a section, the package's first."""
@@ -125,10 +126,12 @@ class Catalog:
 
     def raw(self, name: str) -> dict[str, Any]:
         """Return a section as text: overlays merged, defaults and inherited fields filled in."""
-        if name != "gpus":
-            return inherit(name, section(self.documents(name), name), {})
-        listed = self._from_pci_ids()
-        return self._with_architecture(section(self.documents(name), name, listed))
+        if name not in self._raw:
+            if name == "gpus":
+                self._raw[name] = self._with_architecture(section(self.documents(name), name, self._from_pci_ids()))
+            else:
+                self._raw[name] = inherit(name, section(self.documents(name), name), {})
+        return self._raw[name]
 
     def _with_architecture(self, gpus: dict[str, Any]) -> dict[str, Any]:
         gpus = {key: _with_listing(row) for key, row in gpus.items()}

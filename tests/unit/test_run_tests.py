@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -189,9 +190,9 @@ def test_without_the_recorded_outputs_the_table_says_how_many_tests_were_not_sel
 
 def test_everything_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     module = script(monkeypatch)
-    given: list[object] = []
+    given: list[dict[str, str]] = []
 
-    def tier(*_arguments: str, env: object, **_options: object) -> object:
+    def tier(*_arguments: str, env: dict[str, str], **_options: object) -> object:
         given.append(env)
         return module.Tally(passed=1, untested=2)
 
@@ -199,13 +200,20 @@ def test_everything_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPa
     runs = len(module.FORKING) + 1
     assert module.TIERS["unit"]() == module.Tally(passed=runs, untested=2 * runs)
     assert module.WHOLE["unit"]().passed == runs
-    assert given == [None] * runs + [{"GPUNODE_TEST_ALL": "1"}] * runs
+    assert [{key: value for key, value in one.items() if key != "TMPDIR"} for one in given] == [{}] * runs + [
+        {"GPUNODE_TEST_ALL": "1"}
+    ] * runs
 
 
 def test_each_unit_test_is_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     module = script(monkeypatch)
     runs: list[tuple[str, ...]] = []
-    monkeypatch.setattr(module, "pytest_tier", lambda *words, **_: runs.append(words) or module.Tally())
+
+    def tier(*words: str, **_options: object) -> object:
+        runs.append(words)
+        return module.Tally()
+
+    monkeypatch.setattr(module, "pytest_tier", tier)
     module.unit()
     *first, rest = [[word for word in words if "tests/" in word] for words in runs]
     own = [folder for folders in first for folder in folders]
@@ -227,6 +235,23 @@ def test_what_is_to_run_alone_runs_after_the_others_and_counts(monkeypatch: pyte
     both = module.integration()
     assert runs == [("not alone", True), ("alone", False)]
     assert both == module.Tally(6, 2, 4, broken=["not alone", "alone"], skips=Counter({"no nft": 4}))
+
+
+@pytest.mark.parametrize("gib", [0, 1 << 20])
+def test_temporary_files_are_in_memory_where_there_is_enough_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gib: int
+) -> None:
+    module = script(monkeypatch)
+    monkeypatch.setattr(module, "MEMORY", tmp_path)
+    monkeypatch.setattr(module, "MEMORY_GIB", gib)
+    kept = [f"gpunode-{os.getppid()}", "gpunode-x", "other"]
+    for name in (*kept, "gpunode-4194305"):  # above the kernel's highest process id
+        (tmp_path / name).mkdir()
+    with module.in_memory() as environment:
+        folder = tmp_path / f"gpunode-{os.getpid()}"
+        assert environment == ({} if gib else {"TMPDIR": str(folder)})
+        (folder / "left").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
 TESTS = """

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from captured import FOLDER, each
 
 from gpunode.checks import Expectation, Finding, Status, registry
 from gpunode.checks.performance_tools import of_diag
-from gpunode.facts import facts_from_bundle
+from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.measured import MEASURED
 from gpunode.facts.models.outputs import DcgmDiag
@@ -29,9 +30,14 @@ ON_GPU = [name for name in CHECKS if name not in ("performance.storage", "perfor
 OVER_NCCL = ["performance.bad-links", "performance.collectives", "performance.training", "performance.transport"]
 
 
+@lru_cache(maxsize=8)
+def node_of(text: str) -> NodeFacts:
+    """The node of a bundle; most documents are asked about by one check after another."""
+    return facts_from_bundle(Bundle.from_json(text, "a test's bundle"))
+
+
 def found(document: Document, check: str, expect: Expectation | None = None) -> list[Finding]:
-    node = facts_from_bundle(Bundle.from_json(json.dumps(document), "a test's bundle"))
-    return registry[check].findings(node, expect or Expectation())
+    return registry[check].findings(node_of(json.dumps(document)), expect or Expectation())
 
 
 def changed(change: Callable[[Document], None]) -> Document:
