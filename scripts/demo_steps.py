@@ -25,6 +25,7 @@ GPUNODE = str(BIN / "gpunode")
 LOGS = ROOT / ".cache" / "demo"
 FREE_GIB = 2
 INTERRUPTED = 130
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 90
 SHOWN_LINES = 30
 
@@ -98,7 +99,9 @@ class Demo:
         started = time.monotonic()
         running: list[Command] = []
         try:
-            running += (Command(argv, LOGS / f"{self._number}-{Path(argv[0]).name}.log") for argv in commands)
+            for argv in commands:
+                with deferred():
+                    running.append(Command(argv, LOGS / f"{self._number}-{Path(argv[0]).name}.log"))
             while True:
                 active = [command for command in running if command.runs]
                 late = time.monotonic() - started > limit_s
@@ -170,9 +173,8 @@ class Demo:
 
 def run(main: Any, name: str) -> NoReturn:
     """Run a demo's main function and end the program; errors are one line, and a second run is refused."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in ENDING:
+        signal.signal(number, _interrupt)
     try:
         LOGS.mkdir(parents=True, exist_ok=True)
         with alone(name):
@@ -187,6 +189,20 @@ def run(main: Any, name: str) -> NoReturn:
         print(f"make {name}: {err}", file=sys.stderr)
         code = DemoError.code
     sys.exit(code)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Hold back what ends the demo until the block ends: a command that is being started is known only then."""
+    held: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: held.append(number)) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if held:
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -1,7 +1,10 @@
 """Hooks of all tests."""
 
 import gc
+import signal
+from collections.abc import Iterator
 
+import pytest
 from captured import (  # noqa: F401 (pytest takes them from here)
     pytest_collection_modifyitems,
     pytest_sessionfinish,
@@ -9,8 +12,22 @@ from captured import (  # noqa: F401 (pytest takes them from here)
     pytest_testnodedown,
 )
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def pytest_collection_finish() -> None:
     """Spare the garbage collector, here and in each forked child, what all tests share: it stays until the end."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Undo what a test does to the signals that end a program: what later tests start would ignore them too."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    try:
+        return (yield)
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)

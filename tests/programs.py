@@ -39,6 +39,14 @@ def run_program(
     return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
 
 
+def runs(pid: int) -> bool:
+    """Return whether a process runs; one that only waits to be taken in by its parent does not."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def beside_python(name: str) -> Path:
     """Return a program of the environment that runs the tests."""
     return Path(sys.executable).with_name(name)

@@ -19,6 +19,8 @@ from gpunode.lab.recipe import DPKG_OPTIONS, KEYRING, Recipe
 BUILD_LIMIT_S = 900
 _END_LIMIT_S = 30
 _FREE_GIB = 3
+_FULL = "No space left on device"
+_LOG_BYTES = 1 << 20
 _TEMPORARY = Path("/var/tmp")  # noqa: S108 (a disk, where /tmp may be memory; the folder in it is mkdtemp's)
 
 
@@ -39,8 +41,7 @@ def debian_tree(recipe: Recipe) -> Iterator[Path]:
     try:
         if mode == "unshare":
             folder.chmod(0o1777)  # the build runs under other user ids
-        (folder / "early.tar").write_bytes(recipe.early_tree)
-        (folder / "files.tar").write_bytes(recipe.tree)
+        _write(recipe, folder)
         _run(recipe, folder, mode)
         yield folder / "tree.tar"
     finally:
@@ -89,11 +90,21 @@ def command(recipe: Recipe, folder: Path, mode: str) -> list[str]:
     return argv
 
 
+def _write(recipe: Recipe, folder: Path) -> None:
+    """Write what the build reads, and its log full of zeros: a build that fills the disk can still write to it."""
+    try:
+        (folder / "early.tar").write_bytes(recipe.early_tree)
+        (folder / "files.tar").write_bytes(recipe.tree)
+        (folder / "log").write_bytes(bytes(_LOG_BYTES))
+    except OSError as err:
+        raise UndeterminedError(f"{folder}: {err.strerror}: free disk space there") from None
+
+
 def _run(recipe: Recipe, folder: Path, mode: str) -> None:
     log = folder / "log"
     environment = os.environ | {"TMPDIR": str(folder), "LC_ALL": "C.UTF-8"}
     environment |= {f"{scheme}_proxy": url for scheme, url in recipe.mirror.proxies}
-    with log.open("wb") as output:
+    with log.open("r+b") as output:
         build = subprocess.Popen(
             command(recipe, folder, mode),
             stdin=subprocess.DEVNULL,
@@ -144,11 +155,15 @@ def _remove(folder: Path) -> None:
 
 def reason(log: Path) -> str:
     """Return the most relevant line of mmdebstrap's output."""
-    return reason_of(log.read_text(encoding="utf-8", errors="replace"))
+    return reason_of(log.read_bytes().rstrip(b"\0").decode(errors="replace"), str(log.parents[1]))
 
 
-def reason_of(output: str) -> str:
-    """Return the most relevant line of a build's output: apt's first error, else the last line."""
+def reason_of(output: str, place: str) -> str:
+    """Return the most relevant line of a build's output: that the disk at ``place`` is full, else apt's first error,
+    else the last line.
+    """
+    if _FULL in output:
+        return f"the disk is full at {place}: free {_FREE_GIB} GiB there"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E:", "Err:")) and not line.startswith("E: mmdebstrap")]
     return redacted((errors or lines[-1:] or ["no output"])[0])[:300]

@@ -1,6 +1,7 @@
 """The demos' steps: times on the screen, output in files, one line for what goes wrong, and nothing left running."""
 
 import importlib.util
+import os
 import re
 import signal
 import socket
@@ -9,8 +10,10 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from programs import runs
 
 from gpunode.lab.state import LabState
 
@@ -51,13 +54,6 @@ def program(folder: Path, script: str, limit_s: float = 60) -> list[str]:
     name = f"demo-{folder.name}"
     text = DEMO.format(scripts=str(SCRIPTS), root=str(folder), script=script, limit_s=limit_s, name=name)
     return [sys.executable, "-c", text]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_step_shows_its_number_and_time_and_keeps_its_output_in_a_file(
@@ -145,9 +141,34 @@ def test_an_interrupt_ends_the_command_as_by_ctrl_c(tmp_path: Path, number: int)
     assert "Traceback" not in error
     assert (tmp_path / "removed").exists()
     child = int((tmp_path / "pid").read_text(encoding="ascii"))
-    while alive(child) and time.monotonic() < deadline:
+    while runs(child) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not alive(child)
+    assert not runs(child)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_is_just_being_started_when_it_is_interrupted_is_ended_too(
+    steps: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    started = []
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        started.append(popen(*arguments, **options))
+        os.kill(os.getpid(), number)
+        time.sleep(0)  # Python calls the handler here
+        return started[0]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(steps.subprocess, "Popen", start)
+    signal.signal(number, steps._interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        steps.Demo("demo", 1).step("started", ["/bin/sleep", "600"], limit_s=60)
+    assert len(started) == 1
+    left = started[0].poll() is None
+    started[0].kill()
+    started[0].wait()
+    assert not left
+    assert signal.getsignal(number) is steps._interrupt
 
 
 def test_the_mark_of_a_finished_demo_goes_with_its_lab(steps: ModuleType, tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """The runner of the tests' programs: what it returns, and that nothing outlives its limit."""
 
+import importlib.util
 import os
+import signal
 import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from programs import run_program
+from programs import run_program, runs
 
 STARTS_OTHERS = """
 sleep 60 & beside=$!
@@ -18,10 +20,20 @@ wait
 """
 
 
-def is_running(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
+def test_signals_that_a_test_ignores_are_not_ignored_after_it() -> None:
+    spec = importlib.util.spec_from_file_location("hooks_of_all_tests", Path(__file__).parents[1] / "conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    before = [signal.getsignal(number) for number in hooks.ENDING]
+    around = hooks.pytest_runtest_protocol()
+    next(around)
+    for number in hooks.ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(StopIteration):
+        around.send(True)
+    assert [signal.getsignal(number) for number in hooks.ENDING] == before
 
 
 def test_exit_code_streams_and_surroundings(tmp_path: Path) -> None:
@@ -38,9 +50,9 @@ def test_at_its_limit_a_program_ends_with_all_that_it_started(tmp_path: Path) ->
         run_program(["sh", "-c", STARTS_OTHERS, file], limit_s=2)
     pids = [int(word) for word in file.read_text().split()]
     end = time.monotonic() + 10
-    while any(map(is_running, pids)) and time.monotonic() < end:
+    while any(map(runs, pids)) and time.monotonic() < end:
         time.sleep(0.05)
-    left = [pid for pid in pids if is_running(pid)]
+    left = [pid for pid in pids if runs(pid)]
     for pid in left:
         os.kill(pid, 9)
     assert (len(pids), left) == (3, [])

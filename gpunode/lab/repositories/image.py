@@ -150,7 +150,8 @@ class VendorImages:
             container.reload()
         if rc := container.attrs["State"]["ExitCode"]:
             output = container.logs(tail=200).decode(errors="replace")
-            raise UndeterminedError(f"vendor repository: building failed (exit {rc}): {reason_of(output)}")
+            why = reason_of(output, "Docker's data directory")
+            raise UndeterminedError(f"vendor repository: building failed (exit {rc}): {why}")
 
 
 def _inputs() -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import runs
 from simulated import write
 from simulated_node import SimulatedNode, node  # noqa: F401
 
@@ -259,7 +260,7 @@ def test_a_call_that_hangs_ends_with_its_process_group(tmp_path: Path, monkeypat
         program.call("-q", limit_s=0.5)
     child = int((tmp_path / "pid").read_text())
     for _ in range(50):
-        if not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]:
+        if not runs(child):
             break
         time.sleep(0.1)
     else:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from programs import run_program, runs
 
 from gpunode.errors import UndeterminedError
 from gpunode.lab import bootstrap
@@ -28,6 +29,9 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(bootstrap, "_FREE_GIB", 0)
     monkeypatch.setattr(bootstrap, "KEYRING", "/dev/null")
     return folder
+
+
+FULL = "the disk is full at {}: free 3 GiB there"
 
 
 def tool(folder: Path, name: str, body: str = "") -> None:
@@ -84,11 +88,14 @@ def test_a_user_needs_newuidmap(tools: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("I: a\nsomething odd\n\n", "something odd"),
         ("E: mmdebstrap failed to run\n", "E: mmdebstrap failed to run"),
         ("", "no output"),
+        ("Err:4 http://m.example x\n  Write error - write (28: No space left on device)\nE: mmdebstrap failed\n", FULL),
+        ("tar: ./usr/lib/x.so: Cannot write: No space left on device\n", FULL),
     ],
 )
-def test_the_reason_is_apts_first_error(tmp_path: Path, log: str, line: str) -> None:
-    (tmp_path / "log").write_text(log)
-    assert reason(tmp_path / "log") == line
+def test_the_reason_is_apts_first_error_or_a_full_disk(tmp_path: Path, log: str, line: str) -> None:
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/log").write_bytes(log.encode() + bytes(9))
+    assert reason(tmp_path / "build/log") == line.format(tmp_path)
 
 
 def plain(recipe: Recipe, folder: Path, mode: str) -> list[str]:
@@ -103,6 +110,29 @@ def test_a_failed_build_leaves_no_file(tools: Path, monkeypatch: pytest.MonkeyPa
     assert list((tools.parent / "builds").iterdir()) == []
 
 
+@pytest.mark.parametrize("mib", [1, 4])
+def test_a_disk_that_a_build_fills_is_named_and_nothing_is_left(
+    tools: Path, monkeypatch: pytest.MonkeyPatch, mib: int
+) -> None:
+    """Its log is on that disk too."""
+    disk = tools.parent / "builds"
+    mount = ["/bin/mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", disk]
+    if os.geteuid() != 0 or run_program(mount, limit_s=10).returncode != 0:
+        pytest.skip("needs mount namespaces and root: mount -t tmpfs")
+    body = "import sys; open(sys.argv[1] + '/tree.tar', 'wb').write(bytes(8 << 20))"
+    tool(tools, "mmdebstrap", body)
+    monkeypatch.setattr(bootstrap, "command", plain)
+    try:
+        with pytest.raises(UndeterminedError) as caught, debian_tree(RECIPE):
+            pytest.fail("the body must not run")
+        assert list(disk.iterdir()) == []
+    finally:
+        run_program(["/bin/umount", disk], limit_s=10)
+    assert f"{disk}" in str(caught.value)
+    assert "free" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_a_build_over_its_limit_is_killed_with_its_children(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = "import time; time.sleep(600)"
     popen = f"subprocess.Popen([{sys.executable!r}, '-c', {child!r}])"
@@ -114,18 +144,10 @@ def test_a_build_over_its_limit_is_killed_with_its_children(tools: Path, monkeyp
         pytest.fail("the body must not run")
     pid = int(str(caught.value).rsplit(" ", 1)[1])
     deadline = time.monotonic() + 10
-    while running(pid) and time.monotonic() < deadline:
+    while runs(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not running(pid)
+    assert not runs(pid)
     assert list((tools.parent / "builds").iterdir()) == []
-
-
-def running(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status")
-    try:
-        return "State:\tZ" not in status.read_text()
-    except OSError:
-        return False
 
 
 def test_the_tree_is_there_as_long_as_it_is_used(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:

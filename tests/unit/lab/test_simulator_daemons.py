@@ -12,6 +12,7 @@ from typing import Any
 
 import forked
 import pytest
+from programs import runs
 from simulated import write
 from simulated_node import DRIVER, SimulatedNode, node  # noqa: F401
 
@@ -50,9 +51,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 def end(pid: int) -> None:
     os.kill(pid, signal.SIGTERM)
     limit = time.monotonic() + LIMIT_S
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < limit:
+    while runs(pid) and time.monotonic() < limit:
         time.sleep(0.02)
-    assert not Path(f"/proc/{pid}").exists()
+    assert not runs(pid)
 
 
 def test_persistenced_keeps_persistence_mode_while_it_runs(node: SimulatedNode, run: Run) -> None:  # noqa: F811

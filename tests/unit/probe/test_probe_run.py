@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from programs import runs
 
 from gpunode.probe import Bundle, script
 from gpunode.probe.script import Answer, Probe
@@ -34,10 +35,7 @@ def gone(pid_file: Path, within_s: float = 5.0) -> bool:
     pid = int(pid_file.read_text())
     end = time.monotonic() + within_s
     while time.monotonic() < end:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
+        if not runs(pid):
             return True
         time.sleep(0.02)
     return False

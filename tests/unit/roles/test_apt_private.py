@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 from apt_scripts import MODULE_UTILS, SCRIPTS, load
+from programs import runs
 
 GOOD = "# Managed\nPackage: cuda-* src:a\nPin: version 12.9.*\nPin-Priority: 1001\n"
 SOURCE = "Types: deb\nURIs: http://a/b\nSuites: bookworm\nComponents: c\nSigned-By: /etc/apt/keyrings/gone.asc\n"
@@ -73,16 +74,9 @@ def test_a_tool_that_hangs_is_killed_with_all_that_it_began(script: ModuleType, 
     pid = int((tmp_path / "pid").read_text())
     # A signal is sent at once and heeded when the kernel gets to it.
     end = time.monotonic() + 10
-    while alive(pid) and time.monotonic() < end:
+    while runs(pid) and time.monotonic() < end:
         time.sleep(0.05)
-    assert not alive(pid)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    assert not runs(pid)
 
 
 @needs_apt
