@@ -8,7 +8,7 @@ from gpunode.cli import selection as selection_
 from gpunode.cli.selection import Selection
 from gpunode.cli.writing import folder_for_bundles, save_bundle
 from gpunode.errors import Exit
-from gpunode.judging import Evaluator
+from gpunode.judging.evaluator import Evaluator
 from gpunode.names import fold
 from gpunode.text import printable
 

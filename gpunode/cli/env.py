@@ -7,10 +7,11 @@ import click
 from rich.text import Text
 
 from gpunode.cli import selection as selection_
+from gpunode.cli.options import REPLAY
 from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.facts import NodeFacts
-from gpunode.judging import Evaluator
+from gpunode.judging.evaluator import Evaluator
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.report.console import PlainConsole
 from gpunode.text import printable, printable_json
@@ -42,7 +43,7 @@ OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
 
 @click.command("env")
 @selection_.options
-@click.option("--replay", is_flag=True, help="The arguments are saved bundles; no node is contacted.")
+@REPLAY
 @click.option(
     "--workload", type=click.Choice(WORKLOADS), default="pytorch", show_default=True, help="Workload to tune for."
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from gpunode.cli.seconds import Duration
+from gpunode.cli.options import EXPECT, SELECT, SKIP, STRICT, Duration, policy_option
 
 SCRIPT = Path(__file__).parents[1] / "probe" / "script.py"
 FORMATS = ("console", "json", "slurm")
@@ -41,21 +41,11 @@ MOST_BYTES = 64 << 20
     show_default=True,
     help="slurm: one line, STATE: REASON.",
 )
-@click.option(
-    "--expect",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="YAML file with the expected properties of the nodes.",
-)
-@click.option(
-    "--policy",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="YAML file with limits, checks to mute or observe, and site checks.",
-)
-@click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run only these checks.")
-@click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Skip these checks.")
-@click.option("--strict", is_flag=True, help="Exit 1 on warnings too.")
+@EXPECT
+@policy_option()
+@SELECT
+@SKIP
+@STRICT
 @click.option("-v", "--verbose", is_flag=True, help="Also show notes, passed and skipped checks, and the duration.")
 def validate_on_node(  # noqa: PLR0913
     *,
@@ -63,7 +53,7 @@ def validate_on_node(  # noqa: PLR0913
     budget: float,
     form: str,
     expect: Path | None,
-    policy: Path | None,
+    policy_file: Path | None,
     selected: tuple[str, ...],
     skipped: tuple[str, ...],
     strict: bool,
@@ -84,7 +74,7 @@ def validate_on_node(  # noqa: PLR0913
         # Most of the time until a verdict goes into this, while the probe runs.
         from gpunode.cli.on_node_verdict import LocalJudging, exit_code, written  # noqa: PLC0415
 
-        judging = LocalJudging(expect, policy, selected, skipped)
+        judging = LocalJudging(expect, policy_file, selected, skipped)
         loaded = time.monotonic()
         answer = look.answer()
     finally:

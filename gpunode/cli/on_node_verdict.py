@@ -13,8 +13,18 @@ from gpunode.checks.own import load_packages
 from gpunode.checks.registry import NOT_RUN, not_run
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
-from gpunode.judging import JudgingRequest, NodeReport, Report, findings_of, selected_checks
-from gpunode.judging.report import AFFECTED, WORST_FIRST, counting, exit_code, judged, report, unreachable
+from gpunode.judging.report import (
+    AFFECTED,
+    WORST_FIRST,
+    NodeReport,
+    Report,
+    counting,
+    exit_code,
+    judged,
+    report,
+    unreachable,
+)
+from gpunode.judging.request import JudgingRequest, findings_of, selected_checks
 from gpunode.probe import Answer
 from gpunode.report.folding import cause_rank
 from gpunode.text import printable, printable_json

@@ -12,8 +12,9 @@ import click
 import yaml
 
 from gpunode.catalog import Catalog, load
+from gpunode.cli.options import ASK_BECOME_PASS, INVENTORY, LIMIT, PARALLEL, REPLAY, TIMEOUT
 from gpunode.cli.plan_text import as_text
-from gpunode.cli.selection import ASK_BECOME_PASS, PARALLEL, TIMEOUT, refuse_asking
+from gpunode.cli.selection import refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, plan
 from gpunode.stack.question import LATEST, WORDS, framework_named, is_range, number, specifiers
@@ -27,10 +28,10 @@ MOST_NAMES = 12
 class PlanOptions:
     """The command line."""
 
-    more_bundles: tuple[str, ...]
+    bundles: tuple[str, ...]
     inventories: tuple[str, ...]
     limit: str | None
-    replay: tuple[str, ...]
+    replay: bool
     gpus: tuple[str, ...]
     count: int | None
     platform: str | None
@@ -59,11 +60,6 @@ class PlanOptions:
     verbose: bool
 
     @property
-    def bundles(self) -> tuple[str, ...]:
-        """Return saved bundles and folders of them."""
-        return (*self.replay, *self.more_bundles)
-
-    @property
     def hypothetical(self) -> dict[str, object]:
         """Return the options that describe a hypothetical node, as far as they were given."""
         given = {
@@ -79,12 +75,10 @@ class PlanOptions:
 
 
 @click.command("plan")
-@click.argument("more_bundles", metavar="[BUNDLE]...", nargs=-1)
-@click.option(
-    "-i", "--inventory", "inventories", multiple=True, metavar="INVENTORY", help="Plan for the hosts of this inventory."
-)
-@click.option("-l", "--limit", metavar="PATTERN", help="Ansible host pattern.")
-@click.option("--replay", multiple=True, metavar="BUNDLE|DIR", help="Plan for saved bundles.  [repeatable]")
+@click.argument("bundles", metavar="[BUNDLE]...", nargs=-1)
+@INVENTORY
+@LIMIT
+@REPLAY
 @click.option("--gpu", "gpus", multiple=True, metavar="NAME|PCI-ID", help="GPU of a hypothetical node.  [repeatable]")
 @click.option("--count", type=click.IntRange(1, 64), metavar="N", help="Number of each --gpu.")
 @click.option("--platform", metavar="NAME", help="Board, server or cloud shape: hgx-h100-8.")
@@ -169,7 +163,7 @@ def command(**values: Any) -> int:
         return _explain(options, request, catalog, today)
     if options.inventories:
         document = _of_inventory(options, request, catalog, today)
-    elif options.bundles:
+    elif options.replay:
         document = _of_bundles(options.bundles, request, catalog, today)
     else:
         document = plan([PlanHost("", _picture(options, catalog))], request, catalog, today)
@@ -182,7 +176,7 @@ def _diff(options: PlanOptions) -> int:
 
     given = {
         "-i": options.inventories,
-        "--replay": options.bundles,
+        "--replay": options.replay or options.bundles,
         "--explain": options.explain,
         "--write": options.write,
     }
@@ -203,7 +197,7 @@ def _explain(options: PlanOptions, request: Request, catalog: Catalog, today: da
     from gpunode.cli.plan_explain import as_text as explained  # noqa: PLC0415 (only needed here)
     from gpunode.stack.explain import explain_rule  # noqa: PLC0415 (the same)
 
-    if options.inventories or options.bundles:
+    if options.inventories or options.replay:
         raise UsageError("--explain answers for a hypothetical node: describe it with --gpu or --platform and --os")
     found = explain_rule(options.explain or "", request, _picture(options, catalog), catalog, today)
     plain = found.model_dump(mode="json")
@@ -239,8 +233,8 @@ def rendered(document: Plan, format: str, *, verbose: bool) -> str:  # noqa: A00
 
 def _must_fit_together(options: PlanOptions) -> None:
     machines = [name for name, given in (("-i", options.inventories), ("--replay", options.replay)) if given]
-    if options.more_bundles and not options.replay:
-        raise UsageError(f"{options.more_bundles[0]}: put --replay before saved bundles")
+    if options.bundles and not options.replay:
+        raise UsageError(f"{options.bundles[0]}: put --replay before saved bundles")
     if len(machines) == 2:
         raise UsageError("-i and --replay cannot be combined: plan for an inventory or for saved bundles")
     hypothetical = options.hypothetical
@@ -363,7 +357,7 @@ def _picture(options: PlanOptions, catalog: Catalog) -> NodePicture:
 
 def _of_bundles(places: tuple[str, ...], request: Request, catalog: Catalog, today: date) -> Plan:
     from gpunode.cli.plan_host import hosts_of  # noqa: PLC0415 (a hypothetical node has no facts)
-    from gpunode.judging import Evaluator  # noqa: PLC0415 (the same)
+    from gpunode.judging.evaluator import Evaluator  # noqa: PLC0415 (the same)
     from gpunode.judging.saved import bundle_files, saved_answers  # noqa: PLC0415 (the same)
 
     files = bundle_files(places)
@@ -387,7 +381,7 @@ def _not_in_the_inventory(request: Request) -> list[str]:
 
 def _of_inventory(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> Plan:
     from gpunode.cli import plan_fleet  # noqa: PLC0415 (a hypothetical node needs no SSH)
-    from gpunode.judging import Evaluator  # noqa: PLC0415
+    from gpunode.judging.evaluator import Evaluator  # noqa: PLC0415
     from gpunode.provisioning.node_stack import VARIABLES  # noqa: PLC0415
 
     with Evaluator() as evaluator:

@@ -18,7 +18,7 @@ from gpunode.errors import UsageError
 from gpunode.fleet import Collected, collect
 from gpunode.fleet.inventory import Inventory, read, read_with_settings
 from gpunode.fleet.targets import SETTINGS, targets
-from gpunode.judging import Evaluator
+from gpunode.judging.evaluator import Evaluator
 from gpunode.provisioning.node_stack import REQUESTED, request_of, requested_by
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, Request, Stack, lock_document
 from gpunode.stack.inert import FREE_TEXT, refuse_templates

@@ -5,7 +5,7 @@ from typing import Any
 
 from gpunode.catalog import Catalog
 from gpunode.facts import NodeFacts
-from gpunode.judging import NodeAnswer
+from gpunode.judging.evaluator import NodeAnswer
 from gpunode.stack import PlanHost, picture_from_facts, undetermined
 
 

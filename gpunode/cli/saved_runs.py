@@ -12,8 +12,9 @@ from gpunode.errors import UndeterminedError, UsageError
 from gpunode.history.compare import RunOrigin
 from gpunode.history.snapshot import GpuRecord, Snapshot, figures_of, snapshot_of, verdicts_of
 from gpunode.history.store import History, HistoryError, history_folder
-from gpunode.judging import EvaluatedNode, Evaluator, JudgingRequest, NodeReport, Report
-from gpunode.judging.request import Json
+from gpunode.judging.evaluator import Evaluator
+from gpunode.judging.report import NodeReport, Report
+from gpunode.judging.request import EvaluatedNode, Json, JudgingRequest
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.yaml_file import first_error
 

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from gpunode.cli.inventories import explained
-from gpunode.cli.seconds import Seconds
+from gpunode.cli.options import ASK_BECOME_PASS, INVENTORY, LIMIT, PARALLEL, TIMEOUT
 from gpunode.cli.verbs import loading
 from gpunode.errors import UsageError
 from gpunode.names import fold
@@ -138,25 +138,6 @@ def progress(waiting: Collection[str], nodes: int) -> str:
     return f"{line}, waiting for {fold(waiting)}" if 0 < len(waiting) <= min(8, nodes - 1) else line
 
 
-PARALLEL = click.option(
-    "--parallel",
-    type=click.IntRange(1, 1000),
-    default=32,
-    show_default=True,
-    help="Number of nodes to process in parallel.",
-)
-TIMEOUT = click.option(
-    "--timeout",
-    "timeout_s",
-    type=Seconds(1),
-    default=120,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time limit for connecting to and probing each node.",
-)
-ASK_BECOME_PASS = click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the sudo password.")
-
-
 OF_ASKING = {
     "inventories": "-i",
     "limit": "--limit",
@@ -187,15 +168,8 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     for decorate in reversed(
         (
             click.argument("hosts", metavar="[HOST]...", nargs=-1),
-            click.option(
-                "-i",
-                "--inventory",
-                "inventories",
-                multiple=True,
-                metavar="INVENTORY",
-                help="Ansible inventory.",
-            ),
-            click.option("-l", "--limit", metavar="PATTERN", help="Ansible host pattern."),
+            INVENTORY,
+            LIMIT,
             PARALLEL,
             TIMEOUT,
             ASK_BECOME_PASS,

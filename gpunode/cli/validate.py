@@ -2,11 +2,11 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,19 +17,19 @@ from gpunode.checks.own import load_packages
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
+from gpunode.cli.options import EXPECT, REPLAY, SELECT, SKIP, STRICT, policy_option
 from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
 from gpunode.cli.selection import NodeProgress, Selection, refuse_asking
 from gpunode.cli.workloads import WorkloadOptions
 from gpunode.cli.write_expect import must_be_writable, write_expectation
 from gpunode.cli.writing import folder_for_bundles, save_bundle, write_whole
 from gpunode.errors import Exit, UsageError
-from gpunode.judging import Evaluator, JudgedNode, JudgingRequest, NodeReport, Report, selected_checks
 from gpunode.judging.baseline import read_baselines, without_figures
+from gpunode.judging.evaluator import Evaluator, JudgedNode
 from gpunode.judging.expectation import read_expectation
-from gpunode.judging.measured_logs import must_be_judged, must_be_of_one, read_logs
 from gpunode.judging.policy import PolicyReader, today
-from gpunode.judging.report import exit_code, report
-from gpunode.judging.request import level_must_have_one, reads_records
+from gpunode.judging.report import NodeReport, Report, exit_code, report
+from gpunode.judging.request import JudgingRequest, level_must_have_one, reads_records, selected_checks
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.report.fleet import compared
 from gpunode.text import printable, printable_json
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 
 @click.command("validate", cls=CommandWithOutputs)
 @selection_.options
-@click.option(
-    "--replay", is_flag=True, help="The arguments are saved bundles or directories of bundles; no node is contacted."
-)
+@REPLAY
 @click.option(
     "--on-node",
     is_flag=True,
@@ -53,19 +51,8 @@ if TYPE_CHECKING:
     type=click.Choice(LEVELS),
     help="Depth of the validation.  [default: standard; with --replay, the level that was collected]",
 )
-@click.option(
-    "--expect",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="YAML file with the expected properties of the nodes.",
-)
-@click.option(
-    "--policy",
-    "policy_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="YAML file with limits, checks to mute or observe, and site checks.  [default: gpunode_policy of -i]",
-)
+@EXPECT
+@policy_option("  [default: gpunode_policy of -i]")
 @click.option(
     "--baseline",
     type=click.Path(path_type=Path),
@@ -85,12 +72,12 @@ if TYPE_CHECKING:
     metavar="KIND=FILE",
     help="With --replay of one bundle: also evaluate saved output of nvbandwidth, nccl-tests or dcgm-diag.",
 )
-@click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run only these checks.")
-@click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Skip these checks.")
+@SELECT
+@SKIP
 @click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Save the bundles as DIR/HOST.json.")
 @workloads.options
 @outputs_.options
-@click.option("--strict", is_flag=True, help="Exit 1 on warnings too.")
+@STRICT
 @click.option("-v", "--verbose", is_flag=True, help="Also show notes, passed and skipped checks.")
 @click.pass_context
 def command(  # noqa: PLR0913
@@ -134,8 +121,7 @@ def command(  # noqa: PLR0913
         level_must_have_one(level or "standard", checks)
     expectation = read_expectation(expect) if expect else Expectation()
     baselines = read_baselines(baseline) if baseline else {}
-    records = read_logs(logs, replay=replay)
-    must_be_judged(records, checks)
+    records = read_records(logs, checks, replay=replay)
     places = outputs_.outputs(ctx)
     runs = level != "quick" and reads_records(checks)
     workload = at_level(workload, level, runs=runs, replay=replay)
@@ -147,8 +133,7 @@ def command(  # noqa: PLR0913
             raise UsageError("--save cannot be combined with --replay: the bundles are saved already")
     folder = folder_for_bundles(save) if save else None
     started = now()
-    files = bundle_files(selection.hosts) if replay else []
-    must_be_of_one(records, files)
+    files = files_of(selection, records) if replay else []
     targets = [] if replay else selection.targets()
     for target in targets:
         policies.add(target.name, target.policy)
@@ -184,6 +169,25 @@ def command(  # noqa: PLR0913
         write_expectation(write_expect, nodes)
     code = exit_code(document, strict=strict)
     return Exit.UNDETERMINED if results.unsaved and code is Exit.GOOD else code
+
+
+def read_records(logs: Sequence[str], checks: Collection[str], *, replay: bool) -> list[dict[str, Any]]:
+    """Return saved outputs as records. Raises UsageError for one that cannot be judged."""
+    if not logs:
+        return []
+    from gpunode.judging.measured_logs import must_be_judged, read_logs  # noqa: PLC0415 (parsers of many tools)
+
+    records = read_logs(logs, replay=replay)
+    must_be_judged(records, checks)
+    return records
+
+
+def files_of(selection: Selection, records: Sequence[object]) -> list[Path]:
+    """Return the saved bundles. Raises UsageError if logs would have to be judged with several nodes."""
+    files = bundle_files(selection.hosts)
+    if records and len(files) != 1:
+        raise UsageError(f"--log: the output belongs to one node, found {len(files)} bundles")
+    return files
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import click
 
-from gpunode.cli.seconds import Seconds
+from gpunode.cli.options import Seconds
 
 END_S = 3.0
 """Seconds between the launcher's limit and the node's, for the launcher to report what was not done in time."""

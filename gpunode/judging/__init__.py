@@ -1,22 +1,7 @@
 """The room that judges: answers of nodes and a request in, reports on nodes out.
 
-``Evaluator(request).judge_fleet(answers)`` yields one result for each node, evaluated in a child process with limits.
-Readers of what a request contains are modules of their own: ``policy``, ``expectation``, ``baseline``,
-``measured_logs``; ``saved`` reads bundles from files.
+``evaluator.Evaluator(request).judge_fleet(answers)`` yields one result for each node, evaluated in a child process with
+limits; ``request`` has what it judges by. Readers of what a request contains are modules of their own: ``policy``,
+``expectation``, ``baseline``, ``measured_logs``; ``saved`` reads bundles from files, ``report`` is the document.
+Nothing is loaded here: a scheduler's prolog waits for what it loads.
 """
-
-from gpunode.judging.evaluator import Evaluator, JudgedNode, NodeAnswer, findings_of
-from gpunode.judging.report import NodeReport, Report
-from gpunode.judging.request import EvaluatedNode, JudgingRequest, selected_checks
-
-__all__ = [
-    "EvaluatedNode",
-    "Evaluator",
-    "JudgedNode",
-    "JudgingRequest",
-    "NodeAnswer",
-    "NodeReport",
-    "Report",
-    "findings_of",
-    "selected_checks",
-]

@@ -12,14 +12,13 @@ from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel
 
-from gpunode.checks import Finding, Level, identify, judge
-from gpunode.checks.policy import Policy
+from gpunode.checks import Level, identify
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.isolation import AnswerLimits, Exceeded, Workers
 from gpunode.judging.report import NodeReport, judged, unchecked, unreachable
-from gpunode.judging.request import EvaluatedNode, Json, JudgingRequest
-from gpunode.probe import Answer, Bundle, Collected
+from gpunode.judging.request import EvaluatedNode, Json, JudgingRequest, findings_of, level_of
+from gpunode.probe import Answer, Collected
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -173,35 +172,6 @@ class _Names:
         name = f"{own} ({node.host})" if own in self._used else own
         self._used.add(name)
         return name
-
-
-def findings_of(  # noqa: PLR0913
-    bundle: Bundle,
-    facts: NodeFacts,
-    request: JudgingRequest,
-    *,
-    level: Level,
-    policy: Policy,
-    until: float | None = None,
-) -> list[Finding]:
-    """Return the findings on one node; ``until`` as in ``judge``."""
-    expectation = request.expectation.with_baseline(request.baselines.get(bundle.host))
-    findings = judge(facts, expectation, level, request.checks, policy=policy, until=until)
-    if not request.logs:
-        return findings
-    # Only at the level of their own checks: other measurements were not to be collected.
-    ids = request.log_checks if request.checks is None else request.log_checks & request.checks
-    read = facts_from_bundle(bundle.model_copy(update={"results": [*bundle.results, *request.logs]}))
-    others = [one for one in findings if one.check not in ids]
-    return others + judge(read, expectation, "deep", ids, policy=policy, until=until)
-
-
-def level_of(bundle: Bundle) -> Level:
-    """Return the level at which a bundle was collected: in the launcher's record, since the release with two levels."""
-    if not bundle.results:
-        return "quick"
-    levels = (one["values"].get("level") for one in bundle.results if isinstance(one.get("values"), dict))
-    return "deep" if "deep" in levels else "standard"
 
 
 def _reason(node: Collected, err: Exception) -> str:

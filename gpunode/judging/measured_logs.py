@@ -30,12 +30,6 @@ def must_be_judged(logs: Iterable[Mapping[str, Any]], selected: Iterable[str]) -
         raise UsageError(f"--log: {left_out[0]} evaluates it, but --select or --skip excludes that check")
 
 
-def must_be_of_one(logs: Sequence[object], bundles: Sequence[Path]) -> None:
-    """Raise UsageError if logs would have to be judged with several nodes, or none."""
-    if logs and len(bundles) != 1:
-        raise UsageError(f"--log: the output belongs to one node, found {len(bundles)} bundles")
-
-
 def _split(log: str) -> tuple[str, Path]:
     kind, sign, file = log.partition("=")
     if not sign or not file:

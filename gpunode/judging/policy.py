@@ -11,7 +11,6 @@ from gpunode.checks import registry
 from gpunode.checks.policy import NO_POLICY, Policy, PolicyRule
 from gpunode.checks.thresholds import EVERY, Number, Threshold
 from gpunode.errors import UsageError
-from gpunode.judging.own_checks import load_files
 from gpunode.text import unknown
 from gpunode.yaml_file import kind_of, read_mapping, shown
 
@@ -40,7 +39,11 @@ def policy_of(content: Mapping[Any, Any], where: str, source: str, folder: Path,
     for key in content:
         if key not in KEYS:
             raise UsageError(f"{where}: {unknown('key', str(key), KEYS)}")
-    own = load_files(_list(content.get("own_checks"), f"{where}: own_checks"), folder, where)
+    own = frozenset[str]()
+    if files := _list(content.get("own_checks"), f"{where}: own_checks"):
+        from gpunode.judging.own_checks import load_files  # noqa: PLC0415 (most policies have none)
+
+        own = load_files(files, folder, where)
     rules, expired = _rules(_mapping(content.get("checks"), f"{where}: checks"), f"{where}: checks", on)
     values = _mapping(content.get("thresholds"), f"{where}: thresholds")
     thresholds = {str(name): _values(str(name), value, f"{where}: thresholds") for name, value in values.items()}

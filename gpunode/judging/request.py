@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpunode.checks import LEVELS, Baseline, Expectation, Level, registry
+from gpunode.checks import LEVELS, Baseline, Expectation, Finding, Level, judge, registry
 from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.errors import UsageError
-from gpunode.facts import NodeFacts
+from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.judging.report import NodeReport
+from gpunode.probe import Bundle
 from gpunode.text import unknown
 
 LOG_CHECKS = {
@@ -58,6 +59,35 @@ class JudgingRequest:
     def policy_of(self, host: str) -> Policy:
         """Return the policy of a host."""
         return self.policies.get(host, self.policy)
+
+
+def findings_of(  # noqa: PLR0913
+    bundle: Bundle,
+    facts: NodeFacts,
+    request: JudgingRequest,
+    *,
+    level: Level,
+    policy: Policy,
+    until: float | None = None,
+) -> list[Finding]:
+    """Return the findings on one node; ``until`` as in ``judge``."""
+    expectation = request.expectation.with_baseline(request.baselines.get(bundle.host))
+    findings = judge(facts, expectation, level, request.checks, policy=policy, until=until)
+    if not request.logs:
+        return findings
+    # Only at the level of their own checks: other measurements were not to be collected.
+    ids = request.log_checks if request.checks is None else request.log_checks & request.checks
+    read = facts_from_bundle(bundle.model_copy(update={"results": [*bundle.results, *request.logs]}))
+    others = [one for one in findings if one.check not in ids]
+    return others + judge(read, expectation, "deep", ids, policy=policy, until=until)
+
+
+def level_of(bundle: Bundle) -> Level:
+    """Return the level at which a bundle was collected: in the launcher's record, since the release with two levels."""
+    if not bundle.results:
+        return "quick"
+    levels = (one["values"].get("level") for one in bundle.results if isinstance(one.get("values"), dict))
+    return "deep" if "deep" in levels else "standard"
 
 
 def selected_checks(selected: Iterable[str], skipped: Iterable[str]) -> frozenset[str]:

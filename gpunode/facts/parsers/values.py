@@ -5,6 +5,7 @@ its unit.
 """
 
 import re
+from functools import lru_cache
 
 NOTHING = frozenset(
     {
@@ -32,6 +33,7 @@ MOST_GPUS = 256
 """The most GPUs that a listing may have; a node has sixteen, larger numbers are treated as an attack."""
 _YES = frozenset({"yes", "enabled", "active", "true", "on"})
 _NO = frozenset({"no", "disabled", "not active", "false", "off"})
+_KNOWN_CHARACTERS = 64
 _NUMBER = r"[+-]?\d{1,30}(?:\.\d{1,30})?"
 _PLAIN = re.compile(_NUMBER)
 _QUANTITY = re.compile(rf"({_NUMBER})\s*([^\s\d].{{0,20}})?")
@@ -75,6 +77,16 @@ def quantity(text: str | None, *units: str) -> int | float | None:
     truncated."""
     if text is None:
         return None
+    # The GPUs of a node print mostly the same values; longer texts are not remembered, for a node must not fill memory.
+    return _known_quantity(text, units) if len(text) <= _KNOWN_CHARACTERS else _quantity(text, units)
+
+
+@lru_cache(maxsize=4096)
+def _known_quantity(text: str, units: tuple[str, ...]) -> int | float | None:
+    return _quantity(text, units)
+
+
+def _quantity(text: str, units: tuple[str, ...]) -> int | float | None:
     match = _QUANTITY.fullmatch(text.strip())
     if not match or (match[2] or "").strip().lower() not in {unit.lower() for unit in units}:
         return None

@@ -156,7 +156,7 @@ def _parsed(words: list[str]) -> str | None:
     if words[0] == "provision":
         # Ansible runs nothing for a tag that does not exist, and reports success.
         _refuse_unknown_tags(REPOSITORY, context.params["tags"])
-    if words[0] == "plan" and context.params["more_bundles"] and not context.params["replay"]:
+    if words[0] == "plan" and context.params["bundles"] and not context.params["replay"]:
         return "plan takes no hosts: -i, with --limit"
     return None
 

@@ -16,7 +16,7 @@ from gpunode.cli.plan_host import host_of
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.isolation import AnswerLimits
-from gpunode.judging import Evaluator, NodeAnswer
+from gpunode.judging.evaluator import Evaluator, NodeAnswer
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.probe.bundle import Bundle
 from gpunode.stack import Request, plan

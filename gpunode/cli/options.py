@@ -1,0 +1,90 @@
+"""Options that several verbs share: the same name has the same meaning everywhere."""
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+LONGEST_S = 7 * 24 * 3600
+"""Longer than any node's work, and within the range of clocks."""
+
+
+class Seconds(click.FloatRange):
+    """A time limit of at least ``least_s``; ``nan``, which is within every range, is refused."""
+
+    def __init__(self, least_s: float) -> None:
+        super().__init__(min=least_s, max=LONGEST_S)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if math.isnan(number):
+            self.fail(f'"{value}" is not a number of seconds (example: 90).', param, ctx)
+        return super().convert(number, param, ctx)
+
+
+class Duration(Seconds):
+    """A time limit that may have a unit: ``5``, ``5s``, ``2m``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the seconds."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|)", str(value))
+        if match is None:
+            self.fail(f'"{value}" is not a duration (examples: 5, 5s, 2m).', param, ctx)
+        return super().convert(float(match[1]) * (60 if match[2] == "m" else 1), param, ctx)
+
+
+INVENTORY = click.option(
+    "-i", "--inventory", "inventories", multiple=True, metavar="INVENTORY", help="Ansible inventory."
+)
+LIMIT = click.option("-l", "--limit", metavar="PATTERN", help="Ansible host pattern.")
+PARALLEL = click.option(
+    "--parallel",
+    type=click.IntRange(1, 1000),
+    default=32,
+    show_default=True,
+    help="Number of nodes to process in parallel.",
+)
+TIMEOUT = click.option(
+    "--timeout",
+    "timeout_s",
+    type=Seconds(1),
+    default=120,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time limit for connecting to and probing each node.",
+)
+ASK_BECOME_PASS = click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the sudo password.")
+REPLAY = click.option(
+    "--replay", is_flag=True, help="The arguments are saved bundles or directories of bundles; no node is contacted."
+)
+EXPECT = click.option(
+    "--expect",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="YAML file with the expected properties of the nodes.",
+)
+
+
+def policy_option(more: str = "") -> Callable[[Command], Command]:
+    """Return the option of a policy's file; ``more`` follows its help."""
+    return click.option(
+        "--policy",
+        "policy_file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help=f"YAML file with limits, checks to mute or observe, and site checks.{more}",
+    )
+
+
+SELECT = click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run only these checks.")
+SKIP = click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Skip these checks.")
+STRICT = click.option("--strict", is_flag=True, help="Exit 1 on warnings too.")
