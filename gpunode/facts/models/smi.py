@@ -56,8 +56,7 @@ class Ecc(Fact):
     aggregate_corrected: int | None = None
     aggregate_uncorrected: int | None = None
     volatile_sram_corrected: int | None = None
-    """Of on-chip memory; this and the next three are part of the sums. None: not reported apart (before Ampere)."""
-    volatile_sram_uncorrected: int | None = None
+    """Of on-chip memory; this and the next two are part of the sums. None: not reported apart (before Ampere)."""
     aggregate_sram_corrected: int | None = None
     aggregate_sram_uncorrected: int | None = None
     sram_threshold_exceeded: bool | None = None

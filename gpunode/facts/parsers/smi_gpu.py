@@ -167,7 +167,6 @@ def _ecc(node: TreeLabel) -> Ecc:
         aggregate_corrected=_ecc_count(errors.child("aggregate"), "corrected"),
         aggregate_uncorrected=_ecc_count(errors.child("aggregate"), "uncorrected"),
         volatile_sram_corrected=integer(errors.get("volatile/sram_correctable")),
-        volatile_sram_uncorrected=_sram_uncorrected(errors.child("volatile")),
         aggregate_sram_corrected=integer(errors.get("aggregate/sram_correctable")),
         aggregate_sram_uncorrected=_sram_uncorrected(errors.child("aggregate")),
         sram_threshold_exceeded=flag(errors.get("aggregate/sram_threshold_exceeded")),

@@ -36,7 +36,6 @@ class TestXml:
             "aggregate_corrected": 44,
             "aggregate_uncorrected": 18,
             "volatile_sram_corrected": 1,
-            "volatile_sram_uncorrected": 2,
             "aggregate_sram_corrected": 4,
             "aggregate_sram_uncorrected": 11,
             "sram_threshold_exceeded": True,

@@ -1,0 +1,121 @@
+"""Every field of the facts is read by a check, a role, a verb or an example of a site's check, or has a reason here.
+
+A fact that is collected and never judged hides a fault and costs the node time. The list only gets shorter. Fields are
+found by name: one that shares its name with a field that is read counts as read.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from pydantic import BaseModel
+
+from gpunode.facts.node import NodeFacts
+
+ROOT = Path(__file__).parents[2]
+READERS = (
+    "checks",
+    "tuning",
+    "stack",
+    "provisioning",
+    "judging",
+    "report",
+    "cli",
+    "workload",
+    "expectations",
+    "facts/models",
+)
+RUNS = "two runs of a node, and the nodes of a fleet, are compared by it (gpunode/history)"
+HEALTH = "fabric.state goes through all fields of the health, without their names"
+SITE = "no public limit: for checks of a site (docs/own-checks.md)"
+UNREAD = {
+    "CdiSpec.cdi_version": RUNS,
+    "ContainerSettings.docker_default_runtime": RUNS,
+    "Cpu.model_name": RUNS,
+    "Disk.rotational": RUNS,
+    "DockerDaemon.cgroup_version": RUNS,
+    "FabricHealth.access_timeout_recovery": HEALTH,
+    "FabricHealth.bandwidth": HEALTH,
+    "FabricHealth.incorrect_configuration": HEALTH,
+    "FabricHealth.route_recovery": HEALTH,
+    "FabricHealth.route_unhealthy": HEALTH,
+    "IbPort.lid": "a value of the subnet manager that no limit applies to",
+    "Machine.bios_date": RUNS,
+    "Machine.bios_version": RUNS,
+    "Memory.committed_mib": SITE,
+    "Memory.hugepage_size_kib": SITE,
+    "Memory.hugepages_free": SITE,
+    "Memory.hugepages_total": SITE,
+    "Memory.swap_free_mib": SITE,
+    "Memory.swap_total_mib": SITE,
+    "Nic.carrier_changes": "rdma.flaps takes outages from the log, which has their time",
+    "NodeFacts.gpu_virtualization": "SmiGpu.virtualization_mode has the same value, and the checks read that one",
+    "NodeFacts.load_1min": SITE,
+    "NodeFacts.module_parameters": RUNS,
+    "NodeFacts.unanswered": "driver.tools-answer and the gaps have the commands of NVIDIA, the rest concerns no GPU",
+    "NumaNode.distances": RUNS,
+    "NumaNode.memory_free_mib": SITE,
+    "OperatingSystem.id_like": RUNS,
+    "PacketFilter.tables": RUNS,
+    "SmiGpu.gsp_firmware_version": RUNS,
+    "SmiGpu.serial": RUNS,
+    "SmiMigDevice.compute_instance_id": RUNS,
+    "SmiMigDevice.gpu_instance_id": RUNS,
+    "SmiPcie.gen_max_device": "the bus reports what the card supports, and link.pcie-speed reads that",
+    "TimeSync.timezone": RUNS,
+    "Topology.cpu_affinity": "the bus reports the near processors, and link.numa reads those",
+    "Topology.numa_affinity": "the bus reports the near node, and link.numa reads that",
+}
+MOST_UNREAD = 36
+
+
+def models(kind: object, seen: set[type[BaseModel]]) -> Iterator[type[BaseModel]]:
+    """Yield a model and all models within its fields, each once."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if kind not in seen:
+            seen.add(kind)
+            yield kind
+            for field in kind.model_fields.values():
+                yield from models(field.annotation, seen)
+    else:
+        for part in get_args(kind):
+            yield from models(part, seen)
+
+
+def read() -> set[str]:
+    """Return the names that are read: attributes and texts of the code, words of the examples of own checks."""
+    names: set[str] = set()
+    for path in [file for room in READERS for file in (ROOT / "gpunode" / room).rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                names.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and path.parent.name != "models":
+                names.update(re.findall(r"\w+", node.value) if len(node.value.split()) == 1 else ())
+    names.update(re.findall(r"\w+", "\n".join(re.findall(r"(?m)^ *fact: (.*)$", EXAMPLES))))
+    return names
+
+
+EXAMPLES = (ROOT / "docs/own-checks.md").read_text(encoding="utf-8")
+
+
+def fields() -> dict[str, str]:
+    """Return every field as ``MODEL.FIELD``, with its name."""
+    found: dict[str, str] = {}
+    for model in models(NodeFacts, set()):
+        name = model.__name__.partition("[")[0]
+        found |= {f"{name}.{field}": field for field in model.model_fields}
+    return found
+
+
+def test_every_fact_is_read_or_has_a_reason() -> None:
+    names = read()
+    unread = {path for path, field in fields().items() if field not in names}
+    assert len(fields()) > 400
+    assert unread == set(UNREAD), "read a new field in a check, or remove the line of one that is read now"
+
+
+def test_the_list_only_gets_shorter() -> None:
+    assert len(UNREAD) == MOST_UNREAD
+    assert all(len(reason.split()) > 3 for reason in UNREAD.values())
