@@ -138,7 +138,7 @@ def present(state: NodeState, settings: AccountsSettings, context: Context) -> M
 
 
 @ROLE.absent
-def absent(state: NodeState, manifest: Manifest) -> Manifest:
+def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with the sudo rules, which are removed as they were deployed; users and keys stay."""
     if state.ssh is None:
         return Manifest(role=ROLE.name, refusals=("the accounts of the node could not be determined",))

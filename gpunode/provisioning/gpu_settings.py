@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Valida
 from gpunode.catalog import load
 from gpunode.checks.gpus import LOST
 from gpunode.errors import UsageError
-from gpunode.frozen import invalid_field
+from gpunode.frozen import Frozen, invalid_field
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_files import GPU_CONDITION
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.role import Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.text import listed
 from gpunode.tuning.gpu_settings_program import (
@@ -35,14 +36,11 @@ from gpunode.tuning.gpu_settings_program import (
     shown,
 )
 
-ROLE = "gpu_settings"
 DAEMON, UNIT = "nvidia-persistenced.service", "gpunode-gpu-settings.service"
 PROGRAM = "/usr/local/lib/gpunode/gpu-settings.py"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 DROP_IN = f"/etc/systemd/system/{DAEMON}.d/gpunode-persistence.conf"
 DAEMON_FILES = tuple(f"{folder}/systemd/system/{DAEMON}" for folder in ("/etc", "/usr/lib", "/lib"))
-FOLDERS = ("/etc/gpunode", "/usr/local/lib/gpunode", MEMORY.rpartition("/")[0], DROP_IN.rpartition("/")[0])
-LOOK = Look(paths=(PROGRAM, UNIT_FILE, SETTINGS, DROP_IN, *FOLDERS), contents=(REPORT, MEMORY, *DAEMON_FILES))
 _MARK = "Managed by gpunode (role gpu_settings):"
 UNIT_TEXT = f"""\
 # {_MARK} GPUs keep none of this over a restart, but ECC, and MIG mode on Ampere.
@@ -82,15 +80,25 @@ class GpuSettingsRule(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    gpus: Any
-    sm_clock_mhz: Any = None
-    memory_clock_mhz: Any = None
-    application_clocks_mhz: Literal["default"] | RequestedClocks | None = None
-    power_limit: Any = None
-    compute_mode: Literal["default", "exclusive_process", "prohibited"] | None = None
-    ecc: StrictBool | None = None
-    mig: StrictBool | Annotated[list[str], Field(max_length=8)] | None = None
-    accounting: StrictBool | None = None
+    gpus: Any = option(
+        ..., "V(all), an index or a list of indexes, or a model or a list of models (name, family or PCI id)."
+    )
+    sm_clock_mhz: Any = option(None, "Locked SM clock in MHz, a range of two, V(max) or V(default).")
+    memory_clock_mhz: Any = option(None, "Locked memory clock in MHz, a range of two, V(max) or V(default).")
+    application_clocks_mhz: Literal["default"] | RequestedClocks | None = option(
+        None, "C(memory) and C(graphics) in MHz, or V(default); for drivers before 590."
+    )
+    power_limit: Any = option(None, "Watts, a percentage of the GPU's default such as V(80%), V(max) or V(default).")
+    compute_mode: Literal["default", "exclusive_process", "prohibited"] | None = option(
+        None, "Compute mode, which sets how many processes may use a GPU."
+    )
+    ecc: StrictBool | None = option(
+        None, "Whether ECC is enabled. Takes effect with the next reset of the GPU or reboot of the node."
+    )
+    mig: StrictBool | Annotated[list[str], Field(max_length=8)] | None = option(
+        None, "Whether MIG mode is enabled, or the list of its instances' profiles such as V(3g.40gb)."
+    )
+    accounting: StrictBool | None = option(None, "Whether the driver keeps a record of processes that ended.")
 
     @field_validator("gpus")
     @classmethod
@@ -137,11 +145,51 @@ class GpuSettingsRule(BaseModel):
         return value
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+class GpuSettingsSettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["present", "absent"] = option(
+        "present",
+        "V(present): settings are applied now and at each boot. V(absent): the values before the first change are "
+        "restored.",
+    )
+    rules: tuple[dict[str, Any], ...] = option(
+        (),
+        "Settings and the GPUs that they apply to; a later rule overrides an earlier one, per setting (see README.md).",
+        options=GpuSettingsRule,
+    )
+
+
+class GpuSettingsResult(Frozen):
+    """What the role's own tasks do."""
+
+    program: str = PROGRAM
+    restore: bool = False
+    """The program restores the values before the first change."""
+
+
+ROLE = Role(
+    name="gpu_settings",
+    title="Set clocks, power limit, compute mode, ECC and MIG of GPUs, and apply them at each boot",
+    about=(
+        "One unit applies the rules after the persistence daemon and fabric manager, and before containers and DCGM.",
+        "A clock or power limit outside the GPU's range is refused before anything is changed.",
+        "Restores the values before the first change with O(gpu_settings_state=absent).",
+    ),
+    settings=GpuSettingsSettings,
+    result=GpuSettingsResult,
+    files=(UNIT_FILE, PROGRAM, SETTINGS, DROP_IN),
+    folders=("/etc/gpunode", "/usr/local/lib/gpunode", MEMORY.rpartition("/")[0], DROP_IN.rpartition("/")[0]),
+    more=Look(contents=(REPORT, MEMORY, *DAEMON_FILES)),
+)
+
+
+@ROLE.present
+def present(state: NodeState, settings: GpuSettingsSettings, context: Context) -> Manifest:
     """Return the manifest of the role. Raises UsageError for a malformed rule."""
-    rules = parsed_rules(settings["rules"])
-    if settings["state"] == "absent" or not rules:
-        return _absent(state, context)
+    rules = parsed_rules(settings.rules)
+    if not rules:
+        return ROLE.gone(state, settings, context)
     gpus = seen_gpus(state)
     lost = [f"gpu{gpu['index']}" for gpu in gpus if LOST.intersection(gpu.get("errors") or ())]
     gpus = [gpu for gpu in gpus if f"gpu{gpu['index']}" not in lost]
@@ -151,7 +199,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         for key, why in resolved(requested(rules, gpu), gpu)[1].items()
     ]
     if refusals:
-        return Manifest(role=ROLE, refusals=tuple(refusals))
+        return Manifest(role=ROLE.name, refusals=tuple(refusals))
     report = read_report(state)
     due, notes, waiting = _compared(gpus, rules, report)
     notes += [
@@ -167,10 +215,10 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     content = json.dumps({"schema": "gpunode.gpu-settings/1", "rules": rules}, indent=1, sort_keys=True) + "\n"
     drop_in = persistence_drop_in(state)
     desired = [
-        ManagedFile(path=PROGRAM, content=program_text(), mode="0755"),
-        ManagedFile(path=UNIT_FILE, content=UNIT_TEXT),
-        ManagedFile(path=SETTINGS, content=content),
-        ManagedFile(path=DROP_IN, content=drop_in),
+        ManagedFile(path=PROGRAM, content=program_text(), mode="0755", phase="after"),
+        ManagedFile(path=UNIT_FILE, content=UNIT_TEXT, phase="after"),
+        ManagedFile(path=SETTINGS, content=content, phase="after"),
+        ManagedFile(path=DROP_IN, content=drop_in, phase="after"),
     ]
     runnable = bool(gpus)
     units = []
@@ -184,14 +232,14 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         units.append(UnitState(name=DAEMON, enabled=True, state=_state(runnable, stale)))
     units.append(UnitState(name=UNIT, enabled=True, state=_state(runnable, bool(due))))
     return Manifest(
-        role=ROLE,
+        role=ROLE.name,
         files=tuple(desired),
         folders=(ManagedFolder(path=MEMORY.rpartition("/")[0], mode="0700"),),
         units=tuple(units),
         notes=tuple(notes),
         reboot_reasons=tuple(waiting),
         due_reasons=tuple(due),
-        values={"state": "present", "unit_known": state.unit(UNIT) is not None},
+        result=GpuSettingsResult(),
     )
 
 
@@ -295,24 +343,21 @@ def persistence_drop_in(state: NodeState) -> str | None:
     )
 
 
-def _absent(state: NodeState, context: Context) -> Manifest:
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
+    """Return the removal, which restores the values of idle GPUs first."""
     recorded = _recorded(state)
     gpus = seen_gpus(state)
     users = [f"gpu{gpu['index']}" for gpu in gpus if gpu["uuid"] in recorded and busy(gpu)]
     if users and not context.settings_of("preflight")["gpunode_allow_busy"]:
         why = f"gpu-busy: a process computes on {listed(users, 8)}, and settings are restored on idle GPUs only"
-        return Manifest(role=ROLE, refusals=(f"{why}: run this again later, or set gpunode_allow_busy: true",))
-    ours = any(path in state.files and state.files[path].kind != "absent" for path in (PROGRAM, UNIT_FILE, SETTINGS))
-    return Manifest(
-        role=ROLE,
-        files=tuple(
-            ManagedFile(path=path, content=None, phase="after")
-            for path in (UNIT_FILE, PROGRAM, SETTINGS, DROP_IN, REPORT, MEMORY)
-        ),
-        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS if ours),
-        units=(UnitState(name=UNIT, enabled=False, state="stopped"),) if state.unit(UNIT) is not None else (),
-        values={"state": "absent", "restore": bool(recorded and gpus), "program": PROGRAM},
-    )
+        return Manifest(role=ROLE.name, refusals=(f"{why}: run this again later, or set gpunode_allow_busy: true",))
+    more = {
+        "files": (*manifest.files, *(ManagedFile(path=path, content=None, phase="after") for path in (REPORT, MEMORY))),
+        "units": ROLE.stopped(state, UNIT),
+        "result": GpuSettingsResult(restore=bool(recorded and gpus)),
+    }
+    return manifest.model_copy(update=more)
 
 
 def _recorded(state: NodeState) -> Mapping[str, Any]:

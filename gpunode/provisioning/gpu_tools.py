@@ -197,15 +197,12 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
 
 
 @ROLE.absent
-def absent(state: NodeState, manifest: Manifest) -> Manifest:
-    """Return the removal with the virtual environments; folders stay on a node without the role's record."""
+def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
+    """Return the removal with the virtual environments."""
     leaving = [name for name in PYTHON if _kind(state, f"{FOLDER}/{name}") == "folder"]
     reasons = tuple(f"{FOLDER}/{name} must be removed" for name in leaving)
-    folders = manifest.folders if _kind(state, RECORD) != "absent" else ()
     due = (*manifest.due_reasons, *reasons)
-    return manifest.model_copy(
-        update={"folders": folders, "due_reasons": due, "result": GpuToolsResult(leaving=_paths(leaving))}
-    )
+    return manifest.model_copy(update={"due_reasons": due, "result": GpuToolsResult(leaving=_paths(leaving))})
 
 
 def _paths(tools: Iterable[str]) -> tuple[str, ...]:

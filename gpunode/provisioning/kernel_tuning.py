@@ -186,7 +186,7 @@ def present(state: NodeState, settings: KernelTuningSettings, context: Context) 
 
 
 @ROLE.absent
-def absent(state: NodeState, manifest: Manifest) -> Manifest:
+def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with units that restore what they changed, and the boot loader's arguments."""
     units = (files.CPU_UNIT, files.ACS_UNIT)
     boot = kernel_boot.plan(state, (), [])

@@ -136,7 +136,7 @@ def present(state: NodeState, settings: MlEnvironmentSettings, context: Context)
 
 
 @ROLE.absent
-def absent(state: NodeState, manifest: Manifest) -> Manifest:
+def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with the role's lines of nccl.conf."""
     (logind,) = (file for file in manifest.files if file.path == LOGIND)
     more = {"files": (*manifest.files, _shared(state, [])), "units": ROLE.restarted(state, LOGIND_UNIT, logind)}

@@ -124,7 +124,7 @@ def present(state: NodeState, settings: NvidiaRepositorySettings, context: Conte
         return Manifest(role=ROLE.name, refusals=found.problems)
     offer = offered(state, settings, context, found.stack.source if found.stack else None)
     if not offer.wanted:
-        return absent(state, Manifest(role=ROLE.name))
+        return ROLE.gone(state, settings, context)
     if offer.problems:
         return Manifest(role=ROLE.name, refusals=offer.problems)
     key = offer.site_key or _whole_key(state, offer)
@@ -190,7 +190,7 @@ def _files(state: NodeState, offer: RepositoryConfig, key: str, proxy: str) -> I
 
 
 @ROLE.absent
-def absent(_state: NodeState, manifest: Manifest) -> Manifest:
+def absent(_state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal: packages of other sources are installed without it."""
     files = tuple(ManagedFile(path=path, content=None, private=path in KEYS) for path in OWN)
     return manifest.model_copy(

@@ -35,7 +35,7 @@ class Settings(Frozen):
 
 S = TypeVar("S", bound=Settings)
 Present = Callable[[NodeState, S, Context], Manifest]
-Absent = Callable[[NodeState, Manifest], Manifest]
+Absent = Callable[[NodeState, Manifest, Context], Manifest]
 
 
 def option(default: Any, description: str, **spec: Any) -> Any:
@@ -156,13 +156,16 @@ class Role(Generic[S]):
         if self.packages and state.manager is None:
             return no_package_manager(self.name)
         if requested == "absent":
-            gone = self.removal(state, given)
-            return self._absent(state, gone) if self._absent is not None else gone
+            return self.gone(state, given, context)
         assert self._present is not None, self.name  # noqa: S101 - the role's module sets it
         return self._present(state, given, context)
 
-    def removal(self, state: NodeState, settings: S) -> Manifest:
+    def gone(self, state: NodeState, settings: S, context: Context) -> Manifest:
         """Return the manifest that removes what the role made, and the packages that it installed."""
+        manifest = self._removal(state, settings)
+        return self._absent(state, manifest, context) if self._absent is not None else manifest
+
+    def _removal(self, state: NodeState, settings: S) -> Manifest:
         packages, reasons = None, list[str]()
         if self.packages:
             packages, reasons = departures(
@@ -174,6 +177,8 @@ class Role(Generic[S]):
                 lock_mark=self.lock_mark,
             )
         gone = (*self.files, *self._records)
+        # A folder of several roles that is empty may be one of the system.
+        ours = any(path in state.files and state.files[path].kind != "absent" for path in gone)
         return Manifest(
             role=self.name,
             files=tuple(ManagedFile(path=path, content=None, phase="after") for path in gone),
@@ -181,6 +186,7 @@ class Role(Generic[S]):
             folders=tuple(
                 ManagedFolder(path=path, state="absent_if_empty", phase="last" if self.kernel else "after")
                 for path in self._folders
+                if ours or path == self.folder
             ),
             packages=packages,
             kernel_values={} if self.kernel else None,

@@ -51,7 +51,7 @@ _POLICIES: tuple[RolePolicy | Role[Any], ...] = (
     nvidia_repository.ROLE,
     nvidia_driver,
     nvidia_fabric,
-    gpu_settings,
+    gpu_settings.ROLE,
     gpu_tools.ROLE,
     storage,
     kernel_tuning.ROLE,

@@ -241,7 +241,7 @@ def _by_dnf(state: NodeState, settings: UpdatesSettings, patterns: list[str], re
 
 
 @ROLE.absent
-def absent(state: NodeState, manifest: Manifest) -> Manifest:
+def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with the tool's own settings restored first."""
     old, text = state.contents.get(AUTOMATIC_BEFORE), state.contents.get(AUTOMATIC)
     files = [*manifest.files, ManagedFile(path=AUTOMATIC_BEFORE, content=None, phase="after")]

@@ -4,7 +4,7 @@ import re
 import textwrap
 import types
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
@@ -53,8 +53,11 @@ def dumped(value: Any, width: int = WIDTH) -> str:
 def kind(annotation: Any) -> dict[str, Any]:
     """The type of a field as the keys of an argument specification."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is types.UnionType:  # None: not given
-        return kind(next(one for one in arguments if one is not types.NoneType))
+    if origin is Annotated:
+        return kind(arguments[0])
+    if origin in (Union, types.UnionType):
+        given = [one for one in arguments if one is not types.NoneType]
+        return kind(given[0]) if len(given) == 1 else {"type": "raw"}
     if origin is Literal:
         return {"type": "str", "choices": list(arguments)}
     if origin in (list, tuple):
@@ -77,7 +80,9 @@ def option(field: FieldInfo) -> dict[str, Any]:
     given = kind(field.annotation)
     inner = {name: given.pop(name) for name in ("options",) if name in given}
     extra = field.json_schema_extra
-    spec: Any = extra.get("spec", {}) if isinstance(extra, dict) else {}
+    spec: Any = dict(extra.get("spec", {})) if isinstance(extra, dict) else {}  # type: ignore[arg-type]
+    if "options" in spec:
+        inner = {"options": kind(spec.pop("options"))["options"]}
     default = {"required": True} if field.is_required() else {"default": plain(field.default)}
     if field.default is None:
         default = {}

@@ -506,14 +506,14 @@ class Machine:
         for image in [*(values.get("images") or ()), *(values.get("refresh") or ())]:
             self.document["files"][image["path"]] = file("", mtime=200.0)
 
-    def _after_gpu_settings(self, values: Mapping[str, Any]) -> None:
+    def _after_gpu_settings(self, _values: Mapping[str, Any]) -> None:
         """The unit sets the GPUs, and records what they had."""
         rule = SETTINGS["gpu_settings"]["rules"][0]
         set_to = {"power_limit_w": float(rule["power_limit"]), "compute_mode": "Exclusive_Process"}
         smi = self.document["facts"]["smi"]
         for gpu in smi["document"]["gpus"] if smi else ():
-            gpu.update(set_to if values["state"] == "present" else {name: GPU[name] for name in set_to})
-        if smi and values["state"] == "present":
+            gpu.update(set_to if self.absent != "gpu_settings" else {name: GPU[name] for name in set_to})
+        if smi and self.absent != "gpu_settings":
             before = {f"GPU-{at}": {"power_limit": 700.0, "compute_mode": "default"} for at in range(2)}
             self._write(gpu_settings_program.MEMORY, json.dumps(before))
 

@@ -16,6 +16,7 @@ from gpunode.provisioning.gpu_settings import (
     PROGRAM,
     UNIT,
     UNIT_FILE,
+    GpuSettingsResult,
     parsed_rules,
 )
 from gpunode.provisioning.manifest import Manifest
@@ -220,7 +221,7 @@ def test_removal_restores_what_was_recorded(rules: list[dict[str, Any]], state: 
     recorded = {MEMORY: {"GPU-0": {"power_limit_w": 700.0}}}
     found = manifest(rules, {"power_limit_w": 500.0}, documents=recorded, state=state)
     assert {file.content for file in found.files} == {None}
-    assert found.values["restore"] is True
+    assert found.result == GpuSettingsResult(restore=True)
     assert [(unit.name, unit.enabled) for unit in found.units] == [(UNIT, False)]
     busy = manifest(rules, {"processes": TRAINING}, documents=recorded, state=state)
     assert "gpu-busy" in busy.refusals[0]

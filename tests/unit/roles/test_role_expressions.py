@@ -29,6 +29,7 @@ SHAPED: dict[str, dict[str, Any]] = {
     "dcgm": {},
     "nvidia_repository": {},
     "kernel_tuning": {"command_line": ["quiet"]},
+    "gpu_settings": {"rules": [{"gpus": "all", "power_limit": "80%"}]},
     "updates": {},
     "ml_environment": {"malloc": "jemalloc"},
     "gpu_tools": {"tools": ["numactl"], "python": {"py-spy": ""}},
