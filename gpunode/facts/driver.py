@@ -2,11 +2,12 @@
 
 import re
 
-from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
+from gpunode.facts.bundle_reader import NOT_RUN, BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.modules import loaded_driver
 from gpunode.facts.node import DeviceNode, DriverGpu
 from gpunode.facts.parsers.values import bus_id, is_nothing
+from gpunode.text import last_line
 
 _GPUS = "/proc/driver/nvidia/gpus/"
 _PARAMS = "/proc/driver/nvidia/params"
@@ -117,13 +118,16 @@ def nvidia_tool_versions(bundle: BundleReader) -> dict[str, str] | None:
 
 
 def dcgm_engine(bundle: BundleReader) -> str | None:
-    """Return the host engine's version from ``dcgmi -v``: those of dcgmi come first; an engine that does not run has
-    none."""
+    """Return the host engine's version from ``dcgmi -v``, after that of dcgmi; None for an engine that does not run,
+    and if the probe had no time left to ask."""
     key = "dcgmi-versions"
     if not bundle.ran(key):
         if loaded_driver(bundle) is None:
             return None
         raise bundle.not_collected()
+    result = bundle.raw(key)
+    if result is not None and last_line(result.stderr).startswith(NOT_RUN):
+        return None
     _, found, engine = bundle.command(key).stdout.partition("Hostengine build info:")
     match = _ENGINE.search(engine[:4000]) if found else None
     if found and match is None:

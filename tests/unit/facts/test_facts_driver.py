@@ -1,10 +1,31 @@
 """What the loaded module and its device files say."""
 
+import pytest
 from facts_samples import VERSION, answer, facts_with, gpu_facts_with
 
 from gpunode.facts.node import DeviceNode, DriverGpu
+from gpunode.probe import CommandResult
 
 INFORMATION = "/proc/driver/nvidia/gpus/0000:00:1e.0/information"
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        (answer("Version : 4.7.0\n\nHostengine build info:\nVersion : 4.4.1\nBuild ID : 26\n"), "4.4.1"),
+        (
+            answer(
+                "Version : 4.7.0\n", 255, "Error: unable to establish a connection to the specified host: localhost"
+            ),
+            None,
+        ),
+        (answer("", 124, "not run: the time for the whole probe is used up"), None),
+    ],
+)
+def test_the_running_host_engine(printed: CommandResult, expected: str | None) -> None:
+    """Written after NVIDIA/DCGM issue 183."""
+    facts = gpu_facts_with({"dcgmi-versions": printed})
+    assert (facts.dcgm_engine, facts.gap("dcgm_engine")) == (expected, None)
 
 
 def test_gpus_of_the_module() -> None:
@@ -28,8 +49,9 @@ def test_a_gpu_without_its_information_is_a_gap() -> None:
 
 def test_device_nodes() -> None:
     folder, gpu, control = gpu_facts_with().device_nodes or ()
+    user = {"mode": "0666", "user": "root", "group": "root"}
     assert gpu == DeviceNode(
-        path="/dev/nvidia0", kind="character", mode="0666", user="root", group="root", major=195, minor=0
+        path="/dev/nvidia0", kind="character", **user, major=195, minor=0, created_s=20, linked=True
     )
     assert (folder.kind, folder.major) == ("folder", None)
     assert control.kind == "file"

@@ -36,6 +36,22 @@ def test_a_list_of_hosts(expression: str, name: str, expected: bool) -> None:
     assert covers(expression, name) is expected
 
 
+HOSTNAMES = {
+    "gpu[1-12]": "gpu1 gpu2 gpu3 gpu4 gpu5 gpu6 gpu7 gpu8 gpu9 gpu10 gpu11 gpu12",
+    "gpu[001-003,130],login": "gpu001 gpu002 gpu003 gpu130 login",
+    "r[1-2]n[01-02]": "r1n01 r1n02 r2n01 r2n02",
+    "gpu[098-102]": "gpu098 gpu099 gpu100 gpu101 gpu102",
+    "gpu[9-010]": "gpu9 gpu10",
+}
+"""Recorded: ``scontrol show hostnames LIST`` of Slurm 22.05.8 (Debian 12)."""
+
+
+@pytest.mark.parametrize("expression", HOSTNAMES)
+def test_a_list_has_the_hosts_that_scontrol_shows(expression: str) -> None:
+    names = {name for text in HOSTNAMES.values() for name in text.split()}
+    assert {name for name in names if covers(expression, name)} == set(HOSTNAMES[expression].split())
+
+
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 4), st.integers(0, 1000))
 def test_a_range_has_what_lies_in_it(first: int, more: int, width: int, number: int) -> None:
     low, high = str(first).zfill(width), str(first + more).zfill(width)
