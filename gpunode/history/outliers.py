@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from statistics import median
 from typing import Literal
 
@@ -43,7 +44,6 @@ _OWN = re.compile(
 _ELEMENT = re.compile(r"^(\w+[.\w]*)\[.*?\](?=[.\[]|$)(.*)$", re.DOTALL)
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 _MAIN = ("loaded_driver.version", "os.version_id", "driver_library_version")
-NO_DOMAIN = re.compile(r"^[0-]*$")
 
 
 class Outlier(Frozen):
@@ -76,36 +76,67 @@ class Outlier(Frozen):
         return f"{what}: {shown(self.found)}, usual {shown(self.usual)} ({len(self.hosts)} of {self.of}){rest}"
 
 
+Profile = Mapping[str, Scalar]
+
+
 @dataclass
 class _Group:
     """The values of nodes that are compared with each other."""
 
     name: str
-    hosts: list[str] = field(default_factory=list)
-    values: defaultdict[str, Counter[Scalar]] = field(default_factory=lambda: defaultdict(Counter))
+    profiles: dict[int, tuple[Profile, list[str]]] = field(default_factory=dict)
+    """Profiles by their hash, each with its nodes: in a healthy fleet there are few."""
     figures: defaultdict[tuple[str, int | None], list[tuple[float, str, str]]] = field(
         default_factory=lambda: defaultdict(list)
     )
     units: dict[str, str | None] = field(default_factory=dict)
 
-    def add(self, node: Snapshot, profile: Mapping[str, Scalar]) -> None:
-        self.hosts.append(node.host)
-        for path, value in profile.items():
-            counts = self.values[path]
-            if value in counts or len(counts) <= MOST_VALUES:
-                counts[value] += 1
+    def add(self, node: Snapshot, profile: Profile) -> None:
+        self.profiles.setdefault(hash(frozenset(profile.items())), (profile, []))[1].append(node.host)
         for figure in node.figures:
             self.figures[figure.metric, figure.message_bytes].append((figure.value, node.host, figure.component))
             self.units[figure.metric] = figure.unit
 
+    @cached_property
+    def nodes(self) -> int:
+        return sum(len(hosts) for _, hosts in self.profiles.values())
+
+    @cached_property
+    def values(self) -> defaultdict[str, Counter[Scalar]]:
+        """Return the number of nodes with each value of each fact."""
+        found: defaultdict[str, Counter[Scalar]] = defaultdict(Counter)
+        for profile, hosts in self.profiles.values():
+            for path, value in profile.items():
+                counts = found[path]
+                if value in counts or len(counts) <= MOST_VALUES:
+                    counts[value] += len(hosts)
+        return found
+
+    @cached_property
     def usual(self) -> dict[str, Scalar]:
         """Return the value of more than half of the nodes, for each fact that has one."""
+        if self.nodes < LEAST_NODES:
+            return {}
         found = {}
         for path, counts in self.values.items():
             value, number = counts.most_common(1)[0]
-            if 2 * number > len(self.hosts) and len(counts) <= MOST_VALUES:
+            if 2 * number > self.nodes and len(counts) <= MOST_VALUES:
                 found[path] = value
         return found
+
+
+@lru_cache(maxsize=20_000)
+def _place(path: str) -> tuple[str, str | None]:
+    """Return the name of a fact in profiles, and what is taken of it: ``value``, ``count``, ``set``; None: nothing."""
+    name = re.split(r"[.\[]", path, maxsplit=1)[0]
+    if name in _IGNORED or _OWN.search(path):
+        return path, None
+    match = _ELEMENT.match(path)
+    if name not in _ALIKE or match is None:
+        return path, "value"
+    if match[2] == ".present":
+        return f"{match[1]}[]", "count"
+    return f"{match[1]}[]{match[2]}", None if match[2].endswith("].present") else "set"
 
 
 def profile_of(node: Snapshot) -> dict[str, Scalar]:
@@ -114,66 +145,62 @@ def profile_of(node: Snapshot) -> dict[str, Scalar]:
     sets: defaultdict[str, set[str]] = defaultdict(set)
     counts: Counter[str] = Counter()
     for path, value in (node.facts or {}).items():
-        name = re.split(r"[.\[]", path, maxsplit=1)[0]
-        if name in _IGNORED or name in node.unknown or _OWN.search(path):
+        place, kind = _place(path)
+        if kind is None or (node.unknown and re.split(r"[.\[]", path, maxsplit=1)[0] in node.unknown):
             continue
-        match = _ELEMENT.match(path)
-        if name not in _ALIKE or match is None:
+        if kind == "value":
             found[path] = value
-        elif match[2] == ".present":
-            counts[f"{match[1]}[]"] += 1
+        elif kind == "count":
+            counts[place] += 1
         else:
-            sets[f"{match[1]}[]{match[2]}"].add(shown(value))
-    found |= {path: ", ".join(sorted(values)) for path, values in sets.items() if not path.endswith("[].present")}
-    found |= counts
-    return found
+            sets[place].add(shown(value))
+    return found | {path: ", ".join(sorted(values)) for path, values in sets.items()} | dict(counts)
 
 
-def outliers(nodes: Callable[[], Iterable[Snapshot]], racks: Mapping[str, str] | None = None) -> list[Outlier]:
-    """Return the outliers of a fleet. ``nodes`` is called twice, and may yield one node at a time.
+def outliers(nodes: Iterable[Snapshot], racks: Mapping[str, str] | None = None) -> list[Outlier]:
+    """Return the outliers of a fleet. ``nodes`` may yield one node at a time.
 
     ``racks``: the rack of each host, where the inventory names it: a node is compared with the others of its rack too.
     """
-    groups: dict[str, _Group] = {}
-    domains: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for node in nodes():
+    fleet: dict[str, _Group] = {}
+    within: dict[str, _Group] = {}
+    for node in nodes:
         if not node.reached or node.facts is None:
             continue
-        profile = profile_of(node)
-        for name in _names(node, racks):
-            groups.setdefault(name, _Group(name)).add(node, profile)
-        for domain in _domains(node):
-            domains[domain][str(node.facts.get("loaded_driver.version"))].append(node.host)
-    usual = {name: group.usual() for name, group in groups.items() if len(group.hosts) >= LEAST_NODES}
-    found: dict[tuple[str, str, Scalar | None, Scalar | None], list[tuple[str, _Deviation]]] = {}
-    for node in nodes():
-        if not node.reached or node.facts is None:
-            continue
-        profile, reported = profile_of(node), set[str]()
-        for name in _names(node, racks):
-            for one in _deviations(profile, usual.get(name, {}), groups[name], reported):
-                found.setdefault((name, one.what, one.found, one.usual), []).append((node.host, one))
-    values = [_value(groups[name], found_) for (name, *_), found_ in found.items()]
-    mixed = [one for name in usual if " in " not in name for one in _mixed(groups[name])]
-    figures = [one for name, group in groups.items() if " in " not in name for one in _figures(group)]
-    return sorted(
-        [*values, *figures, *mixed, *_mixed_domains(domains)], key=lambda one: (one.hosts, one.section, one.what)
-    )
+        name, profile = f"{node.model or 'no GPU'} on {node.platform or 'an unknown machine'}", profile_of(node)
+        fleet.setdefault(name, _Group(name)).add(node, profile)
+        if (rack := (racks or {}).get(node.host)) is not None:
+            within.setdefault(f"{name} in {rack}", _Group(f"{name} in {rack}")).add(node, profile)
+    reported: set[tuple[str, str]] = set()
+    found = [one for group in (*fleet.values(), *within.values()) for one in _of_group(group, reported)]
+    for group in fleet.values():
+        found += [*_mixed(group), *_figures(group)]
+    return sorted(found, key=lambda one: (one.hosts, one.section, one.what))
 
 
-def _names(node: Snapshot, racks: Mapping[str, str] | None) -> list[str]:
-    model = f"{node.model or 'no GPU'} on {node.platform or 'an unknown machine'}"
-    rack = (racks or {}).get(node.host)
-    return [model] if rack is None else [model, f"{model} in {rack}"]
-
-
-def _domains(node: Snapshot) -> set[str]:
-    """Return the NVLink domains of a node's GPUs that span nodes."""
-    return {
-        str(value)
-        for path, value in (node.facts or {}).items()
-        if path.endswith(".fabric.cluster_uuid") and not NO_DOMAIN.match(str(value))
-    }
+def _of_group(group: _Group, reported: set[tuple[str, str]]) -> list[Outlier]:
+    """Return the nodes with values that differ from the usual ones; what was reported before is left out."""
+    found: defaultdict[_Deviation, list[str]] = defaultdict(list)
+    for profile, hosts in group.profiles.values():
+        for one in _deviations(profile, group):
+            new = [host for host in hosts if (host, one.what) not in reported]
+            reported.update((host, one.what) for host in new)
+            found[one] += new
+    return [
+        Outlier(
+            kind=one.kind,
+            section=one.section,
+            hosts=tuple(sorted(hosts)),
+            of=group.nodes,
+            what=one.what,
+            found=one.found,
+            usual=one.usual,
+            more=one.more,
+            group=group.name,
+        )
+        for one, hosts in found.items()
+        if hosts
+    ]
 
 
 @dataclass(frozen=True)
@@ -186,20 +213,17 @@ class _Deviation:
     more: tuple[str, ...]
 
 
-def _deviations(
-    profile: Mapping[str, Scalar], usual: Mapping[str, Scalar], group: _Group, reported: set[str]
-) -> Iterator[_Deviation]:
+def _deviations(profile: Profile, group: _Group) -> Iterator[_Deviation]:
     """Yield what differs on a node; facts that differ by the same versions are one deviation, and so are counts."""
-    limit = max(1, RARE * len(group.hosts))
+    usual, limit = group.usual, max(1, RARE * group.nodes)
     bundles: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     paths = list(differing(usual, {path: value for path, value in profile.items() if path in usual}))
     counted = tuple(f"{path}." for path in paths if path.endswith("[]"))
     for path in paths:
         value = profile.get(path)
-        number = group.values[path][value] if value is not None else len(group.hosts) - group.values[path].total()
-        if path in reported or number > limit or path.startswith(counted):
+        number = group.values[path][value] if value is not None else group.nodes - group.values[path].total()
+        if number > limit or path.startswith(counted):
             continue
-        reported.add(path)
         versions = [_VERSION.search(str(one)) for one in (usual[path], value)]
         if path.endswith("[]"):
             bundles["count", section_of(path)].append(path)
@@ -236,51 +260,23 @@ def _field(path: str) -> str:
     }.get(path, path.removesuffix("[]").rpartition(".")[2].replace("_", " "))
 
 
-def _value(group: _Group, found: Sequence[tuple[str, _Deviation]]) -> Outlier:
-    first = found[0][1]
-    return Outlier(
-        kind=first.kind,
-        section=first.section,
-        hosts=tuple(sorted(host for host, _ in found)),
-        of=len(group.hosts),
-        what=first.what,
-        found=first.found,
-        usual=first.usual,
-        more=first.more,
-        group=group.name,
-    )
-
-
 def _mixed(group: _Group) -> Iterator[Outlier]:
     """Yield main versions of which the fleet has several usual values."""
+    if group.nodes < LEAST_NODES:
+        return
     for path in (*_MAIN, "kernels", "smi.document.gpus[].vbios_version"):
         counts = group.values.get(path, Counter())
-        common = [(value, number) for value, number in counts.most_common() if number > max(1, RARE * len(group.hosts))]
+        common = [(value, number) for value, number in counts.most_common() if number > max(1, RARE * group.nodes)]
         if len(common) > 1:
             yield Outlier(
                 kind="mixed",
                 section=section_of(path),
                 hosts=(),
-                of=len(group.hosts),
+                of=group.nodes,
                 what=_title(path),
                 found=", ".join(f"{shown(value)} on {number} nodes" for value, number in common),
                 usual=None,
                 group=group.name,
-            )
-
-
-def _mixed_domains(domains: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Outlier]:
-    for domain, drivers in domains.items():
-        if len(drivers) > 1:
-            yield Outlier(
-                kind="mixed",
-                section="driver",
-                hosts=tuple(sorted({host for hosts in drivers.values() for host in hosts})),
-                of=sum(map(len, drivers.values())),
-                what="drivers of one NVLink domain",
-                found=", ".join(f"{driver} on {len(hosts)}" for driver, hosts in sorted(drivers.items())),
-                usual=None,
-                group=f"NVLink domain {domain}",
             )
 
 

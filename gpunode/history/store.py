@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from gpunode.checks import Finding
 from gpunode.errors import UsageError
 from gpunode.frozen import invalid_field
-from gpunode.history.snapshot import GOOD, Snapshot
+from gpunode.history.snapshot import GOOD, FigureValue, Snapshot
 from gpunode.text import moment
 from gpunode.whole import make_private_folder
 
@@ -350,7 +350,7 @@ class History:
         """
 
         def read(row: tuple[Any, ...]) -> tuple[str, str, Snapshot]:
-            return row[0], row[1], Snapshot.model_validate({"host": row[0], "level": "quick", **_json(row[2])})
+            return row[0], row[1], _measured(row[0], _json(row[2]))
 
         yield from self._each(statement, (host,), read)
 
@@ -515,6 +515,15 @@ def unpacked(document: bytes, measured: bytes) -> Snapshot:
     except ValidationError as err:
         place, why = invalid_field(err, "snapshot")
         raise ValueError(f"a saved node cannot be read: {place}: {why}") from None
+
+
+def _measured(host: str, values: dict[str, Any]) -> Snapshot:
+    """Return a snapshot with measured values only; the many counters are not validated again."""
+    figures = tuple(FigureValue.model_validate(one) for one in values.get("figures", ()))
+    counters, temperatures = values.get("counters", {}), values.get("idle_temperatures_c", {})
+    return Snapshot.model_construct(
+        host=host, level="quick", figures=figures, counters=counters, idle_temperatures_c=temperatures
+    )
 
 
 def _compressed(document: Any) -> bytes:

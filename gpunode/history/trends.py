@@ -72,8 +72,7 @@ def trends(host: str, runs: Iterable[tuple[str, Snapshot]]) -> list[Trend]:
         # A clock that went back: the order of the runs counts.
         latest = max(latest, (at - start).total_seconds() / DAY_S)
         for path, value in node.counters.items():
-            if COUNTED.search(path):
-                counters[path].append((latest, value))
+            counters[path].append((latest, value))
         for gpu, value in node.idle_temperatures_c.items():
             warm[gpu].append((latest, value))
         for figure in node.figures:
@@ -89,7 +88,7 @@ def _counted(host: str, counters: dict[str, list[Point]]) -> Iterator[Trend]:
     for path, points in counters.items():
         grown = growth([value for _, value in points])
         days = points[-1][0] - points[0][0]
-        if grown <= 0:
+        if grown <= 0 or not COUNTED.search(path):
             continue
         match = _KEY.search(path)
         name = match[2] if match else path
