@@ -196,6 +196,7 @@ class NodeFacts(Fact):
             *("kernel_log", "link_log", "earlier_boots", "bmc_events"),  # logs: the checks evaluate them
             *("gpu_processes", "gpu_usage_again", "stuck_processes", "unanswered", "listeners", "addresses"),
             *("records", "cpus_allowed"),  # of the workload and of the session
+            *("container_devices", "cloud_init_running"),
         }
     )
 

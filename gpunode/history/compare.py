@@ -55,7 +55,7 @@ _FAULTS = re.compile(r"\.(pending|failure|sram_threshold_exceeded|reset_required
 _ROUNDED = re.compile(r"_mib$")
 """Sizes that the kernel rounds differently from boot to boot: equal within 1 %."""
 _GOOD_STATES = frozenset({"up", "active", "ACTIVE", "LinkUp", "live", "ok", "Completed", "Success"})
-LIFETIME = re.compile(r"\.(ecc\.aggregate_uncorrected|remapped_rows\.\w+|retired_pages\.\w+|media_errors)$")
+LIFETIME = re.compile(r"\.(ecc\.aggregate_(sram_)?uncorrected|remapped_rows\.\w+|retired_pages\.\w+|media_errors)$")
 """Counters that a healthy node does not increase, and that no reboot resets."""
 _PATH = re.compile(r"^(?P<field>\w+)(?P<inner>[.\w]*)(?:\[(?P<key>.*?)\](?=[.\[]|$)(?P<rest>.*))?$", re.DOTALL)
 _NOUNS = {

@@ -156,6 +156,8 @@ class GpuSettings(Fact):
 class DeviceNode(Fact):
     """One of ``/dev/nvidia*``; folders such as ``/dev/nvidia-caps`` are listed with their content."""
 
+    VOLATILE = frozenset({"created_s"})
+
     path: str
     kind: str
     """``character``, ``folder``, ``file``: a regular file in place of a device is a fault."""

@@ -47,7 +47,13 @@ class Smi(Fact, Generic[DocumentT]):
 class Ecc(Fact):
     """ECC of a GPU; the counters are sums of the counters that the driver's generation splits."""
 
-    COUNTERS = frozenset({"volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected"})
+    COUNTERS = frozenset(
+        {
+            *("volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected"),
+            *("volatile_sram_corrected", "volatile_sram_uncorrected"),
+            *("aggregate_sram_corrected", "aggregate_sram_uncorrected"),
+        }
+    )
 
     enabled: bool | None = None
     pending: bool | None = None

@@ -56,7 +56,7 @@ class Slurm(Fact):
 class Unit(Fact):
     """One systemd unit."""
 
-    VOLATILE = frozenset({"sub", "since"})
+    VOLATILE = frozenset({"sub", "since", "started_s"})
     COUNTERS = frozenset({"restarts"})
 
     name: str

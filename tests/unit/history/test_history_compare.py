@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 from effort import effort
@@ -62,6 +63,36 @@ def test_names_of_volatile_facts_are_fields() -> None:
     assert [kind for kind in kinds if (kind.VOLATILE | kind.COUNTERS) - set(kind.model_fields)] == []
     assert sum(bool(kind.VOLATILE or kind.COUNTERS) for kind in kinds) > 15
     assert "packages" not in NodeFacts.VOLATILE
+
+
+STABLE = {
+    ("SmiGpu", "slowdown_temperature_c"),
+    ("SmiGpu", "slowdown_tlimit_c"),
+    ("SmiGpu", "memory_max_temperature_c"),
+    ("KeyFile", "modified_s"),
+    ("PendingUpdate", "since"),
+    ("LibraryFile", "used"),
+}
+"""Facts whose names look like those of a reading, and that no unchanged node changes."""
+
+
+def test_a_fact_with_the_name_of_a_reading_is_volatile() -> None:
+    reading = re.compile(r"(?<!per)(^|_)(s|us|c|pid|since|time|offset|free|used|load|sub|events|uptime)(_|$)|_percent$")
+    seen: set[type] = set()
+
+    def models(kind: object, volatile: bool) -> Iterator[tuple[str, str]]:
+        if isinstance(kind, type) and issubclass(kind, Fact) and kind not in seen and not volatile:
+            seen.add(kind)
+            for name, info in kind.model_fields.items():
+                excepted = name in kind.VOLATILE | kind.COUNTERS
+                if reading.search(name) and not excepted and (kind.__name__, name) not in STABLE:
+                    yield kind.__name__, name
+                yield from models(info.annotation, excepted)
+        for each in get_args(kind):
+            yield from models(each, volatile)
+
+    assert list(models(NodeFacts, volatile=False)) == []
+    assert len(seen) > 60
 
 
 def test_any_change_of_one_fact_is_one_change_and_its_way_back_is_the_opposite() -> None:
