@@ -1,6 +1,7 @@
 """Hooks of all tests."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -13,6 +14,8 @@ from captured import (  # noqa: F401 (pytest takes them from here)
 )
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Tests save no run in the history of the user who runs them; those of the history name a folder.
+os.environ["GPUNODE_HISTORY"] = "off"
 
 
 def pytest_collection_finish() -> None:

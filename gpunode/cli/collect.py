@@ -1,15 +1,24 @@
 """``gpunode collect``: write bundles without judging them."""
 
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from gpunode.cli import selection as selection_
-from gpunode.cli.selection import Selection
+from gpunode.cli.on_node import SCRIPT, ProbeRun
+from gpunode.cli.recording import Recorder
+from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.cli.writing import folder_for_bundles, save_bundle
-from gpunode.errors import Exit
+from gpunode.errors import Exit, UndeterminedError, UsageError
+from gpunode.history.snapshot import snapshot_of
+from gpunode.isolation import Exceeded
 from gpunode.judging.evaluator import Evaluator
 from gpunode.names import fold
+from gpunode.probe import Collected
+from gpunode.probe.bundle import Bundle
 from gpunode.text import printable
 
 
@@ -19,11 +28,17 @@ from gpunode.text import printable
     "--save",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    required=True,
     help="Directory for the bundles, as DIR/HOST.json.",
 )
+@click.option(
+    "--on-node", is_flag=True, help="This machine without Ansible and SSH, as a job of srun, clush or Kubernetes."
+)
+@click.option("--print-probe", is_flag=True, help="Print the probe, for python3 -I - on a node without gpunode.")
+@click.option("--history/--no-history", default=True, help="Save this run: gpunode history --help.  [default: yes]")
 @click.option("-v", "--verbose", is_flag=True, help="Print each node as it answers.")
-def command(*, selection: Selection, save: Path, verbose: bool) -> int:
+def command(  # noqa: PLR0913
+    *, selection: Selection, save: Path | None, on_node: bool, print_probe: bool, history: bool, verbose: bool
+) -> int:
     """Collect a bundle from each node: HOSTs, hosts of an inventory (-i), or this machine.
 
     A bundle contains the raw data that gpunode reads on a node; gpunode validate --replay evaluates it on any machine.
@@ -33,15 +48,28 @@ def command(*, selection: Selection, save: Path, verbose: bool) -> int:
     Examples:
       gpunode collect -i inventory/hosts.yml --save bundles/
       gpunode collect 'root@gpu-[01-16]' --save bundles/
+      srun -N 40 gpunode collect --on-node --save /shared/bundles
+      gpunode collect --print-probe > probe.py
     """
+    if print_probe:
+        click.echo(SCRIPT.read_text(encoding="utf-8"), nl=False)
+        return Exit.GOOD
+    if save is None:
+        raise UsageError("--save DIR is missing: the directory for the bundles")
     folder = folder_for_bundles(save)
+    if on_node:
+        refuse_asking("--on-node reads this machine", but=("timeout_s",))
+        if selection.hosts:
+            raise UsageError(f"{selection.hosts[0]}: --on-node reads this machine only; without it, SSH is used")
+        return collected_here(folder, selection.timeout_s)
     written, missed, unsaved = 0, list[str](), list[str]()
-    with Evaluator() as evaluator:
+    with Recorder("collect", "quick", now(), wanted=history) as recorder, Evaluator() as evaluator:
         for answer, document in evaluator.documents_of_fleet(selection.collect()):
             if document is None:
                 missed.append(answer.host)
                 click.echo(printable(f"{answer.host}: {answer.reason}"), err=True)
                 continue
+            keep(recorder, evaluator, answer, document)
             reason = save_bundle(folder, answer.host, document)
             if reason is None:
                 written += 1
@@ -52,7 +80,41 @@ def command(*, selection: Selection, save: Path, verbose: bool) -> int:
                 click.echo(printable(f"{answer.host}: host key not verified: {answer.unchecked}"), err=True)
             if verbose:
                 click.echo(printable(f"{answer.host}: collected in {answer.seconds:.1f} s"), err=True)
+        recorder.finish("collected" if not missed else "error", now())
     names = f": {fold(missed)}" if missed else ""
     lost = f", {len(unsaved)} not saved: {fold(unsaved)}" if unsaved else ""
     click.echo(printable(f"{written} collected into {folder}, {len(missed)} unreachable{names}{lost}"), err=True)
     return Exit.UNDETERMINED if missed or unsaved or not written else Exit.GOOD
+
+
+def keep(recorder: Recorder, evaluator: Evaluator, answer: Collected, document: bytes) -> None:
+    """Save a node in the history; of an answer that exceeds the limits only the bundle is saved."""
+    if recorder.history is None or answer.answer is None:
+        return
+    recorder.bundle(answer.host, document)
+    with suppress(UsageError, Exceeded):
+        snapshot = snapshot_of(evaluator.facts(answer.answer))
+        recorder.node(snapshot.model_copy(update={"host": answer.host}), "collected")
+
+
+def collected_here(folder: Path, timeout_s: float) -> int:
+    """Write the bundle of this machine as DIR/HOST.json: complete, or not at all."""
+    begun = time.monotonic()
+    look = ProbeRun(begun + 0.9 * timeout_s, begun + timeout_s)
+    try:
+        answer = look.answer()
+    finally:
+        look.end()
+    if not answer:
+        raise UndeterminedError(f"the probe did not end within {timeout_s:g} s: raise --timeout")
+    bundle = Bundle.from_json(answer, "the probe's answer")
+    reason = save_bundle(folder, bundle.host, bundle.to_json().encode())
+    if reason is not None:
+        raise UndeterminedError(f"{bundle.host}: bundle not saved: {reason}")
+    click.echo(printable(f"{bundle.host}: collected into {folder} in {time.monotonic() - begun:.1f} s"), err=True)
+    return Exit.GOOD
+
+
+def now() -> str:
+    """Return the time in UTC, as in reports."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,7 +1,7 @@
 """Saving of a run in the history: what goes wrong there is one line on stderr and never changes a verdict."""
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self, TypeVar
@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 import click
 
 from gpunode import __version__
-from gpunode.checks import Finding
+from gpunode.checks import EarlierGpus, Finding
 from gpunode.file_access import FileRefusedError
 from gpunode.history.snapshot import Snapshot
 from gpunode.history.store import BATCH, History, HistoryError, HistoryLimits, default_folder
@@ -59,6 +59,11 @@ class Recorder(AbstractContextManager["Recorder"]):
             click.echo(printable(f"gpunode: this run is not saved in the history: {reason}"), err=True)
             self._end()
             return None
+
+    def earlier_gpus(self, hosts: Iterable[str]) -> dict[str, EarlierGpus]:
+        """Return the GPUs that the history has of each node; empty without a history."""
+        history = self._history
+        return (None if history is None else self._try(lambda: history.settled_gpus(hosts))) or {}
 
     @property
     def history(self) -> History | None:

@@ -18,6 +18,9 @@ from gpunode.judging.request import EvaluatedNode, Json, JudgingRequest
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.yaml_file import first_error
 
+SNAPSHOT = "snapshot"
+"""The name of the snapshot among the extracts of a request."""
+
 
 @dataclass(frozen=True)
 class Side:
@@ -25,6 +28,7 @@ class Side:
 
     origin: RunOrigin
     nodes: list[Snapshot]
+    """In the order of their names."""
 
 
 def side_of(text: str) -> Side:
@@ -48,10 +52,10 @@ def side_of(text: str) -> Side:
 def of_path(path: Path) -> Side:
     """Return the nodes of a report, of a bundle, or of a folder of bundles. Raises UsageError."""
     if path.is_file() and (report := _report(path)) is not None:
-        nodes = [of_report(node, report) for node in report.nodes]
+        nodes = sorted((of_report(node, report) for node in report.nodes), key=lambda node: node.host)
         return Side(RunOrigin(name=path.name, started_at=report.started_at), nodes)
     load().prepare()
-    nodes = list(_of_bundles(bundle_files([str(path)])))
+    nodes = sorted(_of_bundles(bundle_files([str(path)])), key=lambda node: node.host)
     hosts = [node.host for node in nodes]
     double = next((host for host in hosts if hosts.count(host) > 1), None)
     if double is not None:
@@ -88,13 +92,14 @@ def of_report(node: NodeReport, report: Report) -> Snapshot:
 
 
 def _of_bundles(files: Sequence[Path]) -> Iterator[Snapshot]:
-    with Evaluator(JudgingRequest(extracts={"snapshot": _snapshot})) as evaluator:
+    with Evaluator(JudgingRequest(extracts={SNAPSHOT: extract_snapshot})) as evaluator:
         for node in evaluator.judge_fleet(saved_answers(files), strict=True):
             if node.extracted is None:
                 raise UsageError(f"{node.report.host}: {node.report.findings[0].message}")
-            yield Snapshot.model_validate(node.extracted["snapshot"])
+            yield Snapshot.model_validate(node.extracted[SNAPSHOT])
 
 
-def _snapshot(node: EvaluatedNode) -> Json:
+def extract_snapshot(node: EvaluatedNode) -> Json:
+    """Return the snapshot of an evaluated node, for ``JudgingRequest.extracts``."""
     snapshot = snapshot_of(node.facts).judged(node.facts.host, node.report.findings, node.level)
-    return snapshot.model_dump(mode="json")
+    return snapshot.model_dump(mode="json", exclude_defaults=True)

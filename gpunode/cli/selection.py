@@ -148,10 +148,14 @@ OF_ASKING = {
 """Options that select nodes and the connection to them."""
 
 
-def refuse_asking(why: str) -> None:
-    """Raise UsageError if one of them was given, even with its default: it would be accepted and ignored."""
+def refuse_asking(why: str, but: Collection[str] = ()) -> None:
+    """Raise UsageError if one of them was given, even with its default: it would be accepted and ignored.
+
+    ``but``: parameters that have an effect nevertheless.
+    """
     source = click.get_current_context().get_parameter_source
-    given = [option for name, option in OF_ASKING.items() if source(name) is ParameterSource.COMMANDLINE]
+    names = {name: option for name, option in OF_ASKING.items() if name not in but}
+    given = [option for name, option in names.items() if source(name) is ParameterSource.COMMANDLINE]
     if given:
         raise UsageError(f"{why}: {', '.join(given)} cannot be combined with it")
 

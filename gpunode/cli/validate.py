@@ -17,8 +17,11 @@ from gpunode.checks.own import load_packages
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
+from gpunode.cli.kept_run import EarlierRun, KeptRun
 from gpunode.cli.options import EXPECT, REPLAY, SELECT, SKIP, STRICT, policy_option
 from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
+from gpunode.cli.recording import Recorder
+from gpunode.cli.saved_runs import SNAPSHOT, extract_snapshot
 from gpunode.cli.selection import NodeProgress, Selection, refuse_asking
 from gpunode.cli.workloads import WorkloadOptions
 from gpunode.cli.write_expect import must_be_writable, write_expectation
@@ -28,7 +31,7 @@ from gpunode.judging.baseline import read_baselines, without_figures
 from gpunode.judging.evaluator import Evaluator, JudgedNode
 from gpunode.judging.expectation import read_expectation
 from gpunode.judging.policy import PolicyReader, today
-from gpunode.judging.report import NodeReport, Report, exit_code, report
+from gpunode.judging.report import NodeReport, Report, exit_code, report, worst
 from gpunode.judging.request import JudgingRequest, level_must_have_one, reads_records, selected_checks
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.report.fleet import compared
@@ -75,6 +78,16 @@ if TYPE_CHECKING:
 @SELECT
 @SKIP
 @click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Save the bundles as DIR/HOST.json.")
+@click.option(
+    "--since",
+    metavar="RUN",
+    help="Also report what changed since a run: last, its number, a date, or a FILE (report, bundle, folder).",
+)
+@click.option(
+    "--history/--no-history",
+    default=None,
+    help="Save this run: gpunode history --help.  [default: yes, with --replay no]",
+)
 @workloads.options
 @outputs_.options
 @STRICT
@@ -96,6 +109,8 @@ def command(  # noqa: PLR0913
     selected: tuple[str, ...],
     skipped: tuple[str, ...],
     save: Path | None,
+    since: str | None,
+    history: bool | None,
     strict: bool,
     verbose: bool,
     **_: object,
@@ -112,6 +127,7 @@ def command(  # noqa: PLR0913
     Examples:
       gpunode validate -i inventory/hosts.yml --limit gpu --save bundles/
       gpunode validate --level quick gpu-01
+      gpunode validate -i inventory/hosts.yml --since last
       gpunode validate --replay bundles/ --format console --format json --output report.json
     """
     load_packages(registry)
@@ -140,6 +156,9 @@ def command(  # noqa: PLR0913
     if not selected:
         # Checks that policies of the inventory declare were not known before.
         checks = selected_checks(selected, skipped)
+    earlier = None if since is None else EarlierRun(since)
+    recorder = Recorder("validate", level or "standard", started, wanted=not replay if history is None else history)
+    kept = KeptRun(recorder, earlier, started, {target.name: target.rack for target in targets if target.rack})
     request = JudgingRequest(
         expectation=expectation,
         level=level if replay else level or "standard",
@@ -147,28 +166,45 @@ def command(  # noqa: PLR0913
         policy=policies.policy,
         policies=policies.by_host,
         baselines=baselines,
+        earlier_gpus=kept.earlier_gpus(target.name for target in targets),
         logs=records,
-        documents=folder is not None,
+        extracts={SNAPSHOT: extract_snapshot},
+        documents=folder is not None or recorder.history is not None,
     )
     if len(files) + len(targets) > 1:
         load().prepare()
-    with Evaluator(request) as evaluator:
+    with recorder, Evaluator(request) as evaluator:
         then = following(workload, evaluator) if runs and not replay else None
         answers = saved_answers(files) if replay else selection.collect(then=then, targets=targets)
         results = Results(request.level or "quick")
         for node in evaluator.judge_fleet(answers, strict=len(files) == 1):
             results.add(node, folder)
+            kept.add(node)
+        recorder.finish(worst(node.status for node in results.nodes), now(), results.deepest)
     nodes = results.nodes if replay else sorted(results.nodes, key=lambda node: node.host)
     if baseline:
         print_without_figures(baseline, nodes, baselines)
     nodes = compared(nodes)
-    document = report(nodes, level=results.deepest, version=__version__, started_at=started, finished_at=now())
+    fleet = kept.fleet()
+    document = report(
+        nodes, level=results.deepest, version=__version__, started_at=started, finished_at=now(), fleet=fleet
+    )
     for place in places:
         write(document, place, verbose=verbose)
     if write_expect is not None:
         write_expectation(write_expect, nodes)
+    return code_of(document, results, kept, strict=strict)
+
+
+def code_of(document: Report, results: "Results", kept: KeptRun, *, strict: bool) -> Exit:
+    """Return the exit code: of the report, of bundles that were not saved, and of changes for the worse."""
     code = exit_code(document, strict=strict)
-    return Exit.UNDETERMINED if results.unsaved and code is Exit.GOOD else code
+    if code is not Exit.GOOD:
+        return code
+    if results.unsaved:
+        return Exit.UNDETERMINED
+    comparison = kept.compared()
+    return Exit.FAILED if comparison is not None and (comparison.worse or comparison.not_reached) else code
 
 
 def read_records(logs: Sequence[str], checks: Collection[str], *, replay: bool) -> list[dict[str, Any]]:

@@ -29,6 +29,8 @@ class Target:
     key_passphrase: str | None = field(default=None, repr=False)
     policy: Any = field(default=None, compare=False)
     """The inventory's ``gpunode_policy``, unchanged."""
+    rack: str | None = field(default=None, compare=False)
+    """The inventory's ``gpunode_rack``."""
 
     @property
     def address(self) -> str:
@@ -116,6 +118,7 @@ _VARIABLES: dict[str, tuple[str, ...]] = {
     "chdir": ("ansible_sudo_chdir",),
 }
 POLICY = "gpunode_policy"
+RACK = "gpunode_rack"
 _KNOWN_VARIABLES = (*(name for names in _VARIABLES.values() for name in names), POLICY)
 _CONFIGURED = {
     "connection": "base.DEFAULT_TRANSPORT",
@@ -181,6 +184,7 @@ class _Reader:
             become_password=values.text("become_password"),
             key_passphrase=values.text("key_passphrase"),
             policy=variables.get(POLICY),
+            rack=None if variables.get(RACK) is None else str(variables[RACK])[:100],
         )
 
     def _ssh(self, values: "_Values") -> SshSettings:

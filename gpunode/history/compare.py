@@ -171,28 +171,54 @@ def shown(value: Scalar | None) -> str:
 def compare_runs(
     before: Iterable[Snapshot], after: Iterable[Snapshot], origins: tuple[RunOrigin, RunOrigin]
 ) -> Comparison:
-    """Return the comparison of two runs; nodes are matched by name."""
-    earlier = {node.host: node for node in before}
-    nodes: list[NodeComparison] = []
-    new: list[str] = []
-    lost: list[str] = []
-    for node in after:
-        old = earlier.pop(node.host, None)
-        if old is None or (not old.reached and node.reached):
-            new.append(node.host)
-        elif not node.reached:
-            if old.reached:
-                lost.append(node.host)
+    """Return the comparison of two runs, both in the order of the nodes' names, by which nodes are matched."""
+    found = RunComparison(origins)
+    one, other = iter(before), iter(after)
+    old, new = next(one, None), next(other, None)
+    while old is not None or new is not None:
+        if new is None or (old is not None and old.host < new.host):
+            found.add(old, None)
+            old = next(one, None)
+        elif old is None or new.host < old.host:
+            found.add(None, new)
+            new = next(other, None)
         else:
-            nodes.append(compare(old, node))
-    return Comparison(
-        before=origins[0],
-        after=origins[1],
-        nodes=tuple(sorted(nodes, key=lambda one: one.host)),
-        only_before=tuple(sorted(earlier)),
-        only_after=tuple(sorted(new)),
-        not_reached=tuple(sorted(lost)),
-    )
+            found.add(old, new)
+            old, new = next(one, None), next(other, None)
+    return found.result()
+
+
+class RunComparison:
+    """The comparison of two runs, to which nodes are added in any order."""
+
+    def __init__(self, origins: tuple[RunOrigin, RunOrigin]) -> None:
+        self._origins = origins
+        self._nodes: list[NodeComparison] = []
+        self._only: tuple[list[str], list[str]] = ([], [])
+        self._lost: list[str] = []
+
+    def add(self, old: Snapshot | None, new: Snapshot | None) -> None:
+        """Add a node as it was and as it is; None: it is not in that run."""
+        if new is None:
+            if old is not None:
+                self._only[0].append(old.host)
+        elif old is None or (not old.reached and new.reached):
+            self._only[1].append(new.host)
+        elif not new.reached:
+            self._lost += [new.host] if old.reached else []
+        else:
+            self._nodes.append(compare(old, new))
+
+    def result(self) -> Comparison:
+        """Return the comparison of the nodes so far."""
+        return Comparison(
+            before=self._origins[0],
+            after=self._origins[1],
+            nodes=tuple(sorted(self._nodes, key=lambda one: one.host)),
+            only_before=tuple(sorted(self._only[0])),
+            only_after=tuple(sorted(self._only[1])),
+            not_reached=tuple(sorted(self._lost)),
+        )
 
 
 def compare(before: Snapshot, after: Snapshot) -> NodeComparison:

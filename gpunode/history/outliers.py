@@ -157,25 +157,42 @@ def profile_of(node: Snapshot) -> dict[str, Scalar]:
     return found | {path: ", ".join(sorted(values)) for path, values in sets.items()} | dict(counts)
 
 
-def outliers(nodes: Iterable[Snapshot], racks: Mapping[str, str] | None = None) -> list[Outlier]:
-    """Return the outliers of a fleet. ``nodes`` may yield one node at a time.
+class FleetProfile:
+    """The nodes of one run, for their comparison: add each, then read ``outliers``.
 
     ``racks``: the rack of each host, where the inventory names it: a node is compared with the others of its rack too.
     """
-    fleet: dict[str, _Group] = {}
-    within: dict[str, _Group] = {}
-    for node in nodes:
+
+    def __init__(self, racks: Mapping[str, str] | None = None) -> None:
+        self._racks = racks or {}
+        self._fleet: dict[str, _Group] = {}
+        self._within: dict[str, _Group] = {}
+
+    def add(self, node: Snapshot) -> None:
+        """Add a node; one that sent no data is left out."""
         if not node.reached or node.facts is None:
-            continue
+            return
         name, profile = f"{node.model or 'no GPU'} on {node.platform or 'an unknown machine'}", profile_of(node)
-        fleet.setdefault(name, _Group(name)).add(node, profile)
-        if (rack := (racks or {}).get(node.host)) is not None:
-            within.setdefault(f"{name} in {rack}", _Group(f"{name} in {rack}")).add(node, profile)
-    reported: set[tuple[str, str]] = set()
-    found = [one for group in (*fleet.values(), *within.values()) for one in _of_group(group, reported)]
-    for group in fleet.values():
-        found += [*_mixed(group), *_figures(group)]
-    return sorted(found, key=lambda one: (one.hosts, one.section, one.what))
+        self._fleet.setdefault(name, _Group(name)).add(node, profile)
+        if (rack := self._racks.get(node.host)) is not None:
+            self._within.setdefault(f"{name} in {rack}", _Group(f"{name} in {rack}")).add(node, profile)
+
+    def outliers(self) -> list[Outlier]:
+        """Return the outliers, those that apply to the whole fleet first."""
+        reported: set[tuple[str, str]] = set()
+        groups = [*self._fleet.values(), *self._within.values()]
+        found = [one for group in groups for one in _of_group(group, reported)]
+        for group in self._fleet.values():
+            found += [*_mixed(group), *_figures(group)]
+        return sorted(found, key=lambda one: (one.hosts, one.section, one.what))
+
+
+def outliers(nodes: Iterable[Snapshot], racks: Mapping[str, str] | None = None) -> list[Outlier]:
+    """Return the outliers of nodes, see ``FleetProfile``."""
+    fleet = FleetProfile(racks)
+    for node in nodes:
+        fleet.add(node)
+    return fleet.outliers()
 
 
 def _of_group(group: _Group, reported: set[tuple[str, str]]) -> list[Outlier]:

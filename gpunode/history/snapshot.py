@@ -96,6 +96,9 @@ class Snapshot(Frozen):
     """Vendor and product of the machine."""
     stack: RunningStack = RunningStack()
     gpus: tuple[GpuRecord, ...] = ()
+    gpus_on_bus: int | None = None
+    gpu_model: str | None = None
+    """Catalog id of their model; None if they have several, or an unknown one."""
     facts: dict[str, Scalar] | None = None
     """By path; None: read from a report, which has no facts."""
     unknown: dict[str, str] = Field(default_factory=dict)
@@ -146,14 +149,17 @@ def snapshot_of(facts: NodeFacts) -> Snapshot:
                 flat[path] = leaf
             elif not isinstance(leaf, str):
                 counters[path] = leaf
+    identity = identify(facts)
     return Snapshot(
         host=facts.host,
         collected_at=facts.collected_at,
         level="quick",
         simulated=facts.simulated,
         platform=_platform(facts),
-        stack=identify(facts).stack,
+        stack=identity.stack,
         gpus=_gpus(facts),
+        gpus_on_bus=identity.hardware.gpus,
+        gpu_model=identity.hardware.gpu_model,
         facts=flat,
         unknown={name: reason[:MOST_TEXT] for name, reason in unknown.items() if name not in NodeFacts.VOLATILE},
         counters=counters,

@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from gpunode.checks import Finding
+from gpunode.checks import EarlierGpus, Finding, Status
 from gpunode.errors import UsageError
 from gpunode.frozen import invalid_field
 from gpunode.history.snapshot import GOOD, FigureValue, Snapshot
@@ -342,6 +342,22 @@ class History:
             if number in runs:
                 yield runs[number], snapshot
 
+    def settled_gpus(self, hosts: Iterable[str]) -> dict[str, EarlierGpus]:
+        """Return the GPUs of each node in its last run in which none was missing, as far as there is one."""
+        found = {}
+        runs = {run.id: run for run in self.runs() if run.finished_at is not None}
+        statement = """
+            SELECT run, content, measured FROM nodes JOIN documents ON documents.id = document
+            WHERE host = ? ORDER BY run DESC
+        """
+        for host in hosts:
+            for number, node in self._each(statement, (host,), lambda row: (row[0], unpacked(*row[1:]))):
+                verdict = node.verdicts.get("gpu.present")
+                if number in runs and node.gpus_on_bus and (verdict is None or verdict.status is not Status.FAIL):
+                    found[host] = EarlierGpus(runs[number].title, node.gpus_on_bus, node.gpu_model)
+                    break
+        return found
+
     def measured(self, host: str | None = None) -> Iterator[tuple[str, str, Snapshot]]:
         """Yield node, time and measured values of every node in every complete run, by node and in their order."""
         statement = """
@@ -353,6 +369,11 @@ class History:
             return row[0], row[1], _measured(row[0], _json(row[2]))
 
         yield from self._each(statement, (host,), read)
+
+    def hosts_of(self, run: int) -> list[str]:
+        """Return the names of the nodes of a run."""
+        statement = "SELECT host FROM nodes WHERE run = ? ORDER BY host"
+        return self._do(lambda db: [row[0] for row in db.execute(statement, (run,))])
 
     def hosts(self) -> list[str]:
         """Return the names of all nodes."""

@@ -83,10 +83,14 @@ class NodeReport(FrozenByName):
 
 
 class Fleet(FrozenByName):
-    """Comparison of the nodes with each other; None: they were not compared."""
+    """Comparison of the nodes with each other and with an earlier run; None: they were not compared."""
 
     outliers: tuple[dict[str, Any], ...] | None = None
+    """Nodes that differ from most others of their model and platform (``gpunode.history.outliers``)."""
     inconsistencies: tuple[dict[str, Any], ...] | None = None
+    """Versions of which the fleet has several usual ones."""
+    since: dict[str, Any] | None = None
+    """The document ``gpunode.comparison/1`` of ``--since``."""
 
 
 class Report(FrozenByName):
@@ -214,7 +218,15 @@ def unreachable(host: str, reason: str, seconds: float | None) -> NodeReport:
     )
 
 
-def report(nodes: Sequence[NodeReport], *, level: Level, version: str, started_at: str, finished_at: str) -> Report:
+def report(  # noqa: PLR0913
+    nodes: Sequence[NodeReport],
+    *,
+    level: Level,
+    version: str,
+    started_at: str,
+    finished_at: str,
+    fleet: Fleet | None = None,
+) -> Report:
     """Return the report on nodes, in the given order."""
     return Report(
         gpunode_version=version,
@@ -224,7 +236,7 @@ def report(nodes: Sequence[NodeReport], *, level: Level, version: str, started_a
         status=worst(node.status for node in nodes),
         counts=count(finding for node in nodes for finding in node.findings),
         nodes=tuple(nodes),
-        fleet=Fleet(),
+        fleet=fleet or Fleet(),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpunode.checks import LEVELS, Baseline, Expectation, Finding, Level, judge, registry
+from gpunode.checks import LEVELS, Baseline, EarlierGpus, Expectation, Finding, Level, judge, registry
 from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
@@ -44,6 +44,8 @@ class JudgingRequest:
     """Policies of single hosts, by their names in the inventory, in place of ``policy``."""
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     """Earlier figures, by the host's own name."""
+    earlier_gpus: Mapping[str, EarlierGpus] = field(default_factory=dict)
+    """The GPUs of a node's previous run, by its name."""
     logs: Sequence[Mapping[str, Any]] = ()
     """Saved outputs of measurements as records: they are judged as if the node's workload had written them."""
     extracts: Mapping[str, Callable[[EvaluatedNode], Json]] = field(default_factory=dict)
@@ -72,6 +74,7 @@ def findings_of(  # noqa: PLR0913
 ) -> list[Finding]:
     """Return the findings on one node; ``until`` as in ``judge``."""
     expectation = request.expectation.with_baseline(request.baselines.get(bundle.host))
+    expectation = expectation.with_earlier_gpus(request.earlier_gpus.get(bundle.host))
     findings = judge(facts, expectation, level, request.checks, policy=policy, until=until)
     if not request.logs:
         return findings

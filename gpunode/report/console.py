@@ -8,8 +8,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gpunode.checks import RunningStack, Status
-from gpunode.judging.report import WORST_FIRST, Counts, NodeReport, Report, count
+from gpunode.history.compare import Comparison
+from gpunode.history.outliers import Outlier
+from gpunode.judging.report import WORST_FIRST, Counts, Fleet, NodeReport, Report, count
 from gpunode.names import fold
+from gpunode.report.comparison import as_text as as_text_of_comparison
 from gpunode.report.folding import FoldedFinding, of_nodes
 from gpunode.text import listed, printable
 
@@ -56,6 +59,7 @@ def write(document: Report, stream: TextIO, *, verbose: bool = False) -> None:
         writer.one(document.nodes[0])
     else:
         writer.many(document)
+    writer.fleet(document.fleet)
     writer.end(document)
 
 
@@ -89,6 +93,18 @@ class _Writer:
             stack = printable(stack_in_words(node.stack, len(node.gpus)))
             if self.verbose and stack:
                 self.line(Text(stack, "dim"), 6)
+
+    def fleet(self, fleet: Fleet) -> None:
+        """Write how nodes differ from most others, and from the earlier run."""
+        for found in (*(fleet.outliers or ()), *(fleet.inconsistencies or ())):
+            outlier = Outlier.model_validate(found)
+            text = Text("differs", "yellow")
+            text.append(f"  {printable(fold(outlier.hosts) if outlier.hosts else outlier.group)}: ", "bold")
+            text.append(printable(outlier.text))
+            self.line(text)
+        if fleet.since is not None:
+            for line in as_text_of_comparison(Comparison.model_validate(fleet.since)).splitlines():
+                self.line(Text(line))
 
     def head(self, node: NodeReport) -> None:
         head = Text()

@@ -36,7 +36,12 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(archive: Path, *words: str | Path, cache: Path | None, **environment: str) -> Ran:
     """Run the archive with the bare Python; without ``cache`` where it would go by itself."""
-    env = {"PATH": "/usr/bin:/bin", **({"GPUNODE_UNPACK_DIR": str(cache)} if cache else {}), **environment}
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "GPUNODE_HISTORY": "off",
+        **({"GPUNODE_UNPACK_DIR": str(cache)} if cache else {}),
+        **environment,
+    }
     argv = [*BARE, str(archive), *map(str, words)]
     return subprocess.run(
         argv, check=False, timeout=120, capture_output=True, text=True, env=env, cwd="/", stdin=subprocess.DEVNULL

@@ -72,6 +72,8 @@ STABLE = {
     ("KeyFile", "modified_s"),
     ("PendingUpdate", "since"),
     ("LibraryFile", "used"),
+    ("Unit", "load"),
+    ("NodeFacts", "time_sync"),
 }
 """Facts whose names look like those of a reading, and that no unchanged node changes."""
 

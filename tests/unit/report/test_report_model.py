@@ -71,7 +71,7 @@ def test_counts_and_keys_of_the_document() -> None:
     assert found["counts"] == {"pass": 1, "warn": 0, "fail": 1, "skip": 1, "error": 0, "note": 0, "observed": 0}
     assert found["schema"] == "gpunode.report/1"
     assert [item["simulated"] for item in found["nodes"]] == [False, True]
-    assert found["fleet"] == {"outliers": None, "inconsistencies": None}
+    assert found["fleet"] == {"outliers": None, "inconsistencies": None, "since": None}
 
 
 def about(check: str, status: str, component: str, state: str = "none", observed: str | None = None) -> Finding:
