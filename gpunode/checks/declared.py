@@ -3,19 +3,20 @@
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field
 
 from gpunode.checks.compare import Comparison, compared, skipped, undetermined
-from gpunode.checks.registry import CheckDeclaration, CheckResult, Registry, Status, Value
+from gpunode.checks.registry import OF_PREFIX, CheckDeclaration, CheckResult, Registry, Status, Value, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import NodeFacts
+from gpunode.text import counted, listed
 
 NUMERIC = ("at_least", "at_most")
 LISTS = ("one_of", "none_of")
-_STEP = re.compile(r"(\w+)(\[\])?")
-_NAMED = re.compile(r"\{(\w+)\}")
+_STEP = re.compile(r"(\w+)(?:(\[)(?:(\w+)=([^\]]+))?\])?")
+_NAMED = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
 Plain = bool | int | float | str
 
 
@@ -33,11 +34,17 @@ class DeclaredCheck(CheckDeclaration):
 
     id: str = Field(pattern=r"^[a-z][a-z0-9-]*\.[a-z][a-z0-9-]*$")
     fact: str
-    """A path in the facts: ``memory.total_mib``; ``file_systems[].free_mib`` checks each element."""
+    """A path in the facts: ``memory.total_mib``; ``file_systems[].free_mib`` checks each element,
+    ``units[active=failed].name`` those with this value."""
+    count: bool = False
+    """Compare the number of elements, in one finding."""
     comparison: Comparison
     value: Plain | tuple[Plain, ...]
     message: str
-    """For findings that do not pass; ``{measured}``, ``{expected}`` and the element's own fields are filled in."""
+    """For findings that do not pass; ``{measured}``, ``{expected}`` and the element's own fields are filled in. With
+    ``count`` also ``{items}``; ``{measured:unit}`` is ``1 unit``, ``2 units``."""
+    good: str | None = None
+    """For findings that pass; None: the fact with its value."""
     status: Literal["note", "warn", "fail"] = "fail"
     component: str = "node"
     """Component of each finding: ``{mount}`` is the element's field."""
@@ -45,33 +52,50 @@ class DeclaredCheck(CheckDeclaration):
     source: str | None = None
 
 
-def steps(path: str) -> list[tuple[str, bool]]:
-    """Return a path's names, each with whether it applies to every element; raise ValueError, and UnknownFact."""
+class Step(NamedTuple):
+    """One name of a path: each element of a list, or those with a value of a field."""
+
+    name: str
+    each: bool
+    field: str | None
+    value: str | None
+
+
+def steps(path: str) -> list[Step]:
+    """Return the steps of a path; raise ValueError, and UnknownFact."""
     found = []
     for part in path.split("."):
         match = _STEP.fullmatch(part)
         if match is None:
-            raise ValueError(f"{path}: expected names separated by dots, and [] after a list")
-        found.append((match[1], match[2] is not None))
+            raise ValueError(f"{path}: expected names separated by dots, and [] or [FIELD=VALUE] after a list")
+        found.append(Step(match[1], match[2] is not None, match[3], match[4]))
     _must_exist(found, path)
     return found
 
 
-def _must_exist(path: Iterable[tuple[str, bool]], text: str) -> None:
+def _must_exist(path: Iterable[Step], text: str) -> None:
     kind: Any = NodeFacts
-    for name, each in path:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            if name not in kind.model_fields:
-                raise UnknownFact(name, list(kind.model_fields))
-            kind = _plain(kind.model_fields[name].annotation)
-        elif kind is not Any:
-            raise ValueError(f"{text}: {kind.__name__} has no fields")
+    for step in path:
+        kind = _plain(_field(kind, step.name, text))
         is_list = get_origin(kind) in (tuple, list)
-        if is_list and not each:
-            raise ValueError(f"{text}: {name} is a list: write {name}[]")
-        if each and not is_list and kind is not Any:
-            raise ValueError(f"{text}: {name} is not a list: write {name}")
+        if is_list and not step.each:
+            raise ValueError(f"{text}: {step.name} is a list: write {step.name}[]")
+        if step.each and not is_list and kind is not Any:
+            raise ValueError(f"{text}: {step.name} is not a list: write {step.name}")
         kind = _plain(get_args(kind)[0]) if is_list else kind
+        if step.field is not None:
+            _field(kind, step.field, text)
+
+
+def _field(kind: Any, name: str, text: str) -> Any:
+    """Return the type of a field; Any where the type has no model."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if name not in kind.model_fields:
+            raise UnknownFact(name, list(kind.model_fields))
+        return kind.model_fields[name].annotation
+    if kind is not Any:
+        raise ValueError(f"{text}: {kind.__name__} has no fields")
+    return Any
 
 
 def _plain(annotation: Any) -> Any:
@@ -82,8 +106,15 @@ def _plain(annotation: Any) -> Any:
     return Any if get_origin(annotation) in (dict, Mapping) or annotation is Mapping else annotation
 
 
-def register(registry: Registry, check: DeclaredCheck, source: str) -> None:
-    """Register an own check; raise ValueError if the path, the value or an action is not valid."""
+def declare(check_id: str, **declared: Any) -> None:
+    """Register a check of gpunode as data, with the keys of own checks in YAML; by default the category is the id's."""
+    category = OF_PREFIX.get(check_id.partition(".")[0])
+    register(registry, DeclaredCheck.model_validate({"id": check_id, "category": category, **declared}))
+
+
+def register(registry: Registry, check: DeclaredCheck, source: str | None = None) -> None:
+    """Register a check as data, a site's own of a file ``source``; raise ValueError if the path, the value or an action
+    is not valid."""
     path = steps(check.fact)
     _value_must_fit(check)
     limit = None
@@ -94,7 +125,7 @@ def register(registry: Registry, check: DeclaredCheck, source: str) -> None:
             number if isinstance(number, int | float) else 0,
             check.unit or "of the fact",
             check.means,
-            source=check.source or source,
+            source=check.source or source or "our choice",
             least=min(0, number) if isinstance(number, int | float) else 0,
         )
 
@@ -102,14 +133,16 @@ def register(registry: Registry, check: DeclaredCheck, source: str) -> None:
         yield from _verdicts(check, node, path, check.value if limit is None else limit.value, source)
 
     declared = {name: value for name, value in check if name in CheckDeclaration.model_fields}
-    declared["needs"] = tuple(dict.fromkeys((path[0][0], *check.needs)))
+    declared["needs"] = tuple(dict.fromkeys((path[0].name, *check.needs)))
     registry.check(check_id=declared.pop("id"), **declared, thresholds=() if limit is None else (limit,))(judge)
 
 
 def _value_must_fit(check: DeclaredCheck) -> None:
     value = check.value
-    if check.comparison in NUMERIC and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise ValueError(f"value: {check.comparison} needs a number, found {value!r}")
+    if check.count and not any(step.each for step in steps(check.fact)):
+        raise ValueError(f"count: {check.fact} has no list: write [] after its name")
+    if (check.count or check.comparison in NUMERIC) and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"value: {'count' if check.count else check.comparison} needs a number, found {value!r}")
     if check.comparison in LISTS and not isinstance(value, tuple):
         raise ValueError(f"value: {check.comparison} needs a list, found {value!r}")
     if check.comparison not in LISTS and isinstance(value, tuple):
@@ -122,9 +155,12 @@ def _value_must_fit(check: DeclaredCheck) -> None:
 
 
 def _verdicts(
-    check: DeclaredCheck, node: NodeFacts, path: list[tuple[str, bool]], expected: Any, source: str
+    check: DeclaredCheck, node: NodeFacts, path: list[Step], expected: Any, source: str | None
 ) -> Iterator[CheckResult]:
-    found = list(_elements(node, path, {}))
+    found: list[tuple[Any, Mapping[str, Any]]] = list(_elements(node, path, {}))
+    if check.count:
+        items = sorted(str(_shown(one)) for one, _ in found)
+        found = [(len(items), {"items": listed(items)})]
     if not found:
         yield skipped(f"{check.fact}: nothing to compare")
     for measured, element in found:
@@ -138,7 +174,7 @@ def _verdicts(
                 check.comparison,
                 measured,
                 expected,
-                f"{check.fact} is {_shown(measured)}",
+                f"{check.fact} is {_shown(measured)}" if check.good is None else _filled(check.good, words),
                 _filled(check.message, words),
                 fault=Status(check.status),
                 component=component,
@@ -152,26 +188,37 @@ def _verdicts(
             yield undetermined(message, component=component)
 
 
-def _elements(
-    place: Any, path: list[tuple[str, bool]], element: Mapping[str, Any]
-) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+def _elements(place: Any, path: list[Step], element: Mapping[str, Any]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
     """Yield the values of a path, None if unknown, each with the fields of the element that contains it."""
     if not path or place is None:
         yield place, element
         return
-    (name, each), rest = path[0], path[1:]
-    inner = place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
-    if not each or inner is None:
+    step, rest = path[0], path[1:]
+    inner = _value(place, step.name)
+    if not step.each or inner is None:
         yield from _elements(inner, rest, element)
         return
     for one in inner:
+        if step.field is not None and str(_value(one, step.field)).lower() != str(step.value).lower():
+            continue
         own = dict(one) if isinstance(one, Mapping | BaseModel) else {"value": one}
         yield from _elements(one, rest, own)
 
 
+def _value(place: Any, name: str) -> Any:
+    return place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
+
+
 def _filled(text: str, words: Mapping[str, Any]) -> str:
     """Return a text with its ``{names}`` filled in; unknown names stay unchanged."""
-    return _NAMED.sub(lambda match: str(_shown(words[match[1]])) if match[1] in words else match[0], text)
+
+    def word(match: re.Match[str]) -> str:
+        name, noun = match.groups()
+        if name not in words:
+            return match[0]
+        return counted(words[name], noun) if noun and isinstance(words[name], int) else str(_shown(words[name]))
+
+    return _NAMED.sub(word, text)
 
 
 def _shown(value: Any) -> Value:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.compare import at_most, passed
+from gpunode.checks.compare import passed
+from gpunode.checks.declared import declare
 from gpunode.checks.registry import CheckResult, registry
 from gpunode.facts.node import NodeFacts
-from gpunode.text import counted, listed
 
 
 @registry.check(
@@ -20,16 +20,51 @@ def reachable(node: NodeFacts) -> Iterator[CheckResult]:
     yield passed(f"data collected at {node.collected_at}{simulated}")
 
 
-@registry.check(
+declare(
     "node.units-failed",
-    needs=("units",),
+    fact="units[active=failed].name",
+    count=True,
+    comparison="equals",
+    value=0,
+    good="no unit is failed",
+    message="{measured:failed unit}: {items}",
+    unit="failed units",
     means="No systemd unit is in state failed.",
     remedy="systemctl status UNIT and journalctl -u UNIT show the cause; run systemctl reset-failed after "
     "repairing it.",
     state="observe",
     actions=("fix_configuration",),
 )
-def units_failed(node: NodeFacts) -> Iterator[CheckResult]:
-    names = sorted(unit.name for unit in node.units or () if unit.active == "failed")
-    message = f"{counted(len(names), 'failed unit')}: {listed(names, most=8)}"
-    yield at_most(len(names), 0, "no unit is failed", message, unit="failed units")
+
+
+declare(
+    "node.reboot-pending",
+    fact="reboot_required[]",
+    count=True,
+    comparison="equals",
+    value=0,
+    status="warn",
+    good="no reboot is pending",
+    message="a reboot is pending: {items}",
+    means="No installed package waits for a reboot.",
+    remedy="Reboot the node when it is idle: gpunode provision -i INVENTORY -l HOST -e gpunode_reboot=when_needed",
+    state="observe",
+    actions=("restart_os",),
+)
+
+
+declare(
+    "host.empty-passwords",
+    fact="empty_passwords[]",
+    count=True,
+    comparison="equals",
+    value=0,
+    good="every account has a password or is locked",
+    message="{measured:account} without a password: {items}",
+    unit="accounts",
+    means="No account with a shell has an empty password, which su and the console accept.",
+    remedy="Run passwd -l NAME to lock one, or the role accounts (accounts_lock_passwords), tag "
+    "accounts_configure, to lock all.",
+    state="observe",
+    actions=("run_role:accounts:accounts_configure",),
+)

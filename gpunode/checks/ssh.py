@@ -104,18 +104,3 @@ def user_keys(node: NodeFacts) -> Iterator[CheckResult]:
     else:
         good = f"{counted(len(keys), 'private key')} of users, readable only by their owners"
         yield at_most(len(shared), 0, good, f"a group can read {listed(shared)}", fault=Status.WARN)
-
-
-@registry.check(
-    "host.empty-passwords",
-    needs=("empty_passwords",),
-    means="No account with a shell has an empty password, which su and the console accept.",
-    remedy="Run passwd -l NAME to lock one, or the role accounts (accounts_lock_passwords), tag "
-    "accounts_configure, to lock all.",
-    state="observe",
-    actions=("run_role:accounts:accounts_configure",),
-)
-def empty_passwords(node: NodeFacts) -> Iterator[CheckResult]:
-    names = node.empty_passwords or ()
-    bad = f"{counted(len(names), 'account')} without a password: {listed(names)}"
-    yield at_most(len(names), 0, "every account has a password or is locked", bad, unit="accounts")

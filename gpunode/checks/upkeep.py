@@ -232,19 +232,6 @@ def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
 
 
 @registry.check(
-    "node.reboot-pending",
-    needs=("reboot_required",),
-    means="No installed package waits for a reboot.",
-    remedy="Reboot the node when it is idle: gpunode provision -i INVENTORY -l HOST -e gpunode_reboot=when_needed",
-    state="observe",
-    actions=("restart_os",),
-)
-def reboot_pending(node: NodeFacts) -> Iterator[CheckResult]:
-    waiting = node.reboot_required or ()
-    yield at_most(len(waiting), 0, "no reboot is pending", f"a reboot is pending: {listed(waiting)}", fault=Status.WARN)
-
-
-@registry.check(
     "node.failed-reverts",
     needs=("failed_reverts",),
     means="No change of SSH, accounts or the firewall is half reverted: the node reverts a change that no new login "
