@@ -6,9 +6,11 @@ from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog.origins import upstream_version
 from gpunode.checks.actions import State
+from gpunode.checks.boot_images import old_images
 from gpunode.checks.installed import driver_installed
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
-from gpunode.facts.node import Kernel, ModuleFile, NodeFacts
+from gpunode.facts.boot import blocked_by_arguments
+from gpunode.facts.node import Kernel, KernelEvent, ModuleFile, NodeFacts
 from gpunode.text import listed
 
 ROLE = "role nvidia_driver, tag nvidia_driver_install"
@@ -64,7 +66,8 @@ def _built_for(kernel: Kernel, module: ModuleFile | None, node: NodeFacts) -> Ch
     role = _role_of(kernel)
     if module is not None:
         built_for = (module.vermagic or kernel.release).split(" ", 1)[0]
-        if built_for != kernel.release:
+        # The kernels of RHEL share modules: those in weak-updates were built for another release.
+        if built_for != kernel.release and "/weak-updates/" not in module.path:
             message = f"{module.path} was built for {built_for}"
             return CheckResult(Status.FAIL, message, component, expected=kernel.release, measured=built_for)
         flavour = f" ({module.flavour})" if module.flavour else ""
@@ -123,6 +126,25 @@ def _not_loaded(node: NodeFacts) -> CheckResult:
             "no NVIDIA module is loaded: nouveau is bound to the GPU",
             remedy=f"Blacklist nouveau ({ROLE}) and reboot.",
         )
+    rejected = next((event for event in _log(node) if event.kind == "module-rejected"), None)
+    blocked = [f"{block.place} ({block.text})" for block in node.module_blocks or ()]
+    blocked += [f"{text} on the kernel's command line" for text in blocked_by_arguments(node.command_line or "")]
+    if blocked:
+        return CheckResult(
+            Status.FAIL,
+            f"no NVIDIA module is loaded: it is blacklisted: {listed(blocked)}",
+            remedy="Remove these settings, rebuild the initramfs (update-initramfs -u -k all, dracut -f "
+            "--regenerate-all), and reboot.",
+            actions=("fix_configuration", "restart_os"),
+        )
+    if rejected is not None and on_disk is not None:
+        return CheckResult(
+            Status.FAIL,
+            f"no NVIDIA module is loaded: the kernel logs '{rejected.message}': the firmware has not enrolled the key "
+            "that signed the module, or it is not signed",
+            remedy=f"modinfo -F signer {on_disk.path} names the key, mokutil --list-enrolled those of the firmware; "
+            "nvidia_driver_mok_hash stages it for the console of the next boot.",
+        )
     if others:
         return CheckResult(
             Status.FAIL,
@@ -151,6 +173,10 @@ def _not_loaded(node: NodeFacts) -> CheckResult:
     return CheckResult(Status.FAIL, "no NVIDIA module is loaded, though one is on disk for the running kernel")
 
 
+def _log(node: NodeFacts) -> tuple[KernelEvent, ...]:
+    return node.kernel_log.events if node.kernel_log is not None else ()
+
+
 @registry.check(
     "driver.library-matches-module",
     needs=("loaded_driver", "driver_library_version"),
@@ -166,16 +192,20 @@ def library_matches_module(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("no NVIDIA module is loaded")
     module, library = node.loaded_driver.version, node.driver_library_version
     tool_says_so = node.smi is not None and node.smi.error_kind == MISMATCH
+    steps = [old.command for old in old_images(node) if old.image.kernel == node.running_kernel]
+    remedy = f"Before a reboot, which would load the old module again: {steps[0]}; then reboot." if steps else None
     if library is not None and not same_version(module, library):
         message = f"driver/library version mismatch: the module in memory is {module}, the library {library}"
-        yield CheckResult(Status.FAIL, message, expected=module, measured=library)
+        if steps:
+            message += "; the initramfs has an older module than the disk (node.next-boot)"
+        yield CheckResult(Status.FAIL, message, expected=module, measured=library, remedy=remedy)
     elif tool_says_so and node.smi is not None:
         used = node.smi.error_nvml_version
         other = "another version" if used is None or _same_release(used, module) else used
         message = f"driver/library version mismatch: the module in memory is {module}, nvidia-smi loads {other}"
         if library is not None:
             message += f", though the linker's cache has {library} (driver.libraries lists the copies)"
-        yield CheckResult(Status.FAIL, message, expected=module, measured=used)
+        yield CheckResult(Status.FAIL, message, expected=module, measured=used, remedy=remedy)
     elif library is None:
         yield CheckResult(Status.SKIP, "no NVIDIA driver library is installed")
     else:

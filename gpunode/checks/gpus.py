@@ -12,6 +12,7 @@ from gpunode.checks.registry import CheckResult, NotJudged, Skip, Status, regist
 from gpunode.facts.node import NodeFacts, PciDevice, SmiGpu, SmiLog
 from gpunode.facts.parsers.smi_error import error_kind
 from gpunode.facts.parsers.values import bus_id
+from gpunode.text import listed
 from gpunode.tuning.gpu_settings_program import requested, resolved
 
 CATALOG = "catalog (gpus.yml)"
@@ -24,6 +25,17 @@ LOST_STATUS = 15
 OFF_THE_BUS = 79
 """The Xid for the same event."""
 _SLOT = re.compile(r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
+RESET = "nvidia-smi --gpu-reset"
+HOLDERS = (
+    "gpunode-exporter.service",
+    "nvidia-dcgm-exporter.service",
+    "nvidia-dcgm.service",
+    "dcgm.service",
+    "nvidia-persistenced.service",
+)
+"""Services that hold GPUs, in the order in which they are stopped: exporters use DCGM's host engine."""
+SERVED = ("nv-hostengine", "nvidia-persiste", "nvidia-persistenced")
+"""Processes of these services; the kernel cuts names after 15 characters."""
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -223,13 +235,36 @@ def gpu_check(check_id: str, *, seen_by_guest: bool = False, **declared: Any) ->
     def decorate(function: OfOneGpu) -> OfOneGpu:
         def judge(node: NodeFacts) -> Iterator[CheckResult]:
             for gpu in seen_gpus(node):
-                yield of_one_gpu(function, gpu, seen_by_guest=seen_by_guest)
+                result = of_one_gpu(function, gpu, seen_by_guest=seen_by_guest)
+                yield with_holders(node, result, declared["remedy"])
 
         about = {"scope": "gpu", **declared}
         registry.check(check_id, needs=("loaded_driver", "smi"), needs_gpu=True, **about)(judge)
         return function
 
     return decorate
+
+
+def with_holders(node: NodeFacts, result: CheckResult, remedy: str) -> CheckResult:
+    """Return a result, with a remedy that resets a GPU extended by what must be stopped before: the driver refuses a
+    reset while a process holds the GPU."""
+    text = result.remedy or remedy
+    if result.status not in (Status.WARN, Status.FAIL) or RESET not in text:
+        return result
+    running = {unit.name for unit in node.units or () if unit.active == "active"}
+    stop = [name for name in HOLDERS if name in running]
+    others = sorted(
+        {f"{process.name} ({process.pid})" for process in node.gpu_processes or () if process.name not in SERVED}
+    )
+    steps = [f"stop {listed(others)}"] if others else []
+    steps += [f"systemctl stop {' '.join(stop)}"] if stop else []
+    if not steps:
+        return result
+    again = f"; afterwards systemctl start {' '.join(reversed(stop))}" if stop else ""
+    mig = "; systemctl restart gpunode-gpu-settings.service makes its MIG instances again" if node.gpu_settings else ""
+    return replace(
+        result, remedy=f"{text} A reset is refused while a process holds the GPU: {', then '.join(steps)}{again}{mig}."
+    )
 
 
 def of_one_gpu(

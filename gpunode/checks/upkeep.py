@@ -20,6 +20,7 @@ from gpunode.text import counted, listed, moment
 DRIVER_LIBRARIES = ("libcuda", "libnvidia-ml")
 STACK_LIBRARIES = ("libnccl", "libcudnn")
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
+REINSTALL = "apt-get install --reinstall $(dpkg -S {file} | cut -d: -f1), or dnf reinstall $(rpm -qf {file})"
 UPDATE_AGE = Threshold(
     "node.security-updates.age", 14, "days", "A security update that waits longer warns.", source="our choice"
 )
@@ -80,6 +81,7 @@ def signed(node: NodeFacts) -> Iterator[CheckResult]:
     if reason is not None:
         raise Undetermined(reason)
     matter = {kernel.release for kernel in node.kernels or () if kernel.running or kernel.newest}
+    matter |= {node.next_boot.kernel} if node.next_boot is not None else set()
     unsigned = [module.path for module in node.module_files if module.kernel in matter and not module.signed]
     if not node.secure_boot and not strict:
         yield passed("secure boot is off: the module need not be signed", measured=not unsigned)
@@ -93,8 +95,8 @@ def signed(node: NodeFacts) -> Iterator[CheckResult]:
 @registry.check(
     "driver.libraries",
     needs=("libraries", "loaded_driver"),
-    means="All copies of libcuda and libnvidia-ml in the library paths have the driver's version. Another one "
-    "(of a .run installer, or in /usr/local/lib) makes some programs fail.",
+    means="All copies of libcuda and libnvidia-ml in the library paths have the driver's version, and no library of "
+    "the driver is empty. Another one (of a .run installer, or in /usr/local/lib) makes some programs fail.",
     remedy="Find the package of the other copy (dpkg -S FILE, rpm -qf FILE), remove it, and run ldconfig.",
     state="drain",
     actions=("fix_configuration",),
@@ -102,10 +104,26 @@ def signed(node: NodeFacts) -> Iterator[CheckResult]:
 def driver_libraries(node: NodeFacts) -> Iterator[CheckResult]:
     if not any(library.name in DRIVER_LIBRARIES for library in node.libraries or ()):
         raise Skip("no NVIDIA driver library is installed")
+    empty = sorted({library.file for library in node.libraries or () if library.size == 0 and _of_driver(library)})
+    if empty:
+        yield CheckResult(
+            Status.FAIL,
+            f"{counted(len(empty), 'library', 'libraries')} of the driver with a size of 0 bytes: {listed(empty)}",
+            expected=0,
+            measured=len(empty),
+            unit="empty files",
+            remedy=f"Free disk space and reinstall the packages: {REINSTALL.format(file=empty[0])}. A file of no "
+            "package was left by a container runtime: remove it.",
+        )
+        return
     for name in DRIVER_LIBRARIES:
         copies = _copies([library for library in node.libraries or () if library.name == name])
         if copies:
             yield _one_driver_library(node, copies).at(name)
+
+
+def _of_driver(library: LibraryFile) -> bool:
+    return library.name not in STACK_LIBRARIES
 
 
 def _copies(paths: list[LibraryFile]) -> list[LibraryFile]:

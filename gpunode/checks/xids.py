@@ -33,6 +33,12 @@ OF_A_LOST_GPU = frozenset({OFF_THE_BUS, RECOVERY})
 RECOVERED = re.compile(r"\bto 0x0+ \(None\)", re.I)
 # Lines after which a GPU cannot be used, whatever other lines the driver writes.
 OFF_THE_BUS_WORDS = ("fallen off the bus", "GPU is lost")
+NO_WINDOW = ("PCI I/O region assigned to your NVIDIA device is invalid",)
+WINDOW_REMEDY = (
+    "The firmware gave the GPU no memory window (BAR of 0M): enable Above 4G Decoding in the firmware's settings, with "
+    "it Resizable BAR, or give the virtual machine a larger 64-bit MMIO space; if that is not possible, add "
+    "pci=realloc to the kernel's command line. Then reboot; lspci -vv -s SLOT shows the regions."
+)
 INIT_FAILED = ("RmInitAdapter failed", *OFF_THE_BUS_WORDS)
 
 GAP = Threshold(
@@ -240,13 +246,17 @@ def driver_log(node: NodeFacts) -> Iterator[CheckResult]:
         return
     events = tuple(left)
     texts = list(dict.fromkeys(event.message for event in events))
-    broken = [text for text in texts if any(sign in text for sign in INIT_FAILED)]
+    no_window = any(sign in text for text in texts for sign in NO_WINDOW)
+    signs = (*INIT_FAILED, *NO_WINDOW)
+    broken = [text for text in texts if any(sign in text for sign in signs)]
     yield CheckResult(
         Status.FAIL if broken else Status.WARN,
         f"{counted(len(events), 'line')} of trouble {reach(node)}: {listed(broken or texts, most=2)}",
         expected=0,
         measured=len(events),
         unit="lines",
+        remedy=WINDOW_REMEDY if no_window else None,
+        actions=("fix_configuration", "restart_os") if no_window else None,
     )
 
 

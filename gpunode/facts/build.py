@@ -5,6 +5,7 @@ from typing import Any
 
 from gpunode.facts import (
     bmc,
+    boot,
     containers,
     disks,
     dkms,
@@ -51,6 +52,9 @@ READERS: Mapping[str, Callable[[BundleReader], Any]] = {
     "loaded_driver": modules.loaded_driver,
     "nouveau_blacklisted": modules.nouveau_blacklisted,
     "module_files": modules.files,
+    "module_blocks": boot.module_blocks,
+    "initramfs": boot.initramfs,
+    "next_boot": boot.next_boot,
     "dkms": dkms.modules,
     "packages": packages.packages,
     "driver_library_version": gpu.library_version,

@@ -24,6 +24,7 @@ _OTHERS = (
         re.compile(rf"(?:\S{{1,40}} {_ADDRESS}: )?(?:(?:AER: )?PCIe Bus Error|AER: (?:Multiple |Correct|Uncorrect))"),
     ),
     ("oom", re.compile(r"Out of memory|oom-kill:")),
+    ("uvm", re.compile(r"nvidia-uvm: \S.*\berr\b")),
     ("mce", re.compile(r"(?:\{\d{1,10}\}|\w{1,12}: )?\[Hardware Error\]|mce: .*(?:error|check)", re.I)),
     # node-problem-detector, config/kernel-monitor.json (TaskHung, KernelOops, Ext4Error, FilesystemIsReadOnly,
     # XfsHasShutdown); as kernels since 5.0 print them: kernel/watchdog.c, arch/x86/mm/fault.c, lib/bug.c,

@@ -2,20 +2,26 @@
 
 import re
 
-from gpunode.facts.bundle_reader import BundleReader, first_line
+from gpunode.facts.bundle_reader import BundleReader, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import LibraryFile
 from gpunode.facts.system import architecture
 
 _CACHED = re.compile(r"\s*(lib[a-z-]{2,20}\.so[0-9.]{0,20}) \(([^)]{0,120})\) => (/.{1,4000})")
 _NAME = re.compile(r".*/(lib(?:cuda|nvidia-ml|nccl|cudnn))\.so(?:\.([0-9.]{1,40}))?")
+_ANY_NAME = re.compile(r".*/(lib[a-z0-9-]{1,60})\.so(?:\.([0-9.]{1,40}))?")
 _NATIVE = {"x86_64": "x86-64", "aarch64": "AArch64"}
 
 
 def libraries(bundle: BundleReader) -> tuple[LibraryFile, ...]:
     """Return every path in the linker's cache and in the probe's folders. The linker loads the first one in its
     cache."""
-    files = [(path, file) for path, file in bundle.rows("library-files", 2)]
+    # Older probes recorded no size.
+    rows = [line.split("\t") for line in bundle.look("library-files")]
+    malformed = next((row for row in rows if len(row) not in (2, 3)), None)
+    if malformed is not None:
+        raise ParseError(f"expected a path, its file and its size, found '{first_line(malformed[0])}'")
+    files = [(row[0], row[1], whole(row[2]) if len(row) == 3 else None) for row in rows]
     cached: dict[str, str] = {}
     used: dict[str, str] = {}
     native = _NATIVE.get(architecture(bundle), "")
@@ -37,9 +43,10 @@ def libraries(bundle: BundleReader) -> tuple[LibraryFile, ...]:
             in_cache=path in cached,
             used=path in winners,
             bits=_bits(cached.get(path)),
+            size=size,
         )
-        for path, file in files
-        if (match := _NAME.fullmatch(path))
+        for path, file, size in files
+        if (match := _NAME.fullmatch(path) or (_ANY_NAME.fullmatch(path) if size == 0 else None))
     )
 
 

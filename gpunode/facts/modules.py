@@ -2,7 +2,7 @@
 
 import re
 
-from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import LoadedDriver, ModuleFile
 from gpunode.facts.parsers import driver_version
@@ -11,6 +11,7 @@ from gpunode.facts.probed import GPU_MODULE, MODPROBE_FOLDERS
 _VERSION = re.compile(r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,2}")
 _MODULE_LINE = re.compile(r"([A-Za-z0-9_-]+) [0-9]+ .*")
 _MODULE_PATH = re.compile(r"(?:/usr)?/lib/modules/([^/]+)/.+")
+_DEPENDS = re.compile(r"(?:/usr)?/lib/modules/(?P<kernel>[^/]+)/modules\.dep:(?P<path>[^:]+)")
 _DO_NOTHING = re.compile(r"(?:/usr)?/bin/(?:false|true)")
 
 
@@ -62,6 +63,37 @@ def files(bundle: BundleReader) -> tuple[ModuleFile, ...]:
     missing = set(bundle.command("modinfo").argv[1:]) - {module.path for module in found}
     if missing:
         raise ParseError(f"modinfo does not report {sorted(missing)[0]}")
+    sizes, chosen = _sizes(bundle), _chosen(bundle)
+    return tuple(
+        module.model_copy(
+            update={
+                "size": sizes.get(module.path),
+                "preferred": module.path.removeprefix("/usr") in chosen[module.kernel]
+                if module.kernel in chosen
+                else None,
+            }
+        )
+        for module in found
+    )
+
+
+def _sizes(bundle: BundleReader) -> dict[str, int]:
+    """Return the sizes of the files; empty if an older probe collected the bundle."""
+    if not bundle.ran("module-files"):
+        return {}
+    return {path: int(size) for path, size, _ in bundle.rows("module-files", 3) if whole(size) is not None}
+
+
+def _chosen(bundle: BundleReader) -> dict[str, set[str]]:
+    """Return the files that modprobe loads, by kernel: modules.dep has one of several with the same name."""
+    result = bundle.raw("modules-dep")
+    found: dict[str, set[str]] = {}
+    for line in result.stdout.splitlines() if result is not None and result.rc in (0, 1) else ():
+        match = _DEPENDS.fullmatch(line)
+        if match:
+            path = match["path"]
+            absolute = path if path.startswith("/") else f"/lib/modules/{match['kernel']}/{path}"
+            found.setdefault(match["kernel"], set()).add(absolute.removeprefix("/usr"))
     return found
 
 

@@ -45,8 +45,10 @@ from gpunode.facts.models.software import (
     ContainerSettings,
     DkmsModule,
     DockerDaemon,
+    Initramfs,
     LibraryFile,
     ModuleFile,
+    ModuleImage,
     Needrestart,
     Package,
 )
@@ -63,6 +65,8 @@ from gpunode.facts.models.system import (
     KernelLog,
     Limit,
     Limits,
+    ModuleBlock,
+    NextBoot,
     OperatingSystem,
     OwnName,
     PendingUpdate,
@@ -109,6 +113,7 @@ __all__ = [
     "GpuUsage",
     "IbDevice",
     "IbPort",
+    "Initramfs",
     "Iommu",
     "Kernel",
     "KernelEvent",
@@ -126,8 +131,11 @@ __all__ = [
     "MalformedRecord",
     "Memory",
     "MemoryController",
+    "ModuleBlock",
     "ModuleFile",
+    "ModuleImage",
     "Needrestart",
+    "NextBoot",
     "Nic",
     "NodeFacts",
     "NumaNode",
@@ -225,6 +233,12 @@ class NodeFacts(Fact):
     """``blacklist nouveau`` (or ``install nouveau /bin/false``, ``alias nouveau off``) in a modprobe.d folder, or
     ``modprobe.blacklist=nouveau`` on the kernel's command line."""
     module_files: tuple[ModuleFile, ...] | None = None
+    module_blocks: tuple[ModuleBlock, ...] | None = None
+    """Lines of modprobe.d that keep nvidia or nvidia-uvm from loading."""
+    initramfs: tuple[Initramfs, ...] | None = None
+    """Of the kernels that have a GPU module on disk."""
+    next_boot: NextBoot | None = None
+    """The kernel that the boot loader starts next, by its own settings; a gap where these are unknown."""
     dkms: tuple[DkmsModule, ...] | None = None
     packages: tuple[Package, ...] | None = None
     """Of the driver, CUDA, NCCL, cuDNN, DCGM, and of container engines and runtimes."""

@@ -340,6 +340,28 @@ UNIT_PROPERTIES = (
 DPKG_FIELDS = ("Package", "Version", "Architecture", "Status", "source:Package", "source:Version", "Maintainer")
 RPM_FIELDS = ("NAME", "VERSION", "RELEASE", "ARCH", "SOURCERPM", "VENDOR", "PACKAGER", "EPOCHNUM")
 DISK_PATHS = ("/", "/boot", "/var", "/usr")
+# The boot loader: what it starts next, without the parts of its configuration that only draw a menu.
+GRUB_FILES = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg")
+GRUB_OF_FIRMWARE = "/boot/efi/EFI/*/grub.cfg"
+GRUB_MENU = re.compile(r"(?m)^\s*(menuentry|blscfg)\b")
+GRUB_LINES = re.compile(r"^\s*(set default=|(menuentry|submenu|linux(16|efi)?)\s|blscfg\b|function\s.*\{$|\}\s*$)")
+GRUB_STATES = ("/boot/grub/grubenv", "/boot/grub2/grubenv")
+GRUB_STATE = re.compile(r"^(saved|next)_entry=")
+LOADER_FOLDERS = ("/boot/loader/", "/efi/loader/", "/boot/efi/loader/")
+LOADER_ENTRY = re.compile(r"^(version|linux|sort-key|options)\s")
+LOADER_ENTRIES = 64
+LOADER_VARIABLES = ("LoaderInfo", "LoaderEntryDefault", "LoaderEntryOneShot")
+LOADER_VARIABLE = "/sys/firmware/efi/efivars/%s-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+IMAGES = (
+    "/boot/initrd.img-%s",
+    "/boot/initramfs-%s.img",
+    "/boot/*/%s/initrd",
+    "/boot/efi/*/%s/initrd",
+    "/efi/*/%s/initrd",
+)
+IMAGES_S = 10.0
+IMAGES_MOST = 3
+"""Only images older than the module on disk are listed, which reads them whole: the newest kernels' so many."""
 MODPROBE_FOLDERS = (
     "/etc/modprobe.d/",
     "/run/modprobe.d/",
@@ -359,6 +381,7 @@ GPU_STACK_AND_KERNELS = re.compile(GPU_STACK.pattern + r"|^kernel(-|\t)")
 # The GPU's own module under its names: nvidia, nvidia-current (Debian), nvidia-tesla-470, nvidia-legacy-390xx,
 # nvidia-current-open. Not nvidia-uvm, nvidia-drm, nvidia-wmi-ec-backlight.
 GPU_MODULE = re.compile(r"/nvidia([-_](current|tesla|legacy|open|srv|server|\d+(xx)?))*\.ko(\.(gz|xz|zst))?$")
+LISTED_MODULE = re.compile(r"^-\S+\s.*" + GPU_MODULE.pattern)
 PEER_MEMORY = b" ib_register_peer_memory_client"
 GPU_DEVICE = re.compile(r"/dev/nvidia(\d|ctl|-uvm|-caps/|-modeset)")
 
@@ -393,6 +416,7 @@ INSTALLER_LINES = re.compile(
 )
 
 LIBRARY = re.compile(r"/lib(cuda|nvidia-ml|nccl|cudnn)\.so(\.[0-9.]+)?$")
+OTHER_LIBRARY = re.compile(r"/lib(nvidia-[a-z0-9-]{1,40}|nvcuvid|nvoptix|cudadebugger)\.so(\.[0-9.]+)?$")
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -490,7 +514,7 @@ KERNEL_NEWS = re.compile(
     % (
         r"NVRM|SXid|nouveau|\bAER\b|PCIe Bus Error|Out of memory|oom-kill|oom_reaper|Hardware Error\]|mce: "
         r"|Linux version|hard LOCKUP|soft lockup|blocked for more than |BUG: |BUG at |Oops|divide error: "
-        r"|key is rejected|EXT4-fs error|emounting filesystem |Shutting down filesystem"
+        r"|key is rejected|nvidia-uvm: .{1,200} err |EXT4-fs error|emounting filesystem |Shutting down filesystem"
     )
 )
 XID_NEWS = re.compile(NO_CRASH % "NVRM: Xid|SXid|Linux version")
@@ -1341,6 +1365,87 @@ def module_files(probe: Probe) -> None:
     paths = [line for line in (found["stdout"] if found else "").splitlines() if GPU_MODULE.search(line)]
     if paths:
         probe.run("modinfo", ["modinfo"] + paths)
+        kernels = sorted({path.split("/")[3] for path in paths})
+        depends = ["/lib/modules/%s/modules.dep" % kernel for kernel in kernels]
+        probe.run("modules-dep", ["grep", "-H", "-o", "-E", "^[^:]*/nvidia[^/:]*[.]ko[^:]*"] + depends)
+    sizes, lines, problems = {}, [], []  # type: Dict[str, Tuple[int, int]], List[str], List[str]
+    for path in paths:
+        try:
+            found_file = os.stat(probe.real(path))
+        except OSError as err:
+            problems.append("%s: %s" % (path, err.strerror))
+            continue
+        # A package keeps the time of its build: the time of the change is that of the installation.
+        sizes[path] = (found_file.st_size, int(max(found_file.st_mtime, found_file.st_ctime)))
+        lines.append("%s\t%d\t%d" % ((path,) + sizes[path]))
+    probe.note_look("module-files", "look at modules", lines, problems)
+    images(probe, sizes)
+
+
+def images(probe: Probe, sizes: Dict[str, Tuple[int, int]]) -> None:
+    """Record the initramfs of each kernel with a GPU module: a line ``kernel, image, time, state, size, path``.
+
+    An image that was written after the module was installed is ``newer``. An older one is listed: ``without`` a GPU
+    module, ``module`` with its size and path (a line each), ``unknown`` with the reason in place of the path.
+    """
+    started = time.monotonic()
+    lines, listed = [], 0
+    changed = {}  # type: Dict[str, int]
+    for path, (_, at) in sizes.items():
+        kernel = path.split("/")[3]
+        changed[kernel] = max(at, changed.get(kernel, 0))
+    for kernel in sorted(changed, key=lambda name: changed[name], reverse=True):
+        for path in [path for pattern in IMAGES for path in probe.matching(pattern % kernel)]:
+            try:
+                written = int(os.stat(probe.real(path)).st_mtime)
+            except OSError:
+                continue  # Removed in the meantime.
+            head = [kernel, path, str(written)]
+            if written >= changed[kernel]:
+                lines.append("\t".join(head + ["newer", "", ""]))
+                continue
+            listed += 1
+            left_s = IMAGES_S - (time.monotonic() - started)
+            if probe.budget_s is not None or listed > IMAGES_MOST or left_s <= 0:
+                lines.append("\t".join(head + ["unknown", "", "not listed, to save time"]))
+            else:
+                lines += ["\t".join(head + tail) for tail in modules_in(probe, path, left_s)]
+    probe.note_look("initramfs", "list images", lines, [], time.monotonic() - started)
+
+
+def modules_in(probe: Probe, path: str, limit_s: float) -> List[List[str]]:
+    """Return state, size and path of each GPU module in an initramfs."""
+    for argv in (["lsinitramfs", "-l", path], ["lsinitrd", path]):
+        found = probe.execute(argv, limit_s, keep=LISTED_MODULE)
+        if found["rc"] == 127:
+            continue
+        if found["rc"] != 0:
+            reason = "no answer in time" if found["timed_out"] else "exit status %d" % found["rc"]
+            return [["unknown", "", "%s: %s" % (argv[0], reason)]]
+        rows = [line.split(None, 5) for line in found["stdout"].splitlines()]
+        # -rw-r--r-- 1 root root 56823808 Nov 20 09:00 usr/lib/modules/... (lsinitrd prints a year in place of the time)
+        named = [["module", row[4], row[5].split()[-1]] for row in rows if len(row) == 6 and row[4].isdigit()]
+        return named or [["without", "", ""]]
+    return [["unknown", "", "neither lsinitramfs nor lsinitrd is installed"]]
+
+
+def boot_loader(probe: Probe) -> None:
+    """Record what decides which kernel starts next: GRUB's menu and state, entries of the boot loader specification,
+    the firmware's variables of systemd-boot.
+    """
+    for path in GRUB_FILES:
+        probe.read(path, keep=GRUB_LINES)
+    for path in probe.matching(GRUB_OF_FIRMWARE):
+        probe.read(path, GRUB_MENU, GRUB_LINES)
+    for path in GRUB_STATES:
+        probe.read(path, keep=GRUB_STATE)
+    for folder in LOADER_FOLDERS:
+        probe.read(folder + "loader.conf", keep=re.compile(r"^default\s"))
+        for name in (probe.folder(folder + "entries/") or [])[:LOADER_ENTRIES]:
+            if name.endswith(".conf"):
+                probe.read(folder + "entries/" + name, keep=LOADER_ENTRY)
+    for name in LOADER_VARIABLES:
+        probe.read_value(LOADER_VARIABLE % name)
 
 
 def has_dpkg(probe: Probe) -> bool:
@@ -1362,7 +1467,7 @@ def packages(probe: Probe) -> None:
 def library(probe: Probe) -> None:
     """Record the linker cache's entries of libcuda, libnvidia-ml, libnccl and libcudnn, and the copies on disk.
 
-    ``library-files`` has a line per path: the path, and the file that it links to.
+    ``library-files`` has a line per path: the path, the file that it links to, its size.
     """
     cache = probe.run("ldconfig", ["ldconfig", "-p"], keep=re.compile(r"\blib(nvidia-ml|cuda|nccl|cudnn)\.so"))
     cached = [line.rpartition("=> ") for line in (cache["stdout"] if cache else "").splitlines()]
@@ -1378,9 +1483,25 @@ def library(probe: Probe) -> None:
     lines = []
     for path in sorted(set(paths)):
         real = os.path.realpath(probe.real(path))
-        if os.path.exists(real):
-            lines.append("%s\t%s" % (path, shown_path(probe, real)))
+        size = file_size(real)
+        if size is not None:
+            lines.append("%s\t%s\t%d" % (path, shown_path(probe, real), size))
+    # Of the driver's other libraries only those that a full disk or a container left empty.
+    for folder in LIBRARY_FOLDERS:
+        for path in probe.matching(folder + "/lib[nc][vu]*.so.*"):
+            real = os.path.realpath(probe.real(path))
+            if OTHER_LIBRARY.search(path) and file_size(real) == 0:
+                lines.append("%s\t%s\t0" % (path, shown_path(probe, real)))
+    lines = sorted(set(lines))
     probe.note_look("library-files", "look for libraries", lines, [], time.monotonic() - started)
+
+
+def file_size(path: str) -> Optional[int]:
+    """Return the size of a file; None if it does not exist."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
 
 
 def shown_path(probe: Probe, real: str) -> str:
@@ -2089,6 +2210,7 @@ PASSIVE = (
     pci_functions,
     kernels,
     module_files,
+    boot_loader,
     packages,
     library,
     signs,

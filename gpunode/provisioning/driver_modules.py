@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gpunode.checks.boot_images import old_images as images_with_other_module
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import Kernel
 from gpunode.provisioning import driver_files as files
@@ -105,7 +106,9 @@ def module_reasons(draft: Mapping[str, Any], after: Mapping[str, Any]) -> Iterat
         yield "the key that signs the modules is not staged"
     if after["load"]:
         yield f"module {draft['target']} is not loaded"
-    yield from (f"{image['path']} is older than {files.NOUVEAU}" for image in after["images"])
+    for image in after["images"]:
+        why = "has another nvidia module than the disk" if image.get("module") else f"is older than {files.NOUVEAU}"
+        yield f"{image['path']} {why}"
     if after["exchange"]:
         yield f"module {draft['loaded']} is loaded, {draft['target']} is installed"
 
@@ -140,13 +143,17 @@ def _images(state: NodeState, kernels: Iterable[str]) -> Iterator[tuple[dict[str
 
 
 def old_images(state: NodeState, draft: Mapping[str, Any], context: Context) -> list[dict[str, Any]]:
-    """Return the images that are older than the file that disables nouveau in them, each with its command."""
+    """Return the images that are older than the file that disables nouveau in them, or that hold another GPU module
+    than the disk, each with its command."""
+    other_module = {old.image.path for old in images_with_other_module(state.facts)}
     blacklist = state.files.get(files.NOUVEAU)
     since = blacklist.mtime if blacklist is not None and blacklist.kind == "file" else None
     return [
-        command
+        {**command, "module": True} if command["path"] in other_module else command
         for command, time in _images(state, draft["images"])
-        if time is None or (time <= since if since is not None else not context.check)
+        if command["path"] in other_module
+        or time is None
+        or (time <= since if since is not None else not context.check)
     ]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gpunode.checks.next_boot import why_not_to_boot
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.live import gpus_in_use
@@ -39,19 +40,22 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
 
 
 def without_module(facts: NodeFacts) -> str | None:
-    """Return why the next kernel would start without the running one's driver; None if it would not."""
+    """Return why the next kernel would start without the running one's driver, or with one of another version than the
+    library; None if it would not."""
     running = facts.running_kernel
     coming = next((kernel.release for kernel in facts.kernels or () if kernel.newest and kernel.image), None)
-    if coming is None or coming == running or facts.module_files is None:
+    coming = facts.next_boot.kernel if facts.next_boot is not None else coming
+    if facts.module_files is None:
         return None
     built = {module.kernel for module in facts.module_files}
-    if coming in built or running not in built:
-        return None
-    return (
-        f"the node is not rebooted, because kernel {coming} would start without the NVIDIA module that {running} "
-        f"has: dkms autoinstall -k {coming} builds it, and /var/lib/dkms/nvidia*/*/build/make.log shows why the "
-        "build failed"
-    )
+    if coming is not None and coming != running and coming not in built and running in built:
+        return (
+            f"the node is not rebooted, because kernel {coming} would start without the NVIDIA module that {running} "
+            f"has: dkms autoinstall -k {coming} builds it, and /var/lib/dkms/nvidia*/*/build/make.log shows why the "
+            "build failed"
+        )
+    fault = why_not_to_boot(facts) if built else None
+    return None if fault is None else f"the node is not rebooted, because the next boot has no working driver: {fault}"
 
 
 def is_controller(state: NodeState, context: Context) -> bool:

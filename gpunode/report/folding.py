@@ -14,6 +14,7 @@ CAUSES_FIRST = (
     "driver.nouveau",
     "driver.module-loaded",
     "driver.library-matches-module",
+    "node.next-boot",
     "driver.tools-answer",
     "gpu.model",
     "gpu.count",

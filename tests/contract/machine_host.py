@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from machine_driver import device_files
 from machine_exposure import has_no_policy
-from machine_packages import toolkit
+from machine_packages import module_looks, toolkit
 from machine_pci import NVME_SLOT
 from machine_shapes import SECURE_BOOT, Document, Machine, answer, recorded
 
@@ -18,6 +18,7 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
     yield "/run/docker.pid", "800\n" if machine.docker else None
     yield "/dev/ipmi0", None if guest else ""
     yield "/run/systemd/system/", ""
+    yield from boot_files(machine)
     yield "/proc/cmdline", f"BOOT_IMAGE=/boot/vmlinuz-{machine.kernel} root=/dev/sda1 ro\n"
     yield (
         "/proc/meminfo",
@@ -103,6 +104,34 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
                 yield f"/sys/class/net/{name}/ecn/roce_{side}/enable/{priority}", f"{int(priority == 3)}\n"
     yield "/sys/class/net/eth0/operstate", "up\n"
     yield "/sys/class/net/eth0/device/uevent", "DRIVER=e1000e\n"
+
+
+GRUB = """\
+if [ "${next_entry}" ] ; then
+   set default="${next_entry}"
+else
+   set default="0"
+fi
+function load_video {
+}
+menuentry 'Simulated' --class gnu-linux $menuentry_id_option 'gnulinux-simple-0d1f' {
+    linux   /boot/vmlinuz-KERNEL root=UUID=0d1f ro
+}
+submenu 'Advanced options' $menuentry_id_option 'gnulinux-advanced-0d1f' {
+    menuentry 'Simulated, with Linux KERNEL' --class gnu-linux $menuentry_id_option 'gnulinux-KERNEL-advanced-0d1f' {
+        linux   /boot/vmlinuz-KERNEL root=UUID=0d1f ro
+    }
+    menuentry 'Simulated, with Linux 6.1.0-57-cloud-amd64' $menuentry_id_option 'gnulinux-6.1.0-57-cloud-amd64-advanced-0d1f' {
+        linux   /boot/vmlinuz-6.1.0-57-cloud-amd64 root=UUID=0d1f ro
+    }
+}
+"""
+"""As update-grub writes it; its last entry is that of mutants that install another kernel."""
+
+
+def boot_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
+    yield "/boot/grub/grub.cfg", GRUB.replace("KERNEL", machine.kernel)
+    yield "/boot/grub/grubenv", "# GRUB Environment Block\nsaved_entry=\n########\n"
 
 
 def disks(machine: Machine) -> Iterator[tuple[str, str | None]]:
@@ -193,10 +222,14 @@ def host_commands(machine: Machine) -> dict[str, Document]:
         ),
         "cdi-specs": answer(cdi(machine) if machine.docker else "", argv=("(probe)", "read CDI specifications")),
         "library-files": answer(
-            "/lib/x86_64-linux-gnu/libcuda.so\t/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.261.03\n"
-            "/lib/x86_64-linux-gnu/libcuda.so.1\t/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.261.03\n"
-            "/lib/x86_64-linux-gnu/libnvidia-ml.so.1\t/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.535.261.03\n",
+            "/lib/x86_64-linux-gnu/libcuda.so\t/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.261.03\t29000000\n"
+            "/lib/x86_64-linux-gnu/libcuda.so.1\t/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.261.03\t29000000\n"
+            "/lib/x86_64-linux-gnu/libnvidia-ml.so.1\t/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.535.261.03\t1800000\n",
             argv=("(probe)", "look for libraries"),
+        ),
+        **module_looks(
+            f"/lib/modules/{machine.kernel}/updates/dkms/nvidia-current.ko",
+            f"nvidia-current/{machine.driver}, {machine.kernel}, {machine.architecture}",
         ),
         "version-docker": answer("Docker version 28.5.1, build e180ab8\n", argv=("docker", "--version")),
         "version-nvidia-ctk": answer("NVIDIA Container Toolkit CLI version 1.18.0\n", argv=("nvidia-ctk", "--version")),

@@ -32,6 +32,21 @@ def toolkit(architecture: str) -> str:
     return "".join(package(name, "1.18.0-1", architecture, name, held=False) for name in OF_TOOLKIT)
 
 
+def module_looks(path: str, dkms: str) -> dict[str, Document]:
+    """What the probe finds out of the GPU's module on disk, and of the initramfs that was written after it."""
+    kernel = path.split("/")[3]
+    return {
+        "dkms-status": answer(f"{dkms}: installed\n", argv=("dkms", "status")),
+        "modules-dep": answer(
+            f"/lib/modules/{kernel}/modules.dep:{path.partition(kernel + '/')[2]}\n", argv=("grep", "-H")
+        ),
+        "module-files": answer(f"{path}\t56823808\t1760000000\n", argv=("(probe)", "look at modules")),
+        "initramfs": answer(
+            f"{kernel}\t/boot/initrd.img-{kernel}\t1760000100\tnewer\t\t\n", argv=("(probe)", "list images")
+        ),
+    }
+
+
 def as_from_nvidia(machine: Machine, commands: Document, files: Document) -> None:
     """Put NVIDIA's packages, and what they install, in the place of Debian's."""
     version, kernel = machine.driver, machine.kernel
@@ -57,9 +72,7 @@ def as_from_nvidia(machine: Machine, commands: Document, files: Document) -> Non
             f"linux-image-{kernel}: /boot/vmlinuz-{kernel}\nlinux-headers-{kernel}: /lib/modules/{kernel}/build\n",
             argv=("dpkg-query", "-S"),
         ),
-        "dkms-status": answer(
-            f"nvidia/{version}, {kernel}, {machine.architecture}: installed\n", argv=("dkms", "status")
-        ),
+        **module_looks(module, f"nvidia/{version}, {kernel}, {machine.architecture}"),
         "find-modules": answer(f"{module}\n", argv=("find", "/lib/modules/")),
         "modinfo": answer(
             f"filename:       {module}\nversion:        {version}\nlicense:        Dual MIT/GPL\n"
@@ -73,8 +86,8 @@ def as_from_nvidia(machine: Machine, commands: Document, files: Document) -> Non
         ),
         "readlink-libnvidia-ml": answer(f"/usr/lib/{lib}/libnvidia-ml.so.{version}\n", argv=("readlink", "-e")),
         "library-files": answer(
-            f"/lib/{lib}/libcuda.so.1\t/usr/lib/{lib}/libcuda.so.{version}\n"
-            f"/lib/{lib}/libnvidia-ml.so.1\t/usr/lib/{lib}/libnvidia-ml.so.{version}\n",
+            f"/lib/{lib}/libcuda.so.1\t/usr/lib/{lib}/libcuda.so.{version}\t29000000\n"
+            f"/lib/{lib}/libnvidia-ml.so.1\t/usr/lib/{lib}/libnvidia-ml.so.{version}\t1800000\n",
             argv=("(probe)", "look for libraries"),
         ),
     }

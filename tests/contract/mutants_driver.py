@@ -1,9 +1,11 @@
 """Mutants of the checks on driver, packages and libraries."""
 
 from bundles import (
+    GONE,
     KERNEL,
     Edit,
     driver_node,
+    grace,
     hgx,
     not_run,
     stdout,
@@ -12,7 +14,7 @@ from bundles import (
     timed_out,
     with_two_gpus,
 )
-from machines import PCI, SECURE_BOOT
+from machines import GRACE, PCI, SECURE_BOOT
 from mutant import Missing, Mutant, garbled
 
 from gpunode.checks import Status
@@ -47,6 +49,7 @@ ASK_NVIDIA_SMI = (
     "gpu.settings-kept",
     "gpu.power-state",
     "gpu.recovery",
+    "gpu.stuck",
     "gpu.remapped-rows",
     "gpu.temperature",
     "gpu.throttling",
@@ -74,7 +77,168 @@ def newer_kernel(*, headers: bool, image: bool = True) -> list[Edit]:
     ]
 
 
+CURRENT = f"{MODULES}updates/dkms/nvidia-current.ko"
+SECOND = f"{MODULES}kernel/drivers/video/nvidia.ko"
+GRUB = "/boot/grub/grub.cfg"
+
+
+def modinfo(path: str, version: str) -> str:
+    """A block of modinfo."""
+    kernel = path.split("/")[3]
+    return f"filename:       {path}\nversion:        {version}\nlicense:        NVIDIA\nvermagic:       {kernel} SMP\n"
+
+
+def second_module(path: str, version: str) -> list[Edit]:
+    """Another GPU module is on disk."""
+    return [
+        stdout("find-modules", CURRENT, f"{CURRENT}\n{path}"),
+        stdout("modinfo", "filename:", modinfo(path, version) + "filename:"),
+        Edit(("commands", "modinfo", "argv"), None, ["modinfo", path, CURRENT]),
+    ]
+
+
+def next_kernel(*others: str) -> list[Edit]:
+    """GRUB starts a newer kernel, with a module of the driver; DKMS built ``others`` for the running one alone."""
+    path = f"/lib/modules/{NEWER}/updates/dkms/nvidia-current.ko"
+    rows = [f"{name}/1.0, {KERNEL}, x86_64: installed\n" for name in others]
+    built = f"nvidia-current/535.261.03, {NEWER}, x86_64: installed\n"
+    return [
+        *newer_kernel(headers=True),
+        *second_module(path, "535.261.03"),
+        stdout("dkms-status", "nvidia-current/", f"{''.join(rows)}{built}nvidia-current/"),
+        text(GRUB, 'set default="0"', 'set default="1>1"'),
+        text("/proc/modules", "nvidia_uvm", "mlx5_core 2457600 0 - Live 0x0000000000000000\nnvidia_uvm"),
+    ]
+
+
 MUTANTS = [
+    Mutant(
+        "node.next-boot",
+        "GRUB starts a kernel that is not installed",
+        with_two_gpus,
+        [text(GRUB, 'set default="0"', 'set default="1>1"')],
+    ),
+    Mutant(
+        "node.next-boot",
+        "the build of the new version failed, the older module stays",
+        with_two_gpus,
+        [stdout("modinfo", "version:        535.261.03", "version:        535.247.01")],
+    ),
+    Mutant("node.next-boot", "a module of the .run installer", with_two_gpus, second_module(SECOND, "470.57.02")),
+    Mutant(
+        "node.next-boot",
+        "another file of the same version",
+        with_two_gpus,
+        second_module(SECOND, "535.261.03"),
+        becomes=WARN,
+    ),
+    Mutant(
+        "node.next-boot",
+        "an older module in the initramfs",
+        with_two_gpus,
+        [stdout("initramfs", "newer\t\t", f"module\t51000000\tusr{CURRENT}")],
+    ),
+    Mutant(
+        "node.next-boot",
+        "an older module in the initramfs of dracut, which may have stripped it",
+        with_two_gpus,
+        [
+            stdout("initramfs", "newer\t\t", f"module\t51000000\tusr{CURRENT}"),
+            stdout("initramfs", f"/boot/initrd.img-{KERNEL}", f"/boot/initramfs-{KERNEL}.img"),
+        ],
+        becomes=WARN,
+    ),
+    Mutant("node.next-boot", "OFED is not built for the kernel", with_two_gpus, next_kernel("mlnx-ofed-kernel", "zfs")),
+    Mutant(
+        "node.next-boot",
+        "an alias that is off",
+        with_two_gpus,
+        [text("/etc/modprobe.d/nvidia.conf", "install nvidia modprobe", "alias nvidia off\ninstall nvidia modprobe")],
+    ),
+    Mutant(
+        "node.next-boot",
+        "blacklisted, and the persistence daemon loads it",
+        with_two_gpus,
+        [text("/etc/modprobe.d/nvidia.conf", "install nvidia modprobe", "blacklist nvidia\ninstall nvidia modprobe")],
+        becomes=WARN,
+    ),
+    Mutant(
+        "node.next-boot",
+        "refused by an argument of the next boot",
+        with_two_gpus,
+        [text(GRUB, "root=UUID=0d1f ro", "root=UUID=0d1f ro module_blacklist=nouveau,nvidia")],
+    ),
+    Mutant(
+        "driver.hmm",
+        "no address range for HMM",
+        grace,
+        [
+            stdout(
+                "journal-kernel",
+                "(simulated)\n",
+                "(simulated)\n2026-11-20T09:00:05+0000 n kernel: nvidia-uvm: uvm_pmm_gpu.c:3176 "
+                "devmem_alloc_pagemap[pid:92821] request_free_mem_region() err -34\n",
+            )
+        ],
+    ),
+    Mutant(
+        "driver.hmm",
+        "another error of nvidia-uvm",
+        grace,
+        [
+            stdout(
+                "journal-kernel",
+                "(simulated)\n",
+                "(simulated)\n2026-11-20T09:00:05+0000 n kernel: nvidia-uvm: uvm_hmm.c:1 f[pid:1] g() err -12\n",
+            )
+        ],
+        becomes=WARN,
+    ),
+    Mutant(
+        "driver.gsp",
+        "firmware switched off under open modules",
+        grace,
+        [
+            text("/proc/driver/nvidia/params", "EnableGpuFirmware: 18", "EnableGpuFirmware: 0"),
+            text(
+                f"/proc/driver/nvidia/gpus/{GRACE.slots[0]}/information",
+                "GPU Firmware: \t 580.95.05",
+                "GPU Firmware: \t N/A",
+            ),
+        ],
+    ),
+    Mutant(
+        "driver.libraries",
+        "a library of the driver is empty",
+        with_two_gpus,
+        [stdout("library-files", "libcuda.so.535.261.03\t29000000", "libcuda.so.535.261.03\t0")],
+    ),
+    Mutant(
+        "driver.libraries",
+        "another library of the driver is empty",
+        t4,
+        [
+            stdout(
+                "library-files",
+                "/lib/x86_64-linux-gnu/libnvidia-ml",
+                "/lib/x86_64-linux-gnu/libnvidia-nvvm.so.4\t/lib/x86_64-linux-gnu/libnvidia-nvvm.so.535.261.03\t0\n"
+                "/lib/x86_64-linux-gnu/libnvidia-ml",
+            )
+        ],
+    ),
+    Mutant(
+        "driver.log",
+        "a memory window of nothing",
+        t4,
+        [
+            stdout(
+                "journal-kernel",
+                "(simulated)\n",
+                "(simulated)\n2026-11-20T09:00:05+0000 n kernel: NVRM: This PCI I/O region assigned to your NVIDIA "
+                "device is invalid:\n",
+            )
+        ],
+    ),
     Mutant(
         "driver.module-built",
         "newer kernel with headers, nothing built",
@@ -119,6 +283,7 @@ MUTANTS = [
             "driver.library-matches-module",
             "driver.tools-answer",
             "driver.expected",
+            "driver.hmm",
             "gpu.device-nodes",
             *ASK_NVIDIA_SMI,
         ),
@@ -371,6 +536,14 @@ MUTANTS = [
 
 # Data without which a check cannot say anything: it must be an error, whatever was good before.
 MISSING: Missing = {
+    "node.next-boot": [
+        (with_two_gpus, timed_out("dkms-status")),
+        (with_two_gpus, [Edit(("commands", "initramfs"), None, GONE)]),
+        (with_two_gpus, [stdout("initramfs", "newer\t\t", "unknown\t\tlsinitramfs: exit status 1")]),
+        (with_two_gpus, timed_out("modinfo")),
+    ],
+    "driver.hmm": [(grace, [text("/sys/module/", None, None)])],
+    "driver.gsp": [(grace, [text("/proc/driver/nvidia/params", None, None)])],
     "driver.module-built": [
         (driver_node, [not_run("uname")]),
         (driver_node, timed_out("modinfo")),

@@ -48,10 +48,35 @@ class ModuleFile(Fact):
     flavour: str | None
     """``open`` or ``proprietary``, from the licence."""
     signed: bool
+    size: int | None = None
+    """In bytes."""
+    preferred: bool | None = None
+    """True if it is the file that modprobe loads, by modules.dep; None: unknown."""
+
+
+class ModuleImage(Fact):
+    """A GPU module in an initramfs."""
+
+    path: str
+    size: int | None
+
+
+class Initramfs(Fact):
+    """The initramfs of one kernel that has a GPU module on disk."""
+
+    kernel: str
+    path: str
+    newer: bool
+    """True if it was written after the kernel's GPU module was installed: whatever it has of it is as on disk."""
+    modules: tuple[ModuleImage, ...] | None
+    """The GPU modules of an older one; None if it was not listed."""
+    reason: str | None = None
+    """Why an older one was not listed."""
 
 
 class LibraryFile(Fact):
-    """One file of a library that must exist once: libcuda, libnvidia-ml, libnccl, libcudnn."""
+    """One file of a library that must exist once (libcuda, libnvidia-ml, libnccl, libcudnn), or an empty one of the
+    driver's others."""
 
     name: str
     """Without suffix: ``libcuda``."""
@@ -67,6 +92,8 @@ class LibraryFile(Fact):
     """True for the file that the linker loads for a program of the machine's own architecture."""
     bits: int | None = None
     """32 or 64, if the cache has it."""
+    size: int | None = None
+    """Of the file, in bytes; None: an older probe collected it."""
 
 
 class DockerDaemon(Fact):

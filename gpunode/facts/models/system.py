@@ -53,6 +53,33 @@ class Slurm(Fact):
     """True if jobs can open the GPUs that they were given, and no others."""
 
 
+class NextBoot(Fact):
+    """The kernel that the boot loader starts next."""
+
+    kernel: str
+    """Its release; it may be a kernel that is not installed."""
+    loader: str
+    """``grub`` or ``systemd-boot``."""
+    entry: str
+    """Title or name of the menu's entry."""
+    setting: str
+    """What chose it: a file, ``saved_entry in grubenv``, a variable of the firmware."""
+    arguments: str
+    """The kernel's command line, without what GRUB fills in."""
+
+
+class ModuleBlock(Fact):
+    """A line of modprobe.d that keeps one of the driver's modules from loading."""
+
+    place: str
+    """``/etc/modprobe.d/off.conf:3``."""
+    text: str
+    module: str
+    always: bool
+    """True for ``alias nvidia off`` and ``install nvidia /bin/false``; False for ``blacklist``, which programs that
+    load it by its name do not heed."""
+
+
 class Unit(Fact):
     """One systemd unit."""
 
@@ -196,7 +223,7 @@ class KernelEvent(Fact):
 
     kind: str
     """``xid``, ``sxid``, ``nvrm``, ``nouveau``, ``aer`` (PCI Express), ``oom`` (a process was killed), ``mce``,
-    ``lockup``, ``hung-task``, ``oops``, ``file-system``, ``module-rejected``."""
+    ``lockup``, ``hung-task``, ``oops``, ``file-system``, ``module-rejected``, ``uvm`` (nvidia-uvm reports an error)."""
     message: str
     time: str | None = None
     """As printed."""

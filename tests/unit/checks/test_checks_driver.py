@@ -9,9 +9,15 @@ from gpunode.checks.driver import same_version
 from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.node import (
     DkmsModule,
+    GpuProcess,
+    Initramfs,
     Kernel,
+    KernelEvent,
+    KernelLog,
     LoadedDriver,
+    ModuleBlock,
     ModuleFile,
+    ModuleImage,
     NodeFacts,
     Package,
     PciDevice,
@@ -345,3 +351,60 @@ def test_gpus_on_the_bus(gpus: int, expected: int | None, status: str) -> None:
     facts = node(pci=tuple(gpu(f"0000:{number:02x}:00.0") for number in range(gpus)))
     (finding,) = registry["gpu.present"].findings(facts, Expectation(gpus=expected))
     assert (finding.status.value, finding.measured, finding.expected) == (status, gpus, expected)
+
+
+# Causes and remedies that do not loop
+
+OFF = ModuleBlock(place="/etc/modprobe.d/off.conf:3", text="alias nvidia off", module="nvidia", always=True)
+KEY = KernelEvent(kind="module-rejected", message="Loading of module with unavailable key is rejected")
+IMAGE = Initramfs(
+    kernel=RUNNING,
+    path=f"/boot/initrd.img-{RUNNING}",
+    newer=False,
+    modules=(ModuleImage(path=f"/usr/lib/modules/{RUNNING}/nvidia.ko", size=5),),
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"module_blocks": (OFF,)}, "/etc/modprobe.d/off.conf:3 (alias nvidia off)"),
+        ({"command_line": "ro modprobe.blacklist=nvidia"}, "modprobe.blacklist=nvidia on the kernel's command line"),
+        ({"kernel_log": KernelLog(source="journal", complete=True, events=(KEY,))}, KEY.message),
+    ],
+)
+def test_why_no_module_is_loaded(facts: dict[str, Any], words: str) -> None:
+    status, message = one("driver.module-loaded", **facts)
+    assert status == "fail"
+    assert words in message
+
+
+def test_a_reboot_is_no_remedy_while_the_initramfs_has_the_old_module() -> None:
+    facts = {"loaded_driver": LOADED, "driver_library_version": "535.309.01"}
+    (looping,) = judged("driver.library-matches-module", **facts)
+    assert "update-initramfs" not in (looping.remedy or "")
+    (finding,) = judged("driver.library-matches-module", **facts, initramfs=(IMAGE,))
+    assert (finding.remedy or "").index(f"update-initramfs -u -k {RUNNING}") < (finding.remedy or "").index(
+        "then reboot"
+    )
+
+
+@pytest.mark.parametrize("folder", ["extra", "weak-updates"])
+def test_a_module_in_weak_updates_is_that_of_another_kernel(folder: str) -> None:
+    there = module(vermagic="5.14.0-427.el9 SMP").model_copy(
+        update={"path": f"/lib/modules/{RUNNING}/{folder}/nvidia.ko"}
+    )
+    assert one("driver.module-built", module_files=(there,))[0] == ("pass" if folder == "weak-updates" else "fail")
+
+
+def test_the_remedy_of_a_reset_names_who_holds_the_gpu_in_the_order_to_stop_them() -> None:
+    smi = Smi[SmiLog](document={"attached_gpus": 1, "gpus": [{"index": 0, "reset_required": True}]})
+    names = ("nvidia-persistenced.service", "nvidia-dcgm.service", "gpunode-exporter.service")
+    units = tuple(Unit(name=name, load="loaded", active="active", sub="running") for name in names)
+    holder = GpuProcess(pid=7, name="dcgm-exporter", type=None)
+    (finding,) = judged("gpu.recovery", loaded_driver=LOADED, smi=smi, units=units, gpu_processes=(holder,))
+    remedy = finding.remedy or ""
+    assert "stop dcgm-exporter (7), then systemctl stop gpunode-exporter.service nvidia-dcgm.service" in remedy
+    assert "systemctl start nvidia-persistenced.service nvidia-dcgm.service gpunode-exporter.service" in remedy
+    (alone,) = judged("gpu.recovery", loaded_driver=LOADED, smi=smi)
+    assert "systemctl stop" not in (alone.remedy or "")

@@ -183,6 +183,12 @@ COMMANDS: dict[str, CommandResult] = {
     "rdma-nodes": answer(""),
     "ldconfig": answer(LDCONFIG),
     "library-files": answer(LIBRARY_FILES),
+    "modules-dep": answer("/lib/modules/6.1.0-56-cloud-amd64/modules.dep:updates/dkms/nvidia-current.ko\n"),
+    "module-files": answer("/lib/modules/6.1.0-56-cloud-amd64/updates/dkms/nvidia-current.ko\t56823808\t1760000000\n"),
+    "initramfs": answer(
+        "6.1.0-56-cloud-amd64\t/boot/initrd.img-6.1.0-56-cloud-amd64\t1750000000\tmodule\t56000000"
+        "\tusr/lib/modules/6.1.0-56-cloud-amd64/updates/dkms/nvidia-current.ko\n"
+    ),
     "nvidia-smi-topo": answer(TOPO, 0, "", "nvidia-smi", "topo", "-m"),
     "nvidia-smi-p2p": answer(PEERS, 0, "", "nvidia-smi", "topo", "-p2p", "r"),
     "nvidia-smi-nvlink": answer(NVLINK, 0, "", "nvidia-smi", "nvlink", "--status"),
@@ -240,7 +246,15 @@ _PORT = "/sys/bus/pci/devices/0000:00:01.0/"
 _HCA = "/sys/class/infiniband/mlx5_0/"
 _BRIDGE = "PCI_CLASS=60400\nPCI_ID=8086:347A\n"
 
+GRUB = """\
+set default="${saved_entry}"
+menuentry 'Debian GNU/Linux' $menuentry_id_option 'gnulinux-simple-0d1f' {
+    linux /boot/vmlinuz-6.1.0-56-cloud-amd64 root=UUID=0d1f ro quiet
+}
+"""
 FILES: dict[str, str | None] = {
+    "/boot/grub/grub.cfg": GRUB,
+    "/boot/grub/grubenv": "saved_entry=gnulinux-simple-0d1f\n",
     "/run/gpunode/gpu-settings.json": None,
     "/etc/slurm/slurm.conf": "nodename=DEFAULT Gres=gpu:4\nNodeName=gpu-[01-12] Gres=gpu:h100:8(S:0-1),nic:2 CPUs=8\n",
     "/etc/slurm/gres.conf": "NodeName=gpu-[02-12] Name=gpu File=/dev/nvidia[0-7]\nName=gpu File=/dev/nvidia[0-3,6]\n",

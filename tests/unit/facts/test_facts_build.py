@@ -22,6 +22,7 @@ LATER = {
 } - {"pci"}
 """Facts that the probe did not ask for when the bundle was recorded."""
 KNOWN_ANYHOW = {
+    "module_blocks",
     "driver_gpus",
     "driver_parameters",
     "topology",
@@ -131,6 +132,7 @@ def test_an_empty_bundle_is_all_gaps() -> None:
         ("dpkg-kernels", {"kernels"}),
         ("dpkg-packages", {"packages"}),
         ("df", {"disk_free_mib"}),
+        ("initramfs", {"initramfs"}),
         ("find-modules", {"module_files"}),
         ("modinfo", {"module_files"}),
         ("ldconfig", {"driver_library_version", "libraries"}),
@@ -196,6 +198,7 @@ def test_a_lost_answer_is_a_gap_with_its_reason(
         ("/sys/bus/pci/devices/", {"pci", "pci_io", "pci_ports", "pci_acs", "iommu"}),
         ("/sys/bus/pci/devices/0000:00:1e.0/uevent", {"pci", "pci_io", "pci_ports", "iommu"}),
         ("/etc/os-release", {"os"}),
+        ("/boot/grub/grub.cfg", {"next_boot"}),
         ("/lib/modules/", {"kernels", "module_files"}),
         ("/sys/firmware/", {"secure_boot"}),
         ("/run/systemd/system/", {"systemd", "units", "limits", "time_sync"}),

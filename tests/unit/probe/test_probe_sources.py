@@ -167,7 +167,10 @@ def test_a_value_that_the_kernel_has_not_just_now_is_no_problem(
 
 
 def test_copies_of_libraries(tmp_path: Path) -> None:
-    put(tmp_path, "/usr/lib/x86_64-linux-gnu/libcuda.so.535.1.2")
+    put(tmp_path, "/usr/lib/x86_64-linux-gnu/libcuda.so.535.1.2", "ELF")
+    put(tmp_path, "/usr/lib/x86_64-linux-gnu/libnvidia-nvvm.so.535.1.2")
+    put(tmp_path, "/usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.535.1.2", "ELF")
+    put(tmp_path, "/usr/lib/x86_64-linux-gnu/libnuma.so.1")
     link(tmp_path, "/usr/lib/x86_64-linux-gnu/libcuda.so.1", "libcuda.so.535.1.2")
     put(tmp_path, "/usr/local/cuda-12.4/lib64/libcudnn.so.9.1.0")
     put(tmp_path, "/usr/local/cuda-12.4/lib64/libcudart.so.12")
@@ -179,12 +182,69 @@ def test_copies_of_libraries(tmp_path: Path) -> None:
         "\tlibc.so.6 (libc6,x86-64) => /lib/libc.so.6",
     ]
     tool(tmp_path / "bin", "ldconfig", printing(cache))
+    driver = "/usr/lib/x86_64-linux-gnu/libcuda.so.535.1.2"
+    empty = "/usr/lib/x86_64-linux-gnu/libnvidia-nvvm.so.535.1.2"
     assert stdout(tmp_path, "library-files").splitlines() == [
-        "/opt/site/libnccl.so.2.18.3\t/opt/site/libnccl.so.2.18.3",
-        "/usr/lib/x86_64-linux-gnu/libcuda.so.1\t/usr/lib/x86_64-linux-gnu/libcuda.so.535.1.2",
-        "/usr/lib/x86_64-linux-gnu/libcuda.so.535.1.2\t/usr/lib/x86_64-linux-gnu/libcuda.so.535.1.2",
-        "/usr/local/cuda-12.4/lib64/libcudnn.so.9.1.0\t/usr/local/cuda-12.4/lib64/libcudnn.so.9.1.0",
+        "/opt/site/libnccl.so.2.18.3\t/opt/site/libnccl.so.2.18.3\t0",
+        f"/usr/lib/x86_64-linux-gnu/libcuda.so.1\t{driver}\t3",
+        f"{driver}\t{driver}\t3",
+        f"{empty}\t{empty}\t0",
+        "/usr/local/cuda-12.4/lib64/libcudnn.so.9.1.0\t/usr/local/cuda-12.4/lib64/libcudnn.so.9.1.0\t0",
     ]
+
+
+LISTING = """\
+drwxr-xr-x   2 root     root            0 Nov 20 09:00 usr/lib/modules/6.1/updates/dkms
+-rw-r--r--   1 root     root     52000000 Nov 20 09:00 usr/lib/modules/6.1/updates/dkms/nvidia-current.ko
+-rw-r--r--   1 root     root      1500000 Nov 20 09:00 usr/lib/modules/6.1/updates/dkms/nvidia-current-uvm.ko
+-rw-r--r--   1 root     root        99000 Nov 20 09:00 usr/lib/modules/6.1/kernel/drivers/block/virtio_blk.ko
+""".splitlines()
+FOUND = "module\t52000000\tusr/lib/modules/6.1/updates/dkms/nvidia-current.ko"
+
+
+@pytest.mark.parametrize(
+    ("tools", "older", "budget_s", "expected"),
+    [
+        ({"lsinitramfs": printing(LISTING)}, True, None, FOUND),
+        ({"lsinitrd": printing(["Image: /boot/initrd.img-6.1: 90M", *LISTING])}, True, None, FOUND),
+        ({"lsinitramfs": printing(LISTING[3:])}, True, None, "without\t\t"),
+        ({"lsinitramfs": "exit 1"}, True, None, "unknown\t\tlsinitramfs: exit status 1"),
+        ({}, True, None, "unknown\t\tneither lsinitramfs nor lsinitrd is installed"),
+        ({"lsinitramfs": printing(LISTING)}, True, 60.0, "unknown\t\tnot listed, to save time"),
+        # An image that is newer than the module is not read.
+        ({"lsinitramfs": "exit 1"}, False, None, "newer\t\t"),
+    ],
+)
+def test_an_initramfs_is_listed_if_it_is_older_than_the_module(
+    tmp_path: Path, tools: dict[str, str], older: bool, budget_s: float | None, expected: str
+) -> None:
+    module, image = "/lib/modules/6.1/updates/dkms/nvidia-current.ko", "/boot/initrd.img-6.1"
+    put(tmp_path, module, "ELF")
+    put(tmp_path, image)
+    now = int(time.time())
+    written = now + (-100 if older else 100)
+    os.utime(tmp_path / image.lstrip("/"), (written, written))
+    for name, body in {"find": printing([module]), **tools}.items():
+        tool(tmp_path / "bin", name, body)
+    probe = Probe(root=str(tmp_path), path=f"{tmp_path / 'bin'}", budget_s=budget_s)
+    script.module_files(probe)
+    assert probe.commands["initramfs"]["stdout"] == f"6.1\t{image}\t{written}\t{expected}\n"
+    path, size, changed = probe.commands["module-files"]["stdout"].split()
+    assert (path, size) == (module, "3")
+    assert abs(int(changed) - now) < 60
+
+
+def test_of_the_boot_loader_only_what_decides_is_kept(tmp_path: Path) -> None:
+    menu = "menuentry 'x' --id y {\n  insmod gzio\n  linux /boot/vmlinuz-6.1 ro password=s3cret\n}\n"
+    put(tmp_path, "/boot/grub/grub.cfg", f'set timeout=5\npassword_pbkdf2 root grub.pbkdf2.AB\nset default="0"\n{menu}')
+    put(tmp_path, "/boot/grub/grubenv", "# GRUB\nsaved_entry=y\nrecordfail=1\n#####")
+    put(tmp_path, "/boot/efi/EFI/debian/grub.cfg", "search.fs_uuid ab root\nconfigfile $prefix/grub.cfg\n")
+    files = collect(tmp_path, tmp_path / "bin").files
+    assert files["/boot/grub/grub.cfg"] == (
+        "set default=\"0\"\nmenuentry 'x' --id y {\n  linux /boot/vmlinuz-6.1 ro password=***\n}\n"
+    )
+    assert files["/boot/grub/grubenv"] == "saved_entry=y\n"
+    assert "/boot/efi/EFI/debian/grub.cfg" not in files
 
 
 def test_signs_of_other_installers(tmp_path: Path) -> None:

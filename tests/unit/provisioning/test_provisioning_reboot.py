@@ -119,3 +119,30 @@ def test_other_kernels_do_not_hold_a_reboot_back(kernels: list[dict[str, Any]], 
     files = None if built is None else [module(release) for release in built]
     facts = {"kernels": kernels, "module_files": files}
     assert decided(node(texts=THERE, facts=facts)).due
+
+
+NEXT = {"kernel": "6.1.0-42", "loader": "grub", "entry": "Linux", "setting": "grub.cfg", "arguments": "ro"}
+IMAGE = {"kernel": "6.1.0-42", "path": "/boot/initrd.img-6.1.0-42", "newer": False}
+HOLDS = {**IMAGE, "modules": [{"path": "/usr/lib/modules/6.1.0-42/updates/dkms/nvidia.ko", "size": 5}]}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"driver_library_version": "580.95.05"}, "the library is 580.95.05"),
+        ({"initramfs": [HOLDS]}, "update-initramfs -u -k 6.1.0-42"),
+        ({"next_boot": {**NEXT, "kernel": "6.1.0-40"}}, "kernel 6.1.0-40"),
+        ({"next_boot": {**NEXT, "arguments": "ro module_blacklist=nvidia"}}, "module_blacklist=nvidia"),
+        # The other kernel is as good as the running one, and its module is the library's.
+        ({}, None),
+        ({"initramfs": [{**HOLDS, "modules": []}]}, None),
+        ({"next_boot": None, "driver_library_version": "580.95.05"}, None),
+    ],
+)
+def test_a_boot_without_a_working_driver_is_held_back_with_its_reason(facts: dict[str, Any], words: str | None) -> None:
+    files = [{**module("6.1.0-41"), "version": "580.95.05"}, {**module("6.1.0-42"), "version": "570.86.15", "size": 7}]
+    library = {"driver_library_version": "570.86.15"}
+    known = {"kernels": [OLD, NEW], "module_files": files, "next_boot": NEXT, **library, **facts}
+    held = decided(node(texts=THERE, facts=known))
+    assert held.due == (words is None)
+    assert words is None or words in held.notes[0]

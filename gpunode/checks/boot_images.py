@@ -1,0 +1,51 @@
+"""Initramfs images that hold another GPU module than the disk: the boot loads theirs."""
+
+from dataclasses import dataclass
+
+from gpunode.facts.node import Initramfs, ModuleFile, NodeFacts
+
+
+@dataclass(frozen=True)
+class OldImage:
+    """An image that is older than the module on disk and has another one."""
+
+    image: Initramfs
+    module: ModuleFile
+    """The module on disk that modprobe loads."""
+    certain: bool
+    """False if the image may have the same module: built again, or stripped by dracut."""
+
+    @property
+    def command(self) -> str:
+        """Return the command that writes the image again, by the name that its tool gives it."""
+        kernel = self.image.kernel
+        if self.image.path.startswith("/boot/initrd.img-"):
+            return f"update-initramfs -u -k {kernel}"
+        return f"dracut -f --kver {kernel}"
+
+
+def modules_of(node: NodeFacts, release: str) -> list[ModuleFile]:
+    """Return the GPU's modules of a kernel, the one that modprobe loads first."""
+    found = [module for module in node.module_files or () if module.kernel == release]
+    return sorted(found, key=lambda module: not module.preferred)
+
+
+def old_images(node: NodeFacts) -> tuple[OldImage, ...]:
+    """Return the images with another GPU module than the disk; one that could not be listed is not among them."""
+    loaded = node.loaded_driver.version if node.loaded_driver else None
+    found = []
+    for image in node.initramfs or ():
+        modules = modules_of(node, image.kernel)
+        sizes = {_name(module.path): module.size for module in modules}
+        others = [old for old in image.modules or () if old.size is None or sizes.get(_name(old.path)) != old.size]
+        if not modules or not others:
+            continue
+        # dracut may strip a module: there its size alone does not prove that it is another.
+        copied = image.path.startswith("/boot/initrd.img-") and any(sizes.get(_name(old.path)) for old in others)
+        upgraded = None not in (loaded, modules[0].version) and loaded != modules[0].version
+        found.append(OldImage(image, modules[0], certain=copied or upgraded))
+    return tuple(found)
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
