@@ -22,6 +22,8 @@ def pytest_collection_finish() -> None:
     """Spare the garbage collector, here and in each forked child, what all tests share: it stays until the end."""
     gc.collect()
     gc.freeze()
+    # What a test makes is mostly gone with it: looking for cycles more often takes a tenth of the time.
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.hookimpl(wrapper=True)
