@@ -10,6 +10,8 @@ from pydantic import ValidationError
 
 from gpunode.errors import UsageError
 
+LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The safe loader, in C where PyYAML has it."""
 MOST_BYTES = 1 << 20
 MOST_EXPANDED = 4 << 20
 """Maximum characters and values that aliases may add to a document."""

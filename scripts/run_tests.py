@@ -227,7 +227,10 @@ ALLOWED_SKIPS = {
 """Why a test may be skipped where root can install what it needs, as patterns of the beginning of a skip's reason. Any
 other skip is a failure there: a missing package or file of the project must not look like a success.
 """
-FORKING = (("tests/unit/plugins", "tests/unit/roles", "tests/unit/fleet"), ("tests/unit/cli", "tests/unit/stack"))
+FORKING = (
+    ("tests/unit/plugins", "tests/unit/roles", "tests/unit/fleet"),
+    ("tests/unit/cli", "tests/unit/judging", "tests/unit/stack"),
+)
 """Folders of unit tests that fork often. Each group has a run of pytest to itself: with all tests in one process, each
 fork copies hundreds of MB of page tables and costs four times as much.
 """

@@ -14,8 +14,8 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from gpunode.text import matches_any
+from gpunode.yaml_file import LOADER
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Several times as fast where PyYAML has libyaml."""
 
 

@@ -10,10 +10,9 @@ from pydantic import ValidationError
 from gpunode.errors import UsageError
 from gpunode.frozen import invalid_field
 from gpunode.stack import LOCK_NAME, Plan, PlanGroup, Stack
-from gpunode.yaml_file import load_bounded
+from gpunode.yaml_file import LOADER, load_bounded
 
 MOST_BYTES = 16_000_000
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class FieldDifference(NamedTuple):

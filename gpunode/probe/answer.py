@@ -18,12 +18,12 @@ LEAST = 4
 class Answer:
     """The output of the probe, or a saved bundle, with what belongs to it."""
 
-    output: bytes
+    output: bytes = field(repr=False)
     where: str = ANSWER
     """Its name in messages."""
     host: str | None = None
     """The requested name of the node, which replaces its own; None: its own name."""
-    records: tuple[dict[str, Any], ...] = ()
+    records: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     """Records of a workload, added to those in the output."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Secrets that the node received or may have received, and could send back."""

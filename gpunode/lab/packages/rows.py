@@ -10,8 +10,8 @@ from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gpunode.errors import UsageError
+from gpunode.yaml_file import LOADER
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DATA: Traversable = resource_files("gpunode.lab.packages").joinpath("data")  # also inside a zipapp
 _Row = TypeVar("_Row", bound=BaseModel)
 
