@@ -136,7 +136,7 @@ def test_what_is_damaged_is_repaired_and_nothing_else(cuda: Cuda, installed: Run
     announced = cuda.done("--check")
     run = cuda.done()
     assert run.paths == announced.paths == OWN_FILES
-    assert set(run.changed) - set(announced.changed) == {"Set the default toolkit"}
+    assert set(run.changed) - set(announced.changed) == {"Run commands that apply the files"}
     assert cuda.site.snapshot() == before
 
 
