@@ -38,6 +38,8 @@ DERIVED = {
     "volatile_uncorrected",
     "aggregate_corrected",
     "aggregate_uncorrected",
+    "volatile_sram_uncorrected",
+    "aggregate_sram_uncorrected",
     "gb_per_s",
     "host_to_device_gb_per_s",
     "device_to_host_gb_per_s",
