@@ -13,6 +13,8 @@ from gpunode.text import last_line
 
 READ_LOG = "probe-read"
 """The command under which the probe records what it could not read, one ``PATH: REASON`` per line."""
+NOT_COLLECTED = "did not read it: collect it again with this gpunode"
+"""End of the reason for a fact that the bundle's probe does not read."""
 NOT_RUN = "not run:"
 """Prefix of the probe's reason for not running a command."""
 
@@ -39,7 +41,7 @@ class BundleReader:
     def not_collected(self) -> UnknownFactError:
         """Return the error for data that the bundle's probe does not read, the same for all: of another version."""
         day = self._bundle.collected_at.partition("T")[0]
-        return UnknownFactError(f"the probe of this bundle ({day}) did not read it: collect it again with this gpunode")
+        return UnknownFactError(f"the probe of this bundle ({day}) {NOT_COLLECTED}")
 
     @property
     def results(self) -> list[dict[str, Any]]:

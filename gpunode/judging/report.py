@@ -22,10 +22,15 @@ from gpunode.checks.actions import most_severe
 from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.registry import CATEGORIES, OF_PREFIX
 from gpunode.errors import Exit
+from gpunode.facts.bundle_reader import NOT_COLLECTED
 from gpunode.frozen import FrozenByName
+from gpunode.text import counted
 
 AFFECTED = (Status.FAIL, Status.ERROR, Status.WARN)
 WORST_FIRST = (Status.FAIL, Status.ERROR, Status.WARN, Status.NOTE, Status.PASS, Status.SKIP)
+
+
+REACHABLE = "node.reachable"
 
 
 class Counts(FrozenByName):
@@ -165,6 +170,7 @@ def judged(
     policy: Policy = NO_POLICY,
 ) -> NodeReport:
     """Return the report on a node with data that was evaluated."""
+    findings = _of_older_probe(findings)
     return NodeReport(
         host=host,
         status=worst(finding.status for finding in counting(findings)),
@@ -178,6 +184,27 @@ def judged(
         policy=PolicyReport(source=policy.source, expired=policy.expired) if policy.source else None,
         findings=tuple(findings),
     )
+
+
+def _of_older_probe(findings: Sequence[Finding]) -> Sequence[Finding]:
+    """Return the findings; errors for data that the bundle's probe does not read become one error of the node.
+
+    Their checks are skipped: the rest of an older bundle is evaluated, and the node stays undetermined.
+    """
+    checks = {one.check for one in counting(findings) if _lacks_data(one)}
+    if not checks:
+        return findings
+    message = f"collected by an older probe: {counted(len(checks), 'check needs', 'checks need')} a newer one"
+    remedy = "Collect the data again with this gpunode: gpunode validate -i INVENTORY -l HOST --save DIR"
+    cause = Finding(check=REACHABLE, status=Status.ERROR, component="node", message=message, remedy=remedy)
+    reason = f"the probe does not read its data ({REACHABLE} reports the cause)"
+    skipped = {"status": Status.SKIP, "message": reason, "remedy": None}
+    others = [one.model_copy(update=skipped) if _lacks_data(one) else one for one in findings if one.check != REACHABLE]
+    return sorted([*others, cause], key=lambda one: one.check)
+
+
+def _lacks_data(finding: Finding) -> bool:
+    return finding.status is Status.ERROR and finding.message.endswith(NOT_COLLECTED)
 
 
 def with_findings(node: NodeReport, findings: Sequence[Finding]) -> NodeReport:
@@ -199,13 +226,14 @@ def unchecked(node: NodeReport, key: str) -> NodeReport:
         f"host key not verified: {key}; no password was sent, and the findings may belong to another machine: add the "
         "key to known_hosts"
     )
-    finding = Finding(check="node.reachable", status=Status.WARN, component="node", message=message)
-    return with_findings(node, (finding, *(one for one in node.findings if one.check != finding.check)))
+    finding = Finding(check=REACHABLE, status=Status.WARN, component="node", message=message)
+    others = [one for one in node.findings if one.check != REACHABLE or one.status is Status.ERROR]
+    return with_findings(node, (finding, *others))
 
 
 def unreachable(host: str, reason: str, seconds: float | None) -> NodeReport:
     """Return the report on a node that sent nothing: one finding ``node.reachable``."""
-    finding = Finding(check="node.reachable", status=Status.ERROR, component="node", message=reason)
+    finding = Finding(check=REACHABLE, status=Status.ERROR, component="node", message=reason)
     return NodeReport(
         host=host,
         status=Status.ERROR,

@@ -93,3 +93,17 @@ def test_a_fault_turns_its_own_check_alone(
     assert rc == 1
     assert {key[0] for key, status in changed.items() if status != "skip"} == {check}
     assert "fail" in changed.values()
+
+
+def test_what_an_older_probe_did_not_read_is_one_error(
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bundle is of an older probe: its other checks have results, and the node stays undetermined."""
+    rc, report = replayed(bundle, tmp_path, capsys)
+    (node,) = report["nodes"]
+    errors = {finding["check"]: finding for finding in node["findings"] if finding["status"] == "error"}
+    assert (rc, node["status"], set(errors)) == (3, "error", {"gpu.present", "node.reachable"})
+    pointing = [one["check"] for one in node["findings"] if "(node.reachable reports the cause)" in one["message"]]
+    assert f"{len(set(pointing))} checks need a newer one" in errors["node.reachable"]["message"]
+    assert len(pointing) > 15
+    assert "--save" in errors["node.reachable"]["remedy"]
