@@ -189,6 +189,38 @@ def test_with_dnf_nouveau_is_kept_out_of_the_images_of_dracut(bare: dict[str, An
     assert [one["path"] for one in gone.values["refresh"]] == [image]
 
 
+def holds(kernel: str, image: str, size: int) -> dict[str, Any]:
+    """An initramfs that is older than the module on disk, with a module of its own."""
+    modules = [{"path": f"/usr/lib/modules/{kernel}/nvidia.ko", "size": size}]
+    return {"initramfs": [{"kernel": kernel, "path": image, "newer": False, "modules": modules}]}
+
+
+@pytest.mark.parametrize(("size", "rebuilt"), [(5, True), (7, False)])
+def test_an_image_with_another_module_than_the_disk_is_rebuilt(bare: dict[str, Any], size: int, rebuilt: bool) -> None:
+    facts = driven(bare)
+    facts["module_files"][0]["size"] = 7
+    there = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 200.0}}
+    more = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, "initramfs-tools"], "1")}
+    found = planned("nvidia_driver", state(facts | holds(KERNEL, IMAGE, size), {"installed": more}, files=there))
+    assert [one["argv"] for one in found.values["images"]] == (
+        [["update-initramfs", "-u", "-k", KERNEL]] if rebuilt else []
+    )
+    assert found.due_reasons == ((f"{IMAGE} has another nvidia module than the disk",) if rebuilt else ())
+
+
+def test_with_dnf_an_image_with_another_module_is_rebuilt_too(bare: dict[str, Any]) -> None:
+    image = f"/boot/initramfs-{EL}.img"
+    dracut = {**dict.fromkeys(["dracut"], "057-70"), **rpm_node(bare).installed}
+    facts = {"module_files": [built()], **holds(EL, image, 5)}
+    there = as_it_has_to_be(planned("nvidia_driver", rpm_node(bare, {"installed": dracut}, **facts)))
+    there |= {image: {"kind": "file", "mtime": 200.0}}
+    node = rpm_node(bare, {"installed": dracut}, **facts).model_copy(
+        update={"files": {path: FileState.model_validate(row) for path, row in there.items()}}
+    )
+    (found,) = planned("nvidia_driver", node).values["images"]
+    assert (found["argv"], found["module"]) == (["dracut", "--quiet", "--force", image, EL], True)
+
+
 def test_a_kernel_without_a_module_is_built_for(bare: dict[str, Any]) -> None:
     found = planned("nvidia_driver", state(driven(bare, loaded=None, module_files=[])))
     (build,) = found.values["builds"]
