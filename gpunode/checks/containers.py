@@ -1,12 +1,12 @@
 """Checks on the driver's files for containers: runtime, toolkit, CDI specification."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from itertools import combinations
 from pathlib import PurePosixPath
 
 from packaging.version import InvalidVersion, Version
 
+from gpunode.checks.compare import at_most, failed, faultless, passed, skipped
 from gpunode.checks.driver import same_version
 from gpunode.checks.installed import present, upstream
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
@@ -46,19 +46,17 @@ def toolkit(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("no package of NVIDIA's container toolkit is installed")
     versions = sorted({upstream(package) for package in found.values()})
     broken = [f"{name} ({package.state})" for name, package in found.items() if not package.installed]
-    verdict = CheckResult(
-        Status.PASS,
+    words = listed([f"{name} {upstream(package)}" for name, package in sorted(found.items())])
+    yield faultless(
         f"{counted(len(found), 'package')} at {versions[0]}",
+        {
+            f"not completely installed: {listed(broken)}": broken,
+            f"{len(versions)} versions: {words}": len(versions) > 1,
+        },
+        expected=1 if len(versions) > 1 and not broken else None,
         measured=listed(versions),
         source=TOOLKIT_SOURCE,
     )
-    if broken:
-        yield replace(verdict, status=Status.FAIL, message=f"not completely installed: {listed(broken)}")
-    elif len(versions) > 1:
-        words = listed([f"{name} {upstream(package)}" for name, package in sorted(found.items())])
-        yield replace(verdict, status=Status.FAIL, message=f"{len(versions)} versions: {words}", expected=1)
-    else:
-        yield verdict
 
 
 def has_toolkit(node: NodeFacts) -> bool:
@@ -84,25 +82,24 @@ def runtime(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("no Docker daemon runs here")
     if not has_toolkit(node):
         raise Skip("NVIDIA's container toolkit is not installed: containers get no GPU")
-    verdict = partial(CheckResult, expected="nvidia", measured=listed(docker.runtimes))
+    has = listed(docker.runtimes)
     if "nvidia" in docker.runtimes:
-        yield verdict(Status.PASS, f"Docker {docker.version} has the runtime nvidia")
+        yield passed(f"Docker {docker.version} has the runtime nvidia", expected="nvidia", measured=has)
     elif settings is not None and settings.docker_path.startswith("/var/snap/"):
-        yield replace(
-            verdict(
-                Status.FAIL, f"Docker is a snap, which reads {settings.docker_path}, and not /etc/docker/daemon.json"
-            ),
+        yield failed(
+            f"Docker is a snap, which reads {settings.docker_path}, and not /etc/docker/daemon.json",
+            expected="nvidia",
+            measured=has,
             remedy=f"nvidia-ctk runtime configure --runtime=docker --config={settings.docker_path} && snap restart "
             "docker. Or Docker from its package: snap remove docker, then role docker.",
             source="canonical/docker-snap issue 148",
             actions=("fix_configuration",),
         )
     elif settings is not None and "nvidia" in settings.docker_runtimes:
-        yield verdict(
-            Status.FAIL, "daemon.json has the runtime nvidia, the running daemon has not: it was not restarted"
-        )
+        message = "daemon.json has the runtime nvidia, the running daemon has not: it was not restarted"
+        yield failed(message, expected="nvidia", measured=has)
     else:
-        yield verdict(Status.FAIL, f"Docker {docker.version} does not have the runtime nvidia")
+        yield failed(f"Docker {docker.version} does not have the runtime nvidia", expected="nvidia", measured=has)
 
 
 @registry.check(
@@ -119,17 +116,16 @@ def runtime(node: NodeFacts) -> Iterator[CheckResult]:
 def cdi(node: NodeFacts) -> Iterator[CheckResult]:
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
     if not specs and _cdi_needed(node):
-        yield CheckResult(
-            Status.FAIL,
+        yield failed(
             f"no CDI specification of GPUs, which Docker {node.docker.version if node.docker else ''} needs for --gpus",
             expected=KIND,
             measured="none",
             source="moby/moby pull request 50228",
         )
     elif not specs:
-        yield CheckResult(Status.SKIP, "no CDI specification of GPUs")
+        yield skipped("no CDI specification of GPUs")
     for spec in specs:
-        yield replace(_spec(spec, node), component=spec.path)
+        yield _spec(spec, node).at(spec.path)
 
 
 @registry.check(
@@ -147,19 +143,15 @@ def cdi_single(node: NodeFacts) -> Iterator[CheckResult]:
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
     if not specs:
         raise Skip("no CDI specification of GPUs")
-    verdict = partial(CheckResult, expected=1, measured=len(specs), unit="specifications")
-    if len(specs) == 1:
-        yield verdict(Status.PASS, f"{specs[0].path} alone")
-        return
     paths = listed([spec.path for spec in specs])
-    for index, spec in enumerate(specs):
-        for other in specs[index + 1 :]:
-            both = sorted(set(spec.devices) & set(other.devices))
-            if both and PurePosixPath(spec.path).parent == PurePosixPath(other.path).parent:
-                what = f"{paths}: two in one folder define {listed(both, most=3)}, and engines refuse it"
-                yield verdict(Status.FAIL, what)
-                return
-    yield verdict(Status.WARN, f"{paths}: engines use the one in the last directory and ignore the rest")
+    bad, fault = f"{paths}: engines use the one in the last directory and ignore the rest", Status.WARN
+    for one, other in combinations(specs, 2):
+        both = sorted(set(one.devices) & set(other.devices))
+        if both and PurePosixPath(one.path).parent == PurePosixPath(other.path).parent:
+            fault = Status.FAIL
+            bad = f"{paths}: two in one folder define {listed(both, most=3)}, and engines refuse it"
+            break
+    yield at_most(len(specs), 1, f"{specs[0].path} alone", bad, fault=fault, unit="specifications")
 
 
 def _cdi_needed(node: NodeFacts) -> bool:
@@ -183,24 +175,20 @@ def moved_devices(spec: CdiSpec, node: NodeFacts) -> list[str]:
 def _spec(spec: CdiSpec, node: NodeFacts) -> CheckResult:
     # Containers receive the libraries on disk; another check compares those with the module.
     driver = node.driver_library_version or (node.loaded_driver.version if node.loaded_driver else None)
-    verdict = CheckResult(
-        Status.PASS,
-        f"names {counted(len(spec.devices), 'device')} and driver {listed(spec.driver_versions) or 'of no version'}",
-        expected=driver,
-        measured=listed(spec.driver_versions) or None,
-    )
+    names = listed(spec.driver_versions)
     stale = [version for version in spec.driver_versions if driver is not None and not same_version(version, driver)]
     if stale:
         message = f"generated for driver {listed(stale)}; {driver} is installed"
-        return replace(verdict, status=Status.FAIL, message=message)
+        return failed(message, expected=driver, measured=names or None)
     moved = moved_devices(spec, node)
     if moved:
         message = f"{counted(len(moved), 'device')} with other numbers: {listed(moved, most=3)}"
         source = "NVIDIA/nvidia-container-toolkit issue 1934"
-        return replace(verdict, status=Status.FAIL, message=message, expected=0, measured=len(moved), source=source)
+        return failed(message, expected=0, measured=len(moved), source=source)
     if spec.missing:
         message = f"{counted(len(spec.missing), 'file')} listed in it are missing: {listed(spec.missing, most=3)}"
-        return replace(verdict, status=Status.FAIL, message=message, expected=0, measured=len(spec.missing))
+        return failed(message, expected=0, measured=len(spec.missing))
     if not spec.devices:
-        return replace(verdict, status=Status.FAIL, message="names no device", expected=None, measured=0)
-    return verdict
+        return failed("names no device", measured=0)
+    message = f"names {counted(len(spec.devices), 'device')} and driver {names or 'of no version'}"
+    return passed(message, expected=driver, measured=names or None)

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from functools import partial
 
 from gpunode.catalog import load
+from gpunode.checks.compare import failed, passed
 from gpunode.checks.installed import present
-from gpunode.checks.registry import CheckResult, Skip, Status, registry
+from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.facts.node import NodeFacts
 from gpunode.text import listed
 
@@ -32,17 +32,19 @@ def versions(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("DCGM is not installed")
     seen = {"dcgmi": tools.get("dcgmi"), "the program nv-hostengine": tools.get("nv-hostengine")}
     found = {name: version for name, version in {**seen, "the running engine": node.dcgm_engine}.items() if version}
-    verdict = partial(CheckResult, measured=listed(sorted(set(found.values()))) or None)
-    if len(set(found.values())) > 1:
+    versions_here = sorted(set(found.values()))
+    measured = listed(versions_here) or None
+    if len(versions_here) > 1:
         words = listed([f"{name} {version}" for name, version in found.items()])
-        yield verdict(Status.FAIL, f"{len(set(found.values()))} versions: {words}", source="NVIDIA/DCGM issue 314")
+        source = "NVIDIA/DCGM issue 314"
+        yield failed(f"{len(versions_here)} versions: {words}", measured=measured, source=source)
     elif installed and cuda is not None and cuda not in installed:
         have = listed(sorted(f"cuda{one}" for one in installed))
         message = f"the plugins are those of {have}, the driver has CUDA {cuda}: diagnostics do not start"
-        yield CheckResult(Status.FAIL, message, expected=f"cuda{cuda}", measured=have, source=GUIDE)
+        yield failed(message, expected=f"cuda{cuda}", measured=have, source=GUIDE)
     else:
         plugins = f", plugins of {listed(sorted(f'cuda{one}' for one in installed))}" if installed else ""
-        yield verdict(Status.PASS, f"DCGM {listed(sorted(set(found.values()))) or 'without programs'}{plugins}")
+        yield passed(f"DCGM {measured or 'without programs'}{plugins}", measured=measured)
 
 
 def _cuda(node: NodeFacts) -> str | None:

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 
+from gpunode.checks.compare import at_most, failed, passed, warned
 from gpunode.checks.machine import is_container
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
@@ -81,16 +81,15 @@ def read_only(node: NodeFacts) -> Iterator[CheckResult]:
     mounts = node.local_mounts or ()
     stuck = [one for one in mounts if one.read_only and one.fstab_read_only is False]
     for one in stuck:
-        yield CheckResult(
-            Status.FAIL,
+        yield failed(
             f"{one.source} ({one.type}) is read-only, /etc/fstab requests rw",
-            one.path,
+            component=one.path,
             expected="rw",
             measured="ro",
             source="node-problem-detector, config/plugin/check_ro_filesystem.sh",
         )
     if not stuck:
-        yield CheckResult(Status.PASS, f"{counted(len(mounts), 'file system')} as /etc/fstab requests", expected="rw")
+        yield passed(f"{counted(len(mounts), 'file system')} as /etc/fstab requests", expected="rw")
 
 
 @registry.check(
@@ -109,16 +108,15 @@ def name(node: NodeFacts) -> Iterator[CheckResult]:
     if own is None:
         return
     loopback = [one for one in own.addresses if one.startswith("127.") or one == "::1"]
-    verdict = partial(CheckResult, measured=listed(own.addresses) or None, source="sgl-project/sglang issue 3226")
     active = any(port.state == "ACTIVE" for device in node.infiniband or () for port in device.ports)
-    if loopback and len(loopback) == len(own.addresses) and active:
-        yield verdict(Status.WARN, f"{own.name} is {listed(loopback)} in /etc/hosts, and RDMA is active here")
+    alone = bool(loopback) and len(loopback) == len(own.addresses) and active
+    message = f"{own.name} does not lead to a loopback address"
+    if alone:
+        message = f"{own.name} is {listed(loopback)} in /etc/hosts, and RDMA is active here"
     elif loopback:
-        yield verdict(
-            Status.PASS, f"{own.name} is {listed(own.addresses)} in /etc/hosts; a single node is not affected"
-        )
-    else:
-        yield verdict(Status.PASS, f"{own.name} does not lead to a loopback address")
+        message = f"{own.name} is {listed(own.addresses)} in /etc/hosts; a single node is not affected"
+    source = "sgl-project/sglang issue 3226"
+    yield (warned if alone else passed)(message, measured=listed(own.addresses) or None, source=source)
 
 
 @registry.check(
@@ -136,7 +134,7 @@ def needrestart(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("needrestart is not installed")
     if node.needrestart.mode != "a":
         mode = {"i": "asks", "l": "lists"}.get(node.needrestart.mode or "", "has no mode set")
-        yield CheckResult(Status.PASS, f"needrestart {mode}: it restarts no service by itself")
+        yield passed(f"needrestart {mode}: it restarts no service by itself")
         return
     if node.units is None:
         raise Undetermined(node.gap("units") or "units: not in the collected data")
@@ -146,9 +144,9 @@ def needrestart(node: NodeFacts) -> Iterator[CheckResult]:
     if loose:
         message = f"needrestart restarts {listed(loose)} after an upgrade of a library"
         source = "awslabs/awsome-distributed-ai issue 1165"
-        yield CheckResult(Status.WARN, message, expected=0, measured=len(loose), unit="services", source=source)
+        yield warned(message, expected=0, measured=len(loose), unit="services", source=source)
     else:
-        yield CheckResult(Status.PASS, f"needrestart spares {listed(here) or 'all services here'}", measured=0)
+        yield passed(f"needrestart spares {listed(here) or 'all services here'}", measured=0)
 
 
 def _spares(pattern: str, service: str) -> bool:
@@ -172,12 +170,10 @@ def units_restarting(node: NodeFacts) -> Iterator[CheckResult]:
     counts = {unit.name: unit.restarts or 0 for unit in running}
     often = {name: number for name, number in counts.items() if number > RESTARTS_MOST.value}
     most = max(counts.values(), default=0)
-    verdict = partial(CheckResult, expected=RESTARTS_MOST.value, measured=most, unit="restarts")
-    if often:
-        words = listed([f"{name} ({number} times)" for name, number in sorted(often.items())])
-        yield verdict(Status.WARN, f"restarted by systemd: {words}")
-    else:
-        yield verdict(Status.PASS, f"{counted(len(counts), 'unit')} running, none restarted again and again")
+    words = listed([f"{name} ({number} times)" for name, number in sorted(often.items())])
+    good = f"{counted(len(counts), 'unit')} running, none restarted again and again"
+    bad = f"restarted by systemd: {words}"
+    yield at_most(most, RESTARTS_MOST.value, good, bad, fault=Status.WARN, unit="restarts")
 
 
 @registry.check(
@@ -190,6 +186,6 @@ def units_restarting(node: NodeFacts) -> Iterator[CheckResult]:
 )
 def cloud_init(node: NodeFacts) -> Iterator[CheckResult]:
     if node.cloud_init_running:
-        yield CheckResult(Status.WARN, "cloud-init still runs", expected=False, measured=True)
+        yield warned("cloud-init still runs", expected=False, measured=True)
     else:
-        yield CheckResult(Status.PASS, "cloud-init does not run", expected=False, measured=False)
+        yield passed("cloud-init does not run", expected=False, measured=False)

@@ -141,7 +141,7 @@ def power_state(gpu: SeenGpu) -> CheckResult:
     "two samples. Kernels that wait for another GPU count as full use.",
     remedy="Look at the processes with py-spy dump --pid PID, and at the ranks on other nodes: one of them is late or "
     "gone. scancel JOB or kill PID ends the job.",
-    state="observe",
+    state="none",
     actions=("none",),
     thresholds=(STUCK_USED, STUCK_MEMORY, STUCK_POWER, STUCK_GPUS),
 )

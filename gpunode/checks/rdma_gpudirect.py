@@ -1,13 +1,13 @@
 """The check on GPUDirect RDMA: adapters access GPU memory without a copy in main memory."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from gpunode.catalog import load
 from gpunode.catalog.driver_rules import against_dma_buf, against_gpudirect, kernel_number
+from gpunode.checks.compare import passed, warned
 from gpunode.checks.rdma import ports
 from gpunode.checks.rdma_links import NO_DEVICE
-from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
+from gpunode.checks.registry import CheckResult, Skip, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.errors import UsageError
 from gpunode.facts.node import LoadedDriver, NodeFacts
@@ -56,7 +56,7 @@ def gpudirect(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("no NVIDIA module is loaded")
     loaded = PEERMEM in (node.modules or ())
     if loaded and _registered(node):
-        yield CheckResult(Status.PASS, "over nvidia-peermem, which is registered", measured="peermem", source=SOURCE)
+        yield passed("over nvidia-peermem, which is registered", measured="peermem", source=SOURCE)
         return
     state = "loaded and not registered" if loaded else "not loaded"
     if driver.flavour is None or not models:
@@ -68,10 +68,11 @@ def gpudirect(node: NodeFacts) -> Iterator[CheckResult]:
         message = (
             f"GPU memory is reached over main memory: no dma-buf ({listed(against)}), and nvidia-peermem is {state}"
         )
-        verdict = CheckResult(Status.WARN, message + lacking, expected="dma-buf", measured="none", source=SOURCE)
-        yield replace(verdict, remedy=UNREGISTERED, source=f"{SOURCE}; NVIDIA/nccl issue 1939") if loaded else verdict
+        source = f"{SOURCE}; NVIDIA/nccl issue 1939" if loaded else SOURCE
+        remedy = UNREGISTERED if loaded else None
+        yield warned(message + lacking, expected="dma-buf", measured="none", source=source, remedy=remedy)
     else:
-        yield CheckResult(Status.PASS, "over dma-buf", expected="dma-buf", measured="dma-buf", source=SOURCE)
+        yield passed("over dma-buf", expected="dma-buf", measured="dma-buf", source=SOURCE)
 
 
 def _registered(node: NodeFacts) -> bool:

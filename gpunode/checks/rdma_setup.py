@@ -2,19 +2,20 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from functools import partial
 
+from gpunode.checks.compare import failed, faultless, passed, skipped, undetermined, warned
 from gpunode.checks.gpu import SITE
 from gpunode.checks.machine import is_container
 from gpunode.checks.rdma import ports
 from gpunode.checks.rdma_links import NO_DEVICE
-from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, registry
+from gpunode.checks.registry import CheckResult, Expectation, Skip, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import IbDevice, Nic, NodeFacts
 from gpunode.text import counted, listed
 
 NODEPULSE = "NodePulse: 9000 and more on every interface"
 NVSENTINEL = "NVSentinel, NIC health monitor"
+GIDS = "NVIDIA/nccl issues 426 and 769"
 MTU_LEAST = Threshold(
     "rdma.mtu.least",
     0,
@@ -48,30 +49,26 @@ def mtu(node: NodeFacts) -> Iterator[CheckResult]:
     if not by_fabric:
         raise Skip("no active RDMA port has a network interface" if node.infiniband else NO_DEVICE)
     for (layer, rate), its in sorted(by_fabric.items()):
-        yield from _mtu_of(f"{layer} {rate:g} Gbit/s", layer, its)
+        yield _mtu_of(layer, its).at(f"{layer} {rate:g} Gbit/s")
 
 
-def _mtu_of(fabric: str, layer: str, its: dict[str, int | None]) -> Iterator[CheckResult]:
+def _mtu_of(layer: str, its: dict[str, int | None]) -> CheckResult:
     values = {name: value for name, value in its.items() if value is not None}
-    verdict = partial(CheckResult, component=fabric, unit="bytes")
     if len(values) < len(its):
         unknown = sorted(set(its) - set(values))
-        yield verdict(Status.ERROR, f"the kernel does not report the MTU of {listed(unknown)}")
-        return
+        return undetermined(f"the kernel does not report the MTU of {listed(unknown)}", unit="bytes")
     usual = Counter(values.values()).most_common(1)[0][0]
     others = {name: value for name, value in values.items() if value != usual}
     least = int(MTU_LEAST.value) if layer == "Ethernet" else 0
     small = [name for name, value in values.items() if value < least]
     if small:
         message = f"MTU below {least}: {listed([f'{name} has {values[name]}' for name in sorted(small)])}"
-        yield verdict(Status.FAIL, message, expected=least, measured=min(values.values()))
-    elif others:
+        return failed(message, expected=least, measured=min(values.values()), unit="bytes")
+    if others:
         message = f"MTU {usual}, but {listed([f'{name} has {value}' for name, value in sorted(others.items())])}"
-        yield verdict(Status.WARN, message, expected=usual, measured=min(others.values()))
-    else:
-        yield verdict(
-            Status.PASS, f"MTU {usual} on {counted(len(values), 'interface')}", expected=usual, measured=usual
-        )
+        return warned(message, expected=usual, measured=min(others.values()), unit="bytes")
+    message = f"MTU {usual} on {counted(len(values), 'interface')}"
+    return passed(message, expected=usual, measured=usual, unit="bytes")
 
 
 @registry.check(
@@ -95,26 +92,26 @@ def gids(node: NodeFacts) -> Iterator[CheckResult]:
     if not by_rate:
         raise Skip("no active RoCE port" if node.infiniband else NO_DEVICE)
     for rate, its in sorted(by_rate.items()):
-        yield _gids_of(f"Ethernet {rate:g} Gbit/s", its)
+        yield _gids_of(its).at(f"Ethernet {rate:g} Gbit/s")
 
 
-def _gids_of(fabric: str, its: dict[str, int | None]) -> CheckResult:
+def _gids_of(its: dict[str, int | None]) -> CheckResult:
     known = {name: index for name, index in its.items() if index is not None}
-    verdict = partial(CheckResult, component=fabric, source="NVIDIA/nccl issues 426 and 769")
     if not known:
-        return verdict(Status.PASS, f"no IPv4 on {counted(len(its), 'port')}: the fabric has IPv6 alone, or none")
+        return passed(f"no IPv4 on {counted(len(its), 'port')}: the fabric has IPv6 alone, or none", source=GIDS)
     usual = Counter(known.values()).most_common(1)[0][0]
     if len(known) < len(its):
         lacking = sorted(set(its) - set(known))
         message = (
             f"no IPv4 entry for RoCE v2: {listed(lacking)}; {counted(len(known), 'port')} has one at index {usual}"
         )
-        return verdict(Status.FAIL, message, expected=len(its), measured=len(known), unit="ports")
+        return failed(message, expected=len(its), measured=len(known), unit="ports", source=GIDS)
     odd = [f"{name} has {index}" for name, index in sorted(known.items()) if index != usual]
     if odd:
         message = f"IPv4 for RoCE v2 is at index {usual}, but {listed(odd)}: one NCCL_IB_GID_INDEX does not fit all"
-        return verdict(Status.WARN, message, expected=usual, measured=odd[0].rpartition(" ")[2])
-    return verdict(Status.PASS, f"IPv4 for RoCE v2 at index {usual} on {counted(len(its), 'port')}", measured=usual)
+        return warned(message, expected=usual, measured=odd[0].rpartition(" ")[2], source=GIDS)
+    message = f"IPv4 for RoCE v2 at index {usual} on {counted(len(its), 'port')}"
+    return passed(message, measured=usual, source=GIDS)
 
 
 @registry.check(
@@ -138,28 +135,25 @@ def flow_control(node: NodeFacts) -> Iterator[CheckResult]:
     if not by_rate:
         raise Skip("no active RoCE port has a network interface" if node.infiniband else NO_DEVICE)
     for rate, its in sorted(by_rate.items()):
-        yield _flow_control_of(f"Ethernet {rate:g} Gbit/s", its)
+        yield _flow_control_of(its).at(f"Ethernet {rate:g} Gbit/s")
 
 
-def _flow_control_of(fabric: str, its: dict[str, Nic]) -> CheckResult:
+def _flow_control_of(its: dict[str, Nic]) -> CheckResult:
     shown = {name: f"PFC {_priorities(nic.pfc)}, ECN {_priorities(nic.ecn)}" for name, nic in its.items()}
-    verdict = partial(CheckResult, component=fabric)
     if all(nic.pfc is None and nic.ecn is None for nic in its.values()):
-        return verdict(Status.SKIP, "neither dcb nor the driver reports PFC and ECN")
+        return skipped("neither dcb nor the driver reports PFC and ECN")
     for what, values in (
         ("PFC", {name: nic.pfc for name, nic in its.items()}),
         ("ECN", {name: nic.ecn for name, nic in its.items()}),
     ):
         silent = sorted(name for name, value in values.items() if value is None)
         if 0 < len(silent) < len(values):
-            return verdict(Status.ERROR, f"{what} is reported of others, and not of {listed(silent)}")
+            return undetermined(f"{what} is reported of others, and not of {listed(silent)}")
     usual = Counter(shown.values()).most_common(1)[0][0]
     odd = [f"{name} has {text}" for name, text in sorted(shown.items()) if text != usual]
     if odd:
-        return verdict(
-            Status.WARN, f"{usual}, but {listed(odd)}", expected=usual, measured=odd[0].partition(" has ")[2]
-        )
-    return verdict(Status.PASS, f"{usual} on {counted(len(its), 'interface')}", measured=usual)
+        return warned(f"{usual}, but {listed(odd)}", expected=usual, measured=odd[0].partition(" has ")[2])
+    return passed(f"{usual} on {counted(len(its), 'interface')}", measured=usual)
 
 
 def _priorities(found: tuple[int, ...] | None) -> str:
@@ -185,11 +179,9 @@ def devices(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("in a container /dev has only the devices passed to it")
     for device in node.infiniband:
         lacking = [*_verbs_of(node, device), *_mads_of(node, device)]
-        verdict = partial(CheckResult, component=device.name, source=NVSENTINEL)
-        if lacking:
-            yield verdict(Status.FAIL, f"lacks {listed(lacking)}", measured=lacking[0])
-        else:
-            yield verdict(Status.PASS, "has its devices")
+        first = next(iter(lacking), None)
+        bad = f"lacks {listed(lacking)}"
+        yield faultless("has its devices", {bad: lacking}, component=device.name, measured=first, source=NVSENTINEL)
 
 
 def _verbs_of(node: NodeFacts, device: IbDevice) -> Iterator[str]:
@@ -229,26 +221,23 @@ def firmware(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     for device in node.infiniband:
         by_board[device.board_id or device.type or "unknown board"].append(device)
     for board, its in sorted(by_board.items()):
-        yield _firmware_of(board, its, expect.nic_firmware)
+        yield _firmware_of(its, expect.nic_firmware).at(board)
 
 
-def _firmware_of(board: str, its: list[IbDevice], allowed: list[str] | None) -> CheckResult:
-    verdict = partial(CheckResult, component=board)
+def _firmware_of(its: list[IbDevice], allowed: list[str] | None) -> CheckResult:
     unknown = [device.name for device in its if device.firmware is None]
     if unknown:
-        return verdict(Status.ERROR, f"the kernel does not report the firmware of {listed(unknown)}")
+        return undetermined(f"the kernel does not report the firmware of {listed(unknown)}")
     versions = Counter(str(device.firmware) for device in its)
     usual = versions.most_common(1)[0][0]
     refused = [f"{device.name} has {device.firmware}" for device in its if allowed and device.firmware not in allowed]
     if refused:
         expected = listed(allowed or [])
-        return verdict(
-            Status.FAIL, f"{listed(refused)}; allowed: {expected}", expected=expected, measured=usual, source=SITE
-        )
+        return failed(f"{listed(refused)}; allowed: {expected}", expected=expected, measured=usual, source=SITE)
     if len(versions) > 1:
         odd = [f"{device.name} has {device.firmware}" for device in its if device.firmware != usual]
         message = f"firmware {usual}, but {listed(odd)}"
-        return verdict(Status.WARN, message, expected=usual, measured=odd[0].rpartition(" ")[2])
+        return warned(message, expected=usual, measured=odd[0].rpartition(" ")[2])
     source = SITE if allowed else None
     message = f"firmware {usual} on {counted(len(its), 'adapter')}"
-    return verdict(Status.PASS, message, expected=usual, measured=usual, source=source)
+    return passed(message, expected=usual, measured=usual, source=source)

@@ -1,9 +1,9 @@
 """Checks on Slurm's configuration of GPUs on this node."""
 
 from collections.abc import Iterator
-from functools import partial
 
 from gpunode.checks.board import too_few
+from gpunode.checks.compare import Scale, at_most, failed, passed, skipped, warned
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted
@@ -38,23 +38,23 @@ def gres(node: NodeFacts) -> Iterator[CheckResult]:
         if _daemon(node) is None:
             raise Skip("Slurm gives this node no GPU, and slurmd does not run")
         raise Undetermined(f"{slurm.folder}slurm.conf names no Gres=gpu of this node (in a file that it includes?)")
-    verdict = partial(CheckResult, expected=gpus, unit="GPUs", source=MANUAL)
+    of_gpus: Scale = {"unit": "GPUs", "source": MANUAL}
     if any(gpu.mig_mode for gpu in node.smi_gpus):
-        yield CheckResult(Status.SKIP, "MIG is on: the number of instances is not that of GPUs")
+        yield skipped("MIG is on: the number of instances is not that of GPUs")
     elif slurm.configured > gpus and too_few(node) is not None:
         message = f"Slurm gives out {slurm.configured} GPUs, the bus has {gpus} (gpu.present reports the cause)"
-        yield CheckResult(Status.SKIP, message)
+        yield skipped(message)
     elif slurm.configured != gpus:
         message = f"slurm.conf gives this node {counted(slurm.configured, 'GPU')}, the bus has {gpus}"
-        yield verdict(Status.FAIL, message, measured=slurm.configured)
+        yield failed(message, expected=gpus, measured=slurm.configured, **of_gpus)
     elif slurm.autodetect is None and slurm.device_files not in (None, gpus):
         message = f"gres.conf names {counted(slurm.device_files or 0, 'device file')}, slurm.conf {slurm.configured}"
-        yield verdict(Status.FAIL, message, measured=slurm.device_files)
+        yield failed(message, expected=gpus, measured=slurm.device_files, **of_gpus)
     else:
-        yield verdict(Status.PASS, f"Slurm gives out {counted(gpus, 'GPU')}", measured=gpus)
+        yield passed(f"Slurm gives out {counted(gpus, 'GPU')}", expected=gpus, measured=gpus, **of_gpus)
     if not slurm.constrains_devices:
         message = "jobs can open the GPUs of others: ConstrainDevices is not set in cgroup.conf"
-        yield CheckResult(Status.WARN, message, "cgroup.conf", expected="yes", measured="no", source=MANUAL)
+        yield warned(message, component="cgroup.conf", expected="yes", measured="no", source=MANUAL)
 
 
 @registry.check(
@@ -78,10 +78,16 @@ def devices(node: NodeFacts) -> Iterator[CheckResult]:
     if not times:
         raise Undetermined("the times of /dev/nvidia* are unknown")
     late = max(times) - started
-    verdict = partial(CheckResult, measured=round(late, 1), unit="s", source="awslabs/awsome-distributed-ai issue 195")
     # The files' times have whole seconds.
-    if late > 1:
-        message = f"slurmd was started {late:.0f} s before the newest of {counted(len(gpus), 'GPU device file')}"
-        yield verdict(Status.WARN, message)
-    else:
-        yield verdict(Status.PASS, "slurmd was started after the GPUs' device files")
+    bad = f"slurmd was started {late:.0f} s before the newest of {counted(len(gpus), 'GPU device file')}"
+    yield at_most(
+        late,
+        1,
+        "slurmd was started after the GPUs' device files",
+        bad,
+        fault=Status.WARN,
+        expected=None,
+        measured=round(late, 1),
+        unit="s",
+        source="awslabs/awsome-distributed-ai issue 195",
+    )
