@@ -55,8 +55,10 @@ def brought_about(
     going = {file["path"] for file in files if file["content"] is None}
     for folder in sorted(folders, key=lambda one: -len(one["path"])):
         if folder["state"] == "absent_if_empty":
-            _note(changed, diffs, emptied(folder, going, pretend))
-            going.add(folder["path"])
+            gone = emptied(folder, going, pretend)
+            _note(changed, diffs, gone)
+            if gone is not None:
+                going.add(folder["path"])
     return changed, diffs
 
 

@@ -363,3 +363,14 @@ def test_access_list_and_attributes_of_a_replaced_file_stay(tmp_path: Path, cont
         assert path.stat().st_mode & 0o777 == 0o644
         assert os.getxattr(path, ACL) == access_list(4)
         assert bring(file(path, content, mode="0644")) == []
+
+
+@pytest.mark.parametrize("pretend", [True, False])
+def test_a_folder_stays_where_a_folder_in_it_stays(tmp_path: Path, pretend: bool) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "of another").touch()
+    both = (folder(inner.parent, "absent_if_empty"), folder(inner, "absent_if_empty"))
+    assert bring(folders=both, pretend=pretend) == []
+    (inner / "of another").unlink()
+    assert bring(folders=both, pretend=pretend) == [str(inner), str(inner.parent)]
