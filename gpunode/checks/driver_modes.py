@@ -52,12 +52,6 @@ def hmm_disabled(node: NodeFacts) -> bool | None:
     return None if value is None else value in ("Y", "1")
 
 
-def hmm_suspect(node: NodeFacts) -> bool:
-    """Return whether a cuInit that returns 3 may be HMM's: open modules, and HMM is not switched off."""
-    loaded = node.loaded_driver
-    return loaded is not None and loaded.flavour == "open" and hmm_disabled(node) is False
-
-
 @registry.check(
     "driver.gsp",
     needs=("loaded_driver", "driver_parameters", "driver_gpus", "pci"),
