@@ -1,10 +1,10 @@
 """Checks on engines that lose GPUs or never get them: cgroups, /dev/char, containerd."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from packaging.version import InvalidVersion, Version
 
-from gpunode.checks.compare import at_most, failed, passed, warned
 from gpunode.checks.containers import KIND, has_toolkit
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.node import ContainerDevices, NodeFacts
@@ -16,9 +16,9 @@ CONFIG = "/etc/nvidia-container-runtime/config.toml"
 LEGACY_UNTIL = Version("1.18")
 """From this version on the toolkit's mode ``auto`` describes the devices to the engine (just-in-time CDI)."""
 LINKS = (
-    "docker run --device nvidia.com/gpu=all (CDI, role nvidia_container_toolkit) describes the devices to systemd; "
-    "nvidia-ctk system create-dev-char-symlinks --create-all creates the links of /dev/char for older engines, until "
-    "the next boot."
+    "nvidia-ctk system create-dev-char-symlinks --create-all creates the links of /dev/char, by which runc names the "
+    "devices to systemd, until the next boot; then docker run --device nvidia.com/gpu=all (CDI, role "
+    "nvidia_container_toolkit) in place of the toolkit's hook."
 )
 
 
@@ -40,10 +40,11 @@ def cgroups(node: NodeFacts) -> Iterator[CheckResult]:
     if not has_toolkit(node):
         raise Skip("NVIDIA's container toolkit is not installed: containers get no GPU")
     if settings.toolkit_mode == "cdi":
-        yield passed("the toolkit's mode is cdi: the engine sets up the devices", measured="cdi")
+        yield CheckResult(Status.PASS, "the toolkit's mode is cdi: the engine sets up the devices", measured="cdi")
         return
     if settings.toolkit_no_cgroups:
-        yield failed(
+        yield CheckResult(
+            Status.FAIL,
             f"no-cgroups = true in {CONFIG} is for rootless engines: Docker runs as root, and its containers may not "
             "open the GPUs",
             expected=False,
@@ -56,17 +57,16 @@ def cgroups(node: NodeFacts) -> Iterator[CheckResult]:
         return
     linked = [one for one in node.device_nodes or () if one.kind == "character"]
     lacking = [one.path for one in linked if one.linked is False]
+    verdict = partial(CheckResult, expected=len(linked), measured=len(linked) - len(lacking), unit="links")
     if docker.cgroup_driver == "systemd" and lacking and _legacy(node):
-        yield warned(
+        yield verdict(
+            Status.WARN,
             f"a daemon-reload takes the GPUs from running containers: cgroup driver systemd, toolkit mode "
             f"{settings.toolkit_mode or 'auto'}, no link in /dev/char for {listed(lacking, most=3)}",
-            expected=len(linked),
-            measured=len(linked) - len(lacking),
-            unit="links",
             source=NOTICE,
         )
     else:
-        yield passed(f"cgroup driver {docker.cgroup_driver}, toolkit mode {_mode(node)}")
+        yield CheckResult(Status.PASS, f"cgroup driver {docker.cgroup_driver}, toolkit mode {_mode(node)}")
 
 
 def _mode(node: NodeFacts) -> str:
@@ -99,18 +99,15 @@ def devices_kept(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("no container with a GPU runs in a cgroup that systemd manages")
     at_risk = [one for one in node.container_devices if not one.allowed]
     lost = [one.scope for one in at_risk if _reloaded_since(one)]
-    message = f"the next daemon-reload takes the GPUs from {_short([one.scope for one in at_risk])}"
+    verdict = partial(CheckResult, expected=0, measured=len(at_risk), unit="containers", source=NOTICE)
     if lost:
         message = f"{counted(len(lost), 'container')} lost the GPUs with systemd's latest reload: {_short(lost)}"
-    yield at_most(
-        len(at_risk),
-        0,
-        f"systemd knows the GPUs of {counted(len(node.container_devices), 'container')}",
-        message,
-        fault=Status.FAIL if lost else Status.WARN,
-        unit="containers",
-        source=NOTICE,
-    )
+        yield verdict(Status.FAIL, message)
+    elif at_risk:
+        message = f"the next daemon-reload takes the GPUs from {_short([one.scope for one in at_risk])}"
+        yield verdict(Status.WARN, message)
+    else:
+        yield verdict(Status.PASS, f"systemd knows the GPUs of {counted(len(node.container_devices), 'container')}")
 
 
 def _reloaded_since(one: ContainerDevices) -> bool:
@@ -140,13 +137,15 @@ def containerd(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("no kubelet with containerd runs here")
     cdi = settings.containerd_cdi if settings.containerd_cdi is not None else _cdi_by_default(node)
     if settings.containerd_has_nvidia:
-        yield passed("containerd has the runtime nvidia", expected="nvidia", measured="nvidia")
+        yield CheckResult(Status.PASS, "containerd has the runtime nvidia", expected="nvidia", measured="nvidia")
     elif cdi and any(spec.kind == KIND for spec in node.cdi_specs or ()):
-        yield passed("containerd has CDI, with a specification of the GPUs", measured="cdi")
+        yield CheckResult(Status.PASS, "containerd has CDI, with a specification of the GPUs", measured="cdi")
     else:
         what = "CDI has no specification of the GPUs" if cdi else "CDI is off"
         message = f"containerd has no runtime nvidia, and {what}: pods get no GPU"
-        yield failed(message, expected="nvidia", measured="none", source="NVIDIA/gpu-operator issue 594")
+        yield CheckResult(
+            Status.FAIL, message, expected="nvidia", measured="none", source="NVIDIA/gpu-operator issue 594"
+        )
 
 
 CDI_IN_CONTAINERD = Version("2.0")
