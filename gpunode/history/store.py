@@ -73,6 +73,10 @@ class HistoryError(Exception):
     """The history cannot be used; the message is one line."""
 
 
+class DamagedRowError(ValueError):
+    """A row has a value of another type."""
+
+
 @dataclass(frozen=True)
 class HistoryLimits:
     """HistoryLimits of what is kept."""
@@ -172,7 +176,7 @@ class History:
         try:
             with self._locked():
                 return self._connected()
-        except sqlite3.DatabaseError as err:
+        except (sqlite3.Error, UnicodeDecodeError) as err:
             if not damaged(err):
                 raise HistoryError(f"{self._path}: {err}") from None
         self.move_aside()
@@ -181,7 +185,7 @@ class History:
         try:
             with self._locked():
                 return self._connected()
-        except sqlite3.DatabaseError as err:
+        except (sqlite3.Error, UnicodeDecodeError) as err:
             raise HistoryError(f"{self._path}: {err}") from None
 
     def _connected(self) -> sqlite3.Connection:
@@ -298,7 +302,14 @@ class History:
             SELECT id, name, verb, level, started_at, finished_at, status, version,
                    (SELECT count(*) FROM nodes WHERE run = runs.id) FROM runs ORDER BY id
         """
-        return self._do(lambda db: [SavedRun(*row) for row in db.execute(statement)])
+
+        def read(db: sqlite3.Connection) -> list[SavedRun]:
+            rows = db.execute(statement).fetchall()
+            if not all(isinstance(row[0], int) and all(isinstance(text, str) for text in row[1:5]) for row in rows):
+                raise DamagedRowError("a run has a value of another type")
+            return [SavedRun(*row) for row in rows]
+
+        return self._do(read)
 
     def find(self, text: str) -> SavedRun:
         """Return the run that a text names: ``last``, a number, or a date: the last run that began by then.
@@ -514,7 +525,8 @@ def _migrate(db: sqlite3.Connection, version: int) -> None:
 
 def damaged(err: Exception) -> bool:
     """Return whether an error means that the file's content is damaged, not that it cannot be read or written now."""
-    if isinstance(err, zlib.error):
+    # Text of a damaged page, also in SQLite's own messages, is not UTF-8.
+    if isinstance(err, zlib.error | UnicodeDecodeError | DamagedRowError):
         return True
     if isinstance(err, sqlite3.DatabaseError):
         code = getattr(err, "sqlite_errorcode", 0) & 0xFF
