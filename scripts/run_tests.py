@@ -55,6 +55,7 @@ STANDS_ON = {
     "test_converge": ("plugins/", "playbooks/", "gpunode/provisioning/"),
     "test_command_line": ("gpunode/provisioning/kernel_boot",),
     "test_container_faults": ("gpunode/checks/", "gpunode/workload/", "gpunode/tuning/"),
+    "test_devices_kept": ("gpunode/checks/container_engines", "gpunode/probe/", "gpunode/facts/containers"),
     "test_container_toolkit": (
         "roles/docker/",
         "roles/nvidia_container_toolkit/",
