@@ -173,11 +173,13 @@ def _platform(facts: NodeFacts) -> str | None:
 
 
 def _gpus(facts: NodeFacts) -> tuple[GpuRecord, ...]:
-    """Return the GPUs that nvidia-smi lists, else those on the bus."""
-    if facts.smi_gpus:
+    """Return the GPUs that nvidia-smi lists, without those that are lost from the bus; else those on the bus."""
+    slots = {gpu.slot for gpu in facts.gpus_on_bus or ()}
+    listed = [gpu for gpu in facts.smi_gpus if gpu.pci_bus_id in slots] or facts.smi_gpus
+    if listed:
         return tuple(
             GpuRecord(index=gpu.index, name=gpu.name, uuid=gpu.uuid, serial=gpu.serial, slot=gpu.pci_bus_id)
-            for gpu in facts.smi_gpus
+            for gpu in listed
         )
     by_slot = {gpu.slot: gpu for gpu in facts.driver_gpus or ()}
     return tuple(

@@ -50,8 +50,7 @@ class Ecc(Fact):
     COUNTERS = frozenset(
         {
             *("volatile_corrected", "volatile_uncorrected", "aggregate_corrected", "aggregate_uncorrected"),
-            *("volatile_sram_corrected", "volatile_sram_uncorrected"),
-            *("aggregate_sram_corrected", "aggregate_sram_uncorrected"),
+            *("volatile_sram_corrected", "aggregate_sram_corrected", "aggregate_sram_uncorrected"),
         }
     )
 

@@ -148,6 +148,15 @@ def test_a_lost_gpu_is_named_by_its_serial_number_and_the_others_keep_theirs() -
     assert ("better", "gpu2", "GPU") in words(back)
 
 
+def test_a_gpu_that_only_nvidia_smi_still_lists_is_lost() -> None:
+    gone = good().gpus[2]
+    document = json.loads(raw())
+    document["files"] = {path: text for path, text in document["files"].items() if (gone.slot or "") not in path}
+    found = changes(good(), snapshot(json.dumps(document)))
+    assert ("worse", "gpu2", "GPU") in words(found)
+    assert [one for one in found if one.component == "gpu2" and one.what != "GPU"] == []
+
+
 def test_a_replaced_card_is_a_change_and_no_fault() -> None:
     old = good().gpus[0]
     after = edited(swapped(str(old.uuid), "GPU-ffffffff-0000-4000-8000-000000000000"), swapped(str(old.serial), "42"))
