@@ -2,6 +2,8 @@
 
 import dataclasses
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,7 +14,7 @@ import click
 
 from gpunode import __version__
 from gpunode.catalog import load
-from gpunode.checks import LEVELS, Baseline, Expectation, Level, registry
+from gpunode.checks import LEVELS, Baseline, Expectation, Level, Status, registry
 from gpunode.checks.own import load_packages
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
@@ -31,7 +33,7 @@ from gpunode.judging.baseline import read_baselines, without_figures
 from gpunode.judging.evaluator import Evaluator, JudgedNode
 from gpunode.judging.expectation import read_expectation
 from gpunode.judging.policy import PolicyReader, today
-from gpunode.judging.report import NodeReport, Report, exit_code, report, worst
+from gpunode.judging.report import CompactReports, NodeReport, Report, count, exit_code, in_words, report, worst
 from gpunode.judging.request import JudgingRequest, level_must_have_one, reads_records, selected_checks
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.report.fleet import compared
@@ -39,6 +41,10 @@ from gpunode.text import printable, printable_json
 
 if TYPE_CHECKING:
     from gpunode.cli.workload_run import Workload
+
+MANY_FILES = 100
+"""Saved bundles from which on results are printed before the report."""
+COUNT_EVERY_S = 10.0
 
 
 @click.command("validate", cls=CommandWithOutputs)
@@ -176,7 +182,10 @@ def command(  # noqa: PLR0913
     with recorder, Evaluator(request) as evaluator:
         then = following(workload, evaluator) if runs and not replay else None
         answers = saved_answers(files) if replay else selection.collect(then=then, targets=targets)
-        results = Results(request.level or "quick")
+        # Only the text for people does without the findings that passed.
+        whole = verbose or write_expect is not None or any(place.format != "console" for place in places)
+        progress = ReplayProgress(len(files)) if len(files) >= MANY_FILES else None
+        results = Results(request.level or "quick", CompactReports(findings=whole), progress)
         for node in evaluator.judge_fleet(answers, strict=len(files) == 1):
             results.add(node, folder)
             kept.add(node)
@@ -226,19 +235,43 @@ def files_of(selection: Selection, records: Sequence[object]) -> list[Path]:
     return files
 
 
+class ReplayProgress:
+    """Lines on stderr while many saved bundles are judged: the first result, failures at once, and counts."""
+
+    def __init__(self, of: int) -> None:
+        self._of = of
+        self._statuses: Counter[str] = Counter()
+        self._printed = -COUNT_EVERY_S
+
+    def add(self, node: NodeReport) -> None:
+        """Add a result; print its line if it failed or could not be determined, and the counts every few seconds."""
+        self._statuses[node.status.value] += 1
+        if node.status in (Status.FAIL, Status.ERROR):
+            line = f"gpunode: {node.host}: {node.status.value}: {in_words(count(node.findings))}"
+            click.echo(printable(line), err=True)
+        if time.monotonic() >= self._printed + COUNT_EVERY_S:
+            self._printed = time.monotonic()
+            counts = ", ".join(f"{number} {status}" for status, number in sorted(self._statuses.items()))
+            click.echo(f"gpunode: {self._statuses.total()} of {self._of} bundles evaluated: {counts}", err=True)
+
+
 @dataclass
 class Results:
     """The reports on the nodes so far."""
 
     deepest: Level
     """The deepest level at which one was judged."""
+    compact: CompactReports
+    progress: "ReplayProgress | None" = None
     nodes: list[NodeReport] = field(default_factory=list)
     unsaved: bool = False
     """True if a bundle could not be saved."""
 
     def add(self, node: JudgedNode, folder: Path | None) -> None:
         """Add a node; save its bundle if there is a folder for it, and print a line if that fails."""
-        self.nodes.append(node.report)
+        self.nodes.append(self.compact.compact(node.report))
+        if self.progress is not None:
+            self.progress.add(node.report)
         self.deepest = max(self.deepest, node.level, key=LEVELS.index)
         if folder is None or node.document is None:
             return
@@ -288,11 +321,12 @@ def now() -> str:
 def write(document: Report, place: ReportOutput, *, verbose: bool) -> None:
     """Write one rendering to its file or to stdout."""
     if place.format == "json":
-        text = printable_json(document.to_json())
-        if place.path is None:
-            click.echo(text, nl=False)
-        else:
-            write_whole(place.path, text)
+        parts = (printable_json(part) for part in document.json_parts())
+        if place.path is not None:
+            write_whole(place.path, parts)
+            return
+        for part in parts:
+            click.echo(part, nl=False)
         return
     from gpunode.report import console  # noqa: PLC0415 (rich is slow to load; JSON does without)
 

@@ -1,6 +1,7 @@
 """Files that verbs write."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -9,11 +10,12 @@ from gpunode.file_access import FileRefusedError
 from gpunode.whole import make_private_folder, refuse_foreign, whole_file
 
 
-def write_whole(path: Path, text: str | bytes, *, private: bool = False) -> None:
+def write_whole(path: Path, text: str | bytes | Iterator[str], *, private: bool = False) -> None:
     """Write a file, see ``whole_file``; raise UsageError if it cannot be written."""
     try:
         with whole_file(path, private=private) as stream:
-            stream.write(text.encode() if isinstance(text, str) else text)
+            for part in (text,) if isinstance(text, str | bytes) else text:
+                stream.write(part.encode() if isinstance(part, str) else part)
     except FileRefusedError as err:
         raise UsageError(str(err)) from None
     except OSError as err:

@@ -1,8 +1,8 @@
 """The report ``gpunode.report/1``: results of nodes and their summary."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import Field
 
@@ -31,6 +31,11 @@ WORST_FIRST = (Status.FAIL, Status.ERROR, Status.WARN, Status.NOTE, Status.PASS,
 
 
 REACHABLE = "node.reachable"
+COMPARED = frozenset({"gpu.present", "fabric.state"})
+"""Checks with findings that ``gpunode.report.fleet`` compares between nodes."""
+MOST_SHARED = 100_000
+"""Parts of reports that are looked up; beyond, each report has its own."""
+Part = TypeVar("Part")
 
 
 class Counts(FrozenByName):
@@ -113,7 +118,57 @@ class Report(FrozenByName):
 
     def to_json(self) -> str:
         """Return the document as it is printed."""
-        return self.model_dump_json(by_alias=True, indent=1) + "\n"
+        return "".join(self.json_parts())
+
+    def json_parts(self) -> Iterator[str]:
+        """Yield the document as it is printed, node by node: that of thousands of nodes is never in memory."""
+        frame = self.model_copy(update={"nodes": ()}).model_dump_json(by_alias=True, indent=1)
+        before, mark, after = frame.partition('\n "nodes": []')
+        if not self.nodes:
+            yield f"{frame}\n"
+            return
+        yield f"{before}{mark.removesuffix(']')}"
+        for number, node in enumerate(self.nodes):
+            text = node.model_dump_json(by_alias=True, indent=1).replace("\n", "\n  ")
+            yield f"{',' if number else ''}\n  {text}"
+        yield f"\n ]{after}\n"
+
+
+class CompactReports:
+    """Reports on many nodes in little memory: equal parts of them are kept once.
+
+    ``findings`` False: findings without anything to repair are only counted, as the text for people does.
+    """
+
+    def __init__(self, *, findings: bool) -> None:
+        self._findings = findings
+        self._known: dict[Any, Any] = {}
+
+    def compact(self, node: NodeReport) -> NodeReport:
+        """Return an equal report, or one without the details that are only counted."""
+        update: dict[str, Any] = {"findings": tuple(self._kept(finding) for finding in node.findings)}
+        for name in ("stack", "hardware", "policy"):
+            update[name] = self._once(getattr(node, name))
+        update["categories"] = tuple(self._once(one) for one in node.categories)
+        return node.model_copy(update=update)
+
+    def _kept(self, finding: Finding) -> Finding:
+        if self._findings or finding.status in AFFECTED or finding.check in COMPARED:
+            # 1, 1.0 and True are equal, and not the same in the document.
+            return self._once(finding, type(finding.expected), type(finding.measured))
+        key = (finding.check, finding.status, finding.observed)
+        bare = self._known.get(key)
+        if bare is None:
+            check, status, observed = key
+            bare = Finding(check=check, status=status, component="node", message="", observed=observed)
+            self._known[key] = bare
+        return cast("Finding", bare)
+
+    def _once(self, value: Part, *types: type) -> Part:
+        key = (value, *types)
+        if len(self._known) < MOST_SHARED:
+            return cast("Part", self._known.setdefault(key, value))
+        return cast("Part", self._known.get(key, value))
 
 
 def worst(statuses: Iterable[Status]) -> Status:
@@ -129,6 +184,20 @@ def count(findings: Iterable[Finding]) -> Counts:
     """Return the number of findings of each status."""
     numbers = Counter("observed" if finding.observed else finding.status.value for finding in findings)
     return Counts.model_validate(dict(numbers))
+
+
+def in_words(counts: Counts) -> str:
+    """Return ``1 failed, 2 not determined, 9 passed, 3 skipped``, without counts of 0."""
+    words = (
+        (counts.fail, "failed"),
+        (counts.error, "not determined"),
+        (counts.warn, "warned"),
+        (counts.note, "noted"),
+        (counts.pass_, "passed"),
+        (counts.skip, "skipped"),
+        (counts.observed, "observed only"),
+    )
+    return ", ".join(f"{number} {word}" for number, word in words if number) or "no check was run"
 
 
 def counting(findings: Iterable[Finding]) -> list[Finding]:

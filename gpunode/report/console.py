@@ -10,7 +10,7 @@ from rich.text import Text
 from gpunode.checks import RunningStack, Status
 from gpunode.history.compare import Comparison
 from gpunode.history.outliers import Outlier
-from gpunode.judging.report import WORST_FIRST, Counts, Fleet, NodeReport, Report, count
+from gpunode.judging.report import WORST_FIRST, Fleet, NodeReport, Report, count, in_words
 from gpunode.names import fold
 from gpunode.report.comparison import as_text as as_text_of_comparison
 from gpunode.report.folding import FoldedFinding, of_nodes
@@ -152,20 +152,6 @@ class _Writer:
         if simulated:
             some = "The node is" if len(document.nodes) == 1 else f"{len(simulated)} of {len(document.nodes)} nodes are"
             self.line(Text(f"{some} simulated: the result does not apply to a real GPU.", "yellow"))
-
-
-def in_words(counts: Counts) -> str:
-    """Return ``1 failed, 2 not determined, 9 passed, 3 skipped``, without counts of 0."""
-    words = (
-        (counts.fail, "failed"),
-        (counts.error, "not determined"),
-        (counts.warn, "warned"),
-        (counts.note, "noted"),
-        (counts.pass_, "passed"),
-        (counts.skip, "skipped"),
-        (counts.observed, "observed only"),
-    )
-    return ", ".join(f"{number} {word}" for number, word in words if number) or "no check was run"
 
 
 def stack_in_words(stack: RunningStack, gpus: int) -> str:

@@ -129,3 +129,22 @@ def test_a_driver_that_is_no_version_ends_no_plan_of_others(version: str, variab
     document = plan(hosts, Request(), load(), date(2026, 11, 20))
     (good,) = [group for group in document.groups if "good" in group.hosts]
     assert good.stack is not None or good.conflict is not None
+
+
+def test_many_bundles_print_results_before_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        write_bundle(tmp_path / f"gpu-{number}.json")
+    select = ["validate", "--replay", str(tmp_path), "--select", "gpu.present"]
+    run(select)
+    usual = capsys.readouterr()
+    assert usual.err == ""
+    monkeypatch.setattr("gpunode.cli.validate.MANY_FILES", 3)
+    run(select)
+    shown = capsys.readouterr()
+    assert shown.out == usual.out
+    lines = shown.err.splitlines()
+    assert lines[0] == "gpunode: gpu-0: error: 1 not determined, 1 skipped"
+    assert lines[1] == "gpunode: 1 of 3 bundles evaluated: 1 error"
+    assert [line.split(":")[1] for line in lines[2:]] == [" gpu-1", " gpu-2"]

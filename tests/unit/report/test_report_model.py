@@ -1,12 +1,16 @@
 """What findings come to: statuses, counts, exit codes."""
 
 import json
+import random
+import tracemalloc
 
 import pytest
 
 from gpunode.checks import Finding, Identity, RunningStack, State, Status
 from gpunode.errors import Exit
+from gpunode.judging.report import CompactReports
 from gpunode.report import NodeReport, Report, exit_code, judged, report, unreachable
+from gpunode.report.console import as_text
 
 
 def node(*statuses: str, host: str = "node", simulated: bool = False) -> NodeReport:
@@ -118,3 +122,49 @@ def test_what_is_observed_only_counts_for_nothing() -> None:
     assert (whole.counts.fail, whole.counts.observed, whole.counts.pass_) == (0, 1, 1)
     # With nothing else, nothing was judged.
     assert exit_code(document(with_findings(found.findings[1]))) is Exit.UNDETERMINED
+
+
+HOSTILE = ('\n "nodes": []', "a\nb", "\x1b[31m", "\u2028", '"', "\\", "gpu")
+
+
+def varied(seed: int, host: str) -> NodeReport:
+    """A report with findings that others have too, and with some of its own."""
+    draw = random.Random(seed)  # noqa: S311
+    findings = [
+        Finding(
+            check=draw.choice(("gpu.present", "fabric.state", "a.check", "b.check")),
+            status=draw.choice(list(Status)),
+            component=draw.choice(("node", "gpu0")),
+            message=draw.choice(HOSTILE),
+            expected=draw.choice((None, 1, 1.0, True, "1")),
+            measured=draw.choice((None, 0, 0.0, False, draw.random())),
+            observed=draw.choice((None, None, "muted by a rule")),
+        )
+        for _ in range(draw.randrange(12))
+    ]
+    return judged(host, Identity(simulated=draw.random() < 0.5, stack=RunningStack(), gpus=()), findings, None)
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 2, 60])
+def test_the_parts_of_a_document_and_compact_reports_change_nothing(nodes: int) -> None:
+    whole = document(*(varied(seed, f"gpu-{seed}") for seed in range(nodes)))
+    assert whole.to_json() == whole.model_dump_json(by_alias=True, indent=1) + "\n"
+    full, bare = CompactReports(findings=True), CompactReports(findings=False)
+    assert document(*map(full.compact, whole.nodes)).to_json() == whole.to_json()
+    assert as_text(document(*map(bare.compact, whole.nodes))) == as_text(whole)
+
+
+def test_reports_on_equal_nodes_take_little_memory() -> None:
+    text = judged("n", Identity(simulated=False, stack=RunningStack(), gpus=()), [
+        Finding(check=f"a.check-{number}", status=Status.PASS, component="node", message="m" * 200, measured=0.5)
+        for number in range(100)
+    ], None).model_dump_json(by_alias=True)  # fmt: skip
+    tracemalloc.start()
+    try:
+        compact = CompactReports(findings=True)
+        kept = [compact.compact(NodeReport.model_validate_json(text)) for _ in range(100)]
+        size = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(kept) == 100
+    assert size < 1 << 20
