@@ -16,7 +16,9 @@ PAIRS = [(DRAWN.choice((0, -1, 5, 0.5, 1e9)), DRAWN.choice((0, -1, 5, 0.5, 1e9))
 
 
 @pytest.mark.parametrize(
-    ("comparator", "good"), [(at_most, operator.le), (at_least, operator.ge), (equals, operator.eq)], ids=str
+    ("comparator", "good"),
+    [(at_most, operator.le), (at_least, operator.ge), (equals, operator.eq)],
+    ids=["at_most", "at_least", "equals"],
 )
 def test_a_comparator_compares(comparator: Callable[..., CheckResult], good: Callable[[Any, Any], bool]) -> None:
     for value, limit in PAIRS:
