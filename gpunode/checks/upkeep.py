@@ -183,7 +183,7 @@ def stack_libraries(node: NodeFacts) -> Iterator[CheckResult]:
     means="Driver and CUDA were installed only by the package manager: files of a .run installer are partly "
     "overwritten by packages, and partly found by programs.",
     remedy="Run nvidia-uninstall and cuda-uninstaller to remove .run installations, apt purge nvidia-docker2 to "
-    "remove nvidia-docker2. Then: {ROLE}.",
+    f"remove nvidia-docker2. Then: {ROLE}.",
     state="observe",
     actions=("fix_configuration", "run_role:nvidia_driver:nvidia_driver_install"),
 )

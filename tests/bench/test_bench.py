@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from bench_machines import MACHINES, document
-from bundles import copied, facts_of
+from bundles import PLACEHOLDER, copied, facts_of
 from effort import effort
 
 from gpunode.checks import Expectation, Finding, Status, identify, judge
@@ -46,7 +46,7 @@ def pairs() -> list[tuple[str, str, str]]:
         (machine, one, other)
         for machine in MACHINES
         for one, other in combinations([name for name, where in CASES if where == machine], 2)
-        if not any(CONDITIONS[name].get("hides") for name in (one, other))
+        if not any({"hides", "beside"} & CONDITIONS[name].keys() for name in (one, other))
         and not checks(one) & checks(other)
         and not exit_statuses(one) & exit_statuses(other)
     ]
@@ -66,6 +66,12 @@ def exit_statuses(name: str) -> set[str]:
 
 def judged(bundle: Document) -> list[Finding]:
     return judge(facts_of(json.dumps(bundle)), Expectation(), level="quick")
+
+
+def reported(host: str, bundle: Document, only: set[str] | None = None) -> NodeReport:
+    """A node of a run, as its report has it."""
+    facts = facts_of(json.dumps(bundle))
+    return report_of(host, identify(facts), judge(facts, Expectation(), only=only, level="quick"), 1.0)
 
 
 @cache
@@ -98,9 +104,9 @@ def with_slots(text: str, machine: str) -> str:
     return text
 
 
-def edited(bundle: Document, machine: str, name: str) -> Document:
+def edited(bundle: Document, machine: str, name: str, edits: str = "edits") -> Document:
     bundle = copied(bundle)
-    for edit in CONDITIONS[name]["edits"]:
+    for edit in CONDITIONS[name][edits]:
         before = copied(bundle)
         apply(bundle, machine, edit)
         assert bundle != before, f"{name} on {machine}: the edit {edit} changes nothing"
@@ -114,8 +120,10 @@ def apply(bundle: Document, machine: str, edit: dict[str, Any]) -> None:
     elif "gone" in edit:
         without_gpu(bundle, machine, edit["gone"])
     elif "file" in edit:
-        text = edit["text"]
-        bundle["files"][with_slots(edit["file"], machine)] = None if text is None else with_slots(text, machine)
+        path, text = with_slots(edit["file"], machine), edit.get("text")
+        if "replace" in edit:
+            text = re.sub(edit["replace"], edit["with"], bundle["files"][path], count=1)
+        bundle["files"][path] = None if text is None else with_slots(text, machine)
     else:
         fresh = {"argv": [edit["command"]], "rc": 0, "stdout": "", "stderr": "", "seconds": 0.1}
         fresh |= {"timed_out": False, "truncated": False}
@@ -195,12 +203,16 @@ def test_a_machine_in_good_health_has_no_fault(machine: str) -> None:
 def test_a_condition_is_found_and_nothing_else(name: str, machine: str) -> None:
     before = healthy(machine)
     after = judged(edited(document(machine), machine, name))
+    if "beside" in CONDITIONS[name]:
+        others = [reported(f"n{number}", edited(document(machine), machine, name, "beside")) for number in range(3)]
+        after = list(compared([reported("n3", edited(document(machine), machine, name)), *others])[0].findings)
     expected = {with_slots(finding, machine) for finding in CONDITIONS[name]["finds"]}
     assert of(after) - of(before) == expected
     good = [check for check, status in by_check(after).items() if status is Status.PASS]
     was = by_check(before)
     assert [check for check in good if was[check] is not Status.PASS] == []
     assert all(finding.remedy for finding in after if finding.status is Status.FAIL)
+    assert [finding for finding in after if PLACEHOLDER.search(f"{finding.message} {finding.remedy}")] == []
 
 
 @pytest.mark.parametrize(("machine", "one", "other"), pairs())
@@ -242,12 +254,8 @@ def test_the_console_is_short_and_begins_with_the_cause(name: str, cause: str) -
 def test_of_four_nodes_alike_the_one_with_a_card_less_fails() -> None:
     """Three of four cards alone only warn: the number is odd. Beside whole nodes of the kind they are too few."""
 
-    def node(host: str, bundle: Document) -> NodeReport:
-        facts = facts_of(json.dumps(bundle))
-        return report_of(host, identify(facts), judge(facts, Expectation(), only={"gpu.present"}), 1.0)
-
-    less = node("n4", edited(document("l40s"), "l40s", "three-of-four-cards"))
-    alike = compared([*(node(f"n{number}", document("l40s")) for number in range(1, 4)), less])
+    less = reported("n4", edited(document("l40s"), "l40s", "three-of-four-cards"), {"gpu.present"})
+    alike = compared([*(reported(f"n{number}", document("l40s"), {"gpu.present"}) for number in range(1, 4)), less])
     assert less.hardware is not None
     assert (less.hardware.product, less.hardware.gpu_model, less.hardware.nvlink_domain) == (PRODUCT, "l40s", None)
     assert [less.status.value, *(one.status.value for one in alike)] == ["warn", "pass", "pass", "pass", "fail"]

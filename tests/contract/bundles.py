@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +37,8 @@ from gpunode.probe.bundle import Bundle
 __all__ = ["DRIVER_NODE", "Document"]
 
 KERNEL = PCIE_2.kernel
+PLACEHOLDER = re.compile(r"(?<![\w}])\{[A-Za-z_][^{}]*\}")
+"""A name in braces that was left in a text, as of a string that lacks its ``f``; neither JSON nor a key of Perl."""
 
 
 def driver_node() -> Document:

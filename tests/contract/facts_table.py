@@ -6,9 +6,12 @@ What a fact is read from is what its reader asks of bundles: none of it is writt
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 from bundles import grace, guest, hgx, pcie_4, t4
 

@@ -22,6 +22,7 @@ import mutants_ssh
 import mutants_workload
 import pytest
 from bundles import (
+    PLACEHOLDER,
     Edit,
     apply,
     by_check,
@@ -90,6 +91,10 @@ def test_a_healthy_node_has_no_fault(base: Base) -> None:
     assert [finding for finding in found if finding.status in (FAIL, ERROR)] == []
     assert Counter(verdicts(base()).values())[PASS] >= HEALTHY[base]
     assert all(finding.message for finding in found)
+
+
+def test_no_text_of_a_check_has_a_name_in_braces() -> None:
+    assert [check.id for check in registry if PLACEHOLDER.search(f"{check.means} {check.remedy}")] == []
 
 
 def test_every_check_passes_on_a_healthy_node() -> None:
@@ -161,6 +166,7 @@ def test_mutant_turns_its_check_and_nothing_else_and_is_told_with_a_remedy(mutan
     assert len({finding.component for finding in of_check}) == len(of_check)
     assert len(of_check) == 1 or mutant.everywhere
     assert all(finding.remedy and finding.message for finding in of_check)
+    assert [one for one in of_check if PLACEHOLDER.search(f"{one.message} {one.remedy}")] == []
 
 
 @pytest.mark.parametrize(
