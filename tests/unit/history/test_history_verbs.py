@@ -1,11 +1,13 @@
 """validate and collect keep their runs, compare them, and print the same verdict without a history."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from snapshots import good, in_command, raw, swapped
 
+from gpunode import fleet
 from gpunode.checks import Expectation, Status
 from gpunode.checks.policy import NO_POLICY
 from gpunode.checks.registry import EarlierGpus
@@ -155,3 +157,57 @@ def test_a_node_that_was_not_reached(folder: Path) -> None:
         recorder.finish("error", "2026-11-20T09:00:00Z")
     with History(folder) as history:
         assert [node.reached for node in history.snapshots(1)] == [False]
+
+
+def fleet_of(monkeypatch: pytest.MonkeyPatch, answers: dict[str, str | None]) -> None:
+    """Replace the collection of a fleet: each host sends its text, or cannot be reached."""
+
+    def collect(targets: list[fleet.Target], **_: object) -> Iterator[fleet.Collected]:
+        for target in targets:
+            text = answers[target.name]
+            answer = None if text is None else fleet.Answer(text.encode(), host=target.name)
+            yield fleet.Collected(target.name, answer, "no route to host" if text is None else None, 0.5)
+
+    monkeypatch.setattr("gpunode.fleet.collect", collect)
+
+
+def test_collect_saves_its_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gpunode.fleet.targets_from_hosts", lambda hosts: [fleet.Target(host, "ssh") for host in hosts])
+    fleet_of(monkeypatch, {"gpu-01": raw(), "far": None})
+    collect = ["collect", "--save", str(tmp_path / "bundles")]
+    assert cli([*collect, "gpu-01", "--no-history"]) == 0
+    assert not folder.exists()
+    assert cli([*collect, "gpu-01"]) == 0
+    assert cli([*collect, "gpu-01", "far"]) == 3
+    with History(folder) as history:
+        first, second = sorted(history.runs(), key=lambda run: run.id)
+        assert (first.verb, first.status, second.status) == ("collect", "collected", "error")
+        for run in (first, second):
+            (node,) = history.snapshots(run.id)
+            assert (node.host, node.gpus, node.facts) == ("gpu-01", good().gpus, good().facts)
+            assert history.bundle_path(run, "gpu-01").exists()
+    capsys.readouterr()
+    assert cli(["compare", str(first.id), str(second.id)]) == 0
+    assert "1 node, no change\n" in capsys.readouterr().out
+
+
+def test_racks_of_the_inventory_reach_the_outliers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two racks with a driver each are no outliers; a node with the other rack's driver is one, in its rack."""
+    driver = good().stack.driver or ""
+    racks = {f"gpu-{number:02d}": "r1" if number < 5 else "r2" for number in range(10)}
+    answers = {host: raw() if rack == "r1" else swapped(driver, "999.10.01")(raw()) for host, rack in racks.items()}
+    answers["gpu-09"] = raw()
+    hosts = {host: {"gpunode_rack": rack} for host, rack in racks.items()}
+    inventory = tmp_path / "hosts.json"
+    inventory.write_text(json.dumps({"all": {"vars": {"ansible_connection": "local"}, "hosts": hosts}}))
+    fleet_of(monkeypatch, dict(answers))
+    cli(["validate", "-i", str(inventory), *SELECT, "--no-history", "--format", "json"])
+    found = json.loads(capsys.readouterr().out)["fleet"]["outliers"]
+    assert [(one["hosts"], one["what"], one["usual"]) for one in found] == [
+        (["gpu-09"], "loaded driver version", "999.10.01")
+    ]
+    assert found[0]["group"].endswith(" in r2")
