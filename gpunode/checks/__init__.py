@@ -63,6 +63,7 @@ from gpunode.checks.compare import (
 from gpunode.checks.identity import GpuIdentity, Hardware, Identity, RunningStack, identify
 from gpunode.checks.registry import (
     LEVELS,
+    Allowed,
     Baseline,
     Category,
     Check,
@@ -83,6 +84,7 @@ from gpunode.checks.thresholds import Threshold
 __all__ = [
     "LEVELS",
     "Action",
+    "Allowed",
     "Baseline",
     "Category",
     "Check",

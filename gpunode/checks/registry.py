@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import date
 from enum import StrEnum
 from inspect import signature
 from math import inf
-from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast, get_args
 
-from pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from gpunode.checks.actions import PROVISION, Action, State, Step, action, command
 from gpunode.checks.contained import Escaped, contained
@@ -18,7 +19,7 @@ from gpunode.checks.thresholds import Threshold, in_force, overridden
 from gpunode.expectations import METRICS, is_metric
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import MAY_BE_NONE
-from gpunode.frozen import Frozen
+from gpunode.frozen import Frozen, invalid_field
 
 Value = bool | int | float | str | None
 Level = Literal["quick", "standard", "deep"]
@@ -132,6 +133,21 @@ class EarlierGpus:
     """Catalog id of their model; None: several, or unknown."""
 
 
+class Allowed(Frozen):
+    """A value that nodes may have in place of the expected one, until a day."""
+
+    key: Literal["gpus", "model", "driver", "mig", "nics", "nic_rate_gbit_per_s", "nic_firmware"]
+    value: bool | int | float | str | list[str]
+    reason: str = Field(pattern=r"\S")
+    until: date
+    """The last day."""
+
+    @property
+    def words(self) -> str:
+        """Return the value for a message."""
+        return ", ".join(self.value) if isinstance(self.value, list) else str(self.value)
+
+
 class Expectation(Frozen):
     """The expected state of a site's nodes (``--expect FILE``). None: not specified."""
 
@@ -151,6 +167,8 @@ class Expectation(Frozen):
     """Firmware versions that their adapters may have."""
     figures: dict[str, float] | None = Field(None, min_length=1)
     """Minimum values of measurements by metric (``host_to_device: 50``); they replace the catalog's."""
+    allowed: list[Allowed] | None = Field(None, min_length=1)
+    """Deviations with a reason and an end: a node with such a value does not fail."""
     _baseline: Baseline | None = PrivateAttr(None)
     _earlier_gpus: EarlierGpus | None = PrivateAttr(None)
 
@@ -163,6 +181,18 @@ class Expectation(Frozen):
             if not 0 < least < inf:
                 raise ValueError(f"{name}: {least} is not a figure above 0")
         return value
+
+    @model_validator(mode="after")
+    def _allowed_must_fit(self) -> Self:
+        for one in self.allowed or ():
+            if getattr(self, one.key) is None:
+                raise ValueError(f"allowed: {one.key}: the file has no {one.key} to deviate from")
+            try:
+                type(self).model_validate({one.key: one.value}, strict=True)
+            except ValidationError as err:
+                field, reason = invalid_field(err)
+                raise ValueError(f"allowed: {field}: {reason}, found {one.words}") from None
+        return self
 
     @property
     def baseline(self) -> Baseline | None:

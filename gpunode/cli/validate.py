@@ -26,7 +26,7 @@ from gpunode.cli.recording import Recorder
 from gpunode.cli.saved_runs import SNAPSHOT, extract_snapshot
 from gpunode.cli.selection import NodeProgress, Selection, refuse_asking
 from gpunode.cli.workloads import WorkloadOptions
-from gpunode.cli.write_expect import must_be_writable, write_expectation
+from gpunode.cli.write_expect import SETTINGS, must_be_writable, settings_of, write_expectation
 from gpunode.cli.writing import folder_for_bundles, save_bundle, write_whole
 from gpunode.errors import Exit, UsageError
 from gpunode.judging.baseline import read_baselines, without_figures
@@ -72,7 +72,7 @@ COUNT_EVERY_S = 10.0
     "--write-expect",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the measured figures, reduced by 10 %, to a file for --expect.",
+    help="Write the figures, less 10 %, and what all nodes have in common to a file for --expect.",
 )
 @click.option(
     "--log",
@@ -174,7 +174,7 @@ def command(  # noqa: PLR0913
         baselines=baselines,
         earlier_gpus=kept.earlier_gpus(target.name for target in targets),
         logs=records,
-        extracts={SNAPSHOT: extract_snapshot},
+        extracts={SNAPSHOT: extract_snapshot, **({SETTINGS: settings_of} if write_expect is not None else {})},
         documents=folder is not None or recorder.history is not None,
     )
     if len(files) + len(targets) > 1:
@@ -201,7 +201,7 @@ def command(  # noqa: PLR0913
     for place in places:
         write(document, place, verbose=verbose)
     if write_expect is not None:
-        write_expectation(write_expect, nodes)
+        write_expectation(write_expect, nodes, results.settings)
     return code_of(document, results, kept, strict=strict)
 
 
@@ -264,6 +264,8 @@ class Results:
     compact: CompactReports
     progress: "ReplayProgress | None" = None
     nodes: list[NodeReport] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of each host, for ``--write-expect``."""
     unsaved: bool = False
     """True if a bundle could not be saved."""
 
@@ -272,6 +274,8 @@ class Results:
         self.nodes.append(self.compact.compact(node.report))
         if self.progress is not None:
             self.progress.add(node.report)
+        if node.extracted is not None and SETTINGS in node.extracted:
+            self.settings[node.report.host] = node.extracted[SETTINGS]
         self.deepest = max(self.deepest, node.level, key=LEVELS.index)
         if folder is None or node.document is None:
             return

@@ -1,19 +1,24 @@
-"""``--write-expect``: GPUs, driver and figures of a run as the site's file of ``--expect``."""
+"""``--write-expect``: GPUs, driver, settings, links and figures of a run as the site's file of ``--expect``."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from gpunode.checks.figures import DROP_FAILS
+from gpunode.checks.rdma import ports
 from gpunode.cli.writing import write_whole
 from gpunode.errors import UsageError
 from gpunode.judging.baseline import of_node
+from gpunode.judging.request import EvaluatedNode
 from gpunode.report import NodeReport
 from gpunode.text import counted
 
 DIGITS = 4
+SETTINGS = "settings"
+"""Name of the extract ``settings_of``."""
 
 
 def must_be_writable(path: Path, *, measures: bool) -> None:
@@ -26,10 +31,25 @@ def must_be_writable(path: Path, *, measures: bool) -> None:
         raise UsageError(f"--write-expect {path}: {path.parent} is not a directory")
 
 
-def write_expectation(path: Path, nodes: Iterable[NodeReport]) -> None:
+def settings_of(node: EvaluatedNode) -> dict[str, Any]:
+    """Return the settings and links of a node that the site's file can name; called in the node's child."""
+    facts = node.facts
+    modes = {gpu.mig_mode for gpu in facts.smi_gpus}
+    rates = [port.rate_gbit_per_s for _, _, port in ports(facts) if port.state == "ACTIVE"]
+    firmware = {device.firmware for device in facts.infiniband or ()}
+    found = {
+        "mig": modes.pop() if len(modes) == 1 else None,
+        "nics": len(rates) or None,
+        "nic_rate_gbit_per_s": min((rate for rate in rates if rate is not None), default=None),
+        "nic_firmware": sorted(str(one) for one in firmware) if None not in firmware else None,
+    }
+    return {key: value for key, value in found.items() if value is not None and value != []}
+
+
+def write_expectation(path: Path, nodes: Iterable[NodeReport], settings: Mapping[str, Mapping[str, Any]]) -> None:
     """Write what the measured nodes have in common, and the lowest figure of each metric, less the permitted deviation.
 
-    Raises UsageError if there is no figure.
+    ``settings`` are those of each host. Raises UsageError if there is no figure.
     """
     found: defaultdict[str, list[float]] = defaultdict(list)
     hosts, measured = list[str](), list[NodeReport]()
@@ -45,16 +65,18 @@ def write_expectation(path: Path, nodes: Iterable[NodeReport]) -> None:
     least = {metric: float(f"{min(values) * share:.{DIGITS}g}") for metric, values in sorted(found.items())}
     nodes_read = counted(len(hosts), "node")
     head = f"# Written by gpunode validate --write-expect: {share:g} of the lowest figure of {nodes_read}."
-    write_whole(path, f"{head}\n{yaml.safe_dump({**in_common(measured), 'figures': least}, sort_keys=False)}")
+    write_whole(path, f"{head}\n{yaml.safe_dump({**in_common(measured, settings), 'figures': least}, sort_keys=False)}")
 
 
-def in_common(nodes: Iterable[NodeReport]) -> dict[str, int | str]:
-    """Return number and model of the GPUs and the driver, for the site's file: each if all nodes agree."""
+def in_common(nodes: Iterable[NodeReport], settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return GPUs, driver, settings and links for the site's file: each if all nodes agree."""
     rows = [
         {
             "gpus": node.hardware.gpus if node.hardware else None,
             "model": node.hardware.gpu_model if node.hardware else None,
             "driver": node.stack.driver,
+            **dict.fromkeys(("mig", "nics", "nic_rate_gbit_per_s", "nic_firmware")),
+            **settings.get(node.host, {}),
         }
         for node in nodes
     ]

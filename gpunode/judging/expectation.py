@@ -29,9 +29,11 @@ def read_expectation(path: Path) -> Expectation:
 
 
 def _model_must_be_known(expectation: Expectation, path: Path) -> None:
-    if expectation.model is None:
-        return
-    try:
-        load().find_gpu(expectation.model)
-    except UsageError as err:
-        raise UsageError(f"--expect {path}: model: {err}") from None
+    names = [("model", expectation.model)]
+    names += [("allowed: model", str(one.value)) for one in expectation.allowed or () if one.key == "model"]
+    for key, name in names:
+        try:
+            if name is not None:
+                load().find_gpu(name)
+        except UsageError as err:
+            raise UsageError(f"--expect {path}: {key}: {err}") from None

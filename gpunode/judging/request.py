@@ -8,6 +8,8 @@ from gpunode.checks import LEVELS, Baseline, EarlierGpus, Expectation, Finding, 
 from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.judging.allowed import with_allowed
+from gpunode.judging.policy import today
 from gpunode.judging.report import NodeReport
 from gpunode.probe import Bundle
 from gpunode.text import unknown
@@ -75,7 +77,12 @@ def findings_of(  # noqa: PLR0913
     """Return the findings on one node; ``until`` as in ``judge``."""
     expectation = request.expectation.with_baseline(request.baselines.get(bundle.host))
     expectation = expectation.with_earlier_gpus(request.earlier_gpus.get(bundle.host))
-    findings = judge(facts, expectation, level, request.checks, policy=policy, until=until)
+    findings = with_allowed(
+        judge(facts, expectation, level, request.checks, policy=policy, until=until),
+        expectation,
+        lambda other, checks: judge(facts, other, level, checks, policy=policy, until=until),
+        today(),
+    )
     if not request.logs:
         return findings
     # Only at the level of their own checks: other measurements were not to be collected.

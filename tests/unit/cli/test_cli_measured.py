@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from gpunode.cli import run
+from gpunode.cli.write_expect import in_common
+from gpunode.judging.report import unreachable
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))
 
@@ -210,13 +212,31 @@ def test_measured_figures_become_a_file_for_expect(capsys: Capture, bundle: Path
     judged(capsys, bundle, "--write-expect", site)
     written = yaml.safe_load(site.read_text())
     figures = written.pop("figures")
-    assert written == {"gpus": 8, "model": "h100-sxm5-80gb", "driver": "580.95.05"}
+    assert written == {
+        "gpus": 8,
+        "model": "h100-sxm5-80gb",
+        "driver": "580.95.05",
+        "mig": False,
+        "nics": 8,
+        "nic_rate_gbit_per_s": 400.0,
+        "nic_firmware": ["28.39.1002"],
+    }
     # The least of eight; a GPU that failed does not count.
     assert (figures["gemm_fp64"], figures["gemm_bf16"]) == (46.8, 631.8)
     assert figures["host_to_device"] == 49.5
     found = of(judged(capsys, bundle, "--expect", site), "performance.gemm")
     assert {one["source"] for one in found} == {"site file (figures)"}
     assert {one["component"] for one in found if one["status"] == "fail"} == {"gpu2"}
+
+
+def test_only_what_all_measured_nodes_share_is_written() -> None:
+    nodes = [unreachable(host, "not used", None) for host in ("a", "b")]
+    settings: dict[str, dict[str, Any]] = {
+        "a": {"mig": False, "nics": 8, "nic_firmware": ["1"]},
+        "b": {"mig": False, "nics": 7},
+    }
+    assert in_common(nodes, settings) == {"mig": False}
+    assert in_common(nodes, {"a": settings["a"]}) == {}, "of the other node nothing is known"
 
 
 def test_a_file_for_expect_is_refused_before_and_not_written_without_figures(

@@ -265,6 +265,14 @@ def test_wrong_usage_is_one_line_and_exit_2(gpunode: Any, arguments: list[str], 
         ("nic_rate_gbit_per_s: -400\n", ["nic_rate_gbit_per_s", "-400"]),
         ("- gpus\n", ["a list"]),
         ("gpus: [\n", ["not YAML", "line 2"]),
+        ("gpus: 8\nallowed: [{key: gpus, value: 7, until: 2026-12-31}]\n", ["allowed", "reason", "missing"]),
+        ("gpus: 8\nallowed: [{key: gpus, value: 7, reason: ' ', until: 2026-12-31}]\n", ["allowed", "reason"]),
+        ("gpus: 8\nallowed: [{key: gpus, value: 7, reason: x}]\n", ["allowed", "until", "missing"]),
+        ("gpus: 8\nallowed: [{key: gpus, value: 7, reason: x, until: soon}]\n", ["allowed", "until", "soon"]),
+        ("gpus: 8\nallowed: [{key: mig, value: true, reason: x, until: 2026-12-31}]\n", ["allowed", "no mig"]),
+        ("gpus: 8\nallowed: [{key: gpus, value: -1, reason: x, until: 2026-12-31}]\n", ["allowed", "gpus", "-1"]),
+        ("model: L40S\nallowed: [{key: model, value: L40Z, reason: x, until: 2026-12-31}]\n", ["allowed", "L40Z"]),
+        ("gpus: 8\nallowed: []\n", ["allowed"]),
     ],
 )
 def test_an_expectation_that_is_wrong(gpunode: Any, expect: Any, text: str, words: list[str]) -> None:
@@ -278,7 +286,9 @@ def test_all_that_an_expectation_may_contain(gpunode: Any, expect: Any, tmp_path
     says = "gpus: 8\nmodel: H100 SXM\ndriver: '580'\nmig: false\nnics: 8\nnic_rate_gbit_per_s: 400\n"
     says += "nic_firmware: [28.39.1002, 28.41.1000]\n"
     # Figures have their tests in test_cli_measured.py.
-    assert set(Expectation.model_fields) - {"figures"} == {line.partition(":")[0] for line in says.splitlines()}
+    assert set(Expectation.model_fields) - {"figures", "allowed"} == {
+        line.partition(":")[0] for line in says.splitlines()
+    }
     assert gpunode("validate", "--replay", path, "--expect", expect(says)).code == 0
     for wrong, check in (
         (says.replace("gpus: 8", "gpus: 4"), "gpu.present"),
@@ -294,6 +304,56 @@ def test_all_that_an_expectation_may_contain(gpunode: Any, expect: Any, tmp_path
         failed = [finding for finding in node["findings"] if finding["status"] == "fail"]
         assert (ended.code, {finding["check"] for finding in failed}) == (1, {check})
         assert {finding["source"] for finding in failed} == {"site file"}
+
+
+@pytest.mark.parametrize(
+    ("says", "value", "check"),
+    [
+        ("gpus: 16", "8", "gpu.present"),
+        ("model: H200 SXM", "H100 SXM", "gpu.model"),
+        ("driver: '570'", "'580.95.05'", "driver.expected"),
+        ("mig: true", "false", "gpu.mig"),
+        ("nics: 16", "8", "rdma.ports"),
+        ("nic_rate_gbit_per_s: 800", "400", "rdma.ports"),
+        ("nic_firmware: [1.2.3]", "[28.39.1002, 28.41.1000]", "rdma.firmware"),
+    ],
+)
+def test_a_deviation_is_allowed_until_its_end(  # noqa: PLR0917 (three fixtures, three parameters)
+    gpunode: Any, expect: Any, tmp_path: Path, says: str, value: str, check: str
+) -> None:
+    path = tmp_path / "hgx.json"
+    path.write_text(json.dumps(hgx()))
+
+    def judged(until: str, other: str = value) -> tuple[int, list[dict[str, Any]]]:
+        allowed = (
+            f"allowed:\n- {{key: {says.partition(':')[0]}, value: {other}, reason: vendor case 17, until: {until}}}\n"
+        )
+        words = ("--expect", expect(f"{says}\n{allowed}"), "--select", check, "--format", "json")
+        ended = gpunode("validate", "--replay", path, *words)
+        return ended.code, json.loads(ended.out)["nodes"][0]["findings"]
+
+    code, found = judged("2999-12-31")
+    assert code == 0
+    assert any(one["status"] == "note" and "until 2999-12-31: vendor case 17" in one["message"] for one in found)
+    code, found = judged("2026-01-01")
+    failed = [one for one in found if one["status"] == "fail"]
+    assert code == 1
+    assert all(one["source"].endswith("was allowed until 2026-01-01 (vendor case 17)") for one in failed), failed
+    code, found = judged("2999-12-31", says.partition(": ")[2])
+    assert {one["source"] for one in found if one["status"] == "fail"} == {"site file"}, (
+        "another value explains nothing"
+    )
+    assert code == 1
+
+
+def test_two_deviations_of_one_check(gpunode: Any, expect: Any, tmp_path: Path) -> None:
+    path = tmp_path / "hgx.json"
+    path.write_text(json.dumps(hgx()))
+    says = "nics: 16\nnic_rate_gbit_per_s: 800\nallowed:\n"
+    nics = "- {key: nics, value: 8, reason: a, until: 2999-01-01}\n"
+    rate = "- {key: nic_rate_gbit_per_s, value: 400, reason: b, until: 2999-01-01}\n"
+    words = ("validate", "--replay", path, "--select", "rdma.ports", "--expect")
+    assert [gpunode(*words, expect(says + some)).code for some in (nics, rate, nics + rate)] == [1, 1, 0]
 
 
 @pytest.mark.parametrize("wanted", ["580", "580.95", "'580.95.05'", "580.95.05"])

@@ -1,0 +1,67 @@
+"""Deviations that the site's file allows until a date: findings that they explain are notes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
+
+from gpunode.checks import Allowed, Expectation, Finding, Status
+from gpunode.checks.gpu import SITE
+
+
+def with_allowed(
+    findings: Sequence[Finding],
+    expectation: Expectation,
+    judge: Callable[[Expectation, frozenset[str]], Iterable[Finding]],
+    on: date,
+) -> list[Finding]:
+    """Return the findings of a day; ``judge`` returns those of some checks by another expectation.
+
+    A deviation is used where fewer findings fail with its value. An expired one changes the origin only.
+    """
+    found = list(findings)
+    for one in expectation.allowed or ():
+        failed = _failed(found)
+        checks = frozenset(finding.check for finding in failed)
+        if not checks:
+            break
+        other = expectation.model_copy(update={one.key: one.value})
+        judged = list(judge(other, checks))
+        better = frozenset(
+            check
+            for check in checks
+            if len([finding for finding in _failed(judged) if finding.check == check])
+            < len([finding for finding in failed if finding.check == check])
+        )
+        if not better:
+            continue
+        if one.until < on:
+            source = f"{SITE}: {one.key} {one.words} was allowed until {one.until} ({one.reason})"
+            found = [
+                finding.model_copy(update={"source": source})
+                if finding in failed and finding.check in better
+                else finding
+                for finding in found
+            ]
+            continue
+        expectation = other
+        components = {(finding.check, finding.component) for finding in failed}
+        news = [
+            _explained(finding, one) if (finding.check, finding.component) in components else finding
+            for finding in judged
+            if finding.check in better
+        ]
+        found = sorted(
+            [*(finding for finding in found if finding.check not in better), *news], key=lambda finding: finding.check
+        )
+    return found
+
+
+def _failed(findings: Iterable[Finding]) -> list[Finding]:
+    return [one for one in findings if one.status is Status.FAIL and one.source == SITE]
+
+
+def _explained(finding: Finding, allowed: Allowed) -> Finding:
+    """Return a finding that passes by an allowed value, as a note with the reason."""
+    if finding.status is not Status.PASS:
+        return finding
+    message = f"{finding.message}; {allowed.key} {allowed.words} is allowed until {allowed.until}: {allowed.reason}"
+    return finding.model_copy(update={"status": Status.NOTE, "message": message, "source": SITE})
