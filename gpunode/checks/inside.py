@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from gpunode.checks.compare import at_most, equals, failed, passed, skipped, undetermined
+from gpunode.checks.driver_modes import HMM_OFF
 from gpunode.checks.inside_driver import MISMATCH_CUDA, NO_COMPAT, refused
 from gpunode.checks.registry import Broken, CheckResult, Expectation, NotJudged, Skip, Undetermined, no_gpu, registry
 from gpunode.checks.workload import component, explained, gpu_named, known, nothing_ran, of, one, record_check, where
@@ -27,6 +28,7 @@ SELINUX = (
 )
 NO_PERMISSION = 4
 """NVML's status (NVIDIA/nvidia-container-toolkit issue 33)."""
+NOT_INITIALIZED = 3
 NOT_READY = 802
 ARGUMENTS = "gpunode env --format docker-args HOST prints the arguments for docker run."
 ON_HOST = "on the host itself, in no container"
@@ -114,6 +116,10 @@ def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> CheckResult:
             what = f"{name} does not start inside: {meaning or 'error'} ({result})"
             if result == NO_PERMISSION and "selinux" in values.security:
                 return failed(f"{what}; SELinux confines containers here", remedy=SELINUX)
+            if (name, result) == ("CUDA", NOT_INITIALIZED) and explained(node, ("driver.hmm",)):
+                return failed(
+                    f"{what}; the host's nvidia-uvm gets no address range for HMM (driver.hmm)", remedy=HMM_OFF
+                )
             return failed(what, remedy=FABRIC if result == NOT_READY else None)
     # On the host itself NVML shows all GPUs, whichever the payload was given.
     alone = record is not None and record.container is None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.checks import registry
 from gpunode.cli.verbs import VERBS
 from gpunode.facts.parsers.kinds import KINDS
 from gpunode.lab.hardware import names
@@ -34,6 +35,11 @@ def first_column(page: str, heading: str) -> set[str]:
 )
 def test_a_table_lists_what_there_is(page: str, heading: str, there: set[str]) -> None:
     assert first_column(page, heading) == there, f"docs/{page}: the table below {heading} is out of date"
+
+
+def test_the_front_page_has_the_number_of_checks() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"(\d+) checks", readme) == [str(len(list(registry)))]
 
 
 @pytest.mark.parametrize("verb", VERBS)

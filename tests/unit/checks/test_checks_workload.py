@@ -11,7 +11,7 @@ from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.checks.wheels import runs_on
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.workload import Record
-from gpunode.facts.node import LoadedDriver, PciDevice
+from gpunode.facts.node import KernelEvent, KernelLog, LoadedDriver, PciDevice
 from gpunode.facts.workload import JUDGED
 
 T4 = PciDevice.model_validate(
@@ -131,6 +131,35 @@ def test_selinux_is_named_where_it_confines_containers_and_nvml_has_no_permissio
     assert finding.status is Status.FAIL
     assert ("SELinux" in finding.message) is named
     assert ("container_use_devices" in (finding.remedy or "")) is named
+
+
+@pytest.mark.parametrize(
+    ("result", "line", "named"),
+    [
+        (3, "request_free_mem_region() err -34", True),
+        (3, "another_function() err -12", False),
+        (999, "request_free_mem_region() err -34", False),
+    ],
+)
+def test_cuda_that_is_not_initialized_is_explained_by_hmm_where_the_host_reports_that(
+    result: int, line: str, named: bool
+) -> None:
+    answer = found(
+        record("versions.nvml", {"library": "/usr/lib/libnvidia-ml.so.1", "result": 0, "count": 1}),
+        record("versions.cuda", {"library": "/usr/lib/libcuda.so.1", "result": result}),
+        record("container", {"complete": True, "gpus": 1}),
+        record("gpus.kernel", error=f"cuInit: CUDA_ERROR_NOT_INITIALIZED ({result})"),
+        record("frameworks.tensor", error="RuntimeError: CUDA driver initialization failed"),
+        kernel_log=KernelLog(source="journal", complete=True, events=(KernelEvent(kind="uvm", message=line),)),
+        module_parameters={"nvidia_uvm": {"uvm_disable_hmm": "N"}},
+    )
+    (finding,) = answer["container.gpus"]
+    assert finding.status is Status.FAIL
+    assert ("driver.hmm" in finding.message, "uvm_disable_hmm=1" in (finding.remedy or "")) == (named, named)
+    for check in ("container.compute", "framework.tensor"):
+        (skipped,) = answer[check]
+        assert skipped.status is Status.SKIP
+        assert "container.gpus reports the cause" in skipped.message
 
 
 @pytest.mark.parametrize(
