@@ -412,7 +412,7 @@ def _effect(path: str, before: Scalar | None, after: Scalar | None, *, failed: b
     if less and isinstance(before, int | float) and isinstance(after, int | float):
         return "worse" if after < before else "better"
     if _FAULTS.search(path) and isinstance(before, bool | None) and isinstance(after, bool | None):
-        return "worse" if after else "better"
+        return "worse" if after else "better" if before else "other"
     if path.endswith(".errors"):
         return "better" if not after else "worse"
     good = [value in _GOOD_STATES for value in (before, after)]

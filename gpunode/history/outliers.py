@@ -136,6 +136,8 @@ def _place(path: str) -> tuple[str, str | None]:
         return path, "value"
     if match[2] == ".present":
         return f"{match[1]}[]", "count"
+    if not match[2]:
+        return match[1], "set"
     return f"{match[1]}[]{match[2]}", None if match[2].endswith("].present") else "set"
 
 
@@ -234,10 +236,16 @@ def _deviations(profile: Profile, group: _Group) -> Iterator[_Deviation]:
     """Yield what differs on a node; facts that differ by the same versions are one deviation, and so are counts."""
     usual, limit = group.usual, max(1, RARE * group.nodes)
     bundles: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    present: dict[str, Scalar] = {}
     paths = list(differing(usual, {path: value for path, value in profile.items() if path in usual}))
     counted = tuple(f"{path}." for path in paths if path.endswith("[]"))
     for path in paths:
         value = profile.get(path)
+        if value is None and usual[path] == "":
+            # A list that is usually empty: its elements have paths of their own.
+            present[path] = sum(one.startswith(f"{path}[") and one.endswith("].present") for one in profile)
+            if not present[path]:
+                continue
         number = group.values[path][value] if value is not None else group.nodes - group.values[path].total()
         if number > limit or path.startswith(counted):
             continue
@@ -255,7 +263,7 @@ def _deviations(profile: Profile, group: _Group) -> Iterator[_Deviation]:
             kind="count" if key[0] == "count" else "value",
             section=section_of(first),
             what=_title(first),
-            found=profile.get(first),
+            found=present.get(first, profile.get(first)),
             usual=usual[first],
             more=tuple(_title(path) for path in alike[1:]),
         )
@@ -274,6 +282,7 @@ def _field(path: str) -> str:
         "smi.document.gpus[]": "GPUs by nvidia-smi",
         "driver_gpus[]": "GPUs by the driver",
         "pci[]": "GPUs on the bus",
+        "nvlink.document.gpus[]": "GPUs by nvidia-smi nvlink",
     }.get(path, path.removesuffix("[]").rpartition(".")[2].replace("_", " "))
 
 

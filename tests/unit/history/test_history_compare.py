@@ -273,3 +273,17 @@ def test_a_fleet_in_text_and_markdown() -> None:
 
 def test_no_change_in_text() -> None:
     assert as_text(runs([good()], [good()])) == "a -> b: 1 node, no change\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "effect"),
+    [(False, None, "other"), (None, False, "other"), (False, True, "worse"), (True, None, "better")],
+)
+def test_a_fault_that_was_not_there_is_no_improvement(before: bool | None, after: bool | None, effect: str) -> None:
+    path = f"smi.document.gpus[{good().gpus[0].uuid}].reset_required"
+
+    def side(value: bool | None) -> Snapshot:
+        facts = {key: one for key, one in (good().facts or {}).items() if key != path}
+        return good().model_copy(update={"facts": facts if value is None else {**facts, path: value}})
+
+    assert [one.effect for one in compare(side(before), side(after)).changes] == [effect]

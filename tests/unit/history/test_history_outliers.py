@@ -113,6 +113,30 @@ def test_a_healthy_fleet_has_no_outlier(seed: int) -> None:
     assert outliers(nodes) == []
 
 
+@pytest.mark.parametrize(
+    ("drop", "add", "expected"),
+    [
+        ("topology.document.links[", {"topology.document.links[GPU0]": "PIX"}, "topology links: PIX, usual NODE, SYS"),
+        ("cpu.nodes", {"cpu.nodes[0].present": True, "cpu.nodes[1].present": True}, "cpu nodes: 2, usual empty"),
+        ("smi.document.messages", {}, None),
+        (
+            "nvlink.document.gpus[",
+            {"nvlink.document.gpus[a].present": True},
+            "number of GPUs by nvidia-smi nvlink: 1, ",
+        ),
+    ],
+)
+def test_an_outlier_in_words(drop: str, add: dict[str, Scalar], expected: str | None) -> None:
+    """As recorded machines showed them: a set is no number, and a list with elements is not absent."""
+
+    def edit(node: Snapshot) -> Snapshot:
+        return facts_with(**add)(without(drop)(node))
+
+    found = [one.text for one in outliers(fleet(5, 8, {3: edit}))]
+    assert len(found) == (expected is not None), found
+    assert all(text.startswith(str(expected)) for text in found), found
+
+
 def test_small_groups_have_no_verdict() -> None:
     two = fleet(1, nodes=2, planted={0: newer_driver})
     assert outliers(two) == []
