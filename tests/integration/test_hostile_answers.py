@@ -272,8 +272,9 @@ def test_costly_answers_are_cut_and_programs_of_this_machine_have_no_limit(tmp_p
     nodes = {name: {**settings, "ansible_python_interpreter": f"{tmp_path}/{name}"} for name in ("bomb", "plain")}
     for name in nodes:
         (tmp_path / name).chmod(0o755)
+    python = {"gpu_tools_tools": [], "gpu_tools_python": {"py-spy": ""}}
     (tmp_path / "hosts.yml").write_text(
-        yaml.safe_dump({"gpu_nodes": {"hosts": nodes, "vars": states(["ml_environment"])}})
+        yaml.safe_dump({"gpu_nodes": {"hosts": nodes, "vars": states(["gpu_tools"]) | python}})
     )
     argv, env, _ = command("ansible-playbook", tmp_path / "hosts.yml")
     (tmp_path / "mine.yml").write_text("- hosts: localhost\n  gather_facts: false\n  tasks: []\n")
@@ -283,7 +284,7 @@ def test_costly_answers_are_cut_and_programs_of_this_machine_have_no_limit(tmp_p
     )  # fmt: skip
     assert "callback node_answers" in second.stdout, second.stdout[-3000:]
     assert not (tmp_path / "limits").exists()
-    tags = ["--check", "--diff", "--tags", "preflight,ml_environment"]
+    tags = ["--check", "--diff", "--tags", "preflight,gpu_tools"]
     done = subprocess.run(
         [*argv, *tags], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
     )
