@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from programs import run_program
@@ -272,7 +273,13 @@ def test_a_busy_gpu_is_held_by_a_real_process(lab: Lab, node: LabNode) -> None:
     assert good(node, "nvidia-smi", "--query-compute-apps=pid,name", "--format=csv,noheader") == ""
 
 
-def test_a_lost_gpu_is_not_on_the_bus_after_a_reboot_and_comes_back_when_healed(node: LabNode) -> None:
+def test_a_lost_gpu_is_not_on_the_bus_after_a_reboot_and_comes_back_when_healed(
+    lab: Lab, node: LabNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present = ("gpu.present", "node")
+    with monkeypatch.context() as saving:
+        saving.setenv("GPUNODE_HISTORY", str(tmp_path))
+        assert validated(lab, node).status[present] == "pass"
     node.fault("gpu-lost", "gpu3")
     node.fault("xid", "gpu0", number=48)
     assert "rev ff" in good(node, "lspci", "-s", "5d:00.0") or "Unknown header type" in good(
@@ -282,10 +289,18 @@ def test_a_lost_gpu_is_not_on_the_bus_after_a_reboot_and_comes_back_when_healed(
     assert good(node, "lspci", "-s", "5d:00.0") == ""
     assert [line.split()[1] for line in node.faults()] == ["gpu-lost"]
     assert "Xid" not in good(node, "dmesg")
+    by_board = validated(lab, node)
+    monkeypatch.setenv("GPUNODE_HISTORY", str(tmp_path))
+    by_history = validated(lab, node)
+    assert (by_board.status[present], by_history.status[present]) == ("fail", "fail")
+    assert by_board.messages[present].startswith("7 NVIDIA GPUs on the PCI bus (")
+    assert "has 8 (4 NVSwitches, 8 network adapters of one kind on the bus)" in by_board.messages[present]
+    assert by_history.messages[present].endswith(": the previous run found 8")
     node.heal("gpu-lost")
     assert "NVIDIA" in good(node, "lspci", "-s", "5d:00.0")
     node.restart()
     assert len(good(node, "nvidia-smi", "-L").splitlines()) == 8
+    assert validated(lab, node).status[present] == "pass"
 
 
 def test_an_upgrade_without_a_reboot_is_a_mismatch_and_a_reboot_cures_it(lab: Lab, node: LabNode) -> None:
