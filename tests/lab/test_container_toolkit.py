@@ -163,6 +163,10 @@ def test_validate_finds_nothing_wrong(roles: Roles, provisioned: Run, capfd: pyt
 
 STALE = rf"sed -i -E 's#(libcuda[.]so|libnvidia-ml[.]so)[.][0-9.]+#\1.570.1.2#' {SPEC}"
 TWO = f"cp {SPEC} /etc/cdi/nvidia.yaml"
+# As toolkit 1.19 writes it, of a driver that was reloaded since: the kernel gave its module another number.
+MAJORS = (
+    rf"sed -i -E 's#^( *)- path: (/dev/nvidia-uvm)$#&\n\1  major: 77\n\1  minor: 0#' {SPEC}; grep -q 'major: 77' {SPEC}"
+)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +174,9 @@ TWO = f"cp {SPEC} /etc/cdi/nvidia.yaml"
     [
         (STALE, "container.cdi", "Rewrite the CDI specification"),
         (TWO, "container.cdi-single", "Deploy the configuration"),
+        (MAJORS, "container.cdi", "Rewrite the CDI specification"),
     ],
-    ids=["stale", "two"],
+    ids=["stale", "two", "majors"],
 )
 def test_a_fault_is_found_by_its_own_name_and_repaired(  # noqa: PLR0917
     roles: Roles, provisioned: Run, capfd: pytest.CaptureFixture[str], harm: str, check: str, repairs: str
