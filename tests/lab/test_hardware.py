@@ -289,6 +289,7 @@ def test_a_lost_gpu_is_not_on_the_bus_after_a_reboot_and_comes_back_when_healed(
     assert good(node, "lspci", "-s", "5d:00.0") == ""
     assert [line.split()[1] for line in node.faults()] == ["gpu-lost"]
     assert "Xid" not in good(node, "dmesg")
+    assert len(good(node, "nvidia-smi", "-L").splitlines()) == 7
     by_board = validated(lab, node)
     monkeypatch.setenv("GPUNODE_HISTORY", str(tmp_path))
     by_history = validated(lab, node)
@@ -296,6 +297,7 @@ def test_a_lost_gpu_is_not_on_the_bus_after_a_reboot_and_comes_back_when_healed(
     assert by_board.messages[present].startswith("7 NVIDIA GPUs on the PCI bus (")
     assert "has 8 (4 NVSwitches, 8 network adapters of one kind on the bus)" in by_board.messages[present]
     assert by_history.messages[present].endswith(": the previous run found 8")
+    assert {key for key in by_board.bad() if key[0].startswith("gpu.")} == {present}
     node.heal("gpu-lost")
     assert "NVIDIA" in good(node, "lspci", "-s", "5d:00.0")
     node.restart()

@@ -139,7 +139,7 @@ def _insert_nvidia(file: str, about: dict[str, str], options: list[str]) -> None
         kmsg.write("nvidia: module license 'NVIDIA' taints kernel.")
     lost = {fault["component"] for fault in state.faults() if fault["fault"] == "gpu-lost"}
     usable = []
-    for gpu in hardware["gpus"]:
+    for gpu in [gpu for gpu in hardware["gpus"] if pci.folder(gpu).exists()]:
         why = _unsupported(gpu, flavour, version)
         if why:
             kmsg.write("NVRM: The NVIDIA GPU {} (PCI ID: {})".format(gpu["pci_bus_id"], gpu["pci_device_id"]))
@@ -320,7 +320,9 @@ def publish() -> None:
     file = state.path(LIST)
     file.parent.mkdir(parents=True, exist_ok=True)
     overwrite(file, "".join(lines).encode("ascii"))
-    devices.make(_hardware(), set(loaded()))
+    hardware, bound = _hardware(), state.running().get("gpus", {})
+    gpus = [gpu for gpu in hardware["gpus"] if str(gpu["index"]) in bound]
+    devices.make({**hardware, "gpus": gpus}, set(loaded()))
 
 
 def steps(arguments: list[str]) -> tuple[list[list[str]], subprocess.CompletedProcess[str]]:

@@ -77,10 +77,8 @@ def _start(persistence: bool) -> int:
 def _set(pid: int | None, persistence: bool) -> None:
     with state.change() as (_, running):
         running["persistenced"] = pid
-        for index in [str(gpu["index"]) for gpu in state.hardware()["gpus"]]:
-            if running.get("module"):
-                gpu = running.setdefault("gpus", {}).setdefault(index, {})
-                gpu["persistence"] = persistence
-                used = any(str(entry.get("gpu")) == index for entry in running.get("processes") or ())
-                if not persistence and not used:
-                    smi_settings.forget(gpu)
+        for index, gpu in running.get("gpus", {}).items() if running.get("module") else ():
+            gpu["persistence"] = persistence
+            used = any(str(entry.get("gpu")) == index for entry in running.get("processes") or ())
+            if not persistence and not used:
+                smi_settings.forget(gpu)

@@ -13,10 +13,11 @@ import pytest
 from gpunode.catalog import load
 from gpunode.errors import UsageError
 from gpunode.lab.hardware import describe, names
-from gpunode.lab.simulator import devices, faults, kernel, kmsg, modprobe, modules, pci, rmmod, state
+from gpunode.lab.simulator import devices, faults, kernel, kmsg, modprobe, modules, pci, persistenced, rmmod, state
 from gpunode.lab.simulator.config_space import config_space
 from gpunode.lab.simulator.errors import FaultError
 from gpunode.lab.simulator.modules import ModuleError
+from gpunode.lab.simulator.node import NodeSnapshot
 
 KERNEL = "6.1.0-56-cloud-amd64"
 
@@ -211,6 +212,26 @@ def test_loading_publishes_and_removing_unpublishes(root: Path, disk: dict[str, 
     assert not (root / "run/gpunode-lab/proc/driver/nvidia").exists()
     assert state.running()["module"] is None
     assert state.running()["gpus"] == {}
+
+
+def test_a_gpu_that_was_lost_before_the_boot_is_none_of_the_drivers(
+    root: Path, disk: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(devices, "make", lambda hardware, _: made.append(len(hardware["gpus"])))
+    (root / "etc/gpunode/lab-node").touch()
+    faults.begin("gpu-lost", "gpu2", {})
+    insert(root, "nvidia")
+    assert len(NodeSnapshot().gpus) == 8  # it is still on the bus, and answers with ones
+    modules.remove("nvidia")
+    faults.at_boot()
+    insert(root, "nvidia")
+    persistenced._set(None, True)
+    assert made == [8, 0, 7]
+    seen = NodeSnapshot().gpus
+    assert [gpu.number for gpu in seen] == [0, 1, 3, 4, 5, 6, 7]
+    assert [gpu.index for gpu in seen] == list(range(7))
+    assert len(list((root / "run/gpunode-lab/proc/driver/nvidia/gpus").iterdir())) == 7
 
 
 def test_persistence_mode_keeps_the_module(root: Path, disk: dict[str, str]) -> None:
