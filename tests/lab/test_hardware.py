@@ -300,6 +300,7 @@ def test_a_lost_gpu_is_not_on_the_bus_after_a_reboot_and_comes_back_when_healed(
     assert {key for key in by_board.bad() if key[0].startswith("gpu.")} == {present}
     node.heal("gpu-lost")
     assert "NVIDIA" in good(node, "lspci", "-s", "5d:00.0")
+    assert len(good(node, "nvidia-smi", "-L").splitlines()) == 8
     node.restart()
     assert len(good(node, "nvidia-smi", "-L").splitlines()) == 8
     assert validated(lab, node).status[present] == "pass"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import busy, daemon, fabric_manager, kmsg, pci, replaced, state
+from . import busy, daemon, fabric_manager, kmsg, modules, pci, replaced, state
 from .errors import FaultError
 from .readings import THROTTLES
 
@@ -90,8 +90,7 @@ def _lose(fault: Fault) -> None:
 def _find_again(fault: Fault) -> None:
     gpu = gpu_of(fault)
     pci.write_function(gpu, number_of(gpu))
-    if str(gpu["index"]) in state.running().get("gpus", {}):
-        pci.bind(gpu, "nvidia")
+    modules.take(gpu)
 
 
 def _uncorrected(fault: Fault) -> None:

@@ -162,6 +162,18 @@ def _insert_nvidia(file: str, about: dict[str, str], options: list[str]) -> None
     _note("nvidia", about)
 
 
+def take(gpu: dict[str, Any]) -> None:
+    """Let the loaded driver take a GPU that appeared on the bus, as it does after a rescan."""
+    module = state.running().get("module")
+    if not module or _unsupported(gpu, module["flavour"], module["version"]):
+        return
+    with state.change() as (kept, running):
+        running["gpus"].setdefault(str(gpu["index"]), _modes_at_load(gpu, kept))
+    pci.bind(gpu, "nvidia")
+    _write_information(gpu, module["version"], module["flavour"])
+    publish()
+
+
 def _modes_at_load(gpu: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
     """Return a GPU's modes after loading: InfoROM keeps ECC, and MIG on Ampere; the rest is reset with the driver."""
     own = kept.get("gpus", {}).get(str(gpu["index"]), {})
@@ -197,21 +209,25 @@ def write_driver_folder(gpus: list[dict[str, Any]], version: str, flavour: str, 
     state.write_text(folder / "version", text % version_line(version, flavour, built))
     state.write_text(folder / "params", "".join("{}: {}\n".format(*item) for item in parameters(options).items()))
     for gpu in gpus:
-        lines = (
-            ("Model", gpu["name"]),
-            ("IRQ", "0"),
-            ("GPU UUID", gpu["uuid"]),
-            ("Video BIOS", gpu.get("vbios_version") or "N/A"),
-            ("Bus Type", "PCIe"),
-            ("DMA Size", "47 bits"),
-            ("DMA Mask", "0x7fffffffffff"),
-            ("Bus Location", gpu["pci_bus_id"]),
-            ("Device Minor", str(gpu["index"])),
-            ("GPU Firmware", version if flavour == "open" else "N/A"),
-            ("GPU Excluded", "No"),
-        )
-        text = "".join("{} \t {}\n".format((name + ":").ljust(7), value) for name, value in lines)
-        state.write_text(folder / "gpus" / gpu["pci_bus_id"] / "information", text)
+        _write_information(gpu, version, flavour)
+
+
+def _write_information(gpu: dict[str, Any], version: str, flavour: str) -> None:
+    lines = (
+        ("Model", gpu["name"]),
+        ("IRQ", "0"),
+        ("GPU UUID", gpu["uuid"]),
+        ("Video BIOS", gpu.get("vbios_version") or "N/A"),
+        ("Bus Type", "PCIe"),
+        ("DMA Size", "47 bits"),
+        ("DMA Mask", "0x7fffffffffff"),
+        ("Bus Location", gpu["pci_bus_id"]),
+        ("Device Minor", str(gpu["index"])),
+        ("GPU Firmware", version if flavour == "open" else "N/A"),
+        ("GPU Excluded", "No"),
+    )
+    text = "".join("{} \t {}\n".format((name + ":").ljust(7), value) for name, value in lines)
+    state.write_text(state.path(DRIVER) / "gpus" / gpu["pci_bus_id"] / "information", text)
 
 
 def parameters(options: list[str]) -> dict[str, str]:

@@ -231,7 +231,10 @@ def test_a_gpu_that_was_lost_before_the_boot_is_none_of_the_drivers(
     seen = NodeSnapshot().gpus
     assert [gpu.number for gpu in seen] == [0, 1, 3, 4, 5, 6, 7]
     assert [gpu.index for gpu in seen] == list(range(7))
-    assert len(list((root / "run/gpunode-lab/proc/driver/nvidia/gpus").iterdir())) == 7
+    bound = root / "run/gpunode-lab/proc/driver/nvidia/gpus"
+    assert len(list(bound.iterdir())) == 7
+    assert faults.main(["--heal"]) == 0
+    assert (len(NodeSnapshot().gpus), len(list(bound.iterdir())), made[-1]) == (8, 8, 8)
 
 
 def test_persistence_mode_keeps_the_module(root: Path, disk: dict[str, str]) -> None:
