@@ -9,8 +9,8 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible_collections.gpunode.node.plugins.plugin_utils.controller import GpunodeAction, plain, printable
 
-MISSING = "Could not find the requested service"
-"""Start of the builtin module's message for a unit that does not exist on the node."""
+NOT_LOADED = ("Could not find the requested service", "Error loading unit file")
+"""Starts of the builtin module's messages for a unit that does not exist on the node or has a damaged file."""
 LONGEST_LINE = 300
 ON = ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias")
 
@@ -45,8 +45,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         )
         if answer.get("failed"):
             message = str(answer.get("msg") or "the module reported no reason")
-            # In check mode the package of the unit may not be installed yet.
-            if self._task.check_mode and message.startswith(MISSING):
+            # In check mode the package of the unit may not be installed yet, and its file not be repaired.
+            if self._task.check_mode and message.startswith(NOT_LOADED):
                 return list(steps(given, {}))
             log = self.logged(str(given.get("name")))
             raise AnsibleActionFail(f"{self.host}: {given.get('name')}: {message}{log}")

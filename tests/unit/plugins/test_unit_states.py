@@ -11,6 +11,11 @@ from ansible_collections.gpunode.node.plugins.plugin_utils import controller
 
 # As systemd_service of ansible-core 2.17 answers.
 GONE = {"failed": True, "msg": "Could not find the requested service docker.service: host"}
+DAMAGED = {
+    "failed": True,
+    "msg": "Error loading unit file 'docker.service': org.freedesktop.systemd1.BadUnitSetting "
+    '"Unit docker.service has a bad unit file setting."',
+}
 BROKEN = {"failed": True, "msg": "Unable to start service docker.service: Job for docker.service failed"}
 
 
@@ -58,14 +63,17 @@ def test_a_unit_in_its_requested_state_adds_no_line() -> None:
     assert action({"changed": False, "status": {}}, check=False, asked=[]).brought(DOCKER, reload=False) == []
 
 
-def test_check_mode_announces_a_unit_of_a_package_not_installed_yet() -> None:
-    found = action(GONE, check=True, asked=[]).brought(DOCKER, reload=False)
+@pytest.mark.parametrize("answer", [GONE, DAMAGED])
+def test_check_mode_announces_a_unit_that_is_not_installed_or_repaired_yet(answer: dict[str, Any]) -> None:
+    found = action(answer, check=True, asked=[]).brought(DOCKER, reload=False)
     assert found == ["enable docker.service", "start docker.service"]
 
 
-@pytest.mark.parametrize(("answer", "check"), [(GONE, False), (BROKEN, False), (BROKEN, True)])
+@pytest.mark.parametrize(("answer", "check"), [(GONE, False), (DAMAGED, False), (BROKEN, False), (BROKEN, True)])
 def test_what_the_builtin_module_refuses_fails_with_its_words(answer: dict[str, Any], check: bool) -> None:
-    with pytest.raises(AnsibleActionFail, match=r"^gpu1: docker\.service: (Could not find|Unable to start)"):
+    with pytest.raises(
+        AnsibleActionFail, match=r"^gpu1: docker\.service: (Could not find|Error loading|Unable to start)"
+    ):
         action(answer, check=check, asked=[]).brought(DOCKER, reload=False)
 
 
