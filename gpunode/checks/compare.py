@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, TypedDict, Unpack
 
+from packaging.version import InvalidVersion, Version
+
 from gpunode.checks.actions import State
 from gpunode.checks.registry import CheckResult, FigureReport, Status, Value
 
@@ -119,6 +121,14 @@ def faultless(
     """Return ``fault`` with the first message of ``faults`` with a condition that is true, else pass with ``good``."""
     message = next((message for message, condition in faults.items() if condition), None)
     return passed(good, **about) if message is None else CheckResult(fault, message, **about)
+
+
+def parsed_version(text: str | None) -> Version | None:
+    """Return a version; None for another text."""
+    try:
+        return Version(text or "")
+    except InvalidVersion:
+        return None
 
 
 def first_fault(*results: CheckResult) -> CheckResult:

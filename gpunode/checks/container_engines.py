@@ -1,12 +1,12 @@
 """Checks on engines that lose GPUs or never get them: cgroups, /dev/char, containerd."""
 
 from collections.abc import Iterator
-from functools import partial
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
+from gpunode.checks.compare import About, failed, parsed_version, passed, warned
 from gpunode.checks.containers import KIND, has_toolkit
-from gpunode.checks.registry import CheckResult, Skip, Status, registry
+from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.facts.node import ContainerDevices, NodeFacts
 from gpunode.text import counted, listed
 
@@ -40,11 +40,10 @@ def cgroups(node: NodeFacts) -> Iterator[CheckResult]:
     if not has_toolkit(node):
         raise Skip("NVIDIA's container toolkit is not installed: containers get no GPU")
     if settings.toolkit_mode == "cdi":
-        yield CheckResult(Status.PASS, "the toolkit's mode is cdi: the engine sets up the devices", measured="cdi")
+        yield passed("the toolkit's mode is cdi: the engine sets up the devices", measured="cdi")
         return
     if settings.toolkit_no_cgroups:
-        yield CheckResult(
-            Status.FAIL,
+        yield failed(
             f"no-cgroups = true in {CONFIG} is for rootless engines: Docker runs as root, and its containers may not "
             "open the GPUs",
             expected=False,
@@ -57,16 +56,17 @@ def cgroups(node: NodeFacts) -> Iterator[CheckResult]:
         return
     linked = [one for one in node.device_nodes or () if one.kind == "character"]
     lacking = [one.path for one in linked if one.linked is False]
-    verdict = partial(CheckResult, expected=len(linked), measured=len(linked) - len(lacking), unit="links")
     if docker.cgroup_driver == "systemd" and lacking and _legacy(node):
-        yield verdict(
-            Status.WARN,
+        yield warned(
             f"a daemon-reload takes the GPUs from running containers: cgroup driver systemd, toolkit mode "
             f"{settings.toolkit_mode or 'auto'}, no link in /dev/char for {listed(lacking, most=3)}",
+            expected=len(linked),
+            measured=len(linked) - len(lacking),
+            unit="links",
             source=NOTICE,
         )
     else:
-        yield CheckResult(Status.PASS, f"cgroup driver {docker.cgroup_driver}, toolkit mode {_mode(node)}")
+        yield passed(f"cgroup driver {docker.cgroup_driver}, toolkit mode {_mode(node)}")
 
 
 def _mode(node: NodeFacts) -> str:
@@ -77,10 +77,8 @@ def _legacy(node: NodeFacts) -> bool:
     """Return True if the toolkit allows devices behind the engine's back; False if its version is unknown."""
     if _mode(node) != "auto":
         return _mode(node) == "legacy"
-    try:
-        return Version((node.tool_versions or {})["nvidia-ctk"]) < LEGACY_UNTIL
-    except (InvalidVersion, KeyError):
-        return False
+    version = parsed_version((node.tool_versions or {}).get("nvidia-ctk"))
+    return version is not None and version < LEGACY_UNTIL
 
 
 @registry.check(
@@ -99,15 +97,15 @@ def devices_kept(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("no container with a GPU runs in a cgroup that systemd manages")
     at_risk = [one for one in node.container_devices if not one.allowed]
     lost = [one.scope for one in at_risk if _reloaded_since(one)]
-    verdict = partial(CheckResult, expected=0, measured=len(at_risk), unit="containers", source=NOTICE)
+    about: About = {"expected": 0, "measured": len(at_risk), "unit": "containers", "source": NOTICE}
     if lost:
         message = f"{counted(len(lost), 'container')} lost the GPUs with systemd's latest reload: {_short(lost)}"
-        yield verdict(Status.FAIL, message)
+        yield failed(message, **about)
     elif at_risk:
         message = f"the next daemon-reload takes the GPUs from {_short([one.scope for one in at_risk])}"
-        yield verdict(Status.WARN, message)
+        yield warned(message, **about)
     else:
-        yield verdict(Status.PASS, f"systemd knows the GPUs of {counted(len(node.container_devices), 'container')}")
+        yield passed(f"systemd knows the GPUs of {counted(len(node.container_devices), 'container')}", **about)
 
 
 def _reloaded_since(one: ContainerDevices) -> bool:
@@ -137,15 +135,13 @@ def containerd(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("no kubelet with containerd runs here")
     cdi = settings.containerd_cdi if settings.containerd_cdi is not None else _cdi_by_default(node)
     if settings.containerd_has_nvidia:
-        yield CheckResult(Status.PASS, "containerd has the runtime nvidia", expected="nvidia", measured="nvidia")
+        yield passed("containerd has the runtime nvidia", expected="nvidia", measured="nvidia")
     elif cdi and any(spec.kind == KIND for spec in node.cdi_specs or ()):
-        yield CheckResult(Status.PASS, "containerd has CDI, with a specification of the GPUs", measured="cdi")
+        yield passed("containerd has CDI, with a specification of the GPUs", measured="cdi")
     else:
         what = "CDI has no specification of the GPUs" if cdi else "CDI is off"
         message = f"containerd has no runtime nvidia, and {what}: pods get no GPU"
-        yield CheckResult(
-            Status.FAIL, message, expected="nvidia", measured="none", source="NVIDIA/gpu-operator issue 594"
-        )
+        yield failed(message, expected="nvidia", measured="none", source="NVIDIA/gpu-operator issue 594")
 
 
 CDI_IN_CONTAINERD = Version("2.0")
@@ -153,7 +149,5 @@ CDI_IN_CONTAINERD = Version("2.0")
 
 
 def _cdi_by_default(node: NodeFacts) -> bool:
-    try:
-        return Version((node.tool_versions or {})["containerd"]) >= CDI_IN_CONTAINERD
-    except (InvalidVersion, KeyError):
-        return False
+    version = parsed_version((node.tool_versions or {}).get("containerd"))
+    return version is not None and version >= CDI_IN_CONTAINERD

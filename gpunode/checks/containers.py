@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import PurePosixPath
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from gpunode.checks.compare import at_most, failed, faultless, passed, skipped
+from gpunode.checks.compare import at_most, failed, faultless, parsed_version, passed, skipped
 from gpunode.checks.driver import same_version
 from gpunode.checks.installed import present, upstream
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
@@ -156,10 +156,8 @@ def cdi_single(node: NodeFacts) -> Iterator[CheckResult]:
 
 def _cdi_needed(node: NodeFacts) -> bool:
     """Return True if Docker answers --gpus with CDI: since that version, where the toolkit is installed."""
-    try:
-        return node.docker is not None and Version(node.docker.version or "") >= CDI_BY_DEFAULT and has_toolkit(node)
-    except InvalidVersion:
-        return False
+    version = parsed_version(node.docker.version) if node.docker is not None else None
+    return version is not None and version >= CDI_BY_DEFAULT and has_toolkit(node)
 
 
 def moved_devices(spec: CdiSpec, node: NodeFacts) -> list[str]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from gpunode.checks.compare import failed, passed, skipped, warned
 from gpunode.checks.driver import ROLE
 from gpunode.checks.gpus import CATALOG, model_of
 from gpunode.checks.links import gpus_of
-from gpunode.checks.registry import CheckResult, Skip, Status, registry
+from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.facts.node import NodeFacts
 
 HMM_OFF = (
@@ -32,18 +33,18 @@ def hmm(node: NodeFacts) -> Iterator[CheckResult]:
     if node.loaded_driver is None:
         raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     disabled = hmm_disabled(node)
-    failed = [event for event in node.kernel_log.events if event.kind == "uvm"] if node.kernel_log else []
-    mapped = [event for event in failed if "request_free_mem_region" in event.message]
+    errors = [event for event in node.kernel_log.events if event.kind == "uvm"] if node.kernel_log else []
+    mapped = [event for event in errors if "request_free_mem_region" in event.message]
     if mapped and not disabled:
         message = f"HMM keeps CUDA from starting (cuInit returns 3): {mapped[-1].message}"
-        yield CheckResult(Status.FAIL, message, expected=0, measured=len(mapped), unit="lines", source=HMM_SOURCE)
-    elif failed and not disabled:
-        message = f"nvidia-uvm reports an error: {failed[-1].message}"
-        yield CheckResult(Status.WARN, message, expected=0, measured=len(failed), unit="lines")
+        yield failed(message, expected=0, measured=len(mapped), unit="lines", source=HMM_SOURCE)
+    elif errors and not disabled:
+        message = f"nvidia-uvm reports an error: {errors[-1].message}"
+        yield warned(message, expected=0, measured=len(errors), unit="lines")
     elif disabled or node.loaded_driver.flavour == "proprietary":
-        yield CheckResult(Status.PASS, "HMM is off", expected=0, measured=0, unit="lines")
+        yield passed("HMM is off", expected=0, measured=0, unit="lines")
     else:
-        yield CheckResult(Status.PASS, "nvidia-uvm reports no error", expected=0, measured=0, unit="lines")
+        yield passed("nvidia-uvm reports no error", expected=0, measured=0, unit="lines")
 
 
 def hmm_disabled(node: NodeFacts) -> bool | None:
@@ -75,14 +76,15 @@ def gsp(node: NodeFacts) -> Iterator[CheckResult]:
         architecture = match.common.get("architecture") if match is not None else None
         version = firmware.get(device.slot)
         if architecture not in GSP_DEFAULT:
-            yield CheckResult(Status.SKIP, "a model that need not have GSP firmware", component)
+            yield skipped("a model that need not have GSP firmware", component=component)
         elif version is not None:
-            yield CheckResult(Status.PASS, f"GSP firmware {version} runs", component, measured=version)
+            yield passed(f"GSP firmware {version} runs", component=component, measured=version)
         elif enabled == "0":
             needed = architecture in GSP_NEEDED or node.loaded_driver.flavour == "open"
             source = GSP_SOURCE if not needed else f"{GSP_SOURCE}; {CATALOG}"
             message = "GSP firmware is switched off (NVreg_EnableGpuFirmware=0)"
-            status = Status.FAIL if needed else Status.WARN
-            yield CheckResult(status, message, component, expected="on", measured="off", source=source)
+            result = failed if needed else warned
+            yield result(message, component=component, expected="on", measured="off", source=source)
         else:
-            yield CheckResult(Status.SKIP, "the driver reports no GSP firmware, and does not switch it off", component)
+            message = "the driver reports no GSP firmware, and does not switch it off"
+            yield skipped(message, component=component)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from gpunode.catalog import load
-from gpunode.checks.compare import faultless, skipped, undetermined
+from gpunode.checks.compare import faultless, parsed_version, skipped, undetermined
 from gpunode.checks.driver import same_version
 from gpunode.checks.registry import Broken, CheckResult, NotJudged, Skip, Status, Undetermined, registry
 from gpunode.checks.workload import explained, image_of, known, one, where
@@ -160,11 +160,8 @@ def cuda_of_image(node: NodeFacts) -> Iterator[CheckResult]:
 
 def _series(text: str) -> Version | None:
     """Return ``13.0.2`` as 13.0; None if the text is not a version."""
-    try:
-        release = Version(text).release
-    except InvalidVersion:
-        return None
-    return Version(".".join(str(part) for part in (*release, 0)[:2]))
+    version = parsed_version(text)
+    return None if version is None else Version(".".join(str(part) for part in (*version.release, 0)[:2]))
 
 
 def driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> CheckResult:

@@ -51,20 +51,3 @@ declare(
     state="observe",
     actions=("restart_os",),
 )
-
-
-declare(
-    "host.empty-passwords",
-    fact="empty_passwords[]",
-    count=True,
-    comparison="equals",
-    value=0,
-    good="every account has a password or is locked",
-    message="{measured:account} without a password: {items}",
-    unit="accounts",
-    means="No account with a shell has an empty password, which su and the console accept.",
-    remedy="Run passwd -l NAME to lock one, or the role accounts (accounts_lock_passwords), tag "
-    "accounts_configure, to lock all.",
-    state="observe",
-    actions=("run_role:accounts:accounts_configure",),
-)

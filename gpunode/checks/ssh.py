@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from gpunode.checks.compare import at_most, failed
+from gpunode.checks.declared import declare
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import KeyFile, NodeFacts
@@ -104,3 +105,20 @@ def user_keys(node: NodeFacts) -> Iterator[CheckResult]:
     else:
         good = f"{counted(len(keys), 'private key')} of users, readable only by their owners"
         yield at_most(len(shared), 0, good, f"a group can read {listed(shared)}", fault=Status.WARN)
+
+
+declare(
+    "host.empty-passwords",
+    fact="empty_passwords[]",
+    count=True,
+    comparison="equals",
+    value=0,
+    good="every account has a password or is locked",
+    message="{measured:account} without a password: {items}",
+    unit="accounts",
+    means="No account with a shell has an empty password, which su and the console accept.",
+    remedy="Run passwd -l NAME to lock one, or the role accounts (accounts_lock_passwords), tag "
+    "accounts_configure, to lock all.",
+    state="observe",
+    actions=("run_role:accounts:accounts_configure",),
+)

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from gpunode.catalog import Row, load
-from gpunode.checks.compare import at_most, failed, undetermined, warned
+from gpunode.checks.compare import at_most, failed, parsed_version, undetermined, warned
 from gpunode.checks.gpus import model_of
 from gpunode.checks.inside_driver import driver_runs
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
@@ -148,7 +148,7 @@ def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
 def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> CheckResult:
     if values.cudnn is None:
         return failed(f"PyTorch {values.version} finds no cuDNN{where(record)}")
-    version, cuda = _version(values.cudnn), _version(values.cuda)
+    version, cuda = parsed_version(values.cudnn), parsed_version(values.cuda)
     if version is None or cuda is None:
         raise Undetermined(f"cuDNN '{values.cudnn}' and CUDA '{values.cuda}' are not valid versions")
     rows = [row for row in load().cudnn.values() if _within(version, row.since, row.until)]
@@ -189,7 +189,7 @@ def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> CheckR
         several = values.count > 1
         what = f"PyTorch {values.version} carries no NCCL{where(record)}"
         return CheckResult(Status.FAIL if several else Status.SKIP, what)
-    version, cuda = _version(values.nccl), _version(values.cuda)
+    version, cuda = parsed_version(values.nccl), parsed_version(values.cuda)
     if version is None or cuda is None:
         raise Undetermined(f"NCCL '{values.nccl}' and CUDA '{values.cuda}' are not valid versions")
     older = [row for row in load().nccl.values() if Version(row.id) <= version]
@@ -216,13 +216,6 @@ def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> CheckR
 
 def _fault(row: Row, field: str) -> Status:
     return Status.FAIL if row.sure(field) else Status.WARN
-
-
-def _version(text: str | None) -> Version | None:
-    try:
-        return Version(text or "")
-    except InvalidVersion:
-        return None
 
 
 def _within(version: Version, since: str, until: str | None) -> bool:

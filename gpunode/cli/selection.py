@@ -35,11 +35,6 @@ class Selection:
     timeout_s: float
     ask_become_pass: bool
 
-    @property
-    def names_nodes(self) -> bool:
-        """Return True if hosts or an inventory were given."""
-        return bool(self.hosts or self.inventories or self.limit)
-
     def targets(self) -> "list[Target]":
         """Return the nodes; this machine if none is named. Raises UsageError."""
         with loading():
