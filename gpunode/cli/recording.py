@@ -45,7 +45,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             click.echo(printable(f"gpunode: history: damaged, moved to {history.moved}; a new one begins"), err=True)
         try:
             self._run = history.begin(verb, self._level, started_at, __version__)
-            self._name = next(run.name for run in history.runs() if run.id == self._run)
+            self._name = history.name_of(self._run)
         except BaseException:
             history.close()
             raise

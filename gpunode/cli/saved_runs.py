@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -56,8 +57,7 @@ def of_path(path: Path) -> Side:
         return Side(RunOrigin(name=path.name, started_at=report.started_at), nodes)
     load().prepare()
     nodes = sorted(_of_bundles(bundle_files([str(path)])), key=lambda node: node.host)
-    hosts = [node.host for node in nodes]
-    double = next((host for host in hosts if hosts.count(host) > 1), None)
+    double = next((one.host for one, other in pairwise(nodes) if one.host == other.host), None)
     if double is not None:
         raise UsageError(f"{path}: two bundles of {double}: keep one of them")
     at = max((node.collected_at for node in nodes if node.collected_at), default=None)

@@ -311,6 +311,14 @@ class History:
 
         return self._do(read)
 
+    def _complete(self) -> dict[int, SavedRun]:
+        """Return the complete runs by number."""
+        return {run.id: run for run in self.runs() if run.finished_at is not None}
+
+    def name_of(self, run: int) -> str:
+        """Return the name of a run, by which its bundles are kept."""
+        return self._do(lambda db: str(db.execute("SELECT name FROM runs WHERE id = ?", (run,)).fetchone()[0]))
+
     def find(self, text: str) -> SavedRun:
         """Return the run that a text names: ``last``, a number, or a date: the last run that began by then.
 
@@ -344,7 +352,7 @@ class History:
 
     def of_host(self, host: str) -> Iterator[tuple[SavedRun, Snapshot]]:
         """Yield the complete runs of a node, the earliest first."""
-        runs = {run.id: run for run in self.runs() if run.finished_at is not None}
+        runs = self._complete()
         statement = """
             SELECT run, content, measured FROM nodes JOIN documents ON documents.id = document
             WHERE host = ? ORDER BY run
@@ -356,7 +364,7 @@ class History:
     def settled_gpus(self, hosts: Iterable[str]) -> dict[str, EarlierGpus]:
         """Return the GPUs of each node in its last run in which none was missing, as far as there is one."""
         found = {}
-        runs = {run.id: run for run in self.runs() if run.finished_at is not None}
+        runs = self._complete()
         statement = """
             SELECT run, content, measured FROM nodes JOIN documents ON documents.id = document
             WHERE host = ? ORDER BY run DESC
@@ -402,9 +410,13 @@ class History:
         self, statement: str, values: tuple[Any, ...], read: Callable[[tuple[Any, ...]], Answer]
     ) -> Iterator[Answer]:
         rows = self._do(lambda db: db.execute(statement, values))
-        while (row := self._do(lambda _: rows.fetchone())) is not None:
-            found = row
-            yield self._do(lambda _, found=found: read(found))  # type: ignore[misc]
+
+        def following(_: sqlite3.Connection) -> tuple[Answer] | None:
+            row = rows.fetchone()
+            return None if row is None else (read(row),)
+
+        while (found := self._do(following)) is not None:
+            yield found[0]
 
     def bundle_path(self, run: SavedRun | str, host: str) -> Path:
         """Return the path of a node's bundle, which may have been removed."""
@@ -430,13 +442,16 @@ class History:
         for run in self.runs()[:-1]:
             began = moment(run.started_at)
             if (began is not None and began < oldest) or self._size_mib() > limits.mib:
-                self._change(lambda db, run=run: db.execute("DELETE FROM runs WHERE id = ?", (run.id,)))  # type: ignore[misc]
+                self._remove(run)
                 removed += 1
                 if removed % 10 == 0:
                     self._vacuum()
         if removed:
             self._vacuum()
         return removed, self._prune_bundles(limits)
+
+    def _remove(self, run: SavedRun) -> None:
+        self._change(lambda db: db.execute("DELETE FROM runs WHERE id = ?", (run.id,)))
 
     def _forget(self, hosts: Sequence[str]) -> int:
         def forget(db: sqlite3.Connection) -> int:

@@ -101,11 +101,11 @@ def defaults(role: Role[Any]) -> str:
     """``defaults/main.yml`` of a role: each variable below its description."""
     parts = []
     for name, field in role.settings.model_fields.items():
-        told = MARKUP.sub(r"\1", field.description or "")
+        text = MARKUP.sub(r"\1", field.description or "")
         choices = kind(field.annotation).get("choices", [])
-        if not all(choice in told for choice in choices):
-            told += f" One of {', '.join(choices)}."
-        lines = textwrap.wrap(told, WIDTH - 2, break_on_hyphens=False)
+        if not all(choice in text for choice in choices):
+            text += f" One of {', '.join(choices)}."
+        lines = textwrap.wrap(text, WIDTH - 2, break_on_hyphens=False)
         value = dumped({f"{role.prefix}{name}": plain(field.default)}, 150)
         parts.append("".join(f"# {line}\n" for line in lines) + value)
     return "---\n" + "\n".join(parts)

@@ -127,7 +127,7 @@ def test_a_healthy_fleet_has_no_outlier(seed: int) -> None:
     ],
 )
 def test_an_outlier_in_words(drop: str, add: dict[str, Scalar], expected: str | None) -> None:
-    """As recorded machines showed them: a set is no number, and a list with elements is not absent."""
+    """Cases from recorded machines: a set has no size in the text, and a list with elements is not absent."""
 
     def edit(node: Snapshot) -> Snapshot:
         return facts_with(**add)(without(drop)(node))
