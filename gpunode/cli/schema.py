@@ -16,8 +16,8 @@ from gpunode.errors import UsageError
 from gpunode.facts.models.workload import Record
 from gpunode.facts.parsers.kinds import ANSWERS
 from gpunode.history.compare import Comparison
+from gpunode.judging.report import Report
 from gpunode.probe.bundle import Bundle
-from gpunode.report import Report
 from gpunode.stack import Plan, Stack
 from gpunode.text import unknown
 from gpunode.tuning import Tunings

@@ -12,8 +12,8 @@ from gpunode.checks.rdma import ports
 from gpunode.cli.writing import write_whole
 from gpunode.errors import UsageError
 from gpunode.judging.baseline import of_node
+from gpunode.judging.report import NodeReport
 from gpunode.judging.request import EvaluatedNode
-from gpunode.report import NodeReport
 from gpunode.text import counted
 
 DIGITS = 4

@@ -22,10 +22,10 @@ from effort import effort
 
 from gpunode.checks import Expectation, Finding, Status, identify, judge
 from gpunode.facts import facts_from_bundle
-from gpunode.judging.report import worst
+from gpunode.judging.report import NodeReport, report, worst
+from gpunode.judging.report import judged as report_of
 from gpunode.probe.bundle import Bundle
-from gpunode.report import NodeReport, console, report
-from gpunode.report import judged as report_of
+from gpunode.report import console
 from gpunode.report.fleet import compared
 
 CONDITIONS: dict[str, dict[str, Any]] = yaml.safe_load(

@@ -46,7 +46,7 @@ from machines import Document
 from mutant import Base, Mutant
 
 from gpunode.checks import Expectation, Status, registry
-from gpunode.report import unreachable
+from gpunode.judging.report import unreachable
 
 PASS, WARN, FAIL, SKIP, ERROR = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP, Status.ERROR
 TABLES = (

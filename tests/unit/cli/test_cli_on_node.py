@@ -20,9 +20,9 @@ from gpunode.cli import on_node, run
 from gpunode.cli.on_node_verdict import LocalJudging, slurm_line, within_budget
 from gpunode.cli.schema import schema_of
 from gpunode.facts import facts_from_bundle
+from gpunode.judging.report import NodeReport, judged
 from gpunode.probe.bundle import Bundle
 from gpunode.probe.script import Probe
-from gpunode.report import NodeReport, judged
 
 SMI_CUT = "nvidia-smi -q -x: no answer within 1.2 s, which was left of the time for the whole probe"
 

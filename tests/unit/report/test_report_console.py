@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from gpunode.checks import Finding, Identity, RunningStack, Status, registry
-from gpunode.report import NodeReport, console, judged, report, unreachable
+from gpunode.judging.report import NodeReport, judged, report, unreachable
+from gpunode.report import console
 from gpunode.report.folding import CAUSES_FIRST, of_nodes
 
 ESCAPE = "\x1b"

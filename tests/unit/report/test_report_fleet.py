@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpunode.checks import Finding, Hardware, Identity, RunningStack, State, Status
-from gpunode.report import NodeReport, judged, unreachable
+from gpunode.judging.report import NodeReport, judged, unreachable
 from gpunode.report.fleet import compared
 
 BASE = Hardware(product="Supermicro SYS-421GE", virtual=False, gpus=4, gpu_model="l40s")

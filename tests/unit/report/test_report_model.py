@@ -8,8 +8,7 @@ import pytest
 
 from gpunode.checks import Finding, Identity, RunningStack, State, Status
 from gpunode.errors import Exit
-from gpunode.judging.report import CompactReports
-from gpunode.report import NodeReport, Report, exit_code, judged, report, unreachable
+from gpunode.judging.report import CompactReports, NodeReport, Report, exit_code, judged, report, unreachable
 from gpunode.report.console import as_text
 
 
