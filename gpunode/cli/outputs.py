@@ -9,9 +9,9 @@ import click
 
 from gpunode.cli.writing import must_not_be_redirected
 from gpunode.errors import UsageError
+from gpunode.report import formats
 from gpunode.whole import in_place
 
-FORMATS = ("console", "json")
 STDOUT = ("-", "/dev/stdout")
 """If stdout is a file, its other name would cause that file to be replaced."""
 
@@ -50,7 +50,10 @@ def options(command: Any) -> Any:
         "--output", multiple=True, metavar="FILE", help="File for the preceding --format; - is stdout.  [repeatable]"
     )(command)
     return click.option(
-        "--format", type=click.Choice(FORMATS), multiple=True, help="Report format.  [repeatable; default: console]"
+        "--format",
+        type=click.Choice(formats.NAMES),
+        multiple=True,
+        help="Report format.  [repeatable; default: console]",
     )(command)
 
 

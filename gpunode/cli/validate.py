@@ -1,7 +1,6 @@
 """``gpunode validate``: judge nodes."""
 
 import dataclasses
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,8 +35,9 @@ from gpunode.judging.policy import PolicyReader, today
 from gpunode.judging.report import CompactReports, NodeReport, Report, count, exit_code, in_words, report, worst
 from gpunode.judging.request import JudgingRequest, level_must_have_one, reads_records, selected_checks
 from gpunode.judging.saved import bundle_files, saved_answers
+from gpunode.report import formats
 from gpunode.report.fleet import compared
-from gpunode.text import printable, printable_json
+from gpunode.text import printable
 
 if TYPE_CHECKING:
     from gpunode.cli.workload_run import Workload
@@ -324,17 +324,7 @@ def now() -> str:
 
 def write(document: Report, place: ReportOutput, *, verbose: bool) -> None:
     """Write one rendering to its file or to stdout."""
-    if place.format == "json":
-        parts = (printable_json(part) for part in document.json_parts())
-        if place.path is not None:
-            write_whole(place.path, parts)
-            return
-        for part in parts:
-            click.echo(part, nl=False)
-        return
-    from gpunode.report import console  # noqa: PLC0415 (rich is slow to load; JSON does without)
-
     if place.path is None:
-        console.write(document, sys.stdout, verbose=verbose)
+        formats.show(place.format, document, verbose=verbose)
     else:
-        write_whole(place.path, console.as_text(document, verbose=verbose))
+        write_whole(place.path, formats.parts(place.format, document, verbose=verbose))
