@@ -18,6 +18,7 @@ def judged(manifest: Manifest, state: NodeState) -> Manifest:
     for folder in manifest.folders:
         found += folder_reasons(folder, state)
     found += package_reasons(manifest.packages, state)
+    found += [f"module {name} is not loaded" for name in manifest.modules]
     for unit in manifest.units:
         found += unit_reasons(unit, state)
     return manifest.model_copy(update={"due_reasons": tuple(dict.fromkeys(found))})

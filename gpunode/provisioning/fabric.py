@@ -7,21 +7,19 @@ from typing import Any
 from gpunode.catalog import load
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
-from gpunode.provisioning.documents import node_of
 from gpunode.stack import picture_from_facts
 
 
-def installed_driver(facts: NodeFacts | Mapping[str, Any]) -> str:
+def installed_driver(node: NodeFacts) -> str:
     """Return the release of the installed driver (``580.95.05``); empty if there is none or its packages disagree."""
-    installed = picture_from_facts(node_of(facts), load()).installed
+    installed = picture_from_facts(node, load()).installed
     return (installed.version if installed else None) or ""
 
 
-def pci_ids(facts: NodeFacts | Mapping[str, Any]) -> dict[str, list[str]]:
+def pci_ids(node: NodeFacts) -> dict[str, list[str]]:
     """Return PCI ids as sysfs writes them (``0x10de:0x22a3``): ``switches`` and ``gpus`` on the node, and
     ``known_switches`` of the catalog.
     """
-    node = node_of(facts)
     known = {pci for pci, part in load().pci_parts.items() if part.role == "nvswitch"}
     functions = [(device.pci_id, device.is_nvidia_gpu) for device in node.pci or ()]
 

@@ -185,6 +185,10 @@ class Manifest(Frozen):
     folders: tuple[ManagedFolder, ...] = ()
     packages: AptChange | DnfChange | None = Field(default=None, discriminator="manager")
     units: tuple[UnitState, ...] = ()
+    modules: tuple[str, ...] = ()
+    """Kernel modules that are loaded before the files that list them for the boot: one that does not load would fail at
+    every boot.
+    """
     kernel_values: dict[str, str] | None = None
     """Path below /proc/sys or /sys to value, set in the running kernel; others of the role are restored. None: the role
     sets none.

@@ -1,34 +1,32 @@
-"""The plan of the role nvidia_fabric."""
+"""The role nvidia_fabric: the services of a board's NVLink fabric, in the driver's version."""
+
+from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from pathlib import PurePosixPath
-from typing import Any
+from typing import Literal
 
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.fabric import installed_driver, pci_ids
 from gpunode.provisioning.live import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version, must_be_idle
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, Manifest, NodeCommand, UnitState
+from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, Value, option
 from gpunode.provisioning.sections import completed
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.stack import Stack
 from gpunode.stack.model import PackageChoice
 
-ROLE = "nvidia_fabric"
 NVLSM = "nvlsm.service"
 MODULES = "/etc/modules-load.d/gpunode-nvidia-fabric.conf"
-MEMORY = "/var/lib/gpunode/nvidia_fabric/packages-before"
 CONFIG = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 MARKER = "/run/gpunode/fabric-restart"
-"""Names of the services with new settings that wait for a restart. Removed by the next boot, which makes the restart
-unnecessary.
-"""
+"""Names of the services with new settings that wait for a restart."""
 COMPONENTS = ("fabric-manager", "nscq", "nvsdm", "nvlsm", "imex")
 _MARK = "# Managed by gpunode (role nvidia_fabric):"
 _OURS = re.compile(r"(nvidia-fabric-?manager|libnvidia-nscq|libnvsdm|nvidia-imex)(-[0-9]+)?|nvlsm")
@@ -39,43 +37,94 @@ def drop_in(unit: str) -> str:
     return f"/etc/systemd/system/{unit}.d/gpunode.conf"
 
 
-FILES = (MODULES, *map(drop_in, (FABRIC_MANAGER, NVLSM, IMEX)), MEMORY)
-FOLDERS = tuple(str(PurePosixPath(path).parent) for path in FILES if path != MODULES)
-LOOK = Look(paths=(*FILES, *FOLDERS, IMEX_NODES), contents=(CONFIG, MARKER, IMEX_NODES))
+DROP_INS = tuple(map(drop_in, (FABRIC_MANAGER, NVLSM, IMEX)))
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+class FabricSettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["present", "absent"] = option(
+        "present",
+        "V(present): the services that the board requires are installed and run. V(absent): they are removed, as with "
+        "the driver.",
+    )
+    manager_config: dict[str, Value] = option(
+        {}, "Settings of the fabric manager, such as C(LOG_LEVEL: 4); other lines of its file are not changed."
+    )
+    imex_group: str = option(
+        "", "Inventory group of the hosts of one NVLink domain (racks with IMEX). Empty: IMEX is not started."
+    )
+    imex_nodes: tuple[str, ...] = option(
+        (), "IP addresses of the domain's nodes, the same on each of them. Empty: those of O(nvidia_fabric_imex_group)."
+    )
+    imex_address: str = option(
+        "", "IP address of this host in its NVLink domain, if C(ansible_host) is not one, or of another network."
+    )
+    lock_wait_s: int = option(300, LOCK_WAIT)
+
+
+ROLE = Role(
+    name="nvidia_fabric",
+    title="Install and run the services of a board's NVLink fabric",
+    about=(
+        "Fabric manager, NSCQ, NVSDM, the NVLink subnet manager and IMEX, as the board requires and in the driver's "
+        "version.",
+        "Removes everything with O(nvidia_fabric_state=absent).",
+    ),
+    settings=FabricSettings,
+    files=(MODULES, *DROP_INS),
+    folders=tuple(path.rpartition("/")[0] for path in DROP_INS),
+    packages=("infiniband-diags",),
+    restart_mark=MARKER,
+    more=Look(paths=(IMEX_NODES,), contents=(CONFIG, IMEX_NODES)),
+)
+
+
+@ROLE.present
+def present(state: NodeState, settings: FabricSettings, context: Context) -> Manifest:
     """Return the manifest of the role."""
-    # Packages with the driver's version are removed with the driver.
-    if "absent" in (settings["state"], context.settings_of("nvidia_driver")["state"]):
-        return _absent(state, settings)
+    if context.settings_of("nvidia_driver")["state"] == "absent":
+        return ROLE.gone(state, settings, context)
     found = node_stack.of_context(state.facts, context)
     if found.stack is None or found.problems:
-        return Manifest(role=ROLE, refusals=found.problems)
+        return Manifest(role=ROLE.name, refusals=found.problems)
     fabric = Fabric(state, settings, context, found.stack)
     refusals = tuple(fabric.refusals)
     if refusals:
-        return Manifest(role=ROLE, refusals=refusals)
+        return Manifest(role=ROLE.name, refusals=refusals)
     return Manifest(
-        role=ROLE,
+        role=ROLE.name,
         files=tuple(fabric.files),
         packages=fabric.packages,
+        modules=fabric.modprobe,
         units=tuple(fabric.units),
         notes=tuple(fabric.notes),
         reboot_reasons=(fabric.mismatch,) if fabric.mismatch else (),
-        values={
-            "absent": False,
-            "modprobe": fabric.modprobe,
-            "marker": MARKER,
-            "waits": fabric.restarts,
-            "restart": [] if fabric.busy else fabric.restarts,
-            "problems": list(fabric.problems),
-        },
         restarts=dict.fromkeys(fabric.restarts, "its settings changed") if fabric.busy else {},
-        due_reasons=(
-            *(f"module {name} is not loaded" for name in fabric.modprobe),
-            *(f"{name} has to be restarted" for name in fabric.restarts if not fabric.busy),
-        ),
+        restart_mark=MARKER if fabric.restarts else None,
+    )
+
+
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
+    """Return the removal with the packages that have the driver's version: they are removed with it in any case."""
+    there = tuple(sorted(name for name in state.installed if _OURS.fullmatch(name)))
+    failed = [
+        unit.name for unit in state.facts.units or () if unit.name in {FABRIC_MANAGER, IMEX} and unit.active == "failed"
+    ]
+    going = {"purge" if state.apt is not None else "remove": there}
+    # Before the packages, as rpm would keep a copy.
+    own = (state.contents.get(IMEX_NODES) or "").startswith(_MARK)
+    nodes = (ManagedFile(path=IMEX_NODES, content=None),) if own else ()
+    return manifest.model_copy(
+        update={
+            "files": (*nodes, *manifest.files),
+            "packages": manifest.packages and manifest.packages.model_copy(update=going),
+            "units": ROLE.stopped(state, FABRIC_MANAGER, IMEX) if there else (),
+            # A unit that failed is listed until it is reset, also without its file.
+            "commands": (NodeCommand(argv=("systemctl", "reset-failed", *failed)),) if failed else (),
+            "due_reasons": (*manifest.due_reasons, *(f"{name} has failed" for name in failed)),
+        }
     )
 
 
@@ -84,7 +133,7 @@ class Fabric:
     """The needs of a board's fabric, and its current state."""
 
     state: NodeState
-    settings: Mapping[str, Any]
+    settings: FabricSettings
     context: Context
     stack: Stack
 
@@ -133,16 +182,10 @@ class Fabric:
                 constraint=self.driver or self.stack.driver.constraint,
                 free=free,
                 never=self._foreign,
-                memory=MEMORY,
-                lock_wait_s=self.settings["lock_wait_s"],
+                memory=ROLE.record,
+                lock_wait_s=self.settings.lock_wait_s,
             )
-        return AptChange(
-            install=self.requested,
-            never=self._foreign,
-            hold=self.closure,
-            memory=MEMORY,
-            lock_wait_s=self.settings["lock_wait_s"],
-        )
+        return ROLE.transaction(self.state, self.settings, self.requested, never=self._foreign, hold=self.closure)
 
     @property
     def _foreign(self) -> tuple[str, ...]:
@@ -173,9 +216,16 @@ class Fabric:
         """Return whether a unit is installed."""
         return self.state.unit(unit) is not None
 
+    @cached_property
+    def files(self) -> tuple[ManagedFile, ...]:
+        """Return the files; the record of a restart before the settings that require it."""
+        changed = f"{' '.join(self.restarts)}\n"
+        mark = (ManagedFile(path=MARKER, content=changed, phase="after"),) if self.restarts else ()
+        return (*mark, *self.conditions, *self.written)
+
     @property
-    def files(self) -> Iterator[ManagedFile]:
-        """Yield the files. A fabric manager that the board does not need stays, and is skipped without a failure."""
+    def conditions(self) -> Iterator[ManagedFile]:
+        """Yield the drop-ins. A fabric manager that the board does not need stays, and is skipped without a failure."""
         conditions = (
             (FABRIC_MANAGER, self.manager_wanted or self.has(FABRIC_MANAGER), self.switch_ids),
             (NVLSM, self.has(NVLSM), self.switch_ids),
@@ -183,29 +233,28 @@ class Fabric:
         )
         for unit, holds, needs in conditions:
             if holds:
-                yield ManagedFile(path=drop_in(unit), content=condition_text(needs))
+                yield ManagedFile(path=drop_in(unit), content=condition_text(needs), phase="after")
         if self.modules:
-            yield ManagedFile(path=MODULES, content=modules_text(self.modules))
-        if self.configured is not None:
-            yield self.configured
-        if self.imex_wanted and self.nodes and (self.has(IMEX) or not self.context.check):
-            yield ManagedFile(path=IMEX_NODES, content=nodes_text(self.nodes), phase="after")
+            yield ManagedFile(path=MODULES, content=modules_text(self.modules), phase="after")
 
-    @property
-    def nodes(self) -> list[str]:
-        """Return the addresses of the nodes of the NVLink domain."""
-        return list(self.settings["imex_nodes"])
+    @cached_property
+    def written(self) -> tuple[ManagedFile, ...]:
+        """Return the files with settings that the services read when they start."""
+        nodes = None
+        if self.imex_wanted and self.settings.imex_nodes and (self.has(IMEX) or not self.context.check):
+            nodes = ManagedFile(path=IMEX_NODES, content=nodes_text(self.settings.imex_nodes), phase="after")
+        return tuple(filter(None, (self.configured, nodes)))
 
     @cached_property
     def configured(self) -> ManagedFile | None:
         """Return the fabric manager's file with the requested settings; None if there are none, or no file."""
         text = self.state.contents.get(CONFIG)
-        if not self.settings["manager_config"] or text is None:
+        if not self.settings.manager_config or text is None:
             return None
         there = self.state.files.get(CONFIG)
         return ManagedFile(
             path=CONFIG,
-            content=merged(text, self.settings["manager_config"]),
+            content=merged(text, self.settings.manager_config),
             mode=(there and there.mode) or "0644",
             owner=(there and there.owner) or "root",
             group=(there and there.group) or "root",
@@ -218,10 +267,10 @@ class Fabric:
         return tuple(self.stack.nvlsm.kernel_modules) if self.stack.nvlsm else ()
 
     @property
-    def modprobe(self) -> list[str]:
+    def modprobe(self) -> tuple[str, ...]:
         """Return modules that the fabric manager needs and that are not loaded."""
         loaded = self.state.facts.modules or ()
-        return [name for name in self.modules if name not in loaded] if self.ids["gpus"] else []
+        return tuple(name for name in self.modules if name not in loaded) if self.ids["gpus"] else ()
 
     @property
     def refusals(self) -> Iterator[str]:
@@ -234,7 +283,7 @@ class Fabric:
             )
         text = self.state.contents.get(CONFIG)
         known = set(re.findall(r"(?m)^\s*#?\s*([A-Z][A-Z0-9_]*)\s*=", text or ""))
-        unknown = [name for name in self.settings["manager_config"] if name not in known]
+        unknown = [name for name in self.settings.manager_config if name not in known]
         if text is not None and unknown:
             yield f"nvidia_fabric_manager_config: {', '.join(unknown)} is not in {CONFIG}"
 
@@ -264,34 +313,35 @@ class Fabric:
         rows = (
             (FABRIC_MANAGER, self.manager_wanted),
             (NVLSM, self.manager_wanted),
-            (IMEX, self.imex_wanted and bool(self.nodes)),
+            (IMEX, self.imex_wanted and bool(self.settings.imex_nodes)),
         )
         return [unit for unit, requested in rows if requested and self.has(unit)]
 
     @property
     def units(self) -> Iterator[UnitState]:
         for name in self.services:
-            yield UnitState(name=name, enabled=True, state="started" if self.runnable else None)
+            restarts = name in self.restarts and not self.busy
+            yield UnitState(
+                name=name, enabled=True, state="restarted" if restarts else "started" if self.runnable else None
+            )
 
     @property
     def busy(self) -> bool:
         """Return whether a restart would end processes on the GPUs."""
         return gpus_in_use(self.state.facts) and must_be_idle(self.context)
 
-    @property
-    def restarts(self) -> list[str]:
+    @cached_property
+    def restarts(self) -> tuple[str, ...]:
         """Return running services with settings that change, or changed in a run that did not restart them."""
-        changed = {CONFIG: FABRIC_MANAGER, IMEX_NODES: IMEX}
         waiting = (self.state.contents.get(MARKER) or "").split()
         found = []
-        for file in self.files:
+        for file in self.written:
             there = self.state.files.get(file.path)
-            unit = self.state.unit(changed[file.path]) if file.path in changed else None
-            text = (file.content or "").encode()
-            differs = there is None or there.sha256 != hashlib.sha256(text).hexdigest()
+            unit = self.state.unit(FABRIC_MANAGER if file.path == CONFIG else IMEX)
+            differs = there is None or there.sha256 != hashlib.sha256(file.data or b"").hexdigest()
             if unit is not None and unit.active == "active" and (differs or unit.name in waiting) and self.runnable:
                 found.append(unit.name)
-        return found
+        return tuple(found)
 
     @property
     def notes(self) -> Iterator[str]:
@@ -299,14 +349,6 @@ class Fabric:
             yield self.mismatch
         if self.busy and self.restarts:
             yield f"new settings wait for a restart of {', '.join(self.restarts)}: the GPUs are in use"
-
-    @property
-    def problems(self) -> Iterator[str]:
-        """Yield why the fabric does not work after all changes."""
-        for name in self.services:
-            unit = self.state.unit(name)
-            if self.runnable and name == FABRIC_MANAGER and (unit is None or unit.active != "active"):
-                yield f"{name} does not run ({unit.active if unit else 'not installed'}): see journalctl -u {name}"
 
 
 def condition_text(ids: list[str]) -> str:
@@ -328,13 +370,13 @@ def modules_text(names: tuple[str, ...]) -> str:
     return head + "".join(f"{name}\n" for name in names)
 
 
-def nodes_text(addresses: list[str]) -> str:
+def nodes_text(addresses: Iterable[str]) -> str:
     """Return IMEX's list of nodes."""
     head = f"{_MARK} the nodes of this NVLink domain, the same on each of them.\n"
     return head + "".join(f"{address}\n" for address in addresses)
 
 
-def merged(text: str, settings: Mapping[str, Any]) -> str:
+def merged(text: str, settings: Mapping[str, Value]) -> str:
     """Return a file of NAME=VALUE lines with some set: in the last line of a name, else after its comment."""
     lines = completed(text).split("\n")[:-1]
     for name, value in settings.items():
@@ -346,39 +388,3 @@ def merged(text: str, settings: Mapping[str, Any]) -> str:
         else:
             lines.insert(told_at[-1] + 1 if told_at else len(lines), line)
     return "\n".join(lines) + "\n"
-
-
-def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
-    there = tuple(sorted(name for name in state.installed if _OURS.fullmatch(name)))
-    units = [unit for unit in state.facts.units or () if unit.name in (FABRIC_MANAGER, IMEX)]
-    change: AptChange | DnfChange = AptChange(
-        state="absent",
-        purge=there,
-        purge_new=("infiniband-diags",),
-        memory=MEMORY,
-        lock_wait_s=settings["lock_wait_s"],
-    )
-    if state.apt is None:
-        change = DnfChange(state="absent", remove=there, memory=MEMORY, lock_wait_s=settings["lock_wait_s"])
-    return Manifest(
-        role=ROLE,
-        files=(
-            *_own_nodes(state),
-            *(ManagedFile(path=path, content=None, phase="after") for path in (*FILES, MARKER)),
-        ),
-        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS),
-        packages=change,
-        units=tuple(
-            UnitState(name=unit.name, enabled=False, state="stopped")
-            for unit in units
-            if there and unit.load == "loaded"
-        ),
-        values={"absent": True, "reset_failed": [unit.name for unit in units if unit.active == "failed"]},
-        due_reasons=tuple(f"{unit.name} has failed" for unit in units if unit.active == "failed"),
-    )
-
-
-def _own_nodes(state: NodeState) -> Iterator[ManagedFile]:
-    """Yield the removal of the list of nodes if the role wrote it; before the packages, as rpm would keep a copy."""
-    if (state.contents.get(IMEX_NODES) or "").startswith(_MARK):
-        yield ManagedFile(path=IMEX_NODES, content=None)

@@ -50,7 +50,7 @@ _POLICIES: tuple[RolePolicy | Role[Any], ...] = (
     service,
     nvidia_repository.ROLE,
     nvidia_driver,
-    nvidia_fabric,
+    nvidia_fabric.ROLE,
     gpu_settings.ROLE,
     gpu_tools.ROLE,
     storage,

@@ -81,6 +81,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             "due": due,
             "due_reasons": [printable(reason) for reason in manifest.due_reasons],
             "reboot_reasons": list(manifest.reboot_reasons),
+            "settings": self.node.sealed(extra),
             "manifest": self.node.sealed(manifest.model_dump(mode="json", exclude={"questions"})),
             "_ansible_verbose_override": True,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
@@ -32,6 +32,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             lines += self.brought(unit, reload=reload)
             reload = False
         self.node.forget("reload")
+        self.assert_running([line.partition(" ")[2] for line in lines if line.startswith(("start ", "restart "))])
         if lines and not self._task.check_mode:
             self.node.forget("state")
         text = "".join(f"{line}\n" for line in lines)
@@ -53,6 +54,16 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if not answer.get("changed") or not unit:
             return []
         return list(steps(given, answer.get("status") or {})) or [f"change {given['name']}"]
+
+    def assert_running(self, units: Sequence[str]) -> None:
+        """Raise AnsibleActionFail with the log of a unit that was started and has failed since."""
+        if not units or self._task.check_mode:
+            return
+        argv = ["systemctl", "is-failed", *units]
+        answer = self.answered("ansible.builtin.command", {"argv": argv}, {"stdout": "str"})
+        for unit, state in zip(units, str(answer.get("stdout") or "").split(), strict=False):
+            if state == "failed":
+                raise AnsibleActionFail(f"{self.host}: {unit} was started and has failed.{self.logged(unit)}")
 
     def logged(self, unit: str) -> str:
         """Return the end of a unit's log as a sentence; empty if the log cannot be read."""

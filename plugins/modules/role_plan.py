@@ -85,4 +85,8 @@ reboot_reasons:
   returned: success
   type: list
   elements: str
+settings:
+  description: O(settings), for a later plan of the same role.
+  returned: success
+  type: dict
 """

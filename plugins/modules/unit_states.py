@@ -11,7 +11,8 @@ description:
   - Runs M(ansible.builtin.systemd_service) for each unit, in order.
   - In check mode, also reports changes of units that belong to packages not installed yet, on which the builtin module
     fails.
-  - If a unit does not start, the error message ends with the last lines of its log.
+  - If a unit does not start, or has failed when all units are set, the error message ends with the last lines of its
+    log.
 options:
   units:
     description: Units to set.

@@ -105,3 +105,12 @@ def test_systemd_reads_changed_unit_files_once_also_where_no_unit_is_left(
         files.run()
         assert units.run()["changed"] is False
         assert [one["daemon_reload"] for one in asked] == reloads
+
+
+def test_a_unit_that_has_failed_since_its_start_is_named() -> None:
+    started = ["dcgm.service", "docker.service"]
+    action({}, check=False, asked=[], log="active\ninactive\n").assert_running(started)
+    with pytest.raises(
+        AnsibleActionFail, match=r"docker\.service was started and has failed\. Its log ends: active; fail"
+    ):
+        action({}, check=False, asked=[], log="active\nfailed\n").assert_running(started)

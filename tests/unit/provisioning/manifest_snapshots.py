@@ -54,6 +54,7 @@ class Page:
             "restarts": given.get("restarts"),
             "restart mark": manifest.restart_mark,
             "notes": given.get("notes"),
+            "modules": list(manifest.modules),
             "kernel values": manifest.kernel_values,
             "commands": [" ".join(one.argv) for one in manifest.commands],
             "values": self._plain(result_of(manifest)),

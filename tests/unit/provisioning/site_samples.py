@@ -491,7 +491,7 @@ class Machine:
         for command in manifest.commands:
             if command.argv[:3] == ("update-alternatives", "--set", "cuda"):
                 self.document["files"][cuda.ALTERNATIVE] = {"kind": "link", "target": command.argv[3]}
-        facts["modules"] = [*facts["modules"], *(values.get("modprobe") or ())]
+        facts["modules"] = [*facts["modules"], *manifest.modules, *(values.get("modprobe") or ())]
         getattr(self, f"_after_{manifest.role}", lambda _values: None)(values)
 
     def _after_nvidia_driver(self, values: Mapping[str, Any]) -> None:

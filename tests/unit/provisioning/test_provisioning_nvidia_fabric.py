@@ -66,7 +66,6 @@ def test_a_running_fabric_manager_lacks_its_drop_in_alone(board: dict[str, Any])
     assert [file.path for file in found.files] == [drop_in(MANAGER)]
     assert "0x10de:0x22a3) exit 0" in str(found.files[0].content)
     assert found.units[0].state == "started"
-    assert found.values["problems"] == []
     assert found.due_reasons == (f"{drop_in(MANAGER)} could not be determined",)
 
 
@@ -83,9 +82,8 @@ def test_another_release_than_the_modules_starts_nothing_and_takes_a_reboot(boar
     assert {one.state for one in found.units} == {None}
 
 
-def test_a_fabric_manager_that_does_not_run_is_a_problem_afterwards(board: dict[str, Any]) -> None:
+def test_a_fabric_manager_that_does_not_run_is_started(board: dict[str, Any]) -> None:
     found = fabric({**board, "units": [unit(MANAGER, "inactive")]})
-    assert found.values["problems"] == [f"{MANAGER} does not run (inactive): see journalctl -u {MANAGER}"]
     assert f"{MANAGER} does not run" in found.due_reasons
 
 
@@ -95,10 +93,13 @@ def test_settings_are_merged_and_restart_an_idle_node(board: dict[str, Any]) -> 
     (config,) = [file for file in found.files if file.path == CONFIG]
     assert config.content == "# LOG_LEVEL=4\nLOG_LEVEL=3\n# BIND=0\nBIND=1\nUNIX=1\n"
     assert config.mode == "0640"
-    assert found.values["restart"] == [MANAGER]
+    # A run that breaks off between the two leaves the restart to the next run.
+    assert found.files[0].path == MARKER
+    assert [one.state for one in found.units] == ["restarted"]
     busy = {**board, "gpu_processes": [{"pid": 1, "name": "python3", "type": "C"}]}
     waits = fabric(busy, {"manager_config": {"LOG_LEVEL": 3}}, **there)
-    assert waits.values["restart"] == []
+    assert [one.state for one in waits.units] == ["started"]
+    assert MARKER in {file.path for file in waits.files}
     assert "wait for a restart" in waits.notes[0]
     (line,) = fabric(board, {"manager_config": {"LOG_LEVL": 3}}, **there).refusals
     assert "LOG_LEVL is not in" in line
@@ -111,15 +112,14 @@ def test_a_restart_that_waited_for_a_busy_node_is_made_by_the_next_run(board: di
         "files": {CONFIG: {"kind": "file", "sha256": digest, "mode": "0644"}},
     }
     found = fabric(board, {"manager_config": {"LOG_LEVEL": 4}}, **there)
-    assert found.values["restart"] == [MANAGER]
+    assert found.restart_mark == MARKER
     assert f"{MANAGER} has to be restarted" in found.due_reasons
     busy = {**board, "gpu_processes": [{"pid": 1, "name": "python3", "type": "C"}]}
     waits = fabric(busy, {"manager_config": {"LOG_LEVEL": 4}}, **there)
-    assert (waits.values["restart"], waits.values["waits"]) == ([], [MANAGER])
     assert waits.restarts == {MANAGER: "its settings changed"}
     assert f"{MANAGER} has to be restarted" not in waits.due_reasons
     done = {**there, "contents": {CONFIG: SETTINGS}}
-    assert fabric(board, {"manager_config": {"LOG_LEVEL": 4}}, **done).values["waits"] == []
+    assert fabric(board, {"manager_config": {"LOG_LEVEL": 4}}, **done).restart_mark is None
 
 
 def test_merging_what_is_set_changes_nothing() -> None:
@@ -131,7 +131,7 @@ def test_a_board_of_nvlink_5_needs_modules(board: dict[str, Any]) -> None:
     b200 = {"vendor_id": "10de", "device_id": "2901", "class_id": "030200", "subsystem_id": None, "driver": None}
     pci = [{"slot": f"0000:{number:02x}:00.0", **b200} for number in range(16, 24)]
     found = fabric({**board, "pci": pci})
-    assert set(found.values["modprobe"]) == {"ib_umad", "mlx5_core"}
+    assert set(found.modules) == {"ib_umad", "mlx5_core"}
     assert MODULES in {file.path for file in found.files}
     assert "0x10de:0x2901) exit 0" in str(found.files[0].content)
 
@@ -150,7 +150,8 @@ def test_absent_removes_it_and_so_does_the_driver(board: dict[str, Any], whose: 
     assert [(one.name, one.state) for one in found.units] == [(MANAGER, "stopped")]
     failed = {**without(board, *FABRIC), "units": [{**unit(MANAGER, "failed"), "load": "not-found"}]}
     gone = planned("nvidia_fabric", state(failed), {whose: {"state": "absent"}})
-    assert gone.values["reset_failed"] == [MANAGER]
+    assert [one.argv for one in gone.commands] == [("systemctl", "reset-failed", MANAGER)]
+    assert f"{MANAGER} has failed" in gone.due_reasons
 
 
 @pytest.mark.parametrize(("text", "goes"), [(nodes_text(["10.0.0.1"]), True), ("10.0.0.9\n", False), (None, False)])

@@ -27,6 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 SHAPED: dict[str, dict[str, Any]] = {
     "cuda": {"toolkit": ["12.9"]},
     "dcgm": {},
+    "nvidia_fabric": {},
     "nvidia_repository": {},
     "kernel_tuning": {"command_line": ["quiet"]},
     "gpu_settings": {"rules": [{"gpus": "all", "power_limit": "80%"}]},
@@ -116,7 +117,8 @@ def test_every_expression_of_a_role_with_a_shape_is_rendered(role: str) -> None:
     files = [*(ROLES / "common" / "tasks").glob("*.yml"), *(ROLES / role / "tasks").glob("*.yml")]
     rendered = 0
     for manifest in manifests(role):
-        for plan in ({"manifest": manifest.model_dump(mode="json"), "due": True, "skipped": again} for again in (0, 1)):
+        document = manifest.model_dump(mode="json")
+        for plan in ({"manifest": document, "settings": {}, "due": True, "skipped": again} for again in (0, 1)):
             for task in (task for file in files for task in steps(file)):
                 variables: dict[str, Any] = {
                     "role_name": role,
@@ -128,6 +130,7 @@ def test_every_expression_of_a_role_with_a_shape_is_rendered(role: str) -> None:
                     "__gpu_tools_venv": {"name": "x", "path": "/x", "version": "1", "locked": True, "programs": ["x"]},
                     "item": {"argv": ["x"], "changes": True},
                     "accounts_revert_s": 60,
+                    "nvidia_fabric_imex_nodes": ["10.0.0.1"],
                     "omit": "",
                     **trusted(task.get("vars") or {}),
                 }
