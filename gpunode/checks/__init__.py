@@ -60,7 +60,7 @@ from gpunode.checks.compare import (
     passed,
     warned,
 )
-from gpunode.checks.identity import GpuIdentity, Hardware, Identity, RunningStack, identify
+from gpunode.checks.identity import GpuIdentity, Hardware, Identity, RunningStack, described, identify
 from gpunode.checks.registry import (
     LEVELS,
     Allowed,
@@ -80,6 +80,7 @@ from gpunode.checks.registry import (
     registry,
 )
 from gpunode.checks.thresholds import Threshold
+from gpunode.checks.topology import MachinePart, NodeLayout, PairMatrix
 
 __all__ = [
     "LEVELS",
@@ -96,6 +97,9 @@ __all__ = [
     "Hardware",
     "Identity",
     "Level",
+    "MachinePart",
+    "NodeLayout",
+    "PairMatrix",
     "RunningStack",
     "Skip",
     "State",
@@ -106,6 +110,7 @@ __all__ = [
     "at_least",
     "at_most",
     "compared",
+    "described",
     "equals",
     "failed",
     "first_fault",

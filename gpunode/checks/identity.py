@@ -5,6 +5,7 @@ import re
 from gpunode.checks.gpus import model_of
 from gpunode.checks.installed import driver_packages, upstream
 from gpunode.checks.machine import is_guest
+from gpunode.checks.topology import NodeLayout, PairMatrix, layout_of, matrices_of
 from gpunode.facts.node import NodeFacts
 from gpunode.frozen import Frozen
 
@@ -69,10 +70,17 @@ class Identity(Described):
     stack: RunningStack
     gpus: tuple[GpuIdentity, ...]
     hardware: Hardware = Hardware()
+    layout: NodeLayout | None = None
+    matrices: tuple[PairMatrix, ...] = ()
+
+
+def described(node: NodeFacts) -> Identity:
+    """Return the description of a node for a report: ``identify`` with its parts, links and measured matrices."""
+    return identify(node).model_copy(update={"layout": layout_of(node), "matrices": matrices_of(node)})
 
 
 def identify(node: NodeFacts) -> Identity:
-    """Return the description of a node; unknown values are None."""
+    """Return the description of a node, without its parts; unknown values are None."""
     packages = driver_packages(node)
     versions = {upstream(package) for package in packages.of_main}
     loaded = node.loaded_driver

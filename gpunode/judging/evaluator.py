@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel
 
-from gpunode.checks import Level, identify
+from gpunode.checks import Level, described
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.isolation import AnswerLimits, Exceeded, Workers
@@ -126,7 +126,7 @@ class Evaluator:
         level = request.level or level_of(bundle)
         policy = request.policy_of(host)
         findings = findings_of(bundle, facts, request, level=level, policy=policy)
-        node = EvaluatedNode(facts, judged(bundle.host, identify(facts), findings, seconds, policy), level)
+        node = EvaluatedNode(facts, judged(bundle.host, described(facts), findings, seconds, policy), level)
         extracted = {name: extract(node) for name, extract in request.extracts.items()}
         found = _Judged(level=level, node=node.report, extracted=extracted)
         document = bundle.to_json() if request.documents else ""

@@ -13,6 +13,8 @@ from gpunode.checks import (
     Hardware,
     Identity,
     Level,
+    NodeLayout,
+    PairMatrix,
     RunningStack,
     State,
     Status,
@@ -83,6 +85,10 @@ class NodeReport(FrozenByName):
     gpus: tuple[GpuIdentity, ...]
     hardware: Hardware | None = None
     """None if the node could not be reached."""
+    layout: NodeLayout | None = None
+    """Parts and links, for drawings; None if the node could not be reached, and in a report of ``--on-node``."""
+    matrices: tuple[PairMatrix, ...] = ()
+    """Measured figures of pairs of GPUs."""
     recommended_state: State = State.NONE
     """Recommended state for a scheduler: the most severe of its findings'."""
     categories: tuple[CategoryReport, ...] = ()
@@ -147,7 +153,7 @@ class CompactReports:
     def compact(self, node: NodeReport) -> NodeReport:
         """Return an equal report, or one without the details that are only counted."""
         update: dict[str, Any] = {"findings": tuple(self._kept(finding) for finding in node.findings)}
-        for name in ("stack", "hardware", "policy"):
+        for name in ("stack", "hardware", "layout", "policy"):
             update[name] = self._once(getattr(node, name))
         update["categories"] = tuple(self._once(one) for one in node.categories)
         return node.model_copy(update=update)
@@ -248,6 +254,8 @@ def judged(
         stack=identity.stack,
         gpus=identity.gpus,
         hardware=identity.hardware,
+        layout=identity.layout,
+        matrices=identity.matrices,
         recommended_state=most_severe(finding.recommended_state for finding in counting(findings)),
         categories=by_category(findings),
         policy=PolicyReport(source=policy.source, expired=policy.expired) if policy.source else None,

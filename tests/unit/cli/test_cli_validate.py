@@ -602,7 +602,7 @@ def test_one_node_that_costs_too_much_is_an_error_beside_the_others(
             return re.fullmatch(r"(a+)+b", "a" * 60) if kind == "regex" else [bytes(1 << 30)]  # type: ignore[return-value]
         return identity.identify(node)
 
-    monkeypatch.setattr("gpunode.judging.evaluator.identify", costly)
+    monkeypatch.setattr("gpunode.judging.evaluator.described", costly)
     monkeypatch.setattr("gpunode.judging.evaluator.AnswerLimits", lambda: AnswerLimits(cpu_s=1, memory_mib=200))
     for host in ("a", "bad", "c"):
         (tmp_path / f"{host}.json").write_text(json.dumps({**without_gpu(), "host": host}))
