@@ -72,6 +72,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
             "manager": state.manager,
             # Known before the repository is set up, for users who drain a node first.
             "driver_due": due,
+            "driver_in_use": due and (state.facts.loaded_driver is not None or bool(state.facts.gap("loaded_driver"))),
         },
     )
 

@@ -1,0 +1,125 @@
+"""Waves of playbooks/site.yml: its plays as they are, with one task in place of the roles."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from programs import beside_python
+
+ROOT = Path(__file__).parents[2]
+WAVES = re.compile("Group the nodes|(Begin|End) the wave")
+NODES = [f"n{number:02}" for number in range(1, 21)]
+
+
+def without_roles(folder: Path) -> Path:
+    """The site playbook with the tasks of its waves only: the answer of preflight is a variable of the inventory."""
+    plays: list[dict[str, Any]] = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text(encoding="utf-8"))
+    for play in plays:
+        del play["roles"]
+        play.get("vars", {}).clear()
+        for part in ("pre_tasks", "tasks"):
+            play[part] = [task for task in play.get(part, []) if WAVES.match(task["name"])]
+    plays[0]["pre_tasks"] = [{"ansible.builtin.fail": {"msg": "refused"}, "when": "refused | default(false)"}]
+    plays[1]["pre_tasks"].append({"ansible.builtin.debug": {"msg": "wave {{ ansible_play_batch | join(' ') }}"}})
+    plays[1]["pre_tasks"].append({"ansible.builtin.fail": {"msg": "broken"}, "when": "broken | default(false)"})
+    (folder / "tasks").symlink_to(ROOT / "playbooks" / "tasks")
+    file = folder / "site.yml"
+    file.write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")
+    return file
+
+
+def waves(folder: Path, hosts: dict[str, dict[str, bool]], *words: str) -> tuple[list[list[str]], int, str]:
+    """The nodes of each wave that began, in their order; the exit code and the output."""
+    inventory = {
+        name: {"__preflight_plan": {"manifest": {"values": {"driver_in_use": False}}}, **hosts.get(name, {})}
+        for name in NODES
+    }
+    for name, variables in hosts.items():
+        in_use = variables.get("in_use", False)
+        inventory[name]["__preflight_plan"] = {"manifest": {"values": {"driver_in_use": in_use}}}
+    (folder / "hosts.yml").write_text(
+        yaml.safe_dump({"gpu_nodes": {"hosts": inventory, "vars": {"ansible_connection": "local"}}}), encoding="utf-8"
+    )
+    run = subprocess.run(
+        [beside_python("ansible-playbook"), "-i", "hosts.yml", "-f", "20", str(without_roles(folder)), *words],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "ANSIBLE_PYTHON_INTERPRETER": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    found = list(dict.fromkeys(re.findall(r'"msg": "wave ([^"]*)"', run.stdout)))
+    return [wave.split() for wave in found], run.returncode, run.stdout + run.stderr
+
+
+IN_USE = {name: {"in_use": True} for name in NODES}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words", "expected", "code"),
+    [
+        pytest.param({}, (), [NODES], 0, id="bare nodes: all at once"),
+        pytest.param(
+            IN_USE, (), [NODES[:1], NODES[1:3], NODES[3:8], NODES[8:13], NODES[13:18], NODES[18:]], 0, id="all"
+        ),
+        pytest.param(
+            {"n07": {"in_use": True}},
+            (),
+            [
+                ["n07"],
+                ["n01", "n02"],
+                *[[n for n in NODES if n != "n07"][start : start + 5] for start in (2, 7, 12, 17)],
+            ],
+            0,
+            id="the canary is a node whose driver changes",
+        ),
+        pytest.param({**IN_USE, "n01": {"in_use": True, "broken": True}}, (), [["n01"]], 2, id="canary fails"),
+        pytest.param(
+            {**IN_USE, "n05": {"in_use": True, "broken": True}},
+            (),
+            [NODES[:1], NODES[1:3], NODES[3:8]],
+            2,
+            id="third wave",
+        ),
+        pytest.param(
+            {**IN_USE, **{name: {"in_use": True, "broken": True} for name in ("n02", "n05", "n06")}},
+            ("-e", "gpunode_max_failed_nodes=1"),
+            [NODES[:1], NODES[1:3], NODES[3:8]],
+            2,
+            id="one may fail, two more do",
+        ),
+        pytest.param({"n05": {"broken": True}}, ("-e", "gpunode_serial=10"), [NODES[:10]], 2, id="an own number"),
+        pytest.param(
+            {**IN_USE, "n01": {"in_use": True, "refused": True}},
+            (),
+            [NODES[1:2], NODES[2:4], NODES[4:9], NODES[9:14], NODES[14:19], NODES[19:]],
+            2,
+            id="a refused node is no canary",
+        ),
+        pytest.param(IN_USE, ("-e", '{"gpunode_hosts": "gpu_nodes:!n01:!n02"}'), None, 0, id="a pattern of hosts"),
+    ],
+)
+def test_nodes_whose_driver_is_in_use_change_in_waves(
+    tmp_path: Path,
+    hosts: dict[str, dict[str, bool]],
+    words: tuple[str, ...],
+    expected: list[list[str]] | None,
+    code: int,
+) -> None:
+    found, returned, output = waves(tmp_path, hosts, *words)
+    if expected is None:
+        assert sorted(node for wave in found for node in wave) == NODES[2:], output[-2000:]
+        assert found[0] == ["n03"]
+    else:
+        assert found == expected, output[-3000:]
+    assert returned == code, output[-3000:]
+
+
+def test_the_stop_names_the_failed_nodes_and_those_left_as_they_are(tmp_path: Path) -> None:
+    _, _, output = waves(tmp_path, {**IN_USE, "n02": {"in_use": True, "broken": True}})
+    assert "1 of 3 nodes of earlier waves failed: n02; nothing was changed on n04, n05" in output.replace("\n", " ")
