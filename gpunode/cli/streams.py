@@ -47,5 +47,7 @@ def _text(descriptor: int, called: str, old: TextIO | None, closed: int) -> Text
         os.dup2(os.open(os.devnull, closed), descriptor)
     settings: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
     if old is not None:
-        settings = {"encoding": old.encoding, "errors": old.errors, "line_buffering": old.isatty() or descriptor == 2}
+        # A sign that the locale lacks is escaped: it must not end a report.
+        errors = "backslashreplace" if old.errors == "strict" else old.errors
+        settings = {"encoding": old.encoding, "errors": errors, "line_buffering": old.isatty() or descriptor == 2}
     return io.TextIOWrapper(io.BufferedWriter(_Guarded(descriptor, called)), **settings)

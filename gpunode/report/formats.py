@@ -1,5 +1,7 @@
 """The formats of a report: one row each, with the module that writes it."""
 
+import json
+import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -7,7 +9,11 @@ from importlib import import_module
 from gpunode.judging.report import Report
 from gpunode.text import printable_json
 
-MODULES = {"console": "gpunode.report.console"}
+MODULES = {
+    "console": "gpunode.report.console",
+    "junit": "gpunode.report.junit",
+    "ctrf": "gpunode.report.ctrf",
+}
 """Format -> module with ``as_text(document, *, verbose)``; loaded when it is asked for, since libraries are slow to
 load."""
 NAMES = (*MODULES, "json")
@@ -27,4 +33,17 @@ def show(name: str, document: Report, *, verbose: bool) -> None:
         import_module(MODULES[name]).write(document, sys.stdout, verbose=verbose)
         return
     for part in parts(name, document, verbose=verbose):
-        sys.stdout.write(part)
+        sys.stdout.write(_encodable(name, part))
+
+
+def _encodable(name: str, text: str) -> str:
+    """Return text that the encoding of stdout can represent: other characters are the format's escapes."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        if name == "json":
+            return re.sub(r"[^\x00-\x7f]", lambda match: json.dumps(match[0])[1:-1], text)
+        errors = "xmlcharrefreplace" if name == "html" else "backslashreplace"
+        return text.encode(encoding, errors).decode(encoding)
+    return text

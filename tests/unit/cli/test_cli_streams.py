@@ -1,11 +1,14 @@
 """stdout and stderr that are full or closed, and Ctrl-C before a verb has begun."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import forked
 import pytest
+
+from gpunode.report import formats
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
 REPLAY = ["validate", "--replay", str(BUNDLE)]
@@ -15,8 +18,7 @@ PRINTING = [
     ["checks"],
     ["checks", "--help"],
     ["schema", "report"],
-    [*REPLAY, "--format", "console"],
-    [*REPLAY, "--format", "json"],
+    *([*REPLAY, "--format", name] for name in formats.NAMES),
     ["catalog", "list"],
 ]
 
@@ -83,3 +85,17 @@ main(["checks"])
 """
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr.strip()) == (130, "", "gpunode: interrupted")
+
+
+def test_a_locale_that_lacks_a_character_ends_no_report(tmp_path: Path) -> None:
+    document = tmp_path / "node.json"
+    document.write_text(BUNDLE.read_text(encoding="utf-8").replace('"host": "', '"host": "é', 1), encoding="utf-8")
+    ended = subprocess.run(
+        [sys.executable, "-m", "gpunode", "validate", "--replay", str(document)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, "\\xe9" in ended.stdout) == (3, True), ended.stderr
