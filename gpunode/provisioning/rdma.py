@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import Field
+
 from gpunode.errors import UsageError
+from gpunode.frozen import Frozen
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
-from gpunode.provisioning.departures import departures, installed_by_role
+from gpunode.provisioning.departures import installed_by_role
 from gpunode.provisioning.manifest import (
     AptChange,
     DnfChange,
@@ -20,9 +23,9 @@ from gpunode.provisioning.manifest import (
     Manifest,
     NodeQuestion,
     UnitState,
-    no_package_manager,
 )
 from gpunode.provisioning.rdma_parts import (
+    PART_PACKAGES,
     PARTS,
     PEERMEM,
     PROFILE,
@@ -36,14 +39,12 @@ from gpunode.provisioning.rdma_parts import (
     path_of,
     unbuilt,
 )
+from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.stack import Stack
 from gpunode.tuning.kernel import in_container
 
-ROLE = "rdma"
 MODULES = "/etc/modules-load.d/gpunode-rdma.conf"
-MEMORY = "/var/lib/gpunode/rdma"
-BEFORE = f"{MEMORY}/packages-before"
 MARKER = "/run/gpunode/rdma-reboot"
 """DOCA's modules wait for a boot. The file is removed by that boot."""
 SOURCES, KEY = "/etc/apt/sources.list.d/gpunode-doca.sources", "/etc/apt/keyrings/gpunode-doca.asc"
@@ -51,11 +52,74 @@ PREFERENCES = "/etc/apt/preferences.d/gpunode-doca.pref"
 YUM, RPM_KEY = "/etc/yum.repos.d/gpunode-doca.repo", "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-doca"
 OPENIBD = "openibd.service"
 DOCA_FILES = (SOURCES, KEY, PREFERENCES, YUM, RPM_KEY)
-LOOK = Look(paths=(MODULES, MEMORY, *DOCA_FILES), contents=(BEFORE, MARKER, MODULES, KEY, RPM_KEY))
 # DOCA's repository has a dkms of its own; azhpc-images (install_doca.sh) keeps the distribution's in the same way.
 PINS = (
     "# Managed by gpunode (role rdma): dkms stays the one that builds the driver.\n"
     "Package: dkms\nPin: release l=DOCA-HOST*\nPin-Priority: -1\n"
+)
+
+
+class RdmaSettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["keep", "present", "absent"] = option(
+        "keep",
+        "V(keep): nothing is installed or removed. V(present): RDMA is set up. V(absent): everything that the role "
+        "installed is removed.",
+    )
+    source: Literal["distribution", "doca"] = option(
+        "distribution",
+        "V(distribution): rdma-core of the distribution. V(doca): NVIDIA's DOCA-OFED, whose kernel modules DKMS "
+        "builds.",
+    )
+    doca_url: str = option(
+        "", "URL of the directory of a DOCA release for this system. Empty: doca-ofed from the configured sources."
+    )
+    doca_key: str = option(
+        "",
+        "Key that signs that repository: a file on the controller, or an https URL. Required with O(rdma_doca_url).",
+        no_log=False,
+    )
+    gpudirect: Literal["auto", "dma-buf", "peermem", "off"] = option(
+        "auto",
+        "How adapters reach GPU memory. V(auto) is dma-buf where driver, GPUs and kernel support it, else "
+        "nvidia-peermem where it can register with the kernel.",
+    )
+    gdrcopy: bool = option(False, "Install GDRCopy and load its module.")
+    gds: bool = option(False, "Install nvidia-fs, the kernel module of GPUDirect Storage, and load it.")
+    lock_wait_s: int = option(300, LOCK_WAIT)
+
+
+class Undo(Frozen):
+    """What reverts the transaction that installs DOCA."""
+
+    files: tuple[ManagedFile, ...]
+    packages: AptChange | DnfChange = Field(discriminator="manager")
+
+
+class RdmaResult(Frozen):
+    """What the role's own tasks read."""
+
+    undo: Undo | None = None
+    """None: DOCA was installed before, or is not requested."""
+    problem: str | None = None
+    """Why DOCA's installed modules are not those of the running kernel."""
+
+
+ROLE = Role(
+    name="rdma",
+    title="Set up RDMA and the path between adapters and GPU memory",
+    about=(
+        "Programs and kernel modules of RDMA from the distribution or from DOCA-OFED, modules at boot, nvidia-peermem "
+        "where dma-buf does not do, GDRCopy and GPUDirect Storage on request.",
+        "Restores the previous state with O(rdma_state=absent).",
+    ),
+    settings=RdmaSettings,
+    result=RdmaResult,
+    files=(MODULES, *DOCA_FILES),
+    packages=(*dict.fromkeys((*USER_SPACE["apt"], *USER_SPACE["dnf"])), PROFILE, *PART_PACKAGES),
+    restart_mark=MARKER,
+    more=Look(contents=(MODULES, KEY, RPM_KEY)),
 )
 
 
@@ -64,7 +128,7 @@ class Draft:
     """A plan of the role under construction."""
 
     state: NodeState
-    settings: Mapping[str, Any]
+    settings: RdmaSettings
     context: Context
     stack: Stack | None
     manager: Literal["apt", "dnf"]
@@ -83,7 +147,7 @@ class Draft:
     @property
     def doca(self) -> bool:
         """Return whether DOCA-OFED is requested."""
-        return str(self.settings["source"]) == "doca"
+        return self.settings.source == "doca"
 
     @property
     def installed(self) -> dict[str, str]:
@@ -93,7 +157,7 @@ class Draft:
     @property
     def parts(self) -> list[OptionalPart]:
         """Return the requested optional parts."""
-        return [part for part in PARTS if self.settings[part.setting]]
+        return [part for part in PARTS if getattr(self.settings, part.setting)]
 
     def answer(self, name: str, names: Sequence[str], files: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the answer on the availability of packages in the node's repositories; None if it is not known yet."""
@@ -104,29 +168,19 @@ class Draft:
         return found
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return the manifest of the role. Raises UsageError for malformed settings."""
-    if settings["state"] == "keep":
-        return Manifest(role=ROLE)
-    if state.manager is None:
-        return no_package_manager(ROLE)
-    if settings["state"] == "absent":
-        return _absent(state, settings, state.manager)
+@ROLE.present
+def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manifest:
+    """Return the manifest of the role."""
     driver = context.settings_of("nvidia_driver")["state"] == "present"
     stack = node_stack.of_context(state.facts, context).stack if driver else None
-    draft = Draft(state, settings, context, stack, state.manager)
+    draft = Draft(state, settings, context, stack, "dnf" if state.apt is None else "apt")
     archive = _repository(draft)
-    path = path_of(state.facts, draft.stack, str(settings["gpudirect"]), str(settings["source"]))
+    path = path_of(state.facts, draft.stack, settings.gpudirect, settings.source)
     draft.refusals += [path.problem] if path.problem else []
     if not draft.questions and not draft.refusals:
         _packages(draft, archive)
     if draft.questions or draft.refusals:
-        return Manifest(role=ROLE, questions=draft.questions, refusals=tuple(draft.refusals))
-    return _present(draft, archive, path)
-
-
-def _present(draft: Draft, archive: ArchiveFiles, path: Path) -> Manifest:
-    state = draft.state
+        return Manifest(role=ROLE.name, questions=draft.questions, refusals=tuple(draft.refusals))
     fabric = tuple(draft.stack.nvlsm.kernel_modules) if draft.stack is not None and draft.stack.nvlsm else ()
     chosen = (*fabric, *([PEERMEM] if path.kind == "peermem" else ()), *(part.module for part in draft.parts))
     live = _to_load(draft, fabric, chosen)
@@ -134,27 +188,35 @@ def _present(draft: Draft, archive: ArchiveFiles, path: Path) -> Manifest:
     there = {*live, *(state.facts.modules or ()), *(state.contents.get(MODULES) or "").split()}
     modules = tuple(name for name in chosen if name != PEERMEM or name in there)
     text = modules_text(modules) if modules else None
-    change = _change(draft, archive)
+    texts = {**archive.texts, **({PREFERENCES: PINS} if archive.files else {})}
+    change = ROLE.transaction(state, settings, draft.requested, never=DRIVER_PACKAGES, files=texts)
     unit = state.unit(OPENIBD)
     return Manifest(
-        role=ROLE,
+        role=ROLE.name,
         files=(*draft.files, ManagedFile(path=MODULES, content=text, phase="after")),
-        folders=(ManagedFolder(path=MEMORY),),
+        folders=(ManagedFolder(path=ROLE.folder),),
         packages=change,
+        modules=live,
         units=(UnitState(name=OPENIBD, enabled=True),) if unit is not None and draft.doca else (),
         notes=(*draft.notes, *_notes(draft, path)),
         reboot_reasons=("DOCA-OFED's kernel modules are loaded at the next boot",) if _waits(state) else (),
-        due_reasons=tuple(f"module {name} is not loaded" for name in live),
-        values={
-            "state": "present",
-            "path": path.kind,
-            "modprobe": live,
-            "marker": MARKER,
-            "doca": draft.doca and PROFILE not in state.installed,
-            "undo": _undo(draft, change),
-            "problem": draft.unbuilt,
-        },
+        restart_mark=MARKER if draft.doca and PROFILE not in state.installed else None,
+        result=RdmaResult(undo=_undo(draft, change), problem=draft.unbuilt),
     )
+
+
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
+    """Return the removal; packages of the distribution that DOCA-OFED has too return to the distribution's version."""
+    packages = manifest.packages
+    if isinstance(packages, AptChange):
+        packages = packages.model_copy(update={"restore": REPLACED})
+    loaded = [name for name in (PEERMEM, *(part.module for part in PARTS)) if name in (state.facts.modules or ())]
+    ours = state.files[MODULES].kind == "file"
+    notes = [f"module {name} stays loaded until the next boot" for name in loaded if ours]
+    if f"{PROFILE} must be removed" in manifest.due_reasons:
+        notes.append("DOCA-OFED's modules stay loaded until the next boot")
+    return manifest.model_copy(update={"packages": packages, "notes": tuple(notes), "result": RdmaResult()})
 
 
 def modules_text(names: Sequence[str]) -> str:
@@ -165,14 +227,12 @@ def modules_text(names: Sequence[str]) -> str:
 
 def _repository(draft: Draft) -> ArchiveFiles:
     """Return the files of DOCA's repository; refuse an invalid one."""
-    settings, url, key = draft.settings, str(draft.settings["doca_url"]), str(draft.settings["doca_key"])
+    url, key = draft.settings.doca_url, draft.settings.doca_key
     if not draft.doca or not url:
         draft.files += [ManagedFile(path=path, content=None) for path in DOCA_FILES]
         return ArchiveFiles()
     if not url.startswith(("http://", "https://", "file:/")) or url != "".join(url.split()):
-        raise UsageError(
-            f"rdma_doca_url: {settings['doca_url']} is not a valid URL (example: https://HOST/doca/3.2.1/OS/ARCH)"
-        )
+        raise UsageError(f"rdma_doca_url: {url} is not a valid URL (example: https://HOST/doca/3.2.1/OS/ARCH)")
     if not key:
         raise UsageError(
             "rdma_doca_key: set the key that signs the repository, a file on the controller or an https URL: gpunode "
@@ -180,7 +240,9 @@ def _repository(draft: Draft) -> ArchiveFiles:
         )
     file, key_file = (SOURCES, KEY) if draft.state.apt is not None else (YUM, RPM_KEY)
     archive = archive_files(
-        Archive(role=ROLE, purpose="NVIDIA's DOCA-OFED", file=file, key_file=key_file, uri=url, key=key, suite="./"),
+        Archive(
+            role=ROLE.name, purpose="NVIDIA's DOCA-OFED", file=file, key_file=key_file, uri=url, key=key, suite="./"
+        ),
         draft.state,
         draft.context,
     )
@@ -241,18 +303,18 @@ def _part(draft: Draft, part: OptionalPart, offered: Mapping[str, Any]) -> None:
     draft.requested += [name for name in chosen if name]
 
 
-def _to_load(draft: Draft, fabric: Sequence[str], modules: Sequence[str]) -> list[str]:
+def _to_load(draft: Draft, fabric: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
     """Return the modules to load now; none in a container, which uses the host's kernel."""
     facts = draft.state.facts
     if in_container(facts) and not facts.simulated:
-        return []
+        return ()
     ready = set(fabric) if facts.gpus_on_bus else set()
     if facts.loaded_driver is not None:
         # If requested, loading is tried while ib_core is not loaded yet.
-        may = facts.peer_memory or (facts.peer_memory is None and draft.settings["gpudirect"] == "peermem")
+        may = facts.peer_memory or (facts.peer_memory is None and draft.settings.gpudirect == "peermem")
         ready |= {PEERMEM} if may and not _waits(draft.state) else set()
         ready |= {part.module for part in PARTS if set(part.names(draft.manager)) & draft.state.installed.keys()}
-    return [name for name in modules if name in ready and name not in (facts.modules or ())]
+    return tuple(name for name in modules if name in ready and name not in (facts.modules or ()))
 
 
 def _waits(state: NodeState) -> bool:
@@ -261,7 +323,7 @@ def _waits(state: NodeState) -> bool:
 
 def _notes(draft: Draft, path: Path) -> list[str]:
     notes = []
-    if path.kind is None and draft.settings["gpudirect"] == "auto" and draft.state.facts.gpus_on_bus:
+    if path.kind is None and draft.settings.gpudirect == "auto" and draft.state.facts.gpus_on_bus:
         notes.append(f"GPU memory is reached through main memory: {path.why}")
     if path.kind == "peermem" and draft.doca and not draft.state.facts.peer_memory:
         notes.append(
@@ -274,53 +336,14 @@ def _notes(draft: Draft, path: Path) -> list[str]:
     return notes
 
 
-def _change(draft: Draft, archive: ArchiveFiles) -> AptChange | DnfChange:
-    wait = int(draft.settings["lock_wait_s"])
-    install = tuple(draft.requested)
-    if draft.state.apt is None:
-        return DnfChange(install=install, never=DRIVER_PACKAGES, memory=BEFORE, lock_wait_s=wait)
-    files = {**archive.texts, **({PREFERENCES: PINS} if archive.files else {})}
-    return AptChange(install=install, never=DRIVER_PACKAGES, memory=BEFORE, files=files, lock_wait_s=wait)
-
-
-def _undo(draft: Draft, change: AptChange | DnfChange) -> dict[str, Any] | None:
+def _undo(draft: Draft, change: AptChange | DnfChange) -> Undo | None:
     """Return what reverts the transaction that installed DOCA; None if it was installed before, or is not requested."""
-    before = draft.state.installed.keys() - installed_by_role(draft.state, BEFORE)
+    before = draft.state.installed.keys() - installed_by_role(draft.state, ROLE.record)
     if not draft.doca or PROFILE in before:
         return None
     paths = [file.path for file in draft.files if draft.state.files[file.path].kind == "absent"]
-    new = tuple(entry for entry in change.install if entry not in before)
-    back, _ = _going(draft.state, new, change.lock_wait_s)
-    return {
-        "files": [ManagedFile(path=path, content=None).model_dump(mode="json") for path in paths],
-        "packages": None if back is None else back.model_dump(mode="json"),
-    }
-
-
-def _absent(state: NodeState, settings: Mapping[str, Any], manager: str) -> Manifest:
-    names = (*USER_SPACE[manager], PROFILE, *(name for part in PARTS for name in part.names(manager)))
-    packages, leaving = _going(state, names, int(settings["lock_wait_s"]))
-    loaded = [name for name in (PEERMEM, *(part.module for part in PARTS)) if name in (state.facts.modules or ())]
-    ours = state.files[MODULES].kind == "file"
-    adapters = (
-        ["DOCA-OFED's modules stay loaded until the next boot"] if (f"{PROFILE} must be removed") in leaving else []
-    )
-    return Manifest(
-        role=ROLE,
-        files=tuple(
-            ManagedFile(path=path, content=None, phase="after") for path in (MODULES, *DOCA_FILES, BEFORE, MARKER)
-        ),
-        folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
-        packages=packages,
-        notes=(*(f"module {name} stays loaded until the next boot" for name in loaded if ours), *adapters),
-        due_reasons=tuple(leaving),
-        values={"state": "absent"},
-    )
-
-
-def _going(state: NodeState, names: Sequence[str], wait: int) -> tuple[AptChange | DnfChange | None, list[str]]:
-    """Return the transaction that removes these packages, and the installed ones; DOCA's versions are downgraded."""
-    change, leaving = departures(state, names, memory=BEFORE, lock_wait_s=wait)
+    new = tuple(name for name in change.install if name not in before)
+    back: AptChange | DnfChange = DnfChange(state="absent", remove_new=new, memory=ROLE.record)
     if isinstance(change, AptChange):
-        change = change.model_copy(update={"restore": REPLACED})
-    return change, leaving
+        back = AptChange(state="absent", purge_new=new, restore=REPLACED, memory=ROLE.record)
+    return Undo(files=tuple(ManagedFile(path=path, content=None) for path in (*paths, MARKER)), packages=back)

@@ -73,6 +73,9 @@ PARTS = (
         "nvidia_fs",
     ),
 )
+PART_PACKAGES = tuple(
+    dict.fromkeys(name for part in PARTS for names in part.packages.values() for each in names for name in each)
+)
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ class Role(Generic[S]):
         remove: Iterable[str] = (),
         never: Iterable[str] = (),
         hold: Iterable[str] = (),
-        files: Mapping[str, str] | None = None,
+        files: Mapping[str, str | dict[str, str]] | None = None,
     ) -> AptChange | DnfChange:
         """Return the transaction that installs packages on this node; ``files`` are apt's, which it applies."""
         common: dict[str, Any] = {"never": tuple(never), "hold": tuple(hold), "memory": self.record}

@@ -55,7 +55,7 @@ _POLICIES: tuple[RolePolicy | Role[Any], ...] = (
     gpu_tools.ROLE,
     storage,
     kernel_tuning.ROLE,
-    rdma,
+    rdma.ROLE,
     cuda.ROLE,
     dcgm.ROLE,
     docker,

@@ -12,7 +12,7 @@ from plan_samples import planned, state_of
 from gpunode.errors import UsageError
 from gpunode.provisioning.departures import MARK
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
-from gpunode.provisioning.rdma import BEFORE, KEY, LOOK, MARKER, MODULES, PREFERENCES, SOURCES
+from gpunode.provisioning.rdma import KEY, MARKER, MODULES, PREFERENCES, ROLE, SOURCES, RdmaResult, Undo
 from gpunode.provisioning.state import NodeState
 
 BASE = facts_of(BUNDLE)
@@ -55,13 +55,13 @@ def node(
     if dnf:
         document["os"] = {**BASE["os"], **RHEL}
         document["packages"] = []
-    everything = {path: {"kind": "absent"} for path in (*LOOK.paths, *LOOK.contents)}
+    everything = {path: {"kind": "absent"} for path in (*ROLE.look.paths, *ROLE.look.contents)}
     names = dict.fromkeys(installed, "44.0-2")
     more: dict[str, Any] = {"dnf": {"error": None, "installed": names}} if dnf else {"apt": {"installed": names}}
     return state_of(
         document,
         files={**everything, **(files or {})},
-        contents={**dict.fromkeys(LOOK.contents), **(contents or {})},
+        contents={**dict.fromkeys(ROLE.look.contents), **(contents or {})},
         **more,
     )
 
@@ -73,6 +73,17 @@ def made(
     given = {"state": "present", **settings}
     answers = {} if offered is None else {"answers": {"offers": {"offered": offered}}}
     return planned("rdma", state, {"rdma": given, "nvidia_driver": driver or {}}, **answers)
+
+
+def result_of(manifest: Manifest) -> RdmaResult:
+    assert isinstance(manifest.result, RdmaResult)
+    return manifest.result
+
+
+def undo_of(manifest: Manifest) -> Undo:
+    undo = result_of(manifest).undo
+    assert undo is not None
+    return undo
 
 
 def modules_of(manifest: Manifest) -> list[str]:
@@ -103,7 +114,7 @@ def test_missing_packages_are_asked_for_first_and_a_settled_node_is_asked_nothin
     assert found.due
     text = "x\n"
     memory = {"/var/lib/gpunode/rdma": {"kind": "folder", "mode": "0755", "entries": 1}}
-    settled = made(node(*DEBIAN, files=memory, contents={BEFORE: text}), driver=OPEN)
+    settled = made(node(*DEBIAN, files=memory, contents={ROLE.record: text}), driver=OPEN)
     assert (settled.questions, settled.due_reasons) == ({}, ())
 
 
@@ -127,23 +138,21 @@ def test_a_package_that_is_not_offered_is_named_and_rdma_core_is_required() -> N
 
 def test_dma_buf_needs_no_module() -> None:
     found = made(node(*DEBIAN), driver=OPEN)
-    assert found.values["path"] == "dma-buf"
-    assert modules_of(found) == []
+    assert (modules_of(found), found.notes) == ([], ())
 
 
 def test_a_kernel_that_no_package_has_counts_as_it_runs() -> None:
     old = [{**KERNEL, "release": "5.4.0-1-generic", "headers": True}]
-    assert made(node(*DEBIAN, kernels=old), driver=OPEN).values["path"] is None
+    assert "through main memory" in made(node(*DEBIAN, kernels=old), driver=OPEN).notes[0]
 
 
 def test_nvidia_peermem_is_loaded_where_dma_buf_does_not_do_and_the_kernel_has_its_interface() -> None:
     loaded = {"version": "580.95.05", "flavour": "proprietary"}
     found = made(node(*DEBIAN, peer_memory=True, loaded_driver=loaded), driver=CLOSED)
-    assert found.values["path"] == "peermem"
     assert modules_of(found) == ["nvidia_peermem"]
-    assert found.values["modprobe"] == ["nvidia_peermem"]
+    assert found.modules == ("nvidia_peermem",)
     there = made(node(*DEBIAN, peer_memory=True, loaded_driver=loaded, modules=["nvidia_peermem"]), driver=CLOSED)
-    assert there.values["modprobe"] == []
+    assert there.modules == ()
 
 
 def test_nvidia_peermem_is_listed_for_boot_by_the_run_that_loads_it(key: Path) -> None:
@@ -156,13 +165,13 @@ def test_nvidia_peermem_is_listed_for_boot_by_the_run_that_loads_it(key: Path) -
     assert modules_of(made(after, driver=CLOSED, **settings)) == ["nvidia_peermem"]
     # Where ib_core is not loaded, a request is tried.
     tried = made(node(*DEBIAN, loaded_driver=loaded), driver=CLOSED, gpudirect="peermem")
-    assert (modules_of(tried), tried.values["modprobe"]) == (["nvidia_peermem"], ["nvidia_peermem"])
+    assert (modules_of(tried), list(tried.modules)) == (["nvidia_peermem"], ["nvidia_peermem"])
 
 
 @pytest.mark.parametrize("interface", [False, None])
 def test_a_module_that_would_fail_at_boot_is_not_listed(interface: bool | None) -> None:
     found = made(node(*DEBIAN, peer_memory=interface), driver=CLOSED)
-    assert (found.values["path"], modules_of(found)) == (None, [])
+    assert modules_of(found) == []
     assert "the modules are proprietary" in found.notes[0]
 
 
@@ -187,11 +196,11 @@ def test_a_requested_path_that_is_not_there_is_refused_by_name(
 def test_fifth_generation_nvlink_gets_the_module_of_management_datagrams() -> None:
     found = made(node(*DEBIAN, pci=gpus(B200)), driver=OPEN)
     assert "ib_umad" in modules_of(found)
-    assert "ib_umad" in found.values["modprobe"]
+    assert "ib_umad" in found.modules
     assert any("module ib_umad is not loaded" in reason for reason in found.due_reasons)
     # The kernel of a container is the host's.
     inside = made(node(*DEBIAN, pci=gpus(B200), virtualization="docker", simulated=False), driver=OPEN)
-    assert inside.values["modprobe"] == []
+    assert inside.modules == ()
 
 
 # --- GDRCopy and GDS
@@ -203,10 +212,10 @@ def test_gdrcopy_and_gds_come_on_request_and_their_modules_are_loaded_at_boot() 
     assert isinstance(found.packages, AptChange)
     assert found.packages.install == (*DEBIAN, "gdrdrv-dkms", "libgdrapi", "nvidia-fs")
     assert modules_of(found) == ["gdrdrv", "nvidia_fs"]
-    assert found.values["modprobe"] == []
+    assert found.modules == ()
     loaded = {"version": "580.95.05", "flavour": "open"}
     after = made(node(*DEBIAN, *offers, loaded_driver=loaded), driver=OPEN, gdrcopy=True, gds=True)
-    assert after.values["modprobe"] == ["gdrdrv", "nvidia_fs"]
+    assert after.modules == ("gdrdrv", "nvidia_fs")
 
 
 @pytest.mark.parametrize(("version", "refused"), [("2.29.4-1", True), ("2.13.5~11.8.0-5~deb12u1", False)])
@@ -254,9 +263,19 @@ def test_a_doca_release_is_asked_for_with_its_repository_before_anything_is_writ
     assert isinstance(found.packages, AptChange)
     assert found.packages.install == ("doca-ofed",)
     assert {SOURCES, KEY, PREFERENCES} <= written(found)
-    assert found.values["undo"]["packages"]["purge_new"] == ["doca-ofed"]
-    assert {file["path"] for file in found.values["undo"]["files"]} >= {SOURCES, KEY}
-    assert found.values["doca"] is True
+    undo = undo_of(found)
+    assert isinstance(undo.packages, AptChange)
+    assert undo.packages.purge_new == ("doca-ofed",)
+    assert {file.path for file in undo.files} >= {SOURCES, KEY, MARKER}
+    assert found.restart_mark == MARKER
+
+
+def test_with_dnf_what_reverts_doca_names_it_before_it_is_installed() -> None:
+    """The plan is made before the transaction: the record on the node then decides what the role installed."""
+    found = made(node("rdma-core", dnf=True), {"doca-ofed": ["3.2.1"]}, driver=OPEN, source="doca")
+    undo = undo_of(found).packages
+    assert isinstance(undo, DnfChange)
+    assert (undo.remove_new, undo.memory) == (("doca-ofed",), ROLE.record)
 
 
 def test_a_doca_that_is_not_for_this_node_is_named_and_nothing_is_changed(key: Path) -> None:
@@ -308,7 +327,7 @@ def test_new_modules_wait_for_a_boot(key: Path) -> None:
     files = {path: {"kind": "file"} for path in (SOURCES, KEY, PREFERENCES)}
     found = doca(node("doca-ofed", files=files, contents={MARKER: "DOCA-OFED was installed\n"}, peer_memory=True), key)
     assert found.reboot_reasons == ("DOCA-OFED's kernel modules are loaded at the next boot",)
-    assert found.values["undo"] is None
+    assert result_of(found).undo is None
     assert doca(node("doca-ofed", files=files), key).reboot_reasons == ()
 
 
@@ -322,14 +341,15 @@ def test_modules_that_dkms_did_not_build_for_this_kernel_are_named(
     state = "added" if kernel is None else "installed"
     row = {"name": "mlnx-ofed-kernel", "version": "25.10", "kernel": kernel, "architecture": None, "state": state}
     files = {path: {"kind": "file"} for path in (SOURCES, KEY, PREFERENCES)}
-    found = doca(node("doca-ofed", files=files, contents={BEFORE: record}, dkms=[row]), key)
-    assert bool(found.values["problem"]) is problem
-    assert [note for note in found.notes if note.startswith("doca-kernel: ")] == (
-        [found.values["problem"]] if problem else []
-    )
+    found = doca(node("doca-ofed", files=files, contents={ROLE.record: record}, dkms=[row]), key)
+    text = result_of(found).problem
+    assert bool(text) is problem
+    assert [note for note in found.notes if note.startswith("doca-kernel: ")] == ([text] if text else [])
     # It came with this role: what takes it back is there.
-    assert found.values["undo"]["packages"]["purge_new"] == ["doca-ofed"]
-    assert "rdma-core" in found.values["undo"]["packages"]["restore"]
+    undo = undo_of(found).packages
+    assert isinstance(undo, AptChange)
+    assert undo.purge_new == ("doca-ofed",)
+    assert "rdma-core" in undo.restore
 
 
 # --- removal
@@ -341,7 +361,7 @@ def test_removal_leaves_what_was_there_before_and_returns_docas_versions() -> No
         "doca-ofed",
         "gdrdrv-dkms",
         files={MODULES: {"kind": "file"}},
-        contents={BEFORE: "rdma-core\nibverbs-providers\n"},
+        contents={ROLE.record: "rdma-core\nibverbs-providers\n"},
         modules=["nvidia_peermem"],
     )
     found = planned("rdma", state, {"rdma": {"state": "absent"}})
