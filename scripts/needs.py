@@ -29,7 +29,12 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
         "/usr/include/stdio.h": "libc6-dev",
         "/usr/bin/python3": "python3",
     },
-    "contract": {"git": "git", "ssh": "openssh-client", "/usr/bin/python3": "python3"},
+    "contract": {
+        "git": "git",
+        "ssh": "openssh-client",
+        "/usr/bin/python3": "python3",
+        "promtool": "prometheus",
+    },
     "integration": {
         "ssh": "openssh-client",
         "sshd": "openssh-server",

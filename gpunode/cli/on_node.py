@@ -17,7 +17,7 @@ import click
 from gpunode.cli.options import EXPECT, SELECT, SKIP, STRICT, Duration, policy_option
 
 SCRIPT = Path(__file__).parents[1] / "probe" / "script.py"
-FORMATS = ("console", "json", "slurm")
+FORMATS = ("console", "json", "prometheus", "slurm")
 OF_PROBE, OF_WAITING = 0.65, 0.9
 """Shares of the budget: for the probe to query sources, and for its answer to arrive; the rest is for judging."""
 MOST_BYTES = 64 << 20
@@ -41,6 +41,12 @@ MOST_BYTES = 64 << 20
     show_default=True,
     help="slurm: one line, STATE: REASON.",
 )
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File for the report, replaced as a whole when the verdict is complete.",
+)
 @EXPECT
 @policy_option()
 @SELECT
@@ -52,6 +58,7 @@ def validate_on_node(  # noqa: PLR0913
     on_node: bool,  # noqa: ARG001
     budget: float,
     form: str,
+    output: Path | None,
     expect: Path | None,
     policy_file: Path | None,
     selected: tuple[str, ...],
@@ -59,20 +66,21 @@ def validate_on_node(  # noqa: PLR0913
     strict: bool,
     verbose: bool,
 ) -> int:
-    """Judge this machine by its passive checks within a budget: what a scheduler's prolog calls.
+    """Judge this machine by its passive checks within a budget: what a scheduler's prolog or a timer calls.
 
     Nothing runs on a GPU. Exit codes as everywhere: 0 good, 1 a check failed, 3 could not be determined.
 
     \b
     Example:
       gpunode validate --on-node --budget 5s --format slurm
+      gpunode validate --on-node --budget 30s --format prometheus --output /var/lib/node_exporter/gpunode.prom
     """
     startup = since_start()
     begun = time.monotonic() - startup
     look = ProbeRun(begun + OF_PROBE * budget, begun + OF_WAITING * budget)
     try:
         # Most of the time until a verdict goes into this, while the probe runs.
-        from gpunode.cli.on_node_verdict import LocalJudging, exit_code, written  # noqa: PLC0415
+        from gpunode.cli.on_node_verdict import LocalJudging, exit_code, write_whole, written  # noqa: PLC0415
 
         judging = LocalJudging(expect, policy_file, selected, skipped)
         loaded = time.monotonic()
@@ -81,7 +89,11 @@ def validate_on_node(  # noqa: PLR0913
         look.end()
     looked = time.monotonic()
     document = judging.report(answer, until=begun + budget, seconds=looked - begun)
-    click.echo(written(document, form, verbose=verbose), nl=False)
+    text = written(document, form, verbose=verbose)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_whole(output, text)
     if verbose:
         parts = {"probe started": begun + startup, "checks loaded": loaded, "probe ended": looked}
         times = [f"{name} {at - begun:.2f} s" for name, at in {**parts, "verdict": time.monotonic()}.items()]

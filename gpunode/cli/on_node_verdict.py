@@ -1,6 +1,5 @@
 """Verdict on the probe of this machine within a budget; loaded while the probe runs."""
 
-import io
 import os
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from gpunode.catalog import load, origins
 from gpunode.checks import Finding, State, Status, identify, registry
 from gpunode.checks.own import load_packages
 from gpunode.checks.registry import NOT_RUN, not_run
+from gpunode.cli.writing import write_whole
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.judging.report import (
@@ -26,10 +26,11 @@ from gpunode.judging.report import (
 )
 from gpunode.judging.request import JudgingRequest, findings_of, selected_checks
 from gpunode.probe import Answer
+from gpunode.report import formats
 from gpunode.report.folding import cause_rank
-from gpunode.text import printable, printable_json
+from gpunode.text import printable
 
-__all__ = ["LocalJudging", "exit_code", "slurm_line", "within_budget", "written"]
+__all__ = ["LocalJudging", "exit_code", "slurm_line", "within_budget", "write_whole", "written"]
 
 REASON_MOST = 200
 """Characters of a reason: sinfo shows it in one line."""
@@ -98,13 +99,7 @@ def written(document: Report, form: str, *, verbose: bool) -> str:
     """Return the report in the format of ``--format``."""
     if form == "slurm":
         return slurm_line(document.nodes[0]) + "\n"
-    if form == "json":
-        return printable_json(document.to_json())
-    from gpunode.report import console  # noqa: PLC0415 (rich is a tenth of a second)
-
-    stream = io.StringIO()
-    console.write(document, stream, verbose=verbose)
-    return stream.getvalue()
+    return "".join(formats.parts(form, document, verbose=verbose))
 
 
 def slurm_line(node: NodeReport) -> str:

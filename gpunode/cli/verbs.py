@@ -12,6 +12,7 @@ VERBS = {
     "collect": "Collect bundles without validating them",
     "compare": "Compare two runs: what changed on which node, and whether it is worse",
     "history": "Show, export and remove the runs that were saved, and trends of nodes",
+    "monitoring": "Print alerting rules, a dashboard and a scrape configuration for Prometheus and Grafana",
     "checks": "List the checks with their requirements, meaning and remedy",
     "env": "Print tuned environment variables and docker run arguments for a node, with reasons",
     "parse": "Convert the raw output of one tool to JSON",

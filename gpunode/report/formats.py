@@ -13,6 +13,7 @@ MODULES = {
     "console": "gpunode.report.console",
     "junit": "gpunode.report.junit",
     "ctrf": "gpunode.report.ctrf",
+    "prometheus": "gpunode.report.prometheus",
 }
 """Format -> module with ``as_text(document, *, verbose)``; loaded when it is asked for, since libraries are slow to
 load."""

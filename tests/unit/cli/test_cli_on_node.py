@@ -143,6 +143,19 @@ def test_it_judges_this_machine_in_the_published_format(capsys: pytest.CaptureFi
     assert not [one for one in found["findings"] if one["message"].startswith("not run")]
 
 
+def test_the_report_goes_to_a_file_as_a_whole_or_not_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "gpunode.prom"
+    words = ["validate", "--on-node", "--budget", "60s", "--format", "prometheus", "--select", "node.reachable"]
+    assert run([*words, "--output", str(file)]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert f'gpunode_node_status{{host="{os.uname().nodename}"}} 0\n' in file.read_text(encoding="utf-8")
+    assert [path.name for path in tmp_path.iterdir()] == ["gpunode.prom"]
+    assert run([*words, "--output", str(tmp_path / "none" / "gpunode.prom")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.endswith("/none/gpunode.prom: cannot be written: No such file or directory\n")
+
+
 def test_it_starts_the_probe_where_python_does_not_know_its_own_path(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
