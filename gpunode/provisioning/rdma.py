@@ -69,8 +69,7 @@ class RdmaSettings(Settings):
     )
     source: Literal["distribution", "doca"] = option(
         "distribution",
-        "V(distribution): rdma-core of the distribution. V(doca): NVIDIA's DOCA-OFED, whose kernel modules DKMS "
-        "builds.",
+        "V(distribution): rdma-core of the distribution. V(doca): NVIDIA's DOCA-OFED; DKMS builds its kernel modules.",
     )
     doca_url: str = option(
         "", "URL of the directory of a DOCA release for this system. Empty: doca-ofed from the configured sources."
