@@ -20,6 +20,7 @@ from gpunode.judging.report import Report
 from gpunode.probe.bundle import Bundle
 from gpunode.stack import Plan, Stack
 from gpunode.text import unknown
+from gpunode.top.document import TopDocument
 from gpunode.tuning import Tunings
 
 MODELS: dict[str, Any] = {
@@ -32,6 +33,7 @@ MODELS: dict[str, Any] = {
     "report": Report,
     "run": RunExport,
     "stack": Stack,
+    "top": TopDocument,
     **{f"parse-{kind}": answer for kind, answer in ANSWERS.items()},
 }
 """The source of each format's schema: a model, or the union of a parser's answers."""

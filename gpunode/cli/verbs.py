@@ -9,6 +9,7 @@ VERBS = {
     "plan": "Resolve a matched stack and explain it",
     "provision": "Run the site playbook on an inventory",
     "validate": "Validate nodes: this machine, hosts of an inventory, or saved bundles",
+    "top": "Show what the GPUs of many nodes do, and what slows them down",
     "collect": "Collect bundles without validating them",
     "compare": "Compare two runs: what changed on which node, and whether it is worse",
     "history": "Show, export and remove the runs that were saved, and trends of nodes",

@@ -1,7 +1,6 @@
 """Answers from many nodes at once, each within its own time limit."""
 
 import queue
-import shlex
 import threading
 import time
 from collections import deque
@@ -10,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gpunode.errors import UsageError
-from gpunode.fleet.connection import Abort, Gateways, connect, start
-from gpunode.fleet.node import Node
-from gpunode.fleet.session import LocalSession, NodeFailure, Program, converse, program
+from gpunode.fleet.connection import Abort, Gateways
+from gpunode.fleet.node import Node, login
+from gpunode.fleet.session import NodeFailure, converse
 from gpunode.fleet.targets import Target
 from gpunode.probe import Answer, Collected, script_text
 from gpunode.probe.answer import redacted
@@ -196,34 +195,15 @@ def _probe(work: _Work, common: _Common) -> bytes:
     def started() -> None:
         work.stage = "the probe started and did not end"
 
-    if target.ssh is None:
-        node = work.node = Node(target, None, work.abort, common.become_password)
-        what = _probing(node, deadline)
-        local = LocalSession(shlex.split(what.command))
-        work.abort.add(local.close)
-        return converse(local, what, common.script, node.password, deadline, ready=started)
-    connection, unchecked = connect(
-        target.ssh,
+    node = work.node = login(
+        target,
         gateways=common.gateways,
         deadline=deadline,
         abort=work.abort,
-        password=target.password,
-        passphrase=target.key_passphrase,
+        become_password=common.become_password,
     )
-    work.abort.add(connection.close)
-    work.stage = "login succeeded, the probe did not start"
-    node = work.node = Node(target, connection, work.abort, common.become_password, unchecked)
-    what = _probing(node, deadline)
-    session = start(connection, what.command, deadline)
-    work.abort.add(session.close)
+    if target.ssh is not None:
+        work.stage = "login succeeded, the probe did not start"
+    what = node.python(limit_s=deadline - time.monotonic())
+    session = node.session(what, deadline)
     return converse(session, what, common.script, node.password, deadline, ready=started)
-
-
-def _probing(node: Node, deadline: float) -> Program:
-    return program(
-        node.target.python,
-        sudo=node.becomes_root,
-        ask=node.password is not None,
-        limit_s=deadline - time.monotonic(),
-        withheld=node.given_password is not None and node.password is None,
-    )

@@ -11,8 +11,8 @@ from contextlib import suppress
 import fabric
 import paramiko
 
-from gpunode.fleet.connection import Abort, SshSession, start
-from gpunode.fleet.session import LocalSession, Program, begin, started_as
+from gpunode.fleet.connection import Abort, Gateways, SshSession, connect, start
+from gpunode.fleet.session import LocalSession, Program, begin, program, started_as
 from gpunode.fleet.targets import Target
 from gpunode.text import last_line
 
@@ -128,7 +128,7 @@ class Node:
         a lost connection.
         """
         deadline = time.monotonic() + limit_s
-        program = started_as(
+        started = started_as(
             names,
             arguments,
             sudo=sudo,
@@ -138,18 +138,52 @@ class Node:
             what=what,
             withheld=self.given_password is not None and self.password is None,
         )
-        session = self._session(program, deadline)
-        self._abort.add(session.close)
+        session = self.session(started, deadline)
         try:
-            first, complaints = begin(session, program, self.password, deadline)
+            first, complaints = begin(session, started, self.password, deadline)
         except BaseException:
             session.close()
             raise
-        stream = Stream(session, bytes(first), bytes(complaints).replace((program.prompt or "\0").encode(), b""))
+        stream = Stream(session, bytes(first), bytes(complaints).replace((started.prompt or "\0").encode(), b""))
         self._abort.add(stream.close)
         return stream
 
-    def _session(self, program: Program, deadline: float) -> SshSession | LocalSession:
+    def python(self, *, limit_s: float, arguments: Sequence[str] = ("-I", "-"), what: str = "the probe") -> Program:
+        """Return the command that starts the node's Python, as root if the node is used so; see ``program``."""
+        return program(
+            self.target.python,
+            sudo=self.becomes_root,
+            ask=self.password is not None,
+            limit_s=limit_s,
+            withheld=self.given_password is not None and self.password is None,
+            arguments=arguments,
+            what=what,
+        )
+
+    def session(self, program: Program, deadline: float) -> SshSession | LocalSession:
+        """Start a program; it ends with the node's work. Raises NodeFailure."""
+        session: SshSession | LocalSession
         if self._connection is None:
-            return LocalSession(shlex.split(program.command))
-        return start(self._connection, program.command, deadline)
+            session = LocalSession(shlex.split(program.command))
+        else:
+            session = start(self._connection, program.command, deadline)
+        self._abort.add(session.close)
+        return session
+
+
+def login(
+    target: Target, *, gateways: Gateways, deadline: float, abort: Abort, become_password: str | None = None
+) -> Node:
+    """Return a node after login; this machine needs none. Raises NodeFailure."""
+    if target.ssh is None:
+        return Node(target, None, abort, become_password)
+    connection, unchecked = connect(
+        target.ssh,
+        gateways=gateways,
+        deadline=deadline,
+        abort=abort,
+        password=target.password,
+        passphrase=target.key_passphrase,
+    )
+    abort.add(connection.close)
+    return Node(target, connection, abort, become_password, unchecked)

@@ -73,14 +73,25 @@ class Program:
     """The program's name in messages."""
 
 
-def program(python: str | None, *, sudo: bool, ask: bool, limit_s: float, withheld: bool = False) -> Program:
-    """Return the command that starts Python reading its program from stdin; see ``started_as``."""
+def program(  # noqa: PLR0913
+    python: str | None,
+    *,
+    sudo: bool,
+    ask: bool,
+    limit_s: float,
+    withheld: bool = False,
+    arguments: Sequence[str] = ("-I", "-"),
+    what: str = "the probe",
+) -> Program:
+    """Return the command that starts Python, by default reading its program from stdin; see ``started_as``."""
     if python is None:
         missing = "no Python 3 on the node: install it (apt-get install python3) or set ansible_python_interpreter"
     else:
         missing = f"{python} does not exist on the node: correct ansible_python_interpreter"
     names = (python,) if python else PYTHONS
-    return started_as(names, ("-I", "-"), sudo=sudo, ask=ask, limit_s=limit_s, missing=missing, withheld=withheld)
+    return started_as(
+        names, arguments, sudo=sudo, ask=ask, limit_s=limit_s, missing=missing, withheld=withheld, what=what
+    )
 
 
 def started_as(  # noqa: PLR0913

@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "provisioning": {"catalog", "facts", "stack", "tuning", "checks", "probe"},
     "workload": {"facts"},
     "fleet": {"probe"},
+    "top": {"catalog", "checks", "fleet", "probe"},
     "judging": {"catalog", "probe", "facts", "expectations", "checks"},
     "history": {"checks", "facts"},
     "report": {"checks", "facts", "judging", "history"},

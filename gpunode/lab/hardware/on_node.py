@@ -22,7 +22,8 @@ DEVICE_RULES = tuple(f"c {number}:* rwm" for number in dict.fromkeys(devices.NUM
 
 _DMESG = """\
 #!/bin/sh
-# The simulated kernel's log; the real dmesg formats it.
+# The simulated kernel's log; the real dmesg formats it, but for --raw --follow: a file is not followed.
+[ "$*" != "-r -w" ] || exec tail -n +1 -F /run/gpunode-lab/kmsg
 exec /usr/lib/gpunode-lab/real/dmesg -F /run/gpunode-lab/kmsg "$@"
 """
 

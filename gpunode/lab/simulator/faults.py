@@ -133,6 +133,12 @@ def _throttle(fault: Fault) -> None:
         raise FaultError(f"throttle: reason={fault['reason']}: known: {', '.join(THROTTLES)}")
 
 
+def _load(fault: Fault) -> None:
+    for name in ("utilization", "memory", "power"):
+        if fault[name] > 100:
+            raise FaultError(f"load: {name}={fault[name]}: expected a percentage, 0 to 100")
+
+
 def _join_fabric(fault: Fault) -> None:  # noqa: ARG001
     """Complete the fabric setup if a fabric manager was started in the meantime and runs."""
     with state.change() as (_, running):
@@ -168,6 +174,12 @@ KINDS: dict[str, FaultKind] = {
         replaced.restore_fabric_manager,
     ),
     "fabric-not-completed": FaultKind("node", "GPUs do not get into the NVLink fabric", {}, _entry_only, _join_fabric),
+    "load": FaultKind(
+        "gpu",
+        "utilization of GPU and memory, share of the power limit, PCIe rates in MB/s",
+        {"utilization": 100, "memory": 11, "power": 90, "received": 0, "sent": 0},
+        _load,
+    ),
     "gpu-busy": FaultKind("gpu", "a process uses the GPU", {"user": "admin", "memory_mib": 512}, busy.begin, busy.end),
 }
 

@@ -104,8 +104,25 @@ def temperature_c(gpu: SimulatedGpu) -> int:
     return 59 if gpu.busy else 31 + gpu.number % 4
 
 
+def utilization_percent(gpu: SimulatedGpu) -> tuple[int, int]:
+    """Return the utilization of GPU and memory: of the load that is set, else by whether it is busy."""
+    load = gpu.fault("load")
+    if load:
+        return int(load["utilization"]), int(load["memory"])
+    return (100, 11) if gpu.busy else (0, 0)
+
+
+def pcie_mb_per_s(gpu: SimulatedGpu) -> tuple[int, int]:
+    """Return the PCIe rates: received and sent."""
+    load = gpu.fault("load") or {}
+    return int(load.get("received", 0)), int(load.get("sent", 0))
+
+
 def power_w(gpu: SimulatedGpu) -> float:
-    """Return the power draw: idle, or most of the limit."""
+    """Return the power draw: of the load that is set, idle, or most of the limit."""
+    load = gpu.fault("load")
+    if load:
+        return round(gpu.power_limit_w * int(load["power"]) / 100, 2)
     if gpu.busy:
         return round(gpu.power_limit_w * 0.9, 2)
     return float(gpu.get("idle_power_w", max(gpu.power_limit_w * 0.1, 1.0)))

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from . import smi_mig, smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml, state
+from . import smi_dmon, smi_mig, smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml, state
 from .gpu import SimulatedGpu
 from .node import NodeSnapshot, loaded, package_release
 from .versions import numbers
@@ -37,12 +37,37 @@ class SmiError(Exception):
 
 
 def main(argv: list[str]) -> int:
-    """Run nvidia-smi with these arguments; return its exit code."""
+    """Run nvidia-smi with these arguments, again and again with ``-l``; return its exit code."""
+    argv, every_s = without_loop(argv)
+    code = _once(argv)
+    while every_s is not None and code == SUCCESS:
+        sys.stdout.flush()
+        time.sleep(every_s)
+        code = _once(argv)
+    return code
+
+
+def without_loop(argv: list[str]) -> tuple[list[str], float | None]:
+    """Return the arguments without ``-l`` or ``-lms``, and the seconds of either."""
+    for option, unit_s in (("-l", 1.0), ("--loop", 1.0), ("-lms", 0.001), ("--loop-ms", 0.001)):
+        for place, word in enumerate(argv if argv[:1] and argv[0].startswith("-") else []):
+            name, equals, value = word.partition("=")
+            if name == option:
+                after = place + (1 if equals else 2)
+                value = value or "".join(argv[place + 1 : after])
+                return argv[:place] + argv[after:], int(value) * unit_s if value.isdigit() else 5.0
+    return argv, None
+
+
+def _once(argv: list[str]) -> int:
     try:
         return _run(argv)
     except SmiError as err:
         sys.stdout.write(err.text)
         return err.code
+    except smi_dmon.UnsimulatedError:
+        sys.stdout.write("Simulated by gpunode lab: of dmon only -s t -d SECONDS -c COUNT is simulated\n")
+        return INVALID
     except smi_query.UnknownFieldError as err:
         sys.stdout.write(f'Field "{err}" is not a valid field to query.\n\n')
         return INVALID
@@ -58,6 +83,8 @@ def _run(argv: list[str]) -> int:
         return _print(_version(node))
     if argv[:1] == ["topo"]:
         return _topo(node, argv[1:])
+    if argv[:1] == ["dmon"]:
+        return smi_dmon.run(argv[1:], ready)
     if argv[:1] == ["mig"]:
         return _mig(node, argv[1:])
     if argv[:1] == ["nvlink"]:

@@ -14,6 +14,7 @@ from .readings import (
     reasons,
     remapped,
     temperature_c,
+    utilization_percent,
 )
 
 DEPRECATED = "Requested functionality has been deprecated"
@@ -188,7 +189,8 @@ def _memory(gpu: SimulatedGpu) -> dict[str, str]:
     for key in ("session_count", "average_fps", "average_latency"):
         texts[f"encoder_stats/{key}"] = texts[f"fbc_stats/{key}"] = "0"
     if not gpu.mig:
-        load = {"gpu": 100 if gpu.busy else 0, "memory": 11 if gpu.busy else 0, "encoder": 0, "decoder": 0}
+        used, memory_used = utilization_percent(gpu)
+        load = {"gpu": used, "memory": memory_used, "encoder": 0, "decoder": 0}
         if gpu.is_since("ampere"):
             load.update({"jpeg": 0, "ofa": 0})
         texts.update({f"utilization/{key}_util": f"{value} %" for key, value in load.items()})

@@ -140,3 +140,30 @@ def test_the_list_of_modules_is_at_no_time_empty(tmp_path: Path) -> None:
     reader.join(10)
     assert seen == {True}
     assert (file.read_bytes(), file.stat().st_ino) == (texts[1], inode)
+
+
+def test_a_load_is_shown(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("hgx-h100-8")
+    node.fault("load", "gpu3", utilization=42, memory=3, power=15, received=21846, sent=6849)
+    assert node.cells("utilization.gpu,utilization.memory,power.draw", 3) == ["42", "3", "105.00"]
+    assert node.cells("utilization.gpu", 2) == ["0"]
+    rows = node.ask("dmon", "-s", "t", "-d", "1", "-c", "1").splitlines()
+    # Header and columns as recorded from real drivers: right-aligned, with a blank at the end of each line.
+    assert rows[:2] == ["# gpu  rxpci  txpci ", "# Idx   MB/s   MB/s "]
+    assert rows[5] == "    3  21846   6849 "
+    assert node.run("dmon", "-s", "u")[0] == 2
+
+
+def test_a_query_is_repeated_until_it_fails(node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    node.lay("l40s-4")
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            node.running(module=None)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    code, text = node.run("--query-gpu=index", "--format=csv,noheader", "-l", "2")
+    assert (code, slept) == (smi.NO_DRIVER, [2.0, 2.0, 2.0])
+    assert text.startswith("0\n1\n2\n3\n" * 3 + "NVIDIA-SMI has failed")
