@@ -4,6 +4,7 @@ slurmctld, slurmd and munged of the distribution run as root in a folder of the 
 of a simulated node, once healthy and once with a fault, in the place of the probe's.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -55,11 +56,13 @@ SelectType=select/linear
 MpiDefault=none
 ReturnToService=1
 Prolog={folder}/prolog
-HealthCheckProgram={folder}/prolog
+HealthCheckProgram={folder}/health
 HealthCheckInterval=5
 HealthCheckNodeState=ANY
 NodeName={host} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN
+NodeName={host}x[1-7] NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1 State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=10 State=UP
+PartitionName=paper Nodes={host}x[1-7] MaxTime=10 State=UP
 """
 # gpunode itself; the probe alone is another: it prints the bundle that the test put there.
 PROGRAM = """#!{python} -I
@@ -98,7 +101,9 @@ class Slurm:
         """The node's state and reason."""
         output = self.call("scontrol", "show", "node", self.host).stdout
         reason = re.search(r"^ *Reason=(.*?)(?: \[[^\]]*\])?$", output, re.MULTILINE)
-        return (re.findall(r"State=(\S+)", output) or ["none"])[0], reason[1] if reason else ""
+        # After a resume slurmctld first asks slurmd whether it is there.
+        state = (re.findall(r"State=(\S+)", output) or ["none"])[0].replace("+NOT_RESPONDING", "")
+        return state, reason[1] if reason else ""
 
     def until(self, wanted: str, seconds: float = 90) -> tuple[str, str]:
         """Wait for exactly this state; what it is at the end."""
@@ -106,6 +111,23 @@ class Slurm:
         while time.monotonic() < end and self.state()[0] != wanted:
             time.sleep(0.5)
         return self.state()
+
+    def until_reason(self, start: str, seconds: float = 90) -> str:
+        """Wait for a reason that begins so; what it is at the end."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self.state()[1].startswith(start):
+            time.sleep(0.5)
+        return self.state()[1]
+
+    def checks_health(self, wanted: bool) -> None:
+        """Let slurmd's health checks do their work, or nothing."""
+        mark = self.folder / "no-health"
+        if wanted:
+            mark.unlink()
+            return
+        mark.touch()
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a check that runs has ended
 
     def node_is(self, bundle: str) -> None:
         """From now on the probe prints this bundle."""
@@ -131,9 +153,9 @@ def with_fault() -> dict[str, object]:
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     folder, host = tmp_path_factory.mktemp("slurm"), socket.gethostname().partition(".")[0]
     # munged refuses a socket below a folder that others could write to, or cannot enter.
-    for name in ("state", "spool"):
+    for name in ("state", "spool", "run"):
         (folder / name).mkdir()
-    config = CONFIG.format(host=host, ports=free_ports(2), folder=folder)
+    config = CONFIG.format(host=host, ports=free_ports(3), folder=folder)
     (folder / "slurm.conf").write_text(config, encoding="ascii")
     (folder / "healthy.json").write_text(json.dumps(hgx()), encoding="utf-8")
     (folder / "faulty.json").write_text(json.dumps(with_fault()), encoding="utf-8")
@@ -141,11 +163,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     script.write_text(f"print(open({str(folder / 'now.json')!r}).read())\n", encoding="utf-8")
     program = folder / "gpunode"
     program.write_text(PROGRAM.format(python=sys.executable, script=str(script)), encoding="utf-8")
-    settings = f"GPUNODE={program} GPUNODE_BUDGET=60s SLURM_CONF={folder}/slurm.conf; export GPUNODE SLURM_CONF\n"
-    prolog = folder / "prolog"
-    prolog.write_text(f"#!/bin/sh\n{settings}export GPUNODE_BUDGET\nexec {PROLOG}\n", encoding="utf-8")
+    settings = f"GPUNODE={program} GPUNODE_BUDGET=60s GPUNODE_RUN={folder}/run SLURM_CONF={folder}/slurm.conf"
+    health = f"exec flock {folder}/lock sh -c '[ -e {folder}/no-health ] || exec {folder}/prolog'"
+    for name, command in (("prolog", f"exec env {settings} {PROLOG}"), ("health", health)):
+        (folder / name).write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
     program.chmod(0o755)
-    prolog.chmod(0o755)
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
@@ -199,7 +222,24 @@ def test_a_fault_drains_the_node_with_its_reason_and_the_next_job_does_not_run(s
     done = slurm.call("srun", "-N1", "--immediate=40", "hostname")
     assert done.returncode != 0
     assert done.stdout == ""
-    assert slurm.until("IDLE+DRAIN") == ("IDLE+DRAIN", f"gpunode: {line.removeprefix('drain: ')}")
+    assert slurm.until_reason("gpunode: ") == f"gpunode: {line.removeprefix('drain: ')}"
+    assert slurm.state()[0] == "IDLE+DRAIN"
+
+
+def test_the_prolog_alone_asks_the_controller_nothing_and_the_health_check_gives_the_reason(slurm: Slurm) -> None:
+    """slurmd drains a node on which a prolog fails, with a reason of its own."""
+    slurm.checks_health(False)
+    slurm.node_is("healthy.json")
+    slurm.call(str(slurm.folder / "prolog"))
+    assert slurm.until("IDLE") == ("IDLE", "")
+    slurm.node_is("faulty.json")
+    done = slurm.call("srun", "-N1", "--immediate=40", "hostname")
+    assert (done.returncode != 0, done.stdout) == (True, "")
+    assert slurm.until("IDLE+DRAIN") == ("IDLE+DRAIN", "Prolog error")
+    slurm.checks_health(True)
+    assert slurm.until_reason("gpunode: gpu.ecc-uncorrected gpu0").startswith(
+        "gpunode: gpu.ecc-uncorrected gpu0: 2 unc"
+    )
 
 
 def test_the_node_returns_once_it_is_well(slurm: Slurm) -> None:
@@ -208,11 +248,44 @@ def test_the_node_returns_once_it_is_well(slurm: Slurm) -> None:
     assert slurm.call("srun", "-N1", "hostname").stdout.strip() == socket.gethostname()
 
 
-def test_a_node_drained_for_another_reason_stays_drained(slurm: Slurm) -> None:
-    slurm.call("scontrol", "update", f"nodename={slurm.host}", "state=drain", "reason=disk swap")
-    slurm.call(str(slurm.folder / "prolog"))
-    assert slurm.state() == ("IDLE+DRAIN", "disk swap")
+@pytest.mark.parametrize("reason", ["disk swap", "Prolog error", "RMA ticket 4711 gpunode: gpu3"])
+def test_a_drain_of_somebody_else_is_neither_ended_nor_renamed(slurm: Slurm, reason: str) -> None:
+    slurm.call("scontrol", "update", f"nodename={slurm.host}", "state=drain", f"reason={reason}")
+    for bundle in ("faulty.json", "healthy.json"):
+        slurm.node_is(bundle)
+        slurm.call(str(slurm.folder / "prolog"))
+        assert slurm.state() == ("IDLE+DRAIN", reason)
     slurm.call("scontrol", "update", f"nodename={slurm.host}", "state=resume")
+
+
+def test_during_maintenance_nothing_is_drained_and_nothing_resumed(slurm: Slurm) -> None:
+    mark = slurm.folder / "run" / "maintenance"
+    mark.touch()
+    slurm.node_is("faulty.json")
+    done = slurm.call(str(slurm.folder / "prolog"))
+    assert (done.returncode, slurm.state()) == (1, ("IDLE", ""))
+    slurm.call("scontrol", "update", f"nodename={slurm.host}", "state=drain", "reason=gpunode: before")
+    slurm.node_is("healthy.json")
+    slurm.call(str(slurm.folder / "prolog"))
+    assert slurm.state() == ("IDLE+DRAIN", "gpunode: before")
+    mark.unlink()
+    assert slurm.until("IDLE") == ("IDLE", "")
+
+
+def test_health_checks_drain_no_more_than_their_share_of_the_cluster(slurm: Slurm) -> None:
+    """The other seven nodes of the cluster exist on paper; two of them are drained by gpunode already."""
+    others = [f"{slurm.host}x{number}" for number in (1, 2)]
+    for name in others:
+        slurm.call("scontrol", "update", f"nodename={name}", "state=drain", "reason=gpunode: gpu.count")
+    slurm.node_is("faulty.json")
+    done = slurm.call(str(slurm.folder / "prolog"))
+    assert "not drained: health checks drained 25 % of the nodes already" in done.stderr
+    assert slurm.state() == ("IDLE", "")
+    slurm.call("scontrol", "update", f"nodename={others[0]}", "state=resume")
+    assert slurm.until("IDLE+DRAIN")[1].startswith("gpunode: gpu.ecc")
+    slurm.call("scontrol", "update", f"nodename={others[1]}", "state=resume")
+    slurm.node_is("healthy.json")
+    assert slurm.until("IDLE") == ("IDLE", "")
 
 
 @pytest.mark.parametrize(("unknown", "code", "drained"), [("allow", 0, False), ("drain", 1, True)])
