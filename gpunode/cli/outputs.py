@@ -1,6 +1,7 @@
 """``--format`` and ``--output``: repeatable, each output belongs to the format before it."""
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,9 @@ def outputs(ctx: click.Context) -> list[ReportOutput]:
     places = [output.path for output in found]
     if places.count(None) > 1:
         raise UsageError("two formats for stdout: add --output FILE to one of them")
+    for output in found:
+        if output.path is None and output.format in formats.NOT_FOR_TERMINALS and sys.stdout.isatty():
+            raise UsageError(f"--format {output.format}: stdout is a terminal; add --output FILE")
     for path in places:
         if path is not None:
             _must_be_writable(path)

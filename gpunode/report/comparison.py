@@ -57,7 +57,8 @@ def _origin(comparison: Comparison, side: int) -> str:
     return f"{origin.name} ({origin.started_at})" if origin.started_at else origin.name
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
+def notes_of(comparison: Comparison) -> Iterator[str]:
+    """Yield what was not compared, a line each."""
     for title, names in (
         ("only in the first run", comparison.only_before),
         ("only in the second run", comparison.only_after),
@@ -80,7 +81,7 @@ def as_text(comparison: Comparison) -> str:
         f"{effect.ljust(6)}  {hosts}: {f'{component}: ' if component else ''}{text}"
         for effect, hosts, component, text in rows
     ]
-    return _joined([*lines, *_notes(comparison), summary(comparison)])
+    return _joined([*lines, *notes_of(comparison), summary(comparison)])
 
 
 def as_markdown(comparison: Comparison) -> str:
@@ -89,7 +90,7 @@ def as_markdown(comparison: Comparison) -> str:
     table = ["| effect | nodes | component | change |", "|---|---|---|---|"] if rows else []
     for row in rows:
         table.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
-    notes = [f"- {note}" for note in _notes(comparison)]
+    notes = [f"- {note}" for note in notes_of(comparison)]
     return _joined([f"**{summary(comparison)}**", *([""] if table or notes else []), *table, *notes])
 
 

@@ -12,12 +12,14 @@ from gpunode.text import printable_json
 MODULES = {
     "console": "gpunode.report.console",
     "junit": "gpunode.report.junit",
+    "html": "gpunode.report.html",
     "ctrf": "gpunode.report.ctrf",
     "prometheus": "gpunode.report.prometheus",
 }
 """Format -> module with ``as_text(document, *, verbose)``; loaded when it is asked for, since libraries are slow to
 load."""
 NAMES = (*MODULES, "json")
+NOT_FOR_TERMINALS = frozenset({"html"})
 
 
 def parts(name: str, document: Report, *, verbose: bool) -> Iterator[str]:

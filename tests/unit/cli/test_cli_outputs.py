@@ -136,3 +136,15 @@ def test_what_breaks_off_leaves_the_old_file_and_nothing_beside_it(tmp_path: Pat
 def test_a_folder_is_not_accepted_as_a_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written: Is a directory"):
         write_whole(tmp_path, "text")
+
+
+def test_a_page_is_not_written_to_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["validate", "--replay", str(BUNDLE), "--format", "html"]) == 3
+    assert capsys.readouterr().out.startswith("<!doctype html>")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert run(["validate", "--replay", str(BUNDLE), "--format", "html"]) == 2
+    ended = capsys.readouterr()
+    assert ended.out == ""
+    assert "--output FILE" in ended.err
