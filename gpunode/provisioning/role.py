@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -141,7 +142,8 @@ class Role(Generic[S]):
             return self.settings.model_validate(dict(settings))
         except ValidationError as err:
             name, why = invalid_field(err)
-            raise UsageError(f"{self.prefix}{name}: {why}") from None
+            place = re.sub(r"\.([0-9]+)", r"[\1]", name)
+            raise UsageError(f"{self.prefix}{place}: {why.removeprefix('Value error, ')}") from None
 
     def of(self, context: Context) -> S:
         """Return the role's settings in a run."""

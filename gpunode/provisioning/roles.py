@@ -53,7 +53,7 @@ _POLICIES: tuple[RolePolicy | Role[Any], ...] = (
     nvidia_fabric.ROLE,
     gpu_settings.ROLE,
     gpu_tools.ROLE,
-    storage,
+    storage.ROLE,
     kernel_tuning.ROLE,
     rdma.ROLE,
     cuda.ROLE,

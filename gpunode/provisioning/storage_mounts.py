@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from gpunode.errors import UsageError
-from gpunode.frozen import invalid_field
+from gpunode.frozen import Frozen
+from gpunode.provisioning.role import option
+from gpunode.provisioning.ssh_state import Reported
 
 NAME = "gpunode (role storage)"
 BEGIN, END = f"# BEGIN {NAME}", f"# END {NAME}"
@@ -20,6 +22,9 @@ KINDS = {"nfs": "nfs", "cephfs": "ceph", "rclone": "rclone", "s3fs": "fuse.s3fs"
 """Kinds of remote data, and the type in fstab for each."""
 DEVICE_LIMIT_S = 30
 """How long a boot waits for the scratch disks before it continues without them, in seconds."""
+DISK_ID = "[A-Za-z0-9][A-Za-z0-9._:+@=,-]{2,200}"
+"""Pattern of a name in /dev/disk/by-id."""
+Uuid = Annotated[str, Field(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
 _PATH = re.compile(r"(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+")
 _SOURCE = re.compile(r"[A-Za-z0-9\[][^\s#,'\"\\]{1,400}")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(=[^\s#,'\"\\]{1,400})?")
@@ -28,19 +33,49 @@ _SECRET = re.compile(r"(?i)^(?!.*file=)[^=]*(secret|password|passwd|token|access
 SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/usr", "/var")
 
 
-class Remote(BaseModel):
+class ScratchDisks(Frozen):
+    """Disks of the scratch space, and what the role creates on them."""
+
+    disks: tuple[Annotated[str, Field(pattern=f"^{DISK_ID}$")], ...]
+    array: Uuid | None = None
+    filesystem: Uuid
+
+
+class RecordedMount(Reported):
+    """One mount in the role's record, as far as the role reads it again."""
+
+    remote: bool = False
+
+
+class Record(Reported):
+    """The role's record on the node."""
+
+    version: Literal["gpunode.storage/1"] = Field(alias="schema")
+    disks: ScratchDisks | None
+    mounts: tuple[RecordedMount, ...]
+
+    @model_validator(mode="after")
+    def _local_mounts_have_disks(self) -> Self:
+        if self.disks is None and not all(mount.remote for mount in self.mounts):
+            raise ValueError("a local mount without disks")
+        return self
+
+
+class Remote(Frozen):
     """One element of ``storage_mounts``."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    path: str
-    type: Literal["nfs", "cephfs", "rclone", "s3fs"]
-    source: str
-    options: list[str] = Field(default=[], max_length=64)
-    cache: str | None = None
-    cache_gib: int | None = Field(default=None, ge=1, le=1 << 20)
-    limit_s: int = Field(default=30, ge=1, le=600)
-    idle_s: int = Field(default=0, ge=0, le=1 << 20)
+    path: str = option(..., "Mount point.")
+    type: Literal["nfs", "cephfs", "rclone", "s3fs"] = option(..., "Kind of the remote data.")
+    source: str = option(..., "What is mounted, in the syntax of the client.")
+    options: Annotated[tuple[str, ...], Field(max_length=64)] = option(
+        (), "Further mount options. Secrets belong in files that these reference."
+    )
+    cache: str | None = option(None, "Local cache directory of V(rclone) and V(s3fs).")
+    cache_gib: Annotated[int, Field(ge=1, le=1 << 20)] | None = option(None, "Size of that cache for V(rclone).")
+    limit_s: Annotated[int, Field(ge=1, le=600)] = option(30, "Time limit for a mount, in seconds.")
+    idle_s: Annotated[int, Field(ge=0, le=1 << 20)] = option(
+        0, "Idle time before it is unmounted, in seconds; V(0) keeps it mounted."
+    )
 
     @field_validator("path", "cache")
     @classmethod
@@ -56,8 +91,16 @@ class Remote(BaseModel):
 
     @field_validator("options")
     @classmethod
-    def _hold_no_secret(cls, value: list[str]) -> list[str]:
+    def _hold_no_secret(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(_IS_CACHE.match(one) for one in value):
+            raise ValueError("set the cache directory as cache: root must own it")
         return checked_options(value)
+
+    @model_validator(mode="after")
+    def _may_have_a_cache(self) -> Self:
+        if self.cache and self.type not in ("rclone", "s3fs"):
+            raise ValueError(f"{self.type} has no cache")
+        return self
 
 
 @dataclass(frozen=True)
@@ -92,31 +135,15 @@ def checked_path(path: str) -> str:
     return path
 
 
-def checked_options(options: Sequence[str]) -> list[str]:
+def checked_options(options: tuple[str, ...]) -> tuple[str, ...]:
     """Return mount options. Raise ValueError for an invalid one, and for one that contains a secret."""
-    for option in options:
-        if _OPTION.fullmatch(option) is None:
-            raise ValueError(f"{option} is not a valid mount option (example: noatime)")
-        if _SECRET.match(option):
-            name = option.partition("=")[0]
+    for one in options:
+        if _OPTION.fullmatch(one) is None:
+            raise ValueError(f"{one} is not a valid mount option (example: noatime)")
+        if _SECRET.match(one):
+            name = one.partition("=")[0]
             raise ValueError(f"{name}: all users can read /etc/fstab: put it into a file and set its path")
-    return list(options)
-
-
-def remotes(given: Any) -> list[Remote]:
-    """Return ``storage_mounts``. Raise UsageError that names the element and its key."""
-    found = []
-    for number, one in enumerate(given or []):
-        try:
-            found.append(Remote.model_validate(one))
-        except ValidationError as err:
-            key, why = invalid_field(err)
-            raise UsageError(f"storage_mounts[{number}].{key}: {why.removeprefix('Value error, ')}") from None
-        if any(_IS_CACHE.match(option) for option in found[-1].options):
-            raise UsageError(f"storage_mounts[{number}].options: set the cache directory as cache: root must own it")
-        if found[-1].cache and found[-1].type not in ("rclone", "s3fs"):
-            raise UsageError(f"storage_mounts[{number}].cache: {found[-1].type} has no cache")
-    return found
+    return options
 
 
 def scratch_mount(path: str, uuid: str, options: Sequence[str]) -> Mount:
@@ -242,11 +269,11 @@ def path_of(line: str) -> str:
     return fields[1] if len(fields) > 1 else ""
 
 
-def record_of(mounts: Sequence[Mount], disks: Mapping[str, Any] | None) -> dict[str, Any]:
+def record_text(mounts: Sequence[Mount], disks: ScratchDisks | None) -> str:
     """Return the record that a validation compares with the node, and by which a removal finds its disks."""
-    return {
+    document = {
         "schema": "gpunode.storage/1",
-        "disks": disks,
+        "disks": disks and disks.model_dump(mode="json"),
         "mounts": [
             {
                 "path": mount.path,
@@ -258,6 +285,7 @@ def record_of(mounts: Sequence[Mount], disks: Mapping[str, Any] | None) -> dict[
             for mount in mounts
         ],
     }
+    return json.dumps(document, indent=1) + "\n"
 
 
 def plain_option(option: str) -> bool:

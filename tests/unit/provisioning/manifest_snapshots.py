@@ -19,7 +19,7 @@ from site_samples import ORDER, Machine, result_of, settings
 
 from gpunode.provisioning import gpu_settings, updates
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
-from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.manifest import ManagedFolder, Manifest, UnitState
 from gpunode.tuning import launcher_text
 
 FOLDER = Path(__file__).parent / "manifests"
@@ -87,6 +87,10 @@ class Page:
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, Mapping):
+            if value.keys() == UnitState.model_fields.keys():
+                return f"{value['name']} {_unit_words(value['enabled'], value['state'])}"
+            if value.keys() == ManagedFolder.model_fields.keys():
+                return f"{value['path']} {value['mode']}"
             if {"path", "content", "mode"} <= value.keys():
                 return {value["path"]: self._file(value)}
             return {

@@ -533,7 +533,7 @@ class Machine:
 
     def _after_storage(self, values: Mapping[str, Any]) -> None:
         if values:
-            self.disks = values["disks"] if values["state"] == "present" else None
+            self.disks = None if values["leaves"] else values["disks"]
 
     def _after_docker(self, values: Mapping[str, Any]) -> None:
         group = set(self.document["engine"]["group"])

@@ -12,11 +12,10 @@ from effort import effort
 from plan_samples import context_of, planned, state_of
 
 from gpunode.errors import UsageError
-from gpunode.provisioning import storage
-from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
+from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest, UnitState
 from gpunode.provisioning.state import FileState, NodeState
-from gpunode.provisioning.storage import ARRAYS, BEFORE, FSTAB, HELPER, MEMORY, PACKAGES, RECORD
-from gpunode.provisioning.storage_mounts import BEGIN, END, escaped, own_lines, with_lines
+from gpunode.provisioning.storage import ARRAYS, BEFORE, FSTAB, HELPER, RECORD, ROLE, TRIM, StorageResult
+from gpunode.provisioning.storage_mounts import BEGIN, END, ScratchDisks, escaped, own_lines, with_lines
 
 TABLE = "UUID=aaaa / ext4 errors=remount-ro 0 1\n/dev/sdb1 /old ext4 noauto 0 0\n"
 FACTS = {"host": "node", "collected_at": "2026-11-20T10:00:00Z", "packages": []}
@@ -59,6 +58,31 @@ def made(node: NodeState, seen: dict[str, Any] | None = None, **settings: Any) -
     return planned("storage", node, {"storage": given}, **answers)
 
 
+def result_of(manifest: Manifest) -> StorageResult:
+    assert isinstance(manifest.result, StorageResult)
+    return manifest.result
+
+
+def disks_of(manifest: Manifest) -> ScratchDisks:
+    disks = result_of(manifest).disks
+    assert disks is not None
+    return disks
+
+
+def started(manifest: Manifest) -> list[str]:
+    """The mounts that are started."""
+    return [unit.name for unit in result_of(manifest).start if unit.name != TRIM]
+
+
+def stopped(manifest: Manifest) -> list[str]:
+    return [unit.name for unit in result_of(manifest).stop if unit.name != TRIM]
+
+
+def trims(units: tuple[UnitState, ...]) -> list[bool | None]:
+    """Whether the timer is enabled, if it is set."""
+    return [unit.enabled for unit in units if unit.name == TRIM]
+
+
 def text_of(manifest: Manifest, path: str) -> str:
     return str(next(file.content for file in manifest.files if file.path == path))
 
@@ -80,24 +104,25 @@ def test_disks_are_asked_for_before_anything_is_planned() -> None:
 
 def test_two_disks_are_an_array_that_is_mounted_by_its_uuid() -> None:
     found = made(state(), scratch_disks=DISKS)
-    disks = found.values["disks"]
+    disks = disks_of(found)
     (line,) = own_lines(text_of(found, FSTAB))
-    uuid = disks["filesystem"]
+    uuid = disks.filesystem
     assert line == f"UUID={uuid} /scratch xfs noatime,nofail,x-systemd.device-timeout=30s 0 0"
     assert text_of(found, FSTAB).startswith(TABLE)
-    assert disks["array"].replace("-", "") in text_of(found, "/etc/mdadm/mdadm.conf.d/gpunode.conf").replace(":", "")
+    assert disks.array is not None
+    assert disks.array.replace("-", "") in text_of(found, "/etc/mdadm/mdadm.conf.d/gpunode.conf").replace(":", "")
     assert isinstance(found.packages, AptChange)
     assert found.packages.install == ("xfsprogs", "mdadm")
-    assert (found.values["start"], found.values["folders"]) == (["scratch.mount"], [{"path": "/scratch"}])
-    assert found.values["trim"] is True
-    assert found.values["scratch"] == {"path": "/scratch", "mode": "1777"}
+    assert (started(found), [one.path for one in result_of(found).mount_points]) == (["scratch.mount"], ["/scratch"])
+    assert trims(result_of(found).start) == [True]
+    assert [(one.path, one.mode) for one in result_of(found).mounted] == [("/scratch", "1777")]
     assert "/scratch is not mounted" in found.due_reasons
     # The ids alone decide who the disks belong to, in any order.
     again = made(state(), scratch_disks=DISKS[::-1])
-    assert again.values["disks"]["filesystem"] == uuid
+    assert disks_of(again).filesystem == uuid
     alone = made(state(), scratch_disks=DISKS[:1])
-    assert alone.values["disks"]["array"] is None
-    assert alone.values["disks"]["filesystem"] != uuid
+    assert disks_of(alone).array is None
+    assert disks_of(alone).filesystem != uuid
 
 
 def test_remote_data_is_mounted_on_demand_and_no_boot_waits_for_it() -> None:
@@ -106,10 +131,9 @@ def test_remote_data_is_mounted_on_demand_and_no_boot_waits_for_it() -> None:
         "store:/export /data nfs ro,nofail,_netdev,x-systemd.automount,x-systemd.mount-timeout=5s,"
         "x-systemd.idle-timeout=600s 0 0"
     ]
-    assert found.values["start"] == ["data.automount"]
-    assert found.values["scratch"] is None
+    assert (started(found), result_of(found).mounted) == (["data.automount"], ())
     assert "/data is not mounted on demand" in found.due_reasons
-    assert found.values["disks"] is None
+    assert result_of(found).disks is None
 
 
 @pytest.mark.parametrize(
@@ -126,8 +150,8 @@ def test_buckets_keep_what_was_read_on_the_scratch_space(kind: str, words: str) 
     bucket = {"path": "/data", "type": kind, "source": "bucket:set", "cache": "/scratch/cache", "cache_gib": 500}
     found = made(state(), answer(paths={"/scratch/cache": FREE}), scratch_disks=DISKS, mounts=[bucket])
     assert words in own_lines(text_of(found, FSTAB))[1]
-    assert found.values["caches"] == [{"path": "/scratch/cache", "mode": "0700"}]
-    assert (found.values["helper"] is not None) is (kind == "rclone")
+    assert [(one.path, one.mode) for one in result_of(found).mounted[1:]] == [("/scratch/cache", "0700")]
+    assert result_of(found).helper == ("link" if kind == "rclone" else None)
 
 
 def test_rclone_without_a_cache_does_not_use_the_folder_for_temporary_files() -> None:
@@ -170,13 +194,13 @@ def test_a_settled_node_has_nothing_due() -> None:
     again = made(node, seen, scratch_disks=DISKS, mounts=[NFS])
     assert [file.content for file in again.files] == [file.content for file in first.files]
     assert [reason for reason in again.due_reasons if "/etc/" not in reason and "/var/" not in reason] == []
-    assert (again.values["start"], again.values["stop"], again.values["folders"]) == ([], [], [])
+    assert (started(again), stopped(again), result_of(again).mount_points) == ([], [], ())
     assert json.loads(text_of(again, BEFORE))["trim"] == {"enabled": "disabled", "active": "inactive"}
     assert there
 
     changed = made(node, seen, scratch_disks=DISKS, mounts=[{**NFS, "options": ["ro"]}])
-    assert changed.values["stop"] == ["data.mount", "data.automount"]
-    assert changed.values["start"] == ["data.automount"]
+    assert stopped(changed) == ["data.mount", "data.automount"]
+    assert started(changed) == ["data.automount"]
     seen["paths"]["/data"]["users"] = ["python3 (4711)"]
     held = made(node, seen, scratch_disks=DISKS, mounts=[{**NFS, "options": ["ro"]}])
     assert "python3 (4711) uses it" in held.refusals[0]
@@ -284,18 +308,18 @@ def removal(node: NodeState, seen: dict[str, Any] | None = None, **settings: Any
 def test_removal_restores_the_table_and_keeps_unconfirmed_data() -> None:
     first = made(state(), scratch_disks=DISKS, mounts=[NFS])
     contents = {path: text_of(first, path) for path in (RECORD, BEFORE)}
-    node = state(text_of(first, FSTAB), ("xfsprogs", "mdadm", "nfs-common"), {**contents, PACKAGES: "mdadm\n"})
+    node = state(text_of(first, FSTAB), ("xfsprogs", "mdadm", "nfs-common"), {**contents, ROLE.record: "mdadm\n"})
     found = removal(node)
     assert text_of(found, FSTAB) == TABLE
-    assert found.values["disks"] is None
+    assert result_of(found).disks is None
     assert "keeps its data" in found.notes[0]
     assert {"xfsprogs must be removed", "nfs-common must be removed"} <= set(found.due_reasons)
     assert "mdadm must be removed" not in found.due_reasons
-    assert found.values["trim_off"] is True
+    assert trims(result_of(found).stop) == [False]
     assert {"/data", "/scratch"} <= {folder.path for folder in found.folders}
-    assert found.values["stop"] == ["scratch.mount", "data.mount", "data.automount"]
+    assert stopped(found) == ["scratch.mount", "data.mount", "data.automount"]
 
-    assert removal(node, confirm_erase=DISKS).values["disks"]["erase"] == DISKS
+    assert result_of(removal(node, confirm_erase=DISKS)).erase == tuple(DISKS)
     assert "the role did not create it" in removal(node, confirm_erase=["nvme-theirs"]).refusals[0]
     busy = answer(paths={"/scratch": {**FREE, "users": ["sleep (7)"]}})
     assert "sleep (7) uses it" in removal(node, busy).refusals[0]
@@ -394,14 +418,14 @@ def test_a_damaged_table_loses_no_line_of_others_and_stops_no_mount_of_theirs() 
         tables = [str(file.content) for file in found.files if file.path == FSTAB]
         if found.refusals or not tables:
             kept["refused"] += bool(found.refusals)
-            assert (found.refusals == ()) or (found.files, found.values) == ((), {})
+            assert (found.refusals == ()) or (found.files, found.result) == ((), None)
             continue
         kept["planned"] += 1
         after = Counter(tables[0].split("\n"))
         theirs = Counter(line for line, owner in lines if owner == "theirs")
         assert theirs <= after, (theirs - after, text)
-        stopped = [path for path in ("/", "/old", "/home") if f"{escaped(path)}.mount" in found.values["stop"]]
-        assert stopped == [], text
+        theirs_too = {f"{escaped(path)}.mount" for path in ("/", "/old", "/home")} & {*stopped(found)}
+        assert not theirs_too, text
     assert min(kept.values()) > 10, kept
 
 
@@ -422,7 +446,7 @@ def test_a_damaged_record_never_leads_to_a_new_file_system() -> None:
         refused += bool(asked.refusals)
         assert asked.refusals or asked.questions["disks"].body["used"], text
         found = made(node, scratch_disks=DISKS)
-        assert found.refusals or found.values["disks"]["used"], text
+        assert found.refusals or result_of(found).used, text
     assert refused > 10
 
 
@@ -466,7 +490,7 @@ def with_file(node: NodeState, path: str, **there: Any) -> NodeState:
 def own(node: NodeState, seen: dict[str, Any], **settings: Any) -> Manifest:
     """The plan without what is read off the files that it names."""
     run = context_of({"storage": {"state": "present", **settings}}, answers={"disks": seen, "offers": OFFERED})
-    return storage.plan(node, run.settings_of("storage"), run)
+    return ROLE.plan(node, run.settings_of("storage"), run)
 
 
 BOTH: dict[str, Any] = {"scratch_disks": DISKS, "mounts": [NFS]}
@@ -489,7 +513,7 @@ BOTH: dict[str, Any] = {"scratch_disks": DISKS, "mounts": [NFS]}
             BOTH,
             ["/data is not mounted on demand"],
         ),
-        (done(), {**BOTH, "scratch_mode": 755}, ["/scratch does not have mode 0755"]),
+        (done(), {**BOTH, "scratch_mode": "755"}, ["/scratch does not have mode 0755"]),
         (done(), {**BOTH, "hooks": ["x.yml"]}, ["hooks are run each time"]),
         (done(paths={"/scratch/cache": FREE}), {**BOTH, "mounts": [BUCKET]}, ["/scratch/cache is missing"]),
         (done(trim={"enabled": "disabled", "active": "active"}), BOTH, ["fstrim.timer does not run"]),
@@ -504,8 +528,10 @@ def test_what_is_due_besides_files_is_named(seen: dict[str, Any], settings: dict
     found = own(node, seen, **settings)
     assert (list(found.due_reasons), found.refusals) == (due, ())
     there = bool(seen["trim"]["enabled"])
-    assert found.values["trim"] is (there and "scratch_disks" in settings and settings.get("trim", True))
-    assert len(found.values["start"]) == sum("is not mounted" in line for line in due)
+    assert trims(result_of(found).start) == [True] * (
+        there and "scratch_disks" in settings and settings.get("trim", True)
+    )
+    assert len(started(found)) == sum("is not mounted" in line for line in due)
 
 
 @pytest.mark.parametrize(
@@ -600,7 +626,8 @@ def test_only_packages_of_what_is_requested_are_asked_for(
         assert lacking.refusals == (f"package: no configured repository has {names[0]}",)
         conf = ARRAYS["apt" if change is AptChange else "dnf"]
         line = text_of(found, conf)
-        uuid = ((found.values["disks"] or {}).get("array") or "").replace("-", "")
+        disks = result_of(found).disks
+        uuid = ((disks and disks.array) or "").replace("-", "")
         assert line.splitlines()[-1] == (
             f"ARRAY /dev/md/gpunode-scratch metadata=1.2 UUID={uuid[:8]}:{uuid[8:16]}:{uuid[16:24]}:{uuid[24:]}"
             if uuid
@@ -622,8 +649,9 @@ def test_what_was_there_is_remembered_from_the_first_run() -> None:
     assert text_of(found, BEFORE) == json.dumps(expected, indent=1) + "\n"
     bare = own(state(contents={BEFORE: '{"folders": 5}'}), done(), scratch_disks=DISKS)
     assert json.loads(text_of(bare, BEFORE)) == {"trim": seen["trim"], "folders": []}
-    assert found.values["folders"] == [{"path": "/data"}]
-    assert (own(state(), done(), **BOTH, hooks=["x.yml"]).values["hooks"], bare.values["hooks"]) == (["x.yml"], [])
+    assert [one.path for one in result_of(found).mount_points] == ["/data"]
+    assert result_of(own(state(), done(), **BOTH, hooks=["x.yml"])).hooks == ("x.yml",)
+    assert result_of(bare).hooks == ()
     (table,) = (file for file in found.files if file.path == FSTAB)
     assert (table.mode, table.owner, table.group) == ("0644", "root", "root")
     theirs = with_file(state(), FSTAB, kind="file", sha256="0" * 64, mode="0600", owner="adm", group="disk")
@@ -634,7 +662,7 @@ def test_what_was_there_is_remembered_from_the_first_run() -> None:
 
 def test_the_question_for_the_disks_names_what_may_be_erased_and_what_was_made() -> None:
     first = made(state(), scratch_disks=DISKS)
-    uuids = {name: first.values["disks"][name] for name in ("array", "filesystem")}
+    uuids = disks_of(first).model_dump(exclude={"disks"})
     settings = {"state": "present", "scratch_disks": DISKS, "mounts": [BUCKET], "confirm_erase": DISKS[:1]}
     paths = ["/data", "/scratch", "/scratch/cache"]
     expected = {"disks": DISKS, "own": uuids, "paths": paths, "erase": DISKS[:1], "used": False}
@@ -643,10 +671,9 @@ def test_the_question_for_the_disks_names_what_may_be_erased_and_what_was_made()
     used = [state(contents={RECORD: text_of(first, RECORD)}), table]
     for node in used:
         assert planned("storage", node, {"storage": settings}).questions["disks"].body == {**expected, "used": True}
-        assert own(node, done(), **BOTH, confirm_erase=DISKS[:1]).values["disks"] == first.values["disks"] | {
-            "erase": DISKS[:1],
-            "used": True,
-        }
+        again = own(node, done(), **BOTH, confirm_erase=DISKS[:1])
+        assert disks_of(again) == disks_of(first)
+        assert (result_of(again).erase, result_of(again).used) == (tuple(DISKS[:1]), True)
     other = planned("storage", table, {"storage": {"state": "present", "mounts": [NFS]}}).questions["disks"].body
     assert other == {"disks": [], "own": {}, "paths": ["/data", "/scratch"], "erase": [], "used": False}
     alone = {"state": "present", "scratch_disks": ["nvme-other"]}
@@ -680,7 +707,7 @@ def test_a_node_without_fstab_or_package_manager_is_refused() -> None:
     gone = gone.model_copy(update={"contents": {BEFORE: "{}"}})
     assert made(gone, mounts=[NFS]).refusals == (f"fstab: {FSTAB} is missing or cannot be read",)
     assert removal(gone).refusals == (f"fstab: {FSTAB} is missing or cannot be read",)
-    for chosen in ("keep", "present", "absent"):
+    for chosen in ("present", "absent"):
         bare = state().model_copy(update={"apt": None})
         assert "no-package-manager" in planned("storage", bare, {"storage": {"state": chosen}}).refusals[0]
 
@@ -690,7 +717,7 @@ def test_a_removal_erases_what_is_confirmed_and_removes_what_the_role_made() -> 
     contents = {path: text_of(first, path) for path in (RECORD, BEFORE)}
     node = state(text_of(first, FSTAB), contents=contents)
     asked = planned("storage", node, {"storage": {"state": "absent", "confirm_erase": DISKS[:1]}})
-    uuids = {name: first.values["disks"][name] for name in ("array", "filesystem")}
+    uuids = disks_of(first).model_dump(exclude={"disks"})
     assert asked.questions["disks"].body == {
         "disks": DISKS,
         "own": uuids,
@@ -700,21 +727,24 @@ def test_a_removal_erases_what_is_confirmed_and_removes_what_the_role_made() -> 
     }
     found = removal(node, confirm_erase=DISKS[:1])
     assert found.notes == (f"{DISKS[1]}: keeps its data; storage_confirm_erase erases it",)
-    assert found.values == {
-        "state": "absent",
-        "disks": {"disks": DISKS, **uuids, "name": "gpunode-scratch", "erase": DISKS[:1]},
-        "stop": ["scratch.mount", "data.mount", "data.automount"],
-        "helper": HELPER,
-        "trim_off": True,
-    }
+    assert found.result == StorageResult(
+        leaves=True,
+        disks=disks_of(first),
+        erase=tuple(DISKS[:1]),
+        helper="absent",
+        stop=(
+            *(UnitState(name=name, state="stopped") for name in ("scratch.mount", "data.mount", "data.automount")),
+            UnitState(name=TRIM, enabled=False, state="stopped"),
+        ),
+    )
     assert removal(node, confirm_erase=DISKS).notes == ()
     assert found.due_reasons[:2] == ("/scratch has to be unmounted", "/data has to be unmounted")
     assert [(file.path, file.phase) for file in found.files] == [
         (FSTAB, "before"),
-        *((path, "after") for path in (*ARRAYS.values(), RECORD, BEFORE, PACKAGES)),
+        *((path, "after") for path in (*ROLE.files, ROLE.record)),
     ]
-    folders = ["/data", "/scratch", "/scratch/cache", "/etc/mdadm/mdadm.conf.d", "/etc/mdadm.conf.d", MEMORY]
-    assert [folder.path for folder in found.folders] == [*folders, "/etc/gpunode"]
+    folders = ["/data", "/scratch", "/scratch/cache", "/etc/mdadm/mdadm.conf.d", "/etc/mdadm.conf.d"]
+    assert [folder.path for folder in found.folders] == [*folders, "/etc/gpunode", ROLE.folder]
     failed = removal(node, answer(error="findmnt failed"))
     assert failed.refusals == ("storage: the node could not be queried: findmnt failed",)
 
@@ -723,13 +753,12 @@ def test_a_removal_erases_what_is_confirmed_and_removes_what_the_role_made() -> 
 def test_a_removal_begins_at_any_trace_of_the_role(path: str) -> None:
     text = json.dumps({"schema": "gpunode.storage/1", "disks": None, "mounts": []})
     found = removal(state(contents={path: text}))
-    assert found.values["stop"] == []
-    assert (found.values["helper"], found.values["trim_off"], found.values["disks"]) == (None, False, None)
+    assert found.result == StorageResult(leaves=True)
     assert FSTAB not in {file.path for file in found.files}
-    assert removal(with_file(state(), path, kind="absent")).values == {}
+    assert removal(with_file(state(), path, kind="absent")).result is None
     assert "the role did not create it" in removal(state(contents={path: text}), confirm_erase=DISKS).refusals[0]
 
 
 def test_a_removal_takes_a_package_along_that_alone_is_left() -> None:
-    found = removal(state(installed=("mdadm",), contents={PACKAGES: "# installed by gpunode\nmdadm\n"}))
+    found = removal(state(installed=("mdadm",), contents={ROLE.record: "# installed by gpunode\nmdadm\n"}))
     assert "mdadm must be removed" in found.due_reasons
