@@ -20,7 +20,7 @@ from test_provisioning_toolkit_plan import AT, DOCKER, FACTS, LOADED, NVIDIAS, R
 from gpunode.provisioning.manifest import Manifest
 
 STORE = {"path": "/data", "type": "nfs", "source": "store:/export"}
-FREE = {"kind": "absent", "mode": None, "entries": None, "mounts": [], "users": []}
+FREE: dict[str, Any] = {"kind": "absent", "mode": None, "entries": None, "mounts": [], "users": []}
 TABLE = {"/etc/fstab": "UUID=aaaa / ext4 defaults 0 1\n"}
 EMPTY = {"paths": {"/data": FREE, "/scratch": FREE}, "autofs": True}
 SETTINGS: dict[str, dict[str, Any]] = {
