@@ -36,6 +36,7 @@ from gpunode.judging.report import CompactReports, NodeReport, Report, count, ex
 from gpunode.judging.request import JudgingRequest, level_must_have_one, reads_records, selected_checks
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.report import formats
+from gpunode.report.fixes import Origin, of_run
 from gpunode.report.fleet import compared
 from gpunode.text import printable
 
@@ -198,8 +199,9 @@ def command(  # noqa: PLR0913
     document = report(
         nodes, level=results.deepest, version=__version__, started_at=started, finished_at=now(), fleet=fleet
     )
-    for place in places:
-        write(document, place, verbose=verbose)
+    with of_run(Origin(selection.inventories)):
+        for place in places:
+            write(document, place, verbose=verbose)
     if write_expect is not None:
         write_expectation(write_expect, nodes, results.settings)
     return code_of(document, results, kept, strict=strict)

@@ -1,8 +1,10 @@
-"""The report as text: worst first, one line for a healthy node."""
+"""The report for people at a terminal: nodes, findings with their remedy, verdict; worst first."""
 
 import io
+from collections.abc import Sequence
 from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
@@ -10,11 +12,23 @@ from rich.text import Text
 from gpunode.checks import RunningStack, Status
 from gpunode.history.compare import Comparison
 from gpunode.history.outliers import Outlier
-from gpunode.judging.report import WORST_FIRST, Fleet, NodeReport, Report, count, in_words
+from gpunode.judging.report import Fleet, Report, in_words
 from gpunode.names import fold
 from gpunode.report.comparison import as_text as as_text_of_comparison
-from gpunode.report.folding import FoldedFinding, of_nodes
-from gpunode.text import listed, printable
+from gpunode.report.folding import FoldedFinding
+from gpunode.report.summary import (
+    SHOWN,
+    Block,
+    NodeGroup,
+    blocks,
+    duration,
+    node_groups,
+    per_check,
+    to_drain,
+    verdict,
+    where,
+)
+from gpunode.text import counted, listed, printable
 
 STYLE = {
     Status.FAIL: "bold red",
@@ -25,6 +39,15 @@ STYLE = {
     Status.SKIP: "dim",
 }
 QUIET = (Status.NOTE, Status.PASS, Status.SKIP)
+WIDTH = 80
+"""Columns in a pipe or a file."""
+INDENT = 6
+MOST_BLOCKS = 8
+"""Findings beyond which those that differ only in figures are one line, and warnings of a fleet are listed by check."""
+MOST_ALIKE = 3
+"""Findings that differ only in figures: up to this number each is shown, of more the first."""
+MOST_NOTES = 4
+MOST_OUTLIERS = 3
 
 
 class PlainConsole(Console):
@@ -42,116 +65,204 @@ class PlainConsole(Console):
         if self.is_terminal:
             self.print(Padding(text, (0, 0, 0, indent)), overflow="fold")
         else:
-            self.print(Text(" " * indent) + text, soft_wrap=True)
+            self.whole(text, indent)
+
+    def whole(self, text: Text, indent: int = 0) -> None:
+        """Print one line that is never folded: a command stays one line in the clipboard."""
+        self.print(Text(" " * indent) + text, soft_wrap=True)
+
+    def sign(self, text: str, plain: str) -> str:
+        """Return a sign, or its plain equal if the stream's encoding lacks it."""
+        try:
+            text.encode(self.encoding)
+        except UnicodeEncodeError:
+            return plain
+        return text
 
 
 def write(document: Report, stream: TextIO, *, verbose: bool = False) -> None:
-    """Write the report.
+    """Write the report: the nodes, the findings, the verdict.
 
-    On a terminal lines are folded to its width; in a file or a pipe they stay whole, so that they can be searched.
-    ``verbose`` shows notes, passed and skipped checks too.
-
-    One node is printed with its findings below it. For several nodes the findings come first, each with its nodes, then
-    a line for each node; the worst is first everywhere.
+    A line has the terminal's width, or 80 columns elsewhere. What does not fit moves to a line of its own: on a
+    terminal it is folded there, elsewhere it stays whole, so that it can be searched. Commands are never folded.
+    ``verbose`` shows each finding, notes, passed and skipped checks too.
     """
-    writer = _Writer(PlainConsole(stream), verbose=verbose)
-    if len(document.nodes) == 1:
-        writer.one(document.nodes[0])
-    else:
-        writer.many(document)
+    writer = _Writer(PlainConsole(stream), document, verbose=verbose)
+    writer.head()
+    writer.findings()
     writer.fleet(document.fleet)
-    writer.end(document)
+    writer.end()
 
 
 def as_text(document: Report, *, verbose: bool = False) -> str:
-    """Return the report as written to a file: without colours, lines whole."""
+    """Return the report as written to a file: without colours, texts whole."""
     stream = io.StringIO()
     write(document, stream, verbose=verbose)
     return stream.getvalue()
 
 
 class _Writer:
-    def __init__(self, console: PlainConsole, *, verbose: bool) -> None:
+    def __init__(self, console: PlainConsole, document: Report, *, verbose: bool) -> None:
+        self.console = console
         self.line = console.show
-        self.statuses = frozenset(Status) if verbose else frozenset(Status) - set(QUIET)
+        self.width = console.width if console.is_terminal else WIDTH
+        self.document = document
+        self.nodes = document.nodes
         self.verbose = verbose
 
-    def one(self, node: NodeReport) -> None:
-        shown = of_nodes([node], self.statuses)
-        self.head(node)
-        stack = printable(stack_in_words(node.stack, len(node.gpus)))
-        if shown and stack:
-            self.line(Text(stack, "dim"), 6)
-        for folded in shown:
-            self.finding(folded, 2)
+    def head(self) -> None:
+        """Write the nodes, those that are alike on one line."""
+        groups = node_groups(self.nodes)
+        if not groups:
+            return
+        simulated = {group.simulated for group in groups if group.gpus != "not reached"}
+        label = Text(counted(len(self.nodes), "node"))
+        if simulated == {True}:
+            label.append(f" {self.console.sign('·', '-')} ").append("SIMULATED", "bold yellow")
+        rows = [self._row(group, mixed=len(simulated) > 1) for group in groups]
+        widths = [max(cell_len(row[column].plain) for row in rows) for column in range(len(rows[0]))]
+        left = cell_len(label.plain) + 5
+        if left + sum(widths) + 2 * (len(widths) - 1) > self.width:
+            self.line(label)
+            left, label = 2, Text()
+        for group, row in zip(groups, rows, strict=True):
+            text = label + Text(" " * (left - cell_len(label.plain)))
+            for cell, width in zip(row, widths, strict=True):
+                text.append_text(cell).append(" " * (width - cell_len(cell.plain) + 2))
+            label = Text()
+            if self._too_long(group):
+                text.append(fold(group.hosts), "bold")
+            text.rstrip()
+            self.line(text)
+            if self.verbose:
+                self._software(group)
 
-    def many(self, document: Report) -> None:
-        for folded in of_nodes(document.nodes, self.statuses):
-            self.finding(folded, 0, on=folded.hosts)
-        for node in sorted(document.nodes, key=lambda node: (WORST_FIRST.index(node.status), node.host)):
-            self.head(node)
-            stack = printable(stack_in_words(node.stack, len(node.gpus)))
-            if self.verbose and stack:
-                self.line(Text(stack, "dim"), 6)
+    def _row(self, group: NodeGroup, *, mixed: bool) -> list[Text]:
+        names = counted(len(group.hosts), "node") if self._too_long(group) else fold(group.hosts)
+        row = [
+            Text(names, "bold"),
+            Text(group.gpus),
+            Text(group.driver),
+            Text(group.verdict, STYLE[group.status]),
+        ]
+        return [*row, Text("SIMULATED" if group.simulated else "", "bold yellow")] if mixed else row
+
+    def _too_long(self, group: NodeGroup) -> bool:
+        """Return True if the names are at the end of the line: they would leave no room for the other columns."""
+        return cell_len(fold(group.hosts)) > self.width // 3
+
+    def _software(self, group: NodeGroup) -> None:
+        hosts = set(group.hosts)
+        nodes = [node for node in self.nodes if printable(node.host) in hosts]
+        for stack in dict.fromkeys(printable(stack_in_words(node.stack, len(node.gpus))) for node in nodes):
+            if stack:
+                self.line(Text(stack, "dim"), 4)
+
+    def findings(self) -> None:
+        statuses = tuple(Status) if self.verbose else SHOWN
+        found = blocks(self.nodes, statuses, exact=self.verbose)
+        short = not self.verbose and len(self.nodes) > 1 and len(found) > MOST_BLOCKS
+        shown = [block for block in found if not (short and block.status is Status.WARN)]
+        alike = 1 if sum(len(block.findings) for block in shown) > MOST_BLOCKS else MOST_ALIKE
+        for block in shown:
+            self._block(block, alike)
+        if short:
+            self._by_check(Status.WARN, most=MOST_BLOCKS)
+        if not self.verbose:
+            self._by_check(Status.NOTE, most=MOST_NOTES)
+
+    def _block(self, block: Block, alike: int) -> None:
+        if len(block.findings) > alike:
+            self._finding(block, block.findings, f" (and {len(block.findings) - 1} like it: -v)")
+        else:
+            for folded in block.findings:
+                self._finding(block, (folded,), "")
+        if block.observed:
+            line = f"observed only, does not affect the result: {printable(block.observed)}"
+            self.line(Text(line, "dim"), INDENT)
+        if block.source and (block.measured or self.verbose) and block.status not in QUIET:
+            self.line(Text(f"expected by: {printable(block.source)}", "dim"), INDENT)
+        fix = block.fix
+        word = Text("fix  ", "bold")
+        if fix.text:
+            self.line(word + Text(fix.text), INDENT)
+            word = Text("     ")
+        if fix.command:
+            self.console.whole(word + Text(fix.command), INDENT)
+        if fix.then:
+            self.line(Text(f"then {fix.then}"), INDENT)
+        if self.verbose and block.status in SHOWN:
+            self.console.whole(Text(f"page gpunode checks {block.checks[0]}", "dim"), INDENT)
+
+    def _finding(self, block: Block, findings: Sequence[FoldedFinding], more: str) -> None:
+        group = findings[0].group
+        head = Text()
+        name = group.status.value.upper() if group.status in SHOWN and not block.observed else group.status.value
+        head.append(name.ljust(INDENT), STYLE[group.status])
+        head.append(listed(group.checks, most=len(group.checks) if self.verbose else 3), "bold")
+        place = where(findings, hosts=len(self.nodes) > 1)
+        if place:
+            head.append(f"  {place}")
+        message = f"{printable(group.message)}{more}"
+        if cell_len(head.plain) + 2 + cell_len(message) <= self.width:
+            self.line(head + Text(f"  {message}"))
+            return
+        self.line(head)
+        self.line(Text(message), INDENT)
+
+    def _by_check(self, status: Status, most: int) -> None:
+        """Write the checks with such findings on one line."""
+        numbers = per_check(self.nodes, status)
+        if not numbers:
+            return
+        several = len(self.nodes) > 1
+        names = [f"{check} on {counted(number, 'node')}" if several else check for check, number in numbers.items()]
+        text = Text(status.value.ljust(INDENT), STYLE[status])
+        self.line(text + Text(f"{printable(listed(names, most=most))} (details: -v)"))
 
     def fleet(self, fleet: Fleet) -> None:
         """Write how nodes differ from most others, and from the earlier run."""
-        for found in (*(fleet.outliers or ()), *(fleet.inconsistencies or ())):
-            outlier = Outlier.model_validate(found)
-            text = Text("differs", "yellow")
-            text.append(f"  {printable(fold(outlier.hosts) if outlier.hosts else outlier.group)}: ", "bold")
-            text.append(printable(outlier.text))
-            self.line(text)
+        lines = self._differences(fleet)
+        most = len(lines) if self.verbose else MOST_OUTLIERS
+        for names, text in lines[:most]:
+            self.line(Text("differs", "yellow") + Text(f"  {printable(names)}: ", "bold") + Text(printable(text)))
+        if lines[most:]:
+            self.line(Text(f"differs  {counted(len(lines) - most, 'more group')} of nodes (details: -v)", "yellow"))
         if fleet.since is not None:
             for line in as_text_of_comparison(Comparison.model_validate(fleet.since)).splitlines():
                 self.line(Text(line))
 
-    def head(self, node: NodeReport) -> None:
-        head = Text()
-        head.append(node.status.value.upper().ljust(6), STYLE[node.status])
-        head.append(printable(node.host), "bold")
-        if node.simulated:
-            head.append("  SIMULATED", "bold yellow")
-        head.append(f"  {in_words(count(node.findings))}")
-        self.line(head)
+    def _differences(self, fleet: Fleet) -> list[tuple[str, str]]:
+        """Return nodes with their differences; of nodes that failed, which are shown already, only with -v."""
+        bad = {node.host for node in self.nodes if node.status in (Status.FAIL, Status.ERROR)}
+        texts: dict[str, list[str]] = {}
+        for one in (*(fleet.outliers or ()), *(fleet.inconsistencies or ())):
+            outlier = Outlier.model_validate(one)
+            if self.verbose or not outlier.hosts or not bad.issuperset(outlier.hosts):
+                texts.setdefault(fold(outlier.hosts) if outlier.hosts else outlier.group, []).append(outlier.text)
+        if self.verbose:
+            return [(names, text) for names, found in texts.items() for text in found]
+        more = {names: f" (and {len(found) - 1} more: -v)" if found[1:] else "" for names, found in texts.items()}
+        return [(names, f"{found[0]}{more[names]}") for names, found in texts.items()]
 
-    def finding(self, folded: FoldedFinding, indent: int, on: tuple[str, ...] = ()) -> None:
-        group = folded.group
-        text = Text()
-        text.append(group.status.value.ljust(6), STYLE[group.status])
-        text.append(listed(group.checks, most=len(group.checks) if self.verbose else 3), "bold")
-        if set(group.components) != {"node"}:
-            text.append(f" [{printable(fold(group.components))}]")
-        text.append(f": {printable(group.message)}")
-        self.line(text, indent)
-        if on:
-            number = f" ({len(on)} nodes)" if len(on) > 1 else ""
-            self.line(Text(f"on: {printable(fold(on))}{number}"), indent + 6)
-        if group.observed:
-            self.line(
-                Text(f"observed only, does not affect the result: {printable(group.observed)}", "dim"), indent + 6
-            )
-        if group.source and group.status not in QUIET:
-            self.line(Text(f"expected by: {printable(group.source)}", "dim"), indent + 6)
-        if group.remedy:
-            self.line(Text(f"to do: {printable(group.remedy)}", "dim"), indent + 6)
-
-    def end(self, document: Report) -> None:
-        simulated = [node for node in document.nodes if node.simulated]
-        for line in dict.fromkeys(line for node in document.nodes if node.policy for line in node.policy.expired):
+    def end(self) -> None:
+        for line in dict.fromkeys(line for node in self.nodes if node.policy for line in node.policy.expired):
             self.line(Text(f"policy: {printable(line)}", "yellow"))
-        if len(document.nodes) > 1:
-            tally = [
-                f"{len([node for node in document.nodes if node.status is status])} {status.value}"
-                for status in WORST_FIRST
-                if any(node.status is status for node in document.nodes)
-            ]
-            self.line(Text(f"{len(document.nodes)} nodes: {', '.join(tally)}; {in_words(document.counts)}"))
-        if not document.nodes:
-            self.line(Text("no node was judged", STYLE[Status.ERROR]))
-        if simulated:
-            some = "The node is" if len(document.nodes) == 1 else f"{len(simulated)} of {len(document.nodes)} nodes are"
-            self.line(Text(f"{some} simulated: the result does not apply to a real GPU.", "yellow"))
+        status = self.document.status
+        taken = duration(self.document)
+        result = Text(f"{verdict(self.document)}{f' ({taken})' if taken else ''}", f"bold {STYLE[status].split()[-1]}")
+        if self.nodes and (len(self.nodes) == 1 or self.verbose or self.document.counts.observed):
+            result.append(f"; checks: {in_words(self.document.counts)}", "not bold dim")
+        drain = to_drain(self.nodes)
+        room = self.width - cell_len(result.plain) - cell_len(f"drain {drain}")
+        if drain and room >= 2:
+            result.append(f"{' ' * room}drain {drain}", "bold")
+        self.line(result)
+        if drain and room < 2:
+            self.line(Text(f"drain {drain}", "bold"))
+        first = next(iter(blocks(self.nodes, SHOWN)), None)
+        if first is not None:
+            self.console.whole(Text(f"about a check: gpunode checks {first.checks[0]}", "dim"))
 
 
 def stack_in_words(stack: RunningStack, gpus: int) -> str:

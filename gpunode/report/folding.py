@@ -3,8 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from gpunode.checks import Finding, Status
+from gpunode.checks.registry import FigureReport
 from gpunode.judging.report import WORST_FIRST, NodeReport
 
 CAUSES_FIRST = (
@@ -33,6 +35,9 @@ CAUSES_FIRST = (
 ids."""
 
 
+FIGURE = FigureReport(metric="any")
+
+
 @dataclass(frozen=True)
 class FindingGroup:
     """The common part of several findings."""
@@ -46,6 +51,10 @@ class FindingGroup:
     remedy: str | None
     observed: str | None = None
     """Why it does not count."""
+    actions: tuple[str, ...] = ()
+    """Steps of the remedy, as ``VERB:TARGET``; of several checks those of the first by cause."""
+    measured: bool = False
+    """True for a measured figure, of which the origin of the limit is always shown."""
 
 
 @dataclass(frozen=True)
@@ -66,25 +75,41 @@ def of_node(findings: Iterable[Finding]) -> list[FindingGroup]:
 
     Errors with the same message are one group, whichever checks have them: the remedy is that of the first by cause.
     """
-    components: dict[tuple[Status, str, str, str | None, str | None, str | None], list[str]] = defaultdict(list)
+    components: dict[Finding, list[str]] = defaultdict(list)
     for found in findings:
-        key = (found.status, found.check, found.message, found.source, found.remedy, found.observed)
-        components[key].append(found.component)
-    groups: dict[tuple[Status, str, tuple[str, ...], str, str | None, str | None], list[tuple[str, str | None]]]
-    groups = defaultdict(list)
-    for (status, check, message, source, remedy, observed), names in components.items():
+        components[_without_component(found)].append(found.component)
+    groups: dict[tuple[Any, ...], list[Finding]] = defaultdict(list)
+    for found, names in components.items():
         # An error is about missing data, not about the subject of the check.
-        own = "" if status is Status.ERROR else f"{check} {remedy}"
-        groups[status, own, tuple(names), message, source, observed].append((check, remedy))
+        own = () if found.status is Status.ERROR else (found.check, found.remedy, found.actions)
+        groups[found.status, own, tuple(names), found.message, found.source, found.observed].append(found)
     return [
-        FindingGroup(status, tuple(check for check, _ in checks), names, message, source, _remedy(checks), observed)
-        for (status, _, names, message, source, observed), checks in groups.items()
+        FindingGroup(
+            status=status,
+            checks=tuple(found.check for found in alike),
+            components=names,
+            message=message,
+            source=source,
+            remedy=_cause(alike).remedy,
+            observed=observed,
+            actions=tuple(map(str, _cause(alike).actions)),
+            measured=any(found.figure is not None for found in alike),
+        )
+        for (status, _, names, message, source, observed), alike in groups.items()
     ]
 
 
-def _remedy(checks: list[tuple[str, str | None]]) -> str | None:
-    given = [(cause_rank((check,)), remedy) for check, remedy in checks if remedy is not None]
-    return min(given, key=lambda one: one[0])[1] if given else None
+def _without_component(finding: Finding) -> Finding:
+    """Return what findings of several components have in common; measured values are in their messages."""
+    steps = tuple(step.model_copy(update={"component": "node"}) for step in finding.actions)
+    update = {"component": "node", "actions": steps, "expected": None, "measured": None, "unit": None}
+    return finding.model_copy(update=update | {"figure": FIGURE if finding.figure else None})
+
+
+def _cause(alike: list[Finding]) -> Finding:
+    """Return the finding with the remedy: the first by cause of those that have one."""
+    given = [found for found in alike if found.remedy is not None] or alike
+    return min(given, key=lambda found: cause_rank((found.check,)))
 
 
 def of_nodes(nodes: Iterable[NodeReport], statuses: frozenset[Status]) -> list[FoldedFinding]:

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "top": {"catalog", "checks", "fleet", "probe"},
     "judging": {"catalog", "probe", "facts", "expectations", "checks"},
     "history": {"checks", "facts"},
-    "report": {"checks", "facts", "judging", "history"},
+    "report": {"catalog", "checks", "facts", "judging", "history"},
     "lab": {"catalog"},
     "plugins": {"catalog", "stack", "facts", "tuning", "checks", "probe", "provisioning"},
 }

@@ -91,7 +91,7 @@ def test_a_failed_check_is_1(gpunode: Any, tmp_path: Path) -> None:
     )
     ended = gpunode("validate", "--replay", path)
     assert ended.code == 1
-    assert "driver.held: 1 of 11 packages not held: libcuda1" in ended.out
+    assert "FAIL  driver.held  1 of 11 packages not held: libcuda1" in ended.out
 
 
 @pytest.mark.parametrize(("options", "code"), [([], 0), (["--strict"], 1)])

@@ -6,9 +6,11 @@ from collections import Counter
 
 import pytest
 
-from gpunode.checks import Finding, Identity, RunningStack, Status, registry
+from gpunode.checks import Finding, Identity, RunningStack, State, Status, registry
+from gpunode.checks.actions import PROVISION, action
 from gpunode.judging.report import NodeReport, judged, report, unreachable
 from gpunode.report import console
+from gpunode.report.fixes import Origin, of_run
 from gpunode.report.folding import CAUSES_FIRST, of_nodes
 
 ESCAPE = "\x1b"
@@ -34,42 +36,75 @@ GOOD = finding("a.good", Status.PASS)
 BAD = finding("a.bad", Status.FAIL, "it is broken " + "and so on " * 20, "Mend it.")
 
 
-def test_a_healthy_node_is_one_line() -> None:
-    assert text(node("well", GOOD, finding("a.skipped", Status.SKIP))) == "PASS  well  1 passed, 1 skipped\n"
+def fleet(*, deviating: int, of: int) -> list[NodeReport]:
+    """Nodes of which some have one of five faults, each with figures of its own."""
+    faults = ("link.pcie-width", "gpu.ecc-uncorrected", "driver.held", "gpu.temperature", "rdma.ports")
+    nodes = []
+    for number in range(of):
+        found = [GOOD]
+        if number % (of // deviating) == 0:
+            check = faults[number // (of // deviating) % len(faults)]
+            status = Status.WARN if check == "driver.held" else Status.FAIL
+            message = f"{number} of 16 at 0000:{number:02x}:00.0"
+            found.append(finding(check, status, message, f"Look at slot {number}."))
+        nodes.append(node(f"gpu-{number:03d}", *found))
+    return nodes
 
 
-def test_the_worst_finding_and_the_worst_node_come_first() -> None:
+def heads(found: str) -> list[str]:
+    """Return the lines of findings."""
+    return re.findall(r"(?m)^(?:FAIL|ERROR|WARN|note|pass|skip|fail) .*", found)
+
+
+def test_a_healthy_node_is_two_lines() -> None:
+    assert text(node("well", GOOD, finding("a.skipped", Status.SKIP))) == (
+        "1 node     well  0 GPUs  535.261.03, not loaded  ok\n1 node ok (1.0 s); checks: 1 passed, 1 skipped\n"
+    )
+
+
+def test_the_worst_finding_is_first_and_the_verdict_last() -> None:
     lines = text(
         node("a-well", GOOD),
         node("b-warned", finding("a.warned", Status.WARN)),
         node("c-broken", finding("a.warned", Status.WARN), finding("an.error", Status.ERROR), BAD, GOOD),
         unreachable("d-far", "no route to host", 1.0),
     ).splitlines()
-    findings = [line.split()[1].rstrip(":") for line in lines if re.match(r"(fail|error|warn) ", line)]
-    assert findings == ["a.bad", "node.reachable", "an.error", "a.warned"]
-    heads = [line.split()[1] for line in lines if re.match(r"[A-Z]+ +[a-d]-", line)]
-    assert heads == ["c-broken", "d-far", "b-warned", "a-well"]
-    assert max(lines.index(line) for line in lines if line.startswith("warn ")) < lines.index(
-        next(line for line in lines if line.startswith("FAIL "))
-    )
-    assert "to do: Mend it." in "".join(lines)
-    assert "4 nodes: 1 fail, 1 error, 1 warn, 1 pass" in lines[-1]
+    assert [line.split()[1] for line in heads("\n".join(lines))] == ["a.bad", "node.reachable", "an.error", "a.warned"]
+    assert [line.split()[-1] for line in lines[:4]] == ["ok", "WARN", "ERROR", "FAIL"]
+    assert "      fix  Mend it." in lines
+    assert lines[-2] == "1 of 4 nodes failed, 1 could not be determined, 1 with warnings (1.0 s)"
+    assert lines[-1] == "about a check: gpunode checks a.bad"
 
 
-def test_an_identical_finding_is_told_once_with_the_nodes_that_have_it() -> None:
+def test_equal_nodes_and_equal_findings_are_one_line() -> None:
     found = text(*(node(f"gpu-{number:02d}", BAD, GOOD) for number in (1, 2, 3, 7)), node("gpu-04", GOOD))
-    assert found.count("it is broken") == 1
-    assert found.count("Mend it.") == 1
-    assert "      on: gpu-[01-03,07] (4 nodes)" in found.splitlines()
-    assert [line for line in found.splitlines() if line.startswith("PASS")] == ["PASS  gpu-04  1 passed"]
-    assert len([line for line in found.splitlines() if line.startswith("FAIL")]) == 4
+    assert found.count("it is broken") == found.count("Mend it.") == 1
+    assert "FAIL  a.bad  gpu-[01-03,07]" in found.splitlines()
+    assert [re.search(r"gpu-\S+", line)[0] for line in found.splitlines()[:2]] == ["gpu-04", "gpu-[01-03,07]"]  # type: ignore[index]
 
 
-def test_what_only_some_nodes_have_stands_for_itself() -> None:
-    other = finding("a.bad", Status.FAIL, "it is broken otherwise")
-    found = text(node("gpu-1", BAD), node("gpu-2", BAD, other))
-    assert "on: gpu-[1-2] (2 nodes)" in found
-    assert found.index("on: gpu-[1-2]") < found.index("it is broken otherwise") < found.index("on: gpu-2\n")
+def test_findings_that_differ_in_figures_alone_have_one_remedy() -> None:
+    def hot(host: str, degrees: int) -> NodeReport:
+        return node(host, finding("gpu.hot", Status.FAIL, f"{degrees} C at 0000:{degrees}:00.0", "Cool it."))
+
+    few = text(hot("gpu-1", 91), hot("gpu-2", 92))
+    assert heads(few) == ["FAIL  gpu.hot  gpu-1  91 C at 0000:91:00.0", "FAIL  gpu.hot  gpu-2  92 C at 0000:92:00.0"]
+    assert few.count("fix") == 1
+    many = text(*(hot(f"gpu-{number}", 90 + number) for number in range(1, 8)))
+    assert heads(many) == ["FAIL  gpu.hot  gpu-[1-7]  91 C at 0000:91:00.0 (and 6 like it: -v)"]
+    whole = text(*(hot(f"gpu-{number}", 90 + number) for number in range(1, 8)), verbose=True)
+    assert len(heads(whole)) == 7
+    other = text(hot("gpu-1", 91), node("gpu-2", finding("gpu.hot", Status.FAIL, "cold", "Cool it.")))
+    assert other.count("fix") == 2
+
+
+def test_two_hundred_nodes_with_ten_that_deviate_are_twenty_lines() -> None:
+    found = text(*fleet(deviating=10, of=200))
+    print(found)
+    assert len(found.splitlines()) <= 20
+    assert "190 nodes" in found
+    for number in range(0, 200, 20):
+        assert f"{number:03d}" in found
 
 
 def test_one_finding_of_many_components_is_one_line() -> None:
@@ -78,24 +113,77 @@ def test_one_finding_of_many_components_is_one_line() -> None:
     ]
     odd = Finding(check="gpu.hot", status=Status.FAIL, component="gpu at 0000:1a:00.0", message="colder")
     found = text(node("broken", *hot, odd))
-    assert "  fail  gpu.hot [gpu[0-7]]: too hot" in found.splitlines()
-    assert "  fail  gpu.hot [gpu at 0000:1a:00.0]: colder" in found.splitlines()
+    assert heads(found) == ["FAIL  gpu.hot  gpu[0-7]  too hot", "FAIL  gpu.hot  gpu at 0000:1a:00.0  colder"]
 
 
 def test_errors_for_want_of_the_same_data_are_one_line() -> None:
     lost = [finding(f"gpu.check-{letter}", Status.ERROR, "no answer") for letter in "abcde"]
     with_remedy = finding("gpu.check-f", Status.ERROR, "no answer", "Mend it.")
     found = text(node("broken", *lost, with_remedy))
-    assert "  error gpu.check-a, gpu.check-b, gpu.check-c and 3 more: no answer" in found.splitlines()
-    assert found.count("to do: Mend it.") == 1
+    assert heads(found) == ["ERROR gpu.check-a, gpu.check-b, gpu.check-c and 3 more  no answer"]
+    assert found.count("fix  Mend it.") == 1
     assert "gpu.check-d, gpu.check-e" in text(node("broken", *lost), verbose=True)
 
 
 def test_causes_come_before_what_they_explain() -> None:
     checks = ("fabric.manager", "gpu.answers", "driver.tools-answer", "gpu.clocks", "driver.closure")
     found = text(node("broken", *(finding(check, Status.FAIL, check) for check in checks)))
-    order = [line.split()[1].rstrip(":") for line in found.splitlines() if line.startswith("  fail")]
+    order = [line.split()[1] for line in heads(found)]
     assert order == ["driver.tools-answer", "gpu.answers", "fabric.manager", "driver.closure", "gpu.clocks"]
+
+
+def test_notes_are_one_line() -> None:
+    notes = [finding(f"a.note-{number}", Status.NOTE) for number in range(6)]
+    found = text(node("gpu-1", GOOD, *notes), node("gpu-2", GOOD, notes[3]))
+    assert heads(found) == [
+        "note  a.note-3 on 2 nodes, a.note-0 on 1 node, a.note-1 on 1 node, a.note-2 on 1 node and 2 more (details: -v)"
+    ]
+    assert len(heads(text(node("gpu-1", GOOD, *notes), verbose=True))) == 7
+
+
+def with_actions(*actions: str, remedy: str = "Hold them.") -> Finding:
+    steps = tuple(action(text) for text in actions)
+    run = f" Run: {PROVISION} -t nvidia_driver_install"
+    return finding("driver.held", Status.FAIL, remedy=remedy + run).model_copy(update={"actions": steps})
+
+
+INSTALL = "run_role:nvidia_driver:nvidia_driver_install"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "inventories", "command"),
+    [
+        (("gpu-1", "gpu-2"), ("my hosts.yml",), "-i 'my hosts.yml' -l gpu-1,gpu-2"),
+        (("gpu-1",), ("a.yml", "b.yml"), "-i a.yml -i b.yml -l gpu-1"),
+        (("gpu-1",), (), "-i INVENTORY -l gpu-1"),
+        (("-rf; reboot", "$(id)"), ("a.yml",), "-i a.yml -l HOST"),
+    ],
+)
+def test_the_command_of_a_role_can_be_pasted(
+    hosts: tuple[str, ...], inventories: tuple[str, ...], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [node(host, with_actions(INSTALL, "restart_os")) for host in hosts]
+    whole = f"      fix  gpunode provision {command} -t nvidia_driver_install"
+    with of_run(Origin(inventories)):
+        lines = text(*nodes).splitlines()
+        assert whole in lines
+        assert "      then reboot" in lines
+        assert "Hold them." not in "\n".join(lines)
+        assert whole in re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(monkeypatch, 40, *nodes)).splitlines()
+
+
+def test_what_a_person_does_first_comes_before_the_command() -> None:
+    lines = text(node("gpu-1", with_actions("fix_configuration", INSTALL, remedy="Remove the others."))).splitlines()
+    place = lines.index("      fix  Remove the others.")
+    assert lines[place + 1] == "           gpunode provision -i INVENTORY -l gpu-1 -t nvidia_driver_install"
+
+
+def test_who_has_to_be_drained_is_named() -> None:
+    bad = BAD.model_copy(update={"recommended_state": State.DRAIN})
+    lines = text(node("gpu-1", bad), node("gpu-2", bad), node("gpu-3", GOOD)).splitlines()
+    assert lines[-2].endswith("drain gpu-[1-2]")
+    assert len(lines[-2]) == 80
+    assert not any("drain" in line for line in text(node("gpu-1", BAD)).splitlines()[:1])
 
 
 def test_every_cause_is_a_check() -> None:
@@ -131,22 +219,34 @@ def test_folding_loses_no_finding() -> None:
     assert unfolded == given
 
 
-def test_in_a_file_lines_stay_whole_and_plain() -> None:
+def test_in_a_file_texts_stay_whole_and_plain() -> None:
     found = text(node("broken", BAD))
     assert ESCAPE not in found
-    assert BAD.message in found
+    assert f"      {BAD.message}" in found.splitlines()
+    assert max(len(line) for line in found.splitlines() if BAD.message not in line) <= 80
 
 
-def test_verbose_shows_what_passed() -> None:
+def test_verbose_shows_what_passed_and_the_page_of_a_check() -> None:
     assert "a.good" in text(node("well", GOOD), verbose=True)
     assert "a.good" not in text(node("well", GOOD))
+    assert "      page gpunode checks a.bad" in text(node("broken", BAD), verbose=True).splitlines()
 
 
-def test_simulated_is_said_plainly() -> None:
+def test_simulated_is_shown_once() -> None:
+    assert text(node("lab", GOOD, simulated=True)).startswith("1 node · SIMULATED ")
     found = text(node("lab", GOOD, simulated=True), node("real", GOOD))
-    assert re.search(r"(?m)^PASS  lab  SIMULATED", found)
-    assert "1 of 2 nodes are simulated: the result does not apply to a real GPU." in found
-    assert "imulated" not in text(node("real", GOOD))
+    assert found.count("SIMULATED") == 1
+    assert re.search(r"(?m)^  lab .* SIMULATED$|nodes +lab .* SIMULATED$", found)
+    assert "SIMULATED" not in text(node("real", GOOD))
+
+
+def test_signs_have_plain_equals() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", errors="strict")
+    document = report([node("lab", GOOD, simulated=True)], level="quick", version="0", started_at="", finished_at="")
+    console.write(document, stream)
+    stream.flush()
+    assert raw.getvalue().startswith(b"1 node - SIMULATED ")
 
 
 def test_what_a_node_says_does_not_steer_the_terminal() -> None:
@@ -178,7 +278,8 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int, *more: NodeReport
 def test_a_narrow_terminal_folds_and_loses_nothing(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     found = on_terminal(monkeypatch, columns, NO_COLOR="1")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", found)
-    assert max(len(line) for line in plain.splitlines()) <= columns
+    folded = [line for line in plain.splitlines() if not line.startswith("about a check: ")]
+    assert max(map(len, folded)) <= columns
     assert BAD.message.replace(" ", "") in re.sub(r"\s", "", plain)
 
 
@@ -189,8 +290,8 @@ def test_a_fleet_on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) ->
     assert max(len(line) for line in plain.splitlines()) <= columns
     squeezed = re.sub(r"\s", "", plain)
     assert squeezed.count(BAD.message.replace(" ", "")) == 1
-    assert "on:broken,gpu-[001,003,005" in squeezed or "on:gpu-[001,003,005" in squeezed
-    assert all(f"gpu-{number:03d}" in plain for number in range(0, 60, 2))
+    assert squeezed.count("broken,gpu-[001,003,005,007") == 2
+    assert squeezed.count("gpu-[000,002,004,006") == 1
 
 
 def test_colours_on_a_terminal_and_none_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,183 @@
+"""A report in short, for people: nodes that are alike, findings that are alike, the verdict."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpunode.catalog import load
+from gpunode.checks import State, Status
+from gpunode.judging.report import WORST_FIRST, NodeReport, Report
+from gpunode.names import fold
+from gpunode.report.cases import seconds
+from gpunode.report.fixes import Fix, fix_of
+from gpunode.report.folding import FoldedFinding, of_nodes
+from gpunode.text import counted, listed, printable
+
+SHOWN = (Status.FAIL, Status.ERROR, Status.WARN)
+"""Statuses of findings that are always shown."""
+MOST_PLACES = 3
+WORDS = {Status.PASS: "ok", Status.NOTE: "ok", Status.SKIP: "not judged"}
+"""Verdicts on nodes; other statuses are written in capitals."""
+_FIGURES = re.compile(r"\b(?:0x)?[0-9a-f]*\d[0-9a-f]*(?:[:.][0-9a-f]+)*\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes with the same GPUs, driver and verdict. All texts are printable."""
+
+    hosts: tuple[str, ...]
+    gpus: str
+    driver: str
+    status: Status
+    simulated: bool
+
+    @property
+    def verdict(self) -> str:
+        """Return the verdict in one word."""
+        return word_of(self.status)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Findings with the same meaning and the same remedy."""
+
+    status: Status
+    checks: tuple[str, ...]
+    findings: tuple[FoldedFinding, ...]
+    """They differ in figures at most; the one that most nodes have is first."""
+    hosts: tuple[str, ...]
+    observed: str | None
+    source: str | None
+    measured: bool
+    fix: Fix
+
+
+def word_of(status: Status) -> str:
+    """Return the verdict on a node in a word."""
+    return WORDS.get(status, status.value.upper())
+
+
+def node_groups(nodes: Iterable[NodeReport]) -> list[NodeGroup]:
+    """Return the nodes, those that are alike in one group; the worst last, next to the findings."""
+    groups: dict[tuple[str, str, Status, bool], list[str]] = defaultdict(list)
+    for node in nodes:
+        groups[_gpus(node), _driver(node), node.status, node.simulated is True].append(printable(node.host))
+    found = [NodeGroup(tuple(sorted(hosts)), *key) for key, hosts in groups.items()]
+    return sorted(found, key=lambda group: (-WORST_FIRST.index(group.status), group.hosts))
+
+
+def _gpus(node: NodeReport) -> str:
+    """Return ``8x H100 SXM``."""
+    hardware = node.hardware
+    if hardware is None:
+        return "not reached"
+    number = len(node.gpus) if hardware.gpus is None else hardware.gpus
+    if hardware.gpu_model is not None:
+        return printable(f"{number}x {_short(hardware.gpu_model)}")
+    names = Counter((gpu.name or "unknown GPU").removeprefix("NVIDIA ") for gpu in node.gpus)
+    return printable(listed([f"{times}x {name}" for name, times in names.items()], most=2)) or counted(number, "GPU")
+
+
+def _short(model: str) -> str:
+    gpu = load().gpus.get(model)
+    return model if gpu is None else next(iter(gpu.aliases), gpu.name)
+
+
+def _driver(node: NodeReport) -> str:
+    stack = node.stack
+    if stack.driver is not None:
+        return printable(stack.driver)
+    if node.hardware is None:
+        return ""
+    return "no driver" if stack.driver_packages is None else printable(f"{stack.driver_packages}, not loaded")
+
+
+def blocks(nodes: Sequence[NodeReport], statuses: Iterable[Status], *, exact: bool = False) -> list[Block]:
+    """Return the findings of some statuses, worst first. ``exact``: only equal messages are put together."""
+    groups: dict[tuple[object, ...], list[FoldedFinding]] = {}
+    for folded in of_nodes(nodes, frozenset(statuses)):
+        group = folded.group
+        texts = (group.message, group.source, group.remedy)
+        alike = texts if exact else tuple(text and _FIGURES.sub("#", text) for text in texts)
+        groups.setdefault((group.status, group.checks, group.observed, group.actions, alike), []).append(folded)
+    return [_block(found) for found in groups.values()]
+
+
+def _block(found: list[FoldedFinding]) -> Block:
+    group = found[0].group
+    hosts = tuple(sorted({host for folded in found for host in folded.hosts}))
+    return Block(
+        status=group.status,
+        checks=group.checks,
+        findings=tuple(found),
+        hosts=hosts,
+        observed=group.observed,
+        source=group.source,
+        measured=group.measured,
+        fix=fix_of(group.remedy, group.actions, hosts),
+    )
+
+
+def where(findings: Sequence[FoldedFinding], *, hosts: bool) -> str:
+    """Return the nodes and components of findings: ``gpu-[01-03] gpu2``. ``hosts`` False: only the components."""
+    parts: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for folded in findings:
+        parts[tuple(sorted(set(folded.group.components)))].update(folded.hosts)
+    named = {_components(components): fold(names) for components, names in parts.items()}
+    if not hosts:
+        return printable(", ".join(text for text in named if text))
+    if len(named) <= MOST_PLACES:
+        return printable(", ".join(f"{names} {text}".strip() for text, names in named.items()))
+    everywhere = fold({host for folded in findings for host in folded.hosts})
+    return printable(f"{everywhere}, {counted(len(named), 'group')} of components")
+
+
+def _components(components: Sequence[str]) -> str:
+    return "" if set(components) == {"node"} else fold(components)
+
+
+def per_check(nodes: Iterable[NodeReport], status: Status) -> dict[str, int]:
+    """Return the number of nodes with such a finding by check, the most frequent first."""
+    numbers: Counter[str] = Counter()
+    for node in nodes:
+        numbers.update({finding.check for finding in node.findings if finding.status is status})
+    return dict(sorted(numbers.items(), key=lambda one: (-one[1], one[0])))
+
+
+def verdict(document: Report) -> str:
+    """Return the result of the run in one sentence."""
+    nodes = document.nodes
+    if not nodes:
+        return "no node was judged"
+    number = Counter(node.status for node in nodes)
+    of = counted(len(nodes), "node")
+    bad = [
+        f"{number[status]} {word}"
+        for status, word in (
+            (Status.FAIL, "failed"),
+            (Status.ERROR, "could not be determined"),
+            (Status.SKIP, "not judged"),
+        )
+        if number[status]
+    ]
+    warned = number[Status.WARN]
+    if len(nodes) == 1:
+        return f"{of}{bad[0][1:]}" if bad else f"{of} ok{', with warnings' if warned else ''}"
+    if not bad:
+        return f"{of} ok, {warned} with warnings" if warned else f"all {of} ok"
+    first = bad[0].replace(" ", f" of {of} ", 1)
+    return ", ".join([first, *bad[1:], *([f"{warned} with warnings"] if warned else [])])
+
+
+def duration(document: Report) -> str:
+    """Return the time that the run took; empty if it is unknown."""
+    nodes = max((node.seconds or 0.0 for node in document.nodes), default=0.0)
+    # The run's times are whole seconds.
+    taken = seconds(document) if seconds(document) >= nodes + 2 else nodes
+    return "" if taken == 0 else f"{taken:.1f} s" if taken < 100 else f"{taken:.0f} s"
+
+
+def to_drain(nodes: Iterable[NodeReport]) -> str:
+    """Return the nodes that should be taken out of service; empty if there are none."""
+    return printable(fold(node.host for node in nodes if node.recommended_state is State.DRAIN))
