@@ -78,7 +78,7 @@ def as_text(document: Report, *, verbose: bool = False) -> str:  # noqa: ARG001 
         if known:
             lines += [f"# HELP {name} {FAMILIES[name]}", f"# TYPE {name} gauge"]
             lines += [f"{name}{{{_labels(labels)}}} {_number(value)}" for labels, value in known.items()]
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{line}\n" for line in lines or ["# no node was judged"])
 
 
 def _labels(labels: Labels) -> str:
