@@ -97,7 +97,10 @@ def _timeline(title: str, query: str, legend: str, description: str) -> Panel:
         query,
         query={"legendFormat": legend},
         description=description,
-        fieldConfig={"defaults": {"mappings": _statuses(), "custom": {"fillOpacity": 80, "lineWidth": 0}}},
+        fieldConfig={
+            "defaults": {"mappings": _statuses(), "custom": {"fillOpacity": 80, "lineWidth": 0}},
+            "overrides": [],
+        },
         options={"mergeValues": True, "showValue": "never", "legend": {"showLegend": False}},
     )
 
@@ -195,7 +198,6 @@ def _variable_of_hosts() -> dict[str, Any]:
         "type": "query",
         "datasource": SOURCE,
         "query": {"query": "label_values(gpunode_node_status, host)", "refId": "host"},
-        "definition": "label_values(gpunode_node_status, host)",
         "multi": True,
         "includeAll": True,
         "allValue": ".*",

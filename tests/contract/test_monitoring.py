@@ -355,6 +355,8 @@ def test_the_queries_of_the_dashboard_are_of_our_metrics(tmp_path: Path) -> None
 def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
     found = panels()
     assert len({panel["id"] for panel in found}) == len(found)
+    # Required by Grafana's schema where there is a configuration of fields.
+    assert all({"defaults", "overrides"} == panel["fieldConfig"].keys() for panel in found if panel["type"] != "row")
     taken: set[tuple[int, int]] = set()
     for panel in json.loads(dashboard(registry))["panels"]:
         at = panel["gridPos"]
