@@ -17,6 +17,7 @@ GUIDE = "docs.nvidia.com/datacenter/dcgm, installation: the packages of the driv
 @registry.check(
     "dcgm.versions",
     needs=("packages", "nvidia_tool_versions", "dcgm_engine", "loaded_driver"),
+    partial=True,
     needs_gpu=True,
     means="dcgmi and the running host engine have one version, and DCGM's plugins are those of the driver's CUDA.",
     remedy="systemctl restart nvidia-dcgm starts the installed version; apt-get install "

@@ -229,6 +229,7 @@ def same_version(one: str, other: str) -> bool:
 @registry.check(
     "driver.nouveau",
     needs=("modules", "nouveau_blacklisted", "packages"),
+    partial=True,
     means="nouveau, the kernel's own driver for NVIDIA GPUs, is not loaded, and cannot bind to a GPU on the next boot.",
     remedy=f"Blacklist nouveau: {ROLE}.",
     state="drain",

@@ -9,7 +9,7 @@ from gpunode.checks.installed import driver_installed
 from gpunode.checks.machine import is_container
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.facts.boot import blocked_by_arguments
-from gpunode.facts.node import Kernel, ModuleFile, NodeFacts
+from gpunode.facts.node import ModuleFile, NodeFacts
 from gpunode.text import listed
 
 BUILT = "driver.module-built"
@@ -39,6 +39,7 @@ class BootFault:
 @registry.check(
     "node.next-boot",
     needs=("kernels", "module_files", "packages", "modules", "dkms", "initramfs", "module_blocks"),
+    partial=True,
     means="The kernel that the boot loader starts next has a working driver: it is installed, has one nvidia module, "
     "of the version of the library, in its initramfs too; other modules of DKMS that are in use (OFED, gdrdrv, "
     "nvidia-fs, Lustre, ZFS) are built for it; no setting keeps nvidia from loading. An unknown boot loader may start "
@@ -112,7 +113,7 @@ def startable(node: NodeFacts) -> list[str]:
 def boot_faults(node: NodeFacts, release: str) -> Iterator[BootFault]:
     """Yield what would be wrong with the driver after a boot of that kernel. Unknown facts are no fault."""
     kernel = next((kernel for kernel in node.kernels or () if kernel.release == release), None)
-    if kernel is None or not kernel.image:
+    if node.kernels is not None and (kernel is None or not kernel.image):
         yield BootFault(
             f"kernel {release} is not installed, the boot loader names it",
             "choose an installed kernel (grub-set-default, grubby --set-default, bootctl set-default)",
@@ -120,14 +121,14 @@ def boot_faults(node: NodeFacts, release: str) -> Iterator[BootFault]:
         return
     modules = modules_of(node, release)
     if modules:
-        yield from _of_modules(node, kernel, modules)
+        yield from _of_modules(node, release, modules)
     elif node.module_files is not None:
         yield BootFault(f"no nvidia module is on disk for kernel {release}", "build it", role=True, reported_by=BUILT)
-    yield from _of_other_modules(node, kernel)
+    yield from _of_other_modules(node, release)
     yield from _of_settings(node)
 
 
-def _of_modules(node: NodeFacts, kernel: Kernel, modules: list[ModuleFile]) -> Iterator[BootFault]:
+def _of_modules(node: NodeFacts, release: str, modules: list[ModuleFile]) -> Iterator[BootFault]:
     library, used = node.driver_library_version, modules[0]
     if len(modules) > 1:
         yield _several(modules)
@@ -136,11 +137,11 @@ def _of_modules(node: NodeFacts, kernel: Kernel, modules: list[ModuleFile]) -> I
             (row for row in node.dkms or () if row.name.startswith("nvidia") and same_version(row.version, library)),
             None,
         )
-        build = f"dkms install --force -m {row.name} -v {row.version} -k {kernel.release}" if row else f"run {ROLE}"
+        build = f"dkms install --force -m {row.name} -v {row.version} -k {release}" if row else f"run {ROLE}"
         message = f"its nvidia module ({used.path}) is {used.version}, the library is {library}"
         yield BootFault(message, build, role=True)
     for old in old_images(node):
-        if old.image.kernel == kernel.release:
+        if old.image.kernel == release:
             message = f"{old.image.path} has another nvidia module than {old.module.path}, and the boot loads that"
             yield BootFault(message, old.command, certain=old.certain, role=True)
 
@@ -159,13 +160,13 @@ def _several(modules: list[ModuleFile]) -> BootFault:
     )
 
 
-def _of_other_modules(node: NodeFacts, kernel: Kernel) -> Iterator[BootFault]:
+def _of_other_modules(node: NodeFacts, release: str) -> Iterator[BootFault]:
     """Yield the modules of DKMS that the running kernel has in use and this one lacks."""
     running = node.running_kernel
-    if running is None or running == kernel.release:
+    if running is None or running == release:
         return
     rows = [row for row in node.dkms or () if not row.name.startswith("nvidia") or row.name in OTHERS]
-    built = {row.name for row in rows if row.kernel == kernel.release and row.state.startswith("installed")}
+    built = {row.name for row in rows if row.kernel == release and row.state.startswith("installed")}
     here = {row.name for row in rows if row.kernel == running and row.state.startswith("installed")}
     loaded = set(node.modules or ())
     lacking = sorted(
@@ -173,8 +174,8 @@ def _of_other_modules(node: NodeFacts, kernel: Kernel) -> Iterator[BootFault]:
     )
     if lacking:
         yield BootFault(
-            f"{listed(lacking)} is in use and not built for kernel {kernel.release}",
-            f"dkms autoinstall -k {kernel.release}, with the kernel's headers installed",
+            f"{listed(lacking)} is in use and not built for kernel {release}",
+            f"dkms autoinstall -k {release}, with the kernel's headers installed",
         )
 
 
@@ -197,8 +198,11 @@ def _of_settings(node: NodeFacts) -> Iterator[BootFault]:
 
 
 def _loaded_by_name(node: NodeFacts) -> bool:
-    """Return True if the persistence daemon starts with the node: it loads the module by its name, past a blacklist."""
-    return any(unit.name == "nvidia-persistenced.service" and unit.enabled == "enabled" for unit in node.units or ())
+    """Return True if the persistence daemon starts with the node, or may: it loads the module by its name, past a
+    blacklist."""
+    return node.units is None or any(
+        unit.name == "nvidia-persistenced.service" and unit.enabled == "enabled" for unit in node.units
+    )
 
 
 def why_not_to_boot(node: NodeFacts) -> str | None:

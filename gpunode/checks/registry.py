@@ -316,6 +316,8 @@ class CheckDeclaration(Frozen):
     level: Level = "quick"
     needs: tuple[str, ...] = ()
     """Fields of NodeFacts; an unknown one makes the finding ``error`` before the function is called."""
+    partial: bool = False
+    """True if a failure that the function finds without an unknown need is reported: one fact is enough to fail."""
     needs_gpu: bool = False
     """``skip`` if the PCI bus has no NVIDIA GPU, before any other need is checked."""
     means: str
@@ -357,7 +359,7 @@ class Check(CheckDeclaration):
         """Return the findings of one node. Never empty: a check without a result, or with an exception, is an
         ``error``."""
         obstacle = self._obstacle(node, expect)
-        if obstacle is not None:
+        if obstacle is not None and not self.partial:
             return [obstacle]
 
         def found_here() -> list[Finding]:
@@ -370,6 +372,8 @@ class Check(CheckDeclaration):
         except Exception as err:
             # An exception on one node must not affect the results of others.
             return [self._without_remedy(Status.ERROR, f"the check failed to run: {type(err).__name__}: {err}")]
+        if obstacle is not None:
+            return [finding for finding in found if finding.status is Status.FAIL] or [obstacle]
         return found or [self._without_remedy(Status.ERROR, "the check found nothing to check")]
 
     def _verdicts(self, node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:

@@ -60,7 +60,8 @@ TIMEOUT = click.option(
     default=120,
     show_default=True,
     metavar="SECONDS",
-    help="Time limit for connecting to and probing each node.",
+    help="Time limit for connecting to and probing each node. With more than the default, each tool on a slow node has "
+    "more time too.",
 )
 ASK_BECOME_PASS = click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the sudo password.")
 REPLAY = click.option(

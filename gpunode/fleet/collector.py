@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from gpunode.errors import UsageError
 from gpunode.fleet.connection import Abort, Gateways
 from gpunode.fleet.node import Node, login
-from gpunode.fleet.session import NodeFailure, converse
+from gpunode.fleet.session import NodeFailure, converse, probe_arguments
 from gpunode.fleet.targets import Target
 from gpunode.probe import Answer, Collected, script_text
 from gpunode.probe.answer import redacted
@@ -204,6 +204,7 @@ def _probe(work: _Work, common: _Common) -> bytes:
     )
     if target.ssh is not None:
         work.stage = "login succeeded, the probe did not start"
-    what = node.python(limit_s=deadline - time.monotonic())
+    left_s = deadline - time.monotonic()
+    what = node.python(limit_s=left_s, arguments=probe_arguments(left_s))
     session = node.session(what, deadline)
     return converse(session, what, common.script, node.password, deadline, ready=started)

@@ -21,6 +21,8 @@ MAX_NOISE = 1024 * 1024
 _KEPT_STDERR = 16 * 1024
 _CHUNK = 256 * 1024
 
+USUAL_S, RESERVE_S = 120, 5
+"""The time of a node by default; with more, the probe may take longer, but for the time that its answer takes."""
 PYTHONS = ("/usr/bin/python3", "python3", "/usr/libexec/platform-python")
 """Default locations of Python; the system's own takes precedence over a shim in the user's PATH."""
 
@@ -92,6 +94,11 @@ def program(  # noqa: PLR0913
     return started_as(
         names, arguments, sudo=sudo, ask=ask, limit_s=limit_s, missing=missing, withheld=withheld, what=what
     )
+
+
+def probe_arguments(limit_s: float) -> tuple[str, ...]:
+    """Return Python's arguments for the probe on stdin; where it has more time than usual, with that time."""
+    return ("-I", "-", str(int(limit_s) - RESERVE_S)) if limit_s > USUAL_S else ("-I", "-")
 
 
 def started_as(  # noqa: PLR0913

@@ -181,7 +181,6 @@ SYSCTLS = (
 COMMANDS = (
     ("uname", ["uname", "-srm"]),
     ("lscpu", ["lscpu"]),
-    ("dkms-status", ["dkms", "status"]),
     ("systemd-detect-virt", ["systemd-detect-virt"]),
     ("systemctl-failed", ["systemctl", "list-units", "--failed", "--all", "--plain", "--no-legend", "--no-pager"]),
     ("systemctl-defaults", ["systemctl", "show", "-p", "DefaultLimitMEMLOCK,DefaultLimitNOFILE,DefaultLimitNPROC"]),
@@ -359,7 +358,6 @@ IMAGES = (
     "/boot/efi/*/%s/initrd",
     "/efi/*/%s/initrd",
 )
-IMAGES_S = 10.0
 IMAGES_MOST = 3
 """Only images older than the module on disk are listed, which reads them whole: the newest kernels' so many."""
 MODPROBE_FOLDERS = (
@@ -872,14 +870,25 @@ class Probe:
         passive_s: float = PASSIVE_S,
         budget_s: Optional[float] = None,
     ) -> None:
-        """Set the limits; ``budget_s``: seconds for the whole, in place of TOTAL_S, half of it for passive sources."""
+        """Set the limits; ``budget_s``: seconds for the whole, in place of TOTAL_S, half of it for passive sources.
+
+        With more than TOTAL_S, each part has more in proportion, so that a slow node is read as completely as another.
+        """
+        total_s = TOTAL_S if budget_s is None else budget_s
+        more = max(1.0, total_s / TOTAL_S)
+        command_s, nvidia_tool_s, passive_s = command_s * more, nvidia_tool_s * more, passive_s * more
+        may_be_longer = budget_s is None
+        budget_s = budget_s if total_s < TOTAL_S else None
         self.root = root
         self.environment = {"PATH": path, "LC_ALL": "C", "LANG": "C", "HOME": "/"}
         self.command_s = command_s
         self.nvidia_tool_s = nvidia_tool_s
         self.passive_s = passive_s if budget_s is None else min(passive_s, budget_s / 2)
         self.budget_s = budget_s
-        self.deadline = time.monotonic() + (TOTAL_S if budget_s is None else budget_s)
+        self.total_s = total_s
+        self.may_be_longer = may_be_longer
+        self.deadline = time.monotonic() + total_s
+        self.passive_end = time.monotonic() + self.passive_s
         self.lock = threading.Lock()
         self.closed = False
         self.commands: Dict[str, Answer] = {}
@@ -887,6 +896,10 @@ class Probe:
         self.unreadable: Dict[str, str] = {}
         self.groups: Set[int] = set()
         self.leaving = False
+
+    def passive_left(self) -> float:
+        """Return the seconds that a source may still take, so that it is ended before the passive ones are."""
+        return max(0.0, round(self.passive_end - time.monotonic() - KILL_WAIT_S, 1))
 
     # Reading
 
@@ -1181,9 +1194,8 @@ class Probe:
         for _, thread in threads:
             thread.daemon = True
             thread.start()
-        end = time.monotonic() + self.passive_s
         for _, thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            thread.join(max(0.0, self.passive_end - time.monotonic()))
         nvidia_tools(self)
         with self.lock:
             self.closed = True
@@ -1405,7 +1417,7 @@ def images(probe: Probe, sizes: Dict[str, Tuple[int, int]]) -> None:
                 lines.append("\t".join(head + ["newer", "", ""]))
                 continue
             listed += 1
-            left_s = IMAGES_S - (time.monotonic() - started)
+            left_s = probe.passive_left()
             if probe.budget_s is not None or listed > IMAGES_MOST or left_s <= 0:
                 lines.append("\t".join(head + ["unknown", "", "not listed, to save time"]))
             else:
@@ -2129,6 +2141,11 @@ def units(probe: Probe) -> None:
     probe.run("systemctl-units", ["systemctl", "show", "-p", UNIT_PROPERTIES] + list(UNITS))
 
 
+def dkms(probe: Probe) -> None:
+    """Record DKMS's modules: it starts dozens of processes for each, and compares each file with the one installed."""
+    probe.run("dkms-status", ["dkms", "status"], probe.passive_left())
+
+
 def modprobe_settings(probe: Probe) -> None:
     """Record the names of all modprobe configuration files, and the text of those that name nouveau or NVIDIA."""
     requested = re.compile("nouveau|nvidia")
@@ -2209,6 +2226,7 @@ PASSIVE = (
     plain_files,
     pci_functions,
     kernels,
+    dkms,
     module_files,
     boot_loader,
     packages,
@@ -2255,9 +2273,9 @@ def nvidia_tools(probe: Probe) -> None:
         return
     hung = None
     least_s = NVIDIA_LEAST_S
-    if probe.budget_s is None:
+    if probe.may_be_longer:
         probe.deadline += min(TOTAL_PER_GPU_S * gpus_on_bus(probe), TOTAL_MOST_S - TOTAL_S)
-    else:
+    elif probe.budget_s is not None:
         least_s = min(least_s, probe.budget_s / 10)
     for key, argv in NVIDIA_TOOLS:
         reason = "%s did not come back before it" % hung if hung else None
@@ -2310,7 +2328,7 @@ def main() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, leave)
-    signal.alarm(int(TOTAL_MOST_S) + 3)
+    signal.alarm(int(max(TOTAL_MOST_S, probe.total_s)) + 3)
     text = json.dumps(probe.collect(), sort_keys=True)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

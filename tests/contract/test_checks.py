@@ -4,6 +4,7 @@ A mutant is an edit of raw text in a bundle. The whole map of verdicts is compar
 turns, others may turn to ``skip`` where the mutant says so, and nothing else moves.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,7 @@ from bundles import (
     apply,
     by_check,
     driver_node,
+    facts_of,
     findings,
     grace,
     guest,
@@ -46,7 +48,9 @@ from machines import Document
 from mutant import Base, Mutant
 
 from gpunode.checks import Expectation, Status, registry
-from gpunode.judging.report import unreachable
+from gpunode.checks.registry import Check
+from gpunode.facts import NodeFacts
+from gpunode.judging.report import WORST_FIRST, unreachable
 
 PASS, WARN, FAIL, SKIP, ERROR = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP, Status.ERROR
 TABLES = (
@@ -178,6 +182,29 @@ def test_missing_data_is_an_error_with_its_reason(check: str, base: Base, edits:
     assert ERROR in {finding.status for finding in of_check}
     assert FAIL not in {finding.status for finding in of_check}
     assert all(finding.message for finding in of_check)
+
+
+PARTIAL = [check for check in registry if check.partial]
+
+
+@pytest.mark.parametrize("check", PARTIAL, ids=lambda check: check.id)
+def test_one_fact_is_enough_to_fail_and_none_to_pass(check: Check) -> None:
+    """Take each need of a check away: a healthy node's becomes unknown, a failure stays while another fact shows it."""
+    for base in HEALTHY:
+        node = facts_of(json.dumps(healthy(base)))
+        if before(base)[check.id] is PASS:
+            assert {worst_without(check, node, need) for need in check.needs} <= {ERROR, SKIP}, base.__name__
+    for mutant in (mutant for mutant in MUTANTS if mutant.check == check.id and mutant.becomes is FAIL):
+        node = facts_of(json.dumps(apply(healthy(mutant.base), mutant.edits)))
+        found = [worst_without(check, node, need) for need in check.needs]
+        assert set(found) <= {FAIL, ERROR, SKIP}
+        assert found.count(FAIL) * 2 >= len(found), mutant.name
+
+
+def worst_without(check: Check, node: NodeFacts, need: str) -> Status:
+    """Return a check's verdict on a node of which one fact is unknown."""
+    without = node.model_copy(update={need: None, "gaps": {**node.gaps, need: "dkms status did not answer in time"}})
+    return min((finding.status for finding in check.findings(without, Expectation())), key=WORST_FIRST.index)
 
 
 def sampled(every: Iterable[Any], first: int = 0) -> list[Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.fleet.session import LocalSession, NodeFailure, Program, converse, program
+from gpunode.fleet.session import LocalSession, NodeFailure, Program, converse, probe_arguments, program
 
 # Behaves like sudo as far as the conversation goes: -n never asks, -S -p PROMPT asks on stderr and reads one line each.
 FAKE_SUDO = """#!/bin/sh
@@ -121,6 +121,10 @@ def test_a_node_without_sudo(talk: Talk) -> None:
     shell = Program(shlex.join(["/bin/sh", "-c", f"PATH=/nonexistent; {what.command}"]), what.token, sudo=True)
     with pytest.raises(NodeFailure, match="sudo is not installed on the node"):
         talk(what=shell)
+
+
+def test_the_probe_is_given_more_time_than_usual() -> None:
+    assert [probe_arguments(limit_s)[2:] for limit_s in (20.0, 120.0, 299.9)] == [(), (), ("294",)]
 
 
 def test_the_password_is_in_no_command_line() -> None:

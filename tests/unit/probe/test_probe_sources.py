@@ -211,6 +211,7 @@ FOUND = "module\t52000000\tusr/lib/modules/6.1/updates/dkms/nvidia-current.ko"
         ({"lsinitramfs": "exit 1"}, True, None, "unknown\t\tlsinitramfs: exit status 1"),
         ({}, True, None, "unknown\t\tneither lsinitramfs nor lsinitrd is installed"),
         ({"lsinitramfs": printing(LISTING)}, True, 60.0, "unknown\t\tnot listed, to save time"),
+        ({"lsinitramfs": printing(LISTING)}, True, 600.0, FOUND),
         # An image that is newer than the module is not read.
         ({"lsinitramfs": "exit 1"}, False, None, "newer\t\t"),
     ],
@@ -232,6 +233,20 @@ def test_an_initramfs_is_listed_if_it_is_older_than_the_module(
     path, size, changed = probe.commands["module-files"]["stdout"].split()
     assert (path, size) == (module, "3")
     assert abs(int(changed) - now) < 60
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "command_s", "nvidia_tool_s", "passive_s"),
+    [(None, 15, 30, 20), (10, 15, 30, 5), (94, 15, 30, 20), (190, 30, 60, 40), (950, 150, 300, 200)],
+)
+def test_more_time_for_the_whole_is_more_for_each_part(
+    budget_s: float | None, command_s: float, nvidia_tool_s: float, passive_s: float
+) -> None:
+    probe = Probe(budget_s=budget_s)
+    assert (probe.command_s, probe.nvidia_tool_s, probe.passive_s) == (command_s, nvidia_tool_s, passive_s)
+    # What takes long may take all but the end of it.
+    assert passive_s - 3 < probe.passive_left() <= passive_s - script.KILL_WAIT_S
+    assert probe.deadline - time.monotonic() == pytest.approx(budget_s or 95, abs=1)
 
 
 def test_of_the_boot_loader_only_what_decides_is_kept(tmp_path: Path) -> None:
@@ -565,7 +580,7 @@ def hung(tools: Path, name: str) -> None:
     tool(tools, name, "exec sleep 60")
 
 
-@pytest.mark.parametrize("name", ["docker", "systemctl", "journalctl", "ldconfig", "nvme"])
+@pytest.mark.parametrize("name", ["docker", "systemctl", "journalctl", "ldconfig", "nvme", "dkms"])
 def test_one_tool_that_hangs_costs_its_limit_and_is_named(tmp_path: Path, name: str) -> None:
     put(tmp_path, "/run/docker.pid", "1\n")
     put(tmp_path, "/sys/class/nvme/nvme0/model", "x\n")
