@@ -1,40 +1,134 @@
-"""The plan of the role preflight: why a node must not be provisioned as it is, before anything changes."""
+"""The role preflight: why a node must not be provisioned as it is, before anything changes."""
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gpunode.catalog import load
 from gpunode.checks import Expectation, judge
 from gpunode.content import collection_root
 from gpunode.facts import NodeFacts
+from gpunode.frozen import Frozen
 from gpunode.provisioning import node_stack, nvidia_driver, nvidia_repository
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_dnf import dnf_problems
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.manifest import Manifest, NodeQuestion
-from gpunode.provisioning.state import AptState, DnfState, Look, NodeState
+from gpunode.provisioning.role import Role, Settings, option
+from gpunode.provisioning.state import AptState, DnfState, NodeState
 from gpunode.stack import Stack
 from gpunode.text import did_you_mean, listed
 from gpunode.variables import known_variables, locate, role_prefixes, unknown_variables
 
-ROLE = "preflight"
-LOOK = Look()
-"""The other roles request what it reads."""
 MANAGERS = ("apt", "dnf")
 ARCHITECTURES = ("x86_64", "aarch64")
 NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_free_mib", "gpu_processes")
 """Facts without which no decision is possible."""
 FACTS = ("gpunode_reboot_required", "gpunode_restart_required")
 """Variables that the roles, or a user's playbook, set."""
+ORDER = (
+    "nvidia_repository",
+    "nvidia_driver",
+    "nvidia_fabric",
+    "gpu_settings",
+    "kernel_tuning",
+    "rdma",
+    "cuda",
+    "dcgm",
+    "accounts",
+    "storage",
+    "docker",
+    "nvidia_container_toolkit",
+    "ml_environment",
+    "gpu_tools",
+    "updates",
+    "ssh_hardening",
+    "firewall",
+)
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+class PreflightSettings(Settings):
+    """Variables of the role, and those of the playbooks: they are checked before anything happens."""
+
+    min_free_mib: dict[str, int] = option(
+        {"/": 2048, "/usr": 2048, "/var": 1024, "/boot": 128},
+        "Minimum free space in MiB, by mount point. Kernel headers, compiler, driver and the built modules take about "
+        "1.5 GiB in /usr and /var together; a new initramfs is written next to the old one in /boot.",
+    )
+    require_gpu: bool = option(
+        True, "Refuse a node without an NVIDIA GPU; V(false) to build images on machines without one."
+    )
+    gpunode_roles: tuple[str, ...] = option(
+        ORDER,
+        "Roles that playbooks/site.yml runs, in its order; a Kubernetes node does not need docker.",
+        choices=list(ORDER),
+    )
+    gpunode_profile: Literal["training", "inference", "development", "hpc"] = option(
+        "training", "Usage profile of the node for the roles ml_environment and kernel_tuning."
+    )
+    gpunode_force: bool = option(
+        False, "Run the changes of every role even if none is pending. On a settled node they change nothing."
+    )
+    allow_secure_boot: bool = option(
+        False,
+        "Continue with secure boot: modules built by DKMS load only after their key was enrolled (mokutil --import).",
+    )
+    gpunode_allow_busy: bool = option(False, "Continue although processes use a GPU. Applies to all roles.")
+    gpunode_reboot: Literal["never", "when_needed"] = option(
+        "never", "Whether the last play of playbooks/site.yml may reboot a node that needs it."
+    )
+    gpunode_reboot_for_updates: bool = option(
+        False,
+        "Whether updates of the distribution that require a reboot are a reason too; playbooks/reboot.yml sets it.",
+    )
+    gpunode_drain_wait_s: int = option(
+        3600, "How long to wait, in seconds, until nothing computes on the GPUs of a drained node."
+    )
+    lock_wait_s: int = option(
+        900,
+        "How long to wait, in seconds, for another package manager to finish; upgrades of a first boot take minutes.",
+    )
+    refuse_unknown_variables: bool = option(
+        True, "Refuse unknown variables with a name similar to those of the roles: a typing error would have no effect."
+    )
+    gpunode_expect: dict[str, object] = option(
+        {}, "Expected properties of the node for playbooks/validate.yml, such as C({ gpus: 8 })."
+    )
+    gpunode_stack: dict[str, object] = option(
+        {}, "Stack locked by C(gpunode plan --write) for this node; used where no other version is requested."
+    )
+    gpunode_lab: bool = option(False, "Set by the inventory of C(gpunode lab); no behavior depends on it.")
+
+
+class PreflightResult(Frozen):
+    """What the playbooks read; known before the repository is set up, for users who drain a node first."""
+
+    driver_due: bool
+    driver_in_use: bool
+    """The driver changes while it is in use, or this is unknown."""
+
+
+ROLE = Role(
+    name="preflight",
+    title="Check a node and refuse it before anything changes",
+    about=(
+        "Collects the node's facts and refuses a node that cannot be provisioned, one line per reason.",
+        "Changes nothing.",
+    ),
+    settings=PreflightSettings,
+    result=PreflightResult,
+)
+
+
+@ROLE.present
+def present(state: NodeState, settings: PreflightSettings, context: Context) -> Manifest:
     """Return all reasons why the node must not be provisioned, and notes for its owner."""
     driver = context.settings_of("nvidia_driver")
-    roles = set(settings["gpunode_roles"])
+    roles = set(settings.gpunode_roles)
     removing = driver["state"] == "absent"
     found = node_stack.of_context(state.facts, context)
     refusals: list[str] = []
@@ -47,33 +141,31 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         questions, more, settled, due = _asked(state, context, with_repository="nvidia_repository" in roles)
         refusals += more
     if questions:
-        return Manifest(role=ROLE, questions=questions)
+        return Manifest(role=ROLE.name, questions=questions)
     stack = None if removing else found.stack
     refusals = [
         *_undetermined(state.facts),
         *_unsupported(state.facts),
-        *(_without_gpu(state.facts) if settings["require_gpu"] else ()),
+        *(_without_gpu(state.facts) if settings.require_gpu else ()),
         *_package_manager(state),
         *(() if removing or driver["switch"] else _left_by_others(state)),
-        *(() if settled or settings["gpunode_allow_busy"] or context.drains else _busy(state.facts)),
+        *(() if settled or settings.gpunode_allow_busy or context.drains else _busy(state.facts)),
         *(() if removing else _other_line(state.facts)),
-        *(() if removing else _too_full(state.facts, settings["min_free_mib"])),
+        *(() if removing else _too_full(state.facts, settings.min_free_mib)),
         *_for_modules(state, stack, settings, driver, removing=removing),
         *(() if removing else found.problems),
         *dnf_problems(state.dnf.model_dump(mode="json") if state.dnf is not None else None),
         *refusals,
-        *(_misspelt(context) if settings["refuse_unknown_variables"] else ()),
+        *(_misspelt(context) if settings.refuse_unknown_variables else ()),
     ]
     return Manifest(
-        role=ROLE,
+        role=ROLE.name,
         refusals=tuple(dict.fromkeys(refusals)),
         notes=tuple(_notes(state.facts, stack)) if stack is not None else (),
-        values={
-            "manager": state.manager,
-            # Known before the repository is set up, for users who drain a node first.
-            "driver_due": due,
-            "driver_in_use": due and (state.facts.loaded_driver is not None or bool(state.facts.gap("loaded_driver"))),
-        },
+        result=PreflightResult(
+            driver_due=due,
+            driver_in_use=due and (state.facts.loaded_driver is not None or bool(state.facts.gap("loaded_driver"))),
+        ),
     )
 
 
@@ -190,21 +282,21 @@ def _busy(node: NodeFacts) -> Iterator[str]:
         yield f"busy: GPUs are in use by {listed(users, 5)}: end them, or set gpunode_allow_busy: true"
 
 
-def _too_full(node: NodeFacts, required: Mapping[str, Any]) -> Iterator[str]:
+def _too_full(node: NodeFacts, required: Mapping[str, int]) -> Iterator[str]:
     for mount, free in (node.disk_free_mib or {}).items():
-        if free < int(required.get(mount, 0)):
+        if free < required.get(mount, 0):
             yield f"disk-full: {mount} has {free} MiB free, {required[mount]} MiB are needed (preflight_min_free_mib)"
 
 
 def _for_modules(
-    state: NodeState, stack: Stack | None, settings: Mapping[str, Any], driver: Mapping[str, Any], *, removing: bool
+    state: NodeState, stack: Stack | None, settings: PreflightSettings, driver: Mapping[str, Any], *, removing: bool
 ) -> Iterator[str]:
     """Yield missing requirements of modules that are built on the node."""
     if removing or (state.apt is not None and stack is not None and stack.module.build == "precompiled"):
         return
     if state.apt is not None:
         yield from _no_headers(state.facts, state.apt)
-    if not settings["allow_secure_boot"]:
+    if not settings.allow_secure_boot:
         yield from _secure_boot(state.facts, state.apt or state.dnf, staged=bool(driver["mok_hash"]))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from gpunode.checks.next_boot import why_not_to_boot
 from gpunode.facts import NodeFacts
+from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.live import gpus_in_use
 from gpunode.provisioning.manifest import Manifest
@@ -15,6 +16,12 @@ from gpunode.text import listed
 ROLE = "reboot"
 MACHINE_ID = "/etc/machine-id"
 LOOK = Look(contents=(BOOT_ID, MACHINE_ID))
+
+
+class RebootResult(Frozen):
+    """What the playbooks read."""
+
+    reasons: str
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
@@ -35,7 +42,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     elif unbuilt := without_module(state.facts):
         note = f"{due}; {unbuilt}"
     else:
-        return Manifest(role=ROLE, notes=(due,), due_reasons=(due,), values={"reasons": reasons})
+        return Manifest(role=ROLE, notes=(due,), due_reasons=(due,), result=RebootResult(reasons=reasons))
     return Manifest(role=ROLE, notes=(note,))
 
 

@@ -93,6 +93,10 @@ class Role(Generic[S]):
         self._absent = function
         return function
 
+    def variable(self, field: str) -> str:
+        """Return the variable of a field of the settings; those of the playbooks have their whole name there."""
+        return field if field.startswith("gpunode_") else f"{self.prefix}{field}"
+
     @property
     def prefix(self) -> str:
         """Return the beginning of the names of the role's variables."""
@@ -143,7 +147,7 @@ class Role(Generic[S]):
         except ValidationError as err:
             name, why = invalid_field(err)
             place = re.sub(r"\.([0-9]+)", r"[\1]", name)
-            raise UsageError(f"{self.prefix}{place}: {why.removeprefix('Value error, ')}") from None
+            raise UsageError(f"{self.variable(place)}: {why.removeprefix('Value error, ')}") from None
 
     def of(self, context: Context) -> S:
         """Return the role's settings in a run."""

@@ -45,7 +45,7 @@ class RolePolicy(Protocol):
 
 
 _POLICIES: tuple[RolePolicy | Role[Any], ...] = (
-    preflight,
+    preflight.ROLE,
     reboot,
     service,
     nvidia_repository.ROLE,

@@ -38,26 +38,35 @@ class Drain(Frozen):
     findings: Annotated[tuple[FindingBefore, ...], Field(max_length=5000)]
 
 
+class ServiceResult(Frozen):
+    """What the playbooks read."""
+
+    drained: bool
+    busy: bool
+    """GPUs are in use, or this is unknown."""
+    before: tuple[FindingBefore, ...]
+
+
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
     """Return a manifest that is due if a drained node may return once its validation is not worse than before.
 
-    ``settings`` are those of preflight. ``values``: ``drained``, ``busy`` (or unknown), and ``before``.
+    ``settings`` are those of preflight.
     """
     before = recorded(state.contents.get(MARK))
-    values = {
-        "drained": drained(state),
-        "busy": gpus_in_use(state.facts) and not settings["gpunode_allow_busy"],
-        "before": [finding.model_dump() for finding in before.findings] if before is not None else [],
-    }
-    if not drained(state):
-        return Manifest(role=ROLE, values=values)
+    result = ServiceResult(
+        drained=drained(state),
+        busy=gpus_in_use(state.facts) and not settings["gpunode_allow_busy"],
+        before=before.findings if before is not None else (),
+    )
+    if not result.drained:
+        return Manifest(role=ROLE, result=result)
     pending = [f"a reboot is pending: {reason}" for reason in context.reasons_to_reboot(state.boot_id)]
     pending += [f"a restart of {unit} is pending: {reason}" for unit, reason in sorted(context.restarts.items())]
     if pending:
-        return Manifest(role=ROLE, values=values, notes=(f"the node stays drained: {'; '.join(pending)}",))
+        return Manifest(role=ROLE, result=result, notes=(f"the node stays drained: {'; '.join(pending)}",))
     lost = f"{MARK} is not readable: every check must pass" if before is None else ""
     return Manifest(
-        role=ROLE, values=values, notes=(lost,) if lost else (), due_reasons=("the node is to return to service",)
+        role=ROLE, result=result, notes=(lost,) if lost else (), due_reasons=("the node is to return to service",)
     )
 
 

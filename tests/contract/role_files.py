@@ -31,7 +31,7 @@ _Dumper.add_representer(
     lambda dumper, rows: dumper.represent_sequence(
         "tag:yaml.org,2002:seq",
         rows,
-        flow_style=all(not isinstance(row, dict) and len(str(row)) < 40 for row in rows),
+        flow_style=len(rows) < 15 and all(not isinstance(row, dict) and len(str(row)) < 40 for row in rows),
     ),
 )
 _Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, _style(text)))
@@ -91,7 +91,7 @@ def option(field: FieldInfo) -> dict[str, Any]:
 
 def specification(role: Role[Any]) -> str:
     """``meta/argument_specs.yml`` of a role."""
-    options = {f"{role.prefix}{name}": option(field) for name, field in role.settings.model_fields.items()}
+    options = {role.variable(name): option(field) for name, field in role.settings.model_fields.items()}
     main = {"short_description": role.title, "description": list(role.about), "options": options}
     text = dumped({"argument_specs": {"main": main}})
     return "---\n" + text
@@ -106,7 +106,9 @@ def defaults(role: Role[Any]) -> str:
         if not all(choice in text for choice in choices):
             text += f" One of {', '.join(choices)}."
         lines = textwrap.wrap(text, WIDTH - 2, break_on_hyphens=False)
-        value = dumped({f"{role.prefix}{name}": plain(field.default)}, 150)
+        value = dumped({role.variable(name): plain(field.default)}, 150)
+        if not role.variable(name).startswith(role.prefix):
+            value = value.replace("\n", " # noqa: var-naming[no-role-prefix]\n", 1)
         parts.append("".join(f"# {line}\n" for line in lines) + value)
     return "---\n" + "\n".join(parts)
 

@@ -35,12 +35,12 @@ def without_roles(folder: Path) -> Path:
 def waves(folder: Path, hosts: dict[str, dict[str, bool]], *words: str) -> tuple[list[list[str]], int, str]:
     """The nodes of each wave that began, in their order; the exit code and the output."""
     inventory = {
-        name: {"__preflight_plan": {"manifest": {"values": {"driver_in_use": False}}}, **hosts.get(name, {})}
+        name: {"__preflight_plan": {"manifest": {"result": {"driver_in_use": False}}}, **hosts.get(name, {})}
         for name in NODES
     }
     for name, variables in hosts.items():
         in_use = variables.get("in_use", False)
-        inventory[name]["__preflight_plan"] = {"manifest": {"values": {"driver_in_use": in_use}}}
+        inventory[name]["__preflight_plan"] = {"manifest": {"result": {"driver_in_use": in_use}}}
     (folder / "hosts.yml").write_text(
         yaml.safe_dump({"gpu_nodes": {"hosts": inventory, "vars": {"ansible_connection": "local"}}}), encoding="utf-8"
     )

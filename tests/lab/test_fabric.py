@@ -174,8 +174,12 @@ def test_dcgm_runs_beside_it(site: Site, folder: Path, running: tuple[Run, Run])
 def test_it_runs_again_after_a_restart_of_the_node(fabric: Roles, running: tuple[Run, Run]) -> None:
     fabric.site.node.restart()
     fabric.site.sh("timeout 120 systemctl is-system-running --wait || true")
+    pid = main_pid(fabric.site)
     assert fabric.site.sh(f"systemctl is-active {UNIT} || true").strip() == "active"
-    assert not {"Set units", "Load kernel modules"} & fabric.done(*LOUDER).changed.keys()
+    # The settings that waited when the GPUs were in use.
+    louder = ("-e", '{"nvidia_fabric_manager_config": {"LOG_LEVEL": 2}}')
+    assert not {"Set units", "Load kernel modules"} & fabric.done(*louder).changed.keys()
+    assert main_pid(fabric.site) == pid
 
 
 def test_a_fabric_manager_of_another_release_than_the_module_is_a_reason_to_reboot(

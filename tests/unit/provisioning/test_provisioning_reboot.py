@@ -27,7 +27,7 @@ def decided(state: NodeState | None = None, settings: dict[str, Any] | None = No
 def test_a_node_with_reasons_is_rebooted_and_all_are_named_once() -> None:
     manifest = decided()
     assert manifest.due_reasons == ("a reboot is pending: a; b",)
-    assert manifest.values == {"reasons": "a; b"}
+    assert manifest.result == reboot.RebootResult(reasons="a; b")
 
 
 def test_without_a_reason_nothing_is_reported() -> None:

@@ -22,15 +22,20 @@ def decided(mark: str | None = DRAINED, facts: dict[str, Any] | None = None, **r
     return service.plan(node(texts=texts, facts=facts), {"gpunode_allow_busy": False}, context(**run))
 
 
+def result_of(manifest: Manifest) -> service.ServiceResult:
+    assert isinstance(manifest.result, service.ServiceResult)
+    return manifest.result
+
+
 def test_a_node_without_the_mark_is_not_returned() -> None:
     manifest = decided(mark=None)
-    assert (manifest.due, manifest.values["drained"]) == (False, False)
+    assert (manifest.due, result_of(manifest).drained) == (False, False)
 
 
 def test_a_node_with_nothing_pending_may_return_and_is_compared_with_the_findings_before() -> None:
     manifest = decided()
     assert manifest.due
-    assert manifest.values == {"drained": True, "busy": False, "before": BEFORE}
+    assert result_of(manifest).model_dump(mode="json") == {"drained": True, "busy": False, "before": BEFORE}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,7 @@ def test_a_node_with_nothing_pending_may_return_and_is_compared_with_the_finding
 def test_a_node_with_something_pending_stays_drained(run: dict[str, Any], pending: str) -> None:
     manifest = decided(**run)
     assert not manifest.due
-    assert manifest.values["drained"]
+    assert result_of(manifest).drained
     assert pending in manifest.notes[0]
 
 
@@ -52,7 +57,7 @@ def test_a_node_with_something_pending_stays_drained(run: dict[str, Any], pendin
 def test_a_damaged_mark_excuses_no_finding(mark: str) -> None:
     manifest = decided(mark)
     assert manifest.due
-    assert manifest.values["before"] == []
+    assert result_of(manifest).before == ()
     assert MARK in manifest.notes[0]
 
 
@@ -60,7 +65,7 @@ def test_a_damaged_mark_excuses_no_finding(mark: str) -> None:
     ("facts", "busy"), [(BUSY, True), ({"gpu_processes": None}, True), ({"gpu_processes": []}, False)]
 )
 def test_unknown_use_of_the_gpus_counts_as_use(facts: dict[str, Any], busy: bool) -> None:
-    assert decided(facts=facts).values["busy"] is busy
+    assert result_of(decided(facts=facts)).busy is busy
 
 
 @pytest.mark.parametrize(
