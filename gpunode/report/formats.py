@@ -14,6 +14,8 @@ MODULES = {
     "junit": "gpunode.report.junit",
     "html": "gpunode.report.html",
     "ctrf": "gpunode.report.ctrf",
+    "markdown": "gpunode.report.markdown",
+    "github": "gpunode.report.github",
     "prometheus": "gpunode.report.prometheus",
 }
 """Format -> module with ``as_text(document, *, verbose)``; loaded when it is asked for, since libraries are slow to

@@ -16,10 +16,15 @@ import pytest
 import yaml
 from effort import effort
 from lxml import etree
+from markdown_it import MarkdownIt
 
 from gpunode.checks import Finding, GpuIdentity, Hardware, Identity, RunningStack, Status
+from gpunode.checks.actions import Action
 from gpunode.judging.report import NodeReport, Report, judged, unreachable
 from gpunode.report import formats
+from gpunode.report.fixes import Origin, of_run
+from gpunode.report.markdown import escaped
+from gpunode.text import printable
 
 EVIDENCE = Path(__file__).parents[2] / "evidence"
 XSD = etree.XMLSchema(etree.parse(EVIDENCE / "junit.xsd"))
@@ -50,11 +55,35 @@ def read_html(text: str) -> None:
     assert f"alert('{hostile_reports.CANARY}')</script>" not in text
 
 
+MARKDOWN = MarkdownIt("gfm-like", {"html": True, "linkify": False})
+MARKUP = {"html_inline", "html_block", "link_open", "em_open", "strong_open", "s_open", "image", "softbreak", "hr"}
+
+
+def read_markdown(text: str) -> None:
+    """Raise if a text of a node is read as markup: only our own emphasis is."""
+    for token in MARKDOWN.parse(text):
+        for child in token.children or ():
+            bold = child.type == "strong_open"
+            assert bold or child.type not in MARKUP, f"{child.type} in {token.content!r}"
+        assert token.type not in MARKUP, token
+        assert token.type != "fence" or token.content.startswith("gpunode provision "), token.content
+
+
+def read_github(text: str) -> None:
+    lines = text.splitlines()
+    assert lines
+    assert all(re.match(r"::(error|warning|notice) title=[^:,]*::", line) for line in lines)
+    levels = [line.split()[0] for line in lines]
+    assert max(levels.count(level) for level in set(levels)) <= 10
+
+
 READERS: dict[str, Callable[[str], object]] = {
     "json": json.loads,
     "junit": read_junit,
     "ctrf": read_ctrf,
     "html": read_html,
+    "markdown": read_markdown,
+    "github": read_github,
 }
 """Formats that a program reads. Each raises for a document that is not valid."""
 
@@ -155,6 +184,39 @@ def test_ctrf_counts_its_tests() -> None:
     summary = results["summary"]
     assert (summary["passed"], summary["failed"], summary["skipped"], summary["tests"]) == (2, 2, 2, 6)
     assert summary["stop"] - summary["start"] == 6000
+
+
+def shown_by(text: str) -> str:
+    """Return the text that a reader of Markdown sees."""
+    tokens = [child for token in MARKDOWN.parse(text) for child in token.children or ()]
+    return "".join(token.content for token in tokens).replace("\u200b", "")
+
+
+@pytest.mark.parametrize("text", hostile_reports.TEXTS)
+def test_markdown_shows_a_text_as_it_is(text: str) -> None:
+    assert shown_by(escaped(text)) == printable(text).strip()
+
+
+def test_markdown_of_a_ticket() -> None:
+    with of_run(Origin(("hosts.yml",))):
+        held = finding("driver.held", "fail", message="2 of 11", remedy="Hold them.")
+        step = Action(action="run_role", target="nvidia_driver:nvidia_driver_install")
+        document = hostile_reports.whole(node(held.model_copy(update={"actions": (step,)}), host="gpu-1"), NODE)
+        lines = text_of("markdown", document).splitlines()
+    assert lines[0] == "## GPU nodes: 2 of 2 nodes failed"
+    assert "| gpu-1,gpu-1.example.com | 1x L40S | 595.91.07 | **FAIL**, SIMULATED |" in lines
+    assert "| FAIL | `link.pcie-width` | gpu-1.example.com gpu\\[2-3\\] | x8; expected by: the slot |" in lines
+    assert "  gpunode provision -i hosts.yml -l gpu-1 -t nvidia_driver_install" in lines
+
+
+def test_annotations_beyond_those_that_github_shows_are_counted() -> None:
+    found = [finding(f"a.check-{number:02d}", "fail", message=f"message {chr(97 + number)}") for number in range(14)]
+    lines = text_of("github", hostile_reports.whole(node(*found))).splitlines()
+    errors = [line for line in lines if line.startswith("::error")]
+    assert len(errors) == 10
+    assert errors[0] == ("::error title=a.check-00::message a%0Aabout this check: gpunode checks a.check-00")
+    assert errors[-1].startswith("::error title=5 more findings::a.check-09, a.check-10")
+    assert lines[0].startswith("::notice title=gpunode validate::1 node failed")
 
 
 @pytest.mark.parametrize("name", formats.NAMES)
