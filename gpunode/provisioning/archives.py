@@ -47,7 +47,7 @@ class ArchiveFiles:
     refusals: tuple[str, ...] = ()
 
     @property
-    def texts(self) -> dict[str, str | dict[str, str]]:
+    def texts(self) -> dict[str, str]:
         """Return path to text; empty: absent."""
         return {file.path: file.content or "" for file in self.files}
 

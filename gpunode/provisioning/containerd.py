@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
+from gpunode.provisioning.docker_daemon import attributes_of
 from gpunode.provisioning.engines import gpu_users
-from gpunode.provisioning.manifest import ManagedFile
-from gpunode.provisioning.state import FileState, Look, NodeState
+from gpunode.provisioning.manifest import ManagedFile, NodeCommand, UnitState
+from gpunode.provisioning.state import Look, NodeState
 
 CRI, CRI_VERSION = "io.containerd.grpc.v1.cri", 2
 FOLDER = "/etc/containerd"
@@ -19,7 +19,16 @@ BEFORE = "/var/lib/gpunode/nvidia_container_toolkit/containerd-before.toml"
 SUMS = "/var/lib/gpunode/nvidia_container_toolkit/containerd.sha256"
 MARKER = "/run/gpunode/containerd-restart"
 """A restart is due. The file is removed by the next boot, which makes the restart unnecessary."""
-REASON = "the runtime nvidia was registered"
+UNIT, REASON = "containerd.service", "the runtime nvidia was registered"
+# Refuse a configuration that containerd cannot read. What it prints may hold a registry's password.
+CHECKED = ("sh", "-c", "containerd config dump > /dev/null")
+# sha256sum fails where one of the files is missing, and prints the sums of the others.
+RECORDED = (
+    "sh",
+    "-c",
+    '{ printf "%s\\n" "$1"; sha256sum "$2" "$3" 2> /dev/null; } > "$4.new"; mv "$4.new" "$4"',
+    "sh",
+)
 LOOK = Look(paths=(DROP_IN,), contents=(CONFIG, BEFORE, SUMS, MARKER))
 
 
@@ -28,17 +37,19 @@ class ContainerdChange:
     """A role's change of containerd."""
 
     files: tuple[ManagedFile, ...] = ()
-    restarts: dict[str, str] = field(default_factory=dict)
-    """containerd, if its restart is deferred."""
+    commands: tuple[NodeCommand, ...] = ()
+    units: tuple[UnitState, ...] = ()
+    marks: tuple[ManagedFile, ...] = ()
+    deferred: dict[str, str] = field(default_factory=dict)
+    """containerd with the reason, if its restart is deferred."""
     due_reasons: tuple[str, ...] = ()
-    values: dict[str, Any] = field(default_factory=lambda: {"register": False, "restart": False})
-    """Read by the task file ``containerd.yml``."""
 
 
 def containerd_change(
     state: NodeState, *, drop_in: bool, cdi: bool, default_runtime: bool, busy_allowed: bool
 ) -> ContainerdChange:
     """Return the registration of the runtime; ``drop_in``: the toolkit writes one."""
+    # It writes a drop-in and its import, in the format of the configuration that is there.
     command = ["nvidia-ctk", "runtime", "configure", "--runtime=containerd"]
     # The first toolkit with drop-ins writes them to a folder that nothing reads.
     command += [f"--drop-in-config={DROP_IN}"] if drop_in else []
@@ -58,12 +69,19 @@ def containerd_change(
         if expected != text:
             files.append(
                 ManagedFile(
-                    path=CONFIG, content=expected, phase="after", private=True, **_attributes(state.files.get(CONFIG))
+                    path=CONFIG, content=expected, phase="after", private=True, **attributes_of(state.files.get(CONFIG))
                 )
             )
-    due = [f"{CONFIG} or {DROP_IN} was changed after nvidia-ctk wrote it"] if register else []
-    obstacles = [] if busy_allowed else gpu_users(state.facts)
-    return _with_restart(state, register, obstacles, files, due, {"command": command, "head": head})
+    change = _restarted(state, register, busy_allowed, files)
+    if not register:
+        return change
+    record = NodeCommand(argv=(*RECORDED, head, CONFIG, DROP_IN, SUMS), changes=False)
+    return replace(
+        change,
+        commands=(NodeCommand(argv=tuple(command)), NodeCommand(argv=CHECKED, changes=False), record),
+        marks=(ManagedFile(path=MARKER, content=f"{REASON}\n"),),
+        due_reasons=(f"{CONFIG} or {DROP_IN} was changed after nvidia-ctk wrote it",),
+    )
 
 
 def containerd_restored(state: NodeState, busy_allowed: bool) -> ContainerdChange:
@@ -77,32 +95,22 @@ def containerd_restored(state: NodeState, busy_allowed: bool) -> ContainerdChang
     if sums is not None and _recorded(sums, CONFIG) is not None and _recorded(sums, CONFIG) == _digest(state, CONFIG):
         before = state.contents.get(BEFORE)
         files.append(
-            ManagedFile(path=CONFIG, content=before, private=True, **_attributes(state.files.get(CONFIG)))
+            ManagedFile(path=CONFIG, content=before, private=True, **attributes_of(state.files.get(CONFIG)))
             if before is not None
             else ManagedFile(path=CONFIG, content=None, private=True)
         )
     if sums is not None:
         files += [ManagedFile(path=path, content=None, private=True) for path in (DROP_IN, BEFORE, SUMS)]
     gone = sums is not None and drop_in is not None and drop_in.kind != "absent"
-    return _with_restart(state, gone, [] if busy_allowed else gpu_users(state.facts), files, [], {})
+    return _restarted(state, gone, busy_allowed, files)
 
 
-def _with_restart(  # noqa: PLR0913, PLR0917
-    state: NodeState,
-    changes: bool,
-    obstacles: list[str],
-    files: list[ManagedFile],
-    due: list[str],
-    values: dict[str, Any],
-) -> ContainerdChange:
-    needed = changes or state.contents.get(MARKER) is not None
-    restart = needed and not obstacles
-    return ContainerdChange(
-        files=tuple(files),
-        restarts={"containerd.service": f"{REASON}; {'; '.join(obstacles)}"} if needed and obstacles else {},
-        due_reasons=(*due, *(["containerd has to be restarted"] if restart else [])),
-        values={"register": bool(values) and changes, "restart": restart, "needed": needed, **values},
-    )
+def _restarted(state: NodeState, changes: bool, busy_allowed: bool, files: list[ManagedFile]) -> ContainerdChange:
+    if not changes and state.contents.get(MARKER) is None:
+        return ContainerdChange(tuple(files))
+    if obstacles := [] if busy_allowed else gpu_users(state.facts):
+        return ContainerdChange(tuple(files), deferred={UNIT: f"{REASON}; {'; '.join(obstacles)}"})
+    return ContainerdChange(tuple(files), units=(UnitState(name=UNIT, state="restarted", reason=REASON, mark=MARKER),))
 
 
 def _recorded(sums: str, path: str) -> str | None:
@@ -114,13 +122,6 @@ def _recorded(sums: str, path: str) -> str | None:
 def _digest(state: NodeState, path: str) -> str | None:
     there = state.files.get(path)
     return there.sha256 if there is not None and there.kind == "file" else None
-
-
-def _attributes(there: FileState | None) -> dict[str, str]:
-    """Return mode and owner for the file to keep: it may contain a registry's password."""
-    if there is None or there.kind != "file" or not (there.mode and there.owner and there.group):
-        return {}
-    return {"mode": there.mode, "owner": there.owner, "group": there.group}
 
 
 def containerd_config(text: str | None) -> str:

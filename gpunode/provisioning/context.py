@@ -59,6 +59,11 @@ class Context:
     machine_id: str = ""
     """Machine id of the machine that Ansible runs on."""
 
+    @property
+    def allow_busy(self) -> bool:
+        """Return whether changes are allowed that interrupt processes on the GPUs."""
+        return bool(self.settings_of("preflight")["gpunode_allow_busy"])
+
     def reasons_to_reboot(self, boot_id: str) -> tuple[str, ...]:
         """Return why the node has to be rebooted, each reason once; ``boot_id``: its boot now, empty if unknown."""
         rebooted = self.boot_before and boot_id not in ("", self.boot_before)

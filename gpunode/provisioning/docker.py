@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from gpunode.catalog import load
 from gpunode.facts.node import OperatingSystem
+from gpunode.frozen import Frozen
 from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.daemon_json import daemon_request, read_document
-from gpunode.provisioning.departures import departures, installed_by_role
-from gpunode.provisioning.docker_daemon import DAEMON, RELOAD, RESTART, daemon_change, daemon_memory
+from gpunode.provisioning.daemon_json import read_document
+from gpunode.provisioning.departures import installed_by_role
+from gpunode.provisioning.docker_daemon import BEFORE as DAEMON_BEFORE
+from gpunode.provisioning.docker_daemon import DAEMON, RELOAD, RESTART, UNIT, daemon_change, daemon_memory
 from gpunode.provisioning.docker_daemon import LOOK as DAEMON_LOOK
+from gpunode.provisioning.docker_settings import DockerSettings, daemon_request
 from gpunode.provisioning.docker_state import DockerState, docker_of
 from gpunode.provisioning.engines import InstalledEngine, installed_engine, tcp_addresses
 from gpunode.provisioning.manifest import (
@@ -22,131 +23,169 @@ from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
     Manifest,
+    NodeCommand,
     NodeQuestion,
     UnitState,
-    no_package_manager,
 )
+from gpunode.provisioning.role import Role
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.storage_answer import parsed
 
-ROLE = "docker"
-MEMORY = "/var/lib/gpunode/docker"
 SOURCES = "/etc/apt/sources.list.d/gpunode-docker.sources"
 KEY = "/etc/apt/keyrings/gpunode-docker.asc"
 YUM = "/etc/yum.repos.d/gpunode-docker.repo"
 RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-docker"
 UNATTENDED = "/etc/apt/apt.conf.d/52gpunode-docker"
-BEFORE, USERS = f"{MEMORY}/packages-before", f"{MEMORY}/users"
-DAEMON_BEFORE = "/etc/docker/daemon.json.before-gpunode"
+USERS = "/var/lib/gpunode/docker/users"
 DATA = ("/var/lib/docker", "/var/lib/containerd")
 DROP_INS = "/etc/systemd/system/docker.service.d"
 DATA_ROOT = "data_root"
 """Name of the question for the owner of the engine's data folder."""
 MOUNT = f"{DROP_INS}/gpunode-data-root.conf"
-LOOK = Look(
-    paths=(SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, MEMORY, DROP_INS, MOUNT, *DATA, *DAEMON_LOOK.paths),
-    contents=(BEFORE, USERS, KEY, RPM_KEY, *DAEMON_LOOK.contents),
-)
+PURGES = ("/usr/share/docker.io/contrib/nuke-graph-directory.sh", "/var/lib/docker/nuke-graph-directory.sh")
+"""Scripts with which purging docker.io removes every image and volume."""
 # An engine of another source is removed first: its packages conflict with the new ones.
 REPLACED = {
     "docker": ("docker.io", "docker-cli", "docker-buildx", "docker-compose", "containerd", "runc"),
     "distribution": ("docker-ce*", "docker-buildx-plugin", "docker-compose-plugin", "containerd.io"),
 }
-OWN_PACKAGES = ("docker.io", "docker-*", "containerd", "containerd.io")
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+class DockerResult(Frozen):
+    """What the role's own tasks do."""
+
+    known: tuple[str, ...] = ()
+    """Users that the node must have."""
+    folders: tuple[ManagedFolder, ...] = ()
+    """The missing folder of the engine's data."""
+    data: tuple[str, ...] = ()
+    """Folders to clear: images, containers and volumes."""
+
+
+ROLE = Role(
+    name="docker",
+    title="Install and configure Docker Engine, without a restart under a running job",
+    about=(
+        "Installs the engine if missing, merges the requested keys into C(/etc/docker/daemon.json), and runs it.",
+        "Removes everything with O(docker_state=absent).",
+    ),
+    settings=DockerSettings,
+    result=DockerResult,
+    files=(SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, MOUNT, DAEMON_BEFORE, USERS, RESTART, RELOAD),
+    folders=(DROP_INS,),
+    packages=("docker.io", "docker-*", "containerd", "containerd.io"),
+    more=Look(paths=(*PURGES, *DATA, *DAEMON_LOOK.paths), contents=(USERS, KEY, RPM_KEY, *DAEMON_LOOK.contents)),
+)
+
+
+@ROLE.present
+def present(state: NodeState, settings: DockerSettings, context: Context) -> Manifest:
     """Return the manifest of the role."""
-    docker = docker_of(state)
-    if state.manager is None:
-        return no_package_manager(ROLE)
-    if settings["state"] == "absent":
-        return _absent(state, settings, context, docker)
-    return _present(state, settings, context, docker)
-
-
-def _present(state: NodeState, settings: Mapping[str, Any], context: Context, docker: DockerState) -> Manifest:
-    now = installed_engine(state.installed)
+    docker, now = docker_of(state), installed_engine(state.installed)
     # In check mode what the transaction would have installed by now.
     engine = installed_engine(context.planned.installed(state.installed))
-    source = settings["source"] if settings["source"] != "auto" else now.source or "docker"
+    source = settings.source if settings.source != "auto" else now.source or "docker"
     switches = now.source is not None and now.source != source
-    busy = bool(context.settings_of("preflight")["gpunode_allow_busy"])
-    refusals = [*_source_refusals(state, source)]
-    if switches and not settings["switch"]:
+    refusals = []
+    if state.apt is None and source == "distribution":
+        refusals = ["docker_source distribution: distributions with dnf do not ship Docker; set docker, or use Podman"]
+    if switches and not settings.switch:
         refusals.append(
             f"{now.package} {now.version} is installed: set docker_source to auto to keep it, or docker_switch to true "
             f"to replace it by that of {source}"
         )
-    elif switches and docker.in_use and not busy:
+    elif switches and docker.in_use and not context.allow_busy:
         refusals.append(
             f"changing the engine ends its containers, and {docker.in_use}, or set gpunode_allow_busy to true"
         )
     archive = ArchiveFiles() if source != "docker" else archive_files(_archive(state, settings), state, context)
     if archive.questions:
-        return Manifest(role=ROLE, questions=dict(archive.questions), refusals=tuple(refusals))
+        return Manifest(role=ROLE.name, questions=dict(archive.questions), refusals=tuple(refusals))
     request = daemon_request(
         settings,
         state.contents.get(DAEMON),
         bool(docker.info and docker.info.in_swarm),
-        memory=daemon_memory(state, ROLE),
+        memory=daemon_memory(state, ROLE.name),
         command=docker.command,
     )
-    change = daemon_change(state, docker, engine, ROLE, request.values, allow_busy=busy)
+    change = daemon_change(state, docker, engine, ROLE.name, request.values, allow_busy=context.allow_busy)
     refusals += [*archive.refusals, *([request.problem] if request.problem else []), *change.refusals]
     root = _data_root(change.merged.text)
     if root and DATA_ROOT not in context.answers:
         question = NodeQuestion(kind="block_devices", body={"disks": [], "paths": [root]})
-        return Manifest(role=ROLE, questions={DATA_ROOT: question}, refusals=tuple(refusals))
+        return Manifest(role=ROLE.name, questions={DATA_ROOT: question}, refusals=tuple(refusals))
     refusals += _data_refusals(root, context)
     missing = _missing_data(root, context)
-    there = {*(docker.group or ())}
-    users = [name for name in settings["users"] if name not in there]
-    files = [*archive.files, _mount(change.merged.text), *_unattended(state, settings, engine), *change.files]
+    users = [name for name in settings.users if name not in (docker.group or ())]
+    files = [*archive.files, _mount(root), *_unattended(state, settings, engine), *change.files]
     if source != "docker":
         files += [ManagedFile(path=path, content=None) for path in _archive_paths(state)]
+    if switches:
+        files += [ManagedFile(path=path, content=None) for path in PURGES]
+    if users and now.package:
+        known = sorted({*_recorded_users(state), *users})
+        files.append(ManagedFile(path=USERS, content="".join(f"{name}\n" for name in known), phase="after"))
     return Manifest(
-        role=ROLE,
+        role=ROLE.name,
         files=tuple(files),
-        folders=(ManagedFolder(path=MEMORY),),
+        folders=(ManagedFolder(path=ROLE.folder),),
         packages=_packages(state, settings, source, switches, archive),
-        units=(UnitState(name="docker.service", enabled=True, state="started"),) if engine.package else (),
+        commands=tuple(NodeCommand(argv=("gpasswd", "--add", name, "docker")) for name in users if now.package),
+        units=(UnitState(name=UNIT, enabled=True, state="started"), *change.units) if engine.package else (),
+        marks=change.marks,
         refusals=tuple(refusals),
-        notes=(*_socket_notes(state, docker), *request.notes, *change.restart_notes),
-        restarts={"docker.service": "; ".join(change.restart_reasons)} if change.restart_notes else {},
+        notes=(*_socket_notes(state, docker), *request.notes, *change.notes),
+        restarts=change.deferred,
         due_reasons=(
-            *change.due_reasons,
             *(f"{path} is missing" for path in missing),
             *(f"{name} is not in the group docker" for name in users),
         ),
-        values={
-            **change.values,
-            "state": "present",
-            "data_folders": [{"path": path, "mode": "0710"} for path in missing],
-            "keep_data": switches,
-            "engine": now.package is not None,
-            "users": users,
-            "known": [name for name in users if name not in context.planned.users],
-            "known_users": sorted({*_remembered_users(state), *users}),
-            "users_file": USERS,
-        },
+        result=DockerResult(
+            known=tuple(name for name in users if name not in context.planned.users),
+            folders=tuple(ManagedFolder(path=path, mode="0710") for path in missing),
+        ),
     )
 
 
-def _source_refusals(state: NodeState, source: str) -> list[str]:
-    if state.apt is None and source == "distribution":
-        return ["docker_source distribution: distributions with dnf do not ship Docker; set docker, or use Podman"]
-    return []
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
+    """Return the removal with daemon.json as it was; an engine from before the role stays."""
+    docker, now = docker_of(state), installed_engine(state.installed)
+    ours = now.package in installed_by_role(state, ROLE.record)
+    refusals = []
+    if ours and docker.in_use and not context.allow_busy:
+        refusals.append(f"{docker.in_use}, or set gpunode_allow_busy to true")
+    change = daemon_change(state, docker, now, ROLE.name, {}, allow_busy=context.allow_busy)
+    stays = now.package is not None and not ours
+    users = [name for name in _recorded_users(state) if name in (docker.group or ())]
+    data = [folder for folder in DATA if ROLE.of(context).remove_data and not stays and _filled(state, folder)]
+    restored = [file.model_copy(update={"phase": "before"}) for file in change.files]
+    restored += [ManagedFile(path=path, content=None) for path in PURGES if ours]
+    more = {
+        "files": (*restored, *manifest.files),
+        "packages": None if stays else manifest.packages,
+        "commands": tuple(NodeCommand(argv=("gpasswd", "--delete", name, "docker"), phase="before") for name in users),
+        "units": change.units if stays else (),
+        "refusals": (*refusals, *change.refusals),
+        "notes": change.notes if stays else (),
+        "due_reasons": (
+            *(() if stays else manifest.due_reasons),
+            *(f"{name} is in the group docker" for name in users),
+            *(f"{folder} holds images, containers or volumes" for folder in data),
+        ),
+        "result": DockerResult(data=tuple(data)),
+    }
+    return manifest.model_copy(update=more)
 
 
 def _archive_paths(state: NodeState) -> tuple[str, str]:
     return (SOURCES, KEY) if state.apt is not None else (YUM, RPM_KEY)
 
 
-def _archive(state: NodeState, settings: Mapping[str, Any]) -> Archive:
+def _archive(state: NodeState, settings: DockerSettings) -> Archive:
     row = load().container_engines["docker"]
     system = state.facts.os or OperatingSystem(id="", version_id=None, pretty_name=None, codename=None)
-    base = settings["repository_url"] or row.repository
+    base = settings.repository_url or row.repository
     sources, key_file = _archive_paths(state)
     if state.apt is not None:
         uri, suite, components = f"{base}/{system.id}", system.codename or "", "stable"
@@ -156,9 +195,9 @@ def _archive(state: NodeState, settings: Mapping[str, Any]) -> Archive:
         family = "rhel" if system.id == "rhel" else "centos"
         uri, suite, components = f"{base}/{family}/{(system.version_id or '').split('.')[0]}/$basearch/stable", "", ""
         key, fingerprints = row.rpm_key, row.rpm_fingerprints
-    own = settings["repository_key"]
+    own = settings.repository_key
     return Archive(
-        role=ROLE,
+        role=ROLE.name,
         purpose="Docker's packages",
         file=sources,
         key_file=key_file,
@@ -170,9 +209,9 @@ def _archive(state: NodeState, settings: Mapping[str, Any]) -> Archive:
     )
 
 
-def _requested(state: NodeState, settings: Mapping[str, Any], source: str) -> tuple[str, ...]:
+def _requested(state: NodeState, settings: DockerSettings, source: str) -> tuple[str, ...]:
     """Return the requested packages, ``NAME`` or ``NAME=PATTERN``."""
-    version = str(settings["version"])
+    version = settings.version
     if source == "docker":
         packages = [*load().container_engines["docker"].packages]
         if version != "keep":
@@ -186,20 +225,17 @@ def _requested(state: NodeState, settings: Mapping[str, Any], source: str) -> tu
             packages.append("docker-cli")
     else:
         packages = []
-    return (*packages, *map(str, settings["extra_packages"]))
+    return (*packages, *settings.extra_packages)
 
 
 def _packages(
-    state: NodeState, settings: Mapping[str, Any], source: str, switches: bool, archive: ArchiveFiles
+    state: NodeState, settings: DockerSettings, source: str, switches: bool, archive: ArchiveFiles
 ) -> AptChange | DnfChange | None:
     requested = _requested(state, settings, source)
     if not requested:
         return None
     gone = REPLACED.get(source, ()) if switches else ()
-    wait = int(settings["lock_wait_s"])
-    if state.apt is None:
-        return DnfChange(install=requested, remove=gone, memory=BEFORE, lock_wait_s=wait)
-    return AptChange(install=requested, purge=gone, memory=BEFORE, files=archive.texts, lock_wait_s=wait)
+    return ROLE.transaction(state, settings, requested, remove=gone, files=archive.texts)
 
 
 def _data_root(text: str | None) -> str | None:
@@ -230,9 +266,8 @@ def _missing_data(root: str | None, context: Context) -> list[str]:
     return [root] if root is not None and place is not None and place.kind == "absent" else []
 
 
-def _mount(text: str | None) -> ManagedFile:
+def _mount(root: str | None) -> ManagedFile:
     """Return the drop-in that makes the daemon wait for the mount below its data, if daemon.json moves them."""
-    root = _data_root(text)
     lines = (
         "# Managed by gpunode (role docker): without this mount the daemon would fill the root file system.",
         "[Unit]",
@@ -241,11 +276,11 @@ def _mount(text: str | None) -> ManagedFile:
     return ManagedFile(path=MOUNT, content="".join(f"{line}\n" for line in lines) if root else None)
 
 
-def _unattended(state: NodeState, settings: Mapping[str, Any], engine: InstalledEngine) -> list[ManagedFile]:
+def _unattended(state: NodeState, settings: DockerSettings, engine: InstalledEngine) -> list[ManagedFile]:
     """Return the file that excludes the engine's packages from apt's unattended upgrades."""
     if state.apt is None:
         return []
-    if settings["unattended_upgrades"]:
+    if settings.unattended_upgrades:
         return [ManagedFile(path=UNATTENDED, content=None, phase="after")]
     # The list contains regular expressions.
     names = [name.replace(".", "[.]").replace("+", "[+]") for name in engine.packages]
@@ -268,59 +303,8 @@ def _socket_notes(state: NodeState, docker: DockerState) -> tuple[str, ...]:
     )
 
 
-def _remembered_users(state: NodeState) -> list[str]:
+def _recorded_users(state: NodeState) -> list[str]:
     return (state.contents.get(USERS) or "").split()
-
-
-def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, docker: DockerState) -> Manifest:
-    now = installed_engine(state.installed)
-    remembered = state.contents.get(BEFORE)
-    ours = now.package in installed_by_role(state, BEFORE)
-    busy = bool(context.settings_of("preflight")["gpunode_allow_busy"])
-    refusals = []
-    if ours and docker.in_use and not busy:
-        refusals.append(f"{docker.in_use}, or set gpunode_allow_busy to true")
-    change = daemon_change(state, docker, now, ROLE, {}, allow_busy=busy)
-    goes = ours or (remembered is not None and now.package is None)
-    packages: AptChange | DnfChange | None = None
-    leaving: list[str] = []
-    if goes:
-        patterns = (*OWN_PACKAGES, *map(str, settings["extra_packages"]))
-        packages, leaving = departures(state, patterns, memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]))
-    data = [
-        folder
-        for folder in DATA
-        if settings["remove_data"] and (ours or now.package is None) and _filled(state, folder)
-    ]
-    users = [name for name in _remembered_users(state) if name in (docker.group or ())]
-    own = (SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, MOUNT, DAEMON_BEFORE, USERS, BEFORE, RESTART, RELOAD)
-    stays = now.package is not None and not ours
-    return Manifest(
-        role=ROLE,
-        files=(
-            *(file.model_copy(update={"phase": "before"}) for file in change.files),
-            *(ManagedFile(path=path, content=None, phase="after") for path in own),
-        ),
-        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in (MEMORY, DROP_INS)),
-        packages=packages,
-        refusals=(*refusals, *change.refusals),
-        notes=change.restart_notes if stays else (),
-        due_reasons=(
-            *leaving,
-            *(f"{name} is in the group docker" for name in users),
-            *(f"{folder} holds images, containers or volumes" for folder in data),
-        ),
-        values={
-            **change.values,
-            "state": "absent",
-            "keep_data": ours,
-            "engine": stays,
-            "restart": change.restart and stays,
-            "reload": change.reload and stays,
-            "users": users,
-            "data": data,
-        },
-    )
 
 
 def _filled(state: NodeState, folder: str) -> bool:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from packaging.version import Version
 
-from gpunode.provisioning.daemon_json import MergedDaemon, merge_daemon, read_document
+from gpunode.provisioning.daemon_json import (
+    DaemonMemory,
+    Document,
+    MergedDaemon,
+    merge_daemon,
+    read_document,
+    read_memory,
+)
 from gpunode.provisioning.docker_state import DockerState
 from gpunode.provisioning.engines import InstalledEngine, restart_obstacles, unknown_options
-from gpunode.provisioning.manifest import USER_IN_URL, ManagedFile
-from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.manifest import USER_IN_URL, ManagedFile, UnitState
+from gpunode.provisioning.state import FileState, Look, NodeState
 
 DAEMON = "/etc/docker/daemon.json"
 BEFORE = "/etc/docker/daemon.json.before-gpunode"
@@ -23,6 +28,9 @@ MEMORY = "/var/lib/gpunode/docker/daemon-{}.json"
 RESTART = "/run/gpunode/docker-restart"
 """If newer than the daemon's process, a restart is due. Removed by the next boot, which makes it unnecessary."""
 RELOAD = "/run/gpunode/docker-reload"
+UNIT = "docker.service"
+LIVE = ("docker", "info", "--format", "{{.LiveRestoreEnabled}}")
+"""Command that prints whether live-restore is active: the daemon applies a reload later than systemd reports it."""
 OWNERS = ("docker", "nvidia_container_toolkit")
 VALIDATES = Version("23")
 """From this version on dockerd validates a file itself."""
@@ -39,8 +47,7 @@ class DaemonChange:
 
     merged: MergedDaemon
     files: tuple[ManagedFile, ...] = ()
-    pending: tuple[ManagedFile, ...] = ()
-    """Written before ``files``: the due reload or restart, so that an aborted run leaves it to the next."""
+    marks: tuple[ManagedFile, ...] = ()
     reload: bool = False
     restart_reasons: tuple[str, ...] = ()
     obstacles: tuple[str, ...] = ()
@@ -49,33 +56,30 @@ class DaemonChange:
     refusals: tuple[str, ...] = ()
 
     @property
-    def restart(self) -> bool:
-        """Return whether a restart is due and no obstacle exists."""
-        return bool(self.restart_reasons) and not self.obstacles
+    def units(self) -> tuple[UnitState, ...]:
+        """Return the daemon to be reloaded, and restarted if no obstacle exists."""
+        found = []
+        if self.reload:
+            found.append(UnitState(name=UNIT, state="reloaded", mark=RELOAD))
+        if self.restart_reasons and not self.obstacles:
+            # Without live-restore in force a restart ends the containers.
+            ready = LIVE if self.live_restore_first else ()
+            reason = "; ".join(self.restart_reasons)
+            found.append(UnitState(name=UNIT, state="restarted", reason=reason, ready=ready, mark=RESTART))
+        return tuple(found)
 
     @property
-    def restart_notes(self) -> tuple[str, ...]:
+    def deferred(self) -> dict[str, str]:
+        """Return the daemon with the reasons of its restart if that is deferred."""
+        return {UNIT: "; ".join(self.restart_reasons)} if self.restart_reasons and self.obstacles else {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
         """Return why a due restart is deferred."""
-        if not self.restart_reasons or not self.obstacles:
-            return ()
-        why, reasons = "; ".join(self.obstacles), "; ".join(self.restart_reasons)
-        return (f"Docker was not restarted: {why}. A restart is pending: {reasons}",)
-
-    @property
-    def due_reasons(self) -> tuple[str, ...]:
-        """Return what is due for the daemon itself."""
-        found = ["the daemon has not loaded its configuration file"] if self.reload else []
-        return (*found, *(f"Docker has to be restarted: {reason}" for reason in self.restart_reasons if self.restart))
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """Return the values for the task file ``daemon.yml``."""
-        return {
-            "pending": [file.model_dump() for file in self.pending],
-            "reload": self.reload,
-            "restart": self.restart,
-            "live_restore_first": self.live_restore_first,
-        }
+        why = "; ".join(self.obstacles)
+        return tuple(
+            f"Docker was not restarted: {why}. A restart is pending: {reasons}" for reasons in self.deferred.values()
+        )
 
 
 def daemon_change(  # noqa: PLR0913
@@ -83,7 +87,7 @@ def daemon_change(  # noqa: PLR0913
     docker: DockerState,
     engine: InstalledEngine,
     owner: str,
-    values: Mapping[str, Any],
+    values: Document,
     *,
     also: Iterable[str] = (),
     allow_busy: bool = False,
@@ -99,7 +103,7 @@ def daemon_change(  # noqa: PLR0913
     memories = {}
     for each in OWNERS:
         try:
-            memories[each] = read_document(state.contents.get(MEMORY.format(each)))
+            memories[each] = read_memory(state.contents.get(MEMORY.format(each)))
         except ValueError as err:
             return DaemonChange(MergedDaemon(), refusals=(f"{MEMORY.format(each)}: {err}: remove the file",))
     other = next(each for each in OWNERS if each != owner)
@@ -125,7 +129,7 @@ def daemon_change(  # noqa: PLR0913
         merged,
         # In check mode the engine may only be planned: then dockerd cannot be queried.
         files=(*_files(state, merged, path, memory_file, validates and bool(docker.options)), *_kept(path)),
-        pending=_pending(merged, to_reload, reasons, runs),
+        marks=_marks(merged, to_reload, reasons, runs),
         reload=reload,
         restart_reasons=tuple(dict.fromkeys(reasons)) if runs else (),
         obstacles=obstacles,
@@ -133,12 +137,12 @@ def daemon_change(  # noqa: PLR0913
     )
 
 
-def daemon_memory(state: NodeState, owner: str) -> dict[str, Any]:
-    """Return the memory of an owner's earlier merge; empty if it cannot be read, which ``daemon_change`` refuses."""
+def daemon_memory(state: NodeState, owner: str) -> DaemonMemory | None:
+    """Return the memory of an owner's earlier merge; None if it cannot be read, which ``daemon_change`` refuses."""
     try:
-        return read_document(state.contents.get(MEMORY.format(owner)))
+        return read_memory(state.contents.get(MEMORY.format(owner)))
     except ValueError:
-        return {}
+        return None
 
 
 def _held_back(state: NodeState, docker: DockerState) -> list[str]:
@@ -168,7 +172,7 @@ def _obstacles(
     return (*silent, *restart_obstacles(running, live, state.facts, merged.text)), switched_on and running > 0
 
 
-def _pending(merged: MergedDaemon, to_reload: list[str], reasons: list[str], runs: bool) -> tuple[ManagedFile, ...]:
+def _marks(merged: MergedDaemon, to_reload: list[str], reasons: list[str], runs: bool) -> tuple[ManagedFile, ...]:
     files = []
     if to_reload:
         files.append(ManagedFile(path=RELOAD, content="".join(f"{key}\n" for key in to_reload)))
@@ -183,7 +187,7 @@ def _files(
     """Return the files, the memory before daemon.json: a value without memory would have no owner."""
     memory = ManagedFile(
         path=memory_file,
-        content=None if merged.memory is None else _json(merged.memory),
+        content=None if merged.memory is None else merged.memory.text,
         mode="0600",
         phase="after",
         private=True,
@@ -192,11 +196,7 @@ def _files(
         return (memory,)
     there = state.files.get(path)
     # An existing file keeps its owner and mode: the address of a proxy may contain a password.
-    attributes = (
-        {"mode": there.mode, "owner": there.owner, "group": there.group}
-        if there is not None and there.kind == "file" and there.mode and there.owner and there.group
-        else {}
-    )
+    attributes = attributes_of(there)
     first = state.contents.get(path)
     copies = []
     remembered = any(state.contents.get(MEMORY.format(owner)) is not None for owner in OWNERS)
@@ -204,7 +204,7 @@ def _files(
     if first is not None and not remembered and merged.changed and (before is None or before.kind == "absent"):
         copies.append(ManagedFile(path=BEFORE, content=first, phase="after", private=True, **attributes))
     now = state.files.get(DAEMON)
-    if USER_IN_URL.search(json.dumps(merged.memory)):
+    if USER_IN_URL.search(memory.content or ""):
         attributes["mode"] = "0600"
     daemon = ManagedFile(
         path=DAEMON,
@@ -217,10 +217,13 @@ def _files(
     return (*copies, memory, daemon) if merged.memory is not None else (*copies, daemon, memory)
 
 
+def attributes_of(there: FileState | None) -> dict[str, str]:
+    """Return mode and owner for a file to keep: it may contain a password."""
+    if there is None or there.kind != "file" or not (there.mode and there.owner and there.group):
+        return {}
+    return {"mode": there.mode, "owner": there.owner, "group": there.group}
+
+
 def _kept(path: str) -> tuple[ManagedFile, ...]:
     """Return the removal of the copy from before the purge of nvidia-docker2, once daemon.json exists again."""
     return (ManagedFile(path=KEPT, content=None, phase="after", private=True),) if path == KEPT else ()
-
-
-def _json(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, indent=4, ensure_ascii=False, sort_keys=True) + "\n"

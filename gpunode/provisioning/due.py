@@ -126,10 +126,12 @@ def _missing(requested: tuple[str, ...], installed: dict[str, str]) -> Iterator[
 
 def unit_reasons(unit: UnitState, state: NodeState) -> Iterator[str]:
     """Yield how a unit differs; one that needs a restart is due."""
+    if unit.state in ("restarted", "reloaded"):
+        yield f"{unit.name} has to be {unit.state}{f': {unit.reason}' if unit.reason else ''}"
     there = state.unit(unit.name)
     if there is None:
         # A unit that is not installed is neither enabled nor running.
-        if state.facts.units is None or unit.enabled or unit.state in ("started", "restarted"):
+        if state.facts.units is None or unit.enabled or unit.state == "started":
             yield f"{unit.name} is not known"
         return
     on = there.enabled in ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias")
@@ -142,5 +144,3 @@ def unit_reasons(unit: UnitState, state: NodeState) -> Iterator[str]:
         yield f"{unit.name} does not run"
     if unit.state == "stopped" and runs:
         yield f"{unit.name} runs"
-    if unit.state == "restarted":
-        yield f"{unit.name} has to be restarted"

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.departures import departures
-from gpunode.provisioning.firewall_policy import TABLE, FirewallPolicy, lets_in, nft_text, policy_of
+from gpunode.provisioning.firewall_policy import (
+    TABLE,
+    FirewallPolicy,
+    FirewallSettings,
+    lets_in,
+    nft_text,
+    policy_of,
+)
 from gpunode.provisioning.firewall_zone import CONF, ZONE, ZONE_FILE, default_zone, with_default_zone, zone_text
 from gpunode.provisioning.manifest import (
-    AptChange,
-    DnfChange,
     ManagedFile,
     ManagedFolder,
     Manifest,
+    NodeCommand,
     NodeQuestion,
+    RevertibleChange,
     UnitState,
-    no_package_manager,
 )
+from gpunode.provisioning.role import Role
 from gpunode.provisioning.state import Look, NodeState
 
-ROLE = "firewall"
 UNIT = "gpunode-firewall.service"
 FOLDER = "/etc/gpunode"
 RULES = f"{FOLDER}/firewall.nft"
@@ -31,10 +34,8 @@ UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 ENABLED = f"/etc/systemd/system/sysinit.target.wants/{UNIT}"
 LOADED = "/run/gpunode/firewall.loaded"
 """Record of the unit: the digest of the file, and that of the table as nft listed it after loading."""
-MEMORY = "/var/lib/gpunode/firewall"
-BEFORE = f"{MEMORY}/packages-before"
 NFT = "/usr/sbin/nft"
-ZONE_BEFORE = f"{MEMORY}/default-zone-before"
+ZONE_BEFORE = "/var/lib/gpunode/firewall/default-zone-before"
 DROP_INS = "/etc/systemd/system/nftables.service.d"
 FOLLOWED = f"{DROP_INS}/gpunode-firewall.conf"
 FOLLOWED_TEXT = f"""\
@@ -43,10 +44,6 @@ FOLLOWED_TEXT = f"""\
 ExecStartPost=-/bin/systemctl --no-block try-reload-or-restart {UNIT}
 """
 UFW_CONF = "/etc/ufw/ufw.conf"
-LOOK = Look(
-    paths=(FOLDER, RULES, UNIT_FILE, DROP_INS, FOLLOWED, MEMORY, ZONE_FILE),
-    contents=(BEFORE, LOADED, CONF, ZONE_BEFORE, UFW_CONF),
-)
 FIREWALLD, UFW = "firewalld.service", "ufw.service"
 REMOVE = f"add table inet {TABLE}; delete table inet {TABLE}"
 WATCH = f"{TABLE}_watch"
@@ -89,21 +86,31 @@ WantedBy=sysinit.target
 """
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+ROLE = Role(
+    name="firewall",
+    title="Allow only what the policy lists, containers included, without locking out the controller",
+    about=(
+        "One table of nftables in a unit of its own, loaded in one transaction. Rules of Docker, Podman and CNI "
+        "plugins are left alone, and ports that they publish do not bypass the policy.",
+        "The node restores the old rules unless a new login succeeds after the change.",
+    ),
+    settings=FirewallSettings,
+    files=(RULES, UNIT_FILE, FOLLOWED, ZONE_BEFORE, ZONE_FILE),
+    folders=(FOLDER, DROP_INS),
+    packages=("nftables",),
+    more=Look(contents=(LOADED, CONF, ZONE_BEFORE, UFW_CONF)),
+)
+
+
+@ROLE.present
+def present(state: NodeState, settings: FirewallSettings, context: Context) -> Manifest:
     """Return the manifest of the role."""
-    if settings["state"] == "keep":
-        return Manifest(role=ROLE)
-    if state.manager is None:
-        return no_package_manager(ROLE)
-    if settings["state"] == "absent":
-        return _absent(state, settings)
     policy = policy_of(settings)
     refusals = [*policy.problems, *_obstacles(state, policy)]
     if not refusals:
         refusals += _controller(state, settings, policy, context)
     zoned = _runs(state, FIREWALLD)
     text = nft_text(policy, host=not zoned) if not refusals else ""
-    rules = ManagedFile(path=RULES, content=text)
     installed = "nftables" in context.planned.installed(state.installed)
     same = state.files.get(RULES) is not None and state.files[RULES].sha256 == _digest(text)
     if not refusals and installed and not same and "nftables" in state.installed:
@@ -111,27 +118,49 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         question = NodeQuestion(kind="nft_check", body={"text": text})
         answer = context.answers.get("rules")
         if answer is None:
-            return Manifest(role=ROLE, questions={"rules": question})
+            return Manifest(role=ROLE.name, questions={"rules": question})
         if answer.get("error"):
             refusals.append(f"nft rejects the rules: {answer['error']} (settings of firewall_extra_rules end up there)")
     zone = _zone_files(state, policy) if zoned and not refusals else ()
-    units = {UNIT_FILE: UNIT_TEXT, FOLLOWED: FOLLOWED_TEXT}
-    files = (rules, *(ManagedFile(path=path, content=content) for path, content in units.items()), *zone)
+    texts = {RULES: text, UNIT_FILE: UNIT_TEXT, FOLLOWED: FOLLOWED_TEXT}
+    files = (*(ManagedFile(path=path, content=content) for path, content in texts.items()), *zone)
     fresh = _not_loaded(state, text)
-    wait = int(settings["lock_wait_s"])
-    nftables = ("nftables",)
     return Manifest(
-        role=ROLE,
-        files=files,
-        folders=(ManagedFolder(path=FOLDER), ManagedFolder(path=MEMORY)),
-        packages=AptChange(install=nftables, memory=BEFORE, lock_wait_s=wait)
-        if state.apt is not None
-        else DnfChange(install=nftables, memory=BEFORE, lock_wait_s=wait),
+        role=ROLE.name,
+        files=tuple(file.model_copy(update={"phase": "guarded"}) for file in files),
+        folders=(ManagedFolder(path=FOLDER), ManagedFolder(path=ROLE.folder)),
+        packages=ROLE.transaction(state, settings, ("nftables",)),
+        guarded=_guarded(state, settings, context, zoned=zoned),
         units=(UnitState(name=UNIT, enabled=True, state="started"),),
         refusals=tuple(refusals),
         notes=_notes(state, zoned=zoned),
         due_reasons=(fresh,) if fresh and not refusals else (),
-        values={"state": "present", "guarded": _guarded(state, settings, files, context, zoned=zoned)},
+    )
+
+
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
+    """Return the removal with the table unloaded, and the previous default zone of firewalld."""
+    zone, conf = state.contents.get(ZONE_BEFORE), state.contents.get(CONF)
+    zoned = zone is not None and conf is not None
+    files = [*manifest.files]
+    if zoned and default_zone(conf or "") == ZONE:
+        text = with_default_zone(conf or "", (zone or "public").strip())
+        files.insert(0, _firewalld_conf(state, text).model_copy(update={"phase": "after"}))
+    found = state.facts.packet_filter
+    left = found is not None and found.own is not None
+    commands = []
+    if left and state.unit(UNIT) is None:
+        commands.append(NodeCommand(argv=(NFT, REMOVE), phase="before"))
+    if zoned and _runs(state, FIREWALLD):
+        commands.append(NodeCommand(argv=("firewall-cmd", "--reload")))
+    return manifest.model_copy(
+        update={
+            "files": tuple(files),
+            "units": ROLE.stopped(state, UNIT),
+            "commands": tuple(commands),
+            "due_reasons": (*manifest.due_reasons, *([f"the table {TABLE} is loaded"] if left else [])),
+        }
     )
 
 
@@ -168,9 +197,9 @@ def _ufw_enabled(conf: str) -> bool:
     return values[-1:] in (["yes"], ["YES"])
 
 
-def _controller(state: NodeState, settings: Mapping[str, Any], policy: FirewallPolicy, context: Context) -> list[str]:
+def _controller(state: NodeState, settings: FirewallSettings, policy: FirewallPolicy, context: Context) -> list[str]:
     """Refuse a policy under which this run could not log in."""
-    if not settings["require_controller"] or context.local:
+    if not settings.require_controller or context.local:
         return []
     here = state.connection
     if here is None:
@@ -207,41 +236,43 @@ def _not_loaded(state: NodeState, text: str) -> str | None:
     return None if digests[1:] == [found.own] else f"the table {TABLE} was changed since it was loaded"
 
 
-def _guarded(
-    state: NodeState, settings: Mapping[str, Any], files: tuple[ManagedFile, ...], context: Context, *, zoned: bool
-) -> dict[str, Any]:
-    """Return the arguments of ``guarded_change``."""
+def _guarded(state: NodeState, settings: FirewallSettings, context: Context, *, zoned: bool) -> RevertibleChange:
+    """Return how the rules are loaded, and how the old ones are."""
     unit = state.unit(UNIT)
     runs = unit is not None and unit.active == "active"
-    gone = [NFT, f"add table inet {WATCH}; delete table inet {WATCH}"]
-    load = [["systemctl", "daemon-reload"], ["systemctl", "enable", UNIT], ["systemctl", "reload-or-restart", UNIT]]
+    gone = (NFT, f"add table inet {WATCH}; delete table inet {WATCH}")
+    reload = ("systemctl", "reload-or-restart", UNIT)
+    load = (("systemctl", "daemon-reload"), ("systemctl", "enable", UNIT), reload)
     # firewall-cmd asks the daemon, which reads the files itself: the offline tool checks those that do not exist yet.
-    zone = [["firewall-cmd", "--reload"]] if zoned else []
-    judge = [["firewall-offline-cmd", "--check-config"]] if zoned else []
+    zone = (("firewall-cmd", "--reload"),) if zoned else ()
+    judge = (("firewall-offline-cmd", "--check-config"),) if zoned else ()
     # In check mode nft, or the folder for the file to check, may not exist yet.
     there = state.files.get(FOLDER)
     unable = context.check and ("nftables" not in state.installed or there is None or there.kind != "folder")
-    return {
-        "files": [file.model_dump(mode="json", exclude={"validate_with", "expect_sha256"}) for file in files],
-        "keep": [ENABLED],
-        "units": [UNIT],
-        "validate": [] if unable else [[NFT, "-c", "-f", RULES], *judge],
-        "activate": [*(load if runs else [[NFT, WATCHING], ["sleep", str(WATCHED_S)], *load, gone]), *zone],
-        "restore": [*([["systemctl", "reload-or-restart", UNIT]] if runs else [gone, [NFT, REMOVE]]), *zone],
-        "limit_s": int(settings["revert_s"]),
-    }
+    return RevertibleChange(
+        keep=(ENABLED,),
+        units=(UNIT,),
+        checks=() if unable else ((NFT, "-c", "-f", RULES), *judge),
+        activate=(*(load if runs else ((NFT, WATCHING), ("sleep", str(WATCHED_S)), *load, gone)), *zone),
+        restore=(*((reload,) if runs else (gone, (NFT, REMOVE))), *zone),
+        limit_s=settings.revert_s,
+    )
 
 
 def _zone_files(state: NodeState, policy: FirewallPolicy) -> tuple[ManagedFile, ...]:
     """Return the zone, and firewalld.conf with it as the default; the previous default is kept for ``absent``."""
     conf = state.contents.get(CONF) or ""
     before = state.contents.get(ZONE_BEFORE) or f"{default_zone(conf)}\n"
-    there = state.files.get(CONF)
     return (
         ManagedFile(path=ZONE_FILE, content=zone_text(policy)),
         ManagedFile(path=ZONE_BEFORE, content=before),
-        ManagedFile(path=CONF, content=with_default_zone(conf, ZONE), mode=(there.mode if there else None) or "0644"),
+        _firewalld_conf(state, with_default_zone(conf, ZONE)),
     )
+
+
+def _firewalld_conf(state: NodeState, text: str) -> ManagedFile:
+    there = state.files.get(CONF)
+    return ManagedFile(path=CONF, content=text, mode=(there.mode if there else None) or "0644")
 
 
 def _notes(state: NodeState, *, zoned: bool) -> tuple[str, ...]:
@@ -255,38 +286,4 @@ def _notes(state: NodeState, *, zoned: bool) -> tuple[str, ...]:
     return (
         "nftables.service is active beside this role: rules of /etc/nftables.conf apply too, and a packet that either "
         "drops is dropped",
-    )
-
-
-def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
-    packages, leaving = departures(state, ("nftables",), memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]))
-    unit = state.unit(UNIT)
-    zone, conf = state.contents.get(ZONE_BEFORE), state.contents.get(CONF)
-    zoned = zone is not None and conf is not None
-    ours = (RULES, UNIT_FILE, FOLLOWED, BEFORE, ZONE_BEFORE)
-    files = [ManagedFile(path=path, content=None, phase="after") for path in ours]
-    if zoned and default_zone(conf or "") == ZONE:
-        there = state.files.get(CONF)
-        text = with_default_zone(conf or "", (zone or "public").strip())
-        files.append(
-            ManagedFile(path=CONF, content=text, mode=(there.mode if there else None) or "0644", phase="after")
-        )
-    files.append(ManagedFile(path=ZONE_FILE, content=None, phase="after"))
-    found = state.facts.packet_filter
-    left = f"the table {TABLE} is loaded" if found is not None and found.own is not None else None
-    return Manifest(
-        role=ROLE,
-        files=tuple(files),
-        folders=tuple(
-            ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in (MEMORY, FOLDER, DROP_INS)
-        ),
-        packages=packages,
-        units=(UnitState(name=UNIT, enabled=False, state="stopped"),) if unit is not None else (),
-        due_reasons=(*leaving, *([left] if left else [])),
-        values={
-            "state": "absent",
-            "unit": unit is not None,
-            "remove": [NFT, REMOVE] if left and unit is None else [],
-            "reload": zoned and _runs(state, FIREWALLD),
-        },
     )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
-from typing import Any, Literal
+from typing import Literal
+
+from gpunode.frozen import Frozen
+from gpunode.provisioning.role import LOCK_WAIT, Settings, option
 
 Network = IPv4Network | IPv6Network
 Family = Literal["ip", "ip6"]
@@ -18,6 +21,71 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 _INTERFACE = re.compile(r"[A-Za-z0-9_.@:-]{1,15}\*?|[A-Za-z0-9_.@:-]{0,14}\*")
 _PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _HIGHEST_PORT = 65535
+
+
+class FirewallService(Frozen):
+    """One entry of the services."""
+
+    name: str = option(..., "Name of the service, lower-case.")
+    protocol: Literal["tcp", "udp"] = option("tcp", "Protocol.")
+    ports: tuple[str, ...] = option(..., "Ports and ranges of ports. For a container it is the published port.")
+    networks: tuple[str, ...] = option(..., "Networks that may connect; V(any) allows all.")
+    rate: int | None = option(
+        None,
+        "New connections per minute and source address. Without it O(firewall_public_rate) holds for a public service.",
+    )
+
+
+class FirewallSettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["keep", "present", "absent"] = option(
+        "keep",
+        "V(keep): nothing is changed. V(present): the node drops everything that the policy does not list. V(absent): "
+        "table, unit and files are removed.",
+    )
+    ssh_networks: tuple[str, ...] = option(
+        (),
+        "Networks from which SSH is allowed (required), the controller's among them: [10.0.0.0/8, 2001:db8::/32]; any "
+        "allows all.",
+    )
+    ssh_ports: tuple[str, ...] = option(("22",), "Ports of sshd.")
+    cluster_networks: tuple[str, ...] = option(
+        (),
+        "Training networks of the cluster: all traffic from them is allowed, because NCCL and Gloo use any port.",
+    )
+    cluster_interfaces: tuple[str, ...] = option(
+        (), "Interfaces on which the training networks are trusted. Empty: all."
+    )
+    services: tuple[FirewallService, ...] = option(
+        (),
+        "Named services: [{name: node-exporter, protocol: tcp, ports: [9100], networks: [10.0.5.0/24]}].",
+    )
+    public_rate: int = option(
+        60,
+        "New connections per minute that one address may open to a public service (networks: [any]). V(0): no limit.",
+    )
+    container_interfaces: tuple[str, ...] = option(
+        (
+            *("docker0", "docker_gwbridge", "br-*", "podman*", "cni*", "cali*", "flannel*", "cilium*", "lxc*", "tunl*"),
+            *("veth*", "vxlan.calico", "vxlan-v6.calico", "wireguard.cali", "wg-v6.cali", "antrea-gw0", "ovn-k8s-mp0"),
+            "virbr*",
+        ),
+        "Interfaces of container engines, CNI plugins and libvirt: traffic from them is subject to the engine's own "
+        "rules.",
+    )
+    extra_rules: tuple[str, ...] = option(
+        (),
+        "Further rules of the input chain, in nft syntax, one per line. Invalid rules are refused before anything is "
+        "changed.",
+    )
+    revert_s: int = option(
+        60, "Seconds until the node restores the old rules unless a new login succeeds, 20 to 900. V(0): never."
+    )
+    require_controller: bool = option(
+        True, "Refuse a policy that would lock out the address of this run. False for image builds."
+    )
+    lock_wait_s: int = option(300, LOCK_WAIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +125,20 @@ class _Reader:
     def __init__(self) -> None:
         self.problems: list[str] = []
 
-    def networks(self, name: str, values: Iterable[Any]) -> tuple[Network, ...]:
+    def networks(self, name: str, values: Iterable[str]) -> tuple[Network, ...]:
         """Return the networks of a list."""
         found: list[Network] = []
         for value in values:
-            network, problem = _network(str(value))
+            network, problem = _network(value)
             found += network
             self.problems += [f"{name}: {problem}"] if problem else []
         return tuple(dict.fromkeys(found))
 
-    def ports(self, name: str, values: Iterable[Any]) -> tuple[tuple[int, int], ...]:
+    def ports(self, name: str, values: Iterable[str]) -> tuple[tuple[int, int], ...]:
         """Return ports and ranges of ports, first and last of each."""
         found = []
         for value in values:
-            match = _PORTS.fullmatch(str(value).strip())
+            match = _PORTS.fullmatch(value.strip())
             first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
             if 1 <= first <= last <= _HIGHEST_PORT:
                 found.append((first, last))
@@ -78,65 +146,62 @@ class _Reader:
                 self.problems.append(f"{name}: {value} is not a port or a range of ports (examples: 9100, 9400-9410)")
         return tuple(sorted(set(found)))
 
-    def interfaces(self, name: str, values: Iterable[Any]) -> tuple[str, ...]:
+    def interfaces(self, name: str, values: Iterable[str]) -> tuple[str, ...]:
         """Return names of interfaces; a trailing * matches any."""
-        names = [str(value) for value in values]
+        names = [*values]
         wrong = [one for one in names if not _INTERFACE.fullmatch(one)]
         self.problems += [f"{name}: {one} is not the name of an interface (examples: eth1, br-*)" for one in wrong]
         return tuple(one for one in names if one not in wrong)
 
-    def service(self, where: str, row: Mapping[str, Any], names: set[str]) -> OpenPorts:
+    def service(self, where: str, row: FirewallService, names: set[str]) -> OpenPorts:
         """Return one entry of the services; ``names`` are those of the entries before it."""
-        name = str(row.get("name") or "")
+        name = row.name
         if not _NAME.fullmatch(name):
             self.problems.append(f"{where}: name must be lower-case letters, digits, - and _ (example: node-exporter)")
         elif name.replace("-", "_") in names:
             self.problems.append(f"{where}: the name is used twice")
-        if row.get("protocol") not in {"tcp", "udp"}:
-            self.problems.append(f"{where}: protocol must be tcp or udp")
-        if not row.get("ports") or not row.get("networks"):
+        if not row.ports or not row.networks:
             self.problems.append(f"{where}: ports and networks are required (networks: [any] opens the port to all)")
         return OpenPorts(
             name.replace("-", "_"),
-            str(row.get("protocol")),
-            self.ports(where, row.get("ports") or ()),
-            self.networks(where, row.get("networks") or ()),
+            row.protocol,
+            self.ports(where, row.ports),
+            self.networks(where, row.networks),
         )
 
-    def rules(self, name: str, values: Iterable[Any]) -> tuple[str, ...]:
+    def rules(self, name: str, values: Iterable[str]) -> tuple[str, ...]:
         """Return further rules of the input chain, each a line."""
-        lines = tuple(str(line).strip() for line in values if str(line).strip())
+        lines = tuple(line.strip() for line in values if line.strip())
         for line in lines:
             if "\n" in line or line.count("{") != line.count("}") or line.startswith("}"):
                 self.problems.append(f"{name}: {line}: write one rule of the input chain on one line")
         return lines
 
 
-def policy_of(settings: Mapping[str, Any]) -> FirewallPolicy:
+def policy_of(settings: FirewallSettings) -> FirewallPolicy:
     """Return the policy of the settings, with all errors in them."""
     reader = _Reader()
-    rate = int(settings["public_rate"])
-    if not settings["ssh_networks"]:
+    rate = settings.public_rate
+    if not settings.ssh_networks:
         reader.problems.append(
             "firewall_ssh_networks is empty: name the networks from which you administer the node, the controller's "
             "among them (example: [10.0.0.0/8])"
         )
-    if not settings["ssh_ports"]:
+    if not settings.ssh_ports:
         reader.problems.append("firewall_ssh_ports is empty: no login would be possible (default: [22])")
-    ssh_ports = reader.ports("firewall_ssh_ports", settings["ssh_ports"])
-    ssh = OpenPorts("ssh", "tcp", ssh_ports, reader.networks("firewall_ssh_networks", settings["ssh_networks"]))
+    ssh_ports = reader.ports("firewall_ssh_ports", settings.ssh_ports)
+    ssh = OpenPorts("ssh", "tcp", ssh_ports, reader.networks("firewall_ssh_networks", settings.ssh_networks))
     services = [_limited(ssh, None, rate)]
-    for number, row in enumerate(settings["services"], 1):
-        name = f" ({row['name']})" if row.get("name") else ""
-        where = f"firewall_services, entry {number}{name}"
+    for number, row in enumerate(settings.services, 1):
+        where = f"firewall_services, entry {number} ({row.name})"
         service = reader.service(where, row, {one.name for one in services})
-        services.append(_limited(service, row.get("rate"), rate))
+        services.append(_limited(service, row.rate, rate))
     return FirewallPolicy(
         services=tuple(services),
-        cluster=reader.networks("firewall_cluster_networks", settings["cluster_networks"]),
-        cluster_interfaces=reader.interfaces("firewall_cluster_interfaces", settings["cluster_interfaces"]),
-        container_interfaces=reader.interfaces("firewall_container_interfaces", settings["container_interfaces"]),
-        extra=reader.rules("firewall_extra_rules", settings["extra_rules"]),
+        cluster=reader.networks("firewall_cluster_networks", settings.cluster_networks),
+        cluster_interfaces=reader.interfaces("firewall_cluster_interfaces", settings.cluster_interfaces),
+        container_interfaces=reader.interfaces("firewall_container_interfaces", settings.container_interfaces),
+        extra=reader.rules("firewall_extra_rules", settings.extra_rules),
         problems=tuple(reader.problems),
     )
 
@@ -156,10 +221,10 @@ def _network(text: str) -> tuple[Sequence[Network], str | None]:
     return [], f"{text} is an address within a network: write {meant} for the network, or the address without /"
 
 
-def _limited(service: OpenPorts, rate: Any, public_rate: int) -> OpenPorts:
+def _limited(service: OpenPorts, rate: int | None, public_rate: int) -> OpenPorts:
     """Return the service with its rate: public services are limited, unless the entry sets another rate."""
-    requested = int(rate) if rate is not None else public_rate if service.public else 0
-    return OpenPorts(service.name, service.protocol, service.ports, service.networks, max(0, requested))
+    requested = rate if rate is not None else public_rate if service.public else 0
+    return replace(service, rate=max(0, requested))
 
 
 def lets_in(policy: FirewallPolicy, address: str, port: int) -> bool:

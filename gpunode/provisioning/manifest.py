@@ -10,6 +10,7 @@ from gpunode.frozen import Frozen
 
 USER_IN_URL = re.compile(r"://[^\s/@\"']+@")
 """User information in a URL: a proxy's or a mirror's password."""
+KEY_FILE = re.compile(r"/etc/apt/keyrings/|/etc/pki/rpm-gpg/")
 
 
 class ManagedFile(Frozen):
@@ -23,8 +24,10 @@ class ManagedFile(Frozen):
     mode: str = "0644"
     owner: str = "root"
     group: str = "root"
-    phase: Literal["before", "after", "last"] = "before"
-    """Before or after the packages, or after everything else: a record of what was applied."""
+    phase: Literal["before", "after", "last", "guarded"] = "before"
+    """Before or after the packages, or after everything else: a record of what was applied; or with the manifest's
+    guarded change.
+    """
     validate_with: tuple[str, ...] | None = None
     """Command that must accept the file; ``%s`` is the temporary file."""
     backup: bool = False
@@ -43,8 +46,10 @@ class ManagedFile(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _password_in_url_is_private(cls, data: Any) -> Any:
-        if isinstance(data, dict) and USER_IN_URL.search(str(data.get("content") or "")):
+    def _passwords_and_keys_are_private(cls, data: Any) -> Any:
+        if isinstance(data, dict) and (
+            USER_IN_URL.search(str(data.get("content") or "")) or KEY_FILE.match(str(data.get("path")))
+        ):
             return {**data, "private": True}
         return data
 
@@ -143,9 +148,33 @@ class UnitState(Frozen):
 
     name: str
     enabled: bool | None = None
-    state: Literal["started", "stopped", "restarted"] | None = None
+    state: Literal["started", "stopped", "restarted", "reloaded"] | None = None
     phase: Literal["before", "after"] = "after"
     """Before or after the packages: a unit is stopped before the removal of its package."""
+    reason: str | None = None
+    """Why it is restarted or reloaded."""
+    ready: tuple[str, ...] = ()
+    """Command that has to print ``true`` before that."""
+    mark: str | None = None
+    """File that records that it is due; it is removed afterwards."""
+
+
+class RevertibleChange(Frozen):
+    """What can lock out whoever runs this: the node restores the old state unless a new login succeeds.
+
+    Its files are those of the phase ``guarded``; the fields are options of the module ``guarded_change``.
+    """
+
+    keep: tuple[str, ...] = ()
+    """Further files that ``activate`` changes."""
+    units: tuple[str, ...] = ()
+    checks: tuple[tuple[str, ...], ...] = ()
+    """Commands that must accept the files before any change."""
+    show: tuple[str, ...] = ()
+    activate: tuple[tuple[str, ...], ...] = ()
+    restore: tuple[tuple[str, ...], ...] | None = None
+    """Commands that activate the old state; None: those of ``activate``."""
+    limit_s: int
 
 
 class NodeCommand(Frozen):
@@ -154,6 +183,10 @@ class NodeCommand(Frozen):
     argv: tuple[str, ...]
     changes: bool = True
     """Whether it counts as a change."""
+    creates: str | None = None
+    """File that makes the command unnecessary."""
+    phase: Literal["before", "after"] = "after"
+    """Before or after the packages."""
 
 
 class NodeQuestion(Frozen):
@@ -196,6 +229,7 @@ class Manifest(Frozen):
     kernel_memory: str | None = None
     """File on the node that records the values from before the first change."""
     commands: tuple[NodeCommand, ...] = ()
+    guarded: RevertibleChange | None = None
     questions: dict[str, NodeQuestion] = Field(default_factory=dict)
     """If not empty, the plan is incomplete; it is computed again with the answers."""
     refusals: tuple[str, ...] = ()
@@ -207,6 +241,12 @@ class Manifest(Frozen):
     """Units with a deferred restart, with the reason."""
     restart_mark: str | None = None
     """File that records that new packages require a restart; it is removed when a unit was restarted."""
+    marks: tuple[ManagedFile, ...] = ()
+    """Records of restarts and reloads that the files require, written before them: the next run then completes an
+    aborted one.
+    """
+    problems: tuple[str, ...] = ()
+    """What is wrong on the node: a run that changed something fails with it."""
     result: SerializeAsAny[Frozen] | None = None
     """Typed data for the role's own tasks."""
     values: dict[str, Any] = Field(default_factory=dict)

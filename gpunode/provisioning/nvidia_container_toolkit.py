@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from packaging.version import InvalidVersion, Version
+from pydantic import BeforeValidator
 
 from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files, old_toolkit_files
 from gpunode.provisioning.cdi import (
@@ -17,10 +18,9 @@ from gpunode.provisioning.cdi import (
     stale_specifications,
 )
 from gpunode.provisioning.containerd import LOOK as CONTAINERD_LOOK
-from gpunode.provisioning.containerd import MARKER, ContainerdChange, containerd_change, containerd_restored
+from gpunode.provisioning.containerd import ContainerdChange, containerd_change, containerd_restored
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.daemon_json import MergedDaemon, read_document
-from gpunode.provisioning.departures import departures
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT, DaemonChange, daemon_change
 from gpunode.provisioning.docker_daemon import LOOK as DAEMON_LOOK
 from gpunode.provisioning.docker_state import DockerState, docker_of
@@ -31,35 +31,21 @@ from gpunode.provisioning.engines import (
     engines_before_cdi_07,
     installed_engine,
 )
-from gpunode.provisioning.locks import plugin
-from gpunode.provisioning.manifest import (
-    AptChange,
-    DnfChange,
-    ManagedFile,
-    ManagedFolder,
-    Manifest,
-    UnitState,
-    no_package_manager,
-)
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.node_stack import of_context
+from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.toolkit import ToolkitRequest, toolkit_daemon, toolkit_request
 from gpunode.tuning import WORKLOADS, Profile, Workload, env_file, tune
 
-ROLE = "nvidia_container_toolkit"
-MEMORY = f"/var/lib/gpunode/{ROLE}"
 SOURCES = "/etc/apt/sources.list.d/gpunode-nvidia-container-toolkit.sources"
 KEY = "/etc/apt/keyrings/gpunode-nvidia-container-toolkit.asc"
 PREFERENCES = "/etc/apt/preferences.d/gpunode-nvidia-container-toolkit.pref"
 YUM = "/etc/yum.repos.d/gpunode-nvidia-container-toolkit.repo"
 RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-nvidia-container-toolkit"
-DOCKER_MEMORY = "/var/lib/gpunode/docker"
-BEFORE = f"{MEMORY}/packages-before"
 ENV = "/etc/gpunode/container.env"
-ENV_FOLDER = ENV.rpartition("/")[0]
-REFRESH_FOLDER = "/etc/nvidia-container-toolkit"
 BASE = "nvidia-container-toolkit-base"
-LOCK_MARK = f"gpunode (role {ROLE})"
+REFRESH = "nvidia-cdi-refresh"
 SINCE_UNIT = Version("1.18")
 """The unit that updates the CDI specification, and drop-ins of containerd, exist since this version."""
 RELEASES = {
@@ -67,22 +53,69 @@ RELEASES = {
     "cuda": "release o=NVIDIA, l=NVIDIA CUDA",
 }
 """Two repositories have the toolkit, in versions of their own: the one not chosen must not win by its priority."""
-LOOK = Look(
-    paths=(
-        SOURCES,
-        PREFERENCES,
-        YUM,
-        ENV,
-        MEMORY,
-        DOCKER_MEMORY,
-        REFRESH_FOLDER,
-        ENV_FOLDER,
-        *DAEMON_LOOK.paths,
-        *CONTAINERD_LOOK.paths,
-    ),
-    contents=(KEY, RPM_KEY, BEFORE, REFRESH_ENV, *DAEMON_LOOK.contents, *CONTAINERD_LOOK.contents),
-)
 LATE = "--gpus, which Docker offers where it finds the toolkit at its start"
+
+
+class NvidiaContainerToolkitSettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["present", "absent"] = option(
+        "present",
+        "V(present): the toolkit is installed, registered and held. V(absent): everything that this role deployed is "
+        "removed.",
+    )
+    repository: Literal["libnvidia-container", "cuda"] = option(
+        "libnvidia-container",
+        "Which of the two repositories that have the toolkit: V(libnvidia-container) (its own; it has every version) "
+        "or V(cuda) (NVIDIA's CUDA repository, which the role nvidia_repository then keeps on the node with any driver "
+        "source). The other one gets a negative priority for the toolkit's packages.",
+    )
+    url: str = option(
+        "", "The toolkit's repository or a mirror of it, up to C(libnvidia-container). Empty: NVIDIA's own."
+    )
+    key: str = option(
+        "",
+        "The repository's key, armored: a file on the controller, or a URL that the node can reach. Empty: NVIDIA's "
+        "own.",
+    )
+    version: str = option(
+        "keep",
+        "V(keep): the installed version where all packages carry it, else the stack's; V(stack): the stack's; "
+        "V(none): no toolkit is installed and an installed one is not changed; or an exact version such as V(1.20.0).",
+    )
+    cdi: bool = option(True, "Use CDI if the engine supports it.")
+    default_runtime: bool = option(False, "Make nvidia the default runtime of containers.")
+    containerd: Annotated[Literal["auto", "true", "false"], BeforeValidator(lambda value: str(value).lower())] = option(
+        "auto",
+        "Register the runtime with containerd: V(true), V(false), or V(auto): if containerd is used by more than "
+        "Docker.",
+    )
+    env: str = option(
+        "pytorch", "Workload that C(/etc/gpunode/container.env) is made for, such as pytorch. Empty: no such file."
+    )
+    lock_wait_s: int = option(300, LOCK_WAIT)
+
+
+ROLE = Role(
+    name="nvidia_container_toolkit",
+    title="Make GPUs available to containers by CDI or the runtime's hook, depending on the engine",
+    about=(
+        "Installs the four packages of NVIDIA's container toolkit in one version, holds them, registers the runtime, "
+        "and keeps one CDI specification.",
+        "Removes everything with O(nvidia_container_toolkit_state=absent).",
+    ),
+    settings=NvidiaContainerToolkitSettings,
+    files=(SOURCES, KEY, PREFERENCES, YUM, RPM_KEY, ENV),
+    # The memory of daemon.json is next to that of the role docker; its folder may be the last to be removed.
+    folders=("/var/lib/gpunode/docker", "/etc/nvidia-container-toolkit", "/etc/gpunode"),
+    packages=("nvidia-container-toolkit*", "libnvidia-container*"),
+    locks=True,
+    restart_mark="/run/gpunode/nvidia-cdi-refresh",
+    more=Look(
+        paths=(*DAEMON_LOOK.paths, *CONTAINERD_LOOK.paths),
+        contents=(KEY, RPM_KEY, REFRESH_ENV, *DAEMON_LOOK.contents, *CONTAINERD_LOOK.contents),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,41 +137,31 @@ class Engines:
         return bool(engines_before_cdi_07(engines))
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+@ROLE.present
+def present(state: NodeState, settings: NvidiaContainerToolkitSettings, context: Context) -> Manifest:
     """Return the manifest of the role."""
-    if state.manager is None:
-        return no_package_manager(ROLE)
     stack = of_context(state.facts, context).stack
-    planned = stack.container_toolkit if stack is not None else None
-    row = {"version": planned.version, "packages": planned.packages} if planned is not None else None
-    request = toolkit_request(str(settings["version"]), state.installed, row)
-    if settings["state"] == "absent":
-        return _absent(state, settings, context, request)
+    request = toolkit_request(settings.version, state.installed, stack.container_toolkit if stack is not None else None)
     if request.version is None:
-        reason = "no stack is resolved for this node"
+        text = "no stack is resolved for this node"
         if stack is not None:
             why = stack.reasons.get("container_toolkit")
-            reason = why.text if why is not None else "the stack has none"
-        note = f"no container toolkit: {reason}; {ROLE}_version: VERSION installs NVIDIA's nevertheless"
-        return Manifest(role=ROLE, notes=() if settings["version"] == "none" else (note,))
-    if settings["env"] and settings["env"] not in WORKLOADS:
-        return Manifest(
-            role=ROLE, refusals=(f"{ROLE}_env: {settings['env']} is not a workload ({', '.join(WORKLOADS)})",)
-        )
-    return _present(state, settings, context, request)
-
-
-def _present(state: NodeState, settings: Mapping[str, Any], context: Context, request: ToolkitRequest) -> Manifest:
+            text = why.text if why is not None else "the stack has none"
+        note = f"no container toolkit: {text}; {ROLE.name}_version: VERSION installs NVIDIA's nevertheless"
+        return Manifest(role=ROLE.name, notes=() if settings.version == "none" else (note,))
+    workload = next((one for one in WORKLOADS if one == settings.env), None)
+    if settings.env and workload is None:
+        problem = f"{ROLE.name}_env: {settings.env} is not a workload ({', '.join(WORKLOADS)})"
+        return Manifest(role=ROLE.name, refusals=(problem,))
     docker = docker_of(state)
-    by_cuda = settings["repository"] == "cuda"
+    by_cuda = settings.repository == "cuda"
     archive = ArchiveFiles() if by_cuda else archive_files(_archive(state, settings, request), state, context)
     if archive.questions:
-        return Manifest(role=ROLE, questions=dict(archive.questions))
+        return Manifest(role=ROLE.name, questions=dict(archive.questions))
     engines = engines_of(state, settings, context)
-    busy = bool(context.settings_of("preflight")["gpunode_allow_busy"])
     change = DaemonChange(MergedDaemon())
     if engines.docker.package is not None:
-        change = _daemon(state, settings, docker, engines, busy)
+        change = _daemon(state, settings, docker, engines, context.allow_busy)
     has_unit = _number(request.version) >= SINCE_UNIT
     refresh = refresh_environment(state.contents.get(REFRESH_ENV), engines.old_cdi)
     containerd = ContainerdChange()
@@ -146,47 +169,87 @@ def _present(state: NodeState, settings: Mapping[str, Any], context: Context, re
         containerd = containerd_change(
             state,
             drop_in=has_unit,
-            cdi=bool(settings["cdi"]) and engines.containerd.cdi in {"feature", "default"},
-            default_runtime=bool(settings["default_runtime"]),
-            busy_allowed=busy,
+            cdi=settings.cdi and engines.containerd.cdi in {"feature", "default"},
+            default_runtime=settings.default_runtime,
+            busy_allowed=context.allow_busy,
         )
     stale = stale_specifications(state.facts.cdi_specs, refresh.output) if has_unit else []
     reason = refresh_reason(state.facts, refresh.output) if has_unit else None
     there = BASE in context.planned.installed(state.installed)
-    files = [*archive.files, *_apt_files(state, settings, request, by_cuda), *_kept(state, request), *change.files]
+    sources = (*archive.files, *_apt_files(state, settings, request, by_cuda))
     environment = _environment(state, refresh, has_unit and (there or bool(refresh.text)))
-    files += [*environment, *(ManagedFile(path=path, content=None, phase="after") for path in stale)]
-    files += [
-        *containerd.files,
-        _container_env(state, settings["env"], context.settings_of("preflight")["gpunode_profile"]),
-    ]
-    units = (
-        UnitState(name="nvidia-cdi-refresh.path", enabled=True, state="started"),
-        UnitState(name="nvidia-cdi-refresh.service", enabled=True),
-    )
-    restarts = {"docker.service": "; ".join(change.restart_reasons)} if change.restart_notes else {}
+    units: tuple[UnitState, ...] = ()
+    if has_unit and there:
+        new = state.contents.get(str(ROLE.restart_mark)) is not None
+        rewrites = can_refresh(state) and bool(reason or stale or new or _differs(state, environment))
+        units = (
+            UnitState(name=f"{REFRESH}.path", enabled=True, state="started"),
+            UnitState(
+                name=f"{REFRESH}.service", enabled=True, state="restarted" if rewrites else None, mark=ROLE.restart_mark
+            ),
+        )
+    old = tuple(name for name in request.replaces if name in state.installed)
     return Manifest(
-        role=ROLE,
-        files=tuple(files),
-        folders=(ManagedFolder(path=MEMORY),),
-        packages=_packages(state, settings, request, (*archive.files, *_apt_files(state, settings, request, by_cuda))),
-        units=units if has_unit and there else (),
+        role=ROLE.name,
+        files=(
+            *sources,
+            *_kept(state, old),
+            *change.files,
+            *environment,
+            *(ManagedFile(path=path, content=None, phase="after") for path in stale),
+            *containerd.files,
+            _container_env(state, workload, context.settings_of("preflight")["gpunode_profile"]),
+        ),
+        folders=(ManagedFolder(path=ROLE.folder),),
+        packages=ROLE.transaction(
+            state,
+            settings,
+            (f"{name}={request.version}-*" for name in request.packages),
+            remove=old,
+            hold=request.packages,
+            files={file.path: file.content or "" for file in sources},
+        ),
+        commands=containerd.commands,
+        units=(*units, *change.units, *containerd.units),
+        marks=(*change.marks, *containerd.marks),
+        restart_mark=ROLE.restart_mark,
         refusals=(*archive.refusals, *change.refusals),
-        notes=change.restart_notes,
-        restarts={**restarts, **containerd.restarts},
-        due_reasons=(*change.due_reasons, *containerd.due_reasons, *([reason] if reason else ())),
-        values={
-            **change.values,
-            "state": "present",
-            "containerd": containerd.values,
-            "can_refresh": has_unit and can_refresh(state),
-            "refresh": bool(reason or stale or _differs(state, environment)),
-            "refresh_reason": reason,
-        },
+        notes=change.notes,
+        restarts={**change.deferred, **containerd.deferred},
+        due_reasons=(*containerd.due_reasons, *([reason] if reason else ())),
+        problems=(f"{REFRESH}.service has run, and {reason}: see journalctl -u {REFRESH}.service",) if reason else (),
     )
 
 
-def engines_of(state: NodeState, settings: Mapping[str, Any], context: Context) -> Engines:
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
+    """Return the removal with the engines' configuration as it was."""
+    change = daemon_change(
+        state, docker_of(state), installed_engine(state.installed), ROLE.name, {}, allow_busy=context.allow_busy
+    )
+    containerd = containerd_restored(state, context.allow_busy)
+    engine = installed_engine(state.installed)
+    serves = engine.package is not None and context.settings_of("docker")["state"] == "present"
+    environment = state.contents.get(REFRESH_ENV)
+    refresh = refresh_environment(environment, False)
+    restored = [file.model_copy(update={"phase": "before"}) for file in (*change.files, *containerd.files)]
+    if environment is not None:
+        restored.append(ManagedFile(path=REFRESH_ENV, content=refresh.text or None))
+    # The unit that updated it is removed: it would not follow the next driver. One in another folder, or an
+    # unreadable one, is not among the facts.
+    installed = state.contents.get(ROLE.record) is not None
+    stale = (ManagedFile(path=refresh.output, content=None, phase="after"),) if installed else ()
+    more = {
+        "files": (*restored, *manifest.files, *stale),
+        "units": (*(change.units if serves else ()), *containerd.units),
+        "refusals": change.refusals,
+        "notes": change.notes if serves else (),
+        "restarts": containerd.deferred,
+    }
+    return manifest.model_copy(update=more)
+
+
+def engines_of(state: NodeState, settings: NvidiaContainerToolkitSettings, context: Context) -> Engines:
     """Return the engines that use the toolkit on this node."""
     # In check mode what the previous roles would have installed.
     installed = context.planned.installed(state.installed)
@@ -197,7 +260,7 @@ def engines_of(state: NodeState, settings: Mapping[str, Any], context: Context) 
         for package, name in (("containerd", "containerd"), ("containerd.io", "containerd"), ("podman", "podman"))
         if package in installed
     }
-    uses = str(settings["containerd"]).lower()
+    uses = settings.containerd
     others = {"kubelet", "cri-tools", "nerdctl"} & state.installed.keys()
     used = uses == "true" or (uses == "auto" and "containerd" in tools and (docker.package is None or bool(others)))
     return Engines(
@@ -227,7 +290,7 @@ def _number(version: str | None) -> Version:
 
 
 def _daemon(
-    state: NodeState, settings: Mapping[str, Any], docker: DockerState, engines: Engines, busy: bool
+    state: NodeState, settings: NvidiaContainerToolkitSettings, docker: DockerState, engines: Engines, busy: bool
 ) -> DaemonChange:
     text = state.contents.get(KEPT) or state.contents.get(DAEMON)
     try:
@@ -236,21 +299,21 @@ def _daemon(
         present = {}
     keys = toolkit_daemon(
         engines.docker_support,
-        bool(settings["cdi"]),
-        bool(settings["default_runtime"]),
+        settings.cdi,
+        settings.default_runtime,
         docker.info.cgroup_driver if docker.info else None,
         present,
     )
     late = docker.hook_changed is not None and docker.started is not None and docker.hook_changed > docker.started
-    return daemon_change(state, docker, engines.docker, ROLE, keys, also=[LATE] if late else [], allow_busy=busy)
+    return daemon_change(state, docker, engines.docker, ROLE.name, keys, also=[LATE] if late else [], allow_busy=busy)
 
 
-def _archive(state: NodeState, settings: Mapping[str, Any], request: ToolkitRequest) -> Archive:
-    base, own = settings["url"] or request.repository, settings["key"]
+def _archive(state: NodeState, settings: NvidiaContainerToolkitSettings, request: ToolkitRequest) -> Archive:
+    base, own = settings.url or request.repository, settings.key
     by_apt = state.apt is not None
     architecture = state.apt.architecture if state.apt is not None else "$basearch"
     return Archive(
-        role=ROLE,
+        role=ROLE.name,
         purpose="NVIDIA's container toolkit",
         file=SOURCES if by_apt else YUM,
         key_file=KEY if by_apt else RPM_KEY,
@@ -263,7 +326,7 @@ def _archive(state: NodeState, settings: Mapping[str, Any], request: ToolkitRequ
 
 
 def _apt_files(
-    state: NodeState, settings: Mapping[str, Any], request: ToolkitRequest, by_cuda: bool
+    state: NodeState, settings: NvidiaContainerToolkitSettings, request: ToolkitRequest, by_cuda: bool
 ) -> list[ManagedFile]:
     """Return pins, and sources to remove, also those of nvidia-docker2: their archives are gone, which stops apt."""
     if state.apt is None:
@@ -274,7 +337,7 @@ def _apt_files(
     return [
         *(ManagedFile(path=path, content=None) for path in gone),
         ManagedFile(
-            path=PREFERENCES, content=preferences(request.packages, request.version or "", settings["repository"])
+            path=PREFERENCES, content=preferences(request.packages, request.version or "", settings.repository)
         ),
     ]
 
@@ -283,7 +346,7 @@ def preferences(packages: tuple[str, ...], version: str, repository: str) -> str
     """Return pins that bind the packages to one version and exclude every other version of the other repository."""
     names = " ".join(packages)
     text = (
-        f"# Managed by gpunode (role {ROLE}): all packages of the toolkit come in this one version.\n"
+        f"# Managed by gpunode (role {ROLE.name}): all packages of the toolkit come in this one version.\n"
         f"Package: {names}\nPin: version {version}-*\nPin-Priority: 1001\n"
     )
     for other, release in RELEASES.items():
@@ -295,37 +358,11 @@ def preferences(packages: tuple[str, ...], version: str, repository: str) -> str
     return text
 
 
-def _packages(
-    state: NodeState, settings: Mapping[str, Any], request: ToolkitRequest, files: tuple[ManagedFile, ...]
-) -> AptChange | DnfChange:
-    wants = tuple(f"{name}={request.version}-*" for name in request.packages)
-    old = tuple(name for name in request.replaces if name in state.installed)
-    wait = int(settings["lock_wait_s"])
-    if state.apt is None:
-        return DnfChange(
-            install=(*wants, *plugin(state.dnf)),
-            remove=old,
-            hold=request.packages,
-            lock_mark=LOCK_MARK,
-            memory=BEFORE,
-            lock_wait_s=wait,
-        )
-    return AptChange(
-        install=wants,
-        purge=old,
-        hold=request.packages,
-        memory=BEFORE,
-        files={file.path: file.content or "" for file in files},
-        lock_wait_s=wait,
-    )
-
-
-def _kept(state: NodeState, request: ToolkitRequest) -> list[ManagedFile]:
+def _kept(state: NodeState, old: tuple[str, ...]) -> list[ManagedFile]:
     """Return a copy of daemon.json, a file of the package nvidia-docker2: purging removes the file with every key in
     it.
     """
     text = state.contents.get(DAEMON)
-    old = [name for name in request.replaces if name in state.installed]
     if not old or text is None or state.contents.get(KEPT) is not None:
         return []
     return [ManagedFile(path=KEPT, content=text, mode="0600", private=True)]
@@ -341,57 +378,8 @@ def _differs(state: NodeState, files: list[ManagedFile]) -> bool:
     return any(state.contents.get(file.path) != file.content for file in files)
 
 
-def _container_env(state: NodeState, workload: Workload | Literal[""], profile: Profile) -> ManagedFile:
+def _container_env(state: NodeState, workload: Workload | None, profile: Profile) -> ManagedFile:
     """Return the environment file for starting a container of the workload."""
-    if not workload:
+    if workload is None:
         return ManagedFile(path=ENV, content=None, phase="after")
     return ManagedFile(path=ENV, content=env_file(tune(state.facts, workload, profile=profile)), phase="after")
-
-
-def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, request: ToolkitRequest) -> Manifest:
-    docker, engine = docker_of(state), installed_engine(state.installed)
-    busy = bool(context.settings_of("preflight")["gpunode_allow_busy"])
-    change = daemon_change(state, docker, engine, ROLE, {}, allow_busy=busy)
-    containerd = containerd_restored(state, busy)
-    serves = engine.package is not None and context.settings_of("docker")["state"] == "present"
-    packages: AptChange | DnfChange | None = None
-    leaving: list[str] = []
-    gone = [SOURCES, KEY, PREFERENCES, YUM, RPM_KEY, ENV, BEFORE]
-    environment = state.contents.get(REFRESH_ENV)
-    refresh = refresh_environment(environment, False)
-    own = () if environment is None else (ManagedFile(path=REFRESH_ENV, content=refresh.text or None),)
-    if state.contents.get(BEFORE) is not None:
-        packages, leaving = departures(
-            state, request.packages, memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]), lock_mark=LOCK_MARK
-        )
-        # The unit that updated it is removed: it would not follow the next driver. One in another folder, or an
-        # unreadable one, is not among the facts.
-        gone.append(refresh.output)
-    return Manifest(
-        role=ROLE,
-        files=(
-            *(file.model_copy(update={"phase": "before"}) for file in (*change.files, *containerd.files)),
-            *own,
-            *(ManagedFile(path=path, content=None, phase="after", private=path in {KEY, RPM_KEY}) for path in gone),
-        ),
-        # The memory of daemon.json is next to that of the role docker; its folder may be the last to be removed.
-        folders=tuple(
-            ManagedFolder(path=path, state="absent_if_empty", phase="after")
-            for path in (MEMORY, DOCKER_MEMORY, REFRESH_FOLDER, ENV_FOLDER)
-        ),
-        packages=packages,
-        refusals=change.refusals,
-        notes=change.restart_notes if serves else (),
-        restarts=containerd.restarts,
-        due_reasons=(*leaving, *containerd.due_reasons, *(change.due_reasons if serves else ())),
-        values={
-            **change.values,
-            "state": "absent",
-            "restart": change.restart and serves,
-            "reload": change.reload and serves,
-            "containerd": containerd.values,
-        },
-    )
-
-
-__all__ = ["LOOK", "MARKER", "plan"]

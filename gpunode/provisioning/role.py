@@ -176,7 +176,7 @@ class Role(Generic[S]):
         if self.packages:
             packages, reasons = departures(
                 state,
-                self.packages,
+                (*self.packages, *getattr(settings, "extra_packages", ())),
                 held=self.held,
                 memory=self.record,
                 lock_wait_s=int(getattr(settings, "lock_wait_s", 0)),

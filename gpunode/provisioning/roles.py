@@ -58,13 +58,13 @@ _POLICIES: tuple[RolePolicy | Role[Any], ...] = (
     rdma.ROLE,
     cuda.ROLE,
     dcgm.ROLE,
-    docker,
-    firewall,
+    docker.ROLE,
+    firewall.ROLE,
     updates.ROLE,
-    nvidia_container_toolkit,
+    nvidia_container_toolkit.ROLE,
     ml_environment.ROLE,
     accounts.ROLE,
-    ssh_hardening,
+    ssh_hardening.ROLE,
 )
 ROLES: dict[str, Role[Any]] = {policy.name: policy for policy in _POLICIES if isinstance(policy, Role)}
 _BY_NAME = {

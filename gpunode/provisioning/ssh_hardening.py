@@ -6,11 +6,20 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import date
-from typing import Any
+
+from pydantic import JsonValue, ValidationError
 
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.due import file_reasons
-from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuestion
+from gpunode.provisioning.manifest import (
+    ManagedFile,
+    ManagedFolder,
+    Manifest,
+    NodeCommand,
+    NodeQuestion,
+    RevertibleChange,
+)
+from gpunode.provisioning.role import Role
 from gpunode.provisioning.ssh_login import contradictions, forced_command, has_include, obstacles, overridden
 from gpunode.provisioning.ssh_settings import (
     BANNER,
@@ -19,6 +28,7 @@ from gpunode.provisioning.ssh_settings import (
     OVERRIDES,
     RSA_BITS,
     DaemonHostKeys,
+    SshHardeningSettings,
     algorithms,
     client_file,
     daemon_file,
@@ -28,10 +38,9 @@ from gpunode.provisioning.ssh_settings import (
     last_file,
     placed_host_keys,
 )
-from gpunode.provisioning.ssh_state import SshState, effective_values
+from gpunode.provisioning.ssh_state import Document, Login, Reported, SshState, Word, effective_values
 from gpunode.provisioning.state import Look, NodeState
 
-ROLE = "ssh_hardening"
 MAIN = "/etc/ssh/sshd_config"
 CLIENT = "/etc/ssh/ssh_config.d/00-gpunode.conf"
 SOCKET_DROP_INS = {name: f"/etc/systemd/system/{name}.d/gpunode.conf" for name in ("ssh.socket", "sshd.socket")}
@@ -45,117 +54,153 @@ LEAST_RSA, MOST_RSA = 1024, 16384
 """Bits of RSA: sshd's minimum, and ssh-keygen's maximum."""
 GENERATOR = "/usr/lib/systemd/system-generators/sshd-socket-generator"
 """Ubuntu's from 24.04 on: it writes Port and ListenAddress of sshd's files into the socket."""
-LOOK = Look(
-    paths=(
-        DROP_IN,
-        LAST,
-        GENERATOR,
-        CLIENT,
-        MAIN,
-        MEMORY,
-        BANNER,
-        *SOCKET_DROP_INS.values(),
-        WAITING,
-        MODULI,
-        MODULI_BEFORE,
-    ),
-    contents=(PUBLISHED,),
-)
 # By address family: the socket of Ubuntu takes IPv6 alone for a bare port. systemd omits an address of a family that is
 # not in the kernel.
 SOCKET_HEAD = (
-    f"# Managed by gpunode (role {ROLE}): the ports of sshd while this socket accepts its connections.\n"
+    "# Managed by gpunode (role ssh_hardening): the ports of sshd while this socket accepts its connections.\n"
     "[Socket]\nBindIPv6Only=ipv6-only\nListenStream=\n"
 )
 INCLUDE = "Include /etc/ssh/sshd_config.d/*.conf"
 WORD = re.compile(r"[\w@.+*?!%/:-]{1,200}", re.ASCII)
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+ROLE = Role(
+    name="ssh_hardening",
+    title="Harden the SSH daemon, with automatic revert unless a new login succeeds",
+    about=(
+        "Key authentication only, modern algorithms supported by the installed OpenSSH, allow lists and limits, in one "
+        "drop-in.",
+        "The node restores the old settings unless a new login of the controller succeeds.",
+    ),
+    settings=SshHardeningSettings,
+    files=(DROP_IN, LAST, BANNER, CLIENT, PUBLISHED, *SOCKET_DROP_INS.values()),
+    folders=(MEMORY,),
+    more=Look(paths=(GENERATOR, MAIN, WAITING, MODULI, MODULI_BEFORE), contents=(PUBLISHED,)),
+)
+NO_DAEMON = "no-sshd: the node has no OpenSSH server that systemd runs"
+
+
+class LoginAnswer(Reported):
+    """The node's answer about sshd with the new settings."""
+
+    unavailable: Word | None = None
+    error: Word | None = None
+    effective: Document | None = None
+    logins: dict[Word, Document | None] | None = None
+
+
+@ROLE.present
+def present(state: NodeState, settings: SshHardeningSettings, context: Context) -> Manifest:
     """Return the manifest of the role."""
-    if settings["state"] == "keep":
-        return Manifest(role=ROLE)
-    ssh = state.ssh
-    if ssh is None or (ssh.effective is None and ssh.unit("ssh.service", "sshd.service") is None):
-        return Manifest(role=ROLE, refusals=("no-sshd: the node has no OpenSSH server that systemd runs",))
-    if settings["state"] == "absent":
-        return _absent(state, ssh, context)
+    ssh = _daemon(state)
+    if ssh is None:
+        return Manifest(role=ROLE.name, refusals=(NO_DAEMON,))
     # In check mode: users that the role accounts would create; their logins cannot be tested yet.
     coming = set(context.planned.users)
     refusals = [*_bad_settings(ssh, settings), *_bad_users(ssh, settings, coming), *_bad_ports(ssh, settings)]
     if refusals:
-        return Manifest(role=ROLE, refusals=tuple(refusals))
+        return Manifest(role=ROLE.name, refusals=tuple(refusals))
     published = _published(state.contents.get(PUBLISHED))
     since = min(published.values(), default=None)
-    keys = host_keys(ssh, (context.today - since).days if since else None, int(settings["retire_days"]))
+    keys = host_keys(ssh, (context.today - since).days if since else None, settings.retire_days)
     rows = daemon_settings(ssh, settings, keys)
     good = set(keys.served) - {key.path for key in keys.weak}
     dates = {path: published.get(path, context.today).isoformat() for path in good}
     files = _files(ssh, settings, rows, keys, dates)
     questions: dict[str, NodeQuestion] = {}
-    if _has_group_exchange(ssh, settings) and ssh.weak_moduli:
+    if any("group-exchange" in name for name in algorithms(ssh, settings)["kex"]) and ssh.weak_moduli:
         questions["moduli"] = NodeQuestion(kind="documents", body={"paths": [MODULI]})
         files += _moduli(state, context.answers.get("moduli", {}).get(MODULI))
     reasons = [*_reasons(state, ssh, settings, keys)]
     logins = _logins(ssh, settings, coming)
     shown = [file for file in files if file.path != PUBLISHED]
     if reasons or any(True for file in shown for _ in file_reasons(file, state)):
-        questions["login"] = NodeQuestion(
-            kind="ssh_login",
-            body={
-                "files": [_as_answered(file) for file in shown if file.path.startswith(("/etc/ssh/sshd", BANNER))],
-                "logins": logins,
-            },
-        )
+        asked = [file for file in shown if file.path.startswith(("/etc/ssh/sshd", BANNER))]
+        body = {
+            "files": [file.model_dump(include={"path", "content", "encoding", "mode"}) for file in asked],
+            "logins": [login.model_dump() for login in logins],
+        }
+        questions["login"] = NodeQuestion(kind="ssh_login", body=body)
     notes = [*overridden(rows, ssh.documents, DROP_IN), *_notes(state, ssh, settings, keys)]
     answer = context.answers.get("login")
     if answer is not None:
         refusals += _login_refusals(ssh, logins, rows, answer, notes)
     return Manifest(
-        role=ROLE,
-        files=tuple(files),
+        role=ROLE.name,
+        files=tuple(file.model_copy(update={"phase": "guarded"}) for file in files),
         folders=(ManagedFolder(path=MEMORY),),
+        # A key that no setting names yet changes nothing.
+        commands=tuple(_make_key(path, kind) for path, kind in keys.make),
+        guarded=_guarded(ssh, bool(settings.ports), settings.revert_s),
         questions=questions,
         refusals=tuple(refusals),
         notes=tuple(notes) if questions else (),
         due_reasons=tuple(reasons),
-        values={
-            "make_keys": [_make_key(path, kind) for path, kind in keys.make],
-            **_activation(ssh, bool(settings["ports"])),
-        },
     )
+
+
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
+    """Return the removal with the groups of the key exchange as they were."""
+    ssh = _daemon(state)
+    if ssh is None:
+        return Manifest(role=ROLE.name, refusals=(NO_DAEMON,))
+    files = [*manifest.files]
+    questions = {}
+    there = state.files.get(MODULI_BEFORE)
+    if there is not None and there.kind == "file":
+        questions["moduli"] = NodeQuestion(kind="documents", body={"paths": [MODULI_BEFORE]})
+        text = context.answers.get("moduli", {}).get(MODULI_BEFORE)
+        if isinstance(text, str):
+            files += [ManagedFile(path=MODULI, content=text), ManagedFile(path=MODULI_BEFORE, content=None)]
+    waits = state.files.get(WAITING)
+    moved = any((one := state.files.get(path)) and one.kind == "file" for path in SOCKET_DROP_INS.values())
+    more = {
+        "files": tuple(file.model_copy(update={"phase": "guarded"}) for file in files),
+        "guarded": _guarded(ssh, moved, ROLE.of(context).revert_s),
+        "questions": questions,
+        "due_reasons": ("an earlier change waits for its confirmation",) if waits and waits.kind == "file" else (),
+    }
+    return manifest.model_copy(update=more)
+
+
+def _daemon(state: NodeState) -> SshState | None:
+    """Return the daemon; None if the node has none that systemd runs."""
+    ssh = state.ssh
+    there = ssh is not None and (ssh.effective is not None or ssh.unit("ssh.service", "sshd.service") is not None)
+    return ssh if there else None
 
 
 def _files(
     ssh: SshState,
-    settings: Mapping[str, Any],
+    settings: SshHardeningSettings,
     rows: list[tuple[str, str]],
     keys: DaemonHostKeys,
     dates: Mapping[str, str],
 ) -> list[ManagedFile]:
     socket = _socket(ssh)
-    ports = "".join(f"ListenStream=0.0.0.0:{port}\nListenStream=[::]:{port}\n" for port in settings["ports"])
-    banner = f"{settings['banner'].rstrip()}\n" if settings["banner"] else None
+    ports = "".join(f"ListenStream=0.0.0.0:{port}\nListenStream=[::]:{port}\n" for port in settings.ports)
+    banner = f"{settings.banner.rstrip()}\n" if settings.banner else None
     files = [
-        ManagedFile(path=DROP_IN, content=daemon_file(rows, settings["forwarding_users"]), mode="0600"),
+        ManagedFile(path=DROP_IN, content=daemon_file(rows, settings.forwarding_users), mode="0600"),
         ManagedFile(path=LAST, content=last_file(ssh, keys), mode="0600"),
         ManagedFile(path=BANNER, content=banner),
-        ManagedFile(path=CLIENT, content=client_file(ssh, settings) if settings["client"] else None),
+        ManagedFile(path=CLIENT, content=client_file(ssh, settings) if settings.client else None),
         ManagedFile(path=PUBLISHED, content=json.dumps(dates, indent=1, sort_keys=True) + "\n"),
         *(
             ManagedFile(path=path, content=f"{SOCKET_HEAD}{ports}" if name == socket and ports else None)
             for name, path in SOCKET_DROP_INS.items()
         ),
     ]
-    if settings["add_include"] and not has_include(ssh.documents):
+    if settings.add_include and not has_include(ssh.documents):
         files.append(ManagedFile(path=MAIN, content=f"{INCLUDE}\n{ssh.documents.get(MAIN) or ''}", mode="0644"))
     return files
 
 
-def _bad_settings(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
+def _bad_settings(ssh: SshState, settings: SshHardeningSettings) -> Iterator[str]:
     """Yield invalid settings, each with what to do."""
     for name, kind in OVERRIDES.items():
-        unknown = [word for word in settings[name] if word not in ssh.offered.get(kind, ())]
+        unknown = [word for word in getattr(settings, name) if word not in ssh.offered.get(kind, ())]
         if unknown:
             yield (
                 f"ssh_hardening_{name}: {', '.join(unknown)} is not offered by {ssh.version} on the node "
@@ -164,38 +209,38 @@ def _bad_settings(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
     for name, found in algorithms(ssh, settings).items():
         if not found:
             yield f"ssh_hardening_{name}: {ssh.version} on the node offers none of the role's list"
-    if not LEAST_RSA <= int(settings["least_rsa_bits"]) <= MOST_RSA:
-        yield f"ssh_hardening_least_rsa_bits: {settings['least_rsa_bits']} is not from {LEAST_RSA} to {MOST_RSA}"
-    if not re.fullmatch(r"\d+:\d+:\d+", str(settings["max_startups"])):
-        yield f"ssh_hardening_max_startups: {settings['max_startups']!r} is not START:RATE:FULL (example: 30:50:200)"
-    if not has_include(ssh.documents) and not settings["add_include"]:
+    if not LEAST_RSA <= settings.least_rsa_bits <= MOST_RSA:
+        yield f"ssh_hardening_least_rsa_bits: {settings.least_rsa_bits} is not from {LEAST_RSA} to {MOST_RSA}"
+    if not re.fullmatch(r"\d+:\d+:\d+", settings.max_startups):
+        yield f"ssh_hardening_max_startups: {settings.max_startups!r} is not START:RATE:FULL (example: 30:50:200)"
+    if not has_include(ssh.documents) and not settings.add_include:
         yield (
             f"{MAIN} has no line '{INCLUDE}' outside of a Match block, so that no drop-in is read: set "
             "ssh_hardening_add_include to true, or write it there as the first line"
         )
 
 
-def _bad_users(ssh: SshState, settings: Mapping[str, Any], coming: set[str]) -> Iterator[str]:
+def _bad_users(ssh: SshState, settings: SshHardeningSettings, coming: set[str]) -> Iterator[str]:
     for name in ("allow_users", "allow_groups", "forwarding_users", "admin_users", "trusted_networks"):
-        for word in settings[name]:
+        for word in getattr(settings, name):
             if not WORD.fullmatch(str(word)):
                 yield (
                     f"ssh_hardening_{name}: {word!r} contains blanks or characters with a special "
                     "meaning in sshd_config"
                 )
     for name in ("admin_users", "forwarding_users"):
-        for user in settings[name]:
+        for user in getattr(settings, name):
             if user not in coming and ssh.account(user) is None:
                 yield f"ssh_hardening_{name}: the node has no account {user} with a login shell"
-    for user in settings["allow_users"]:
+    for user in settings.allow_users:
         named = re.fullmatch(r"[\w.-]+", str(user), re.ASCII) and user not in coming
         if named and ssh.account(user) is None:
             yield f"ssh_hardening_allow_users: the node has no account {user} with a login shell"
 
 
-def _bad_ports(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
+def _bad_ports(ssh: SshState, settings: SshHardeningSettings) -> Iterator[str]:
     now = _ports(ssh)
-    for port in settings["ports"]:
+    for port in settings.ports:
         if not 0 < port < 65536:
             yield f"ssh_hardening_ports: {port} is not a valid port"
         elif port not in now and port in ssh.listening:
@@ -205,7 +250,7 @@ def _bad_ports(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
                 f"ssh_hardening_ports: SELinux is enforcing and allows sshd only its own ports: run semanage "
                 f"port -a -t ssh_port_t -p tcp {port} on the node, then run this again"
             )
-    if settings["ports"] and ssh.login is not None and ssh.login.port not in settings["ports"]:
+    if settings.ports and ssh.login is not None and ssh.login.port not in settings.ports:
         yield (
             f"ssh_hardening_ports: this login came in at port {ssh.login.port}, which is not among them: list both, "
             "set ansible_port to the new one, then run this again without the old one"
@@ -214,32 +259,34 @@ def _bad_ports(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _login_refusals(
     ssh: SshState,
-    logins: list[dict[str, Any]],
+    logins: list[Login],
     rows: list[tuple[str, str]],
-    answer: Mapping[str, Any],
+    given: Mapping[str, JsonValue],
     notes: list[str],
 ) -> list[str]:
     """Return why the settings are refused: sshd rejects them, they have no effect, or a user would be locked out."""
-    if answer.get("unavailable"):
-        notes.append(f"the settings could not be tested in advance: {answer['unavailable']}")
+    try:
+        answer = LoginAnswer.model_validate(given)
+    except ValidationError:
+        answer = LoginAnswer()
+    if answer.unavailable:
+        notes.append(f"the settings could not be tested in advance: {answer.unavailable}")
         return []
-    if answer.get("error"):
-        return [f"sshd refuses the settings: {answer['error']}"]
-    texts = answer.get("logins")
-    if not isinstance(answer.get("effective"), str) or not isinstance(texts, dict):
+    if answer.error:
+        return [f"sshd refuses the settings: {answer.error}"]
+    if answer.effective is None or answer.logins is None:
         return ["sshd's resulting configuration could not be determined"]
-    found = list(contradictions(rows, answer["effective"], ssh.documents, DROP_IN))
+    found = list(contradictions(rows, answer.effective, ssh.documents, DROP_IN))
     for one in logins:
-        user = one["user"]
+        user = one.user
         own = ssh.login is not None and ssh.login.user == user
         whose = "the login of this run" if own else "an admin user"
-        text = str(texts.get(user, ""))
+        text = answer.logins.get(user)
         if not text:
             found.append(f"{whose}, {user}: sshd -T -C user={user} failed")
             continue
         found += [
-            f"{whose} would be locked out: {reason}"
-            for reason in obstacles(ssh.account(user), user, one["address"], text)
+            f"{whose} would be locked out: {reason}" for reason in obstacles(ssh.account(user), user, one.address, text)
         ]
         command = forced_command(text)
         if own and command is not None:
@@ -247,15 +294,15 @@ def _login_refusals(
     return found
 
 
-def _logins(ssh: SshState, settings: Mapping[str, Any], coming: set[str]) -> list[dict[str, Any]]:
+def _logins(ssh: SshState, settings: SshHardeningSettings, coming: set[str]) -> list[Login]:
     """Return user, address and port of this run's login and of each admin user's, without users to be created."""
     address, port = (ssh.login.address, ssh.login.port) if ssh.login else ("127.0.0.1", 22)
     own = [ssh.login.user] if ssh.login else []
-    users = [user for user in dict.fromkeys([*own, *settings["admin_users"]]) if user not in coming]
-    return [{"user": user, "address": address, "port": port} for user in users]
+    users = [user for user in dict.fromkeys([*own, *settings.admin_users]) if user not in coming]
+    return [Login(user=user, address=address, port=port) for user in users]
 
 
-def _reasons(state: NodeState, ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> Iterator[str]:
+def _reasons(state: NodeState, ssh: SshState, settings: SshHardeningSettings, keys: DaemonHostKeys) -> Iterator[str]:
     """Yield why something is due in addition to files that differ."""
     there = state.files.get(WAITING)
     if there is None or there.kind != "absent":
@@ -265,13 +312,13 @@ def _reasons(state: NodeState, ssh: SshState, settings: Mapping[str, Any], keys:
     if ssh.effective is None:
         yield f"sshd's configuration could not be determined: {ssh.error}"
     socket = _socket(ssh)
-    if settings["ports"] and not set(settings["ports"]) <= set(ssh.listening):
-        yield f"{socket or 'sshd'} does not listen on {settings['ports']}"
+    if settings.ports and not set(settings.ports) <= set(ssh.listening):
+        yield f"{socket or 'sshd'} does not listen on {list(settings.ports)}"
 
 
-def _notes(state: NodeState, ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> Iterator[str]:
+def _notes(state: NodeState, ssh: SshState, settings: SshHardeningSettings, keys: DaemonHostKeys) -> Iterator[str]:
     socket = _socket(ssh)
-    if socket and not settings["ports"]:
+    if socket and not settings.ports:
         listening = {int(found) for found in re.findall(r":(\d+)\b", ssh.units[socket].listen)}
         configured = set(_configured_ports(ssh))
         if listening and configured and listening != configured:
@@ -289,7 +336,7 @@ def _notes(state: NodeState, ssh: SshState, settings: Mapping[str, Any], keys: D
         size = f" of {key.bits} bits" if key.type == "ssh-rsa" else ""
         yield (
             f"{key.path} ({key.type}{size}) is still offered: clients learn the new host keys for "
-            f"{settings['retire_days']} days first"
+            f"{settings.retire_days} days first"
         )
     for account in ssh.accounts:
         if account.uid >= 1000 and account.password == "set" and not account.keys:  # noqa: S105
@@ -308,46 +355,29 @@ def _misplaced(ssh: SshState, keys: DaemonHostKeys) -> Iterator[str]:
         )
 
 
-def _activation(ssh: SshState, moves_port: bool) -> dict[str, Any]:
+def _guarded(ssh: SshState, moves_port: bool, limit_s: int) -> RevertibleChange:
     """Return the units that a revert restores, and the commands that activate the settings."""
     service = ssh.unit("ssh.service", "sshd.service") or "ssh.service"
     socket = _socket(ssh)
-    commands = [["systemctl", "daemon-reload"]]
     if socket is None:
         # Not a reload: an sshd that was started by a socket ends after the socket is closed ("Cannot bind any
         # address").
-        commands.append(["systemctl", "restart", service])
+        steps = [("restart", service)]
     elif moves_port:
         # A socket does not start while its service runs. Open sessions stay: sshd's unit ends only its main process.
-        commands += [["systemctl", "stop", service], ["systemctl", "restart", socket]]
+        steps = [("stop", service), ("restart", socket)]
     else:
-        commands.append(["systemctl", "try-restart", service])
-    return {"units": [service, *([socket] if socket else [])], "activate": commands}
-
-
-def _absent(state: NodeState, ssh: SshState, context: Context) -> Manifest:
-    paths = (DROP_IN, LAST, BANNER, CLIENT, PUBLISHED, *SOCKET_DROP_INS.values())
-    files = [ManagedFile(path=path, content=None) for path in paths]
-    questions = {}
-    there = state.files.get(MODULI_BEFORE)
-    if there is not None and there.kind == "file":
-        questions["moduli"] = NodeQuestion(kind="documents", body={"paths": [MODULI_BEFORE]})
-        text = context.answers.get("moduli", {}).get(MODULI_BEFORE)
-        if isinstance(text, str):
-            files += [ManagedFile(path=MODULI, content=text), ManagedFile(path=MODULI_BEFORE, content=None)]
-    waits = state.files.get(WAITING)
-    moved = any((one := state.files.get(path)) and one.kind == "file" for path in SOCKET_DROP_INS.values())
-    return Manifest(
-        role=ROLE,
-        files=tuple(files),
-        folders=(ManagedFolder(path=MEMORY, state="absent_if_empty"),),
-        questions=questions,
-        due_reasons=("an earlier change waits for its confirmation",) if waits and waits.kind == "file" else (),
-        values={"make_keys": [], **_activation(ssh, moved)},
+        steps = [("try-restart", service)]
+    return RevertibleChange(
+        units=(service, *([socket] if socket else [])),
+        checks=(("sshd", "-t"),),
+        show=("sshd", "-T"),
+        activate=(("systemctl", "daemon-reload"), *(("systemctl", *step) for step in steps)),
+        limit_s=limit_s,
     )
 
 
-def _moduli(state: NodeState, text: Any) -> list[ManagedFile]:
+def _moduli(state: NodeState, text: object) -> list[ManagedFile]:
     """Return the file of groups without the small ones, and its previous content."""
     if not isinstance(text, str):
         return []
@@ -362,17 +392,10 @@ def _is_small(line: str) -> bool:
     return line[:1].isdigit() and len(fields) > 5 and fields[4].isdigit() and int(fields[4]) < LEAST_MODULUS
 
 
-def _has_group_exchange(ssh: SshState, settings: Mapping[str, Any]) -> bool:
-    return any("group-exchange" in name for name in algorithms(ssh, settings)["kex"])
-
-
-def _make_key(path: str, kind: str) -> dict[str, Any]:
-    bits = ["-b", str(RSA_BITS)] if kind == "rsa" else []
-    return {"path": path, "argv": ["ssh-keygen", "-q", "-t", kind, *bits, "-N", "", "-C", "", "-f", path]}
-
-
-def _as_answered(file: ManagedFile) -> dict[str, Any]:
-    return {"path": file.path, "content": file.content, "encoding": file.encoding, "mode": file.mode}
+def _make_key(path: str, kind: str) -> NodeCommand:
+    bits = ("-b", str(RSA_BITS)) if kind == "rsa" else ()
+    argv = ("ssh-keygen", "-q", "-t", kind, *bits, "-N", "", "-C", "", "-f", path)
+    return NodeCommand(argv=argv, creates=path, phase="before")
 
 
 def _socket(ssh: SshState) -> str | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
+from gpunode.provisioning.role import Settings, option
 from gpunode.provisioning.ssh_login import MAIN, setting_lines
 from gpunode.provisioning.ssh_state import HostKey, SshState
 
@@ -59,6 +60,65 @@ OVERRIDES = {"kex": "kex", "ciphers": "cipher", "macs": "mac"}
 """Settings of the role that replace a list, to the kind of ``ssh -Q`` that has to list each of its values."""
 
 
+class SshHardeningSettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["keep", "present", "absent"] = option(
+        "keep", "V(keep): not changed. V(present): hardened. V(absent): the role's settings are removed."
+    )
+    admin_users: tuple[str, ...] = option(
+        (),
+        "Users who must be able to log in afterwards, with a key that the new settings accept; the login user of this "
+        "run is always checked.",
+    )
+    allow_users: tuple[str, ...] = option(
+        (), "Users or patterns that may log in (AllowUsers). Empty: all users with a key."
+    )
+    allow_groups: tuple[str, ...] = option((), "Groups or patterns with login permission (AllowGroups).")
+    root: Literal["never", "keys"] = option("never", "Root's login: V(never), or V(keys) (with a key alone).")
+    ports: tuple[int, ...] = option((), "Ports of the daemon or its socket. Empty: not changed.")
+    forwarding_users: tuple[str, ...] = option((), "Users who may forward ports and sockets.")
+    jump_host: bool = option(
+        False, "This node is a jump host: all users may open connections through it (C(ProxyJump))."
+    )
+    trusted_networks: tuple[str, ...] = option(
+        (),
+        "Addresses or networks that OpenSSH 9.8 and later never penalizes for failed logins, such as the controller's.",
+    )
+    post_quantum: Literal["auto", "only", "prefer"] = option(
+        "auto",
+        "Key exchanges that resist quantum computers: V(auto) (alone where mlkem768x25519-sha256 is offered), V(only), "
+        "or V(prefer) (first).",
+    )
+    kex: tuple[str, ...] = option((), "Key exchanges instead of the role's list.")
+    ciphers: tuple[str, ...] = option((), "Ciphers instead of the role's list.")
+    macs: tuple[str, ...] = option((), "Message authentication codes instead of the role's list.")
+    least_rsa_bits: int = option(2048, "Minimum size of a user's RSA key.")
+    max_auth_tries: int = option(6, "Keys that a connection may try: agents offer each of theirs.")
+    max_startups: str = option(
+        "30:50:200",
+        "Connections before login, START:RATE:FULL of MaxStartups. A fleet's controller opens many at once.",
+    )
+    banner: str = option("", "Text that is shown before the login. Empty: none.")
+    retire_days: int = option(
+        30,
+        "Days for which weak host keys are kept in addition to the new ones, so that clients learn the new ones "
+        "(UpdateHostKeys).",
+    )
+    client: bool = option(
+        False,
+        "Deploy settings for SSH clients on the node too: the same algorithms, hashed known_hosts, UpdateHostKeys.",
+    )
+    add_include: bool = option(
+        False, "Write C(Include /etc/ssh/sshd_config.d/*.conf) as the first line of a sshd_config that lacks it."
+    )
+    revert_s: int = option(
+        60,
+        "Seconds within which a new login must confirm the settings before the node restores the old ones. V(0): "
+        "never, for image builds.",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class DaemonHostKeys:
     """The host keys of the daemon in the target state."""
@@ -77,17 +137,17 @@ def chosen(order: Iterable[str], offered: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in order if name in there)
 
 
-def algorithms(ssh: SshState, settings: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def algorithms(ssh: SshState, settings: SshHardeningSettings) -> dict[str, tuple[str, ...]]:
     """Return KexAlgorithms, Ciphers and MACs."""
     kex = ssh.offered.get("kex", ())
     quantum_safe = "mlkem768x25519-sha256" in kex
-    only = {"auto": quantum_safe, "only": True, "prefer": False}[settings["post_quantum"]]
+    only = {"auto": quantum_safe, "only": True, "prefer": False}[settings.post_quantum]
     lists = {
         "kex": chosen((*QUANTUM_SAFE_KEX, *(() if only else CLASSIC_KEX)), kex),
         "ciphers": chosen(CIPHERS, ssh.offered.get("cipher", ())),
         "macs": chosen(MACS_QUANTUM_SAFE if quantum_safe else MACS, ssh.offered.get("mac", ())),
     }
-    return {name: tuple(settings[name]) or found for name, found in lists.items()}
+    return {name: getattr(settings, name) or found for name, found in lists.items()}
 
 
 def is_weak(key: HostKey) -> bool:
@@ -147,13 +207,13 @@ def last_file(ssh: SshState, keys: DaemonHostKeys) -> str | None:
     return f"# Managed by gpunode (role ssh_hardening): host keys after those of other files.\n{rows}" if rows else None
 
 
-def daemon_settings(ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> list[tuple[str, str]]:
+def daemon_settings(ssh: SshState, settings: SshHardeningSettings, keys: DaemonHostKeys) -> list[tuple[str, str]]:
     """Return the settings for all users, in the order in which they are written."""
     lists = algorithms(ssh, settings)
     known = ssh.effective or ""
     signatures = chosen(USER_SIGNATURES, ssh.offered.get("key-sig", ()))
-    jump = bool(settings["jump_host"])
-    rows: list[tuple[str, str]] = [("Port", str(port)) for port in settings["ports"]]
+    jump = settings.jump_host
+    rows: list[tuple[str, str]] = [("Port", str(port)) for port in settings.ports]
     rows += [("HostKey", path) for path in placed_host_keys(ssh, keys)[0]]
     rows += [
         ("KexAlgorithms", ",".join(lists["kex"])),
@@ -171,14 +231,14 @@ def daemon_settings(ssh: SshState, settings: Mapping[str, Any], keys: DaemonHost
         ("IgnoreRhosts", "yes"),
         ("StrictModes", "yes"),
         ("PermitUserEnvironment", "no"),
-        ("PermitRootLogin", {"never": "no", "keys": "prohibit-password"}[settings["root"]]),
+        ("PermitRootLogin", {"never": "no", "keys": "prohibit-password"}[settings.root]),
     ]
-    rows += [("AllowUsers", " ".join(settings["allow_users"]))] if settings["allow_users"] else []
-    rows += [("AllowGroups", " ".join(settings["allow_groups"]))] if settings["allow_groups"] else []
+    rows += [("AllowUsers", " ".join(settings.allow_users))] if settings.allow_users else []
+    rows += [("AllowGroups", " ".join(settings.allow_groups))] if settings.allow_groups else []
     rows += [
         ("LoginGraceTime", "30"),
-        ("MaxAuthTries", str(settings["max_auth_tries"])),
-        ("MaxStartups", str(settings["max_startups"])),
+        ("MaxAuthTries", str(settings.max_auth_tries)),
+        ("MaxStartups", settings.max_startups),
         ("ClientAliveInterval", "300"),
         ("ClientAliveCountMax", "3"),
         ("AllowTcpForwarding", "local" if jump else "no"),
@@ -191,13 +251,13 @@ def daemon_settings(ssh: SshState, settings: Mapping[str, Any], keys: DaemonHost
         ("UseDNS", "no"),
     ]
     optional = {
-        "requiredrsasize": ("RequiredRSASize", str(settings["least_rsa_bits"])),
+        "requiredrsasize": ("RequiredRSASize", str(settings.least_rsa_bits)),
         "debianbanner": ("DebianBanner", "no"),
     }
     rows += [row for name, row in optional.items() if f"\n{name} " in f"\n{known}"]
-    if settings["trusted_networks"] and "\npersourcepenaltyexemptlist " in known:
-        rows.append(("PerSourcePenaltyExemptList", ",".join(settings["trusted_networks"])))
-    if settings["banner"]:
+    if settings.trusted_networks and "\npersourcepenaltyexemptlist " in known:
+        rows.append(("PerSourcePenaltyExemptList", ",".join(settings.trusted_networks)))
+    if settings.banner:
         rows.append(("Banner", BANNER))
     return rows
 
@@ -215,9 +275,9 @@ def daemon_file(rows: Iterable[tuple[str, str]], forwarding_users: Iterable[str]
     return text
 
 
-def client_file(ssh: SshState, settings: Mapping[str, Any]) -> str:
+def client_file(ssh: SshState, settings: SshHardeningSettings) -> str:
     """Return the settings of SSH clients on the node: the same algorithms first, older servers stay reachable."""
-    lists = algorithms(ssh, {**settings, "post_quantum": "prefer"})
+    lists = algorithms(ssh, settings.model_copy(update={"post_quantum": "prefer"}))
     return (
         "# Managed by gpunode (role ssh_hardening).\nHost *\n"
         f"    KexAlgorithms {','.join(lists['kex'])}\n    Ciphers {','.join(lists['ciphers'])}\n"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gpunode.catalog import load
+from gpunode.provisioning.daemon_json import Document
 from gpunode.provisioning.engines import EngineSupport
+from gpunode.stack.model import Library
 
-RUNTIME = {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}
+RUNTIME: Document = {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,7 @@ class ToolkitRequest:
     fingerprints: tuple[str, ...]
 
 
-def toolkit_request(
-    version: str, installed: Mapping[str, Any] | None, planned: Mapping[str, Any] | None
-) -> ToolkitRequest:
+def toolkit_request(version: str, installed: Mapping[str, str], planned: Library | None) -> ToolkitRequest:
     """Return the toolkit of a node.
 
     ``version`` is ``keep`` (the installed one if all packages have it, else the stack's), ``stack``, ``none`` or
@@ -40,13 +39,13 @@ def toolkit_request(
     catalog = load()
     row = next(iter(catalog.container_toolkit.values()))
     packages = next(each.names for each in catalog.packages.values() if each.component == "container-toolkit")
-    have = {re.sub(r"-[^-]*$", "", str((installed or {}).get(name, ""))) for name in packages}
+    have = {re.sub(r"-[^-]*$", "", installed.get(name, "")) for name in packages}
     one = next(iter(have)) if len(have) == 1 else ""
-    resolved = str((planned or {}).get("version") or "")
+    resolved = (planned.version if planned else None) or ""
     by_word = {"keep": one or resolved or _newest(have), "stack": resolved or one, "none": ""}
     return ToolkitRequest(
         version=by_word.get(version, version) or None,
-        packages=tuple((planned or {}).get("packages") or packages),
+        packages=(planned.packages if planned else None) or tuple(packages),
         replaces=tuple(row.replaces),
         repository=row.repository.removesuffix("/stable"),
         key=row.key,
@@ -61,8 +60,8 @@ def _newest(versions: Iterable[str]) -> str:
 
 
 def toolkit_daemon(
-    engine: EngineSupport, cdi: bool, default_runtime: bool, cgroup_driver: str | None, present: Mapping[str, Any]
-) -> dict[str, Any]:
+    engine: EngineSupport, cdi: bool, default_runtime: bool, cgroup_driver: str | None, present: Document
+) -> Document:
     """Return the keys of daemon.json with which containers get GPUs, as ``nvidia-ctk runtime configure`` writes them.
 
     ``cgroup_driver`` is the running daemon's, ``present`` the current file. An engine without CDI and with systemd's
@@ -71,7 +70,7 @@ def toolkit_daemon(
     """
     features = present.get("features")
     switched_off = isinstance(features, Mapping) and features.get("cdi") is False
-    values: dict[str, Any] = {"runtimes": RUNTIME}
+    values: Document = {"runtimes": RUNTIME}
     if cdi and (engine.cdi == "feature" or (engine.cdi == "default" and switched_off)):
         values["features"] = {"cdi": True}
     if default_runtime:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.controller import Gpu
 NOT_LOADED = ("Could not find the requested service", "Error loading unit file")
 """Starts of the builtin module's messages for a unit that does not exist on the node or has a damaged file."""
 LONGEST_LINE = 300
+READY_S = 15
+"""Seconds within which the command in ``ready`` has to print ``true``."""
 ON = ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias")
 
 
@@ -41,6 +44,9 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
     def brought(self, unit: Mapping[str, Any], *, reload: bool) -> list[str]:
         """Set one unit; return what was changed, one line each."""
         given = {name: unit[name] for name in ("name", "enabled", "state") if unit.get(name) is not None}
+        act = not self._task.check_mode
+        if act and unit.get("state") == "restarted":
+            self.prepare(unit)
         answer = self.answered(
             "ansible.builtin.systemd_service", {**given, "daemon_reload": reload}, {"status": "dict"}
         )
@@ -51,6 +57,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
                 return list(steps(given, {}))
             log = self.logged(str(given.get("name")))
             raise AnsibleActionFail(f"{self.host}: {given.get('name')}: {message}{log}")
+        if act and unit.get("mark"):
+            self.call("managed_files", {"files": [{"path": unit["mark"], "content": None}]})
         if not answer.get("changed") or not unit:
             return []
         return list(steps(given, answer.get("status") or {})) or [f"change {given['name']}"]
@@ -65,14 +73,29 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             if state == "failed":
                 raise AnsibleActionFail(f"{self.host}: {unit} was started and has failed.{self.logged(unit)}")
 
+    def prepare(self, unit: Mapping[str, Any]) -> None:
+        """Wait until a unit may be restarted."""
+        # systemd allows few starts in a short time (StartLimitBurst): the last of several changes would find it ended.
+        self.printed(["systemctl", "reset-failed", unit["name"]])
+        for _ in range(READY_S):
+            if not unit.get("ready") or self.printed(unit["ready"]).strip() == "true":
+                return
+            time.sleep(1)
+        command = " ".join(unit["ready"])
+        raise AnsibleActionFail(f"{self.host}: {unit['name']}: {command} did not print true within {READY_S} s")
+
     def logged(self, unit: str) -> str:
         """Return the end of a unit's log as a sentence; empty if the log cannot be read."""
         if self._task.check_mode:
             return ""
-        argv = ["journalctl", f"--unit={unit}", "--lines=4", "--output=cat", "--no-pager", "--quiet"]
-        answer = self.answered("ansible.builtin.command", {"argv": argv}, {"stdout": "str"})
-        lines = [printable(line.strip())[:LONGEST_LINE] for line in str(answer.get("stdout") or "").splitlines()]
+        text = self.printed(["journalctl", f"--unit={unit}", "--lines=4", "--output=cat", "--no-pager", "--quiet"])
+        lines = [printable(line.strip())[:LONGEST_LINE] for line in text.splitlines()]
         return f" Its log ends: {'; '.join(filter(None, lines[-4:]))}" if any(lines) else ""
+
+    def printed(self, argv: list[str]) -> str:
+        """Return what a command prints on the node; empty if it fails."""
+        answer = self.answered("ansible.builtin.command", {"argv": argv}, {"stdout": "str"})
+        return str(answer.get("stdout") or "")
 
 
 def steps(unit: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
@@ -81,8 +104,8 @@ def steps(unit: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
     on, runs = before.get("UnitFileState") in ON, before.get("ActiveState") in ("active", "activating", "reloading")
     if unit.get("enabled") is not None and bool(unit["enabled"]) != on:
         yield f"{'enable' if unit['enabled'] else 'disable'} {name}"
-    if wanted == "restarted":
-        yield f"restart {name}"
+    if wanted in ("restarted", "reloaded"):
+        yield f"{wanted.removesuffix('ed')} {name}"
     elif wanted == "started" and not runs:
         yield f"start {name}"
     elif wanted == "stopped" and runs:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: unit_states
-short_description: Enable, start, stop and restart systemd units
+short_description: Enable, start, stop, reload and restart systemd units
 description:
   - Runs M(ansible.builtin.systemd_service) for each unit, in order.
   - In check mode, also reports changes of units that belong to packages not installed yet, on which the builtin module
@@ -30,7 +30,14 @@ options:
       state:
         description: Requested state. Without it, the unit is neither started nor stopped.
         type: str
-        choices: [started, stopped, restarted]
+        choices: [started, stopped, restarted, reloaded]
+      ready:
+        description: Command that has to print C(true) within 15 s before the unit is restarted or reloaded.
+        type: list
+        elements: str
+      mark:
+        description: File that records that the change is due. It is removed afterwards.
+        type: str
   daemon_reload:
     description:
       - Run C(systemctl daemon-reload) first. This is also done if M(gpunode.node.managed_files) changed a file of

@@ -6,12 +6,12 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.provisioning.firewall_policy import nft_text, policy_of
+from gpunode.provisioning.firewall_policy import FirewallSettings, nft_text, policy_of
 
 ADMIN, CLUSTER, MONITOR, STRANGER = range(4)
 SETTINGS: dict[str, Any] = {
     "ssh_networks": ["10.99.0.0/24", "fd99:0::/64"],
-    "ssh_ports": [22],
+    "ssh_ports": ["22"],
     "cluster_networks": ["10.99.1.0/24", "fd99:1::/64"],
     "cluster_interfaces": [],
     "container_interfaces": ["br-*"],
@@ -62,6 +62,13 @@ print(json.dumps(found))
 """
 
 
+def rules(**changes: Any) -> str:
+    """The rules of these settings."""
+    policy = policy_of(FirewallSettings.model_validate({**SETTINGS, **changes}))
+    assert policy.problems == ()
+    return nft_text(policy)
+
+
 @dataclass
 class World:
     """Three namespaces and what runs in them."""
@@ -77,10 +84,8 @@ class World:
         return done.stdout
 
     def load(self, **changes: Any) -> None:
-        policy = policy_of({**SETTINGS, **changes})
-        assert policy.problems == ()
-        self.sh(self.node, "nft -c -f - ", nft_text(policy))
-        self.sh(self.node, "nft -f -", nft_text(policy))
+        self.sh(self.node, "nft -c -f - ", rules(**changes))
+        self.sh(self.node, "nft -f -", rules(**changes))
 
     def scan(self, host: int, ports: list[int] = PORTS, version: int = 4, seconds: float = 1.5) -> dict[int, str]:
         """Ports that answered, to how: ``open`` or ``closed``."""

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.gpunode.node.plugins.module_utils.guard import Guard
-from firewall_world import ADMIN, CLUSTER, LISTENS, MONITOR, PORTS, SCANNER, SETTINGS, STRANGER, World
+from firewall_world import ADMIN, CLUSTER, LISTENS, MONITOR, PORTS, SCANNER, STRANGER, World, rules
 
 from gpunode.provisioning.firewall import REMOVE, UNIT, WATCH, WATCHED_S, WATCHING
-from gpunode.provisioning.firewall_policy import TABLE, nft_text, policy_of
+from gpunode.provisioning.firewall_policy import TABLE
 
 pytest_plugins = ("firewall_fixtures",)
 pytestmark = [
@@ -158,7 +158,7 @@ def test_a_connection_that_was_open_before_goes_on(world: World) -> None:
 def test_what_nft_rejects_changes_nothing(world: World, tmp_path: Path) -> None:
     world.load()
     before = world.sh(world.node, "nft -s list ruleset")
-    text = nft_text(policy_of({**SETTINGS, "extra_rules": ["tcp dport nonsense accept"]}))
+    text = rules(extra_rules=["tcp dport nonsense accept"])
     (tmp_path / "rules").write_text(text, encoding="utf-8")
     argv = ["ip", "netns", "exec", world.node, "nft", "-f", str(tmp_path / "rules")]
     assert subprocess.run(argv, capture_output=True, timeout=30, check=False).returncode != 0
@@ -169,35 +169,35 @@ def test_what_nft_rejects_changes_nothing(world: World, tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_a_policy_that_locks_out_is_reverted_by_the_guard(world: World, tmp_path: Path, first: bool) -> None:
     """The guard's program with the role's commands; that its timer and unit fire is shown by its own tests."""
-    rules = tmp_path / "firewall.nft"
+    file = tmp_path / "firewall.nft"
 
     def runner(argv: list[str]) -> tuple[int, str]:
         if argv[0] in {"systemctl", "systemd-run"}:
             if argv[1] != "reload-or-restart":
                 return 0, "active"
-            argv = ["nft", "-f", str(rules)]
+            argv = ["nft", "-f", str(file)]
         inside = ["ip", "netns", "exec", world.node, *argv]
         done = subprocess.run(inside, capture_output=True, text=True, timeout=30, check=False)
         return done.returncode, done.stdout + done.stderr
 
     if not first:
-        rules.write_text(nft_text(policy_of(SETTINGS)), encoding="utf-8")
+        file.write_text(rules(), encoding="utf-8")
         world.load()
     before = world.scan(ADMIN, [22])
     restore = [["nft", REMOVE]] if first else [["systemctl", "reload-or-restart", UNIT]]
     guard = Guard("firewall", tmp_path / "guard", tmp_path / "units", runner)
-    record = {"name": "firewall", "token": "a", "paths": [str(rules)], "units": [], "restore": restore}
+    record = {"name": "firewall", "token": "a", "paths": [str(file)], "units": [], "restore": restore}
     try:
         guard.arm(record, {}, 60)
-        rules.write_text(nft_text(policy_of({**SETTINGS, "ssh_networks": ["192.0.2.0/24"]})), encoding="utf-8")
-        world.sh(world.node, f"nft -f {rules}")
+        file.write_text(rules(ssh_networks=["192.0.2.0/24"]), encoding="utf-8")
+        world.sh(world.node, f"nft -f {file}")
         assert before == {22: "open"}
         assert world.scan(ADMIN, [22]) == {}
         outcome = guard.restore("by the timer on the node")
         assert outcome is not None
         assert outcome["failed"] == []
         assert world.scan(ADMIN, [22]) == {22: "open"}
-        assert rules.exists() is not first
+        assert file.exists() is not first
         assert (TABLE in world.sh(world.node, "nft list tables")) is not first
     finally:
         world.sh(world.node, f"nft '{REMOVE}'")

@@ -172,9 +172,9 @@ MAJORS = (
 @pytest.mark.parametrize(
     ("harm", "check", "repairs"),
     [
-        (STALE, "container.cdi", "Rewrite the CDI specification"),
-        (TWO, "container.cdi-single", "Deploy the configuration"),
-        (MAJORS, "container.cdi", "Rewrite the CDI specification"),
+        (STALE, "container.cdi", "Set units"),
+        (TWO, "container.cdi-single", "Deploy files and directories"),
+        (MAJORS, "container.cdi", "Set units"),
     ],
     ids=["stale", "two", "majors"],
 )

@@ -123,7 +123,7 @@ def test_what_is_damaged_is_repaired_and_nothing_else(roles: Roles, provisioned:
     announced = roles.done("--check")
     run = roles.done()
     assert run.paths == announced.paths == {DAEMON, UNATTENDED}
-    assert "Enable and start Docker" in run.changed
+    assert "Set units" in run.changed
     assert roles.site.snapshot() == before
 
 

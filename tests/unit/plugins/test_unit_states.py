@@ -44,6 +44,7 @@ DOCKER = {"name": "docker.service", "enabled": True, "state": "started"}
         (DOCKER, {"UnitFileState": "enabled", "ActiveState": "failed"}, ["start"]),
         ({"name": "docker.service", "enabled": True, "state": None}, {"UnitFileState": "disabled"}, ["enable"]),
         ({"name": "docker.service", "state": "restarted"}, {"ActiveState": "active"}, ["restart"]),
+        ({"name": "docker.service", "state": "reloaded"}, {"ActiveState": "active"}, ["reload"]),
         (
             {"name": "docker.service", "enabled": False, "state": "stopped"},
             {"UnitFileState": "enabled", "ActiveState": "active"},
@@ -55,8 +56,30 @@ def test_each_step_is_a_line(unit: dict[str, Any], before: dict[str, Any], lines
     asked: list[dict[str, Any]] = []
     found = action({"changed": True, "status": before}, check=False, asked=asked).brought(unit, reload=True)
     assert found == [f"{line} docker.service" for line in lines]
-    assert None not in asked[0].values()
-    assert asked[0]["daemon_reload"] is True
+    assert None not in asked[-1].values()
+    assert asked[-1]["daemon_reload"] is True
+    # After several starts in quick succession systemd would refuse the next.
+    assert ([one.get("argv") for one in asked[:-1]] == [["systemctl", "reset-failed", "docker.service"]]) is (
+        lines == ["restart"]
+    )
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_restart_waits_until_the_daemon_is_ready_and_clears_its_record(
+    check: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = {"name": "docker.service", "state": "restarted", "ready": ["docker", "info"], "mark": "/run/due"}
+    asked: list[dict[str, Any]] = []
+    called: list[Any] = []
+    found = action({"changed": True, "status": {}}, check=check, asked=asked, log="true\n")
+    found.call = lambda *given: called.append(given)
+    assert found.brought(unit, reload=False) == ["restart docker.service"]
+    assert (["docker", "info"] in [one.get("argv") for one in asked]) is not check
+    assert called == ([] if check else [("managed_files", {"files": [{"path": "/run/due", "content": None}]})])
+    monkeypatch.setattr(unit_states.time, "sleep", lambda _: None)
+    never = action({"changed": True, "status": {}}, check=False, asked=asked, log="false\n")
+    with pytest.raises(AnsibleActionFail, match="docker info did not print true within 15 s"):
+        never.brought(unit, reload=False)
 
 
 def test_a_unit_in_its_requested_state_adds_no_line() -> None:

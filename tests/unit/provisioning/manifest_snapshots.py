@@ -7,7 +7,7 @@ the role has nothing due.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from site_samples import ORDER, Machine, result_of, settings
 
 from gpunode.provisioning import gpu_settings, updates
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
-from gpunode.provisioning.manifest import ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.manifest import ManagedFolder, Manifest, NodeCommand, UnitState
 from gpunode.tuning import launcher_text
 
 FOLDER = Path(__file__).parent / "manifests"
@@ -48,15 +48,18 @@ class Page:
             "packages": self._plain({"manager": manifest.packages.manager, **given["packages"]})
             if manifest.packages
             else {},
-            "units": {one.name: _unit_words(one.enabled, one.state) for one in manifest.units},
+            "units": _unit_words(manifest.units),
             "due": list(manifest.due_reasons),
             "reboot": given.get("reboot_reasons"),
             "restarts": given.get("restarts"),
             "restart mark": manifest.restart_mark,
+            "marks": [one.path for one in manifest.marks],
+            "problems": list(manifest.problems),
             "notes": given.get("notes"),
             "modules": list(manifest.modules),
             "kernel values": manifest.kernel_values,
-            "commands": [" ".join(one.argv) for one in manifest.commands],
+            "guarded": self._plain(given.get("guarded")),
+            "commands": [_command(one) for one in manifest.commands],
             "values": self._plain(result_of(manifest)),
         }
         return {name: value for name, value in rows.items() if value}
@@ -88,7 +91,7 @@ class Page:
     def _plain(self, value: Any) -> Any:
         if isinstance(value, Mapping):
             if value.keys() == UnitState.model_fields.keys():
-                return f"{value['name']} {_unit_words(value['enabled'], value['state'])}"
+                return f"{value['name']} {_unit_words([UnitState(**value)])[value['name']]}"
             if value.keys() == ManagedFolder.model_fields.keys():
                 return f"{value['path']} {value['mode']}"
             if {"path", "content", "mode"} <= value.keys():
@@ -149,9 +152,17 @@ _Dumper.add_representer(
 )
 
 
-def _unit_words(enabled: bool | None, state: str | None) -> str:
-    words = [] if enabled is None else ["enabled" if enabled else "disabled"]
-    return ", ".join([*words, *([state] if state else [])])
+def _unit_words(units: Iterable[UnitState]) -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    for one in units:
+        words = found.setdefault(one.name, [])
+        words += [] if one.enabled is None else ["enabled" if one.enabled else "disabled"]
+        words += [one.state] if one.state else []
+    return {name: ", ".join(words) for name, words in found.items()}
+
+
+def _command(one: NodeCommand) -> str:
+    return " ".join(one.argv) + (", before" if one.phase == "before" else "")
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -344,9 +344,12 @@ class Machine:
         self._files(manifest, "before")
         if manifest.packages is not None:
             self._packages(manifest.packages)
+        self._files(manifest, "guarded")
         self._files(manifest, "after")
         self._special(manifest)
         self._files(manifest, "last")
+        for mark in (unit.mark for unit in manifest.units if unit.mark in self.document["contents"]):
+            self._write(str(mark), None)
         for unit in manifest.units:
             row = next((row for row in self.document["facts"]["units"] if row["name"] == unit.name), None)
             if row is None:
@@ -485,10 +488,13 @@ class Machine:
                 facts["transparent_hugepages"] = value
             if path in self.document["contents"]:
                 self.document["contents"][path] = value
-        guarded = values.get("guarded") or []
-        for one in guarded["files"] if isinstance(guarded, dict) else guarded:
+        for one in values.get("guarded", ()):
             self._file(one)
+        group = {*(self.document["engine"].get("group") or ())}
         for command in manifest.commands:
+            if command.argv[0] == "gpasswd":
+                group = group | {command.argv[2]} if command.argv[1] == "--add" else group - {command.argv[2]}
+                self.document["engine"]["group"] = sorted(group)
             if command.argv[:3] == ("update-alternatives", "--set", "cuda"):
                 self.document["files"][cuda.ALTERNATIVE] = {"kind": "link", "target": command.argv[3]}
         facts["modules"] = [*facts["modules"], *manifest.modules, *(values.get("modprobe") or ())]
@@ -536,25 +542,20 @@ class Machine:
             self.disks = None if values["leaves"] else values["disks"]
 
     def _after_docker(self, values: Mapping[str, Any]) -> None:
-        group = set(self.document["engine"]["group"])
-        for one in values.get("data_folders", ()):
+        for one in values["folders"]:
             self.folders[one["path"]] = {**FREE, "kind": "folder", "mode": one["mode"], "entries": 0}
-        present = values["state"] == "present"
-        self.document["engine"]["group"] = sorted(group | {*values["users"]} if present else group - {*values["users"]})
-        if present and "docker-ce" in self._installed:
-            names = "".join(f"{name}\n" for name in values["known_users"])
-            self._write(values["users_file"], names or None)
+        if "docker-ce" in self._installed:
             version = number(self._installed["docker-ce"])
             info = {"version": version, "running": 0, "live_restore": True, "cgroup_driver": "systemd"}
             self.document["engine"] |= {"started": 1000.0, "info": info, "options": ["live-restore"]}
-        elif not present:
+        else:
             self.document["engine"] = {"group": self.document["engine"]["group"]}
 
-    def _after_nvidia_container_toolkit(self, values: Mapping[str, Any]) -> None:
+    def _after_nvidia_container_toolkit(self, _values: Mapping[str, Any]) -> None:
         """The unit writes the specification; the engine reads its file."""
         row = {"path": cdi.SPECIFICATION, "size_bytes": 9, "cdi_version": "0.7.0", "kind": cdi.GPU_KIND, "missing": []}
         row |= {"devices": ["0", "all"], "driver_versions": [RELEASE]}
-        self.document["facts"]["cdi_specs"] = [row] if values["state"] == "present" else []
+        self.document["facts"]["cdi_specs"] = [] if self.absent == "nvidia_container_toolkit" else [row]
 
     def _after_gpu_tools(self, values: Mapping[str, Any]) -> None:
         for venv in values.get("venvs", ()):
@@ -570,13 +571,13 @@ class Machine:
         self.document["files"] |= dict.fromkeys(values.get("leaving", ()), ABSENT)
 
     def _after_ssh_hardening(self, values: Mapping[str, Any]) -> None:
-        assert values["make_keys"] == []
+        assert not values
         self.document["ssh"]["weak_moduli"] = 0 if ssh_hardening.MODULI_BEFORE in self.present else 1
 
-    def _after_firewall(self, values: Mapping[str, Any]) -> None:
+    def _after_firewall(self, _values: Mapping[str, Any]) -> None:
         """The unit loads the rules, and records the digests."""
         there = self.document["files"][firewall.RULES]
-        digest = there.get("sha256") if values["state"] == "present" else None
+        digest = there.get("sha256") if self.absent != "firewall" else None
         own = "a" * 64 if digest else None
         self.document["facts"]["packet_filter"] |= {"own": own, "tables": ["inet gpunode"] if own else []}
         self._write(firewall.LOADED, f"{digest}  -\n{own}  -\n" if own else None)

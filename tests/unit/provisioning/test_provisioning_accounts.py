@@ -229,7 +229,7 @@ def test_absent_removes_rules_and_settings_and_locks_nobody() -> None:
         "the kernel's settings have to be restored",
         f"{accounts.JOURNAL} must be removed",
         f"{SYSCTL} must be removed",
-        f"{accounts.JOURNAL_UNIT} is not known",
+        f"{accounts.JOURNAL_UNIT} has to be restarted",
     )
     folders = {path: {"kind": "folder", "entries": 1} for path in (accounts.ROLE.kernel_memory,)}
     manifest = plan(state="absent", files=folders)

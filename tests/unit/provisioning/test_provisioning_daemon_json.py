@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpunode.provisioning.daemon_json import DaemonRequest, MergedDaemon, daemon_request, merge_daemon
+from gpunode.provisioning.daemon_json import Document, MergedDaemon, merge_daemon
+from gpunode.provisioning.docker_settings import DaemonRequest, DockerSettings
+from gpunode.provisioning.docker_settings import daemon_request as request_of
 
-OURS = {"live-restore": True, "log-opts": {"max-size": "100m"}}
+OURS: Document = {"live-restore": True, "log-opts": {"max-size": "100m"}}
 FOREIGN = '{"dns": ["10.0.0.1"], "log-opts": {"tag": "x"}, "labels": ["rack=7"]}'
 SETTINGS: dict[str, Any] = {
     "live_restore": True,
@@ -19,6 +21,14 @@ SETTINGS: dict[str, Any] = {
     "storage_driver": "",
     "daemon": {},
 }
+
+
+NOTHING: dict[str, Any] = {"live_restore": False, "log_max_size": "", "log_max_files": 0, "shm_size": ""}
+
+
+def daemon_request(given: dict[str, Any], text: str | None, **more: Any) -> DaemonRequest:
+    """What these settings alone request."""
+    return request_of(DockerSettings.model_validate({**NOTHING, **given}), text, **more)
 
 
 def written(merged: MergedDaemon) -> str:
@@ -94,7 +104,10 @@ def test_a_foreign_change_is_corrected_while_the_value_is_requested() -> None:
 
 
 def test_two_roles_share_the_file_and_do_not_fight() -> None:
-    runtime = {"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}, "features": {"cdi": True}}
+    runtime: Document = {
+        "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}},
+        "features": {"cdi": True},
+    }
     docker = merge_daemon(None, {**OURS, "features": {"cdi": False}})
     toolkit = merge_daemon(docker.text, runtime, None, docker.memory)
     assert document(toolkit)["features"] == {"cdi": False}
@@ -150,12 +163,11 @@ def test_a_file_that_cannot_be_merged_is_refused_and_not_touched(text: str, word
 
 def test_no_request_makes_no_file() -> None:
     assert merge_daemon(None, {}).text is None
-    assert not merge_daemon(None, None).changed
 
 
 def test_the_defaults_are_live_restore_limited_logs_and_shared_memory() -> None:
     answer = daemon_request(SETTINGS, None)
-    limits = {"max-size": "100m", "max-file": "5"}
+    limits: Document = {"max-size": "100m", "max-file": "5"}
     assert answer == DaemonRequest({"live-restore": True, "log-opts": limits, "default-shm-size": "1g"})
 
 

@@ -10,13 +10,26 @@ from test_provisioning_keys import Keys, keys, needs_gpg
 from gpunode.provisioning.archives import QUESTION
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.departures import MARK
-from gpunode.provisioning.docker import BEFORE, DATA_ROOT, KEY, MOUNT, RPM_KEY, SOURCES, UNATTENDED, USERS, YUM
-from gpunode.provisioning.docker_daemon import DAEMON, KEPT, MEMORY, RELOAD, RESTART
+from gpunode.provisioning.docker import (
+    DATA_ROOT,
+    KEY,
+    MOUNT,
+    PURGES,
+    ROLE,
+    RPM_KEY,
+    SOURCES,
+    UNATTENDED,
+    USERS,
+    YUM,
+    DockerResult,
+)
+from gpunode.provisioning.docker_daemon import DAEMON, KEPT, LIVE, MEMORY, RELOAD, RESTART
 from gpunode.provisioning.keys import armored
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.state import NodeState
 
 __all__ = ["keys"]
+BEFORE = ROLE.record
 DEBIAN = {"docker.io": "20.10.24+dfsg1-1+deb12u1", "containerd": "1.6.20", "runc": "1.1.5"}
 CE = {
     "docker-ce": "5:28.3.3-1~debian.12~bookworm",
@@ -45,6 +58,17 @@ def settled() -> NodeState:
     """A node as the role leaves it, with a running engine of the distribution."""
     first = node(DEBIAN, {DAEMON: FOREIGN}, engine=RUNS, facts=units(UNIT))
     return after(planned("docker", first), first)
+
+
+def steps(manifest: Manifest) -> list[str | None]:
+    """What is done with the running daemon."""
+    return [unit.state for unit in manifest.units if unit.state != "started"]
+
+
+def special(manifest: Manifest) -> DockerResult:
+    """What the role's own tasks do."""
+    assert isinstance(manifest.result, DockerResult)
+    return manifest.result
 
 
 def daemon(manifest: Manifest) -> Any:
@@ -152,7 +176,7 @@ def test_an_option_of_the_command_line_is_noted_and_the_file_leaves_it_out() -> 
 def test_a_smaller_size_of_shared_memory_replaces_that_of_the_role(settled: NodeState) -> None:
     manifest = planned("docker", settled, shm_size="512m")
     assert daemon(manifest)["default-shm-size"] == "512m"
-    assert (manifest.values["reload"], manifest.values["restart"]) == (True, False)
+    assert steps(manifest) == ["reloaded"]
 
 
 def test_a_new_engine_validates_its_file() -> None:
@@ -165,8 +189,7 @@ def test_a_settled_node_has_nothing_due(settled: NodeState) -> None:
     manifest = planned("docker", settled)
     assert manifest.due_reasons == ()
     assert manifest.refusals == ()
-    assert not manifest.values["restart"]
-    assert not manifest.values["reload"]
+    assert steps(manifest) == []
 
 
 @pytest.mark.parametrize(
@@ -202,13 +225,13 @@ def test_a_damaged_value_is_written_reloaded_or_restarted(settled: NodeState) ->
     document["contents"][DAEMON] = text
     document["files"][DAEMON] = file(text)
     manifest = planned("docker", NodeState.model_validate(document))
-    assert manifest.values["restart"]
-    assert [each["path"] for each in manifest.values["pending"]] == [RESTART]
-    assert "Docker has to be restarted: daemon.json: log-opts.max-size" in manifest.due_reasons
+    assert steps(manifest) == ["restarted"]
+    assert [mark.path for mark in manifest.marks] == [RESTART]
+    assert "docker.service has to be restarted: daemon.json: log-opts.max-size" in manifest.due_reasons
     # live-restore and the like need no restart.
     manifest = planned("docker", settled, live_restore=True, daemon={"registry-mirrors": ["https://m.test"]})
-    assert (manifest.values["reload"], manifest.values["restart"]) == (True, False)
-    assert [each["path"] for each in manifest.values["pending"]] == [RELOAD]
+    assert steps(manifest) == ["reloaded"]
+    assert [mark.path for mark in manifest.marks] == [RELOAD]
 
 
 def test_a_run_that_broke_off_behind_the_file_is_finished_by_the_next(settled: NodeState) -> None:
@@ -217,12 +240,12 @@ def test_a_run_that_broke_off_behind_the_file_is_finished_by_the_next(settled: N
         document["contents"][path] = text
         document["files"][path] = file(text, mtime=60.0)
     manifest = planned("docker", NodeState.model_validate(document))
-    assert manifest.values["reload"]
-    assert manifest.values["restart"]
-    assert manifest.values["pending"] == []
+    assert steps(manifest) == ["reloaded", "restarted"]
+    assert {unit.mark for unit in manifest.units} == {None, RELOAD, RESTART}
+    assert manifest.marks == ()
     # Somebody restarted the daemon since.
     document["engine"]["started"] = 70.0
-    assert not planned("docker", NodeState.model_validate(document)).values["restart"]
+    assert steps(planned("docker", NodeState.model_validate(document))) == ["reloaded"]
 
 
 def test_a_busy_node_gets_its_file_and_no_restart(settled: NodeState) -> None:
@@ -234,16 +257,15 @@ def test_a_busy_node_gets_its_file_and_no_restart(settled: NodeState) -> None:
     busy = NodeState.model_validate(document)
     manifest = planned("docker", busy, live_restore=False, log_max_files=7)
     assert daemon(manifest)["log-opts"]["max-file"] == "7"
-    assert not manifest.values["restart"]
+    assert "restarted" not in steps(manifest)
     assert "2 containers run and would end" in manifest.notes[0]
     assert manifest.restarts == {"docker.service": "daemon.json: log-opts.max-file"}
     # With live-restore switched on by a reload the restart hurts nobody: once it is in force.
     manifest = planned("docker", busy, log_max_files=7)
-    assert manifest.values["restart"]
-    assert manifest.values["reload"]
-    assert manifest.values["live_restore_first"]
+    assert steps(manifest) == ["reloaded", "restarted"]
+    assert manifest.units[-1].ready == LIVE
     allowed = context(others={"preflight": {"gpunode_allow_busy": True}})
-    assert planned("docker", busy, allowed, live_restore=False, log_max_files=7).values["restart"]
+    assert "restarted" in steps(planned("docker", busy, allowed, live_restore=False, log_max_files=7))
 
 
 def test_a_restart_held_back_is_reported_and_not_due(settled: NodeState) -> None:
@@ -259,7 +281,7 @@ def test_a_restart_held_back_is_reported_and_not_due(settled: NodeState) -> None
 def test_a_daemon_that_does_not_answer_counts_as_busy(settled: NodeState) -> None:
     silent = settled.model_copy(update={"engine": {**RUNS, "info": None}})
     manifest = planned("docker", silent, log_max_files=7)
-    assert not manifest.values["restart"]
+    assert "restarted" not in steps(manifest)
     assert "dockerd does not answer" in manifest.notes[0]
     refused = planned("docker", silent, source="docker", switch=True)
     assert any("dockerd does not answer" in line for line in refused.refusals)
@@ -287,16 +309,18 @@ def test_a_malformed_file_is_refused_with_its_name() -> None:
 
 def test_users_are_added_once(settled: NodeState) -> None:
     manifest = planned("docker", settled, users=["operator"])
-    assert manifest.values["users"] == ["operator"]
-    assert manifest.due_reasons == ("operator is not in the group docker",)
+    assert [command.argv for command in manifest.commands] == [("gpasswd", "--add", "operator", "docker")]
+    assert set(manifest.due_reasons) == {"operator is not in the group docker", f"{USERS} is missing"}
     there = settled.model_copy(update={"engine": {**RUNS, "group": ["operator"]}})
-    assert planned("docker", there, users=["operator"]).due_reasons == ()
+    again = planned("docker", there, users=["operator"])
+    assert (again.due_reasons, again.commands) == ((), ())
 
 
 def test_in_check_mode_users_that_accounts_would_create_are_not_looked_up(settled: NodeState) -> None:
     run = context(check=True, planned=Planned(users=("ada",)))
     manifest = planned("docker", settled, run, users=["ada", "operator"])
-    assert (manifest.values["users"], manifest.values["known"]) == (["ada", "operator"], ["operator"])
+    assert [command.argv[2] for command in manifest.commands] == ["ada", "operator"]
+    assert special(manifest).known == ("operator",)
 
 
 def data(kind: str, owner: int = 0) -> Context:
@@ -315,8 +339,8 @@ def test_the_data_are_in_a_folder_of_root_alone(settled: NodeState, kind: str, o
     assert planned("docker", settled, **keys).questions[DATA_ROOT].body["paths"] == ["/scratch/docker"]
     manifest = planned("docker", settled, data(kind, owner), **keys)
     assert any("/scratch/docker or a directory above it" in line for line in manifest.refusals) is refused
-    folders = [{"path": "/scratch/docker", "mode": "0710"}] if kind == "absent" else []
-    assert manifest.values["data_folders"] == folders
+    folders = [("/scratch/docker", "0710")] if kind == "absent" else []
+    assert [(folder.path, folder.mode) for folder in special(manifest).folders] == folders
     assert ("/scratch/docker is missing" in manifest.due_reasons) is (kind == "absent")
 
 
@@ -360,8 +384,9 @@ def test_absent_restores_the_file_and_removes_what_came(settled: NodeState, reco
     assert {"docker.io must be removed", "containerd must be removed", "operator is in the group docker"} <= set(
         manifest.due_reasons
     )
-    assert manifest.values["users"] == ["operator"]
-    assert not manifest.values["engine"]
+    assert [command.argv for command in manifest.commands] == [("gpasswd", "--delete", "operator", "docker")]
+    assert {contents(manifest).get(path, "stays") for path in PURGES} == {None}
+    assert manifest.units == ()
     document["engine"]["info"]["running"] = 1
     refused = planned("docker", NodeState.model_validate(document), state="absent")
     assert "1 container runs: stop them" in refused.refusals[0]
@@ -380,9 +405,10 @@ def test_absent_on_a_node_without_anything_has_nothing_due(record: str) -> None:
 def test_data_goes_only_where_that_is_requested() -> None:
     full = {"kind": "folder", "mode": "0710", "entries": 3}
     state = node(files={"/var/lib/docker": full})
-    assert planned("docker", state, state="absent").values["data"] == []
-    manifest = planned("docker", state, state="absent", remove_data=True)
-    assert manifest.values["data"] == ["/var/lib/docker"]
+    assert special(planned("docker", state, state="absent")).data == ()
+    run = context(others={"docker": {"remove_data": True}})
+    manifest = planned("docker", state, run, state="absent")
+    assert special(manifest).data == ("/var/lib/docker",)
     assert manifest.due
 
 

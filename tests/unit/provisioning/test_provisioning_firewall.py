@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from node_samples import after, by_path, contents, context, file, node, planned, settings_of
 
-from gpunode.provisioning.firewall import FOLDER, FOLLOWED, LOADED, RULES, UNIT
-from gpunode.provisioning.firewall_policy import FirewallPolicy, lets_in, nft_text, policy_of
+from gpunode.provisioning.firewall import FOLDER, FOLLOWED, LOADED, REMOVE, RULES, UNIT
+from gpunode.provisioning.firewall_policy import FirewallPolicy, FirewallSettings, lets_in, nft_text, policy_of
 from gpunode.provisioning.firewall_zone import CONF, ZONE_FILE, with_default_zone
-from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
+from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest, RevertibleChange
 from gpunode.provisioning.state import NodeState
 
 INSTALLED = {"nftables": "1.0.6-2"}
@@ -22,7 +22,7 @@ OWN = "a" * 64
 
 
 def policy(**changes: Any) -> FirewallPolicy:
-    return policy_of(settings_of("firewall", **{**SETTINGS, **changes}))
+    return policy_of(FirewallSettings.model_validate(settings_of("firewall", **{**SETTINGS, **changes})))
 
 
 def service(**changes: Any) -> dict[str, Any]:
@@ -44,6 +44,11 @@ def bare(installed: dict[str, str] | None = None, **facts: Any) -> NodeState:
 def wanted(state: NodeState, answers: dict[str, Any] | None = None, **changes: Any) -> Manifest:
     run = context(answers=ANSWER if answers is None else answers)
     return planned("firewall", state, run, **{**SETTINGS, **changes})
+
+
+def guarded(manifest: Manifest) -> RevertibleChange:
+    assert manifest.guarded is not None
+    return manifest.guarded
 
 
 def settled(state: NodeState, manifest: Manifest, own: str | None = OWN, listed: str = OWN) -> NodeState:
@@ -70,7 +75,6 @@ def settled(state: NodeState, manifest: Manifest, own: str | None = OWN, listed:
         ({"services": [service(name="Web Site")]}, "entry 1 (Web Site): name must be"),
         ({"services": [service(), service()]}, "entry 2 (web): the name is used twice"),
         ({"services": [service(name="ssh")]}, "the name is used twice"),
-        ({"services": [service(protocol="icmp")]}, "protocol must be tcp or udp"),
         ({"services": [service(networks=[])]}, "ports and networks are required"),
         ({"services": [service(ports=["90-80"])]}, "90-80 is not a port"),
         ({"services": [service(ports=["0"])]}, "0 is not a port"),
@@ -163,17 +167,17 @@ def test_nft_judges_new_rules_before_anything_changes() -> None:
     # Without nft on the node there is nobody to ask yet: the file is validated when it is written.
     first = wanted(bare(installed={}), answers={})
     assert first.questions == {}
-    assert first.values["guarded"]["validate"] == [["/usr/sbin/nft", "-c", "-f", RULES]]
+    assert guarded(first).checks == (("/usr/sbin/nft", "-c", "-f", RULES),)
     check = planned("firewall", bare(installed={}), context(check=True), **SETTINGS)
-    assert check.values["guarded"]["validate"] == []
+    assert guarded(check).checks == ()
     # In check mode the folder is not made, so that nft could not be shown the file in it.
     assert FOLDER in {folder.path for folder in first.folders}
     there = planned("firewall", bare(), context(check=True, answers=ANSWER), **SETTINGS)
-    assert there.values["guarded"]["validate"] == []
+    assert guarded(there).checks == ()
     made = node(INSTALLED, files={FOLDER: {"kind": "folder", "mode": "0755"}}, facts={"packet_filter": packet_filter()})
     run = context(check=True, answers=ANSWER)
     shown = planned("firewall", made, run, **SETTINGS, require_controller=False)
-    assert shown.values["guarded"]["validate"] == [["/usr/sbin/nft", "-c", "-f", RULES]]
+    assert guarded(shown).checks == guarded(first).checks
 
 
 def unit(name: str, active: str = "active") -> dict[str, Any]:
@@ -253,9 +257,9 @@ def test_with_firewalld_the_policy_is_a_zone_and_the_table_has_no_input() -> Non
     conf = by_path(manifest, CONF)
     assert conf.content == CONF_TEXT.replace("public", "gpunode")
     assert conf.mode == "0640"
-    guarded = manifest.values["guarded"]
-    assert guarded["activate"][-1] == guarded["restore"][-1] == ["firewall-cmd", "--reload"]
-    assert ["firewall-offline-cmd", "--check-config"] in guarded["validate"]
+    change = guarded(manifest)
+    assert change.activate[-1] == (change.restore or ())[-1] == ("firewall-cmd", "--reload")
+    assert ("firewall-offline-cmd", "--check-config") in change.checks
 
 
 def test_firewalld_gets_its_default_zone_back() -> None:
@@ -265,7 +269,7 @@ def test_firewalld_gets_its_default_zone_back() -> None:
     gone = planned("firewall", state, context(), state="absent")
     assert by_path(gone, CONF).content == CONF_TEXT
     assert by_path(gone, ZONE_FILE).content is None
-    assert gone.values["reload"]
+    assert [command.argv for command in gone.commands] == [("firewall-cmd", "--reload")]
     assert with_default_zone("A=b\n", "x") == "A=b\nDefaultZone=x\n"
 
 
@@ -303,19 +307,19 @@ def test_rules_that_the_kernel_lost_are_due(own: str | None, listed: str, reason
 
 def test_the_first_load_watches_and_reverts_to_nothing_and_later_ones_to_the_old_file() -> None:
     manifest = wanted(bare())
-    first = manifest.values["guarded"]
-    assert "gpunode_watch" in first["activate"][0][1]
-    assert first["restore"][-1][-1] == "add table inet gpunode; delete table inet gpunode"
-    later = wanted(settled(bare(), manifest), ssh_ports=["22", "2222"]).values["guarded"]
-    assert later["activate"][-1] == ["systemctl", "reload-or-restart", UNIT]
-    assert later["restore"] == [["systemctl", "reload-or-restart", UNIT]]
+    first = guarded(manifest)
+    assert "gpunode_watch" in first.activate[0][1]
+    assert (first.restore or ())[-1][-1] == "add table inet gpunode; delete table inet gpunode"
+    later = guarded(wanted(settled(bare(), manifest), ssh_ports=["22", "2222"]))
+    assert later.activate[-1] == ("systemctl", "reload-or-restart", UNIT)
+    assert later.restore == (("systemctl", "reload-or-restart", UNIT),)
 
 
 def test_the_table_comes_back_when_the_distributions_unit_starts_and_flushes_it() -> None:
     manifest = wanted(bare())
     drop_in = by_path(manifest, FOLLOWED).content or ""
     assert f"--no-block try-reload-or-restart {UNIT}" in drop_in
-    assert FOLLOWED in {file["path"] for file in manifest.values["guarded"]["files"]}
+    assert {one.phase for one in manifest.files} == {"guarded"}
 
 
 def test_packages_of_both_managers() -> None:
@@ -331,6 +335,11 @@ def test_absent_removes_all_of_it() -> None:
     gone = planned("firewall", state, context(), state="absent")
     assert {file.path for file in gone.files if file.content is None} >= {RULES, FOLLOWED}
     assert "the table gpunode is loaded" in gone.due_reasons
+    assert [(one.name, one.state, one.phase) for one in gone.units] == [(UNIT, "stopped", "before")]
+    facts = state.facts.model_copy(update={"units": ()})
+    orphan = planned("firewall", state.model_copy(update={"facts": facts}), context(), state="absent")
+    # nft goes with its package.
+    assert [(one.argv[-1], one.phase) for one in orphan.commands] == [(REMOVE, "before")]
     assert planned("firewall", bare(), context(), state="absent").due_reasons == ()
 
 

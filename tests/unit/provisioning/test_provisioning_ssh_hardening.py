@@ -12,7 +12,7 @@ from plan_samples import Planned, context_of, settings_of
 
 from gpunode.provisioning import ssh_hardening
 from gpunode.provisioning.due import judged
-from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.manifest import Manifest, RevertibleChange
 from gpunode.provisioning.ssh_hardening import MAIN, MODULI, PUBLISHED, WAITING
 from gpunode.provisioning.ssh_settings import BANNER, DROP_IN, LAST
 from gpunode.provisioning.ssh_state import SshState
@@ -43,8 +43,13 @@ def plan(
     run = context_of(answers=answers or {}, check=bool(coming), planned=Planned(users=coming))
     object.__setattr__(run, "today", run.today + timedelta(days=days))
     return judged(
-        ssh_hardening.plan(state, settings_of("ssh_hardening", **{"state": "present", **settings}), run), state
+        ssh_hardening.ROLE.plan(state, settings_of("ssh_hardening", **{"state": "present", **settings}), run), state
     )
+
+
+def guarded(manifest: Manifest) -> RevertibleChange:
+    assert manifest.guarded is not None
+    return manifest.guarded
 
 
 def login(ssh: dict[str, Any], effective: str | None = None, **texts: str) -> dict[str, Any]:
@@ -246,7 +251,7 @@ def test_weak_host_keys_are_retired_when_the_good_ones_were_published_long_enoug
     ssh["host_keys"] = [ECDSA, ed25519, WEAK_RSA]
     manifest = plan(ssh)
     new = "/etc/ssh/ssh_host_rsa4096_key"
-    assert [one["path"] for one in manifest.values["make_keys"]] == [new]
+    assert [(one.creates, one.phase) for one in manifest.commands] == [(new, "before")]
     assert setting(manifest, "HostKey") == [ed25519["path"], ECDSA["path"], WEAK_RSA["path"], new]
     assert "ecdsa-sha2-nistp256" in setting(manifest, "HostKeyAlgorithms")[0].split(",")
     ssh["host_keys"].append({**RSA, "path": new, "bits": 4096, "mtime": 0.0})
@@ -260,8 +265,8 @@ def test_weak_host_keys_are_retired_when_the_good_ones_were_published_long_enoug
 def test_a_daemon_is_restarted_and_never_reloaded() -> None:
     """One that a socket started, which was stopped since, ends at a reload: seen with OpenSSH 10.0 of Debian 13."""
     for state in ("present", "absent"):
-        commands = plan(recorded(), state=state).values["activate"]
-        assert commands == [["systemctl", "daemon-reload"], ["systemctl", "restart", "ssh.service"]]
+        commands = guarded(plan(recorded(), state=state)).activate
+        assert commands == (("systemctl", "daemon-reload"), ("systemctl", "restart", "ssh.service"))
 
 
 def test_ports_of_a_socket_are_set_where_systemd_reads_them() -> None:
@@ -272,8 +277,9 @@ def test_ports_of_a_socket_are_set_where_systemd_reads_them() -> None:
     content = next(one.content or "" for one in manifest.files if one.path == path)
     streams = [f"ListenStream={address}" for address in ("", "0.0.0.0:22", "[::]:22", "0.0.0.0:2222", "[::]:2222")]
     assert content.splitlines()[-7:] == ["[Socket]", "BindIPv6Only=ipv6-only", *streams]
-    assert ["systemctl", "restart", "ssh.socket"] in manifest.values["activate"]
-    assert manifest.values["units"] == ["ssh.service", "ssh.socket"]
+    assert ("systemctl", "restart", "ssh.socket") in guarded(manifest).activate
+    assert guarded(manifest).units == ("ssh.service", "ssh.socket")
+    assert {one.phase for one in manifest.files} == {"guarded"}
     ssh["effective"] = ssh["effective"].replace("port 22\n", "port 2200\n")
     assert "which sshd ignores" in " ".join(plan(ssh).notes)
     # Ubuntu's generator writes Port into the socket.
@@ -450,8 +456,8 @@ def test_the_unit_that_listens_is_the_one_that_changes(
     first, second = (texts[path] for path in ssh_hardening.SOCKET_DROP_INS.values())
     assert second is None
     assert first == (f"{ssh_hardening.SOCKET_HEAD}{content}" if content else None)
-    assert manifest.values["units"] == restarted
-    assert manifest.values["activate"] == [["systemctl", *one] for one in (["daemon-reload"], *commands)]
+    assert guarded(manifest).units == tuple(restarted)
+    assert guarded(manifest).activate == tuple(("systemctl", *one) for one in (["daemon-reload"], *commands))
 
 
 @pytest.mark.parametrize(
@@ -500,9 +506,9 @@ def test_weak_host_keys_and_users_who_cannot_log_in_any_more_are_noted() -> None
         f"{WEAK_RSA['path']} (ssh-rsa of 2048 bits) {until}",
         "user has a password and no key, and cannot log in over SSH any more",
     )
-    assert plan(ssh).values["make_keys"][0]["argv"][2:7] == ["-t", "rsa", "-b", "4096", "-N"]
+    assert plan(ssh).commands[0].argv[2:7] == ("-t", "rsa", "-b", "4096", "-N")
     ssh["host_keys"] = []
-    assert plan(ssh).values["make_keys"][0]["argv"][2:5] == ["-t", "ed25519", "-N"]
+    assert plan(ssh).commands[0].argv[2:5] == ("-t", "ed25519", "-N")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"/etc/ssh/ssh_host_ed25519_key": 5}', '{"x": "soon"}', ""])
@@ -548,7 +554,7 @@ def test_who_logs_in_is_asked_for_once_and_what_each_would_meet_is_told_apart() 
 @pytest.mark.parametrize(
     ("answer", "refusals"),
     [
-        ({"unavailable": "no sshd -T", "effective": 5}, ()),
+        ({"unavailable": "no sshd -T"}, ()),
         ({"effective": "", "logins": []}, ("sshd's resulting configuration could not be determined",)),
         ({"effective": 5, "logins": {}}, ("sshd's resulting configuration could not be determined",)),
         ({"error": "line 3", "effective": "", "logins": {}}, ("sshd refuses the settings: line 3",)),
@@ -602,9 +608,9 @@ def test_absent_asks_for_the_earlier_groups_and_moves_a_port_back() -> None:
     assert {one.path: one.content for one in found.files}[ssh_hardening.MODULI_BEFORE] is None
     assert plan(recorded(), state="absent").questions == {}
     ssh, path = with_units(units=SOCKET_STATE), ssh_hardening.SOCKET_DROP_INS["ssh.socket"]
-    assert ["systemctl", "try-restart", "ssh.service"] in plan(ssh, state="absent").values["activate"]
-    moved = plan(ssh, state="absent", files={path: file("")}).values["activate"]
-    assert moved[1:] == [["systemctl", "stop", "ssh.service"], ["systemctl", "restart", "ssh.socket"]]
+    assert ("systemctl", "try-restart", "ssh.service") in guarded(plan(ssh, state="absent")).activate
+    moved = guarded(plan(ssh, state="absent", files={path: file("")})).activate
+    assert moved[1:] == (("systemctl", "stop", "ssh.service"), ("systemctl", "restart", "ssh.socket"))
     waits = plan(recorded(), state="absent", files={WAITING: file("")})
     assert waits.due_reasons == ("an earlier change waits for its confirmation",)
 
@@ -613,4 +619,4 @@ def test_a_daemon_that_answers_or_has_a_unit_is_there() -> None:
     nothing = dict.fromkeys(recorded()["units"], ABSENT_UNIT)
     assert plan(recorded(units=nothing)).refusals == ()
     assert plan(recorded(effective=None, error="line 3")).refusals == ()
-    assert ssh_hardening.plan(node(), settings_of("ssh_hardening", state="present"), context_of()).refusals
+    assert ssh_hardening.ROLE.plan(node(), settings_of("ssh_hardening", state="present"), context_of()).refusals

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from gpunode.provisioning.daemon_json import Document
 from gpunode.provisioning.engines import engine_support
 from gpunode.provisioning.toolkit import toolkit_daemon, toolkit_request
+from gpunode.stack.model import Library
 
 FOUR = (
     "nvidia-container-toolkit",
@@ -13,7 +15,7 @@ FOUR = (
     "libnvidia-container-tools",
     "libnvidia-container1",
 )
-STACK = {"version": "1.20.0", "packages": list(FOUR)}
+STACK = Library(version="1.20.0", packages=FOUR)
 RUNTIME = {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}
 
 
@@ -38,7 +40,7 @@ def installed(*versions: str) -> dict[str, str]:
     ],
 )
 def test_the_installed_toolkit_is_kept_and_a_mixed_one_is_not(
-    version: str, present: dict[str, str], planned: dict[str, Any] | None, wanted: str | None
+    version: str, present: dict[str, str], planned: Library | None, wanted: str | None
 ) -> None:
     found = toolkit_request(version, present, planned)
     assert found.version == wanted
@@ -61,7 +63,7 @@ def test_cdi_is_switched_on_where_the_engine_needs_it(version: str | None, keys:
 
 def test_cdi_that_was_switched_off_is_switched_on_and_left_off_where_that_is_requested() -> None:
     engine = engine_support("29.0.0")
-    off = {"features": {"cdi": False}}
+    off: Document = {"features": {"cdi": False}}
     assert toolkit_daemon(engine, True, False, None, off)["features"] == {"cdi": True}
     assert "features" not in toolkit_daemon(engine, False, True, None, off)
     assert toolkit_daemon(engine, True, True, None, {})["default-runtime"] == "nvidia"
@@ -69,10 +71,10 @@ def test_cdi_that_was_switched_off_is_switched_on_and_left_off_where_that_is_req
 
 def test_an_engine_without_cdi_leaves_systemds_cgroups() -> None:
     old, new = engine_support("24.0.9"), engine_support("26.1.5")
-    moved = {"exec-opts": ["native.cgroupdriver=cgroupfs"]}
+    moved: Document = {"exec-opts": ["native.cgroupdriver=cgroupfs"]}
     assert toolkit_daemon(old, True, False, "systemd", {}).items() >= moved.items()
     assert toolkit_daemon(old, True, False, "cgroupfs", moved).items() >= moved.items()
     assert "exec-opts" not in toolkit_daemon(old, True, False, "cgroupfs", {})
     assert "exec-opts" not in toolkit_daemon(new, True, False, "systemd", {})
-    chosen = {"exec-opts": ["native.cgroupdriver=systemd"]}
+    chosen: Document = {"exec-opts": ["native.cgroupdriver=systemd"]}
     assert "exec-opts" not in toolkit_daemon(old, True, False, "systemd", chosen)

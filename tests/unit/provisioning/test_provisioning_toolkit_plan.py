@@ -17,10 +17,12 @@ from gpunode.provisioning.docker_daemon import DAEMON, KEPT
 from gpunode.provisioning.keys import armored
 from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
-from gpunode.provisioning.nvidia_container_toolkit import BEFORE, ENV, KEY, PREFERENCES, SOURCES, YUM
+from gpunode.provisioning.nvidia_container_toolkit import ENV, KEY, PREFERENCES, ROLE, SOURCES, YUM
 from gpunode.provisioning.state import NodeState
 
 __all__ = ["keys"]
+BEFORE = ROLE.record
+REFRESH = "nvidia-cdi-refresh.service"
 FOUR = (
     "nvidia-container-toolkit",
     "nvidia-container-toolkit-base",
@@ -63,6 +65,11 @@ def site_key(tmp_path: Path, keys: Keys) -> str:
     path = tmp_path / "site.asc"
     path.write_text(armored(keys.packets["pinned"]))
     return str(path)
+
+
+def restarted(manifest: Manifest) -> set[str]:
+    """Units that are restarted."""
+    return {unit.name for unit in manifest.units if unit.state == "restarted"}
 
 
 def toolkit(state: NodeState, key: str = "", /, **settings: Any) -> Manifest:
@@ -121,7 +128,7 @@ def test_a_settled_node_has_nothing_due(site_key: str) -> None:
     }
     manifest = toolkit(state, site_key)
     assert manifest.due_reasons == ()
-    assert not manifest.values["refresh"]
+    assert restarted(manifest) == set()
     assert NO_GIDS not in (contents(manifest)[REFRESH_ENV] or "")
 
 
@@ -139,8 +146,8 @@ def test_what_is_damaged_is_due_and_nothing_else(site_key: str) -> None:
     stale = {**facts, "cdi_specs": [{**SPEC, "driver_versions": ["570.1"]}, {**SPEC, "path": "/etc/cdi/nvidia.yaml"}]}
     manifest = toolkit(NodeState.model_validate({**state.model_dump(), "facts": stale}), site_key)
     assert contents(manifest)["/etc/cdi/nvidia.yaml"] is None
-    assert manifest.values["refresh"]
-    assert "generated for driver 570.1" in manifest.values["refresh_reason"]
+    assert restarted(manifest) == {REFRESH}
+    assert "generated for driver 570.1" in manifest.problems[0]
 
 
 @needs_gpg
@@ -158,7 +165,7 @@ def test_a_hook_that_came_after_the_daemon_needs_a_restart(site_key: str) -> Non
     state, _ = settled(site_key)
     late = state.model_copy(update={"engine": {**RUNS, "hook_changed": 60.0}})
     manifest = toolkit(late, site_key)
-    assert manifest.values["restart"]
+    assert restarted(manifest) == {"docker.service"}
     assert any("--gpus" in reason for reason in manifest.due_reasons)
 
 
@@ -167,29 +174,28 @@ def test_containerd_is_registered_where_something_uses_it(site_key: str) -> None
     facts = {**FACTS, **LOADED, "tool_versions": {"containerd": "1.7.24", "podman": "5.4.2"}}
     state = node(AT, {CONFIG: "version = 2 # the site's own\n"}, facts=facts, held=FOUR)
     manifest = toolkit(state, site_key)
-    values = manifest.values["containerd"]
-    assert values["register"]
-    assert values["restart"]
-    assert values["command"][-2:] == [f"--drop-in-config={DROP_IN}", "--cdi.enabled"]
+    register, _, record = manifest.commands
+    assert "containerd.service" in restarted(manifest)
+    assert [mark.path for mark in manifest.marks] == [MARKER]
+    assert register.argv[-2:] == (f"--drop-in-config={DROP_IN}", "--cdi.enabled")
     assert "runtimes.runc" in (contents(manifest)[CONFIG] or "")
     assert by_path(manifest, CONTAINERD_BEFORE).content == "version = 2 # the site's own\n"
     # As nvidia-ctk and the role leave it.
     text = (contents(manifest)[CONFIG] or "") + "imports = []\n"
     here = {CONFIG: file(text), DROP_IN: file("drop-in")}
     sums = "".join(f"{each['sha256']}  {path}\n" for path, each in here.items())
-    texts = {CONFIG: text, SUMS: f"{values['head']}\n{sums}", CONTAINERD_BEFORE: "x"}
+    texts = {CONFIG: text, SUMS: f"# {' '.join(register.argv)}\n{sums}", CONTAINERD_BEFORE: "x"}
     done = toolkit(node(AT, texts, files=here, facts=facts, held=FOUR), site_key)
-    assert not done.values["containerd"]["register"]
+    assert (done.commands, record.changes) == ((), False)
     assert not any("containerd" in reason for reason in done.due_reasons if "conf.d" in reason)
     harmed = {**here, DROP_IN: file("other")}
-    assert toolkit(node(AT, texts, files=harmed, facts=facts, held=FOUR), site_key).values["containerd"]["register"]
+    assert toolkit(node(AT, texts, files=harmed, facts=facts, held=FOUR), site_key).commands
     # A restart that was held back by a process on a GPU is made by a later run.
     busy = {**facts, "gpu_processes": [{"pid": 7, "name": "python3", "type": "C", "user": "anna"}]}
     waits = toolkit(node(AT, {**texts, MARKER: "x\n"}, files=here, facts=busy, held=FOUR), site_key)
     assert "anna" in waits.restarts["containerd.service"]
-    assert toolkit(node(AT, {**texts, MARKER: "x\n"}, files=here, facts=facts, held=FOUR), site_key).values[
-        "containerd"
-    ]["restart"]
+    free = toolkit(node(AT, {**texts, MARKER: "x\n"}, files=here, facts=facts, held=FOUR), site_key)
+    assert "containerd.service" in restarted(free)
 
 
 @needs_gpg
