@@ -48,9 +48,7 @@ class NodeModel:
         self._beat = 0
         self._latency_s: float | None = None
         self._cost: tuple[float, float] | None = None
-        self._latest = clock()
-        self.lines = 0
-        """Lines that the node sent."""
+        self._latest = self._heard = clock()
 
     @property
     def answered(self) -> bool:
@@ -80,7 +78,7 @@ class NodeModel:
 
     def feed(self, line: str) -> None:
         """Take a line of the node's stream; one of another form is ignored."""
-        self.lines += 1
+        self._heard = self._clock()
         kind, _, text = line.partition(" ")
         reader = getattr(self, f"_read_{kind.lower()}", None) if len(kind) == 1 and kind in "NGATKPCEB" else None
         if reader is not None:
@@ -146,7 +144,7 @@ class NodeModel:
         if kind in "GATK":
             self._trouble[kind] = one_line(reason, 200) or "ended"
             if kind == "G" and not self._recent(now):
-                self.set_status("silent", f"nvidia-smi: {self._trouble['G']}")
+                self.set_status("silent")
 
     def _read_b(self, text: str, now: float) -> None:
         sent = self._beats.pop(int(text), None) if text.isascii() and text.isdigit() and len(text) < 10 else None
@@ -163,11 +161,11 @@ class NodeModel:
         """Return what is known now."""
         now = self._clock()
         if self._status == "live" and not self._recent(now):
-            trouble = self._trouble.get("G")
-            why = f"nvidia-smi: {trouble}" if trouble else "no sample: nvidia-smi or the connection hangs"
-            latest, self._latest = self._latest, now
-            self.set_status("silent", why)
+            latest = self._latest
+            self.set_status("silent")
             self._since = _now(now - latest)
+        if self._status == "silent":
+            self._reason = self._silence(now)
         self._forget(now)
         gpus = sorted(self._gpus.values(), key=lambda gpu: (gpu.identity.index, gpu.identity.uuid))
         windows = [self._window(gpu, now) for gpu in gpus]
@@ -183,6 +181,13 @@ class NodeModel:
             cost_percent=None if self._cost is None else round(100 * self._cost[0] / self._cost[1], 2),
             gpus=tuple(map(self._gpu, gpus, found)) if live else (),
         )
+
+    def _silence(self, now: float) -> str:
+        """Return why there is no sample: the program on the node answers every beat, also while nvidia-smi hangs."""
+        if "G" in self._trouble:
+            return f"nvidia-smi: {self._trouble['G']}"
+        answers = now - self._heard <= 2 * BEAT_S
+        return "no sample: " + ("the node answers, nvidia-smi hangs" if answers else "the node or the connection hangs")
 
     def _missing(self) -> str | None:
         """Return what a live node does not report."""

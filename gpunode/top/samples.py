@@ -27,7 +27,8 @@ GPU_FIELDS = (
     ",".join(_FIELDS),
     ",".join(name.replace("clocks_event_", "clocks_throttle_") for name in _FIELDS),
 )
-"""Fields of ``nvidia-smi --query-gpu``: today's names, and those of drivers before 535."""
+"""Fields of ``nvidia-smi --query-gpu``: today's names, and those of drivers before 535 (renamed there according to
+utkuozdemir/nvidia_gpu_exporter#123)."""
 _REASONS = {
     0x4: "power-limit",
     0x8: "hardware-slowdown",

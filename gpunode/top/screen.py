@@ -121,11 +121,11 @@ def _heading(document: TopDocument, view: View | None) -> str:
         "SIMULATED" if any(node.simulated for node in document.nodes) else "",
         f"{counted(len(document.nodes), 'node')}, {counted(len(gpus), 'GPU')}",
         f"{lost} not live" if lost else "",
+        "PAUSED" if view and view.paused else "",
+        f"by {view.sort}{' reversed' if view.reverse else ''}" if view else "",
+        f"every {document.interval_s} s, over {document.window_s:.0f} s",
         ", ".join(f"{number} {title}" for title, number in bad.most_common()),
-        f"every {document.interval_s} s, verdict over {document.window_s:.0f} s",
     ]
-    if view is not None:
-        parts += [f"sort {view.sort}{' reversed' if view.reverse else ''}", "PAUSED" if view.paused else ""]
     return "  ".join(part for part in parts if part)
 
 

@@ -22,7 +22,6 @@ NO_DRIVER = b"import sys,time\nprint('N {}\\nE G,the NVIDIA driver is not loaded
         (["--window", "x", "--once"], "--window"),
         (["--format", "xml"], "--format"),
         (["--limit", "gpu", "--once"], "--limit"),
-        (["-i", "/nonexistent/hosts.yml", "--once"], "/nonexistent/hosts.yml"),
         (["gpu-[01-", "--once"], "gpu-[01-"),
     ],
 )
@@ -46,13 +45,10 @@ def test_a_node_without_driver_is_undetermined_in_every_format(capsys: pytest.Ca
     assert run(["top", "--once", "--format", "json"]) == 3
     (node,) = json.loads(capsys.readouterr().out)["nodes"]
     assert (node["host"], node["status"], node["gpus"]) == ("localhost", "silent", [])
-    assert run(["top", "--format", "csv", "--duration", "2s"]) == 3
-    header, *rows = capsys.readouterr().out.splitlines()
+    assert run(["top", "--format", "csv", "--duration", "1s"]) == 3
+    header, row = capsys.readouterr().out.splitlines()
     assert header.startswith("at,host,status,")
-    assert [row.split(",")[1:3] for row in rows] in (
-        [["localhost", "silent"]] * 2,
-        [["localhost", "connecting"], ["localhost", "silent"]],
-    )
+    assert row.split(",")[1:3] in (["localhost", "silent"], ["localhost", "connecting"])
 
 
 def test_a_node_out_of_reach_is_undetermined(capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,9 @@ def test_silence_and_the_end_of_nvidia_smi_have_a_reason_and_a_time(node: NodeMo
     clock.now += 20
     found = node.snapshot()
     assert (found.status, found.gpus) == ("silent", ())
-    assert "hangs" in str(found.reason)
+    assert "the node or the connection hangs" in str(found.reason)
+    node.feed("B 1")
+    assert "the node answers, nvidia-smi hangs" in str(node.snapshot().reason)
     since = found.since
     node.feed("E G,Failed to initialize NVML: Driver/library version mismatch")
     clock.now += 60
