@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -10,16 +11,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.text import Text
 
 from gpunode.checks import Check, registry
+from gpunode.checks.actions import command as run_role
 from gpunode.checks.evidence import Maturity, evidence
 from gpunode.checks.own import load_packages
+from gpunode.checks.pages import STATES, WHY, CheckPage, ExampleFinding, pages
 from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.registry import CheckDeclaration
 from gpunode.checks.thresholds import Threshold
-from gpunode.errors import Exit
+from gpunode.errors import Exit, UsageError
 from gpunode.judging.own_checks import try_file
 from gpunode.judging.policy import read_policy, today
 from gpunode.report.console import PlainConsole
-from gpunode.text import printable
+from gpunode.text import listed, printable, unknown
 
 
 class ThresholdEntry(BaseModel):
@@ -87,7 +90,18 @@ def threshold_entry(threshold: Threshold, policy: Policy) -> ThresholdEntry:
     return ThresholdEntry(**vars(threshold), policy=policy.thresholds.get(threshold.name, {}))
 
 
-@click.group("checks", invoke_without_command=True)
+class ChecksOrOne(click.Group):
+    """Group that reads a word that is none of its commands as the id of a check."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            return "page", page, args
+        return super().resolve_command(ctx, args)
+
+
+@click.group("checks", cls=ChecksOrOne, invoke_without_command=True, subcommand_metavar="[ID | test FILE]")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--thresholds", is_flag=True, help="List the limits instead of the checks.")
 @click.option(
@@ -102,18 +116,21 @@ def threshold_entry(threshold: Threshold, policy: Policy) -> ThresholdEntry:
 def command(
     ctx: click.Context, /, *, form: str, thresholds: bool, policy_file: Path | None, verbose: bool
 ) -> int | None:
-    """List the checks: id, level, requirements, meaning and remedy.
+    """List the checks: id, level, requirements, meaning and remedy. With ID, print one check's page: meaning, reason,
+    limits and their sources, an example, remedy.
 
     \b
     Examples:
+      gpunode checks link.pcie-width
       gpunode checks --format json | jq -r '.checks[].id'
       gpunode checks --thresholds --policy site.yml
       gpunode checks test site-checks.yml
     """
-    if ctx.invoked_subcommand is not None:
-        return None
     load_packages(registry)
     policy = read_policy(policy_file, today()) if policy_file else NO_POLICY
+    ctx.obj = policy
+    if ctx.invoked_subcommand is not None:
+        return None
     document = check_list(policy)
     console = PlainConsole(sys.stdout)
     if form == "json":
@@ -122,6 +139,17 @@ def command(
         _show_thresholds(document, console)
     else:
         _show_checks(document, console, verbose=verbose)
+    return 0
+
+
+@click.command("page", add_help_option=False)
+@click.argument("check_id", metavar="ID")
+@click.pass_obj
+def page(policy: Policy, /, *, check_id: str) -> int:
+    """Print the page of one check."""
+    if check_id not in registry:
+        raise UsageError(unknown("check", check_id, [check.id for check in registry]))
+    _show_page(_entry(registry[check_id], policy), PlainConsole(sys.stdout))
     return 0
 
 
@@ -136,7 +164,6 @@ def test(*, file: Path, verbose: bool) -> int:
     Example:
       gpunode checks test site-checks.yml
     """
-    load_packages(registry)
     tried = list(try_file(file))
     for one in tried if verbose else [one for one in tried if one.problem is not None]:
         line = f"{'ok' if one.problem is None else 'FAIL':5} {one.check}: {one.case}"
@@ -157,6 +184,69 @@ def _show_checks(document: CheckList, console: PlainConsole, *, verbose: bool) -
             steps = ", ".join(map(str, entry.actions))
             console.show(Text(f"on a failure: {entry.state.value}; {steps}", "dim"), 4)
         console.show(Text(f"to do: {printable(entry.remedy)}", "dim"), 4)
+
+
+def _show_page(entry: CheckEntry, console: PlainConsole) -> None:
+    found = pages().get(entry.id, CheckPage())
+    own = f", of {printable(entry.origin)}" if entry.origin else ""
+    kind = "runs something on a GPU" if entry.active else "only reads"
+    console.show(
+        Text.assemble(
+            (entry.id, "bold"), f"  {entry.category}, about each {entry.scope}, level {entry.level}: {kind}{own}"
+        )
+    )
+    for title, lines in _sections(entry, found):
+        if lines:
+            console.show(Text(title, "bold"))
+        for line in lines:
+            if line.startswith("gpunode "):
+                console.whole(Text(line), 2)
+            else:
+                console.show(Text(printable(line)), 2)
+
+
+def _sections(entry: CheckEntry, found: CheckPage) -> Iterator[tuple[str, list[str]]]:
+    """Yield the sections of a check's page."""
+    yield "Meaning", [entry.means]
+    threads = [f"Users report: {one.failure} ({listed(one.threads)})" for one in found.reported]
+    yield "Why it matters", [*([WHY[entry.category]] if entry.origin is None else []), STATES[entry.state], *threads]
+    limits = []
+    for limit in entry.thresholds:
+        models = "".join(f", {model} {value:g}" for model, value in limit.by.items())
+        limits.append(f"{limit.name}: {_number(limit.default)} {limit.unit}{models}. {limit.means}")
+        limits.append(f"  source: {limit.source}")
+        limits += [f"  policy: {_number(value)} ({key})" for key, value in limit.policy.items()]
+    yield "Limits", limits
+    yield "Example, on simulated data", _example(found.example)
+    steps = f"actions: {', '.join(map(str, entry.actions))}; recommended state: {entry.state.value}"
+    run = run_role(entry.actions)
+    yield "Remedy", [entry.remedy, steps, *([run] if run else [])]
+    where = [
+        "bare metal only" if entry.bare_metal else "",
+        f"for {', '.join(entry.architectures)}" if entry.architectures else "",
+        "needs root" if entry.needs_root else "",
+        f"needs the facts {', '.join(entry.needs)}" if entry.needs else "",
+        f"proven on {PROVEN[entry.maturity]}",
+    ]
+    yield "Data", ["; ".join(text for text in where if text), f"gpunode validate --select {entry.id}"]
+
+
+def _example(example: ExampleFinding | None) -> list[str]:
+    if example is None:
+        return []
+    unit = f" {example.unit}" if example.unit else ""
+    place = "" if example.component == "node" else f"{example.component}: "
+    lines = [f"{example.status.value}  {place}{example.message}"]
+    if example.expected is not None:
+        lines.append(f"  expected {example.expected}{unit}, measured {example.measured}{unit}")
+    return [*lines, *([f"  expected by: {example.source}"] if example.source else [])]
+
+
+PROVEN: dict[Maturity, str] = {
+    "simulated": "simulated data",
+    "recorded": "recordings of real machines",
+    "hardware": "a real GPU",
+}
 
 
 def _show_thresholds(document: CheckList, console: PlainConsole) -> None:
