@@ -17,7 +17,7 @@ WHY: dict[Category, str] = {
     "pcie": "A link below its width or speed slows every copy between host and GPU, and the network beside it.",
     "network": "Jobs over several nodes run at the rate of the slowest port, and end if one is lost.",
     "host": "GPUs wait for the host: its memory, processors, disks and settings limit what they do.",
-    "driver": "Programs find GPUs only with a driver whose module, libraries and packages belong together.",
+    "driver": "Programs find GPUs only if the module, the libraries and the packages of the driver belong together.",
     "container": "Jobs run in containers: what the engine does not pass on is missing, although the node is in order.",
 }
 STATES: dict[State, str] = {

@@ -91,7 +91,7 @@ def threshold_entry(threshold: Threshold, policy: Policy) -> ThresholdEntry:
 
 
 class ChecksOrOne(click.Group):
-    """Group that reads a word that is none of its commands as the id of a check."""
+    """Group that reads a word other than the name of a command as the id of a check."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
