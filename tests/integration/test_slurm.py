@@ -24,6 +24,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "contract"))
 
 from bundles import apply, hgx, stdout
+from programs import beside_python
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "scontrol", "srun")
 MISSING = [name for name in PROGRAMS if shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin") is None]
@@ -54,6 +55,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/linear
 MpiDefault=none
+MessageTimeout=60
 ReturnToService=1
 Prolog={folder}/prolog
 HealthCheckProgram={folder}/health
@@ -213,6 +215,43 @@ def test_a_job_runs_on_a_node_that_is_well(slurm: Slurm) -> None:
     assert slurm.line().startswith("none: ")
     done = slurm.call("srun", "-N1", "hostname")
     assert (done.returncode, done.stdout.strip()) == (0, socket.gethostname()), done.stderr
+
+
+PROBE_ALONE = f"{sys.executable} -I - < {{folder}}/script.py > {{folder}}/bundles/$(hostname).json"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("srun", "-N1", "{folder}/gpunode", "collect", "--on-node", "--save", "{folder}/bundles"),
+        ("srun", "-N1", "sh", "-c", PROBE_ALONE),
+        (
+            "sbatch",
+            "--wait",
+            "--output={folder}/job.out",
+            "--wrap",
+            "{folder}/gpunode collect --on-node --save {folder}/bundles",
+        ),
+    ],
+    ids=["srun collect", "srun probe", "sbatch collect"],
+)
+def test_a_job_of_slurm_collects_a_bundle_that_is_judged_elsewhere(slurm: Slurm, command: tuple[str, ...]) -> None:
+    folder = slurm.folder / "bundles"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    done = slurm.call(*(word.format(folder=slurm.folder) for word in command), timeout_s=240)
+    assert done.returncode == 0, done.stderr
+    (bundle,) = folder.iterdir()
+    assert json.loads(bundle.read_bytes())["commands"]["nvidia-smi-xml"]["stdout"]
+    report = subprocess.run(
+        [beside_python("gpunode"), "validate", "--replay", str(folder), "--no-history", "--format", "json"],
+        check=False,
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    (node,) = json.loads(report.stdout)["nodes"]
+    assert {one["status"] for one in node["findings"] if one["check"] == "gpu.count"} == {"pass"}
 
 
 def test_a_fault_drains_the_node_with_its_reason_and_the_next_job_does_not_run(slurm: Slurm) -> None:
