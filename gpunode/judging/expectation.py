@@ -10,6 +10,9 @@ from gpunode.errors import UsageError
 from gpunode.text import unknown
 from gpunode.yaml_file import first_error, read_mapping
 
+COMPLETE_SINCE = 450
+"""Driver branches from this one to the newest are all in the catalog; an older or a newer one may lack in it."""
+
 
 def read_expectation(path: Path) -> Expectation:
     """Read the YAML file; raise UsageError with one line that names file, key and the expected value."""
@@ -24,16 +27,27 @@ def read_expectation(path: Path) -> Expectation:
         expectation = Expectation.model_validate(content, strict=True)
     except ValidationError as err:
         raise UsageError(f"--expect {path}: {first_error(err)}") from None
-    _model_must_be_known(expectation, path)
+    _names_must_be_known(expectation, path)
     return expectation
 
 
-def _model_must_be_known(expectation: Expectation, path: Path) -> None:
-    names = [("model", expectation.model)]
-    names += [("allowed: model", str(one.value)) for one in expectation.allowed or () if one.key == "model"]
-    for key, name in names:
+def _names_must_be_known(expectation: Expectation, path: Path) -> None:
+    """Raise UsageError for a model or a driver branch that the catalog does not have."""
+    names = [("model", "model", expectation.model), ("driver", "driver", expectation.driver)]
+    names += [(f"allowed: {one.key}", one.key, str(one.value)) for one in expectation.allowed or ()]
+    for key, field, name in names:
         try:
-            if name is not None:
+            if field == "model" and name is not None:
                 load().find_gpu(name)
+            elif field == "driver" and name is not None and COMPLETE_SINCE <= _branch(name) <= _newest():
+                load().branch_of(name)
         except UsageError as err:
             raise UsageError(f"--expect {path}: {key}: {err}") from None
+
+
+def _branch(driver: str) -> int:
+    return int(driver.split(".", maxsplit=1)[0])
+
+
+def _newest() -> int:
+    return max(int(branch) for branch in load().branches)

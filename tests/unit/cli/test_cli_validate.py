@@ -260,6 +260,7 @@ def test_wrong_usage_is_one_line_and_exit_2(gpunode: Any, arguments: list[str], 
         ("gpus: 8\n'gpus': 8\n", ["gpus", "duplicate key"]),
         ("<<: {driver: 580}\n", ["driver", "580"]),
         ("driver: newest\n", ["driver", "newest"]),
+        ("driver: 583.10\n", ["driver", "583", "580"]),
         ("model: L40Z\n", ["model", "L40Z", "L40S"]),
         ("mig: 'off'\n", ["mig", "off"]),
         ("nic_rate_gbit_per_s: -400\n", ["nic_rate_gbit_per_s", "-400"]),
@@ -272,6 +273,7 @@ def test_wrong_usage_is_one_line_and_exit_2(gpunode: Any, arguments: list[str], 
         ("gpus: 8\nallowed: [{key: mig, value: true, reason: x, until: 2026-12-31}]\n", ["allowed", "no mig"]),
         ("gpus: 8\nallowed: [{key: gpus, value: -1, reason: x, until: 2026-12-31}]\n", ["allowed", "gpus", "-1"]),
         ("model: L40S\nallowed: [{key: model, value: L40Z, reason: x, until: 2026-12-31}]\n", ["allowed", "L40Z"]),
+        ("driver: 580\nallowed: [{key: driver, value: '587', reason: x, until: 2026-12-31}]\n", ["allowed", "587"]),
         ("gpus: 8\nallowed: []\n", ["allowed"]),
     ],
 )
@@ -364,7 +366,7 @@ def test_a_driver_may_stand_without_quotes(gpunode: Any, expect: Any, tmp_path: 
     assert gpunode("validate", "--replay", path, "--expect", says, "--select", "driver.expected").code == 0
 
 
-@pytest.mark.parametrize("wanted", ["570", "580.9"])
+@pytest.mark.parametrize("wanted", ["570", "580.9", "999.10", "440.33.01"])
 def test_another_driver_than_the_one_without_quotes(gpunode: Any, expect: Any, tmp_path: Path, wanted: str) -> None:
     path = tmp_path / "hgx.json"
     path.write_text(json.dumps(hgx()))
