@@ -59,8 +59,11 @@ class Follower:
         self.wait_s = RETRY_S
         self.due = 0.0
         self.spent_s = 0.0
+        self.killed: list[int] = []
+        """Processes without a known end: a program that hangs in the driver does not end, and is not waited for."""
 
     def start(self) -> None:
+        self.killed = [pid for pid in self.killed if not has_ended(pid)]
         argv = self.variants[self.variant]
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
@@ -91,12 +94,9 @@ class Follower:
         if self.pid:
             self.spent_s += processor_s(self.pid)
             os.close(self.terminal)
-            try:
-                os.kill(self.pid, signal.SIGKILL)
-                # A program that hangs in the driver does not end: it is not waited for.
-                os.waitpid(self.pid, os.WNOHANG)
-            except OSError:
-                pass
+            os.kill(self.pid, signal.SIGKILL)
+            if not has_ended(self.pid):
+                self.killed.append(self.pid)
             self.pid, self.terminal, self.rest = 0, -1, b""
 
     def ended(self, now: float) -> bytes:
@@ -111,6 +111,11 @@ class Follower:
             self.wait_s = min(2 * self.wait_s, RETRY_MOST_S)
         self.last = b""
         return last
+
+
+def has_ended(pid: int) -> bool:
+    """Collect the status of a child if it has ended: until then its number belongs to no other process."""
+    return os.waitpid(pid, os.WNOHANG)[0] == pid
 
 
 def processor_s(pid: int) -> float:

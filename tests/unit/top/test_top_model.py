@@ -13,6 +13,7 @@ from gpunode.cli.schema import schema_of
 from gpunode.top import model
 from gpunode.top.document import COLUMNS, TopDocument, TopNode, csv_lines
 from gpunode.top.model import NodeModel
+from gpunode.top.node_program import Follower
 from gpunode.top.stream import node_program
 
 GPU = (
@@ -175,3 +176,15 @@ def test_a_python_3_8_can_read_the_node_program() -> None:
     loaded = {alias.name for part in ast.walk(tree) if isinstance(part, ast.Import) for alias in part.names}
     assert loaded <= set(sys.stdlib_module_names)
     assert len(loaded) > 5
+
+
+def test_an_older_driver_is_asked_for_the_older_names_at_once_and_a_failing_tool_less_and_less() -> None:
+    follower = Follower("G", [["nvidia-smi", "new"], ["nvidia-smi", "old"]])
+    follower.last = b'Field "clocks_event_reasons.active" is not a valid field to query.'
+    assert follower.ended(5.0) == b'Field "clocks_event_reasons.active" is not a valid field to query.'
+    assert (follower.variant, follower.due) == (1, 5.0)
+    waits = []
+    for _ in range(8):
+        follower.ended(0.0)
+        waits.append(follower.due)
+    assert waits == [10, 20, 40, 80, 160, 300, 300, 300]
