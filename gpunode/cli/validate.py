@@ -173,7 +173,8 @@ def command(  # noqa: PLR0913
         policy=policies.policy,
         policies=policies.by_host,
         baselines=baselines,
-        earlier_gpus=kept.earlier_gpus(target.name for target in targets),
+        # Bundles that collect saved are named by their hosts.
+        earlier_gpus=kept.earlier_gpus([file.stem for file in files] or [target.name for target in targets]),
         logs=records,
         extracts={SNAPSHOT: extract_snapshot, **({SETTINGS: settings_of} if write_expect is not None else {})},
         documents=folder is not None or recorder.history is not None,

@@ -120,7 +120,9 @@ def test_compare_names_runs_reports_and_bundles(
     assert json.loads(capsys.readouterr().out)["nodes"][0]["changes"] == []
 
 
-def test_gpus_that_are_missing_since_an_earlier_run_are_a_failure(folder: Path) -> None:
+def test_gpus_that_are_missing_since_an_earlier_run_are_a_failure(
+    bundle: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     four = good()
     with Recorder("validate", "quick", "2026-11-20T09:00:00Z") as recorder:
         recorder.node(four, "pass")
@@ -143,6 +145,12 @@ def test_gpus_that_are_missing_since_an_earlier_run_are_a_failure(folder: Path) 
     )
     found = findings_of(text, facts_from_bundle(text), request, level="quick", policy=NO_POLICY)
     assert [(one.status, one.source) for one in found] == [(Status.FAIL, "run 1 of 2026-11-20T09:00:00Z")]
+    # A bundle that another transport brought: collect names it by its host.
+    bundle.write_text(json.dumps(document))
+    assert replay(bundle, "--select", "gpu.present", "--history", "--since", "1") == 1
+    shown = capsys.readouterr().out
+    assert "the previous run found 4" in shown
+    assert f"gpu0: GPU: NVIDIA L40S, serial {four.gpus[0].serial}, " in shown
 
 
 def test_the_bundle_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
