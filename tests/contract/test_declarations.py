@@ -130,9 +130,11 @@ STRUCTURE = frozenset(
         "float(capability) >= 8.0",
         "float(capability) < 8.0",
         "len(gpus) > MOST_IN_A_MESH",
+        "len(values.uuids) > MOST_PARTS",
+        "0 < len(rows) <= MOST_PARTS",
     }
 )
-"""Where an architecture begins, and a form of cabling: facts about hardware, no limits."""
+"""Where an architecture begins, a form of cabling, and what a report draws: no limits of health."""
 
 
 def test_a_number_in_a_comparison_is_found() -> None:
