@@ -20,9 +20,9 @@ from gpunode.provisioning.storage_answer import StorageAnswer, parsed
 from gpunode.provisioning.storage_mounts import (
     DISK_ID,
     Mount,
-    Record,
     Remote,
     ScratchDisks,
+    StorageRecord,
     checked_options,
     checked_path,
     escaped,
@@ -466,10 +466,10 @@ def _unreadable(state: NodeState) -> str:
     return ""
 
 
-def _record(state: NodeState) -> Record | None:
+def _record(state: NodeState) -> StorageRecord | None:
     """Return the role's record; None if there is none, or it is damaged."""
     try:
-        return Record.model_validate_json(state.contents.get(RECORD) or "")
+        return StorageRecord.model_validate_json(state.contents.get(RECORD) or "")
     except ValidationError:
         return None
 

@@ -47,7 +47,7 @@ class RecordedMount(Reported):
     remote: bool = False
 
 
-class Record(Reported):
+class StorageRecord(Reported):
     """The role's record on the node."""
 
     version: Literal["gpunode.storage/1"] = Field(alias="schema")
