@@ -5,13 +5,16 @@ command that does. Usage: scripts/needs.py TIER …
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +54,8 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
         "srun": "slurm-client",
         "munged": "munge",
         "gcc": "gcc",
+        "chromium": "chromium",
+        "npm": "npm",
         "/usr/bin/python3": "python3",
     },
     "lab": {
@@ -85,6 +90,11 @@ TORCH_FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") 
 _CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 _OF_CUDA = ("nvidia-", "cuda-", "triton")
 """Beginnings of the names of packages of several GB that a build of PyTorch for CUDA brings."""
+
+AXE = "axe-core@4.14.0"
+AXE_SHA512 = "9WTZxEjsZ7b13TH8JPmbV2z8CHbl80/2hm3XPEG4JgNdQLK81IBRXmSxHfMAOkSqQeRxT/0dwNDz2GOm3zzpcQ=="
+"""Of the package, as npm's registry lists it (read 2026-11-23)."""
+AXE_LIMIT_S = 120
 
 
 def say(text: str) -> None:
@@ -282,6 +292,33 @@ def _make_torch(folder: Path) -> str | None:
         if bounded([*pip, *source], limit_s=INSTALL_LIMIT_S) == 0:
             return None
     return f"no CPU build of {TORCH} for Python {sys.version_info.major}.{sys.version_info.minor} is reachable"
+
+
+def axe_script() -> tuple[Path | None, str]:
+    """Return the script of axe-core, which tests pages for accessibility, or None, and a line about it.
+
+    npm downloads the package once into the user's cache; a package with another hash is refused.
+    """
+    path = TORCH_FOLDER.parent / f"{AXE.replace('@', '-')}.js"
+    if path.exists():
+        return path, f"axe-core: {path}, as made before"
+    npm = shutil.which("npm", path=f"{os.environ.get('PATH', '')}:{SYSTEM_FOLDERS}")
+    if npm is None:
+        return None, "axe-core: there is no npm"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        argv = [npm, "pack", AXE, "--pack-destination", folder, "--fetch-retries=1", "--loglevel=error"]
+        package = Path(folder, f"{AXE.replace('@', '-')}.tgz")
+        if bounded(argv, limit_s=AXE_LIMIT_S) or not package.exists():
+            return None, f"axe-core: npm cannot download {AXE}"
+        if b64encode(hashlib.sha512(package.read_bytes()).digest()).decode() != AXE_SHA512:
+            return None, f"axe-core: npm's {AXE} has another hash than the one in scripts/needs.py"
+        with tarfile.open(package) as archive:
+            script = archive.extractfile("package/axe.min.js")
+            if script is None:
+                return None, f"axe-core: {AXE} has no script"
+            _write(path, script.read(), 0o644)
+    return path, f"axe-core: downloaded {path}"
 
 
 def main(tiers: Sequence[str]) -> int:

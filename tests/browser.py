@@ -131,7 +131,7 @@ def browser(folder: Path) -> Iterator[Browser]:
     theirs, to = os.pipe()
     back, ours = os.pipe()
     command = [
-        *("sh", "-c", 'exec "$@" 3<&"$IN" 4>&"$OUT"', "chromium", PROGRAM, "--headless", "--no-sandbox"),
+        *("bash", "-c", 'exec "$@" 3<&"$IN" 4>&"$OUT"', "chromium", PROGRAM, "--headless", "--no-sandbox"),
         *("--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars", "--disable-extensions"),
         *("--disable-background-networking", f"--user-data-dir={folder}", "--remote-debugging-pipe"),
     ]

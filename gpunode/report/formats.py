@@ -49,6 +49,7 @@ def _encodable(name: str, text: str) -> str:
     except UnicodeEncodeError:
         if name == "json":
             return re.sub(r"[^\x00-\x7f]", lambda match: json.dumps(match[0])[1:-1], text)
-        errors = "xmlcharrefreplace" if name == "html" else "backslashreplace"
-        return text.encode(encoding, errors).decode(encoding)
+        if name == "html":  # a page states its encoding: one that is not UTF-8 must be ASCII
+            return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
+        return text.encode(encoding, "backslashreplace").decode(encoding)
     return text

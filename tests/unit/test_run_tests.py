@@ -309,7 +309,7 @@ def test_a_tier_without_its_programs_is_a_failure_where_root_can_install(
 
 def test_allowed_skips_are_few_and_each_is_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
     module = script(monkeypatch)
-    assert len(module.ALLOWED_SKIPS) <= 5
+    assert len(module.ALLOWED_SKIPS) <= 6
     sources = [path.read_text(encoding="utf-8") for path in sorted((SCRIPT.parents[1] / "tests").rglob("*.py"))]
     reasons = {reason for text in sources for reason in re.findall(r"(?:skip\(|reason=)f?\"([^\"]+)\"", text)}
     reasons.add(module.gpu().not_run or "no NVIDIA driver is loaded on this machine")

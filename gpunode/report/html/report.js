@@ -47,6 +47,21 @@
   form.hidden = nodes.length === 0;
   shown.textContent = `${nodes.length} of ${nodes.length} nodes`;
 
+  // Equal nodes share a drawing: it is copied when a node is opened.
+  const copied = (node) => {
+    const line = node.querySelector("p[data-d]");
+    if (!line || !node.open) return;
+    const copy = document.getElementById(`d${line.dataset.d}`).closest(".scroll").cloneNode(true);
+    copy.firstElementChild.removeAttribute("id");
+    copy.setAttribute("aria-label", `Drawing of ${node.dataset.h}`);
+    line.removeAttribute("data-d");
+    line.before(copy);
+  };
+  nodes.forEach((node) => {
+    node.addEventListener("toggle", () => copied(node));
+    copied(node);
+  });
+
   const open = () => {
     const target = location.hash ? document.getElementById(location.hash.slice(1)) : null;
     for (let one = target; one; one = one.parentElement) {
