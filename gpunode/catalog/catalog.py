@@ -50,6 +50,7 @@ FILES: Mapping[str, Mapping[str, type[BaseModel]]] = {
     },
     "platforms.yml": {"platforms": hardware.Platform},
     "xids.yml": {"xids": hardware.Xid},
+    "messages.yml": {"messages": software.ErrorMessage},
     "expectations.yml": {"expectations": hardware.ExpectedFigure, "bands": hardware.Band},
 }
 """The package's files, their sections, the model of each section's rows. An overlay may contain any of the sections."""
@@ -310,6 +311,11 @@ class Catalog:
     def xids(self) -> Mapping[str, hardware.Xid]:
         """Return the Xid errors by number as text."""
         return self.rows("xids")
+
+    @property
+    def messages(self) -> Mapping[str, software.ErrorMessage]:
+        """Return error texts of programs, with their meaning."""
+        return self.rows("messages")
 
     @property
     def expectations(self) -> Mapping[str, hardware.ExpectedFigure]:

@@ -243,6 +243,20 @@ class Framework(Row):
     """Minimum for torch.compile. None: not looked up for this release."""
 
 
+class ErrorMessage(Row):
+    """An error text of a program; section ``messages``."""
+
+    program: str
+    pattern: str
+    """A regular expression, matched without case."""
+    means: str
+    remedy: str
+    checks: Words
+    """Ids of checks that find the cause on a node, the most likely first."""
+    fact: Literal["capability", "cuda"] | None = None
+    """What is compared with a node's facts; None: only the checks are."""
+
+
 class WheelArchitectures(Row):
     """Compute capabilities in one kind of PyTorch wheel; section ``wheels``."""
 

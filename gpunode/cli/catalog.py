@@ -41,6 +41,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     "kernel_flavours": ("image", "headers"),
     "platforms": ("name", "kind", "gpus", "nvswitches", "services"),
     "xids": ("severity", "kind", "meaning"),
+    "messages": ("program", "means"),
     "expectations": ("metric", "value", "unit", "kind", "gpu", "count", "nodes"),
     "bands": ("metric", "path", "share", "message_bytes"),
     "sources": ("title", "date"),

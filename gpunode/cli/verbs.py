@@ -15,6 +15,7 @@ VERBS = {
     "history": "Show, export and remove the runs that were saved, and trends of nodes",
     "monitoring": "Print alerting rules, a dashboard and a scrape configuration for Prometheus and Grafana",
     "checks": "List the checks with their requirements, meaning and remedy",
+    "explain": "Explain an error text of CUDA, NCCL, PyTorch, TensorFlow, Docker, or an Xid",
     "env": "Print tuned environment variables and docker run arguments for a node, with reasons",
     "parse": "Convert the raw output of one tool to JSON",
     "catalog": "Show the catalog: GPUs, drivers, packages and their sources",

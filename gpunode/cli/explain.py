@@ -1,0 +1,198 @@
+"""``gpunode explain``: what an error text means, and what a node has to do with it."""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import click
+from packaging.version import Version
+from rich.text import Text
+
+from gpunode.catalog import load
+from gpunode.checks import Status, registry
+from gpunode.cli import selection as selection_
+from gpunode.cli.options import REPLAY
+from gpunode.cli.selection import Selection, refuse_asking
+from gpunode.errors import Exit, UsageError
+from gpunode.judging.evaluator import Evaluator
+from gpunode.judging.report import NodeReport
+from gpunode.judging.request import JudgingRequest
+from gpunode.judging.saved import bundle_files, saved_answers
+from gpunode.report.console import PlainConsole
+from gpunode.text import listed, printable
+from gpunode.workload.causes import CAUSES
+
+MOST_SEARCHED = 16 * 1024
+"""Characters of a text that are searched, at its end."""
+MOST = 3
+"""Explanations of one text."""
+XID = re.compile(r"\bXid\s{0,3}(?:\(PCI:[0-9a-f:.]{1,20}\))?[:\s]{0,3}(\d{1,4})\b", re.IGNORECASE)
+ALWAYS = ("node.reachable",)
+"""Selected with the checks of an explanation: one without a check for this level is explained too."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a text means."""
+
+    title: str
+    means: str
+    remedy: str
+    checks: tuple[str, ...]
+    sources: tuple[str, ...]
+    fact: str | None = None
+
+
+@click.command("explain")
+@click.argument("message")
+@selection_.options
+@REPLAY
+@click.option("-v", "--verbose", is_flag=True, help="Also show checks that passed on the nodes.")
+def command(*, message: str, selection: Selection, replay: bool, verbose: bool) -> int:
+    """Explain an error MESSAGE, and with HOSTs, -i or --replay what these nodes have to do with it.
+
+    Exit codes: 0 explained, 2 wrong usage, 3 the text is unknown, or a node could not be reached.
+
+    \b
+    Examples:
+      gpunode explain "CUDA error: no kernel image is available for execution on the device" --replay gpu-01.json
+      gpunode explain "NVRM: Xid (PCI:0000:1a:00): 79, pid=1234"
+      gpunode explain "Failed to initialize NVML: Unknown Error" -i inventory/hosts.yml
+    """
+    if replay:
+        refuse_asking("--replay contacts no node")
+        if not selection.hosts:
+            raise UsageError("--replay BUNDLE is missing: the saved bundles")
+    found = explanations(message[-MOST_SEARCHED:])
+    console = PlainConsole(sys.stdout)
+    if not found:
+        click.echo("gpunode: the text is unknown: gpunode catalog list messages shows those that are known", err=True)
+        return Exit.UNDETERMINED
+    for one in found:
+        _show(one, console)
+    if not (replay or selection.hosts or selection.inventories):
+        return Exit.GOOD
+    unreached = 0
+    for node in judged_nodes(selection, found, replay=replay):
+        unreached += node.hardware is None
+        for line in about(node, found, message, verbose=verbose):
+            console.show(Text(printable(line)))
+    return Exit.UNDETERMINED if unreached else Exit.GOOD
+
+
+def explanations(message: str) -> list[Explanation]:
+    """Return what the text means, at most MOST explanations."""
+    known = list(_messages(message)) or list(_causes(message))
+    return list(dict.fromkeys([*_xids(message), *known]))[:MOST]
+
+
+def _xids(message: str) -> Iterator[Explanation]:
+    for number in dict.fromkeys(XID.findall(message)):
+        row = load().xid(int(number))
+        if row is not None:
+            yield Explanation(
+                f"Xid {number} {row.name}, {row.severity}",
+                row.meaning,
+                row.action,
+                ("gpu.xid", "gpu.xid-earlier"),
+                _urls(row.source),
+            )
+
+
+def _messages(message: str) -> Iterator[Explanation]:
+    for row in load().messages.values():
+        if re.search(row.pattern, message, re.IGNORECASE):
+            yield Explanation(
+                f"{row.program}: {row.id}", row.means, row.remedy, row.checks, _urls(row.source), row.fact
+            )
+
+
+def _causes(message: str) -> Iterator[Explanation]:
+    """Yield the first cause of a container engine's text, unless it is the last row, which only names the toolkit."""
+    for cause in CAUSES[:-1]:
+        match = re.search(cause.pattern, message, re.IGNORECASE)
+        if match:
+            means = cause.means.format(image="the image", **match.groupdict())
+            fact = "cuda" if "cuda" in match.groupdict() else None
+            checks = ("container.runs", "container.gpus", "container.toolkit")
+            yield Explanation(f"container engine: {cause.kind}", means, cause.remedy, checks, (cause.source,), fact)
+            return
+
+
+def _urls(keys: Iterable[str]) -> tuple[str, ...]:
+    sources = load().sources
+    return tuple(sources[key].url or sources[key].title for key in keys if key in sources)
+
+
+def _show(one: Explanation, console: PlainConsole) -> None:
+    console.show(Text(printable(one.title), "bold"))
+    console.show(Text(printable(f"meaning: {one.means}")), 2)
+    console.show(Text(printable(f"to do: {one.remedy}")), 2)
+    console.show(Text(f"checks: {', '.join(one.checks)} (gpunode checks {one.checks[0]})"), 2)
+    console.show(Text(printable(f"source: {listed(one.sources)}"), "dim"), 2)
+
+
+def judged_nodes(selection: Selection, found: Iterable[Explanation], *, replay: bool) -> Iterator[NodeReport]:
+    """Yield the nodes, judged by the checks of the explanations that only read."""
+    checks = {check for one in found for check in one.checks if registry[check].level == "quick"}
+    files = bundle_files(selection.hosts) if replay else []
+    targets = [] if replay else selection.targets()
+    with Evaluator(JudgingRequest(level="quick", checks=frozenset({*ALWAYS, *checks}))) as evaluator:
+        answers = saved_answers(files) if replay else selection.collect(targets=targets)
+        for node in evaluator.judge_fleet(answers, strict=len(files) == 1):
+            yield node.report
+
+
+def about(node: NodeReport, found: Iterable[Explanation], message: str, *, verbose: bool) -> Iterator[str]:
+    """Yield lines on what a node has to do with the text."""
+    simulated = ", SIMULATED" if node.simulated else ""
+    yield f"{node.host}: {_identity(node)}{simulated}"
+    for fact in dict.fromkeys(one.fact for one in found if one.fact):
+        yield f"  {FACTS[fact](node, message)}"
+    for finding in node.findings:
+        if verbose or finding.status in (Status.FAIL, Status.WARN, Status.ERROR):
+            place = "" if finding.component == "node" else f"{finding.component}: "
+            yield f"  {finding.status.value}  {finding.check}  {place}{finding.message}"
+
+
+def _identity(node: NodeReport) -> str:
+    if node.hardware is None:
+        return "not reached"
+    gpus = f"{node.hardware.gpus or 0}x {node.hardware.gpu_model or 'unknown or several models'}"
+    return f"{gpus}, driver {node.stack.driver or 'not loaded'}, CUDA {node.stack.cuda or 'unknown'}"
+
+
+def capability_fact(node: NodeReport, message: str) -> str:
+    """Return how the GPU's compute capability relates to those that the text lists."""
+    row = load().gpus.get((node.hardware and node.hardware.gpu_model) or "")
+    own = None if row is None else row.compute_capability
+    if own is None:
+        return "the compute capability of this GPU is unknown"
+    _, _, listing = message.partition("supports CUDA capabilities")
+    built = sorted(Version(f"{digits[:-1]}.{digits[-1]}") for digits in re.findall(r"sm_(\d{2,3})\b", listing))
+    if built:
+        runs = any(one.major == Version(own).major and one.minor <= Version(own).minor for one in built)
+        ends = " to ".join(dict.fromkeys(f"sm_{one.major}{one.minor}" for one in (built[0], built[-1])))
+        return f"the build has {ends}, this GPU is {own}: {'it has code for it' if runs else 'no code for it'}"
+    wheels = [
+        f"CUDA {listed(wheel.cuda)} (PyTorch {wheel.since} to {wheel.until or 'the newest'})"
+        for wheel in load().rows("wheels").values()
+        if wheel.arch == (node.stack.architecture or "x86_64") and own in wheel.compute_capabilities
+    ]
+    return f"this GPU is {own}; wheels of PyTorch with its code: {listed(wheels) or 'none in the catalog'}"
+
+
+def cuda_fact(node: NodeReport, message: str) -> str:
+    """Return how the CUDA version of the driver relates to the one that the text requires."""
+    supported = node.stack.cuda
+    if supported is None:
+        return "the CUDA version that the driver supports is unknown"
+    required = re.search(r"cuda ?>= ?(\d{1,2}\.\d{1,2})", message, re.IGNORECASE)
+    if required is None:
+        return f"the driver supports CUDA {supported}"
+    enough = Version(required[1]) <= Version(supported)
+    return f"the driver supports CUDA {supported}, {required[1]} is required: {'enough' if enough else 'too old'}"
+
+
+FACTS: dict[str, Callable[[NodeReport, str], str]] = {"capability": capability_fact, "cuda": cuda_fact}
