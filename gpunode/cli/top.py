@@ -96,8 +96,6 @@ def command(  # noqa: PLR0913
         window = ONCE_WINDOW_S
     targets = selection.targets()
     password = ask_password() if selection.ask_become_pass else None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     model = FleetModel([target.name for target in targets], interval, max(window, 2.0 * interval))
     watch = Watch(
         targets,
@@ -107,7 +105,7 @@ def command(  # noqa: PLR0913
         become_password=password,
         again=not once,
     )
-    with watch:
+    with _ended_by_signals(), watch:
         if live:
             document = _screen(model, duration)
         elif once:
@@ -118,8 +116,18 @@ def command(  # noqa: PLR0913
     return Exit.GOOD if all(node.status == "live" for node in document.nodes) else Exit.UNDETERMINED
 
 
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End as on Ctrl-C, with the connections closed."""
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
-    """End as on Ctrl-C: the connections are closed."""
     raise KeyboardInterrupt
 
 
