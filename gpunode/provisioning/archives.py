@@ -4,12 +4,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.keys import KeyRefusedError, key_of_file, source_problem, trusted_key
 from gpunode.provisioning.manifest import ManagedFile, NodeQuestion
-from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.state import AptSource, AptState, NodeState
 
 OLD_TOOLKIT = re.compile(
     r"nvidia\.github\.io/(nvidia-docker|nvidia-container-runtime)\b"
@@ -25,8 +24,8 @@ class Archive:
 
     role: str
     purpose: str
-    file: str
-    key_file: str
+    name: str
+    """Name in those of its files."""
     uri: str
     key: str
     """A file on the controller, or an https address."""
@@ -52,28 +51,38 @@ class ArchiveFiles:
         return {file.path: file.content or "" for file in self.files}
 
 
-def archive_files(archive: Archive, state: NodeState, context: Context) -> ArchiveFiles:
-    """Return the archive's entry and key as files, or the question for the key, or why the key is refused."""
-    text, found = _key(archive, state, context)
-    if text is None:
-        return found
-    entry: str | None = _yum_entry(archive) if state.apt is None else _apt_entry(archive, state)
-    return ArchiveFiles(
-        (
-            ManagedFile(path=archive.key_file, content=text, private=True),
-            ManagedFile(path=archive.file, content=entry),
-        )
+def archive_paths(name: str) -> tuple[str, str, str, str]:
+    """Return the files of an archive: apt's entry and key, dnf's entry and key."""
+    return (
+        f"/etc/apt/sources.list.d/gpunode-{name}.sources",
+        f"/etc/apt/keyrings/gpunode-{name}.asc",
+        f"/etc/yum.repos.d/gpunode-{name}.repo",
+        f"/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-{name}",
     )
 
 
-def _key(archive: Archive, state: NodeState, context: Context) -> tuple[str | None, ArchiveFiles]:
+def archive_files(archive: Archive, state: NodeState, context: Context) -> ArchiveFiles:
+    """Return the archive's entry and key as files, or the question for the key, or why the key is refused."""
+    sources, apt_key, yum, rpm_key = archive_paths(archive.name)
+    file, key = (yum, rpm_key) if state.apt is None else (sources, apt_key)
+    text, found = _key(archive, key, state, context)
+    if text is None:
+        return found
+    lines = _yum_lines(archive, key) if state.apt is None else _apt_lines(archive, file, key, state.apt)
+    # apt refuses one archive with two keys: a user's entry for it stays, and is the only one.
+    head = f"# Managed by gpunode (role {archive.role}): {archive.purpose}.\n"
+    entry = head + "".join(f"{line}\n" for line in lines) if lines else None
+    return ArchiveFiles((ManagedFile(path=key, content=text), ManagedFile(path=file, content=entry)))
+
+
+def _key(archive: Archive, file: str, state: NodeState, context: Context) -> tuple[str | None, ArchiveFiles]:
     """Return (the key's text, no files), or (None, the question or the refusal)."""
     try:
         if re.match(r"[a-z]+://", archive.key) is None:
             return key_of_file(archive.key, archive.fingerprints), ArchiveFiles()
         if problem := source_problem(archive.key):
             return None, ArchiveFiles(refusals=(f"key-refused: {problem}",))
-        there = state.contents.get(archive.key_file) or ""
+        there = state.contents.get(file) or ""
         with suppress(KeyRefusedError):
             return trusted_key(there.encode(), archive.key, archive.fingerprints), ArchiveFiles()
         answer = context.answers.get(QUESTION)
@@ -87,55 +96,51 @@ def _key(archive: Archive, state: NodeState, context: Context) -> tuple[str | No
         return None, ArchiveFiles(refusals=(f"key-refused: {err}",))
 
 
-def _apt_entry(archive: Archive, state: NodeState) -> str | None:
-    """Return a deb822 stanza; None if a user's file has the archive too: apt refuses one archive with two keys."""
-    if state.apt is None or archive_file([row.model_dump() for row in state.apt.sources], archive.uri, archive.file):
-        return None
-    lines = [
-        f"# Managed by gpunode (role {archive.role}): {archive.purpose}.",
+def _apt_lines(archive: Archive, file: str, key: str, apt: AptState) -> list[str]:
+    """Return a deb822 stanza; empty if a user's file has the archive too."""
+    if archive_file(apt.sources, archive.uri, file):
+        return []
+    return [
         "Types: deb",
         f"URIs: {archive.uri}",
         f"Suites: {archive.suite}",
         *([f"Components: {archive.components}"] if archive.components else ()),
-        f"Architectures: {state.apt.architecture}",
-        f"Signed-By: {archive.key_file}",
+        f"Architectures: {apt.architecture}",
+        f"Signed-By: {key}",
     ]
-    return "".join(f"{line}\n" for line in lines)
 
 
-def _yum_entry(archive: Archive) -> str:
-    lines = [
-        f"# Managed by gpunode (role {archive.role}): {archive.purpose}.",
+def _yum_lines(archive: Archive, key: str) -> list[str]:
+    return [
         f"[gpunode-{archive.role.replace('_', '-')}]",
         f"name={archive.purpose}",
         f"baseurl={archive.uri}",
         "enabled=1",
         f"gpgcheck={int(archive.signed_packages)}",
         *([] if archive.signed_packages else ["repo_gpgcheck=1"]),
-        f"gpgkey=file://{archive.key_file}",
+        f"gpgkey=file://{key}",
     ]
-    return "".join(f"{line}\n" for line in lines)
 
 
-def archive_file(sources: Iterable[Mapping[str, Any]], uri: str, own_file: str) -> str | None:
+def archive_file(sources: Iterable[AptSource], uri: str, own_file: str) -> str | None:
     """Return the file in which a user already has the archive ``uri``; None if only ``own_file`` has it, or no file.
 
     apt refuses to work if one archive has two keys, so a second entry must not be written.
     """
     searched = _plain_uri(uri)
-    for entry in sources or ():
-        if entry["file"] != own_file and "deb" in entry["types"] and searched in map(_plain_uri, entry["uris"]):
-            return str(entry["file"])
+    for entry in sources:
+        if entry.file != own_file and "deb" in entry.types and searched in map(_plain_uri, entry.uris):
+            return entry.file
     return None
 
 
-def old_toolkit_files(sources: Iterable[Mapping[str, Any]]) -> list[str]:
+def old_toolkit_files(sources: Iterable[AptSource]) -> list[str]:
     """Return the source files that name only the repositories of nvidia-docker2; they conflict with ours."""
     uris: dict[str, list[str]] = {}
-    for entry in sources or ():
-        uris.setdefault(entry["file"], []).extend(entry["uris"])
+    for entry in sources:
+        uris.setdefault(entry.file, []).extend(entry.uris)
     return sorted(file for file, all_of in uris.items() if all_of and all(map(OLD_TOOLKIT.search, all_of)))
 
 
 def _plain_uri(uri: str) -> str:
-    return re.sub(r"/(\$\(ARCH\)|amd64|arm64)?/*$", "", str(uri))
+    return re.sub(r"/(\$\(ARCH\)|amd64|arm64)?/*$", "", uri)

@@ -7,7 +7,7 @@ import re
 from gpunode.catalog import load
 from gpunode.facts.node import OperatingSystem
 from gpunode.frozen import Frozen
-from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files
+from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files, archive_paths
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.daemon_json import read_document
 from gpunode.provisioning.departures import installed_by_role
@@ -31,10 +31,7 @@ from gpunode.provisioning.role import Role
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.storage_answer import parsed
 
-SOURCES = "/etc/apt/sources.list.d/gpunode-docker.sources"
-KEY = "/etc/apt/keyrings/gpunode-docker.asc"
-YUM = "/etc/yum.repos.d/gpunode-docker.repo"
-RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-docker"
+SOURCES, KEY, YUM, RPM_KEY = archive_paths("docker")
 UNATTENDED = "/etc/apt/apt.conf.d/52gpunode-docker"
 USERS = "/var/lib/gpunode/docker/users"
 DATA = ("/var/lib/docker", "/var/lib/containerd")
@@ -119,7 +116,9 @@ def present(state: NodeState, settings: DockerSettings, context: Context) -> Man
     users = [name for name in settings.users if name not in (docker.group or ())]
     files = [*archive.files, _mount(root), *_unattended(state, settings, engine), *change.files]
     if source != "docker":
-        files += [ManagedFile(path=path, content=None) for path in _archive_paths(state)]
+        files += [
+            ManagedFile(path=path, content=None) for path in ((YUM, RPM_KEY) if state.apt is None else (SOURCES, KEY))
+        ]
     if switches:
         files += [ManagedFile(path=path, content=None) for path in PURGES]
     if users and now.package:
@@ -178,15 +177,10 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     return manifest.model_copy(update=more)
 
 
-def _archive_paths(state: NodeState) -> tuple[str, str]:
-    return (SOURCES, KEY) if state.apt is not None else (YUM, RPM_KEY)
-
-
 def _archive(state: NodeState, settings: DockerSettings) -> Archive:
     row = load().container_engines["docker"]
     system = state.facts.os or OperatingSystem(id="", version_id=None, pretty_name=None, codename=None)
     base = settings.repository_url or row.repository
-    sources, key_file = _archive_paths(state)
     if state.apt is not None:
         uri, suite, components = f"{base}/{system.id}", system.codename or "", "stable"
         key, fingerprints = row.key, row.fingerprints
@@ -199,8 +193,7 @@ def _archive(state: NodeState, settings: DockerSettings) -> Archive:
     return Archive(
         role=ROLE.name,
         purpose="Docker's packages",
-        file=sources,
-        key_file=key_file,
+        name="docker",
         uri=uri,
         key=own or key or "",
         fingerprints=() if own else fingerprints,

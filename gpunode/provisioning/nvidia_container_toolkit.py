@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from packaging.version import InvalidVersion, Version
 from pydantic import BeforeValidator
 
-from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files, old_toolkit_files
+from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files, archive_paths, old_toolkit_files
 from gpunode.provisioning.cdi import (
     REFRESH_ENV,
     RefreshEnvironment,
@@ -38,11 +38,8 @@ from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.toolkit import ToolkitRequest, toolkit_daemon, toolkit_request
 from gpunode.tuning import WORKLOADS, Profile, Workload, env_file, tune
 
-SOURCES = "/etc/apt/sources.list.d/gpunode-nvidia-container-toolkit.sources"
-KEY = "/etc/apt/keyrings/gpunode-nvidia-container-toolkit.asc"
+SOURCES, KEY, YUM, RPM_KEY = archive_paths("nvidia-container-toolkit")
 PREFERENCES = "/etc/apt/preferences.d/gpunode-nvidia-container-toolkit.pref"
-YUM = "/etc/yum.repos.d/gpunode-nvidia-container-toolkit.repo"
-RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-nvidia-container-toolkit"
 ENV = "/etc/gpunode/container.env"
 BASE = "nvidia-container-toolkit-base"
 REFRESH = "nvidia-cdi-refresh"
@@ -310,14 +307,12 @@ def _daemon(
 
 def _archive(state: NodeState, settings: NvidiaContainerToolkitSettings, request: ToolkitRequest) -> Archive:
     base, own = settings.url or request.repository, settings.key
-    by_apt = state.apt is not None
-    architecture = state.apt.architecture if state.apt is not None else "$basearch"
+    folder = f"deb/{state.apt.architecture}" if state.apt is not None else "rpm/$basearch"
     return Archive(
         role=ROLE.name,
         purpose="NVIDIA's container toolkit",
-        file=SOURCES if by_apt else YUM,
-        key_file=KEY if by_apt else RPM_KEY,
-        uri=f"{base}/stable/{'deb' if by_apt else 'rpm'}/{architecture}",
+        name="nvidia-container-toolkit",
+        uri=f"{base}/stable/{folder}",
         key=own or request.key,
         fingerprints=() if own else request.fingerprints,
         # NVIDIA signs the metadata of this repository, not its rpm packages.
@@ -332,7 +327,7 @@ def _apt_files(
     if state.apt is None:
         gone = [YUM, RPM_KEY] if by_cuda else []
         return [ManagedFile(path=path, content=None) for path in gone]
-    old = old_toolkit_files([row.model_dump() for row in state.apt.sources])
+    old = old_toolkit_files(state.apt.sources)
     gone = [*old, *([SOURCES, KEY] if by_cuda else [])]
     return [
         *(ManagedFile(path=path, content=None) for path in gone),

@@ -11,7 +11,7 @@ from pydantic import Field
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
 from gpunode.provisioning import node_stack
-from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files
+from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files, archive_paths
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
 from gpunode.provisioning.departures import installed_by_role
@@ -47,9 +47,8 @@ from gpunode.tuning.kernel import in_container
 MODULES = "/etc/modules-load.d/gpunode-rdma.conf"
 MARKER = "/run/gpunode/rdma-reboot"
 """DOCA's modules wait for a boot. The file is removed by that boot."""
-SOURCES, KEY = "/etc/apt/sources.list.d/gpunode-doca.sources", "/etc/apt/keyrings/gpunode-doca.asc"
+SOURCES, KEY, YUM, RPM_KEY = archive_paths("doca")
 PREFERENCES = "/etc/apt/preferences.d/gpunode-doca.pref"
-YUM, RPM_KEY = "/etc/yum.repos.d/gpunode-doca.repo", "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-doca"
 OPENIBD = "openibd.service"
 DOCA_FILES = (SOURCES, KEY, PREFERENCES, YUM, RPM_KEY)
 # DOCA's repository has a dkms of its own; azhpc-images (install_doca.sh) keeps the distribution's in the same way.
@@ -237,11 +236,8 @@ def _repository(draft: Draft) -> ArchiveFiles:
             "rdma_doca_key: set the key that signs the repository, a file on the controller or an https URL: gpunode "
             "has no fingerprint to verify it with"
         )
-    file, key_file = (SOURCES, KEY) if draft.state.apt is not None else (YUM, RPM_KEY)
     archive = archive_files(
-        Archive(
-            role=ROLE.name, purpose="NVIDIA's DOCA-OFED", file=file, key_file=key_file, uri=url, key=key, suite="./"
-        ),
+        Archive(role=ROLE.name, purpose="NVIDIA's DOCA-OFED", name="doca", uri=url, key=key, suite="./"),
         draft.state,
         draft.context,
     )

@@ -1,12 +1,11 @@
 """Archives that are in a node's sources already, or must leave them."""
 
-from typing import Any
-
 from gpunode.provisioning.archives import archive_file, old_toolkit_files
+from gpunode.provisioning.state import AptSource
 
 
-def source(file: str, *uris: str, types: str = "deb") -> dict[str, Any]:
-    return {"file": file, "uris": list(uris), "types": types.split(), "suites": ["/"]}
+def source(file: str, *uris: str, types: str = "deb") -> AptSource:
+    return AptSource(file=file, uris=uris, types=tuple(types.split()), suites=("/",), components=())
 
 
 def test_an_archive_is_found_however_it_is_written() -> None:
