@@ -9,7 +9,7 @@ from typing import Any, Literal
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.keys import KeyRefusedError, trusted_key
-from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest, NodeQuestion
+from gpunode.provisioning.manifest import AptChange, ManagedFile, Manifest, NodeQuestion
 from gpunode.provisioning.repository import repository_offer
 from gpunode.provisioning.role import Role, Settings, option
 from gpunode.provisioning.rpm_repository import dnf_repository
@@ -31,7 +31,6 @@ RECORD = f"{FOLDER}/key.sha256"
 """Digest of the key when it was written: an unchanged key is not fetched again."""
 OLD_PIN = "/etc/apt/preferences.d/cuda-repository-pin-600"
 KEYS = (APT_PATHS["key"], DNF_PATHS["key"])
-OWN = (*APT_PATHS.values(), *DNF_PATHS.values(), RECORD)
 
 
 class NvidiaRepositorySettings(Settings):
@@ -58,7 +57,7 @@ ROLE = Role(
     title="Configure NVIDIA's CUDA repository",
     about=("Writes the repository's file, key, priority and proxy, and removes what older instructions left of it.",),
     settings=NvidiaRepositorySettings,
-    files=(*APT_PATHS.values(), *DNF_PATHS.values()),
+    files=(*APT_PATHS.values(), *DNF_PATHS.values(), RECORD),
     folders=(FOLDER,),
     more=Look(paths=(OLD_PIN,), contents=(*KEYS, RECORD)),
 )
@@ -180,19 +179,10 @@ def _files(state: NodeState, offer: RepositoryConfig, key: str, proxy: str) -> I
         yield ManagedFile(path=OLD_PIN, content=None)
         for path, rest in sorted(state.apt.old_keys.items()):
             yield ManagedFile(path=path, content=rest or None, encoding="base64")
-    yield ManagedFile(path=offer.key_path, content=key, private=True)
+    yield ManagedFile(path=offer.key_path, content=key)
     yield ManagedFile(path=RECORD, content=hashlib.sha256(key.encode()).hexdigest() + "\n")
     secret = "@" in proxy
     for path, text in offer.files.items():
-        if path in OWN:
+        if path in ROLE.files:
             private = secret and path in (APT_PATHS["proxy"], DNF_PATHS["repository"])
             yield ManagedFile(path=path, content=text or None, mode="0600" if private else "0644", private=private)
-
-
-@ROLE.absent
-def absent(_state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
-    """Return the removal: packages of other sources are installed without it."""
-    files = tuple(ManagedFile(path=path, content=None, private=path in KEYS) for path in OWN)
-    return manifest.model_copy(
-        update={"files": files, "folders": (ManagedFolder(path=FOLDER, state="absent_if_empty"),)}
-    )
