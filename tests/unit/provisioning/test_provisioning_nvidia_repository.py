@@ -11,7 +11,7 @@ from gpunode.catalog import origins
 from gpunode.provisioning import nvidia_repository
 from gpunode.provisioning.keys import armored, public_keys
 from gpunode.provisioning.manifest import AptChange, Manifest
-from gpunode.provisioning.nvidia_repository import APT_PATHS, DNF_PATHS, FOLDER, KEYS, OLD_PIN, OWN, RECORD, ROLE
+from gpunode.provisioning.nvidia_repository import APT_PATHS, DNF_PATHS, FOLDER, KEYS, OLD_PIN, RECORD, ROLE
 from gpunode.provisioning.state import NodeState
 
 PACKET = b"\xc6\x03\x04\x00\x01"
@@ -118,7 +118,7 @@ def test_a_proxys_password_is_for_root_alone_and_in_no_diff() -> None:
 
 def test_absent_and_another_source_remove_it() -> None:
     for manifest in (planned(ROLE.name, settled(), context(), state="absent"), _of_source("debian", settled())):
-        assert {each.path: each.content for each in manifest.files} == dict.fromkeys(OWN)
+        assert {each.path: each.content for each in manifest.files} == dict.fromkeys(ROLE.files)
         assert manifest.folders[0].path == FOLDER
         assert manifest.due
     assert not planned(ROLE.name, node(), context(), state="absent").due
