@@ -77,9 +77,9 @@ def main() -> int:
         f"Three simulated GPU servers. The first run takes some minutes; what the commands print is in {shown(LOGS)}/."
     )
     demo = Demo(LAB, 6)
-    demo.prepare("virtual environment and Docker engine")
+    demo.prepare("Docker engine and virtual environment")
     hardware = [part for name in HARDWARE for part in ("--hardware", name)]
-    demo.gpunode("three bare servers, their GPUs simulated", "lab", "up", "--name", LAB, *hardware, limit_s=1800)
+    demo.nodes("three bare servers, their GPUs simulated", *hardware)
     for node in (*HEALTHY, BROKEN):
         quiet(GPUNODE, "lab", "fault", "--name", LAB, node, "--heal", limit_s=120)  # of an earlier demo
     demo.marker.unlink(missing_ok=True)

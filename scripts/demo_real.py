@@ -45,9 +45,8 @@ def surprises(report: dict[str, Any]) -> list[str]:
 def main() -> int:
     print(f"NVIDIA's real driver on a bare Debian node; what the commands print is in {shown(LOGS)}/.")
     demo = Demo(LAB, 4)
-    demo.prepare("virtual environment and Docker engine")
-    up = ("lab", "up", "--name", LAB, "-n", "1", "--os", "debian-12")
-    demo.gpunode("a bare Debian node", *up, limit_s=1800)
+    demo.prepare("Docker engine and virtual environment")
+    demo.nodes("a bare Debian node", "-n", "1", "--os", "debian-12")
     demo.marker.unlink(missing_ok=True)
     inventory = demo.inventory
     provision = ("provision", "-i", inventory, "-e", "nvidia_driver_source=debian")

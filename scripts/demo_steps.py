@@ -126,16 +126,22 @@ class Demo:
         return self.step(title, [GPUNODE, *words], limit_s=limit_s, fine=fine)
 
     def prepare(self, title: str) -> None:
-        """Make the virtual environment and start the Docker engine, side by side; remove an unfinished demo's nodes."""
+        """Start the Docker engine beside the making of as much of the virtual environment as `nodes` needs; remove an
+        unfinished demo's nodes.
+        """
         for folder in (ROOT, Path("/var")):
             free = shutil.disk_usage(folder).free / 2**30
             if free < FREE_GIB:
                 raise DemoError(f"{folder}: {free:.1f} GiB free, the demo needs {FREE_GIB} GiB: free disk space there")
-        scripts = [[str(ROOT / "scripts" / name)] for name in ("docker-engine", "bootstrap")]
-        self.step(title, *scripts, limit_s=1800)
+        self.step(title, [_script("docker-engine")], [_script("bootstrap"), "lab"], limit_s=1800)
         if self.marker.parent.exists() and not self.marker.exists():
             print("      the last demo did not end: its nodes are removed")
             quiet(GPUNODE, "lab", "down", "--name", self.lab, limit_s=300)
+
+    def nodes(self, title: str, *words: str) -> None:
+        """Make nodes, and their image, beside the rest of the virtual environment."""
+        up = (GPUNODE, "lab", "up", "--name", self.lab, *words)
+        self.step(title, up, [_script("bootstrap")], limit_s=1800)
 
     @property
     def inventory(self) -> str:
@@ -246,6 +252,10 @@ def statuses(report: dict[str, Any], host: str) -> dict[str, set[str]]:
     for finding in node["findings"]:
         found.setdefault(finding["check"], set()).add(finding["status"])
     return found
+
+
+def _script(name: str) -> str:
+    return str(ROOT / "scripts" / name)
 
 
 def _interrupt(*_: object) -> NoReturn:

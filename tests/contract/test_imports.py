@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -86,3 +87,38 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = {DISTRIBUTIONS.get(name, name).lower() for name in outside}
     assert named | OF_PLAYBOOKS == declared(project["dependencies"])
+
+
+WITHOUT = """
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+
+names = packages_distributions()
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        kept = {one.lower().replace("_", "-") for one in names.get(name, ["gpunode"])} & {"gpunode", *sys.argv[1:]}
+        if "." not in name and not kept:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+from gpunode.cli import run
+from gpunode.lab import Lab
+from gpunode.lab.hardware import describe
+from gpunode.lab.packages.plan import plan
+describe("hgx-h100-8", "lab/node"), plan(), Lab("x")
+assert run(["lab", "up", "--help"]) == 0
+assert not {"ansible", "paramiko", "fabric"} & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize("lost", [None, "pyyaml"])
+def test_the_demo_makes_its_nodes_with_a_part_of_the_virtual_environment(lost: str | None) -> None:
+    script = (ROOT / "scripts" / "bootstrap").read_text(encoding="utf-8")
+    names = re.findall(r'^lab="([^"]+)"', script, re.MULTILINE)[0].split()
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert [name for name in names if not re.search(rf"^{re.escape(name)}==\S+ \\$", lock, re.MULTILINE)] == []
+    argv = [sys.executable, "-c", WITHOUT, *(name for name in names if name != lost)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    assert (done.returncode == 0) is (lost is None), done.stderr
