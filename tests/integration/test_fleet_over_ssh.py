@@ -20,7 +20,7 @@ from gpunode.fleet.ssh_config import SshSettings
 
 Start = Callable[..., Server]
 pytest_plugins = ("fleet_fixtures",)
-pytestmark = [pytest.mark.usefixtures("small_probe"), pytest.mark.alone]
+pytestmark = pytest.mark.usefixtures("small_probe")
 
 
 def one(target: Target, timeout_s: float = 20.0) -> Collected:

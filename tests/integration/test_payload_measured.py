@@ -16,10 +16,7 @@ from gpunode.facts.models.workload import Record, values_of
 from gpunode.workload.payload import payload_zip
 
 PYTHON = os.environ.get("GPUNODE_TORCH_PYTHON")
-pytestmark = [
-    pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TORCH_PYTHON names no Python with PyTorch"),
-    pytest.mark.alone,
-]
+pytestmark = pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TORCH_PYTHON names no Python with PyTorch")
 PARTS = "copy,gemm,nccl,memory,ddp,storage,tools,burn"
 
 
@@ -196,9 +193,9 @@ def ranks(archive: Path, size: int, parts: str, limit_s: float = 20, **fault: An
 @pytest.mark.parametrize(
     ("links", "how", "verdict"),
     [
-        ([], "slow", None),
-        ([[2, 5]], "slow", "slow"),
-        ([[2, 5], [0, 7]], "slow", "slow"),
+        pytest.param([], "slow", None, marks=pytest.mark.alone),
+        pytest.param([[2, 5]], "slow", "slow", marks=pytest.mark.alone),
+        pytest.param([[2, 5], [0, 7]], "slow", "slow", marks=pytest.mark.alone),
         ([[1, 4], [4, 6]], "corrupt", "corrupt"),
         ([[3, 4]], "silent", "failed"),
     ],

@@ -31,10 +31,7 @@ from gpunode.tuning import payload_settings
 from gpunode.workload.payload import payload_zip
 
 PYTHON = os.environ.get("GPUNODE_TORCH_PYTHON")
-pytestmark = [
-    pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TORCH_PYTHON names no Python with PyTorch"),
-    pytest.mark.alone,
-]
+pytestmark = pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TORCH_PYTHON names no Python with PyTorch")
 
 
 def run(
