@@ -16,13 +16,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import IO
 from xml.etree import ElementTree
 
 import needs
@@ -241,6 +244,10 @@ MEMORY_GIB = 4
 """Free memory with which temporary files of unit and contract tests are kept there; they take up to 1 GiB."""
 OWN_PACKAGES = ("lint", "unit", "contract", "integration")
 """Tiers for which packages are installed whatever is chosen; the others find out first whether they are due."""
+SIDE_BY_SIDE = ("lab", "molecule")
+"""Tiers that run at the same time if both are chosen: each waits for its nodes for most of its time."""
+LABS_AT_ONCE = 2
+LAB_FILE_LIMIT_S = 3600
 
 
 @dataclass
@@ -271,8 +278,51 @@ class Tally:
         )
 
 
-def run(argv: Sequence[str | Path], *, limit_s: float, env: dict[str, str] | None = None) -> int:
-    """Run one program with its output passed through; return 124 if it ran past its limit.
+class Running:
+    """The programs that run, also in threads; once it is ended, none is started any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended = False
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], output: IO[bytes] | None) -> "subprocess.Popen[bytes]":
+        """Start a program in a process group of its own."""
+        with self._lock:
+            if self._ended:
+                raise KeyboardInterrupt
+            process = subprocess.Popen(
+                argv,
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output else None,
+                start_new_session=True,
+            )
+            self._processes.append(process)
+            return process
+
+    def end(self) -> None:
+        """End all of them."""
+        with self._lock:
+            self._ended = True
+        for process in self._processes:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGINT)
+        for process in self._processes:
+            if process.poll() is None:
+                end_group(process)
+
+
+RUNNING = Running()
+
+
+def run(
+    argv: Sequence[str | Path], *, limit_s: float, env: dict[str, str] | None = None, output: IO[bytes] | None = None
+) -> int:
+    """Run one program with its output passed through, or in a file; return 124 if it ran past its limit.
 
     Compiled modules are kept, in .cache, even if the environment disables them: without them, half of what pytest's
     workers do at their start is to compile the tests again.
@@ -280,13 +330,7 @@ def run(argv: Sequence[str | Path], *, limit_s: float, env: dict[str, str] | Non
     path = os.pathsep.join([str(BIN), os.environ["PATH"], needs.SYSTEM_FOLDERS])
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     kept.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".cache" / "bytecode"))
-    process = subprocess.Popen(
-        [str(part) for part in argv],
-        cwd=ROOT,
-        env={**kept, "PATH": path, **(env or {})},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    process = RUNNING.start([str(part) for part in argv], {**kept, "PATH": path, **(env or {})}, output)
     try:
         return process.wait(timeout=limit_s)
     except subprocess.TimeoutExpired:
@@ -309,6 +353,38 @@ def end_group(process: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=10)
+
+
+def side_by_side(
+    jobs: Mapping[str, Callable[[IO[bytes] | None], Tally]], *, at_once: int, live: str | None = None
+) -> dict[str, Tally]:
+    """Run jobs in threads and return their results with the seconds of each. A job gets a file for its output, which is
+    printed when the job ends; that of the job ``live`` is passed through.
+    """
+
+    def timed(name: str) -> Tally:
+        started = time.monotonic()
+        tally = jobs[name](outputs[name])
+        tally.seconds = time.monotonic() - started
+        return tally
+
+    with ExitStack() as stack:
+        outputs = {name: None if name == live else stack.enter_context(tempfile.TemporaryFile()) for name in jobs}
+        pool = stack.enter_context(ThreadPoolExecutor(at_once))
+        try:
+            begun = {pool.submit(timed, name): name for name in jobs}
+            for ended in as_completed(begun):
+                ended.result()  # may raise: the others end then
+                if output := outputs[begun[ended]]:
+                    output.seek(0)
+                    sys.stdout.flush()
+                    sys.stdout.buffer.write(output.read())
+                    sys.stdout.flush()
+        except BaseException:
+            RUNNING.end()  # before the pool waits for its threads
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return {name: future.result() for future, name in begun.items()}
 
 
 @contextmanager
@@ -336,7 +412,9 @@ def in_memory() -> Iterator[dict[str, str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def pytest_tier(*arguments: str, limit_s: float, env: dict[str, str] | None = None) -> Tally:
+def pytest_tier(
+    *arguments: str, limit_s: float, env: dict[str, str] | None = None, output: IO[bytes] | None = None
+) -> Tally:
     """Run pytest on some folders and count the results in its report."""
     folders = [argument for argument in arguments if argument.startswith("tests/")]
     if not any((ROOT / folder).exists() for folder in folders):
@@ -344,7 +422,7 @@ def pytest_tier(*arguments: str, limit_s: float, env: dict[str, str] | None = No
     present = [argument for argument in arguments if not argument.startswith("tests/") or (ROOT / argument).exists()]
     with tempfile.TemporaryDirectory(prefix="gpunode-tests-") as folder:
         report = Path(folder) / "report.xml"
-        rc = run([BIN / "pytest", *present, f"--junitxml={report}"], limit_s=limit_s, env=env)
+        rc = run([BIN / "pytest", *present, f"--junitxml={report}"], limit_s=limit_s, env=env, output=output)
         if not report.exists():
             return Tally(failed=1, broken=[f"pytest wrote no report (exit {rc})"])
         tree = ElementTree.parse(report).getroot()
@@ -391,11 +469,13 @@ def cannot_run(why: str) -> Tally:
     return Tally(not_run=why)
 
 
-def tool_tier(commands: dict[str, Sequence[str | Path]], *, limit_s: float) -> Tally:
+def tool_tier(
+    commands: Mapping[str, Sequence[str | Path]], output: IO[bytes] | None = None, *, limit_s: float
+) -> Tally:
     """Run programs with a result in their exit code only."""
     tally = Tally()
     for name, argv in commands.items():
-        rc = run(argv, limit_s=limit_s)
+        rc = run(argv, limit_s=limit_s, output=output)
         if rc:
             tally.failed += 1
             tally.broken.append(f"{name} (exit {rc})")
@@ -406,31 +486,33 @@ def tool_tier(commands: dict[str, Sequence[str | Path]], *, limit_s: float) -> T
 
 def lint() -> Tally:
     shell = ["scripts/bootstrap", "scripts/docker-engine", "scripts/zipapp", "contrib/slurm/gpunode-prolog"]
-    return tool_tier(
-        {
-            **({"shellcheck": ["shellcheck", "-S", "warning", *shell]} if needs.here("shellcheck") else {}),
-            "ruff check": [BIN / "ruff", "check", "."],
-            "ruff format": [BIN / "ruff", "format", "--check", "."],
-            "mypy": [BIN / "mypy"],
-            "yamllint": [BIN / "yamllint", "--strict", "."],
-            # Its syntax check has no inventory, so no group would match.
-            "ansible-lint": [
-                "env",
-                "ANSIBLE_HOST_PATTERN_MISMATCH=ignore",
-                BIN / "ansible-lint",
-                "--strict",
-                "--offline",
-            ],
-        },
-        limit_s=600,
-    )
+    commands: dict[str, Sequence[str | Path]] = {
+        "mypy": [BIN / "mypy"],
+        # Its syntax check has no inventory, so no group would match.
+        "ansible-lint": ["env", "ANSIBLE_HOST_PATTERN_MISMATCH=ignore", BIN / "ansible-lint", "--strict", "--offline"],
+        "yamllint": [BIN / "yamllint", "--strict", "."],
+        "ruff check": [BIN / "ruff", "check", "."],
+        "ruff format": [BIN / "ruff", "format", "--check", "."],
+    }
+    if needs.here("shellcheck"):
+        commands["shellcheck"] = ["shellcheck", "-S", "warning", *shell]
+    jobs = {name: partial(tool_tier, {name: argv}, limit_s=600) for name, argv in commands.items()}
+    tally = Tally()
+    for one in side_by_side(jobs, at_once=processors()).values():
+        tally = tally.with_more(one)
+    return tally
 
 
-def in_parallel(dist: str = "worksteal") -> list[str]:
-    """Return the options with which pytest uses every processor; for tests that share no port and no machine. With
-    ``loadfile`` the tests of one file run one after the other.
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def in_parallel(dist: str = "worksteal", workers: int | None = None) -> list[str]:
+    """Return the options with which pytest uses every processor, or so many workers; for tests that share no port and
+    no machine. With ``loadfile`` the tests of one file run one after the other.
     """
-    return ["-n", str(len(os.sched_getaffinity(0))), "--dist", dist]
+    return ["-n", str(workers or processors()), "--dist", dist]
 
 
 def unit(*, everything: bool = False) -> Tally:
@@ -456,14 +538,14 @@ def contract(*, everything: bool = False) -> Tally:
 
 
 def integration() -> Tally:
-    """Run the tests with a real sshd, Slurm, nftables and PyTorch and real Ansible programs, on loopback; those with
-    the marker ``alone`` after the others.
+    """Run the tests with a real sshd, Slurm, nftables and PyTorch and real Ansible programs, on loopback: they wait for
+    a third of their time, so there is one worker more than processors. Those with the marker ``alone`` run after them.
     """
     python, line = needs.torch_python()
     print(line, flush=True)
     env = {needs.TORCH_VARIABLE: str(python)} if python else None
     folders = ("tests/integration", "tests/fleet", "-q", "-m")
-    tally = pytest_tier(*folders, "not alone", *in_parallel("loadfile"), limit_s=1800, env=env)
+    tally = pytest_tier(*folders, "not alone", *in_parallel("loadfile", processors() + 1), limit_s=1800, env=env)
     return tally.with_more(pytest_tier(*folders, "alone", limit_s=1800, env=env))
 
 
@@ -551,11 +633,23 @@ def no_lab_here() -> Tally | None:
     return None
 
 
-def lab(*, everything: bool = False) -> Tally:
+def lab_file(file: str, output: IO[bytes] | None) -> Tally:
+    print(f"{file} …", flush=True)
+    return pytest_tier(file, "-v", limit_s=LAB_FILE_LIMIT_S, output=output)
+
+
+def lab(_output: IO[bytes] | None = None, *, everything: bool = False) -> Tally:
+    """Run the tests in lab nodes: those of one file share nodes, and two files have nodes at the same time.
+
+    Each file has a pytest of its own: a worker of pytest-xdist has no time to remove its nodes after Ctrl-C.
+    """
     if impossible := no_lab_here():
         return impossible
     chosen = lab_files(everything=everything)
-    tally = pytest_tier(*chosen.run, "-v", limit_s=9000 if everything else 3600)
+    jobs = {file: partial(lab_file, file) for file in chosen.run}
+    tally = Tally()
+    for one in side_by_side(jobs, at_once=min(processors(), LABS_AT_ONCE)).values():
+        tally = tally.with_more(one)
     tally.left_out = chosen.left_out
     return tally
 
@@ -574,11 +668,12 @@ def lab_matrix() -> Tally:
     return pytest_tier("tests/lab/test_matrix.py", "-v", limit_s=21600, env={"GPUNODE_TEST_ALL": "1"})
 
 
-def molecule(*, everything: bool = False) -> Tally:
+def molecule(output: IO[bytes] | None = None, *, everything: bool = False) -> Tally:
     if impossible := no_lab_here():
         return impossible
     chosen = scenarios(everything=everything)
-    tally = tool_tier({name: [BIN / "molecule", "test", "-s", name] for name in chosen.run}, limit_s=1800)
+    commands: dict[str, Sequence[str | Path]] = {name: [BIN / "molecule", "test", "-s", name] for name in chosen.run}
+    tally = tool_tier(commands, output, limit_s=1800)
     tally.left_out = chosen.left_out
     return tally
 
@@ -612,7 +707,8 @@ def gpu() -> Tally:
     return pytest_tier("tests/gpu", "-v", limit_s=1800)
 
 
-TIERS: dict[str, Callable[[], Tally]] = {
+Tier = Callable[..., Tally]
+TIERS: dict[str, Tier] = {
     "lint": lint,
     "unit": unit,
     "contract": contract,
@@ -622,7 +718,7 @@ TIERS: dict[str, Callable[[], Tally]] = {
     "vm": vm,
     "gpu": gpu,
 }
-WHOLE: dict[str, Callable[[], Tally]] = {
+WHOLE: dict[str, Tier] = {
     "unit": partial(unit, everything=True),
     "contract": partial(contract, everything=True),
     "lab": partial(lab, everything=True),
@@ -661,6 +757,26 @@ def skips(tallies: dict[str, Tally]) -> list[str]:
     return lines
 
 
+def run_tiers(names: Sequence[str], tiers: Mapping[str, Tier]) -> dict[str, Tally]:
+    """Run tiers in their order, those of ``SIDE_BY_SIDE`` together; return their results."""
+    tallies: dict[str, Tally] = {}
+    for name in names:
+        if name in tallies:
+            continue
+        if name in SIDE_BY_SIDE and set(SIDE_BY_SIDE) <= set(names) and no_lab_here() is None:
+            print(f"== {' and '.join(SIDE_BY_SIDE)}", flush=True)
+            jobs = {one: tiers[one] for one in SIDE_BY_SIDE}
+            tallies |= side_by_side(jobs, at_once=len(jobs), live=SIDE_BY_SIDE[0])
+            continue
+        print(f"== {name}", flush=True)
+        started = time.monotonic()
+        if name in OWN_PACKAGES and (missing := needs.install(name)):
+            print(missing, flush=True)
+        tallies[name] = tiers[name]()
+        tallies[name].seconds = time.monotonic() - started
+    return tallies
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=list(TIERS | WHOLE), help="run this tier alone (repeatable)")
@@ -669,16 +785,9 @@ def main() -> int:
     # In a shell's background SIGINT is ignored, and so it would be in the programs that tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    tallies: dict[str, Tally] = {}
+    started = time.monotonic()
     tiers = TIERS | WHOLE if chosen.all else WHOLE | TIERS
-    for name in chosen.only or (tiers if chosen.all else TIERS):
-        print(f"== {name}", flush=True)
-        started = time.monotonic()
-        if name in OWN_PACKAGES and (missing := needs.install(name)):
-            print(missing, flush=True)
-        tallies[name] = tiers[name]()
-        tallies[name].seconds = time.monotonic() - started
-
+    tallies = run_tiers(chosen.only or list(tiers if chosen.all else TIERS), tiers)
     print("\nTiers:")
     for name, tally in tallies.items():
         print(describe(name, tally))
@@ -686,9 +795,13 @@ def main() -> int:
     passed, failed, skipped = (
         sum(getattr(t, key) for t in tallies.values()) for key in ("passed", "failed", "skipped")
     )
-    print(f"\n{passed} passed, {failed} failed, {skipped} skipped")
+    print(f"\n{passed} passed, {failed} failed, {skipped} skipped in {time.monotonic() - started:.0f} s")
     return 1 if failed or not passed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("run_tests: interrupted", file=sys.stderr)
+        sys.exit(130)

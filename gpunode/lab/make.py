@@ -31,7 +31,7 @@ from gpunode.lab.recipe import ADMIN, GID, OPERATOR, UIDS, LabSystem
 from gpunode.lab.state import LabState, make_key
 
 PORTS = range(22000, 23000)  # below Linux's outgoing range, so that a restarted node finds its port free
-_ATTEMPTS = 3
+_ATTEMPTS = 8  # another lab that is made at the same time takes the same ports
 _CAPABILITIES_WITHHELD = (
     "SYS_MODULE",  # a node must not load its modules into the host's kernel
     "SYS_RAWIO",  # nor write to the host's memory and disks

@@ -95,10 +95,10 @@ class Place:
         assert len(finding["message"].splitlines()) == 1
 
     @contextmanager
-    def under_way(self) -> Iterator["subprocess.Popen[str]"]:
+    def under_way(self, limit_s: int = 75) -> Iterator["subprocess.Popen[str]"]:
         """``gpunode validate`` with a payload that takes its whole time, its container running."""
         process = subprocess.Popen(
-            self.command("--image-file", str(self.image("hangs")), "--workload-timeout", "75"),
+            self.command("--image-file", str(self.image("hangs")), "--workload-timeout", str(limit_s)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -267,7 +267,7 @@ def test_a_connection_that_ends_leaves_no_container(place: Place) -> None:
 
 def test_a_network_that_falls_silent_leaves_no_container_after_the_limit(place: Place) -> None:
     """The end is not signalled: only the limit inside the container remains."""
-    with place.under_way() as process:
+    with place.under_way(limit_s=40) as process:
         place.root("iptables -I INPUT -p tcp --dport 22 -j DROP && iptables -I OUTPUT -p tcp --sport 22 -j DROP")
         try:
             assert until(lambda: not place.containers, 90) > 5

@@ -6,14 +6,18 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run_tests.py"
+LABS = ("lab", "molecule")
 
 
 def git(root: Path, *argv: str) -> None:
@@ -235,6 +239,72 @@ def test_what_is_to_run_alone_runs_after_the_others_and_counts(monkeypatch: pyte
     both = module.integration()
     assert runs == [("not alone", True), ("alone", False)]
     assert both == module.Tally(6, 2, 4, broken=["not alone", "alone"], skips=Counter({"no nft": 4}))
+
+
+def test_tiers_of_lab_nodes_run_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    module = script(monkeypatch)
+    both = threading.Barrier(2, timeout=20)
+
+    def tier(name: str, output: IO[bytes] | None = None) -> object:
+        if name in module.SIDE_BY_SIDE:
+            both.wait()  # breaks unless the other one runs too
+        assert module.run(["echo", f"by {name}"], limit_s=20, output=output) == 0
+        return module.Tally(passed=1)
+
+    monkeypatch.setattr(module, "no_lab_here", lambda: None)
+    monkeypatch.setattr(module.needs, "install", lambda _: None)
+    names = ["unit", "molecule", "vm", "lab"]
+    tallies = module.run_tiers(names, {name: partial(tier, name) for name in names})
+    assert [(name, tally.passed) for name, tally in tallies.items()] == [(one, 1) for one in ("unit", *LABS, "vm")]
+    lines = capfdbinary.readouterr().out.decode().split("\n")
+    assert lines[:3] == ["== unit", "by unit", "== lab and molecule"]
+    assert sorted(lines[3:5]) == ["by lab", "by molecule"]
+    assert lines[5:] == ["== vm", "by vm", ""]
+
+
+def test_each_file_of_lab_tests_has_a_pytest_of_its_own_and_all_count(
+    since_the_commit: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    module, both = since_the_commit, threading.Barrier(2, timeout=20)
+    touch(module, "tests/lab/test_other_nodes.py")
+    monkeypatch.setattr(module, "no_lab_here", lambda: None)
+    monkeypatch.setattr(module, "processors", lambda: 2)
+
+    def tier(file: str, *_words: str, output: IO[bytes], **_options: object) -> object:
+        both.wait()
+        output.write(f"of {file}\n".encode())
+        return module.Tally(passed=2, skipped=1)
+
+    monkeypatch.setattr(module, "pytest_tier", tier)
+    tally = module.lab()
+    assert (tally.passed, tally.skipped) == (4, 2)
+    printed = capfd.readouterr().out
+    assert [printed.count(f"of tests/lab/test_{name}.py\n") for name in ("lab_nodes", "other_nodes")] == [1, 1]
+
+
+def test_an_interrupt_ends_what_runs_side_by_side_and_starts_no_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = script(monkeypatch)
+    mark = tmp_path / "started later"
+
+    def waiting(output: IO[bytes] | None) -> object:
+        return module.tool_tier({"first": ["sleep", "600"], "second": ["touch", mark]}, output, limit_s=900)
+
+    def interrupted(_output: IO[bytes] | None) -> object:
+        end = time.monotonic() + 20
+        while not module.RUNNING._processes:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        module.side_by_side({"one": interrupted, "other": waiting}, at_once=2)
+    (process,) = module.RUNNING._processes
+    assert process.returncode is not None
+    assert not mark.exists()
 
 
 @pytest.mark.parametrize("gib", [0, 1 << 20])
