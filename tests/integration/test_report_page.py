@@ -68,6 +68,7 @@ def test_the_page_loads_and_filters_without_a_message(chromium: Browser, page: P
     chromium.open(page)
     assert chromium.run("document.querySelectorAll('svg.drawing').length") == 4
     assert chromium.run("document.querySelector('details.node[open] svg.drawing').getBoundingClientRect().height") > 200
+    assert "only in the second run" in chromium.run("document.querySelector('[aria-labelledby=h-since]').innerText")
     hosts, rows, findings, shown = chromium.run(f"{TYPED}('', {ALL})")
     assert (len(hosts), rows, shown) == (5, 5, "5 of 5 nodes")
     assert findings >= 2
