@@ -104,16 +104,17 @@ class Image:
         return " ".join((self.folder / "host_key.pub").read_text(encoding="ascii").split()[:2])
 
 
-def built(*more: str) -> Image:
+def built(*more: str, components: str = "main", setup: str = "") -> Image:
     """Return the image, with more packages; build it where this recipe was never built here. One build at a time.
 
-    Packages are installed by this machine's own processor: the emulated one takes ten times as long.
+    Packages are installed by this machine's own processor: the emulated one takes ten times as long. ``setup`` is a
+    script that runs at the end, outside of the tree (its first argument), with apt configured for it.
     """
     mirror = find_mirror()
     cache = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "gpunode" / "test-vm")
     cache.mkdir(parents=True, exist_ok=True)
     packages = (*PACKAGES, *more)
-    recipe = repr((packages, FILES, SETUP, SIZE, mirror.archive))
+    recipe = repr((packages, FILES, SETUP, SIZE, mirror.archive, *([components, setup] if setup else [])))
     folder = cache / hashlib.sha256(recipe.encode()).hexdigest()[:16]
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -122,12 +123,12 @@ def built(*more: str) -> Image:
                 shutil.rmtree(old)
             draft = folder.with_suffix(".new")
             draft.mkdir()
-            _build(draft, mirror, packages)
+            _build(draft, mirror, packages, components, setup)
             draft.rename(folder)
     return Image(folder)
 
 
-def _build(folder: Path, mirror: Mirror, packages: tuple[str, ...]) -> None:
+def _build(folder: Path, mirror: Mirror, packages: tuple[str, ...], components: str, setup: str) -> None:
     """Make disk, boot disk and keys in a folder."""
     for name in ("key", "host_key"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(folder / name))
@@ -139,6 +140,9 @@ def _build(folder: Path, mirror: Mirror, packages: tuple[str, ...]) -> None:
             target.write_text(text, encoding="utf-8")
             target.chmod(0o440 if "sudoers" in path else 0o644)
         archive, security = mirror.archive, mirror.security
+        hook = Path(work) / "setup"
+        hook.write_text(f"#!/bin/bash\nset -eu\n{setup}", encoding="utf-8")
+        hook.chmod(0o700)
         _run(
             "mmdebstrap",
             "--mode=root",
@@ -149,11 +153,12 @@ def _build(folder: Path, mirror: Mirror, packages: tuple[str, ...]) -> None:
             ' | chroot "$1" debconf-set-selections',
             f"--customize-hook=sync-in {extra} /",
             f'--customize-hook=chroot "$1" sh -c {_quoted(SETUP)}',
+            f"--customize-hook={hook}",
             "bookworm",
             str(tree),
-            f"deb [signed-by={KEYRING}] {archive} bookworm main",
-            f"deb [signed-by={KEYRING}] {archive} bookworm-updates main",
-            f"deb [signed-by={KEYRING}] {security} bookworm-security main",
+            f"deb [signed-by={KEYRING}] {archive} bookworm {components}",
+            f"deb [signed-by={KEYRING}] {archive} bookworm-updates {components}",
+            f"deb [signed-by={KEYRING}] {security} bookworm-security {components}",
             env={f"{scheme}_proxy": url for scheme, url in mirror.proxies},
         )
         ssh = tree / "home" / USER / ".ssh"

@@ -23,14 +23,14 @@ def vm_image() -> Image:
     return image_with()
 
 
-def image_with(*packages: str) -> Image:
-    """Return the image with more packages; skips where this machine cannot have one."""
+def image_with(*packages: str, components: str = "main", setup: str = "") -> Image:
+    """Return the image with more packages; skips where this machine cannot have one. Parameters as of ``built``."""
     if os.geteuid() != 0:
         pytest.skip("building the image of a virtual machine needs root")
     for program, package in NEEDS.items():
         if shutil.which(program) is None:
             pytest.skip(f"no {program}: apt-get install {package}")
-    return built(*packages)
+    return built(*packages, components=components, setup=setup)
 
 
 @pytest.fixture(scope="module")
