@@ -28,6 +28,7 @@ from gpunode.yaml_file import Expanded, load_bounded
 
 INTERRUPT_WAIT_S = 20.0
 """Seconds for Ansible to end after Ctrl-C before its process group is killed."""
+CALLBACKS = "gpunode.node.preload,gpunode.node.roles"
 _SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 
 
@@ -50,7 +51,8 @@ _SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 def command(**options: Any) -> int:
     """Install and configure the GPU stack on the nodes of an inventory.
 
-    Runs playbooks/site.yml with ansible-playbook and prints its output unchanged; --check prints only what would
+    Runs playbooks/site.yml with ansible-playbook and prints its output unchanged, on stderr each role as it begins, and
+    at the end each failure with its nodes and its task; --check prints only what would
     change (all tasks: ANSIBLE_DISPLAY_OK_HOSTS=yes or -v). Exit codes: 0 all done, 1 a
     task failed, 2 wrong usage, inventory, pattern or variable, 3 a node was unreachable.
     """
@@ -79,6 +81,9 @@ def command(**options: Any) -> int:
         password = click.prompt("sudo password", hide_input=True, err=True)
         argv += ["--become-password-file", "-"]
     env = ansible_environment()
+    if env.get("ANSIBLE_CONFIG") != os.environ.get("ANSIBLE_CONFIG"):
+        # The configuration is ours: another has its own list of callbacks.
+        env.setdefault("ANSIBLE_CALLBACKS_ENABLED", CALLBACKS)
     if options["check"] and not options["verbose"]:
         # The planned changes should fit on one page.
         env.setdefault("ANSIBLE_DISPLAY_OK_HOSTS", "no")

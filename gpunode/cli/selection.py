@@ -4,6 +4,7 @@ import functools
 import getpass
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -78,12 +79,13 @@ class Selection:
                 yield answer
 
 
+LINE_EVERY_S = 30.0
 NodeProgress = Callable[[str, str], None]
 """Called with a node's name and the current step there."""
 
 
 class Shown:
-    """Progress display. In a pipe or with NO_COLOR nothing is shown: this base class shows nothing."""
+    """Progress display: this base class shows nothing."""
 
     def __call__(self, name: str) -> None:
         """Count a node that has answered."""
@@ -92,9 +94,10 @@ class Shown:
         """Show the current step at a node."""
 
 
-class _OnTerminal(Shown):
-    def __init__(self, show: Callable[[str], None], names: Sequence[str]) -> None:
+class _Counted(Shown):
+    def __init__(self, show: Callable[[str], None], names: Sequence[str], doing: str) -> None:
         self._show = show
+        self._verb = doing
         self._waiting = set(names)
         self._nodes = len(names)
         self._doing: dict[str, str] = {}
@@ -109,27 +112,45 @@ class _OnTerminal(Shown):
         self._update()
 
     def _update(self) -> None:
-        line = progress(self._waiting, self._nodes)
+        line = progress(self._waiting, self._nodes, self._verb)
         latest = [f"{name}: {text}" for name, text in list(self._doing.items())[-1:]]
         self._show(printable("; ".join([line, *latest])))
 
 
 @contextmanager
-def shown_progress(names: Sequence[str]) -> Iterator[Shown]:
-    """Yield a line on stderr: how many nodes have answered, at the end which have not, and the last step of one."""
-    if not sys.stderr.isatty() or "NO_COLOR" in os.environ:
+def shown_progress(names: Sequence[str], doing: str = "collecting") -> Iterator[Shown]:
+    """Yield a line on stderr: how many nodes have answered, at the end which have not, and the last step of one.
+
+    In a pipe and with NO_COLOR it is a new line, at most every LINE_EVERY_S.
+    """
+    if not names:
         yield Shown()
+        return
+    if not sys.stderr.isatty() or "NO_COLOR" in os.environ:
+        yield _Counted(_Lines(), names, doing)
         return
     from rich.console import Console  # noqa: PLC0415 (slow to load, and only a terminal needs it)
     from rich.markup import escape  # noqa: PLC0415 (the same)
 
-    with Console(stderr=True).status(progress(set(names), len(names))) as status:
-        yield _OnTerminal(lambda text: status.update(escape(text)), names)
+    with Console(stderr=True).status(progress(set(names), len(names), doing)) as status:
+        yield _Counted(lambda text: status.update(escape(text)), names, doing)
 
 
-def progress(waiting: Collection[str], nodes: int) -> str:
+class _Lines:
+    """Lines of progress on stderr, the first after LINE_EVERY_S."""
+
+    def __init__(self) -> None:
+        self._printed = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if time.monotonic() >= self._printed + LINE_EVERY_S:
+            self._printed = time.monotonic()
+            click.echo(f"gpunode: {text}", err=True)
+
+
+def progress(waiting: Collection[str], nodes: int, doing: str = "collecting") -> str:
     """Return the progress, with the names of the last few, so that a hanging node is known before its time is over."""
-    line = f"collecting: {nodes - len(waiting)} of {nodes} nodes"
+    line = f"{doing}: {nodes - len(waiting)} of {nodes} nodes"
     return f"{line}, waiting for {fold(waiting)}" if 0 < len(waiting) <= min(8, nodes - 1) else line
 
 

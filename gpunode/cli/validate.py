@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from gpunode.cli.options import EXPECT, REPLAY, SELECT, SKIP, STRICT, policy_opt
 from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
 from gpunode.cli.recording import Recorder
 from gpunode.cli.saved_runs import SNAPSHOT, extract_snapshot
-from gpunode.cli.selection import NodeProgress, Selection, refuse_asking
+from gpunode.cli.selection import NodeProgress, Selection, refuse_asking, shown_progress
 from gpunode.cli.workloads import WorkloadOptions
 from gpunode.cli.write_expect import SETTINGS, must_be_writable, settings_of, write_expectation
 from gpunode.cli.writing import folder_for_bundles, save_bundle, write_whole
@@ -188,7 +188,7 @@ def command(  # noqa: PLR0913
         whole = verbose or write_expect is not None or any(place.format != "console" for place in places)
         progress = ReplayProgress(len(files)) if len(files) >= MANY_FILES else None
         results = Results(request.level or "quick", CompactReports(findings=whole), progress)
-        for node in evaluator.judge_fleet(answers, strict=len(files) == 1):
+        for node in counted(evaluator.judge_fleet(answers, strict=len(files) == 1), files):
             results.add(node, folder)
             kept.add(node)
         recorder.finish(worst(node.status for node in results.nodes), now(), results.deepest)
@@ -236,6 +236,17 @@ def files_of(selection: Selection, records: Sequence[object]) -> list[Path]:
     if records and len(files) != 1:
         raise UsageError(f"--log: the output belongs to one node, found {len(files)} bundles")
     return files
+
+
+def counted(nodes: Iterable[JudgedNode], files: Sequence[Path]) -> Iterator[JudgedNode]:
+    """Yield the nodes, and show how many of the files are evaluated, unless ReplayProgress does."""
+    if not files or len(files) >= MANY_FILES:
+        yield from nodes
+        return
+    with shown_progress([str(file) for file in files], "evaluating") as shown:
+        for file, node in zip(files, nodes, strict=False):
+            shown(str(file))
+            yield node
 
 
 class ReplayProgress:

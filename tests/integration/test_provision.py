@@ -112,8 +112,25 @@ def test_tags_of_included_files_are_known(folder: Path) -> None:
     assert provision("--limit", "gpu1", "--tags", "inner,nvidia_driver_install", "--skip-tags", "always") == 0
 
 
-def test_a_task_that_fails_is_exit_code_1(folder: Path) -> None:
+def test_a_task_that_fails_is_exit_code_1_and_one_line(folder: Path, capfd: Out) -> None:
+    hosts = folder / "hosts.yml"
+    hosts.write_text(hosts.read_text().replace("gpu1: {}", "gpu1: {fail_here: true}\n    gpu3: {}"))
     assert provision() == 1
+    assert capfd.readouterr().err.splitlines() == ["gpunode: failed on gpu[1-2]: Fail where asked: asked to"]
+
+
+def test_roles_are_printed_as_they_begin_and_a_rescued_failure_is_none(folder: Path, capfd: Out) -> None:
+    role = folder / "root" / "playbooks" / "roles" / "nvidia_driver" / "tasks"
+    role.mkdir(parents=True)
+    (role / "main.yml").write_text("- ansible.builtin.debug:\n    msg: here\n")
+    site = folder / "root" / "playbooks" / "site.yml"
+    site.write_text(
+        "- hosts: all\n  gather_facts: false\n  roles: [nvidia_driver]\n  tasks:\n    - block:\n"
+        "        - ansible.builtin.fail: {msg: rescued}\n      rescue:\n        - ansible.builtin.debug:\n"
+    )
+    assert provision() == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.partition(" (")[0] for line in lines] == ["gpunode: role nvidia_driver"]
 
 
 def test_an_unreachable_node_is_exit_code_3(folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpunode.cli.selection import progress
+from gpunode.cli import selection
+from gpunode.cli.selection import progress, shown_progress
 
 
 @pytest.mark.parametrize(
@@ -16,3 +17,17 @@ from gpunode.cli.selection import progress
 )
 def test_the_last_nodes_are_named(waiting: list[str], nodes: int, line: str) -> None:
     assert progress(waiting, nodes) == line
+
+
+def test_in_a_pipe_lines_are_far_apart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with shown_progress(["gpu-1", "gpu-2"]) as shown:
+        shown("gpu-1")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(selection, "LINE_EVERY_S", 0.0)
+    with shown_progress(["gpu-1", "gpu\x1b-2"], "evaluating") as shown:
+        shown("gpu-1")
+        shown.step("gpu\x1b-2", "pulling")
+    assert capsys.readouterr().err.splitlines() == [
+        "gpunode: evaluating: 1 of 2 nodes, waiting for gpu\\x1b-2",
+        "gpunode: evaluating: 1 of 2 nodes, waiting for gpu\\x1b-2; gpu\\x1b-2: pulling",
+    ]
