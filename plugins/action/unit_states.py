@@ -57,7 +57,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
                 return list(steps(given, {}))
             log = self.logged(str(given.get("name")))
             raise AnsibleActionFail(f"{self.host}: {given.get('name')}: {message}{log}")
-        if act and unit.get("mark"):
+        if act and unit.get("mark") and unit.get("state") in ("restarted", "reloaded"):
             self.call("managed_files", {"files": [{"path": unit["mark"], "content": None}]})
         if not answer.get("changed") or not unit:
             return []

@@ -75,6 +75,7 @@ def test_a_restart_waits_until_the_daemon_is_ready_and_clears_its_record(
     found.call = lambda *given: called.append(given)
     assert found.brought(unit, reload=False) == ["restart docker.service"]
     assert (["docker", "info"] in [one.get("argv") for one in asked]) is not check
+    found.brought({**unit, "state": None}, reload=False)
     assert called == ([] if check else [("managed_files", {"files": [{"path": "/run/due", "content": None}]})])
     monkeypatch.setattr(unit_states.time, "sleep", lambda _: None)
     never = action({"changed": True, "status": {}}, check=False, asked=asked, log="false\n")
