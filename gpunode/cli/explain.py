@@ -33,7 +33,7 @@ ALWAYS = ("node.reachable",)
 
 
 @dataclass(frozen=True)
-class Explanation:
+class MessageExplanation:
     """What a text means."""
 
     title: str
@@ -81,17 +81,17 @@ def command(*, message: str, selection: Selection, replay: bool, verbose: bool) 
     return Exit.UNDETERMINED if unreached else Exit.GOOD
 
 
-def explanations(message: str) -> list[Explanation]:
+def explanations(message: str) -> list[MessageExplanation]:
     """Return what the text means, at most MOST explanations."""
     known = list(_messages(message)) or list(_causes(message))
     return list(dict.fromkeys([*_xids(message), *known]))[:MOST]
 
 
-def _xids(message: str) -> Iterator[Explanation]:
+def _xids(message: str) -> Iterator[MessageExplanation]:
     for number in dict.fromkeys(XID.findall(message)):
         row = load().xid(int(number))
         if row is not None:
-            yield Explanation(
+            yield MessageExplanation(
                 f"Xid {number} {row.name}, {row.severity}",
                 row.meaning,
                 row.action,
@@ -100,15 +100,15 @@ def _xids(message: str) -> Iterator[Explanation]:
             )
 
 
-def _messages(message: str) -> Iterator[Explanation]:
+def _messages(message: str) -> Iterator[MessageExplanation]:
     for row in load().messages.values():
         if re.search(row.pattern, message, re.IGNORECASE):
-            yield Explanation(
+            yield MessageExplanation(
                 f"{row.program}: {row.id}", row.means, row.remedy, row.checks, _urls(row.source), row.fact
             )
 
 
-def _causes(message: str) -> Iterator[Explanation]:
+def _causes(message: str) -> Iterator[MessageExplanation]:
     """Yield the first cause of a container engine's text, unless it is the last row, which only names the toolkit."""
     for cause in CAUSES[:-1]:
         match = re.search(cause.pattern, message, re.IGNORECASE)
@@ -116,7 +116,9 @@ def _causes(message: str) -> Iterator[Explanation]:
             means = cause.means.format(image="the image", **match.groupdict())
             fact = "cuda" if "cuda" in match.groupdict() else None
             checks = ("container.runs", "container.gpus", "container.toolkit")
-            yield Explanation(f"container engine: {cause.kind}", means, cause.remedy, checks, (cause.source,), fact)
+            yield MessageExplanation(
+                f"container engine: {cause.kind}", means, cause.remedy, checks, (cause.source,), fact
+            )
             return
 
 
@@ -125,7 +127,7 @@ def _urls(keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(sources[key].url or sources[key].title for key in keys if key in sources)
 
 
-def _show(one: Explanation, console: PlainConsole) -> None:
+def _show(one: MessageExplanation, console: PlainConsole) -> None:
     console.show(Text(printable(one.title), "bold"))
     console.show(Text(printable(f"meaning: {one.means}")), 2)
     console.show(Text(printable(f"to do: {one.remedy}")), 2)
@@ -133,7 +135,7 @@ def _show(one: Explanation, console: PlainConsole) -> None:
     console.show(Text(printable(f"source: {listed(one.sources)}"), "dim"), 2)
 
 
-def judged_nodes(selection: Selection, found: Iterable[Explanation], *, replay: bool) -> Iterator[NodeReport]:
+def judged_nodes(selection: Selection, found: Iterable[MessageExplanation], *, replay: bool) -> Iterator[NodeReport]:
     """Yield the nodes, judged by the checks of the explanations that only read."""
     checks = {check for one in found for check in one.checks if registry[check].level == "quick"}
     files = bundle_files(selection.hosts) if replay else []
@@ -144,7 +146,7 @@ def judged_nodes(selection: Selection, found: Iterable[Explanation], *, replay: 
             yield node.report
 
 
-def about(node: NodeReport, found: Iterable[Explanation], message: str, *, verbose: bool) -> Iterator[str]:
+def about(node: NodeReport, found: Iterable[MessageExplanation], message: str, *, verbose: bool) -> Iterator[str]:
     """Yield lines on what a node has to do with the text."""
     simulated = ", SIMULATED" if node.simulated else ""
     yield f"{node.host}: {_identity(node)}{simulated}"
