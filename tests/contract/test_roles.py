@@ -9,6 +9,7 @@ import role_files
 import yaml
 
 from gpunode.catalog import load as load_catalog
+from gpunode.checks import registry
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.preflight import MANAGERS
 from gpunode.provisioning.roles import LOOKS, PLANS
@@ -106,6 +107,12 @@ def test_readme_names_every_variable_and_tag(role: Path) -> None:
     assert not missing
     tags = {tag for task in tasks(role) for tag in _listed(task.get("tags"))} - {"always"}
     assert all(f"{tag}_".startswith(f"{role.name}_") and f"`{tag}`" in readme for tag in tags)
+
+
+def test_readme_names_only_checks_that_exist(role: Path) -> None:
+    areas = "|".join(sorted({check.id.partition(".")[0] for check in registry}))
+    named = re.findall(rf"`((?:{areas})\.[a-z0-9-]+)`", (role / "README.md").read_text(encoding="utf-8"))
+    assert {name for name in named if not name.endswith(".service")} <= {check.id for check in registry}
 
 
 def test_roles_that_change_a_node_have_the_three_tags() -> None:

@@ -5,6 +5,7 @@ The nodes share one lab and one play; each keeps its own values.
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,11 +116,25 @@ def test_the_node_has_exactly_what_is_derived(nodes: Nodes, done: Run) -> None:
         assert job["docker"] == [word for one in tuning["docker"] for word in (one["name"], one["value"]) if word]
 
 
+def assert_ranks_share_the_cores(nodes: Nodes, node: LabNode) -> None:
+    """Ask each rank for its threads and processors: all processors of the node, each once, a thread for each core."""
+    lines = nodes.sh(node, "lscpu --parse=CPU,Core,Socket | grep -v '^#'").splitlines()
+    cores = {cpu: core for cpu, _, core in (line.partition(",") for line in lines)}
+    for ranks in {1, len(set(cores.values()))}:
+        bound: list[str] = []
+        for rank in range(ranks):
+            script = "echo $OMP_NUM_THREADS; python3 -c 'import os; print(*sorted(os.sched_getaffinity(0)))'"
+            command = f"LOCAL_RANK={rank} gpunode-run --ranks {ranks} sh -c {shlex.quote(script)}"
+            threads, processors = nodes.sh(node, command).splitlines()
+            assert int(threads) == len({cores[cpu] for cpu in processors.split()})
+            bound += processors.split()
+        assert sorted(bound) == sorted(cores)
+
+
 def test_services_and_jobs_get_what_logins_get(nodes: Nodes, done: Run) -> None:
     for node in nodes.by_hardware.values():
         assert nodes.sh(node, "systemctl show -p DefaultLimitMEMLOCK").strip() == "DefaultLimitMEMLOCK=infinity"
-        threads = nodes.sh(node, "gpunode-run --ranks 1 sh -c 'echo $OMP_NUM_THREADS'").strip()
-        assert int(threads) >= 1
+        assert_ranks_share_the_cores(nodes, node)
         assert "--shm-size" in nodes.sh(node, "gpunode-run --print docker")
         assert nodes.sh(node, "systemctl --failed --plain --no-legend") == ""
 
