@@ -29,6 +29,7 @@ RECORDED = (
     '{ printf "%s\\n" "$1"; sha256sum "$2" "$3" 2> /dev/null; } > "$4.new"; mv "$4.new" "$4"',
     "sh",
 )
+_MARKS = (ManagedFile(path=MARKER, content=f"{REASON}\n"),)
 LOOK = Look(paths=(DROP_IN,), contents=(CONFIG, BEFORE, SUMS, MARKER))
 
 
@@ -79,7 +80,7 @@ def containerd_change(
     return replace(
         change,
         commands=(NodeCommand(argv=tuple(command)), NodeCommand(argv=CHECKED, changes=False), record),
-        marks=(ManagedFile(path=MARKER, content=f"{REASON}\n"),),
+        marks=_MARKS,
         due_reasons=(f"{CONFIG} or {DROP_IN} was changed after nvidia-ctk wrote it",),
     )
 
@@ -102,7 +103,7 @@ def containerd_restored(state: NodeState, busy_allowed: bool) -> ContainerdChang
     if sums is not None:
         files += [ManagedFile(path=path, content=None, private=True) for path in (DROP_IN, BEFORE, SUMS)]
     gone = sums is not None and drop_in is not None and drop_in.kind != "absent"
-    return _restarted(state, gone, busy_allowed, files)
+    return replace(_restarted(state, gone, busy_allowed, files), marks=_MARKS if gone else ())
 
 
 def _restarted(state: NodeState, changes: bool, busy_allowed: bool, files: list[ManagedFile]) -> ContainerdChange:

@@ -229,7 +229,9 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     serves = engine.package is not None and context.settings_of("docker")["state"] == "present"
     environment = state.contents.get(REFRESH_ENV)
     refresh = refresh_environment(environment, False)
-    restored = [file.model_copy(update={"phase": "before"}) for file in (*change.files, *containerd.files)]
+    # The packages are removed between the files and the restarts: a run that fails there leaves these to the next.
+    restored = [*(change.marks if serves else ()), *containerd.marks]
+    restored += [file.model_copy(update={"phase": "before"}) for file in (*change.files, *containerd.files)]
     if environment is not None:
         restored.append(ManagedFile(path=REFRESH_ENV, content=refresh.text or None))
     # The unit that updated it is removed: it would not follow the next driver. One in another folder, or an
@@ -376,5 +378,5 @@ def _differs(state: NodeState, files: list[ManagedFile]) -> bool:
 def _container_env(state: NodeState, workload: Workload | None, profile: Profile) -> ManagedFile:
     """Return the environment file for starting a container of the workload."""
     if workload is None:
-        return ManagedFile(path=ENV, content=None, phase="after")
-    return ManagedFile(path=ENV, content=env_file(tune(state.facts, workload, profile=profile)), phase="after")
+        return ManagedFile(path=ENV, content=None, phase="last")
+    return ManagedFile(path=ENV, content=env_file(tune(state.facts, workload, profile=profile)), phase="last")

@@ -198,7 +198,13 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
     if against:
         return Manifest(role=ROLE.name, refusals=against)
     start = [mount for mount in requested if mount.path in leaving or not _is_mounted(mount, seen)]
-    scratch = [ManagedFolder(path=mount.path, mode=settings.scratch_mode) for mount in requested if not mount.automatic]
+    # A mounted one with this mode may belong to another user, to whom an administrator gave it.
+    scratch = [
+        ManagedFolder(path=mount.path, mode=settings.scratch_mode)
+        for mount in requested
+        if not mount.automatic
+        and not (_is_mounted(mount, seen) and seen.place(mount.path).mode == settings.scratch_mode)
+    ]
     trim = disks is not None and settings.trim and seen.trim.enabled != ""
     stopped_trim = trim and (seen.trim.enabled, seen.trim.active) != ("enabled", "active")
     helper = any(mount.fstype == "rclone" for mount in requested)

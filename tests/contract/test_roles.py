@@ -1,6 +1,8 @@
 """What every role of the collection has: specification, defaults, README, tags, tests."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +233,49 @@ def test_tasks_read_only_what_the_manifest_and_the_result_have(name: str) -> Non
     assert {*re.findall(r"manifest\.result\.(\w+)", text)} <= {*(result.model_fields if result is not None else ())}
     assert {*re.findall(r"(?:manifest|__common_now)\.(\w+)", text)} <= Manifest.model_fields.keys()
     assert "['values']" not in text
+
+
+def test_a_plan_with_the_result_deploys_only_what_needs_no_restart() -> None:
+    deploying = [task for task in load(ROOT / "roles/common/tasks/verify.yml") if "gpunode.node.managed_files" in task]
+    assert [task["gpunode.node.managed_files"]["phase"] for task in deploying] == ["last"]
+
+
+def test_the_tag_of_the_configuration_records_what_was_before_the_disks() -> None:
+    steps = [
+        task for task in load(ROOT / "roles/storage/tasks/change.yml") if "storage_configure" in task.get("tags", ())
+    ]
+    first = steps[0]["gpunode.node.managed_files"]
+    assert (first["phase"], "folders" in first) == ("before", True)
+    assert "gpunode.node.scratch_disks" in steps[1]
+
+
+def _expected_tasks(tree: ast.Module) -> Iterator[str]:
+    """Names of tasks that a test compares with those that changed."""
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        inner = [*ast.walk(node)] if isinstance(node, ast.Compare | ast.BinOp) else []
+        if any(isinstance(one, ast.Attribute) and one.attr == "changed" for one in inner):
+            found = {one.value for one in inner if isinstance(one, ast.Constant)}
+            found |= {constants.get(one.id) for one in inner if isinstance(one, ast.Name)}
+            yield from (text for text in found if isinstance(text, str) and re.match("[A-Z].* ", text))
+
+
+def test_tests_on_nodes_expect_tasks_that_exist() -> None:
+    """They run on a node only, and seldom: a task's new name fails here."""
+    files = [*(ROOT / "roles").rglob("tasks/*.yml"), *(ROOT / "playbooks").rglob("*.yml")]
+    names = {
+        name for file in files for name in re.findall(r"- name: (.+?)(?: #.*)?\n", file.read_text(encoding="utf-8"))
+    }
+    sources = [*(ROOT / "tests/lab").glob("*.py"), *(ROOT / "tests/vm").glob("*.py")]
+    expected = {text for file in sources for text in _expected_tasks(ast.parse(file.read_text(encoding="utf-8")))}
+    assert len(expected) > 5
+    assert expected - names == set()
 
 
 def test_untyped_mappings_in_provisioning_become_fewer() -> None:

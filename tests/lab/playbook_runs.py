@@ -56,8 +56,10 @@ class Run:
 
     @property
     def paths(self) -> set[str]:
-        """Files that changed tasks name: in their name, as an item, or at the head of a diff."""
-        words = {word for task, items in self.changed.items() for word in [*task.split(), *items]}
+        """Files that changed tasks name: in their name, in an item, or at the head of a diff."""
+        items = [word for all_of in self.changed.values() for item in all_of for word in item.split()]
+        words = {word for task in self.changed for word in task.split()}
+        words |= {word.rpartition("=")[2] for word in items}
         words |= set(re.findall(r"(?m)^--- before: (\S+)", self.output))
         return {word for word in words if word.startswith("/")}
 

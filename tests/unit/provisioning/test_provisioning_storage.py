@@ -532,6 +532,9 @@ def test_what_is_due_besides_files_is_named(seen: dict[str, Any], settings: dict
         there and "scratch_disks" in settings and settings.get("trim", True)
     )
     assert len(started(found)) == sum("is not mounted" in line for line in due)
+    # One that is as requested is left alone: its owner may be another user.
+    touched = any(folder.path == "/scratch" for folder in result_of(found).mounted)
+    assert touched == any(line.startswith("/scratch ") for line in due)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gpunode.provisioning.cdi import BEGIN, END, FLAGS, NO_GIDS, REFRESH_ENV
 from gpunode.provisioning.containerd import BEFORE as CONTAINERD_BEFORE
 from gpunode.provisioning.containerd import CONFIG, DROP_IN, MARKER, SUMS
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT
+from gpunode.provisioning.docker_daemon import UNIT as DOCKER_UNIT
 from gpunode.provisioning.keys import armored
 from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
@@ -129,6 +130,8 @@ def test_a_settled_node_has_nothing_due(site_key: str) -> None:
     manifest = toolkit(state, site_key)
     assert manifest.due_reasons == ()
     assert restarted(manifest) == set()
+    # The plan with the result deploys nothing that an engine would have to load.
+    assert {each.path for each in manifest.files if each.phase == "last"} == {ENV}
     assert NO_GIDS not in (contents(manifest)[REFRESH_ENV] or "")
 
 
@@ -231,6 +234,10 @@ def test_absent_restores_the_engines(site_key: str) -> None:
     assert contents(manifest)[DAEMON] is None
     assert contents(manifest)[SPEC["path"]] is None  # type: ignore[index]
     assert contents(manifest)[ENV] is None
+    # A removal of the packages that fails leaves the restart of the engine to the next run.
+    early = [each.path for each in manifest.files if each.phase == "before"]
+    (unit,) = (unit for unit in manifest.units if unit.name == DOCKER_UNIT)
+    assert early.index(str(unit.mark)) < early.index(DAEMON)
     assert {f"{name} must be removed" for name in FOUR} <= set(manifest.due_reasons)
     assert toolkit(node(facts=FACTS), site_key, state="absent").due_reasons == ()
 
