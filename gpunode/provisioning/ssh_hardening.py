@@ -131,7 +131,7 @@ def present(state: NodeState, settings: SshHardeningSettings, context: Context) 
         folders=(ManagedFolder(path=MEMORY),),
         # A key that no setting names yet changes nothing.
         commands=tuple(_make_key(path, kind) for path, kind in keys.make),
-        guarded=_guarded(ssh, bool(settings.ports), settings.revert_s),
+        guarded=_guarded(ssh, bool(settings.ports) or _has_ports(state), settings.revert_s),
         questions=questions,
         refusals=tuple(refusals),
         notes=tuple(notes) if questions else (),
@@ -154,10 +154,9 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         if isinstance(text, str):
             files += [ManagedFile(path=MODULI, content=text), ManagedFile(path=MODULI_BEFORE, content=None)]
     waits = state.files.get(WAITING)
-    moved = any((one := state.files.get(path)) and one.kind == "file" for path in SOCKET_DROP_INS.values())
     more = {
         "files": tuple(file.model_copy(update={"phase": "guarded"}) for file in files),
-        "guarded": _guarded(ssh, moved, ROLE.of(context).revert_s),
+        "guarded": _guarded(ssh, _has_ports(state), ROLE.of(context).revert_s),
         "questions": questions,
         "due_reasons": ("an earlier change waits for its confirmation",) if waits and waits.kind == "file" else (),
     }
@@ -353,6 +352,11 @@ def _misplaced(ssh: SshState, keys: DaemonHostKeys) -> Iterator[str]:
             f"with the HostKey lines of other files the daemon offers {', '.join(found)}, in this order: remove those "
             f"lines, and the role offers {', '.join(keys.served)}"
         )
+
+
+def _has_ports(state: NodeState) -> bool:
+    """Return whether an earlier run set the socket's ports: it listens on others only after a restart of its own."""
+    return any((one := state.files.get(path)) and one.kind == "file" for path in SOCKET_DROP_INS.values())
 
 
 def _guarded(ssh: SshState, moves_port: bool, limit_s: int) -> RevertibleChange:

@@ -460,6 +460,14 @@ def test_the_unit_that_listens_is_the_one_that_changes(
     assert guarded(manifest).activate == tuple(("systemctl", *one) for one in (["daemon-reload"], *commands))
 
 
+@pytest.mark.parametrize("state", ["present", "absent"])
+def test_a_socket_that_loses_its_ports_is_restarted(state: str) -> None:
+    """systemd keeps its sockets: without one of IPv4 a restart of sshd alone locks out, in a revert too."""
+    there = {ssh_hardening.SOCKET_DROP_INS["ssh.socket"]: file("[Socket]\n")}
+    commands = guarded(plan(with_units(units=SOCKET_STATE), files=there, state=state)).activate
+    assert commands[1:] == (("systemctl", "stop", "ssh.service"), ("systemctl", "restart", "ssh.socket"))
+
+
 @pytest.mark.parametrize(
     ("listen", "effective", "ports", "noted"),
     [
