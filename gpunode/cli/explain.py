@@ -20,6 +20,7 @@ from gpunode.judging.report import NodeReport
 from gpunode.judging.request import JudgingRequest
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.report.console import PlainConsole
+from gpunode.report.summary import driver_of, gpus_of
 from gpunode.text import listed, printable
 from gpunode.workload.causes import CAUSES
 
@@ -60,6 +61,8 @@ def command(*, message: str, selection: Selection, replay: bool, verbose: bool) 
       gpunode explain "NVRM: Xid (PCI:0000:1a:00): 79, pid=1234"
       gpunode explain "Failed to initialize NVML: Unknown Error" -i inventory/hosts.yml
     """
+    if not message.strip():
+        raise UsageError("MESSAGE is empty: the error text, in quotes")
     if replay:
         refuse_asking("--replay contacts no node")
         if not selection.hosts:
@@ -113,7 +116,7 @@ def _causes(message: str) -> Iterator[MessageExplanation]:
     for cause in CAUSES[:-1]:
         match = re.search(cause.pattern, message, re.IGNORECASE)
         if match:
-            means = cause.means.format(image="the image", **match.groupdict())
+            means = cause.means.replace("image {image}", "the image").format(**match.groupdict())
             fact = "cuda" if "cuda" in match.groupdict() else None
             checks = ("container.runs", "container.gpus", "container.toolkit")
             yield MessageExplanation(
@@ -152,17 +155,20 @@ def about(node: NodeReport, found: Iterable[MessageExplanation], message: str, *
     yield f"{node.host}: {_identity(node)}{simulated}"
     for fact in dict.fromkeys(one.fact for one in found if one.fact):
         yield f"  {FACTS[fact](node, message)}"
-    for finding in node.findings:
-        if verbose or finding.status in (Status.FAIL, Status.WARN, Status.ERROR):
-            place = "" if finding.component == "node" else f"{finding.component}: "
-            yield f"  {finding.status.value}  {finding.check}  {place}{finding.message}"
+    shown = [one for one in node.findings if verbose or one.status in (Status.FAIL, Status.WARN, Status.ERROR)]
+    for finding in shown:
+        place = "" if finding.component == "node" else f"{finding.component}: "
+        yield f"  {finding.status.value}  {finding.check}  {place}{finding.message}"
+    if not shown:
+        yield "  the checks that only read found nothing (-v lists them)"
 
 
 def _identity(node: NodeReport) -> str:
     if node.hardware is None:
         return "not reached"
-    gpus = f"{node.hardware.gpus or 0}x {node.hardware.gpu_model or 'unknown or several models'}"
-    return f"{gpus}, driver {node.stack.driver or 'not loaded'}, CUDA {node.stack.cuda or 'unknown'}"
+    driver = driver_of(node)
+    of = "" if node.stack.driver is None and node.stack.driver_packages is None else "driver "
+    return f"{gpus_of(node)}, {of}{driver}, CUDA {node.stack.cuda or 'unknown'}"
 
 
 def capability_fact(node: NodeReport, message: str) -> str:
@@ -178,11 +184,15 @@ def capability_fact(node: NodeReport, message: str) -> str:
         ends = " to ".join(dict.fromkeys(f"sm_{one.major}{one.minor}" for one in (built[0], built[-1])))
         return f"the build has {ends}, this GPU is {own}: {'it has code for it' if runs else 'no code for it'}"
     wheels = [
-        f"CUDA {listed(wheel.cuda)} (PyTorch {wheel.since} to {wheel.until or 'the newest'})"
+        f"CUDA {listed(wheel.cuda)} (PyTorch {_range(wheel.since, wheel.until)})"
         for wheel in load().rows("wheels").values()
         if wheel.arch == (node.stack.architecture or "x86_64") and own in wheel.compute_capabilities
     ]
     return f"this GPU is {own}; wheels of PyTorch with its code: {listed(wheels) or 'none in the catalog'}"
+
+
+def _range(since: str, until: str | None) -> str:
+    return since if since == until else f"{since} to {until or 'the newest'}"
 
 
 def cuda_fact(node: NodeReport, message: str) -> str:

@@ -62,12 +62,12 @@ def node_groups(nodes: Iterable[NodeReport]) -> list[NodeGroup]:
     """Return the nodes, those that are alike in one group; the worst last, next to the findings."""
     groups: dict[tuple[str, str, Status, bool], list[str]] = defaultdict(list)
     for node in nodes:
-        groups[_gpus(node), _driver(node), node.status, node.simulated is True].append(printable(node.host))
+        groups[gpus_of(node), driver_of(node), node.status, node.simulated is True].append(printable(node.host))
     found = [NodeGroup(tuple(sorted(hosts)), *key) for key, hosts in groups.items()]
     return sorted(found, key=lambda group: (-WORST_FIRST.index(group.status), group.hosts))
 
 
-def _gpus(node: NodeReport) -> str:
+def gpus_of(node: NodeReport) -> str:
     """Return ``8x H100 SXM``."""
     hardware = node.hardware
     if hardware is None:
@@ -84,7 +84,8 @@ def _short(model: str) -> str:
     return model if gpu is None else next(iter(gpu.aliases), gpu.name)
 
 
-def _driver(node: NodeReport) -> str:
+def driver_of(node: NodeReport) -> str:
+    """Return the version, or what is known of the driver; empty if the node was not reached."""
     stack = node.stack
     if stack.driver is not None:
         return printable(stack.driver)

@@ -16,8 +16,10 @@ from gpunode.names import fold
 from gpunode.report.comparison import lines_of, notes_of
 from gpunode.report.comparison import summary as summary_of
 from gpunode.report.console import stack_in_words
+from gpunode.report.fixes import Fix, fix_of
 from gpunode.report.folding import of_node, of_nodes
 from gpunode.report.html.drawing import Drawing, draw, drawn, nvlink_words, pcie_words, port_words, short_model
+from gpunode.report.summary import to_drain, verdict
 
 AREA: Mapping[Category, str] = {
     "gpu": "GPU",
@@ -105,7 +107,7 @@ class ShownFinding:
     components: str
     message: str
     source: str | None
-    remedy: str | None
+    fix: Fix
     observed: str | None
     nodes: str
     number: int
@@ -221,6 +223,8 @@ class Page:
     """The whole page."""
 
     document: Report
+    verdict: str
+    drain: str
     tiles: tuple[tuple[Status, int], ...]
     summary: str
     simulated: int
@@ -254,6 +258,8 @@ def page_of(document: Report) -> Page:
     ]
     return Page(
         document=document,
+        verdict=verdict(document),
+        drain=to_drain(nodes),
         tiles=tuple(
             (status, number) for status in WORST_FIRST if (number := sum(node.status is status for node in nodes))
         ),
@@ -300,7 +306,7 @@ def _problems(nodes: Sequence[NodeReport], index: Mapping[str, int]) -> Iterator
             components=_components(group.components),
             message=group.message,
             source=group.source,
-            remedy=group.remedy,
+            fix=fix_of(group.remedy, group.actions, folded.hosts),
             observed=group.observed,
             nodes=_folded(folded.hosts),
             number=len(folded.hosts),
@@ -395,7 +401,7 @@ def _node(number: int, node: NodeReport, drawings: "_Drawings") -> NodeView:
             components="" if group.message.startswith(group.components[0]) else _components(group.components),
             message=group.message,
             source=None,
-            remedy=None,
+            fix=Fix(),
             observed=group.observed,
             nodes="",
             number=1,

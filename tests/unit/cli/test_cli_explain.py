@@ -9,8 +9,8 @@ import pytest
 from gpunode.catalog import load
 from gpunode.checks import Hardware, Identity, RunningStack, registry
 from gpunode.cli import run
-from gpunode.cli.explain import XID, capability_fact, cuda_fact, explanations
-from gpunode.judging.report import NodeReport, judged
+from gpunode.cli.explain import XID, about, capability_fact, cuda_fact, explanations
+from gpunode.judging.report import NodeReport, judged, unreachable
 from gpunode.workload.causes import CAUSES
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
@@ -83,7 +83,9 @@ def test_the_capability_of_a_gpu_is_compared_with_the_text(model: str, words: st
 
 
 def test_without_a_listing_wheels_of_the_catalog_are_named() -> None:
-    assert "CUDA 12.6" in capability_fact(node("v100-sxm2-32gb"), PRINTED["no-kernel-image"])
+    text = capability_fact(node("t4"), PRINTED["no-kernel-image"])
+    assert "CUDA 12.6" in text
+    assert not re.search(r"PyTorch (\S+) to \1\)", text)
 
 
 @pytest.mark.parametrize(("cuda", "words"), [("12.2", "too old"), ("12.10", "enough"), (None, "unknown")])
@@ -94,6 +96,20 @@ def test_the_cuda_of_the_driver_is_compared_as_a_version(cuda: str | None, words
 def test_a_text_of_a_container_engine_has_the_cause_of_the_workload() -> None:
     (found,) = explanations("OCI runtime create failed: unresolvable CDI devices nvidia.com/gpu=all")
     assert "nvidia.com/gpu=all" in found.means
+
+
+def test_the_cause_of_a_refused_image_is_a_sentence() -> None:
+    (found,) = explanations("requirement error: unsatisfied condition: cuda>=12.4, please update your driver")
+    assert found.means == "the image requires a driver with CUDA 12.4 or later"
+
+
+def test_a_node_without_a_finding_has_a_line_that_says_so() -> None:
+    bare, unreached = node("l40s", "12.2"), unreachable("gpu-2", "no route", None)
+    assert list(about(bare, (), "x", verbose=False)) == [
+        "gpu-1: 0x L40S, no driver, CUDA 12.2",
+        "  the checks that only read found nothing (-v lists them)",
+    ]
+    assert next(about(unreached, (), "x", verbose=False)) == "gpu-2: not reached"
 
 
 def test_no_text_takes_long() -> None:
@@ -119,6 +135,7 @@ def test_a_node_is_judged_by_the_checks_of_the_text(capsys: pytest.CaptureFixtur
         (["Xid 79", "--replay"], 2, "--replay BUNDLE is missing"),
         (["Xid 79", "--replay", "/nowhere.json"], 2, "/nowhere.json"),
         ([], 2, "Missing argument"),
+        ([" \n"], 2, "MESSAGE is empty"),
         (["Xid 79", "--replay", str(BUNDLE), "-l", "x"], 2, "cannot be combined"),
     ],
 )

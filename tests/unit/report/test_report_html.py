@@ -18,12 +18,15 @@ from gpunode.checks import (
     NodeLayout,
     PairMatrix,
     RunningStack,
+    State,
     Status,
 )
+from gpunode.checks.actions import Action
 from gpunode.checks.registry import FigureReport
 from gpunode.checks.topology import MachineBridge, NumaDomain, PartLink, PartNvlink
 from gpunode.judging.report import Fleet, NodeReport, judged, report, unreachable
 from gpunode.report import html
+from gpunode.report.fixes import Origin, of_run
 from gpunode.report.html.drawing import MOST_DRAWN, Drawing, draw
 from gpunode.report.html.page import MOST_UNAFFECTED
 from gpunode.text import printable
@@ -129,6 +132,16 @@ def page(*nodes: NodeReport, fleet: Fleet | None = None) -> str:
     at = "2026-11-20T12:00:00Z"
     document = report(nodes, level="quick", version="0", started_at=at, finished_at=at, fleet=fleet)
     return html.as_text(document)
+
+
+def test_the_head_has_the_verdict_and_what_to_drain_and_a_remedy_its_command() -> None:
+    role = Action(action="run_role", target="nvidia_driver:nvidia_driver_install")
+    bad = finding(status="fail", remedy="Install it.", actions=(role,), recommended_state=State.DRAIN)
+    with of_run(Origin(("hosts.yml",))):
+        text = page(node("gpu-1", bad), node("gpu-2", finding()), node("gpu-3", bad))
+    read(text)
+    assert "<h1>2 of 3 nodes failed</h1>\n<p><b>Drain</b> gpu-[1,3]</p>" in text
+    assert "<code>gpunode provision -i hosts.yml -l gpu-1,gpu-3 -t nvidia_driver_install</code>" in text
 
 
 def hostile_node(draw_: random.Random, number: int) -> NodeReport:
