@@ -68,6 +68,13 @@ CAUSES = (
         "https://github.com/NVIDIA/nvidia-container-toolkit/issues/394",
     ),
     Cause(
+        r"load library failed: libnvidia-ml\.so",
+        "driver",
+        "the driver's library libnvidia-ml.so.1 was not found: the driver is not installed on the node",
+        "role nvidia_driver; ldconfig -p lists the libraries that are found",
+        "https://github.com/docker/for-win/issues/13835",
+    ),
+    Cause(
         r"nvml error: insufficient permissions",
         "no-gpu-support",
         "the toolkit may not use the GPUs' device files: SELinux, or their mode",
@@ -111,6 +118,14 @@ CAUSES = (
         "engine started",
         f"{TOOLKIT}; systemctl restart docker on an idle node",
         "https://github.com/NVIDIA/nvidia-docker/issues/1034",
+    ),
+    Cause(
+        r"unknown (?:runtime specified|or invalid runtime name:) nvidia",
+        "no-gpu-support",
+        "the engine has no runtime of the name nvidia: the NVIDIA container toolkit is not installed, or the engine was "
+        "not restarted after it was configured",
+        f"{TOOLKIT}; systemctl restart docker on an idle node",
+        "https://github.com/nv-tlabs/3dgrut/issues/71",
     ),
     Cause(
         r"exec format error",

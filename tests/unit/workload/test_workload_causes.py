@@ -71,6 +71,17 @@ THREADS = {
         "no-gpu-support",
         ["role nvidia_container_toolkit", "systemctl restart docker"],
     ),
+    "https://github.com/nv-tlabs/3dgrut/issues/71": (
+        "docker: Error response from daemon: unknown or invalid runtime name: nvidia.",
+        "no-gpu-support",
+        ["role nvidia_container_toolkit", "systemctl restart docker"],
+    ),
+    "https://github.com/docker/for-win/issues/13835": (
+        RUNC + "initialization error: load library failed: libnvidia-ml.so.1: cannot open shared object file: no such "
+        "file or directory: unknown.",
+        "driver",
+        ["not installed", "role nvidia_driver"],
+    ),
 }
 
 
@@ -92,6 +103,7 @@ def test_a_known_refusal_is_named_with_its_remedy(thread: str) -> None:
     [
         ("exec /usr/bin/python3: exec format error", "image"),
         (f'{OLD_RUNC}exec: "python3": executable file not found in $PATH: unknown', "no-python"),
+        ("docker: Error response from daemon: Unknown runtime specified nvidia.", "no-gpu-support"),
         ("CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=7", "no-gpu-support"),
         (RUNC + "something that nobody has seen", "no-gpu-support"),
     ],
