@@ -78,7 +78,7 @@ def suggestion(name: str, known: Iterable[str], most: int = 1, likeness: float =
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return ``unknown check gpu.cuont: did you mean gpu.count?``; all known names if none is similar."""
-    return f"unknown {what} {name}: {suggestion(name, known, most=3)}"
+    return f"unknown {what} {name or '(empty)'}: {suggestion(name, known, most=3)}"
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:

@@ -122,8 +122,8 @@ CAUSES = (
     Cause(
         r"unknown (?:runtime specified|or invalid runtime name:) nvidia",
         "no-gpu-support",
-        "the engine has no runtime of the name nvidia: the NVIDIA container toolkit is not installed, or the engine was "
-        "not restarted after it was configured",
+        "the engine has no runtime of the name nvidia: the NVIDIA container toolkit is not installed, or the engine "
+        "was not restarted after it was configured",
         f"{TOOLKIT}; systemctl restart docker on an idle node",
         "https://github.com/nv-tlabs/3dgrut/issues/71",
     ),

@@ -49,3 +49,8 @@ def test_a_page_has_all_sections(check: str, capsys: pytest.CaptureFixture[str])
 def test_an_id_that_is_none_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["checks", "link.pcie-widht"]) == 2
     assert capsys.readouterr().err.startswith("gpunode: unknown check link.pcie-widht: did you mean link.pcie-width")
+
+
+def test_an_empty_id_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["checks", ""]) == 2
+    assert capsys.readouterr().err.startswith("gpunode: unknown check (empty): known: ")

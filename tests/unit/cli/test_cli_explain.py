@@ -36,8 +36,8 @@ PRINTED = {
     "ecc-uncorrectable": "CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered",
     "out-of-memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.",
     "tensorflow-libraries": "Cannot dlopen some GPU libraries. Please make sure the missing libraries are installed",
-    "system-error-of-nccl": "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.25.1",
-    "completion-error-of-nccl": "NET/IB : Got completion from peer 7.6.13.83<36315> with status=12 opcode=1 vendor err 129",
+    "system-error-of-nccl": "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+    "completion-error-of-nccl": "NET/IB : Got completion from peer 7.6.13.83<36315> with status=12 opcode=1",
     "devices-unavailable": "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
     "adapter-not-started": "NVRM: GPU 0000:98:00.0: RmInitAdapter failed! (0x62:0x65:1792)",
 }
