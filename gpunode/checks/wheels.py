@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from packaging.version import Version
 
-from gpunode.catalog import Row, load
+from gpunode.catalog import Row, WheelArchitectures, load
 from gpunode.checks.compare import at_most, failed, parsed_version, undetermined, warned
 from gpunode.checks.gpus import model_of
 from gpunode.checks.inside_driver import driver_runs
@@ -57,6 +57,12 @@ def runs_on(architectures: Iterable[str], capability: Version) -> bool:
         if fits:
             return True
     return False
+
+
+def wheel_architectures(row: WheelArchitectures) -> list[str]:
+    """Return the architectures of a wheel of the catalog, as PyTorch names them."""
+    names = [f"sm_{text.replace('.', '')}" for text in row.compute_capabilities]
+    return [*names, *([f"compute_{row.ptx.replace('.', '')}"] if row.ptx else [])]
 
 
 @registry.check(
@@ -119,8 +125,7 @@ def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
     driver = node.loaded_driver.version if node.loaded_driver else None
     fitting = []
     for row in catalog.wheels.values():
-        names = [f"sm_{text.replace('.', '')}" for text in row.compute_capabilities]
-        names += [f"compute_{row.ptx.replace('.', '')}"] if row.ptx else []
+        names = wheel_architectures(row)
         if row.arch != node.architecture or not all(runs_on(names, capability) for capability in present):
             continue
         for series in row.cuda:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gpunode.catalog import load
 from gpunode.checks import Status, registry
+from gpunode.checks.wheels import runs_on, wheel_architectures
 from gpunode.cli import selection as selection_
 from gpunode.cli.options import REPLAY
 from gpunode.cli.selection import Selection, refuse_asking
@@ -160,7 +161,7 @@ def about(node: NodeReport, found: Iterable[MessageExplanation], message: str, *
         place = "" if finding.component == "node" else f"{finding.component}: "
         yield f"  {finding.status.value}  {finding.check}  {place}{finding.message}"
     if not shown:
-        yield "  the checks that only read found nothing (-v lists them)"
+        yield "  no finding of the read-only checks (-v lists their results)"
 
 
 def _identity(node: NodeReport) -> str:
@@ -178,15 +179,16 @@ def capability_fact(node: NodeReport, message: str) -> str:
     if own is None:
         return "the compute capability of this GPU is unknown"
     _, _, listing = message.partition("supports CUDA capabilities")
-    built = sorted(Version(f"{digits[:-1]}.{digits[-1]}") for digits in re.findall(r"sm_(\d{2,3})\b", listing))
+    names = re.findall(r"\b(?:sm|compute)_\d{2,3}[af]?\b", listing)
+    built = sorted(names, key=lambda name: (name.startswith("compute"), len(name), name))
     if built:
-        runs = any(one.major == Version(own).major and one.minor <= Version(own).minor for one in built)
-        ends = " to ".join(dict.fromkeys(f"sm_{one.major}{one.minor}" for one in (built[0], built[-1])))
-        return f"the build has {ends}, this GPU is {own}: {'it has code for it' if runs else 'no code for it'}"
+        ends = " to ".join(dict.fromkeys((built[0], built[-1])))
+        code = "it has code for it" if runs_on(built, Version(own)) else "no code for it"
+        return f"the build has {ends}, this GPU is {own}: {code}"
     wheels = [
         f"CUDA {listed(wheel.cuda)} (PyTorch {_range(wheel.since, wheel.until)})"
         for wheel in load().rows("wheels").values()
-        if wheel.arch == (node.stack.architecture or "x86_64") and own in wheel.compute_capabilities
+        if wheel.arch == (node.stack.architecture or "x86_64") and runs_on(wheel_architectures(wheel), Version(own))
     ]
     return f"this GPU is {own}; wheels of PyTorch with its code: {listed(wheels) or 'none in the catalog'}"
 

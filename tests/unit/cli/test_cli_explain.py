@@ -86,8 +86,14 @@ def test_the_capability_of_a_gpu_is_compared_with_the_text(model: str, words: st
     assert words in capability_fact(node(model), WARNING)
 
 
-def test_without_a_listing_wheels_of_the_catalog_are_named() -> None:
-    text = capability_fact(node("t4"), PRINTED["no-kernel-image"])
+def test_code_for_the_newest_gpus_as_ptx_counts() -> None:
+    assert "has code" in capability_fact(node("l40s"), "supports CUDA capabilities sm_70 compute_70.")
+
+
+@pytest.mark.parametrize("model", ["t4", "l40s"])
+def test_without_a_listing_wheels_of_the_catalog_are_named(model: str) -> None:
+    """Code for 8.6 runs on 8.9."""
+    text = capability_fact(node(model), PRINTED["no-kernel-image"])
     assert "CUDA 12.6" in text
     assert not re.search(r"PyTorch (\S+) to \1\)", text)
 
@@ -111,7 +117,7 @@ def test_a_node_without_a_finding_has_a_line_that_says_so() -> None:
     bare, unreached = node("l40s", "12.2"), unreachable("gpu-2", "no route", None)
     assert list(about(bare, (), "x", verbose=False)) == [
         "gpu-1: 0x L40S, no driver, CUDA 12.2",
-        "  the checks that only read found nothing (-v lists them)",
+        "  no finding of the read-only checks (-v lists their results)",
     ]
     assert next(about(unreached, (), "x", verbose=False)) == "gpu-2: not reached"
 
