@@ -1,0 +1,452 @@
+"""Search for what is slow between nodes: a GPU, a NIC, a node, a rail, a rack's uplink, one pair. No ranks, no clock.
+
+A round tries links that have no node in common, all at the same time; on each pair of nodes every rail by itself. The
+first rounds pair the two halves of the nodes, then the halves of each half, so that log2(n) rounds try each node with
+log2(n) others, and each level of the network. What was late is explained by as few causes as possible: what a cause
+contains is late with all its partners, and its partners are in time with others. Each cause is then confirmed with
+partners that it did not have before. Independent faults are found together, because a good pair clears both ends.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Link = tuple[int, int]
+"""Two ranks of the same rail, the smaller first."""
+ALONE, EXCHANGE = "alone", "exchange"
+SHARE, SHARE_AT_TIMES, SHARE_OF_MANY = 0.6, 0.3, 0.9
+"""A rank is a cause if this share of its links is late: a bad cable is late at times, and then links count that were
+late more than once. A node, a rail and a rack contain several ranks, which are all affected."""
+FEW = 8
+"""Up to this number of nodes every pair is tried."""
+PARTNERS = 3
+"""Partner nodes with which a suspect is tried, where there are as many."""
+TRIALS = 3
+"""Measurements of a link that is late without another cause."""
+SAMPLE = 8
+"""Links of a rail or a rack that are tried again."""
+MOST_CONFIRMATIONS = 12
+"""Rounds of confirmation: no search is endless."""
+DEAD = 2
+"""Partners with which a rank failed, without one in time, before it takes no further part."""
+PREFERENCE = ("between", "racks", "node", "rank", "rail", "rack", "link")
+"""Kinds of causes; of those that explain equally many late links the first one is reported."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """The place of a rank: its node, and its number there, which is that of its rail."""
+
+    node: int
+    rail: int = 0
+    rack: str | None = None
+
+
+@dataclass(frozen=True)
+class LateLimits:
+    """When a link is late, and a GPU slow: more than ``factor`` times the usual time, and ``least_s`` longer."""
+
+    factor: float = 1.5
+    least_s: float = 0.0005
+    alone_factor: float = 1.25
+    alone_least_s: float = 0.002
+    expected_s: float | None = None
+    """Seconds of a good link, if they are known: links that are all slow are no reference."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What is tried next: each of ``ranks`` alone, or all ``links`` at the same time."""
+
+    kind: str
+    links: tuple[Link, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The outcome of one link: seconds of a large message; None if it failed."""
+
+    seconds: float | None
+    corrupt: bool = False
+    small: bool = True
+    """A small message arrived."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """One cause of what was late."""
+
+    kind: str
+    """``gpu``, ``rank`` (its NIC or cable), ``node``, ``rail``, ``rack`` (its uplink), ``racks`` (the path between
+    two), ``between`` (the paths between all racks), ``link`` (one pair of ranks), ``stopped``."""
+    ranks: tuple[int, ...]
+    name: str
+    late: int
+    tried: int
+    partners: int
+    """Partner nodes with which it was late."""
+    share: float | None
+    """Median rate of its late links, as a share of the others'; None if they failed."""
+    corrupt: bool = False
+    only_large: bool = False
+    """Small messages arrive, large ones fail: the sign of a wrong MTU."""
+    confirmed: bool = False
+    """Tried again with other partners."""
+
+
+@dataclass
+class _Evidence:
+    trials: dict[Link, list[Trial]] = field(default_factory=dict)
+    members: dict[tuple[str, str], set[Link]] = field(default_factory=dict)
+    """The links that were tried, of each possible cause by kind and name."""
+    again: Counter[Link] = field(default_factory=Counter)
+    """Trials in rounds of confirmation."""
+
+
+class FabricSearch:
+    """The search; deterministic, so that every rank computes the same next round."""
+
+    def __init__(self, positions: Sequence[Position], limits: LateLimits) -> None:
+        self.positions, self.limits = tuple(positions), limits
+        self.rounds = 0
+        self._at = {(one.node, one.rail): rank for rank, one in enumerate(self.positions)}
+        self._rails: dict[int, list[int]] = {}
+        for one in self.positions:
+            self._rails.setdefault(one.node, []).append(one.rail)
+        racks = {one.node: one.rack or "" for one in self.positions}
+        self._racks, self._sizes = racks, Counter(racks.values())
+        self._several_rails = len({one.rail for one in self.positions}) > 1
+        # Neighbours of a rack are neighbours here, so that the halves follow the racks.
+        self.nodes = sorted(racks, key=lambda node: (racks[node], node))
+        self._planned = list(all_rounds(self.nodes) if len(self.nodes) <= FEW else halves(self.nodes))
+        self._alone: dict[int, list[float | None]] = {}
+        self._evidence = _Evidence()
+        self.stopped: list[int] = []
+        self._dead: set[int] = set()
+        self._confirmations = 0
+        self._now = Round(ALONE)
+        self._tried_with: dict[int, set[int]] = {}
+
+    # --- rounds
+
+    def next_round(self) -> Round | None:
+        """Return what to try next; None if everything is explained."""
+        self._now = self._next() or Round("end")
+        return None if self._now.kind == "end" else self._now
+
+    def _next(self) -> Round | None:
+        if not self.rounds:
+            return Round(ALONE, ranks=tuple(self._present(range(len(self.positions)))))
+        if self.rounds == 1:
+            slow = [rank for rank in self._slow_alone() if rank not in self.stopped]
+            if slow:
+                return Round(ALONE, ranks=tuple(slow))
+        while self._planned:
+            links = tuple(link for pair in self._planned.pop(0) for link in self._links(*pair))
+            if links:
+                return Round(EXCHANGE, links)
+        if self._confirmations < MOST_CONFIRMATIONS:
+            links = self._to_confirm()
+            if links:
+                self._confirmations += 1
+                return Round(EXCHANGE, links)
+        return None
+
+    def take(self, outcome: Mapping[Any, Any], stopped: Iterable[int] = ()) -> None:
+        """Record the outcome of the round: a Trial for each link, or seconds for each rank alone.
+
+        ``stopped``: ranks that no longer answer; they take no further part.
+        """
+        self.rounds += 1
+        self.stopped += [rank for rank in stopped if rank not in self.stopped]
+        self._dead |= {self.positions[rank].node for rank in self.stopped}
+        if self._now.kind == ALONE:
+            for rank in self._now.ranks:
+                if rank not in self.stopped:
+                    self._alone.setdefault(rank, []).append(outcome.get(rank))
+            return
+        for link in self._now.links:
+            if not set(link) & set(self.stopped):
+                if link not in self._evidence.trials:
+                    for key in self._keys(link):
+                        self._evidence.members.setdefault(key, set()).add(link)
+                self._evidence.trials.setdefault(link, []).append(outcome[link])
+                self._evidence.again[link] += 1 if self._confirmations else 0
+                one, other = (self.positions[rank].node for rank in link)
+                self._tried_with.setdefault(one, set()).add(other)
+                self._tried_with.setdefault(other, set()).add(one)
+        self._bury()
+
+    def _bury(self) -> None:
+        """Let nodes take no further part that failed with several partners and with none succeeded."""
+        failed: dict[int, set[int]] = {}
+        alive: set[int] = set()
+        for link, trials in self._evidence.trials.items():
+            nodes = [self.positions[rank].node for rank in link]
+            if any(trial.seconds is not None for trial in trials):
+                alive |= set(nodes)
+            else:
+                failed.setdefault(nodes[0], set()).add(nodes[1])
+                failed.setdefault(nodes[1], set()).add(nodes[0])
+        self._dead |= {node for node, partners in failed.items() if node not in alive and len(partners) >= DEAD}
+
+    def _present(self, ranks: Iterable[int]) -> list[int]:
+        return [rank for rank in ranks if self.positions[rank].node not in self._dead]
+
+    def _links(self, one: int, other: int) -> Iterator[Link]:
+        """Yield the links between two nodes, one on each rail that both have."""
+        if {one, other} & self._dead:
+            return
+        for rail in self._rails[one]:
+            if rail in self._rails[other]:
+                first, second = sorted((self._at[one, rail], self._at[other, rail]))
+                yield first, second
+
+    # --- what was late
+
+    def reference(self) -> float | None:
+        """Return the seconds of a good link: the lower quartile over all links of their fastest trial.
+
+        Not the median: of few nodes, a bad one has most of the links.
+        """
+        best = sorted(
+            min(trial.seconds for trial in trials if trial.seconds is not None)
+            for trials in self._evidence.trials.values()
+            if any(trial.seconds is not None for trial in trials)
+        )
+        if not best:
+            return self.limits.expected_s
+        usual = max(best[(len(best) - 1) // 4], 1e-9)
+        return usual if self.limits.expected_s is None else min(usual, self.limits.expected_s)
+
+    def late_links(self) -> set[Link]:
+        """Return the links that were late, corrupt or failed in most of their trials."""
+        usual = self.reference()
+        found = set()
+        for link, trials in self._evidence.trials.items():
+            wrong = sum(self._late(trial, usual) for trial in trials)
+            if wrong * 2 > len(trials) or (wrong * 2 == len(trials) and len(trials) < TRIALS):
+                found.add(link)
+        return found
+
+    def _late(self, trial: Trial, usual: float | None) -> bool:
+        if trial.seconds is None or trial.corrupt:
+            return True
+        if usual is None:
+            return False
+        return trial.seconds > usual * self.limits.factor and trial.seconds > usual + self.limits.least_s
+
+    def _slow_alone(self) -> list[int]:
+        known = [seconds for trials in self._alone.values() for seconds in trials[:1] if seconds is not None]
+        if not known:
+            return []
+        usual = statistics.median_low(known)
+        limit_s = max(usual * self.limits.alone_factor, usual + self.limits.alone_least_s)
+        return [
+            rank
+            for rank, trials in sorted(self._alone.items())
+            if all(seconds is not None and seconds > limit_s for seconds in trials)
+        ]
+
+    # --- causes
+
+    def causes(self) -> list[Suspect]:
+        """Return the causes of everything that was late, the one that explains most first."""
+        known = [seconds for trials in self._alone.values() for seconds in trials if seconds is not None]
+        usual = statistics.median_low(known) if known else 1.0
+        found = [
+            Suspect("stopped", (rank,), f"rank {rank}", 0, 0, 0, None, confirmed=True) for rank in sorted(self.stopped)
+        ]
+        for rank in self._slow_alone():
+            took = [seconds for seconds in self._alone[rank] if seconds is not None]
+            share = round(usual / statistics.median(took), 3)
+            found.append(
+                Suspect("gpu", (rank,), f"rank {rank}", len(took), len(took), 0, share, confirmed=len(took) > 1)
+            )
+        return found + [self._described(*one) for one in self._explained()]
+
+    def _explained(self) -> list[tuple[str, str, frozenset[Link]]]:
+        """Return kind, name and late links of the causes: the greedy cover of what was late."""
+        left = self.late_links()
+        explained: set[Link] = set()
+        best: tuple[str, str] | None
+        covered: frozenset[Link]
+        members = self._evidence.members
+        of_link = {link: self._keys(link) for link in left}
+        found = []
+        while left:
+            best, covered = None, frozenset()
+            for key in {key for link in left for key in of_link[link]}:
+                own = frozenset(members[key] & left)
+                tried = members[key] - (explained - own)
+                if key[0] == "rank" or (key[0] == "node" and self._single(key[1])):
+                    if len(own) < SHARE * len(tried):
+                        own = frozenset(link for link in own if len(self._evidence.trials[link]) > 1)
+                    share = SHARE_AT_TIMES
+                else:
+                    share = SHARE_OF_MANY
+                if len(own) < max(share * len(tried), 2):
+                    continue
+                rank = (-len(own), PREFERENCE.index(key[0]), key[1])
+                if best is None or rank < (-len(covered), PREFERENCE.index(best[0]), best[1]):
+                    best, covered = key, own
+            if best is None:
+                link = min(left)
+                best, covered = ("link", f"{link[0]}-{link[1]}"), frozenset({link})
+            found.append((*best, covered))
+            left -= covered
+            explained |= covered
+        return found
+
+    def _single(self, node: str) -> bool:
+        return len(self._rails[int(node)]) == 1
+
+    def _keys(self, link: Link) -> list[tuple[str, str]]:
+        """Return the possible causes of a late link, by kind and name."""
+        ends = [self.positions[rank] for rank in link]
+        keys = [("node", str(end.node)) for end in ends]
+        keys += [("rank", str(rank)) for rank in link if not self._single(str(self.positions[rank].node))]
+        if self._several_rails:
+            keys.append(("rail", str(ends[0].rail)))
+        racks = sorted(self._racks[end.node] for end in ends)
+        if racks[0] != racks[1]:
+            keys += [("rack", rack) for rack in racks if self._sizes[rack] > 1]
+            if min(self._sizes[rack] for rack in racks) > 1:
+                keys.append(("racks", " - ".join(racks)))
+            if len(self._sizes) > 2:
+                keys.append(("between", "all racks"))
+        return keys
+
+    def _described(self, kind: str, name: str, late: frozenset[Link]) -> Suspect:
+        usual = self.reference()
+        if kind == "link":
+            (link,) = late
+            ranks: tuple[int, ...] = link
+            tried = self._evidence.trials[link]
+            late_number, number = sum(self._late(trial, usual) for trial in tried), len(tried)
+        else:
+            links = self._evidence.members[kind, name]
+            late_number, number = len(late), len(links)
+            ranks = self._of(kind, name, late)
+        trials = [trial for link in late for trial in self._evidence.trials[link]]
+        rates = [usual / trial.seconds for trial in trials if trial.seconds and usual]
+        failed = [trial for trial in trials if trial.seconds is None]
+        own = {self.positions[rank].node for rank in ranks}
+        partners = {self.positions[rank].node for link in late for rank in link} - own
+        return Suspect(
+            kind,
+            tuple(ranks),
+            name,
+            late_number,
+            number,
+            len(partners),
+            round(statistics.median(rates), 3) if len(rates) > len(failed) else None,
+            any(trial.corrupt for trial in trials),
+            bool(failed) and all(trial.small for trial in failed),
+            any(self._evidence.again[link] for link in late),
+        )
+
+    def _of(self, kind: str, name: str, late: Iterable[Link]) -> tuple[int, ...]:
+        if kind == "rank":
+            return (int(name),)
+        if kind == "node":
+            return tuple(rank for rank, one in enumerate(self.positions) if str(one.node) == name)
+        return tuple(sorted({rank for link in late for rank in link}))
+
+    # --- confirmation
+
+    def _to_confirm(self) -> tuple[Link, ...]:
+        """Return disjoint links that distinguish each suspect from its partners; empty if every cause is confirmed."""
+        causes = self._explained()
+        if not causes:
+            return ()
+        suspects = {node for kind, name, late in causes for node in self._nodes_of(kind, name, late)}
+        good = [node for node in self.nodes if node not in suspects and node not in self._dead]
+        taken: set[int] = set()
+        links: list[Link] = []
+
+        def use(one: int, other: int) -> None:
+            taken.update((one, other))
+            links.extend(self._links(one, other))
+
+        for kind, name, late in causes:
+            if kind in ("node", "rank"):
+                node = int(name) if kind == "node" else self.positions[int(name)].node
+                self._swap(node, good, taken, use, again=not any(self._evidence.again[link] for link in late))
+            elif kind == "link":
+                (link,) = late
+                ends = [self.positions[rank].node for rank in link]
+                fresh = [self._swap(node, good, taken, use, again=False) for node in ends if node not in taken]
+                if not any(fresh) and len(self._evidence.trials[link]) < TRIALS and not set(ends) & taken:
+                    use(ends[0], ends[1])
+            elif not any(self._evidence.again[link] for link in late):
+                for link in sorted(late)[:SAMPLE]:
+                    ends = [self.positions[rank].node for rank in link]
+                    if not set(ends) & taken:
+                        use(ends[0], ends[1])
+        return tuple(dict.fromkeys(links))
+
+    def _swap(self, node: int, good: Sequence[int], taken: set[int], use: Any, *, again: bool) -> bool:
+        """Try a node with a good partner that it did not have; return whether it is tried."""
+        tried = self._tried_with.get(node, set())
+        if node in taken or node in self._dead or (len(tried) >= PARTNERS and not again):
+            return False
+        # Near first: a path between racks is not the node's fault.
+        near = sorted(
+            (one for one in good if one not in taken and one != node),
+            key=lambda one: (one in tried, self._racks[one] != self._racks[node]),
+        )
+        if not near or (near[0] in tried and not again):
+            return False
+        use(node, near[0])
+        return True
+
+    def _nodes_of(self, kind: str, name: str, late: Iterable[Link]) -> set[int]:
+        if kind == "node":
+            return {int(name)}
+        if kind == "rank":
+            return {self.positions[int(name)].node}
+        return {self.positions[rank].node for link in late for rank in link} if kind == "link" else set()
+
+    # --- figures
+
+    def rows(self) -> Iterator[tuple[int, int, float | None]]:
+        """Yield each pair of nodes that was tried, with the median seconds of its slowest rail; None: one failed."""
+        found: dict[tuple[int, int], list[float | None]] = {}
+        for link, trials in self._evidence.trials.items():
+            one, other = sorted(self.positions[rank].node for rank in link)
+            took = [trial.seconds for trial in trials]
+            known = [seconds for seconds in took if seconds is not None]
+            found.setdefault((one, other), []).append(statistics.median(known) if len(known) * 2 > len(took) else None)
+        for (one, other), slowest in sorted(found.items()):
+            known = [seconds for seconds in slowest if seconds is not None]
+            yield one, other, max(known) if len(known) == len(slowest) else None
+
+
+def halves(nodes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """Yield the pairs of each round: the first half with the second, then the same within each half."""
+    parts = [list(nodes)]
+    while any(len(part) > 1 for part in parts):
+        pairs: list[tuple[int, int]] = []
+        smaller: list[list[int]] = []
+        for part in parts:
+            middle = len(part) // 2
+            pairs += list(zip(part[:middle], part[middle:]))  # noqa: B905 (Python 3.8)
+            smaller += [part[:middle], part[middle:]]
+        yield pairs
+        parts = smaller
+
+
+def all_rounds(nodes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """Yield the pairs of each round of a tournament: every node with every other, n - 1 rounds."""
+    ring = [*nodes, *([-1] if len(nodes) % 2 else [])]
+    for _ in range(len(ring) - 1):
+        middle = len(ring) // 2
+        pairs = zip(ring[:middle], reversed(ring[middle:]))  # noqa: B905 (Python 3.8)
+        yield [pair for pair in pairs if -1 not in pair]
+        ring = [ring[0], ring[-1], *ring[1:-1]]

@@ -1,0 +1,84 @@
+"""The search between nodes: random faults of a simulated fabric are named, in rounds that grow with log n."""
+
+import math
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from effort import effort
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+
+from fabric_search import Faults, SimulatedFabric, fault, searched, table
+
+from gpunode.workload.payload.fabric_search import (
+    MOST_CONFIRMATIONS,
+    FabricSearch,
+    LateLimits,
+    Position,
+    Trial,
+    all_rounds,
+    halves,
+)
+
+
+@pytest.mark.parametrize(("nodes", "rails", "rack_size"), [(16, 1, 4), (27, 3, 9), (40, 2, 8)])
+def test_random_faults_are_named_and_nothing_else(nodes: int, rails: int, rack_size: int) -> None:
+    found = table(nodes, rails, rack_size, effort(30, 1000), seed=nodes)
+    outcomes = [one for kind, several in found.items() for one in several if kind not in ("bad cable", "two at once")]
+    assert [(one.expected, one.found) for one in outcomes if one.found != one.expected] == []
+    # A cable that is slow at times may be named by its links; of two faults one may hide the other's links.
+    hard = found["bad cable"] + found["two at once"]
+    assert sum(one.found != one.expected for one in hard) <= max(1, len(hard) // 20)
+    most = 2 + math.ceil(math.log2(nodes)) + MOST_CONFIRMATIONS
+    assert all(0 < one.rounds <= most for several in found.values() for one in several)
+
+
+@pytest.mark.parametrize("kind", ["slow NIC", "wrong MTU", "hanging rank", "slow GPU"])
+@pytest.mark.parametrize("nodes", [3, 4, 7])
+def test_few_nodes_are_enough_to_name_one(nodes: int, kind: str) -> None:
+    for number in range(effort(4, 200)):
+        made, expected = fault(kind, random.Random(number), nodes, 1, nodes)  # noqa: S311
+        outcome = searched(SimulatedFabric(nodes, 1, nodes, made, seed=number), expected)
+        assert outcome.found == expected
+
+
+def test_of_two_nodes_the_pair_is_named() -> None:
+    search = FabricSearch([Position(0), Position(1)], LateLimits())
+    while search.next_round() is not None:
+        search.take({0: 1.0, 1: 1.0, (0, 1): Trial(None)})
+    (cause,) = search.causes()
+    assert (cause.kind, cause.ranks, cause.only_large, cause.share) == ("link", (0, 1), True, None)
+
+
+def test_a_slow_fabric_is_late_against_its_expectation() -> None:
+    fabric = SimulatedFabric(4, 1, 4, Faults(slow_rail={0: 0.3}), seed=1)
+    rate_s = 256 * 2**20 / 48e9
+    for limits, late in ((LateLimits(), 0), (LateLimits(expected_s=rate_s), 6)):
+        search = FabricSearch(fabric.positions, limits)
+        while (tried := search.next_round()) is not None:
+            search.take(*fabric.run(tried))
+        assert len(search.late_links()) == late
+
+
+def test_a_slow_spine_is_one_cause() -> None:
+    racks = {f"r{number:03}": 0.5 for number in range(4)}
+    fabric = SimulatedFabric(16, 2, 4, Faults(slow_uplink=racks), seed=1)
+    outcome = searched(fabric, {("between", "all racks")})
+    assert outcome.found == outcome.expected
+
+
+@pytest.mark.parametrize("nodes", range(2, 20))
+def test_rounds_are_disjoint_and_reach_every_node(nodes: int) -> None:
+    names = list(range(100, 100 + nodes))
+    few, every = list(halves(names)), list(all_rounds(names))
+    assert len(few) == math.ceil(math.log2(nodes))
+    assert {frozenset(pair) for pairs in every for pair in pairs} == {
+        frozenset((one, other)) for one in names for other in names if one != other
+    }
+    assert sum(len(pairs) for pairs in every) == nodes * (nodes - 1) // 2
+    for pairs in few + every:
+        met = [node for pair in pairs for node in pair]
+        assert len(met) == len(set(met))
+    assert {node for pairs in few for pair in pairs for node in pair} == set(names)
