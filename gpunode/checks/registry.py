@@ -86,8 +86,6 @@ class FigureReport(Frozen):
     """The component with that limit: ``PCIe 5.0 x16 without packet headers``."""
     ratio: float | None = None
     """Measured by limit."""
-    baseline: float | None = None
-    """The same figure in the report of ``--baseline``, in the finding's unit; None: there is none."""
     message_bytes: int | None = None
     """Size of one copy or message; None: the figure has no size."""
 
@@ -138,8 +136,8 @@ class EarlierGpus:
 class Allowed(Frozen):
     """A value that nodes may have in place of the expected one, until a day."""
 
-    key: Literal["gpus", "model", "driver", "mig", "nics", "nic_rate_gbit_per_s", "nic_firmware"]
-    value: bool | int | float | str | list[str]
+    key: Literal["gpus", "model", "driver", "kernel", "packages", "mig", "nics", "nic_rate_gbit_per_s", "nic_firmware"]
+    value: bool | int | float | str | list[str] | dict[str, str]
     reason: str = Field(pattern=r"\S")
     until: date
     """The last day."""
@@ -147,6 +145,8 @@ class Allowed(Frozen):
     @property
     def words(self) -> str:
         """Return the value for a message."""
+        if isinstance(self.value, dict):
+            return ", ".join(f"{name} {version}" for name, version in self.value.items())
         return ", ".join(self.value) if isinstance(self.value, list) else str(self.value)
 
 
@@ -159,6 +159,10 @@ class Expectation(Frozen):
     """Model of all GPUs, as a user types it: ``H100 SXM``, ``l40s``, ``NVIDIA H200``, ``10de:2330``."""
     driver: str | None = Field(None, pattern=r"^\d{3,4}(\.\d+){0,2}$")
     """The loaded driver, as precisely as required: ``580`` or ``580.95.05``."""
+    kernel: str | None = Field(None, pattern=r"^\d[\w.+~-]*$")
+    """The running kernel, as precisely as required: ``6.8`` or ``6.8.0-60-generic``."""
+    packages: dict[str, str] | None = Field(None, min_length=1)
+    """Versions of installed packages by name, as the package manager prints them: ``libnccl2: 2.27.3-1+cuda12.9``."""
     mig: bool | None = None
     """MIG mode of all GPUs."""
     nics: int | None = Field(None, ge=0)

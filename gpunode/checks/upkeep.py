@@ -9,7 +9,7 @@ from gpunode.checks.driver import ROLE, same_version
 from gpunode.checks.driver_fits import fits
 from gpunode.checks.gpu import SITE
 from gpunode.checks.gpus import model_of
-from gpunode.checks.installed import driver_packages
+from gpunode.checks.installed import driver_packages, present
 from gpunode.checks.links import gpus_of
 from gpunode.checks.machine import is_container, platforms
 from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, Undetermined, registry
@@ -60,6 +60,36 @@ def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> CheckResu
     if match is None:
         return skipped(f"the catalog does not have {device.pci_id} (gpu.model reports it)")
     return fits(loaded, match.gpus, platforms(node))
+
+
+@registry.check(
+    "node.versions",
+    needs=("kernels", "packages"),
+    means="The running kernel and the packages have the versions in the site file (kernel and packages in the "
+    "file of --expect).",
+    remedy="Install the expected versions (gpunode provision -i INVENTORY -l HOST), or write the new ones into "
+    "the file; a kernel is in use after a reboot.",
+    state="observe",
+    actions=("fix_configuration", "restart_os"),
+)
+def versions(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
+    kernel = node.running_kernel
+    if kernel is None:
+        raise Undetermined("the running kernel is unknown")
+    wrong = list[CheckResult]()
+    if expect.kernel is not None and not re.match(rf"{re.escape(expect.kernel)}(?![0-9A-Za-z])", kernel):
+        message = f"kernel {kernel} runs, {expect.kernel} expected"
+        wrong.append(failed(message, expected=expect.kernel, measured=kernel, source=SITE))
+    for name, version in sorted((expect.packages or {}).items()):
+        its = sorted({one.version for one in node.packages or () if one.name == name and present(one)})
+        if its != [version]:
+            what = f"{name} {listed(its)} is installed" if its else f"{name} is not installed"
+            wrong.append(
+                failed(f"{what}, {version} expected", expected=version, measured=listed(its) or None, source=SITE)
+            )
+    number = len(expect.packages or ())
+    packages = f"; {counted(number, 'package')} as expected" if number else ""
+    yield from wrong or [passed(f"kernel {kernel}{packages}", measured=kernel)]
 
 
 @registry.check(

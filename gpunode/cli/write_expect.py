@@ -1,4 +1,4 @@
-"""``--write-expect``: GPUs, driver, settings, links and figures of a run as the site's file of ``--expect``."""
+"""``--write-expect``: GPUs, versions, settings, links and figures of a run as the site's file of ``--expect``."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from gpunode.checks.figures import DROP_FAILS
+from gpunode.checks.installed import driver_packages, present
 from gpunode.checks.rdma import ports
 from gpunode.cli.writing import write_whole
 from gpunode.errors import UsageError
@@ -32,18 +33,26 @@ def must_be_writable(path: Path, *, measures: bool) -> None:
 
 
 def settings_of(node: EvaluatedNode) -> dict[str, Any]:
-    """Return the settings and links of a node that the site's file can name; called in the node's child."""
+    """Return the versions, settings and links of a node that the site's file can name; called in the node's child."""
     facts = node.facts
+    # The driver's own packages follow from its version.
+    of_driver = {package.name for packages in driver_packages(facts).by_origin.values() for package in packages}
+    versions = defaultdict[str, set[str]](set)
+    for package in facts.packages or ():
+        if present(package) and package.name not in of_driver:
+            versions[package.name].add(package.version)
     modes = {gpu.mig_mode for gpu in facts.smi_gpus}
     rates = [port.rate_gbit_per_s for _, _, port in ports(facts) if port.state == "ACTIVE"]
     firmware = {device.firmware for device in facts.infiniband or ()}
     found = {
+        "kernel": facts.running_kernel,
+        "packages": {name: min(its) for name, its in sorted(versions.items()) if len(its) == 1},
         "mig": modes.pop() if len(modes) == 1 else None,
         "nics": len(rates) or None,
         "nic_rate_gbit_per_s": min((rate for rate in rates if rate is not None), default=None),
         "nic_firmware": sorted(str(one) for one in firmware) if None not in firmware else None,
     }
-    return {key: value for key, value in found.items() if value is not None and value != []}
+    return {key: value for key, value in found.items() if value is not None and value not in ([], {})}
 
 
 def write_expectation(path: Path, nodes: Iterable[NodeReport], settings: Mapping[str, Mapping[str, Any]]) -> None:
@@ -69,15 +78,18 @@ def write_expectation(path: Path, nodes: Iterable[NodeReport], settings: Mapping
 
 
 def in_common(nodes: Iterable[NodeReport], settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return GPUs, driver, settings and links for the site's file: each if all nodes agree."""
+    """Return GPUs, versions, settings and links for the site's file: each, and each package, if all nodes agree."""
     rows = [
         {
             "gpus": node.hardware.gpus if node.hardware else None,
             "model": node.hardware.gpu_model if node.hardware else None,
             "driver": node.stack.driver,
-            **dict.fromkeys(("mig", "nics", "nic_rate_gbit_per_s", "nic_firmware")),
+            **dict.fromkeys(("kernel", "packages", "mig", "nics", "nic_rate_gbit_per_s", "nic_firmware")),
             **settings.get(node.host, {}),
         }
         for node in nodes
     ]
+    shared = set.intersection(*({*(row["packages"] or {}).items()} for row in rows))
+    for row in rows:
+        row["packages"] = dict(sorted(shared)) or None
     return {key: value for key, value in rows[0].items() if value is not None and all(r[key] == value for r in rows)}

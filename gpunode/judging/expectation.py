@@ -20,9 +20,10 @@ def read_expectation(path: Path) -> Expectation:
     for key in content:
         if key not in Expectation.model_fields:
             raise UsageError(f"--expect {path}: {unknown('key', str(key), Expectation.model_fields)}")
-    if type(content.get("driver")) in (int, float):
-        # 570.10 is not 570.1: values that YAML parses as numbers are read as they are written.
-        content["driver"] = next((value.value for key, value in pairs if key.value == "driver"), content["driver"])
+    for name in ("driver", "kernel"):
+        if type(content.get(name)) in (int, float):
+            # 570.10 is not 570.1: values that YAML parses as numbers are read as they are written.
+            content[name] = next((value.value for key, value in pairs if key.value == name), content[name])
     try:
         expectation = Expectation.model_validate(content, strict=True)
     except ValidationError as err:

@@ -17,7 +17,7 @@ from bundles import (
 from machines import GRACE, PCI, SECURE_BOOT
 from mutant import Missing, Mutant, garbled
 
-from gpunode.checks import Status
+from gpunode.checks import Expectation, Status
 
 WARN = Status.WARN
 
@@ -449,6 +449,20 @@ MUTANTS = [
         becomes=WARN,
     ),
     Mutant(
+        "node.versions",
+        "a package of another version than the site's file has",
+        t4,
+        [stdout("dpkg-packages", "dkms\t3.0.10-8+deb12u1", "dkms\t3.0.11-1")],
+        expect=Expectation(packages={"dkms": "3.0.10-8+deb12u1"}),
+    ),
+    Mutant(
+        "node.versions",
+        "a package of the site's file is gone",
+        t4,
+        [stdout("dpkg-packages", "dkms\t", "dkms-of-others\t")],
+        expect=Expectation(kernel="6.1", packages={"dkms": "3.0.10-8+deb12u1"}),
+    ),
+    Mutant(
         "driver.foreign-installs",
         "left by a .run installer",
         t4,
@@ -564,6 +578,7 @@ MISSING: Missing = {
     ],
     "driver.tools-answer": [(t4, [not_run("nvidia-smi-xml")]), (t4, garbled("nvidia-smi-xml"))],
     "driver.expected": [(t4, [text("/sys/bus/pci/devices/", None, None)])],
+    "node.versions": [(t4, [not_run("dpkg-packages")])],
     "driver.signed": [(t4, [text("/sys/firmware/", None, "")]), (t4, timed_out("modinfo"))],
     "driver.libraries": [(t4, [not_run("library-files")]), (t4, timed_out("ldconfig"))],
     "library.copies": [(hgx, garbled("library-files"))],

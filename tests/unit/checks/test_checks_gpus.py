@@ -14,6 +14,7 @@ from gpunode.facts.node import (
     EnvironmentSetting,
     GpuProcess,
     IbDevice,
+    Kernel,
     KernelEvent,
     KernelLog,
     Limit,
@@ -258,6 +259,18 @@ def test_the_driver_fits_the_gpu(number: str, driver: str, flavour: str | None, 
 def test_the_driver_that_the_site_says(wanted: str, status: str) -> None:
     expect = Expectation.model_construct(driver=wanted)
     (finding,) = registry["driver.expected"].findings(node(), expect)
+    assert finding.status.value == status
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status"),
+    [("6.8.0-60-generic", "pass"), ("6.8.0-60", "pass"), ("6.8", "pass"), ("6", "pass"), ("6.8.0-6", "fail"),
+     ("6.80", "fail"), ("6.8.0-60-g", "fail"), ("6.8.0-61-generic", "fail")],
+)  # fmt: skip
+def test_the_kernel_that_the_site_says(wanted: str, status: str) -> None:
+    runs = Kernel(release="6.8.0-60-generic", package=None, running=True, newest=True, headers=True)
+    expect = Expectation(kernel=wanted)
+    (finding,) = registry["node.versions"].findings(node(kernels=(runs,), packages=()), expect)
     assert finding.status.value == status
 
 
