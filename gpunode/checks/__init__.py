@@ -28,6 +28,7 @@ from gpunode.checks import (  # noqa: F401
     nvlink,
     packages,
     performance,
+    performance_input,
     performance_links,
     performance_siblings,
     performance_tools,

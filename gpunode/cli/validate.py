@@ -315,7 +315,7 @@ def at_level(workload: WorkloadOptions, level: Level | None, *, runs: bool, repl
     if level == "deep":
         return dataclasses.replace(workload, level="deep")
     if any(name in workloads.DEEP_ONLY for name in workload.given):
-        raise UsageError(f"{' and '.join(workloads.DEEP_ONLY)} are measured only at --level deep")
+        raise UsageError(f"{', '.join(workloads.DEEP_ONLY)} are measured only at --level deep")
     return workload
 
 

@@ -46,13 +46,16 @@ def read_request(options: WorkloadOptions) -> WorkloadRequest:
         raise UsageError("--no-container uses no image: --image-timeout cannot be combined with it")
     if options.no_container and (options.image or options.image_file):
         raise UsageError("--no-container uses no image: --image and --image-file cannot be combined with it")
-    if options.storage is not None and not PurePosixPath(options.storage).is_absolute():
-        raise UsageError(f'--storage: "{options.storage}" is not an absolute path (example: /data)')
-    if options.storage is not None and not options.no_container and hides_image(options.storage):
-        raise UsageError(
-            f"--storage {options.storage}: containers have their own directory there: choose another one, or use "
-            "--no-container"
-        )
+    for name, directory in (("--storage", options.storage), ("--data", options.data)):
+        if directory is not None and not PurePosixPath(directory).is_absolute():
+            raise UsageError(f'{name}: "{directory}" is not an absolute path (example: /data)')
+        if directory is not None and not options.no_container and hides_image(directory):
+            raise UsageError(
+                f"{name} {directory}: containers have their own directory there: choose another one, or use "
+                "--no-container"
+            )
+    if options.model_rate is not None and options.data is None:
+        raise UsageError("--model-rate applies to --data DIR: name the directory")
     if options.burn_s is not None and options.burn_s >= options.run_limit_s:
         raise UsageError(
             f"--burn {options.burn_s:g} does not fit into --workload-timeout {options.run_limit_s:g}: remove "
@@ -71,6 +74,8 @@ def read_request(options: WorkloadOptions) -> WorkloadRequest:
         level=options.level,
         storage=options.storage,
         burn_s=options.burn_s,
+        data=options.data,
+        model_rate=options.model_rate,
     )
 
 

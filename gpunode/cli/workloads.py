@@ -28,6 +28,8 @@ class WorkloadOptions:
     image_timeout_s: float | None
     storage: str | None = None
     burn_s: float | None = None
+    data: str | None = None
+    model_rate: float | None = None
     level: Literal["standard", "deep"] = "standard"
 
     @property
@@ -51,16 +53,16 @@ class WorkloadOptions:
         """Return the options that the user set."""
         values = (
             *(self.image, self.image_file, self.no_container, self.force, self.workload_timeout_s),
-            *(self.image_timeout_s, self.storage, self.burn_s),
+            *(self.image_timeout_s, self.storage, self.burn_s, self.data, self.model_rate),
         )
         return [name for name, value in zip(NAMES, values, strict=True) if value not in (None, False)]
 
 
 NAMES = (
     *("--image", "--image-file", "--no-container", "--force", "--workload-timeout", "--image-timeout"),
-    *("--storage", "--burn"),
+    *("--storage", "--burn", "--data", "--model-rate"),
 )
-DEEP_ONLY = ("--storage", "--burn")
+DEEP_ONLY = ("--storage", "--burn", "--data", "--model-rate")
 WORKLOAD_TIMEOUT_S = {"standard": 900.0, "deep": 2100.0}
 BURN_S = 120.0
 IMAGE_TIMEOUT_S = 1800.0
@@ -117,6 +119,17 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
                 type=Seconds(1),
                 metavar="SECONDS",
                 help=f"Level deep: duration of the sustained load in seconds.  [default: {BURN_S:g}]",
+            ),
+            click.option(
+                "--data",
+                metavar="DIR",
+                help="Level deep: read this directory of training data on the nodes, and name what limits the input.",
+            ),
+            click.option(
+                "--model-rate",
+                type=click.FloatRange(min=0, min_open=True, max=1e9),
+                metavar="SAMPLES",
+                help="Samples per second that one GPU uses, for --data.  [default: ResNet-50's for images]",
             ),
         )
     ):

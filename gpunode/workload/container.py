@@ -139,6 +139,8 @@ class ContainerJob:
     """None: only its own loopback."""
     storage: str | None = None
     """A directory of the node, mounted at the same path, for measuring its storage."""
+    data: str | None = None
+    """A directory of the node, mounted read-only at the same path."""
     plain: bool = False
     """With the engine's default shared memory and limits, as with a plain docker run."""
 
@@ -157,7 +159,7 @@ class Confinement:
     pids: bool = True
     """A limit on processes."""
     storage: bool = True
-    """The directory to measure: if it does not exist on the node, the payload reports it, and the rest is measured."""
+    """The directories to measure: if one does not exist on the node, the payload reports it; the rest is measured."""
 
     def without(self, complaint: str) -> "Confinement | None":
         """Return the restrictions to try after a start that failed; None if the failure has another reason."""
@@ -291,7 +293,7 @@ def _create(engine: Engine, job: ContainerJob, confinement: Confinement) -> str:
         memswap_limit=memory if memory and engine.info.get("SwapLimit") else None,
         device_requests=job.devices.requests,
         runtime="nvidia" if job.devices.how == "nvidia" else None,
-        mounts=[Mount(job.storage, job.storage, type="bind")] if job.storage and confinement.storage else None,
+        mounts=_mounts(job) if confinement.storage else None,
     )
     if not confinement.pids:
         host["PidsLimit"] = 0  # sent explicitly: Podman has a default limit
@@ -318,6 +320,14 @@ def _create(engine: Engine, job: ContainerJob, confinement: Confinement) -> str:
             **joining,
         )
     return str(created["Id"])
+
+
+def _mounts(job: ContainerJob) -> list[Mount] | None:
+    """Return the directories of the node that the container gets."""
+    # Two mounts at one path are refused: what is written to and read is one that can be written to.
+    data = job.data if job.data != job.storage else None
+    mounts = [Mount(job.storage, job.storage, type="bind")] if job.storage else []
+    return mounts + ([Mount(data, data, type="bind", read_only=True)] if data else []) or None
 
 
 def _plain(err: LaunchFailure, engine: Engine, job: ContainerJob) -> LaunchFailure:

@@ -23,7 +23,7 @@ from gpunode.workload.transport import LaunchFailure, Transport
 
 TESTS = {
     "standard": "versions,gpus,frameworks,copy,gemm,nccl",
-    "deep": "versions,gpus,frameworks,copy,gemm,nccl,memory,ddp,storage,tools,burn",
+    "deep": "versions,gpus,frameworks,copy,gemm,nccl,memory,ddp,storage,input,tools,burn",
 }
 """What the payload runs at each level."""
 _END_S = 10.0
@@ -67,7 +67,11 @@ class WorkloadRequest:
     """Settings of the payload."""
     level: Literal["standard", "deep"] = "standard"
     storage: str | None = None
-    """A directory of the node for measuring its storage; the only part of the node that the container gets."""
+    """A directory of the node for measuring its storage; with ``data`` all that the container gets of the node."""
+    data: str | None = None
+    """A directory of the node with the user's files: read, never written."""
+    model_rate: float | None = None
+    """Samples per second that a GPU uses."""
     burn_s: float | None = None
     """Seconds of the sustained load; None: the payload's default."""
 
@@ -145,6 +149,7 @@ def _in_container(
             limit_s,
             devices.open_to_all(run.node),
             storage=request.storage,
+            data=request.data,
         )
         began = time.monotonic()
         confinement = container.run(replace(found, deadline=ends), job, run.output)
@@ -263,6 +268,8 @@ def _program(run: _Run, request: WorkloadRequest, limit_s: float) -> PythonProgr
         "force": request.force,
         "level": request.level,
         "storage": request.storage,
+        "data": request.data,
+        "model_rate": request.model_rate,
         "burn_s": request.burn_s,
         "user_site": not request.in_container,
     }

@@ -406,6 +406,33 @@ MUTANTS = [
         not_known(hgx_measured, "storage.dataloader", "no time was left"),
         becomes=ERROR,
     ),
+    Mutant(
+        "performance.input",
+        "the disk is too slow for a cold epoch",
+        hgx_measured,
+        value(hgx_measured, "input.pipeline", "loaders", 1, "samples_per_second", new=3000.0),
+        becomes=WARN,
+    ),
+    Mutant(
+        "performance.input",
+        "the user's model needs more",
+        hgx_measured,
+        value(hgx_measured, "input.pipeline", "model_rate", new=9000.0),
+        becomes=WARN,
+    ),
+    Mutant(
+        "performance.input",
+        "the directory cannot be read",
+        hgx_measured,
+        broke(hgx_measured, "input.pipeline", "/data/train cannot be read: Permission denied (uid 65534)"),
+    ),
+    Mutant(
+        "performance.input",
+        "no loader",
+        hgx_measured,
+        value(hgx_measured, "input.pipeline", "loaders", new=[]),
+        becomes=ERROR,
+    ),
 ]
 
 GEMM = tuple(f"gemm.{dtype}" for dtype in GEMM_TYPES)
@@ -428,6 +455,7 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "performance.diagnostics": ("tools.dcgm-diag",),
     "performance.storage": ("storage.fio",),
     "performance.dataloader": ("storage.dataloader",),
+    "performance.input": ("input.pipeline",),
 }
 MISSING: Missing = {
     check: [

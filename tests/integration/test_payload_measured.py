@@ -5,6 +5,7 @@ GPUNODE_TORCH_PYTHON names a Python with PyTorch, see test_payload_torch.py. Not
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from gpunode.workload.payload import payload_zip
 
 PYTHON = os.environ.get("GPUNODE_TORCH_PYTHON")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TORCH_PYTHON names no Python with PyTorch")
-PARTS = "copy,gemm,nccl,memory,ddp,storage,tools,burn"
+PARTS = "copy,gemm,nccl,memory,ddp,storage,input,tools,burn"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,11 @@ def program(archive: Path, text: str, *words: str, limit_s: float = 300) -> Any:
 
 
 def test_every_measurement_gives_a_record_of_its_shape(archive: Path, tmp_path: Path) -> None:
-    settings = json.dumps({"level": "deep", "storage": str(tmp_path), "burn_s": 1.0})
+    data = archive.parent / "data"
+    data.mkdir()
+    for number in range(8):
+        (data / f"{number}.bin").write_bytes(os.urandom(1 << 16))
+    settings = json.dumps({"level": "deep", "storage": str(tmp_path), "data": str(data), "burn_s": 1.0})
     answer = subprocess.run(
         [str(PYTHON), str(archive), "--tests", PARTS, "--settings", settings],
         capture_output=True,
@@ -56,7 +61,7 @@ def test_every_measurement_gives_a_record_of_its_shape(archive: Path, tmp_path: 
     reported = [line for line in lines if line["record"] == "progress"]
     found = [Record.model_validate(line) for line in lines if line["record"] != "progress"]
     assert end == {"record": "end", "records": len(found)}
-    assert len(reported) == 8
+    assert len(reported) == 9
     assert {record.record for record in found} == MEASURED
     for record in found:
         assert (record.error, record.undetermined) == (None, None), record
@@ -65,6 +70,11 @@ def test_every_measurement_gives_a_record_of_its_shape(archive: Path, tmp_path: 
             assert not isinstance(values, str), values
             assert record.device == "cpu"
             assert set(record.values) <= set(type(values).model_fields), record.record
+    (read,) = [record for record in found if record.record == "input.pipeline"]
+    assert {row["state"] for row in read.values["loaders"]} >= {"hot"}
+    assert read.values["advised_workers"] is not None
+    assert len(list(data.iterdir())) == 8
+    shutil.rmtree(data)
     # Nothing of it stays, neither in the scratch folder nor in the directory that was measured.
     assert list(tmp_path.iterdir()) == []
     assert [path.name for path in archive.parent.iterdir() if path.name != "payload.pyz"] == []

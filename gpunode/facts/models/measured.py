@@ -338,6 +338,99 @@ class LoaderValues(Values):
     """The fewest workers that reach 95 % of the best throughput."""
 
 
+class InputRead(Values):
+    """Reads of whole files by threads, without decoding."""
+
+    state: Literal["cold", "hot"]
+    threads: Annotated[int, Field(ge=1)]
+    gb_per_s: Positive
+    files_per_s: Annotated[float, Field(ge=0)]
+
+
+class InputDecoder(Values):
+    """Images decoded to 224 x 224 pixels: on one core of the processor, or on one GPU (its own size)."""
+
+    decoder: Text
+    device: Literal["cpu", "cuda"]
+    samples_per_second: Positive
+
+
+class InputLoader(Values):
+    """Throughput of DataLoaders that read and decode."""
+
+    state: Literal["cold", "hot"]
+    workers: Number
+    """Of each loader."""
+    loaders: Annotated[int, Field(ge=1)] = 1
+    """At the same time, one for each GPU."""
+    pinned: bool | None = None
+    """Of rows with copies to a GPU. None: nothing is copied."""
+    samples_per_second: Positive
+    gb_per_s: Positive
+    """Of the files."""
+
+
+class InputSteps(Values):
+    """Seconds of one sample in a loader without workers."""
+
+    state: Literal["cold", "hot"]
+    read_s: Annotated[float, Field(ge=0)]
+    """Open and read; of tables and archives, also unpack."""
+    decode_s: Annotated[float, Field(ge=0)]
+    other_s: Annotated[float, Field(ge=0)]
+    """Everything else: tensors, batches, Python."""
+
+
+class InputValues(Values):
+    """``input.pipeline``: the user's own files in a directory, which are only read."""
+
+    directory: Text
+    filesystem: Text | None = None
+    remote: bool
+    """True if the type of the file system is that of a network."""
+    files: Number
+    bytes: Number
+    walk_complete: bool
+    """False: the directory has more than was counted."""
+    unreadable: Number = 0
+    """Entries that this user may not read."""
+    broken_links: Number = 0
+    other: Number = 0
+    """Empty files, links to directories, and those that are neither file, link nor directory."""
+    kinds: dict[Text, Number] = Field(default_factory=dict)
+    """Files by ``images``, ``tar``, ``parquet``, ``files``."""
+    kind: Literal["images", "tar", "parquet", "files"]
+    """That with the most bytes, which is measured."""
+    read_files: Annotated[int, Field(ge=1)]
+    read_bytes: Number
+    sample_bytes: Positive
+    """Of one sample in its file."""
+    cpus: Annotated[int, Field(ge=1)]
+    gpus: Number
+    model_rate: Positive | None = None
+    """Samples per second that a GPU is expected to use (``--model-rate``)."""
+    proof: Literal["mincore", "nowait"] | None = None
+    """How the absence of the files from memory was verified. None: it was not, and there is no cold row."""
+    cold_resident: Share | None = None
+    """Share of their pages that was left in memory."""
+    hot_resident: Share | None = None
+    failed: Number = 0
+    """Files of which reading failed."""
+    shrunk: Number = 0
+    """Files that became shorter while they were read."""
+    unusable: Number = 0
+    """Of the examined files, those that are damaged or have no decoder."""
+    decoders: tuple[InputDecoder, ...] = ()
+    reads: tuple[InputRead, ...] = ()
+    loaders: tuple[InputLoader, ...] = ()
+    steps: tuple[InputSteps, ...] = ()
+    no_loader: Text | None = None
+    advised_workers: Number | None = None
+    """The fewest that reach 95 % of the best hot throughput."""
+    synthetic_samples_per_second: Positive | None = None
+    """Of a loader with that number of workers, without files and decoding."""
+
+
 class ToolValues(Values):
     """``tools.NAME``: the output of an external program; its parser reads ``stdout``."""
 
@@ -363,6 +456,7 @@ VALUES: Mapping[str, type[Values]] = {
     **{f"ddp.{name}": TrainingValues for name in ("replicated", "sharded")},
     "storage.fio": FioValues,
     "storage.dataloader": LoaderValues,
+    "input.pipeline": InputValues,
     **{f"tools.{name}": ToolValues for name in ("nvbandwidth", "dcgm-diag", "nccl-tests")},
 }
 """The records of measurements, and the model of their values."""

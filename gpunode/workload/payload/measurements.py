@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpunode.workload.payload import copies, external, gemm, nccl, pairs, storage, stream, training
+from gpunode.workload.payload import copies, external, gemm, nccl, pairs, pipeline, storage, stream, training
 from gpunode.workload.payload.devices import CudaDevice
 from gpunode.workload.payload.group import Seat, seat_of
 from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, run_jobs
 from gpunode.workload.payload.records import record
 
-MEASUREMENTS = ("copy", "gemm", "nccl", "memory", "ddp", "storage", "tools", "burn")
+MEASUREMENTS = ("copy", "gemm", "nccl", "memory", "ddp", "storage", "input", "tools", "burn")
 """In the order in which they run: those with the most heat come last."""
 AT_ONCE = 8
 RANKS_ON_PROCESSOR = {"standard": 2, "deep": 4}
@@ -23,7 +23,9 @@ REPETITIONS = {"standard": 10, "deep": 30}
 GEMM_S = {"standard": 1.5, "deep": 6.0}
 GEMM_ON_PROCESSOR_S = 0.3
 BURN_S, BURN_ON_PROCESSOR_S = 120.0, 2.0
+INPUT_S = {"standard": 1.0, "deep": 4.0}
 FIO_S = {"standard": 3.0, "deep": 8.0}
+INPUT_LIMIT_S = 600.0
 TOOL_LIMIT_S = {"nvbandwidth": 300.0, "dcgm-diag": 420.0, "nccl-tests": 240.0}
 DCGM_LEVEL = {"standard": 1, "deep": 2}
 """Level 2 takes about two minutes; level 3 takes a quarter of an hour, and gpunode's own loads replace it."""
@@ -34,6 +36,7 @@ SECONDS = {
     "memory": {"standard": 30, "deep": 40},
     "ddp": {"standard": 40, "deep": 60},
     "storage": {"standard": 40, "deep": 100},
+    "input": {"standard": 40, "deep": 100},
     "tools": {"standard": 60, "deep": 400},
     "burn": {"standard": 160, "deep": 160},
 }
@@ -44,7 +47,8 @@ NO_PAIR = "only one rank: no link to another"
 class Measurements:
     """The measurements of one run.
 
-    ``settings``: ``level``; ``storage``, a directory to measure; ``burn_s``; ``seats``, those of this container's
+    ``settings``: ``level``; ``storage``, a directory to measure; ``data``, a directory to read, with ``model_rate``;
+    ``burn_s``; ``seats``, those of this container's
     ranks in a group over several containers, in place of a group of its own.
     """
 
@@ -82,6 +86,7 @@ class Measurements:
             "memory": self._memory,
             "ddp": self._training,
             "storage": self._storage,
+            "input": self._input,
             "tools": self._tools,
             "burn": self._burn,
         }
@@ -251,6 +256,12 @@ class Measurements:
         for job, each, outcome in run_jobs([Job((task,))], 1, self._clock):
             yield record(each, job, outcome)
         yield from self._run([Job((Task("storage.dataloader", storage.dataloader, (directory,), 240),))], 1)
+
+    def _input(self) -> Iterator[dict[str, Any]]:
+        arguments = (self._settings.get("data"), self._settings.get("model_rate"))
+        task = Task("input.pipeline", pipeline.run, (*arguments, len(self._whole), INPUT_S[self._level]), INPUT_LIMIT_S)
+        for job, each, outcome in run_jobs([Job((task,), environment=self._environment)], 1, self._clock):
+            yield record(each, job, outcome)
 
     def _tools(self) -> Iterator[dict[str, Any]]:
         tasks = []

@@ -184,6 +184,9 @@ def test_the_directory_to_measure_is_the_only_thing_of_the_node_inside() -> None
     assert not request(engine())["host_config"].get("Mounts")
     mounts = request(engine(), storage="/data")["host_config"]["Mounts"]
     assert mounts == [{"Target": "/data", "Source": "/data", "Type": "bind", "ReadOnly": False}]
+    mounts = request(engine(), data="/train")["host_config"]["Mounts"]
+    assert mounts == [{"Target": "/train", "Source": "/train", "Type": "bind", "ReadOnly": True}]
+    assert len(request(engine(), data="/data", storage="/data")["host_config"]["Mounts"]) == 1
     # One that is not there does not keep the rest from being measured; an engine makes none by itself.
     refusal = 'invalid mount config for type "bind": bind source path does not exist: /data'
     without = Confinement(user="65534:65534").without(refusal)
