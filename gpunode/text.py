@@ -55,6 +55,17 @@ def listed(items: Iterable[str], most: int = 6) -> str:
     return f"{', '.join(names[:most])} and {len(names) - most} more"
 
 
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Return ``0-3,7`` for 0, 1, 2, 3, 7."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """Return ``1 package``, ``2 packages``, ``2 processes``."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"

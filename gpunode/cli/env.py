@@ -1,7 +1,7 @@
 """``gpunode env``: the tuned environment and the arguments of ``docker run`` for a node."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import click
 from rich.text import Text
@@ -9,7 +9,7 @@ from rich.text import Text
 from gpunode.cli import selection as selection_
 from gpunode.cli.options import REPLAY
 from gpunode.cli.selection import Selection, refuse_asking
-from gpunode.errors import Exit, UsageError
+from gpunode.errors import Exit, GpunodeError, UsageError
 from gpunode.facts import NodeFacts
 from gpunode.judging.evaluator import Evaluator
 from gpunode.judging.saved import bundle_files, saved_answers
@@ -19,6 +19,7 @@ from gpunode.tuning import (
     GPU_ARGUMENTS,
     PROFILES,
     WORKLOADS,
+    GpuRequest,
     Profile,
     Tuning,
     Tunings,
@@ -27,9 +28,11 @@ from gpunode.tuning import (
     env_file,
     nccl_conf,
     shell,
+    slice_of,
     systemd,
     tune,
 )
+from gpunode.tuning.slices import MOST_GPUS
 
 OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
     "docker-args": lambda tuning: " ".join(docker_args(tuning)) + "\n",
@@ -51,6 +54,10 @@ OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
     "--profile", type=click.Choice(PROFILES), default="training", show_default=True, help="Usage profile of the node."
 )
 @click.option("--multi-node", is_flag=True, help="The workload runs over several nodes.")
+@click.option("--gpus", metavar="LIST", help="Only these GPUs with their share of the node: 0,1 or 0-3 or UUIDs.")
+@click.option(
+    "--idle", type=click.IntRange(1, MOST_GPUS), metavar="NUMBER", help="As --gpus: so many idle GPUs near each other."
+)
 @click.option("--expandable-segments", is_flag=True, help="Enable PyTorch's expandable segments (disables CUDA IPC).")
 @click.option(
     "--format",
@@ -68,6 +75,8 @@ def command(  # noqa: PLR0913
     workload: Workload,
     profile: Profile,
     multi_node: bool,
+    gpus: str | None,
+    idle: int | None,
     expandable_segments: bool,
     form: str,
     verbose: bool,
@@ -76,27 +85,44 @@ def command(  # noqa: PLR0913
     machine.
 
     Each value is derived from the node's facts and printed with its reason. Changes nothing on the node.
-    Exit codes: 0 printed, 2 wrong usage, 3 a node could not be reached.
+    Exit codes: 0 printed, 1 the requested GPUs are in use, 2 wrong usage, 3 a node could not be reached.
 
     \b
     Examples:
       gpunode env root@gpu-01 --workload pytorch --profile inference
       docker run $(gpunode env --format docker-args) IMAGE python3 train.py
+      docker run $(gpunode env --idle 2 --format docker-args) IMAGE torchrun --nproc-per-node 2 train.py
     """
     if expandable_segments and workload != "pytorch":
         raise UsageError(f"--expandable-segments is a setting of PyTorch: --workload {workload} does not use it")
     if replay:
         refuse_asking("--replay contacts no node")
-    missed = list[str]()
+    request = _request(gpus, idle, form)
+    missed, refused, found = list[str](), list[GpunodeError](), list[Tuning]()
     with Evaluator() as evaluator:
-        found = [
-            tune(node, workload, profile=profile, multi_node=multi_node, expandable=expandable_segments)
-            for node in _facts(selection, evaluator, missed, replay=replay)
-        ]
-    for line in missed:
+        for node in _facts(selection, evaluator, missed, replay=replay):
+            try:
+                part = slice_of(node, request) if request else None
+            except GpunodeError as err:
+                refused.append(err)
+                continue
+            found.append(
+                tune(node, workload, profile=profile, multi_node=multi_node, expandable=expandable_segments, part=part)
+            )
+    for line in (*missed, *map(str, refused)):
         click.echo(printable(line), err=True)
-    if form in OF_ONE_NODE and len(found) + len(missed) > 1:
-        raise UsageError(f"--format {form} supports one node, got {len(found) + len(missed)}")
+    number = len(found) + len(missed) + len(refused)
+    if form in OF_ONE_NODE and number > 1:
+        raise UsageError(f"--format {form} supports one node, got {number}")
+    _print(found, form, verbose=verbose)
+    if missed or number == 0:
+        return Exit.UNDETERMINED
+    # Of several nodes the one that needs an answer first.
+    order = (Exit.USAGE, Exit.UNDETERMINED, Exit.FAILED)
+    return min((err.exit_code for err in refused), key=order.index, default=Exit.GOOD)
+
+
+def _print(found: Sequence[Tuning], form: str, *, verbose: bool) -> None:
     if form == "json":
         click.echo(printable_json(Tunings(nodes=tuple(found)).model_dump_json(by_alias=True, indent=1)))
     for tuning in found:
@@ -109,7 +135,17 @@ def command(  # noqa: PLR0913
                         click.echo(printable(f"{tuning.host}: no GPUs among the arguments: {one.reason}"), err=True)
         elif form == "text":
             _show(tuning, verbose=verbose)
-    return Exit.UNDETERMINED if missed or not found else Exit.GOOD
+
+
+def _request(gpus: str | None, idle: int | None, form: str) -> GpuRequest | None:
+    """Return the requested slice; raise UsageError for one that cannot be meant."""
+    if gpus is not None and idle is not None:
+        raise UsageError("--gpus and --idle cannot be combined: name GPUs, or their number")
+    if gpus is None and idle is None:
+        return None
+    if form == "nccl-conf":
+        raise UsageError("--format nccl-conf is for the whole node: --gpus and --idle cannot be combined with it")
+    return GpuRequest(idle=idle) if idle is not None else GpuRequest.parse(gpus or "")
 
 
 def _facts(selection: Selection, evaluator: Evaluator, missed: list[str], *, replay: bool) -> Iterator[NodeFacts]:
@@ -129,6 +165,7 @@ def _show(tuning: Tuning, *, verbose: bool) -> None:
     console.show(
         Text(
             f"{printable(tuning.host)}: {tuning.workload}, {tuning.profile}{over}"
+            f"{f', {tuning.part.title}' if tuning.part else ''}"
             f"{' (simulated)' if tuning.simulated else ''}",
             "bold",
         )
@@ -136,11 +173,14 @@ def _show(tuning: Tuning, *, verbose: bool) -> None:
     parts = (
         ("job: environment", tuning.environment, "="),
         ("job: docker run", tuning.docker, " "),
+        ("job: in the program", tuning.program, "="),
         ("node: environment (role ml_environment)", tuning.node.environment, "="),
         ("node: /etc/nccl.conf (role ml_environment)", tuning.node.nccl, "="),
         ("node: kernel (role kernel_tuning)", tuning.node.kernel, "="),
     )
     for title, settings, sign in parts:
+        if not settings and title == "job: in the program":
+            continue
         console.show(Text(title, "bold"), 2)
         for setting in settings:
             console.show(Text(printable(f"{setting.name}{sign if setting.value else ''}{setting.value}")), 4)

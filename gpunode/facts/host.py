@@ -11,6 +11,7 @@ _NODES = "/sys/devices/system/node/"
 _EDAC = "/sys/devices/system/edac/mc/"
 _DMI = "/sys/class/dmi/id/"
 _CPUS = "/sys/devices/system/cpu/"
+_FIRST_CORE = _CPUS + "cpu0/topology/thread_siblings_list"
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 _MEMINFO_LINE = re.compile(r"(?:Node [0-9]{1,6} )?([A-Za-z0-9_()]{1,40}):\s{1,40}([0-9]{1,18})(?: kB)?")
 _ALLOWED = re.compile(r"(?m)^Cpus_allowed_list:[ \t]{1,9}(\S{0,4000})$")
@@ -49,7 +50,18 @@ def cpu_sets(bundle: BundleReader) -> CpuSets:
         present=_cpu_list(bundle, "present"),
         possible=_cpu_list(bundle, "possible"),
         smt=(bundle.text(_CPUS + "smt/control") or "").strip() or None,
+        first_core=_first_core(bundle),
     )
+
+
+def _first_core(bundle: BundleReader) -> tuple[int, ...] | None:
+    """Return the processors of the core of processor 0; None for a list in which the steps differ."""
+    text = bundle.value(_FIRST_CORE)
+    if text is None:
+        return None
+    numbers = _cpu_numbers(text, _FIRST_CORE)
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+    return numbers if numbers == tuple(range(0, step * len(numbers), step)) else None
 
 
 def _cpu_list(bundle: BundleReader, name: str) -> tuple[int, ...]:

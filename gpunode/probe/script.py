@@ -94,6 +94,7 @@ FILES = (
     "/sys/devices/system/cpu/present",
     "/sys/devices/system/cpu/possible",
     "/sys/devices/system/cpu/smt/control",
+    "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list",
     "/sys/class/dmi/id/sys_vendor",
     "/sys/class/dmi/id/product_name",
     "/sys/class/dmi/id/board_name",

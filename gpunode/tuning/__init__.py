@@ -2,20 +2,24 @@
 side effects."""
 
 from gpunode.tuning.containers import GPU_ARGUMENTS
-from gpunode.tuning.model import LeftAlone, NodeTuning, Setting, Tuning, Tunings
+from gpunode.tuning.model import LeftAlone, NodeSlice, NodeTuning, Setting, Tuning, Tunings
 from gpunode.tuning.payload import payload_settings
 from gpunode.tuning.profiles import PROFILES, Profile
 from gpunode.tuning.render import docker_args, env_file, launcher_text, nccl_conf, node_shell, shell, systemd
+from gpunode.tuning.slices import GpuRequest, SliceRefusedError, slice_of
 from gpunode.tuning.tune import WORKLOADS, Workload, tune, tune_node
 
 __all__ = [
     "GPU_ARGUMENTS",
     "PROFILES",
     "WORKLOADS",
+    "GpuRequest",
     "LeftAlone",
+    "NodeSlice",
     "NodeTuning",
     "Profile",
     "Setting",
+    "SliceRefusedError",
     "Tuning",
     "Tunings",
     "Workload",
@@ -26,6 +30,7 @@ __all__ = [
     "node_shell",
     "payload_settings",
     "shell",
+    "slice_of",
     "systemd",
     "tune",
     "tune_node",

@@ -7,16 +7,17 @@ from packaging.version import Version
 
 from gpunode.catalog import load
 from gpunode.facts import NodeFacts
-from gpunode.tuning.model import LeftAlone, Setting
+from gpunode.tuning import slices
+from gpunode.tuning.model import LeftAlone, NodeSlice, Setting
 
 GIB = 2**30
 SHM_MIN_BYTES = GIB
 """Recommended by NCCL's guide (``--shm-size=1g``)."""
-SHM_PER_GPU_GIB = 8
 STACK_BYTES = 64 * 2**20
 STACK_MIN_BYTES = 8 * 2**20
 """NCCL: never unlimited, at least 8192 KiB."""
 ENGINES = "catalog (libraries.yml, container_engines)"
+NCT = "catalog (sources.yml, nct)"
 NCCL_GUIDE = "catalog (sources.yml, ncclgdr)"
 KIND = "nvidia.com/gpu"
 GPUS_OPTION = (19, 3)
@@ -24,8 +25,9 @@ GPU_ARGUMENTS = ("--gpus", "--device")
 """Options of ``docker run``, by their names in the list of settings left alone."""
 
 
-def gpus(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
-    """Yield the option for GPUs: CDI if the engine supports it, its own option or the runtime if it is older."""
+def gpus(node: NodeFacts, part: NodeSlice | None = None) -> Iterator[Setting | LeftAlone]:
+    """Yield the option for all GPUs or those of a slice: CDI if the engine supports it, else its own option or the
+    runtime."""
     name = "--gpus"
     if not node.gpus_on_bus:
         reason = (
@@ -39,29 +41,41 @@ def gpus(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     if version is None:
         yield LeftAlone(name=name, reason="no Docker on the node")
     elif cdi_is_on(node, version):
-        yield _by_cdi(node, version)
+        yield from _by_cdi(node, version, part)
     elif _mode(node) in ("cdi", "csv"):
         why = f"the toolkit's mode is {_mode(node)}, in which its hook does not support --gpus"
-        yield from _by_runtime(why, "catalog (sources.yml, nct)")
-    elif version[:2] >= GPUS_OPTION:
+        yield from _by_runtime(why, NCT, part)
+    elif version[:2] < GPUS_OPTION:
+        yield from _by_runtime(f"Docker {_shown(version)} has no option --gpus", "catalog (sources.yml, nct_old)", part)
+    elif part is not None and len(part.gpus) > 1:
+        # --gpus '"device=0,1"' has quotes of its own, which the shell's substitution of this line would not remove.
+        yield from _by_runtime("several devices of --gpus need quotes within the argument", NCT, part)
+    else:
         yield Setting(
             name=name,
-            value="all",
+            value="all" if part is None else f"device={_handles(part)}",
             reason=f"Docker {_shown(version)} {_why_no_cdi(version)}: the toolkit's hook passes GPUs to containers",
             source=ENGINES,
         )
-    else:
-        yield from _by_runtime(f"Docker {_shown(version)} has no option --gpus", "catalog (sources.yml, nct_old)")
 
 
 def _mode(node: NodeFacts) -> str | None:
     return node.containers.toolkit_mode if node.containers else None
 
 
-def _by_runtime(why: str, source: str) -> Iterator[Setting]:
+def _handles(part: NodeSlice) -> str:
+    """Return UUIDs, which stay with their GPUs, else indices."""
+    return ",".join(part.uuids if len(part.uuids) == len(part.gpus) else map(str, part.gpus))
+
+
+def _by_runtime(why: str, source: str, part: NodeSlice | None) -> Iterator[Setting]:
+    which, title = ("all", "all GPUs") if part is None else (_handles(part), part.title)
     yield Setting(name="--runtime", value="nvidia", reason=why, source=source)
     yield Setting(
-        name="--env", value="NVIDIA_VISIBLE_DEVICES=all", reason="the runtime nvidia reads it: all GPUs", source=source
+        name="--env",
+        value=f"NVIDIA_VISIBLE_DEVICES={which}",
+        reason=f"the runtime nvidia reads it: {title}",
+        source=source,
     )
 
 
@@ -91,29 +105,47 @@ def _from(what: str) -> tuple[int, ...]:
     return Version(getattr(load().container_engines["docker"], what)).release
 
 
-def _by_cdi(node: NodeFacts, version: tuple[int, ...]) -> Setting | LeftAlone:
+def _by_cdi(node: NodeFacts, version: tuple[int, ...], part: NodeSlice | None) -> Iterator[Setting | LeftAlone]:
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
-    if not any("all" in spec.devices for spec in specs):
-        reason = f"no CDI specification of {KIND} has the device all" if specs else f"no CDI specification of {KIND}"
-        return LeftAlone(
+    known = {name for spec in specs for name in spec.devices}
+    names = {"all": "all" if "all" in known else None} if part is None else _cdi_names(part, known)
+    missing = [title for title, name in names.items() if name is None]
+    if missing:
+        reason = f"no CDI specification of {KIND}" + (f" has the device {', '.join(missing)}" if specs else "")
+        yield LeftAlone(
             name="--device",
             reason=f"{reason}: the role nvidia_container_toolkit generates one (Docker {_shown(version)})",
         )
-    return Setting(
-        name="--device",
-        value=f"{KIND}=all",
-        reason=f"Docker {_shown(version)} passes GPUs by CDI, which survives systemctl daemon-reload",
-        source=ENGINES,
-    )
+        return
+    for name in names.values():
+        yield Setting(
+            name="--device",
+            value=f"{KIND}={name}",
+            reason=f"Docker {_shown(version)} passes GPUs by CDI, which survives systemctl daemon-reload",
+            source=ENGINES,
+        )
+
+
+def _cdi_names(part: NodeSlice, known: set[str]) -> dict[str, str | None]:
+    """Return each GPU's name in the specifications: its UUID, which stays with it, else its index then."""
+    uuids = part.uuids if len(part.uuids) == len(part.gpus) else ("",) * len(part.gpus)
+    return {
+        f"gpu{index}": next((name for name in (uuid, str(index), f"gpu{index}") if name and name in known), None)
+        for index, uuid in zip(part.gpus, uuids, strict=True)
+    }
 
 
 def _shown(version: tuple[int, ...]) -> str:
     return ".".join(str(part) for part in version)
 
 
-def limits(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
-    """Yield shared memory, locked memory, stack."""
-    gib, reason = shm_gib(node)
+def limits(node: NodeFacts, part: NodeSlice | None = None) -> Iterator[Setting | LeftAlone]:
+    """Yield shared memory, locked memory, stack; for a slice its processors and memory too."""
+    if part is None:
+        gib, reason = shm_gib(node)
+    else:
+        yield from slices.limits(part)
+        gib, reason = part.shm_gib, f"{slices.SHM_PER_GPU_GIB} GiB per GPU, at most half of the slice's memory"
     yield Setting(name="--shm-size", value=f"{gib}g", reason=reason, source=f"at least 1 GiB: {NCCL_GUIDE}")
     yield Setting(
         name="--ulimit",
@@ -143,7 +175,7 @@ def limits(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
 def shm_gib(node: NodeFacts) -> tuple[int, str]:
     """Return the maximum of ``/dev/shm`` in GiB, and the reason; memory is used only for data that is written there."""
     number = max(1, len(node.gpus_on_bus or ()))
-    requested = SHM_PER_GPU_GIB * number
+    requested = slices.SHM_PER_GPU_GIB * number
     if node.memory is None:
         return 1, "the minimum for NCCL; the node's memory is unknown"
     half = node.memory.total_mib // 1024 // 2
@@ -151,6 +183,6 @@ def shm_gib(node: NodeFacts) -> tuple[int, str]:
         what = f"{number} GPU{'s' if number > 1 else ''}"
         return (
             requested,
-            f"{SHM_PER_GPU_GIB} GiB for the DataLoader's batches and NCCL of {what}; Docker's default is 64 MiB",
+            f"{slices.SHM_PER_GPU_GIB} GiB for the DataLoader's batches and NCCL of {what}; Docker's default is 64 MiB",
         )
     return max(1, half), f"half of the node's memory ({node.memory.total_mib // 1024} GiB)"

@@ -20,6 +20,7 @@ import sys
 from typing import Any, Dict, List, NoReturn, Optional, Tuple
 
 CONFIGURATION = "/etc/gpunode/job.json"
+DRIVER = "/proc/driver/nvidia/gpus"
 NEW_NAME = (2, 10)
 """The first PyTorch to read PYTORCH_ALLOC_CONF alone; later ones read the old name too, with a warning."""
 MALLOCS = {"jemalloc": "libjemalloc.so.2", "tcmalloc": "libtcmalloc_minimal.so.4"}
@@ -88,14 +89,17 @@ def siblings(cpus: List[int], root: str = "/sys") -> Dict[int, int]:
     return found
 
 
-def visible(slots: List[str], variable: Optional[str]) -> List[str]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES; all if it is not a list of indices."""
+def visible(slots: List[str], variable: Optional[str], folder: str = DRIVER) -> List[str]:
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, indices or UUIDs; all if it names anything else."""
     if variable is None:
         return slots
     words = [word.strip() for word in variable.split(",")]
-    if not all(word.isdigit() and int(word) < len(slots) for word in words):
-        return slots
-    return [slots[int(word)] for word in words]
+    names = {str(index): slot for index, slot in enumerate(slots)}
+    if any(word.startswith("GPU-") for word in words):
+        for slot in slots:
+            match = re.search(r"^GPU UUID:\s*(\S+)", read(os.path.join(folder, slot, "information")), re.MULTILINE)
+            names.update((word, slot) for word in words if match and len(word) > 4 and match.group(1).startswith(word))
+    return [names[word] for word in words] if all(word in names for word in words) else slots
 
 
 def binding(rank: int, ranks: int, allowed: List[int], root: str = "/sys", chosen: Optional[str] = None) -> List[int]:

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from gpunode.frozen import FrozenByName
+from gpunode.text import listed
 
 SCHEMA: Literal["gpunode.env/1"] = "gpunode.env/1"
 
@@ -41,6 +42,32 @@ class NodeTuning(FrozenByName):
     left_alone: tuple[LeftAlone, ...] = ()
 
 
+class NodeSlice(FrozenByName):
+    """Some GPUs of a node with their share of it: shares of different GPUs do not overlap."""
+
+    gpus: tuple[int, ...]
+    """Indices of nvidia-smi."""
+    of_gpus: int
+    """Number of GPUs of the node."""
+    uuids: tuple[str, ...]
+    cpus: str
+    """``0-13,112-125``; empty if the share is unknown."""
+    processors: int
+    cores: int
+    memory_gib: int
+    """0: unknown."""
+    shm_gib: int
+    threads: int
+    """Of the process of one GPU; 0: unknown."""
+    workers: int
+    """Of the input pipeline of one GPU."""
+
+    @property
+    def title(self) -> str:
+        """Return ``gpu0, gpu1``."""
+        return listed((f"gpu{index}" for index in self.gpus), most=16)
+
+
 class Tuning(FrozenByName):
     """The settings of one node for one workload."""
 
@@ -53,6 +80,10 @@ class Tuning(FrozenByName):
     """Variables of the job."""
     docker: tuple[Setting, ...]
     """Arguments of ``docker run`` without the environment; an argument with an empty value has no value."""
+    program: tuple[Setting, ...] = ()
+    """Arguments of the program's own calls, which no variable sets."""
+    part: NodeSlice | None = None
+    """None: the whole node."""
     left_alone: tuple[LeftAlone, ...]
     node: NodeTuning = NodeTuning()
 

@@ -18,14 +18,26 @@ def docker_args(tuning: Tuning) -> list[str]:
 
 def shell(tuning: Tuning) -> str:
     """Return text for ``eval`` or a shell's file: each variable below its reason."""
-    return _head(tuning) + "".join(
-        f"# {setting.reason}\nexport {setting.name}={_quoted(setting.value)}\n" for setting in tuning.environment
+    bound = (
+        f"# Start the program with: taskset --cpu-list {tuning.part.cpus}\n" if tuning.part and tuning.part.cpus else ""
+    )
+    return (
+        _head(tuning)
+        + bound
+        + "".join(
+            f"# {setting.reason}\nexport {setting.name}={_quoted(setting.value)}\n" for setting in tuning.environment
+        )
     )
 
 
 def systemd(tuning: Tuning) -> str:
     """Return text for a drop-in of a service: each variable below its reason."""
-    return f"{_head(tuning)}[Service]\n" + "".join(
+    share = ""
+    if tuning.part and tuning.part.cpus:
+        share += f"# The processors near {tuning.part.title}\nCPUAffinity={tuning.part.cpus}\n"
+    if tuning.part and tuning.part.memory_gib:
+        share += f"# The share of {tuning.part.title}\nMemoryMax={tuning.part.memory_gib}G\n"
+    return f"{_head(tuning)}[Service]\n{share}" + "".join(
         f"# {setting.reason}\nEnvironment={_for_systemd(f'{setting.name}={setting.value}')}\n"
         for setting in tuning.environment
     )
@@ -72,8 +84,12 @@ def env_file(tuning: Tuning) -> str:
 def _head(tuning: Tuning) -> str:
     over = ", over several nodes" if tuning.multi_node else ""
     simulated = " (simulated)" if tuning.simulated else ""
+    part = f", {tuning.part.title}" if tuning.part else ""
+    program = "".join(f"# In the program: {one.name} {one.value}: {one.reason}\n" for one in tuning.program)
     # The host's name comes from the bundle: in a shell's file it must not become a line of its own.
-    return f"# gpunode env: {tuning.workload}, {tuning.profile}{over}, {one_line(tuning.host)}{simulated}\n"
+    return (
+        f"# gpunode env: {tuning.workload}, {tuning.profile}{over}, {one_line(tuning.host)}{part}{simulated}\n{program}"
+    )
 
 
 def launcher_text() -> str:

@@ -4,32 +4,38 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 from gpunode.facts import NodeFacts
-from gpunode.tuning import containers, kernel, libraries, network
-from gpunode.tuning.model import LeftAlone, NodeTuning, Setting, Tuning
+from gpunode.tuning import containers, kernel, libraries, network, slices
+from gpunode.tuning.model import LeftAlone, NodeSlice, NodeTuning, Setting, Tuning
 from gpunode.tuning.profiles import TRAITS, Profile, Traits
 
 Workload = Literal["pytorch", "tensorflow", "nccl-tests"]
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 
 
-def tune(
+def tune(  # noqa: PLR0913
     node: NodeFacts,
     workload: Workload,
     *,
     profile: Profile = "training",
     multi_node: bool = False,
     expandable: bool = False,
+    part: NodeSlice | None = None,
 ) -> Tuning:
-    """Return the settings for a workload on a node, or over several nodes including this one.
+    """Return the settings for a workload on a node or a slice of it, or over several nodes including this one.
 
     Settings without the necessary facts are left alone, with that as the reason. ``expandable``: PyTorch's expandable
     segments.
     """
     environment = [
         *network.nccl(node, multi_node=multi_node),
-        *_of_workload(node, workload, TRAITS[profile], expandable=expandable),
+        *(slices.visible(part) if part else ()),
+        *_of_workload(node, workload, TRAITS[profile], part, expandable=expandable),
     ]
-    docker = [*containers.gpus(node), *containers.limits(node), *network.devices(node, multi_node=multi_node)]
+    docker = [
+        *containers.gpus(node, part),
+        *containers.limits(node, part),
+        *network.devices(node, multi_node=multi_node),
+    ]
     return Tuning(
         host=node.host,
         simulated=node.simulated,
@@ -38,17 +44,19 @@ def tune(
         multi_node=multi_node,
         environment=_settings(environment),
         docker=_settings(docker),
+        program=tuple(slices.program(node, part, workload)) if part else (),
+        part=part,
         left_alone=_left(environment, docker),
         node=tune_node(node, profile),
     )
 
 
 def _of_workload(
-    node: NodeFacts, workload: Workload, traits: Traits, *, expandable: bool
+    node: NodeFacts, workload: Workload, traits: Traits, part: NodeSlice | None, *, expandable: bool
 ) -> Iterable[Setting | LeftAlone]:
     yield from libraries.cuda(node)
     if workload != "nccl-tests":
-        yield from libraries.threads(node)
+        yield from libraries.threads(node) if part is None else slices.threads(part, libraries.THREADS)
     if workload == "tensorflow":
         yield from libraries.tensorflow(node, traits)
     if workload == "pytorch":

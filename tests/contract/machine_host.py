@@ -47,6 +47,8 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
     for name in ("online", "present", "possible"):
         yield f"/sys/devices/system/cpu/{name}", every
     yield "/sys/devices/system/cpu/smt/control", "notsupported\n" if machine.architecture == "aarch64" else "on\n"
+    first = "0\n" if machine.architecture == "aarch64" else "0-1\n"
+    yield "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list", first
     for name in ("sys_vendor", "product_name", "board_name", "bios_version", "bios_date"):
         yield f"/sys/class/dmi/id/{name}", f"simulated {name}\n"
     for node in range(machine.sockets):

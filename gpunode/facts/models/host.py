@@ -45,6 +45,14 @@ class CpuSets(Fact):
     possible: tuple[int, ...]
     smt: str | None
     """``on``, ``off``, ``forceoff``, ``notsupported``; None if the kernel has no such control."""
+    first_core: tuple[int, ...] | None = None
+    """Processors of the core of processor 0: ``(0, 64)``, ``(0, 1)``; None: an older probe, or unknown."""
+
+    def core_of(self, cpu: int) -> int:
+        """Return the core of a processor, by its first processor; every core is numbered as that of processor 0."""
+        first = self.first_core or (0,)
+        step = first[1] - first[0] if len(first) > 1 else 1
+        return cpu // (step * len(first)) * step * len(first) + cpu % step
 
 
 class CpuFrequency(Fact):

@@ -20,6 +20,7 @@ from gpunode.report.fixes import Fix, fix_of
 from gpunode.report.folding import of_node, of_nodes
 from gpunode.report.html.drawing import Drawing, draw, drawn, nvlink_words, pcie_words, port_words, short_model
 from gpunode.report.summary import to_drain, verdict
+from gpunode.text import number_ranges
 
 AREA: Mapping[Category, str] = {
     "gpu": "GPU",
@@ -286,17 +287,6 @@ def _folded(names: tuple[str, ...]) -> str:
     return text if len(text) <= MOST_NAMES else f"{text[:MOST_NAMES]}…"
 
 
-def _ranges(numbers: Iterable[int]) -> str:
-    """Return ``0-3,7``."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-
-
 def _problems(nodes: Sequence[NodeReport], index: Mapping[str, int]) -> Iterator[ShownFinding]:
     for folded in of_nodes(nodes, frozenset(AFFECTED)):
         group = folded.group
@@ -310,7 +300,7 @@ def _problems(nodes: Sequence[NodeReport], index: Mapping[str, int]) -> Iterator
             observed=group.observed,
             nodes=_folded(folded.hosts),
             number=len(folded.hosts),
-            indexes=_ranges({index[host] for host in folded.hosts}),
+            indexes=number_ranges({index[host] for host in folded.hosts}),
         )
 
 
@@ -381,7 +371,7 @@ def _row(
         hosts=hosts,
         name=_folded(hosts),
         status=nodes[0].status,
-        numbers=_ranges(numbers),
+        numbers=number_ranges(numbers),
         paths=tuple((status, "".join(parts)) for status, parts in paths.items()),
         signs=tuple(signs),
         label="; ".join(said),

@@ -1,8 +1,10 @@
 """``gpunode env``: what each format prints, and that programs can read it."""
 
 import json
+import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ from gpunode.cli.schema import schema_of
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
 from gpunode.tuning import Setting, docker_args, env_file, shell, tune
+
+sys.path.append(str(Path(__file__).parents[2] / "contract"))
+from machines import HGX
+from machines import bundle as machine_bundle
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-provisioned.json"
 
@@ -133,3 +139,63 @@ def test_a_node_out_of_reach_is_reported(capsys: pytest.CaptureFixture[str]) -> 
 def test_wrong_usage_is_one_line(arguments: list[str], output: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["env", *arguments]) == 2
     assert output in capsys.readouterr().err
+
+
+@pytest.fixture
+def hgx(tmp_path: Path) -> str:
+    path = tmp_path / "hgx.json"
+    path.write_text(json.dumps(machine_bundle(HGX)))
+    return str(path)
+
+
+def test_a_slice_is_in_every_format(hgx: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "--replay", hgx, "--gpus", "0,1")
+    assert "pytorch, training, gpu0, gpu1" in text
+    assert "DataLoader(num_workers)=7" in text
+    (node,) = json.loads(printed(capsys, "--replay", hgx, "--idle", "3", "--format", "json"))["nodes"]
+    jsonschema.validate(node["part"]["gpus"], {"type": "array", "minItems": 3, "maxItems": 3})
+    line = printed(capsys, "--replay", hgx, "--idle", "2", "--format", "docker-args")
+    assert shlex.split(line) == line.split()
+    assert line.count("--device nvidia.com/gpu=") == 2
+    assert "# In the program: DataLoader(num_workers) 7" in printed(
+        capsys, "--replay", hgx, "--gpus", "1", "--format", "env-file"
+    )
+
+
+def test_gpus_in_use_are_refused_and_nothing_is_printed(
+    hgx: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = machine_bundle(HGX)
+    listing = busy["commands"]["nvidia-smi-xml"]
+    process = "<process_info><pid>4242</pid><type>C</type><process_name>python3</process_name></process_info>"
+    listing["stdout"] = re.sub(r"<processes>\s*", f"<processes>{process}", listing["stdout"], count=1)
+    path = tmp_path / "busy.json"
+    path.write_text(json.dumps({**busy, "host": "busy"}))
+    assert run(["env", "--replay", str(path), "--gpus", "0,1", "--format", "docker-args"]) == 1
+    answer = capsys.readouterr()
+    assert answer.out == ""
+    assert answer.err.startswith("busy: gpu0 is in use: python3 (pid 4242")
+    assert run(["env", "--replay", str(path), hgx, "--gpus", "0,1", "--format", "json"]) == 1
+    assert [node["host"] for node in json.loads(capsys.readouterr().out)["nodes"]] == ["hgx-h100-8"]
+    assert run(["env", "--replay", str(path), "--idle", "8"]) == 1
+    assert "8 idle GPUs were requested, 7 of 8 are: gpu0 is in use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [
+        (["--gpus", "0", "--idle", "1"], "cannot be combined"),
+        (["--gpus", "x"], "is not a GPU"),
+        (["--gpus", "9"], "has 0-7"),
+        (["--idle", "0"], "--idle"),
+        (["--idle", "two"], "--idle"),
+        (["--gpus", "0", "--format", "nccl-conf"], "is for the whole node"),
+    ],
+)
+def test_a_slice_that_cannot_be_meant(
+    arguments: list[str], output: str, hgx: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["env", "--replay", hgx, *arguments]) == 2
+    answer = capsys.readouterr()
+    assert answer.out == ""
+    assert output in answer.err

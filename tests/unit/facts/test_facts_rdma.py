@@ -116,6 +116,27 @@ def test_processors() -> None:
         assert "cpu_sets" in gpu_facts_with({}, files | {CPUS + "smt/control": None, CPUS + "online": bad}).gaps
 
 
+@pytest.mark.parametrize(
+    ("text", "first", "cores"),
+    [
+        ("0,64\n", (0, 64), (0, 1, 0, 1)),
+        ("0,16\n", (0, 16), (0, 1, 64, 65)),
+        ("0-1\n", (0, 1), (0, 0, 64, 64)),
+        ("0-7\n", tuple(range(8)), (0, 0, 64, 64)),
+        ("0\n", (0,), (0, 1, 64, 65)),
+        ("0,1,5\n", None, (0, 1, 64, 65)),
+        ("1,65\n", None, (0, 1, 64, 65)),
+        (None, None, (0, 1, 64, 65)),
+    ],
+)
+def test_the_core_of_a_processor(text: str | None, first: tuple[int, ...] | None, cores: tuple[int, ...]) -> None:
+    files = dict.fromkeys((CPUS + "online", CPUS + "present", CPUS + "possible"), "0-127\n")
+    sets = gpu_facts_with({}, {**files, CPUS + "cpu0/topology/thread_siblings_list": text}).cpu_sets
+    assert sets is not None
+    assert sets.first_core == first
+    assert tuple(sets.core_of(cpu) for cpu in (0, 1, 64, 65)) == cores
+
+
 XID = "2026-11-1{day}T10:00:00+0000 n kernel: NVRM: Xid (PCI:0000:18:00): {xid}, pid=1, name=python, text\n"
 
 

@@ -49,6 +49,30 @@ def test_ranks_share_the_cores_near_their_gpus_and_none_twice(tmp_path: Path, gp
         assert {cpu % 16 for cpu in cpus} == {cpu for cpu in cpus if cpu < 16}
 
 
+@pytest.mark.parametrize(
+    ("variable", "chosen"),
+    [
+        (None, [0, 1, 2]),
+        ("2,0", [2, 0]),
+        ("GPU-bb,0", [1, 0]),
+        ("GPU-cc11-22, GPU-aa", [2, 0]),
+        ("GPU-dd", [0, 1, 2]),
+        ("GPU-", [0, 1, 2]),
+        ("3", [0, 1, 2]),
+        ("MIG-aa", [0, 1, 2]),
+        ("", [0, 1, 2]),
+    ],
+)
+def test_gpus_are_chosen_by_index_or_uuid(tmp_path: Path, variable: str | None, chosen: list[int]) -> None:
+    slots = ["0000:10:00.0", "0000:11:00.0", "0000:12:00.0"]
+    for slot, uuid in zip(slots, ("aa", "bb", "cc11-22"), strict=True):
+        (tmp_path / slot).mkdir()
+        (tmp_path / slot / "information").write_text(
+            f"Model: \t\t NVIDIA A30\nGPU UUID: \t GPU-{uuid}\nBus Type: PCIe\n"
+        )
+    assert launcher.visible(slots, variable, str(tmp_path)) == [slots[index] for index in chosen]
+
+
 def test_a_cpuset_and_chosen_gpus_are_kept(tmp_path: Path) -> None:
     machine(tmp_path, 16, 2, 8)
     allowed = [*range(8, 16), *range(24, 32)]
