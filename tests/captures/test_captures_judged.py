@@ -137,7 +137,8 @@ def with_smi(document: dict[str, Any]) -> NodeFacts:
     driver = document["driver_version"] or "535.261.03"
     passed_on = any(gpu["virtualization_mode"] in ("Pass-Through", "VGPU") for gpu in gpus)
     daemon = GpuProcess(pid=900, name="nvidia-persiste", type=None, devices=held)
-    return facts(t4()).model_copy(
+    node = facts(t4())
+    return node.model_copy(
         update={
             "smi": Smi[SmiLog](document=document),
             "pci": pci,
@@ -149,6 +150,7 @@ def with_smi(document: dict[str, Any]) -> NodeFacts:
             "nvlink_errors": Smi[Nvlink](document={"gpus": []}),
             "loaded_driver": LoadedDriver(version=driver, flavour=None),
             "driver_library_version": driver,
+            "module_files": tuple(one.model_copy(update={"version": driver}) for one in node.module_files or ()),
             "cdi_specs": (),
             "virtualization": "kvm" if passed_on else "none",
             "iommu": Iommu(units=(), group_types={}),

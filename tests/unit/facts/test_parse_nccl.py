@@ -127,6 +127,14 @@ def test_what_interleaved_runs_say_differently_is_told_of_none() -> None:
     assert (first["out_of_bounds"], first["ok"], second["ok"]) == (None, False, False)
 
 
+def test_interleaved_runs_without_a_line_of_the_average_have_none() -> None:
+    both = HEAD + HEAD + device(0, "node1") + device(0, "node2") + COLUMNS + COLUMNS + row(8) + row(8)
+    bounds = CLOSING[: CLOSING.index("# Avg")]
+    first, second = runs(both + bounds + bounds)
+    assert (first["out_of_bounds"], second["out_of_bounds"]) == (0, 0)
+    assert (first["avg_busbw_gb_per_s"], second["avg_busbw_gb_per_s"]) == (None, None)
+
+
 def test_interleaved_runs_with_mpi_tags_are_told_apart() -> None:
     one = HEAD + device(0, "node1") + COLUMNS + row(8, 1.0) + CLOSING
     two = HEAD + device(0, "node2") + COLUMNS + row(8, 2.0) + CLOSING.replace("12.5", "13.5")

@@ -247,6 +247,21 @@ class TestText:
         with pytest.raises(ParseError, match="cut"):
             parsed("nvidia-smi-q", text[: text.rindex("    Remapped Rows")])
 
+    @pytest.mark.parametrize(
+        ("driver", "last"),
+        [("550.90.07", "Display Clock Setting"), ("390.157", "HW Slowdown"), (None, "Display Clock Setting")],
+    )
+    def test_reasons_of_clocks_are_whole_by_the_last_one_of_the_driver(self, driver: str | None, last: str) -> None:
+        head = "" if driver is None else f"==============NVSMI LOG==============\n\nDriver Version : {driver}\n\n"
+        gpu = "GPU 00000000:17:00.0\n" if head else ""
+        names = ("Idle", "SW Power Cap", "HW Slowdown", "Sync Boost", "SW Thermal Slowdown", "Display Clock Setting")
+        lines = [f"        {name} : Not Active\n" for name in names[: names.index(last) + 1]]
+        begin = f"{head}{gpu}    ECC Mode\n        Current : Enabled\n    Clocks Event Reasons\n"
+        document = parsed("nvidia-smi-q", begin + "".join(lines))
+        assert document["gpus"][0]["ecc"]["enabled"] is True
+        with pytest.raises(ParseError, match=r"'clocks_event_reasons' of .* found it cut"):
+            parsed("nvidia-smi-q", begin + "".join(lines[:-1]))
+
     def test_elided_lines_are_no_cut(self) -> None:
         text = sample("nvidia-smi-q.pascal")
         document = parsed("nvidia-smi-q", text[: text.index("    Clocks\n")] + "    [...]\n")
