@@ -1,18 +1,17 @@
 """``gpunode env``: the tuned environment and the arguments of ``docker run`` for a node."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import click
 from rich.text import Text
 
 from gpunode.cli import selection as selection_
+from gpunode.cli.node_facts import facts_of
 from gpunode.cli.options import REPLAY
 from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, GpunodeError, UsageError
-from gpunode.facts import NodeFacts
 from gpunode.judging.evaluator import Evaluator
-from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.report.console import PlainConsole
 from gpunode.text import printable, printable_json
 from gpunode.tuning import (
@@ -100,7 +99,7 @@ def command(  # noqa: PLR0913
     request = _request(gpus, idle, form)
     missed, refused, found = list[str](), list[GpunodeError](), list[Tuning]()
     with Evaluator() as evaluator:
-        for node in _facts(selection, evaluator, missed, replay=replay):
+        for node in facts_of(selection, evaluator, missed, replay=replay):
             try:
                 part = slice_of(node, request) if request else None
             except GpunodeError as err:
@@ -146,17 +145,6 @@ def _request(gpus: str | None, idle: int | None, form: str) -> GpuRequest | None
     if form == "nccl-conf":
         raise UsageError("--format nccl-conf is for the whole node: --gpus and --idle cannot be combined with it")
     return GpuRequest(idle=idle) if idle is not None else GpuRequest.parse(gpus or "")
-
-
-def _facts(selection: Selection, evaluator: Evaluator, missed: list[str], *, replay: bool) -> Iterator[NodeFacts]:
-    """Yield the facts of each node; add a line for one without facts."""
-    files = bundle_files(selection.hosts) if replay else []
-    answers = saved_answers(files) if replay else selection.collect()
-    for node in evaluator.facts_of_fleet(answers, strict=len(files) == 1):
-        if node.facts is None:
-            missed.append(f"{node.host}: {node.reason}")
-        else:
-            yield node.facts
 
 
 def _show(tuning: Tuning, *, verbose: bool) -> None:

@@ -22,8 +22,10 @@ from gpunode.stack import Plan, Stack
 from gpunode.text import unknown
 from gpunode.top.document import TopDocument
 from gpunode.tuning import Tunings
+from gpunode.tuning.advice import AdviceDocument
 
 MODELS: dict[str, Any] = {
+    "advice": AdviceDocument,
     "bundle": Bundle,
     "checks": CheckList,
     "comparison": Comparison,

@@ -17,6 +17,7 @@ VERBS = {
     "checks": "List the checks with their requirements, meaning and remedy",
     "explain": "Explain an error text of CUDA, NCCL, PyTorch, TensorFlow, Docker, or an Xid",
     "env": "Print tuned environment variables and docker run arguments for a node, with reasons",
+    "advise": "Print what pays for training on a node, with its own numbers and sources",
     "parse": "Convert the raw output of one tool to JSON",
     "catalog": "Show the catalog: GPUs, drivers, packages and their sources",
     "lab": "Run simulated GPU nodes in containers, for trials and tests without a GPU",
