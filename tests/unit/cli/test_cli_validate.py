@@ -24,6 +24,7 @@ from gpunode.workload.payload import measurements
 sys.path.append(str(Path(__file__).parents[2] / "contract"))
 
 from bundles import hgx, without_gpu
+from machines import HGX
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
 REPLAY = ["validate", "--replay", str(BUNDLE)]
@@ -291,6 +292,7 @@ def test_all_that_an_expectation_may_contain(gpunode: Any, expect: Any, tmp_path
     path.write_text(json.dumps(hgx()))
     says = "gpus: 8\nmodel: H100 SXM\ndriver: '580'\nmig: false\nnics: 8\nnic_rate_gbit_per_s: 400\n"
     says += "nic_firmware: [28.39.1002, 28.41.1000]\n"
+    says += f"kernel: {HGX.kernel}\npackages: {{libnvidia-nscq: 580.95.05-0ubuntu1}}\n"
     # Figures have their tests in test_cli_measured.py.
     assert set(Expectation.model_fields) - {"figures", "allowed"} == {
         line.partition(":")[0] for line in says.splitlines()
@@ -304,6 +306,8 @@ def test_all_that_an_expectation_may_contain(gpunode: Any, expect: Any, tmp_path
         (says.replace("nics: 8", "nics: 16"), "rdma.ports"),
         (says.replace("400", "800"), "rdma.ports"),
         (says.replace("28.39.1002, ", ""), "rdma.firmware"),
+        (says.replace(HGX.kernel, "6.99"), "node.versions"),
+        (says.replace("580.95.05-", "580.95.06-"), "node.versions"),
     ):
         ended = gpunode("validate", "--replay", path, "--expect", expect(wrong), "--format", "json")
         (node,) = json.loads(ended.out)["nodes"]
@@ -322,6 +326,8 @@ def test_all_that_an_expectation_may_contain(gpunode: Any, expect: Any, tmp_path
         ("nics: 16", "8", "rdma.ports"),
         ("nic_rate_gbit_per_s: 800", "400", "rdma.ports"),
         ("nic_firmware: [1.2.3]", "[28.39.1002, 28.41.1000]", "rdma.firmware"),
+        ("kernel: '6.99'", HGX.kernel, "node.versions"),
+        ("packages: {libnvidia-nscq: '1'}", "{libnvidia-nscq: 580.95.05-0ubuntu1}", "node.versions"),
     ],
 )
 def test_a_deviation_is_allowed_until_its_end(  # noqa: PLR0917 (three fixtures, three parameters)
