@@ -1,11 +1,18 @@
 """What is written by hand in a second place: tables of the documentation, and what the simulator knows."""
 
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import mutants_gpu
+import mutants_links
 import pytest
+from bundles import apply, copied, hgx
+from mutant import Mutant
 
 from gpunode.checks import registry
+from gpunode.cli import run
 from gpunode.cli.verbs import VERBS
 from gpunode.facts.parsers.kinds import KINDS
 from gpunode.lab.hardware import names
@@ -40,6 +47,67 @@ def test_a_table_lists_what_there_is(page: str, heading: str, there: set[str]) -
 def test_the_front_page_has_the_number_of_checks() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"(\d+) checks", readme) == [str(len(list(registry)))]
+
+
+def mutant(mutants: list[Mutant], check: str, name: str) -> dict[str, object]:
+    """A simulated node with the fault that a check must find."""
+    found = next(one for one in mutants if (one.check, one.name) == (check, name))
+    return apply(found.base(), found.edits)
+
+
+def test_the_front_page_shows_what_the_program_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = {
+        "gpu-01": copied(hgx()),
+        "gpu-02": mutant(mutants_links.MUTANTS, "link.pcie-width", "half the lanes"),
+        "gpu-03": mutant(mutants_gpu.MUTANTS, "gpu.remapped-rows", "remapping failed"),
+    }
+    for name, document in nodes.items():
+        text = json.dumps(document | {"host": name, "simulated": True})
+        (tmp_path / f"{name}.json").write_text(text, encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, _, shown = readme.partition("$ gpunode validate --replay bundles/\n")
+    assert run(["validate", "--replay", str(tmp_path)]) == 1
+    # A slow machine adds the time that the run took.
+    printed = re.sub(r"\(\d+\.\d s\)", "", capsys.readouterr().out)
+    assert re.sub(" +", " ", printed) == re.sub(" +", " ", shown.partition("```")[0])
+
+
+def prose(page: Path) -> str:
+    """A page without its code."""
+    text = re.sub(r"(?ms)^ *```.*?^ *```", "", page.read_text(encoding="utf-8"))
+    return re.sub(r"`[^`\n]*`", lambda match: match[0].replace("](", ""), text)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as hosts of repositories name them."""
+    titles = re.findall(r"(?m)^#+ (.*)$", prose(page))
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "").lower() for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in plain}
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    """The links of a page to files or headings that do not exist."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"https?://", target):
+            continue
+        name, _, anchor = target.partition("#")
+        other = page.parent / name if name else page
+        if not other.exists() or (anchor and anchor not in anchors(other)):
+            yield target
+
+
+PAGES = [*DOCS.glob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("roles/*/README.md"), *ROOT.glob("images/*/README.md")]
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    assert list(broken_links(page)) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A `b` c\n[x](#a-b-c) [y](none.md) ![z](z.png) [w](page.md#d)\n`[code](no)`\n", encoding="utf-8")
+    assert list(broken_links(page)) == ["none.md", "z.png", "page.md#d"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
