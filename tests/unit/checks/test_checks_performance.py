@@ -26,7 +26,8 @@ from bundles import hgx, hgx_measured, pcie_measured
 
 Document = dict[str, Any]
 CHECKS = sorted(check.id for check in registry if check.id.startswith("performance."))
-ON_GPU = [name for name in CHECKS if name not in ("performance.storage", "performance.dataloader")]
+NOT_ON_GPU = ("performance.storage", "performance.dataloader", "performance.input")
+ON_GPU = [name for name in CHECKS if name not in NOT_ON_GPU]
 OVER_NCCL = ["performance.bad-links", "performance.collectives", "performance.training", "performance.transport"]
 
 
