@@ -9,6 +9,7 @@ VERBS = {
     "plan": "Resolve a matched stack and explain it",
     "provision": "Run the site playbook on an inventory",
     "validate": "Validate nodes: this machine, hosts of an inventory, or saved bundles",
+    "profile": "Run a command under a profiler and print where its time goes",
     "top": "Show what the GPUs of many nodes do, and what slows them down",
     "collect": "Collect bundles without validating them",
     "compare": "Compare two runs: what changed on which node, and whether it is worse",

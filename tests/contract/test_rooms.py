@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "history": {"checks", "facts"},
     "report": {"catalog", "checks", "facts", "judging", "history"},
     "lab": {"catalog"},
+    "profiling": set(),
     "plugins": {"catalog", "stack", "facts", "tuning", "checks", "probe", "provisioning"},
 }
 FREE = {"cli"}
