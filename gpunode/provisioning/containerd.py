@@ -20,8 +20,13 @@ SUMS = "/var/lib/gpunode/nvidia_container_toolkit/containerd.sha256"
 MARKER = "/run/gpunode/containerd-restart"
 """A restart is due. The file is removed by the next boot, which makes the restart unnecessary."""
 UNIT, REASON = "containerd.service", "the runtime nvidia was registered"
-# Refuse a configuration that containerd cannot read. What it prints may hold a registry's password.
-CHECKED = ("sh", "-c", "containerd config dump > /dev/null")
+# Refuse a configuration that containerd cannot read. What it prints, also of an error, may hold a registry's password.
+CHECKED = (
+    "sh",
+    "-c",
+    "containerd config dump > /dev/null 2>&1"
+    " || { echo 'containerd cannot read its configuration: run containerd config dump on the node' >&2; exit 1; }",
+)
 # sha256sum fails where one of the files is missing, and prints the sums of the others.
 RECORDED = (
     "sh",

@@ -163,7 +163,10 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     more = {
         "files": (*restored, *manifest.files),
         "packages": None if stays else manifest.packages,
-        "commands": tuple(NodeCommand(argv=("gpasswd", "--delete", name, "docker"), phase="before") for name in users),
+        # gpasswd fails for a user who is gone, or left the group.
+        "commands": tuple(
+            NodeCommand(argv=("gpasswd", "--delete", name, "docker"), phase="before", may_fail=True) for name in users
+        ),
         "units": change.units if stays else (),
         "refusals": (*refusals, *change.refusals),
         "notes": change.notes if stays else (),

@@ -24,9 +24,9 @@ class ManagedFile(Frozen):
     mode: str = "0644"
     owner: str = "root"
     group: str = "root"
-    phase: Literal["before", "after", "last", "guarded"] = "before"
-    """Before or after the packages, or after everything else: a record of what was applied; or with the manifest's
-    guarded change.
+    phase: Literal["first", "before", "after", "last", "guarded"] = "before"
+    """By a task of the role that comes first; before or after the packages; after everything else: a record of what was
+    applied; or with the manifest's guarded change.
     """
     validate_with: tuple[str, ...] | None = None
     """Command that must accept the file; ``%s`` is the temporary file."""
@@ -66,7 +66,7 @@ class ManagedFolder(Frozen):
     path: str
     state: Literal["present", "absent_if_empty"] = "present"
     mode: str = "0755"
-    phase: Literal["before", "after", "last"] = "before"
+    phase: Literal["first", "before", "after", "last"] = "before"
 
 
 class AptChange(Frozen):
@@ -185,6 +185,8 @@ class NodeCommand(Frozen):
     """Whether it counts as a change."""
     creates: str | None = None
     """File that makes the command unnecessary."""
+    may_fail: bool = False
+    """It fails if the node is as requested already: then nothing changed, and the run continues."""
     phase: Literal["before", "after"] = "after"
     """Before or after the packages."""
 
@@ -241,6 +243,8 @@ class Manifest(Frozen):
     """Units with a deferred restart, with the reason."""
     restart_mark: str | None = None
     """File that records that new packages require a restart; it is removed when a unit was restarted."""
+    restart_text: str = "new packages are installed\n"
+    """Its content: a role that reads it again writes what it needs."""
     marks: tuple[ManagedFile, ...] = ()
     """Records of restarts and reloads that the files require, written before them: the next run then completes an
     aborted one.

@@ -102,6 +102,8 @@ def present(state: NodeState, settings: FabricSettings, context: Context) -> Man
         reboot_reasons=(fabric.mismatch,) if fabric.mismatch else (),
         restarts=dict.fromkeys(fabric.restarts, "its settings changed") if fabric.busy else {},
         restart_mark=MARKER if fabric.restarts else None,
+        restart_text=fabric.waiting,
+        problems=tuple(fabric.problems),
     )
 
 
@@ -121,8 +123,8 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
             "files": (*nodes, *manifest.files),
             "packages": manifest.packages and manifest.packages.model_copy(update=going),
             "units": ROLE.stopped(state, FABRIC_MANAGER, IMEX) if there else (),
-            # A unit that failed is listed until it is reset, also without its file.
-            "commands": (NodeCommand(argv=("systemctl", "reset-failed", *failed)),) if failed else (),
+            # A unit that failed is listed until it is reset, also without its file; for another one systemctl fails.
+            "commands": (NodeCommand(argv=("systemctl", "reset-failed", *failed), may_fail=True),) if failed else (),
             "due_reasons": (*manifest.due_reasons, *(f"{name} has failed" for name in failed)),
         }
     )
@@ -219,9 +221,13 @@ class Fabric:
     @cached_property
     def files(self) -> tuple[ManagedFile, ...]:
         """Return the files; the record of a restart before the settings that require it."""
-        changed = f"{' '.join(self.restarts)}\n"
-        mark = (ManagedFile(path=MARKER, content=changed, phase="after"),) if self.restarts else ()
+        mark = (ManagedFile(path=MARKER, content=self.waiting, phase="after"),) if self.restarts else ()
         return (*mark, *self.conditions, *self.written)
+
+    @property
+    def waiting(self) -> str:
+        """Return the record of the services that wait for a restart."""
+        return f"{' '.join(self.restarts)}\n"
 
     @property
     def conditions(self) -> Iterator[ManagedFile]:
@@ -342,6 +348,13 @@ class Fabric:
             if unit is not None and unit.active == "active" and (differs or unit.name in waiting) and self.runnable:
                 found.append(unit.name)
         return tuple(found)
+
+    @property
+    def problems(self) -> Iterator[str]:
+        """Yield why the fabric does not work after all changes: a service that is skipped or ended has not failed."""
+        for unit in filter(None, map(self.state.unit, self.services)):
+            if self.runnable and unit.name == FABRIC_MANAGER and unit.active != "active":
+                yield f"{unit.name} does not run ({unit.active}): see journalctl -u {unit.name}"
 
     @property
     def notes(self) -> Iterator[str]:

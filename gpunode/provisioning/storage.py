@@ -227,12 +227,16 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
     return Manifest(
         role=ROLE.name,
         files=(
-            ManagedFile(path=BEFORE, content=_memory(state, seen, requested, caches)),
-            ManagedFile(path=ARRAYS[state.manager or "dnf"], content=_array_line(disks.array if disks else None)),
+            ManagedFile(path=BEFORE, content=_memory(state, seen, requested, caches), phase="first"),
+            ManagedFile(
+                path=ARRAYS[state.manager or "dnf"],
+                content=_array_line(disks.array if disks else None),
+                phase="first",
+            ),
             ManagedFile(path=RECORD, content=record_text(requested, disks), phase="after"),
             _fstab(state, with_lines(text, requested), "after"),
         ),
-        folders=(ManagedFolder(path=ROLE.folder),),
+        folders=(ManagedFolder(path=ROLE.folder, phase="first"),),
         packages=ROLE.transaction(state, settings, names),
         due_reasons=tuple(due),
         result=StorageResult(
@@ -280,7 +284,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     trim_off = before.get("trim") == {"enabled": "disabled", "active": "inactive"}
     return manifest.model_copy(
         update={
-            "files": (*([_fstab(state, with_lines(text, []), "before")] if lines else []), *manifest.files),
+            "files": (*([_fstab(state, with_lines(text, []), "first")] if lines else []), *manifest.files),
             "folders": (*made, *manifest.folders),
             "notes": (f"{', '.join(kept)}: keeps its data; storage_confirm_erase erases it",) if kept else (),
             "due_reasons": (*manifest.due_reasons, *(f"{path} has to be unmounted" for path in paths)),
@@ -406,7 +410,7 @@ def _busy(paths: Sequence[str], seen: StorageAnswer) -> list[str]:
     ]
 
 
-def _fstab(state: NodeState, content: str, phase: Literal["before", "after"]) -> ManagedFile:
+def _fstab(state: NodeState, content: str, phase: Literal["first", "after"]) -> ManagedFile:
     there = state.files[FSTAB]
     return ManagedFile(
         path=FSTAB,

@@ -240,12 +240,44 @@ def test_a_plan_with_the_result_deploys_only_what_needs_no_restart() -> None:
     assert [task["gpunode.node.managed_files"]["phase"] for task in deploying] == ["last"]
 
 
+def _announced(file: Path, conditions: tuple[str, ...] = ()) -> Iterator[tuple[str, str, frozenset[str]]]:
+    """Yield (task, what it brings about, conditions) of what a run in check mode announces without tags."""
+    for task in load(file):
+        when = task.get("when", [])
+        given = (*conditions, *map(str, when if isinstance(when, list) else [when]))
+        for inner in task.get("block", ()):
+            assert "import" not in str(inner.keys()) or "ansible.builtin.import_tasks" in inner
+            if "ansible.builtin.import_tasks" in inner:
+                yield from _announced(file.parent / inner["ansible.builtin.import_tasks"], given)
+        if "ansible.builtin.import_tasks" in task:
+            yield from _announced(file.parent / task["ansible.builtin.import_tasks"], given)
+        whole = " and ".join(given)
+        if "not ansible_check_mode" in whole or "ansible_run_tags" in whole or task.get("diff") is False:
+            continue
+        arguments = {key: value for key, value in task.items() if key.startswith("gpunode.node.")}
+        of_manifest = re.sub(r"__\w+\.manifest|__common_now", "MANIFEST", str(arguments))
+        if "MANIFEST." in of_manifest and "role_plan" not in of_manifest and "MANIFEST.result" not in of_manifest:
+            yield task["name"], of_manifest.replace(", 'folders': '{{ MANIFEST.folders }}'", ""), frozenset(given)
+
+
+def test_check_mode_announces_nothing_twice(role: Path) -> None:
+    """Without a change between them, two tasks with the same part of the manifest announce the same."""
+    file = role / "tasks" / "change.yml"
+    seen: dict[str, list[tuple[str, frozenset[str]]]] = {}
+    for name, what, given in _announced(file if file.exists() else ROOT / "roles/common/tasks/apply.yml"):
+        for other, theirs in seen.get(what, ()):
+            exclusive = any(f"not {one}" in theirs for one in given) or any(f"not {one}" in given for one in theirs)
+            assert exclusive, (other, name)
+        seen.setdefault(what, []).append((name, given))
+    assert seen or role.name == "preflight"
+
+
 def test_the_tag_of_the_configuration_records_what_was_before_the_disks() -> None:
     steps = [
         task for task in load(ROOT / "roles/storage/tasks/change.yml") if "storage_configure" in task.get("tags", ())
     ]
     first = steps[0]["gpunode.node.managed_files"]
-    assert (first["phase"], "folders" in first) == ("before", True)
+    assert (first["phase"], "folders" in first) == ("first", True)
     assert "gpunode.node.scratch_disks" in steps[1]
 
 

@@ -341,6 +341,7 @@ class Machine:
 
     def apply(self, manifest: Manifest) -> None:
         """Do what the tasks of the role do with a manifest."""
+        self._files(manifest, "first")
         self._files(manifest, "before")
         if manifest.packages is not None:
             self._packages(manifest.packages)

@@ -87,6 +87,15 @@ def test_a_fabric_manager_that_does_not_run_is_started(board: dict[str, Any]) ->
     assert f"{MANAGER} does not run" in found.due_reasons
 
 
+@pytest.mark.parametrize("active", ["inactive", "failed", "activating"])
+def test_a_run_fails_with_a_fabric_manager_that_still_does_not_run(board: dict[str, Any], active: str) -> None:
+    assert fabric(board).problems == ()
+    (problem,) = fabric({**board, "units": [unit(MANAGER, active)]}).problems
+    assert f"{MANAGER} does not run ({active})" in problem
+    other = {**board, "units": [unit(MANAGER, active)], "loaded_driver": {"version": "570.1", "flavour": "open"}}
+    assert fabric(other).problems == ()
+
+
 def test_settings_are_merged_and_restart_an_idle_node(board: dict[str, Any]) -> None:
     there = {"contents": {CONFIG: SETTINGS}, "files": {CONFIG: {"kind": "file", "sha256": "0", "mode": "0640"}}}
     found = fabric(board, {"manager_config": {"LOG_LEVEL": 3, "BIND": 1}}, **there)
@@ -120,6 +129,10 @@ def test_a_restart_that_waited_for_a_busy_node_is_made_by_the_next_run(board: di
     assert f"{MANAGER} has to be restarted" not in waits.due_reasons
     done = {**there, "contents": {CONFIG: SETTINGS}}
     assert fabric(board, {"manager_config": {"LOG_LEVEL": 4}}, **done).restart_mark is None
+    # A transaction comes before the restart, and its record too.
+    lacking = fabric(without(board, "libnvidia-nscq"), {"manager_config": {"LOG_LEVEL": 4}}, **there)
+    assert isinstance(lacking.packages, AptChange)
+    assert lacking.restart_text == f"{MANAGER}\n"
 
 
 def test_merging_what_is_set_changes_nothing() -> None:
@@ -150,7 +163,7 @@ def test_absent_removes_it_and_so_does_the_driver(board: dict[str, Any], whose: 
     assert [(one.name, one.state) for one in found.units] == [(MANAGER, "stopped")]
     failed = {**without(board, *FABRIC), "units": [{**unit(MANAGER, "failed"), "load": "not-found"}]}
     gone = planned("nvidia_fabric", state(failed), {whose: {"state": "absent"}})
-    assert [one.argv for one in gone.commands] == [("systemctl", "reset-failed", MANAGER)]
+    assert [(one.argv, one.may_fail) for one in gone.commands] == [(("systemctl", "reset-failed", MANAGER), True)]
     assert f"{MANAGER} has failed" in gone.due_reasons
 
 

@@ -743,7 +743,7 @@ def test_a_removal_erases_what_is_confirmed_and_removes_what_the_role_made() -> 
     assert removal(node, confirm_erase=DISKS).notes == ()
     assert found.due_reasons[:2] == ("/scratch has to be unmounted", "/data has to be unmounted")
     assert [(file.path, file.phase) for file in found.files] == [
-        (FSTAB, "before"),
+        (FSTAB, "first"),
         *((path, "after") for path in (*ROLE.files, ROLE.record)),
     ]
     folders = ["/data", "/scratch", "/scratch/cache", "/etc/mdadm/mdadm.conf.d", "/etc/mdadm.conf.d"]

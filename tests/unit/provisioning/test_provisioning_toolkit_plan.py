@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from subprocess import run
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from test_provisioning_keys import Keys, keys, needs_gpg
 from gpunode.provisioning.archives import QUESTION
 from gpunode.provisioning.cdi import BEGIN, END, FLAGS, NO_GIDS, REFRESH_ENV
 from gpunode.provisioning.containerd import BEFORE as CONTAINERD_BEFORE
-from gpunode.provisioning.containerd import CONFIG, DROP_IN, MARKER, SUMS
+from gpunode.provisioning.containerd import CHECKED, CONFIG, DROP_IN, MARKER, SUMS
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT
 from gpunode.provisioning.docker_daemon import UNIT as DOCKER_UNIT
 from gpunode.provisioning.keys import armored
@@ -170,6 +171,17 @@ def test_a_hook_that_came_after_the_daemon_needs_a_restart(site_key: str) -> Non
     manifest = toolkit(late, site_key)
     assert restarted(manifest) == {"docker.service"}
     assert any("--gpus" in reason for reason in manifest.due_reasons)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_what_containerd_prints_of_its_configuration_is_never_shown(tmp_path: Path, status: int) -> None:
+    program = tmp_path / "containerd"
+    program.write_text(f"#!/bin/sh\necho S3CRET; echo S3CRET >&2; exit {status}\n", encoding="ascii")
+    program.chmod(0o755)
+    done = run(CHECKED, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert "S3CRET" not in done.stdout + done.stderr
+    assert ("containerd config dump" in done.stderr) is bool(status)
 
 
 @needs_gpg

@@ -132,3 +132,31 @@ def trusted(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: trusted(each) for key, each in value.items()}
     return [trusted(each) for each in value] if isinstance(value, list) else value
+
+
+def common_task(name: str) -> dict[str, Any]:
+    """The task of the common files with this name."""
+    return next(
+        one for file in (ROLES / "common" / "tasks").glob("*.yml") for one in steps(file) if one["name"] == name
+    )
+
+
+@pytest.mark.parametrize("name", ["Run commands that come before the packages", "Run commands that apply the files"])
+@pytest.mark.parametrize(
+    ("may_fail", "status", "outcome"), [(True, 3, (False, False)), (False, 3, (True, False)), (False, 0, (False, True))]
+)
+def test_a_command_that_may_fail_is_then_no_change(
+    name: str, may_fail: bool, status: int, outcome: tuple[bool, bool]
+) -> None:
+    task = common_task(name)
+    variables = {"item": {"changes": True, "may_fail": may_fail}, "__common_command": {"rc": status}}
+    templar = Templar(loader=DataLoader(), variables=variables)
+    conditions = (task.get("failed_when", f"{status} != 0"), task["changed_when"])
+    assert tuple(templar.evaluate_conditional(trust_as_template(str(one))) for one in conditions) == outcome
+
+
+def test_the_record_of_new_packages_says_what_the_role_reads_again() -> None:
+    (written,) = common_task("Record that units have to be restarted")["gpunode.node.managed_files"]["files"]
+    manifest = Manifest(role="x", restart_mark="/run/gpunode/x", restart_text="a.service\n")
+    templar = Templar(loader=DataLoader(), variables={"__common_plan": {"manifest": manifest.model_dump(mode="json")}})
+    assert templar.template(trusted(written)) == {"path": "/run/gpunode/x", "content": "a.service\n"}
