@@ -21,6 +21,7 @@ from gpunode.cli.plan_fleet import refuse_poisoned_locks
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
+from gpunode.provisioning.role import role_tags
 from gpunode.stack import LOCK_NAME
 from gpunode.text import did_you_mean, nearest
 from gpunode.variables import refuse_unknown, refuse_wrong_values
@@ -214,7 +215,9 @@ def _arguments(options: dict[str, Any]) -> list[str]:
 def _refuse_unknown_tags(root: Path, given: Sequence[str]) -> None:
     """Raise UsageError for a tag that does not exist: Ansible runs nothing for it and reports success."""
     known = _SPECIAL_TAGS.union(
-        *(_tags(file) for file in (*root.glob("playbooks/*.yml"), *root.glob("roles/*/*/*.yml")))
+        *(_tags(file) for file in (*root.glob("playbooks/*.yml"), *root.glob("roles/*/*/*.yml"))),
+        # The common tasks have those of every role.
+        *(role_tags(path.parts[-3]) for path in root.glob("roles/*/meta/main.yml")),
     )
     for tag in (argument.strip() for value in given for argument in value.split(",") if argument.strip()):
         if tag not in known:

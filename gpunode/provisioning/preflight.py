@@ -18,7 +18,7 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_dnf import dnf_problems
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.manifest import Manifest, NodeQuestion
-from gpunode.provisioning.role import Role, Settings, option
+from gpunode.provisioning.role import Role, Variables, option
 from gpunode.provisioning.state import AptState, DnfState, NodeState
 from gpunode.stack import Stack
 from gpunode.text import did_you_mean, listed
@@ -51,7 +51,7 @@ ORDER = (
 )
 
 
-class PreflightSettings(Settings):
+class PreflightSettings(Variables):
     """Variables of the role, and those of the playbooks: they are checked before anything happens."""
 
     min_free_mib: dict[str, int] = option(

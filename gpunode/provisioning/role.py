@@ -27,14 +27,14 @@ from gpunode.provisioning.manifest import (
 from gpunode.provisioning.state import Look, NodeState
 
 
-class Settings(Frozen):
-    """Base of a role's settings: each field is one variable, ``ROLE_FIELD``, declared here and nowhere else.
+class Variables(Frozen):
+    """Base of settings: each field is one variable, ``ROLE_FIELD``, declared here and nowhere else.
 
     ``tests/contract/role_files.py`` writes ``defaults/main.yml`` and ``meta/argument_specs.yml`` from the fields.
     """
 
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=Variables)
 Present = Callable[[NodeState, S, Context], Manifest]
 Absent = Callable[[NodeState, Manifest, Context], Manifest]
 
@@ -45,6 +45,18 @@ def option(default: Any, description: str, **spec: Any) -> Any:
     ``spec`` are further keys of its argument specification.
     """
     return Field(default, description=description, json_schema_extra={"spec": spec})
+
+
+class Settings(Variables):
+    """Base of the settings of a role that changes a node."""
+
+    tasks_before: str = option("", "Task file of the site that is included before the role, in each run.")
+    tasks_after: str = option("", "Task file of the site that is included after the role, in each run.")
+
+
+def role_tags(name: str) -> tuple[str, ...]:
+    """Return the tags of a role: its own, and those of its parts."""
+    return (name, *(f"{name}_{part}" for part in ("install", "configure", "service")))
 
 
 Value = str | int | float | bool | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
@@ -12,6 +13,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
     PARTS,
     PLANS,
+    ROOT,
     SPECIFICATIONS,
     GpunodeAction,
     planned_of,
@@ -21,11 +23,13 @@ try:
     from gpunode.errors import GpunodeError
     from gpunode.provisioning.due import judged
     from gpunode.provisioning.manifest import Manifest, NodeQuestion
+    from gpunode.provisioning.role import role_tags
     from gpunode.text import printable
     from gpunode.variables import plain
 except ImportError:
     pass  # GpunodeAction.begin reports it
 
+COMMON = ROOT / "roles" / "common" / "tasks"
 GATE = "preflight"
 ROUNDS = 5
 """Maximum number of rounds of questions to the node before a plan is complete."""
@@ -45,8 +49,17 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             raise AnsibleActionFail(f"role: {role or 'nothing'} has no plan; known: {', '.join(sorted(PLANS))}")
         extra = plain(self._task.args.get("settings") or {})
         refuse = boolean(self._task.args.get("refuse", True))
-        if refuse and role in SPECIFICATIONS and role != GATE and self.settings(role, extra).get("state") != "absent":
+        begins = boolean(self._task.args.get("begin", False))
+        if begins and not self.selected(role):
+            return {**result, "changed": False, "skipped": True, "due": False, "tasks": []}
+        settings = self.settings(role, extra) if role in SPECIFICATIONS else {}
+        removes = settings.get("state") == "absent"
+        before, after = (self.site_file(role, name, settings) for name in ("tasks_before", "tasks_after"))
+        if refuse and role in SPECIFICATIONS and role != GATE and not removes:
             self.refuse_unfit()
+        if begins and before:
+            more = {"settings": self.node.sealed(extra), "tasks": [before, str(COMMON / "after_site.yml")]}
+            return {**result, "changed": False, "due": False, **more}
         if boolean(self._task.args.get("fresh", False)):
             self.node.forget("state")
         manifest = self.planned(role, extra)
@@ -73,18 +86,39 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             # The tasks that follow change the node: the next plan collects its state again.
             self.node.forget("state")
             self.node.keep("begun", "")
+        own = own_tasks(role, removes)
         result["ansible_facts"] = {**self.discovered, "gpunode_restart_required": self.restarts(role, manifest)}
         result["warnings"] = [printable(note) for note in (*manifest.notes, *manifest.refusals)]
         return {
             **result,
             "changed": False,
             "due": due,
+            "own_tasks": own,
+            "tasks": [*([str(COMMON / "removal.yml") if removes else own] if due else []), *([after] if after else [])],
             "due_reasons": [printable(reason) for reason in manifest.due_reasons],
             "reboot_reasons": list(manifest.reboot_reasons),
             "settings": self.node.sealed(extra),
             "manifest": self.node.sealed(manifest.model_dump(mode="json", exclude={"questions"})),
             "_ansible_verbose_override": True,
         }
+
+    def selected(self, role: str) -> bool:
+        """Return whether the run includes a part of the role, by its tags and those of the task (of its play)."""
+        own = {*self._task.tags} - {"always"}
+        skipped = {*(self.task_vars.get("ansible_skip_tags") or ())}
+        requested = {*(self.task_vars.get("ansible_run_tags") or ("all",))}
+        return not skipped & {role, *own} and bool(requested & {"all", "tagged", *own, *role_tags(role)})
+
+    def site_file(self, role: str, name: str, settings: dict[str, Any]) -> str:
+        """Return the path of a task file that the site includes before or after a role; empty: none."""
+        given = str(settings.get(name) or "")
+        if not given or settings.get("state") == "keep":
+            return ""
+        folder = str(self.task_vars.get("playbook_dir") or ".")
+        path = Path(folder, given).resolve()
+        if not path.is_file():
+            raise AnsibleActionFail(f"{role}_{name}: {path} is not a file (a relative path begins at the playbook)")
+        return str(path)
 
     def refuse(self, manifest: Manifest) -> None:
         """Raise AnsibleActionFail with all reasons why the node must not be changed."""
@@ -156,3 +190,10 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if list(manifest.reboot_reasons) != reasons.get(role, []):
             reasons[role] = list(manifest.reboot_reasons)
             self.node.keep("reboot", json.dumps(reasons))
+
+
+def own_tasks(role: str, removes: bool) -> str:
+    """Return the file of the tasks that apply a role's manifest: its own, or the common one."""
+    folder = ROOT / "roles" / role / "tasks"
+    names = ("absent.yml", "change.yml") if removes else ("change.yml",)
+    return str(next((folder / name for name in names if (folder / name).is_file()), COMMON / "apply.yml"))

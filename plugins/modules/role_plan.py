@@ -32,6 +32,12 @@ options:
     description: Collect the state of the node again, even if it is known.
     type: bool
     default: false
+  begin:
+    description:
+      - The first plan of a role in a run. It is skipped if no tag of the role is selected. If the site has tasks before
+        the role, RV(tasks) has them, and the plan is computed after them.
+    type: bool
+    default: false
 attributes:
   action:
     support: full
@@ -61,8 +67,8 @@ EXAMPLES = r"""
   register: __docker_plan
 
 - name: Change the container engine
-  ansible.builtin.include_tasks: change.yml
-  when: __docker_plan.due
+  ansible.builtin.include_tasks: "{{ item }}"
+  loop: "{{ __docker_plan.tasks }}"
 """
 
 RETURN = r"""
@@ -85,8 +91,19 @@ reboot_reasons:
   returned: success
   type: list
   elements: str
+own_tasks:
+  description: File with the role's own tasks, for a removal.
+  returned: success
+  type: str
 settings:
   description: O(settings), for a later plan of the same role.
   returned: success
   type: dict
+tasks:
+  description:
+    - Files of tasks to include, in this order. The role's own are among them if the plan is due, and the site's
+      (C(ROLE_tasks_before), C(ROLE_tasks_after)) always.
+  returned: success
+  type: list
+  elements: str
 """

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gpunode.provisioning.role import Role
+from gpunode.provisioning.role import Role, Settings
 from gpunode.provisioning.roles import ROLES
 
 FOLDER = Path(__file__).parents[2] / "roles"
@@ -89,9 +89,15 @@ def option(field: FieldInfo) -> dict[str, Any]:
     return {**given, **default, **spec, "description": field.description, **inner}
 
 
+def fields(role: Role[Any]) -> list[tuple[str, FieldInfo]]:
+    """The variables of a role, those that all roles have at the end."""
+    found = role.settings.model_fields.items()
+    return sorted(found, key=lambda one: one[0] in Settings.model_fields)
+
+
 def specification(role: Role[Any]) -> str:
     """``meta/argument_specs.yml`` of a role."""
-    options = {role.variable(name): option(field) for name, field in role.settings.model_fields.items()}
+    options = {role.variable(name): option(field) for name, field in fields(role)}
     main = {"short_description": role.title, "description": list(role.about), "options": options}
     text = dumped({"argument_specs": {"main": main}})
     return "---\n" + text
@@ -100,7 +106,7 @@ def specification(role: Role[Any]) -> str:
 def defaults(role: Role[Any]) -> str:
     """``defaults/main.yml`` of a role: each variable below its description."""
     parts = []
-    for name, field in role.settings.model_fields.items():
+    for name, field in fields(role):
         text = MARKUP.sub(r"\1", field.description or "")
         choices = kind(field.annotation).get("choices", [])
         if not all(choice in text for choice in choices):

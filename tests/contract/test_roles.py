@@ -23,6 +23,7 @@ UNTYPED = 158
 """Most occurrences of ``dict[str, Any]`` and ``Mapping[str, Any]`` in provisioning: lower it with each role that gets
 types.
 """
+COMMON = ROOT / "roles" / "common" / "tasks"
 OUR_MODULES = re.compile(r"ansible\.builtin\.\w+|gpunode\.node\.\w+")
 TASK_KEYWORDS = {
     "name",
@@ -138,15 +139,23 @@ def test_platforms_are_the_supported_systems(role: Path) -> None:
     assert {row["name"]: set(row["versions"]) for row in platforms} == expected
 
 
-def test_a_role_is_planned_where_one_of_its_tags_is_selected_and_nowhere_else(role: Path) -> None:
-    if role.name == "preflight":
+def test_every_role_begins_with_the_common_plan(role: Path) -> None:
+    """A tag of a part that is skipped would skip a plan with this tag: the plan selects by itself."""
+    if role.name in ("preflight", "nvidia_driver"):
         return
-    plan, change = load(role / "tasks" / "main.yml")
+    (only,) = load(role / "tasks" / "main.yml")
+    assert (role / "tasks" / only["ansible.builtin.import_tasks"]).resolve() == COMMON / "main.yml"
+    # An import passes its tags on to all that is included below.
+    assert only.keys() <= {"name", "vars", "ansible.builtin.import_tasks"}
+
+
+@pytest.mark.parametrize("file", ["main.yml", "after_site.yml"])
+def test_the_common_plan_has_no_tag_that_skips_it(file: str) -> None:
+    plan, change = load(COMMON / file)
     assert "gpunode.node.role_plan" in plan
-    assert plan["tags"] == change["tags"]
-    assert role.name in plan["tags"]
-    assert any(tag.startswith(f"{role.name}_") for tag in plan["tags"])
-    assert role.name in change["ansible.builtin.include_tasks"]["apply"]["tags"]
+    assert plan["tags"] == change["tags"] == "always"
+    # Ansible selects by tags before it knows what a task registered.
+    assert change["ansible.builtin.include_tasks"]["apply"]["tags"] == ["{{ role_name }}"]
 
 
 def test_a_task_that_repeats_a_command_does_not_wait_for_it_in_check_mode(role: Path) -> None:
@@ -180,10 +189,15 @@ FILES_OF_THE_CONTROLLER = {
 def test_no_task_names_a_file_of_the_controller_by_a_variable_that_a_node_can_set(role: Path) -> None:
     """In a play of a user's own, an answer of Ansible's modules sets variables: the plan reads ours before."""
     settings = {name for one in ROLES for name in options(one)}
-    for task in tasks(role):
+    for task in (
+        *tasks(role),
+        *load(COMMON / "main.yml"),
+        *load(COMMON / "after_site.yml"),
+        *load(COMMON / "removal.yml"),
+    ):
         if not FILES_OF_THE_CONTROLLER & task.keys():
             continue
-        read = str([value for key, value in task.items() if key not in {"name", "when", "tags", "register"}])
+        read = str([value for key, value in task.items() if key not in {"name", "when", "tags", "register", "vars"}])
         # A choice between two fixed names.
         read = re.sub(r"'?\b\w+_state == '\w+'", "", read)
         names = set(re.findall(r"(?<![.\w])\w+", read))

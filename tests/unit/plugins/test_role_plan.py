@@ -63,3 +63,75 @@ def test_a_plan_that_is_only_read_neither_fails_nor_is_due(
     with pytest.raises(AnsibleActionFail, match="no-gpu"):
         action.run()
     assert asked == ["preflight"]
+
+
+@pytest.mark.parametrize(
+    ("run_tags", "skip_tags", "selected"),
+    [
+        (["all"], [], True),
+        (["docker"], [], True),
+        (["docker_install"], [], True),
+        (["web"], [], True),
+        (["tagged"], [], True),
+        (["always"], [], False),
+        (["dcgm", "dockers"], [], False),
+        (["all"], ["docker_service"], True),
+        (["docker_install"], ["docker_service"], True),
+        (["all"], ["docker"], False),
+        (["all"], ["web"], False),
+    ],
+)
+def test_a_role_begins_where_a_tag_of_it_is_selected(
+    action: role_plan.ActionModule, run_tags: list[str], skip_tags: list[str], selected: bool
+) -> None:
+    action._task = SimpleNamespace(tags=["always", "web"])
+    action.task_vars = {"ansible_run_tags": run_tags, "ansible_skip_tags": skip_tags}
+    assert action.selected("docker") is selected
+
+
+def begun(
+    action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], **arguments: bool
+) -> tuple[list[str], list[str]]:
+    """Return (tasks that the first plan of docker names, plans that were made)."""
+    plans: list[str] = []
+
+    def planned(_self: object, role: str, _extra: object) -> Manifest:
+        plans.append(role)
+        return Manifest(role=role, due_reasons=("x",) if settings.get("due") else ())
+
+    monkeypatch.setattr(role_plan.GpunodeAction, "run", lambda *_: {})
+    monkeypatch.setattr(role_plan.GpunodeAction, "begin", lambda *_: None)
+    monkeypatch.setattr(role_plan.ActionModule, "planned", planned)
+    monkeypatch.setattr(role_plan.ActionModule, "forced", lambda _: False)
+    monkeypatch.setattr(role_plan.ActionModule, "settings", lambda *_: {"state": "present", **settings})
+    action._task = SimpleNamespace(args={"role": "docker", "begin": True, **arguments}, check_mode=False, tags=[])
+    action.host = "gpu1"
+    return action.run()["tasks"], plans
+
+
+def test_the_sites_tasks_come_before_the_plan_and_after_the_role(
+    action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "before.yml").touch()
+    (tmp_path / "after.yml").touch()
+    action.task_vars = {"playbook_dir": str(tmp_path)}
+    before, after, own = str(tmp_path / "before.yml"), str(tmp_path / "after.yml"), role_plan.own_tasks("docker", False)
+    both = {"tasks_before": "before.yml", "tasks_after": after}
+    assert begun(action, monkeypatch, {}) == ([], ["preflight", "docker"])
+    # The gate comes first: on a node that is refused, nothing of the site runs.
+    action.node.forget("fit")
+    later = str(role_plan.COMMON / "after_site.yml")
+    assert begun(action, monkeypatch, both) == ([before, later], ["preflight"])
+    assert begun(action, monkeypatch, {**both, "due": "x"}, begin=False) == ([own, after], ["docker"])
+    assert begun(action, monkeypatch, both, begin=False) == ([after], ["docker"])
+    assert begun(action, monkeypatch, {**both, "state": "keep"}) == ([], ["docker"])
+    removal = [before, later], str(role_plan.COMMON / "removal.yml")
+    assert begun(action, monkeypatch, {**both, "due": "x", "state": "absent"})[0] == removal[0]
+    assert begun(action, monkeypatch, {"due": "x", "state": "absent"})[0] == [removal[1]]
+    with pytest.raises(AnsibleActionFail, match=r"docker_tasks_after: .*/other\.yml is not a file"):
+        begun(action, monkeypatch, {"tasks_after": "other.yml"})
+
+
+def test_a_removal_has_tasks_of_its_own_where_a_role_has_them() -> None:
+    assert role_plan.own_tasks("docker", True) == role_plan.own_tasks("docker", False)
+    assert role_plan.own_tasks("dcgm", True) == str(role_plan.COMMON / "apply.yml")

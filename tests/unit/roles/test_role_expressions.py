@@ -94,6 +94,7 @@ def test_every_expression_of_a_role_with_a_shape_is_rendered(role: str) -> None:
     rendered = 0
     for manifest in filter(lambda each: each.manages, manifests(role)):
         first = {"manifest": manifest.model_dump(mode="json"), "settings": {}, "due": True, "due_reasons": ["x"]}
+        first |= {"tasks": ["/x.yml"], "own_tasks": "/x.yml"}
         for plan in ({**first, "skipped": again} for again in (0, 1)):
             for task in (task for file in files for task in steps(file)):
                 variables: dict[str, Any] = {
@@ -101,6 +102,8 @@ def test_every_expression_of_a_role_with_a_shape_is_rendered(role: str) -> None:
                     "ansible_check_mode": False,
                     "__common_plan": plan,
                     "__common_again": plan,
+                    "__common_file": "/x.yml",
+                    "__common_later": "/x.yml",
                     "__kernel_tuning_now": plan,
                     "__common_packages": {"changed": True, "install": {"x": "1"}, "remove": []},
                     "__gpu_tools_venv": {"name": "x", "path": "/x", "version": "1", "locked": True, "programs": ["x"]},
