@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from datetime import date
 
 from pydantic import JsonValue, ValidationError
@@ -30,6 +30,7 @@ from gpunode.provisioning.ssh_settings import (
     DaemonHostKeys,
     SshHardeningSettings,
     algorithms,
+    bad_options,
     client_file,
     daemon_file,
     daemon_settings,
@@ -124,7 +125,9 @@ def present(state: NodeState, settings: SshHardeningSettings, context: Context) 
     notes = [*overridden(rows, ssh.documents, DROP_IN), *_notes(state, ssh, settings, keys)]
     answer = context.answers.get("login")
     if answer is not None:
-        refusals += _login_refusals(ssh, logins, rows, answer, notes)
+        refusals += _login_refusals(
+            ssh, logins, rows, answer, notes, options={name.lower() for name in settings.options}
+        )
     return Manifest(
         role=ROLE.name,
         files=tuple(file.model_copy(update={"phase": "guarded"}) for file in files),
@@ -212,6 +215,7 @@ def _bad_settings(ssh: SshState, settings: SshHardeningSettings) -> Iterator[str
         yield f"ssh_hardening_least_rsa_bits: {settings.least_rsa_bits} is not from {LEAST_RSA} to {MOST_RSA}"
     if not re.fullmatch(r"\d+:\d+:\d+", settings.max_startups):
         yield f"ssh_hardening_max_startups: {settings.max_startups!r} is not START:RATE:FULL (example: 30:50:200)"
+    yield from bad_options(settings.options)
     if not has_include(ssh.documents) and not settings.add_include:
         yield (
             f"{MAIN} has no line '{INCLUDE}' outside of a Match block, so that no drop-in is read: set "
@@ -256,12 +260,14 @@ def _bad_ports(ssh: SshState, settings: SshHardeningSettings) -> Iterator[str]:
         )
 
 
-def _login_refusals(
+def _login_refusals(  # noqa: PLR0913
     ssh: SshState,
     logins: list[Login],
     rows: list[tuple[str, str]],
     given: Mapping[str, JsonValue],
     notes: list[str],
+    *,
+    options: Set[str],
 ) -> list[str]:
     """Return why the settings are refused: sshd rejects them, they have no effect, or a user would be locked out."""
     try:
@@ -275,7 +281,7 @@ def _login_refusals(
         return [f"sshd refuses the settings: {answer.error}"]
     if answer.effective is None or answer.logins is None:
         return ["sshd's resulting configuration could not be determined"]
-    found = list(contradictions(rows, answer.effective, ssh.documents, DROP_IN))
+    found = list(contradictions(rows, answer.effective, ssh.documents, DROP_IN, options))
     for one in logins:
         user = one.user
         own = ssh.login is not None and ssh.login.user == user

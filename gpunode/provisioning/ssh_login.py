@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from fnmatch import fnmatchcase
 
 from gpunode.provisioning.ssh_state import Account, PublicKey, effective_values
@@ -105,15 +105,25 @@ def has_include(documents: Mapping[str, str | None]) -> bool:
 
 
 def contradictions(
-    rows: list[tuple[str, str]], effective: str, documents: Mapping[str, str | None], own: str
+    rows: list[tuple[str, str]],
+    effective: str,
+    documents: Mapping[str, str | None],
+    own: str,
+    options: Set[str] = frozenset(),
 ) -> Iterator[str]:
-    """Yield settings without effect, each with the line that is read before the drop-in."""
+    """Yield settings without effect, each with the line that is read before the drop-in.
+
+    ``options`` are names of the site's settings, in lower case. sshd prints a value such as ``2m`` in another form: for
+    them, another file's line must have the effective value.
+    """
     values = effective_values(effective)
     others = [line for line in setting_lines(documents) if line[0] != own and not line[4]]
     for name, value in rows:
         key = name.lower()
         now = values.get(key)
         if key in REPEATABLE or now is None or _same(key, value, now[0]):
+            continue
+        if key in options and not any(other == key and _same(key, theirs, now[0]) for _, _, other, theirs, _ in others):
             continue
         where = next((f"{path} line {number}" for path, number, other, _, _ in others if other == key), "another file")
         yield f"{name} {value} has no effect: {where} is read first and sets {now[0] or 'nothing'}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from gpunode.provisioning.role import Settings, option
+from gpunode.provisioning.role import Settings, Value, option
 from gpunode.provisioning.ssh_login import MAIN, setting_lines
 from gpunode.provisioning.ssh_state import HostKey, SshState
 
@@ -100,6 +101,11 @@ class SshHardeningSettings(Settings):
         "Connections before login, START:RATE:FULL of MaxStartups. A fleet's controller opens many at once.",
     )
     banner: str = option("", "Text that is shown before the login. Empty: none.")
+    options: dict[str, Value] = option(
+        {},
+        "Settings of sshd that replace or extend the role's, such as { LogLevel: INFO, X11Forwarding: yes }; V(null) "
+        "leaves one to other files and sshd's default. They are tested like the role's own.",
+    )
     retire_days: int = option(
         30,
         "Days for which weak host keys are kept in addition to the new ones, so that clients learn the new ones "
@@ -259,7 +265,50 @@ def daemon_settings(ssh: SshState, settings: SshHardeningSettings, keys: DaemonH
         rows.append(("PerSourcePenaltyExemptList", ",".join(settings.trusted_networks)))
     if settings.banner:
         rows.append(("Banner", BANNER))
-    return rows
+    return with_options(rows, settings.options)
+
+
+NOT_OPTIONS = {
+    "port": "set ssh_hardening_ports, which the socket obeys too",
+    "hostkey": "the role orders the host keys, and retires weak ones",
+    "match": "write a file of its own in /etc/ssh/sshd_config.d",
+    "include": "write a file of its own in /etc/ssh/sshd_config.d",
+}
+"""Names in lower case that are no settings of one line, with what to do instead."""
+OPTION_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{1,63}")
+LONGEST_OPTION = 2000
+
+
+def bad_options(options: Mapping[str, Value]) -> Iterator[str]:
+    """Yield what is wrong in the site's settings; whether sshd knows a setting, it answers itself."""
+    seen = set[str]()
+    for name, value in options.items():
+        text = option_text(value)
+        if OPTION_NAME.fullmatch(name) is None:
+            yield f"ssh_hardening_options: {name!r} is not the name of a setting (example: LogLevel)"
+        elif name.lower() in NOT_OPTIONS:
+            yield f"ssh_hardening_options: {name}: {NOT_OPTIONS[name.lower()]}"
+        elif name.lower() in seen:
+            yield f"ssh_hardening_options: {name} is listed twice"
+        elif text is not None and not (text.strip() and text.isprintable() and len(text) <= LONGEST_OPTION):
+            yield f"ssh_hardening_options: the value of {name} is not one line of text (null leaves it to sshd)"
+        seen.add(name.lower())
+
+
+def option_text(value: Value) -> str | None:
+    """Return a value as sshd reads it; None for null."""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else None if value is None else str(value)
+
+
+def with_options(rows: Iterable[tuple[str, str]], options: Mapping[str, Value]) -> list[tuple[str, str]]:
+    """Return settings with those of the site: a value replaces the role's, null removes it, others are added."""
+    given = {name.lower(): (name, option_text(value)) for name, value in options.items()}
+    found: dict[str, list[tuple[str, str | None]]] = {}
+    for name, value in rows:
+        found.setdefault(name.lower(), []).append((name, value))
+    for key, (name, text) in given.items():
+        found[key] = [(found[key][0][0] if key in found else name, text)]
+    return [(name, text) for group in found.values() for name, text in group if text is not None]
 
 
 BANNER = "/etc/ssh/gpunode-banner"

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import effort
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from node_samples import file, node
 from plan_samples import Planned, context_of, settings_of
 
@@ -14,9 +17,10 @@ from gpunode.provisioning import ssh_hardening
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.manifest import Manifest, RevertibleChange
 from gpunode.provisioning.ssh_hardening import MAIN, MODULI, PUBLISHED, WAITING
-from gpunode.provisioning.ssh_settings import BANNER, DROP_IN, LAST
+from gpunode.provisioning.ssh_settings import BANNER, DROP_IN, LAST, bad_options, daemon_file, with_options
 from gpunode.provisioning.ssh_state import SshState
 
+VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=30)
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "ssh"
 RSA = {"path": "/etc/ssh/ssh_host_rsa_key", "type": "ssh-rsa", "mode": "0600", "owner": "root", "group": "root"}
 WEAK_RSA = {**RSA, "bits": 2048, "mtime": 0.0}
@@ -628,3 +632,62 @@ def test_a_daemon_that_answers_or_has_a_unit_is_there() -> None:
     assert plan(recorded(units=nothing)).refusals == ()
     assert plan(recorded(effective=None, error="line 3")).refusals == ()
     assert ssh_hardening.ROLE.plan(node(), settings_of("ssh_hardening", state="present"), context_of()).refusals
+
+
+def test_settings_of_the_site_replace_extend_and_remove_those_of_the_role() -> None:
+    manifest = plan(recorded(), options={"loglevel": "INFO", "X11Forwarding": True, "UseDNS": None, "PrintMotd": "no"})
+    assert not manifest.refusals
+    values = {name: setting(manifest, name) for name in ("LogLevel", "X11Forwarding", "UseDNS", "PrintMotd")}
+    assert values == {"LogLevel": ["INFO"], "X11Forwarding": ["yes"], "UseDNS": [], "PrintMotd": ["no"]}
+    assert setting(manifest, "PermitRootLogin") == ["no"]
+    # Users with port forwarding have a block at the end: settings for all come before it.
+    text = drop_in(plan(recorded(), options={"PrintMotd": "no"}, forwarding_users=["admin"]))
+    assert text.index("PrintMotd") < text.index("Match User")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"Port": 2222}, "ssh_hardening_ports"),
+        ({"hostkey": "/x"}, "host keys"),
+        ({"Match": "all"}, "sshd_config.d"),
+        ({"Include": "/x"}, "sshd_config.d"),
+        ({"Log Level": "INFO"}, "'Log Level' is not the name"),
+        ({"Banner": "x\nMatch all"}, "value of Banner is not one line"),
+        ({"Banner": " "}, "null leaves it"),
+        ({"UseDNS": "no", "usedns": "yes"}, "usedns is listed twice"),
+    ],
+)
+def test_a_bad_setting_of_the_site_is_refused(options: dict[str, Any], named: str) -> None:
+    (line,) = plan(recorded(), options=options).refusals
+    assert line.startswith("ssh_hardening_options: ")
+    assert named in line
+
+
+@given(st.dictionaries(st.text(max_size=20) | st.sampled_from(["LogLevel", "Match", "Port\n"]), VALUES, max_size=4))
+@settings(max_examples=effort(60, 5000), deadline=None)
+def test_a_setting_of_the_site_is_one_line_or_refused(options: dict[str, Any]) -> None:
+    if list(bad_options(options)):
+        return
+    rows = with_options([("LogLevel", "VERBOSE"), ("UseDNS", "no")], options)
+    text = daemon_file(rows, ())
+    assert len(text.splitlines()) == 1 + len(rows)
+    assert not [
+        line for line in text.splitlines() if line.lower().split()[0] in ("match", "include", "port", "hostkey")
+    ]
+
+
+def test_a_value_that_sshd_prints_in_another_form_has_effect() -> None:
+    ssh = recorded()
+    answers = login(ssh)
+    effective = answers["login"]["effective"].replace("logingracetime 30", "logingracetime 120")
+    assert "logingracetime 120" in effective
+    answers = login(ssh, effective)
+    assert not plan(ssh, answers=answers, options={"LoginGraceTime": "2m"}).refusals
+    first = {**ssh["documents"], MAIN: f"LoginGraceTime 120\n{ssh['documents'][MAIN]}"}
+    (line,) = plan({**ssh, "documents": first}, answers=answers, options={"LoginGraceTime": "1m"}).refusals
+    assert "LoginGraceTime 1m has no effect" in line
+    # The proof of a login holds for them as for the role's own.
+    closed = login(ssh, effective.replace("pubkeyauthentication yes", "pubkeyauthentication no"))
+    refused = plan(ssh, answers=closed, options={"LoginGraceTime": "2m", "PubkeyAuthentication": False}).refusals
+    assert any("would be locked out" in one for one in refused)
