@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from gpunode.content import collection_root
@@ -14,7 +14,10 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuestion
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
+from gpunode.provisioning.site_files import RECORD as SITE_FILES
+from gpunode.provisioning.site_files import SiteFile, bad_files, recorded, removed, site_files
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.text import matches_any
 
 
 class Tool(NamedTuple):
@@ -51,6 +54,7 @@ NSIGHT = ("cuda-nsight-systems-*", "cuda-nsight-compute-*")
 """NVIDIA's packages of the profilers of a CUDA series."""
 PROFILING = {"everybody": "0", "admins": "1"}
 PARAMETER = "RmProfilingAdminOnly"
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]{0,120}(=[A-Za-z0-9+.:~*^-]{1,120})?")
 _VERSION = re.compile(r"[0-9]+(\.[0-9a-z]+){0,4}")
 
 
@@ -78,6 +82,12 @@ class GpuToolsSettings(Settings):
         "Who may read the performance counters of GPUs; V(keep): no change. Takes effect when the module is reloaded.",
     )
     lock_wait_s: int = option(300, LOCK_WAIT)
+    gpunode_extra_packages: tuple[str, ...] = option(
+        (), "Packages of the site, each as NAME or NAME=VERSION with C(*) as a wildcard. Names differ between systems."
+    )
+    gpunode_extra_files: tuple[SiteFile, ...] = option(
+        (), 'Files of the site, such as [{ path: /etc/motd, content: "..." }].'
+    )
 
 
 class Venv(Frozen):
@@ -108,7 +118,7 @@ ROLE = Role(
     ),
     settings=GpuToolsSettings,
     result=GpuToolsResult,
-    files=(RECORD, OPTIONS),
+    files=(RECORD, OPTIONS, SITE_FILES),
     folders=("/etc/gpunode", FOLDER, FOLDER.rpartition("/")[0]),
     packages=(
         *dict.fromkeys(name.replace("KERNEL", "[0-9]*") for tool in TOOLS.values() for name in (*tool.apt, *tool.dnf)),
@@ -121,7 +131,7 @@ ROLE = Role(
             *(f"{LINKS}/{program}" for programs in PYTHON.values() for program in programs),
             *(f"{FOLDER}/{name}/bin/{program}" for name, programs in PYTHON.items() for program in programs),
         ),
-        contents=(RECORD, *(f"{venv}/gpunode-version" for venv in _VENVS)),
+        contents=(RECORD, SITE_FILES, *(f"{venv}/gpunode-version" for venv in _VENVS)),
     ),
 )
 
@@ -129,7 +139,11 @@ ROLE = Role(
 @ROLE.present
 def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> Manifest:
     """Return the manifest of the role. Raises UsageError for an unknown tool or an invalid version."""
+    refusals = [*_bad_packages(settings.gpunode_extra_packages), *bad_files(settings.gpunode_extra_files)]
+    if refusals:
+        return Manifest(role=ROLE.name, refusals=tuple(refusals))
     tools = _tools(settings.tools)
+    extra = {entry: entry.partition("=")[0] for entry in settings.gpunode_extra_packages}
     python = _python(settings.python)
     candidates = {tool: _candidates(state, tool) for tool in tools}
     if python and state.manager == "apt":
@@ -139,6 +153,7 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
     asked = [
         *(name for names in missing.values() for name in names),
         *(NSIGHT if settings.nsight and not nsight else ()),
+        *(name for name in extra.values() if name not in state.installed),
     ]
     offered: Mapping[str, object] = {}
     if asked:
@@ -150,8 +165,13 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
         if answer.get("error"):
             return Manifest(role=ROLE.name, refusals=(f"package-manager: {answer['error']}",))
         offered = answer.get("offered") or {}
-    notes = []
-    install = []
+    unknown = [name for name in extra.values() if name not in state.installed and name not in offered]
+    if unknown:
+        refusals = [f"gpunode_extra_packages: no configured repository has {', '.join(unknown)}"]
+        return Manifest(role=ROLE.name, refusals=tuple(refusals))
+    own = site_files(state, settings.gpunode_extra_files)
+    notes = [*own.notes]
+    install = [*extra]
     for tool, names in candidates.items():
         chosen = _installed(state, names) or next((name for name in names if name in offered), None)
         if chosen is not None:
@@ -169,6 +189,7 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
     files = [
         ManagedFile(path=RECORD, content=json.dumps(record, indent=1) + "\n", phase="after"),
         ManagedFile(path=OPTIONS, content=_options(settings.profiling), phase="after"),
+        *own.files,
     ]
     locks = {name: _locked(name) for name in python}
     wanted = {name: version or locks[name] for name, version in python.items()}
@@ -201,12 +222,21 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with the virtual environments."""
     leaving = [name for name in PYTHON if _kind(state, f"{FOLDER}/{name}") == "folder"]
     reasons = tuple(f"{FOLDER}/{name} must be removed" for name in leaving)
-    due = (*manifest.due_reasons, *reasons)
-    return manifest.model_copy(update={"due_reasons": due, "result": GpuToolsResult(leaving=_paths(leaving))})
+    files, notes = removed(recorded(state))
+    more = {"files": (*manifest.files, *files), "notes": notes, "due_reasons": (*manifest.due_reasons, *reasons)}
+    return manifest.model_copy(update={**more, "result": GpuToolsResult(leaving=_paths(leaving))})
 
 
 def _paths(tools: Iterable[str]) -> tuple[str, ...]:
     return tuple(path for name in tools for path in (*(f"{LINKS}/{one}" for one in PYTHON[name]), f"{FOLDER}/{name}"))
+
+
+def _bad_packages(given: Iterable[str]) -> Iterator[str]:
+    for entry in given:
+        if _PACKAGE.fullmatch(entry) is None:
+            yield f"gpunode_extra_packages: {entry!r} is not a package (examples: bpftrace, bpftrace=0.17*)"
+        elif matches_any(entry.partition("=")[0], DRIVER_PACKAGES):
+            yield f"gpunode_extra_packages: {entry} belongs to the role nvidia_driver"
 
 
 def _tools(given: Iterable[str]) -> list[str]:

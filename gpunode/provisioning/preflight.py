@@ -161,7 +161,7 @@ def present(state: NodeState, settings: PreflightSettings, context: Context) -> 
     return Manifest(
         role=ROLE.name,
         refusals=tuple(dict.fromkeys(refusals)),
-        notes=tuple(_notes(state.facts, stack)) if stack is not None else (),
+        notes=(*(_notes(state.facts, stack) if stack is not None else ()), *_unused(context)),
         result=PreflightResult(
             driver_due=due,
             driver_in_use=due and (state.facts.loaded_driver is not None or bool(state.facts.gap("loaded_driver"))),
@@ -328,6 +328,14 @@ def _misspelt(context: Context) -> Iterator[str]:
     for name, near in unknown_variables(context.variables, known, role_prefixes(root)):
         place = locate(name, list(context.inventories)) or "the variables"
         yield f"{place}: unknown variable {name}" + (f"; {did_you_mean([near])}" if near else "")
+
+
+def _unused(context: Context) -> Iterator[str]:
+    """Yield settings of the site without effect."""
+    tools = context.settings_of("gpu_tools")
+    for name in ("gpunode_extra_packages", "gpunode_extra_files"):
+        if tools[name] and tools["state"] == "keep":
+            yield f"{name} has no effect: the role gpu_tools installs them, set gpu_tools_state: present"
 
 
 def _notes(node: NodeFacts, stack: Stack) -> Iterator[str]:

@@ -188,7 +188,7 @@ class Role(Generic[S]):
         if self.packages:
             packages, reasons = departures(
                 state,
-                (*self.packages, *getattr(settings, "extra_packages", ())),
+                (*self.packages, *getattr(settings, "extra_packages", ()), *_of_the_site(settings)),
                 held=self.held,
                 memory=self.record,
                 lock_wait_s=int(getattr(settings, "lock_wait_s", 0)),
@@ -246,3 +246,8 @@ class Role(Generic[S]):
         """Return the units among ``names`` that the node has, to be stopped before their packages are removed."""
         there = [name for name in names if state.unit(name) is not None]
         return tuple(UnitState(name=name, enabled=False, state="stopped", phase="before") for name in there)
+
+
+def _of_the_site(settings: Variables) -> list[str]:
+    """Return the names of the packages that the site adds to a role."""
+    return [entry.partition("=")[0] for entry in getattr(settings, "gpunode_extra_packages", ())]

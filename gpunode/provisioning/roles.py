@@ -1,6 +1,6 @@
 """The plan of each role, and the parts of a node that ``node_state`` reads for it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from gpunode.provisioning import (
@@ -75,6 +75,14 @@ LOOKS: dict[str, Look] = {
 }
 
 
+def _owned(files: Iterable[Mapping[str, object]]) -> Iterator[str]:
+    """Yield files of the site that a role writes: each file has one owner."""
+    owners = {path: name for name, one in ROLES.items() for path in one.files}
+    for path in (str(file["path"]) for file in files):
+        if path in owners:
+            yield f"gpunode_extra_files: {path} belongs to the role {owners[path]}"
+
+
 def _first_read(role: str, plan: Plan) -> Plan:
     """Return a plan that refuses a node on which a document of the role exists and could not be read."""
 
@@ -82,7 +90,11 @@ def _first_read(role: str, plan: Plan) -> Plan:
         reasons = [*state.unreadable(LOOKS[role].contents)]
         if role == "ssh_hardening" and state.ssh is not None:
             reasons += state.ssh.unreadable.values()
-        if not reasons or settings.get("state") == "keep":
+        if settings.get("state") == "keep":
+            return plan(state, settings, context)
+        if taken := [*_owned(settings.get("gpunode_extra_files") or ())]:
+            return Manifest(role=role, refusals=tuple(taken))
+        if not reasons:
             return plan(state, settings, context)
         remedy = "the role would lose its content: repair it, or move it away, then run this again"
         return Manifest(role=role, refusals=tuple(f"unreadable: {reason}: {remedy}" for reason in reasons))

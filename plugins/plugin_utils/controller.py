@@ -307,6 +307,7 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         }
         for name, more in wanted.items():
             more += [str(path) for path in plain(self._task.args.get(name) or [])]
+        wanted["paths"] += [str(file["path"]) for file in self.settings("gpu_tools")["gpunode_extra_files"]]
         arguments = {
             "probe": script_text(),
             "lock_wait_s": int(self.settings("preflight")["lock_wait_s"]),

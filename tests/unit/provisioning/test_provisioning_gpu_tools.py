@@ -8,7 +8,9 @@ from plan_samples import context_of, planned, state_of
 
 from gpunode.errors import UsageError
 from gpunode.provisioning.gpu_tools import FOLDER, LINKS, OPTIONS, RECORD, ROLE, GpuToolsResult, Venv
-from gpunode.provisioning.manifest import AptChange, Manifest
+from gpunode.provisioning.manifest import AptChange, ManagedFile, Manifest
+from gpunode.provisioning.roles import PLANS
+from gpunode.provisioning.site_files import RECORD as SITE_FILES
 from gpunode.provisioning.state import NodeState
 
 ALL = {"htop": ["3.2.2-2"], "fio": ["3.33-3"], "linux-perf": ["6.1"], "python3-venv": ["3.11"]}
@@ -141,3 +143,81 @@ def test_removal_leaves_what_was_there_before() -> None:
         "fio must be removed",
         f"{RECORD} must be removed",
     ]
+
+
+MOTD = {"path": "/etc/motd", "content": "hello\n"}
+
+
+def test_packages_of_the_site_are_in_the_same_transaction_and_leave_with_the_role() -> None:
+    extra = ["bpftrace=0.17*", "htop"]
+    first = made(state(("htop",)), tools=[], gpunode_extra_packages=extra)
+    assert first.questions["offers"].body == {"names": ["bpftrace"]}
+    found = made(state(("htop",)), {"bpftrace": ["0.17.0-1"]}, tools=[], gpunode_extra_packages=extra)
+    assert isinstance(found.packages, AptChange)
+    assert found.packages.install == ("bpftrace=0.17*", "htop")
+    (line,) = made(state(), {"htop": ["1"]}, tools=[], gpunode_extra_packages=extra).refusals
+    assert line.endswith("no configured repository has bpftrace")
+    gone = made(state(("htop",)), state="absent", gpunode_extra_packages=extra).packages
+    assert isinstance(gone, AptChange)
+    assert {"bpftrace", "htop"} <= {*gone.purge_new}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gpunode_extra_packages": ["a b"]}, "'a b' is not a package"),
+        ({"gpunode_extra_packages": ["-o=x"]}, "is not a package"),
+        ({"gpunode_extra_packages": ["nvidia-driver-cuda"]}, "belongs to the role nvidia_driver"),
+        ({"gpunode_extra_files": [{**MOTD, "path": "etc/motd"}]}, "not the absolute path"),
+        ({"gpunode_extra_files": [{**MOTD, "path": "/etc/../x"}]}, "not the absolute path"),
+        ({"gpunode_extra_files": [{**MOTD, "path": "/etc/x/"}]}, "not the absolute path"),
+        ({"gpunode_extra_files": [MOTD, MOTD]}, "/etc/motd is listed twice"),
+        ({"gpunode_extra_files": [{**MOTD, "mode": "rw"}]}, "not a valid mode"),
+        ({"gpunode_extra_files": [{**MOTD, "path": OPTIONS}]}, "belongs to the role gpu_tools"),
+        ({"gpunode_extra_files": [{**MOTD, "path": "/etc/ssh/gpunode-banner"}]}, "belongs to the role ssh_hardening"),
+    ],
+)
+def test_packages_and_files_that_are_none_of_the_sites_are_refused(settings: dict[str, Any], words: str) -> None:
+    node = state()
+    context = context_of({"gpu_tools": {"state": "present", "tools": [], **settings}}, answers={"offers": {}})
+    (line,) = PLANS["gpu_tools"](node, context.settings_of("gpu_tools"), context).refusals
+    assert words in line
+
+
+def sited(there: dict[str, str | None], record: str | None, *paths: str, **settings: Any) -> dict[str, ManagedFile]:
+    """The files of the manifest with these files of the site, on a node with those in ``there``."""
+    files = {path: {"kind": "absent" if text is None else "file"} for path, text in there.items()}
+    given = [{"path": path, "content": "ours\n"} for path in paths]
+    node = state(files=files, contents={SITE_FILES: record})
+    found = made(node, tools=[], gpunode_extra_files=given, **settings)
+    assert not found.refusals
+    own = [file for file in found.files if file.path in {*there, *paths, SITE_FILES}]
+    return {f"{file.path} {file.phase}": file for file in own}
+
+
+def test_files_of_the_site_are_recorded_before_they_are_written_and_removed_if_the_role_made_them() -> None:
+    first = sited({"/etc/motd": "theirs\n", "/etc/x": None}, None, "/etc/motd", "/etc/x")
+    record = first[f"{SITE_FILES} before"].content or ""
+    assert json.loads(record) == {"/etc/motd": True, "/etc/x": False}
+    assert [first[f"{path} after"].backup for path in ("/etc/motd", "/etc/x")] == [True, False]
+    both: dict[str, str | None] = {"/etc/motd": "ours\n", "/etc/x": "ours\n"}
+    again = sited(both, record, "/etc/motd", "/etc/x")
+    assert again[f"{SITE_FILES} before"].content == record
+    assert not again["/etc/motd after"].backup
+    # One leaves and one comes: until the removal, both are recorded.
+    swapped = sited({**both, "/etc/y": None}, record, "/etc/motd", "/etc/y")
+    assert json.loads(swapped[f"{SITE_FILES} before"].content or "").keys() == {"/etc/motd", "/etc/x", "/etc/y"}
+    assert swapped["/etc/x after"].content is None
+    final = swapped[f"{SITE_FILES} last"].content or ""
+    assert json.loads(final) == {"/etc/motd": True, "/etc/y": False}
+    # What was there before stays.
+    for state_of_role in ("present", "absent"):
+        left = sited(both, record, state=state_of_role)
+        assert "/etc/motd after" not in left
+        assert left["/etc/x after"].content is None
+        assert [file.content for name, file in left.items() if name.startswith(SITE_FILES)] == [None]
+
+
+def test_a_damaged_record_removes_nothing() -> None:
+    for text in ("", "[1]", "{", '{"x": false}', "null"):
+        assert [*sited({}, text)] == [f"{SITE_FILES} before"]

@@ -294,6 +294,11 @@ def test_a_module_that_is_not_built_on_the_node_needs_neither_headers_nor_a_key(
     assert reasons(state_of({**facts, "secure_boot": True})) == []
     unknown = {**facts, "secure_boot": None, "gaps": {"secure_boot": "no such file"}}
     assert planned("preflight", state_of(unknown), context(), **ROOM).notes == ()
+    extra: dict[str, dict[str, Any]] = {"gpu_tools": {"gpunode_extra_packages": ["bpftrace"]}}
+    (note,) = planned("preflight", state_of(unknown), context(others=extra), **ROOM).notes
+    assert note.startswith("gpunode_extra_packages has no effect")
+    extra["gpu_tools"]["state"] = "present"
+    assert planned("preflight", state_of(unknown), context(others=extra), **ROOM).notes == ()
 
 
 @pytest.mark.usefixtures("driver")

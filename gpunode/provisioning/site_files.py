@@ -1,0 +1,110 @@
+"""Files of a site that the role gpu_tools deploys: their target state, and which of them were there before."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpunode.frozen import Frozen
+from gpunode.provisioning.manifest import ManagedFile
+from gpunode.provisioning.role import option
+from gpunode.provisioning.state import NodeState
+
+RECORD = "/var/lib/gpunode/gpu_tools/site-files.json"
+"""Paths that the role wrote, each with whether a file was there before."""
+
+
+class SiteFile(Frozen):
+    """One file of the site."""
+
+    path: str = option(..., "Absolute path.")
+    content: str = option(..., "Text of the file.", no_log=False)
+    mode: str = option("0644", "Mode in octal digits.")
+    owner: str = option("root", "Name of the owner.")
+    group: str = option("root", "Name of the group.")
+    private: bool = option(False, "Leave the text out of diffs and logs.")
+
+
+@dataclass(frozen=True)
+class SiteFiles:
+    """The files that a manifest needs for those of the site."""
+
+    files: tuple[ManagedFile, ...]
+    notes: tuple[str, ...]
+
+
+def bad_files(given: tuple[SiteFile, ...]) -> Iterator[str]:
+    """Yield what is wrong in the list of files."""
+    seen = set[str]()
+    for one in given:
+        path = one.path
+        if (
+            path != posixpath.normpath(path)
+            or not path.startswith("/")
+            or path in ("/", "//")
+            or not path.isprintable()
+        ):
+            yield f"gpunode_extra_files: {path!r} is not the absolute path of a file (example: /etc/motd)"
+        elif path in seen:
+            yield f"gpunode_extra_files: {path} is listed twice"
+        elif not (one.mode.isdigit() and set(one.mode) <= set("01234567") and 3 <= len(one.mode) <= 4):
+            yield f"gpunode_extra_files: {path}: {one.mode} is not a valid mode (example: '0644')"
+        seen.add(path)
+
+
+def site_files(state: NodeState, given: tuple[SiteFile, ...]) -> SiteFiles:
+    """Return the files, and the removal of those that the role wrote in an earlier run and that are not listed now."""
+    known = recorded(state)
+    now = {one.path: known.get(one.path, _exists(state, one.path)) for one in given}
+    left = {path: existed for path, existed in known.items() if path not in now}
+    files = [
+        ManagedFile(
+            path=one.path,
+            content=one.content,
+            mode=one.mode.zfill(4),
+            owner=one.owner,
+            group=one.group,
+            phase="after",
+            # The text from before the role is kept beside it.
+            backup=one.path not in known and now[one.path],
+            private=one.private,
+        )
+        for one in given
+    ]
+    # What is written is recorded before, and what is removed is recorded until then.
+    if left and now.keys() - known.keys():
+        files.append(ManagedFile(path=RECORD, content=_text(known | now)))
+    record = ManagedFile(path=RECORD, content=_text(now) if now else None, phase="last" if left else "before")
+    gone, notes = removed(left)
+    return SiteFiles((*files, *gone, record), notes)
+
+
+def removed(known: Mapping[str, bool]) -> tuple[tuple[ManagedFile, ...], tuple[str, ...]]:
+    """Return the removal of files that the role made, and notes on those that were there before it."""
+    notes = (
+        f"gpunode_extra_files: {path} stays: it was there before the role, with the text of {path}.TIME~"
+        for path, existed in known.items()
+        if existed
+    )
+    gone = tuple(ManagedFile(path=path, content=None, phase="after") for path, existed in known.items() if not existed)
+    return gone, tuple(notes)
+
+
+def recorded(state: NodeState) -> dict[str, bool]:
+    """Return the paths that the role wrote, each with whether a file was there before."""
+    try:
+        found = json.loads(state.contents.get(RECORD) or "{}")
+        return {str(path): bool(existed) for path, existed in found.items() if str(path).startswith("/")}
+    except (ValueError, AttributeError):
+        return {}
+
+
+def _exists(state: NodeState, path: str) -> bool:
+    there = state.files.get(path)
+    return there is not None and there.kind != "absent"
+
+
+def _text(files: Mapping[str, bool]) -> str:
+    return json.dumps(files, indent=1, sort_keys=True) + "\n"
