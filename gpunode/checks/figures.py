@@ -78,6 +78,7 @@ def verdict_of(found: Assessment, what: str = "") -> CheckResult:
             limit=None if found.limit is None else round(found.limit.value, 3),
             limit_of=None if found.limit is None else found.limit.what,
             ratio=None if found.ratio is None else round(found.ratio, 4),
+            baseline=None if found.baseline is None else round(found.baseline, 3),
             message_bytes=_whole(found.figure.message_bytes),
         ),
     )

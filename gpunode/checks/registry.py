@@ -86,6 +86,8 @@ class FigureReport(Frozen):
     """The component with that limit: ``PCIe 5.0 x16 without packet headers``."""
     ratio: float | None = None
     """Measured by limit."""
+    baseline: float | None = None
+    """The same figure in the report of ``--baseline``, in the finding's unit; None: there is none."""
     message_bytes: int | None = None
     """Size of one copy or message; None: the figure has no size."""
 

@@ -72,6 +72,8 @@ class Assessment:
     mark: Mark | None
     """The mark that was missed, of several the highest that fails; else the highest that applies. None: there is
     none."""
+    baseline: float | None = None
+    """The same figure of an earlier run of this node."""
 
     @property
     def ratio(self) -> float | None:
@@ -104,11 +106,11 @@ def assess(figure: Figure, shape: Shape, catalog: Catalog, rules: MarkRules) -> 
     marks = marks_of(figure, shape, catalog, rules)
     missed = [mark for mark in marks if figure.value < mark.value]
     if not marks:
-        return Assessment(figure, "unknown", limit, None)
+        return Assessment(figure, "unknown", limit, None, rules.baseline)
     if not missed:
-        return Assessment(figure, "good", limit, max(marks, key=lambda mark: mark.value))
+        return Assessment(figure, "good", limit, max(marks, key=lambda mark: mark.value), rules.baseline)
     worst = max(missed, key=lambda mark: (mark.fails, mark.value))
-    return Assessment(figure, "bad" if worst.fails else "low", limit, worst)
+    return Assessment(figure, "bad" if worst.fails else "low", limit, worst, rules.baseline)
 
 
 def marks_of(figure: Figure, shape: Shape, catalog: Catalog, rules: MarkRules) -> list[Mark]:

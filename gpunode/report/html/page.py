@@ -122,14 +122,16 @@ class FigureRow:
     name: str
     check: str
     unit: str
-    low: str
-    high: str
+    measured: str
     worst: Status
     expected: str
     expected_at: float | None
     limit: str
     limit_of: str
     limit_at: float | None
+    baseline: str
+    change: str
+    """The largest drop below the baseline, else the smallest rise: ``-12.0 %``."""
     dots: tuple[tuple[float, Status, str], ...]
     by: str
 
@@ -442,6 +444,11 @@ def _figures(findings: Iterable[Finding]) -> Iterator[FigureRow]:
             groups[finding.check, finding.figure.metric, finding.figure.message_bytes].append(finding)
     for (check, metric, size), members in groups.items():
         values = [value for one in members if (value := _number(one.measured)) is not None]
+        earlier = [
+            (value, one.figure.baseline)
+            for one in members
+            if one.figure is not None and one.figure.baseline and (value := _number(one.measured)) is not None
+        ]
         first = members[0]
         expected = _number(first.expected)
         limit = first.figure.limit if first.figure is not None else None
@@ -451,14 +458,15 @@ def _figures(findings: Iterable[Finding]) -> Iterator[FigureRow]:
             name=f"{words(metric)}{scaled}",
             check=check,
             unit=first.unit or "",
-            low=_plain(min(values)),
-            high=_plain(max(values)),
+            measured=_span(values),
             worst=min((one.status for one in members), key=WORST_FIRST.index),
             expected="" if expected is None else _plain(expected),
             expected_at=None if expected is None else round(100 * expected / top, 1),
             limit="" if limit is None else _plain(limit),
             limit_of=(first.figure.limit_of if first.figure is not None else None) or "",
             limit_at=None if limit is None else round(100 * limit / top, 1),
+            baseline=_span([before for _, before in earlier]),
+            change=f"{min(100 * value / before - 100 for value, before in earlier):+.1f} %" if earlier else "",
             dots=tuple(
                 (round(100 * value / top, 1), one.status, f"{one.component}: {_plain(value)} {one.unit or ''}".strip())
                 for one in members
@@ -466,6 +474,11 @@ def _figures(findings: Iterable[Finding]) -> Iterator[FigureRow]:
             ),
             by=_by(first.source),
         )
+
+
+def _span(values: Sequence[float]) -> str:
+    """Return ``41.2 to 57.6``; one value if they read alike; empty for none."""
+    return " to ".join(dict.fromkeys(_plain(value) for value in (min(values), max(values)))) if values else ""
 
 
 def _by(source: str | None) -> str:

@@ -109,6 +109,13 @@ def test_a_baseline_is_a_saved_report_of_the_node(capsys: Capture, bundle: Path,
         "gpu3": "warn",
     }
     assert found["gpu2"]["source"].startswith("baseline earlier.json of ")
+    assert found["gpu2"]["measured"] / found["gpu2"]["figure"]["baseline"] == pytest.approx(0.88, abs=1e-3)
+    run(["validate", "--replay", str(bundle), "--baseline", str(earlier), "--format", "html"])
+    page = capsys.readouterr().out
+    assert page.count('<th scope="col">Baseline</th>') == 1
+    assert '<span class="by">-12.0 %</span>' in page
+    run(["validate", "--replay", str(bundle), "--format", "html"])
+    assert "Baseline</th>" not in capsys.readouterr().out
     other = json.loads(earlier.read_text())
     other["nodes"][0]["host"] = "another"
     earlier.write_text(json.dumps(other))

@@ -165,7 +165,15 @@ def hostile_node(draw_: random.Random, number: int) -> NodeReport:
             measured=draw_.choice((None, text(), 2, 0)),
             unit=text(),
             figure=draw_.choice(
-                (None, FigureReport(metric=text(), limit=draw_.choice((None, 0.0, 3.0)), limit_of=text()))
+                (
+                    None,
+                    FigureReport(
+                        metric=text(),
+                        limit=draw_.choice((None, 0.0, 3.0)),
+                        limit_of=text(),
+                        baseline=draw_.choice((None, 0.0, 4.0)),
+                    ),
+                )
             ),
             observed=draw_.choice((None, None, text())),
         )
