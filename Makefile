@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help bootstrap engine demo demo-real test test-all lint format zipapp lock captures clean
+.PHONY: help bootstrap engine demo demo-real test test-all lint format docs zipapp lock captures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ lint: bootstrap ## ruff, mypy, yamllint, ansible-lint
 format: bootstrap ## Let ruff format the Python code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
+docs: bootstrap ## Build the documentation as a site, in dist/docs/site
+	@$(BIN)/python scripts/docs_site.py
+
 zipapp: bootstrap ## Build gpunode.pyz: gpunode as one file, to be copied to a node
 	@scripts/zipapp gpunode.pyz
 
@@ -45,6 +48,9 @@ lock: bootstrap ## Resolve requirements.lock and the locks of the role gpu_tools
 		echo "$$tool" | $(BIN)/uv pip compile - --universal --python-version 3.9 --generate-hashes --no-header \
 		--no-annotate --no-emit-index-url --quiet; } > roles/gpu_tools/files/$$tool.txt; \
 	done
+	@{ echo "# The generator of the site (make docs), with hashes. Regenerate: make lock"; \
+		echo zensical | $(BIN)/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-header \
+		--no-annotate --no-emit-index-url --quiet; } > scripts/docs.txt
 
 captures: bootstrap ## Download the recorded outputs that some tests need (GPUNODE_CAPTURES=DIR: from a folder)
 	@GPUNODE_CAPTURES="$(GPUNODE_CAPTURES)" $(BIN)/python scripts/captures.py

@@ -48,7 +48,8 @@ def test_a_tool_has_its_tag_and_the_commit_that_is_compared(tool: str) -> None:
 def test_what_pip_installs_as_root_has_hashes() -> None:
     """Every file of the project that pip reads, and every place that starts pip."""
     root = FOLDER.parents[1]
-    locks = [FOLDER / "requirements.txt", root / "scripts" / "uv.txt", root / "requirements.lock"]
+    of_scripts = [root / "scripts" / name for name in ("uv.txt", "docs.txt")]
+    locks = [FOLDER / "requirements.txt", *of_scripts, root / "requirements.lock"]
     for lock in (*locks, *sorted(root.glob("roles/gpu_tools/files/*.txt"))):
         pins = re.split(r"\n(?=[a-z])", re.sub(r"^\s*#.*\n", "", lock.read_text(encoding="utf-8"), flags=re.MULTILINE))
         assert [
@@ -59,6 +60,7 @@ def test_what_pip_installs_as_root_has_hashes() -> None:
     assert series is not None
     assert ARGUMENTS["TORCH_INDEX"] == f"cu{series[1]}{series[2]}"
     starts = [TEXT, *((root / name).read_text(encoding="utf-8") for name in ("Makefile", "scripts/bootstrap"))]
+    assert '"install", "--quiet", "--require-hashes"' in (root / "scripts/docs_site.py").read_text(encoding="utf-8")
     for line in "\n".join(starts).splitlines():
         if re.search(r"pip install (?!.*--no-deps)", line):
             assert "--require-hashes" in line, line
