@@ -26,6 +26,8 @@ MOST_ENTRIES, WALK_S = 200_000, 20.0
 """Of the directory: what lies beyond is not counted, and `walk_complete` is false."""
 MOST_FILES, MOST_BYTES = 2048, 1 << 30
 """Of the files that are read."""
+OPENED, OPENING_S, LEAST_FILES = 8, 2.0, 48
+"""Files that are opened to learn the latency, seconds to open all, and files that are read in spite of it."""
 MEMORY_SHARE = 4
 """At most this fraction (1/4) of the available memory is read, so that hot files stay in memory."""
 SUFFIXES = {
@@ -135,7 +137,7 @@ def run(directory: str | None, rate: float | None, gpus: int, seconds: float) ->
             f"{found['broken_links']} broken links, {found['unreadable']} unreadable"
         )
     kind = max(chosen, key=lambda name: chosen[name][1])
-    paths, size = _affordable(chosen[kind][2])
+    paths, size = affordable(chosen[kind][2])
     filesystem = file_system_of(Path(directory))
     torch = _module("torch")
     samples = Samples(kind, torch)
@@ -171,8 +173,15 @@ def run(directory: str | None, rate: float | None, gpus: int, seconds: float) ->
     return values
 
 
-def _affordable(listed: list[tuple[str, int]]) -> tuple[list[str], int]:
-    """Return the files to read, and their bytes, within the limits of number, bytes and memory."""
+def affordable(listed: list[tuple[str, int]]) -> tuple[list[str], int]:
+    """Return the files to read, and their bytes, within the limits of number, bytes, memory and time.
+
+    Every figure opens each file several times: on a mount with a long latency there are fewer of them.
+    """
+    began = time.perf_counter()
+    pagecache.drop(path for path, _ in listed[:OPENED])
+    each = (time.perf_counter() - began) / max(1, len(listed[:OPENED]))
+    listed = listed[: max(LEAST_FILES, int(OPENING_S / max(each, 1e-9)))]
     most = MOST_BYTES
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")

@@ -88,6 +88,14 @@ def test_a_file_that_shrinks_or_vanishes_is_counted(data: Path, monkeypatch: pyt
     assert (done, failed, shrunk) == ([], 2, len(files))
 
 
+def test_a_slow_mount_has_fewer_files_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [(str(tmp_path / str(number)), 10) for number in range(500)]
+    assert len(pipeline.affordable(listed)[0]) == 500
+    clock = iter([0.0, 8 * 0.1])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    assert len(pipeline.affordable(listed)[0]) == pipeline.LEAST_FILES
+
+
 def test_directories_without_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SkipPart, match="--data DIR"):
         run(None, monkeypatch)
