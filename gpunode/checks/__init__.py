@@ -31,6 +31,7 @@ from gpunode.checks import (  # noqa: F401
     performance_input,
     performance_links,
     performance_siblings,
+    performance_steps,
     performance_tools,
     power,
     processors,

@@ -23,7 +23,7 @@ from gpunode.workload.transport import LaunchFailure, Transport
 
 TESTS = {
     "standard": "versions,gpus,frameworks,copy,gemm,nccl",
-    "deep": "versions,gpus,frameworks,copy,gemm,nccl,memory,ddp,storage,input,tools,burn",
+    "deep": "versions,gpus,frameworks,copy,gemm,nccl,memory,steps,ddp,storage,input,tools,burn",
 }
 """What the payload runs at each level."""
 _END_S = 10.0

@@ -93,6 +93,14 @@ def of_one(index: int, uuid: str, fast: dict[str, float]) -> list[Document]:
             f"gemm.{dtype}": {**product, "dtype": dtype, "tflops": fast[dtype]}
             for dtype in ("bf16", "fp16", "tf32", "fp32", "fp64", "fp8")
         },
+        "steps.device": {
+            "launch_us": 5.1,
+            "round_trip_us": 13.0,
+            "dtype": "bfloat16",
+            "fp32_step_seconds": 0.028,
+            "mixed_step_seconds": 0.009,
+            **REPEATED,
+        },
         "burn.gemm": {
             "dtype": "bfloat16",
             "size": 8192,

@@ -433,6 +433,20 @@ MUTANTS = [
         value(hgx_measured, "input.pipeline", "loaders", new=[]),
         becomes=ERROR,
     ),
+    Mutant(
+        "performance.steps",
+        "launches are slow",
+        hgx_measured,
+        value(hgx_measured, "steps.device", "launch_us", new=90.0),
+        becomes=WARN,
+    ),
+    Mutant(
+        "performance.steps",
+        "mixed precision gains nothing",
+        hgx_measured,
+        value(hgx_measured, "steps.device", "mixed_step_seconds", new=0.03),
+        becomes=WARN,
+    ),
 ]
 
 GEMM = tuple(f"gemm.{dtype}" for dtype in GEMM_TYPES)
@@ -456,6 +470,7 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "performance.storage": ("storage.fio",),
     "performance.dataloader": ("storage.dataloader",),
     "performance.input": ("input.pipeline",),
+    "performance.steps": ("steps.device",),
 }
 MISSING: Missing = {
     check: [

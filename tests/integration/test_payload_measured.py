@@ -18,7 +18,7 @@ from gpunode.workload.payload import payload_zip
 
 PYTHON = os.environ.get("GPUNODE_TORCH_PYTHON")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TORCH_PYTHON names no Python with PyTorch")
-PARTS = "copy,gemm,nccl,memory,ddp,storage,input,tools,burn"
+PARTS = "copy,gemm,nccl,memory,steps,ddp,storage,input,tools,burn"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_every_measurement_gives_a_record_of_its_shape(archive: Path, tmp_path: 
     reported = [line for line in lines if line["record"] == "progress"]
     found = [Record.model_validate(line) for line in lines if line["record"] != "progress"]
     assert end == {"record": "end", "records": len(found)}
-    assert len(reported) == 9
+    assert len(reported) == 10
     assert {record.record for record in found} == MEASURED
     for record in found:
         assert (record.error, record.undetermined) == (None, None), record

@@ -338,6 +338,20 @@ class LoaderValues(Values):
     """The fewest workers that reach 95 % of the best throughput."""
 
 
+class StepsValues(DeviceIdentity, Repeated):
+    """``steps.device``, one per device: launches of a small operation by PyTorch, and steps of a small training."""
+
+    launch_us: Positive
+    """The host's time for one launch; the GPU runs behind."""
+    round_trip_us: Positive
+    """Until the result of one is there."""
+    dtype: Text
+    """Of the mixed precision."""
+    fp32_step_seconds: Positive
+    """Without TF32."""
+    mixed_step_seconds: Positive
+
+
 class InputRead(Values):
     """Reads of whole files by threads, without decoding."""
 
@@ -454,6 +468,7 @@ VALUES: Mapping[str, type[Values]] = {
     **{f"nccl.{name}": NcclValues for name in COLLECTIVES},
     "nccl.pairs": PairsValues,
     **{f"ddp.{name}": TrainingValues for name in ("replicated", "sharded")},
+    "steps.device": StepsValues,
     "storage.fio": FioValues,
     "storage.dataloader": LoaderValues,
     "input.pipeline": InputValues,

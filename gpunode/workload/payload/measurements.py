@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpunode.workload.payload import copies, external, gemm, nccl, pairs, pipeline, storage, stream, training
+from gpunode.workload.payload import copies, external, gemm, nccl, pairs, pipeline, steps, storage, stream, training
 from gpunode.workload.payload.devices import CudaDevice
 from gpunode.workload.payload.group import Seat, seat_of
 from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, run_jobs
 from gpunode.workload.payload.records import record
 
-MEASUREMENTS = ("copy", "gemm", "nccl", "memory", "ddp", "storage", "input", "tools", "burn")
+MEASUREMENTS = ("copy", "gemm", "nccl", "memory", "steps", "ddp", "storage", "input", "tools", "burn")
 """In the order in which they run: those with the most heat come last."""
 AT_ONCE = 8
 RANKS_ON_PROCESSOR = {"standard": 2, "deep": 4}
@@ -34,6 +34,7 @@ SECONDS = {
     "gemm": {"standard": 90, "deep": 150},
     "nccl": {"standard": 45, "deep": 240},
     "memory": {"standard": 30, "deep": 40},
+    "steps": {"standard": 20, "deep": 30},
     "ddp": {"standard": 40, "deep": 60},
     "storage": {"standard": 40, "deep": 100},
     "input": {"standard": 40, "deep": 100},
@@ -84,6 +85,7 @@ class Measurements:
             "gemm": self._products,
             "nccl": self._collectives,
             "memory": self._memory,
+            "steps": self._steps,
             "ddp": self._training,
             "storage": self._storage,
             "input": self._input,
@@ -160,6 +162,11 @@ class Measurements:
         yield from self._each(
             lambda where, gpu: (Task("memory.stream", stream.run, (where, gpu, number), 120),), AT_ONCE
         )
+
+    def _steps(self) -> Iterator[dict[str, Any]]:
+        number = REPETITIONS[self._level]
+        # One device after another: their hosts' threads share the processor.
+        yield from self._each(lambda where, _: (Task("steps.device", steps.run, (where, number), 120),), 1)
 
     def _burn(self) -> Iterator[dict[str, Any]]:
         default_s = BURN_S if self._devices else BURN_ON_PROCESSOR_S

@@ -1,0 +1,55 @@
+"""The table of a node's figures: computed from measured records of GPUs alone."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.facts import facts_from_bundle
+from gpunode.facts.models.workload import Record
+from gpunode.judging.node_figures import NodeFigure, figures
+from gpunode.probe.bundle import Bundle
+
+sys.path.append(str(Path(__file__).parents[2] / "contract"))
+from bundles import hgx_measured
+
+DOCUMENT = hgx_measured()
+FACTS = facts_from_bundle(Bundle.model_validate(DOCUMENT))
+MEASURED = ("steps.device", "copy.host", "gemm.bf16", "gemm.fp16", "gemm.fp32", "ddp.replicated")
+
+
+def table(change: dict[str, dict[str, Any]] | None = None, **fields: Any) -> dict[str, NodeFigure]:
+    records = [one for one in DOCUMENT["results"] if one["record"] in MEASURED]
+    changed = [
+        {**one, **fields, "values": {**one["values"], **(change or {}).get(one["record"], {})}} for one in records
+    ]
+    node = FACTS.model_copy(update={"records": tuple(Record.model_validate(one) for one in changed)})
+    return {row.figure: row for row in figures(node)}
+
+
+def test_each_row_is_computed_from_its_records() -> None:
+    found = table()
+    assert found["launch of an operation"].value == 5.1
+    assert found["gain of mixed precision"].value == pytest.approx(0.028 / 0.009)
+    assert "13.5" in found["gain of mixed precision"].limit
+    assert found["gain of pinned memory"].value == pytest.approx(5)
+    assert "PCIe 5.0 x16" in found["gain of pinned memory"].limit
+    assert found["scaling from 1 to n GPUs"].value == pytest.approx(0.02 / 0.021)
+    # 50 million parameters at 345 GB/s: 0.58 ms, and 7/8 of twice that.
+    reduced = found["all-reduce of the gradients"]
+    assert (reduced.value, "0.58 ms" in reduced.guide, "1.01 ms" in reduced.limit) == (0.0011, True, True)
+
+
+@pytest.mark.parametrize("fields", [{"device": "cpu"}, {"simulated": True}, {"error": "broke"}, {"skipped": "no"}])
+def test_what_no_gpu_measured_is_not_in_the_table(fields: dict[str, Any]) -> None:
+    rows = table(**fields).values()
+    assert len(rows) == 5
+    assert all(row.node is None and "gpunode validate" in str(row.missing) for row in rows)
+
+
+def test_one_rank_and_no_bandwidth_have_no_figure() -> None:
+    found = table({"ddp.replicated": {"ranks": 1}})
+    assert found["scaling from 1 to n GPUs"].node is None
+    found = table({"ddp.replicated": {"busbw_gb_per_s": None}})
+    assert (found["scaling from 1 to n GPUs"].node is None, found["all-reduce of the gradients"].node) == (False, None)
