@@ -11,7 +11,7 @@ from gpunode.cli.table import table_lines
 from gpunode.errors import Exit, UsageError
 from gpunode.profiling.patterns import as_json
 from gpunode.profiling.run import TOOLS, ProfileRequest, ProfileResult, profile
-from gpunode.text import all_printable, printable
+from gpunode.text import all_printable, counted, printable
 
 LOW = 70.0
 """Percent of utilization below which a GPU is called starving."""
@@ -109,7 +109,7 @@ def ending(result: ProfileResult) -> str:
 
 def lines(result: ProfileResult, *, verbose: bool) -> list[str]:
     """Return the report for a terminal."""
-    steps = f", {result.notes.steps} steps recorded" if result.notes.steps else ""
+    steps = f", {counted(result.notes.steps, 'step')} recorded" if result.notes.steps else ""
     found = [f"profiled with {result.tool} for {result.seconds:.1f} s{steps}; the command {ending(result)}"]
     found += [f"checked: {line}" for line in result.checked if verbose]
     found += [f"note: {remark}" for remark in result.remarks]

@@ -302,6 +302,10 @@ def _run(
     began = time.monotonic()
     variables = {**os.environ, **environment} if machine.container is None else None
     with _utilization(request.container) as samples:
+        # A job in the background ignores Ctrl-C, and what it starts does too: the limit could only kill the command.
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        if ignored:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             # stdout is the report's: the command's own output goes to stderr.
             process = subprocess.Popen(
@@ -309,6 +313,9 @@ def _run(
             )
         except OSError as err:
             raise UsageError(f"{words[0]} cannot be started: {err.strerror or err}") from None
+        finally:
+            if ignored:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
         code: int | None = None
         try:
             code = process.wait(timeout=request.limit_s)
@@ -405,7 +412,8 @@ def _from_hook(output: Path, result: ProfileResult) -> None:
     if not recorded:
         states = {str(notes.get("state")) for _, notes in found}
         why = one_line(", ".join(sorted(states))) if states else "the hook was not loaded, or the process was killed"
-        raise ProfileError(f"no step was recorded ({why}){_ended(result)}; --warmup 0 records from the first step on")
+        hint = "; --warmup 0 records from the first step on" if "warm-up" in why else ""
+        raise ProfileError(f"no step was recorded ({why}){_ended(result)}{hint}")
     # Of several ranks the first: they run the same program.
     pid, notes = min(recorded, key=lambda one: (str(one[1].get("rank")), one[0]))
     if len(recorded) > 1:

@@ -5,8 +5,10 @@ The events have the shapes that NVIDIA's exporter page and Kineto document; no e
 
 import json
 import random
+import signal
 import sqlite3
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -322,3 +324,40 @@ def test_a_failing_profiler_does_not_reach_the_command(tmp_path: Path, monkeypat
     monkeypatch.setattr(hook, "RECORDER", hook.Recorder())
     hook.quietly(hook.RECORDER.step, "optimizer")
     assert hook.RECORDER.notes["state"].startswith("failed: AttributeError")
+
+
+@pytest.mark.parametrize(
+    ("program", "ended"),
+    [
+        ("sleep 60", "interrupted at the time limit"),
+        ("trap '' INT TERM; sleep 60 & wait", "interrupted at the time limit"),
+        ("kill -9 $$", "ended by signal 9"),
+        ("exit 7", "ended with status 7"),
+    ],
+)
+def test_a_command_without_a_step_is_one_line_with_how_it_ended(
+    program: str, ended: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "GRACE_S", 0.2)
+    began = time.monotonic()
+    options = ["--tool", "torch", "--limit", "1s", "--output", str(tmp_path / "out")]
+    assert run(["profile", *options, "--", "sh", "-c", program]) == 3
+    assert time.monotonic() - began < 30
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("gpunode")]
+    assert ended in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("program", ["trap 'echo ended > ended; exit' INT; sleep 5 & wait $!"])
+def test_a_job_in_the_background_is_interrupted_too(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "GRACE_S", 5)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert run(["profile", "--tool", "torch", "--limit", "1s", "--output", "out", "--", "sh", "-c", program]) == 3
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (tmp_path / "ended").exists()
