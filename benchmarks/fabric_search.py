@@ -87,7 +87,9 @@ class SimulatedFabric:
             return Trial(None, small=True)
         rate = min(self._rate(rank) for rank in link) * self.faults.slow_rail.get(one.rail, 1.0)
         if one.rack != other.rack:
-            rate *= min(self.faults.slow_uplink.get(str(rack), 1.0) for rack in (one.rack, other.rack))
+            left = min(self.faults.slow_uplink.get(str(rack), 1.0) for rack in (one.rack, other.rack))
+            # Flows share an uplink unequally.
+            rate *= min(1.0, left * self._random.uniform(0.6, 1.4)) if left < 1 else 1.0
         for rank in link:
             if rank in self.faults.bad_cable:
                 rate *= self._random.uniform(0.1, 0.6) if self._random.random() < 0.9 else 1.0

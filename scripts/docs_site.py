@@ -34,7 +34,7 @@ FRONT = "README.md"
 NAVIGATION = {
     "Start": ("README", "getting-started", "lab"),
     "How-to": ("roles", "stack", "env", "training-guide", "policy", "own-checks", "contributing-recipes"),
-    "Operate": ("fleet", "reports", "reports-html", "slurm", "monitoring", "top", "history", "failures"),
+    "Operate": ("fleet", "reports", "reports-html", "slurm", "monitoring", "top", "fabric", "history", "failures"),
     "Measure": ("workload", "measurements", "expectations"),
     "Reference": ("checks", "facts", "catalog", "parse", "published-rules", "simulator", "lab-vendor"),
     "Background": ("architecture", "comparison", "workload-hardware", "SECURITY", "CONTRIBUTING"),

@@ -39,6 +39,7 @@ OF_PREFIX: dict[str, Category] = {
     "library": "driver",
     "link": "pcie",
     "node": "host",
+    "nodes": "fabric",
     "nvlink": "nvlink",
     "nvswitch": "fabric",
     "performance": "gpu",

@@ -14,7 +14,7 @@ from gpunode.cli.verbs import VERBS, loading
 from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
 from gpunode.text import printable, unknown
 
-ON_NODE = "--on-node"
+ON_NODE, FABRIC = "--on-node", "--fabric"
 
 
 class Verbs(click.Group):
@@ -41,6 +41,10 @@ class Verbs(click.Group):
             from gpunode.cli.on_node import validate_on_node  # noqa: PLC0415
 
             return "validate", validate_on_node, args[1:]
+        if args[:1] == ["validate"] and FABRIC in args:
+            from gpunode.cli.fabric import validate_fabric  # noqa: PLC0415 (the workload's libraries are slow to load)
+
+            return "validate", validate_fabric, args[1:]
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

@@ -57,6 +57,11 @@ COUNT_EVERY_S = 10.0
     help="Validate this machine within a time budget, without Ansible: gpunode validate --on-node --help.",
 )
 @click.option(
+    "--fabric",
+    is_flag=True,
+    help="Validate the nodes together: NCCL and training over all of them: gpunode validate --fabric --help.",
+)
+@click.option(
     "--level",
     type=click.Choice(LEVELS),
     help="Depth of the validation.  [default: standard; with --replay, the level that was collected]",

@@ -55,9 +55,16 @@ def descendants(root: int) -> list[int]:
 
 
 def run(
-    argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, stdin: str | None = None
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    grace_s: float = 0.0,
 ) -> Completed:
     """Run a program to its end and return its output; on an exception nothing of it is left behind.
+
+    ``grace_s``: time to end what it started elsewhere, before it is killed.
 
     Lines of the output end as the program ended them: a carriage return in it starts no line.
     Raises UsageError if there is no such program, UndeterminedError if it exceeds ``timeout_s``.
@@ -79,6 +86,10 @@ def run(
     except subprocess.TimeoutExpired:
         raise UndeterminedError(f"{argv[0]} did not end within {timeout_s:.0f} s") from None
     finally:
+        if process.poll() is None and grace_s:
+            kill_group(process, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
         if process.poll() is None:
             kill_group(process)
             process.wait()

@@ -109,6 +109,33 @@ class Fleet(FrozenByName):
     """The document ``gpunode.comparison/1`` of ``--since``."""
 
 
+class CollectiveReport(FrozenByName):
+    """One collective over all nodes, at its largest message."""
+
+    name: str
+    size_bytes: int
+    time_us: float
+    busbw_gb_per_s: float
+    wrong: int
+
+
+class FabricReport(FrozenByName):
+    """What ranks on several nodes measured together (``validate --fabric``)."""
+
+    engine: str
+    """What started the ranks: ``ssh``, ``slurm``, ``mpi`` …"""
+    backend: str
+    ranks: int
+    rounds: int
+    minutes: float
+    """Duration of the whole run."""
+    usual_gb_per_s: float | None = None
+    """Of a good pair of nodes, on each rail."""
+    matrix: PairMatrix | None = None
+    """The rate of each pair of nodes that was tried: that of its slowest rail."""
+    collectives: tuple[CollectiveReport, ...] = ()
+
+
 class Report(FrozenByName):
     """The document ``gpunode.report/1``."""
 
@@ -121,6 +148,8 @@ class Report(FrozenByName):
     counts: Counts
     nodes: tuple[NodeReport, ...]
     fleet: Fleet
+    fabric: FabricReport | None = None
+    """None: no ranks ran on several nodes together."""
 
     def to_json(self) -> str:
         """Return the document as it is printed."""
@@ -331,6 +360,7 @@ def report(  # noqa: PLR0913
     started_at: str,
     finished_at: str,
     fleet: Fleet | None = None,
+    fabric: FabricReport | None = None,
 ) -> Report:
     """Return the report on nodes, in the given order."""
     return Report(
@@ -342,6 +372,7 @@ def report(  # noqa: PLR0913
         counts=count(finding for node in nodes for finding in node.findings),
         nodes=tuple(nodes),
         fleet=fleet or Fleet(),
+        fabric=fabric,
     )
 
 

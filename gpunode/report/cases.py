@@ -8,7 +8,7 @@ from itertools import groupby
 from gpunode.checks import Category, Finding, Status
 from gpunode.judging.report import AFFECTED, WORST_FIRST, NodeReport, Report, category_of, counting, worst
 from gpunode.names import fold
-from gpunode.report.folding import FindingGroup, of_node
+from gpunode.report.folding import FindingGroup, of_node, page_of
 from gpunode.text import moment, printable
 
 FAILED = (Status.FAIL, Status.ERROR)
@@ -46,7 +46,7 @@ def _case(host: str, check: str, findings: list[Finding]) -> Case:
         message = f"observed only ({groups[0].observed}): {message}"
     details = [line for group in groups if group.status in (*AFFECTED, Status.NOTE) for line in _lines(group)]
     if details:
-        details.append(f"about this check: gpunode checks {check}")
+        details.append(f"about this check: {page_of(check)}")
     return Case(
         host=printable(host),
         check=printable(check),

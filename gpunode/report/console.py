@@ -14,8 +14,9 @@ from gpunode.history.compare import Comparison
 from gpunode.history.outliers import Outlier
 from gpunode.judging.report import Fleet, Report, in_words
 from gpunode.names import fold
+from gpunode.report import fabric as fabric_
 from gpunode.report.comparison import as_text as as_text_of_comparison
-from gpunode.report.folding import FoldedFinding
+from gpunode.report.folding import FoldedFinding, page_of
 from gpunode.report.summary import (
     SHOWN,
     Block,
@@ -91,6 +92,7 @@ def write(document: Report, stream: TextIO, *, verbose: bool = False) -> None:
     writer.head()
     writer.findings()
     writer.fleet(document.fleet)
+    writer.fabric()
     writer.end()
 
 
@@ -192,7 +194,7 @@ class _Writer:
         if fix.then:
             self.line(Text(f"then {fix.then}"), INDENT)
         if self.verbose and block.status in SHOWN:
-            self.console.whole(Text(f"page gpunode checks {block.checks[0]}", "dim"), INDENT)
+            self.console.whole(Text(f"page {page_of(block.checks[0])}", "dim"), INDENT)
 
     def _finding(self, block: Block, findings: Sequence[FoldedFinding], more: str) -> None:
         group = findings[0].group
@@ -232,6 +234,12 @@ class _Writer:
             for line in as_text_of_comparison(Comparison.model_validate(fleet.since)).splitlines():
                 self.line(Text(line))
 
+    def fabric(self) -> None:
+        """Write what the nodes measured together."""
+        if self.document.fabric is not None:
+            for line in fabric_.lines(self.document.fabric, verbose=self.verbose):
+                self.console.whole(Text(line))
+
     def _differences(self, fleet: Fleet) -> list[tuple[str, str]]:
         """Return nodes with their differences; of nodes that failed, which are shown already, only with -v."""
         bad = {node.host for node in self.nodes if node.status in (Status.FAIL, Status.ERROR)}
@@ -262,7 +270,7 @@ class _Writer:
             self.line(Text(f"drain {drain}", "bold"))
         first = next(iter(blocks(self.nodes, SHOWN)), None)
         if first is not None:
-            self.console.whole(Text(f"about a check: gpunode checks {first.checks[0]}", "dim"))
+            self.console.whole(Text(f"about a check: {page_of(first.checks[0])}", "dim"))
 
 
 def stack_in_words(stack: RunningStack, gpus: int) -> str:

@@ -125,3 +125,8 @@ def of_nodes(nodes: Iterable[NodeReport], statuses: frozenset[Status]) -> list[F
 def _place(one: FoldedFinding) -> tuple[int, int, int, tuple[str, ...]]:
     group = one.group
     return WORST_FIRST.index(group.status), -len(one.hosts), cause_rank(group.checks), group.checks
+
+
+def page_of(check: str) -> str:
+    """Return where a check is described: a command, or the page of those that are no checks of one node."""
+    return "docs/fabric.md" if check.startswith("nodes.") else f"gpunode checks {check}"

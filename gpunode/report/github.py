@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from gpunode.checks import Status
 from gpunode.judging.report import Report
 from gpunode.names import fold
+from gpunode.report.folding import page_of
 from gpunode.report.summary import Block, blocks, duration, to_drain, verdict, where
 from gpunode.text import counted, listed, printable
 
@@ -57,7 +58,7 @@ def _lines(block: Block) -> Iterator[str]:
     yield from (text for text in (block.fix.text, block.fix.command) if text)
     if block.fix.then:
         yield f"then {block.fix.then}"
-    yield f"about this check: gpunode checks {block.checks[0]}"
+    yield f"about this check: {page_of(block.checks[0])}"
 
 
 def _command(level: str, title: str, lines: list[str]) -> str:

@@ -109,6 +109,7 @@ class Network:
     """The name by which the others reach this container there."""
 
 
+RDMA_DEVICES = "/dev/infiniband:/dev/infiniband:rw"
 SYSTEM_FOLDERS = tuple(
     f"/{name}"
     for name in ("bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr", "var/run")
@@ -141,6 +142,8 @@ class ContainerJob:
     """A directory of the node, mounted at the same path, for measuring its storage."""
     data: str | None = None
     """A directory of the node, mounted read-only at the same path."""
+    rdma: bool = False
+    """With the node's RDMA devices, for ranks over several nodes."""
     plain: bool = False
     """With the engine's default shared memory and limits, as with a plain docker run."""
 
@@ -292,6 +295,7 @@ def _create(engine: Engine, job: ContainerJob, confinement: Confinement) -> str:
         # Equal to it: no swap beyond.
         memswap_limit=memory if memory and engine.info.get("SwapLimit") else None,
         device_requests=job.devices.requests,
+        devices=[RDMA_DEVICES] if job.rdma else None,
         runtime="nvidia" if job.devices.how == "nvidia" else None,
         mounts=_mounts(job) if confinement.storage else None,
     )

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from gpunode.workload import container, engine
 from gpunode.workload.container import ContainerJob, Devices, Network
 from gpunode.workload.image import Image
-from gpunode.workload.launch import STOP_S, sent
+from gpunode.workload.launch import STOP_S, on_host, sent
 from gpunode.workload.output import BoundedOutput
 from gpunode.workload.payload.pack import MAIN
 from gpunode.workload.transport import LaunchFailure, Transport
@@ -32,24 +32,31 @@ class Member:
     transport: Transport
     ranks: int = 1
     devices: Devices = field(default_factory=lambda: Devices("none"))
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the payload for this member alone."""
+    rdma: bool = False
+    """It has RDMA devices, which NCCL needs in the container."""
 
 
 @dataclass(frozen=True)
 class GroupRequest:
     """What a group runs, the same for all its members."""
 
-    image: str
-    """Must exist on each member's engine."""
+    image: str | None
+    """Must exist on each member's engine; None: the payload runs on the node itself."""
     network: str
     """The engine's network that joins the members; ``host`` between nodes."""
     host: str = "rank-0"
     """Address of rank 0: its name in the network, or its address between nodes."""
+    port: int = PORT
     backend: Literal["gloo", "nccl"] = "gloo"
     level: Literal["standard", "deep"] = "standard"
     tests: str = TESTS
     rank_limit_s: float = 30.0
     """How long the group waits for a rank in each step, in seconds."""
     run_limit_s: float = 600.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the payload for all members."""
 
 
 @dataclass
@@ -73,7 +80,7 @@ def measure_group(members: Sequence[Member], request: GroupRequest) -> GroupResu
 
     def run(first: int, member: Member) -> None:
         try:
-            _run(member, request, outputs[first], seats_of(request, first, member.ranks, size, len(members)))
+            run_member(member, request, outputs[first], seats_of(request, first, member.ranks, size, len(members)))
         except LaunchFailure as err:
             result.failures[first] = str(err)
 
@@ -89,7 +96,7 @@ def seats_of(request: GroupRequest, first: int, ranks: int, size: int, nodes: in
         {
             "rank": first + number,
             "size": size,
-            "meet": f"tcp:{request.host}:{PORT}",
+            "meet": f"tcp:{request.host}:{request.port}",
             "backend": request.backend,
             "device": number,
             "limit_s": request.rank_limit_s,
@@ -99,16 +106,21 @@ def seats_of(request: GroupRequest, first: int, ranks: int, size: int, nodes: in
     ]
 
 
-def _run(member: Member, request: GroupRequest, output: BoundedOutput, seats: list[dict[str, Any]]) -> None:
+def run_member(member: Member, request: GroupRequest, output: BoundedOutput, seats: list[dict[str, Any]]) -> None:
+    """Run the payload of one member to its end. Raises LaunchFailure."""
     deadline = time.monotonic() + request.run_limit_s
-    settings = json.dumps({"level": request.level, "seats": seats})
+    settings = {"level": request.level, "seats": seats, **request.settings, **member.settings}
     limit_s = request.run_limit_s - STOP_S
-    words = ("--tests", request.tests, "--settings", settings, "--limit", f"{limit_s - STOP_S:.0f}")
+    words = ("--tests", request.tests, "--settings", json.dumps(settings), "--limit", f"{limit_s - STOP_S:.0f}")
+    program = sent(MAIN, limit_s, *words)
+    if request.image is None:
+        on_host(member.transport, program, output, deadline, limit_s)
+        return
     with engine.found(member.transport, deadline) as found:
         with found.doing("image", f"looking at image {request.image}"):
             image = Image(request.image, str(found.api.inspect_image(request.image)["Id"]), brought=False)
         network = Network(request.network, f"rank-{seats[0]['rank']}")
-        job = ContainerJob(image, member.devices, sent(MAIN, limit_s, *words), limit_s, network=network)
+        job = ContainerJob(image, member.devices, program, limit_s, network=network, rdma=member.rdma)
         container.run(replace(found, deadline=deadline), job, output)
         output.judge(limit_s)
 

@@ -223,22 +223,29 @@ def _on_host(run: _Run, transport: Transport, request: WorkloadRequest, deadline
     start = program.code
     if not run.use.all:
         start = f"import os\nos.environ['CUDA_VISIBLE_DEVICES'] = {','.join(run.use.uuids)!r}\n{start}"
-    # Over SSH it passes a login shell, and csh does not support text of several lines.
     began = time.monotonic()
-    stream = transport.python(f"exec({start!r})", program.arguments)
+    on_host(transport, replace(program, code=start), run.output, deadline, limit_s)
+    run.defaults = Record(record=DEFAULTS, device="cpu", seconds=0.0, skipped="ran on the host itself, in no container")
+    _need_all(run.output, time.monotonic() - began, limit_s)
+
+
+def on_host(
+    transport: Transport, program: PythonProgram, output: BoundedOutput, deadline: float, limit_s: float
+) -> None:
+    """Run a program with the node's own Python to its end. Raises LaunchFailure."""
+    # Over SSH it passes a login shell, and csh does not support text of several lines.
+    stream = transport.python(f"exec({program.code!r})", program.arguments)
     try:
-        container.converse(stream.sock, program.stdin, run.output.stdout, deadline)
+        container.converse(stream.sock, program.stdin, output.stdout, deadline)
     except OSError as err:
         if time.monotonic() >= deadline:
             raise LaunchFailure("time-limit", f"the payload did not end within {limit_s:.0f} s") from None
         raise LaunchFailure("broke-off", f"the payload's output ended early: {err}") from None
     finally:
         stream.sock.close()
-        run.output.stderr(stream.complaint().encode())
+        output.stderr(stream.complaint().encode())
         stream.close()
-    run.output.judge(limit_s)
-    run.defaults = Record(record=DEFAULTS, device="cpu", seconds=0.0, skipped="ran on the host itself, in no container")
-    _need_all(run.output, time.monotonic() - began, limit_s)
+    output.judge(limit_s)
 
 
 def _need_all(output: BoundedOutput, took_s: float, limit_s: float) -> None:

@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checks": {"catalog", "facts", "tuning", "expectations"},
     "provisioning": {"catalog", "facts", "stack", "tuning", "checks", "probe"},
     "workload": {"facts"},
+    "fabric": {"facts", "checks", "judging", "workload"},
     "fleet": {"probe"},
     "top": {"catalog", "checks", "fleet", "probe"},
     "judging": {"catalog", "probe", "facts", "expectations", "checks"},

@@ -13,6 +13,7 @@ from gpunode.history.compare import Comparison
 from gpunode.history.outliers import Outlier
 from gpunode.judging.report import AFFECTED, WORST_FIRST, NodeReport, Report, category_of, count, in_words
 from gpunode.names import fold
+from gpunode.report import fabric as fabric_
 from gpunode.report.comparison import lines_of, notes_of
 from gpunode.report.comparison import summary as summary_of
 from gpunode.report.console import stack_in_words
@@ -238,6 +239,8 @@ class Page:
     changes: tuple[tuple[str, str, str, str], ...]
     notes: tuple[str, ...]
     expired: tuple[str, ...]
+    fabric: tuple[str, ...]
+    fabric_matrix: MatrixView | None
     nodes: tuple[NodeView, ...]
     drawings: tuple[DrawingView, ...]
     areas: tuple[tuple[str, tuple[CheckView, ...]], ...]
@@ -275,6 +278,8 @@ def page_of(document: Report) -> Page:
         changes=() if comparison is None else tuple(lines_of(comparison)),
         notes=() if comparison is None else tuple(notes_of(comparison)),
         expired=tuple(dict.fromkeys(line for node in nodes if node.policy for line in node.policy.expired)),
+        fabric=tuple(fabric_.lines(document.fabric, verbose=False)) if document.fabric else (),
+        fabric_matrix=_matrix(document.fabric.matrix, ()) if document.fabric and document.fabric.matrix else None,
         nodes=tuple(views),
         drawings=tuple(drawings.views),
         areas=tuple(_areas(nodes, order)),

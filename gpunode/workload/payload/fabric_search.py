@@ -13,19 +13,26 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-Link = tuple[int, int]
-"""Two ranks of the same rail, the smaller first."""
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Link: TypeAlias = "tuple[int, int]"
+    """Two ranks of the same rail, the smaller first."""
 ALONE, EXCHANGE = "alone", "exchange"
 SHARE, SHARE_AT_TIMES, SHARE_OF_MANY = 0.6, 0.3, 0.9
 """A rank is a cause if this share of its links is late: a bad cable is late at times, and then links count that were
 late more than once. A node, a rail and a rack contain several ranks, which are all affected."""
+SHARE_OF_RACKS = 0.5
+"""Flows share an uplink unequally: some of them are in time. Links of nodes that are late in their own rack do not
+count."""
+RACKS = frozenset({"between", "racks", "rack"})
 FEW = 8
 """Up to this number of nodes every pair is tried."""
 PARTNERS = 3
 """Partner nodes with which a suspect is tried, where there are as many."""
-TRIALS = 3
+TRIALS = 5
 """Measurements of a link that is late without another cause."""
 SAMPLE = 8
 """Links of a rail or a rack that are tried again."""
@@ -278,23 +285,28 @@ class FabricSearch:
         covered: frozenset[Link]
         members = self._evidence.members
         of_link = {link: self._keys(link) for link in left}
+        late_at_home = self._late_at_home(left)
         found = []
         while left:
+            best_rank: tuple[float, float, int, str] | None = None
             best, covered = None, frozenset()
             for key in {key for link in left for key in of_link[link]}:
                 own = frozenset(members[key] & left)
                 tried = members[key] - (explained - own)
+                if key[0] in RACKS:
+                    own = frozenset(link for link in own if not self._nodes(link) & late_at_home)
+                    tried = {link for link in tried if not self._nodes(link) & late_at_home}
                 if key[0] == "rank" or (key[0] == "node" and self._single(key[1])):
                     if len(own) < SHARE * len(tried):
                         own = frozenset(link for link in own if len(self._evidence.trials[link]) > 1)
                     share = SHARE_AT_TIMES
                 else:
-                    share = SHARE_OF_MANY
+                    share = SHARE_OF_RACKS if key[0] in RACKS else SHARE_OF_MANY
                 if len(own) < max(share * len(tried), 2):
                     continue
-                rank = (-len(own), PREFERENCE.index(key[0]), key[1])
-                if best is None or rank < (-len(covered), PREFERENCE.index(best[0]), best[1]):
-                    best, covered = key, own
+                rank = (-len(own), -len(own) / len(tried), PREFERENCE.index(key[0]), key[1])
+                if best_rank is None or rank < best_rank:
+                    best, covered, best_rank = key, own, rank
             if best is None:
                 link = min(left)
                 best, covered = ("link", f"{link[0]}-{link[1]}"), frozenset({link})
@@ -302,6 +314,20 @@ class FabricSearch:
             left -= covered
             explained |= covered
         return found
+
+    def _nodes(self, link: Link) -> set[int]:
+        return {self.positions[rank].node for rank in link}
+
+    def _late_at_home(self, late: set[Link]) -> set[int]:
+        """Return the nodes that are late with most partners of their own rack."""
+        tried: Counter[int] = Counter()
+        wrong: Counter[int] = Counter()
+        for link in self._evidence.trials:
+            nodes = self._nodes(link)
+            if len({self._racks[node] for node in nodes}) == 1:
+                tried.update(nodes)
+                wrong.update(nodes if link in late else ())
+        return {node for node, number in wrong.items() if 2 * number > tried[node]}
 
     def _single(self, node: str) -> bool:
         return len(self._rails[int(node)]) == 1

@@ -18,9 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gpunode.workload.payload.fabric import seat_from_environment
 from gpunode.workload.payload.isolate import Clock
 from gpunode.workload.payload.session import TESTS, PayloadSession
 
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 
 
@@ -41,14 +43,27 @@ def run(arguments: list[str]) -> int:
         settings = None
     if not isinstance(settings, dict):
         parser.error("--settings: expected a JSON object")
+    starter = settings.get("starter")
+    if isinstance(starter, dict):
+        try:
+            settings["seats"] = [seat_from_environment(starter, dict(os.environ))]
+        except (KeyError, ValueError) as err:
+            parser.error(str(err))
+    interface = settings.get("interface")
+    if isinstance(interface, str):
+        os.environ.update(dict.fromkeys(INTERFACES, interface))
     if settings.get("user_site"):
         add_user_site()
+    # Of ranks that another program started, the first reports the results of all.
+    first = not isinstance(starter, dict) or settings["seats"][0]["rank"] == 0
     with scratch() as folder:
         number = 0
-        for line in PayloadSession(settings, Clock(chosen.limit), folder, progress).records(tests):
-            print_line(line)
-            number += 1
-    print_line({"record": "end", "records": number})
+        for line in PayloadSession(settings, Clock(chosen.limit), folder, progress if first else silent).records(tests):
+            if first or line["error"] is not None:
+                print_line(line)
+                number += 1
+    if first:
+        print_line({"record": "end", "records": number})
     return 0
 
 
@@ -104,6 +119,10 @@ def add_user_site() -> None:
 def progress(doing: str, left_s: float) -> None:
     """Print the current step, and about how long the rest takes: not a record, and not counted as one."""
     print_line({"record": "progress", "doing": doing, "left_s": round(left_s)})
+
+
+def silent(doing: str, left_s: float) -> None:
+    """Do nothing."""
 
 
 def print_line(line: dict[str, Any]) -> None:

@@ -8,13 +8,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpunode.workload.payload import copies, external, gemm, nccl, pairs, pipeline, steps, storage, stream, training
+from gpunode.workload.payload import (
+    copies,
+    external,
+    fabric,
+    gemm,
+    nccl,
+    pairs,
+    pipeline,
+    steps,
+    storage,
+    stream,
+    training,
+)
 from gpunode.workload.payload.devices import CudaDevice
 from gpunode.workload.payload.group import Seat, seat_of
 from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, run_jobs
 from gpunode.workload.payload.records import record
 
-MEASUREMENTS = ("copy", "gemm", "nccl", "memory", "steps", "ddp", "storage", "input", "tools", "burn")
+MEASUREMENTS = ("copy", "gemm", "fabric", "nccl", "memory", "steps", "ddp", "storage", "input", "tools", "burn")
 """In the order in which they run: those with the most heat come last."""
 AT_ONCE = 8
 RANKS_ON_PROCESSOR = {"standard": 2, "deep": 4}
@@ -32,6 +44,7 @@ DCGM_LEVEL = {"standard": 1, "deep": 2}
 SECONDS = {
     "copy": {"standard": 15, "deep": 40},
     "gemm": {"standard": 90, "deep": 150},
+    "fabric": {"standard": 60, "deep": 60},
     "nccl": {"standard": 45, "deep": 240},
     "memory": {"standard": 30, "deep": 40},
     "steps": {"standard": 20, "deep": 30},
@@ -49,8 +62,8 @@ class Measurements:
     """The measurements of one run.
 
     ``settings``: ``level``; ``storage``, a directory to measure; ``data``, a directory to read, with ``model_rate``;
-    ``burn_s``; ``seats``, those of this container's
-    ranks in a group over several containers, in place of a group of its own.
+    ``burn_s``; ``seats``, those of this container's ranks in a group over several containers, in place of a group of
+    its own; ``fabric``, see fabric.run, and ``collectives``, those of a group over several nodes.
     """
 
     def __init__(  # noqa: PLR0913
@@ -83,6 +96,7 @@ class Measurements:
         parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
             "copy": self._copies,
             "gemm": self._products,
+            "fabric": self._fabric,
             "nccl": self._collectives,
             "memory": self._memory,
             "steps": self._steps,
@@ -213,6 +227,7 @@ class Measurements:
 
     def _collectives(self) -> Iterator[dict[str, Any]]:
         names = nccl.COLLECTIVES if self._level == "deep" else nccl.COLLECTIVES[:2]
+        names = tuple(self._settings.get("collectives") or names)
 
         def tasks(seat: Seat, folder: str) -> tuple[Task, ...]:
             limit_s = 4 * seat.limit_s
@@ -241,6 +256,17 @@ class Measurements:
         ):
             if outcome.values.get("rounds"):
                 outcome.values["uuids"] = uuids
+            yield record(task, Job(()), outcome)
+
+    def _fabric(self) -> Iterator[dict[str, Any]]:
+        settings = self._settings.get("fabric")
+        if not isinstance(settings, dict):
+            return
+        part = len(nccl.COLLECTIVES) + 1 + len(training.KINDS)
+        limit_s = float(settings["limit_s"])
+        for task, outcome in self._together(
+            lambda seat, _: (Task("fabric.links", fabric.run, (seat, part, settings), limit_s),)
+        ):
             yield record(task, Job(()), outcome)
 
     def _training(self) -> Iterator[dict[str, Any]]:

@@ -23,10 +23,10 @@ LEAST_S = {"nccl": 0.0005, "gloo": 0.05}
 class Exchange:
     """The exchange of one rank in a round: send to each partner and receive from it, all at the same time."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, size: int | None = None) -> None:
         self._group = group
         torch, device = group.torch, group.device
-        self.size = BYTES if device.type == "cuda" else BYTES_ON_PROCESSOR
+        self.size = size or (BYTES if device.type == "cuda" else BYTES_ON_PROCESSOR)
         generator = torch.Generator().manual_seed(11)
         words = torch.randint(-(2**31), 2**31 - 1, (self.size // 4,), generator=generator, dtype=torch.int32)
         self._pattern = words.to(device)

@@ -51,8 +51,9 @@ class PayloadSession:
     """The state of one run: facts of the image and of the devices.
 
     ``settings``: ``compile_min_capability``, the compute capability that torch.compile needs; ``gpus`` and ``force``,
-    see devices.computing; ``user_site``, packages of the user who runs it count; others, see
-    measurements.Measurements. ``progress`` is called with the current step, and the estimated seconds left.
+    see devices.computing; ``user_site``, packages of the user who runs it count; ``interface``, the network interface
+    of ranks; ``starter``, see fabric.seat_from_environment; others, see measurements.Measurements. ``progress`` is
+    called with the current step, and the estimated seconds left.
     """
 
     def __init__(

@@ -16,6 +16,7 @@ from gpunode.checks.actions import action
 from gpunode.checks.actions import command as derived_command
 from gpunode.checks.registry import CheckResult, Status
 from gpunode.cli import VERBS
+from gpunode.cli.fabric import validate_fabric
 from gpunode.cli.on_node import validate_on_node
 from gpunode.cli.provision import _refuse_unknown_tags
 from gpunode.cli.root import root
@@ -147,6 +148,8 @@ def _parsed(words: list[str]) -> str | None:
     command, arguments = root.get_command(click.Context(root), words[0]), words[1:]
     if words[0] == "validate" and "--on-node" in arguments:
         command = validate_on_node
+    elif words[0] == "validate" and "--fabric" in arguments:
+        command = validate_fabric
     assert command is not None
     context = command.make_context(words[0], list(arguments))
     while isinstance(context.command, click.Group) and (rest := [*context._protected_args, *context.args]):

@@ -1,0 +1,364 @@
+"""``gpunode validate --fabric``: ranks on many nodes together, and what is slow or broken between them."""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import click
+from click.core import ParameterSource
+
+from gpunode import __version__
+from gpunode.checks import Finding, Identity, RunningStack, Status, identify
+from gpunode.cli import outputs as outputs_
+from gpunode.cli import selection as selection_
+from gpunode.cli import workload_run
+from gpunode.cli.options import STRICT
+from gpunode.cli.outputs import CommandWithOutputs
+from gpunode.cli.selection import NodeProgress, Selection
+from gpunode.cli.validate import now, write
+from gpunode.cli.workload_run import NodeTransport
+from gpunode.errors import UndeterminedError, UsageError
+from gpunode.fabric import starters
+from gpunode.fabric.preflight import finding
+from gpunode.fabric.run import END_S, LEAST_NODES, STEP_S, FabricRequest, FabricRun
+from gpunode.fabric.starters import KILL_S, StarterRequest
+from gpunode.fabric.verdict import FabricVerdict, verdict_of
+from gpunode.facts import NodeFacts
+from gpunode.fleet import Collected, Node, Target
+from gpunode.fleet.process import run as run_program
+from gpunode.isolation import Exceeded
+from gpunode.judging.evaluator import Evaluator
+from gpunode.judging.report import NodeReport, exit_code, judged, report, unreachable
+from gpunode.probe import Answer
+from gpunode.text import one_line
+from gpunode.workload import LaunchFailure, read_image_file
+from gpunode.workload.output import BoundedOutput
+from gpunode.workload.payload.pack import payload_script
+
+ENGINES = ("ssh", "slurm", "mpi", "torchrun", "kubernetes")
+PRINTED = ("torchrun", "kubernetes")
+"""Engines of which gpunode prints the script or the manifest, and starts nothing."""
+MOST_RECORDS = 64 * 2**20
+DEFAULT_RANKS = {"nccl": 8, "gloo": 1}
+
+
+@click.command("validate", cls=CommandWithOutputs)
+@click.option("--fabric", is_flag=True, help="Validate the nodes together.")
+@selection_.options
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="ssh",
+    show_default=True,
+    help="What starts the ranks. ssh: gpunode, over the inventory's connections; slurm, mpi: srun and mpirun of this "
+    "machine; torchrun, kubernetes: a script, or a manifest, is printed.",
+)
+@click.option("--print", "printed", is_flag=True, help="With --engine slurm: print a script for sbatch.")
+@click.option(
+    "--records",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Judge the output of ranks that a printed script started; no node is contacted.",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.5, max=600),
+    default=5.0,
+    show_default=True,
+    help="Time limit of the ranks.",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(1, 64),
+    help="Ranks of each node.  [default: one for each GPU, with --engine ssh; else 8, or 1 with --backend gloo]",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(("nccl", "gloo")),
+    help="gloo: without GPUs.  [default: nccl; with --engine ssh by the nodes' GPUs]",
+)
+@click.option("--interface", metavar="NAME", help="Network interface of the ranks.  [default: the fastest]")
+@click.option("--links-only", is_flag=True, help="Only the exchanges between nodes: no collectives, no training.")
+@click.option("--image", metavar="IMAGE", help="Container image of the ranks.  [default: from the catalog]")
+@click.option(
+    "--image-file", type=click.Path(path_type=Path), metavar="FILE", help="Archive of the image (docker save)."
+)
+@click.option("--no-container", is_flag=True, help="Run the ranks with the node's own Python.")
+@click.option("--python", "python", default="python3", show_default=True, help="Python of slurm, mpi and kubernetes.")
+@click.option("--rendezvous", metavar="HOST", help="Address of rank 0.  [default: found by facts, or by the engine]")
+@click.option(
+    "--force", is_flag=True, help="Go on with busy GPUs, and with nodes that failed before the ranks started."
+)
+@outputs_.options
+@STRICT
+@click.option("-v", "--verbose", is_flag=True, help="Also show notes and passed checks.")
+@click.pass_context
+def validate_fabric(  # noqa: PLR0913
+    ctx: click.Context,
+    /,
+    *,
+    fabric: bool,  # noqa: ARG001
+    selection: Selection,
+    engine: Literal["ssh", "slurm", "mpi", "torchrun", "kubernetes"],
+    printed: bool,
+    records: Path | None,
+    minutes: float,
+    ranks: int | None,
+    backend: Literal["nccl", "gloo"] | None,
+    interface: str | None,
+    links_only: bool,
+    image: str | None,
+    image_file: Path | None,
+    no_container: bool,
+    python: str,
+    rendezvous: str | None,
+    force: bool,
+    strict: bool,
+    verbose: bool,
+    **_: object,
+) -> int:
+    """Run ranks of PyTorch on HOSTs, or on the hosts of an inventory (-i), together: docs/fabric.md.
+
+    Pairs of nodes exchange messages in rounds; a slow GPU, NIC, node, rail, rack or pair is named. Then collectives,
+    and training steps with gradients compared. No setting of a node is changed. Exit codes: 0 nothing failed, 1
+    something failed, 2 wrong usage, 3 could not be determined.
+
+    \b
+    Examples:
+      gpunode validate --fabric -i inventory/hosts.yml
+      gpunode validate --fabric -i inventory/hosts.yml --limit rack7 --format html --output fabric.html
+      gpunode validate --fabric --engine slurm gpu-[01-16] --ranks 8
+      gpunode validate --fabric --engine slurm --print gpu-[01-16] > fabric.sbatch
+      gpunode validate --fabric --records slurm-4711.out
+    """
+    places = outputs_.outputs(ctx)
+    if printed and engine != "slurm":
+        raise UsageError(
+            "--print: only --engine slurm starts ranks that it can also print; torchrun, kubernetes: always"
+        )
+    started, began = now(), time.monotonic()
+    tests = "fabric" if links_only else "fabric,nccl,ddp"
+    if records is not None:
+        selection_.refuse_asking("--records contacts no node")
+        verdict, nodes = of_records(read_file(records), engine, (time.monotonic() - began) / 60)
+    elif engine == "ssh":
+        _refuse(ctx, "--engine ssh", ("backend", "python", "rendezvous"))
+        request = FabricRequest(
+            image=functools.partial(_image, image, image_file),
+            in_container=not no_container,
+            run_limit_s=minutes * 60,
+            ranks=ranks or 1,
+            force=force,
+            interface=interface,
+            file=read_image_file(image_file) if image_file else None,
+            tests=tests,
+        )
+        verdict, nodes = over_ssh(selection, request)
+    else:
+        _refuse(ctx, f"--engine {engine}", ("interface", "no_container", "force", "image_file"))
+        if image is not None and engine != "kubernetes":
+            raise UsageError(f"--engine {engine} uses no image: --image cannot be combined with it")
+        if engine == "kubernetes" and image is None:
+            raise UsageError("--engine kubernetes: name the image of the pods with --image")
+        chosen = backend or "nccl"
+        targets = selection.targets()
+        if len(targets) < LEAST_NODES:
+            raise UsageError("--fabric needs at least two nodes: -i INVENTORY, or hosts")
+        starter = StarterRequest(
+            nodes=[target.name for target in targets],
+            ranks=ranks or DEFAULT_RANKS[chosen],
+            backend=chosen,
+            minutes=minutes,
+            python=python,
+            image=image,
+            host=rendezvous,
+            tests=tests,
+            racks={target.name: target.rack for target in targets if target.rack},
+        )
+        if printed or engine in PRINTED:
+            click.echo(starters.text(cast("Any", engine), starter), nl=False)
+            return 0
+        output = started_by(cast("Any", engine), starter)
+        verdict, nodes = of_records(output, engine, (time.monotonic() - began) / 60)
+    document = report(
+        nodes,
+        level="standard",
+        version=__version__,
+        started_at=started,
+        finished_at=now(),
+        fabric=verdict.report,
+    )
+    for place in places:
+        write(document, place, verbose=verbose)
+    return exit_code(document, strict=strict)
+
+
+def _refuse(ctx: click.Context, why: str, names: Sequence[str]) -> None:
+    """Raise UsageError for options without an effect."""
+    source = ctx.get_parameter_source
+    given = [f"--{name.replace('_', '-')}" for name in names if source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        raise UsageError(f"{why}: {', '.join(given)} has no effect there")
+
+
+def _image(named: str | None, file: Path | None, node: NodeFacts) -> str:
+    if named is not None:
+        return named
+    if file is not None:
+        archive = read_image_file(file)
+        return archive.name or archive.id
+    return workload_run.catalog_image(node)
+
+
+# --- ssh
+
+
+@dataclass
+class FabricWork:
+    """Work of ``fleet.collect`` on each node after its probe: its part of the run."""
+
+    run: FabricRun
+    limit_s: float
+    facts_of: Callable[[Answer], NodeFacts]
+    facts: dict[str, NodeFacts]
+    progress: NodeProgress = field(default=lambda name, text: None)  # noqa: ARG005
+
+    def __call__(self, node: Node, answer: Answer, deadline: float) -> list[dict[str, Any]]:
+        """Take part; the results are in the run."""
+        name = node.target.name
+        try:
+            facts = self.facts[name] = self.facts_of(answer)
+            transport = NodeTransport(node, deadline - END_S)
+            self.run.member(name, transport, facts, lambda text: self.progress(name, text), deadline - END_S)
+        except (UsageError, Exceeded) as err:
+            self.run.add(name, finding("nodes.node", Status.ERROR, "node", str(err)))
+        finally:
+            self.run.leave(name)
+        return []
+
+    def failed(self, reason: str) -> list[dict[str, Any]]:
+        """Return the reason as a record, for the node's report."""
+        return [{"record": "fabric.failed", "error": reason}]
+
+
+def over_ssh(selection: Selection, request: FabricRequest) -> tuple[FabricVerdict, list[NodeReport]]:
+    """Run the ranks over the inventory's connections; return the verdict and the reports on the nodes."""
+    targets = selection.targets()
+    names = [target.name for target in targets]
+    if len(targets) < LEAST_NODES:
+        raise UsageError("--fabric needs at least two nodes: -i INVENTORY, or hosts")
+    request = replace(request, racks={target.name: target.rack for target in targets if target.rack})
+    began = time.monotonic()
+    # All nodes at the same time: they wait for each other.
+    selection = replace(selection, parallel=len(targets))
+    facts: dict[str, NodeFacts] = {}
+    run = FabricRun(request, names, selection.timeout_s)
+    image_s = request.image_limit_s if request.in_container else 0.0
+    limit_s = request.run_limit_s + image_s + selection.timeout_s + 4 * STEP_S + END_S
+    collected: dict[str, Collected] = {}
+    with Evaluator() as evaluator:
+
+        def then(progress: NodeProgress) -> FabricWork:
+            return FabricWork(run, limit_s, evaluator.facts, facts, progress)
+
+        for one in selection.collect(then=then, targets=targets):
+            collected[one.host] = one
+            run.leave(one.host)
+    result = run.end()
+    verdict = FabricVerdict()
+    minutes = (time.monotonic() - began) / 60
+    if result.nodes:
+        verdict = verdict_of(
+            result.records,
+            nodes=result.nodes,
+            engine="ssh",
+            backend=result.backend,
+            ranks=result.ranks,
+            minutes=minutes,
+            facts=facts,
+        )
+    for name, reason in result.failures.items():
+        verdict.add([name], finding("nodes.ranks", Status.ERROR, "node", f"its ranks did not finish: {reason}"))
+    reports = []
+    for target in sorted(targets, key=lambda one: one.name):
+        own = [*result.findings.get(target.name, ()), *verdict.findings.get(target.name, ())]
+        reports.append(_node_report(target, collected.get(target.name), facts.get(target.name), own))
+    return verdict, reports
+
+
+def _node_report(
+    target: Target, collected: Collected | None, facts: NodeFacts | None, findings: list[Finding]
+) -> NodeReport:
+    if collected is None or collected.answer is None:
+        return unreachable(target.name, (collected and collected.reason) or "no answer", None)
+    lost = [str(record["error"]) for record in collected.answer.records if record.get("record") == "fabric.failed"]
+    findings = findings + [finding("nodes.node", Status.ERROR, "node", reason) for reason in lost]
+    if not findings:
+        text = "not run: fewer than two nodes were left after the tests before the ranks"
+        findings = [finding("nodes.links", Status.ERROR, "node", text)]
+    if facts is None:
+        return judged(target.name, _unknown(), findings, collected.seconds)
+    return judged(target.name, identify(facts), findings, collected.seconds)
+
+
+def _unknown() -> Identity:
+    return Identity(simulated=False, stack=RunningStack(), gpus=())
+
+
+# --- other engines
+
+
+def started_by(engine: Literal["slurm", "mpi"], request: StarterRequest) -> list[dict[str, Any]]:
+    """Run the ranks by srun or mpirun; return their records. Nothing of it is left at the end, or on Ctrl-C."""
+    argv = starters.command(engine, request)
+    done = run_program(argv, timeout_s=request.limit_s + 2 * KILL_S, stdin=payload_script(), grace_s=KILL_S)
+    found = records_of(done.stdout)
+    if not found:
+        last = [line for line in done.stderr.splitlines() if line.strip()]
+        raise UndeterminedError(f"{argv[0]} ended with exit code {done.rc}{f': {last[-1]}' if last else ''}")
+    return found
+
+
+def of_records(records: list[dict[str, Any]], engine: str, minutes: float) -> tuple[FabricVerdict, list[NodeReport]]:
+    """Return the verdict on records, and the reports on the nodes that they name."""
+    links = next((one for one in records if one.get("record") == "fabric.links"), {})
+    given = links.get("values")
+    values: dict[str, Any] = given if isinstance(given, dict) else {}
+    names = [one_line(str(name), 100) for name in (values.get("names") or ["rank 0"])]
+    verdict = verdict_of(
+        records,
+        nodes=names,
+        engine=engine,
+        backend=str(values.get("backend") or "unknown"),
+        ranks=len(values.get("rank_nodes") or names),
+        minutes=minutes,
+    )
+    return verdict, [judged(name, _unknown(), verdict.findings[name], None) for name in sorted(verdict.findings)]
+
+
+def read_file(path: Path) -> list[dict[str, Any]]:
+    """Return the records in a file. Raises UsageError."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MOST_RECORDS + 1)
+    except OSError as err:
+        raise UsageError(f"--records {path}: {err.strerror}") from None
+    if len(data) > MOST_RECORDS:
+        raise UsageError(f"--records {path}: more than {MOST_RECORDS >> 20} MiB")
+    found = records_of(data.decode(errors="replace"))
+    if not found:
+        raise UsageError(f"--records {path}: no record of a rank: name the output of a script that --fabric printed")
+    return found
+
+
+def records_of(text: str) -> list[dict[str, Any]]:
+    """Return the records in the output of ranks."""
+    output = BoundedOutput()
+    try:
+        output.stdout(text.encode() + b"\n")
+    except LaunchFailure as err:
+        raise UndeterminedError(str(err)) from None
+    return output.records

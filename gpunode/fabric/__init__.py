@@ -1,0 +1,1 @@
+"""Tests over several nodes: what must be true before ranks meet, how ranks start, and the verdict on the fabric."""

@@ -1,0 +1,96 @@
+"""What nodes report of themselves and of each other, and what ranks found: data of nodes, typed and bounded."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Short = Annotated[str, Field(max_length=300)]
+Count = Annotated[int, Field(ge=0, le=10**7)]
+
+
+class Answered(BaseModel):
+    """Part of a node's answer; unknown keys are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class InterfaceAddress(Answered):
+    """One IPv4 address of a node."""
+
+    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@-]{1,15}$")]
+    address: Annotated[str, Field(pattern=r"^[0-9]{1,3}(\.[0-9]{1,3}){3}$")]
+    prefix: Annotated[int, Field(ge=0, le=32)]
+    mtu: Count | None = None
+    speed_mbit_per_s: Count | None = None
+
+
+class Hello(Answered):
+    """What a node reports before ranks start."""
+
+    hostname: Short
+    resolved: Annotated[tuple[Short, ...], Field(max_length=64)] = ()
+    """Addresses of its own name, as programs resolve it there."""
+    addresses: Annotated[tuple[InterfaceAddress, ...], Field(max_length=512)] = ()
+    port: Annotated[int, Field(gt=0, le=65535)]
+    taken: Annotated[tuple[Count, ...], Field(max_length=64)] = ()
+    """Ports of the ranks on which something listens."""
+
+
+class Reached(Answered):
+    """What a node reached of another."""
+
+    tcp: Short | None = None
+    """Why it does not answer; None: it does."""
+    mtu: Count | None = None
+    """Largest packet that arrives whole; None: unknown, since no datagram arrived."""
+
+
+class SuspectValues(Answered):
+    """One cause that the search named (``fabric_search.Suspect``)."""
+
+    kind: Short
+    ranks: Annotated[tuple[Count, ...], Field(max_length=100_000)]
+    name: Short
+    late: Count
+    tried: Count
+    partners: Count
+    share: float | None
+    corrupt: bool = False
+    only_large: bool = False
+    confirmed: bool = False
+
+
+class FabricValues(Answered):
+    """The values of ``fabric.links``."""
+
+    backend: Short
+    ranks: Count
+    names: Annotated[tuple[Short, ...], Field(max_length=10_000)] = ()
+    rank_nodes: Annotated[tuple[Count, ...], Field(max_length=100_000)] = ()
+    rounds: Count = 0
+    size_bytes: int = 0
+    usual_gb_per_s: float | None = None
+    causes: Annotated[tuple[SuspectValues, ...], Field(max_length=10_000)] = ()
+    pairs: Annotated[tuple[tuple[Count, Count, float | None], ...], Field(max_length=10_000)] = ()
+    """Two nodes, by their numbers in ``names``, and the rate of their slowest rail in GB/s; None: it failed."""
+    missing: Annotated[tuple[Count, ...], Field(max_length=100_000)] = ()
+    seconds: float = 0.0
+
+    def node_of(self, rank: int) -> str:
+        """Return the name of a rank's node."""
+        if rank < len(self.rank_nodes) and self.rank_nodes[rank] < len(self.names):
+            return self.names[self.rank_nodes[rank]]
+        return f"the node of rank {rank}"
+
+
+class CollectiveRates(Answered):
+    """The values of ``nccl.NAME`` that the verdict needs."""
+
+    ranks: Count
+    backend: Short
+    rows: Annotated[tuple[dict[str, Any], ...], Field(max_length=200)] = ()
+    max_busbw_gb_per_s: float | None = None
+    kinds: Annotated[tuple[Short, ...], Field(max_length=32)] = ()
+    transports: Annotated[dict[Short, Count], Field(max_length=64)] = {}
+    warning: Short | None = None
+    nccl_version: Short | None = None

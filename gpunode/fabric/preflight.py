@@ -1,0 +1,243 @@
+"""What must be true before ranks meet: names, addresses, ports, MTU, clocks, versions, idle GPUs. Pure."""
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from gpunode.checks import Finding, Status
+from gpunode.fabric.model import Hello, InterfaceAddress, Reached
+from gpunode.names import fold
+from gpunode.workload.payload.fabric_search import FEW, all_rounds, halves
+
+VIRTUAL = re.compile(r"lo$|(docker|veth|br-|virbr|cni|flannel|cali|podman|lxc|tun|tap|wg|kube|nodelocaldns)")
+"""Interfaces of containers, virtual machines and tunnels: no other node is reached over them."""
+PORT_BASES = (29400, 29500, 29600, 29700)
+PORTS = 16
+"""Each part of the payload meets at a port of its own, from the base on."""
+CLOCK_WARN_S = 1.0
+ETHERNET_MTU = 1500
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A node that can take part, as far as it is known by itself."""
+
+    name: str
+    hello: Hello
+    ranks: int
+    gpu_model: str | None = None
+    driver: str | None = None
+    image: str | None = None
+    """Id of the container image; None: no container."""
+    clock_offset_s: float = 0.0
+    """Its clock minus this machine's."""
+    clock_error_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The address of each node for the ranks, by name."""
+
+    addresses: Mapping[str, InterfaceAddress]
+
+
+def usable(hello: Hello, interface: str | None) -> list[InterfaceAddress]:
+    """Return the addresses over which other nodes may reach this one."""
+    found = [
+        one
+        for one in hello.addresses
+        if not ipaddress.ip_address(one.address).is_loopback and not ipaddress.ip_address(one.address).is_link_local
+    ]
+    if interface is not None:
+        return [one for one in found if one.interface == interface]
+    return [one for one in found if not VIRTUAL.match(one.interface)]
+
+
+def network(one: InterfaceAddress) -> str:
+    """Return the network of an address."""
+    return str(ipaddress.ip_network(f"{one.address}/{one.prefix}", strict=False))
+
+
+def chosen_addresses(nodes: Sequence[Ready], interface: str | None) -> dict[str, InterfaceAddress]:
+    """Return the address of each node that ranks use: in the fastest network, of equal ones in that of most nodes.
+
+    A node without a usable address is left out.
+    """
+    candidates = {node.name: usable(node.hello, interface) for node in nodes}
+    shared = Counter(net for several in candidates.values() for net in {network(one) for one in several})
+    names = Counter(name for several in candidates.values() for name in {one.interface for one in several})
+    return {
+        name: max(several, key=lambda one: (one.speed_mbit_per_s or 0, shared[network(one)], names[one.interface]))
+        for name, several in candidates.items()
+        if several
+    }
+
+
+def port_base(first: Hello) -> int | None:
+    """Return the first base of ports that are free on the node of rank 0; None if there is none."""
+    return next((base for base in PORT_BASES if not set(range(base, base + PORTS)) & set(first.taken)), None)
+
+
+def all_ports() -> list[int]:
+    """Return the ports that ranks may use."""
+    return [port for base in PORT_BASES for port in range(base, base + PORTS)]
+
+
+def dial_plan(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return which nodes each node dials: a few nodes all others; of many each log2(n), and all the first one."""
+    numbers = list(range(len(names)))
+    found: dict[str, set[str]] = {name: set() for name in names}
+    for pairs in all_rounds(numbers) if len(names) <= FEW else halves(numbers):
+        for one, other in pairs:
+            found[names[one]].add(names[other])
+            found[names[other]].add(names[one])
+    for name in names[1:]:
+        found[name].add(names[0])
+    return {name: sorted(others) for name, others in found.items()}
+
+
+def finding(check: str, status: Status, component: str, message: str, remedy: str | None = None) -> Finding:
+    """Return a finding of the fabric."""
+    return Finding(check=check, status=status, component=component, message=message, remedy=remedy)
+
+
+def own_findings(node: Ready) -> Iterator[Finding]:
+    """Yield what is wrong with a node by itself: its name, its ports."""
+    loopback = [one for one in node.hello.resolved if one.startswith("127.")]
+    name = node.hello.hostname
+    if loopback:
+        yield finding(
+            "nodes.names",
+            Status.WARN,
+            "node",
+            f"{name} resolves to {loopback[0]} on the node itself: jobs that publish their own name's address are not "
+            "reached by other nodes",
+            f"Correct the line of {name} in /etc/hosts; until then set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
+        )
+    elif not node.hello.resolved:
+        yield finding(
+            "nodes.names",
+            Status.WARN,
+            "node",
+            f"{name} does not resolve on the node itself",
+            "Add it to DNS or to /etc/hosts.",
+        )
+    if node.hello.taken:
+        ports = ", ".join(map(str, node.hello.taken[:5]))
+        yield finding(
+            "nodes.ports", Status.NOTE, "node", f"ports in use: {ports}; ranks of other programs may be running"
+        )
+
+
+def differences(nodes: Sequence[Ready]) -> dict[str, list[Finding]]:
+    """Return, by node, how it differs from most of them: GPU model, driver, image, clock."""
+    found: dict[str, list[Finding]] = {node.name: [] for node in nodes}
+    rows = (
+        ("nodes.models", "GPU model", {node.name: node.gpu_model for node in nodes}, Status.WARN),
+        ("nodes.driver", "driver", {node.name: node.driver for node in nodes}, Status.WARN),
+        ("nodes.image", "container image", {node.name: node.image for node in nodes}, Status.FAIL),
+    )
+    for check, what, values, status in rows:
+        counts = Counter(values.values())
+        if len(counts) < 2:
+            continue
+        usual, number = counts.most_common(1)[0]
+        for name, value in values.items():
+            if value != usual:
+                text = f"{what} {value or 'none'}, {number} of {len(nodes)} nodes have {usual or 'none'}"
+                found[name].append(finding(check, status, "node", text, REMEDIES[check]))
+    usual_s = median(node.clock_offset_s for node in nodes)
+    for node in nodes:
+        off = node.clock_offset_s - usual_s
+        if abs(off) > CLOCK_WARN_S + node.clock_error_s:
+            text = f"the clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'} of the other nodes'"
+            found[node.name].append(finding("nodes.clock", Status.WARN, "node", text, REMEDIES["nodes.clock"]))
+    return found
+
+
+REMEDIES = {
+    "nodes.models": "Run the nodes of one model together: --limit.",
+    "nodes.driver": "gpunode plan -i INVENTORY, then gpunode provision: one driver on all nodes.",
+    "nodes.image": "Use one image by its digest on all nodes: --image NAME@sha256:DIGEST.",
+    "nodes.clock": "Start time synchronization on the node: timedatectl, chronyc tracking.",
+    "nodes.reach": "Open the ports between the nodes' data networks (firewall, security groups, routes), or name "
+    "another interface: --interface.",
+    "nodes.mtu": "Set one MTU on all interfaces and switch ports of the network.",
+}
+
+
+@dataclass(frozen=True)
+class Dialed:
+    """The conclusion from what nodes reached of each other."""
+
+    findings: Mapping[str, Sequence[Finding]]
+    unreachable: tuple[str, ...]
+    """Nodes that do not take part."""
+
+
+def judged_dials(meeting: Meeting, dials: Mapping[str, Mapping[str, Reached]]) -> Dialed:
+    """Return what is wrong between nodes, attributed to as few nodes as possible."""
+    failed = {
+        (one, other): reached.tcp
+        for one, others in dials.items()
+        for other, reached in others.items()
+        if reached.tcp is not None
+    }
+    small = {
+        (one, other): reached.mtu
+        for one, others in dials.items()
+        for other, reached in others.items()
+        if reached.tcp is None and reached.mtu is not None and reached.mtu < _expected_mtu(meeting, one, other)
+    }
+    findings: dict[str, list[Finding]] = {}
+    tried = Counter(name for one, others in dials.items() for other in others for name in (one, other))
+    unreachable = []
+    for name, pairs in _covered(list(failed), tried):
+        unreachable.append(name)
+        partners = {other for pair in pairs for other in pair} - {name}
+        reasons = Counter(failed[pair] for pair in pairs).most_common(1)[0][0]
+        text = f"not connected with {fold(partners)} over {_where(meeting, name)}: {reasons}"
+        findings.setdefault(name, []).append(finding("nodes.reach", Status.FAIL, "node", text, REMEDIES["nodes.reach"]))
+    for name, pairs in _covered(list(small), tried):
+        partners = {other for pair in pairs for other in pair} - {name}
+        least = min(small[pair] for pair in pairs)
+        text = (
+            f"packets of more than {least} bytes do not pass between it and {fold(partners)} without fragmentation; "
+            f"the interfaces' MTU is {_expected_mtu(meeting, *pairs[0])}"
+        )
+        findings.setdefault(name, []).append(finding("nodes.mtu", Status.FAIL, "node", text, REMEDIES["nodes.mtu"]))
+    sizes = {name: one.mtu for name, one in meeting.addresses.items() if one.mtu is not None}
+    counts = Counter(sizes.values())
+    if len(counts) > 1:
+        usual = counts.most_common(1)[0][0]
+        for name, mtu in sizes.items():
+            if mtu != usual:
+                text = f"{meeting.addresses[name].interface} has MTU {mtu}, most other nodes have {usual}"
+                findings.setdefault(name, []).append(
+                    finding("nodes.mtu", Status.FAIL, meeting.addresses[name].interface, text, REMEDIES["nodes.mtu"])
+                )
+    return Dialed(findings, tuple(unreachable))
+
+
+def _expected_mtu(meeting: Meeting, one: str, other: str) -> int:
+    sizes = [meeting.addresses[name].mtu or ETHERNET_MTU for name in (one, other)]
+    return min(sizes)
+
+
+def _where(meeting: Meeting, name: str) -> str:
+    one = meeting.addresses[name]
+    return f"{one.interface} ({one.address})"
+
+
+def _covered(pairs: list[tuple[str, str]], tried: Counter[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield nodes with their pairs until all pairs are covered: of the node with most failed pairs first."""
+    left = list(pairs)
+    while left:
+        counts = Counter(name for pair in left for name in pair)
+        name = max(sorted(counts), key=lambda one: (counts[one], counts[one] / max(1, tried[one])))
+        own = [pair for pair in left if name in pair]
+        yield name, own
+        left = [pair for pair in left if name not in pair]

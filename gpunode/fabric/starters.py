@@ -1,0 +1,218 @@
+"""Other programs that start ranks: srun and mpirun, which run here, and texts for torchrun, sbatch and Kubernetes.
+
+Each rank is one process: the payload, which reads its rank from what its starter sets. Rank 0 prints the records.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gpunode.fabric.preflight import PORT_BASES
+from gpunode.workload.payload.nccl import COLLECTIVES
+from gpunode.workload.payload.pack import payload_script
+
+Starter = Literal["slurm", "mpi", "torchrun", "kubernetes"]
+MARK = "GPUNODE_PAYLOAD"
+NAME = "gpunode-fabric"
+KILL_S = 30
+"""Seconds after the limit of the ranks until their starter ends what is left of them."""
+
+
+@dataclass(frozen=True)
+class StarterRequest:
+    """What is started, on which nodes."""
+
+    nodes: Sequence[str]
+    """Names as the starter knows them; their number for Kubernetes."""
+    ranks: int
+    """Of each node."""
+    backend: Literal["gloo", "nccl"]
+    minutes: float
+    python: str = "python3"
+    image: str | None = None
+    host: str | None = None
+    """Address of rank 0; None: as the starter names it."""
+    tests: str = "fabric,nccl,ddp"
+    rank_limit_s: float = 30.0
+    racks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def limit_s(self) -> int:
+        """Return the seconds after which the ranks end by themselves."""
+        return int(self.minutes * 60)
+
+    def settings(self, host: str | None) -> dict[str, Any]:
+        """Return the payload's settings, the same for all ranks."""
+        return {
+            "starter": {
+                "host": host,
+                "port": PORT_BASES[1] + 100,
+                "backend": self.backend,
+                "limit_s": self.rank_limit_s,
+                "nodes": len(self.nodes),
+            },
+            "user_site": True,
+            "collectives": [name for name in COLLECTIVES if name != "broadcast"],
+            "fabric": {"racks": dict(self.racks), "limit_s": self.limit_s},
+        }
+
+    def words(self, host: str | None = None) -> list[str]:
+        """Return the arguments of the payload."""
+        settings = json.dumps(self.settings(host or self.host), sort_keys=True)
+        return ["--tests", self.tests, "--settings", settings, "--limit", str(self.limit_s)]
+
+
+def command(starter: Literal["slurm", "mpi"], request: StarterRequest) -> list[str]:
+    """Return the command that starts the ranks from here; it reads the payload from stdin."""
+    number = len(request.nodes)
+    program = [request.python, "-I", "-", *request.words()]
+    if starter == "slurm":
+        minutes = max(1, -(-(request.limit_s + KILL_S) // 60))
+        return [
+            "srun",
+            f"--job-name={NAME}",
+            f"--nodelist={','.join(request.nodes)}",
+            f"--nodes={number}",
+            f"--ntasks={number * request.ranks}",
+            f"--ntasks-per-node={request.ranks}",
+            f"--time={minutes}",
+            "--distribution=block",
+            "--kill-on-bad-exit=1",
+            f"--wait={KILL_S}",
+            "--input=all",
+            *(["--exclusive", f"--gpus-per-node={request.ranks}"] if request.backend == "nccl" else []),
+            *program,
+        ]
+    hosts = ",".join(f"{name}:{request.ranks}" for name in request.nodes)
+    return [
+        "mpirun",
+        "--host",
+        hosts,
+        "-np",
+        str(number * request.ranks),
+        "--map-by",
+        f"ppr:{request.ranks}:node",
+        "--bind-to",
+        "none",
+        "--stdin",
+        "all",
+        "--timeout",
+        str(request.limit_s + KILL_S),
+        *program,
+    ]
+
+
+def text(starter: Literal["slurm", "torchrun", "kubernetes"], request: StarterRequest) -> str:
+    """Return a text that starts the ranks elsewhere: a script for sbatch or of torchrun, or a manifest."""
+    if starter == "kubernetes":
+        return manifest(request)
+    program = payload_script()
+    if starter == "slurm":
+        minutes = max(1, -(-(request.limit_s + KILL_S) // 60))
+        head = [
+            "#!/bin/bash",
+            f"#SBATCH --job-name={NAME}",
+            f"#SBATCH --nodes={len(request.nodes)}",
+            f"#SBATCH --nodelist={','.join(request.nodes)}",
+            f"#SBATCH --ntasks-per-node={request.ranks}",
+            f"#SBATCH --time={minutes}",
+            *(["#SBATCH --exclusive", f"#SBATCH --gpus-per-node={request.ranks}"] if request.backend == "nccl" else []),
+            "# sbatch this file; then: gpunode validate --fabric --records slurm-JOBID.out",
+            'export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+        ]
+        start = f"srun --kill-on-bad-exit=1 --wait={KILL_S} --input=all {_quoted(request.python, '-I', '-')}"
+    else:
+        head = [
+            "#!/bin/bash",
+            f"# Run this file on each of the {len(request.nodes)} nodes, with NODE_RANK=0, 1, ... and on all of them",
+            "# MASTER_ADDR, the address of node 0. Then: gpunode validate --fabric --records OUTPUT-OF-NODE-0",
+            ': "${NODE_RANK:?set NODE_RANK}" "${MASTER_ADDR:?set MASTER_ADDR}"',
+            "payload=$(mktemp) && trap 'rm -f \"$payload\"' EXIT",
+            f"cat > \"$payload\" <<'{MARK}'\n{program.rstrip()}\n{MARK}",
+        ]
+        start = (
+            f"timeout -k {KILL_S} {request.limit_s + KILL_S} torchrun --nnodes={len(request.nodes)} "
+            f'--nproc-per-node={request.ranks} --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" "$payload"'
+        )
+        return "\n".join([*head, f"{start} {_quoted(*request.words())}", ""])
+    return "\n".join([*head, f"{start} {_quoted(*request.words())} <<'{MARK}'", program.rstrip(), MARK, ""])
+
+
+def _quoted(*words: str) -> str:
+    return shlex.join(words)
+
+
+def manifest(request: StarterRequest) -> str:
+    """Return a ConfigMap with the payload, a headless Service and an indexed Job, one pod for each node, as JSON.
+
+    Fields: Kubernetes API reference v1.30, Job v1 batch, Service v1 core, ConfigMap v1 core.
+    """
+    labels = {"app.kubernetes.io/name": NAME}
+    host = f"{NAME}-0.{NAME}"
+    # One process for each rank of the pod; the first that fails ends the pod.
+    start = (
+        "for local in $(seq 0 $((RANKS - 1))); do "
+        f"RANK=$((JOB_COMPLETION_INDEX * RANKS + local)) WORLD_SIZE={len(request.nodes) * request.ranks} "
+        f'LOCAL_RANK=$local {request.python} -I /payload/payload.py "$@" & pids="$pids $!"; done; '
+        "code=0; for pid in $pids; do wait $pid || code=$?; done; exit $code"
+    )
+    container: dict[str, Any] = {
+        "name": "ranks",
+        "image": request.image,
+        "command": ["/bin/sh", "-c", start, NAME, *request.words(host)],
+        "env": [{"name": "RANKS", "value": str(request.ranks)}],
+        "volumeMounts": [
+            {"name": "payload", "mountPath": "/payload", "readOnly": True},
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+        ],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    if request.backend == "nccl":
+        container["resources"] = {"limits": {"nvidia.com/gpu": str(request.ranks)}}
+    pod = {
+        "subdomain": NAME,
+        "restartPolicy": "Never",
+        "affinity": {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
+                ]
+            }
+        },
+        "containers": [container],
+        "volumes": [
+            {"name": "payload", "configMap": {"name": NAME}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    items = [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": NAME, "labels": labels},
+            "data": {"payload.py": payload_script()},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": NAME, "labels": labels},
+            "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True},
+        },
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": NAME, "labels": labels},
+            "spec": {
+                "completionMode": "Indexed",
+                "completions": len(request.nodes),
+                "parallelism": len(request.nodes),
+                "backoffLimit": 0,
+                "activeDeadlineSeconds": request.limit_s + KILL_S,
+                "ttlSecondsAfterFinished": 3600,
+                "template": {"metadata": {"labels": labels}, "spec": pod},
+            },
+        },
+    ]
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=1) + "\n"

@@ -1,0 +1,276 @@
+"""From the records of ranks on many nodes to findings of each node, and the matrix of the report. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpunode.checks import Finding, Status
+from gpunode.checks.topology import PairMatrix
+from gpunode.fabric.model import CollectiveRates, FabricValues, SuspectValues
+from gpunode.fabric.preflight import finding
+from gpunode.facts import NodeFacts
+from gpunode.judging.report import CollectiveReport, FabricReport
+from gpunode.names import fold
+from gpunode.text import one_line
+
+MOST_NODES = 256
+"""Nodes of a matrix in a report; of more, the suspects' pairs are findings."""
+BUSBW_SHARE = 0.7
+"""Our choice: recorded runs of NCCL over 8 NICs reach 0.85 to 0.95 of the sum of their rates, a fallback 0.02."""
+BUSBW_SOURCE = (
+    "NVIDIA/nccl-tests, doc/PERFORMANCE.md: bus bandwidth is bounded by the bottleneck, here the NICs of a node: "
+    "sum of the active ports' rates / 8"
+)
+REMEDIES = {
+    "gpu": "Compare it with its siblings: gpunode validate --level deep; then power limit, clocks, heat.",
+    "rank": "Swap its cable, then compare its NIC's port counters (ibqueryerrors, ethtool -S) and firmware.",
+    "node": "Compare its NICs' link rates, MTU, PCIe width and GPUDirect RDMA with those of its partners: gpunode "
+    "validate.",
+    "rail": "Look at the switches of this rail: port rates, errors, firmware.",
+    "rack": "Look at the uplinks of this rack's switches: ports that are down, errors, oversubscription.",
+    "racks": "Look at the links between these racks' switches: ports that are down, errors, routing.",
+    "between": "Look at the links between the racks: oversubscription, ports that are down, adaptive routing.",
+    "link": "Look at the path between both: the switches' error counters and routing (ECMP), then the cables.",
+    "stopped": "Look at the node's kernel log and at the process (py-spy dump, cuda-gdb); then run it again.",
+}
+CHECKS = {
+    "gpu": "nodes.gpu",
+    "rank": "nodes.nic",
+    "node": "nodes.node",
+    "rail": "nodes.rail",
+    "rack": "nodes.racks",
+    "racks": "nodes.racks",
+    "between": "nodes.racks",
+    "link": "nodes.link",
+    "stopped": "nodes.stopped",
+}
+
+
+@dataclass
+class FabricVerdict:
+    """Findings by node, and the summary."""
+
+    findings: dict[str, list[Finding]] = field(default_factory=dict)
+    report: FabricReport | None = None
+
+    def add(self, names: Iterable[str], one: Finding) -> None:
+        """Add a finding to nodes."""
+        for name in names:
+            self.findings.setdefault(name, []).append(one)
+
+
+def verdict_of(  # noqa: PLR0913
+    records: Sequence[Mapping[str, Any]],
+    *,
+    nodes: Sequence[str],
+    engine: str,
+    backend: str,
+    ranks: int,
+    minutes: float,
+    facts: Mapping[str, NodeFacts] | None = None,
+) -> FabricVerdict:
+    """Return the verdict on the records of one run; ``facts`` of the nodes, as far as they are known."""
+    verdict = FabricVerdict()
+    links = None
+    collectives: list[CollectiveReport] = []
+    for record in records:
+        name = str(record.get("record"))
+        try:
+            if name == "fabric.links":
+                links = FabricValues.model_validate({"backend": backend, "ranks": ranks, **_values(record)})
+                _links(verdict, links, record, nodes)
+            elif name.startswith("nccl."):
+                collectives += _collective(verdict, name.partition(".")[2], record, nodes, facts or {})
+            elif name.startswith("ddp."):
+                _training(verdict, record, nodes)
+        except ValidationError as err:
+            text = f"the record {one_line(name)[:60]} is not readable: {err.errors()[0]['msg']}"
+            verdict.add(nodes[:1], finding("nodes.records", Status.ERROR, "node", text))
+    if links is None:
+        why = finding("nodes.records", Status.ERROR, "node", "the ranks reported no exchanges between nodes")
+        verdict.add(nodes, why)
+    verdict.report = FabricReport(
+        engine=engine,
+        backend=backend,
+        ranks=ranks,
+        rounds=links.rounds if links else 0,
+        minutes=round(minutes, 1),
+        usual_gb_per_s=links.usual_gb_per_s if links else None,
+        matrix=matrix_of(links) if links else None,
+        collectives=tuple(collectives),
+    )
+    return verdict
+
+
+def _values(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    values = record.get("values")
+    return values if isinstance(values, dict) else {}
+
+
+def _reason(record: Mapping[str, Any]) -> str | None:
+    """Return why a part has no result."""
+    for key in ("error", "undetermined", "skipped"):
+        if record.get(key):
+            return one_line(str(record[key]))[:400]
+    return None
+
+
+def matrix_of(links: FabricValues) -> PairMatrix | None:
+    """Return the rates of the pairs of nodes; None for a fabric of too many."""
+    size = len(links.names)
+    if not 1 < size <= MOST_NODES:
+        return None
+    rows: list[list[float | None]] = [[None] * size for _ in range(size)]
+    for one, other, rate in links.pairs:
+        if one < size and other < size:
+            rows[one][other] = rows[other][one] = 0.0 if rate is None else rate
+    return PairMatrix(
+        title="exchange",
+        origin="fabric.links",
+        labels=links.names,
+        unit="GB/s",
+        rows=tuple(tuple(row) for row in rows),
+    )
+
+
+def _links(verdict: FabricVerdict, links: FabricValues, record: Mapping[str, Any], nodes: Sequence[str]) -> None:
+    suspects: set[str] = set()
+    for cause in links.causes:
+        names, one = _of_cause(cause, links)
+        suspects |= set(names)
+        verdict.add(names, one)
+    reason = _reason(record)
+    if reason is not None and not links.missing:
+        verdict.add(nodes, finding("nodes.links", Status.ERROR, "node", f"no verdict on the links: {reason}"))
+        return
+    rate = "" if links.usual_gb_per_s is None else f", usually at {links.usual_gb_per_s:.3g} GB/s"
+    for name in nodes:
+        if name in suspects or reason is not None:
+            continue
+        number = links.names.index(name) if name in links.names else -1
+        partners = sum(number in pair[:2] for pair in links.pairs)
+        text = f"exchanges with {partners} nodes in time{rate}"
+        verdict.add([name], finding("nodes.links", Status.PASS, "node", text))
+
+
+def _of_cause(cause: SuspectValues, links: FabricValues) -> tuple[list[str], Finding]:
+    """Return the nodes of a cause, and its finding."""
+    names = sorted({links.node_of(rank) for rank in cause.ranks})
+    own = [rank for rank in range(links.ranks) if links.node_of(rank) == names[0]] if len(names) == 1 else []
+    component = f"rank {own.index(cause.ranks[0])}" if own and len(cause.ranks) == 1 else "node"
+    how = "failed" if cause.share is None else f"reached {cause.share:.0%} of the usual rate"
+    how += ", with wrong data" if cause.corrupt else ""
+    how += "; small messages arrive, large ones do not: compare the MTU on the path" if cause.only_large else ""
+    what = {
+        "gpu": f"computes at {cause.share or 0:.0%} of the other ranks' rate, alone",
+        "rank": f"its exchanges with {cause.partners} nodes {how}; these nodes are in time with others",
+        "node": f"all its exchanges with {cause.partners} nodes {how}; these nodes are in time with others",
+        "rail": f"exchanges on rail {cause.name} {how}, on all nodes; on the other rails they are in time",
+        "rack": f"exchanges of rack {cause.name} with other racks {how}; within the rack they are in time",
+        "racks": f"exchanges between the racks {cause.name} {how}; within each they are in time",
+        "between": f"exchanges between racks {how}; within each they are in time",
+        "link": f"exchanges between {fold(names)} {how}; both are in time with others",
+        "stopped": f"rank {cause.ranks[0] if cause.ranks else '?'} stopped first: the others waited for it in vain",
+    }.get(cause.kind, f"{one_line(cause.kind)} {how}")
+    if cause.kind == "link" and len(links.names) == LONE_PAIR:
+        what = f"exchanges between {fold(names)} {how}; a third node would show which of both it is"
+    status = Status.FAIL if cause.confirmed or cause.share is None else Status.WARN
+    message = what if cause.confirmed or status is Status.FAIL else f"{what}; not confirmed"
+    return names, finding(
+        CHECKS.get(cause.kind, "nodes.link"), status, component, message, REMEDIES.get(cause.kind, REMEDIES["link"])
+    )
+
+
+LONE_PAIR = 2
+
+
+def _collective(
+    verdict: FabricVerdict,
+    name: str,
+    record: Mapping[str, Any],
+    nodes: Sequence[str],
+    facts: Mapping[str, NodeFacts],
+) -> list[CollectiveReport]:
+    reason = _reason(record)
+    if reason is not None:
+        status = Status.SKIP if record.get("skipped") else Status.ERROR
+        verdict.add(nodes, finding("nodes.collectives", status, "node", f"{name}: {reason}"))
+        return []
+    rates = CollectiveRates.model_validate(_values(record))
+    rows = [CollectiveReport.model_validate({"name": name, **_row(row)}) for row in rates.rows]
+    wrong = sum(row.wrong for row in rows)
+    if wrong:
+        text = f"{name}: {wrong} wrong elements over {rates.ranks} ranks"
+        verdict.add(nodes, finding("nodes.collectives", Status.FAIL, "node", text, "Run it in halves of the nodes."))
+    if name == "all-reduce" and rates.backend == "nccl":
+        for one in nccl_findings(rates, [facts[node] for node in nodes if node in facts]):
+            verdict.add(nodes, one)
+    return rows[-1:]
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: row.get(key) for key in ("size_bytes", "time_us", "busbw_gb_per_s", "wrong")}
+
+
+def _training(verdict: FabricVerdict, record: Mapping[str, Any], nodes: Sequence[str]) -> None:
+    kind = str(record.get("record")).partition(".")[2]
+    reason = _reason(record)
+    if reason is not None:
+        status = Status.SKIP if record.get("skipped") else Status.ERROR
+        verdict.add(nodes, finding("nodes.training", status, "node", f"{kind} training: {reason}"))
+        return
+    wrong = _values(record).get("wrong")
+    if wrong != 0:
+        text = f"{kind} training: gradients of {wrong} parameters differ from those of one process"
+        verdict.add(
+            nodes, finding("nodes.training", Status.FAIL, "node", text, "Compare the nodes' GPUs: --level deep.")
+        )
+        return
+    text = f"{kind} training: the gradients on all ranks are those of one process"
+    verdict.add(nodes, finding("nodes.training", Status.PASS, "node", text))
+
+
+def nic_gb_per_s(node: NodeFacts) -> float | None:
+    """Return the sum of a node's active RDMA ports in GB/s; None if there is none, or they are unknown."""
+    rates = [
+        port.rate_gbit_per_s
+        for device in node.infiniband or ()
+        for port in device.ports
+        if port.state == "ACTIVE" and port.rate_gbit_per_s
+    ]
+    return sum(rates) / 8 if rates else None
+
+
+def nccl_findings(rates: CollectiveRates, nodes: Sequence[NodeFacts]) -> list[Finding]:
+    """Return what NCCL's own view and its rate show, compared with the nodes' NICs."""
+    sums = [nic_gb_per_s(node) for node in nodes]
+    known = [one for one in sums if one is not None]
+    found = []
+    if known and "socket" in rates.kinds:
+        text = "NCCL falls back to TCP (NET/Socket), and the nodes have active RDMA ports"
+        remedy = "gpunode env prints NCCL_IB_HCA; look for NCCL WARN, and for /dev/infiniband in the container."
+        found.append(finding("nodes.transport", Status.FAIL, "node", text, remedy))
+    if len(known) < len(nodes) or not known or rates.max_busbw_gb_per_s is None:
+        return found
+    least, measured = min(known), rates.max_busbw_gb_per_s
+    expected = round(BUSBW_SHARE * least, 1)
+    text = (
+        f"all-reduce over {rates.ranks} ranks: {measured:.4g} GB/s bus bandwidth, at least {expected:.4g} expected: "
+        f"{BUSBW_SHARE:g} of {least:.4g} GB/s of the NICs of a node"
+    )
+    status = Status.PASS if measured >= expected else Status.WARN
+    found.append(
+        Finding(
+            check="nodes.busbw",
+            status=status,
+            component="node",
+            message=text,
+            expected=expected,
+            measured=measured,
+            unit="GB/s",
+            source=BUSBW_SOURCE,
+        )
+    )
+    return found

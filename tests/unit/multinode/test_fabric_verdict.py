@@ -1,0 +1,187 @@
+"""Records of ranks on many nodes to findings and a matrix; records of hostile nodes raise nothing."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from effort import effort
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+
+import random
+
+from fabric_search import SimulatedFabric, fault
+
+from gpunode.checks import Status
+from gpunode.cli import run
+from gpunode.fabric.model import CollectiveRates
+from gpunode.fabric.verdict import FabricVerdict, nccl_findings, verdict_of
+from gpunode.facts import NodeFacts
+from gpunode.judging.report import report
+from gpunode.report import formats
+from gpunode.workload.payload.fabric import found_by, positions_of
+from gpunode.workload.payload.fabric_search import FabricSearch, LateLimits
+
+SIZE = 256 * 2**20
+
+
+def names(number: int) -> list[str]:
+    return [f"node{one:02}" for one in range(number)]
+
+
+def record(kind: str, nodes: int = 6, rails: int = 1, **changes: Any) -> dict[str, Any]:
+    """The record of a search on a simulated fabric with one fault of node 2 or its rail, rack or rank."""
+    seed = next(
+        number
+        for number in range(1000)
+        if random.Random(number).randrange(nodes) == 2  # noqa: S311
+    )
+    made, _ = fault(kind, random.Random(seed), nodes, rails, nodes // 2)  # noqa: S311
+    fabric = SimulatedFabric(nodes, rails, nodes // 2, made, seed=1)
+    of_ranks = [name for name in names(nodes) for _ in range(rails)]
+    racks = {name: f"r{number // (nodes // 2)}" for number, name in enumerate(names(nodes))}
+    positions, found = positions_of(of_ranks, racks)
+    search = FabricSearch(positions, LateLimits())
+    while (tried := search.next_round()) is not None:
+        search.take(*fabric.run(tried))
+    values = {
+        "backend": "nccl",
+        "ranks": nodes * rails,
+        "names": found,
+        "rank_nodes": [one.node for one in positions],
+        "missing": [],
+        **found_by(search, SIZE),
+    }
+    return {"record": "fabric.links", "values": json.loads(json.dumps(values, default=vars)), **changes}
+
+
+def verdict(*records: dict[str, Any], nodes: int = 6) -> FabricVerdict:
+    return verdict_of(records, nodes=names(nodes), engine="ssh", backend="nccl", ranks=nodes, minutes=1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rails", "check", "of"),
+    [
+        ("slow GPU", 1, "nodes.gpu", ["node02"]),
+        ("slow NIC", 1, "nodes.node", ["node02"]),
+        ("slow NIC", 2, "nodes.nic", ["node02"]),
+        ("wrong MTU", 1, "nodes.node", ["node02"]),
+        ("no GPUDirect RDMA", 2, "nodes.node", ["node02"]),
+        ("hanging rank", 1, "nodes.stopped", ["node02"]),
+        ("slow rail", 2, "nodes.rail", names(6)),
+        ("slow uplink", 1, "nodes.racks", names(6)),
+    ],
+)
+def test_each_fault_is_a_finding_of_its_nodes(kind: str, rails: int, check: str, of: list[str]) -> None:
+    found = verdict(record(kind, rails=rails))
+    failed = {name: [one for one in several if one.status is Status.FAIL] for name, several in found.findings.items()}
+    assert {name for name, several in failed.items() if several} == set(of)
+    assert {one.check for several in failed.values() for one in several} == {check}
+    assert all(one.remedy for several in failed.values() for one in several)
+    if kind == "wrong MTU":
+        assert "MTU" in failed["node02"][0].message
+    passed = {name for name, several in found.findings.items() if {one.status for one in several} == {Status.PASS}}
+    assert passed == set(names(6)) - set(of)
+
+
+def test_a_healthy_fabric_passes_on_every_node_and_in_every_format() -> None:
+    found = verdict(record("none"))
+    assert {one.status for several in found.findings.values() for one in several} == {Status.PASS}
+    assert found.report is not None
+    matrix = found.report.matrix
+    assert matrix is not None
+    assert all(
+        (cell is None) == (row == column) for row, cells in enumerate(matrix.rows) for column, cell in enumerate(cells)
+    )
+    document = report([], level="standard", version="0", started_at="", finished_at="", fabric=found.report)
+    for name in formats.NAMES:
+        assert "".join(formats.parts(name, document, verbose=True))
+    assert "node00" in "".join(formats.parts("html", document, verbose=False))
+
+
+@pytest.mark.parametrize(
+    ("one", "check", "status"),
+    [
+        ({"record": "nccl.all-reduce", "error": "it failed"}, "nodes.collectives", Status.ERROR),
+        ({"record": "nccl.all-reduce", "values": {"rows": 7}}, "nodes.records", Status.ERROR),
+        ({"record": "ddp.replicated", "values": {"wrong": 3}}, "nodes.training", Status.FAIL),
+        ({"record": "ddp.replicated", "values": {"wrong": 0}}, "nodes.training", Status.PASS),
+        ({"record": "ddp.sharded", "skipped": "too old"}, "nodes.training", Status.SKIP),
+    ],
+)
+def test_other_parts_are_findings(one: dict[str, Any], check: str, status: Status) -> None:
+    found = verdict(record("none"), one)
+    assert (check, status) in {(each.check, each.status) for each in found.findings["node00"]}
+
+
+def test_without_a_record_nothing_passes() -> None:
+    assert {one.status for several in verdict().findings.values() for one in several} == {Status.ERROR}
+    failed = verdict(record("none", error="out of memory"))
+    assert {one.status for several in failed.findings.values() for one in several} == {Status.ERROR}
+
+
+def with_ports(*rates: float) -> NodeFacts:
+    ports = [{"port": 1, "state": "ACTIVE", "physical_state": "LinkUp", "rate_gbit_per_s": rate} for rate in rates]
+    devices = [
+        {"name": f"mlx5_{number}", "ports": [{**port, "rate": None, "link_layer": "InfiniBand", "lid": 1}]}
+        for number, port in enumerate(ports)
+    ]
+    empty = NodeFacts(host="n", collected_at="", simulated=False).model_dump()
+    defaults = dict.fromkeys(("firmware", "board_id", "type", "slot", "numa_node"))
+    return NodeFacts.model_validate({**empty, "infiniband": [{**defaults, **device} for device in devices]})
+
+
+@pytest.mark.parametrize(
+    ("busbw", "kinds", "expected"),
+    [
+        # Azure/aks-rdma-infiniband, tests/expected-output.md: two ND A100 v4 with eight 200 Gbit/s ports each, with
+        # RDMA and in its fallback.
+        (187.22, ["IB", "P2P"], {("nodes.busbw", Status.PASS)}),
+        (3.15, ["P2P", "socket"], {("nodes.busbw", Status.WARN), ("nodes.transport", Status.FAIL)}),
+    ],
+)
+def test_the_rate_is_compared_with_the_nics(busbw: float, kinds: list[str], expected: set[tuple[str, Status]]) -> None:
+    rates = CollectiveRates(ranks=16, backend="nccl", kinds=tuple(kinds), max_busbw_gb_per_s=busbw)
+    found = nccl_findings(rates, [with_ports(*[200.0] * 8)] * 2)
+    assert {(one.check, one.status) for one in found} == expected
+    assert all(one.source for one in found if one.check == "nodes.busbw")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from([*record("none")["values"], "rows", "kind", "ranks", "wrong"]), inner, max_size=6
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["fabric.links", "nccl.all-reduce", "ddp.sharded", "x"]), JSON, JSON), max_size=4
+    )
+)
+@settings(max_examples=effort(60, 5000), deadline=None)
+def test_hostile_records_are_findings_or_ignored(given_records: list[tuple[str, Any, Any]]) -> None:
+    records = [{"record": name, "values": values, "error": error} for name, values, error in given_records]
+    found = verdict(*records, nodes=2)
+    assert found.report is not None
+    found.report.model_dump_json()
+
+
+def test_saved_records_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "slurm-1.out"
+    path.write_text(f"noise\n{json.dumps(record('slow NIC'))}\n", encoding="utf-8")
+    assert run(["validate", "--fabric", "--records", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "nodes.node" in out
+    assert "node02" in out
+    path.write_text("noise\n", encoding="utf-8")
+    assert run(["validate", "--fabric", "--records", str(path)]) == 2
