@@ -86,6 +86,8 @@ INSTALL_LIMIT_S = 900
 
 TORCH = "torch==2.13.0"
 TORCH_VARIABLE = "GPUNODE_TORCH_PYTHON"
+TENSORFLOW = "tensorflow-cpu==2.21.0"
+TENSORFLOW_VARIABLE = "GPUNODE_TENSORFLOW_PYTHON"
 TORCH_FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpunode" / "test-torch"
 _CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 _OF_CUDA = ("nvidia-", "cuda-", "triton")
@@ -239,38 +241,49 @@ def bounded(argv: Sequence[str | Path], *, limit_s: float, log: IO[bytes] | None
 
 
 def torch_python() -> tuple[Path | None, str]:
-    """Return a Python with PyTorch for the processor, or None, and a line about it.
+    """Return a Python with PyTorch for the processor, or None, and a line about it."""
+    return _framework_python("PyTorch", TORCH, TORCH_VARIABLE, ([], ["--index-url", _CPU_BUILDS]))
 
-    It is GPUNODE_TORCH_PYTHON, or that of a virtual environment in the user's cache, which is made once. A build for
-    CUDA is never downloaded: pip first lists what it would install.
+
+def tensorflow_python() -> tuple[Path | None, str]:
+    """Return a Python with TensorFlow for the processor, or None, and a line about it."""
+    return _framework_python("TensorFlow", TENSORFLOW, TENSORFLOW_VARIABLE, ([],))
+
+
+def _framework_python(
+    title: str, requirement: str, variable: str, sources: Sequence[list[str]]
+) -> tuple[Path | None, str]:
+    """Return the Python that the variable names, or that of a virtual environment in the user's cache.
+
+    The environment is made once. A build for CUDA is never downloaded: pip first lists what it would install.
     """
-    if given := os.environ.get(TORCH_VARIABLE):
-        return Path(given), f"PyTorch: {TORCH_VARIABLE}={given}"
+    if given := os.environ.get(variable):
+        return Path(given), f"{title}: {variable}={given}"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    folder = TORCH_FOLDER / f"{TORCH.replace('==', '-')}-py{version}"
+    folder = TORCH_FOLDER / f"{requirement.replace('==', '-')}-py{version}"
     python = folder / "bin" / "python"
     if (folder / "complete").exists():
-        return python, f"PyTorch: {folder}, as made before"
+        return python, f"{title}: {folder}, as made before"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / "complete").exists():
-            return python, f"PyTorch: {folder}, as made before"
+            return python, f"{title}: {folder}, as made before"
         shutil.rmtree(folder, ignore_errors=True)
-        why = _make_torch(folder)
+        why = _make_environment(folder, requirement, sources)
         if why:
             shutil.rmtree(folder, ignore_errors=True)
-            return None, f"{why}: {TORCH_VARIABLE}=PYTHON names one with PyTorch"
+            return None, f"{title}: {why}: {variable}=PYTHON names one with it"
         (folder / "complete").touch()
-    return python, f"PyTorch: made {folder}"
+    return python, f"{title}: made {folder}"
 
 
-def _make_torch(folder: Path) -> str | None:
+def _make_environment(folder: Path, requirement: str, sources: Sequence[list[str]]) -> str | None:
     """Make the virtual environment; return why that is not possible, or None."""
     if shutil.disk_usage(folder.parent).free < 3 << 30:
-        return f"PyTorch: less than 3 GiB free at {folder.parent}"
+        return f"less than 3 GiB free at {folder.parent}"
     if bounded([sys.executable, "-I", "-m", "venv", folder], limit_s=120):
-        return f"PyTorch: {sys.executable} makes no virtual environment"
+        return f"{sys.executable} makes no virtual environment"
     pip: list[str | Path] = [
         folder / "bin" / "python",
         "-I",
@@ -280,18 +293,18 @@ def _make_torch(folder: Path) -> str | None:
         "--quiet",
         "--disable-pip-version-check",
     ]
-    pip += ["--only-binary=:all:", "--retries=1", "--timeout=20", TORCH]
+    pip += ["--only-binary=:all:", "--retries=1", "--timeout=20", requirement]
     report = folder / "report.json"
-    for source in ([], ["--index-url", _CPU_BUILDS]):
+    for source in sources:
         if bounded([*pip, *source, "--dry-run", "--report", report], limit_s=180):
             continue
         rows = json.loads(report.read_text(encoding="utf-8"))["install"]
         if any(row["metadata"]["name"].lower().startswith(_OF_CUDA) for row in rows):
             continue
-        say(f"installing {TORCH} for the processor in {folder}")
+        say(f"installing {requirement} for the processor in {folder}")
         if bounded([*pip, *source], limit_s=INSTALL_LIMIT_S) == 0:
             return None
-    return f"no CPU build of {TORCH} for Python {sys.version_info.major}.{sys.version_info.minor} is reachable"
+    return f"no CPU build of {requirement} for Python {sys.version_info.major}.{sys.version_info.minor} is reachable"
 
 
 def axe_script() -> tuple[Path | None, str]:

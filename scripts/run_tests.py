@@ -220,7 +220,7 @@ VM_STANDS_ON = {
 }
 ALLOWED_SKIPS = {
     "no GPU": r"no NVIDIA driver is loaded on this machine",
-    "no build of PyTorch for this Python": r"GPUNODE_TORCH_PYTHON names no Python with PyTorch",
+    "no build of PyTorch or TensorFlow for this Python": r"GPUNODE_(TORCH|TENSORFLOW)_PYTHON names no Python with",
     "a container without privileges": (
         r"(no )?devices (cannot|may) be made|loop devices need root and|no mount namespace here"
         r"|no sshd in a namespace here|needs mount namespaces"
@@ -538,12 +538,19 @@ def contract(*, everything: bool = False) -> Tally:
 
 
 def integration() -> Tally:
-    """Run the tests with a real sshd, Slurm, nftables and PyTorch and real Ansible programs, on loopback: they wait for
-    a third of their time, so there is one worker more than processors. Those with the marker ``alone`` run after them.
+    """Run the tests with a real sshd, Slurm, nftables, PyTorch, TensorFlow and real Ansible programs, on loopback.
+
+    They wait for a third of their time, so there is one worker more than processors. Those with the marker ``alone``
+    run after them.
     """
-    python, line = needs.torch_python()
-    print(line, flush=True)
-    env = {needs.TORCH_VARIABLE: str(python)} if python else None
+    env = {}
+    for variable, made in (
+        (needs.TORCH_VARIABLE, needs.torch_python()),
+        (needs.TENSORFLOW_VARIABLE, needs.tensorflow_python()),
+    ):
+        python, line = made
+        print(line, flush=True)
+        env.update({variable: str(python)} if python else {})
     folders = ("tests/integration", "tests/fleet", "-q", "-m")
     tally = pytest_tier(*folders, "not alone", *in_parallel("loadfile", processors() + 1), limit_s=1800, env=env)
     return tally.with_more(pytest_tier(*folders, "alone", limit_s=1800, env=env))

@@ -271,8 +271,9 @@ class WheelArchitectures(Row):
 
 
 class WorkloadImage(Row):
-    """A container image with PyTorch for CUDA; section ``workload_images``."""
+    """A container image with a framework for CUDA; section ``workload_images``."""
 
+    framework: Literal["pytorch", "tensorflow"] = "pytorch"
     image: str
     cuda: Version
     min_compute_capability: Capability

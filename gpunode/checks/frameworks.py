@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gpunode.checks.compare import at_least, at_most, equals, failed, faultless, passed, warned
-from gpunode.checks.registry import CheckResult, Skip, Undetermined
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.workload import explained, gpu_named, known, of, record_check, where
 from gpunode.facts.models.workload import (
@@ -24,6 +24,7 @@ from gpunode.facts.models.workload import (
     Record,
     StepValues,
     TensorflowRunValues,
+    TensorflowTrainingValues,
     TensorflowValues,
     TensorValues,
     TorchValues,
@@ -46,6 +47,14 @@ MEMORY_MISSING = Threshold(
     "of the total",
     "Driver and CUDA context use a part of the total that nvidia-smi reports; more is a failure.",
     source="our choice",
+    most=1,
+)
+EFFICIENCY_LEAST = Threshold(
+    "framework.tensorflow-training.efficiency-least",
+    0.5,
+    "of n times one GPU",
+    "A training step over all GPUs that takes more than twice as long as that of one GPU warns.",
+    source="our choice: links between GPUs hide most of the communication, a path through the host does not",
     most=1,
 )
 OF_THE_IMAGE = ("container.library", "container.gpus", "container.cuda", "framework.wheel")
@@ -365,6 +374,45 @@ def _beside_pytorch(node: NodeFacts) -> bool:
     """Return whether the image is one of PyTorch: its TensorFlow (mostly for TensorBoard) is not built for GPUs."""
     build, torch = known(node, "versions.tensorflow", TensorflowValues), known(node, "versions.torch", TorchValues)
     return build is not None and torch is not None and not build.built_with_cuda and torch.cuda is not None
+
+
+@record_check(
+    "framework.tensorflow-training",
+    "frameworks.tensorflow-training",
+    TensorflowTrainingValues,
+    on_gpu=True,
+    after=(*OF_THE_IMAGE, "framework.tensorflow"),
+    means="TensorFlow trains over all GPUs with correct gradients (MirroredStrategy), XLA compiles with correct "
+    "results, and all GPUs do almost n times the work of one.",
+    remedy="Wrong gradients or a slow step: see performance.collectives and link.topology. XLA needs libdevice and "
+    "ptxas of the image's CUDA: pip install 'tensorflow[and-cuda]', XLA_FLAGS=--xla_gpu_cuda_data_dir=DIR. "
+    + SEE_ERROR,
+    thresholds=(MAX_ERROR, EFFICIENCY_LEAST),
+    state="observe",
+    actions=("fix_configuration",),
+)
+def tensorflow_training(values: TensorflowTrainingValues) -> CheckResult:
+    over = f"MirroredStrategy over {counted(values.ranks, 'GPU')}"
+    rate = f"{values.parallel_samples_per_second:.0f} samples/s of tf.data with {counted(values.cpus, 'processor')}"
+    shown = f"{over}: correct gradients, {values.efficiency:.0%} of {values.ranks} times one; {rate}; XLA compiles"
+    verdict = faultless(
+        shown,
+        {
+            f"{over}: {counted(values.wrong, 'gradient')} wrong, by up to {values.max_gradient_error:g}": values.wrong
+            > 0,
+            f"XLA does not compile: {values.xla_error}": values.xla_error is not None,
+            f"the result of XLA is off by {values.xla_max_error}": (values.xla_max_error or 0) > MAX_ERROR.value,
+        },
+    )
+    slow = values.ranks > 1 and values.efficiency < EFFICIENCY_LEAST.value
+    if verdict.status is not Status.PASS or not slow:
+        return verdict
+    return warned(
+        f"{over} does {values.efficiency:.0%} of {values.ranks} times the work of one",
+        expected=EFFICIENCY_LEAST.value,
+        measured=values.efficiency,
+        source=EFFICIENCY_LEAST.source,
+    )
 
 
 @record_check(

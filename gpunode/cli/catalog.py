@@ -33,7 +33,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     "container_engines": ("cdi", "cdi_default", "additional_gids"),
     "frameworks": ("released", "builds"),
     "wheels": ("cuda", "arch", "compute_capabilities"),
-    "workload_images": ("image", "cuda", "min_compute_capability", "arch"),
+    "workload_images": ("framework", "image", "cuda", "min_compute_capability", "arch"),
     "kubernetes": ("version",),
     "systems": ("name", "manager", "supported", "origins"),
     "packages": ("component", "origin", "first_branch", "last_branch", "flavour", "variant", "names"),

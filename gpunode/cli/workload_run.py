@@ -16,7 +16,7 @@ from gpunode.catalog import GpuMatch, load
 from gpunode.checks import identify
 from gpunode.checks.gpus import model_of
 from gpunode.cli.selection import NodeProgress
-from gpunode.cli.workloads import BURN_S, END_S, WORKLOAD_TIMEOUT_S, WorkloadOptions
+from gpunode.cli.workloads import BURN_S, END_S, FRAMEWORKS, WORKLOAD_TIMEOUT_S, WorkloadOptions
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.fleet import MissingProgram, Node, NodeFailure
@@ -42,6 +42,10 @@ def read_request(options: WorkloadOptions) -> WorkloadRequest:
     """Return the request; UsageError for options that contradict each other, and for a file that is not an image."""
     if options.image is not None and not options.image.strip():
         raise UsageError("--image: the name is empty")
+    if options.framework is not None and (options.image or options.image_file or options.no_container):
+        raise UsageError(
+            "--workload chooses the catalog's image: --image, --image-file and --no-container name another"
+        )
     if options.no_container and options.image_timeout_s is not None:
         raise UsageError("--no-container uses no image: --image-timeout cannot be combined with it")
     if options.no_container and (options.image or options.image_file):
@@ -63,7 +67,7 @@ def read_request(options: WorkloadOptions) -> WorkloadRequest:
         )
     file = read_image_file(options.image_file) if options.image_file else None
     return WorkloadRequest(
-        image=functools.partial(_image, options.image, file),
+        image=functools.partial(_image, options.image, file, options.framework or FRAMEWORKS[0]),
         named=bool(options.image or file),
         file=file,
         in_container=not options.no_container,
@@ -79,14 +83,16 @@ def read_request(options: WorkloadOptions) -> WorkloadRequest:
     )
 
 
-def _image(named: str | None, file: ImageFile | None, node: NodeFacts) -> str:
+def _image(named: str | None, file: ImageFile | None, framework: str, node: NodeFacts) -> str:
     if named is not None:
         return named
-    return (file.name or file.id) if file is not None else catalog_image(node)
+    return (file.name or file.id) if file is not None else catalog_image(node, framework)
 
 
-def catalog_image(node: NodeFacts) -> str:
-    """Return the newest image of the catalog that the node's driver and GPUs support; LaunchFailure if there is none.
+def catalog_image(node: NodeFacts, framework: str = FRAMEWORKS[0]) -> str:
+    """Return the framework's newest image of the catalog that the node's driver and GPUs support.
+
+    Raises LaunchFailure if there is none.
 
     An image with the driver's CUDA or an older one takes precedence over one that relies on compatibility within CUDA's
     major version.
@@ -100,7 +106,9 @@ def catalog_image(node: NodeFacts) -> str:
     fitting = [
         row
         for row in load().workload_images.values()
-        if node.architecture in row.arch and all(Version(row.min_compute_capability) <= one for one in known)
+        if row.framework == framework
+        and node.architecture in row.arch
+        and all(Version(row.min_compute_capability) <= one for one in known)
     ]
     own = [row for row in fitting if Version(row.cuda).release[:2] <= cuda.release[:2]]
     near = [row for row in fitting if Version(row.cuda).major == cuda.major]
@@ -109,7 +117,8 @@ def catalog_image(node: NodeFacts) -> str:
     lowest = f" and compute capability {min(known)}" if known else ""
     raise LaunchFailure(
         "image",
-        f"no image of the catalog is for CUDA {cuda_version}{lowest} on {node.architecture}: name one with --image",
+        f"no image of the catalog with {framework} is for CUDA {cuda_version}{lowest} on {node.architecture}: name one "
+        "with --image",
     )
 
 

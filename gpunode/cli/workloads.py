@@ -30,6 +30,7 @@ class WorkloadOptions:
     burn_s: float | None = None
     data: str | None = None
     model_rate: float | None = None
+    framework: str | None = None
     level: Literal["standard", "deep"] = "standard"
 
     @property
@@ -53,15 +54,17 @@ class WorkloadOptions:
         """Return the options that the user set."""
         values = (
             *(self.image, self.image_file, self.no_container, self.force, self.workload_timeout_s),
-            *(self.image_timeout_s, self.storage, self.burn_s, self.data, self.model_rate),
+            *(self.image_timeout_s, self.storage, self.burn_s, self.data, self.model_rate, self.framework),
         )
         return [name for name, value in zip(NAMES, values, strict=True) if value not in (None, False)]
 
 
 NAMES = (
     *("--image", "--image-file", "--no-container", "--force", "--workload-timeout", "--image-timeout"),
-    *("--storage", "--burn", "--data", "--model-rate"),
+    *("--storage", "--burn", "--data", "--model-rate", "--workload"),
 )
+FRAMEWORKS = ("pytorch", "tensorflow")
+"""Of the catalog's images; the first is the default."""
 DEEP_ONLY = ("--storage", "--burn", "--data", "--model-rate")
 WORKLOAD_TIMEOUT_S = {"standard": 900.0, "deep": 2100.0}
 BURN_S = 120.0
@@ -83,6 +86,12 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         (
             click.option(
                 "--image", metavar="IMAGE", help="Container image for the workload.  [default: from the catalog]"
+            ),
+            click.option(
+                "--workload",
+                "framework",
+                type=click.Choice(FRAMEWORKS),
+                help=f"Framework of the catalog's image.  [default: {FRAMEWORKS[0]}]",
             ),
             click.option(
                 "--image-file",

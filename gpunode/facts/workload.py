@@ -20,7 +20,7 @@ JUDGED = frozenset(
         "defaults.limits",
         *(f"frameworks.{part}" for part in ("tensor", "amp", "matmul", "fp8", "compile")),
         *(f"frameworks.{part}" for part in ("cudnn", "dataloader", "memory", "p2p", "collective")),
-        *(f"frameworks.{part}" for part in ("tensorflow", "dali")),
+        *(f"frameworks.{part}" for part in ("tensorflow", "tensorflow-training", "dali")),
         "gpus.kernel",
         *MEASURED,
     }

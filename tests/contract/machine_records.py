@@ -171,13 +171,36 @@ def others(number: int) -> list[Document]:
                 "max_error": 0.0,
             },
         ),
+        record(
+            "frameworks.tensorflow-training",
+            {
+                "ranks": number,
+                "parameters": 4 * 4096**2,
+                "wrong": 0,
+                "max_gradient_error": 2e-7,
+                "single_seconds": 0.018,
+                "step_seconds": 0.019 if number > 1 else 0.018,
+                "efficiency": 0.947 if number > 1 else 1.0,
+                "xla_error": None,
+                "xla_max_error": 0.0,
+                "xla_seconds": 1.4,
+                "input_samples_per_second": 3800.0,
+                "parallel_samples_per_second": 41000.0,
+                "cpus": 112,
+                "intra_op_threads": 0,
+                "inter_op_threads": 0,
+                "thread_mode": "gpu_private",
+                "thread_count": "2",
+            },
+        ),
         record("frameworks.dali", {"version": "1.53.0", "samples": 4}),
     ]
 
 
 def others_absent() -> list[Document]:
     """An image with PyTorch alone."""
-    names = {"versions.tensorflow": "TensorFlow", "frameworks.tensorflow": "TensorFlow", "frameworks.dali": "DALI"}
+    parts = ("versions.tensorflow", "frameworks.tensorflow", "frameworks.tensorflow-training")
+    names = {**dict.fromkeys(parts, "TensorFlow"), "frameworks.dali": "DALI"}
     return [record(name, {}, device="cpu") | {"skipped": f"{what} is not in the image"} for name, what in names.items()]
 
 

@@ -395,6 +395,21 @@ MUTANTS = [
     Mutant("framework.tensorflow", "all memory", hgx, value(hgx, "frameworks.tensorflow", "memory_growth", new=False)),
     Mutant("framework.tensorflow", "float32", hgx, value(hgx, "frameworks.tensorflow", "compute_dtype", new="float32")),
     Mutant("framework.tensorflow", "wrong", hgx, value(hgx, "frameworks.tensorflow", "max_error", new=2.0)),
+    *(
+        Mutant("framework.tensorflow-training", title, hgx, value(hgx, "frameworks.tensorflow-training", name, new=new))
+        for title, name, new in (
+            ("wrong gradients", "wrong", 2),
+            ("no libdevice", "xla_error", "InternalError: libdevice not found at ./libdevice.10.bc"),
+            ("XLA is wrong", "xla_max_error", 3.0),
+        )
+    ),
+    Mutant(
+        "framework.tensorflow-training",
+        "slow",
+        hgx,
+        value(hgx, "frameworks.tensorflow-training", "efficiency", new=0.2),
+        becomes=WARN,
+    ),
     Mutant("framework.dali", "an empty batch", hgx, value(hgx, "frameworks.dali", "samples", new=0)),
     Mutant("framework.dali", "breaks", hgx, broke(hgx, "frameworks.dali", "RuntimeError: nvJPEG error")),
 ]
@@ -416,7 +431,7 @@ RECORD = {
         f"framework.{part}": f"frameworks.{part}"
         for part in (
             *("tensor", "amp", "matmul", "fp8", "compile", "cudnn", "dataloader", "memory", "p2p", "collective"),
-            *("tensorflow", "dali"),
+            *("tensorflow", "tensorflow-training", "dali"),
         )
     },
 }

@@ -174,10 +174,13 @@ else:
 """
 
 
-@pytest.mark.parametrize(("names", "made"), [(["torch", "sympy"], True), (["torch", "nvidia-cublas-cu12"], False)])
-def test_pytorch_is_installed_once_and_never_with_cuda(
-    needs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], made: bool
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("names", [["torch", "sympy"], ["torch", "nvidia-cublas-cu12"]])
+def test_a_framework_is_installed_once_and_never_with_cuda(
+    needs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], framework: str
 ) -> None:
+    made = "nvidia-cublas-cu12" not in names
+
     def bounded(argv: list[object], **_more: object) -> int:
         words = [str(word) for word in argv]
         if "venv" in words:
@@ -186,11 +189,11 @@ def test_pytorch_is_installed_once_and_never_with_cuda(
         (tmp_path / "pip.py").write_text(PIP.format(names=names, folder=str(tmp_path)), encoding="utf-8")
         return run_program([sys.executable, tmp_path / "pip.py", *words], limit_s=60).returncode
 
-    monkeypatch.delenv("GPUNODE_TORCH_PYTHON", raising=False)
+    monkeypatch.delenv(f"GPUNODE_{framework.upper()}_PYTHON", raising=False)
     monkeypatch.setattr(needs, "TORCH_FOLDER", tmp_path / "torch")
     monkeypatch.setattr(needs, "bounded", bounded)
     for _ in range(2):
-        python, line = needs.torch_python()
+        python, line = getattr(needs, f"{framework}_python")()
         assert (python is not None) == made
         assert made or "no CPU build" in line
     installed = tmp_path / "installed"

@@ -360,6 +360,39 @@ class TensorflowRunValues(Values):
     max_error: float
 
 
+class TensorflowTrainingValues(Values):
+    """``frameworks.tensorflow-training``: MirroredStrategy over all GPUs, XLA, and tf.data."""
+
+    ranks: Annotated[int, Field(ge=1)]
+    """GPUs; on a processor: logical devices."""
+    parameters: Annotated[int, Field(ge=1)]
+    wrong: Annotated[int, Field(ge=0)]
+    """Gradients of all devices that differ from those of one device with all data."""
+    max_gradient_error: Annotated[float, Field(ge=0)]
+    """Relative to the largest gradient."""
+    single_seconds: Annotated[float, Field(gt=0)]
+    """A step of one device, which has the same number of samples."""
+    step_seconds: Annotated[float, Field(gt=0)]
+    efficiency: Annotated[float, Field(gt=0, le=1)]
+    """``single_seconds`` / ``step_seconds``: 1 if n devices do n times the work of one."""
+    xla_error: Text | None = None
+    """Why a function with ``jit_compile=True`` did not run."""
+    xla_max_error: float | None = None
+    xla_seconds: float | None = None
+    """Of the first call, which compiles."""
+    input_samples_per_second: Annotated[float, Field(gt=0)]
+    """tf.data with one call of ``map`` at a time."""
+    parallel_samples_per_second: Annotated[float, Field(gt=0)]
+    """With ``AUTOTUNE`` and ``prefetch``."""
+    cpus: Annotated[int, Field(ge=1)]
+    intra_op_threads: int
+    """0: TensorFlow chooses."""
+    inter_op_threads: int
+    thread_mode: Text | None = None
+    """``TF_GPU_THREAD_MODE`` in effect."""
+    thread_count: Text | None = None
+
+
 class DaliValues(Values):
     """``frameworks.dali``: a DALI pipeline."""
 

@@ -25,6 +25,7 @@ from gpunode.workload.payload import (
     pytorch,
     tensor,
     tf,
+    tf_training,
 )
 from gpunode.workload.payload.devices import CudaDevice, computing
 from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, run_jobs
@@ -179,7 +180,12 @@ class PayloadSession:
             for job, task, outcome in run_jobs(pair, 1, self._clock):
                 yield record(task, job, outcome)
             yield from self._together([device for device in idle if device.mig is None], on_gpus=bool(idle))
-        for task in (Task("frameworks.tensorflow", tf.run, (), 300), Task("frameworks.dali", dali.run, (), 180)):
+        others = (
+            Task("frameworks.tensorflow", tf.run, (), 300),
+            Task("frameworks.tensorflow-training", tf_training.run, (), 420),
+            Task("frameworks.dali", dali.run, (), 180),
+        )
+        for task in others:
             if self._present and not self._idle:
                 # They would use any GPU that they find.
                 yield record(task, Job(()), Outcome(0.0, skipped=self._none_idle()))

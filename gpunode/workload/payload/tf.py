@@ -61,10 +61,9 @@ def capabilities_of(tensorflow: Any, gpus: list[Any]) -> list[tuple[int, int]]:
     return sorted({tuple(one["compute_capability"]) for one in details if one.get("compute_capability")})
 
 
-def run() -> dict[str, Any]:
-    """Return the values of ``frameworks.tensorflow``: memory growth, mixed_float16, a product on every GPU.
-
-    Raises SkipPart if TensorFlow would first compile for the GPUs, which takes many minutes.
+def ready() -> Any:
+    """Return TensorFlow with memory growth. Raises as ``tensorflow_module``, and SkipPart if it would first compile for
+    the GPUs, which takes many minutes.
     """
     tensorflow = tensorflow_module()
     gpus = tensorflow.config.list_physical_devices("GPU")
@@ -78,6 +77,13 @@ def run() -> dict[str, Any]:
         )
     for gpu in gpus:
         tensorflow.config.experimental.set_memory_growth(gpu, True)
+    return tensorflow
+
+
+def run() -> dict[str, Any]:
+    """Return the values of ``frameworks.tensorflow``: memory growth, mixed_float16, a product on every GPU."""
+    tensorflow = ready()
+    gpus = tensorflow.config.list_physical_devices("GPU")
     growth = [bool(tensorflow.config.experimental.get_memory_growth(gpu)) for gpu in gpus]
     policy = tensorflow.keras.mixed_precision.Policy("mixed_float16")
     generator = tensorflow.random.Generator.from_seed(1)

@@ -106,6 +106,6 @@ def test_a_record_that_is_said_to_be_judged_is(name: str) -> None:
 
 def test_every_record_that_a_check_names_is_known_to_be_judged() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in Path(checks.__file__).parent.glob("*.py"))
-    named = set(re.findall(r'"((?:versions|frameworks|gpus|defaults)\.[a-z0-9]+)"', sources))
+    named = set(re.findall(r'"((?:versions|frameworks|gpus|defaults)\.[a-z0-9-]+)"', sources))
     # Looked at only to tell whether PyTorch's absence is meant.
     assert named - {"versions.tensorflow"} == JUDGED - {RUN} - MEASURED

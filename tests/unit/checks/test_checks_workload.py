@@ -296,6 +296,7 @@ def test_no_value_breaks_a_check(value: Any) -> None:
         "frameworks.amp": ("dtype", "losses"),
         "frameworks.memory": ("total_mib", "free_mib", "peak_mib", "reserved_mib", "fragmentation_percent"),
         "frameworks.tensorflow": ("count", "compute_dtype", "max_error"),
+        "frameworks.tensorflow-training": ("wrong", "efficiency", "xla_error", "xla_max_error", "ranks"),
         "frameworks.dali": ("version", "samples"),
     }
     for name, names in keys.items():

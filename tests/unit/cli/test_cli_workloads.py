@@ -18,7 +18,7 @@ H100, V100, P100, GH200 = "2330", "1db1", "15f7", "2342"
 def test_every_image_has_a_compiler() -> None:
     """torch.compile needs one: PyTorch's -runtime images have none, NVIDIA's and the -devel ones do."""
     assert {image for image in IMAGES.values() if "-runtime" in image} == set()
-    assert all(image.startswith("nvcr.io/nvidia/pytorch:") or image.endswith("-devel") for image in IMAGES.values())
+    assert all(image.startswith("nvcr.io/nvidia/") or image.endswith("-devel") for image in IMAGES.values())
 
 
 def node(cuda: str | None, *device_ids: str, arch: str = "x86_64") -> NodeFacts:
@@ -61,10 +61,23 @@ def test_the_newest_that_driver_and_gpus_run(facts: NodeFacts, image: str) -> No
     assert catalog_image(facts) == IMAGES[image]
 
 
+def test_the_framework_chooses_the_image() -> None:
+    assert catalog_image(node("13.2", H100)) == IMAGES["pytorch-26.05"]
+    for cuda in ("12.8", "12.4"):
+        assert catalog_image(node(cuda, H100), "tensorflow") == IMAGES["tensorflow-25.02"]
+    # CUDA 13's driver runs an older image; the row's CUDA comes before it.
+    assert catalog_image(node("13.0", V100), "tensorflow") == IMAGES["tensorflow-25.02"]
+    with pytest.raises(LaunchFailure, match=r"with tensorflow is for CUDA 12\.8 .* on aarch64"):
+        catalog_image(node("12.8", GH200, arch="aarch64"), "tensorflow")
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (node("11.4", H100), "no image of the catalog is for CUDA 11.4 and compute capability 9.0 on x86_64"),
+        (
+            node("11.4", H100),
+            "no image of the catalog with pytorch is for CUDA 11.4 and compute capability 9.0 on x86_64",
+        ),
         (node("12.8", V100, arch="aarch64"), "on aarch64"),
         (node(None, H100), "the CUDA version of the driver is unknown"),
     ],

@@ -128,6 +128,7 @@ def test_every_line_is_a_record_and_the_last_one_says_how_many(archive: Path) ->
         "frameworks.p2p",
         "frameworks.collective",
         "frameworks.tensorflow",
+        "frameworks.tensorflow-training",
         "frameworks.dali",
     ]
     system, limits = values_of(records[0], SystemValues), values_of(records[1], LimitValues)
@@ -175,7 +176,8 @@ def test_without_a_framework_its_parts_are_left_out_and_say_so(archive: Path) ->
     for name in ("versions.torch", "frameworks.tensor", "frameworks.compile"):
         assert found[name]["skipped"] == "PyTorch is not in the image"
         assert found[name]["values"] == {}
-    assert found["frameworks.tensorflow"]["skipped"] == "TensorFlow is not in the image"
+    for name in ("frameworks.tensorflow", "frameworks.tensorflow-training"):
+        assert found[name]["skipped"] == "TensorFlow is not in the image"
 
 
 def test_without_a_gpu_the_devices_are_one_record_that_says_so(archive: Path) -> None:
