@@ -1,6 +1,5 @@
 """``gpunode profile``: run a command under a profiler and print where its time goes."""
 
-import json
 import os
 from pathlib import Path
 
@@ -9,9 +8,9 @@ import click
 from gpunode.cli.options import Duration
 from gpunode.cli.table import table_lines
 from gpunode.errors import Exit, UsageError
-from gpunode.profiling.patterns import as_json
+from gpunode.profiling.document import ProfileDocument
 from gpunode.profiling.run import TOOLS, ProfileRequest, ProfileResult, profile
-from gpunode.text import all_printable, counted, printable
+from gpunode.text import counted, printable, printable_json
 
 LOW = 70.0
 """Percent of utilization below which a GPU is called starving."""
@@ -82,7 +81,7 @@ def command(  # noqa: PLR0913
         if not any(folder.iterdir()):
             folder.rmdir()
     if form == "json":
-        click.echo(json.dumps(all_printable(document(result)), indent=2))
+        click.echo(printable_json(document(result).model_dump_json(by_alias=True, indent=1)))
     else:
         for line in lines(result, verbose=verbose):
             click.echo(printable(line))
@@ -131,19 +130,18 @@ def lines(result: ProfileResult, *, verbose: bool) -> list[str]:
     return found
 
 
-def document(result: ProfileResult) -> dict[str, object]:
-    """Return the report as JSON."""
-    return {
-        "schema": "gpunode.profile/1",
-        "tool": result.tool,
-        "seconds": round(result.seconds, 3),
-        "exit_code": result.exit_code,
-        "signal": result.signal,
-        "steps": result.notes.steps,
-        "torch": result.notes.torch,
-        "patterns": as_json(result.rows),
-        "utilization_percent": result.utilization,
-        "trace": str(result.trace) if result.trace else None,
-        "checked": result.checked,
-        "remarks": result.remarks,
-    }
+def document(result: ProfileResult) -> ProfileDocument:
+    """Return the report as a document."""
+    return ProfileDocument(
+        tool=result.tool,
+        seconds=round(result.seconds, 3),
+        exit_code=result.exit_code,
+        signal=result.signal,
+        steps=result.notes.steps,
+        torch=result.notes.torch,
+        patterns=tuple(result.rows),
+        utilization_percent=tuple(result.utilization),
+        trace=str(result.trace) if result.trace else None,
+        checked=tuple(result.checked),
+        remarks=tuple(result.remarks),
+    )

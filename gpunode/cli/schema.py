@@ -18,6 +18,7 @@ from gpunode.facts.parsers.kinds import ANSWERS
 from gpunode.history.compare import Comparison
 from gpunode.judging.report import Report
 from gpunode.probe.bundle import Bundle
+from gpunode.profiling.document import ProfileDocument
 from gpunode.stack import Plan, Stack
 from gpunode.text import unknown
 from gpunode.top.document import TopDocument
@@ -31,6 +32,7 @@ MODELS: dict[str, Any] = {
     "comparison": Comparison,
     "env": Tunings,
     "plan": Plan,
+    "profile": ProfileDocument,
     "record": Record,
     "report": Report,
     "run": RunExport,

@@ -4,9 +4,10 @@ import itertools
 import re
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
+from gpunode.frozen import Frozen
 from gpunode.profiling.activity import Interval, ProfileActivity, common, length, merged
 
 BUSY_SHARE = 0.8
@@ -32,8 +33,7 @@ ALLOCATING = re.compile(r"cuda(Malloc|Free|HostAlloc|FreeHost)")
 COLLECTIVE = re.compile(r"nccl", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class ProfilePattern:
+class ProfilePattern(Frozen):
     """One line of the table."""
 
     pattern: str
@@ -41,8 +41,7 @@ class ProfilePattern:
     """A share of the recorded time, or None if it was not recorded."""
     measured: str
     """The number in words."""
-    status: str
-    """``ok``, ``look``, ``unknown``."""
+    status: Literal["ok", "look", "unknown"]
     cause: str = ""
     change: str = ""
 
@@ -86,8 +85,18 @@ def patterns(found: ProfileActivity, notes: RunNotes) -> list[ProfilePattern]:
 def _row(  # noqa: PLR0913 (a line of the table)
     pattern: str, share: float, measured: str, *, bad: bool, cause: str, change: str
 ) -> ProfilePattern:
-    status = "look" if bad else "ok"
-    return ProfilePattern(pattern, round(share, 4), measured, status, cause if bad else "", change if bad else "")
+    return ProfilePattern(
+        pattern=pattern,
+        value=round(share, 4),
+        measured=measured,
+        status="look" if bad else "ok",
+        cause=cause if bad else "",
+        change=change if bad else "",
+    )
+
+
+def _unknown(pattern: str, measured: str, cause: str = "") -> ProfilePattern:
+    return ProfilePattern(pattern=pattern, value=None, measured=measured, status="unknown", cause=cause)
 
 
 def percent(share: float) -> str:
@@ -98,9 +107,7 @@ def percent(share: float) -> str:
 def _device(found: ProfileActivity, span: float) -> ProfilePattern:
     devices = sorted({device for device, _ in found.on_devices})
     if not devices:
-        return ProfilePattern(
-            "device share", None, "no activity of a GPU was recorded", "unknown", "the command used no GPU"
-        )
+        return _unknown("device share", "no activity of a GPU was recorded", "the command used no GPU")
     shares = {
         device: length(merged(interval for owner, interval in found.on_devices if owner == device)) / span
         for device in devices
@@ -122,7 +129,7 @@ def _loading(
 ) -> Iterator[ProfilePattern]:
     loading = merged(found.loading)
     if not loading:
-        yield ProfilePattern("data loading", None, "no DataLoader was seen", "unknown")
+        yield _unknown("data loading", "no DataLoader was seen")
         return
     share = length(loading) / span
     hidden = common(loading, busy) / span
@@ -164,12 +171,9 @@ def _operations(found: ProfileActivity, notes: RunNotes) -> Iterator[ProfilePatt
         return
     largest = sorted(found.operations.items(), key=lambda row: -row[1])[:3]
     named = ", ".join(f"{name} {percent(seconds / total)}" for name, seconds in largest)
-    yield ProfilePattern(
-        "operations",
-        round(total / found.span_s, 4),
-        f"{percent(total / found.span_s)} of {found.span_s:.3g} s on the processor ({notes.threads} threads): {named}",
-        "ok",
-    )
+    share = total / found.span_s
+    shown = f"{percent(share)} of {found.span_s:.3g} s on the processor ({notes.threads} threads): {named}"
+    yield _row("operations", share, shown, bad=False, cause="", change="")
 
 
 def _gaps(found: ProfileActivity, span: float, busy: Sequence[Interval]) -> Iterator[ProfilePattern]:
@@ -259,7 +263,7 @@ def _tensor_cores(found: ProfileActivity) -> ProfilePattern:
     products = [one for one in found.kernels if PRODUCT.search(one.name) and not COLLECTIVE.search(one.name)]
     total = sum(one.end - one.start for one in products)
     if not total:
-        return ProfilePattern("tensor cores", None, "no matrix product was recorded", "unknown")
+        return _unknown("tensor cores", "no matrix product was recorded")
     used = sum(one.end - one.start for one in products if TENSOR_CORE.search(one.name)) / total
     return _row(
         "tensor cores",
@@ -269,8 +273,3 @@ def _tensor_cores(found: ProfileActivity) -> ProfilePattern:
         cause="products in FP32, or shapes that are not multiples of 8",
         change="torch.autocast with bfloat16, torch.set_float32_matmul_precision('high'), dimensions in multiples of 8",
     )
-
-
-def as_json(rows: Sequence[ProfilePattern]) -> list[dict[str, Any]]:
-    """Return the table for a JSON document."""
-    return [asdict(row) for row in rows]

@@ -101,7 +101,7 @@ class Machine:
             return
         listed = self.ask("ls", folder).stdout.decode(errors="replace").split()
         for name in listed[:64]:
-            if re.fullmatch(r"[\w.-]{1,100}", name):
+            if name != "pid" and re.fullmatch(r"[\w.-]{1,100}", name):
                 content = self.ask("head", "-c", str(MOST_TRACE_BYTES), f"{folder}/{name}", limit_s=EXPORT_S).stdout
                 (output / name).write_bytes(content)
 

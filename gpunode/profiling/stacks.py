@@ -32,12 +32,12 @@ def patterns(text: str) -> list[ProfilePattern]:
     bad = share > LOADING_SHARE
     return [
         ProfilePattern(
-            "data loading",
-            round(share, 4),
-            f"{percent(share)} of {total} samples of all threads and processes",
-            "look" if bad else "ok",
-            "samples are prepared in these processes" if bad else "",
-            "num_workers; gpunode validate --level deep --data DIR names the limit of the files" if bad else "",
+            pattern="data loading",
+            value=round(share, 4),
+            measured=f"{percent(share)} of {total} samples of all threads and processes",
+            status="look" if bad else "ok",
+            cause="samples are prepared in these processes" if bad else "",
+            change="num_workers; gpunode validate --level deep --data DIR names the limit of the files" if bad else "",
         ),
-        ProfilePattern("functions", None, hottest, "ok"),
+        ProfilePattern(pattern="functions", value=None, measured=hottest, status="ok"),
     ]

@@ -7,6 +7,7 @@ it at its time limit, in case nobody notices that the connection is gone. The en
 
 import contextlib
 import posixpath
+import re
 import secrets
 import socket
 import struct
@@ -115,6 +116,8 @@ SYSTEM_FOLDERS = tuple(
     for name in ("bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr", "var/run")
 )
 """These folders belong to the image or the engine: a node's directory mounted over them would hide their content."""
+ABSENT = re.compile(r"bind source path does not exist: *(/[^\n\"']*)", re.IGNORECASE)
+"""In what engines print for a directory that is not on the node."""
 IMAGE_FOLDERS = ("/", "/opt", "/tmp", "/var")  # noqa: S108
 """Folders below these may be the node's."""
 
@@ -161,8 +164,8 @@ class Confinement:
     """A memory limit, if the engine reports support for it."""
     pids: bool = True
     """A limit on processes."""
-    storage: bool = True
-    """The directories to measure: if one does not exist on the node, the payload reports it; the rest is measured."""
+    absent: tuple[str, ...] = ()
+    """Directories to measure that do not exist on the node: the payload reports them, and the rest is measured."""
 
     def without(self, complaint: str) -> "Confinement | None":
         """Return the restrictions to try after a start that failed; None if the failure has another reason."""
@@ -178,8 +181,9 @@ class Confinement:
             return replace(self, memory=False)
         if self.pids and "cgroup" in text and "pids" in text:
             return replace(self, pids=False)
-        if self.storage and "bind source path does not exist" in text:
-            return replace(self, storage=False)
+        lacks = ABSENT.search(complaint)
+        if lacks is not None and lacks[1] not in self.absent:
+            return replace(self, absent=(*self.absent, lacks[1]))
         # Its Python is in a folder that only root may read.
         if self.user is not None and "permission denied" in text:
             return replace(self, user=None)
@@ -297,7 +301,7 @@ def _create(engine: Engine, job: ContainerJob, confinement: Confinement) -> str:
         device_requests=job.devices.requests,
         devices=[RDMA_DEVICES] if job.rdma else None,
         runtime="nvidia" if job.devices.how == "nvidia" else None,
-        mounts=_mounts(job) if confinement.storage else None,
+        mounts=_mounts(job, confinement.absent),
     )
     if not confinement.pids:
         host["PidsLimit"] = 0  # sent explicitly: Podman has a default limit
@@ -326,12 +330,15 @@ def _create(engine: Engine, job: ContainerJob, confinement: Confinement) -> str:
     return str(created["Id"])
 
 
-def _mounts(job: ContainerJob) -> list[Mount] | None:
+def _mounts(job: ContainerJob, absent: Sequence[str]) -> list[Mount] | None:
     """Return the directories of the node that the container gets."""
     # Two mounts at one path are refused: what is written to and read is one that can be written to.
-    data = job.data if job.data != job.storage else None
-    mounts = [Mount(job.storage, job.storage, type="bind")] if job.storage else []
-    return mounts + ([Mount(data, data, type="bind", read_only=True)] if data else []) or None
+    given = {**({job.data: True} if job.data else {}), **({job.storage: False} if job.storage else {})}
+    gone = {posixpath.normpath(path.strip()) for path in absent}
+    if gone - {posixpath.normpath(path) for path in given}:
+        return None  # the engine names another path: without all of them it starts
+    left = {path: read_only for path, read_only in given.items() if posixpath.normpath(path) not in gone}
+    return [Mount(path, path, type="bind", read_only=read_only) for path, read_only in left.items()] or None
 
 
 def _plain(err: LaunchFailure, engine: Engine, job: ContainerJob) -> LaunchFailure:

@@ -167,7 +167,7 @@ def run(directory: str | None, rate: float | None, gpus: int, seconds: float) ->
         values["no_loader"] = "PyTorch is not in the image"
         return values
     torch.set_num_threads(1)
-    values |= _loaders(samples, paths, per_sample, gpus, seconds, cold=values["proof"] is not None)
+    values.update(_loaders(samples, paths, per_sample, gpus, seconds, cold=values["proof"] is not None))
     if gpus and kind == "images":
         values["decoders"] += _on_gpu(paths)
     return values

@@ -190,8 +190,12 @@ def test_the_directory_to_measure_is_the_only_thing_of_the_node_inside() -> None
     # One that is not there does not keep the rest from being measured; an engine makes none by itself.
     refusal = 'invalid mount config for type "bind": bind source path does not exist: /data'
     without = Confinement(user="65534:65534").without(refusal)
-    assert without == Confinement(user="65534:65534", storage=False)
+    assert without == Confinement(user="65534:65534", absent=("/data",))
     assert not request(engine(), without, storage="/data")["host_config"].get("Mounts")
+    (kept,) = request(engine(), without, storage="/data", data="/train")["host_config"]["Mounts"]
+    assert kept["Source"] == "/train"
+    assert without is not None
+    assert without.without(refusal) is None
 
 
 def test_a_container_of_a_group_is_found_by_its_name_and_reaches_nothing_but_the_groups_network() -> None:
