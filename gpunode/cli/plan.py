@@ -267,7 +267,7 @@ def _request(options: PlanOptions, catalog: Catalog) -> Request:
     toolkit = None if options.toolkit in (None, "none") else _cuda("--toolkit", options.toolkit, catalog)
     return Request(
         source=options.source,
-        driver=_driver(options.driver, catalog),
+        driver=driver_request(options.driver, catalog),
         cuda=_cuda("--cuda", options.cuda, catalog),
         toolkit=toolkit,
         kernel_module=None if options.kernel_module == "auto" else options.kernel_module,
@@ -277,7 +277,8 @@ def _request(options: PlanOptions, catalog: Catalog) -> Request:
     )
 
 
-def _driver(requested: str | None, catalog: Catalog) -> str | None:
+def driver_request(requested: str | None, catalog: Catalog, option: str = "--driver") -> str | None:
+    """Return the request of an option. Raises UsageError for an unknown driver."""
     if requested is None or requested in WORDS:
         return requested
     if is_range(requested):
@@ -288,8 +289,8 @@ def _driver(requested: str | None, catalog: Catalog) -> str | None:
     if text.split(".")[0] not in catalog.branches or not all(part.isdigit() for part in text.split(".")):
         known = [*WORDS, *catalog.branches, *(point for row in catalog.branches.values() for point in row.points)]
         if nearest(requested, known):
-            raise UsageError(f"--driver: {unknown('driver', requested, known)}")
-        raise UsageError(f"--driver: unknown driver {requested!r}; known: {', '.join(known[:MOST_NAMES])} …")
+            raise UsageError(f"{option}: {unknown('driver', requested, known)}")
+        raise UsageError(f"{option}: unknown driver {requested!r}; known: {', '.join(known[:MOST_NAMES])} …")
     return text + latest
 
 

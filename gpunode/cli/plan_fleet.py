@@ -83,12 +83,12 @@ def of_inventory(options: FleetPlanOptions, evaluator: Evaluator, catalog: Catal
             else:
                 variables = inventory.hosts[node.host]
                 host = host_of(node.host, node.facts, catalog, variables.get(LOCK_NAME))
-                yield _with_request(host, variables, request)
+                yield with_request(host, variables, request)
 
     return Answers(inventory, hosts())
 
 
-def _with_request(host: PlanHost, variables: Mapping[str, Any], request: Request) -> PlanHost:
+def with_request(host: PlanHost, variables: Mapping[str, Any], request: Request) -> PlanHost:
     """Return a host with the request of its variables and of the options."""
     if host.picture is None:
         return host

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 import yaml
@@ -58,24 +58,14 @@ def command(**options: Any) -> int:
     task failed, 2 wrong usage, inventory, pattern or variable, 3 a node was unreachable.
     """
     root = collection_root()
-    playbook = root / "playbooks" / "site.yml"
-    if not playbook.is_file():
-        raise UsageError(f"{playbook} is missing: reinstall gpunode")
+    playbook = playbook_of(root, "site.yml")
     # Cheap checks come first: reading an inventory takes a second.
     _refuse_unknown_tags(root, [*options["tags"], *options["skip_tags"]])
-    for extra in options["extra_vars"]:
-        given, files = _extra_variables(extra), [extra] if extra.startswith("@") else []
-        refuse_unknown(given, root, files, "-e")
-        refuse_wrong_values(given, root, files, "-e")
+    refuse_extra_variables(root, options["extra_vars"])
     vault = [argument for file in options["vault_files"] for argument in ("--vault-password-file", file)]
     with explained():
         read = inventory.read(options["inventories"], options["limit"], vault)
-    names = {name for variables in read.hosts.values() for name in variables}
-    refuse_unknown(names, root, options["inventories"])
-    for host, variables in read.hosts.items():
-        refuse_wrong_values(variables, root, options["inventories"], f"the inventory, host {host}")
-    if LOCK_NAME in names:
-        refuse_poisoned_locks(read)
+    refuse_inventory(root, read)
     argv = [ansible_program("ansible-playbook"), str(playbook), *_arguments(options), *vault]
     password = None
     if options["ask_become_pass"]:
@@ -91,6 +81,34 @@ def command(**options: Any) -> int:
     return verdict(run(argv, env, password))
 
 
+def playbook_of(root: Path, name: str) -> Path:
+    """Return the path of a playbook. Raises UsageError if it is missing."""
+    playbook = root / "playbooks" / name
+    if not playbook.is_file():
+        raise UsageError(f"{playbook} is missing: reinstall gpunode")
+    return playbook
+
+
+def refuse_extra_variables(root: Path, extra_vars: Sequence[str]) -> None:
+    """Raise UsageError for a variable of ``-e`` that no role has, or with a value that it would refuse."""
+    for extra in extra_vars:
+        given, files = _extra_variables(extra), [extra] if extra.startswith("@") else []
+        refuse_unknown(given, root, files, "-e")
+        refuse_wrong_values(given, root, files, "-e")
+
+
+def refuse_inventory(root: Path, read: inventory.Inventory) -> None:
+    """Raise UsageError for a variable of the inventory that no role has, for a value that it would refuse, and for a
+    lock with a template.
+    """
+    names = {name for variables in read.hosts.values() for name in variables}
+    refuse_unknown(names, root, read.sources)
+    for host, variables in read.hosts.items():
+        refuse_wrong_values(variables, root, read.sources, f"the inventory, host {host}")
+    if LOCK_NAME in names:
+        refuse_poisoned_locks(read)
+
+
 def verdict(rc: int) -> int:
     """Return gpunode's exit code for one of ansible-playbook.
 
@@ -103,10 +121,17 @@ def verdict(rc: int) -> int:
     return int(known.get(rc, Exit.UNDETERMINED))
 
 
-def run(argv: Sequence[str], env: dict[str, str], password: str | None, wait_s: float = INTERRUPT_WAIT_S) -> int:
+def run(
+    argv: Sequence[str],
+    env: dict[str, str],
+    password: str | None,
+    wait_s: float = INTERRUPT_WAIT_S,
+    log: BinaryIO | None = None,
+) -> int:
     """Run a program to its end in a process group of its own and return its exit code, or minus a signal's number.
 
-    SIGINT, SIGTERM and SIGHUP are passed on to the group; a second one, or ``wait_s`` after the first, kills it.
+    SIGINT, SIGTERM and SIGHUP are passed on to the group; a second one, or ``wait_s`` after the first, kills it. Its
+    output goes to ``log`` if there is one.
     If gpunode itself is killed, the group gets SIGTERM. ``password`` goes to its stdin, which is empty otherwise.
     """
     received: list[int] = []
@@ -124,7 +149,7 @@ def run(argv: Sequence[str], env: dict[str, str], password: str | None, wait_s: 
     watcher, line = _watched(wait_s)
     try:
         source = subprocess.DEVNULL if password is None else subprocess.PIPE
-        child = subprocess.Popen(list(argv), env=env, stdin=source, start_new_session=True)
+        child = subprocess.Popen(list(argv), env=env, stdin=source, stdout=log, stderr=log, start_new_session=True)
         os.write(line, f"{child.pid}\n".encode())
         if child.stdin is not None and password is not None:
             with suppress(BrokenPipeError), child.stdin:

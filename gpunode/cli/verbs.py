@@ -8,6 +8,7 @@ from contextlib import contextmanager
 VERBS = {
     "plan": "Resolve a matched stack and explain it",
     "provision": "Run the site playbook on an inventory",
+    "upgrade": "Upgrade the driver of many nodes by canary and waves, and return what is as good as before",
     "validate": "Validate nodes: this machine, hosts of an inventory, or saved bundles",
     "profile": "Run a command under a profiler and print where its time goes",
     "top": "Show what the GPUs of many nodes do, and what slows them down",

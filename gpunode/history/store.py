@@ -122,23 +122,31 @@ class StoredFinding:
 def default_folder() -> Path | None:
     """Return the folder of the history: ``GPUNODE_HISTORY``, else below the user's state directory; None: switched off.
 
-    Root has a folder of its own, so that sudo leaves no file of root in a home. Raises HistoryError.
+    Raises HistoryError.
     """
     named = os.environ.get(VARIABLE)
     if named is not None:
         return None if named in ("", "off", "none") else Path(named)
+    return state_folder() / "history"
+
+
+def state_folder() -> Path:
+    """Return the folder of what gpunode keeps on the controller, below the user's state directory. Raises HistoryError.
+
+    Root has a folder of its own, so that sudo leaves no file of root in a home.
+    """
     state = os.environ.get("XDG_STATE_HOME", "")
     if Path(state).is_absolute():
-        return Path(state) / "gpunode" / "history"
+        return Path(state) / "gpunode"
     if os.geteuid() == 0:
-        return Path("/var/lib/gpunode/history")
+        return Path("/var/lib/gpunode")
     home = os.environ.get("HOME", "")
     if not Path(home).is_absolute():
         try:
             home = pwd.getpwuid(os.geteuid()).pw_dir
         except KeyError:
             raise HistoryError(f"the user has no home directory: set {VARIABLE}=DIR, or {VARIABLE}=off") from None
-    return Path(home) / ".local" / "state" / "gpunode" / "history"
+    return Path(home) / ".local" / "state" / "gpunode"
 
 
 def history_folder() -> Path:

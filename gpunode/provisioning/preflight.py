@@ -13,7 +13,7 @@ from gpunode.checks import Expectation, judge
 from gpunode.content import collection_root
 from gpunode.facts import NodeFacts
 from gpunode.frozen import Frozen
-from gpunode.provisioning import node_stack, nvidia_driver, nvidia_repository
+from gpunode.provisioning import node_stack, nvidia_driver, nvidia_repository, service
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_dnf import dnf_problems
 from gpunode.provisioning.due import judged
@@ -101,6 +101,9 @@ class PreflightSettings(Variables):
     gpunode_stack: dict[str, object] = option(
         {}, "Stack locked by C(gpunode plan --write) for this node; used where no other version is requested."
     )
+    gpunode_change: str = option(
+        "", "Token of the run of C(gpunode upgrade) that this run belongs to; that verb sets it."
+    )
     gpunode_lab: bool = option(False, "Set by the inventory of C(gpunode lab); no behavior depends on it.")
 
 
@@ -143,7 +146,9 @@ def present(state: NodeState, settings: PreflightSettings, context: Context) -> 
     if questions:
         return Manifest(role=ROLE.name, questions=questions)
     stack = None if removing else found.stack
+    owner = service.holder(state, settings.gpunode_change)
     refusals = [
+        *((f"held: {owner}: repeat its command, which continues",) if owner is not None else ()),
         *_undetermined(state.facts),
         *_unsupported(state.facts),
         *(_without_gpu(state.facts) if settings.require_gpu else ()),

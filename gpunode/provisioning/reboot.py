@@ -9,7 +9,7 @@ from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.live import gpus_in_use
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.service import drained
+from gpunode.provisioning.service import drained, holder
 from gpunode.provisioning.state import BOOT_ID, Look, NodeState
 from gpunode.text import listed
 
@@ -34,6 +34,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     due = f"a reboot is pending: {reasons}"
     if settings["gpunode_reboot"] != "when_needed":
         note = f"{due} (gpunode_reboot: never)"
+    elif (owner := holder(state, settings["gpunode_change"])) is not None:
+        note = f"{due}; {owner}"
     elif is_controller(state, context):
         # The run must not end itself.
         note = f"{due}; Ansible runs on this machine: reboot it by hand"

@@ -24,6 +24,7 @@ from gpunode.provisioning import (
     ssh_hardening,
     storage,
     updates,
+    way_back,
 )
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
@@ -48,6 +49,7 @@ _POLICIES: tuple[RolePolicy | Role[Any], ...] = (
     preflight.ROLE,
     reboot,
     service,
+    way_back,
     nvidia_repository.ROLE,
     nvidia_driver,
     nvidia_fabric.ROLE,

@@ -18,7 +18,9 @@ from gpunode.provisioning.state import BOOT_ID, Look, NodeState
 
 ROLE = "service"
 MARK = "/var/lib/gpunode/drained.json"
-LOOK = Look(contents=(MARK, BOOT_ID))
+LEASE = "/var/lib/gpunode/change.json"
+"""Written by ``gpunode upgrade`` (gpunode/change/node_program.py) for as long as a run of it owns the node."""
+LOOK = Look(contents=(MARK, LEASE, BOOT_ID))
 Short = Annotated[str, Field(max_length=200)]
 
 
@@ -35,6 +37,8 @@ class Drain(Frozen):
 
     since: Short
     """Time of the drain, ISO 8601."""
+    token: Short = ""
+    """Names the drain of ``gpunode upgrade``."""
     findings: Annotated[tuple[FindingBefore, ...], Field(max_length=5000)]
 
 
@@ -60,6 +64,9 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     )
     if not result.drained:
         return Manifest(role=ROLE, result=result)
+    owner = holder(state)
+    if owner is not None:
+        return Manifest(role=ROLE, result=result, notes=(f"the node stays drained: {owner}",))
     pending = [f"a reboot is pending: {reason}" for reason in context.reasons_to_reboot(state.boot_id)]
     pending += [f"a restart of {unit} is pending: {reason}" for unit, reason in sorted(context.restarts.items())]
     if pending:
@@ -68,6 +75,19 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     return Manifest(
         role=ROLE, result=result, notes=(lost,) if lost else (), due_reasons=("the node is to return to service",)
     )
+
+
+def holder(state: NodeState, token: str = "") -> str | None:
+    """Return who holds the node by ``gpunode upgrade``; None if nobody does, or the run with ``token``."""
+    text = state.contents.get(LEASE)
+    if text is None:
+        return None
+    try:
+        lease = json.loads(text)
+        owner, own, since = (str(lease[name])[:200] for name in ("owner", "token", "since"))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return f"gpunode upgrade holds it, and {LEASE} is not readable"
+    return None if own == token else f"gpunode upgrade of {owner} holds it since {since} ({LEASE})"
 
 
 def drained(state: NodeState) -> bool:

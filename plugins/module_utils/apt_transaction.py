@@ -15,6 +15,7 @@ Standard library only. The question::
                                             files of apt; else only the preferences
      "planned": {"packages": {name: version}, "purge": [names]},  simulated: changes of earlier transactions
      "unhold": [names],                     packages to unhold
+     "download_only": bool,                 only fetch the packages to install, and verify them
      "lock_wait_s": seconds, "limit_s": seconds}
 
 The answer: ``install`` ({name: version}), ``remove``, ``hold``, ``unhold`` (names), ``warnings`` (failed sources that
@@ -428,7 +429,8 @@ def answer(question):
     """Return the answer of a transaction, after it was executed unless it is simulated."""
     options = ["-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}"]
     with apt_as_it_will_be(question):
-        finished = [] if question["simulate"] else finish_interrupted(question)
+        only_looks = question["simulate"] or question.get("download_only")
+        finished = [] if only_looks else finish_interrupted(question)
         done = transacted({"unhold": [], **question, "options": options, "warnings": []})
     return {**done, "finished": finished}
 
@@ -469,7 +471,8 @@ def transacted(question):
     if question["simulate"]:
         return result
     try:
-        if result["unhold"]:
+        fetch_only = question.get("download_only")
+        if result["unhold"] and not fetch_only:
             output_of(["apt-mark", "unhold", *result["unhold"]], ANSWER_LIMIT_S)
         if arguments:
             argv = ["apt-get", *question["options"], "--assume-yes", *OPTIONS]
@@ -484,6 +487,9 @@ def transacted(question):
             ]
             if install:
                 argv, result["install"] = downloaded(question, argv, install, remove)
+        if fetch_only:
+            return {**result, "remove": [], "hold": [], "unhold": [], "done": True}
+        if arguments:
             # A job may have started since the plan was made.
             users = question.get("gpu_users", list)()
             if users:

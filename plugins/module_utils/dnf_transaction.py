@@ -27,6 +27,7 @@ Requires a Python with the bindings of dnf 4. The question::
      "files": {path: text},               (optional) planned files of repositories, for a simulation
      "remove_new": [names],               (optional) packages to remove if the memory shows that the role installed them
      "memory": path | null,               (optional) record of the packages that the role installed (package_record.py)
+     "download_only": bool,               (optional) only fetch the packages to install, and verify them
      "simulate": bool, "lock_wait_s": seconds, "limit_s": seconds}
 
 The answer: ``target``, ``install`` ([{name, version}], without packages that are installed already), ``remove`` (names,
@@ -429,6 +430,8 @@ def carried_out(question):
             )
             if changes and not question["simulate"]:
                 fetch(base)
+                if question.get("download_only"):
+                    return {**answer, "remove": [], "stream": None}
                 # A job may have started since the plan was made.
                 users = question.get("gpu_users", list)()
                 if users:

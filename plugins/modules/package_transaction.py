@@ -156,6 +156,12 @@ options:
       first change.
     type: bool
     default: false
+  download_only:
+    description: >-
+      Whether to only download the packages to install, into the cache of the package manager, and verify them. Nothing
+      else changes.
+    type: bool
+    default: false
   planned:
     description: Changes that earlier transactions would have made, in check mode. Set by the action plugin.
     type: dict
@@ -275,6 +281,7 @@ def main() -> None:
             "lock": {"type": "list", "elements": "str"},
             "lock_mark": {"type": "str", "default": "gpunode"},
             "idle_gpus": {"type": "bool", "default": False},
+            "download_only": {"type": "bool", "default": False},
             "planned": {"type": "dict", "default": {}},
             "lock_wait_s": {"type": "int", "default": 300},
             "limit_s": {"type": "int", "default": 3600},
@@ -300,7 +307,7 @@ def main() -> None:
         module.fail_json(msg=message(answer))
     text = listed(answer)
     module.exit_json(
-        changed=bool(text),
+        changed=bool(text) and not question["download_only"],
         install=answer["install"],
         remove=answer["remove"],
         hold=answer.get("hold", []),

@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "judging": {"catalog", "probe", "facts", "expectations", "checks"},
     "history": {"checks", "facts"},
     "report": {"catalog", "checks", "facts", "judging", "history"},
+    "change": {"fleet", "probe"},
     "lab": {"catalog"},
     "profiling": set(),
     "plugins": {"catalog", "stack", "facts", "tuning", "checks", "probe", "provisioning"},

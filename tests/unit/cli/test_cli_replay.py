@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.catalog import load
 from gpunode.cli import run
-from gpunode.cli.plan_fleet import _with_request
+from gpunode.cli.plan_fleet import with_request
 from gpunode.cli.plan_host import host_of
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
@@ -127,7 +127,7 @@ def test_a_driver_that_is_no_version_ends_no_plan_of_others(version: str, variab
     hosts = []
     for name, answer in (("bad", text.replace("535.261.03", version)), ("good", text)):
         facts = facts_from_bundle(Bundle.from_json(answer, name))
-        hosts.append(_with_request(host_of(name, facts, load()), variable, Request()))
+        hosts.append(with_request(host_of(name, facts, load()), variable, Request()))
     document = plan(hosts, Request(), load(), date(2026, 11, 20))
     (good,) = [group for group in document.groups if "good" in group.hosts]
     assert good.stack is not None or good.conflict is not None

@@ -10,7 +10,7 @@ from driver_samples import BUNDLE, DAY, facts_of
 from effort import effort
 
 from gpunode.catalog import load
-from gpunode.cli.plan_fleet import _with_request
+from gpunode.cli.plan_fleet import with_request
 from gpunode.cli.plan_host import host_of
 from gpunode.errors import UsageError
 from gpunode.provisioning.documents import node_of
@@ -47,9 +47,9 @@ def test_a_plan_and_a_run_of_the_roles_give_one_answer(facts: dict[str, Any]) ->
             roles = resolved(node, requested_by(variables), None, TODAY).group
         except UsageError:
             with pytest.raises(UsageError):
-                plan([_with_request(picture, variables, Request())], Request(), load(), TODAY)
+                plan([with_request(picture, variables, Request())], Request(), load(), TODAY)
             continue
-        (planned,) = plan([_with_request(picture, variables, Request())], Request(), load(), TODAY).groups
+        (planned,) = plan([with_request(picture, variables, Request())], Request(), load(), TODAY).groups
         assert (planned.stack, planned.conflict) == (roles.stack, roles.conflict), variables
         decided += planned.stack is not None
     assert decided > 5
@@ -67,9 +67,9 @@ def test_every_variable_is_one_of_a_role() -> None:
 def test_an_option_is_before_a_variable_and_a_template_needs_one(facts: dict[str, Any]) -> None:
     host = host_of("n1", node_of(facts), load())
     variables = {"nvidia_driver_source": "{{ where }}", "cuda_version": "12.2"}
-    unread = _with_request(host, variables, Request())
+    unread = with_request(host, variables, Request())
     assert unread.picture is None
     assert "nvidia_driver_source is a template" in str(unread.reason)
-    option = _with_request(host, variables, Request(source="nvidia", past_eol="refuse")).request
+    option = with_request(host, variables, Request(source="nvidia", past_eol="refuse")).request
     assert option is not None
     assert (option.source, option.cuda, option.past_eol) == ("nvidia", "12.2", "refuse")

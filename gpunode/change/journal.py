@@ -1,0 +1,175 @@
+"""The journal of a change on the controller: what is to be done is on the disk before it is done.
+
+One file per run, written as a whole. ``intent`` of a node names the act that began and is not known to have ended:
+the same command begins with it again, and each act may be repeated.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from gpunode.change.states import ACTS, FINAL, OUT_OF_SERVICE, State, after
+from gpunode.errors import UndeterminedError
+from gpunode.frozen import Frozen, FrozenByName, invalid_field
+from gpunode.whole import make_private_folder, whole_file
+
+FILE = "journal.json"
+
+
+class NodeRecord(Frozen):
+    """One node of a run."""
+
+    state: State = State.PLANNED
+    token: str
+    """Names the drain and the lease of this node: only what has it is ended."""
+    intent: str = ""
+    """The act that began."""
+    back: bool = False
+    """The node is on its way to the earlier release."""
+    wave: int = 0
+    before: str | None = None
+    """The driver's release before the change."""
+    target: str | None = None
+    reason: str = ""
+    """Why the last act failed."""
+    times: tuple[tuple[str, str], ...] = ()
+    """State or act, and when."""
+
+    @property
+    def aim(self) -> str | None:
+        """Return the release that the node is to get."""
+        return self.before if self.back else self.target
+
+    @property
+    def open(self) -> bool:
+        """Return whether the run has, or may have, something to take back or to finish on the node."""
+        return self.state in OUT_OF_SERVICE or bool(self.intent)
+
+
+class RunRecord(FrozenByName):
+    """The document ``gpunode.change/1``."""
+
+    schema_name: Literal["gpunode.change/1"] = Field("gpunode.change/1", alias="schema")
+    run: str
+    command: tuple[str, ...]
+    """What makes two commands the same."""
+    owner: str
+    started_at: str
+    finished_at: str | None = None
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """Nodes that are no part of the run, with the reason."""
+    nodes: dict[str, NodeRecord]
+
+    @property
+    def open_nodes(self) -> dict[str, NodeRecord]:
+        """Return the nodes that the run has not finished with."""
+        return {name: node for name, node in self.nodes.items() if node.open}
+
+
+def now() -> str:
+    """Return the time in UTC."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def new_token() -> str:
+    """Return a token that no other run has."""
+    return f"gpunode-upgrade-{secrets.token_hex(6)}"
+
+
+class Journal:
+    """The journal of one run; each change of it is on the disk when the method returns."""
+
+    def __init__(self, folder: Path, record: RunRecord) -> None:
+        self.folder = folder
+        self.record = record
+
+    def write(self) -> None:
+        """Write the file as a whole."""
+        make_private_folder(self.folder)
+        with whole_file(self.folder / FILE, private=True) as stream:
+            stream.write(self.record.model_dump_json(by_alias=True, indent=1).encode() + b"\n")
+
+    def _set(self, nodes: Mapping[str, NodeRecord]) -> None:
+        self.record = self.record.model_copy(update={"nodes": {**self.record.nodes, **nodes}})
+        self.write()
+
+    def intend(self, names: Iterable[str], act: str) -> None:
+        """Record that an act is about to begin on nodes."""
+        stamp = (act, now())
+        nodes = {name: self.record.nodes[name] for name in names}
+        self._set(
+            {
+                name: node.model_copy(update={"intent": act, "times": (*node.times, stamp)})
+                for name, node in nodes.items()
+            }
+        )
+
+    def settle(self, results: Mapping[str, str], act: str, failed: State | None = None) -> None:
+        """Record how an act ended: node to the reason why it failed, empty if it did not.
+
+        ``failed``: the state of those that failed, in place of the act's own.
+        """
+        found = {}
+        for name, reason in results.items():
+            node = self.record.nodes[name]
+            state = (failed or ACTS[act].failed) if reason else after(act, back=node.back)
+            update = {
+                "state": state,
+                "intent": "",
+                "reason": reason,
+                "times": (*node.times, (state.value, now())),
+            }
+            found[name] = node.model_copy(update=update)
+        self._set(found)
+
+    def turn_back(self, names: Iterable[str]) -> None:
+        """Record that nodes are to get their earlier release."""
+        self._set({name: self.record.nodes[name].model_copy(update={"back": True}) for name in names})
+
+    def remark(self, results: Mapping[str, str]) -> None:
+        """Record why an act did not end; the node's next run begins with it again."""
+        self._set({name: self.record.nodes[name].model_copy(update={"reason": why}) for name, why in results.items()})
+
+    def place(self, name: str, state: State, reason: str) -> None:
+        """Record a state that no act led to."""
+        self._set({name: self.record.nodes[name].model_copy(update={"state": state, "intent": "", "reason": reason})})
+
+    def give(self, names: Iterable[str]) -> None:
+        """Remove nodes that a newer run has taken over."""
+        gone = set(names)
+        nodes = {name: node for name, node in self.record.nodes.items() if name not in gone}
+        self.record = self.record.model_copy(update={"nodes": nodes})
+        self.write()
+
+    def finish(self) -> None:
+        """Record the end of the run."""
+        self.record = self.record.model_copy(update={"finished_at": now()})
+        self.write()
+
+
+def read(folder: Path) -> Journal:
+    """Return the journal in a run's folder. Raises UndeterminedError with one line if it is unreadable."""
+    path = folder / FILE
+    try:
+        return Journal(folder, RunRecord.model_validate(json.loads(path.read_bytes())))
+    except OSError as err:
+        raise UndeterminedError(f"{path}: {err.strerror}") from None
+    except ValidationError as err:
+        field, why = invalid_field(err, "the document")
+        raise UndeterminedError(f"{path}: {field}: {why}; it names the nodes that a run drained: restore it") from None
+    except (ValueError, RecursionError):
+        raise UndeterminedError(f"{path}: not JSON; it names the nodes that a run drained: restore it") from None
+
+
+def runs(folder: Path) -> Iterator[Journal]:
+    """Yield the journals of all runs below a folder, the latest first. Raises UndeterminedError."""
+    for path in sorted(folder.glob(f"*/{FILE}"), reverse=True):
+        yield read(path.parent)
+
+
+__all__ = ["FINAL", "Journal", "NodeRecord", "RunRecord", "new_token", "now", "read", "runs"]

@@ -1,0 +1,292 @@
+"""The run of a change: waves of nodes along the edges of ``states``, each act recorded before it begins.
+
+What is done on nodes and who hands out work are behind two interfaces; the run itself has no other effect. It may be
+killed at any moment: the next one with the same journal continues. Each act may be repeated.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpunode.change.journal import Journal, NodeRecord
+from gpunode.change.scheduler import Scheduler, SchedulerError, Service
+from gpunode.change.states import ACTS, FINAL, State
+from gpunode.text import listed
+
+Records = Mapping[str, NodeRecord]
+Results = dict[str, str]
+"""Node to the reason why an act failed there; empty if it did not."""
+
+
+class Nodes(Protocol):
+    """What is done on nodes. Each method may be repeated, and returns a result for each node."""
+
+    def lease(self, nodes: Records) -> Results:
+        """Take or renew the lease of each node."""
+
+    def mark(self, nodes: Records) -> Results:
+        """Record on each node that it is about to be drained; refused without the lease."""
+
+    def free(self, nodes: Records) -> Results:
+        """Remove the mark and the lease."""
+
+    def prepare(self, nodes: Records) -> Results:
+        """Bring to each node what the change needs; the node works meanwhile."""
+
+    def busy(self, nodes: Records) -> Results:
+        """Return what computes on the GPUs; unknown is busy."""
+
+    def change(self, nodes: Records) -> Results:
+        """Change each node to its target; ``back``: to its release before."""
+
+    def reboot(self, nodes: Records) -> Results:
+        """Reboot nodes with a pending reboot, and finish what waits for it."""
+
+    def validate(self, nodes: Records) -> Results:
+        """Return why a node is not proven to be as good as before, at its target."""
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """The limits of a run."""
+
+    drain_s: float = ACTS["drain"].limit_s
+    validate_s: float = ACTS["validate"].limit_s
+    poll_s: float = 30.0
+    most_failed: int = 0
+    """Nodes that may fail before no further wave begins."""
+    rollback: bool = True
+    """A node that failed gets its earlier release."""
+
+
+class ChangeRun:
+    """One run of a change, from what its journal has to its end."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        journal: Journal,
+        nodes: Nodes,
+        scheduler: Scheduler,
+        limits: RunLimits,
+        *,
+        paused: Callable[[], bool] = lambda: False,
+        say: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._journal, self._nodes, self._scheduler, self._limits = journal, nodes, scheduler, limits
+        self._paused, self._say, self._clock, self._sleep = paused, say, clock, sleep
+
+    def run(self) -> str:
+        """Run the waves that are left; return why it stopped before the last one, empty if it did not."""
+        records = self._journal.record.nodes
+        for name, node in records.items():
+            if node.state is State.VALIDATED and not node.intent:
+                # Time has passed since: it is proven again.
+                self._journal.place(name, State.REBOOTED, node.reason)
+        waves = sorted({node.wave for node in records.values()})
+        for wave in waves:
+            names = [name for name, node in records.items() if node.wave == wave]
+            if self._open(names) and self._paused():
+                return f"paused before wave {wave + 1}: the same command continues"
+            self._wave(names)
+            bad = self._failed(wave)
+            if len(bad) > self._limits.most_failed and wave != waves[-1]:
+                later = [name for name, node in records.items() if node.wave > wave]
+                return f"{len(bad)} failed ({listed(bad)}): nothing was changed on {listed(later)}"
+        return ""
+
+    def _open(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if self._journal.record.nodes[name].state not in FINAL]
+
+    def _failed(self, wave: int) -> list[str]:
+        """Return the nodes of the waves so far that did not return with their target."""
+        nodes = self._journal.record.nodes
+        return [name for name, node in nodes.items() if node.wave <= wave and node.state is not State.RETURNED]
+
+    def _wave(self, names: list[str]) -> None:
+        self._walk(names)
+        nodes = self._journal.record.nodes
+        bad = [
+            name for name in names if nodes[name].state is State.HELD and nodes[name].before and not nodes[name].back
+        ]
+        bad = [name for name in bad if _was(nodes[name], "change")]
+        if bad and self._limits.rollback:
+            self._say(f"rolling back {listed(bad)}")
+            self._journal.turn_back(bad)
+            self._walk(bad)
+
+    def _walk(self, names: list[str]) -> None:
+        """Lead nodes along the edges, each as far as it comes."""
+        acts: dict[str, Callable[[list[str]], None]] = {
+            "again": lambda some: self._begin_again(some, "again"),
+            "reach": lambda some: self._begin_again(some, "reach"),
+            "prepare": self._prepare,
+            "drain": self._drain,
+            "change": lambda some: self._act(some, "change", self._nodes.change),
+            "reboot": lambda some: self._act(some, "reboot", self._nodes.reboot),
+            "validate": lambda some: self._act(some, "validate", self._proven),
+            "return": self._return,
+        }
+        for act, work in acts.items():
+            some = [name for name in names if self._journal.record.nodes[name].state is ACTS[act].start]
+            if some:
+                self._say(f"{act}: {listed(some)}")
+                work(some)
+
+    def _records(self, names: Iterable[str]) -> dict[str, NodeRecord]:
+        return {name: self._journal.record.nodes[name] for name in names}
+
+    def _prepare(self, names: list[str]) -> None:
+        self._journal.intend(names, "prepare")
+        results = self._nodes.lease(self._records(names))
+        leased = [name for name, reason in results.items() if not reason]
+        results |= self._nodes.prepare(self._records(leased)) if leased else {}
+        self._let_go({name: reason for name, reason in results.items() if reason}, "prepare")
+        self._journal.settle({name: "" for name, reason in results.items() if not reason}, "prepare")
+
+    def _drain(self, names: list[str]) -> None:
+        """Drain nodes and wait until they are idle; one that is not in time goes back to work as it was."""
+        self._journal.intend(names, "drain")
+        results = self._nodes.mark(self._records(names))
+        for name in [name for name, reason in results.items() if not reason]:
+            results[name] = self._drained(name)
+        waiting = [name for name, reason in results.items() if not reason]
+        results |= self._idle(waiting)
+        self._journal.settle({name: "" for name, reason in results.items() if not reason}, "drain")
+        self._cancel({name: reason for name, reason in results.items() if reason})
+
+    def _drained(self, name: str) -> str:
+        """Drain a node; return why it was not possible."""
+        try:
+            self._scheduler.drain(name, self._journal.record.nodes[name].token)
+        except SchedulerError as err:
+            return str(err)
+        return ""
+
+    def _cancel(self, results: Results) -> None:
+        """End drains before anything was changed."""
+        for name, reason in results.items():
+            record = self._journal.record.nodes[name]
+            try:
+                self._scheduler.resume(name, record.token)
+            except SchedulerError as err:
+                self._journal.settle({name: f"{reason}; the drain could not be ended: {err}"}, "drain", State.HELD)
+                continue
+            self._let_go({name: reason}, "drain")
+
+    def _let_go(self, results: Results, act: str) -> None:
+        """Remove mark and lease of nodes that stay as they are, with the reason why an act failed there.
+
+        An act that failed may have reached the node all the same.
+        """
+        freed = self._nodes.free(self._records(results)) if results else {}
+        self._journal.settle({name: reason for name, reason in results.items() if not freed[name]}, act)
+        # Where that failed, the act counts as begun: the node keeps its owner.
+        self._journal.remark({name: f"{reason}; {freed[name]}" for name, reason in results.items() if freed[name]})
+
+    def _idle(self, names: list[str]) -> Results:
+        """Wait until nodes are idle, for the scheduler and on their GPUs; return what still runs at the deadline."""
+        end = self._clock() + self._limits.drain_s
+        waiting = list(names)
+        found: Results = {}
+        while waiting:
+            found |= self._nodes.busy(self._records(waiting))
+            for name in waiting:
+                found[name] = found[name] or self._busy(name)
+            waiting = [name for name in waiting if found[name]]
+            if not waiting or self._clock() >= end:
+                break
+            self._sleep(self._limits.poll_s)
+        return {name: f"not idle: {found[name]}" if found[name] else "" for name in names}
+
+    def _busy(self, name: str) -> str:
+        try:
+            return self._scheduler.busy(name, self._journal.record.nodes[name].token)
+        except SchedulerError as err:
+            return str(err)
+
+    def _kept(self, names: list[str]) -> Results:
+        """Return why nodes must not be touched now: a lease of others, a drain of others, work that runs."""
+        results = self._nodes.lease(self._records(names))
+        for name in [name for name, reason in results.items() if not reason]:
+            try:
+                state = self._scheduler.state(name, self._journal.record.nodes[name].token)
+            except SchedulerError as err:
+                results[name] = str(err)
+                continue
+            if state.service is Service.IN_SERVICE:
+                # Somebody ended the drain, or the scheduler lost it.
+                results[name] = self._drained(name)
+            elif state.service is not Service.OURS:
+                results[name] = state.text
+        return results | self._idle([name for name, reason in results.items() if not reason])
+
+    def _begin_again(self, names: list[str], act: str) -> None:
+        self._journal.intend(names, act)
+        self._journal.settle(self._kept(names), act)
+
+    def _act(self, names: list[str], act: str, work: Callable[[Records], Results]) -> None:
+        """Do an act on drained nodes, after a look at each of them."""
+        kept = self._kept(names)
+        refused = {name: reason for name, reason in kept.items() if reason}
+        untouched = {
+            name: reason
+            for name, reason in refused.items()
+            if act == "change" and reason.startswith("not idle") and not _was(self._journal.record.nodes[name], act)
+        }
+        self._cancel(untouched)
+        self._journal.settle({name: reason for name, reason in refused.items() if name not in untouched}, act)
+        names = [name for name in names if name not in refused]
+        if names:
+            self._journal.intend(names, act)
+            self._journal.settle(work(self._records(names)), act)
+
+    def _proven(self, nodes: Records) -> Results:
+        """Compare nodes with themselves before, until they are as good or the time is over: services still start."""
+        end = self._clock() + self._limits.validate_s
+        found: Results = {}
+        waiting = dict(nodes)
+        while waiting:
+            found |= self._nodes.validate(waiting)
+            waiting = {name: node for name, node in waiting.items() if found[name]}
+            if not waiting or self._clock() >= end:
+                break
+            self._sleep(self._limits.poll_s)
+        return found
+
+    def _return(self, names: list[str]) -> None:
+        """End the drains with the run's token; a drain that others put in its place stays, and is theirs."""
+        self._journal.intend(names, "return")
+        results = self._nodes.lease(self._records(names))
+        remarks: Results = {}
+        for name in [name for name, reason in results.items() if not reason]:
+            token = self._journal.record.nodes[name].token
+            try:
+                self._scheduler.resume(name, token)
+                state = self._scheduler.state(name, token)
+            except SchedulerError as err:
+                results[name] = str(err)
+                continue
+            if state.service is Service.FOREIGN:
+                remarks[name] = f"proven; it stays {state.text}"
+            elif state.service is not Service.IN_SERVICE:
+                results[name] = f"the drain did not end: {state.text}"
+        ended = [name for name, reason in results.items() if not reason]
+        freed = self._nodes.free(self._records(ended)) if ended else {}
+        self._journal.remark({name: reason for name, reason in freed.items() if reason})
+        self._journal.settle({name: reason for name, reason in results.items() if not freed.get(name)}, "return")
+        for name, remark in remarks.items():
+            if not freed.get(name, "?"):
+                self._journal.place(name, self._journal.record.nodes[name].state, remark)
+
+
+def _to_roll_back(node: NodeRecord) -> bool:
+    """Return whether a node failed after a change began, and its release before is known."""
+    return node.state is State.HELD and node.before is not None and not node.back and _was(node, "change")
+
+
+def _was(node: NodeRecord, act: str) -> bool:
+    """Return whether an act was begun on a node."""
+    return any(word == act for word, _ in node.times)

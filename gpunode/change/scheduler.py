@@ -1,0 +1,207 @@
+"""Who hands out work to nodes: one interface, and its adapters.
+
+A drain carries a token. Only a drain with that token is ever ended; a drain of others, before or during the change,
+stays as it is.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from gpunode.errors import UndeterminedError, UsageError
+from gpunode.fleet import process
+from gpunode.text import last_line, one_line
+
+CALL_S = 60.0
+"""Limit of one call of a program."""
+Run = Callable[[Sequence[str], str | None], process.Completed]
+
+
+class Service(StrEnum):
+    """Whether a node gets work."""
+
+    IN_SERVICE = "in service"
+    OURS = "drained by this run"
+    FOREIGN = "drained by others"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class ServiceState:
+    """The answer on one node."""
+
+    service: Service
+    reason: str = ""
+    """The reason of others, or why it is unknown."""
+
+    @property
+    def text(self) -> str:
+        """Return the state for a message."""
+        return f"{self.service.value}: {self.reason}" if self.reason else self.service.value
+
+
+class SchedulerError(Exception):
+    """A call failed: one line."""
+
+
+class Scheduler(Protocol):
+    """What hands out work. Each method may be repeated; each raises SchedulerError."""
+
+    def state(self, node: str, token: str) -> ServiceState:
+        """Return whether the node gets work."""
+
+    def drain(self, node: str, token: str) -> None:
+        """Take care that the node gets no new work. A node that others drained is refused."""
+
+    def busy(self, node: str, token: str) -> str:
+        """Return what still runs on a drained node; empty if nothing does. Unknown is busy."""
+
+    def resume(self, node: str, token: str) -> None:
+        """End the drain with this token; a node without it is not changed."""
+
+
+def run_program(argv: Sequence[str], stdin: str | None = None) -> process.Completed:
+    """Run a program of the scheduler. Raises SchedulerError if it does not end in time, UsageError if it is missing."""
+    try:
+        return process.run(argv, timeout_s=CALL_S, stdin=stdin)
+    except UndeterminedError as err:
+        raise SchedulerError(str(err)) from None
+
+
+class NoScheduler:
+    """Nobody hands out work: whether a node is idle is seen on the node alone."""
+
+    def state(self, node: str, token: str) -> ServiceState:
+        """Return that the node is at the run's disposal."""
+        return ServiceState(Service.OURS if self._drained.get(node) == token else Service.IN_SERVICE)
+
+    def __init__(self) -> None:
+        self._drained: dict[str, str] = {}
+
+    def drain(self, node: str, token: str) -> None:
+        """Remember the drain."""
+        self._drained[node] = token
+
+    def busy(self, node: str, token: str) -> str:  # noqa: ARG002
+        """Return that nothing is known to run."""
+        return ""
+
+    def resume(self, node: str, token: str) -> None:  # noqa: ARG002
+        """Forget the drain."""
+        self._drained.pop(node, None)
+
+
+_FLAGS = re.compile(r"[A-Z_]+")
+_SLURM_DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "DOWN", "FUTURE", "MAINT", "UNKNOWN"})
+
+
+class Slurm:
+    """Slurm, by ``scontrol``: the token is the reason of the drain.
+
+    Reasons are compared as a whole: a reason that somebody wrote since is theirs. A node that rebooted while it was
+    drained is DOWN with the same reason; ``State=RESUME`` ends both.
+    """
+
+    def __init__(self, run: Run = run_program) -> None:
+        self._run = run
+
+    def _call(self, *argv: str) -> str:
+        done = self._run(["scontrol", *argv], None)
+        if done.rc != 0:
+            raise SchedulerError(f"scontrol {' '.join(argv)}: {last_line(done.stderr or done.stdout) or done.rc}")
+        return done.stdout
+
+    def _asked(self, node: str) -> tuple[frozenset[str], str]:
+        """Return the parts of a node's state, and its reason."""
+        output = self._call("show", "node", node)
+        state = re.search(r"^ *State=(\S+)", output, re.MULTILINE)
+        if state is None:
+            raise SchedulerError(f"scontrol show node {node}: no State in its answer")
+        reason = re.search(r"^ *Reason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?$", output, re.MULTILINE)
+        return frozenset(_FLAGS.findall(state[1])), reason[1] if reason else ""
+
+    def state(self, node: str, token: str) -> ServiceState:
+        """Return whether the node gets work: drained, down or failing nodes do not."""
+        flags, reason = self._asked(node)
+        if not flags & _SLURM_DRAINED:
+            return ServiceState(Service.IN_SERVICE)
+        if reason == token:
+            return ServiceState(Service.OURS)
+        return ServiceState(Service.FOREIGN, one_line(reason or "+".join(sorted(flags))))
+
+    def drain(self, node: str, token: str) -> None:
+        """Drain the node with the token as reason."""
+        now = self.state(node, token)
+        if now.service is Service.FOREIGN:
+            raise SchedulerError(now.text)
+        if now.service is not Service.OURS:
+            self._call("update", f"NodeName={node}", "State=DRAIN", f"Reason={token}")
+
+    def busy(self, node: str, token: str) -> str:  # noqa: ARG002
+        """Return the state of a node that still runs jobs or ends them."""
+        flags, _ = self._asked(node)
+        if flags & {"ALLOCATED", "MIXED", "COMPLETING", "DRAINING", "FAILING", "ALLOC", "MIX", "COMP"}:
+            return f"Slurm: {'+'.join(sorted(flags))}"
+        return "" if flags & {"IDLE", "DOWN", "DRAINED"} else f"Slurm: {'+'.join(sorted(flags))}"
+
+    def resume(self, node: str, token: str) -> None:
+        """End the drain."""
+        if self.state(node, token).service is Service.OURS:
+            self._call("update", f"NodeName={node}", "State=RESUME")
+
+
+class Command:
+    """Programs of the site: ``PROGRAM state|drain|busy|resume NODE TOKEN``.
+
+    ``state`` prints ``in-service``, ``ours`` (the drain with the token) or ``foreign REASON``; ``busy`` prints what
+    still runs. An exit code other than 0 is a failure, with its last line as the reason.
+    """
+
+    def __init__(self, program: str, run: Run = run_program) -> None:
+        self._program, self._run = program, run
+
+    def _call(self, word: str, node: str, token: str) -> str:
+        done = self._run([self._program, word, node, token], None)
+        if done.rc != 0:
+            raise SchedulerError(f"{self._program} {word} {node}: {last_line(done.stderr or done.stdout) or done.rc}")
+        return one_line(done.stdout)
+
+    def state(self, node: str, token: str) -> ServiceState:
+        """Return what the program prints."""
+        word, _, reason = self._call("state", node, token).partition(" ")
+        known = {"in-service": Service.IN_SERVICE, "ours": Service.OURS, "foreign": Service.FOREIGN}
+        if word not in known:
+            raise SchedulerError(f"{self._program} state {node}: expected in-service, ours or foreign, got {word!r}")
+        return ServiceState(known[word], reason)
+
+    def drain(self, node: str, token: str) -> None:
+        """Drain the node unless others did."""
+        now = self.state(node, token)
+        if now.service is Service.FOREIGN:
+            raise SchedulerError(now.text)
+        if now.service is not Service.OURS:
+            self._call("drain", node, token)
+
+    def busy(self, node: str, token: str) -> str:
+        """Return what the program prints."""
+        return self._call("busy", node, token)
+
+    def resume(self, node: str, token: str) -> None:
+        """End the drain if it has the token."""
+        if self.state(node, token).service is Service.OURS:
+            self._call("resume", node, token)
+
+
+def scheduler_of(text: str) -> Scheduler:
+    """Return the adapter that ``--scheduler`` names. Raises UsageError."""
+    from gpunode.change.kubernetes import Kubernetes  # noqa: PLC0415 (an adapter imports the interface)
+
+    known: Mapping[str, Callable[[], Scheduler]] = {"none": NoScheduler, "slurm": Slurm, "kubernetes": Kubernetes}
+    if text in known:
+        return known[text]()
+    kind, _, program = text.partition(":")
+    if kind == "command" and program:
+        return Command(program)
+    raise UsageError(f"--scheduler {text}: expected none, slurm, kubernetes or command:PROGRAM")

@@ -1,0 +1,74 @@
+"""The states of a node during a change, as data: what leads from one to the next, how long, and how to take it back."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """Where a node is in the change."""
+
+    PLANNED = "planned"
+    """Selected; nothing was done on it."""
+    PREPARED = "prepared"
+    """What the change needs is on the node, which still works."""
+    DRAINED = "drained"
+    """It gets no work and is idle."""
+    CHANGED = "changed"
+    """The roles ran; a reboot may be pending."""
+    REBOOTED = "rebooted"
+    """Nothing is pending any more, with or without a reboot."""
+    VALIDATED = "validated"
+    """Compared with its state before the change: nothing is worse."""
+    RETURNED = "returned"
+    """It gets work again."""
+    HELD = "held"
+    """It stays drained, with the reason."""
+    ROLLED_BACK = "rolled-back"
+    """It has the earlier release again, was validated, and gets work."""
+    NOT_RETURNED = "not-returned"
+    """It did not answer after a reboot."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One act and the states that it leads to."""
+
+    act: str
+    start: State
+    end: State
+    failed: State
+    """Where the node is if the act fails, or does not end within its limit."""
+    limit_s: float
+    undo: str
+    """How the act is taken back; empty: it leaves nothing to take back."""
+
+
+EDGES = (
+    Edge("prepare", State.PLANNED, State.PREPARED, State.PLANNED, 7200, ""),
+    Edge("drain", State.PREPARED, State.DRAINED, State.PLANNED, 3600, "cancel"),
+    Edge("change", State.DRAINED, State.CHANGED, State.HELD, 14400, "restore"),
+    Edge("reboot", State.CHANGED, State.REBOOTED, State.NOT_RETURNED, 7200, "restore"),
+    Edge("validate", State.REBOOTED, State.VALIDATED, State.HELD, 600, "restore"),
+    Edge("return", State.VALIDATED, State.RETURNED, State.VALIDATED, 600, ""),
+    # A node that failed is tried again by the next run, or gets its earlier release; both begin drained and idle.
+    Edge("again", State.HELD, State.DRAINED, State.HELD, 3600, ""),
+    Edge("reach", State.NOT_RETURNED, State.DRAINED, State.NOT_RETURNED, 3600, ""),
+)
+ACTS = {edge.act: edge for edge in EDGES}
+PATH = ("prepare", "drain", "change", "reboot", "validate", "return")
+"""The acts of a node for which all goes well, in their order."""
+FINAL = frozenset({State.RETURNED, State.ROLLED_BACK})
+"""The node gets work, and nobody owns it any more."""
+OUT_OF_SERVICE = frozenset(State) - {State.PLANNED, State.PREPARED, *FINAL}
+"""The node is, or may be, drained by this run."""
+
+
+def after(act: str, *, back: bool) -> State:
+    """Return the state that an act leads to; ``back``: it is part of a return to the earlier release."""
+    end = ACTS[act].end
+    return State.ROLLED_BACK if back and end is State.RETURNED else end
+
+
+def next_act(state: State) -> str | None:
+    """Return the act that begins in a state; None in a final one."""
+    return next((edge.act for edge in EDGES if edge.start is state), None)

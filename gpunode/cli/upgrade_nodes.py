@@ -1,0 +1,287 @@
+"""What ``gpunode upgrade`` does on nodes: looks by the probe, leases by their program, changes by the playbooks."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from gpunode.catalog import load
+from gpunode.change import leases
+from gpunode.change.run import Records, Results
+from gpunode.checks import Status
+from gpunode.cli.provision import playbook_of, run
+from gpunode.cli.saved_runs import SNAPSHOT, extract_snapshot
+from gpunode.cli.selection import shown_progress
+from gpunode.content import ansible_environment, ansible_program, collection_root
+from gpunode.errors import UsageError
+from gpunode.fleet import Target, collect
+from gpunode.history.compare import compare
+from gpunode.history.snapshot import Snapshot
+from gpunode.judging.evaluator import Evaluator
+from gpunode.judging.request import EvaluatedNode, Json
+from gpunode.names import expand
+from gpunode.provisioning.live import gpus_in_use
+from gpunode.stack import NodePicture, picture_from_facts, undetermined
+from gpunode.text import listed, one_line, printable
+
+LOOK = "look"
+MOST_FINDINGS = 100
+"""Findings before the change that the mark on a node keeps."""
+_FAILED = re.compile(r"^gpunode: failed on (?P<names>\S+): (?P<why>.*)$", re.MULTILINE)
+
+
+def extract_look(node: EvaluatedNode) -> Json:
+    """Return what a plan needs of a node, for ``JudgingRequest.extracts``."""
+    facts = node.facts
+    picture = picture_from_facts(facts, load())
+    users = [process.title for process in facts.gpu_processes or () if process.computes]
+    unknown = "what uses the GPUs is unknown" if gpus_in_use(facts) and not users else ""
+    return {
+        "picture": picture.model_dump(mode="json"),
+        "undetermined": undetermined(facts, picture),
+        "busy": f"GPUs are in use by {listed(users, 3)}" if users else unknown,
+    }
+
+
+EXTRACTS = {SNAPSHOT: extract_snapshot, LOOK: extract_look}
+
+
+@dataclass(frozen=True)
+class NodeLook:
+    """One node as it is."""
+
+    host: str
+    reason: str = ""
+    """Why it did not answer; the other fields are empty then."""
+    snapshot: Snapshot | None = None
+    picture: NodePicture | None = None
+    undetermined: str | None = None
+    busy: str = ""
+    findings: tuple[dict[str, str], ...] = ()
+    """Checks that failed, or could not be determined."""
+
+    @property
+    def release(self) -> str | None:
+        """Return the release of the installed driver."""
+        stack = self.snapshot.stack if self.snapshot is not None else None
+        return (stack.driver_packages or stack.driver) if stack is not None else None
+
+    @property
+    def loaded(self) -> str | None:
+        """Return the release of the module in memory."""
+        return self.snapshot.stack.driver if self.snapshot is not None else None
+
+
+@dataclass(frozen=True)
+class Connections:
+    """How nodes are reached."""
+
+    targets: Mapping[str, Target]
+    inventories: tuple[str, ...]
+    parallel: int
+    timeout_s: float
+    password: str | None = None
+    arguments: tuple[str, ...] = ()
+    """Arguments of ansible-playbook: vaults, variables, forks."""
+
+
+def look_at(connections: Connections, evaluator: Evaluator, names: Iterable[str]) -> dict[str, NodeLook]:
+    """Probe nodes and judge them; return them in the order of their answers."""
+    targets = [connections.targets[name] for name in names]
+    found: dict[str, NodeLook] = {}
+    with shown_progress([target.name for target in targets]) as shown:
+        answers = collect(
+            targets,
+            parallel=connections.parallel,
+            timeout_s=connections.timeout_s,
+            become_password=connections.password,
+        )
+        for node in evaluator.judge_fleet(answers):
+            shown(node.report.host)
+            host = node.report.host
+            if node.extracted is None:
+                found[host] = NodeLook(host, node.report.findings[0].message)
+                continue
+            extracted: Any = node.extracted
+            snapshot = Snapshot.model_validate({**extracted[SNAPSHOT], "host": host})
+            bad = [one for one in node.report.findings if one.status in (Status.FAIL, Status.ERROR)]
+            found[host] = NodeLook(
+                host,
+                snapshot=snapshot,
+                picture=NodePicture.model_validate(extracted[LOOK]["picture"]),
+                undetermined=extracted[LOOK]["undetermined"],
+                busy=extracted[LOOK]["busy"],
+                findings=tuple(
+                    {"check": one.check, "component": one.component, "status": one.status.value} for one in bad
+                )[:MOST_FINDINGS],
+            )
+    return found
+
+
+def why_not_as_good(before: Snapshot, after: NodeLook, target: str | None) -> str:
+    """Return why a node is not proven: not at its target, worse than before, or less is known of it than before."""
+    if after.snapshot is None:
+        return after.reason or "it did not answer"
+    found = [
+        f"driver {version or 'unknown'} is {what}, {target} was requested"
+        for what, version in (("installed", after.release), ("loaded", after.loaded))
+        if version != target
+    ]
+    changes = [one for one in compare(before, after.snapshot).changes if one.effect == "worse"]
+    found += [f"{one.component}: {one.text}" if one.component != "node" else one.text for one in changes]
+    found += [
+        f"{check} failed, and was not run before"
+        for check, verdict in after.snapshot.verdicts.items()
+        if check not in before.verdicts and verdict.status is Status.FAIL
+    ]
+    unknown = sorted(set(after.snapshot.unknown) - set(before.unknown))
+    found += [f"{name}: {after.snapshot.unknown[name]}" for name in unknown]
+    return printable(one_line(listed(found, 4)))
+
+
+@dataclass
+class AnsibleNodes:
+    """The interface of ``gpunode.change.run.Nodes``."""
+
+    connections: Connections
+    evaluator: Evaluator
+    folder: Path
+    """Of the run: logs, snapshots before the change."""
+    owner: str
+    way_back: bool
+
+    def _ask(self, nodes: Records, op: str) -> Results:
+        questions: dict[str, dict[str, Any]] = {}
+        for name, node in nodes.items():
+            question = {"op": op, "token": node.token, "owner": self.owner, "lasts_s": leases.LASTS_S}
+            questions[name] = question | ({"findings": read_before(self.folder, name)[1]} if op == "mark" else {})
+        return leases.ask(
+            [self.connections.targets[name] for name in nodes],
+            questions,
+            parallel=self.connections.parallel,
+            timeout_s=self.connections.timeout_s,
+            become_password=self.connections.password,
+        )
+
+    def lease(self, nodes: Records) -> Results:
+        """Take or renew leases."""
+        return self._ask(nodes, "take")
+
+    def mark(self, nodes: Records) -> Results:
+        """Mark nodes as drained."""
+        return self._ask(nodes, "mark")
+
+    def free(self, nodes: Records) -> Results:
+        """Remove marks and leases."""
+        return self._ask(nodes, "free")
+
+    def prepare(self, nodes: Records) -> Results:
+        """Download the packages of the target."""
+        return self._play("prepare.yml", nodes, {"gpunode_way_back": self.way_back})
+
+    def busy(self, nodes: Records) -> Results:
+        """Return what computes on GPUs."""
+        looks = look_at(self.connections, self.evaluator, nodes)
+        return {name: looks[name].reason or looks[name].busy for name in nodes}
+
+    def change(self, nodes: Records) -> Results:
+        """Run the site playbook without a reboot."""
+        return self._play("site.yml", nodes, {"gpunode_reboot": "never"})
+
+    def reboot(self, nodes: Records) -> Results:
+        """Run the site playbook again: it reboots where that is due, and does what waited for it."""
+        return self._play("site.yml", nodes, {"gpunode_reboot": "when_needed"})
+
+    def validate(self, nodes: Records) -> Results:
+        """Compare nodes with their snapshots before."""
+        looks = look_at(self.connections, self.evaluator, nodes)
+        return {
+            name: why_not_as_good(read_before(self.folder, name)[0], looks[name], node.aim)
+            for name, node in nodes.items()
+        }
+
+    def _play(self, playbook: str, nodes: Records, more: Mapping[str, Any]) -> Results:
+        """Run a playbook on nodes; return why it failed on each."""
+        log = self.folder / f"{len(list(self.folder.glob('*.log'))) + 1:03}-{playbook.removesuffix('.yml')}.log"
+        retry = self.folder / "retry"
+        with suppress(FileNotFoundError):
+            (retry / playbook.replace(".yml", ".retry")).unlink()
+        env = ansible_environment()
+        env |= {"ANSIBLE_RETRY_FILES_ENABLED": "1", "ANSIBLE_RETRY_FILES_SAVE_PATH": str(retry), "ANSIBLE_NOCOLOR": "1"}
+        env["ANSIBLE_CALLBACKS_ENABLED"] = "gpunode.node.preload,gpunode.node.roles"
+        argv = [
+            *(ansible_program("ansible-playbook"), str(playbook_of(collection_root(), playbook))),
+            *(word for source in self.connections.inventories for word in ("--inventory", source)),
+            *self.connections.arguments,
+            *("--limit", ",".join(nodes), "--extra-vars", json.dumps(variables_of(nodes, more))),
+            *(("--become-password-file", "-") if self.connections.password is not None else ()),
+        ]
+        with log.open("wb") as stream:
+            os.fchmod(stream.fileno(), 0o600)
+            code = run(argv, env, self.connections.password, log=stream)
+        if code < 0:
+            raise KeyboardInterrupt
+        text = log.read_text(encoding="utf-8", errors="replace")
+        try:
+            failed = set((retry / playbook.replace(".yml", ".retry")).read_text(encoding="utf-8").split())
+        except OSError:
+            failed = set() if code == 0 else set(nodes)
+        why = reasons_in(text)
+        return {name: f"{why.get(name, f'{playbook} failed')} ({log})" if name in failed else "" for name in nodes}
+
+
+def variables_of(nodes: Records, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables with the highest precedence: each node has its own release and token."""
+    return {
+        "gpunode_hosts": "all",
+        "__gpunode_targets": {name: node.aim for name, node in nodes.items()},
+        "__gpunode_tokens": {name: node.token for name, node in nodes.items()},
+        "nvidia_driver_version": "{{ __gpunode_targets[inventory_hostname] }}",
+        "gpunode_change": "{{ __gpunode_tokens[inventory_hostname] }}",
+        # The run drains and returns the nodes, in its waves.
+        "gpunode_drain_tasks": None,
+        "gpunode_undrain_tasks": None,
+        "__gpunode_drained": True,
+        "gpunode_serial": "100%",
+        **more,
+    }
+
+
+def reasons_in(log: str) -> dict[str, str]:
+    """Return why nodes failed, from the lines of the callback ``roles``."""
+    found: dict[str, str] = {}
+    for line in _FAILED.finditer(log):
+        with suppress(UsageError):
+            found.update(dict.fromkeys(expand(line["names"]), line["why"]))
+    return found
+
+
+def _before(folder: Path, name: str) -> Path:
+    return folder / f"before-{quote(name, safe='@+,=')}.json"
+
+
+def write_before(folder: Path, looks: Mapping[str, NodeLook], write: Callable[[Path, str], None]) -> None:
+    """Keep the snapshots before the change."""
+    for name, look in looks.items():
+        if look.snapshot is not None:
+            body = {"snapshot": look.snapshot.model_dump(mode="json"), "findings": look.findings}
+            write(_before(folder, name), json.dumps(body))
+
+
+def read_before(folder: Path, name: str) -> tuple[Snapshot, Sequence[dict[str, str]]]:
+    """Return the snapshot of a node before the change, and its findings. Raises UsageError."""
+    path = _before(folder, name)
+    try:
+        document = json.loads(path.read_bytes())
+        return Snapshot.model_validate(document["snapshot"]), document["findings"]
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        reason = err.strerror if isinstance(err, OSError) else "damaged"
+        raise UsageError(f"{path}: {reason}: without it {name} cannot be proven to be as good as before") from None
+
+
+__all__ = ["EXTRACTS", "AnsibleNodes", "Connections", "NodeLook", "look_at", "read_before", "write_before"]

@@ -1,0 +1,47 @@
+"""The way back from a change of the driver: the repositories must still offer the installed release.
+
+A plan of playbooks/prepare.yml: it refuses a node that could not get its release again, before anything changes.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gpunode.catalog.origins import upstream_version
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.fabric import installed_driver
+from gpunode.provisioning.manifest import Manifest, NodeQuestion
+from gpunode.provisioning.state import Look, NodeState
+from gpunode.text import listed
+
+ROLE = "way_back"
+LOOK = Look()
+_OF_DRIVER = re.compile(r"nvidia|^libnvidia|^libcuda1|^cuda-drivers|^xserver-xorg-video-nvidia")
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:  # noqa: ARG001
+    """Return a manifest that refuses if a package of the installed release is not offered any more."""
+    release = installed_driver(state.facts)
+    names = sorted(
+        package.name
+        for package in state.facts.packages or ()
+        if package.installed and _OF_DRIVER.search(package.name) and upstream_version(package.version) == release
+    )
+    if not release or not names:
+        return Manifest(role=ROLE, refusals=("way-back: no driver of one release is installed: there is no way back",))
+    answer = context.answers.get("offers")
+    if answer is None:
+        return Manifest(role=ROLE, questions={"offers": NodeQuestion(kind="package_offers", body={"names": names})})
+    if answer.get("error"):
+        return Manifest(role=ROLE, refusals=(f"way-back: what the repositories offer is unknown: {answer['error']}",))
+    offered = answer.get("offered") or {}
+    gone = [name for name in names if release not in map(upstream_version, offered.get(name, ()))]
+    if not gone:
+        return Manifest(role=ROLE)
+    return Manifest(
+        role=ROLE,
+        refusals=(
+            f"way-back: the repositories no longer offer {release} of {listed(gone, 3)}, so the node could not get its "
+            "release again (gpunode upgrade --no-rollback continues without a way back)",
+        ),
+    )

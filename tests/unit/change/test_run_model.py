@@ -1,0 +1,342 @@
+"""The run of a change over a simulated fleet: kills, unreachable nodes, foreign drains, jobs, bad drivers, lost GPUs.
+
+Whatever happens, in whatever order: no node that was touched returns without proof, no drain of others is ended, and
+what is drained has an owner that the journal on the disk names.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+from effort import effort
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from gpunode.change.journal import Journal, NodeRecord, RunRecord
+from gpunode.change.run import ChangeRun, Records, Results, RunLimits
+from gpunode.change.scheduler import SchedulerError, Service, ServiceState
+from gpunode.change.states import FINAL, State
+
+NAMES = ("n1", "n2", "n3", "n4")
+OLD, NEW = "580", "595"
+
+
+class Killed(BaseException):
+    """The controller was killed."""
+
+
+@dataclass
+class Machine:
+    """One node as it is."""
+
+    installed: str = OLD
+    loaded: str = OLD
+    reachable: bool = True
+    jobs: int = 0
+    faulty: bool = False
+    drain: str = ""
+    """Reason in the scheduler; empty: it gets work."""
+    lease: str = ""
+    mark: str = ""
+    touched: bool = False
+    proved: bool = False
+
+
+@dataclass
+class World:
+    """The fleet, its scheduler, and the disk of the controller."""
+
+    machines: dict[str, Machine] = field(default_factory=lambda: {name: Machine() for name in NAMES})
+    bad: bool = False
+    """The target's driver does not work."""
+    repository: bool = True
+    scheduler: bool = True
+    disk: RunRecord | None = None
+    ticks: int = 0
+    kill_at: int | None = None
+    coming: dict[int, Callable[[], None]] = field(default_factory=dict)
+    """Events in the middle of a run, by the tick at which they happen."""
+    clock: float = 0.0
+
+    def tick(self) -> None:
+        """Before and after each effect."""
+        self.ticks += 1
+        happens = self.coming.pop(self.ticks, None)
+        if happens is not None:
+            happens()
+        if self.kill_at is not None and self.ticks >= self.kill_at:
+            raise Killed
+
+    def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+        self.tick()
+
+
+class DiskJournal(Journal):
+    """A journal on the disk of the world."""
+
+    def __init__(self, world: World) -> None:
+        assert world.disk is not None
+        super().__init__(Path("/nowhere"), world.disk)
+        self.world = world
+
+    def write(self) -> None:
+        self.world.tick()
+        self.world.disk = self.record
+        self.world.tick()
+
+
+class Fleet:
+    """What is done on nodes."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def _each(self, nodes: Records, work: Callable[[Machine, NodeRecord], str]) -> Results:
+        found = {}
+        for name, node in nodes.items():
+            self.world.tick()
+            machine = self.world.machines[name]
+            found[name] = work(machine, node) if machine.reachable else "unreachable"
+            self.world.tick()
+        return found
+
+    def lease(self, nodes: Records) -> Results:
+        def take(machine: Machine, node: NodeRecord) -> str:
+            if machine.lease not in ("", node.token) or machine.mark not in ("", node.token):
+                return "held by others"
+            machine.lease = node.token
+            return ""
+
+        return self._each(nodes, take)
+
+    def mark(self, nodes: Records) -> Results:
+        def mark(machine: Machine, node: NodeRecord) -> str:
+            if machine.lease != node.token:
+                return "the lease is gone"
+            machine.mark = node.token
+            return ""
+
+        return self._each(nodes, mark)
+
+    def free(self, nodes: Records) -> Results:
+        def free(machine: Machine, node: NodeRecord) -> str:
+            assert machine.drain != node.token, "the owner of a drain was removed"
+            machine.lease = machine.mark = ""
+            return ""
+
+        return self._each(nodes, free)
+
+    def prepare(self, nodes: Records) -> Results:
+        return self._each(nodes, lambda _, __: "" if self.world.repository else "the repository does not answer")
+
+    def busy(self, nodes: Records) -> Results:
+        return {
+            name: reason or (f"{self.world.machines[name].jobs} jobs" if self.world.machines[name].jobs else "")
+            for name, reason in self._each(nodes, lambda _, __: "").items()
+        }
+
+    def change(self, nodes: Records) -> Results:
+        def change(machine: Machine, node: NodeRecord) -> str:
+            machine.touched, machine.proved = True, False
+            self.world.tick()
+            # A transaction looks again at who uses the GPUs, and leaves them alone.
+            if machine.jobs:
+                return "busy"
+            wanted = node.before if node.back else node.target
+            assert wanted is not None
+            machine.installed = wanted
+            return ""
+
+        return self._each(nodes, change)
+
+    def reboot(self, nodes: Records) -> Results:
+        def reboot(machine: Machine, _: NodeRecord) -> str:
+            if machine.jobs:
+                return "busy"
+            machine.proved = False
+            self.world.tick()
+            machine.loaded = machine.installed
+            return ""
+
+        return self._each(nodes, reboot)
+
+    def validate(self, nodes: Records) -> Results:
+        def validate(machine: Machine, node: NodeRecord) -> str:
+            good = machine.installed == machine.loaded == (node.before if node.back else node.target)
+            good = good and not machine.faulty and not (self.world.bad and machine.loaded == NEW)
+            machine.proved = good
+            return "" if good else "worse than before"
+
+        return self._each(nodes, validate)
+
+
+class Sim:
+    """The scheduler."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def state(self, node: str, token: str) -> ServiceState:
+        self.world.tick()
+        if not self.world.scheduler:
+            raise SchedulerError("the scheduler does not answer")
+        drain = self.world.machines[node].drain
+        if not drain:
+            return ServiceState(Service.IN_SERVICE)
+        return ServiceState(Service.OURS) if drain == token else ServiceState(Service.FOREIGN, drain)
+
+    def drain(self, node: str, token: str) -> None:
+        if self.state(node, token).service is Service.FOREIGN:
+            raise SchedulerError("drained by others")
+        self.world.machines[node].drain = token
+        self.world.tick()
+
+    def busy(self, node: str, token: str) -> str:
+        self.state(node, token)
+        return "jobs" if self.world.machines[node].jobs else ""
+
+    def resume(self, node: str, token: str) -> None:
+        machine = self.world.machines[node]
+        if self.state(node, token).service is Service.OURS:
+            assert machine.proved or not machine.touched, f"{node} returns without proof"
+            machine.drain = ""
+            machine.touched = False
+        self.world.tick()
+
+
+class FleetThroughChange(RuleBasedStateMachine):
+    """Runs of one command, each perhaps killed, with what else happens before, between and in the middle of them."""
+
+    sequences = 0
+
+    @initialize(waves=st.lists(st.integers(0, 2), min_size=len(NAMES), max_size=len(NAMES)))
+    def begin(self, waves: list[int]) -> None:
+        type(self).sequences += 1
+        self.world = World()
+        nodes = {
+            name: NodeRecord(token=f"gpunode-upgrade-{name}", wave=wave, before=OLD, target=NEW)
+            for name, wave in zip(NAMES, waves, strict=True)
+        }
+        self.world.disk = RunRecord(run="1", command=(), owner="me", started_at="", nodes=nodes)
+
+    def run(self, budget: int, rollback: bool) -> str | None:
+        world = self.world
+        change = ChangeRun(
+            DiskJournal(world), Fleet(world), Sim(world), RunLimits(300, 60, 30, budget, rollback),
+            clock=lambda: world.clock, sleep=world.sleep,
+        )  # fmt: skip
+        try:
+            return change.run()
+        except Killed:
+            return None
+        finally:
+            world.kill_at = None
+            world.coming = {}
+
+    def event(self, kind: str, machine: Machine) -> None:
+        """Something that others do, or that happens."""
+        foreign = bool(machine.drain) and not machine.drain.startswith("gpunode-")
+        if kind == "admin drains":
+            machine.drain = "RMA ticket 4711"
+        elif kind == "admin resumes":
+            # Whoever ends a drain answers for it.
+            machine.drain, machine.touched = "", False
+        elif kind == "admin ends own" and foreign:
+            machine.drain = ""
+            machine.touched = False
+        elif kind == "job starts" and not machine.drain:
+            machine.jobs += 1
+        elif kind == "jobs end":
+            machine.jobs = 0
+        elif kind == "job in spite":
+            machine.jobs += 1
+        elif kind == "lost":
+            machine.reachable = False
+        elif kind == "found":
+            machine.reachable = True
+        elif kind == "fault":
+            machine.faulty = True
+        elif kind == "repair":
+            machine.faulty = False
+
+    KINDS = (
+        "admin drains", "admin resumes", "admin ends own", "job starts", "jobs end", "job in spite", "lost", "found",
+        "fault", "repair",
+    )  # fmt: skip
+
+    @rule(kind=st.sampled_from(KINDS), name=st.sampled_from(NAMES))
+    def happens(self, kind: str, name: str) -> None:
+        self.event(kind, self.world.machines[name])
+
+    @rule(which=st.sampled_from(["bad", "repository", "scheduler"]))
+    def turns(self, which: str) -> None:
+        setattr(self.world, which, not getattr(self.world, which))
+
+    @rule(
+        kill=st.none() | st.integers(1, 250),
+        budget=st.integers(0, 4),
+        rollback=st.booleans(),
+        events=st.lists(st.tuples(st.integers(1, 200), st.sampled_from(KINDS), st.sampled_from(NAMES)), max_size=4),
+    )
+    def same_command(self, kill: int | None, budget: int, rollback: bool, events: list[tuple[int, str, str]]) -> None:
+        world = self.world
+        foreign = {name: one.drain for name, one in world.machines.items() if one.drain.startswith("RMA")}
+        by_people = {name for _, kind, name in events if kind.startswith("admin")}
+        world.coming = {
+            world.ticks + at: lambda kind=kind, name=name: self.event(kind, world.machines[name])  # type: ignore[misc]
+            for at, kind, name in events
+        }
+        world.kill_at = None if kill is None else world.ticks + kill
+        before = {name: (one.installed, one.loaded) for name, one in world.machines.items()}
+        assert world.disk is not None
+        waves = {name: node.wave for name, node in world.disk.nodes.items()}
+        states = {name: node.state for name, node in world.disk.nodes.items()}
+        stopped = self.run(budget, rollback)
+        for name, reason in foreign.items():
+            assert world.machines[name].drain == reason or name in by_people, "a foreign drain was ended"
+        if stopped and budget == 0:
+            first_bad = min(waves[name] for name in NAMES if world.disk.nodes[name].state is not State.RETURNED)
+            later = [name for name in NAMES if waves[name] > first_bad and states[name] is State.PLANNED]
+            assert all((world.machines[n].installed, world.machines[n].loaded) == before[n] for n in later)
+
+    @invariant()
+    def what_is_drained_has_an_owner(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        assert self.world.disk is not None
+        for name, machine in self.world.machines.items():
+            node = self.world.disk.nodes[name]
+            if machine.drain.startswith("gpunode-"):
+                assert node.open, f"{name} is drained and nobody owns it"
+                assert machine.lease == machine.mark == node.token
+            if machine.lease or machine.mark:
+                assert node.open or node.state is State.PREPARED
+
+    def teardown(self) -> None:
+        """When all is well again, the same command ends with every node in service, none with a lease."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.bad, world.repository, world.scheduler = False, True, True
+        for machine in world.machines.values():
+            machine.reachable, machine.jobs, machine.faulty = True, 0, False
+            if machine.drain.startswith("RMA"):
+                machine.drain, machine.touched = "", False
+        for _ in range(2):
+            self.run(len(NAMES), rollback=True)
+        assert world.disk is not None
+        left: dict[str, Any] = {n: node for n, node in world.disk.nodes.items() if node.state not in FINAL}
+        assert not left
+        assert not [n for n, one in world.machines.items() if one.drain or one.lease or one.mark]
+        for name, node in world.disk.nodes.items():
+            wanted = NEW if node.state is State.RETURNED else OLD
+            assert world.machines[name].loaded == wanted
+
+
+FleetThroughChange.TestCase.settings = settings(
+    max_examples=effort(60, 1500), stateful_step_count=12, deadline=None, print_blob=True
+)
+TestFleetThroughChange = FleetThroughChange.TestCase
