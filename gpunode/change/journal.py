@@ -140,7 +140,7 @@ class Journal:
         self._set({name: self.record.nodes[name].model_copy(update={"state": state, "intent": "", "reason": reason})})
 
     def give(self, names: Iterable[str]) -> None:
-        """Remove nodes that a newer run has taken over."""
+        """Remove nodes that belong to a newer run now."""
         gone = set(names)
         nodes = {name: node for name, node in self.record.nodes.items() if name not in gone}
         self.record = self.record.model_copy(update={"nodes": nodes})

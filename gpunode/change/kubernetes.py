@@ -52,7 +52,7 @@ class Kubernetes:
         return _state(self._node(node), token)
 
     def drain(self, node: str, token: str) -> None:
-        """Cordon the node, and record the token in the same write."""
+        """Set the node unschedulable, and record the token in the same write."""
         found = self._node(node)
         now = _state(found, token)
         if now.service is Service.FOREIGN:
@@ -115,7 +115,7 @@ class Kubernetes:
             more = f"&continue={quote(following)}"
 
     def resume(self, node: str, token: str) -> None:
-        """Uncordon the node and remove the token in the same write."""
+        """Remove the token, and what makes the node unschedulable, in the same write."""
         found = self._node(node)
         if _state(found, token).service is not Service.OURS:
             return

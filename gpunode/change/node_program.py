@@ -76,7 +76,7 @@ def act(question: dict[str, Any], folder: Path, at: float) -> str:
         sync(folder)
         return ""
     if lease is not None and lease.get("token") != question["token"]:
-        # A clock that was set back makes the time negative: that is no expiry.
+        # A clock that was set back makes the time negative; then the lease has not expired.
         silent_s = at - float(lease.get("beat") or 0)
         expired = silent_s > float(lease.get("lasts_s") or 0) and bool(lease.get("token"))
         if op != "take" or not expired or mark is not None:

@@ -32,13 +32,13 @@ class Nodes(Protocol):
         """Remove the mark and the lease."""
 
     def prepare(self, nodes: Records) -> Results:
-        """Bring to each node what the change needs; the node works meanwhile."""
+        """Download to each node what the change needs; the node works meanwhile."""
 
     def busy(self, nodes: Records) -> Results:
         """Return what computes on the GPUs; unknown is busy."""
 
     def change(self, nodes: Records) -> Results:
-        """Change each node to its target; ``back``: to its release before."""
+        """Install the release that each node is to get (``NodeRecord.aim``)."""
 
     def reboot(self, nodes: Records) -> Results:
         """Reboot nodes with a pending reboot, and finish what waits for it."""

@@ -81,7 +81,7 @@ class NoScheduler:
         self._drained: dict[str, str] = {}
 
     def drain(self, node: str, token: str) -> None:
-        """Remember the drain."""
+        """Record the drain."""
         self._drained[node] = token
 
     def busy(self, node: str, token: str) -> str:  # noqa: ARG002
@@ -89,7 +89,7 @@ class NoScheduler:
         return ""
 
     def resume(self, node: str, token: str) -> None:  # noqa: ARG002
-        """Forget the drain."""
+        """Remove the record of the drain."""
         self._drained.pop(node, None)
 
 
@@ -132,7 +132,7 @@ class Slurm:
         return ServiceState(Service.FOREIGN, one_line(reason or "+".join(sorted(flags))))
 
     def drain(self, node: str, token: str) -> None:
-        """Drain the node with the token as reason."""
+        """Set the node to DRAIN with the token as reason."""
         now = self.state(node, token)
         if now.service is Service.FOREIGN:
             raise SchedulerError(now.text)
@@ -177,7 +177,7 @@ class Command:
         return ServiceState(known[word], reason)
 
     def drain(self, node: str, token: str) -> None:
-        """Drain the node unless others did."""
+        """Call the program unless the node is drained."""
         now = self.state(node, token)
         if now.service is Service.FOREIGN:
             raise SchedulerError(now.text)

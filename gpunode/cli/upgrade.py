@@ -89,7 +89,7 @@ _SHARE = re.compile(r"(\d{1,3})%")
 @ASK_BECOME_PASS
 @click.option("-v", "--verbose", is_flag=True, help="Also print the time line of each node.")
 def command(**values: Any) -> int:
-    """Upgrade the driver of many nodes, by canary and waves, and return only nodes that are as good as before.
+    """Install a driver on many nodes by canary and waves, and return only nodes that are as good as before.
 
     Prints the plan first. Each wave is prepared while its nodes work (packages are downloaded and verified), drained,
     changed by playbooks/site.yml, rebooted where that is due, compared with its state before, and returned. A node that
@@ -103,7 +103,7 @@ def command(**values: Any) -> int:
       gpunode upgrade -i inventory/hosts.yml --to 595 --scheduler slurm --canary 1 --waves 10%,25%
     """
     options = UpgradeOptions(**values)
-    sizes = waves_of(options.waves)
+    waves_of(options.waves)
     scheduler = scheduler_of(options.scheduler)
     root = collection_root()
     refuse_extra_variables(root, options.extra_vars)
@@ -137,7 +137,7 @@ def command(**values: Any) -> int:
         if journal is None:
             looks = look_at(connections, evaluator, connections.targets)
             held = _held(journals)
-            record, document = planned(options, inventory, looks, held, scheduler, request, sizes)
+            record, document = planned(options, inventory, looks, held, scheduler=scheduler, request=request)
             for line in plan_lines(record, document, options.drain_s, options.scheduler):
                 click.echo(printable(line))
             if options.dry_run or not record.nodes:
@@ -280,9 +280,9 @@ def planned(  # noqa: PLR0913
     inventory: Inventory,
     looks: Mapping[str, NodeLook],
     held: Mapping[str, tuple[Journal, NodeRecord]],
+    *,
     scheduler: Scheduler,
     request: Request,
-    sizes: Sequence[str],
 ) -> tuple[RunRecord, Plan]:
     """Return the record of a new run, and the stacks of its nodes."""
     hosts = []
@@ -318,7 +318,7 @@ def planned(  # noqa: PLR0913
                 chosen[name] = node
     # Nodes of earlier runs come first: they are out of service already.
     names = sorted(chosen, key=lambda name: chosen[name].state is State.PLANNED)
-    numbers = wave_numbers(len(names), options.canary, sizes)
+    numbers = wave_numbers(len(names), options.canary, waves_of(options.waves))
     nodes = {name: chosen[name].model_copy(update={"wave": wave}) for name, wave in zip(names, numbers, strict=True)}
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return (

@@ -91,7 +91,7 @@ class Connections:
 
 
 def look_at(connections: Connections, evaluator: Evaluator, names: Iterable[str]) -> dict[str, NodeLook]:
-    """Probe nodes and judge them; return them in the order of their answers."""
+    """Collect from nodes and judge them; return them in the order of their answers."""
     targets = [connections.targets[name] for name in names]
     found: dict[str, NodeLook] = {}
     with shown_progress([target.name for target in targets]) as shown:

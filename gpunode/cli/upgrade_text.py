@@ -36,7 +36,7 @@ def plan_lines(record: RunRecord, document: Plan, drain_s: float, scheduler: str
         names = [name for name, node in record.nodes.items() if node.wave == wave]
         yield f"wave {wave + 1}      {fold(names)}{' (canary)' if wave == 0 else ''}"
     if record.nodes:
-        yield f"out of service: up to {drain_s / 60:.0f} minutes until idle, then the change; the report has each node's"
+        yield f"out of service: up to {drain_s / 60:.0f} minutes until idle, and the change; measured in the report"
     for why in sorted(set(record.left_out.values())):
         yield f"left out    {fold(name for name, one in record.left_out.items() if one == why)}: {why}"
 

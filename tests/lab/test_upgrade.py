@@ -91,7 +91,7 @@ def install_slurm(fleet: Fleet) -> None:
     for node in nodes:
         fleet.sh(node, "apt-get update -q; DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "
                  "munge slurmctld slurmd slurm-client >/dev/null")  # fmt: skip
-        fleet.sh(node, "printf '%s' a-key-of-this-lab-alone-{1..9} > /etc/munge/munge.key; chmod 400 /etc/munge/munge.key; "
+        fleet.sh(node, "printf '%s' only-for-this-lab-{1..9} > /etc/munge/munge.key; chmod 400 /etc/munge/munge.key; "
                  "chown munge: /etc/munge/munge.key")  # fmt: skip
         fleet.sh(node, f"cat > /etc/slurm/slurm.conf <<'E'\n{text}\nE\nmkdir -p /var/spool/slurmctld /var/spool/slurmd")
     fleet.sh(nodes[0], "systemctl restart munge slurmctld")

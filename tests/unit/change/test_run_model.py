@@ -337,6 +337,6 @@ class FleetThroughChange(RuleBasedStateMachine):
 
 
 FleetThroughChange.TestCase.settings = settings(
-    max_examples=effort(60, 1500), stateful_step_count=12, deadline=None, print_blob=True
+    max_examples=effort(25, 1500), stateful_step_count=12, deadline=None, print_blob=True
 )
 TestFleetThroughChange = FleetThroughChange.TestCase

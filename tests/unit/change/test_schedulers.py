@@ -1,0 +1,210 @@
+"""The adapters to what hands out work: only one's own drain is ended, unknown is busy, an error is no answer."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from kube_api import Api, Json, node, pod
+
+from gpunode.change.kubernetes import ANNOTATION, Kubernetes
+from gpunode.change.scheduler import Command, NoScheduler, Scheduler, SchedulerError, Service, Slurm, scheduler_of
+from gpunode.errors import UsageError
+from gpunode.fleet.process import Completed
+
+DRAIN_ID = "gpunode-upgrade-0123456789ab"
+SHOW = """\
+NodeName=gpu-1 Arch=x86_64 CoresPerSocket=1
+   CPUAlloc=0 CPUTot=1 CPULoad=0.36
+   NodeAddr=127.0.0.1 NodeHostName=gpu-1 Version=22.05.8
+   State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
+   BootTime=2026-11-23T10:00:57 SlurmdStartTime=2026-11-23T22:20:20
+"""
+"""Some lines of ``scontrol show node`` of Slurm 22.05; tests/integration/test_slurm.py asks a real one."""
+
+
+class Scontrol:
+    """scontrol with one node."""
+
+    def __init__(self, state: str, reason: str = "") -> None:
+        self.state, self.reason, self.updates = state, reason, list[str]()
+
+    def __call__(self, argv: Sequence[str], _: str | None) -> Completed:
+        if argv[1] == "update":
+            self.updates.append(" ".join(argv[2:]))
+            self.state = "IDLE" if argv[3] == "State=RESUME" else f"{self.state}+DRAIN"
+            self.reason = argv[4].removeprefix("Reason=") if len(argv) > 4 else ""
+            return Completed(0, "", "")
+        reason = f"   Reason={self.reason} [root@2026-11-23T22:33:52]\n" if self.reason else ""
+        return Completed(0, SHOW.format(state=self.state) + reason, "")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "service", "busy"),
+    [
+        ("IDLE", "", Service.IN_SERVICE, False),
+        ("ALLOCATED", "", Service.IN_SERVICE, True),
+        ("IDLE+DRAIN", DRAIN_ID, Service.OURS, False),
+        ("MIXED+DRAIN", DRAIN_ID, Service.OURS, True),
+        ("IDLE+COMPLETING+DRAIN", DRAIN_ID, Service.OURS, True),
+        ("DOWN*+DRAIN", DRAIN_ID, Service.OURS, False),
+        ("IDLE+DRAIN", "RMA ticket 4711", Service.FOREIGN, False),
+        ("IDLE+DRAIN", f"{DRAIN_ID} and a note", Service.FOREIGN, False),
+        ("IDLE+DRAIN", f"swap [gpu3@left] {DRAIN_ID}", Service.FOREIGN, False),
+        ("DOWN*", "Not responding", Service.FOREIGN, False),
+        ("IDLE+FAIL", "", Service.FOREIGN, False),
+        ("FUTURE", "", Service.FOREIGN, True),
+    ],
+)
+def test_slurm_is_read_as_it_answers(state: str, reason: str, service: Service, busy: bool) -> None:
+    scontrol = Scontrol(state, reason)
+    slurm = Slurm(scontrol)
+    assert slurm.state("gpu-1", DRAIN_ID).service is service
+    assert bool(slurm.busy("gpu-1", DRAIN_ID)) is busy
+    slurm.resume("gpu-1", DRAIN_ID)
+    assert scontrol.updates == (["NodeName=gpu-1 State=RESUME"] if service is Service.OURS else [])
+    if service is Service.FOREIGN:
+        with pytest.raises(SchedulerError, match="drained by others"):
+            slurm.drain("gpu-1", DRAIN_ID)
+        assert scontrol.updates == []
+
+
+def test_slurm_drains_once() -> None:
+    scontrol = Scontrol("MIXED")
+    for _ in range(2):
+        Slurm(scontrol).drain("gpu-1", DRAIN_ID)
+    assert scontrol.updates == [f"NodeName=gpu-1 State=DRAIN Reason={DRAIN_ID}"]
+
+
+@pytest.mark.parametrize(
+    "answer", [Completed(1, "", "slurm_load_node error: Unable to contact slurm controller\n"), Completed(0, "", "")]
+)
+def test_no_answer_is_an_error(answer: Completed) -> None:
+    slurm = Slurm(lambda argv, stdin: answer)  # noqa: ARG005
+    for act in (slurm.state, slurm.drain, slurm.busy, slurm.resume):
+        with pytest.raises(SchedulerError, match="gpu-1"):
+            act("gpu-1", DRAIN_ID)
+
+
+DAEMON = pod("exporter", "DaemonSet")
+STATIC = pod("etcd", "Node", annotations={"kubernetes.io/config.mirror": "hash"})
+DONE = pod("job-1", "Job", "Succeeded")
+SHM = pod("train", volumes=[{"name": "shm", "emptyDir": {"medium": "Memory"}}])
+SCRATCH = pod("scratch", volumes=[{"name": "data", "emptyDir": {}}])
+BARE = pod("notebook", None)
+
+
+def kubernetes(api: Api) -> Kubernetes:
+    return Kubernetes(api.kubectl)
+
+
+def test_kubernetes_cordons_evicts_and_gives_back_what_was() -> None:
+    before = node("gpu-1", taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}])
+    api = Api(before, [DAEMON, STATIC, DONE, SHM])
+    one = kubernetes(api)
+    assert one.state("gpu-1", DRAIN_ID).service is Service.IN_SERVICE
+    one.drain("gpu-1", DRAIN_ID)
+    one.drain("gpu-1", DRAIN_ID)
+    assert (api.node["spec"]["unschedulable"], api.version) == (True, 101)
+    # The node controller adds the taint.
+    api.node["spec"]["taints"].append({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"})
+    assert one.busy("gpu-1", DRAIN_ID) == "pods: ml/train"
+    assert one.busy("gpu-1", DRAIN_ID) == ""
+    assert api.pods == [DAEMON, STATIC, DONE]
+    one.resume("gpu-1", DRAIN_ID)
+    version = {"metadata": {**before["metadata"], "resourceVersion": "102"}}
+    assert api.node == {**before, **version}
+
+
+@pytest.mark.parametrize("left", [SCRATCH, BARE], ids=["emptyDir", "no controller"])
+def test_what_would_be_lost_is_waited_for(left: Json) -> None:
+    api = Api(node("gpu-1"), [left])
+    assert kubernetes(api).busy("gpu-1", DRAIN_ID)
+    assert api.pods == [left]
+
+
+def test_a_disruption_budget_is_respected() -> None:
+    api = Api(node("gpu-1"), [SHM], budget=True)
+    assert "disruption budget" in kubernetes(api).busy("gpu-1", DRAIN_ID)
+    assert api.pods == [SHM]
+    api.budget = False
+    kubernetes(api).busy("gpu-1", DRAIN_ID)
+    assert api.pods == []
+
+
+@pytest.mark.parametrize("mark", [None, "gpunode-upgrade-ffffffffffff"])
+def test_a_cordon_of_others_stays(mark: str | None) -> None:
+    found = node("gpu-1", unschedulable=True)
+    if mark:
+        found["metadata"]["annotations"][ANNOTATION] = mark
+    api = Api(found)
+    one = kubernetes(api)
+    assert one.state("gpu-1", DRAIN_ID).service is Service.FOREIGN
+    with pytest.raises(SchedulerError, match="cordoned"):
+        one.drain("gpu-1", DRAIN_ID)
+    one.resume("gpu-1", DRAIN_ID)
+    assert (api.node, api.version) == (found, 100)
+
+
+def test_what_others_wrote_meanwhile_is_not_lost() -> None:
+    api = Api(node("gpu-1"))
+
+    def slow(argv: Sequence[str], stdin: str | None) -> Completed:
+        done = api.kubectl(argv, stdin)
+        if argv[1] == "get":
+            api.node = {**api.node, "metadata": {**api.node["metadata"], "resourceVersion": "150"}}
+        return done
+
+    with pytest.raises(SchedulerError, match="modified"):
+        Kubernetes(slow).drain("gpu-1", DRAIN_ID)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "Node"}', '{"kind": "PodList", "items": 4}', "NaN"])
+def test_an_answer_of_another_shape_is_an_error(text: str) -> None:
+    one = Kubernetes(lambda argv, stdin: Completed(0, text, ""))  # noqa: ARG005
+    for act in (one.state, one.drain, one.busy, one.resume):
+        with pytest.raises(SchedulerError):
+            act("gpu-1", DRAIN_ID)
+
+
+class Site:
+    """A program of the site."""
+
+    def __init__(self) -> None:
+        self.drained = ""
+        self.calls: list[str] = []
+
+    def __call__(self, argv: Sequence[str], _: str | None) -> Completed:
+        word, _name, token = argv[1:]
+        self.calls.append(word)
+        if word == "state":
+            ours = "ours" if self.drained == token else f"foreign {self.drained}"
+            return Completed(0, f"{ours if self.drained else 'in-service'}\n", "")
+        if word in ("drain", "resume"):
+            self.drained = token if word == "drain" else ""
+        return Completed(0, "", "")
+
+
+def test_a_program_of_the_site() -> None:
+    site = Site()
+    one = Command("/opt/drain", site)
+    one.drain("gpu-1", DRAIN_ID)
+    one.drain("gpu-1", DRAIN_ID)
+    assert one.busy("gpu-1", DRAIN_ID) == ""
+    site.drained = "RMA ticket 4711"
+    one.resume("gpu-1", DRAIN_ID)
+    assert one.state("gpu-1", DRAIN_ID).text == "drained by others: RMA ticket 4711"
+    with pytest.raises(SchedulerError, match="4711"):
+        one.drain("gpu-1", DRAIN_ID)
+    site.drained = DRAIN_ID
+    one.resume("gpu-1", DRAIN_ID)
+    assert site.drained == ""
+    assert [call for call in site.calls if call != "state"] == ["drain", "busy", "resume"]
+
+
+def test_the_option() -> None:
+    found: list[Scheduler] = [scheduler_of(text) for text in ("none", "slurm", "kubernetes", "command:/opt/drain")]
+    assert [type(one) for one in found] == [NoScheduler, Slurm, Kubernetes, Command]
+    for wrong in ("pbs", "command:", "command", ""):
+        with pytest.raises(UsageError, match="--scheduler"):
+            scheduler_of(wrong)
+    assert replace(NoScheduler().state("gpu-1", DRAIN_ID)).service is Service.IN_SERVICE
