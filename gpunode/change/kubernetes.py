@@ -76,7 +76,7 @@ class Kubernetes:
         which is asked for again the next time.
         """
         left: list[str] = []
-        for pod in self._pods(node):
+        for pod in list(self._pods(node)):
             metadata = pod["metadata"]
             name = f"{metadata.get('namespace', 'default')}/{metadata['name']}"
             left.append(name)

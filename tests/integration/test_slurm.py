@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,10 @@ sys.path.append(str(Path(__file__).parents[1] / "contract"))
 
 from bundles import apply, hgx, stdout
 from programs import beside_python
+
+from gpunode.change import scheduler
+from gpunode.change.scheduler import SchedulerError, Service
+from gpunode.fleet.process import Completed
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "scontrol", "srun")
 MISSING = [name for name in PROGRAMS if shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin") is None]
@@ -345,3 +349,43 @@ def test_a_site_chooses_what_becomes_of_a_node_of_which_too_little_is_known(
     assert slurm.state()[0].endswith("+DRAIN") is drained
     # It is well: the next health check returns what gpunode drained.
     assert slurm.until("IDLE")[0] == "IDLE"
+
+
+def test_the_adapter_of_upgrades_waits_for_a_job_and_ends_its_own_drain_only(slurm: Slurm) -> None:
+    def scontrol(argv: Sequence[str], _: str | None) -> Completed:
+        done = slurm.call(*argv)
+        return Completed(done.returncode, done.stdout, done.stderr)
+
+    adapter, drain_id = scheduler.Slurm(scontrol), "gpunode-upgrade-0123456789ab"
+    slurm.node_is("healthy.json")
+    assert slurm.until("IDLE")[0] == "IDLE"
+    assert adapter.state(slurm.host, drain_id).service is Service.IN_SERVICE
+    out = slurm.folder / "upgrade.out"
+    job = slurm.call("sbatch", f"--output={out}", "--wrap", "sleep 8; echo ended")
+    assert job.returncode == 0, job.stderr
+    assert slurm.until("ALLOCATED")[0] == "ALLOCATED"
+    for _ in range(2):
+        adapter.drain(slurm.host, drain_id)
+    assert adapter.state(slurm.host, drain_id).service is Service.OURS
+    assert "ALLOCATED" in adapter.busy(slurm.host, drain_id)
+    end = time.monotonic() + 120
+    while time.monotonic() < end and adapter.busy(slurm.host, drain_id):
+        time.sleep(0.5)
+    assert adapter.busy(slurm.host, drain_id) == ""
+    assert out.read_text().strip() == "ended"
+    # A health check neither ends nor renames this drain.
+    for bundle in ("faulty.json", "healthy.json"):
+        slurm.node_is(bundle)
+        slurm.call(str(slurm.folder / "prolog"))
+        assert slurm.state() == ("IDLE+DRAIN", drain_id)
+    slurm.call("scontrol", "update", f"nodename={slurm.host}", "reason=RMA ticket 4711")
+    assert adapter.state(slurm.host, drain_id).text == "drained by others: RMA ticket 4711"
+    adapter.resume(slurm.host, drain_id)
+    with pytest.raises(SchedulerError, match="RMA ticket 4711"):
+        adapter.drain(slurm.host, drain_id)
+    assert slurm.state() == ("IDLE+DRAIN", "RMA ticket 4711")
+    slurm.call("scontrol", "update", f"nodename={slurm.host}", f"reason={drain_id}")
+    adapter.resume(slurm.host, drain_id)
+    assert slurm.until("IDLE") == ("IDLE", "")
+    with pytest.raises(SchedulerError, match="scontrol show node nowhere"):
+        adapter.state("nowhere", drain_id)
