@@ -1,0 +1,343 @@
+"""``gpunode upgrade`` as a whole, with simulated nodes in place of probe, leases and playbooks."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.change import leases, node_program
+from gpunode.change.journal import NodeRecord, new_token, runs
+from gpunode.change.run import RunLimits
+from gpunode.change.scheduler import Command
+from gpunode.checks import RunningStack, Status
+from gpunode.cli import run, upgrade, upgrade_nodes
+from gpunode.cli.upgrade_nodes import NodeLook, variables_of, why_not_as_good
+from gpunode.fleet import Target
+from gpunode.fleet.inventory import Inventory
+from gpunode.fleet.process import Completed
+from gpunode.history.snapshot import GpuRecord, Snapshot, Verdict
+from gpunode.stack import GpuGroup, Installed, NodePicture
+
+OLD, NEW = "580.95.05", "580.178.04"
+Out = pytest.CaptureFixture[str]
+
+
+class World:
+    """Nodes, each with a folder in place of /var/lib/gpunode."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes = {f"gpu-{number}": {"installed": OLD, "loaded": OLD, "gpus": 8} for number in range(1, 6)}
+        self.lost: set[str] = set()
+        self.during: Callable[[str, Sequence[str]], None] = lambda playbook, names: None  # noqa: ARG005
+        self.logs: list[str] = []
+
+    def look(self, _: object, __: object, names: Iterable[str]) -> dict[str, NodeLook]:
+        return {name: self.one(name) for name in names}
+
+    def one(self, name: str) -> NodeLook:
+        if name in self.lost:
+            return NodeLook(name, "unreachable: no route to host")
+        node: dict[str, Any] = self.nodes[name]
+        picture = NodePicture(
+            os="debian-12",
+            arch="x86_64",
+            kernel="6.1.0-30-amd64",
+            gpus=(GpuGroup(label="T4", models=("t4",), count=1),),
+            installed=Installed(version=node["installed"]),
+            observed=True,
+        )
+        gpus = tuple(GpuRecord(index=n, name="H100", uuid=f"GPU-{name}-{n}", slot=f"{n}") for n in range(node["gpus"]))
+        snapshot = Snapshot(
+            host=name,
+            level="quick",
+            simulated=True,
+            stack=RunningStack(driver=node["loaded"], driver_packages=node["installed"]),
+            gpus=gpus,
+            gpus_on_bus=len(gpus),
+            facts={},
+        )
+        return NodeLook(name, snapshot=snapshot, picture=picture)
+
+    def ask(self, targets: Sequence[Target], questions: dict[str, dict[str, Any]], **_: object) -> dict[str, str]:
+        found = {}
+        for target in targets:
+            place = self.folder / target.name
+            lost = target.name in self.lost
+            found[target.name] = "lost" if lost else node_program.answer(questions[target.name], place)["refused"]
+        return found
+
+    def play(self, argv: Sequence[str], env: dict[str, str], password: str | None, log: Any) -> int:  # noqa: ARG002
+        playbook = Path(argv[1]).name
+        names = argv[argv.index("--limit") + 1].split(",")
+        values = json.loads(argv[-1])
+        with (self.folder / "events").open("a") as file:
+            file.write(f"{playbook} {values.get('gpunode_reboot', '')} {' '.join(names)}\n")
+        self.during(playbook, names)
+        for name in names:
+            if playbook == "site.yml":
+                self.nodes[name]["installed"] = values["__gpunode_targets"][name]
+                if values["gpunode_reboot"] == "when_needed":
+                    self.nodes[name]["loaded"] = self.nodes[name]["installed"]
+        if self.logs:
+            line = self.logs.pop(0)
+            log.write(line.encode())
+            retry = Path(env["ANSIBLE_RETRY_FILES_SAVE_PATH"])
+            retry.mkdir(exist_ok=True)
+            (retry / playbook.replace("yml", "retry")).write_text("\n".join(re.findall(r"gpu-\d", line)))
+            return 2
+        return 0
+
+    def site(self, argv: Sequence[str], _: str | None) -> Completed:
+        """The site's program."""
+        word, name, token = argv[1:]
+        file = self.folder / f"drained-{name}"
+        if word == "state":
+            found = file.read_text().strip() if file.exists() else ""
+            return Completed(0, "in-service" if not found else "ours" if found == token else f"foreign {found}", "")
+        if word != "busy":
+            with (self.folder / "events").open("a") as events:
+                events.write(f"{word} {name}\n")
+        if word == "drain":
+            file.write_text(token)
+        elif word == "resume":
+            file.unlink()
+        return Completed(0, "", "")
+
+    @property
+    def events(self) -> list[str]:
+        return [line.strip() for line in (self.folder / "events").read_text().splitlines()]
+
+
+def narrowed(inventory: Inventory, limit: str | None) -> Inventory:
+    names = limit.split(",") if limit else list(inventory.hosts)
+    return replace(inventory, hosts={name: inventory.hosts[name] for name in names})
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    found = World(tmp_path / "nodes")
+    found.folder.mkdir()
+    (found.folder / "events").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    inventory = Inventory(("hosts.yml",), {name: {} for name in found.nodes}, ())
+    monkeypatch.setattr(upgrade, "read_with_settings", lambda _, limit, *__: (narrowed(inventory, limit), {}))
+    monkeypatch.setattr(upgrade, "targets", lambda read, _: [Target(name, "local") for name in read.hosts])
+    monkeypatch.setattr(upgrade, "refuse_inventory", lambda *_: None)
+    monkeypatch.setattr(upgrade, "Evaluator", lambda _: nullcontext())
+    monkeypatch.setattr(upgrade, "scheduler_of", lambda _: Command("drain", found.site))
+    monkeypatch.setattr(upgrade, "look_at", found.look)
+    monkeypatch.setattr(upgrade_nodes, "look_at", found.look)
+    monkeypatch.setattr(upgrade_nodes, "run", found.play)
+    monkeypatch.setattr(leases, "ask", found.ask)
+    monkeypatch.setattr(upgrade, "RunLimits", partial(RunLimits, validate_s=0))
+    return found
+
+
+def upgraded(*words: str) -> int:
+    return run(["upgrade", "-i", "hosts.yml", "--to", NEW, "--scheduler", "command:drain", *words])
+
+
+def states(tmp_path: Path) -> dict[str, str]:
+    journal = next(runs(tmp_path / "state" / "gpunode" / "upgrades"))
+    return {name: node.state.value for name, node in journal.record.nodes.items()}
+
+
+def test_canary_then_waves_and_the_second_run_changes_nothing(world: World, capsys: Out) -> None:
+    assert upgraded("--waves", "40%", "-v") == 0
+    shown = capsys.readouterr()
+    assert f"gpu-[1-5]: driver {OLD} -> {NEW}" in shown.out
+    assert "gpu-1: returned" in shown.out
+    assert [line for line in world.events if line.startswith(("prepare", "drain", "site"))] == [
+        "prepare.yml  gpu-1",
+        "drain gpu-1",
+        "site.yml never gpu-1",
+        "site.yml when_needed gpu-1",
+        "prepare.yml  gpu-2 gpu-3",
+        "drain gpu-2",
+        "drain gpu-3",
+        "site.yml never gpu-2 gpu-3",
+        "site.yml when_needed gpu-2 gpu-3",
+        "prepare.yml  gpu-4 gpu-5",
+        "drain gpu-4",
+        "drain gpu-5",
+        "site.yml never gpu-4 gpu-5",
+        "site.yml when_needed gpu-4 gpu-5",
+    ]
+    assert not list(world.folder.glob("drained-*")) + list(world.folder.glob("*/*.json"))
+    before = world.events
+    assert upgraded() == 0
+    assert f"gpu-[1-5]: already at {NEW}" in capsys.readouterr().out
+    assert world.events == before
+
+
+def test_a_dry_run_changes_nothing(world: World, capsys: Out) -> None:
+    assert upgraded("--dry-run") == 0
+    assert "wave 1      gpu-1 (canary)" in capsys.readouterr().out
+    assert world.events == []
+
+
+def test_a_canary_that_returns_with_7_gpus_stops_the_others(world: World, tmp_path: Path, capsys: Out) -> None:
+    def lose(playbook: str, names: Sequence[str]) -> None:
+        if playbook == "site.yml":
+            world.nodes[names[0]]["gpus"] = 7
+
+    world.during = lose
+    assert upgraded() == 1
+    shown = capsys.readouterr()
+    assert "nothing was changed on gpu-2, gpu-3, gpu-4, gpu-5" in shown.err
+    assert states(tmp_path) == {"gpu-1": "held", **{f"gpu-{n}": "planned" for n in range(2, 6)}}
+    assert "gpu-1: held" in shown.out
+    # It was rolled back, and is still worse: it stays drained, marked and owned.
+    assert world.nodes["gpu-1"]["loaded"] == OLD
+    assert (world.folder / "drained-gpu-1").exists()
+    assert {path.name for path in (world.folder / "gpu-1").glob("*.json")} == {"change.json", "drained.json"}
+    # Repaired: the same command proves it.
+    world.during = lambda playbook, names: None  # noqa: ARG005
+    world.nodes["gpu-1"]["gpus"] = 8
+    assert upgraded() == 1
+    assert states(tmp_path)["gpu-1"] == "rolled-back"
+    assert not (world.folder / "drained-gpu-1").exists()
+    # With the cause repaired the same command begins anew.
+    assert upgraded("--waves", "100%") == 0
+    assert {node["loaded"] for node in world.nodes.values()} == {NEW}
+
+
+def test_a_new_command_takes_over_what_an_earlier_one_holds(world: World, tmp_path: Path) -> None:
+    world.logs = ["", "gpunode: failed on gpu-1: nvidia_driver: Change the driver's packages: no space left\n"]
+    assert upgraded("--no-rollback", "--limit", "gpu-1,gpu-2") == 1
+    assert states(tmp_path)["gpu-1"] == "held"
+    journal = next(runs(tmp_path / "state" / "gpunode" / "upgrades"))
+    assert "no space left" in journal.record.nodes["gpu-1"].reason
+    assert upgraded() == 0
+    assert {node["loaded"] for node in world.nodes.values()} == {NEW}
+    assert not list(world.folder.glob("drained-*"))
+
+
+def test_ctrl_c_and_the_same_command_goes_on(world: World, tmp_path: Path, capsys: Out) -> None:
+    def interrupt(playbook: str, names: Sequence[str]) -> None:
+        if playbook == "site.yml" and names == ["gpu-2"]:
+            raise KeyboardInterrupt
+
+    world.during = interrupt
+    assert upgraded("--waves", "20%") == 130
+    assert "the same command continues" in capsys.readouterr().err
+    assert states(tmp_path)["gpu-1"] == "returned"
+    assert states(tmp_path)["gpu-2"] == "drained"
+    world.during = lambda playbook, names: None  # noqa: ARG005
+    assert upgraded("--waves", "20%") == 0
+    assert "continuing run" in capsys.readouterr().out
+    assert {node["loaded"] for node in world.nodes.values()} == {NEW}
+
+
+def test_nodes_that_are_not_at_disposal_are_left_out_by_name(world: World, capsys: Out) -> None:
+    (world.folder / "drained-gpu-2").write_text("RMA ticket 4711\n")
+    world.lost = {"gpu-3"}
+    assert upgraded("--waves", "100%") == 3
+    out = capsys.readouterr().out
+    assert "gpu-2: drained by others: RMA ticket 4711" in out
+    assert "gpu-3: unreachable: no route to host" in out
+    assert (world.folder / "drained-gpu-2").read_text() == "RMA ticket 4711\n"
+    assert world.nodes["gpu-2"]["loaded"] == OLD
+    assert world.nodes["gpu-5"]["loaded"] == NEW
+
+
+def test_another_controller_is_refused_and_named(world: World, capsys: Out) -> None:
+    lease = {"op": "take", "token": "x", "owner": "root@admin2 (process 7)", "lasts_s": 9999, "findings": []}
+    node_program.answer(lease, world.folder / "gpu-1")
+    assert upgraded() == 1
+    assert "held by root@admin2 (process 7) since" in capsys.readouterr().out
+    assert [line for line in world.events if not line.startswith("state")] == []
+
+
+def test_two_at_once_on_one_controller(world: World, capsys: Out) -> None:
+    second: list[int] = []
+
+    def again(playbook: str, names: Sequence[str]) -> None:
+        if not second:
+            second.append(upgraded())
+
+    world.during = again
+    assert upgraded() == 0
+    assert second == [2]
+    assert re.search(r"another gpunode upgrade is in progress: .*@.* \(process \d+\) since", capsys.readouterr().err)
+
+
+def test_a_pause_is_between_waves(world: World, tmp_path: Path) -> None:
+    def pause(playbook: str, names: Sequence[str]) -> None:
+        if playbook == "prepare.yml":
+            assert upgraded("--pause") == 0
+
+    world.during = pause
+    upgraded()
+    assert list(states(tmp_path).values()) == ["returned", *["planned"] * 4]
+    world.during = lambda playbook, names: None  # noqa: ARG005
+    assert upgraded() == 0
+    assert set(states(tmp_path).values()) == {"returned"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--waves", "0%"], "0% is not a number or a share"),
+        (["--waves", "10%,,"], "is not a number or a share"),
+        (["--to", "9"], "unknown driver '9'"),
+        (["--pause"], "no unfinished run of this command"),
+        (["-e", "gpunode_lba=1"], "unknown variable gpunode_lba"),
+    ],
+)
+@pytest.mark.usefixtures("world")
+def test_wrong_usage_is_one_line(words: list[str], says: str, capsys: Out) -> None:
+    assert upgraded(*words) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "canary", "waves", "expected"),
+    [
+        (20, 1, "10%,25%", [1, 2, 5, 5, 5, 2]),
+        (3, 1, "10%,25%", [1, 1, 1]),
+        (4, 9, "10%", [4]),
+        (5, 2, "3", [2, 3]),
+        (0, 1, "10%", []),
+    ],
+)
+def test_sizes_of_waves(nodes: int, canary: int, waves: str, expected: list[int]) -> None:
+    found = upgrade.wave_numbers(nodes, canary, upgrade.waves_of(waves))
+    assert [found.count(wave) for wave in sorted(set(found))] == expected
+
+
+def test_what_is_no_proof(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    before = world.one("gpu-1").snapshot
+    assert before is not None
+    world.nodes["gpu-1"] |= {"installed": NEW, "loaded": NEW}
+    good = world.one("gpu-1")
+    assert good.snapshot is not None
+    assert why_not_as_good(before, good, NEW) == ""
+    for wrong in (
+        {"gpus": good.snapshot.gpus[:7]},
+        {"unknown": {"smi": "nvidia-smi did not answer"}},
+        {"verdicts": {"driver.library-matches-module": Verdict(status=Status.FAIL)}},
+        {"stack": RunningStack(driver=OLD, driver_packages=NEW)},
+        {"stack": RunningStack(driver=None, driver_packages=NEW)},
+    ):
+        look = NodeLook("gpu-1", snapshot=good.snapshot.model_copy(update=wrong))
+        assert why_not_as_good(before, look, NEW), wrong
+    assert why_not_as_good(before, NodeLook("gpu-1", "unreachable"), NEW) == "unreachable"
+
+
+def test_the_variables_override_those_of_the_site() -> None:
+    record = NodeRecord(token=new_token(), before=OLD, target=NEW, back=True)
+    values = variables_of({"gpu-1": record}, {})
+    assert values["__gpunode_targets"] == {"gpu-1": OLD}
+    assert values["gpunode_drain_tasks"] is None
