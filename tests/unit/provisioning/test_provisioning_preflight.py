@@ -11,6 +11,7 @@ from node_samples import context, node, planned
 
 from gpunode.provisioning import node_stack, nvidia_driver, nvidia_repository, preflight
 from gpunode.provisioning.manifest import ManagedFile, Manifest, NodeQuestion
+from gpunode.provisioning.service import LEASE
 from gpunode.provisioning.state import NodeState
 
 GPU = {"slot": "0000:10:00.0", "vendor_id": "10de", "device_id": "2330", "class_id": "030200"}
@@ -49,6 +50,16 @@ def names(state: NodeState, others: dict[str, Any] | None = None, **settings: An
 def reasons(state: NodeState, others: dict[str, Any] | None = None, **settings: Any) -> list[str]:
     run = context(others=others or {})
     return list(planned("preflight", state, run, **{**ROOM, **settings}).refusals)
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_node_that_an_upgrade_holds_is_refused_to_all_but_its_run(facts: dict[str, Any]) -> None:
+    lease = '{"owner": "root@admin1 (process 7)", "token": "run-1", "since": "2026-11-23T09:00:00Z"}'
+    state = state_of(facts)
+    held = state.model_copy(update={"contents": {**state.contents, LEASE: lease}})
+    assert names(held) == ["held", *names(state)]
+    assert "gpunode upgrade of root@admin1 (process 7) holds it" in reasons(held)[0]
+    assert names(held, gpunode_change="run-1") == names(state)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,16 @@ from node_samples import context, node
 
 from gpunode.provisioning import reboot
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.service import MARK
+from gpunode.provisioning.service import LEASE, MARK
 from gpunode.provisioning.state import BOOT_ID, NodeState
 
 SETTINGS: dict[str, Any] = json.loads(
-    """{"gpunode_reboot": "when_needed", "gpunode_allow_busy": false, "gpunode_reboot_for_updates": false}"""
+    """{"gpunode_reboot": "when_needed", "gpunode_allow_busy": false, "gpunode_reboot_for_updates": false,
+    "gpunode_change": ""}"""
 )
 THERE = {BOOT_ID: "other-boot\n", reboot.MACHINE_ID: "other-machine\n"}
 HERE: dict[str, Any] = {"boot_id": "own-boot", "machine_id": "own-machine", "reboot_reasons": ("a", "", "b", "a")}
+HELD = '{"owner": "root@admin1", "token": "run-1", "since": "2026-11-23T09:00:00Z"}'
 BUSY = {"gpu_processes": [{"pid": 4, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"}]}
 
 
@@ -28,6 +30,10 @@ def test_a_node_with_reasons_is_rebooted_and_all_are_named_once() -> None:
     manifest = decided()
     assert manifest.due_reasons == ("a reboot is pending: a; b",)
     assert manifest.result == reboot.RebootResult(reasons="a; b")
+
+
+def test_the_run_that_holds_the_node_reboots_it() -> None:
+    assert decided(node(texts={**THERE, LEASE: HELD}), {"gpunode_change": "run-1"}).due
 
 
 def test_without_a_reason_nothing_is_reported() -> None:
@@ -44,8 +50,14 @@ def test_without_a_reason_nothing_is_reported() -> None:
         (None, {}, {"boot_id": "other-boot"}, "Ansible runs on this machine"),
         (None, {}, {"boot_id": "", "machine_id": "other-machine"}, "Ansible runs on this machine"),
         (node(), {}, {}, "Ansible runs on this machine"),
+        (
+            node(texts={**THERE, LEASE: HELD}),
+            {"gpunode_change": "other"},
+            {},
+            "gpunode upgrade of root@admin1 holds it",
+        ),
     ],
-    ids=["not allowed", "busy", "unknown", "local", "same boot", "same machine", "ids unknown"],
+    ids=["not allowed", "busy", "unknown", "local", "same boot", "same machine", "ids unknown", "held"],
 )
 def test_a_reboot_that_must_not_be_is_noted(
     state: NodeState | None, settings: dict[str, Any], run: dict[str, Any], words: str

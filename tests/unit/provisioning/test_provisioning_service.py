@@ -9,7 +9,7 @@ from node_samples import context, node
 
 from gpunode.provisioning import service
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.service import MARK
+from gpunode.provisioning.service import LEASE, MARK
 from gpunode.provisioning.state import BOOT_ID
 
 BEFORE = [{"check": "host.memory", "component": "node", "status": "fail"}]
@@ -51,6 +51,13 @@ def test_a_node_with_something_pending_stays_drained(run: dict[str, Any], pendin
     assert not manifest.due
     assert result_of(manifest).drained
     assert pending in manifest.notes[0]
+
+
+@pytest.mark.parametrize("lease", ['{"owner": "root@admin1", "token": "run-1", "since": "now"}', "", "[]", "{"])
+def test_a_node_that_an_upgrade_holds_is_not_returned_by_a_playbook(lease: str) -> None:
+    manifest = service.plan(node(texts={MARK: DRAINED, LEASE: lease}), {"gpunode_allow_busy": False}, context())
+    assert not manifest.due
+    assert "gpunode upgrade" in manifest.notes[0]
 
 
 @pytest.mark.parametrize("mark", ["", "{", "[]", "{}", '{"since": 1, "findings": []}', "[" * 100_000])

@@ -1,0 +1,32 @@
+"""Whether a node could get its driver's release again."""
+
+from typing import Any
+
+import pytest
+from driver_samples import BUNDLE, facts_of
+from node_samples import context, node
+
+from gpunode.provisioning import way_back
+from gpunode.provisioning.fabric import installed_driver
+
+
+def test_the_release_must_still_be_offered_of_every_package() -> None:
+    state = node(facts=facts_of(BUNDLE))
+    release = installed_driver(state.facts)
+    question = way_back.plan(state, {}, context()).questions["offers"]
+    names: list[str] = question.body["names"]
+    assert question.kind == "package_offers"
+    assert release
+    assert len(names) > 3
+    offered: dict[str, Any] = {name: ["999.1-1", f"1:{release}-1"] for name in names}
+    assert way_back.plan(state, {}, context(answers={"offers": {"offered": offered}})).refusals == ()
+    for wrong in ({names[1]: ["999.1-1"]}, {names[1]: []}):
+        gone = way_back.plan(state, {}, context(answers={"offers": {"offered": {**offered, **wrong}}}))
+        assert names[1] in gone.refusals[0]
+    for answer in ({}, {"error": "no route to host"}):
+        assert way_back.plan(state, {}, context(answers={"offers": answer})).refusals
+
+
+@pytest.mark.parametrize("facts", [{"packages": []}, {"packages": None}])
+def test_without_an_installed_release_there_is_no_way_back(facts: dict[str, Any]) -> None:
+    assert way_back.plan(node(facts=facts), {}, context()).refusals
