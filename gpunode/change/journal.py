@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from gpunode.change.states import ACTS, FINAL, OUT_OF_SERVICE, State, after
+from gpunode.change.states import ACTS, FINAL, OUT_OF_SERVICE, ChangeState, after
 from gpunode.errors import UndeterminedError
 from gpunode.frozen import Frozen, FrozenByName, invalid_field
 from gpunode.whole import make_private_folder, whole_file
@@ -24,7 +24,7 @@ FILE = "journal.json"
 class NodeRecord(Frozen):
     """One node of a run."""
 
-    state: State = State.PLANNED
+    state: ChangeState = ChangeState.PLANNED
     token: str
     """Names the drain and the lease of this node: only what has it is ended."""
     intent: str = ""
@@ -38,7 +38,7 @@ class NodeRecord(Frozen):
     reason: str = ""
     """Why the last act failed."""
     times: tuple[tuple[str, str], ...] = ()
-    """State or act, and when."""
+    """ChangeState or act, and when."""
 
     @property
     def aim(self) -> str | None:
@@ -109,7 +109,7 @@ class Journal:
             }
         )
 
-    def settle(self, results: Mapping[str, str], act: str, failed: State | None = None) -> None:
+    def settle(self, results: Mapping[str, str], act: str, failed: ChangeState | None = None) -> None:
         """Record how an act ended: node to the reason why it failed, empty if it did not.
 
         ``failed``: the state of those that failed, in place of the act's own.
@@ -135,7 +135,7 @@ class Journal:
         """Record why an act did not end; the node's next run begins with it again."""
         self._set({name: self.record.nodes[name].model_copy(update={"reason": why}) for name, why in results.items()})
 
-    def place(self, name: str, state: State, reason: str) -> None:
+    def place(self, name: str, state: ChangeState, reason: str) -> None:
         """Record a state that no act led to."""
         self._set({name: self.record.nodes[name].model_copy(update={"state": state, "intent": "", "reason": reason})})
 

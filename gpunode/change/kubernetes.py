@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
-from gpunode.change.scheduler import Run, SchedulerError, Service, ServiceState, run_program
+from gpunode.change.scheduler import Availability, Run, SchedulerError, ServiceState, run_program
 from gpunode.text import last_line, listed
 
 ANNOTATION = "gpunode.io/drained-by"
@@ -21,7 +21,7 @@ DONE = ("Succeeded", "Failed")
 Json = dict[str, Any]
 
 
-class Kubernetes:
+class KubernetesScheduler:
     """Kubernetes. A node that is unschedulable without the token was cordoned by others."""
 
     def __init__(self, run: Run = run_program) -> None:
@@ -55,9 +55,9 @@ class Kubernetes:
         """Set the node unschedulable, and record the token in the same write."""
         found = self._node(node)
         now = _state(found, token)
-        if now.service is Service.FOREIGN:
+        if now.service is Availability.FOREIGN:
             raise SchedulerError(now.text)
-        if now.service is Service.OURS:
+        if now.service is Availability.OURS:
             return
         metadata, spec = found["metadata"], found.get("spec") or {}
         annotations = {**(metadata.get("annotations") or {}), ANNOTATION: token}
@@ -117,7 +117,7 @@ class Kubernetes:
     def resume(self, node: str, token: str) -> None:
         """Remove the token, and what makes the node unschedulable, in the same write."""
         found = self._node(node)
-        if _state(found, token).service is not Service.OURS:
+        if _state(found, token).service is not Availability.OURS:
             return
         metadata, spec = found["metadata"], found.get("spec") or {}
         annotations = {name: value for name, value in metadata["annotations"].items() if name != ANNOTATION}
@@ -136,10 +136,10 @@ def _state(found: Json, token: str) -> ServiceState:
     unschedulable = (found.get("spec") or {}).get("unschedulable") is True
     mark = (found["metadata"].get("annotations") or {}).get(ANNOTATION)
     if not unschedulable:
-        return ServiceState(Service.IN_SERVICE)
+        return ServiceState(Availability.IN_SERVICE)
     if mark == token:
-        return ServiceState(Service.OURS)
-    return ServiceState(Service.FOREIGN, f"cordoned by {mark}" if mark else "cordoned")
+        return ServiceState(Availability.OURS)
+    return ServiceState(Availability.FOREIGN, f"cordoned by {mark}" if mark else "cordoned")
 
 
 def _evictable(pod: Json) -> bool:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpunode.change.journal import Journal, NodeRecord
-from gpunode.change.scheduler import Scheduler, SchedulerError, Service
-from gpunode.change.states import ACTS, FINAL, State
+from gpunode.change.scheduler import Availability, Scheduler, SchedulerError
+from gpunode.change.states import ACTS, FINAL, ChangeState
 from gpunode.text import listed
 
 Records = Mapping[str, NodeRecord]
@@ -82,9 +82,9 @@ class ChangeRun:
         """Run the waves that are left; return why it stopped before the last one, empty if it did not."""
         records = self._journal.record.nodes
         for name, node in records.items():
-            if node.state is State.VALIDATED and not node.intent:
+            if node.state is ChangeState.VALIDATED and not node.intent:
                 # Time has passed since: it is proven again.
-                self._journal.place(name, State.REBOOTED, node.reason)
+                self._journal.place(name, ChangeState.REBOOTED, node.reason)
         waves = sorted({node.wave for node in records.values()})
         for wave in waves:
             names = [name for name, node in records.items() if node.wave == wave]
@@ -103,13 +103,15 @@ class ChangeRun:
     def _failed(self, wave: int) -> list[str]:
         """Return the nodes of the waves so far that did not return with their target."""
         nodes = self._journal.record.nodes
-        return [name for name, node in nodes.items() if node.wave <= wave and node.state is not State.RETURNED]
+        return [name for name, node in nodes.items() if node.wave <= wave and node.state is not ChangeState.RETURNED]
 
     def _wave(self, names: list[str]) -> None:
         self._walk(names)
         nodes = self._journal.record.nodes
         bad = [
-            name for name in names if nodes[name].state is State.HELD and nodes[name].before and not nodes[name].back
+            name
+            for name in names
+            if nodes[name].state is ChangeState.HELD and nodes[name].before and not nodes[name].back
         ]
         bad = [name for name in bad if _was(nodes[name], "change")]
         if bad and self._limits.rollback:
@@ -172,7 +174,9 @@ class ChangeRun:
             try:
                 self._scheduler.resume(name, record.token)
             except SchedulerError as err:
-                self._journal.settle({name: f"{reason}; the drain could not be ended: {err}"}, "drain", State.HELD)
+                self._journal.settle(
+                    {name: f"{reason}; the drain could not be ended: {err}"}, "drain", ChangeState.HELD
+                )
                 continue
             self._let_go({name: reason}, "drain")
 
@@ -216,10 +220,10 @@ class ChangeRun:
             except SchedulerError as err:
                 results[name] = str(err)
                 continue
-            if state.service is Service.IN_SERVICE:
+            if state.service is Availability.IN_SERVICE:
                 # Somebody ended the drain, or the scheduler lost it.
                 results[name] = self._drained(name)
-            elif state.service is not Service.OURS:
+            elif state.service is not Availability.OURS:
                 results[name] = state.text
         return results | self._idle([name for name, reason in results.items() if not reason])
 
@@ -269,9 +273,9 @@ class ChangeRun:
             except SchedulerError as err:
                 results[name] = str(err)
                 continue
-            if state.service is Service.FOREIGN:
+            if state.service is Availability.FOREIGN:
                 remarks[name] = f"proven; it stays {state.text}"
-            elif state.service is not Service.IN_SERVICE:
+            elif state.service is not Availability.IN_SERVICE:
                 results[name] = f"the drain did not end: {state.text}"
         ended = [name for name, reason in results.items() if not reason]
         freed = self._nodes.free(self._records(ended)) if ended else {}
@@ -284,7 +288,12 @@ class ChangeRun:
 
 def _to_roll_back(node: NodeRecord) -> bool:
     """Return whether a node failed after a change began, and its release before is known."""
-    return node.state is State.HELD and node.before is not None and not node.back and _was(node, "change")
+    return node.state is ChangeState.HELD and node.before is not None and not node.back and _was(node, "change")
+
+
+def _to_roll_back(node: NodeRecord) -> bool:
+    """Return whether a node failed after a change began, and its release before is known."""
+    return node.state is ChangeState.HELD and node.before is not None and not node.back and _was(node, "change")
 
 
 def _was(node: NodeRecord, act: str) -> bool:

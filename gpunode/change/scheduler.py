@@ -5,12 +5,12 @@ stays as it is.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from gpunode.errors import UndeterminedError, UsageError
+from gpunode.errors import UndeterminedError
 from gpunode.fleet import process
 from gpunode.text import last_line, one_line
 
@@ -19,7 +19,7 @@ CALL_S = 60.0
 Run = Callable[[Sequence[str], str | None], process.Completed]
 
 
-class Service(StrEnum):
+class Availability(StrEnum):
     """Whether a node gets work."""
 
     IN_SERVICE = "in service"
@@ -32,7 +32,7 @@ class Service(StrEnum):
 class ServiceState:
     """The answer on one node."""
 
-    service: Service
+    service: Availability
     reason: str = ""
     """The reason of others, or why it is unknown."""
 
@@ -75,7 +75,7 @@ class NoScheduler:
 
     def state(self, node: str, token: str) -> ServiceState:
         """Return that the node is at the run's disposal."""
-        return ServiceState(Service.OURS if self._drained.get(node) == token else Service.IN_SERVICE)
+        return ServiceState(Availability.OURS if self._drained.get(node) == token else Availability.IN_SERVICE)
 
     def __init__(self) -> None:
         self._drained: dict[str, str] = {}
@@ -97,7 +97,7 @@ _FLAGS = re.compile(r"[A-Z_]+")
 _SLURM_DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "DOWN", "FUTURE", "MAINT", "UNKNOWN"})
 
 
-class Slurm:
+class SlurmScheduler:
     """Slurm, by ``scontrol``: the token is the reason of the drain.
 
     Reasons are compared as a whole: a reason that somebody wrote since is theirs. A node that rebooted while it was
@@ -126,17 +126,17 @@ class Slurm:
         """Return whether the node gets work: drained, down or failing nodes do not."""
         flags, reason = self._asked(node)
         if not flags & _SLURM_DRAINED:
-            return ServiceState(Service.IN_SERVICE)
+            return ServiceState(Availability.IN_SERVICE)
         if reason == token:
-            return ServiceState(Service.OURS)
-        return ServiceState(Service.FOREIGN, one_line(reason or "+".join(sorted(flags))))
+            return ServiceState(Availability.OURS)
+        return ServiceState(Availability.FOREIGN, one_line(reason or "+".join(sorted(flags))))
 
     def drain(self, node: str, token: str) -> None:
         """Set the node to DRAIN with the token as reason."""
         now = self.state(node, token)
-        if now.service is Service.FOREIGN:
+        if now.service is Availability.FOREIGN:
             raise SchedulerError(now.text)
-        if now.service is not Service.OURS:
+        if now.service is not Availability.OURS:
             self._call("update", f"NodeName={node}", "State=DRAIN", f"Reason={token}")
 
     def busy(self, node: str, token: str) -> str:  # noqa: ARG002
@@ -148,11 +148,11 @@ class Slurm:
 
     def resume(self, node: str, token: str) -> None:
         """End the drain."""
-        if self.state(node, token).service is Service.OURS:
+        if self.state(node, token).service is Availability.OURS:
             self._call("update", f"NodeName={node}", "State=RESUME")
 
 
-class Command:
+class CommandScheduler:
     """Programs of the site: ``PROGRAM state|drain|busy|resume NODE TOKEN``.
 
     ``state`` prints ``in-service``, ``ours`` (the drain with the token) or ``foreign REASON``; ``busy`` prints what
@@ -171,7 +171,7 @@ class Command:
     def state(self, node: str, token: str) -> ServiceState:
         """Return what the program prints."""
         word, _, reason = self._call("state", node, token).partition(" ")
-        known = {"in-service": Service.IN_SERVICE, "ours": Service.OURS, "foreign": Service.FOREIGN}
+        known = {"in-service": Availability.IN_SERVICE, "ours": Availability.OURS, "foreign": Availability.FOREIGN}
         if word not in known:
             raise SchedulerError(f"{self._program} state {node}: expected in-service, ours or foreign, got {word!r}")
         return ServiceState(known[word], reason)
@@ -179,9 +179,9 @@ class Command:
     def drain(self, node: str, token: str) -> None:
         """Call the program unless the node is drained."""
         now = self.state(node, token)
-        if now.service is Service.FOREIGN:
+        if now.service is Availability.FOREIGN:
             raise SchedulerError(now.text)
-        if now.service is not Service.OURS:
+        if now.service is not Availability.OURS:
             self._call("drain", node, token)
 
     def busy(self, node: str, token: str) -> str:
@@ -190,18 +190,5 @@ class Command:
 
     def resume(self, node: str, token: str) -> None:
         """End the drain if it has the token."""
-        if self.state(node, token).service is Service.OURS:
+        if self.state(node, token).service is Availability.OURS:
             self._call("resume", node, token)
-
-
-def scheduler_of(text: str) -> Scheduler:
-    """Return the adapter that ``--scheduler`` names. Raises UsageError."""
-    from gpunode.change.kubernetes import Kubernetes  # noqa: PLC0415 (an adapter imports the interface)
-
-    known: Mapping[str, Callable[[], Scheduler]] = {"none": NoScheduler, "slurm": Slurm, "kubernetes": Kubernetes}
-    if text in known:
-        return known[text]()
-    kind, _, program = text.partition(":")
-    if kind == "command" and program:
-        return Command(program)
-    raise UsageError(f"--scheduler {text}: expected none, slurm, kubernetes or command:PROGRAM")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class ChangeState(StrEnum):
     """Where a node is in the change."""
 
     PLANNED = "planned"
@@ -34,9 +34,9 @@ class Edge:
     """One act and the states that it leads to."""
 
     act: str
-    start: State
-    end: State
-    failed: State
+    start: ChangeState
+    end: ChangeState
+    failed: ChangeState
     """Where the node is if the act fails, or does not end within its limit."""
     limit_s: float
     undo: str
@@ -44,31 +44,31 @@ class Edge:
 
 
 EDGES = (
-    Edge("prepare", State.PLANNED, State.PREPARED, State.PLANNED, 7200, ""),
-    Edge("drain", State.PREPARED, State.DRAINED, State.PLANNED, 3600, "cancel"),
-    Edge("change", State.DRAINED, State.CHANGED, State.HELD, 14400, "restore"),
-    Edge("reboot", State.CHANGED, State.REBOOTED, State.NOT_RETURNED, 7200, "restore"),
-    Edge("validate", State.REBOOTED, State.VALIDATED, State.HELD, 600, "restore"),
-    Edge("return", State.VALIDATED, State.RETURNED, State.VALIDATED, 600, ""),
+    Edge("prepare", ChangeState.PLANNED, ChangeState.PREPARED, ChangeState.PLANNED, 7200, ""),
+    Edge("drain", ChangeState.PREPARED, ChangeState.DRAINED, ChangeState.PLANNED, 3600, "cancel"),
+    Edge("change", ChangeState.DRAINED, ChangeState.CHANGED, ChangeState.HELD, 14400, "restore"),
+    Edge("reboot", ChangeState.CHANGED, ChangeState.REBOOTED, ChangeState.NOT_RETURNED, 7200, "restore"),
+    Edge("validate", ChangeState.REBOOTED, ChangeState.VALIDATED, ChangeState.HELD, 600, "restore"),
+    Edge("return", ChangeState.VALIDATED, ChangeState.RETURNED, ChangeState.VALIDATED, 600, ""),
     # A node that failed is tried again by the next run, or gets its earlier release; both begin drained and idle.
-    Edge("again", State.HELD, State.DRAINED, State.HELD, 3600, ""),
-    Edge("reach", State.NOT_RETURNED, State.DRAINED, State.NOT_RETURNED, 3600, ""),
+    Edge("again", ChangeState.HELD, ChangeState.DRAINED, ChangeState.HELD, 3600, ""),
+    Edge("reach", ChangeState.NOT_RETURNED, ChangeState.DRAINED, ChangeState.NOT_RETURNED, 3600, ""),
 )
 ACTS = {edge.act: edge for edge in EDGES}
 PATH = ("prepare", "drain", "change", "reboot", "validate", "return")
 """The acts of a node for which all goes well, in their order."""
-FINAL = frozenset({State.RETURNED, State.ROLLED_BACK})
+FINAL = frozenset({ChangeState.RETURNED, ChangeState.ROLLED_BACK})
 """The node gets work, and nobody owns it any more."""
-OUT_OF_SERVICE = frozenset(State) - {State.PLANNED, State.PREPARED, *FINAL}
+OUT_OF_SERVICE = frozenset(ChangeState) - {ChangeState.PLANNED, ChangeState.PREPARED, *FINAL}
 """The node is, or may be, drained by this run."""
 
 
-def after(act: str, *, back: bool) -> State:
+def after(act: str, *, back: bool) -> ChangeState:
     """Return the state that an act leads to; ``back``: it is part of a return to the earlier release."""
     end = ACTS[act].end
-    return State.ROLLED_BACK if back and end is State.RETURNED else end
+    return ChangeState.ROLLED_BACK if back and end is ChangeState.RETURNED else end
 
 
-def next_act(state: State) -> str | None:
+def next_act(state: ChangeState) -> str | None:
     """Return the act that begins in a state; None in a final one."""
     return next((edge.act for edge in EDGES if edge.start is state), None)

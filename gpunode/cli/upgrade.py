@@ -17,10 +17,11 @@ from typing import Any
 import click
 
 from gpunode.catalog import load
+from gpunode.change.adapters import scheduler_of
 from gpunode.change.journal import Journal, NodeRecord, RunRecord, new_token, now, runs
 from gpunode.change.run import ChangeRun, RunLimits
-from gpunode.change.scheduler import Scheduler, SchedulerError, Service, scheduler_of
-from gpunode.change.states import FINAL, OUT_OF_SERVICE, State
+from gpunode.change.scheduler import Availability, Scheduler, SchedulerError
+from gpunode.change.states import FINAL, OUT_OF_SERVICE, ChangeState
 from gpunode.cli.inventories import explained
 from gpunode.cli.options import ASK_BECOME_PASS, LIMIT, PARALLEL, TIMEOUT, Seconds
 from gpunode.cli.plan import driver_request
@@ -317,7 +318,7 @@ def planned(  # noqa: PLR0913
             else:
                 chosen[name] = node
     # Nodes of earlier runs come first: they are out of service already.
-    names = sorted(chosen, key=lambda name: chosen[name].state is State.PLANNED)
+    names = sorted(chosen, key=lambda name: chosen[name].state is ChangeState.PLANNED)
     numbers = wave_numbers(len(names), options.canary, waves_of(options.waves))
     nodes = {name: chosen[name].model_copy(update={"wave": wave}) for name, wave in zip(names, numbers, strict=True)}
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -339,7 +340,9 @@ def _begun(record: NodeRecord | None, look: NodeLook, target: str) -> NodeRecord
     if record is None:
         return NodeRecord(token=new_token(), before=look.release, target=target)
     out = record.state in OUT_OF_SERVICE or record.intent == "drain"
-    state = record.state if record.state is State.NOT_RETURNED else State.HELD if out else State.PLANNED
+    state = (
+        record.state if record.state is ChangeState.NOT_RETURNED else ChangeState.HELD if out else ChangeState.PLANNED
+    )
     return record.model_copy(update={"state": state, "intent": "", "target": target, "back": False})
 
 
@@ -349,7 +352,7 @@ def _others(scheduler: Scheduler, name: str, node: NodeRecord) -> str:
         state = scheduler.state(name, node.token)
     except SchedulerError as err:
         return str(err)
-    return "" if state.service in (Service.IN_SERVICE, Service.OURS) else state.text
+    return "" if state.service in (Availability.IN_SERVICE, Availability.OURS) else state.text
 
 
 def _run(
@@ -382,11 +385,11 @@ def _run(
 
 def code_of(record: RunRecord) -> int:
     """Return the exit code of a run, or of a plan."""
-    if any(node.state is State.ROLLED_BACK or node.reason for node in record.nodes.values()):
+    if any(node.state is ChangeState.ROLLED_BACK or node.reason for node in record.nodes.values()):
         return Exit.FAILED
     if record.finished_at and any(node.state not in FINAL for node in record.nodes.values()):
         return Exit.FAILED
-    lost = [why for why in record.left_out.values() if not why.startswith((AT_TARGET, Service.FOREIGN.value))]
+    lost = [why for why in record.left_out.values() if not why.startswith((AT_TARGET, Availability.FOREIGN.value))]
     return Exit.UNDETERMINED if lost else Exit.GOOD
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpunode.change.journal import NodeRecord, RunRecord
-from gpunode.change.states import FINAL, OUT_OF_SERVICE, State
+from gpunode.change.states import FINAL, OUT_OF_SERVICE, ChangeState
 from gpunode.names import fold
 from gpunode.stack import Plan
 from gpunode.text import counted, listed, moment
@@ -49,14 +49,14 @@ def report_lines(record: RunRecord, *, verbose: bool) -> Iterator[str]:
         yield f"{name}: {node.state}, {node.before or 'no driver'} -> {node.target}{took}{_because(node)}"
         if verbose:
             yield f"  {', '.join(f'{at[11:19]} {what}' for what, at in node.times)}"
-    counts = [(state, sum(node.state is state for node in record.nodes.values())) for state in State]
+    counts = [(state, sum(node.state is state for node in record.nodes.values())) for state in ChangeState]
     yield f"run {record.run}: {', '.join(f'{number} {state}' for state, number in counts if number) or 'no node'}"
 
 
 def _because(node: NodeRecord) -> str:
     if node.reason:
         return f": {node.reason}"
-    return "" if node.state in FINAL or node.state is State.PLANNED else ": the same command continues"
+    return "" if node.state in FINAL or node.state is ChangeState.PLANNED else ": the same command continues"
 
 
 def minutes_out(node: NodeRecord) -> float | None:

@@ -5,7 +5,6 @@ A plan of playbooks/prepare.yml: it refuses a node that could not get its releas
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from gpunode.catalog.origins import upstream_version
 from gpunode.provisioning.context import Context
@@ -19,7 +18,7 @@ LOOK = Look()
 _OF_DRIVER = re.compile(r"nvidia|^libnvidia|^libcuda1|^cuda-drivers|^xserver-xorg-video-nvidia")
 
 
-def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:  # noqa: ARG001
+def plan(state: NodeState, settings: Mapping[str, object], context: Context) -> Manifest:  # noqa: ARG001
     """Return a manifest that refuses if a package of the installed release is not offered any more."""
     release = installed_driver(state.facts)
     names = sorted(

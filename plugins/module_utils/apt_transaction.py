@@ -58,6 +58,11 @@ UPDATE_LIMIT_S = 300
 ANSWER_LIMIT_S = 120
 POLICY = Path("/usr/sbin/policy-rc.d")
 DPKG_LOCK = Path("/var/lib/dpkg/lock-frontend")
+UNATTENDED = (
+    *("-o", "Acquire::Retries=3"),
+    *("-o", "Dpkg::Options::=--force-confdef"),
+    *("-o", "Dpkg::Options::=--force-confold"),
+)
 LARGEST_FILE = 8 << 20
 DPKG_INFO = Path("/var/lib/dpkg/info")
 DPKG_UPDATES = Path("/var/lib/dpkg/updates")
@@ -451,6 +456,13 @@ def downloaded(question, argv, install, remove):
     return argv, dict(sorted(install.items()))
 
 
+def fetched(question, argv, install, result):
+    """Return the answer after the download of all packages, in which nothing else changed."""
+    if install:
+        downloaded(question, argv, install, ())
+    return {**result, "remove": [], "hold": [], "unhold": []}
+
+
 def transacted(question):
     """Return the answer after the transaction; ``options`` of the question are for the node's own apt."""
     present = database()
@@ -470,25 +482,14 @@ def transacted(question):
     }
     if question["simulate"]:
         return result
+    argv = ["apt-get", *question["options"], "--assume-yes", *OPTIONS, *UNATTENDED, *arguments]
+    if question.get("download_only"):
+        return fetched(question, argv, install, result)
     try:
-        fetch_only = question.get("download_only")
-        if result["unhold"] and not fetch_only:
+        if result["unhold"]:
             output_of(["apt-mark", "unhold", *result["unhold"]], ANSWER_LIMIT_S)
-        if arguments:
-            argv = ["apt-get", *question["options"], "--assume-yes", *OPTIONS]
-            argv += [
-                "-o",
-                "Acquire::Retries=3",
-                "-o",
-                "Dpkg::Options::=--force-confdef",
-                "-o",
-                "Dpkg::Options::=--force-confold",
-                *arguments,
-            ]
-            if install:
-                argv, result["install"] = downloaded(question, argv, install, remove)
-        if fetch_only:
-            return {**result, "remove": [], "hold": [], "unhold": [], "done": True}
+        if install:
+            argv, result["install"] = downloaded(question, argv, install, remove)
         if arguments:
             # A job may have started since the plan was made.
             users = question.get("gpu_users", list)()

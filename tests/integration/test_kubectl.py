@@ -1,4 +1,4 @@
-"""The real ``kubectl`` between the adapter of Kubernetes and a server that answers as the API does (``kube_api``)."""
+"""The real ``kubectl`` between the adapter and a server that answers as the API does (``kube_api``)."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from kube_api import Api, node, pod
 
-from gpunode.change.kubernetes import Kubernetes
-from gpunode.change.scheduler import SchedulerError, Service
+from gpunode.change.kubernetes import KubernetesScheduler
+from gpunode.change.scheduler import Availability, SchedulerError
 from gpunode.fleet.process import Completed, run
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl: apt-get install kubernetes-client")
@@ -20,7 +20,7 @@ DRAIN_ID = "gpunode-upgrade-0123456789ab"
 
 
 @contextmanager
-def served(api: Api) -> Iterator[Kubernetes]:
+def served(api: Api) -> Iterator[KubernetesScheduler]:
     """The adapter, with kubectl that asks this server."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -58,7 +58,7 @@ def served(api: Api) -> Iterator[Kubernetes]:
         return run(asked, timeout_s=60, env=environment, stdin=stdin)
 
     try:
-        yield Kubernetes(kubectl)
+        yield KubernetesScheduler(kubectl)
     finally:
         server.shutdown()
 
@@ -68,8 +68,8 @@ def test_a_node_through_a_drain() -> None:
     api = Api(before, [pod("exporter", "DaemonSet"), pod("train"), pod("infer"), pod("notebook", None)])
     with served(api) as one:
         one.drain("gpu-1", DRAIN_ID)
-        assert one.state("gpu-1", DRAIN_ID).service is Service.OURS
-        assert one.state("gpu-1", "another").service is Service.FOREIGN
+        assert one.state("gpu-1", DRAIN_ID).service is Availability.OURS
+        assert one.state("gpu-1", "another").service is Availability.FOREIGN
         api.budget = True
         assert "disruption budget" in one.busy("gpu-1", DRAIN_ID)
         api.budget = False
@@ -79,7 +79,7 @@ def test_a_node_through_a_drain() -> None:
         api.pods.pop()
         assert one.busy("gpu-1", DRAIN_ID) == ""
         one.resume("gpu-1", DRAIN_ID)
-        assert one.state("gpu-1", DRAIN_ID).service is Service.IN_SERVICE
+        assert one.state("gpu-1", DRAIN_ID).service is Availability.IN_SERVICE
         assert api.node["spec"] == before["spec"]
         with pytest.raises(SchedulerError, match="could not find"):
             one.state("gpu-9", DRAIN_ID)

@@ -27,7 +27,7 @@ from bundles import apply, hgx, stdout
 from programs import beside_python
 
 from gpunode.change import scheduler
-from gpunode.change.scheduler import SchedulerError, Service
+from gpunode.change.scheduler import Availability, SchedulerError
 from gpunode.fleet.process import Completed
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "scontrol", "srun")
@@ -356,17 +356,17 @@ def test_the_adapter_of_upgrades_waits_for_a_job_and_ends_its_own_drain_only(slu
         done = slurm.call(*argv)
         return Completed(done.returncode, done.stdout, done.stderr)
 
-    adapter, drain_id = scheduler.Slurm(scontrol), "gpunode-upgrade-0123456789ab"
+    adapter, drain_id = scheduler.SlurmScheduler(scontrol), "gpunode-upgrade-0123456789ab"
     slurm.node_is("healthy.json")
     assert slurm.until("IDLE")[0] == "IDLE"
-    assert adapter.state(slurm.host, drain_id).service is Service.IN_SERVICE
+    assert adapter.state(slurm.host, drain_id).service is Availability.IN_SERVICE
     out = slurm.folder / "upgrade.out"
     job = slurm.call("sbatch", f"--output={out}", "--wrap", "sleep 8; echo ended")
     assert job.returncode == 0, job.stderr
     assert slurm.until("ALLOCATED")[0] == "ALLOCATED"
     for _ in range(2):
         adapter.drain(slurm.host, drain_id)
-    assert adapter.state(slurm.host, drain_id).service is Service.OURS
+    assert adapter.state(slurm.host, drain_id).service is Availability.OURS
     assert "ALLOCATED" in adapter.busy(slurm.host, drain_id)
     end = time.monotonic() + 120
     while time.monotonic() < end and adapter.busy(slurm.host, drain_id):

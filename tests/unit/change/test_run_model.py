@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gpunode.change.journal import Journal, NodeRecord, RunRecord
 from gpunode.change.run import ChangeRun, Records, Results, RunLimits
-from gpunode.change.scheduler import SchedulerError, Service, ServiceState
-from gpunode.change.states import FINAL, State
+from gpunode.change.scheduler import Availability, SchedulerError, ServiceState
+from gpunode.change.states import FINAL, ChangeState
 
 NAMES = ("n1", "n2", "n3", "n4")
 OLD, NEW = "580", "595"
@@ -185,11 +185,11 @@ class Sim:
             raise SchedulerError("the scheduler does not answer")
         drain = self.world.machines[node].drain
         if not drain:
-            return ServiceState(Service.IN_SERVICE)
-        return ServiceState(Service.OURS) if drain == token else ServiceState(Service.FOREIGN, drain)
+            return ServiceState(Availability.IN_SERVICE)
+        return ServiceState(Availability.OURS) if drain == token else ServiceState(Availability.FOREIGN, drain)
 
     def drain(self, node: str, token: str) -> None:
-        if self.state(node, token).service is Service.FOREIGN:
+        if self.state(node, token).service is Availability.FOREIGN:
             raise SchedulerError("drained by others")
         self.world.machines[node].drain = token
         self.world.tick()
@@ -200,7 +200,7 @@ class Sim:
 
     def resume(self, node: str, token: str) -> None:
         machine = self.world.machines[node]
-        if self.state(node, token).service is Service.OURS:
+        if self.state(node, token).service is Availability.OURS:
             assert machine.proved or not machine.touched, f"{node} returns without proof"
             machine.drain = ""
             machine.touched = False
@@ -298,8 +298,8 @@ class FleetThroughChange(RuleBasedStateMachine):
         for name, reason in foreign.items():
             assert world.machines[name].drain == reason or name in by_people, "a foreign drain was ended"
         if stopped and budget == 0:
-            first_bad = min(waves[name] for name in NAMES if world.disk.nodes[name].state is not State.RETURNED)
-            later = [name for name in NAMES if waves[name] > first_bad and states[name] is State.PLANNED]
+            first_bad = min(waves[name] for name in NAMES if world.disk.nodes[name].state is not ChangeState.RETURNED)
+            later = [name for name in NAMES if waves[name] > first_bad and states[name] is ChangeState.PLANNED]
             assert all((world.machines[n].installed, world.machines[n].loaded) == before[n] for n in later)
 
     @invariant()
@@ -313,7 +313,7 @@ class FleetThroughChange(RuleBasedStateMachine):
                 assert node.open, f"{name} is drained and nobody owns it"
                 assert machine.lease == machine.mark == node.token
             if machine.lease or machine.mark:
-                assert node.open or node.state is State.PREPARED
+                assert node.open or node.state is ChangeState.PREPARED
 
     def teardown(self) -> None:
         """When all is well again, the same command ends with every node in service, none with a lease."""
@@ -332,7 +332,7 @@ class FleetThroughChange(RuleBasedStateMachine):
         assert not left
         assert not [n for n, one in world.machines.items() if one.drain or one.lease or one.mark]
         for name, node in world.disk.nodes.items():
-            wanted = NEW if node.state is State.RETURNED else OLD
+            wanted = NEW if node.state is ChangeState.RETURNED else OLD
             assert world.machines[name].loaded == wanted
 
 

@@ -6,8 +6,16 @@ from dataclasses import replace
 import pytest
 from kube_api import Api, Json, node, pod
 
-from gpunode.change.kubernetes import ANNOTATION, Kubernetes
-from gpunode.change.scheduler import Command, NoScheduler, Scheduler, SchedulerError, Service, Slurm, scheduler_of
+from gpunode.change.adapters import scheduler_of
+from gpunode.change.kubernetes import ANNOTATION, KubernetesScheduler
+from gpunode.change.scheduler import (
+    Availability,
+    CommandScheduler,
+    NoScheduler,
+    Scheduler,
+    SchedulerError,
+    SlurmScheduler,
+)
 from gpunode.errors import UsageError
 from gpunode.fleet.process import Completed
 
@@ -41,28 +49,28 @@ class Scontrol:
 @pytest.mark.parametrize(
     ("state", "reason", "service", "busy"),
     [
-        ("IDLE", "", Service.IN_SERVICE, False),
-        ("ALLOCATED", "", Service.IN_SERVICE, True),
-        ("IDLE+DRAIN", DRAIN_ID, Service.OURS, False),
-        ("MIXED+DRAIN", DRAIN_ID, Service.OURS, True),
-        ("IDLE+COMPLETING+DRAIN", DRAIN_ID, Service.OURS, True),
-        ("DOWN*+DRAIN", DRAIN_ID, Service.OURS, False),
-        ("IDLE+DRAIN", "RMA ticket 4711", Service.FOREIGN, False),
-        ("IDLE+DRAIN", f"{DRAIN_ID} and a note", Service.FOREIGN, False),
-        ("IDLE+DRAIN", f"swap [gpu3@left] {DRAIN_ID}", Service.FOREIGN, False),
-        ("DOWN*", "Not responding", Service.FOREIGN, False),
-        ("IDLE+FAIL", "", Service.FOREIGN, False),
-        ("FUTURE", "", Service.FOREIGN, True),
+        ("IDLE", "", Availability.IN_SERVICE, False),
+        ("ALLOCATED", "", Availability.IN_SERVICE, True),
+        ("IDLE+DRAIN", DRAIN_ID, Availability.OURS, False),
+        ("MIXED+DRAIN", DRAIN_ID, Availability.OURS, True),
+        ("IDLE+COMPLETING+DRAIN", DRAIN_ID, Availability.OURS, True),
+        ("DOWN*+DRAIN", DRAIN_ID, Availability.OURS, False),
+        ("IDLE+DRAIN", "RMA ticket 4711", Availability.FOREIGN, False),
+        ("IDLE+DRAIN", f"{DRAIN_ID} and a note", Availability.FOREIGN, False),
+        ("IDLE+DRAIN", f"swap [gpu3@left] {DRAIN_ID}", Availability.FOREIGN, False),
+        ("DOWN*", "Not responding", Availability.FOREIGN, False),
+        ("IDLE+FAIL", "", Availability.FOREIGN, False),
+        ("FUTURE", "", Availability.FOREIGN, True),
     ],
 )
-def test_slurm_is_read_as_it_answers(state: str, reason: str, service: Service, busy: bool) -> None:
+def test_slurm_is_read_as_it_answers(state: str, reason: str, service: Availability, busy: bool) -> None:
     scontrol = Scontrol(state, reason)
-    slurm = Slurm(scontrol)
+    slurm = SlurmScheduler(scontrol)
     assert slurm.state("gpu-1", DRAIN_ID).service is service
     assert bool(slurm.busy("gpu-1", DRAIN_ID)) is busy
     slurm.resume("gpu-1", DRAIN_ID)
-    assert scontrol.updates == (["NodeName=gpu-1 State=RESUME"] if service is Service.OURS else [])
-    if service is Service.FOREIGN:
+    assert scontrol.updates == (["NodeName=gpu-1 State=RESUME"] if service is Availability.OURS else [])
+    if service is Availability.FOREIGN:
         with pytest.raises(SchedulerError, match="drained by others"):
             slurm.drain("gpu-1", DRAIN_ID)
         assert scontrol.updates == []
@@ -71,7 +79,7 @@ def test_slurm_is_read_as_it_answers(state: str, reason: str, service: Service, 
 def test_slurm_drains_once() -> None:
     scontrol = Scontrol("MIXED")
     for _ in range(2):
-        Slurm(scontrol).drain("gpu-1", DRAIN_ID)
+        SlurmScheduler(scontrol).drain("gpu-1", DRAIN_ID)
     assert scontrol.updates == [f"NodeName=gpu-1 State=DRAIN Reason={DRAIN_ID}"]
 
 
@@ -79,7 +87,7 @@ def test_slurm_drains_once() -> None:
     "answer", [Completed(1, "", "slurm_load_node error: Unable to contact slurm controller\n"), Completed(0, "", "")]
 )
 def test_no_answer_is_an_error(answer: Completed) -> None:
-    slurm = Slurm(lambda argv, stdin: answer)  # noqa: ARG005
+    slurm = SlurmScheduler(lambda argv, stdin: answer)  # noqa: ARG005
     for act in (slurm.state, slurm.drain, slurm.busy, slurm.resume):
         with pytest.raises(SchedulerError, match="gpu-1"):
             act("gpu-1", DRAIN_ID)
@@ -93,15 +101,15 @@ SCRATCH = pod("scratch", volumes=[{"name": "data", "emptyDir": {}}])
 BARE = pod("notebook", None)
 
 
-def kubernetes(api: Api) -> Kubernetes:
-    return Kubernetes(api.kubectl)
+def kubernetes(api: Api) -> KubernetesScheduler:
+    return KubernetesScheduler(api.kubectl)
 
 
 def test_kubernetes_cordons_evicts_and_gives_back_what_was() -> None:
     before = node("gpu-1", taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}])
     api = Api(before, [DAEMON, STATIC, DONE, SHM])
     one = kubernetes(api)
-    assert one.state("gpu-1", DRAIN_ID).service is Service.IN_SERVICE
+    assert one.state("gpu-1", DRAIN_ID).service is Availability.IN_SERVICE
     one.drain("gpu-1", DRAIN_ID)
     one.drain("gpu-1", DRAIN_ID)
     assert (api.node["spec"]["unschedulable"], api.version) == (True, 101)
@@ -138,7 +146,7 @@ def test_a_cordon_of_others_stays(mark: str | None) -> None:
         found["metadata"]["annotations"][ANNOTATION] = mark
     api = Api(found)
     one = kubernetes(api)
-    assert one.state("gpu-1", DRAIN_ID).service is Service.FOREIGN
+    assert one.state("gpu-1", DRAIN_ID).service is Availability.FOREIGN
     with pytest.raises(SchedulerError, match="cordoned"):
         one.drain("gpu-1", DRAIN_ID)
     one.resume("gpu-1", DRAIN_ID)
@@ -155,12 +163,12 @@ def test_what_others_wrote_meanwhile_is_not_lost() -> None:
         return done
 
     with pytest.raises(SchedulerError, match="modified"):
-        Kubernetes(slow).drain("gpu-1", DRAIN_ID)
+        KubernetesScheduler(slow).drain("gpu-1", DRAIN_ID)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "Node"}', '{"kind": "PodList", "items": 4}', "NaN"])
 def test_an_answer_of_another_shape_is_an_error(text: str) -> None:
-    one = Kubernetes(lambda argv, stdin: Completed(0, text, ""))  # noqa: ARG005
+    one = KubernetesScheduler(lambda argv, stdin: Completed(0, text, ""))  # noqa: ARG005
     for act in (one.state, one.drain, one.busy, one.resume):
         with pytest.raises(SchedulerError):
             act("gpu-1", DRAIN_ID)
@@ -186,7 +194,7 @@ class Site:
 
 def test_a_program_of_the_site() -> None:
     site = Site()
-    one = Command("/opt/drain", site)
+    one = CommandScheduler("/opt/drain", site)
     one.drain("gpu-1", DRAIN_ID)
     one.drain("gpu-1", DRAIN_ID)
     assert one.busy("gpu-1", DRAIN_ID) == ""
@@ -203,8 +211,8 @@ def test_a_program_of_the_site() -> None:
 
 def test_the_option() -> None:
     found: list[Scheduler] = [scheduler_of(text) for text in ("none", "slurm", "kubernetes", "command:/opt/drain")]
-    assert [type(one) for one in found] == [NoScheduler, Slurm, Kubernetes, Command]
+    assert [type(one) for one in found] == [NoScheduler, SlurmScheduler, KubernetesScheduler, CommandScheduler]
     for wrong in ("pbs", "command:", "command", ""):
         with pytest.raises(UsageError, match="--scheduler"):
             scheduler_of(wrong)
-    assert replace(NoScheduler().state("gpu-1", DRAIN_ID)).service is Service.IN_SERVICE
+    assert replace(NoScheduler().state("gpu-1", DRAIN_ID)).service is Availability.IN_SERVICE

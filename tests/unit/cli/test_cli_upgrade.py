@@ -14,7 +14,7 @@ import pytest
 from gpunode.change import leases, node_program
 from gpunode.change.journal import NodeRecord, new_token, runs
 from gpunode.change.run import RunLimits
-from gpunode.change.scheduler import Command
+from gpunode.change.scheduler import CommandScheduler
 from gpunode.checks import RunningStack, Status
 from gpunode.cli import run, upgrade, upgrade_nodes
 from gpunode.cli.upgrade_nodes import NodeLook, variables_of, why_not_as_good
@@ -132,7 +132,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(upgrade, "targets", lambda read, _: [Target(name, "local") for name in read.hosts])
     monkeypatch.setattr(upgrade, "refuse_inventory", lambda *_: None)
     monkeypatch.setattr(upgrade, "Evaluator", lambda _: nullcontext())
-    monkeypatch.setattr(upgrade, "scheduler_of", lambda _: Command("drain", found.site))
+    monkeypatch.setattr(upgrade, "scheduler_of", lambda _: CommandScheduler("drain", found.site))
     monkeypatch.setattr(upgrade, "look_at", found.look)
     monkeypatch.setattr(upgrade_nodes, "look_at", found.look)
     monkeypatch.setattr(upgrade_nodes, "run", found.play)

@@ -54,7 +54,7 @@ def test_without_a_reason_nothing_is_reported() -> None:
             node(texts={**THERE, LEASE: HELD}),
             {"gpunode_change": "other"},
             {},
-            "gpunode upgrade of root@admin1 holds it",
+            "upgrade of root@admin1",
         ),
     ],
     ids=["not allowed", "busy", "unknown", "local", "same boot", "same machine", "ids unknown", "held"],

@@ -20,8 +20,8 @@ def test_the_release_must_still_be_offered_of_every_package() -> None:
     assert len(names) > 3
     offered: dict[str, Any] = {name: ["999.1-1", f"1:{release}-1"] for name in names}
     assert way_back.plan(state, {}, context(answers={"offers": {"offered": offered}})).refusals == ()
-    for wrong in ({names[1]: ["999.1-1"]}, {names[1]: []}):
-        gone = way_back.plan(state, {}, context(answers={"offers": {"offered": {**offered, **wrong}}}))
+    for left in (["999.1-1"], []):
+        gone = way_back.plan(state, {}, context(answers={"offers": {"offered": {**offered, names[1]: left}}}))
         assert names[1] in gone.refusals[0]
     for answer in ({}, {"error": "no route to host"}):
         assert way_back.plan(state, {}, context(answers={"offers": answer})).refusals
