@@ -291,11 +291,6 @@ def _to_roll_back(node: NodeRecord) -> bool:
     return node.state is ChangeState.HELD and node.before is not None and not node.back and _was(node, "change")
 
 
-def _to_roll_back(node: NodeRecord) -> bool:
-    """Return whether a node failed after a change began, and its release before is known."""
-    return node.state is ChangeState.HELD and node.before is not None and not node.back and _was(node, "change")
-
-
 def _was(node: NodeRecord, act: str) -> bool:
     """Return whether an act was begun on a node."""
     return any(word == act for word, _ in node.times)
