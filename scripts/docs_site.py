@@ -38,7 +38,7 @@ NAVIGATION = {
     "Measure": ("workload", "measurements", "expectations"),
     "Reference": ("checks", "facts", "catalog", "parse", "published-rules", "simulator", "lab-vendor"),
     "Background": ("architecture", "comparison", "workload-hardware", "SECURITY", "CONTRIBUTING"),
-    "Status": ("status", "driver-matrix", "CHANGELOG"),
+    "Status": ("status", "guides", "driver-matrix", "CHANGELOG"),
 }
 """Section -> pages by name. A page of docs/ that no section names belongs to the section of ``UNNAMED``."""
 UNNAMED = "How-to"
