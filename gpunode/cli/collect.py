@@ -9,6 +9,7 @@ import click
 
 from gpunode.cli import selection as selection_
 from gpunode.cli.on_node import SCRIPT, ProbeRun
+from gpunode.cli.options import quiet
 from gpunode.cli.recording import Recorder
 from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.cli.writing import folder_for_bundles, save_bundle
@@ -78,12 +79,13 @@ def command(  # noqa: PLR0913
                 click.echo(printable(f"{answer.host}: bundle not saved: {reason}"), err=True)
             if answer.unchecked is not None:
                 click.echo(printable(f"{answer.host}: host key not verified: {answer.unchecked}"), err=True)
-            if verbose:
+            if verbose and not quiet():
                 click.echo(printable(f"{answer.host}: collected in {answer.seconds:.1f} s"), err=True)
         recorder.finish("collected" if not missed else "error", now())
     names = f": {fold(missed)}" if missed else ""
     lost = f", {len(unsaved)} not saved: {fold(unsaved)}" if unsaved else ""
-    click.echo(printable(f"{written} collected into {folder}, {len(missed)} unreachable{names}{lost}"), err=True)
+    if missed or unsaved or not quiet():
+        click.echo(printable(f"{written} collected into {folder}, {len(missed)} unreachable{names}{lost}"), err=True)
     return Exit.UNDETERMINED if missed or unsaved or not written else Exit.GOOD
 
 
@@ -111,7 +113,8 @@ def collected_here(folder: Path, timeout_s: float) -> int:
     reason = save_bundle(folder, bundle.host, bundle.to_json().encode())
     if reason is not None:
         raise UndeterminedError(f"{bundle.host}: bundle not saved: {reason}")
-    click.echo(printable(f"{bundle.host}: collected into {folder} in {time.monotonic() - begun:.1f} s"), err=True)
+    if not quiet():
+        click.echo(printable(f"{bundle.host}: collected into {folder} in {time.monotonic() - begun:.1f} s"), err=True)
     return Exit.GOOD
 
 

@@ -1,6 +1,7 @@
 """Options that several verbs share: the same name has the same meaning everywhere."""
 
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,37 @@ def policy_option(more: str = "") -> Callable[[Command], Command]:
     )
 
 
-SELECT = click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run only these checks.")
-SKIP = click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Skip these checks.")
+SELECT = click.option(
+    "--select",
+    "selected",
+    multiple=True,
+    metavar="ID[,ID]",
+    help="Run only these checks: ids, or patterns such as 'host.*'.",
+)
+SKIP = click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Skip these checks, in the same form.")
+QUIET = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda ctx, _, requested: ctx.meta.update({__name__: requested}),
+    help="Print no progress on stderr; problems are printed.",
+)
+NO_COLOR = click.Option(
+    ["--no-color"],
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=lambda _ctx, _, requested: os.environ.update({"NO_COLOR": "1"} if requested else {}),
+    help="Print without colours, as with NO_COLOR=1.",
+)
+"""An option of every verb."""
+
+
+def quiet() -> bool:
+    """Return whether the running verb has -q."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(__name__))
+
+
 STRICT = click.option("--strict", is_flag=True, help="Exit 1 on warnings too.")

@@ -12,7 +12,7 @@ import click
 import yaml
 
 from gpunode.catalog import Catalog, load
-from gpunode.cli.options import ASK_BECOME_PASS, INVENTORY, LIMIT, PARALLEL, REPLAY, TIMEOUT
+from gpunode.cli.options import ASK_BECOME_PASS, INVENTORY, LIMIT, PARALLEL, QUIET, REPLAY, TIMEOUT
 from gpunode.cli.plan_text import as_text
 from gpunode.cli.selection import refuse_asking
 from gpunode.errors import Exit, UsageError
@@ -129,6 +129,7 @@ class PlanOptions:
 @click.option("--write", is_flag=True, help="Write the lock gpunode_stack.yml to host_vars or group_vars.")
 @PARALLEL
 @TIMEOUT
+@QUIET
 @ASK_BECOME_PASS
 @click.option("-v", "--verbose", is_flag=True, help="Also show components that the stack omits, and why.")
 def command(**values: Any) -> int:

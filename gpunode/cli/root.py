@@ -1,6 +1,7 @@
 """All verbs, and how each of them ends."""
 
 import importlib
+import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -9,12 +10,25 @@ from contextlib import suppress
 import click
 
 import gpunode
-from gpunode.cli.streams import ReaderLeft
+from gpunode.cli.options import NO_COLOR
+from gpunode.cli.streams import ReaderLeft, has_written
 from gpunode.cli.verbs import VERBS, loading
 from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
 from gpunode.text import printable, unknown
 
 ON_NODE, FABRIC = "--on-node", "--fabric"
+EXIT_CODES = "Exit codes: 0 good, 1 a check or step failed, 2 wrong usage, 3 could not be determined."
+
+
+def with_common(command: click.Command) -> click.Command:
+    """Add to a verb, and to its subcommands, what all of them have: ``--no-color``, and the exit codes in the help."""
+    if NO_COLOR not in command.params:
+        command.params.append(NO_COLOR)
+        if "Exit codes:" not in (command.help or ""):
+            command.epilog = "\n\n".join(filter(None, [command.epilog, EXIT_CODES]))
+        for each in command.commands.values() if isinstance(command, click.Group) else ():
+            with_common(each)
+    return command
 
 
 class Verbs(click.Group):
@@ -29,7 +43,7 @@ class Verbs(click.Group):
         with loading():
             module = importlib.import_module(f"gpunode.cli.{cmd_name}")
         command: click.Command = module.command
-        return command
+        return with_common(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -40,11 +54,11 @@ class Verbs(click.Group):
             # A scheduler's prolog waits for it: only what it needs is loaded.
             from gpunode.cli.on_node import validate_on_node  # noqa: PLC0415
 
-            return "validate", validate_on_node, args[1:]
+            return "validate", with_common(validate_on_node), args[1:]
         if args[:1] == ["validate"] and FABRIC in args:
             from gpunode.cli.fabric import validate_fabric  # noqa: PLC0415 (the workload's libraries are slow to load)
 
-            return "validate", validate_fabric, args[1:]
+            return "validate", with_common(validate_fabric), args[1:]
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -57,7 +71,9 @@ def _print_version(ctx: click.Context) -> None:
     ctx.exit()
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog=EXIT_CODES
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -70,6 +86,9 @@ def root() -> None:
     """Provision GPU servers with a matched stack and validate that they work."""
 
 
+root.params.append(NO_COLOR)
+
+
 def answer(argv: Sequence[str] | None) -> int:
     """Run the command line and return the exit code; if the reader of our output left, the shell's code for that."""
     try:
@@ -78,19 +97,16 @@ def answer(argv: Sequence[str] | None) -> int:
     except ReaderLeft:
         return 128 + signal.SIGPIPE
     except GpunodeError as err:
-        _print_error(printable(f"gpunode: {err}"))
-        return err.exit_code
+        return _refused(argv, f"gpunode: {err}", err.exit_code)
     except PermissionError as err:
-        _print_error(printable(f"gpunode: {err.filename or 'a file'}: {err.strerror}"))
-        return Exit.USAGE
+        return _refused(argv, f"gpunode: {err.filename or 'a file'}: {err.strerror}")
     except click.exceptions.NoArgsIsHelpError as err:
         _print_error(err.format_message())
         return Exit.USAGE
     except click.ClickException as err:
         context = getattr(err, "ctx", None)
         verb = context.command_path if context else _verb(sys.argv[1:] if argv is None else argv)
-        _print_error(printable(f"{verb}: {' '.join(err.format_message().split())} ({verb} --help)"))
-        return Exit.USAGE
+        return _refused(argv, f"{verb}: {' '.join(err.format_message().split())} ({verb} --help)")
     except (KeyboardInterrupt, click.Abort):
         _print_error("gpunode: interrupted")
         return 130
@@ -100,6 +116,34 @@ def answer(argv: Sequence[str] | None) -> int:
 def _verb(argv: Sequence[str]) -> str:
     """Return the verb if click lost it: for an option that lacks its value."""
     return " ".join(["gpunode", *(word for word in argv[:1] if word in VERBS)])
+
+
+def _refused(argv: Sequence[str] | None, line: str, code: Exit = Exit.USAGE) -> Exit:
+    """Print why there is no result, as a document too if one of JSON was expected on stdout; return the exit code."""
+    _print_error(printable(line))
+    if expects_json(sys.argv[1:] if argv is None else argv):
+        document = {"schema": "gpunode.error/1", "message": printable(line), "exit_code": int(code)}
+        with suppress(ReaderLeft, UndeterminedError):
+            sys.stdout.flush()
+            if not has_written(sys.stdout):
+                click.echo(json.dumps(document, indent=1))
+    return code
+
+
+def expects_json(words: Sequence[str]) -> bool:
+    """Return whether a command line has ``--format json`` without a file for it."""
+    found, latest = False, ""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--":
+            break
+        name, mark, value = word.partition("=")
+        value = value if mark else following
+        if name == "--format":
+            latest = value
+            found = found or latest == "json"
+        elif name == "--output" and latest == "json" and value not in ("-", "/dev/stdout"):
+            found = False
+    return found
 
 
 def _print_error(line: str) -> None:

@@ -11,6 +11,7 @@ import click
 from pydantic import TypeAdapter
 
 from gpunode.cli.checks import CheckList
+from gpunode.cli.error_document import ErrorDocument
 from gpunode.cli.history import RunExport
 from gpunode.errors import UsageError
 from gpunode.facts.models.workload import Record
@@ -31,6 +32,7 @@ MODELS: dict[str, Any] = {
     "checks": CheckList,
     "comparison": Comparison,
     "env": Tunings,
+    "error": ErrorDocument,
     "plan": Plan,
     "profile": ProfileDocument,
     "record": Record,

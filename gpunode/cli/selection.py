@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from gpunode.cli.inventories import explained
-from gpunode.cli.options import ASK_BECOME_PASS, INVENTORY, LIMIT, PARALLEL, TIMEOUT
+from gpunode.cli.options import ASK_BECOME_PASS, INVENTORY, LIMIT, PARALLEL, QUIET, TIMEOUT, quiet
 from gpunode.cli.verbs import loading
 from gpunode.errors import UsageError
 from gpunode.names import fold
@@ -123,7 +123,7 @@ def shown_progress(names: Sequence[str], doing: str = "collecting") -> Iterator[
 
     In a pipe and with NO_COLOR it is a new line, at most every LINE_EVERY_S.
     """
-    if not names:
+    if not names or quiet():
         yield Shown()
         return
     if not sys.stderr.isatty() or "NO_COLOR" in os.environ:
@@ -193,6 +193,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
             PARALLEL,
             TIMEOUT,
             ASK_BECOME_PASS,
+            QUIET,
         )
     ):
         decorated = decorate(decorated)

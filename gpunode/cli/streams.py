@@ -20,8 +20,10 @@ class _Guarded(io.FileIO):
     def __init__(self, descriptor: int, called: str) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self._called = called
+        self.used = False
 
     def write(self, data: "ReadableBuffer", /) -> int:
+        self.used = True
         try:
             return super().write(data)
         except OSError as err:
@@ -38,6 +40,11 @@ def guard() -> None:
     sys.stdout = _text(1, "standard output", sys.stdout, os.O_RDONLY)
     # The result of a verb without messages is still clear.
     sys.stderr = _text(2, "standard error", sys.stderr, os.O_WRONLY)
+
+
+def has_written(stream: TextIO) -> bool:
+    """Return whether something was written to a stream of ``guard``; False for others."""
+    return bool(getattr(getattr(getattr(stream, "buffer", None), "raw", None), "used", False))
 
 
 def _text(descriptor: int, called: str, old: TextIO | None, closed: int) -> TextIO:

@@ -19,7 +19,7 @@ from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
 from gpunode.cli.kept_run import EarlierRun, KeptRun
-from gpunode.cli.options import EXPECT, REPLAY, SELECT, SKIP, STRICT, policy_option
+from gpunode.cli.options import EXPECT, REPLAY, SELECT, SKIP, STRICT, policy_option, quiet
 from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
 from gpunode.cli.recording import Recorder
 from gpunode.cli.saved_runs import SNAPSHOT, extract_snapshot
@@ -191,7 +191,7 @@ def command(  # noqa: PLR0913
         answers = saved_answers(files) if replay else selection.collect(then=then, targets=targets)
         # Only the text for people does without the findings that passed.
         whole = verbose or write_expect is not None or any(place.format != "console" for place in places)
-        progress = ReplayProgress(len(files)) if len(files) >= MANY_FILES else None
+        progress = ReplayProgress(len(files)) if len(files) >= MANY_FILES and not quiet() else None
         results = Results(request.level or "quick", CompactReports(findings=whole), progress)
         for node in counted(evaluator.judge_fleet(answers, strict=len(files) == 1), files):
             results.add(node, folder)

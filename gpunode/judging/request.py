@@ -1,5 +1,6 @@
 """What nodes are judged by: the criteria of one run, without the options that name them."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from gpunode.judging.allowed import with_allowed
 from gpunode.judging.policy import today
 from gpunode.judging.report import NodeReport
 from gpunode.probe import Bundle
-from gpunode.text import unknown
+from gpunode.text import matches_any, unknown
 
 LOG_CHECKS = {
     "tools.nvbandwidth": "performance.nvbandwidth",
@@ -20,6 +21,7 @@ LOG_CHECKS = {
     "tools.dcgm-diag": "performance.diagnostics",
 }
 """The check that judges a saved output, by its record."""
+PATTERN = re.compile(r"[*?\[]")
 Json = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 
@@ -101,20 +103,34 @@ def level_of(bundle: Bundle) -> Level:
 
 
 def selected_checks(selected: Iterable[str], skipped: Iterable[str]) -> frozenset[str]:
-    """Return the ids after ``--select`` and ``--skip``; raise UsageError for an unknown one, and if none is left."""
+    """Return the ids after ``--select`` and ``--skip``, which have ids and patterns (``host.*``).
+
+    Raise UsageError for an unknown id, a pattern that matches none, and if none is left.
+    """
     if not all(_ids([value]) for value in selected):
         # An empty variable of a script must not select all of them.
         raise UsageError("--select: no check given; see gpunode checks")
-    names = {"--select": _ids(selected), "--skip": _ids(skipped)}
     known = [check.id for check in registry]
-    for option, ids in names.items():
-        for name in ids:
-            if name not in registry:
-                raise UsageError(f"{option}: {unknown('check', name, known)}")
-    chosen = frozenset(names["--select"] or known) - frozenset(names["--skip"])
+    kept = _matching("--select", _ids(selected), known) if any(selected) else frozenset(known)
+    chosen = kept - _matching("--skip", _ids(skipped), known)
     if not chosen:
         raise UsageError("--skip excludes all selected checks")
     return chosen
+
+
+def _matching(option: str, names: Iterable[str], known: list[str]) -> frozenset[str]:
+    """Return the known ids that the names are, or that they match as shell patterns."""
+    found: set[str] = set()
+    for name in names:
+        if not PATTERN.search(name):
+            if name not in registry:
+                raise UsageError(f"{option}: {unknown('check', name, known)}")
+            found.add(name)
+        elif matching := {id_ for id_ in known if matches_any(id_, [name])}:
+            found |= matching
+        else:
+            raise UsageError(f"{option}: no check matches {name}; see gpunode checks")
+    return frozenset(found)
 
 
 def _ids(values: Iterable[str]) -> list[str]:

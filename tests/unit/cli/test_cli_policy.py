@@ -169,7 +169,7 @@ RULE = "checks: {host.time: {mode: mute, reason: x, until: 2099-01-01}}"
 )
 def test_an_invalid_policy_is_refused_with_one_line(judge: Any, policy: str, words: tuple[str, ...]) -> None:
     ended = judge(policy)
-    assert (ended.code, ended.out) == (2, ""), ended.err
+    assert (ended.code, json.loads(ended.out)["message"]) == (2, ended.err.strip()), ended.err
     assert len(ended.err.strip().splitlines()) == 1, ended.err
     assert not [word for word in (*words, "site.yml") if word not in ended.err], ended.err
 

@@ -1,0 +1,146 @@
+"""What all verbs share: patterns of checks, ``-q``, ``--no-color``, exit codes in the help, errors as JSON."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from itertools import pairwise, product
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.checks import registry
+from gpunode.cli import VERBS, run
+from gpunode.cli.error_document import ErrorDocument
+from gpunode.cli.fabric import validate_fabric
+from gpunode.cli.on_node import validate_on_node
+from gpunode.cli.root import expects_json, root, with_common
+from gpunode.cli.selection import Shown, shown_progress
+from gpunode.errors import UsageError
+from gpunode.judging.request import selected_checks
+
+IDS = sorted(check.id for check in registry)
+BUNDLES = Path(__file__).parents[2] / "fixtures" / "bundles"
+
+
+@given(st.text(alphabet="*?[]!adghiostu.-", min_size=1, max_size=6), st.booleans())
+def test_a_pattern_selects_what_the_shell_would(pattern: str, skips: bool) -> None:
+    expected = {name for name in IDS if fnmatchcase(name, pattern)}
+    if skips:
+        expected = set(IDS) - expected if expected else set()
+    options = ([], [pattern]) if skips else ([pattern], [])
+    if not expected:
+        with pytest.raises(UsageError, match=r"--(select|skip)"):
+            selected_checks(*options)
+    else:
+        assert selected_checks(*options) == expected
+
+
+def test_patterns_and_ids_together() -> None:
+    chosen = selected_checks(["host.*,gpu.count", "link.pcie-?????"], ["host.t*"])
+    assert chosen == {name for name in IDS if name.startswith("host.") and not name.startswith("host.t")} | {
+        "gpu.count",
+        "link.pcie-speed",
+        "link.pcie-width",
+    }
+
+
+@pytest.mark.parametrize("pattern", ["hst.*", "HOST.*", "host.[", "[!a-z]*"])
+def test_a_pattern_without_a_check_is_refused(pattern: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"--skip: no check matches {pattern}; see gpunode checks")):
+        selected_checks([], [pattern])
+
+
+def commands(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command, str]]:
+    yield context.command_path, command, command.get_help(context)
+    if isinstance(command, click.Group):
+        for name, each in command.commands.items():
+            yield from commands(each, click.Context(each, info_name=name, parent=context))
+
+
+def all_commands() -> Iterator[tuple[str, click.Command, str]]:
+    above = click.Context(root, info_name="gpunode")
+    for name in VERBS:
+        verb = root.get_command(above, name)
+        assert verb is not None
+        yield from commands(verb, click.Context(verb, info_name=name, parent=above))
+    for mode in (validate_on_node, validate_fabric):
+        yield f"gpunode validate: {mode.name}", mode, with_common(mode).get_help(above)
+
+
+def test_every_verb_has_no_color_and_its_exit_codes_once() -> None:
+    seen = {path: help_ for path, _, help_ in all_commands()}
+    assert len(seen) > 25
+    assert [path for path, help_ in seen.items() if help_.count("--no-color") != 1] == []
+    assert [path for path, help_ in seen.items() if " ".join(help_.split()).count("Exit codes:") != 1] == []
+
+
+def test_no_color_before_and_after_the_verb(monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (["--no-color", "schema"], ["schema", "--no-color"], ["catalog", "list", "--no-color"]):
+        monkeypatch.setenv("NO_COLOR", "")
+        assert run(arguments) == 0
+        assert os.environ["NO_COLOR"] == "1"
+    monkeypatch.setenv("NO_COLOR", "")
+    assert run(["schema"]) == 0
+    assert os.environ["NO_COLOR"] == ""
+
+
+def test_q_prints_no_progress() -> None:
+    verb = root.get_command(click.Context(root), "validate")
+    assert verb is not None
+    for arguments, silent in ((["-q", "--replay", "x"], True), (["--quiet"], True), (["--replay", "x"], False)):
+        with verb.make_context("validate", list(arguments)), shown_progress(["a", "b"]) as shown:
+            assert (type(shown) is Shown) is silent
+
+
+REFUSED = [
+    ["validate", "--format", "json", "--replay", "/nowhere"],
+    ["validate", "--format", "json", "--no-such-option"],
+    ["validate", "--format=json", "--select", "nothing.*"],
+    ["checks", "gpu.coutn", "--format", "json"],
+    ["checks", "--format", "json", "gpu.coutn"],
+    ["plan", "--format", "json", "--gpu", "no such GPU", "--os", "ubuntu-24.04"],
+    ["validate", "--format", "junit", "--output", "/nowhere/x", "--format", "json"],
+    ["no-such-verb", "--format", "json"],
+]
+
+
+@pytest.mark.parametrize("arguments", REFUSED, ids=" ".join)
+def test_an_error_is_a_document_where_json_was_expected(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    document = ErrorDocument.model_validate(json.loads(out))
+    assert err == document.message + "\n"
+    assert document.exit_code == 2
+
+
+def test_an_error_is_no_document_elsewhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for more in ([], ["--format", "junit"], ["--format", "json", "--output", str(tmp_path / "report.json")]):
+        assert run(["validate", "--replay", "/nowhere", *more]) == 2
+        assert capsys.readouterr().out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_is_not_followed_by_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["validate", "--format", "json", "--replay", str(next(BUNDLES.glob("*.json")))])
+    assert json.loads(capsys.readouterr().out)["schema"] == "gpunode.report/1"
+
+
+WORDS = ["--format", "json", "--format=json", "--format=junit", "console", "--output", "-", "x", "--output=x", "--"]
+
+
+def test_json_is_expected_on_stdout_only_where_it_is_named() -> None:
+    """Every command line of three of these words."""
+    for words in product(WORDS, repeat=3):
+        named = words[: words.index("--")] if "--" in words else words
+        if expects_json(words):
+            assert "json" in named or "--format=json" in named
+        if not any(word.startswith("--output") for word in named):
+            pairs = list(pairwise(named))
+            assert expects_json(words) == ("--format=json" in named or ("--format", "json") in pairs), words
