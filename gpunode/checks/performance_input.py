@@ -134,6 +134,10 @@ def pipeline(values: InputValues) -> Iterator[CheckResult]:
         f"({needed * values.sample_bytes / 1e9:.3g} GB/s); {found}"
     )
     status, remedy = Status.PASS, None
+    if values.kind == "images" and not any(one.device == "cpu" for one in values.decoders):
+        text += "; the images were not decoded, because the container has no Pillow"
+        if hot.samples_per_second >= needed:
+            raise Undetermined(text)
     short = next((one for one in (hot, cold) if one is not None and one.samples_per_second < needed), None)
     if short is not None:
         status, remedy = Status.WARN, CAUSE.get(short.limit or "")

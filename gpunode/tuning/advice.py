@@ -147,7 +147,8 @@ def _key_numbers(node: NodeFacts) -> Iterator[Advice]:
     yield Advice(
         step="measure",
         title="a trace",
-        advice="PyTorch: torch.profiler with export_chrome_trace, opened in Perfetto (TensorBoard's plugin is "
+        advice="gpunode profile -- COMMAND records a trace and names what takes the time; by hand in PyTorch: "
+        "torch.profiler with export_chrome_trace, opened in Perfetto (TensorBoard's plugin is "
         "deprecated). TensorFlow and JAX: xprof",
         source=f"{_url('pt_profiler')}, {_url('xprof')}",
     )

@@ -492,6 +492,7 @@ MISSING["performance.transport"].append((hgx_measured, value(hgx_measured, "nccl
 MISSING["performance.burn"].append(
     (hgx_measured, value(hgx_measured, "burn.gemm", "tflops_slope_percent_per_minute", new=None))
 )
+MISSING["performance.input"].append((hgx_measured, value(hgx_measured, "input.pipeline", "decoders", new=[])))
 for tool, check in (("nvbandwidth", "nvbandwidth"), ("nccl-tests", "nccl-tests"), ("dcgm-diag", "diagnostics")):
     MISSING[f"performance.{check}"].append(
         (hgx_measured, value(hgx_measured, f"tools.{tool}", "stdout", new="garbage\n"))

@@ -103,7 +103,8 @@ def _by_nowait(paths: list[str]) -> float | None:
             continue
         try:
             size = min(os.fstat(file).st_size, MOST_BYTES)
-            for place in range(0, size, max(PAGE, size // PROBED_PAGES)):
+            # From the end: the kernel may read ahead of each place, and not behind it.
+            for place in reversed(range(0, size, max(PAGE, size // PROBED_PAGES))):
                 try:
                     found += os.preadv(file, [block], place, os.RWF_NOWAIT)
                 except BlockingIOError:

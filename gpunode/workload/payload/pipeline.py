@@ -285,7 +285,6 @@ def _reads(paths: list[str], seconds: float) -> dict[str, Any]:
         done.update(some)
         failed, shrunk = max(failed, bad), max(shrunk, less)
         if share is None or share > MOST_LEFT:
-            proof = None
             continue
         proof = method
         rows.append({"state": "cold", **row})

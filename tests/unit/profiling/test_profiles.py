@@ -3,6 +3,7 @@
 The events have the shapes that NVIDIA's exporter page and Kineto document; no export of a GPU was recorded here.
 """
 
+import ast
 import json
 import random
 import signal
@@ -315,6 +316,10 @@ def test_the_hook_records_the_steps_after_the_warm_up(
     assert state != "recorded" or {"steps", "window_s", "loading_s", "loading_active_s", "workers_active_s"} <= (
         set(notes) & set(known)
     )
+
+
+def test_the_hook_is_python_3_8() -> None:
+    ast.parse(Path(str(hook.__file__)).read_text(), feature_version=(3, 8))
 
 
 def test_a_failing_profiler_does_not_reach_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
