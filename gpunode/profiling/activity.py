@@ -7,7 +7,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelRun:
     """One kernel on a device."""
 
     start: float
@@ -35,7 +35,7 @@ class ProfileActivity:
     """The recorded part of one process."""
 
     span_s: float
-    kernels: list[Kernel] = field(default_factory=list)
+    kernels: list[KernelRun] = field(default_factory=list)
     copies: list[MemoryCopy] = field(default_factory=list)
     calls: dict[str, list[Interval]] = field(default_factory=dict)
     """Calls of the CUDA runtime by name."""

@@ -28,7 +28,7 @@ LIMIT_S = 60.0
 OPTIMIZER, LOADER = "torch.optim.optimizer", "torch.utils.data.dataloader"
 
 
-class Recorder:
+class ActivityRecorder:
     """Counts steps, runs the profiler for some of them, and writes what it found."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ def hidden() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-RECORDER = Recorder()
+RECORDER = ActivityRecorder()
 if FOLDER and __name__ == "sitecustomize":
     quietly(hidden)
     sys.meta_path.insert(0, Finder())

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from gpunode.profiling.activity import Kernel, MemoryCopy, ProfileActivity
+from gpunode.profiling.activity import KernelRun, MemoryCopy, ProfileActivity
 from gpunode.profiling.errors import ProfileError
 
 KERNELS, COPIES, SETS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
@@ -39,7 +39,7 @@ def _read(database: sqlite3.Connection) -> ProfileActivity:
     if KERNELS in tables:
         name = "demangledName" if "demangledName" in _columns(database, KERNELS) else "shortName"
         for start, end, device, text in _rows(database, KERNELS, ("start", "end", "deviceId", name)):
-            found.kernels.append(Kernel(start / 1e9, end / 1e9, str(names.get(text, text)), device or 0))
+            found.kernels.append(KernelRun(start / 1e9, end / 1e9, str(names.get(text, text)), device or 0))
     found.copies.extend(_copies(database, tables))
     if CALLS in tables:
         for start, end, text in _rows(database, CALLS, ("start", "end", "nameId")):

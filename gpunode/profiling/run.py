@@ -34,7 +34,7 @@ NSYS_LEAST = (2020, 1)
 SIGNALS = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGKILL: "KILL"}
 
 
-class Machine:
+class ProfiledMachine:
     """Where the command runs: on this machine, or in a container that runs already."""
 
     def __init__(self, container: str | None) -> None:
@@ -160,7 +160,7 @@ class ProfileResult:
 
 def profile(request: ProfileRequest) -> ProfileResult:
     """Run the command under a profiler and return its table. Raises UsageError before, ProfileError after the run."""
-    machine = Machine(request.container)
+    machine = ProfiledMachine(request.container)
     if request.container is not None:
         _container_runs(machine)
     _gpus_exist(machine, request.gpus)
@@ -178,7 +178,7 @@ def profile(request: ProfileRequest) -> ProfileResult:
     return result
 
 
-def _where(machine: Machine) -> str:
+def _where(machine: ProfiledMachine) -> str:
     return f" in container {machine.container}" if machine.container else ""
 
 
@@ -187,7 +187,7 @@ def _complaint(done: subprocess.CompletedProcess[bytes]) -> str:
     return text or ("no answer" if done.returncode == 124 else f"exit code {done.returncode}")
 
 
-def _container_runs(machine: Machine) -> None:
+def _container_runs(machine: ProfiledMachine) -> None:
     if shutil.which("docker") is None:
         raise UsageError("--container: docker is not installed on this machine")
     done = machine.ask("true")
@@ -195,7 +195,7 @@ def _container_runs(machine: Machine) -> None:
         raise UsageError(f"--container {machine.container}: {_complaint(done)}")
 
 
-def _gpus_exist(machine: Machine, gpus: Sequence[int]) -> None:
+def _gpus_exist(machine: ProfiledMachine, gpus: Sequence[int]) -> None:
     if not gpus:
         return
     done = machine.ask("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
@@ -207,7 +207,7 @@ def _gpus_exist(machine: Machine, gpus: Sequence[int]) -> None:
             raise UsageError(f"--gpus: there is no GPU {gpu}; there are {', '.join(map(str, sorted(known))) or 'none'}")
 
 
-def choose(machine: Machine, request: ProfileRequest) -> tuple[Tool, list[str]]:
+def choose(machine: ProfiledMachine, request: ProfileRequest) -> tuple[Tool, list[str]]:
     """Return the profiler, and what is worth knowing about it. Raises UsageError if none can be used."""
     reasons = []
     for tool in (request.tool,) if request.tool else TOOLS:
@@ -218,7 +218,7 @@ def choose(machine: Machine, request: ProfileRequest) -> tuple[Tool, list[str]]:
     raise UsageError(f"no profiler can be used{_where(machine)}: {'; '.join(reasons)}")
 
 
-def usable(machine: Machine, command: Sequence[str], tool: Tool) -> tuple[str | None, list[str]]:
+def usable(machine: ProfiledMachine, command: Sequence[str], tool: Tool) -> tuple[str | None, list[str]]:
     """Return why a profiler cannot be used, or None, and remarks on its version and permissions."""
     if tool == "nsys":
         return _usable_nsys(machine)
@@ -234,12 +234,12 @@ def usable(machine: Machine, command: Sequence[str], tool: Tool) -> tuple[str | 
     return None, [_version(machine, "py-spy")]
 
 
-def _version(machine: Machine, program: str) -> str:
+def _version(machine: ProfiledMachine, program: str) -> str:
     done = machine.ask(program, "--version")
     return one_line((done.stdout or done.stderr).decode(errors="replace")) or f"{program}: {_complaint(done)}"
 
 
-def _usable_nsys(machine: Machine) -> tuple[str | None, list[str]]:
+def _usable_nsys(machine: ProfiledMachine) -> tuple[str | None, list[str]]:
     if not machine.has("nsys"):
         return "Nsight Systems is not installed (role gpu_tools: gpu_tools_nsight)", []
     version = _version(machine, "nsys")
@@ -255,7 +255,7 @@ def _usable_nsys(machine: Machine) -> tuple[str | None, list[str]]:
     return None, remarks
 
 
-def _usable_torch(machine: Machine, command: Sequence[str]) -> tuple[str | None, list[str]]:
+def _usable_torch(machine: ProfiledMachine, command: Sequence[str]) -> tuple[str | None, list[str]]:
     name = PurePosixPath(command[0]).name
     if not PYTHON.match(name):
         # A launcher (torchrun, a script): its Python is unknown, and gets the hook with the environment.
@@ -269,7 +269,9 @@ def _usable_torch(machine: Machine, command: Sequence[str]) -> tuple[str | None,
     return None, [f"PyTorch {one_line(done.stdout.decode(errors='replace'))}"]
 
 
-def prepared(machine: Machine, request: ProfileRequest, tool: Tool, folder: str) -> tuple[list[str], dict[str, str]]:
+def prepared(
+    machine: ProfiledMachine, request: ProfileRequest, tool: Tool, folder: str
+) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the added environment; the hook is written to the folder."""
     environment = {}
     if request.gpus:
@@ -296,7 +298,7 @@ def prepared(machine: Machine, request: ProfileRequest, tool: Tool, folder: str)
 
 
 def _run(
-    machine: Machine, request: ProfileRequest, tool: Tool, words: Sequence[str], environment: Mapping[str, str]
+    machine: ProfiledMachine, request: ProfileRequest, tool: Tool, words: Sequence[str], environment: Mapping[str, str]
 ) -> ProfileResult:
     """Run to the end, or to the time limit: then it is interrupted, as by Ctrl-C, and killed if that has no effect."""
     began = time.monotonic()
@@ -364,7 +366,7 @@ def _utilization(container: str | None) -> Iterator[list[float]]:
             samples.extend(float(line) for line in output.read(1 << 20).split() if line.isdigit())
 
 
-def _export(machine: Machine, folder: str) -> None:
+def _export(machine: ProfiledMachine, folder: str) -> None:
     """Convert the report of nsys to SQLite; a failure shows in the missing file."""
     listed = machine.ask("ls", folder).stdout.decode(errors="replace").split()
     report = next((name for name in listed if name.endswith((".nsys-rep", ".qdrep"))), None)

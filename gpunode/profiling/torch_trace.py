@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from typing import Any
 
-from gpunode.profiling.activity import Kernel, MemoryCopy, ProfileActivity
+from gpunode.profiling.activity import KernelRun, MemoryCopy, ProfileActivity
 from gpunode.profiling.errors import ProfileError
 
 COPY = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
@@ -62,7 +62,7 @@ def _add(
     device = arguments.get("device")
     device = device if isinstance(device, int) else 0
     if category == "kernel":
-        found.kernels.append(Kernel(start, end, name, device))
+        found.kernels.append(KernelRun(start, end, name, device))
     elif category in ("gpu_memcpy", "gpu_memset"):
         shape = COPY.match(name)
         size = arguments.get("bytes")

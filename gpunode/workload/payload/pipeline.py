@@ -140,7 +140,7 @@ def run(directory: str | None, rate: float | None, gpus: int, seconds: float) ->
     paths, size = affordable(chosen[kind][2])
     filesystem = file_system_of(Path(directory))
     torch = _module("torch")
-    samples = Samples(kind, torch)
+    samples = FileSamples(kind, torch)
     per_sample, decoders = samples.examine(paths, min(seconds, 3.0))
     cpus = len(os.sched_getaffinity(0))
     values: dict[str, Any] = {
@@ -310,7 +310,7 @@ def _reads(paths: list[str], seconds: float) -> dict[str, Any]:
 # --- samples
 
 
-class Samples:
+class FileSamples:
     """Samples of files of one kind, as a dataset would return them."""
 
     def __init__(self, kind: str, torch: Any) -> None:
@@ -433,10 +433,10 @@ def _bytes_of_row(path: str) -> float:
 # --- loaders
 
 
-class Stream:
+class SampleStream:
     """An iterable dataset over the files: worker n of m reads every m-th. Without workers it measures its parts."""
 
-    def __init__(self, torch: Any, samples: Samples, paths: list[str], *, cycle: bool) -> None:
+    def __init__(self, torch: Any, samples: FileSamples, paths: list[str], *, cycle: bool) -> None:
         self._torch, self._samples, self._paths, self._cycle = torch, samples, paths, cycle
         self.read_s = self.decode_s = 0.0
         self.samples = 0
@@ -520,7 +520,7 @@ def delivered(  # noqa: PLR0913
 
 
 def _loaders(  # noqa: PLR0913
-    samples: Samples, paths: list[str], per_sample: float, gpus: int, seconds: float, *, cold: bool
+    samples: FileSamples, paths: list[str], per_sample: float, gpus: int, seconds: float, *, cold: bool
 ) -> dict[str, Any]:
     """Return the loaders' rows, hot and cold by workers, the fewest sufficient workers, and the synthetic rate."""
     torch = samples._torch
@@ -538,7 +538,7 @@ def _loaders(  # noqa: PLR0913
         for workers in counts if state == "hot" or cold else ():
             if state == "cold":
                 pagecache.drop(paths)
-            stream = Stream(torch, samples, paths, cycle=state == "hot")
+            stream = SampleStream(torch, samples, paths, cycle=state == "hot")
             began = time.perf_counter()
             add(state, workers, rate=delivered(torch, stream, workers, seconds, None, pin=False))
             if not workers and stream.samples:
@@ -557,7 +557,7 @@ def _loaders(  # noqa: PLR0913
         own = max(1, cpus // gpus)
         add("hot", own, loaders=gpus, rate=at_once(samples, paths, gpus, own, seconds))
     for pinned in (True, False) if gpus else ():
-        stream = Stream(torch, samples, paths, cycle=True)
+        stream = SampleStream(torch, samples, paths, cycle=True)
         add("hot", advised, pinned=pinned, rate=delivered(torch, stream, advised, seconds, "cuda:0", pin=pinned))
     return {
         "loaders": rows,
@@ -567,11 +567,11 @@ def _loaders(  # noqa: PLR0913
     }
 
 
-def at_once(samples: Samples, paths: list[str], loaders: int, workers: int, seconds: float) -> float | None:
+def at_once(samples: FileSamples, paths: list[str], loaders: int, workers: int, seconds: float) -> float | None:
     """Return the samples per second of one loader for each GPU, all at the same time."""
 
     def one(number: int) -> dict[str, Any]:
-        part = Stream(samples._torch, samples, paths[number::loaders] or paths, cycle=True)
+        part = SampleStream(samples._torch, samples, paths[number::loaders] or paths, cycle=True)
         return {"rate": delivered(samples._torch, part, workers, seconds, None, pin=False)}
 
     jobs = [Job((Task("loader", one, (number,), 4 * seconds + 30),), str(number)) for number in range(loaders)]

@@ -252,7 +252,7 @@ def test_wrong_usage_is_one_line_and_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(running.Machine, "has", lambda _, name: name == "true")
+    monkeypatch.setattr(running.ProfiledMachine, "has", lambda _, name: name == "true")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert run(["profile", *arguments]) == 2
@@ -304,7 +304,7 @@ def test_the_hook_records_the_steps_after_the_warm_up(
     monkeypatch.setattr(hook, "FOLDER", str(tmp_path))
     monkeypatch.setattr(hook, "WARMUP", 3)
     monkeypatch.setattr(hook, "STEPS", 4)
-    recorder = hook.Recorder()
+    recorder = hook.ActivityRecorder()
     for kind in kinds:
         recorder.step("optimizer" if kind == "o" else "loader")
     recorder.end()
@@ -326,7 +326,7 @@ def test_a_failing_profiler_does_not_reach_the_command(tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
     monkeypatch.setattr(hook, "WARMUP", 0)
     monkeypatch.setattr(hook, "FOLDER", str(tmp_path))
-    monkeypatch.setattr(hook, "RECORDER", hook.Recorder())
+    monkeypatch.setattr(hook, "RECORDER", hook.ActivityRecorder())
     hook.quietly(hook.RECORDER.step, "optimizer")
     assert hook.RECORDER.notes["state"].startswith("failed: AttributeError")
 

@@ -125,7 +125,7 @@ def test_shards_have_their_images_as_samples(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as shard:
         for name in ("0.jpg", "0.cls"):
             shard.add(tmp_path / name, name)
-    samples = pipeline.Samples("tar", None)
+    samples = pipeline.FileSamples("tar", None)
     assert list(samples.raw(str(tmp_path / "a.tar"))) == [image.read_bytes()]
     samples._decode = lambda data: data[1000]  # type: ignore[assignment, return-value]
     assert (samples.decoded(image.read_bytes()), samples.unusable) == (None, 1)
