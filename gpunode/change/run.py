@@ -241,11 +241,20 @@ class ChangeRun:
             if act == "change" and reason.startswith("not idle") and not _was(self._journal.record.nodes[name], act)
         }
         self._cancel(untouched)
-        self._journal.settle({name: reason for name, reason in refused.items() if name not in untouched}, act)
+        self._fail({name: reason for name, reason in refused.items() if name not in untouched}, act)
         names = [name for name in names if name not in refused]
         if names:
             self._journal.intend(names, act)
-            self._journal.settle(work(self._records(names)), act)
+            results = work(self._records(names))
+            self._journal.settle({name: "" for name, reason in results.items() if not reason}, act)
+            self._fail({name: reason for name, reason in results.items() if reason}, act)
+
+    def _fail(self, results: Results, act: str) -> None:
+        """Record failures; a node that answers is held, also if it failed around its reboot."""
+        answers = self._nodes.lease(self._records(results)) if results and act == "reboot" else {}
+        held = {name: reason for name, reason in results.items() if not answers.get(name, "?")}
+        self._journal.settle(held, act, ChangeState.HELD)
+        self._journal.settle({name: reason for name, reason in results.items() if name not in held}, act)
 
     def _proven(self, nodes: Records) -> Results:
         """Compare nodes with themselves before, until they are as good or the time is over: services still start."""

@@ -385,9 +385,10 @@ def _run(
 
 def code_of(record: RunRecord) -> int:
     """Return the exit code of a run, or of a plan."""
-    if any(node.state is ChangeState.ROLLED_BACK or node.reason for node in record.nodes.values()):
+    nodes = record.nodes.values()
+    if any(node.state is ChangeState.ROLLED_BACK or (node.reason and node.state not in FINAL) for node in nodes):
         return Exit.FAILED
-    if record.finished_at and any(node.state not in FINAL for node in record.nodes.values()):
+    if record.finished_at and any(node.state not in FINAL for node in nodes):
         return Exit.FAILED
     lost = [why for why in record.left_out.values() if not why.startswith((AT_TARGET, Availability.FOREIGN.value))]
     return Exit.UNDETERMINED if lost else Exit.GOOD

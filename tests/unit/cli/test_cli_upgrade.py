@@ -249,6 +249,32 @@ def test_nodes_that_are_not_at_disposal_are_left_out_by_name(world: World, capsy
     assert world.nodes["gpu-5"]["loaded"] == NEW
 
 
+def test_a_drain_of_others_in_the_middle_stays_and_holds_the_node(world: World, tmp_path: Path, capsys: Out) -> None:
+    def drain(playbook: str, names: Sequence[str]) -> None:
+        if playbook == "site.yml":
+            (world.folder / f"drained-{names[0]}").write_text("RMA ticket 4711")
+
+    world.during = drain
+    assert upgraded() == 1
+    assert states(tmp_path)["gpu-1"] == "held"
+    assert "drained by others: RMA ticket 4711" in capsys.readouterr().out
+    assert (world.folder / "drained-gpu-1").read_text() == "RMA ticket 4711"
+
+
+def test_a_node_that_does_not_come_back_is_not_returned(world: World, tmp_path: Path) -> None:
+    def lose(playbook: str, names: Sequence[str]) -> None:
+        if playbook == "site.yml" and world.events[-1].startswith("site.yml when_needed"):
+            world.lost = set(names)
+            world.logs = [f"gpunode: failed on {names[0]}: Reboot: Timed out waiting for last boot time check\n"]
+
+    world.during = lose
+    assert upgraded() == 1
+    assert states(tmp_path)["gpu-1"] == "not-returned"
+    world.during, world.lost = lambda playbook, names: None, set()  # noqa: ARG005
+    assert upgraded() == 0
+    assert set(states(tmp_path).values()) == {"returned"}
+
+
 def test_another_controller_is_refused_and_named(world: World, capsys: Out) -> None:
     lease = {"op": "take", "token": "x", "owner": "root@admin2 (process 7)", "lasts_s": 9999, "findings": []}
     node_program.answer(lease, world.folder / "gpu-1")
