@@ -34,10 +34,21 @@ FRONT = "README.md"
 NAVIGATION = {
     "Start": ("README", "getting-started", "lab"),
     "How-to": ("roles", "stack", "env", "training-guide", "policy", "own-checks", "contributing-recipes"),
-    "Operate": ("fleet", "reports", "reports-html", "slurm", "monitoring", "top", "fabric", "history", "failures"),
-    "Measure": ("workload", "measurements", "expectations"),
+    "Operate": (
+        "fleet",
+        "upgrade",
+        "reports",
+        "reports-html",
+        "slurm",
+        "monitoring",
+        "top",
+        "fabric",
+        "history",
+        "failures",
+    ),
+    "Measure": ("workload", "measurements", "expectations", "fabric", "profile"),
     "Reference": ("checks", "facts", "catalog", "parse", "published-rules", "simulator", "lab-vendor"),
-    "Background": ("architecture", "comparison", "workload-hardware", "SECURITY", "CONTRIBUTING"),
+    "Background": ("architecture", "comparison", "guides", "workload-hardware", "SECURITY", "CONTRIBUTING"),
     "Status": ("status", "guides", "driver-matrix", "CHANGELOG"),
 }
 """Section -> pages by name. A page of docs/ that no section names belongs to the section of ``UNNAMED``."""

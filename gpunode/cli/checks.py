@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import click
+from click.shell_completion import CompletionItem
 from pydantic import BaseModel, ConfigDict, Field
 from rich.text import Text
 
@@ -92,6 +93,11 @@ def threshold_entry(threshold: Threshold, policy: Policy) -> ThresholdEntry:
 
 class ChecksOrOne(click.Group):
     """Group that reads a word other than the name of a command as the id of a check."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return ids of checks, commands and options that begin so."""
+        ids = [CompletionItem(check.id, help=check.category) for check in registry if check.id.startswith(incomplete)]
+        return [*ids, *super().shell_complete(ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 LONGEST_S = 7 * 24 * 3600
@@ -87,14 +88,34 @@ def policy_option(more: str = "") -> Callable[[Command], Command]:
     )
 
 
+def complete_checks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+    """Return the ids of checks that complete the last one of a list ``ID[,ID]``."""
+    from gpunode.checks import registry  # noqa: PLC0415 (the checks are slow to load)
+
+    before, comma, last = incomplete.rpartition(",")
+    return [
+        CompletionItem(before + comma + check.id, help=check.category)
+        for check in registry
+        if check.id.startswith(last)
+    ]
+
+
 SELECT = click.option(
     "--select",
     "selected",
     multiple=True,
     metavar="ID[,ID]",
+    shell_complete=complete_checks,
     help="Run only these checks: ids, or patterns such as 'host.*'.",
 )
-SKIP = click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Skip these checks, in the same form.")
+SKIP = click.option(
+    "--skip",
+    "skipped",
+    multiple=True,
+    metavar="ID[,ID]",
+    shell_complete=complete_checks,
+    help="Skip these checks, in the same form.",
+)
 QUIET = click.option(
     "-q",
     "--quiet",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import click
+from click.shell_completion import CompletionItem
 
 import gpunode
 from gpunode.cli.options import NO_COLOR
@@ -60,6 +61,11 @@ class Verbs(click.Group):
 
             return "validate", with_common(validate_fabric), args[1:]
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return verbs and options that begin so, without loading a verb."""
+        verbs = [CompletionItem(name, help=text) for name, text in VERBS.items() if name.startswith(incomplete)]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Verbs"):

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from itertools import pairwise, product
 from pathlib import Path
+from unittest import mock
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -144,3 +146,26 @@ def test_json_is_expected_on_stdout_only_where_it_is_named() -> None:
         if not any(word.startswith("--output") for word in named):
             pairs = list(pairwise(named))
             assert expects_json(words) == ("--format=json" in named or ("--format", "json") in pairs), words
+
+
+def completed(words: list[str], incomplete: str) -> list[str]:
+    found = ShellComplete(root, {}, "gpunode", "_GPUNODE_COMPLETE").get_completions(words, incomplete)
+    return [item.value for item in found]
+
+
+def test_verbs_options_and_checks_are_completed() -> None:
+    assert completed([], "") == list(VERBS)
+    assert completed([], "va") == ["validate"]
+    assert "--version" in completed([], "--")
+    assert completed(["checks"], "") == [*IDS, "test"]
+    assert completed(["checks"], "link.pcie-w") == ["link.pcie-width"]
+    for option in ("--select", "--skip"):
+        assert completed(["validate", option], "gpu.count,link.pcie-w") == ["gpu.count,link.pcie-width"]
+        assert completed(["validate", option], "") == IDS
+        assert completed(["validate", option], "nothing") == []
+    assert completed(["validate", "--format"], "ju") == ["junit"]
+
+
+def test_verbs_are_completed_without_loading_one() -> None:
+    with mock.patch("importlib.import_module", side_effect=AssertionError):
+        assert completed([], "che") == ["checks"]
