@@ -1,7 +1,9 @@
 """The figures of a node that guides for training quote: this node, the guide's figure, and the limit."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -39,13 +41,17 @@ def figures(node: NodeFacts) -> list[NodeFigure]:
 
 def as_json(rows: list[NodeFigure]) -> list[dict[str, Any]]:
     """Return the rows for a JSON document."""
-    return [asdict(row) for row in rows]
+    return [asdict(row) | {"value": row.value if row.value is None or isfinite(row.value) else None} for row in rows]
 
 
 def _values(node: NodeFacts, name: str, kind: type[AnyValues]) -> Iterator[AnyValues]:
     """Yield the values of records that are figures of GPUs: not simulated, not of a processor, without an error."""
     for record in of(node, name):
         if record.error or record.skipped or record.undetermined or record.device != "cuda":
+            continue
+        try:
+            json.dumps(record.values, allow_nan=False)
+        except ValueError:  # infinity or NaN: no figure comes from such a record
             continue
         values = values_of(record, kind)
         if why_no_figures(node, record, on_gpu=True) is None and not isinstance(values, str):

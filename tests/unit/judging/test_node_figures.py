@@ -1,5 +1,6 @@
 """The table of a node's figures: computed from measured records of GPUs alone."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from gpunode.facts import facts_from_bundle
 from gpunode.facts.models.workload import Record
-from gpunode.judging.node_figures import NodeFigure, figures
+from gpunode.judging.node_figures import NodeFigure, as_json, figures
 from gpunode.probe.bundle import Bundle
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))
@@ -46,6 +47,12 @@ def test_what_no_gpu_measured_is_not_in_the_table(fields: dict[str, Any]) -> Non
     rows = table(**fields).values()
     assert len(rows) == 5
     assert all(row.node is None and "gpunode validate" in str(row.missing) for row in rows)
+
+
+def test_a_hostile_record_is_no_figure_and_the_document_stays_json() -> None:
+    assert table({"steps.device": {"launch_us": float("inf")}})["launch of an operation"].node is None
+    rows = list(table({"steps.device": {"fp32_step_seconds": 1e300, "mixed_step_seconds": 1e-300}}).values())
+    assert json.loads(json.dumps(as_json(rows), allow_nan=False))[1]["value"] is None
 
 
 def test_one_rank_and_no_bandwidth_have_no_figure() -> None:
