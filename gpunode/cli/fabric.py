@@ -80,7 +80,11 @@ DEFAULT_RANKS = {"nccl": 8, "gloo": 1}
     type=click.Choice(("nccl", "gloo")),
     help="gloo: without GPUs.  [default: nccl; with --engine ssh by the nodes' GPUs]",
 )
-@click.option("--interface", metavar="NAME", help="Network interface of the ranks.  [default: the fastest]")
+@click.option(
+    "--interface",
+    metavar="NAME",
+    help="Network interface of the ranks.  [default: with --engine ssh the fastest, else as NCCL and Gloo choose it]",
+)
 @click.option("--links-only", is_flag=True, help="Only the exchanges between nodes: no collectives, no training.")
 @click.option("--image", metavar="IMAGE", help="Container image of the ranks.  [default: from the catalog]")
 @click.option(
@@ -158,7 +162,7 @@ def validate_fabric(  # noqa: PLR0913
         )
         verdict, nodes = over_ssh(selection, request)
     else:
-        _refuse(ctx, f"--engine {engine}", ("interface", "no_container", "force", "image_file"))
+        _refuse(ctx, f"--engine {engine}", ("no_container", "force", "image_file"))
         if image is not None and engine != "kubernetes":
             raise UsageError(f"--engine {engine} uses no image: --image cannot be combined with it")
         if engine == "kubernetes" and image is None:
@@ -174,6 +178,7 @@ def validate_fabric(  # noqa: PLR0913
             minutes=minutes,
             python=python,
             image=image,
+            interface=interface,
             host=rendezvous,
             tests=tests,
             racks={target.name: target.rack for target in targets if target.rack},

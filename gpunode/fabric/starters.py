@@ -32,6 +32,8 @@ class StarterRequest:
     minutes: float
     python: str = "python3"
     image: str | None = None
+    interface: str | None = None
+    """Network interface of the ranks; None: as the libraries choose it."""
     host: str | None = None
     """Address of rank 0; None: as the starter names it."""
     tests: str = "fabric,nccl,ddp"
@@ -54,6 +56,7 @@ class StarterRequest:
                 "nodes": len(self.nodes),
             },
             "user_site": True,
+            "interface": self.interface,
             "collectives": [name for name in COLLECTIVES if name != "broadcast"],
             "fabric": {"racks": dict(self.racks), "limit_s": self.limit_s},
         }

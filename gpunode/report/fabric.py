@@ -7,8 +7,9 @@ from gpunode.judging.report import FabricReport
 from gpunode.names import fold
 from gpunode.text import counted, printable
 
-SLOW = 2 / 3
-"""Share of the usual rate below which a pair is shown: that of the search."""
+SLOW = {"nccl": 2 / 3}
+SLOW_ELSEWHERE = 1 / 4
+"""Share of the usual rate below which a pair is shown: that of the search, by backend."""
 WIDEST = 16
 """Nodes of a matrix that fits on a terminal."""
 MOST_LINES = 12
@@ -28,7 +29,7 @@ def lines(fabric: FabricReport, *, verbose: bool) -> Iterator[str]:
     if fabric.matrix is None:
         return
     if fabric.usual_gb_per_s is not None:
-        yield from _slow_pairs(fabric.matrix, SLOW * fabric.usual_gb_per_s)
+        yield from _slow_pairs(fabric.matrix, SLOW.get(fabric.backend, SLOW_ELSEWHERE) * fabric.usual_gb_per_s)
     if verbose and number <= WIDEST:
         yield from _table(fabric.matrix)
 

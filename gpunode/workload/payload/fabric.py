@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
 import time
 from dataclasses import asdict
@@ -35,7 +37,8 @@ def seat_from_environment(settings: dict[str, Any], environment: dict[str, str])
     if not set_by:
         raise ValueError("no rank in the environment: start the ranks by torchrun, mpirun or srun")
     rank, size, local = set_by[0]
-    host = settings.get("host") or environment.get("MASTER_ADDR")
+    nodes = environment.get("SLURM_STEP_NODELIST", "")
+    host = settings.get("host") or environment.get("MASTER_ADDR") or first_name(nodes)
     if not host:
         raise ValueError("no address of rank 0: set MASTER_ADDR")
     return {
@@ -49,6 +52,12 @@ def seat_from_environment(settings: dict[str, Any], environment: dict[str, str])
     }
 
 
+def first_name(nodes: str) -> str:
+    """Return the first of Slurm's folded names: ``gpu-01`` of ``gpu-[01-16,20],login``."""
+    head, bracket, rest = nodes.partition(",")[0].partition("[")
+    return head + re.split(r"[-,\]]", rest)[0] if bracket else head
+
+
 def run(seat: Seat, part: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the values of ``fabric.links``, the same on all ranks.
 
@@ -56,7 +65,9 @@ def run(seat: Seat, part: int, settings: dict[str, Any]) -> dict[str, Any]:
     """
     started = time.monotonic()
     with Group(seat, part) as group:
-        names = group.share("node", str(settings.get("node") or socket.gethostname()))
+        names = group.share(
+            "node", str(settings.get("node") or os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+        )
         positions, nodes = positions_of(names, settings.get("racks") or {})
         small, large = Exchange(group, SMALL_BYTES), Exchange(group)
         search = FabricSearch(positions, limits_of(seat.backend, large.size, settings.get("expected_gb_per_s")))
