@@ -13,7 +13,7 @@ from gpunode.fabric.preflight import finding
 from gpunode.facts import NodeFacts
 from gpunode.judging.report import CollectiveReport, FabricReport
 from gpunode.names import fold
-from gpunode.text import one_line
+from gpunode.text import counted, one_line
 
 MOST_NODES = 256
 """Nodes of a matrix in a report; of more, the suspects' pairs are findings."""
@@ -151,7 +151,11 @@ def _links(verdict: FabricVerdict, links: FabricValues, record: Mapping[str, Any
             continue
         number = links.names.index(name) if name in links.names else -1
         partners = sum(number in pair[:2] for pair in links.pairs)
-        text = f"exchanges with {partners} nodes in time{rate}"
+        if not partners:
+            text = "no exchange with another node was tried: do all ranks run on one node, or have one host name?"
+            verdict.add([name], finding("nodes.links", Status.ERROR, "node", text))
+            continue
+        text = f"exchanges with {counted(partners, 'node')} in time{rate}"
         verdict.add([name], finding("nodes.links", Status.PASS, "node", text))
 
 

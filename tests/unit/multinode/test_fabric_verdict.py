@@ -124,6 +124,13 @@ def test_without_a_record_nothing_passes() -> None:
     assert {one.status for several in failed.findings.values() for one in several} == {Status.ERROR}
 
 
+def test_ranks_of_one_node_do_not_pass() -> None:
+    one = record("none", nodes=4)
+    one["values"] |= {"names": ["node00"], "rank_nodes": [0] * 4, "pairs": []}
+    found = verdict_of([one], nodes=["node00"], engine="mpi", backend="gloo", ranks=4, minutes=1.0)
+    assert [each.status for each in found.findings["node00"]] == [Status.ERROR]
+
+
 def with_ports(*rates: float) -> NodeFacts:
     ports = [{"port": 1, "state": "ACTIVE", "physical_state": "LinkUp", "rate_gbit_per_s": rate} for rate in rates]
     devices = [
