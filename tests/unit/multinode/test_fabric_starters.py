@@ -1,0 +1,109 @@
+"""What srun, mpirun, sbatch, torchrun and Kubernetes are given, and how a rank reads its place from them."""
+
+import json
+import re
+import shlex
+from typing import Any
+
+import pytest
+
+from gpunode.cli import run
+from gpunode.fabric.starters import StarterRequest, command, text
+from gpunode.workload.payload.fabric import first_name, seat_from_environment
+from gpunode.workload.payload.group import seat_of
+
+REQUEST = StarterRequest(nodes=("gpu-01", "gpu-02"), ranks=8, backend="nccl", minutes=5, image="image:1")
+
+
+def settings_in(words: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(words[words.index("--settings") + 1])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "MASTER_ADDR": "a"}, (3, "a", 3)),
+        (
+            {"SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "n-[2-3]"},
+            (9, "n-2", 1),
+        ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "16", "MASTER_ADDR": "b", "SLURM_PROCID": "5"},
+            (0, "b", 0),
+        ),
+        ({"PMI_RANK": "15", "PMI_SIZE": "16", "MPI_LOCALRANKID": "7", "MASTER_ADDR": "c"}, (15, "c", 7)),
+    ],
+)
+def test_a_rank_reads_its_seat_from_its_starter(environment: dict[str, str], place: tuple[int, str, int]) -> None:
+    starter = settings_in(command("slurm", REQUEST))["starter"]
+    seat = seat_of(seat_from_environment(starter, environment))
+    assert (seat.rank, seat.meet.split(":")[1], seat.device) == place
+    assert (seat.size, seat.nodes, seat.backend) == (16, 2, "nccl")
+
+
+def test_a_rank_without_a_starter_is_refused() -> None:
+    starter = settings_in(command("slurm", REQUEST))["starter"]
+    for environment in ({}, {"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}):
+        with pytest.raises(ValueError, match=r"rank|address|invalid"):
+            seat_from_environment(starter, environment)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [("gpu-[01-16,20],login", "gpu-01"), ("a,b", "a"), ("n[7]", "n7"), ("n[1,3]", "n1"), ("", "")]
+)
+def test_the_first_of_slurms_names(nodes: str, first: str) -> None:
+    assert first_name(nodes) == first
+
+
+def test_commands_name_the_nodes_and_end_by_themselves() -> None:
+    slurm, mpi = command("slurm", REQUEST), command("mpi", REQUEST)
+    assert {"--nodelist=gpu-01,gpu-02", "--ntasks=16", "--ntasks-per-node=8", "--time=6", "--input=all"} <= set(slurm)
+    assert mpi[mpi.index("--host") + 1] == "gpu-01:8,gpu-02:8"
+    assert mpi[mpi.index("--timeout") + 1] == "330"
+    for words in (slurm, mpi):
+        at = words.index("python3")
+        assert words[at : at + 3] == ["python3", "-I", "-"]
+        assert words[words.index("--limit") + 1] == "300"
+
+
+@pytest.mark.parametrize("starter", ["slurm", "torchrun"])
+def test_scripts_contain_the_payload_and_quote_the_settings(starter: Any) -> None:
+    script = text(starter, REQUEST)
+    (body,) = re.findall(r"<<'GPUNODE_PAYLOAD'\n(.*?)\nGPUNODE_PAYLOAD\n", script, re.DOTALL)
+    compile(body, "payload", "exec")
+    start = next(line for line in script.splitlines() if line.startswith(("srun", "timeout")))
+    assert settings_in(shlex.split(start))["starter"]["backend"] == "nccl"
+
+
+def test_the_manifest_has_one_pod_for_each_node() -> None:
+    items = {one["kind"]: one for one in json.loads(text("kubernetes", REQUEST))["items"]}
+    assert set(items) == {"ConfigMap", "Service", "Job"}
+    job = items["Job"]["spec"]
+    assert (job["completions"], job["parallelism"], job["completionMode"]) == (2, 2, "Indexed")
+    assert job["activeDeadlineSeconds"] == 330
+    (container,) = job["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert settings_in(container["command"])["starter"]["host"] == "gpunode-fabric-0.gpunode-fabric"
+    assert len(items["ConfigMap"]["data"]["payload.py"]) < 2**20
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gpu-01"],
+        ["--engine", "mpi", "--force", "a", "b"],
+        ["--engine", "mpi", "--image", "x", "a", "b"],
+        ["--engine", "kubernetes", "a", "b"],
+        ["--engine", "slurm", "a"],
+        ["--print", "a", "b"],
+        ["--backend", "gloo", "a", "b"],
+        ["--records", "/nonexistent"],
+        ["--records", "/nonexistent", "-l", "x"],
+        ["--minutes", "0"],
+    ],
+)
+def test_wrong_usage_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", "--fabric", *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
