@@ -284,6 +284,7 @@ def over_ssh(selection: Selection, request: FabricRequest) -> tuple[FabricVerdic
             ranks=result.ranks,
             minutes=minutes,
             facts=facts,
+            rank_names=result.rank_names,
         )
     for name, reason in result.failures.items():
         verdict.add([name], finding("nodes.ranks", Status.ERROR, "node", f"its ranks did not finish: {reason}"))

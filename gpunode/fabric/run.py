@@ -75,6 +75,8 @@ class FabricResult:
 
     nodes: tuple[str, ...] = ()
     """Those that took part, in the order of their ranks."""
+    rank_names: tuple[str, ...] = ()
+    """The node of each rank."""
     ranks: int = 0
     backend: str = "gloo"
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -297,6 +299,7 @@ class FabricRun:
             self._outputs[first] = BoundedOutput()
             first += node.ranks
         result.nodes, result.ranks = tuple(node.name for node in left), first
+        result.rank_names = tuple(node.name for node in left for _ in range(node.ranks))
         group = GroupRequest(
             image=left[0].image if self._request.in_container else None,
             network="host",

@@ -70,8 +70,12 @@ def verdict_of(  # noqa: PLR0913
     ranks: int,
     minutes: float,
     facts: Mapping[str, NodeFacts] | None = None,
+    rank_names: Sequence[str] = (),
 ) -> FabricVerdict:
-    """Return the verdict on the records of one run; ``facts`` of the nodes, as far as they are known."""
+    """Return the verdict on the records of one run; ``facts`` of the nodes, as far as they are known.
+
+    ``rank_names``: the node of each rank, for ranks that ended before they shared it.
+    """
     verdict = FabricVerdict()
     links = None
     collectives: list[CollectiveReport] = []
@@ -80,7 +84,7 @@ def verdict_of(  # noqa: PLR0913
         try:
             if name == "fabric.links":
                 links = FabricValues.model_validate({"backend": backend, "ranks": ranks, **_values(record)})
-                _links(verdict, links, record, nodes)
+                _links(verdict, links, record, nodes, rank_names)
             elif name.startswith("nccl."):
                 collectives += _collective(verdict, name.partition(".")[2], record, nodes, facts or {})
             elif name.startswith("ddp."):
@@ -135,19 +139,36 @@ def matrix_of(links: FabricValues) -> PairMatrix | None:
     )
 
 
-def _links(verdict: FabricVerdict, links: FabricValues, record: Mapping[str, Any], nodes: Sequence[str]) -> None:
+def _links(
+    verdict: FabricVerdict,
+    links: FabricValues,
+    record: Mapping[str, Any],
+    nodes: Sequence[str],
+    rank_names: Sequence[str],
+) -> None:
     suspects: set[str] = set()
     for cause in links.causes:
         names, one = _of_cause(cause, links)
         suspects |= set(names)
         verdict.add(names, one)
     reason = _reason(record)
-    if reason is not None and not links.missing:
-        verdict.add(nodes, finding("nodes.links", Status.ERROR, "node", f"no verdict on the links: {reason}"))
+    if reason is not None:
+        known = {rank for cause in links.causes for rank in cause.ranks if cause.kind == "stopped"}
+        for rank in links.missing:
+            if rank not in known:
+                name = rank_names[rank] if rank < len(rank_names) else links.node_of(rank)
+                suspects.add(name)
+                text = f"rank {rank} stopped first: {reason}"
+                one = finding(CHECKS["stopped"], Status.FAIL, "node", text, REMEDIES["stopped"])
+                verdict.add([name], one)
+        text = f"no verdict on the links: {reason}"
+        verdict.add(
+            [name for name in nodes if name not in suspects], finding("nodes.links", Status.ERROR, "node", text)
+        )
         return
     rate = "" if links.usual_gb_per_s is None else f", usually at {links.usual_gb_per_s:.3g} GB/s"
     for name in nodes:
-        if name in suspects or reason is not None:
+        if name in suspects:
             continue
         number = links.names.index(name) if name in links.names else -1
         partners = sum(number in pair[:2] for pair in links.pairs)

@@ -124,6 +124,24 @@ def test_without_a_record_nothing_passes() -> None:
     assert {one.status for several in failed.findings.values() for one in several} == {Status.ERROR}
 
 
+def test_a_rank_that_ended_is_named_and_no_node_passes() -> None:
+    """The record of the payload's own process, which knows no names of nodes, when one of its ranks was killed."""
+    values = {"backend": "gloo", "ranks": 6, "nodes": 6, "missing": [2]}
+    error = "rank 2 of 6 ended or did not answer within 30 s"
+    found = verdict_of(
+        [{"record": "fabric.links", "values": values, "error": error}],
+        nodes=names(6),
+        engine="ssh",
+        backend="gloo",
+        ranks=6,
+        minutes=1.0,
+        rank_names=names(6),
+    )
+    statuses = {name: [(one.check, one.status) for one in several] for name, several in found.findings.items()}
+    assert statuses.pop("node02") == [("nodes.stopped", Status.FAIL)]
+    assert statuses == {name: [("nodes.links", Status.ERROR)] for name in names(6) if name != "node02"}
+
+
 def test_ranks_of_one_node_do_not_pass() -> None:
     one = record("none", nodes=4)
     one["values"] |= {"names": ["node00"], "rank_nodes": [0] * 4, "pairs": []}
@@ -181,6 +199,7 @@ def test_hostile_records_are_findings_or_ignored(given_records: list[tuple[str, 
     found = verdict(*records, nodes=2)
     assert found.report is not None
     found.report.model_dump_json()
+    assert set(names(2)) <= set(found.findings)
 
 
 def test_saved_records_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
