@@ -6,17 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from packaging.version import Version
 
 from gpunode.catalog import Row, WheelArchitectures, load
-from gpunode.checks.compare import at_most, failed, parsed_version, undetermined, warned
+from gpunode.checks.compare import at_most, failed, parsed_version, passed, undetermined, warned
 from gpunode.checks.gpus import model_of
 from gpunode.checks.inside_driver import driver_runs
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.workload import image_of, known, of, one, record_check, where
-from gpunode.facts.models.workload import CudaValues, Record, TorchValues
+from gpunode.facts.models.workload import CudaValues, Record, SystemValues, TorchValues
 from gpunode.facts.node import NodeFacts
 from gpunode.text import listed
 
 Inside = TorchValues | CudaValues
 LIBRARIES_SOURCE = "catalog (libraries.yml)"
+CPP_EXTENSION = "torch.utils.cpp_extension of PyTorch: another major version ends the build"
 NEWER = (
     "Update gpunode: a newer catalog may have the release. gpunode catalog list cudnn and gpunode catalog list nccl "
     "show those of this one."
@@ -137,6 +138,51 @@ def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
         return None
     index = f"cu{str(max(fitting)[-1]).replace('.', '')}"
     return f"pip install torch --index-url https://download.pytorch.org/whl/{index}, or an image with that build."
+
+
+@record_check(
+    "framework.build-tools",
+    "versions.system",
+    SystemValues,
+    after=("framework.wheel",),
+    means="The image can compile extensions of PyTorch at run time, as DeepSpeed does: the nvcc that PyTorch uses is "
+    "of its CUDA, with a C++ compiler and ninja.",
+    remedy="Set CUDA_HOME and PATH to the toolkit of PyTorch's CUDA (torch.version.cuda), apt-get install g++ "
+    "ninja-build libaio-dev; or install wheels that are built already.",
+    state="observe",
+    actions=("fix_configuration",),
+)
+def build_tools(values: SystemValues, record: Record, node: NodeFacts) -> CheckResult:
+    torch, tools = known(node, "versions.torch", TorchValues), values.build
+    if torch is None or torch.cuda is None:
+        raise Skip("no PyTorch for CUDA in the image")
+    if tools is None:
+        raise Undetermined("the tools are unknown: an older payload wrote the record")
+    if tools.nvcc is None:
+        raise Skip("no nvcc in the image: extensions need wheels that are built already")
+    nvcc, cuda = parsed_version(tools.nvcc), parsed_version(torch.cuda)
+    if nvcc is None or cuda is None:
+        raise Undetermined(f"nvcc '{tools.nvcc}' and CUDA '{torch.cuda}' are not valid versions")
+    if nvcc.major != cuda.major:
+        return failed(
+            f"nvcc of {tools.cuda_home} is of CUDA {nvcc}, PyTorch of {cuda}: extensions do not compile{where(record)}",
+            expected=str(cuda),
+            measured=str(nvcc),
+            source=CPP_EXTENSION,
+        )
+    lacking = [
+        text
+        for text, wrong in {
+            f"PATH has nvcc {tools.nvcc_in_path}, CUDA_HOME {nvcc}": tools.nvcc_in_path not in (None, tools.nvcc),
+            "no C++ compiler": tools.compiler is None,
+            "no ninja": not tools.ninja,
+        }.items()
+        if wrong
+    ]
+    if lacking:
+        return warned(f"{', '.join(lacking)}: extensions do not compile as expected{where(record)}")
+    without = "" if tools.libaio else "; without libaio DeepSpeed's async_io is not built"
+    return passed(f"nvcc {nvcc}, C++ compiler {tools.compiler}, ninja for PyTorch with CUDA {cuda}{without}")
 
 
 @record_check(

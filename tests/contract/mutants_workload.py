@@ -252,13 +252,21 @@ MUTANTS = [
         "the image's is above the driver's, and it has no PyTorch",
         hgx,
         [*without_torch(hgx), *value(hgx, "versions.system", "cuda", new="14.0.2")],
-        skips=(*ON_GPU, "framework.wheel", "framework.fp8", "framework.p2p", "framework.collective"),
+        skips=(
+            *(*ON_GPU, "framework.build-tools", "framework.wheel"),
+            *("framework.fp8", "framework.p2p", "framework.collective"),
+        ),
     ),
     Mutant(
         "container.cuda",
         "PyTorch's is above the driver's, and so it finds no GPU",
         t4,
-        [*value(t4, "versions.torch", "cuda", new="13.0"), *on_the_processor(t4)],
+        [
+            *value(t4, "versions.torch", "cuda", new="13.0"),
+            *value(t4, "versions.system", "build", "nvcc", new="13.0"),
+            *value(t4, "versions.system", "build", "nvcc_in_path", new="13.0"),
+            *on_the_processor(t4),
+        ],
         skips=ON_GPU,
     ),
     Mutant(
@@ -315,7 +323,7 @@ MUTANTS = [
             *value(t4, "versions.torch", "architectures", new=[]),
             *on_the_processor(t4),
         ],
-        skips=ON_GPU,
+        skips=(*ON_GPU, "framework.build-tools"),
     ),
     Mutant(
         "framework.wheel",
@@ -323,7 +331,7 @@ MUTANTS = [
         t4,
         not_known(t4, "versions.torch", "PyTorch cannot be imported: OSError: libcublas.so.12: cannot open"),
         becomes=ERROR,
-        skips=("framework.cudnn-version", "framework.nccl-version"),
+        skips=("framework.build-tools", "framework.cudnn-version", "framework.nccl-version"),
     ),
     Mutant(
         "framework.wheel",
@@ -331,7 +339,7 @@ MUTANTS = [
         t4,
         [edit for record in OF_TORCH for edit in left_out(t4, record, "PyTorch is not in the image")],
         becomes=WARN,
-        skips=ON_GPU,
+        skips=(*ON_GPU, "framework.build-tools"),
     ),
     Mutant(
         "framework.cudnn-version",
@@ -410,6 +418,21 @@ MUTANTS = [
         value(hgx, "frameworks.tensorflow-training", "efficiency", new=0.2),
         becomes=WARN,
     ),
+    *(
+        Mutant(
+            "framework.build-tools",
+            title,
+            hgx,
+            value(hgx, "versions.system", "build", key, new=new),
+            becomes=Status.FAIL if key == "nvcc" else WARN,
+        )
+        for title, key, new in (
+            ("another CUDA", "nvcc", "11.8"),
+            ("another nvcc in PATH", "nvcc_in_path", "12.1"),
+            ("no compiler", "compiler", None),
+            ("no ninja", "ninja", False),
+        )
+    ),
     Mutant("framework.dali", "an empty batch", hgx, value(hgx, "frameworks.dali", "samples", new=0)),
     Mutant("framework.dali", "breaks", hgx, broke(hgx, "frameworks.dali", "RuntimeError: nvJPEG error")),
 ]
@@ -424,6 +447,7 @@ RECORD = {
     "container.shm": "defaults.limits",
     "container.memlock": "defaults.limits",
     "container.stack": "defaults.limits",
+    "framework.build-tools": "versions.system",
     "framework.wheel": "versions.torch",
     "framework.cudnn-version": "versions.torch",
     "framework.nccl-version": "versions.torch",

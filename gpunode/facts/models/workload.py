@@ -100,6 +100,22 @@ class ImageLibrary(Values):
     """From the file's name, if it contains one."""
 
 
+class BuildTools(Values):
+    """The image's programs that compile extensions of PyTorch (DeepSpeed, flash-attn)."""
+
+    cuda_home: Text | None = None
+    """The toolkit that PyTorch would use: CUDA_HOME, that of nvcc in PATH, ``/usr/local/cuda``."""
+    nvcc: Text | None = None
+    """Version of the compiler there: ``12.8``."""
+    nvcc_in_path: Text | None = None
+    """Version of the one in PATH."""
+    compiler: Text | None = None
+    """Version of the C++ compiler."""
+    ninja: bool = False
+    libaio: bool = False
+    """True with header and library."""
+
+
 class SystemValues(Values):
     """``versions.system``: the image, and the files of the host that it received."""
 
@@ -115,6 +131,8 @@ class SystemValues(Values):
     libraries: tuple[ImageLibrary, ...] = ()
     devices: tuple[Text, ...] = ()
     """``/dev/nvidia*``."""
+    build: BuildTools | None = None
+    """None: an older payload."""
 
 
 class LimitValues(Values):

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ _FOLDERS = (
     "opt/conda/lib",
 )
 MAX_LIBRARIES = 24
+LIMIT_S = 10.0
 MAX_DEVICES = 64
 
 
@@ -38,6 +40,7 @@ def system() -> dict[str, Any]:
         },
         "cuda": image_cuda(),
         "libraries": image_libraries(cache),
+        "build": build_tools(cache),
         "devices": sorted(str(path) for path in Path("/dev").glob("nvidia*"))[:MAX_DEVICES],
     }
 
@@ -119,6 +122,48 @@ def image_libraries(cache: dict[str, str]) -> list[dict[str, str | None]]:
         {"name": Path(path).name.split(".so")[0], "path": path, "version": version_in_name(path)}
         for path in real[:MAX_LIBRARIES]
     ]
+
+
+def build_tools(cache: dict[str, str], root: str = "/") -> dict[str, Any]:
+    """Return what compiles extensions of PyTorch at run time: found in the order of torch.utils.cpp_extension."""
+    in_path = shutil.which("nvcc")
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if not home and in_path:
+        home = str(Path(in_path).resolve().parents[1])
+    if not home and Path(root, "usr/local/cuda").is_dir():
+        home = str(Path(root, "usr/local/cuda"))
+    compiler = shutil.which(os.environ.get("CXX") or "c++")
+    return {
+        "cuda_home": home,
+        "nvcc": nvcc_version(str(Path(home, "bin", "nvcc"))) if home else None,
+        "nvcc_in_path": nvcc_version(in_path) if in_path else None,
+        "compiler": printed([compiler, "-dumpfullversion", "-dumpversion"]).strip() or None if compiler else None,
+        "ninja": shutil.which("ninja") is not None,
+        "libaio": Path(root, "usr/include/libaio.h").exists() and any(name.startswith("libaio.so") for name in cache),
+    }
+
+
+def nvcc_version(path: str) -> str | None:
+    """Return 12.8 of ``release 12.8, V12.8.93``; None if the program does not exist or prints none."""
+    match = re.search(r"release (\d{1,3}\.\d{1,3}),", printed([path, "--version"]))
+    return match.group(1) if match else None
+
+
+def printed(argv: list[str]) -> str:
+    """Return the first kilobytes that a program prints within its limit; empty if it fails."""
+    try:
+        answer = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=LIMIT_S,
+            check=True,
+            start_new_session=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout[:4096].decode("utf-8", "replace")
 
 
 def limits() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from captured import FOLDER
 
-from gpunode.workload.payload import collective, main, tf, tf_training
+from gpunode.workload.payload import collective, image, main, tf, tf_training
 from gpunode.workload.payload.devices import computing
 from gpunode.workload.payload.isolate import Outcome
 from gpunode.workload.payload.tf import without_code
@@ -103,6 +103,45 @@ def test_a_tensorflow_that_would_compile_first_is_recognised(
     architectures: list[str], capability: tuple[int, int], lacks: bool
 ) -> None:
     assert (without_code(architectures, [capability]) == [capability]) == lacks
+
+
+@pytest.mark.parametrize(
+    ("versions", "found"),
+    [
+        (("12.8", "11.8", "11.5"), ("12.8", "11.8")),
+        ((None, "11.8", "12.8"), ("11.8", "11.8")),
+        ((None, None, "12.8"), ("12.8", None)),
+        (("broken", "12.8", None), (None, "12.8")),
+        (("hangs", None, None), (None, None)),
+        ((None, None, None), (None, None)),
+    ],
+)
+def test_the_toolkit_is_the_one_that_pytorch_would_use(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    versions: tuple[str | None, str | None, str | None],
+    found: tuple[str | None, str | None],
+) -> None:
+    """As torch.utils.cpp_extension: CUDA_HOME, then nvcc in PATH, then /usr/local/cuda."""
+    home = versions[0]
+    for folder, version in zip(("home", "path", "usr/local/cuda"), versions, strict=True):
+        if version is not None:
+            program = tmp_path / folder / "bin/nvcc"
+            program.parent.mkdir(parents=True)
+            line = {"broken": "exit 3", "hangs": "exec sleep 60"}.get(
+                version, f"echo 'Cuda compilation tools, release {version}, V{version}.61'"
+            )
+            program.write_text(f"#!/bin/sh\n{line}\n")
+            program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/path/bin:/nowhere")
+    monkeypatch.setattr(image, "LIMIT_S", 0.3)
+    monkeypatch.setenv("CUDA_HOME", f"{tmp_path}/home") if home else monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    (tmp_path / "usr/include").mkdir(parents=True)
+    (tmp_path / "usr/include/libaio.h").touch()
+    tools = image.build_tools({"libaio.so.1": "/lib/libaio.so.1"}, str(tmp_path))
+    assert (tools["nvcc"], tools["nvcc_in_path"]) == found
+    assert (tools["compiler"], tools["ninja"], tools["libaio"]) == (None, False, True)
 
 
 RECORDED_NAMES = Path(__file__).with_name("tensorflow-2.21-names.txt")
