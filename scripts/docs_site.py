@@ -46,9 +46,9 @@ NAVIGATION = {
         "history",
         "failures",
     ),
-    "Measure": ("workload", "measurements", "expectations", "fabric", "profile"),
+    "Measure": ("workload", "measurements", "expectations", "profile"),
     "Reference": ("checks", "facts", "catalog", "parse", "published-rules", "simulator", "lab-vendor"),
-    "Background": ("architecture", "comparison", "guides", "workload-hardware", "SECURITY", "CONTRIBUTING"),
+    "Background": ("architecture", "comparison", "workload-hardware", "SECURITY", "CONTRIBUTING"),
     "Status": ("status", "guides", "driver-matrix", "CHANGELOG"),
 }
 """Section -> pages by name. A page of docs/ that no section names belongs to the section of ``UNNAMED``."""
