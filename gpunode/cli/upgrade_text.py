@@ -47,7 +47,7 @@ def report_lines(record: RunRecord, *, verbose: bool) -> Iterator[str]:
         out = minutes_out(node)
         took = "" if out is None else f", {out:.0f} min out of service"
         yield f"{name}: {node.state}, {node.before or 'no driver'} -> {node.target}{took}{_because(node)}"
-        if verbose:
+        if verbose and node.times:
             yield f"  {', '.join(f'{at[11:19]} {what}' for what, at in node.times)}"
     counts = [(state, sum(node.state is state for node in record.nodes.values())) for state in ChangeState]
     yield f"run {record.run}: {', '.join(f'{number} {state}' for state, number in counts if number) or 'no node'}"

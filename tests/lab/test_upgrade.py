@@ -115,7 +115,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         config = lab.inventory_path.parent / "ssh_config"
         program = folder / "bin" / "scontrol"
         quoted = "$(printf '%q ' \"$@\")"
-        program.write_text(f'#!/bin/bash\nexec ssh -n -F {config} {fleet.nodes[0].name} "scontrol {quoted}"\n')
+        program.write_text(f'#!/bin/bash\nexec ssh -n -F {config} {fleet.nodes[0].name} "sudo scontrol {quoted}"\n')
         program.chmod(0o755)
         yield fleet
     finally:
