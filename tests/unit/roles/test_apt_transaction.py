@@ -139,6 +139,28 @@ def test_a_missing_package_comes_with_what_it_needs_and_is_held(
     assert machine.changes[-1] == ["apt-mark", "hold", "libnccl-dev", "libnccl2"]  # of those that are there by then
 
 
+def test_a_download_changes_nothing_else(script: ModuleType, tmp_path: Path) -> None:
+    downloads: list[list[str]] = []
+
+    class Apt(Machine):
+        def output_of(self, argv: list[str], limit_s: int = 0) -> str:
+            downloads.extend([argv] if "--download-only" in argv else [])
+            return super().output_of(argv, limit_s)
+
+    simulation = "Inst libcuda1 [580.95.05-1] (580.178.04-1 NVIDIA [amd64])\nRemv libnccl2 [2.27.3-1+cuda12.9]"
+    machine = Apt(simulation, "libcuda1 | 580.178.04-1 | http://vendor")
+    parts = {"install": ["libcuda1=580.178*"], "purge": ["libnccl2"], "hold": ["libc*"], "unhold": ["libcuda1"]}
+    output = asked(script, machine, **parts, download_only=True)
+    assert output["install"] == {"libcuda1": "580.178.04-1"}
+    assert (output["remove"], output["hold"], output["unhold"], output["finished"]) == ([], [], [], [])
+    assert len(downloads) == 1
+    assert machine.changes == []
+    assert not script.JOURNAL.exists()
+    machine.no_download = True
+    with pytest.raises(script.AptError, match="Failed to fetch"):
+        asked(script, machine, **parts, download_only=True)
+
+
 def test_what_others_installed_or_need_stays(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
