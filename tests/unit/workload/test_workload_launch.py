@@ -122,6 +122,8 @@ def test_the_payload_is_told_its_gpus_and_what_was_in_use_there(way: FakeWay, fo
         "force": force,
         "level": "standard",
         "storage": None,
+        "data": None,
+        "model_rate": None,
         "burn_s": None,
         "user_site": True,
     }
