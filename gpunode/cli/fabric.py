@@ -291,6 +291,9 @@ def over_ssh(selection: Selection, request: FabricRequest) -> tuple[FabricVerdic
     reports = []
     for target in sorted(targets, key=lambda one: one.name):
         own = [*result.findings.get(target.name, ()), *verdict.findings.get(target.name, ())]
+        if target.name not in result.nodes and not any(one.status in (Status.FAIL, Status.ERROR) for one in own):
+            text = "not run: fewer than two nodes were left after the tests before the ranks"
+            own.append(finding("nodes.links", Status.ERROR, "node", text))
         reports.append(_node_report(target, collected.get(target.name), facts.get(target.name), own))
     return verdict, reports
 
@@ -302,9 +305,6 @@ def _node_report(
         return unreachable(target.name, (collected and collected.reason) or "no answer", None)
     lost = [str(record["error"]) for record in collected.answer.records if record.get("record") == "fabric.failed"]
     findings = findings + [finding("nodes.node", Status.ERROR, "node", reason) for reason in lost]
-    if not findings:
-        text = "not run: fewer than two nodes were left after the tests before the ranks"
-        findings = [finding("nodes.links", Status.ERROR, "node", text)]
     if facts is None:
         return judged(target.name, _unknown(), findings, collected.seconds)
     return judged(target.name, identify(facts), findings, collected.seconds)

@@ -22,6 +22,8 @@ from typing import Any
 
 SIOCGIFCONF, SIOCGIFNETMASK = 0x8912, 0x891B
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3
+LARGEST = 65535
+"""Bytes of an IPv4 packet, also where an interface's MTU is larger."""
 HEADERS = 28
 """Bytes of the headers of IPv4 and UDP."""
 SIZES = (8972, 4064, 2020, 1472, 1372, 1252, 548)
@@ -133,7 +135,7 @@ def reached(host: str, port: int, mtu: int | None) -> dict[str, Any]:
 
 def path_mtu(host: str, port: int, mtu: int | None) -> int | None:
     """Return the largest packet that reached the other node whole; None if no datagram did."""
-    own = (mtu or 1500) - HEADERS
+    own = min(mtu or 1500, LARGEST) - HEADERS
     for size in (own, *(size for size in SIZES if size < own)):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)

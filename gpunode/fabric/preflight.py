@@ -18,7 +18,7 @@ PORT_BASES = (29400, 29500, 29600, 29700)
 PORTS = 16
 """Each part of the payload meets at a port of its own, from the base on."""
 CLOCK_WARN_S = 1.0
-ETHERNET_MTU = 1500
+ETHERNET_MTU, LARGEST = 1500, 65535
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,8 @@ def own_findings(node: Ready) -> Iterator[Finding]:
 def differences(nodes: Sequence[Ready]) -> dict[str, list[Finding]]:
     """Return, by node, how it differs from most of them: GPU model, driver, image, clock."""
     found: dict[str, list[Finding]] = {node.name: [] for node in nodes}
+    if not nodes:
+        return found
     rows = (
         ("nodes.models", "GPU model", {node.name: node.gpu_model for node in nodes}, Status.WARN),
         ("nodes.driver", "driver", {node.name: node.driver for node in nodes}, Status.WARN),
@@ -224,7 +226,7 @@ def judged_dials(meeting: Meeting, dials: Mapping[str, Mapping[str, Reached]]) -
 
 def _expected_mtu(meeting: Meeting, one: str, other: str) -> int:
     sizes = [meeting.addresses[name].mtu or ETHERNET_MTU for name in (one, other)]
-    return min(sizes)
+    return min(*sizes, LARGEST)
 
 
 def _where(meeting: Meeting, name: str) -> str:

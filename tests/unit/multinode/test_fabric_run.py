@@ -1,0 +1,104 @@
+"""The run over several nodes, by the real programs of two nodes that are this machine, without PyTorch."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from gpunode.checks import Status
+from gpunode.fabric import preflight
+from gpunode.fabric.model import Hello, InterfaceAddress
+from gpunode.fabric.run import FabricRequest, FabricResult, FabricRun
+from gpunode.fabric.verdict import verdict_of
+from gpunode.facts import NodeFacts
+from gpunode.workload.transport import LaunchFailure
+
+
+class Program:
+    """A program of this machine, its stdin and stdout as one socket."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.sock, theirs = socket.socketpair()
+        self._process = subprocess.Popen(
+            words, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL
+        )
+        theirs.close()
+
+    def complaint(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+
+class LocalTransport:
+    """A node that is this machine; ``ended`` ones cannot start Python."""
+
+    as_root = (False,)
+    user = "somebody"
+
+    def __init__(self, *, ended: bool = False) -> None:
+        self._ended = ended
+
+    def engine(self, *, root: bool) -> Any:
+        raise NotImplementedError
+
+    def python(self, program: str, arguments: tuple[str, ...]) -> Program:
+        if self._ended:
+            raise LaunchFailure("no-python", "python3 is not installed on the node")
+        return Program([sys.executable, "-I", "-c", program, *arguments])
+
+
+@pytest.fixture(autouse=True)
+def _on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nodes meet at 127.0.0.1: a test machine may have no other network."""
+
+    def usable(hello: Hello, interface: str | None) -> list[InterfaceAddress]:
+        return [one for one in hello.addresses if one.interface == (interface or "lo")]
+
+    monkeypatch.setattr(preflight, "usable", usable)
+
+
+def run(transports: dict[str, LocalTransport], **changes: Any) -> FabricResult:
+    request = FabricRequest(image=lambda _: "none", in_container=False, run_limit_s=60.0, tests="fabric", **changes)
+    group = FabricRun(request, list(transports), login_limit_s=5.0)
+    facts = NodeFacts(host="n", collected_at="", simulated=False, pci=())
+
+    def member(name: str, transport: LocalTransport) -> None:
+        group.member(name, transport, facts, lambda _: None, time.monotonic() + 90)
+
+    threads = [threading.Thread(target=member, args=item, daemon=True) for item in transports.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert not any(thread.is_alive() for thread in threads)
+    return group.end()
+
+
+def test_nodes_meet_start_ranks_and_report_the_missing_pytorch() -> None:
+    result = run({"b": LocalTransport(), "a": LocalTransport(), "c": LocalTransport(ended=True)}, racks={"a": "r2"})
+    assert (result.nodes, result.rank_names, result.backend) == (("b", "a"), ("b", "a"), "gloo")
+    assert {one.check: one.status for one in result.findings["c"]} == {"nodes.node": Status.ERROR}
+    assert [record["record"] for record in result.records] == ["fabric.links"]
+    assert "torch" in json.dumps(result.records).lower()
+    verdict = verdict_of(result.records, nodes=result.nodes, engine="ssh", backend="gloo", ranks=2, minutes=0.1)
+    assert {one.status for name in result.nodes for one in verdict.findings[name]} == {Status.ERROR}
+
+
+def test_one_node_that_is_left_runs_nothing() -> None:
+    result = run({"a": LocalTransport(), "b": LocalTransport(ended=True)})
+    assert (result.nodes, result.records) == ((), [])
+
+
+def test_a_node_without_the_interface_is_named() -> None:
+    result = run({"a": LocalTransport(), "b": LocalTransport()}, interface="ib9")
+    assert result.nodes == ()
+    for name in ("a", "b"):
+        assert any("ib9" in one.message for one in result.findings[name] if one.status is Status.ERROR), result
