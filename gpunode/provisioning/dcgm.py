@@ -12,7 +12,7 @@ from gpunode.catalog import load
 from gpunode.catalog.origins import upstream_version
 from gpunode.errors import UsageError
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.driver_files import GPU_CONDITION
+from gpunode.provisioning.driver.files import GPU_CONDITION
 from gpunode.provisioning.engines import gpu_users
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.node_stack import of_context

@@ -15,7 +15,7 @@ from gpunode.checks.gpus import LOST
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen, invalid_field
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.driver_files import GPU_CONDITION
+from gpunode.provisioning.driver.files import GPU_CONDITION
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.role import Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState

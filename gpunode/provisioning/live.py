@@ -1,8 +1,7 @@
 """Change of a driver on a running node: services to stop, required versions, refusals."""
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from gpunode.catalog.origins import upstream_version
 from gpunode.facts import NodeFacts
@@ -19,22 +18,14 @@ _MANAGER_PACKAGE = re.compile(r"nvidia-fabric-?manager(-[0-9]+)?")
 _IMEX_PACKAGE = re.compile(r"nvidia-imex(-[0-9]+)?")
 
 
-def exchange(state: NodeState, draft: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments of ``driver_exchange``; None if the loaded module stays or none is loaded."""
-    if not draft["exchangeable"]:
-        return None
-    active = {unit.name for unit in state.facts.units or () if unit.active == "active"}
-    needs = {FABRIC_MANAGER: manager_version(state), IMEX: _packaged(state, _IMEX_PACKAGE)}
-    return {
-        "version": draft["target"],
-        "units": [name for name in STOPPABLE if name in active],
-        "unit_versions": {name: version for name, version in needs.items() if version},
-    }
-
-
 def manager_version(state: NodeState) -> str:
     """Return the fabric manager's release: the program's own report takes precedence over its package."""
     return (state.facts.nvidia_tool_versions or {}).get("nv-fabricmanager") or _packaged(state, _MANAGER_PACKAGE)
+
+
+def imex_version(state: NodeState) -> str:
+    """Return the release of IMEX; empty if it is not installed."""
+    return _packaged(state, _IMEX_PACKAGE)
 
 
 def _packaged(state: NodeState, name: re.Pattern[str]) -> str:

@@ -13,9 +13,10 @@ from gpunode.checks import Expectation, judge
 from gpunode.content import collection_root
 from gpunode.facts import NodeFacts
 from gpunode.frozen import Frozen
-from gpunode.provisioning import node_stack, nvidia_driver, nvidia_repository, service
+from gpunode.provisioning import node_stack, nvidia_repository, service
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.driver_dnf import dnf_problems
+from gpunode.provisioning.driver import plan as nvidia_driver
+from gpunode.provisioning.driver.dnf import dnf_problems
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.manifest import Manifest, NodeQuestion
 from gpunode.provisioning.role import Role, Variables, option
@@ -139,7 +140,7 @@ def present(state: NodeState, settings: PreflightSettings, context: Context) -> 
     settled = not removing and "nvidia_driver" not in roles
     due = False
     if removing and "nvidia_driver" in roles and not _cannot_be_asked(state):
-        due = judged(nvidia_driver.plan(state, driver, context), state).due
+        due = judged(nvidia_driver.ROLE.plan(state, driver, context), state).due
     if not removing and found.stack is not None and "nvidia_driver" in roles and not _cannot_be_asked(state):
         questions, more, settled, due = _asked(state, context, with_repository="nvidia_repository" in roles)
         refusals += more
@@ -159,7 +160,7 @@ def present(state: NodeState, settings: PreflightSettings, context: Context) -> 
         *(() if removing else _too_full(state.facts, settings.min_free_mib)),
         *_for_modules(state, stack, settings, driver, removing=removing),
         *(() if removing else found.problems),
-        *dnf_problems(state.dnf.model_dump(mode="json") if state.dnf is not None else None),
+        *dnf_problems(state.dnf),
         *refusals,
         *(_misspelt(context) if settings.refuse_unknown_variables else ()),
     ]
@@ -192,10 +193,11 @@ def _asked(
         if open_ or one.refusals:
             return open_, list(one.refusals), False, False
         context = replace(context, planned=context.planned.with_files(one.source_files))
-    two = nvidia_driver.plan(state, context.settings_of(nvidia_driver.ROLE), context)
+    two = nvidia_driver.ROLE.plan(state, context.settings_of(nvidia_driver.ROLE.name), context)
     open_ = {name: question for name, question in two.questions.items() if name not in context.answers}
-    changes = bool(two.questions) or bool(two.values.get("changes", True)) or bool(two.values.get("runfile"))
-    return open_, list(two.refusals), not changes and not two.refusals, judged(two, state).due
+    of_driver = two.result
+    settled = isinstance(of_driver, nvidia_driver.DriverResult) and not of_driver.changes and not of_driver.runfile
+    return open_, list(two.refusals), settled and not two.refusals, judged(two, state).due
 
 
 def _undetermined(node: NodeFacts) -> Iterator[str]:

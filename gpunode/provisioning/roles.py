@@ -14,7 +14,6 @@ from gpunode.provisioning import (
     kernel_tuning,
     ml_environment,
     nvidia_container_toolkit,
-    nvidia_driver,
     nvidia_fabric,
     nvidia_repository,
     preflight,
@@ -27,6 +26,7 @@ from gpunode.provisioning import (
     way_back,
 )
 from gpunode.provisioning.context import Context
+from gpunode.provisioning.driver import plan as driver
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.role import Role
 from gpunode.provisioning.state import Look, NodeState
@@ -51,7 +51,7 @@ _POLICIES: tuple[RolePolicy | Role[Any], ...] = (
     service,
     way_back,
     nvidia_repository.ROLE,
-    nvidia_driver,
+    driver.ROLE,
     nvidia_fabric.ROLE,
     gpu_settings.ROLE,
     gpu_tools.ROLE,

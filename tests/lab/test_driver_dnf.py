@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 OLDER = ("-e", "nvidia_driver_version=580.95.05")
 BEFORE_580 = ("-e", "nvidia_driver_version=570")
 SMI = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
-CHANGE = "Change the driver's packages in one transaction"
+CHANGE = "Change packages"
 BOTH = {"nvidia-driver-cuda", "kmod-nvidia-open-dkms", "nvidia-kmod-common", "libnvidia-ml", "nvidia-persistenced"}
 # rpm's database, dnf's streams, locks and repositories; dnf's cache of repositories is not included.
 STATE = """

@@ -89,7 +89,7 @@ def test_what_canonical_signs_needs_no_key() -> None:
     finally:
         lab.down()
     assert run.rc == 0, run.output
-    assert "Change the driver's packages in one transaction" in run.changed
+    assert "Change packages" in run.changed
     for word in ("secure-boot", "mokutil", "console"):
         assert word not in run.output
 
@@ -106,7 +106,7 @@ def test_check_mode_announces_the_staging(site: Site, bare: list[str]) -> None:
     run = site.play(*WITH_HASH, "--check", "-vvv")
     assert run.rc == 0, run.output
     assert STAGE in run.changed
-    assert "Load the module without a reboot" not in run.changed
+    assert "Load kernel modules" not in run.changed
     assert WAITS in " ".join(run.output.split())
     assert HASH not in run.output
     assert site.snapshot() == bare
@@ -160,7 +160,7 @@ def test_once_the_key_is_enrolled_the_module_is_loaded_and_validate_is_content(
     site.sh(ENROL)
     run = site.play()
     assert run.rc == 0, run.output
-    assert "Load the module without a reboot" in run.changed
+    assert "Load kernel modules" in run.changed
     assert WAITS not in " ".join(run.output.split())
     assert "NVRM version" in site.sh(LOADED)
     found = driver_findings(site, capfd)

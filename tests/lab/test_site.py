@@ -27,12 +27,12 @@ OWN_FILES = {
     "/etc/systemd/system/nvidia-persistenced.service.d/gpunode.conf",
 }
 STATE_FILE = "/var/lib/gpunode/nvidia_driver/packages-before"
-FILES = "Write the driver's files"
-PACKAGES = "Change the driver's packages in one transaction"
+FILES = "Deploy files and directories that packages need"
+PACKAGES = "Change packages"
 # The roles under test alone: what else site.yml brings is tested with those roles.
 PARTS = [f"nvidia_{role}_{part}" for role in ("repository", "driver") for part in ("install", "configure")]
 ALWAYS = ("-e", "nvidia_driver_source=debian", "--tags", ",".join([*PARTS, "nvidia_driver_service"]))
-IMAGES = "Refresh the initramfs images that are older than the blacklist of nouveau"
+IMAGES = "Run commands that apply the files"
 
 DKMS_WORDS = """
 KERNEL=$(ls /lib/modules)
@@ -159,7 +159,7 @@ def test_what_is_damaged_is_announced_and_repaired_and_nothing_else(site: Site, 
     for path in OWN_FILES:
         site.sh(f"echo damaged > {path}")
 
-    tasks = {"Build and install the module for kernels that lack it", "Run the persistence daemon"}
+    tasks = {"Build and install the module for kernels that lack it", "Set units"}
     announced = site.play("--check")
     assert announced.paths == OWN_FILES, announced.output
     run = site.play()

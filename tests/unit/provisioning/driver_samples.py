@@ -4,10 +4,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from gpunode.facts import facts_from_bundle
+from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.probe import Bundle
-from gpunode.provisioning.documents import node_of
+from gpunode.provisioning.driver.apt import AptPlan
+from gpunode.provisioning.driver.dnf import DnfPlan
+from gpunode.provisioning.driver.model import DriverSettings, answered
 from gpunode.provisioning.node_stack import NodeStack, resolved
+from gpunode.provisioning.state import AptState, DnfState, NodeState
+from gpunode.stack import Stack
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
 DAY = "2026-11-20"
@@ -37,7 +41,7 @@ APT: dict[str, Any] = {
 
 def resolved_of(facts: dict[str, Any], **requests: Any) -> NodeStack:
     """The resolver's answer for a node of these facts, with the roles' defaults but for the requests."""
-    return resolved(node_of(facts), {**WISHES, **requests}, today=date.fromisoformat(DAY))
+    return resolved(NodeFacts.model_validate(facts), {**WISHES, **requests}, today=date.fromisoformat(DAY))
 
 
 def stack_of(facts: dict[str, Any], **requests: Any) -> dict[str, Any]:
@@ -54,13 +58,30 @@ def facts_of(bundle: Path) -> dict[str, Any]:
     return facts.model_dump(mode="json")
 
 
-def settings_of(stack: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {
-        "profile": "headless",
-        "extra_packages": [],
-        "header_packages": [],
-        "persistence": True,
-        "switch": False,
-        "sources_file": "/etc/apt/sources.list.d/gpunode-nvidia-driver.sources",
-        **changes,
-    }
+REST_OF_APT = {"publishers": {}, "policy_left": False, "key": None, "lock_holder": None, "runfile": False}
+
+
+def apt_plan(
+    facts: dict[str, Any],
+    apt: dict[str, Any],
+    stack: dict[str, Any],
+    answer: dict[str, Any] | None = None,
+    **changes: Any,
+) -> AptPlan:
+    """The plan of the driver on a node with apt; ``changes`` are settings that are not defaults."""
+    state = NodeState(
+        facts=NodeFacts.model_validate(facts), apt=AptState.model_validate({**REST_OF_APT, **apt}), dnf=None
+    )
+    return AptPlan(state, Stack.model_validate(stack), DriverSettings.model_validate(changes), answered(answer))
+
+
+def dnf_plan(
+    facts: dict[str, Any],
+    dnf: dict[str, Any],
+    stack: dict[str, Any],
+    answer: dict[str, Any] | None = None,
+    **changes: Any,
+) -> DnfPlan:
+    """The same on a node with dnf."""
+    state = NodeState(facts=NodeFacts.model_validate(facts), apt=None, dnf=DnfState.model_validate(dnf))
+    return DnfPlan(state, Stack.model_validate(stack), DriverSettings.model_validate(changes), answered(answer))

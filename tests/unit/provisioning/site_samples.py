@@ -24,13 +24,13 @@ from gpunode.provisioning import (
     archives,
     cdi,
     cuda,
-    driver_files,
     firewall,
     nvidia_repository,
     ssh_hardening,
 )
 from gpunode.provisioning.context import Context, Planned
 from gpunode.provisioning.departures import MARK, installed_by_role
+from gpunode.provisioning.driver.files import UNATTENDED
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.engines import number
 from gpunode.provisioning.keys import KeyRefusedError
@@ -382,7 +382,7 @@ class Machine:
         if new != ABSENT and one.get("encoding") == "base64":
             raise AssertionError(f"{path}: decode it")
         self.document["files"][path] = new
-        if path == driver_files.UNATTENDED:
+        if path == UNATTENDED and self.manager == "apt":
             self.document["apt"]["own_holds"] = re.findall(r'"\^(.+)\$";', content or "")
         if path in self.document["contents"]:
             self.document["contents"][path] = content
@@ -498,20 +498,23 @@ class Machine:
                 self.document["engine"]["group"] = sorted(group)
             if command.argv[:3] == ("update-alternatives", "--set", "cuda"):
                 self.document["files"][cuda.ALTERNATIVE] = {"kind": "link", "target": command.argv[3]}
+            if command.argv[0] in {"update-initramfs", "dracut"}:
+                image = "/boot/initrd.img-" if self.manager == "apt" else "/boot/initramfs-"
+                for path in self.document["files"]:
+                    if path.startswith(image):
+                        self.document["files"][path] = file("", mtime=200.0)
         facts["modules"] = [*facts["modules"], *manifest.modules, *(values.get("modprobe") or ())]
         getattr(self, f"_after_{manifest.role}", lambda _values: None)(values)
 
-    def _after_nvidia_driver(self, values: Mapping[str, Any]) -> None:
+    def _after_nvidia_driver(self, _values: Mapping[str, Any]) -> None:
         facts, there = self.document["facts"], bool(self.document["facts"]["module_files"])
-        if values.get("load"):
+        if "nvidia-uvm" in facts["modules"] and not facts["loaded_driver"]:
             facts["loaded_driver"] = {"version": RELEASE, "flavour": "open"}
             facts["modules"] = [*facts["modules"], "nvidia"]
             gpus = [{**GPU, "index": at, "uuid": f"GPU-{at}"} for at in range(2)]
             facts["smi"] = {"document": {"driver_version": RELEASE, "attached_gpus": len(gpus), "gpus": gpus}}
         if not there:
             facts |= {"loaded_driver": None, "smi": None, "modules": []}  # after the reboot that the plan names
-        for image in [*(values.get("images") or ()), *(values.get("refresh") or ())]:
-            self.document["files"][image["path"]] = file("", mtime=200.0)
 
     def _after_gpu_settings(self, _values: Mapping[str, Any]) -> None:
         """The unit sets the GPUs, and records what they had."""

@@ -3,15 +3,14 @@
 from typing import Any
 
 import pytest
-from driver_samples import APT, BUNDLE, HGX, UBUNTU, facts_of, resolved_of, settings_of, stack_of
+from driver_samples import APT, BUNDLE, HGX, REST_OF_APT, UBUNTU, apt_plan, facts_of, resolved_of, stack_of
 
-from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
-from gpunode.provisioning import driver_apt as driver
-from gpunode.provisioning.driver_refusals import driver_refusals
-from gpunode.provisioning.driver_sources import SOURCES
+from gpunode.provisioning.driver.apt import AptPlan, removal
+from gpunode.provisioning.driver.sources import SOURCES
 from gpunode.provisioning.look import with_publishers
-from gpunode.provisioning.state import AptState
+from gpunode.provisioning.manifest import AptChange
+from gpunode.provisioning.state import AptState, NodeState
 
 
 @pytest.fixture
@@ -51,14 +50,14 @@ def with_driver(facts: dict[str, Any], release: str, **changes: Any) -> dict[str
     return {**facts, "packages": [package(name, release, **changes) for name in names]}
 
 
-def asked(facts: dict[str, Any], stack: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    question: dict[str, Any] = driver.driver_question(facts, apt_of(facts), stack, settings_of(stack, **changes))
-    return question
+def asked(
+    facts: dict[str, Any], stack: dict[str, Any], apt: dict[str, Any] | None = None, **changes: Any
+) -> dict[str, Any]:
+    return apt_plan(facts, apt or apt_of(facts), stack, **changes).question
 
 
-def planned(facts: dict[str, Any], stack: dict[str, Any], apt: dict[str, Any] | None = None) -> dict[str, Any]:
-    plan: dict[str, Any] = driver.driver_plan(facts, {**apt_of(facts), **(apt or {})}, stack, settings_of(stack))
-    return plan
+def planned(facts: dict[str, Any], stack: dict[str, Any], apt: dict[str, Any] | None = None) -> AptPlan:
+    return apt_plan(facts, {**apt_of(facts), **(apt or {})}, stack)
 
 
 def refused(
@@ -68,10 +67,13 @@ def refused(
     apt: dict[str, Any] | None = None,
     **changes: Any,
 ) -> list[str]:
-    lines: list[str] = driver_refusals(
-        facts, {**apt_of(facts), **(apt or {})}, stack, settings_of(stack, **changes), answer
-    )
-    return lines
+    return list(apt_plan(facts, {**apt_of(facts), **(apt or {})}, stack, answer, **changes).refusals)
+
+
+def removed(facts: dict[str, Any], apt: dict[str, Any]) -> AptChange:
+    known = AptState.model_validate({**REST_OF_APT, **apt})
+    state = NodeState(facts=NodeFacts.model_validate(facts), apt=known, dnf=None)
+    return removal(state, known, (), keep_headers=False)
 
 
 def names_of(lines: list[str]) -> list[str]:
@@ -101,7 +103,7 @@ def test_headers_come_for_each_kernel_and_with_its_metapackage(bare: dict[str, A
         "linux-image-unsigned-6.8.0-60-generic": "6.8",
         "linux-image-amd64-dbg": "6",
     }
-    question = driver.driver_question(bare, {**APT, "installed": apt}, stack, settings_of(stack))
+    question = asked(bare, stack, {**APT, "installed": apt})
     headers = {name for name in question["optional"] if name.startswith("linux-headers-")}
     assert headers == {"linux-headers-6.1.0-56-cloud-amd64", "linux-headers-cloud-amd64"}
 
@@ -122,19 +124,19 @@ def test_a_node_that_is_as_it_should_be_has_nothing_to_do(debian: dict[str, Any]
     }
     apt["installed"]["linux-headers-6.1.0-56-cloud-amd64"] = apt["installed"]["nvidia-persistenced"] = "1"
     plan = planned(debian, stack, apt)
-    assert (plan["missing"], plan["going"], plan["wrong_versions"]) == ([], [], [])
-    assert plan["target"] == "535.261.03"
-    assert plan["kernels_without_module"] == []
-    assert plan["dkms"] == "nvidia-current"
+    assert (plan.missing, plan.going, plan.wrong_versions) == ([], [], [])
+    assert plan.target == "535.261.03"
+    assert plan.without_module == []
+    assert plan.dkms == "nvidia-current"
 
 
 @pytest.mark.parametrize("half", ["nvidia-kernel-dkms", "libcuda1"])
 def test_what_dpkg_left_half_done_of_the_driver_is_to_be_done(debian: dict[str, Any], half: str) -> None:
-    assert half in planned(debian, stack_of(debian), {"unfinished": [half, "apache2"]})["missing"]
-    assert "apache2" not in planned(debian, stack_of(debian), {"unfinished": [half, "apache2"]})["missing"]
+    assert half in planned(debian, stack_of(debian), {"unfinished": [half, "apache2"]}).missing
+    assert "apache2" not in planned(debian, stack_of(debian), {"unfinished": [half, "apache2"]}).missing
     # Left in the private folder's database it would ask for packages that were dropped from there.
     stack = stack_of(debian)
-    question = driver.driver_question(debian, {**APT, "unfinished": [half, "apache2"]}, stack, settings_of(stack))
+    question = asked(debian, stack, {**APT, "unfinished": [half, "apache2"]})
     assert (half in question["drop"], "apache2" in question["drop"]) == (True, False)
 
 
@@ -166,10 +168,10 @@ def test_another_pin_of_nvidias_goes(bare: dict[str, Any]) -> None:
     there = with_driver(bare, "580.95.05")
     stack = stack_of(there, version="580.178.04")
     apt = {**apt_of(there), "installed": {**apt_of(there)["installed"], "nvidia-driver-pinning-580.95.05": "1"}}
-    question = driver.driver_question(there, apt, stack, settings_of(stack))
+    question = asked(there, stack, apt)
     assert question["remove"] == ["nvidia-driver-pinning-580.95.05"]
     apt["installed"] = {**apt_of(there)["installed"], "nvidia-driver-pinning-580": "580-1"}
-    assert driver.driver_question(there, apt, stack, settings_of(stack))["remove"] == []
+    assert asked(there, stack, apt)["remove"] == []
 
 
 @pytest.mark.parametrize(
@@ -188,9 +190,9 @@ def test_of_alternatives_that_one_counts_that_is_there(
     noble = {**bare, "os": {**bare["os"], "id": "ubuntu", "version_id": "24.04", "codename": "noble"}}
     stack = stack_of(noble, version="595")
     answer = {"install": [{"name": name, "version": "595.91.07-1ubuntu1", "source": name} for name in installs]}
-    case = driver.driver_input(noble, {**APT, "installed": there}, stack, settings_of(stack), answer)
+    case = apt_plan(noble, {**APT, "installed": there}, stack, answer)
     assert {name for name in case.bound if "open" in name} == {taken}
-    question = driver.driver_question(noble, {**APT, "installed": there}, stack, settings_of(stack))
+    question = asked(noble, stack, {**APT, "installed": there})
     if not there:
         assert question["alternatives"] == {"nvidia-headless-open": ["nvidia-dkms-open"]}
 
@@ -215,7 +217,7 @@ def test_a_library_that_hwloc_brings_is_not_a_driver(bare: dict[str, Any], versi
     for more in ({}, {"published": "ubuntu"}):
         facts = {**bare, "packages": [{**library, **more}]}
         assert stack_of(facts)["driver"]["branch"] == stack_of(bare)["driver"]["branch"]
-        assert planned(facts, stack_of(facts))["going"] == []
+        assert planned(facts, stack_of(facts)).going == []
 
 
 def test_companions_that_a_driver_left_are_not_a_driver(bare: dict[str, Any]) -> None:
@@ -239,8 +241,8 @@ def test_apts_lists_contain_the_publisher_of_a_package(bare: dict[str, Any]) -> 
     ubuntus, nvidias = published(("Ubuntu", "Ubuntu")), published(("NVIDIA", "NVIDIA CUDA"))
     assert ubuntus["packages"][0]["published"] == "ubuntu"
     stack = stack_of(nvidias, version="580.95.05", source="nvidia")
-    assert driver.driver_question(ubuntus, APT, stack, settings_of(stack))["remove"] == ["libnvidia-compute-580"]
-    assert driver.driver_question(nvidias, APT, stack, settings_of(stack))["remove"] == []
+    assert asked(ubuntus, stack, APT)["remove"] == ["libnvidia-compute-580"]
+    assert asked(nvidias, stack, APT)["remove"] == []
     both = published(("Ubuntu", "Ubuntu"), ("NVIDIA", "NVIDIA CUDA"))
     assert both["packages"][0]["published"] is None
     assert published()["packages"] == NodeFacts.model_validate(facts).model_dump(mode="json")["packages"]
@@ -307,8 +309,8 @@ def test_two_versions_are_named_one_by_one(bare: dict[str, Any]) -> None:
     there = with_driver(bare, "580.95.05")
     there["packages"][2] = package("nvidia-fabricmanager", "580.178.04")
     plan = planned(there, stack_of(there))
-    assert plan["wrong_versions"] == ["nvidia-fabricmanager 580.178.04"]
-    assert "nvidia-fabricmanager" in plan["missing"]
+    assert plan.wrong_versions == ["nvidia-fabricmanager 580.178.04"]
+    assert "nvidia-fabricmanager" in plan.missing
 
 
 def test_a_mixture_of_versions_without_a_request_is_not_decided(bare: dict[str, Any]) -> None:
@@ -331,21 +333,21 @@ def test_the_loaded_module_determines_the_reason_to_reboot(bare: dict[str, Any])
     there = with_driver(bare, "580.178.04")
     there["loaded_driver"] = {"version": "580.95.05", "flavour": "open"}
     plan = planned(there, stack_of(there))
-    (reason,) = plan["reboot_reasons"]
+    (reason,) = plan.reboot_reasons
     assert reason.startswith("module 580.95.05 is loaded, 580.178.04 is installed (no process uses a GPU, ")
     there["gpu_processes"] = [{"pid": 41, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"}]
-    (reason,) = planned(there, stack_of(there))["reboot_reasons"]
+    (reason,) = planned(there, stack_of(there)).reboot_reasons
     assert reason == "module 580.95.05 is loaded, 580.178.04 is installed"
     there["gpu_processes"] = None
-    assert planned(there, stack_of(there))["reboot_reasons"] == [reason]
-    assert not plan["loadable"]
+    assert list(planned(there, stack_of(there)).reboot_reasons) == [reason]
+    assert not plan.loadable
 
 
 def test_removal_takes_the_closure_of_whichever_source(bare: dict[str, Any], debian: dict[str, Any]) -> None:
     there = with_driver(bare, "580.95.05")
-    gone = driver.driver_removal(there, {**apt_of(there), "installed": {"nvidia-driver-pinning-580": "1", "bash": "5"}})
-    assert gone["packages"] == sorted([*(row["name"] for row in there["packages"]), "nvidia-driver-pinning-580"])
-    assert "nvidia-kernel-dkms" in driver.driver_removal(debian, apt_of(debian))["packages"]
+    gone = removed(there, {**apt_of(there), "installed": {"nvidia-driver-pinning-580": "1", "bash": "5"}})
+    assert list(gone.purge) == sorted([*(row["name"] for row in there["packages"]), "nvidia-driver-pinning-580"])
+    assert "nvidia-kernel-dkms" in removed(debian, apt_of(debian)).purge
 
 
 def test_ubuntus_modules_go_and_the_kernel_stays_without_a_hold(bare: dict[str, Any]) -> None:
@@ -355,9 +357,9 @@ def test_ubuntus_modules_go_and_the_kernel_stays_without_a_hold(bare: dict[str, 
     apt = {**APT, "installed": dict.fromkeys([*held, *modules], "1"), "held": held, "own_holds": held}
     version = "580.178.04-0ubuntu0.24.04.1"
     there = {**bare, "packages": [package("libnvidia-compute-580-server", "1") | UBUNTU | {"version": version}]}
-    gone = driver.driver_removal(there, apt)
-    assert gone["packages"] == sorted(["libnvidia-compute-580-server", *modules])
-    assert gone["freed"] == kernel
+    gone = removed(there, apt)
+    assert list(gone.purge) == sorted(["libnvidia-compute-580-server", *modules])
+    assert list(gone.unhold) == kernel
 
 
 def test_ubuntus_modules_go_in_the_transaction_that_brings_another_source(bare: dict[str, Any]) -> None:
@@ -365,7 +367,7 @@ def test_ubuntus_modules_go_in_the_transaction_that_brings_another_source(bare: 
     version = "580.178.04-0ubuntu0.24.04.1"
     there = {**bare, "packages": [package("libnvidia-compute-580-server", "1") | UBUNTU | {"version": version}]}
     apt = {**APT, "installed": dict.fromkeys([*modules, "libnvidia-compute-580-server", "bash"], "1")}
-    assert planned(there, stack_of(bare), apt)["going"] == sorted(["libnvidia-compute-580-server", *modules])
+    assert planned(there, stack_of(bare), apt).going == sorted(["libnvidia-compute-580-server", *modules])
 
 
 def test_what_was_held_for_a_removed_driver_is_unheld(bare: dict[str, Any]) -> None:
@@ -373,9 +375,9 @@ def test_what_was_held_for_a_removed_driver_is_unheld(bare: dict[str, Any]) -> N
     there = with_driver(bare, "580.95.05", held=True)
     installed = {**apt_of(there)["installed"], kernel: "6.8.0-60.63", "bash": "5"}
     apt = {"installed": installed, "held": [kernel, driver_package, "bash"], "own_holds": [kernel, driver_package]}
-    assert planned(there, stack_of(there), apt)["freed"] == [kernel]
-    assert driver.driver_removal(there, {**apt_of(there), **apt})["freed"] == [kernel]
-    assert planned(there, stack_of(there), {**apt, "held": ["bash"]})["freed"] == []
+    assert planned(there, stack_of(there), apt).freed == [kernel]
+    assert removed(there, {**apt_of(there), **apt}).unhold == (kernel,)
+    assert planned(there, stack_of(there), {**apt, "held": ["bash"]}).freed == []
 
 
 def test_a_kernel_without_signed_modules_is_named(hwe: dict[str, Any]) -> None:
@@ -424,7 +426,7 @@ def test_the_modules_are_those_of_the_installed_kernel_meta_package(hwe: dict[st
         "linux-image-generic-hwe-24.04",
     }
     assert "linux-headers-generic-hwe-24.04" in question["optional"]
-    assert {*KERNEL, MODULES} <= set(planned(hwe, stack)["closure"])
+    assert {*KERNEL, MODULES} <= set(planned(hwe, stack).closure)
 
 
 def test_the_kernel_follows_the_archive_where_that_is_the_policy(hwe: dict[str, Any]) -> None:
@@ -432,26 +434,20 @@ def test_the_kernel_follows_the_archive_where_that_is_the_policy(hwe: dict[str, 
     held = [*KERNEL, MODULES]
     apt = {**APT, "installed": dict.fromkeys(held, "6.14"), "held": held, "own_holds": held}
 
-    def plan_of(**changes: Any) -> dict[str, Any]:
-        plan: dict[str, Any] = driver.driver_plan(hwe, apt, stack, settings_of(stack, **changes))
-        return plan
+    def plan_of(**changes: Any) -> AptPlan:
+        return apt_plan(hwe, apt, stack, **changes)
 
-    assert plan_of()["freed"] == []
+    assert plan_of().freed == []
     follow = plan_of(kernel_policy="follow")
-    assert follow["freed"] == sorted(held)
-    assert (follow["closure"], follow["loose"]) == ([], [])
-    assert {pin["pin"] for pin in follow["pins"]} == {"version 580.*"}
+    assert follow.freed == sorted(held)
+    assert follow.closure == []
+    assert {pin["pin"] for pin in follow.pins} == {"version 580.*"}
     # The transaction itself brings one release.
     assert asked(hwe, stack, kernel_policy="follow")["pins"][0]["pin"] == "version @RELEASE@-*"
 
 
 def test_the_policy_is_for_modules_that_the_distribution_signs(bare: dict[str, Any]) -> None:
     stack = stack_of(bare, version="580.95.05")
-    plan = driver.driver_plan(bare, apt_of(bare), stack, settings_of(stack, kernel_policy="follow"))
-    assert "nvidia-fabricmanager" in plan["closure"]
-    assert plan["pins"][0]["pin"] == "version 580.95.05-*"
-
-
-def test_text_for_a_switch_is_refused(bare: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="not text"):
-        asked(bare, stack_of(bare), persistence="false")
+    plan = apt_plan(bare, apt_of(bare), stack, kernel_policy="follow")
+    assert "nvidia-fabricmanager" in plan.closure
+    assert plan.pins[0]["pin"] == "version 580.95.05-*"

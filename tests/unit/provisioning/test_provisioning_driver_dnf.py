@@ -8,17 +8,18 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from driver_samples import BUNDLE, HGX, facts_of
+from driver_samples import BUNDLE, HGX, dnf_plan, facts_of
 from driver_samples import stack_of as stack_of_variables
 
-from gpunode.provisioning import driver_dnf as dnf
+from gpunode.facts import NodeFacts
 from gpunode.provisioning import rpm_repository as repository
+from gpunode.provisioning.driver import dnf
 from gpunode.provisioning.keys import armored
 from gpunode.provisioning.manifest import ManagedFile, Manifest
+from gpunode.provisioning.state import DnfState, NodeState
 
 MODULE_UTILS = Path(__file__).parents[3] / "plugins" / "module_utils"
 PATHS = {"repository": "/etc/yum.repos.d/ours.repo", "key": "/etc/pki/ours"}
-SETTINGS = {"profile": "headless", "extra_packages": [], "header_packages": [], "switch": False}
 DNF: dict[str, Any] = {
     "error": None,
     "lock_holder": None,
@@ -77,10 +78,9 @@ def offer(state: dict[str, Any] | None = None, source: str = "nvidia", **setting
 
 def test_what_keeps_dnf_from_working_is_named() -> None:
     assert dnf.dnf_problems(None) == []
-    assert dnf.dnf_problems(DNF) == []
-    output = dnf.dnf_problems(
-        {**DNF, "error": "No module named 'dnf'", "twice": ["nvidia-driver-cuda"], "runfile": True}
-    )
+    assert dnf.dnf_problems(DnfState.model_validate(DNF)) == []
+    bad = {**DNF, "error": "No module named 'dnf'", "twice": ["nvidia-driver-cuda"], "runfile": True}
+    output = dnf.dnf_problems(DnfState.model_validate(bad))
     assert [line.split(":")[0] for line in output] == ["no-dnf", "half-done", "runfile"]
 
 
@@ -150,7 +150,7 @@ def test_old_files_go_and_mixed_ones_are_refused() -> None:
 )
 def test_the_question_has_the_stream_and_the_whole_closure(version: str, stream: str, fabric: str) -> None:
     facts = rocky()
-    question = dnf.dnf_plan(facts, DNF, stack_of(facts, version), SETTINGS)["question"]
+    question = dnf_plan(facts, DNF, stack_of(facts, version)).question
     assert question["stream"] == stream
     assert {fabric, "nvidia-driver-cuda", "kmod-nvidia-open-dkms"} <= set(question["bound"])
     assert question["constraint"] == version
@@ -159,39 +159,39 @@ def test_the_question_has_the_stream_and_the_whole_closure(version: str, stream:
 
 def test_rhel_10_has_no_streams_and_locks_all_the_same() -> None:
     facts, state = with_driver(["nvidia-driver-cuda"], version="10.1")
-    plan = dnf.dnf_plan(facts, state, stack_of(facts), SETTINGS)
-    assert plan["question"]["stream"] is None
-    assert plan["locks"] == ["nvidia-driver-cuda-3:580.95.05-1.el9.*"]
+    plan = dnf_plan(facts, state, stack_of(facts))
+    assert plan.question["stream"] is None
+    assert plan.locks == ("nvidia-driver-cuda-3:580.95.05-1.el9.*",)
 
 
 def test_without_the_plugin_it_comes_in_the_same_transaction() -> None:
     facts = rocky()
-    plan = dnf.dnf_plan(facts, {**DNF, "versionlock": False}, stack_of(facts), SETTINGS)
-    assert plan["question"]["free"] == ["python3-dnf-plugin-versionlock"]
+    plan = dnf_plan(facts, {**DNF, "versionlock": False}, stack_of(facts))
+    assert plan.question["free"] == ["python3-dnf-plugin-versionlock"]
 
 
 def test_a_node_that_has_all_is_settled() -> None:
-    names = dnf.dnf_plan(rocky(), DNF, stack_of(rocky()), SETTINGS)["question"]["bound"]
+    names = dnf_plan(rocky(), DNF, stack_of(rocky())).question["bound"]
     facts, state = with_driver([*names, "nvidia-kmod-common"])
     state["streams"] = {"nvidia-driver": "580-open"}
-    plan = dnf.dnf_plan(facts, state, stack_of(facts), SETTINGS)
-    assert plan["settled"]
-    assert len(plan["locks"]) == len(names) + 1
+    plan = dnf_plan(facts, state, stack_of(facts))
+    assert plan.settled
+    assert len(plan.locks) == len(names) + 1
     others: list[dict[str, Any]] = [
         {"streams": {"nvidia-driver": "595-open"}},
         {"versionlock": False},
         {"installed": {}},
     ]
     for other in others:
-        assert not dnf.dnf_plan(facts, {**state, **other}, stack_of(facts), SETTINGS)["settled"]
+        assert not dnf_plan(facts, {**state, **other}, stack_of(facts)).settled
 
 
 def test_a_package_of_another_version_is_reported() -> None:
     facts, state = with_driver(["nvidia-driver-cuda"])
     facts["packages"].append(rpm("libnvidia-ml", "580.178.04"))
-    plan = dnf.dnf_plan(facts, state, stack_of(facts), SETTINGS)
-    assert plan["wrong_versions"] == ["libnvidia-ml 580.178.04"]
-    assert plan["locks"] == ["nvidia-driver-cuda-3:580.95.05-1.el9.*"]
+    plan = dnf_plan(facts, state, stack_of(facts))
+    assert plan.wrong_versions == ["libnvidia-ml 580.178.04"]
+    assert plan.locks == ("nvidia-driver-cuda-3:580.95.05-1.el9.*",)
 
 
 def test_locks_and_packages_of_others_are_refused_until_the_switch() -> None:
@@ -199,18 +199,17 @@ def test_locks_and_packages_of_others_are_refused_until_the_switch() -> None:
     facts["packages"].append(rpm("nvidia-settings", "570.211.01", "RPM Fusion"))
     state["locks"] = ["nvidia-driver-cuda-3:570.211.01-1.el9.*", "bash-0:5.1-1.*"]
     matched = stack_of(facts, switch=True, source="nvidia")
-    output = dnf.dnf_refusals(facts, state, matched, SETTINGS, {})
+    output = dnf_plan(facts, state, matched).refusals
     assert [line.split(":")[0] for line in output] == ["other-source", "held-packages"]
     assert "bash" not in "".join(output)
-    switched = {**SETTINGS, "switch": True}
-    assert dnf.dnf_refusals(facts, state, matched, switched, {}) == []
-    question = dnf.dnf_plan(facts, state, matched, switched)["question"]
+    assert dnf_plan(facts, state, matched, switch=True).refusals == ()
+    question = dnf_plan(facts, state, matched, switch=True).question
     assert question["remove"] == ["nvidia-settings"]
     assert question["ignore_locks"] == ["nvidia-driver-cuda-3:570.211.01-1.el9.*"]
 
 
 def test_whatever_carries_the_release_is_bound_to_it_whoever_requires_it() -> None:
-    line = dnf.dnf_plan(rocky("10.0"), DNF, stack_of(rocky("10.0")), SETTINGS)["question"]["line"]
+    line = dnf_plan(rocky("10.0"), DNF, stack_of(rocky("10.0"))).question["line"]
 
     def bound(name: str) -> bool:
         return any(fnmatch(name, one) for one in line["names"]) and not any(
@@ -230,11 +229,11 @@ def test_a_closure_that_lags_is_refused_with_what_there_is() -> None:
         "common": ["580.65.06"],
         "constraint": "580.95.05",
     }
-    output = dnf.dnf_refusals(facts, DNF, stack_of(facts), SETTINGS, answer)
+    output = dnf_plan(facts, DNF, stack_of(facts), answer).refusals
     assert output[0].startswith("closure-lags: 580.95.05")
     assert "nvidia_driver_version: 580.65.06" in output[0]
     answer["lacking"]["nvidia-fabricmanager"] = []
-    assert dnf.dnf_refusals(facts, DNF, stack_of(facts), SETTINGS, answer)[0].startswith("package-gone: nvidia-fabric")
+    assert dnf_plan(facts, DNF, stack_of(facts), answer).refusals[0].startswith("package-gone: nvidia-fabric")
 
 
 @pytest.mark.parametrize(
@@ -255,9 +254,10 @@ def test_messages_of_dnf_become_named_refusals(output: str, name: str) -> None:
 def test_all_of_the_closure_goes_and_the_stream_with_it() -> None:
     facts, state = with_driver(["nvidia-driver-cuda", "nvidia-kmod-common"])
     state["streams"] = {"nvidia-driver": "580-open"}
-    question = dnf.dnf_removal(facts, state)
-    assert question["remove"] == ["nvidia-driver-cuda", "nvidia-kmod-common"]
-    assert question["reset"] == "nvidia-driver"
+    there = NodeState(facts=NodeFacts.model_validate(facts), apt=None, dnf=DnfState.model_validate(state))
+    change = dnf.removal(there, keep_headers=False)
+    assert change.remove == ("nvidia-driver-cuda", "nvidia-kmod-common")
+    assert change.reset == "nvidia-driver"
 
 
 # --- the scripts

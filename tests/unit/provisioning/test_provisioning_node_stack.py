@@ -7,7 +7,7 @@ import pytest
 from driver_samples import BUNDLE, DAY, facts_of, resolved_of
 
 from gpunode.errors import UsageError
-from gpunode.provisioning.documents import node_of
+from gpunode.facts import NodeFacts
 from gpunode.provisioning.node_stack import resolved
 from gpunode.stack import lock_document
 
@@ -39,7 +39,7 @@ def test_a_lock_keeps_its_release(facts: dict[str, Any]) -> None:
     assert kept is not None
     document = lock_document(kept)
     assert list(document) == ["gpunode_stack"]
-    again = resolved(node_of(facts), {}, document["gpunode_stack"], date.fromisoformat(DAY))
+    again = resolved(NodeFacts.model_validate(facts), {}, document["gpunode_stack"], date.fromisoformat(DAY))
     assert again.stack is not None
     assert again.stack.driver.version == kept.driver.version
     assert [drift.state for drift in again.group.drift] == ["newer-available"]  # of the archive: 535.309.01
@@ -58,4 +58,4 @@ def test_a_bus_that_was_not_seen_is_undetermined(facts: dict[str, Any]) -> None:
 )
 def test_what_is_wrong_is_named(facts: dict[str, Any], requests: Any, lock: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        resolved(node_of(facts), requests, lock, date.fromisoformat(DAY))
+        resolved(NodeFacts.model_validate(facts), requests, lock, date.fromisoformat(DAY))

@@ -7,7 +7,9 @@ import pytest
 from driver_samples import BUNDLE, HGX, facts_of
 from plan_samples import planned, state_of
 
-from gpunode.provisioning import driver_files as files
+from gpunode.provisioning.driver import files
+from gpunode.provisioning.driver.model import Build, ModuleExchange
+from gpunode.provisioning.driver.plan import ROLE, DriverResult
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.roles import LOOKS
 from gpunode.provisioning.state import FileState, NodeState
@@ -74,6 +76,16 @@ def state(facts: dict[str, Any], apt: dict[str, Any] | None = None, **more: Any)
     return state_of(facts, {**known, **(apt or {})}, **more)
 
 
+def result_of(manifest: Manifest) -> DriverResult:
+    assert isinstance(manifest.result, DriverResult)
+    return manifest.result
+
+
+def commands_of(manifest: Manifest) -> list[list[str]]:
+    """The commands that rebuild images."""
+    return [list(command.argv) for command in manifest.commands]
+
+
 def as_it_has_to_be(manifest: Manifest) -> dict[str, dict[str, Any]]:
     """The manifest's files as they are after it was carried out."""
     return {
@@ -112,8 +124,8 @@ def test_the_answer_becomes_one_transaction(bare: dict[str, Any]) -> None:
     assert set(change.hold) >= {"nvidia-driver-cuda", "nvidia-fabricmanager"}
     assert "version 580.95.05-*" in change.files[files.PREFERENCES]
     assert found.due
-    assert found.values["changes"]
-    assert (found.values["builds"], found.values["images"]) == ([], []), "the packages build and rebuild"
+    assert result_of(found).changes
+    assert (result_of(found).builds, found.commands) == ((), ()), "the packages build and rebuild"
 
 
 def test_a_refusal_leaves_nothing_to_do(bare: dict[str, Any]) -> None:
@@ -130,7 +142,7 @@ def test_a_settled_node_has_nothing_due_and_is_asked_nothing(bare: dict[str, Any
     found = planned("nvidia_driver", state(facts, files=there))
     assert found.due_reasons == ()
     assert (found.questions, found.reboot_reasons) == ({}, ())
-    assert found.values["closure_problems"] == found.values["module_problems"] == []
+    assert result_of(found).closure_problems == result_of(found).module_problems == ()
 
 
 @pytest.mark.parametrize("path", [files.PREFERENCES, files.UNATTENDED, files.NOUVEAU, files.PERSISTENCED])
@@ -163,12 +175,12 @@ def test_an_image_older_than_the_nouveau_blacklist_is_rebuilt(bare: dict[str, An
     more = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, tool], "1")}
     there = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 50.0}}
     found = planned("nvidia_driver", state(facts, {"installed": more}, files=there))
-    assert found.values["images"] == [{"path": IMAGE, "argv": argv}]
+    assert commands_of(found) == [argv]
     assert found.due_reasons == (f"{IMAGE} is older than {files.NOUVEAU}",)
     fresh = there | {IMAGE: {"kind": "file", "mtime": 150.0}}
     assert not planned("nvidia_driver", state(facts, {"installed": more}, files=fresh)).due
     gone = planned("nvidia_driver", state(facts, {"installed": more}, files=fresh), {"nvidia_driver": ABSENT})
-    assert gone.values["refresh"] == [{"path": IMAGE, "argv": argv}]
+    assert commands_of(gone) == [argv]
 
 
 def test_with_dnf_nouveau_is_kept_out_of_the_images_of_dracut(bare: dict[str, Any]) -> None:
@@ -182,11 +194,11 @@ def test_with_dnf_nouveau_is_kept_out_of_the_images_of_dracut(bare: dict[str, An
     )
     found = planned("nvidia_driver", node)
     assert there[files.NOUVEAU]["kind"] == "file"
-    assert found.values["images"] == [{"path": image, "argv": ["dracut", "--quiet", "--force", image, EL]}]
-    assert planned("nvidia_driver", rpm_node(bare, module_files=[built()])).values["images"] == []
+    assert commands_of(found) == [["dracut", "--quiet", "--force", image, EL]]
+    assert planned("nvidia_driver", rpm_node(bare, module_files=[built()])).commands == ()
     gone = planned("nvidia_driver", node, {"nvidia_driver": ABSENT})
     assert [one.content for one in gone.files if one.path == files.NOUVEAU] == [None]
-    assert [one["path"] for one in gone.values["refresh"]] == [image]
+    assert commands_of(gone) == [["dracut", "--quiet", "--force", image, EL]]
 
 
 def holds(kernel: str, image: str, size: int) -> dict[str, Any]:
@@ -202,9 +214,7 @@ def test_an_image_with_another_module_than_the_disk_is_rebuilt(bare: dict[str, A
     there = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 200.0}}
     more = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, "initramfs-tools"], "1")}
     found = planned("nvidia_driver", state(facts | holds(KERNEL, IMAGE, size), {"installed": more}, files=there))
-    assert [one["argv"] for one in found.values["images"]] == (
-        [["update-initramfs", "-u", "-k", KERNEL]] if rebuilt else []
-    )
+    assert commands_of(found) == ([["update-initramfs", "-u", "-k", KERNEL]] if rebuilt else [])
     assert found.due_reasons == ((f"{IMAGE} has another nvidia module than the disk",) if rebuilt else ())
 
 
@@ -217,15 +227,16 @@ def test_with_dnf_an_image_with_another_module_is_rebuilt_too(bare: dict[str, An
     node = rpm_node(bare, {"installed": dracut}, **facts).model_copy(
         update={"files": {path: FileState.model_validate(row) for path, row in there.items()}}
     )
-    (found,) = planned("nvidia_driver", node).values["images"]
-    assert (found["argv"], found["module"]) == (["dracut", "--quiet", "--force", image, EL], True)
+    found = planned("nvidia_driver", node)
+    assert commands_of(found) == [["dracut", "--quiet", "--force", image, EL]]
+    assert f"{image} has another nvidia module than the disk" in found.due_reasons
 
 
 def test_a_kernel_without_a_module_is_built_for(bare: dict[str, Any]) -> None:
     found = planned("nvidia_driver", state(driven(bare, loaded=None, module_files=[])))
-    (build,) = found.values["builds"]
-    assert build["argv"] == ["dkms", "install", "--force", "-m", "nvidia", "-v", "580.95.05", "-k", KERNEL]
-    assert found.values["module_problems"] == [f"no module 580.95.05 for {KERNEL}"]
+    (build,) = result_of(found).builds
+    assert build.argv == ("dkms", "install", "--force", "-m", "nvidia", "-v", "580.95.05", "-k", KERNEL)
+    assert result_of(found).module_problems == (f"no module 580.95.05 for {KERNEL}",)
 
 
 def test_another_loaded_release_takes_a_reboot_or_an_exchange(bare: dict[str, Any]) -> None:
@@ -233,17 +244,17 @@ def test_another_loaded_release_takes_a_reboot_or_an_exchange(bare: dict[str, An
     facts = driven(bare, loaded="570.211.01", units=units)
     (reason,) = planned("nvidia_driver", state(facts)).reboot_reasons
     assert reason.startswith("module 570.211.01 is loaded, 580.95.05 is installed")
-    assert planned("nvidia_driver", state(facts)).values["exchange"] is None
+    assert result_of(planned("nvidia_driver", state(facts))).exchange is None
     wanted = {"nvidia_driver": {"reload": True}}
-    assert planned("nvidia_driver", state(facts), wanted).values["exchange"] == {
-        "version": "580.95.05",
-        "units": ["nvidia-fabricmanager.service", "nvidia-persistenced.service"],
-        "unit_versions": {"nvidia-fabricmanager.service": "580.95.05"},
-    }
+    assert result_of(planned("nvidia_driver", state(facts), wanted)).exchange == ModuleExchange(
+        version="580.95.05",
+        units=("nvidia-fabricmanager.service", "nvidia-persistenced.service"),
+        unit_versions={"nvidia-fabricmanager.service": "580.95.05"},
+    )
     busy = {"pid": 1, "name": "python3", "type": "C"}
-    assert planned("nvidia_driver", state({**facts, "gpu_processes": [busy]}), wanted).values["exchange"] is None
+    assert result_of(planned("nvidia_driver", state({**facts, "gpu_processes": [busy]}), wanted)).exchange is None
     unknown = {**facts, "gpu_processes": None}
-    assert planned("nvidia_driver", state(unknown), wanted).values["exchange"] is None
+    assert result_of(planned("nvidia_driver", state(unknown), wanted)).exchange is None
 
 
 @pytest.mark.parametrize(
@@ -264,9 +275,9 @@ def test_no_module_is_loaded_while_the_key_waits(
     known = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, "mokutil", "openssl"], "1")}
     there = state(facts, {"installed": known, "key": key and {"path": "/var/lib/dkms/mok.pub", **key}})
     found = planned("nvidia_driver", there, {"nvidia_driver": {"mok_hash": mok_hash}})
-    assert found.values["load"] is not bool(words)
+    assert bool(found.modules) is not bool(words)
     reboots = any("key" in reason for reason in found.reboot_reasons)
-    assert (found.values["stage_key"], reboots) == expected
+    assert (result_of(found).stage_key, reboots) == expected
     assert words in " ".join(found.notes)
 
 
@@ -288,7 +299,9 @@ def test_absent_removes_everything_and_a_removed_driver_leaves_nothing_due(bare:
     assert set(CLOSURE) <= set(found.packages.purge)
     assert {file.content for file in found.files} == {None}
     assert found.reboot_reasons == ("module 580.95.05 is loaded, none is installed",)
-    clean = {path: {"kind": "absent"} for path in (*files.ALL, *(folder.path for folder in found.folders))}
+    clean = {
+        path: {"kind": "absent"} for path in (*ROLE.files, ROLE.record, *(folder.path for folder in found.folders))
+    }
     assert planned("nvidia_driver", state_of(bare, files=clean), gone).due_reasons == ()
     looked_at = {path for look in LOOKS.values() for path in (*look.paths, *look.contents)}
     for role in ("nvidia_driver", "nvidia_fabric"):
@@ -299,7 +312,7 @@ def test_absent_removes_everything_and_a_removed_driver_leaves_nothing_due(bare:
 
 def test_neither_apt_nor_dnf_is_refused(bare: dict[str, Any]) -> None:
     nothing = state_of(bare).model_copy(update={"apt": None})
-    assert planned("nvidia_driver", nothing).refusals[0].startswith("unsupported:")
+    assert planned("nvidia_driver", nothing).refusals[0].startswith("no-package-manager:")
 
 
 # --- dnf
@@ -361,27 +374,27 @@ def test_dnf_does_not_report_a_module_that_was_not_built(bare: dict[str, Any]) -
     found = planned("nvidia_driver", rpm_node(bare), {"nvidia_driver": GOES})
     assert found.questions == {}, "the packages are all there"
     argv = ["dkms", "install", "--force", "-m", "nvidia-open", "-v", "580.95.05", "-k", EL]
-    assert found.values["builds"] == [{"kernel": EL, "argv": argv}]
-    assert found.values["module_problems"] == [f"no module 580.95.05 for {EL}"]
+    assert result_of(found).builds == (Build(kernel=EL, argv=tuple(argv)),)
+    assert result_of(found).module_problems == (f"no module 580.95.05 for {EL}",)
     assert found.due
     there = planned("nvidia_driver", rpm_node(bare, module_files=[built()]), {"nvidia_driver": GOES})
-    assert (there.values["builds"], there.values["module_problems"]) == ([], [])
+    assert (result_of(there).builds, result_of(there).module_problems) == ((), ())
 
 
 def test_a_module_that_dnf_brought_is_loaded_at_once(bare: dict[str, Any]) -> None:
     found = planned("nvidia_driver", rpm_node(bare, module_files=[built()]), {"nvidia_driver": GOES})
-    assert found.values["load"]
+    assert found.modules == ("nvidia-uvm",)
     assert found.reboot_reasons == ()
     busy = rpm_node(bare, module_files=[built()], modules=["nouveau"])
     found = planned("nvidia_driver", busy, {"nvidia_driver": GOES})
-    assert not found.values["load"]
+    assert found.modules == ()
     assert found.reboot_reasons == ("nouveau is loaded and keeps NVIDIA's module off the GPU",)
 
 
 def test_nothing_is_built_for_headers_left_by_a_removed_kernel(bare: dict[str, Any]) -> None:
     left = kernel_of_rpm(OLD_EL, running=False, newest=False, image=False)
     state_ = rpm_node(bare, kernels=[left, kernel_of_rpm(EL)], module_files=[built()])
-    assert planned("nvidia_driver", state_, {"nvidia_driver": GOES}).values["builds"] == []
+    assert result_of(planned("nvidia_driver", state_, {"nvidia_driver": GOES})).builds == ()
 
 
 def test_an_older_kernel_that_runs_gets_its_headers_and_its_module(bare: dict[str, Any]) -> None:
@@ -391,7 +404,7 @@ def test_an_older_kernel_that_runs_gets_its_headers_and_its_module(bare: dict[st
     assert asked["free"] == [f"kernel-devel-{OLD_EL}"]
     both = [kernel_of_rpm(OLD_EL, newest=False), kernel_of_rpm(EL, running=False)]
     found = planned("nvidia_driver", rpm_node(bare, kernels=both, module_files=[built()]), {"nvidia_driver": GOES})
-    assert [build["kernel"] for build in found.values["builds"]] == [OLD_EL]
+    assert [build.kernel for build in result_of(found).builds] == [OLD_EL]
     assert found.reboot_reasons == (f"kernel {OLD_EL} runs and has no module, {EL} has",)
 
 
@@ -410,7 +423,7 @@ def test_a_loaded_module_of_another_release_is_exchanged_on_request_with_dnf(
     loaded = {"version": "570.211.01", "flavour": "open"}
     state_ = rpm_node(bare, module_files=[built()], loaded_driver=loaded, modules=["nvidia"])
     found = planned("nvidia_driver", state_, {"nvidia_driver": {**GOES, "reload": reload}})
-    assert bool(found.values["exchange"]) is reload
+    assert bool(result_of(found).exchange) is reload
     assert "module 570.211.01 is loaded, 580.95.05 is installed" in found.reboot_reasons[0]
 
 
@@ -428,8 +441,8 @@ def test_with_dnf_too_no_module_is_loaded_while_the_key_waits(
     dnf = there.dnf.model_copy(update={"installed": {**there.dnf.installed, **tools}})
     settings = {"nvidia_driver": {**GOES, "mok_hash": mok_hash}}
     found = planned("nvidia_driver", there.model_copy(update={"dnf": dnf}), settings)
-    assert (found.values["stage_key"], found.values["load"]) == (stage, load)
-    assert found.values["key"] == "/var/lib/dkms/mok.pub"
+    assert (result_of(found).stage_key, bool(found.modules)) == (stage, load)
+    assert result_of(found).key == "/var/lib/dkms/mok.pub"
     asked = planned("nvidia_driver", there, settings).questions["driver"].body["free"]
     assert asked == ["mokutil", "openssl"]
 

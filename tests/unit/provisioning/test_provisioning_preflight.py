@@ -9,7 +9,8 @@ import pytest
 from driver_samples import BUNDLE, UBUNTU, facts_of
 from node_samples import context, node, planned
 
-from gpunode.provisioning import node_stack, nvidia_driver, nvidia_repository, preflight
+from gpunode.provisioning import node_stack, nvidia_repository, preflight
+from gpunode.provisioning.driver import plan as nvidia_driver
 from gpunode.provisioning.manifest import ManagedFile, Manifest, NodeQuestion
 from gpunode.provisioning.service import LEASE
 from gpunode.provisioning.state import NodeState
@@ -27,11 +28,19 @@ def facts() -> dict[str, Any]:
     return {**found, "pci": [*found["pci"], GPU]}
 
 
+def result_of(values: dict[str, Any]) -> nvidia_driver.DriverResult | None:
+    """What the driver's plan comes to; None: it is unknown."""
+    if "changes" not in values:
+        return None
+    rest: dict[str, Any] = {"closure_problems": (), "builds": (), "module_problems": (), "stage_key": False}
+    return nvidia_driver.DriverResult(**{"runfile": False, **values}, **rest, key=None, exchange=None)
+
+
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the plan of the driver comes to; that of the repository is settled."""
     values: dict[str, Any] = {"changes": False, "runfile": False}
-    monkeypatch.setattr(nvidia_driver, "plan", lambda *_: Manifest(role=DRIVER, values=values))
+    monkeypatch.setattr(nvidia_driver.ROLE, "plan", lambda *_: Manifest(role=DRIVER, result=result_of(values)))
     monkeypatch.setattr(nvidia_repository.ROLE, "plan", lambda *_: Manifest(role="nvidia_repository"))
     return values
 
@@ -79,7 +88,9 @@ def test_whether_the_driver_changes_is_known_before_the_repository_is_there(
     settings: dict[str, Any],
     expected: bool,
 ) -> None:
-    monkeypatch.setattr(nvidia_driver, "plan", lambda *_: Manifest(role=DRIVER, values=driver, due_reasons=due))
+    monkeypatch.setattr(
+        nvidia_driver.ROLE, "plan", lambda *_: Manifest(role=DRIVER, result=result_of(driver), due_reasons=due)
+    )
     for others in ({}, {"nvidia_driver": {"state": "absent"}}):
         manifest = planned("preflight", state_of(facts), context(others=others), **{**ROOM, **settings})
         assert isinstance(manifest.result, preflight.PreflightResult)
@@ -213,7 +224,7 @@ def test_a_driver_of_another_line_is_left_alone(facts: dict[str, Any], driver: d
 def test_what_repository_and_driver_refuse_is_among_the_reasons(
     facts: dict[str, Any], driver: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvidia_driver, "plan", lambda *_: Manifest(role=DRIVER, refusals=("closure-lags: x",)))
+    monkeypatch.setattr(nvidia_driver.ROLE, "plan", lambda *_: Manifest(role=DRIVER, refusals=("closure-lags: x",)))
     assert names(state_of({**facts, "disk_free_mib": {"/": 0}})) == ["disk-full", "closure-lags"]
     refused = Manifest(role="nvidia_repository", refusals=("repository-twice: y",))
     monkeypatch.setattr(nvidia_repository.ROLE, "plan", lambda *_: refused)
@@ -233,12 +244,12 @@ def test_the_drivers_preview_counts_with_the_repository_as_it_will_be(
 
     def asking(_: object, __: object, run: Any) -> Manifest:
         if "driver" in run.answers:
-            return Manifest(role=DRIVER, values={"changes": True})
+            return Manifest(role=DRIVER, result=result_of({"changes": True}))
         question = NodeQuestion(kind="apt_preview", body={"files": dict(run.planned.files)})
         return Manifest(role=DRIVER, questions={"driver": question})
 
     monkeypatch.setattr(nvidia_repository.ROLE, "plan", repository)
-    monkeypatch.setattr(nvidia_driver, "plan", asking)
+    monkeypatch.setattr(nvidia_driver.ROLE, "plan", asking)
     run, state = context(), state_of(facts)
     first = planned("preflight", state, run, **ROOM)
     assert first.questions == ask
@@ -345,7 +356,9 @@ def test_users_of_gpus_matter_unless_the_driver_is_sure_to_stay(
     *,
     busy: bool,
 ) -> None:
-    monkeypatch.setattr(nvidia_driver, "plan", lambda *_: Manifest(role=DRIVER, values=values, refusals=refusals))
+    monkeypatch.setattr(
+        nvidia_driver.ROLE, "plan", lambda *_: Manifest(role=DRIVER, result=result_of(values), refusals=refusals)
+    )
     # Without the role for the repository, this plan is not asked for.
     monkeypatch.setattr(nvidia_repository.ROLE, "plan", None)
     state = state_of({**facts, "gpu_processes": [TRAINING]})
@@ -365,9 +378,9 @@ def test_a_driver_is_not_planned_where_no_package_manager_answers(
 
     def counted(*run: object) -> Manifest:
         calls.append(run)
-        return Manifest(role=DRIVER, values=driver)
+        return Manifest(role=DRIVER, result=result_of(driver))
 
-    monkeypatch.setattr(nvidia_driver, "plan", counted)
+    monkeypatch.setattr(nvidia_driver.ROLE, "plan", counted)
     state = state_of(facts).model_copy(update=dict.fromkeys(manager))
     if "dnf" in manager:
         rpm = node(dnf=True).dnf

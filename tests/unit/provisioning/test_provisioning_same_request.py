@@ -13,7 +13,7 @@ from gpunode.catalog import load
 from gpunode.cli.plan_fleet import with_request
 from gpunode.cli.plan_host import host_of
 from gpunode.errors import UsageError
-from gpunode.provisioning.documents import node_of
+from gpunode.facts import NodeFacts
 from gpunode.provisioning.node_stack import REQUESTED, requested_by, resolved
 from gpunode.stack import Request, plan
 
@@ -39,7 +39,7 @@ def facts(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_a_plan_and_a_run_of_the_roles_give_one_answer(facts: dict[str, Any]) -> None:
-    node = node_of(facts)
+    node = NodeFacts.model_validate(facts)
     picture, decided = host_of("n1", node, load()), 0
     for given in EVERY[:: effort(59, 5)]:
         variables = {name: value for name, value in given.items() if value is not None}
@@ -65,7 +65,7 @@ def test_every_variable_is_one_of_a_role() -> None:
 
 
 def test_an_option_is_before_a_variable_and_a_template_needs_one(facts: dict[str, Any]) -> None:
-    host = host_of("n1", node_of(facts), load())
+    host = host_of("n1", NodeFacts.model_validate(facts), load())
     variables = {"nvidia_driver_source": "{{ where }}", "cuda_version": "12.2"}
     unread = with_request(host, variables, Request())
     assert unread.picture is None

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 from apt_scripts import load
-from driver_samples import APT, BUNDLE, facts_of, settings_of, stack_of
+from driver_samples import APT, BUNDLE, apt_plan, facts_of, stack_of
 from effort import EVERYTHING
 from recorded_world import DISTRIBUTIONS_DKMS, RELEASES, World, stanza
 
 from gpunode.catalog.origins import closure_line, upstream_version
-from gpunode.provisioning.driver_apt import driver_plan, driver_question
-from gpunode.provisioning.driver_refusals import driver_refusals
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="this machine has no apt")
 
@@ -91,7 +89,7 @@ class Node:
         self.world.write_status()
         facts = self.seen()
         stack = stack_of(facts, **requests)
-        question = driver_question(facts, self.apt_state(), stack, self.settings(stack))
+        question = apt_plan(facts, self.apt_state(), stack).question
         etc, folder = self.world.apt, self.world.folder
         cuda = self.world.line("cuda") if stack["source"] == "nvidia" else ""
         low = "Package: *\nPin: release o=NVIDIA, l=NVIDIA CUDA\nPin-Priority: 100\n"
@@ -106,9 +104,6 @@ class Node:
 
     def apt_state(self) -> dict[str, Any]:
         return {**APT, "installed": dict(self.world.installed), "lists": True}
-
-    def settings(self, stack: dict[str, Any]) -> dict[str, Any]:
-        return settings_of(stack)
 
     def closure(self) -> dict[str, str]:
         """Installed packages of the driver with their releases."""
@@ -149,7 +144,7 @@ MATRIX = [
 def test_a_bare_node_gets_the_whole_closure_at_one_release(node_of: Any, system: str, branch: str, gpus: str) -> None:
     node = node_of(system, gpus)
     facts, stack, output = node.ask(version=branch)
-    assert driver_refusals(facts, node.apt_state(), stack, {**node.settings(stack), "switch": False}, output) == []
+    assert apt_plan(facts, node.apt_state(), stack, output).refusals == ()
     node.world.carry_out(output)
     releases = [release for release in RELEASES[system] if release.startswith(branch)]
     assert set(node.closure().values()) == {releases[-1]}
@@ -164,8 +159,8 @@ def test_a_bare_node_gets_the_whole_closure_at_one_release(node_of: Any, system:
     assert ("nvidia-fabricmanager" in node.closure()) == (gpus == "H100")
     old = system in ("ubuntu2204", "ubuntu2404", "debian12")
     assert node.world.installed["dkms"].startswith("1:") == old
-    again = driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), output)
-    assert (again["missing"], again["going"], again["wrong_versions"]) == ([], [], [])
+    again = apt_plan(node.seen(), node.apt_state(), stack, output)
+    assert (again.missing, again.going, again.wrong_versions) == ([], [], [])
 
 
 def test_where_nothing_was_installed_dkms_comes_in_a_version_that_is_new_enough(node_of: Any) -> None:
@@ -179,8 +174,7 @@ def test_every_branch_follows_every_other_in_one_transaction(node_of: Any, way: 
     node = node_of("ubuntu2404")
     for branch in way:
         facts, stack, output = node.ask(version={"570": "570.172.08"}.get(branch, branch))
-        settings = {**node.settings(stack), "switch": False}
-        assert driver_refusals(facts, node.apt_state(), stack, settings, output) == []
+        assert apt_plan(facts, node.apt_state(), stack, output).refusals == ()
         node.world.carry_out(output)
         assert {release.split(".")[0] for release in node.closure().values()} == {branch}
         suffixed = [name for name in node.closure() if f"-{branch}" in name]
@@ -212,8 +206,8 @@ def test_a_metapackage_that_is_not_there_is_replaced_by_what_it_stands_for(node_
     _, stack, output = node.ask(version="595", flavour="open")
     node.world.carry_out(output)
     assert {"nvidia-dkms-open", "libnvidia-compute"} <= node.closure().keys()
-    again = driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), output)
-    assert again["missing"] == []
+    again = apt_plan(node.seen(), node.apt_state(), stack, output)
+    assert again.missing == []
 
 
 def test_a_source_that_nothing_needs_may_fail_and_one_that_is_needed_may_not(node_of: Any) -> None:
@@ -255,11 +249,11 @@ def rewritten(node: Node, change: Callable[[str], str]) -> None:
 def moved(node: Node, branch: str) -> None:
     """Have the node moved to a branch, and see that it has nothing of another."""
     facts, stack, output = node.ask(version={"570": "570.172.08"}.get(branch, branch))
-    assert driver_refusals(facts, node.apt_state(), stack, {**node.settings(stack), "switch": False}, output) == []
+    assert apt_plan(facts, node.apt_state(), stack, output).refusals == ()
     node.world.carry_out(output)
     assert {release.split(".")[0] for release in node.closure().values()} == {branch}, node.closure()
-    again = driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), output)
-    assert (again["missing"], again["going"], again["wrong_versions"]) == ([], [], [])
+    again = apt_plan(node.seen(), node.apt_state(), stack, output)
+    assert (again.missing, again.going, again.wrong_versions) == ([], [], [])
 
 
 UP_AND_DOWN = ("570", "580", "595", "610", "595", "580", "570")

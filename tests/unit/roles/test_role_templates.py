@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from gpunode.provisioning import cuda, dcgm, driver_files
+from gpunode.provisioning import cuda, dcgm
+from gpunode.provisioning.driver.plan import ROLE as DRIVER
 from gpunode.provisioning.nvidia_fabric import ROLE as FABRIC
 from gpunode.provisioning.nvidia_fabric import condition_text
 
@@ -94,7 +95,7 @@ def test_preferences_are_stanzas_of_their_own() -> None:
 
 
 def test_every_file_of_the_driver_and_the_fabric_is_named_in_their_readmes() -> None:
-    for role, paths in (("nvidia_driver", driver_files.ALL), ("nvidia_fabric", FABRIC.files)):
+    for role, paths in (("nvidia_driver", DRIVER.files), ("nvidia_fabric", FABRIC.files)):
         readme = (ROLES / role / "README.md").read_text(encoding="utf-8")
         unnamed = [
             path for path in paths if path not in readme and path.split("/")[-2].removesuffix(".d") not in readme

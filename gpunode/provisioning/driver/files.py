@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypedDict
 
+from gpunode.provisioning.driver.model import DriverSettings
 from gpunode.provisioning.manifest import ManagedFile
+from gpunode.provisioning.role import Value
 
 SOURCES_FILE = "/etc/apt/sources.list.d/gpunode-nvidia-driver.sources"
 PREFERENCES = "/etc/apt/preferences.d/gpunode-nvidia-driver.pref"
@@ -13,11 +14,9 @@ UNATTENDED = "/etc/apt/apt.conf.d/52gpunode-nvidia-driver"
 NOUVEAU = "/etc/modprobe.d/gpunode-nouveau.conf"
 OPTIONS = "/etc/modprobe.d/gpunode-nvidia.conf"
 PERSISTENCED = "/etc/systemd/system/nvidia-persistenced.service.d/gpunode.conf"
-MEMORY = "/var/lib/gpunode/nvidia_driver/packages-before"
 STAGED = "/var/lib/gpunode/nvidia_driver/key-staged"
 """The boot id of the boot in which the key that signs modules was staged."""
-ALL = (SOURCES_FILE, PREFERENCES, UNATTENDED, NOUVEAU, OPTIONS, PERSISTENCED, MEMORY, STAGED)
-FOLDERS = tuple(str(PurePosixPath(path).parent) for path in (PERSISTENCED, MEMORY))
+ALL = (SOURCES_FILE, PREFERENCES, UNATTENDED, NOUVEAU, OPTIONS, PERSISTENCED, STAGED)
 _MARK = "Managed by gpunode (role nvidia_driver):"
 
 NOUVEAU_TEXT = f"""\
@@ -34,6 +33,14 @@ PERSISTENCED_TEXT = f"""\
 # {_MARK} without an NVIDIA GPU on the PCI bus the daemon is skipped, not failed.
 [Service]
 {GPU_CONDITION}"""
+
+
+class PinStanza(TypedDict):
+    """One stanza of apt's preferences."""
+
+    packages: list[str]
+    pin: str
+    priority: int
 
 
 def sources_text(stanzas: Sequence[Mapping[str, Any]]) -> str | None:
@@ -53,7 +60,7 @@ def sources_text(stanzas: Sequence[Mapping[str, Any]]) -> str | None:
 _FIELDS = ("uris", "suites", "components")
 
 
-def preferences_text(pins: Iterable[Mapping[str, Any]]) -> str:
+def preferences_text(pins: Iterable[PinStanza]) -> str:
     """Return the preferences that pin the closure."""
     stanzas = [
         f"Package: {' '.join(pin['packages'])}\nPin: {pin['pin']}\nPin-Priority: {pin['priority']}\n" for pin in pins
@@ -70,7 +77,7 @@ def unattended_text(names: Iterable[str]) -> str:
     )
 
 
-def options_text(options: Mapping[str, Mapping[str, Any]]) -> str | None:
+def options_text(options: Mapping[str, Mapping[str, Value]]) -> str | None:
     """Return the options of the kernel modules; None if there are none."""
     if not options:
         return None
@@ -81,8 +88,8 @@ def options_text(options: Mapping[str, Mapping[str, Any]]) -> str | None:
     return f"# {_MARK} nvidia_driver_module_options.\n" + "".join(line + "\n" for line in lines)
 
 
-def common_files(settings: Mapping[str, Any]) -> Iterator[ManagedFile]:
+def common_files(settings: DriverSettings) -> Iterator[ManagedFile]:
     """Yield the files that do not depend on the package manager."""
-    yield ManagedFile(path=OPTIONS, content=options_text(settings["module_options"]))
-    if settings["persistence"]:
+    yield ManagedFile(path=OPTIONS, content=options_text(settings.module_options))
+    if settings.persistence:
         yield ManagedFile(path=PERSISTENCED, content=PERSISTENCED_TEXT)

@@ -1,0 +1,193 @@
+"""The role nvidia_driver: install, match, hold and remove the NVIDIA driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpunode.frozen import Frozen
+from gpunode.provisioning import node_stack, nvidia_repository
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.driver import apt, dnf, files
+from gpunode.provisioning.driver.model import Build, DriverSettings, ModuleExchange, answered
+from gpunode.provisioning.driver.modules import (
+    IMAGES,
+    BootImage,
+    SigningKey,
+    foreign_modules,
+    old_images,
+    refreshed_images,
+)
+from gpunode.provisioning.due import judged
+from gpunode.provisioning.live import must_be_idle, unserved_fabric
+from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, Manifest, NodeCommand, NodeQuestion
+from gpunode.provisioning.role import Role
+from gpunode.provisioning.state import Look, NodeState
+
+
+class DriverResult(Frozen):
+    """What the role's own tasks read."""
+
+    changes: bool
+    """Packages change."""
+    runfile: bool
+    """A driver of a .run installer is to be removed."""
+    closure_problems: tuple[str, ...]
+    builds: tuple[Build, ...]
+    module_problems: tuple[str, ...]
+    stage_key: bool
+    key: str | None
+    """Path of the key that signs the modules."""
+    exchange: ModuleExchange | None
+
+
+ROLE = Role(
+    name="nvidia_driver",
+    title="Install, match, hold and remove the NVIDIA driver",
+    about=(
+        "Installs one version of the driver with its kernel module and what must carry that version with it, and holds "
+        "it.",
+        "Removes everything with O(nvidia_driver_state=absent).",
+    ),
+    settings=DriverSettings,
+    result=DriverResult,
+    files=files.ALL,
+    folders=(files.PERSISTENCED.rpartition("/")[0],),
+    packages=("linux-headers-*", dnf.HEADERS),
+    more=Look(globs=IMAGES),
+)
+
+
+@ROLE.present
+def present(state: NodeState, settings: DriverSettings, context: Context) -> Manifest:
+    """Return the manifest of the role."""
+    found = node_stack.of_context(state.facts, context)
+    if found.stack is None or found.problems:
+        return Manifest(role=ROLE.name, refusals=found.problems)
+    refusals = (*unserved_fabric(found.stack, state.facts, context), *dnf.dnf_problems(state.dnf))
+    if refusals:
+        return Manifest(role=ROLE.name, refusals=refusals)
+    answer, idle = answered(context.answers.get("driver")), must_be_idle(context)
+    plan: apt.AptPlan | dnf.DnfPlan
+    change: AptChange | DnfChange
+    if state.apt is not None:
+        plan = apt.AptPlan(state, found.stack, settings, answer)
+        texts, runfile, key = _apt_texts(plan, context), state.apt.runfile and settings.switch, state.apt.key
+        asks, change = plan.changes and answer is None, plan.change(texts, idle=idle)
+    else:
+        plan = dnf.DnfPlan(state, found.stack, settings, answer)
+        # A .run file is refused before.
+        texts, runfile, key = {}, False, plan.dnf.key
+        asks, change = not plan.settled and answer is None, plan.change(idle=idle)
+    if asks:
+        return Manifest(role=ROLE.name, questions={"driver": _question(plan, texts, context)})
+    if plan.refusals:
+        return Manifest(role=ROLE.name, refusals=plan.refusals)
+    signing = SigningKey(key, bool(state.facts.secure_boot) and not plan.precompiled, bool(settings.mok_hash))
+    builds = () if plan.changes else plan.builds
+    images = () if plan.changes else tuple(old_images(plan, check=context.check))
+    load = plan.loadable and not signing.waits
+    exchange = plan.exchange if settings.reload and not signing.waits else None
+    stage = signing.to_stage and (context.check or not plan.changes)
+    due = [
+        *plan.due_reasons,
+        *(["a driver of a .run installer must be removed"] if runfile else []),
+        *(f"kernel {build.kernel} has no module {plan.target}" for build in builds),
+        *(["the key that signs the modules is not staged"] if stage else []),
+        *(f"{image.path} {image.reason}" for image in images),
+        *([f"module {plan.loaded} is loaded, {plan.target} is installed"] if exchange else []),
+    ]
+    return Manifest(
+        role=ROLE.name,
+        files=tuple(_apt_files(plan) if isinstance(plan, apt.AptPlan) else _dnf_files(state))
+        + tuple(files.common_files(settings)),
+        packages=change,
+        modules=("nvidia-uvm",) if load else (),
+        commands=_commands(images),
+        units=plan.daemon(running=load or bool(plan.loaded)),
+        notes=signing.notes,
+        reboot_reasons=(*plan.reboot_reasons, *signing.reboot_reasons),
+        due_reasons=tuple(due),
+        result=DriverResult(
+            changes=plan.changes,
+            runfile=runfile,
+            closure_problems=plan.closure_problems,
+            builds=builds,
+            module_problems=plan.module_problems,
+            stage_key=stage,
+            key=key.path if key else None,
+            exchange=exchange,
+        ),
+    )
+
+
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
+    """Return the removal with the driver's packages, of any source, and with the kernel's images."""
+    if problems := dnf.dnf_problems(state.dnf):
+        return Manifest(role=ROLE.name, refusals=tuple(problems))
+    settings, others = ROLE.of(context), foreign_modules(state)
+    if state.apt is not None:
+        change: AptChange | DnfChange = apt.removal(
+            state, state.apt, settings.header_packages, keep_headers=bool(others)
+        )
+    else:
+        change = dnf.removal(state, keep_headers=bool(others))
+    loaded = state.facts.loaded_driver.version if state.facts.loaded_driver else ""
+    locked = state.dnf is not None and bool(state.dnf.own_locks)
+    wait = {"idle_gpus": must_be_idle(context), "lock_wait_s": settings.lock_wait_s}
+    return manifest.model_copy(
+        update={
+            "packages": change.model_copy(update=wait),
+            "commands": _commands(refreshed_images(state)),
+            "notes": (f"the kernel headers stay: DKMS also builds {', '.join(others)}",) if others else (),
+            "reboot_reasons": (f"module {loaded} is loaded, none is installed",) if loaded else (),
+            "due_reasons": ("the role's locks must be removed",) if locked else (),
+        }
+    )
+
+
+def _commands(images: Iterator[BootImage] | tuple[BootImage, ...]) -> tuple[NodeCommand, ...]:
+    return tuple(NodeCommand(argv=image.argv) for image in images)
+
+
+def _apt_texts(plan: apt.AptPlan, context: Context) -> dict[str, str]:
+    """Return apt's files as they will be, without the preferences that are computed from the answer."""
+    texts = {files.PREFERENCES: "", files.SOURCES_FILE: files.sources_text(plan.stanzas) or ""}
+    repository: dict[str, str] = {}
+    if plan.changes and plan.answer is None:
+        # They change nothing, but preflight included them in its question before they existed: the same question has
+        # its answer.
+        role = nvidia_repository.ROLE
+        there = judged(role.plan(plan.state, context.settings_of(role.name), context), plan.state)
+        repository = {} if there.due or there.questions or there.refusals else there.source_files
+    return {**repository, **context.planned.files, **texts}
+
+
+def _question(plan: apt.AptPlan | dnf.DnfPlan, texts: dict[str, str], context: Context) -> NodeQuestion:
+    settings = nvidia_repository.ROLE.of(context)
+    private = "@" in settings.proxy
+    if isinstance(plan, apt.AptPlan):
+        body = {**plan.question, "preferences": files.PREFERENCES, "files": texts}
+        return NodeQuestion(kind="apt_preview", body=body, private=private)
+    offer = nvidia_repository.offered(plan.state, settings, context, plan.stack.source)
+    repository = {"id": nvidia_repository.DNF_ID, "url": offer.url, "proxy": settings.proxy} if offer.wanted else None
+    return NodeQuestion(kind="dnf_preview", body={**plan.question, "repository": repository}, private=private)
+
+
+def _apt_files(plan: apt.AptPlan) -> Iterator[ManagedFile]:
+    """Yield files that apt reads before apt is used; files in the initramfs before the packages that rebuild it."""
+    # A hold to release stays in the list until it is released: an aborted run forgets none.
+    names = sorted({*plan.closure, *plan.freed})
+    yield ManagedFile(path=files.UNATTENDED, content=files.unattended_text(names))
+    yield ManagedFile(path=files.PREFERENCES, content=files.preferences_text(plan.pins))
+    yield ManagedFile(path=files.SOURCES_FILE, content=files.sources_text(plan.stanzas))
+    yield ManagedFile(path=files.NOUVEAU, content=files.NOUVEAU_TEXT)
+
+
+def _dnf_files(state: NodeState) -> Iterator[ManagedFile]:
+    """Yield the file that disables nouveau, if dracut is there to put it into the images.
+
+    NVIDIA's package disables nouveau on the kernel's command line, of the boot entries that grubby knows by then.
+    """
+    if "dracut" in state.installed:
+        yield ManagedFile(path=files.NOUVEAU, content=files.NOUVEAU_TEXT)
