@@ -253,8 +253,6 @@ class Manifest(Frozen):
     """What is wrong on the node: a run that changed something fails with it."""
     result: SerializeAsAny[Frozen] | None = None
     """Typed data for the role's own tasks."""
-    values: dict[str, Any] = Field(default_factory=dict)
-    """The same of roles that have no type for it yet."""
     due_reasons: tuple[str, ...] = ()
     """Why something is due, one line each: the role's own reasons, completed by ``gpunode.provisioning.due.judged``."""
 
@@ -273,7 +271,7 @@ class Manifest(Frozen):
     @property
     def manages(self) -> bool:
         """Return False if the role has nothing to do with this node, as with ``ROLE_state: keep``."""
-        return bool(self.files or self.folders or self.packages or self.units or self.result or self.values)
+        return bool(self.files or self.folders or self.packages or self.units or self.result)
 
     @property
     def due(self) -> bool:

@@ -1,7 +1,7 @@
 """The plan of each role, and the parts of a node that ``node_state`` reads for it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from gpunode.provisioning import (
     accounts,
@@ -35,46 +35,31 @@ Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
 """(state, the role's settings without its name in front, the run) to manifest; pure."""
 
 
-class RolePolicy(Protocol):
-    """A module of a role without a ``Role``, or a plan that belongs to the playbooks."""
-
-    __name__: str
-    LOOK: Look
-
-    def plan(self, state: NodeState, settings: Mapping[str, Any], context: Context, /) -> Manifest:
-        """Return the manifest."""
-
-
-_POLICIES: tuple[RolePolicy | Role[Any], ...] = (
-    preflight.ROLE,
-    reboot,
-    service,
-    way_back,
-    nvidia_repository.ROLE,
-    driver.ROLE,
-    nvidia_fabric.ROLE,
-    gpu_settings.ROLE,
-    gpu_tools.ROLE,
-    storage.ROLE,
-    kernel_tuning.ROLE,
-    rdma.ROLE,
-    cuda.ROLE,
-    dcgm.ROLE,
-    docker.ROLE,
-    firewall.ROLE,
-    updates.ROLE,
-    nvidia_container_toolkit.ROLE,
-    ml_environment.ROLE,
-    accounts.ROLE,
-    ssh_hardening.ROLE,
-)
-ROLES: dict[str, Role[Any]] = {policy.name: policy for policy in _POLICIES if isinstance(policy, Role)}
-_BY_NAME = {
-    policy.name if isinstance(policy, Role) else policy.__name__.rpartition(".")[2]: policy for policy in _POLICIES
+ROLES: dict[str, Role[Any]] = {
+    role.name: role
+    for role in (
+        preflight.ROLE,
+        nvidia_repository.ROLE,
+        driver.ROLE,
+        nvidia_fabric.ROLE,
+        gpu_settings.ROLE,
+        gpu_tools.ROLE,
+        storage.ROLE,
+        kernel_tuning.ROLE,
+        rdma.ROLE,
+        cuda.ROLE,
+        dcgm.ROLE,
+        docker.ROLE,
+        firewall.ROLE,
+        updates.ROLE,
+        nvidia_container_toolkit.ROLE,
+        ml_environment.ROLE,
+        accounts.ROLE,
+        ssh_hardening.ROLE,
+    )
 }
-LOOKS: dict[str, Look] = {
-    name: policy.look if isinstance(policy, Role) else policy.LOOK for name, policy in _BY_NAME.items()
-}
+LOOKS: dict[str, Look] = {name: role.look for name, role in ROLES.items()}
+LOOKS |= {"reboot": reboot.LOOK, "service": service.LOOK, "way_back": way_back.LOOK}
 
 
 def _owned(files: Iterable[Mapping[str, object]]) -> Iterator[str]:
@@ -104,4 +89,7 @@ def _first_read(role: str, plan: Plan) -> Plan:
     return planned
 
 
-PLANS = {role: _first_read(role, policy.plan) for role, policy in _BY_NAME.items()}
+_PLANS: dict[str, Plan] = {name: role.plan for name, role in ROLES.items()}
+_PLANS |= {"reboot": reboot.plan, "service": service.plan, "way_back": way_back.plan}
+PLANS = {name: _first_read(name, plan) for name, plan in _PLANS.items()}
+"""With those of the playbooks, which are no roles."""

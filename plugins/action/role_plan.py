@@ -75,10 +75,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if due and self._task.check_mode:
             # Previews of the roles that follow include these files.
             before = self.node.read("planned")
-            coming = {
-                "files": manifest.source_files,
-                "users": getattr(manifest.result, "create", ()) or manifest.values.get("create"),
-            }
+            coming = {"files": manifest.source_files, "users": getattr(manifest.result, "create", ())}
             self.node.keep("planned", json.dumps(planned_of(before, coming)))
             texts = {file.path: file.content for file in manifest.files if file.encoding == "utf-8"}
             self.node.keep("files", json.dumps({**(self.node.read("files") or {}), role: texts}))

@@ -83,7 +83,7 @@ due_reasons:
   elements: str
   sample: [libcuda1 is not held]
 manifest:
-  description: The manifest, with C(files), C(folders), C(packages), C(units) and C(values).
+  description: The manifest, with C(files), C(folders), C(packages), C(units) and C(result).
   returned: success
   type: dict
 reboot_reasons:

@@ -8,7 +8,9 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.gpunode.node.plugins.action import role_plan
 from ansible_collections.gpunode.node.plugins.plugin_utils import controller
 
+from gpunode.provisioning.accounts import AccountsResult
 from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.rdma import RdmaResult
 
 
 @pytest.fixture
@@ -49,12 +51,12 @@ def test_a_plan_that_is_only_read_neither_fails_nor_is_due(
     assert result["warnings"] == ["no-gpu: none on the bus"]
     # gpunode_force repeats the changes of a role, and an empty plan has none: its tasks would find no values.
     action._task.args = {"role": "nvidia_driver"}
-    for manifest, due in ((Manifest(role="rdma"), False), (Manifest(role="rdma", values={"state": "present"}), True)):
+    for manifest, due in ((Manifest(role="rdma"), False), (Manifest(role="rdma", result=RdmaResult()), True)):
         monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_, manifest=manifest: manifest)
         assert action.run()["due"] is due
     # In check mode the roles that follow know which users would exist by then.
     action._task.check_mode = True
-    accounts = Manifest(role="accounts", values={"create": ["ada"]}, due_reasons=("ada is missing",))
+    accounts = Manifest(role="accounts", result=AccountsResult(create=("ada",)), due_reasons=("ada is missing",))
     monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_: accounts)
     action.run()
     assert controller.planned_of(action.node.read("planned"), {"users": ["bob"]})["users"] == ["ada", "bob"]

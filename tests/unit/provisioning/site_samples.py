@@ -597,7 +597,7 @@ class Machine:
 
 def result_of(manifest: Manifest) -> dict[str, Any]:
     """What the role's own tasks read."""
-    return manifest.result.model_dump(mode="json") if manifest.result else manifest.values
+    return manifest.result.model_dump(mode="json") if manifest.result else {}
 
 
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:
