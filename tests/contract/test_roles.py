@@ -141,7 +141,7 @@ def test_platforms_are_the_supported_systems(role: Path) -> None:
 
 def test_every_role_begins_with_the_common_plan(role: Path) -> None:
     """A tag of a part that is skipped would skip a plan with this tag: the plan selects by itself."""
-    if role.name in ("preflight", "nvidia_driver"):
+    if role.name == "preflight":
         return
     (only,) = load(role / "tasks" / "main.yml")
     assert (role / "tasks" / only["ansible.builtin.import_tasks"]).resolve() == COMMON / "main.yml"

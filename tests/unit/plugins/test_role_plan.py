@@ -136,4 +136,5 @@ def test_the_sites_tasks_come_before_the_plan_and_after_the_role(
 
 def test_a_removal_has_tasks_of_its_own_where_a_role_has_them() -> None:
     assert role_plan.own_tasks("docker", True) == role_plan.own_tasks("docker", False)
+    assert role_plan.own_tasks("nvidia_driver", True) != role_plan.own_tasks("nvidia_driver", False)
     assert role_plan.own_tasks("dcgm", True) == str(role_plan.COMMON / "apply.yml")
