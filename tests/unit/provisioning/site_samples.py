@@ -50,6 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cuda": {"toolkit": ["12.9"], "nccl": True, "cudnn": True},
     "docker": {"source": "docker", "users": ["ada"], "daemon": {"data-root": "/scratch/docker"}},
     "firewall": {"ssh_networks": ["10.0.0.0/8"], "cluster_networks": ["10.9.0.0/16"]},
+    "gpu_monitoring": {"dcgm_exporter": True},
     "gpu_settings": {"rules": [{"gpus": "all", "power_limit": 600, "compute_mode": "exclusive_process"}]},
     "gpu_tools": {"profiling": "everybody", "python": {"py-spy": ""}},
     "kernel_tuning": {"sysctl": {"vm.swappiness": "1"}, "acs": "off"},
@@ -74,6 +75,7 @@ FILES = {
     },
 }
 TEXTS = {
+    "/usr/local/bin/gpunode": "#!",
     "/etc/fstab": "UUID=aaaa / ext4 errors=remount-ro 0 1\n",
     BOOT_ID: "00000000-0000-0000-0000-000000000001\n",
     "/sys/kernel/mm/transparent_hugepage/enabled": "[always] madvise never\n",
@@ -93,7 +95,10 @@ GPU: dict[str, Any] = {
     "compute_mode": "Default",
     "processes": [],
 }
-VERSIONS = dict.fromkeys(("docker-ce", "docker-ce-cli"), "5:28.3.3-1") | {"containerd.io": "1.7.27-1"}
+VERSIONS = dict.fromkeys(("docker-ce", "docker-ce-cli"), "5:28.3.3-1") | {
+    "containerd.io": "1.7.27-1",
+    "datacenter-gpu-manager-exporter": "4.8.3-1",
+}
 UNITS = {
     "nvidia-persistenced": ("nvidia-persistenced.service",),
     "nvidia-fabricmanager": ("nvidia-fabricmanager.service",),
@@ -103,6 +108,8 @@ UNITS = {
     "containerd.io": ("containerd.service",),
     "nvidia-container-toolkit-base": ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service"),
     "nftables": ("nftables.service",),
+    "prometheus-node-exporter": ("prometheus-node-exporter.service",),
+    "datacenter-gpu-manager-exporter": ("nvidia-dcgm-exporter.service",),
     "dnf-automatic": ("dnf-automatic.timer",),
 }
 """Units of packages. They are enabled with apt, and disabled with dnf."""

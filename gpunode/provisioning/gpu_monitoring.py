@@ -1,0 +1,317 @@
+"""The role gpu_monitoring: a timer that validates the node and writes metrics, node_exporter, and DCGM's exporter."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from gpunode.errors import UsageError
+from gpunode.frozen import Frozen
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
+from gpunode.provisioning.state import Look, NodeState
+
+SERVICE, TIMER = "gpunode-verdict.service", "gpunode-verdict.timer"
+SERVICE_FILE, TIMER_FILE = f"/etc/systemd/system/{SERVICE}", f"/etc/systemd/system/{TIMER}"
+PROGRAM = "/usr/local/lib/gpunode/gpunode.pyz"
+CACHE = "/var/cache/gpunode"
+"""Where the program unpacks itself, a folder for each build."""
+INSTALLED = "/usr/local/bin/gpunode"
+DIRECTORY = "/var/lib/prometheus/node-exporter"
+"""Read by Debian's and Ubuntu's node_exporter: file list of prometheus-node-exporter 1.5.0-1+b6 (2026-11-23)."""
+EXPORTER, EXPORTER_UNIT = "prometheus-node-exporter", "prometheus-node-exporter.service"
+DCGM_EXPORTER, DCGM_UNIT = "datacenter-gpu-manager-exporter", "nvidia-dcgm-exporter.service"
+COUNTERS = "/etc/gpunode/dcgm-metrics.csv"
+DROP_IN = f"/etc/systemd/system/{DCGM_UNIT}.d/gpunode.conf"
+_MARK = "Managed by gpunode (role gpu_monitoring):"
+_PATH = re.compile(r"/[\w.+@/-]*", re.ASCII)
+STARTUP_S = 60
+"""Seconds beyond the budget until the service is stopped: the first run unpacks the program."""
+DROP_IN_TEXT = f"""\
+# {_MARK} its own metrics, DCGM's running host engine in place of a second one, the journal in place of a file in /var.
+[Service]
+ExecStart=
+ExecStart=/usr/bin/dcgm-exporter -f {COUNTERS} -r localhost:5555
+StandardOutput=journal
+StandardError=journal
+"""
+
+
+class DcgmMetric(NamedTuple):
+    """A field of DCGM that its exporter reads."""
+
+    field: str
+    type: Literal["gauge", "counter"]
+    help: str
+    reason: str
+
+
+DCGM_METRICS = (
+    DcgmMetric("DCGM_FI_DEV_GPU_UTIL", "gauge", "GPU utilization (%)", "GPUs that are allocated and idle"),
+    DcgmMetric("DCGM_FI_DEV_FB_USED", "gauge", "Memory in use (MiB)", "jobs near the memory limit, left processes"),
+    DcgmMetric("DCGM_FI_DEV_FB_FREE", "gauge", "Free memory (MiB)", "the memory limit itself, which MIG changes"),
+    DcgmMetric("DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock (MHz)", "a GPU that is slower than its siblings"),
+    DcgmMetric(
+        "DCGM_FI_DEV_GPU_TEMP", "gauge", "GPU temperature (C)", "cooling that becomes worse before it throttles"
+    ),
+    DcgmMetric("DCGM_FI_DEV_MEMORY_TEMP", "gauge", "Memory temperature (C)", "HBM throttles before the GPU does"),
+    DcgmMetric("DCGM_FI_DEV_POWER_USAGE", "gauge", "Power draw (W)", "full use at idle power is a job that hangs"),
+    DcgmMetric(
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+        "counter",
+        "Energy since boot (mJ)",
+        "the cost of jobs, between samples too",
+    ),
+    DcgmMetric("DCGM_FI_DEV_XID_ERRORS", "gauge", "Last Xid", "a fault within seconds, before the next verdict"),
+    DcgmMetric("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "counter", "PCIe retries", "a bad riser, cable or slot"),
+    DcgmMetric(
+        "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
+        "counter",
+        "NVLink traffic of all lanes",
+        "collectives that do not use NVLink",
+    ),
+    DcgmMetric(
+        "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
+        "counter",
+        "Rows remapped after uncorrectable errors",
+        "memory that wears out",
+    ),
+    DcgmMetric(
+        "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
+        "counter",
+        "Rows remapped after correctable errors",
+        "the same, earlier",
+    ),
+    DcgmMetric("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gauge", "Whether a remapping failed", "the GPU has to be replaced"),
+)
+"""Fields of etc/default-counters.csv of github.com/NVIDIA/dcgm-exporter (read 2026-11-23), each with its reason."""
+
+
+class GpuMonitoringSettings(Settings):
+    """Variables of the role."""
+
+    state: Literal["keep", "present", "absent"] = option(
+        "keep",
+        "V(keep): nothing is changed. V(present): the node validates itself on a timer. V(absent): what the role "
+        "installed is removed.",
+    )
+    program: str = option(
+        "",
+        "File on the controller with gpunode as one program, built by scripts/zipapp for the node's Python; it is "
+        f"copied to the node. Empty: C({INSTALLED}) of the node.",
+    )
+    python: str = option(
+        "/usr/bin/python3", "Interpreter on the node for O(gpu_monitoring_program): Python 3.11 or later."
+    )
+    interval_s: int = option(300, "Seconds between two validations, 60 or more.")
+    budget_s: int = option(30, "Seconds for one validation, 2 or more, and less than the interval.")
+    policy: str = option("", "Policy file on the node. Empty: gpunode's own limits.")
+    textfile_directory: str = option(
+        DIRECTORY,
+        "Directory of node_exporter's textfile collector; it must exist unless the role installs node_exporter.",
+    )
+    node_exporter: bool = option(
+        True, "Install node_exporter from the archive of Debian or Ubuntu. On other systems the site provides it."
+    )
+    dcgm_exporter: bool = option(
+        False, "Install DCGM's exporter from NVIDIA's repository (role dcgm), with a metric set of the role."
+    )
+    lock_wait_s: int = option(300, LOCK_WAIT)
+
+
+class GpuMonitoringResult(Frozen):
+    """What the role's own tasks do."""
+
+    program: str = ""
+    """File on the controller to be copied to the node; empty: none."""
+    leaving: tuple[str, ...] = ()
+    """Files and folders to be removed."""
+
+
+ROLE = Role(
+    name="gpu_monitoring",
+    title="Validate the node on a timer, with metrics for Prometheus",
+    about=(
+        "A systemd timer validates the node within a budget and writes a file for node_exporter's textfile collector; "
+        "a failed validation removes the file.",
+        "Removes what it installed with O(gpu_monitoring_state=absent). By default the node is not changed.",
+    ),
+    settings=GpuMonitoringSettings,
+    result=GpuMonitoringResult,
+    files=(TIMER_FILE, SERVICE_FILE, PROGRAM, COUNTERS, DROP_IN),
+    folders=(*(path.rpartition("/")[0] for path in (PROGRAM, COUNTERS, DROP_IN)),),
+    packages=(EXPORTER, DCGM_EXPORTER),
+    more=Look(paths=(INSTALLED, CACHE)),
+)
+
+
+@ROLE.present
+def present(state: NodeState, settings: GpuMonitoringSettings, context: Context) -> Manifest:
+    """Return the manifest of the role. Raises UsageError for invalid settings and an unreadable program."""
+    _must_be_valid(settings)
+    digest = _digest(settings.program)
+    refusals = []
+    if not settings.program and not _exists(state, INSTALLED):
+        refusals.append(
+            f"{INSTALLED} is missing: install gpunode there, or set gpu_monitoring_program to a file of scripts/zipapp"
+        )
+    there = state.files.get(PROGRAM)
+    copies = digest is not None and (there is None or there.sha256 != digest or there.mode != "0755")
+    names = _packages(state, settings)
+    installed = context.planned.installed(state.installed)
+    files = [
+        ManagedFile(path=SERVICE_FILE, content=service_text(settings), phase="after"),
+        ManagedFile(path=TIMER_FILE, content=timer_text(settings), phase="after"),
+        *([] if settings.program else [ManagedFile(path=PROGRAM, content=None, phase="after")]),
+        ManagedFile(path=COUNTERS, content=counters_text() if settings.dcgm_exporter else None, phase="after"),
+        ManagedFile(path=DROP_IN, content=DROP_IN_TEXT if settings.dcgm_exporter else None, phase="after"),
+    ]
+    restarted = ROLE.restarted(state, TIMER, files[1])
+    units = [*(restarted or [UnitState(name=TIMER, state="started")])]
+    units = [one.model_copy(update={"enabled": True}) for one in units]
+    units += [UnitState(name=EXPORTER_UNIT, enabled=True, state="started") for name in names if name == EXPORTER
+              and (state.unit(EXPORTER_UNIT) or name in installed)]  # fmt: skip
+    if settings.dcgm_exporter and (state.unit(DCGM_UNIT) or DCGM_EXPORTER in installed):
+        changed = ROLE.restarted(state, DCGM_UNIT, *files[-2:])
+        units.append(UnitState(name=DCGM_UNIT, enabled=True, state=changed[0].state if changed else _runnable(state)))
+    leaving = (CACHE,) if copies and _exists(state, CACHE) else ()
+    return Manifest(
+        role=ROLE.name,
+        files=tuple(files),
+        folders=(ManagedFolder(path=ROLE.folder),),
+        packages=ROLE.transaction(state, settings, names),
+        units=tuple(units),
+        refusals=tuple(refusals),
+        notes=tuple(_notes(state, settings)),
+        due_reasons=(f"{PROGRAM} is not {settings.program}",) if copies else (),
+        result=GpuMonitoringResult(program=settings.program if copies else "", leaving=leaving),
+    )
+
+
+@ROLE.absent
+def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
+    """Return the removal with the timer stopped first, then the metrics and the unpacked program."""
+    metrics = f"{ROLE.of(context).textfile_directory}/gpunode.prom"
+    due = manifest.due_reasons if not _exists(state, CACHE) else (*manifest.due_reasons, f"{CACHE} must be removed")
+    return manifest.model_copy(
+        update={
+            "units": (
+                *ROLE.stopped(state, TIMER),
+                # Started by its timer alone, a run of it may be under way.
+                *(one.model_copy(update={"enabled": None}) for one in ROLE.stopped(state, SERVICE)),
+            ),
+            "due_reasons": due,
+            "result": GpuMonitoringResult(leaving=(metrics, CACHE)),
+        }
+    )
+
+
+def service_text(settings: GpuMonitoringSettings) -> str:
+    """Return the unit that validates the node once."""
+    metrics = f"{settings.textfile_directory}/gpunode.prom"
+    program = f"{settings.python} -I {PROGRAM}" if settings.program else INSTALLED
+    policy = f" --policy {settings.policy}" if settings.policy else ""
+    return f"""\
+# {_MARK} without restrictions of what it sees, because it reports on the whole node.
+[Unit]
+Description=Validation of this GPU node, as metrics for Prometheus
+After=nvidia-persistenced.service nvidia-fabricmanager.service nvidia-dcgm.service
+
+[Service]
+Type=oneshot
+ExecStart={program} validate --on-node --budget {settings.budget_s}s --format prometheus --output {metrics}{policy}
+# A failed check (1) and an undetermined one (3) are verdicts. Without a verdict the last one must not remain.
+SuccessExitStatus=1 3
+ExecStopPost=/bin/sh -c '[ "$$SERVICE_RESULT" = success ] || rm -f {metrics}'
+TimeoutStartSec={settings.budget_s + STARTUP_S}
+CacheDirectory=gpunode
+Environment=GPUNODE_UNPACK_DIR={CACHE}
+UMask=0022
+Nice=10
+"""
+
+
+def timer_text(settings: GpuMonitoringSettings) -> str:
+    """Return the timer: soon after the boot and after its start, then in intervals."""
+    return f"""\
+# {_MARK} intervals begin at the end of the last run, and nodes of a fleet do not run at the same time.
+[Unit]
+Description=Validation of this GPU node every {settings.interval_s} s
+
+[Timer]
+OnBootSec=60
+OnActiveSec=5
+OnUnitInactiveSec={settings.interval_s}
+RandomizedDelaySec={settings.interval_s // 10}
+AccuracySec=1
+
+[Install]
+WantedBy=timers.target
+"""
+
+
+def counters_text() -> str:
+    """Return the metric set of DCGM's exporter: a reason above each line."""
+    lines = [f"# {_MARK} field, type, help; above each the reason."]
+    for metric in DCGM_METRICS:
+        lines += [f"# {metric.reason}", f"{metric.field}, {metric.type}, {metric.help}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _must_be_valid(settings: GpuMonitoringSettings) -> None:
+    if settings.interval_s < 60:
+        raise UsageError(f"gpu_monitoring_interval_s: {settings.interval_s} is less than 60")
+    if not 2 <= settings.budget_s < settings.interval_s:
+        raise UsageError(
+            f"gpu_monitoring_budget_s: {settings.budget_s} is not between 2 and the interval of {settings.interval_s} s"
+        )
+    for name in ("python", "policy", "textfile_directory"):
+        path = getattr(settings, name)
+        if (path or name != "policy") and (not _PATH.fullmatch(path) or ".." in path.split("/")):
+            raise UsageError(
+                f'gpu_monitoring_{name}: "{path}" is not an absolute path of letters, digits and . _ + @ - /'
+            )
+
+
+def _digest(program: str) -> str | None:
+    """Return the digest of the program on the controller. Raises UsageError."""
+    if not program:
+        return None
+    if not program.startswith("/"):
+        raise UsageError(f"gpu_monitoring_program: {program} is not an absolute path on the controller")
+    try:
+        return hashlib.sha256(Path(program).read_bytes()).hexdigest()
+    except OSError as err:
+        raise UsageError(
+            f"gpu_monitoring_program: {program}: {err.strerror} (build it: scripts/zipapp {program})"
+        ) from None
+
+
+def _packages(state: NodeState, settings: GpuMonitoringSettings) -> list[str]:
+    exporter = settings.node_exporter and state.manager == "apt"
+    return [*([EXPORTER] if exporter else []), *([DCGM_EXPORTER] if settings.dcgm_exporter else [])]
+
+
+def _exists(state: NodeState, path: str) -> bool:
+    return path in state.files and state.files[path].kind not in ("absent", "unknown")
+
+
+def _runnable(state: NodeState) -> Literal["started"] | None:
+    return "started" if state.facts.loaded_driver is not None and state.facts.gpus_on_bus else None
+
+
+def _notes(state: NodeState, settings: GpuMonitoringSettings) -> Iterator[str]:
+    if settings.node_exporter and state.manager != "apt":
+        yield (
+            "node_exporter is not installed on this system: provide one that reads "
+            f"{settings.textfile_directory} (--collector.textfile.directory)"
+        )
+    elif settings.node_exporter and settings.textfile_directory != DIRECTORY:
+        yield (
+            f"gpu_monitoring_textfile_directory: the packaged node_exporter reads {DIRECTORY}: set its "
+            "--collector.textfile.directory in /etc/default/prometheus-node-exporter"
+        )
