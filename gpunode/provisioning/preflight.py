@@ -46,6 +46,7 @@ ORDER = (
     "nvidia_container_toolkit",
     "ml_environment",
     "gpu_tools",
+    "gpu_monitoring",
     "updates",
     "ssh_hardening",
     "firewall",
