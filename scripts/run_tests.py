@@ -151,6 +151,13 @@ STANDS_ON = {
         "gpunode/provisioning/driver/",
     ),
     "test_measured_group": ("gpunode/workload/",),
+    "test_prometheus": (
+        "roles/gpu_monitoring/",
+        "gpunode/provisioning/gpu_monitoring",
+        "gpunode/report/prometheus",
+        "gpunode/report/alerts",
+        "gpunode/cli/on_node",
+    ),
     "test_nccl_conf": ("roles/ml_environment/", "gpunode/tuning/network", "gpunode/provisioning/ml_environment"),
     "test_podman_containerd": (
         "roles/nvidia_container_toolkit/",
