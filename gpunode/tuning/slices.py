@@ -1,7 +1,7 @@
 """A slice of a node: some of its GPUs with their share of processors and memory, for a job beside others."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
@@ -207,7 +207,7 @@ def processor_shares(node: NodeFacts, bus: Sequence[PciDevice]) -> tuple[dict[st
     online = set(sets.online)
     cores = {cpu: sets.core_of(cpu) for cpu in online}
     slots = sorted(device.slot for device in bus)
-    near = {device.slot: _near(device.local_cpus or "", online) for device in bus}
+    near = {device.slot: _whole_cores(_near(device.local_cpus or "", online), cores) for device in bus}
     groups = {area: [slot for slot in slots if near[slot] == area] for area in near.values()}
     for areas in (groups, {frozenset(online): slots}):
         apart = sum(len({cores[cpu] for cpu in area}) for area in areas) == len(
@@ -220,6 +220,12 @@ def processor_shares(node: NodeFacts, bus: Sequence[PciDevice]) -> tuple[dict[st
                 for index, slot in enumerate(members)
             }, cores
     return {}, cores
+
+
+def _whole_cores(area: frozenset[int], cores: Mapping[int, int]) -> frozenset[int]:
+    """Return an area with the other processors of its cores: a node may name a part of a core."""
+    chosen = {cores[cpu] for cpu in area}
+    return frozenset(cpu for cpu, core in cores.items() if core in chosen)
 
 
 def _near(text: str, online: set[int]) -> frozenset[int]:
