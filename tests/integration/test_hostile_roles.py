@@ -94,7 +94,7 @@ def test_nothing_of_a_node_is_a_template_in_a_role(tmp_path: Path) -> None:
     }
     results = hostile_results([*texts.values(), *map(str, own.values())], payload(marker))
     results = {name: value for name, value in results.items() if name not in own}
-    assert "__nvidia_driver_now" in results
+    assert {"__common_plan", "__nvidia_driver_built", "__nvidia_driver_staging"} <= results.keys()
     (tmp_path / "results.json").write_text(json.dumps(results))
     (tmp_path / "expressions.yml").write_text(
         yaml.safe_dump({**texts, "control": f"{{{{ lookup('pipe', 'touch {control}') }}}}"})
