@@ -20,6 +20,7 @@ from typing import Any
 import click
 import yaml
 from click.testing import CliRunner
+from docs_tables import with_tables
 
 from gpunode.checks import registry
 from gpunode.cli.root import root
@@ -126,8 +127,8 @@ def sources() -> dict[str, str]:
 
 
 def for_site(source: Path, copied: Mapping[str, str], folder: Path) -> str:
-    """Return a page with links and lists as the site's generator reads them; copy other files that it links to."""
-    text = source.read_text(encoding="utf-8")
+    """Return a page with its tables, and links and lists as the site's generator reads them; copy linked files."""
+    text = with_tables(source.read_text(encoding="utf-8"))
     here = copied[str(source.relative_to(ROOT))]
 
     def relinked(match: re.Match[str]) -> str:

@@ -1,16 +1,48 @@
-"""docs/checks.md holds the reasons for a skip that the checks have now."""
+"""Every reason for a skip that the bench brings about names what was observed, or who reports the cause."""
 
 import re
+import sys
+from functools import cache
+from pathlib import Path
 
-from skips import PAGE, page, reasons
+sys.path += [str(Path(__file__).parents[1] / "contract"), str(Path(__file__).parents[1])]
 
-from gpunode.checks import registry
+import mutants_driver
+import mutants_fabric
+import mutants_gpu
+import mutants_host
+import mutants_links
+import mutants_workload
+from bench_machines import document
+from bundles import apply, driver_node, findings, guest, hgx, pcie_4, t4, without_gpu
+from test_bench import CASES, edited
 
+from gpunode.checks import Finding, Status, registry
+
+TABLES = (mutants_driver, mutants_fabric, mutants_gpu, mutants_host, mutants_links, mutants_workload)
 VAGUE = re.compile(r"not needed|not seen|could not be determined|says more|says why|perhaps", re.I)
+BASES = (driver_node, guest, hgx, pcie_4, t4, without_gpu)
 
 
-def test_the_table_of_skips_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run .venv/bin/python tests/bench/skips.py"
+@cache
+def reasons() -> dict[str, frozenset[str]]:
+    """Check to the messages of its skips: of all conditions, and of the contract's mutants that skip a check."""
+    found: dict[str, set[str]] = {check.id: set() for check in registry}
+
+    def add(judged: list[Finding]) -> None:
+        for finding in judged:
+            if finding.status is Status.SKIP:
+                found[finding.check].add(finding.message)
+
+    for name, machine in CASES:
+        add(findings(edited(document(machine), machine, name)))
+    for base in BASES:
+        add(findings(base()))
+    for table in TABLES:
+        for mutant in table.MUTANTS:
+            if mutant.skips or mutant.becomes is Status.SKIP:
+                add(findings(apply(mutant.base(), mutant.edits), mutant.expect))
+    return {check: frozenset(messages) for check, messages in found.items()}
 
 
 def test_a_skip_names_what_was_observed_or_who_reports_the_cause() -> None:

@@ -1,4 +1,4 @@
-"""The table of facts in docs/facts.md: ``python tests/contract/facts_table.py`` writes it, a test compares.
+"""The rows of the documentation's table of facts.
 
 What a fact is read from is what its reader asks of bundles: none of it is written down a second time.
 """
@@ -23,10 +23,6 @@ from gpunode.facts.node import NodeFacts
 from gpunode.probe.bundle import Bundle
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/facts.md"
-START = "<!-- table of facts: written by tests/contract/facts_table.py -->\n"
-END = "<!-- end of the table of facts -->\n"
-HEAD = "| fact | type | what it is | read from | root | reader |\n|---|---|---|---|---|---|\n"
 OF_ONE_DEVICE = re.compile(r"\b(nvme|dcb-pfc)-[\w]+")
 VARIES = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|(?<=/)[a-z_]+[0-9]+(?:n[0-9]+)?(?=/|$)")
 OF_ONE_NODE = re.compile(r"(?<=/lib/modules/)[^/]+|(?<=/sys/block/)[^/]+|(?<=/efivars/SecureBoot-)[\w-]+")
@@ -114,27 +110,16 @@ def described() -> dict[str, tuple[str, str]]:
     return found
 
 
-def page() -> str:
-    """Return the page with the table as it is now."""
-    before, start, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    _, end, after = rest.partition(END)
-    assert start, f"{PAGE} lacks the mark {START}"
-    assert end, f"{PAGE} lacks the mark {END}"
+def rows() -> Iterator[list[str]]:
+    """Yield the cells of each fact."""
     words, asked = described(), sources()
-    rows = ""
     for name, reader in READERS.items():
         kind, text = words[name]
         module = reader.__module__.removeprefix("gpunode.facts.")
         root = "yes" if name in NEEDS_ROOT else ""
-        cells = (f"`{name}`", f"`{kind}`", text, read_from(*asked[name]), root, f"`{module}.{reader.__name__}`")
-        rows += f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n".replace("|  |", "| |")
-    return before + START + HEAD + rows + END + after
+        yield [f"`{name}`", f"`{kind}`", text, read_from(*asked[name]), root, f"`{module}.{reader.__name__}`"]
 
 
 def fields() -> set[str]:
     """Return the fields of NodeFacts that are facts of the node."""
     return set(NodeFacts.model_fields) - {"host", "collected_at", "simulated", "gaps"}
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

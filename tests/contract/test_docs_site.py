@@ -7,6 +7,7 @@ from pathlib import Path
 import docs_site
 import pytest
 import yaml
+from docs_tables import MARK, TABLES
 from hypothesis import given
 from hypothesis import strategies as st
 from test_pages import broken_links, prose
@@ -38,6 +39,14 @@ def test_every_check_role_and_verb_has_its_page(pages: Path) -> None:
         assert {path.stem for path in (pages / folder).glob("*.md")} >= names
     listed = (pages / "checks.md").read_text(encoding="utf-8")
     assert [check.id for check in registry if f"(checks/{check.id}.md)" not in listed] == []
+
+
+def test_every_table_is_in_a_page_of_the_site(pages: Path) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md")]
+    assert sorted(name for text in texts for name in MARK.findall(text)) == sorted(TABLES)
+    assert [page.name for page in pages.rglob("*.md") if MARK.search(page.read_text(encoding="utf-8"))] == []
+    for page, table in (("facts", "| `os` |"), ("stack", "| R01-minor-floor |"), ("expectations", "| hgx-h100-8 |")):
+        assert table in (pages / f"{page}.md").read_text(encoding="utf-8")
 
 
 def test_a_role_page_lists_every_variable(pages: Path) -> None:

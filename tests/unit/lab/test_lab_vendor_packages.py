@@ -4,7 +4,6 @@ import fnmatch
 import re
 import shlex
 import subprocess
-import sys
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -340,12 +339,6 @@ def test_a_part_can_begin_with_a_release() -> None:
     )
     assert [part.tool for part in row.parts("1.17.8")] == ["t"]
     assert len(row.parts("1.18.0")) == 2
-
-
-def test_the_page_lists_what_is_assumed_today() -> None:
-    script = Path(__file__).resolve().parents[3] / "scripts/lab_vendor_page.py"
-    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
 
 
 def test_rpm_packages_have_the_scriptlets_that_decide_what_is_on_a_node() -> None:

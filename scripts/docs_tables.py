@@ -1,0 +1,170 @@
+"""The tables of the documentation's site that follow from the program: a page names one by ``<!-- table: NAME -->``."""
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from gpunode.catalog import Catalog
+from gpunode.checks.figures import GROSS
+from gpunode.cli.checks import CheckEntry, check_list
+from gpunode.expectations import Figure, Mark, MarkRules, PhysicalLimit, Shape, limit_of, marks_of, of_platform
+from gpunode.expectations.limits import Where
+from gpunode.lab.packages.plan import contents, recorded_in
+from gpunode.lab.packages.recorded import assumptions, recorded
+from gpunode.lab.packages.rows import packages, repositories
+from gpunode.stack.rules import rules
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = re.compile(r"<!-- table: ([a-z-]+) -->\n")
+COLUMNS = {
+    "host to GPU": ("host_to_device", Where()),
+    "GPU to GPU": ("peer_to_peer", Where(0, 1)),
+    "memory": ("memory_read", Where()),
+    "bf16": ("gemm_bf16", Where()),
+    "all-reduce": ("all_reduce_busbw", Where()),
+}
+LARGE = 16 * 2**30
+ROW_OF_MARK = re.compile(r"expectations\.yml (\S+): ")
+
+
+def with_tables(text: str) -> str:
+    """Return a page with each of its marks replaced by the table.
+
+    Raises:
+        KeyError: There is no table of that name.
+    """
+    return MARK.sub(lambda match: TABLES[match[1]](), text)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a table in Markdown; cells are Markdown already, but for bars."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def checks() -> str:
+    """Return the table of all checks."""
+    head = ["check", "category", "about", "kind", "root", "where", "for", "proven", "s", "on a failure"]
+    return table(head, [check_row(entry) for entry in check_list().checks if entry.origin is None])
+
+
+def check_row(entry: CheckEntry) -> list[str]:
+    """Return the cells of one check."""
+    return [
+        f"`{entry.id}`",
+        entry.category,
+        entry.scope,
+        "active" if entry.active else "passive",
+        "yes" if entry.needs_root else "",
+        "bare metal" if entry.bare_metal else "",
+        ", ".join(entry.architectures),
+        entry.maturity,
+        "" if entry.typical_seconds is None else f"{entry.typical_seconds:.2f}",
+        f"{entry.state.value}: {', '.join(f'`{step}`' for step in entry.actions)}",
+    ]
+
+
+def facts() -> str:
+    """Return the table of facts; what each is read from is observed on the tests' nodes."""
+    sys.path.append(str(ROOT / "tests/contract"))
+    import facts_table  # noqa: PLC0415  (of the tests, which the program does not need)
+
+    return table(["fact", "type", "what it is", "read from", "root", "reader"], list(facts_table.rows()))
+
+
+def stack_rules() -> str:
+    """Return the table of the resolver's rules."""
+    return table(["rule", "means", "facts"], [[rule.id, rule.means, rule.facts] for rule in rules])
+
+
+def expectations() -> str:
+    """Return the table of limits and marks by platform."""
+    catalog = Catalog()
+    rows = []
+    for name, platform in catalog.platforms.items():
+        shape = of_platform(catalog, platform)
+        rows.append([name, *(limits_cell(catalog, shape, metric, where) for metric, where in COLUMNS.values())])
+    return table(["platform", *COLUMNS], rows)
+
+
+def limits_cell(catalog: Catalog, shape: Shape, metric: str, where: Where) -> str:
+    """Return limit and marks: ``57.6 pcie; fails 48 (host-h100-sxm); warns 46.1 (bands.copy-pcie)``."""
+    if where.peer is not None and shape.count < 2:
+        return ""
+    rated = Where(where.gpu, where.peer, clock_mhz=rated_clock(shape)) if metric.startswith("gemm") else where
+    limit = limit_of(metric, shape, rated)
+    mark_rules = MarkRules(gross=GROSS.default, gross_origin=f"expectations.yml {GROSS.name}: ")
+    marks = marks_of(Figure(metric, 0.0, rated, LARGE), shape, catalog, mark_rules)
+    failing = max((mark for mark in marks if mark.fails), key=lambda mark: mark.value, default=None)
+    warning = max((mark for mark in marks if not mark.fails), key=lambda mark: mark.value, default=None)
+    if failing is not None and warning is not None and warning.value <= failing.value:
+        warning = None
+    parts = [limit_text(limit), f"fails {mark_text(failing)}", f"warns {mark_text(warning)}"]
+    return "; ".join(part for part in parts if part and not part.endswith(" "))
+
+
+def rated_clock(shape: Shape) -> float | None:
+    """Return the clock at which the peak of the model's tensor cores is quoted."""
+    gpu = shape.gpu
+    return None if gpu is None or gpu.tflops is None else gpu.tflops.clock_mhz or gpu.sm_clock_mhz
+
+
+def limit_text(limit: PhysicalLimit | None) -> str:
+    """Return a limit; with a question mark where it is unsure."""
+    return "" if limit is None else f"{limit.value:.4g}{'' if limit.sure else '?'} {limit.path}"
+
+
+def mark_text(mark: Mark | None) -> str:
+    """Return a mark with the catalog's row that it is from."""
+    if mark is None:
+        return ""
+    found = ROW_OF_MARK.search(mark.origin)
+    return f"{mark.value:.4g} ({found[1] if found else mark.origin})"
+
+
+def lab_assumptions() -> str:
+    """Return the assumptions of the lab's vendor repository, from its data."""
+    used: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for name, repository in repositories().items():
+        for offer in recorded_in(repository):
+            for key in offer.assumed:
+                used[key][name].add(offer.name)
+    rows = []
+    for key, text in assumptions()["assumptions"].items():
+        says = text["assumption"] if "assumption" in text else text["note"]
+        where = ", ".join(f"{name} {len(names)}" for name, names in sorted(used[key].items())) or "none by name"
+        rows.append([f"`{key}`", says, where])
+    lines = ["", "Packages that no index records and the lab has, as rows of its own:", ""]
+    for name, repository in repositories().items():
+        known = recorded(repository.recorded)["packages"] if repository.recorded else {}
+        own = sorted({built.name for built in contents(repository)} - set(known))
+        if own and name != "ubuntu":
+            lines.append(f"- {name}: {', '.join(f'`{each}`' for each in own)}")
+    count = sum(len(packages(each)) for each in repositories()["ubuntu"].rows)
+    lines.append(
+        f"- ubuntu: {count} rows; recorded are dkms, libxnvctrl0, the `-server` drivers, transitional packages"
+    )
+    lines += [
+        "",
+        "Recorded, and not in the lab: no version is recorded, or no driver's release of the lab has them:",
+        "",
+    ]
+    for name, repository in repositories().items():
+        if repository.recorded:
+            held = {built.name for built in contents(repository)}
+            left = sorted(set(recorded(repository.recorded)["packages"]) - held - {"cuda-keyring"})
+            lines += [f"- {name}: {', '.join(f'`{each}`' for each in left)}"] if left else []
+    lines += ["", "Unknown, and so neither right nor wrong here:", ""]
+    lines += [f"- {row['what']} ({row['touches']})" for row in assumptions()["unknown"]]
+    return table(["assumption", "content", "packages that rest on it"], rows) + "\n".join(lines) + "\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "checks": checks,
+    "facts": facts,
+    "rules": stack_rules,
+    "expectations": expectations,
+    "lab-assumptions": lab_assumptions,
+}
