@@ -7,8 +7,11 @@ import sys
 import time
 from pathlib import Path
 
+import demo
 import pytest
 from programs import run_program
+
+from gpunode.checks import registry
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 DEMO = """
@@ -69,8 +72,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             {
                 "host": host,
                 "findings": [
-                    {"check": "gpu.count", "status": "pass"},
-                    {"check": "link.pcie-width", "status": "fail" if host in wrong else "pass"},
+                    {"check": check, "status": "fail" if check == demo.FOUND_BY and host in wrong else "pass"}
+                    for check in sorted(demo.PASS[host])
                 ],
             }
             for host in NODES
@@ -89,6 +92,25 @@ def program(root: Path, stop: str = "", how: str = "") -> list[str]:
 
 def removed(root: Path) -> bool:
     return "gpunode lab down --name demo\n" in (root / "calls").read_text(encoding="ascii")
+
+
+def test_the_demo_holds_nodes_to_checks_that_exist() -> None:
+    assert set[str]().union(*demo.PASS.values()) <= {check.id for check in registry}
+    assert demo.FOUND_BY in demo.PASS[demo.BROKEN]
+
+
+@pytest.mark.parametrize("status", ["skip", "error", "fail", None])
+def test_a_check_that_did_not_pass_is_named(status: str | None) -> None:
+    nodes = {host: dict.fromkeys(checks, "pass") for host, checks in demo.PASS.items()}
+    if status is None:
+        del nodes["hgx-h100-8-1"]["fabric.state"]
+    else:
+        nodes["hgx-h100-8-1"]["fabric.state"] = status
+    findings = {host: [{"check": key, "status": seen} for key, seen in found.items()] for host, found in nodes.items()}
+    report = {"nodes": [{"host": host, "findings": found} for host, found in findings.items()]}
+    wrong = demo.surprises(report, 0, broken=False)
+    assert wrong[-1] == "hgx-h100-8-1: fabric.state did not pass"
+    assert len(wrong) == (2 if status in ("error", "fail") else 1)
 
 
 def test_a_finished_demo_has_six_steps_and_is_repeated_on_its_nodes(root: Path) -> None:
