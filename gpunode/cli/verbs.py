@@ -11,6 +11,7 @@ VERBS = {
     "upgrade": "Upgrade the driver of many nodes by canary and waves, and return what is as good as before",
     "validate": "Validate nodes: this machine, hosts of an inventory, or saved bundles",
     "profile": "Run a command under a profiler and print where its time goes",
+    "stage": "Copy a data set to a local disk: verified, resumed, within a limit of space",
     "top": "Show what the GPUs of many nodes do, and what slows them down",
     "collect": "Collect bundles without validating them",
     "compare": "Compare two runs: what changed on which node, and whether it is worse",

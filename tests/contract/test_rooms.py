@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "change": {"fleet", "probe"},
     "lab": {"catalog"},
     "profiling": set(),
+    "staging": set(),
     "plugins": {"catalog", "stack", "facts", "tuning", "checks", "probe", "provisioning"},
 }
 FREE = {"cli"}
@@ -39,7 +40,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "catalog": (3_400, 36),
     "change": (1_150, 6),
     "checks": (12_550, 12),
-    "cli": (7_200, 38),
+    "cli": (7_450, 38),
     "expectations": (600, 0),
     "fabric": (1_450, 23),
     "facts": (10_750, 52),
@@ -53,6 +54,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "provisioning": (13_500, 71),
     "report": (3_100, 11),
     "stack": (3_750, 7),
+    "staging": (780, 0),
     "top": (1_650, 5),
     "tuning": (3_000, 14),
     "workload": (8_850, 170),
