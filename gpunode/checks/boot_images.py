@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from gpunode.facts.node import Initramfs, ModuleFile, NodeFacts
+from gpunode.facts.boot import Initramfs
+from gpunode.facts.modules import ModuleFile
+from gpunode.facts.node import NodeFacts
 
 
 @dataclass(frozen=True)

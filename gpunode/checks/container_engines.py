@@ -7,7 +7,8 @@ from packaging.version import Version
 from gpunode.checks.compare import About, failed, parsed_version, passed, warned
 from gpunode.checks.containers import KIND, has_toolkit
 from gpunode.checks.registry import CheckResult, Skip, registry
-from gpunode.facts.node import ContainerDevices, NodeFacts
+from gpunode.facts.containers import ContainerDevices
+from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
 NOTICE = "NVIDIA/nvidia-docker issue 1730 (notice of the toolkit's makers)"

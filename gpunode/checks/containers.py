@@ -10,7 +10,8 @@ from gpunode.checks.compare import at_most, failed, faultless, parsed_version, p
 from gpunode.checks.driver import same_version
 from gpunode.checks.installed import present, upstream
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
-from gpunode.facts.node import CdiSpec, NodeFacts
+from gpunode.facts.containers import CdiSpec
+from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
 TOOLKIT = (

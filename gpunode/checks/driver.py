@@ -10,7 +10,10 @@ from gpunode.checks.boot_images import old_images
 from gpunode.checks.installed import driver_installed
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.boot import blocked_by_arguments
-from gpunode.facts.node import Kernel, KernelEvent, ModuleFile, NodeFacts
+from gpunode.facts.kernel_log import KernelEvent
+from gpunode.facts.kernels import Kernel
+from gpunode.facts.modules import ModuleFile
+from gpunode.facts.node import NodeFacts
 from gpunode.text import listed
 
 ROLE = "role nvidia_driver, tag nvidia_driver_install"

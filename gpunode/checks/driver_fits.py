@@ -10,7 +10,7 @@ from gpunode.checks.compare import failed, passed, warned
 from gpunode.checks.gpus import CATALOG
 from gpunode.checks.registry import CheckResult
 from gpunode.errors import UsageError
-from gpunode.facts.node import LoadedDriver
+from gpunode.facts.modules import LoadedDriver
 
 Objection = tuple[str, str | int, bool]
 """Message, expected value, and whether the fact is sure."""

@@ -5,7 +5,8 @@ from ipaddress import ip_address
 
 from gpunode.checks.compare import failed, passed, skipped, warned
 from gpunode.checks.registry import CheckResult, Skip, registry
-from gpunode.facts.node import Listener, NodeFacts, PacketFilter
+from gpunode.facts.exposure import Listener, PacketFilter
+from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
 UNIT = "gpunode-firewall.service"

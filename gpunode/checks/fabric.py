@@ -9,7 +9,8 @@ from gpunode.checks.driver import same_version
 from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, model_of, of_one_gpu, seen_gpus
 from gpunode.checks.machine import gpu_ids, is_guest, nvswitches, platforms
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
-from gpunode.facts.node import NodeFacts, Unit
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.units import Unit
 from gpunode.text import listed
 
 UNITS = {"fabric-manager": "nvidia-fabricmanager.service", "nvlsm": "nvlsm.service", "imex": "nvidia-imex.service"}

@@ -26,10 +26,11 @@ from gpunode.checks.gpus import (
 )
 from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, Undetermined, no_gpu, registry
 from gpunode.errors import UsageError
-from gpunode.facts.node import DeviceNode, NodeFacts, ToolRun
+from gpunode.facts.driver import DeviceNode
+from gpunode.facts.node import NodeFacts
 from gpunode.facts.parsers.smi_error import error_kind
 from gpunode.facts.parsers.smi_gpu import NOT_LISTED
-from gpunode.facts.tools import meaning_of
+from gpunode.facts.tools import ToolRun, meaning_of
 from gpunode.text import counted, listed
 
 SITE = "site file"

@@ -7,7 +7,9 @@ from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
 from gpunode.checks.gpu_settings import PERSISTENCE_UNIT, REQUESTED
 from gpunode.checks.gpus import SeenGpu, of_one_gpu, seen_gpus
 from gpunode.checks.registry import CheckResult, Skip, registry
-from gpunode.facts.node import GpuSetting, NodeFacts, Unit
+from gpunode.facts.gpu_settings import GpuSetting
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.units import Unit
 from gpunode.text import listed
 from gpunode.tuning.gpu_settings_program import LATER, TITLES, busy, in_force, pending, requested, resolved, shown
 

@@ -9,9 +9,11 @@ from typing import Any
 from gpunode.catalog import Gpu, GpuMatch, load
 from gpunode.checks.driver import MISMATCH
 from gpunode.checks.registry import CheckResult, NotJudged, Skip, Status, registry
-from gpunode.facts.node import NodeFacts, PciDevice, SmiGpu, SmiLog
+from gpunode.facts.models.smi import SmiGpu, SmiLog
+from gpunode.facts.node import NodeFacts
 from gpunode.facts.parsers.smi_error import error_kind
 from gpunode.facts.parsers.values import bus_id
+from gpunode.facts.pci import PciDevice
 from gpunode.text import listed
 from gpunode.tuning.gpu_settings_program import requested, resolved
 

@@ -6,7 +6,9 @@ from gpunode.checks.compare import Scale, at_least, failed, passed, skipped, war
 from gpunode.checks.machine import is_container, is_guest
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.node import EnvironmentSetting, FileSystem, NodeFacts
+from gpunode.facts.disks import FileSystem
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.settings import EnvironmentSetting
 from gpunode.text import counted, listed
 from gpunode.tuning.nccl_names import debugs
 

@@ -8,7 +8,9 @@ from gpunode.checks.links import gpus_of
 from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.xids import nothing_found, reach
-from gpunode.facts.node import KernelEvent, NodeFacts, Nvme
+from gpunode.facts.disks import Nvme
+from gpunode.facts.kernel_log import KernelEvent
+from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
 VFORK = ("kernel_clone", "_do_fork", "do_fork")

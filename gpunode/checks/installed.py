@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gpunode.catalog import origins
-from gpunode.facts.node import NodeFacts, Package
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.packages import Package
 
 GONE = ("config-files", "not-installed")
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from gpunode.checks.compare import at_most, equals, skipped
 from gpunode.checks.machine import is_container
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
-from gpunode.facts.node import EnvironmentSetting, NodeFacts
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.settings import EnvironmentSetting
 from gpunode.text import listed
 
 SYSCTL_D = "sysctl.d(5), tmpfiles.d(5)"

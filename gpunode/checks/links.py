@@ -8,8 +8,9 @@ from gpunode.checks.gpus import SeenGpu, listed_gpus, model_of, of_one_gpu, seen
 from gpunode.checks.machine import is_guest, nvswitches, platforms
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.models.smi import DocumentT
-from gpunode.facts.node import NodeFacts, PciDevice, PciLink, PciPort, PeerAccess, Smi, Topology
+from gpunode.facts.models.smi import DocumentT, PeerAccess, Smi, Topology
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.pci import PciDevice, PciLink, PciPort
 from gpunode.text import counted, listed
 
 FULL_SPEED_STATES = frozenset({"P0", "P1", "P2"})

@@ -9,7 +9,8 @@ from gpunode.checks.installed import driver_installed
 from gpunode.checks.machine import is_container
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.facts.boot import blocked_by_arguments
-from gpunode.facts.node import ModuleFile, NodeFacts
+from gpunode.facts.modules import ModuleFile
+from gpunode.facts.node import NodeFacts
 from gpunode.text import listed
 
 BUILT = "driver.module-built"

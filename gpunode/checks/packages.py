@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from gpunode.checks.compare import failed, passed, skipped, warned
 from gpunode.checks.installed import DriverPackages, driver_packages, line_of, upstream
 from gpunode.checks.registry import CheckResult, registry
-from gpunode.facts.node import NodeFacts, Package
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.packages import Package
 from gpunode.text import counted, listed
 
 CATALOG = "catalog (origins.yml)"

@@ -6,7 +6,9 @@ from gpunode.checks.compare import Scale, failed, passed, warned
 from gpunode.checks.gpus import SeenGpu, gpu_check, seen_gpus
 from gpunode.checks.registry import CheckResult, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.node import GpuUsage, NodeFacts, SmiGpu
+from gpunode.facts.gpu import GpuUsage
+from gpunode.facts.models.smi import SmiGpu
+from gpunode.facts.node import NodeFacts
 from gpunode.text import listed
 
 HEALTH_VALIDATION = "NVIDIA Health Validation, gpu_average_power_draw"

@@ -7,7 +7,8 @@ from gpunode.checks.compare import failed, passed, skipped
 from gpunode.checks.machine import is_container, is_guest, platforms
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.node import CpuSets, NodeFacts
+from gpunode.facts.host import CpuSets
+from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
 KERNEL = "Linux, admin-guide/cputopology.rst"

@@ -6,7 +6,8 @@ from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
 from gpunode.checks.gpu import SITE
 from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.node import IbDevice, IbPort, NodeFacts
+from gpunode.facts.network import IbDevice, IbPort
+from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
 COUNTED = {

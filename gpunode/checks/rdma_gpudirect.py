@@ -10,7 +10,8 @@ from gpunode.checks.rdma_links import NO_DEVICE
 from gpunode.checks.registry import CheckResult, Skip, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.errors import UsageError
-from gpunode.facts.node import LoadedDriver, NodeFacts
+from gpunode.facts.modules import LoadedDriver
+from gpunode.facts.node import NodeFacts
 from gpunode.text import listed
 
 PEERMEM = "nvidia_peermem"

@@ -10,7 +10,10 @@ from gpunode.checks.machine import is_container
 from gpunode.checks.rdma import LOOK
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry, why_unknown
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.node import IbDevice, LinkEvent, NodeFacts, PciDevice
+from gpunode.facts.network import IbDevice
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.pci import PciDevice
+from gpunode.facts.rdma import LinkEvent
 from gpunode.text import counted, listed, moment, seconds_between
 
 HEALTH_VALIDATION = "NVIDIA Health Validation, rdma_linkflap_fatal"

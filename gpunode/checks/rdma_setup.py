@@ -10,7 +10,8 @@ from gpunode.checks.rdma import ports
 from gpunode.checks.rdma_links import NO_DEVICE
 from gpunode.checks.registry import CheckResult, Expectation, Skip, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.node import IbDevice, Nic, NodeFacts
+from gpunode.facts.network import IbDevice, Nic
+from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
 NODEPULSE = "NodePulse: 9000 and more on every interface"

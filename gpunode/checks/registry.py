@@ -18,7 +18,7 @@ from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.thresholds import Threshold, in_force, overridden
 from gpunode.expectations import METRICS, is_metric
 from gpunode.facts import NodeFacts
-from gpunode.facts.node import MAY_BE_NONE
+from gpunode.facts.node import MAY_BE_NONE, NEEDS_ROOT
 from gpunode.frozen import Frozen, invalid_field
 
 Value = bool | int | float | str | None
@@ -48,17 +48,6 @@ OF_PREFIX: dict[str, Category] = {
 }
 """Default category of a check by the first part of its id."""
 Scope = Literal["node", "gpu", "link", "fleet"]
-NEEDS_ROOT = frozenset(
-    {
-        *("kernel_log", "link_log", "earlier_boots"),  # dmesg and the journal
-        "packet_filter",  # netlink
-        *("ssh_daemon", "private_keys", "empty_passwords"),  # host keys, homes, /etc/shadow
-        *("docker", "nvmes", "gpu_processes", "pci_acs"),  # a socket, disks, other users' files, configuration space
-        "container_devices",  # other users' folders
-        *("bmc_access", "bmc_fans", "bmc_power_supplies", "bmc_events"),
-    }
-)
-"""Facts that the probe can read only as root, or reads incompletely without root."""
 
 
 class Status(StrEnum):

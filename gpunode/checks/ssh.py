@@ -7,7 +7,8 @@ from gpunode.checks.compare import at_most, failed
 from gpunode.checks.declared import declare
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.node import KeyFile, NodeFacts
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.ssh import KeyFile
 from gpunode.text import counted, listed
 
 HOST_KEY = "/etc/ssh/ssh_host_"

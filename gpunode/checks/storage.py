@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from gpunode.checks.compare import at_least, failed, passed, skipped, undetermined, warned
 from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.models.host import StoredMount
+from gpunode.facts.disks import StoredMount
 from gpunode.facts.node import NodeFacts
 from gpunode.text import listed
 

@@ -15,10 +15,10 @@ from gpunode.checks.registry import NotJudged
 from gpunode.checks.workload import gpu_named, of, read
 from gpunode.expectations.tools import PEER_TESTS
 from gpunode.facts.models.measured import PeerCopyValues, ToolValues
-from gpunode.facts.models.network import IbDevice, Nic
-from gpunode.facts.models.pci import PciDevice, PciLink
+from gpunode.facts.network import IbDevice, Nic
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.parsers import nvbandwidth
+from gpunode.facts.pci import PciDevice, PciLink
 from gpunode.frozen import Frozen
 
 MOST_PARTS = 256

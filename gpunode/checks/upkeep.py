@@ -14,7 +14,11 @@ from gpunode.checks.links import gpus_of
 from gpunode.checks.machine import is_container, platforms
 from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.node import AutomaticUpdates, LibraryFile, LoadedDriver, NodeFacts, PciDevice
+from gpunode.facts.libraries import LibraryFile
+from gpunode.facts.modules import LoadedDriver
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.pci import PciDevice
+from gpunode.facts.updates import AutomaticUpdates
 from gpunode.text import counted, listed, moment
 
 DRIVER_LIBRARIES = ("libcuda", "libnvidia-ml")

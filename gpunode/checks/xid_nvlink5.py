@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from gpunode.checks.registry import Status
 from gpunode.checks.xid_registers import RegisterVerdict
-from gpunode.facts.node import KernelEvent
+from gpunode.facts.kernel_log import KernelEvent
 from gpunode.text import listed
 
 NUMBERS = range(144, 151)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gpunode.checks.registry import Status
 from gpunode.checks.thresholds import Threshold
-from gpunode.facts.node import KernelEvent
+from gpunode.facts.kernel_log import KernelEvent
 from gpunode.text import listed
 
 NVLINK_ERROR = 74

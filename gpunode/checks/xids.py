@@ -15,7 +15,8 @@ from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.xid_registers import ARCHITECTURE, ECC_MOST, NVLINK_ERROR, REPEATED, judge
 from gpunode.checks.xid_registers import SOURCE as REGISTERS
-from gpunode.facts.node import KernelEvent, NodeFacts
+from gpunode.facts.kernel_log import KernelEvent
+from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed, moment
 
 SOURCE = "catalog (xids.yml)"

@@ -9,7 +9,8 @@ from gpunode.checks.machine import is_container
 from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.xids import RECOVERY, SOURCE, gpu_of, model_at, xid_verdict
-from gpunode.facts.node import KernelEvent, NodeFacts
+from gpunode.facts.kernel_log import KernelEvent
+from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed, moment
 
 LOOK_BACK = Threshold(

@@ -5,10 +5,11 @@ The formats are those of ipmitool's manual (``sdr type``, ``sel list``); the tes
 
 import re
 from datetime import datetime
+from typing import Literal
 
 from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.bmc import BmcAccess, BmcEvent, BmcSensor
+from gpunode.facts.models.base import Fact, fact
 
 _REFUSED = re.compile(r"permission denied|operation not permitted", re.I)
 _NO_DEVICE = re.compile(r"could not open device .*no such (?:file|device)", re.I)
@@ -20,7 +21,35 @@ _DIRECTIONS = {"asserted": True, "deasserted": False}
 _STATUS = re.compile(r"ok|ns|us|nc|cr|nr|[lu](?:nc|cr|nr)")
 
 
-def bmc_access(bundle: BundleReader) -> BmcAccess:
+BmcAccess = Literal["read", "no-device", "no-program", "no-permission"]
+
+
+class BmcSensor(Fact):
+    """One line of ``ipmitool sdr type TYPE``."""
+
+    VOLATILE = frozenset({"reading"})
+
+    name: str
+    status: str
+    """``ok``, ``ns`` (no reading), ``nc`` (not critical), ``cr`` (critical), ``nr`` (not recoverable)."""
+    reading: str
+    """``5600 RPM``, ``Presence detected, Failure detected``, ``No Reading``."""
+
+
+class BmcEvent(Fact):
+    """One line of ``ipmitool sel list``."""
+
+    sensor: str
+    """``Power Supply #0x3b``; the whole text of a line in another format."""
+    event: str
+    """``Power Supply AC lost``; empty for a line in another format."""
+    asserted: bool | None
+    """False if the event ended; None if the line does not contain it."""
+    time: str | None = None
+    """By the BMC's own clock, as ``2021-09-08T06:34:15``; None before that clock was set."""
+
+
+def read_bmc_access(bundle: BundleReader) -> BmcAccess:
     """Return whether the controller can be queried: needs a kernel device, the program ipmitool, and permission for
     both."""
     if not bundle.look("ipmi-devices"):
@@ -35,26 +64,26 @@ def bmc_access(bundle: BundleReader) -> BmcAccess:
     return "no-device" if answer.rc != 0 and _NO_DEVICE.search(answer.stderr) else "read"
 
 
-def bmc_fans(bundle: BundleReader) -> tuple[BmcSensor, ...]:
+def read_bmc_fans(bundle: BundleReader) -> tuple[BmcSensor, ...]:
     """Return the sensors of ``ipmitool sdr type Fan``; empty if the controller cannot be queried."""
     return _sensors(bundle, "ipmi-fans")
 
 
-def bmc_power_supplies(bundle: BundleReader) -> tuple[BmcSensor, ...]:
+def read_bmc_power_supplies(bundle: BundleReader) -> tuple[BmcSensor, ...]:
     """Return the sensors of ``ipmitool sdr type "Power Supply"``; empty if the controller cannot be queried."""
     return _sensors(bundle, "ipmi-power-supplies")
 
 
-def bmc_events(bundle: BundleReader) -> tuple[BmcEvent, ...]:
+def read_bmc_events(bundle: BundleReader) -> tuple[BmcEvent, ...]:
     """Return the events of ``ipmitool sel list last N``, in the log's order; empty if the controller cannot be
     queried."""
-    if bmc_access(bundle) != "read":
+    if read_bmc_access(bundle) != "read":
         return ()
     return tuple(_event(line[:_LINE_LIMIT]) for line in bundle.output("ipmi-events").splitlines() if "|" in line)
 
 
 def _sensors(bundle: BundleReader, key: str) -> tuple[BmcSensor, ...]:
-    if bmc_access(bundle) != "read":
+    if read_bmc_access(bundle) != "read":
         return ()
     lines = [line[:_LINE_LIMIT] for line in bundle.output(key).splitlines() if line.strip()]
     return tuple(_sensor(line) for line in lines)
@@ -98,3 +127,13 @@ def _time(date: str, clock: str) -> str | None:
         except ValueError:
             continue
     return None
+
+
+class BmcFacts(Fact):
+    """The management controller."""
+
+    bmc_access: BmcAccess | None = fact(read_bmc_access, needs_root=True)
+    """If it is not ``read``, the next three are empty."""
+    bmc_fans: tuple[BmcSensor, ...] | None = fact(read_bmc_fans, needs_root=True)
+    bmc_power_supplies: tuple[BmcSensor, ...] | None = fact(read_bmc_power_supplies, needs_root=True)
+    bmc_events: tuple[BmcEvent, ...] | None = fact(read_bmc_events, needs_root=True, volatile=True)

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, is_word, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.kernels import release_key
-from gpunode.facts.node import Initramfs, ModuleBlock, ModuleImage, NextBoot
+from gpunode.facts.models.base import Fact, fact
 from gpunode.facts.probed import MODPROBE_FOLDERS
 
 _GRUB = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg")
@@ -27,6 +27,53 @@ _RELEASE_OF_FOLDER = re.compile(r".*/([^/]+)/(?:linux|vmlinuz)(?:\.efi)?")
 _COUNTED = re.compile(r"\+\d+(?:-\d+)?$")
 _DRIVER = re.compile(r"nvidia([_-](current|tesla|legacy|open|uvm|\d+(xx)?))*")
 _DO_NOTHING = re.compile(r"(?:(?:/usr)?/s?bin/)?(?:false|true)")
+
+
+class ModuleImage(Fact):
+    """A GPU module in an initramfs."""
+
+    path: str
+    size: int | None
+
+
+class Initramfs(Fact):
+    """The initramfs of one kernel that has a GPU module on disk."""
+
+    kernel: str
+    path: str
+    newer: bool
+    """True if it was written after the kernel's GPU module was installed: whatever it has of it is as on disk."""
+    modules: tuple[ModuleImage, ...] | None
+    """The GPU modules of an older one; None if it was not listed."""
+    reason: str | None = None
+    """Why an older one was not listed."""
+
+
+class NextBoot(Fact):
+    """The kernel that the boot loader starts next."""
+
+    kernel: str
+    """Its release; it may be a kernel that is not installed."""
+    loader: str
+    """``grub`` or ``systemd-boot``."""
+    entry: str
+    """Title or name of the menu's entry."""
+    setting: str
+    """What chose it: a file, ``saved_entry in grubenv``, a variable of the firmware."""
+    arguments: str
+    """The kernel's command line, without what GRUB fills in."""
+
+
+class ModuleBlock(Fact):
+    """A line of modprobe.d that keeps one of the driver's modules from loading."""
+
+    place: str
+    """``/etc/modprobe.d/off.conf:3``."""
+    text: str
+    module: str
+    always: bool
+    """True for ``alias nvidia off`` and ``install nvidia /bin/false``; False for ``blacklist``, which programs that
+    load it by its name do not heed."""
 
 
 @dataclass
@@ -52,7 +99,7 @@ class _Entry:
         return found.chosen(rest) if found is not None and deeper else found
 
 
-def next_boot(bundle: BundleReader) -> NextBoot:
+def read_next_boot(bundle: BundleReader) -> NextBoot:
     """Return the kernel that the boot loader starts; UnknownFactError if it is not known: it need not be the newest."""
     info = _variable(bundle, "LoaderInfo")
     if info is not None and info.startswith("systemd-boot"):
@@ -206,7 +253,7 @@ class _Images:
     reason: str | None = None
 
 
-def initramfs(bundle: BundleReader) -> tuple[Initramfs, ...]:
+def read_initramfs(bundle: BundleReader) -> tuple[Initramfs, ...]:
     """Return the initramfs images of kernels with a GPU module on disk."""
     bundle.require_finished("module_files")
     found: dict[tuple[str, str], _Images] = {}
@@ -230,7 +277,7 @@ def initramfs(bundle: BundleReader) -> tuple[Initramfs, ...]:
     )
 
 
-def module_blocks(bundle: BundleReader) -> tuple[ModuleBlock, ...]:
+def read_module_blocks(bundle: BundleReader) -> tuple[ModuleBlock, ...]:
     """Return every setting of modprobe.d that keeps the driver's modules from loading, with file and line."""
     found: list[ModuleBlock] = []
     known: set[str] = set()
@@ -264,3 +311,14 @@ def blocked_by_arguments(arguments: str) -> Mapping[str, bool]:
         if any(_DRIVER.fullmatch(module) for module in modules):
             found[text] = name == "module_blacklist"
     return found
+
+
+class BootFacts(Fact):
+    """The next boot."""
+
+    module_blocks: tuple[ModuleBlock, ...] | None = fact(read_module_blocks)
+    """Lines of modprobe.d that keep nvidia or nvidia-uvm from loading."""
+    initramfs: tuple[Initramfs, ...] | None = fact(read_initramfs)
+    """Of the kernels that have a GPU module on disk."""
+    next_boot: NextBoot | None = fact(read_next_boot)
+    """The kernel that the boot loader starts next, by its own settings; a gap where these are unknown."""

@@ -8,7 +8,7 @@ from typing import Any
 from gpunode.facts.bundle_reader import BundleReader, first_line, whole
 from gpunode.facts.driver import version_of
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import CdiNode, CdiSpec, ContainerDevices, ContainerSettings, DockerDaemon
+from gpunode.facts.models.base import Fact, fact
 
 _TOOLS = ("docker", "containerd", "podman", "runc", "crun", "nvidia-ctk")
 _DAEMON_JSON = "/etc/docker/daemon.json"
@@ -19,12 +19,83 @@ _CONTAINERD = "/etc/containerd/config.toml"
 _CONTAINERD_DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"  # the toolkit's, from 1.18 on
 
 
-def tool_versions(bundle: BundleReader) -> dict[str, str]:
+class DockerDaemon(Fact):
+    """The answer of ``docker info``."""
+
+    version: str | None
+    runtimes: tuple[str, ...]
+    default_runtime: str | None
+    cgroup_driver: str | None
+    cgroup_version: str | None
+    storage_driver: str | None
+    live_restore: bool | None
+
+
+class ContainerSettings(Fact):
+    """Configuration files of container engines."""
+
+    docker: dict[str, Any] | None
+    """``/etc/docker/daemon.json`` with secrets masked; None if the file does not exist."""
+    docker_runtimes: tuple[str, ...]
+    docker_default_runtime: str | None
+    toolkit_mode: str | None
+    """``mode`` in ``/etc/nvidia-container-runtime/config.toml``: ``auto``, ``cdi``, ``legacy``."""
+    toolkit_no_cgroups: bool | None
+    containerd_has_nvidia: bool | None
+    """True if containerd's configuration names the runtime ``nvidia``; None if containerd has no configuration."""
+    containerd_cdi: bool | None = None
+    """``enable_cdi`` in containerd's configuration; None if it is not set."""
+    docker_path: str = "/etc/docker/daemon.json"
+    """The file that Docker reads: the snap has another."""
+
+
+class CdiNode(Fact):
+    """One device of a CDI specification that has its numbers in it."""
+
+    path: str
+    major: int
+    minor: int | None
+
+
+class ContainerDevices(Fact):
+    """One running container with GPUs, in a cgroup that systemd manages."""
+
+    scope: str
+    """``docker-ID.scope``."""
+    allowed: bool
+    """True if the scope lists the GPUs' devices. Otherwise the next reload of systemd refuses them to the container."""
+    started_us: int | None
+    """Microseconds from the boot to the container's start."""
+    reloaded_us: int | None
+    """Microseconds from the boot to systemd's latest reload; None: systemd does not report it (before 250)."""
+
+
+class CdiSpec(Fact):
+    """One CDI specification in ``/etc/cdi`` or ``/var/run/cdi``: the devices that containers can request."""
+
+    VOLATILE = frozenset({"size_bytes"})
+
+    path: str
+    size_bytes: int
+    cdi_version: str | None
+    kind: str | None
+    """``nvidia.com/gpu``."""
+    devices: tuple[str, ...]
+    """``0``, ``1``, ``all``, ``GPU-...``."""
+    driver_versions: tuple[str, ...]
+    """Versions in the names of the driver libraries that it mounts; normally one, equal to the driver's."""
+    missing: tuple[str, ...]
+    """Files and devices of the host that it names and that do not exist."""
+    nodes: tuple[CdiNode, ...] = ()
+    """Devices with numbers; those without get the numbers that the host has."""
+
+
+def read_tool_versions(bundle: BundleReader) -> dict[str, str]:
     """Return the versions that the programs on disk print (``--version``); a daemon may still run an older one."""
     return {name: version for name in _TOOLS if (version := version_of(bundle, f"version-{name}")) is not None}
 
 
-def docker(bundle: BundleReader) -> DockerDaemon | None:
+def read_docker(bundle: BundleReader) -> DockerDaemon | None:
     """Return the answer of the probe's ``docker info --format``; None if Docker is not installed or not running."""
     if not bundle.ran("docker-info"):
         bundle.require_finished("docker_daemon")
@@ -66,7 +137,7 @@ def docker(bundle: BundleReader) -> DockerDaemon | None:
     )
 
 
-def containers(bundle: BundleReader) -> ContainerSettings:
+def read_containers(bundle: BundleReader) -> ContainerSettings:
     """Return the content of daemon.json and the toolkit's config.toml, and the probe's lines of containerd's
     configuration."""
     path = _settings_path(bundle)
@@ -122,7 +193,7 @@ def _toolkit(bundle: BundleReader) -> dict[str, Any]:
         raise ParseError(f"{_TOOLKIT} is not TOML: '{first_line(text or '')}'") from None
 
 
-def cdi_specs(bundle: BundleReader) -> tuple[CdiSpec, ...]:
+def read_cdi_specs(bundle: BundleReader) -> tuple[CdiSpec, ...]:
     """Return the CDI specifications from the probe's lines: ``file PATH SIZE``, then ``KEY VALUE`` for its content."""
     found: list[CdiSpec] = []
     values: dict[str, list[str]] = {}
@@ -158,7 +229,7 @@ def _cdi_node(text: str) -> CdiNode:
     return CdiNode(path=path, major=int(major), minor=whole(minor))
 
 
-def container_devices(bundle: BundleReader) -> tuple[ContainerDevices, ...]:
+def read_container_devices(bundle: BundleReader) -> tuple[ContainerDevices, ...]:
     """Return the running containers with GPUs in scopes of systemd."""
     found = []
     for scope, allowed, started, reloaded in bundle.rows("container-devices", 4):
@@ -168,3 +239,20 @@ def container_devices(bundle: BundleReader) -> tuple[ContainerDevices, ...]:
         times = [number or None for number in (whole(started), whole(reloaded))]
         found.append(ContainerDevices(scope=scope, allowed=allowed == "yes", started_us=times[0], reloaded_us=times[1]))
     return tuple(found)
+
+
+class ContainersFacts(Fact):
+    """Container engines and runtimes."""
+
+    tool_versions: dict[str, str] | None = fact(read_tool_versions)
+    """``{"docker": "28.5.1", "containerd": …, "podman": …, "runc": …, "crun": …, "nvidia-ctk": …}``: the programs
+    on disk; a program that is not installed has no key."""
+    docker: DockerDaemon | None = fact(
+        read_docker, needs_root=True, none_means="Docker is not installed, or its daemon is not running"
+    )
+    containers: ContainerSettings | None = fact(read_containers)
+    cdi_specs: tuple[CdiSpec, ...] | None = fact(read_cdi_specs)
+    container_devices: tuple[ContainerDevices, ...] | None = fact(
+        read_container_devices, needs_root=True, volatile=True
+    )
+    """Running containers with GPUs, if systemd manages their cgroups."""

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.host import LocalMount, StoredMount
-from gpunode.facts.node import Disk, FileSystem, Nvme
+from gpunode.facts.models.base import Fact, fact
 from gpunode.facts.pci import slot_of
 
 _BLOCK = "/sys/block/"
@@ -21,7 +20,89 @@ _DF_LINE = re.compile(
 _LINE_LIMIT = 9000
 
 
-def disks(bundle: BundleReader) -> tuple[Disk, ...]:
+class Disk(Fact):
+    """One physical block device."""
+
+    name: str
+    """``nvme0n1``, ``sda``."""
+    model: str | None
+    size_bytes: int
+    rotational: bool | None
+    read_only: bool | None
+
+
+class Nvme(Fact):
+    """One NVMe controller. Its health is None unless ``health`` is ``read``."""
+
+    VOLATILE = frozenset({"available_spare_percent", "temperature_c"})
+    COUNTERS = frozenset({"media_errors", "percentage_used"})
+
+    name: str
+    """``nvme0``."""
+    model: str | None
+    firmware: str | None
+    state: str | None
+    """``live``."""
+    slot: str | None
+    numa_node: int | None
+    health: Literal["read", "no-program", "no-permission", "unknown"] = "unknown"
+    """``read``: ``nvme smart-log`` printed the health; otherwise the reason why it is unknown."""
+    critical_warning: int | None = None
+    """A bit field; 0 is good."""
+    media_errors: int | None = None
+    percentage_used: int | None = None
+    available_spare_percent: int | None = None
+    temperature_c: int | None = None
+
+
+class StoredMount(Fact):
+    """One mount of the role storage: as recorded, and as found."""
+
+    VOLATILE = frozenset({"free_mib"})
+
+    path: str
+    source: str
+    type: str
+    remote: bool
+    options: tuple[str, ...]
+    """The recorded options that the kernel shows unchanged."""
+    mounted_type: str | None
+    """None: nothing is mounted."""
+    mounted_options: tuple[str, ...]
+    same_device: bool | None
+    """None if the source is not a UUID."""
+    size_mib: int | None
+    free_mib: int | None
+    problem: str | None
+    """Why the mount does not respond."""
+
+
+class LocalMount(Fact):
+    """The root, or a mounted file system of ``/etc/fstab`` on a block device."""
+
+    path: str
+    source: str
+    type: str
+    read_only: bool
+    """Of the file system itself: the kernel sets it after an error, also if the mount still has ``rw``."""
+    fstab_read_only: bool | None
+    """As ``/etc/fstab`` requests it; None: it has no entry."""
+
+
+class FileSystem(Fact):
+    """One local file system, from ``df``."""
+
+    VOLATILE = frozenset({"free_mib", "inodes_free_percent"})
+
+    mount: str
+    type: str
+    size_mib: int
+    free_mib: int
+    inodes_free_percent: int | None
+    """None if the file system does not count inodes (btrfs, vfat)."""
+
+
+def read_disks(bundle: BundleReader) -> tuple[Disk, ...]:
     """Return the hardware devices of ``/sys/block``."""
     names = bundle.entries(_BLOCK)
     if names is None:
@@ -47,7 +128,7 @@ def _switch(text: str | None) -> bool | None:
     return {"0": False, "1": True}.get(text or "")
 
 
-def nvmes(bundle: BundleReader) -> tuple[Nvme, ...]:
+def read_nvmes(bundle: BundleReader) -> tuple[Nvme, ...]:
     """Return the controllers in sysfs, with their health from ``nvme smart-log`` if it is available."""
     return tuple(_nvme(bundle, name) for name in bundle.entries(_NVME) or ())
 
@@ -106,7 +187,7 @@ def _integer(value: object) -> int | None:
     return whole(value) if isinstance(value, str) else None
 
 
-def file_systems(bundle: BundleReader) -> tuple[FileSystem, ...]:
+def read_file_systems(bundle: BundleReader) -> tuple[FileSystem, ...]:
     """Return the rows of ``df -l -k --output=fstype,size,avail,itotal,iavail,target``, which fails if it has none."""
     result = bundle.command("df-local")
     if result.rc != 0 and "no file systems processed" in result.stderr:
@@ -132,7 +213,7 @@ def file_systems(bundle: BundleReader) -> tuple[FileSystem, ...]:
     return tuple(found)
 
 
-def local_mounts(bundle: BundleReader) -> tuple[LocalMount, ...]:
+def read_local_mounts(bundle: BundleReader) -> tuple[LocalMount, ...]:
     """Return the root and the mounted file systems of fstab on block devices."""
     words = {"ro": True, "rw": False}
     found = []
@@ -149,7 +230,7 @@ def local_mounts(bundle: BundleReader) -> tuple[LocalMount, ...]:
     return tuple(found)
 
 
-def storage(bundle: BundleReader) -> tuple[StoredMount, ...] | None:
+def read_storage(bundle: BundleReader) -> tuple[StoredMount, ...] | None:
     """Return the mounts that the role storage recorded, with their state; None if it recorded none."""
     if not bundle.ran("storage"):
         bundle.require_finished("storage")
@@ -176,3 +257,14 @@ def storage(bundle: BundleReader) -> tuple[StoredMount, ...] | None:
             )
         )
     return tuple(found)
+
+
+class DisksFacts(Fact):
+    """Disks and what is mounted."""
+
+    storage: tuple[StoredMount, ...] | None = fact(read_storage, none_means="the role storage set up none")
+    """Mounts of the role storage."""
+    disks: tuple[Disk, ...] | None = fact(read_disks)
+    nvmes: tuple[Nvme, ...] | None = fact(read_nvmes, needs_root=True)
+    file_systems: tuple[FileSystem, ...] | None = fact(read_file_systems)
+    local_mounts: tuple[LocalMount, ...] | None = fact(read_local_mounts)

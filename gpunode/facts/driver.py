@@ -4,8 +4,8 @@ import re
 
 from gpunode.facts.bundle_reader import NOT_RUN, BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.modules import loaded_driver
-from gpunode.facts.node import DeviceNode, DriverGpu
+from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.modules import read_loaded_driver
 from gpunode.facts.parsers.values import bus_id, is_nothing
 from gpunode.text import last_line
 
@@ -16,9 +16,44 @@ _ENGINE = re.compile(r"(?m)^\s*Version\s*:\s*(\d{1,4}(?:\.\d{1,6}){1,3})\s*$")
 _VERSION = re.compile(r"(?<![0-9.])[0-9]{1,4}(?:\.[0-9]{1,6}){1,3}")
 
 
-def driver_gpus(bundle: BundleReader) -> tuple[DriverGpu, ...]:
+class DriverGpu(Fact):
+    """A GPU as the loaded module lists it in ``/proc/driver/nvidia/gpus``, without any of NVIDIA's tools."""
+
+    VOLATILE = frozenset({"minor"})
+
+    slot: str
+    model: str | None
+    uuid: str | None
+    minor: int | None
+    """Number of ``/dev/nvidiaN``."""
+    excluded: bool | None
+    """Excluded from use by NVreg_ExcludedGpus."""
+    firmware: str | None
+
+
+class DeviceNode(Fact):
+    """One of ``/dev/nvidia*``; folders such as ``/dev/nvidia-caps`` are listed with their content."""
+
+    VOLATILE = frozenset({"created_s"})
+
+    path: str
+    kind: str
+    """``character``, ``folder``, ``file``: a regular file in place of a device is a fault."""
+    mode: str
+    """Octal: ``0666``."""
+    user: str
+    group: str
+    major: int | None
+    minor: int | None
+    created_s: int | None = None
+    """Seconds from the boot to its creation; None: an older probe, or no device."""
+    linked: bool | None = None
+    """True if ``/dev/char`` has a link to it, by which runc passes it to systemd; None as above."""
+
+
+def read_driver_gpus(bundle: BundleReader) -> tuple[DriverGpu, ...]:
     """Return the GPUs of ``/proc/driver/nvidia/gpus/SLOT/information``; a field ``??`` or ``Unknown`` is None."""
-    if loaded_driver(bundle) is None:
+    if read_loaded_driver(bundle) is None:
         return ()
     names = bundle.folder(_GPUS)
     bundle.require_finished(_GPUS)
@@ -50,7 +85,7 @@ def _known(text: str | None) -> str | None:
     return None if text is None or is_nothing(text) or "?" in text else text
 
 
-def device_nodes(bundle: BundleReader) -> tuple[DeviceNode, ...]:
+def read_device_nodes(bundle: BundleReader) -> tuple[DeviceNode, ...]:
     """Return the device files ``/dev/nvidia*``."""
     links = {path: (created, linked) for path, created, linked in _device_links(bundle)}
     return tuple(
@@ -73,9 +108,9 @@ def _device_links(bundle: BundleReader) -> list[list[str]]:
     return bundle.rows("device-links", 3) if bundle.ran("device-links") else []
 
 
-def driver_parameters(bundle: BundleReader) -> dict[str, str]:
+def read_driver_parameters(bundle: BundleReader) -> dict[str, str]:
     """Return the ``NAME: VALUE`` lines of ``/proc/driver/nvidia/params``, values without their quotes."""
-    if loaded_driver(bundle) is None:
+    if read_loaded_driver(bundle) is None:
         return {}
     text = bundle.text(_PARAMS)
     if text is None:
@@ -89,7 +124,7 @@ def driver_parameters(bundle: BundleReader) -> dict[str, str]:
     return found
 
 
-def module_parameters(bundle: BundleReader) -> dict[str, dict[str, str]]:
+def read_module_parameters(bundle: BundleReader) -> dict[str, dict[str, str]]:
     """Return the values in ``/sys/module/nvidia*/parameters``; without root, those that only root may read are
     missing."""
     names = bundle.folder(_MODULES)
@@ -105,24 +140,24 @@ def module_parameters(bundle: BundleReader) -> dict[str, dict[str, str]]:
     return found
 
 
-def nvidia_tool_versions(bundle: BundleReader) -> dict[str, str] | None:
+def read_nvidia_tool_versions(bundle: BundleReader) -> dict[str, str] | None:
     """Return the ``--version`` of fabric manager, DCGM's host engine and dcgmi."""
     keys = {
         "nv-fabricmanager": "version-nv-fabricmanager",
         "nv-hostengine": "version-nv-hostengine",
         "dcgmi": "version-dcgmi",
     }
-    if not any(bundle.ran(key) for key in keys.values()) and loaded_driver(bundle) is None:
+    if not any(bundle.ran(key) for key in keys.values()) and read_loaded_driver(bundle) is None:
         return None
     return {name: version for name, key in keys.items() if (version := version_of(bundle, key)) is not None}
 
 
-def dcgm_engine(bundle: BundleReader) -> str | None:
+def read_dcgm_engine(bundle: BundleReader) -> str | None:
     """Return the host engine's version from ``dcgmi -v``, after that of dcgmi; None for an engine that does not run,
     and if the probe had no time left to ask."""
     key = "dcgmi-versions"
     if not bundle.ran(key):
-        if loaded_driver(bundle) is None:
+        if read_loaded_driver(bundle) is None:
             return None
         raise bundle.not_collected()
     result = bundle.raw(key)
@@ -146,3 +181,23 @@ def version_of(bundle: BundleReader, key: str) -> str | None:
         text = first_line(result.stdout) or first_line(result.stderr)
         raise ParseError(f"expected a version from {' '.join(result.argv[:2])}, found '{text}'")
     return match[0]
+
+
+class DriverFacts(Fact):
+    """The driver and its GPUs."""
+
+    driver_gpus: tuple[DriverGpu, ...] | None = fact(read_driver_gpus)
+    """As the module lists them without NVIDIA's tools; empty if no module is loaded."""
+    device_nodes: tuple[DeviceNode, ...] | None = fact(read_device_nodes)
+    """``/dev/nvidia*``; empty if there are none."""
+    driver_parameters: dict[str, str] | None = fact(read_driver_parameters)
+    """From ``/proc/driver/nvidia/params``; empty if no module is loaded."""
+    module_parameters: dict[str, dict[str, str]] | None = fact(read_module_parameters)
+    """Parameters by module, of ``nvidia*`` and ``nvidia_*`` in ``/sys/module``."""
+    nvidia_tool_versions: dict[str, str] | None = fact(
+        read_nvidia_tool_versions, none_means="no module is loaded, and they were not run"
+    )
+    """``{"nv-fabricmanager": "580.95.05", "nv-hostengine": "4.4.1", "dcgmi": "4.4.1"}`` as they print it; a program
+    that is not installed has no key."""
+    dcgm_engine: str | None = fact(read_dcgm_engine, none_means="no host engine runs")
+    """Version of the running DCGM host engine, by ``dcgmi -v``."""

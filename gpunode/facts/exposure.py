@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import Address, Listener, PacketFilter
+from gpunode.facts.models.base import Fact, fact
 
 _MOST = 20_000
 """Maximum number of sockets, addresses or objects of a rule set that are read."""
@@ -18,7 +18,40 @@ _ADDRESS = re.compile(r"\d+:\s+(\S{1,32})\s+inet6?\s+([0-9a-fA-F.:]{2,45})(?:/\d
 _REFUSALS = ("drop", "reject")
 
 
-def packet_filter(bundle: BundleReader) -> PacketFilter | None:
+class PacketFilter(Fact):
+    """The rules of nftables, including those that iptables writes through it."""
+
+    tables: tuple[str, ...]
+    """Family and name: ``inet gpunode``, ``ip filter``."""
+    refusing: tuple[str, ...]
+    """Tables with an input chain that drops or rejects every packet that none of its rules accepts."""
+    ipv4_refused: bool
+    """True if packets that no rule accepts are refused over IPv4."""
+    ipv6_refused: bool
+    own: str | None
+    """SHA-256 of the table of the role firewall as nft lists it; None: it is not loaded."""
+
+
+class Listener(Fact):
+    """A socket that waits for connections or datagrams."""
+
+    protocol: str
+    """``tcp`` or ``udp``."""
+    address: str
+    """``0.0.0.0``, ``::``, ``*`` (both) or one address of the node."""
+    port: int
+    process: str | None
+    """Name of the process; None if it could not be determined."""
+
+
+class Address(Fact):
+    """An address of one of the node's interfaces."""
+
+    interface: str
+    address: str
+
+
+def read_packet_filter(bundle: BundleReader) -> PacketFilter | None:
     """Return the rules that ``nft -j list ruleset`` prints; None if nft is not installed."""
     result = bundle.command("nft-ruleset")
     if result.missing:
@@ -75,7 +108,7 @@ def _refusing(objects: list[dict[str, Any]]) -> set[str]:
     return found
 
 
-def listeners(bundle: BundleReader) -> tuple[Listener, ...]:
+def read_listeners(bundle: BundleReader) -> tuple[Listener, ...]:
     """Return the sockets that ``ss -Hlntup`` prints."""
     found = {}
     for line in bundle.output("sockets").splitlines()[:_MOST]:
@@ -89,7 +122,7 @@ def listeners(bundle: BundleReader) -> tuple[Listener, ...]:
     return tuple(found[key] for key in sorted(found))
 
 
-def addresses(bundle: BundleReader) -> tuple[Address, ...]:
+def read_addresses(bundle: BundleReader) -> tuple[Address, ...]:
     """Return the addresses that ``ip -o address show`` prints."""
     found = []
     for line in bundle.output("addresses").splitlines()[:_MOST]:
@@ -105,7 +138,7 @@ def addresses(bundle: BundleReader) -> tuple[Address, ...]:
     return tuple(found)
 
 
-def root_groups(bundle: BundleReader) -> dict[str, tuple[str, ...]]:
+def read_root_groups(bundle: BundleReader) -> dict[str, tuple[str, ...]]:
     """Return the members of the groups that grant root: ``docker`` without a password, ``sudo`` and ``wheel``."""
     text = bundle.text("/etc/group")
     if text is None:
@@ -117,3 +150,13 @@ def root_groups(bundle: BundleReader) -> dict[str, tuple[str, ...]]:
             raise ParseError(f"expected four fields of /etc/group, found '{first_line(line)}'")
         found[fields[0]] = tuple(name for name in fields[3].split(",") if name)
     return found
+
+
+class ExposureFacts(Fact):
+    """What the network can reach."""
+
+    packet_filter: PacketFilter | None = fact(read_packet_filter, needs_root=True, none_means="nft is not installed")
+    listeners: tuple[Listener, ...] | None = fact(read_listeners, volatile=True)
+    addresses: tuple[Address, ...] | None = fact(read_addresses, volatile=True)
+    root_groups: dict[str, tuple[str, ...]] | None = fact(read_root_groups)
+    """Members of ``docker``, ``sudo``, ``wheel`` and ``admin``, if the node has these groups."""

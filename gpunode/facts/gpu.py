@@ -6,9 +6,9 @@ from typing import Any
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.base import Fact, fact
 from gpunode.facts.models.smi import Failure, Smi, SmiGpu, SmiLog
-from gpunode.facts.modules import loaded_driver
-from gpunode.facts.node import GpuProcess, GpuUsage
+from gpunode.facts.modules import read_loaded_driver
 from gpunode.facts.parsers import smi_query, smi_xml
 from gpunode.facts.parsers.values import bus_id
 from gpunode.facts.tools import answer
@@ -16,7 +16,48 @@ from gpunode.facts.tools import answer
 _LIBRARY = re.compile(r".*/libnvidia-ml\.so\.([0-9]{1,4}(?:\.[0-9]{1,4}){1,2})")
 
 
-def library_version(bundle: BundleReader) -> str | None:
+# /proc/PID/comm truncates names to 15 characters.
+_DAEMONS = frozenset({"nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "nvlsm", "dcgm-exporter"})
+
+
+class GpuUsage(Fact):
+    """Utilization and power of one GPU at one moment."""
+
+    VOLATILE = frozenset({"utilization_percent", "memory_utilization_percent", "power_w"})
+
+    pci_bus_id: str
+    utilization_percent: float | None
+    memory_utilization_percent: float | None
+    power_w: float | None
+
+
+class GpuProcess(Fact):
+    """One process that holds a GPU."""
+
+    pid: int
+    name: str | None
+    type: str | None
+    """As nvidia-smi prints it: ``C``, ``G``, ``C+G``, ``M+C``; None if nvidia-smi does not list the process."""
+    user: str | None = None
+    gpu: str | None = None
+    """``gpu3``; None if unknown."""
+    devices: tuple[str, ...] = ()
+    """The device files that it holds, as far as they could be read."""
+
+    @property
+    def title(self) -> str:
+        """Return the process for a message: ``python3 (pid 4242, alice)``."""
+        return f"{self.name or '?'} (pid {self.pid}, {self.user or '?'})"
+
+    @property
+    def computes(self) -> bool:
+        """Return True for a process that makes a GPU busy: a compute process, or one with CUDA's memory device open."""
+        if self.type is not None:
+            return "C" in self.type
+        return self.name not in _DAEMONS and any(device.startswith("/dev/nvidia-uvm") for device in self.devices)
+
+
+def read_driver_library_version(bundle: BundleReader) -> str | None:
     """Return the version of the libnvidia-ml.so.1 in the linker's cache, by the name of its target; None: there is
     none."""
     cache = bundle.output("ldconfig")
@@ -29,9 +70,9 @@ def library_version(bundle: BundleReader) -> str | None:
     return match[1]
 
 
-def smi(bundle: BundleReader) -> Smi[SmiLog] | None:
+def read_smi(bundle: BundleReader) -> Smi[SmiLog] | None:
     """Return the answer of ``nvidia-smi -q -x``; None if nvidia-smi is not installed or no module is loaded."""
-    if not bundle.ran("nvidia-smi-xml") and loaded_driver(bundle) is None:
+    if not bundle.ran("nvidia-smi-xml") and read_loaded_driver(bundle) is None:
         return None
     result = bundle.command("nvidia-smi-xml")
     if result.missing:
@@ -40,7 +81,7 @@ def smi(bundle: BundleReader) -> Smi[SmiLog] | None:
     return found
 
 
-def usage_again(bundle: BundleReader) -> tuple[GpuUsage, ...] | None:
+def read_gpu_usage_again(bundle: BundleReader) -> tuple[GpuUsage, ...] | None:
     """Return the second sample of utilization and power; None if the probe took none."""
     if not bundle.ran_any():
         raise UnknownFactError("no command was run")
@@ -62,7 +103,7 @@ def _usage(row: Mapping[str, Any]) -> GpuUsage:
     return GpuUsage(pci_bus_id=slot, utilization_percent=used, memory_utilization_percent=memory, power_w=power)
 
 
-def processes(bundle: BundleReader) -> tuple[GpuProcess, ...]:
+def read_gpu_processes(bundle: BundleReader) -> tuple[GpuProcess, ...]:
     """Return the processes that nvidia-smi lists, and others that hold a GPU's device file.
 
     Raise UnknownFactError unless one of the two lists is complete: without root the open files of other users are
@@ -100,14 +141,14 @@ def processes(bundle: BundleReader) -> tuple[GpuProcess, ...]:
 
 def _no_driver(bundle: BundleReader) -> bool:
     try:
-        return loaded_driver(bundle) is None
+        return read_loaded_driver(bundle) is None
     except (UnknownFactError, ParseError):
         return False
 
 
 def _smi_gpus(bundle: BundleReader) -> tuple[SmiGpu, ...]:
     try:
-        answer = smi(bundle)
+        answer = read_smi(bundle)
     except (UnknownFactError, ParseError):
         return ()
     return answer.document.gpus if answer and answer.document else ()
@@ -130,3 +171,21 @@ def _rows(text: str, width: int) -> dict[int, list[str]]:
 
 def _known(word: str) -> str | None:
     return None if word == "?" else word
+
+
+class GpuFacts(Fact):
+    """The driver's user space."""
+
+    driver_library_version: str | None = fact(read_driver_library_version, none_means="the linker finds none")
+    """Version of the libnvidia-ml.so.1 that the linker finds."""
+    smi: Smi[SmiLog] | None = fact(read_smi, none_means="nvidia-smi is not installed, or no module is loaded")
+    gpu_processes: tuple[GpuProcess, ...] | None = fact(read_gpu_processes, needs_root=True, volatile=True)
+    gpu_usage_again: tuple[GpuUsage, ...] | None = fact(
+        read_gpu_usage_again, volatile=True, none_means="no two GPUs were in full use without reading memory"
+    )
+    """A second sample, 10 s after that of nvidia-smi."""
+
+    @property
+    def smi_gpus(self) -> tuple[SmiGpu, ...]:
+        """Return the GPUs that nvidia-smi reports; empty if it fails."""
+        return self.smi.document.gpus if self.smi and self.smi.document else ()

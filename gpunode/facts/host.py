@@ -4,7 +4,8 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import Cpu, CpuFrequency, CpuNode, CpuSets, Machine, Memory, MemoryController, NumaNode
+from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.outputs import Lscpu, LscpuNode
 from gpunode.facts.parsers import lscpu
 
 _NODES = "/sys/devices/system/node/"
@@ -20,30 +21,121 @@ _MOST_CPUS = 65536
 _CHOSEN = re.compile(r"\[([a-z]{1,20})\]")
 
 
-def machine(bundle: BundleReader) -> Machine:
+class Machine(Fact):
+    """The machine's names in the firmware (DMI). Serial numbers are not collected."""
+
+    vendor: str | None
+    product: str | None
+    board: str | None
+    bios_version: str | None
+    bios_date: str | None
+
+
+class CpuNode(LscpuNode):
+    """The processors of one NUMA node, as lscpu lists them."""
+
+    cpus: str
+    """``0-31,64-95``; empty for a node that has memory only."""
+
+
+class Cpu(Lscpu):
+    """The processors, from ``lscpu``."""
+
+    architecture: str
+    cpus: int
+    """Logical processors that are online."""
+    nodes: tuple[CpuNode, ...] = ()
+
+
+class CpuSets(Fact):
+    """Numbers of the kernel's processors; ``possible`` counts hot-plug slots in addition to those that are
+    ``present``."""
+
+    online: tuple[int, ...]
+    present: tuple[int, ...]
+    possible: tuple[int, ...]
+    smt: str | None
+    """``on``, ``off``, ``forceoff``, ``notsupported``; None if the kernel has no such control."""
+    first_core: tuple[int, ...] | None = None
+    """Processors of the core of processor 0: ``(0, 64)``, ``(0, 1)``; None: an older probe, or unknown."""
+
+    def core_of(self, cpu: int) -> int:
+        """Return the core of a processor, by its first processor; every core is numbered as that of processor 0."""
+        first = self.first_core or (0,)
+        step = first[1] - first[0] if len(first) > 1 else 1
+        return cpu // (step * len(first)) * step * len(first) + cpu % step
+
+
+class CpuFrequency(Fact):
+    """Frequency control of the processors. Empty dictionaries: the kernel does not control it (most virtual
+    machines)."""
+
+    driver: str | None
+    """``intel_pstate``, ``acpi-cpufreq``, ``amd-pstate-epp`` …"""
+    governors: dict[str, int]
+    """``{"performance": 128}``: processors by governor."""
+    preferences: dict[str, int]
+    """``{"balance_performance": 128}``: processors by energy preference."""
+
+
+class NumaNode(Fact):
+    """One NUMA node, from sysfs."""
+
+    VOLATILE = frozenset({"memory_free_mib"})
+
+    node: int
+    cpus: str
+    """``0-31,64-95``; empty for a node that has memory only."""
+    memory_total_mib: int | None
+    memory_free_mib: int | None
+    distances: tuple[int, ...]
+    """To each node, in ascending order of their numbers."""
+
+
+class Memory(Fact):
+    """Memory and swap, from ``/proc/meminfo``."""
+
+    VOLATILE = frozenset({"available_mib", "swap_free_mib", "hugepages_free", "committed_mib"})
+
+    total_mib: int
+    available_mib: int | None
+    swap_total_mib: int | None
+    swap_free_mib: int | None
+    hugepages_total: int | None
+    hugepages_free: int | None
+    hugepage_size_kib: int | None
+    committed_mib: int | None = None
+
+
+class MemoryController(Fact):
+    """Error counts of one memory controller since boot (EDAC)."""
+
+    COUNTERS = frozenset({"corrected", "uncorrected"})
+
+    name: str
+    """``mc0``."""
+    model: str | None
+    corrected: int | None
+    uncorrected: int | None
+
+
+def read_machine(bundle: BundleReader) -> Machine:
     """Return the names in ``/sys/class/dmi/id``; all None on a machine without DMI (many ARM machines, containers)."""
     names = ("sys_vendor", "product_name", "board_name", "bios_version", "bios_date")
     vendor, product, board, version, date = ((bundle.text(_DMI + name) or "").strip() or None for name in names)
     return Machine(vendor=vendor, product=product, board=board, bios_version=version, bios_date=date)
 
 
-def cpu(bundle: BundleReader) -> Cpu:
+def read_cpu(bundle: BundleReader) -> Cpu:
     """Return the processors, from ``lscpu``."""
     parsed = lscpu.parse(bundle.output("lscpu"))
     if parsed.cpus is None or parsed.architecture is None:
         raise ParseError("lscpu reports no number of processors, or no architecture")
-    return Cpu(
-        architecture=parsed.architecture,
-        model_name=parsed.model_name,
-        cpus=parsed.cpus,
-        sockets=parsed.sockets,
-        cores_per_socket=parsed.cores_per_socket,
-        threads_per_core=parsed.threads_per_core,
-        nodes=tuple(CpuNode(node=node.node, cpus=node.cpus or "") for node in parsed.nodes),
-    )
+    nodes = [{"node": node.node, "cpus": node.cpus or ""} for node in parsed.nodes]
+    return Cpu.model_validate(parsed.model_dump() | {"nodes": nodes})
 
 
-def cpu_sets(bundle: BundleReader) -> CpuSets:
+def read_cpu_sets(bundle: BundleReader) -> CpuSets:
     """Return the sets of ``/sys/devices/system/cpu``, as Documentation/admin-guide/cputopology.rst defines them."""
     return CpuSets(
         online=_cpu_list(bundle, "online"),
@@ -84,7 +176,7 @@ def _cpu_numbers(text: str, path: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def cpu_frequency(bundle: BundleReader) -> CpuFrequency:
+def read_cpu_frequency(bundle: BundleReader) -> CpuFrequency:
     """Return governors and preferences, as the probe counts them in ``/sys/devices/system/cpu/cpufreq``."""
     counts: dict[str, dict[str, int]] = {}
     for name, value, number in bundle.rows("cpu-clocks", 3):
@@ -98,7 +190,7 @@ def cpu_frequency(bundle: BundleReader) -> CpuFrequency:
     )
 
 
-def cpus_allowed(bundle: BundleReader) -> int:
+def read_cpus_allowed(bundle: BundleReader) -> int:
     """Return the number of processors that the kernel lets the probe's own process run on."""
     path = "/proc/self/status"
     match = _ALLOWED.search(bundle.text(path) or "")
@@ -107,7 +199,7 @@ def cpus_allowed(bundle: BundleReader) -> int:
     return len(_cpu_numbers(match[1], path))
 
 
-def numa(bundle: BundleReader) -> tuple[NumaNode, ...]:
+def read_numa(bundle: BundleReader) -> tuple[NumaNode, ...]:
     """Return the nodes in sysfs; empty for a kernel without NUMA, which has no such folder."""
     found = []
     for name in bundle.entries(_NODES) or ():
@@ -128,7 +220,7 @@ def numa(bundle: BundleReader) -> tuple[NumaNode, ...]:
     return tuple(sorted(found, key=lambda node: node.node))
 
 
-def memory(bundle: BundleReader) -> Memory:
+def read_memory(bundle: BundleReader) -> Memory:
     """Return the sizes in ``/proc/meminfo`` (its kB are KiB)."""
     values = _meminfo(bundle.text("/proc/meminfo") or "")
     total = _mib(values.get("MemTotal"))
@@ -155,7 +247,7 @@ def _mib(kib: int | None) -> int | None:
     return None if kib is None else kib // 1024
 
 
-def memory_controllers(bundle: BundleReader) -> tuple[MemoryController, ...]:
+def read_memory_controllers(bundle: BundleReader) -> tuple[MemoryController, ...]:
     """Return the error counts since boot, from EDAC."""
     return tuple(
         MemoryController(
@@ -168,7 +260,7 @@ def memory_controllers(bundle: BundleReader) -> tuple[MemoryController, ...]:
     )
 
 
-def transparent_hugepages(bundle: BundleReader) -> str:
+def read_transparent_hugepages(bundle: BundleReader) -> str:
     """Return the value in brackets; ``never`` for a kernel without them."""
     text = bundle.text(_THP)
     if text is None:
@@ -177,3 +269,21 @@ def transparent_hugepages(bundle: BundleReader) -> str:
     if not match:
         raise ParseError(f"expected a word in brackets in {_THP}, found '{first_line(text)}'")
     return match[1]
+
+
+class HostFacts(Fact):
+    """The host's hardware."""
+
+    machine: Machine | None = fact(read_machine)
+    cpu: Cpu | None = fact(read_cpu)
+    cpu_sets: CpuSets | None = fact(read_cpu_sets)
+    cpu_frequency: CpuFrequency | None = fact(read_cpu_frequency)
+    cpus_allowed: int | None = fact(read_cpus_allowed, volatile=True)
+    """Logical processors that the probe could run on: fewer than ``cpu.cpus`` where a cpuset confines the
+    session."""
+    numa: tuple[NumaNode, ...] | None = fact(read_numa)
+    memory: Memory | None = fact(read_memory)
+    memory_controllers: tuple[MemoryController, ...] | None = fact(read_memory_controllers)
+    """Empty if the kernel counts no errors (virtual machines, no EDAC driver)."""
+    transparent_hugepages: str | None = fact(read_transparent_hugepages)
+    """``always``, ``madvise``, ``never``."""

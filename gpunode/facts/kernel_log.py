@@ -3,9 +3,9 @@
 import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
+from gpunode.facts.models.base import Fact, fact
 from gpunode.facts.models.outputs import Dmesg, LogEvent
 from gpunode.facts.models.smi import Failure
-from gpunode.facts.node import BootLog, KernelEvent, KernelLog
 from gpunode.facts.parsers import dmesg
 from gpunode.facts.parsers.values import bus_id
 
@@ -48,7 +48,46 @@ _OTHERS = (
 _LINE_LIMIT = 4096
 
 
-def kernel_log(bundle: BundleReader) -> KernelLog:
+class KernelEvent(Fact):
+    """One line of the kernel's log that reports an error."""
+
+    kind: str
+    """``xid``, ``sxid``, ``nvrm``, ``nouveau``, ``aer`` (PCI Express), ``oom`` (a process was killed), ``mce``,
+    ``lockup``, ``hung-task``, ``oops``, ``file-system``, ``module-rejected``, ``uvm`` (nvidia-uvm reports an error)."""
+    message: str
+    time: str | None = None
+    """As printed."""
+    xid: int | None = None
+    """The number of an Xid or SXid."""
+    pci_bus_id: str | None = None
+    """``0000:1a:00.0``."""
+    pid: int | None = None
+    process: str | None = None
+    fatal: bool | None = None
+    """For ``aer``: uncorrected. For ``sxid``: as the driver prints it. None if the line does not contain it."""
+
+
+class BootLog(Fact):
+    """Xids and SXids of a boot before this one."""
+
+    began: str | None
+    """Time of the boot's first line; None if that line is no longer kept."""
+    events: tuple[KernelEvent, ...]
+
+
+class KernelLog(Fact):
+    """The kernel's log of this boot, filtered on the node."""
+
+    source: str
+    """``journal`` or ``dmesg``."""
+    complete: bool
+    """True if the log starts at the boot. Otherwise older events may have been lost."""
+    simulated: bool = False
+    """True for the log of a lab node's simulated hardware, as opposed to that of the host's kernel."""
+    events: tuple[KernelEvent, ...]
+
+
+def read_kernel_log(bundle: BundleReader) -> KernelLog:
     """Return the journal's kernel messages of this boot; those of dmesg if the journal has none or is not readable."""
     try:
         journal = bundle.output("journal-kernel")
@@ -63,7 +102,7 @@ def kernel_log(bundle: BundleReader) -> KernelLog:
     return parse(bundle.output("dmesg"), "dmesg")
 
 
-def earlier_boots(bundle: BundleReader) -> tuple[BootLog, ...]:
+def read_earlier_boots(bundle: BundleReader) -> tuple[BootLog, ...]:
     """Return Xids and SXids of earlier boots that the journal keeps, the latest boot first."""
     if bundle.command("journal-xids").missing:
         return ()
@@ -135,3 +174,11 @@ def _of_kernel(line: str) -> KernelEvent | None:
         process=killed[2] if killed else None,
         fatal=fatal,
     )
+
+
+class KernelLogFacts(Fact):
+    """The kernel's log."""
+
+    kernel_log: KernelLog | None = fact(read_kernel_log, needs_root=True, volatile=True)
+    earlier_boots: tuple[BootLog, ...] | None = fact(read_earlier_boots, needs_root=True, volatile=True)
+    """The latest first, limited by the probe and by the journal."""

@@ -3,7 +3,7 @@
 import re
 
 from gpunode.facts.bundle_reader import BundleReader, is_word, word
-from gpunode.facts.node import Kernel
+from gpunode.facts.models.base import Fact, fact
 from gpunode.facts.packages import rpm_lines
 from gpunode.facts.system import uname
 
@@ -15,7 +15,23 @@ _PARTS = ("-devel", None, "-core")
 """The parts of a kernel that RPM packages contain, the image last; before EL 8 the package without a suffix had all."""
 
 
-def kernels(bundle: BundleReader) -> tuple[Kernel, ...]:
+class Kernel(Fact):
+    """One kernel of the node: installed, running, or both."""
+
+    release: str
+    package: str | None
+    """The installed package that contains its image, else its headers; None if no package does (a container's host, a
+    kernel built by hand)."""
+    running: bool
+    newest: bool
+    """True for the newest kernel with an image; if none has one (a container), for the newest with headers."""
+    headers: bool
+    """True if ``/lib/modules/RELEASE/build`` leads to a tree that a module can be built against."""
+    image: bool = True
+    """True if the kernel itself is installed, not only its headers."""
+
+
+def read_kernels(bundle: BundleReader) -> tuple[Kernel, ...]:
     """Return the kernels with an image or headers in ``/lib/modules``, oldest first, always including the running
     one."""
     running, _ = uname(bundle)
@@ -103,3 +119,14 @@ def release_key(release: str) -> tuple[tuple[int, int, str], ...]:
         else:
             parts.append((2, 0, part))
     return (*parts, _END)
+
+
+class KernelsFacts(Fact):
+    """Kernels."""
+
+    kernels: tuple[Kernel, ...] | None = fact(read_kernels)
+
+    @property
+    def running_kernel(self) -> str | None:
+        """Return the release of the running kernel; None if it is unknown."""
+        return next((kernel.release for kernel in self.kernels or () if kernel.running), None)

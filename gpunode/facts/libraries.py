@@ -4,8 +4,8 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import LibraryFile
-from gpunode.facts.system import architecture
+from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.system import read_architecture
 
 _CACHED = re.compile(r"\s*(lib[a-z-]{2,20}\.so[0-9.]{0,20}) \(([^)]{0,120})\) => (/.{1,4000})")
 _NAME = re.compile(r".*/(lib(?:cuda|nvidia-ml|nccl|cudnn))\.so(?:\.([0-9.]{1,40}))?")
@@ -13,7 +13,29 @@ _ANY_NAME = re.compile(r".*/(lib[a-z0-9-]{1,60})\.so(?:\.([0-9.]{1,40}))?")
 _NATIVE = {"x86_64": "x86-64", "aarch64": "AArch64"}
 
 
-def libraries(bundle: BundleReader) -> tuple[LibraryFile, ...]:
+class LibraryFile(Fact):
+    """One file of a library that must exist once (libcuda, libnvidia-ml, libnccl, libcudnn), or an empty one of the
+    driver's others."""
+
+    name: str
+    """Without suffix: ``libcuda``."""
+    path: str
+    """As listed in the linker's cache, or in a well-known folder."""
+    file: str
+    """The target of the path."""
+    version: str | None
+    """From the file's name: ``580.95.05``, ``2.27.3``; None for a ``libcuda.so.1`` that is not a link."""
+    in_cache: bool
+    """True if the dynamic linker's cache lists it."""
+    used: bool
+    """True for the file that the linker loads for a program of the machine's own architecture."""
+    bits: int | None = None
+    """32 or 64, if the cache has it."""
+    size: int | None = None
+    """Of the file, in bytes; None: an older probe collected it."""
+
+
+def read_libraries(bundle: BundleReader) -> tuple[LibraryFile, ...]:
     """Return every path in the linker's cache and in the probe's folders. The linker loads the first one in its
     cache."""
     # Older probes recorded no size.
@@ -24,7 +46,7 @@ def libraries(bundle: BundleReader) -> tuple[LibraryFile, ...]:
     files = [(row[0], row[1], whole(row[2]) if len(row) == 3 else None) for row in rows]
     cached: dict[str, str] = {}
     used: dict[str, str] = {}
-    native = _NATIVE.get(architecture(bundle), "")
+    native = _NATIVE.get(read_architecture(bundle), "")
     for line in bundle.output("ldconfig").splitlines():
         match = _CACHED.fullmatch(line)
         if not match:
@@ -60,3 +82,10 @@ def _bits(flags: str | None) -> int | None:
     if flags is None:
         return None
     return 64 if "x86-64" in flags or "AArch64" in flags or "64bit" in flags else 32
+
+
+class LibrariesFacts(Fact):
+    """Libraries."""
+
+    libraries: tuple[LibraryFile, ...] | None = fact(read_libraries)
+    """libcuda, libnvidia-ml, libnccl, libcudnn: all copies in the linker's cache and in well-known folders."""

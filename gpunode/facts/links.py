@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.gpu import smi
+from gpunode.facts.gpu import read_smi
+from gpunode.facts.models.base import Fact, fact
 from gpunode.facts.models.smi import DocumentT, Failure, Nvlink, PeerAccess, Smi, Topology
-from gpunode.facts.modules import loaded_driver
+from gpunode.facts.modules import read_loaded_driver
 from gpunode.facts.parsers import smi_error, smi_nvlink, smi_topo
 from gpunode.facts.tools import answer
 
@@ -18,22 +19,22 @@ _MODE = re.compile(r"<virtualization_mode>([^<]{1,40})</virtualization_mode>")
 _LINE_LIMIT = 20_000
 
 
-def topology(bundle: BundleReader) -> Smi[Topology] | None:
+def read_topology(bundle: BundleReader) -> Smi[Topology] | None:
     """Return the answer of ``nvidia-smi topo -m``."""
     return _answer(bundle, "nvidia-smi-topo", smi_topo.parse, Smi[Topology])
 
 
-def peer_access(bundle: BundleReader) -> Smi[PeerAccess] | None:
+def read_peer_access(bundle: BundleReader) -> Smi[PeerAccess] | None:
     """Return the answer of ``nvidia-smi topo -p2p r``."""
     return _answer(bundle, "nvidia-smi-p2p", parse_peer_access, Smi[PeerAccess])
 
 
-def nvlink(bundle: BundleReader) -> Smi[Nvlink] | None:
+def read_nvlink(bundle: BundleReader) -> Smi[Nvlink] | None:
     """Return the answer of ``nvidia-smi nvlink --status``; some drivers print nothing if no GPU has NVLink."""
     return _answer(bundle, "nvidia-smi-nvlink", smi_nvlink.parse, Smi[Nvlink], empty=Nvlink())
 
 
-def nvlink_errors(bundle: BundleReader) -> Smi[Nvlink] | None:
+def read_nvlink_errors(bundle: BundleReader) -> Smi[Nvlink] | None:
     """Return the answer of ``nvidia-smi nvlink -e``."""
     return _answer(bundle, "nvidia-smi-nvlink-errors", smi_nvlink.parse, Smi[Nvlink], empty=Nvlink())
 
@@ -45,7 +46,7 @@ def _answer(
     of: type[Smi[DocumentT]],
     empty: DocumentT | None = None,
 ) -> Smi[DocumentT] | None:
-    if not bundle.ran(key) and loaded_driver(bundle) is None:
+    if not bundle.ran(key) and read_loaded_driver(bundle) is None:
         return None
     result = bundle.command(key)
     if result.missing:
@@ -83,12 +84,41 @@ def parse_peer_access(text: str) -> PeerAccess | Failure:
     return PeerAccess(gpus=tuple(gpus), links=links)
 
 
-def gpu_virtualization(bundle: BundleReader) -> tuple[str, ...] | None:
+def read_gpu_virtualization(bundle: BundleReader) -> tuple[str, ...] | None:
     """Return ``virtualization_mode`` of each GPU in ``nvidia-smi -q -x``."""
-    answer = smi(bundle)
+    answer = read_smi(bundle)
     if answer is None or answer.document is None:
         return None
     modes = tuple(mode.strip() for mode in _MODE.findall(bundle.command("nvidia-smi-xml").stdout))
     if len(modes) != len(answer.document.gpus):
         raise ParseError(f"expected a virtualization mode for each GPU, found {len(modes)}")
     return modes
+
+
+class LinksFacts(Fact):
+    """Links between GPUs."""
+
+    topology: Smi[Topology] | None = fact(
+        read_topology, none_means="nvidia-smi is not installed, or no module is loaded"
+    )
+    """``nvidia-smi topo -m``."""
+    peer_access: Smi[PeerAccess] | None = fact(
+        read_peer_access, none_means="nvidia-smi is not installed, or no module is loaded"
+    )
+    """``nvidia-smi topo -p2p r``."""
+    nvlink: Smi[Nvlink] | None = fact(read_nvlink, none_means="nvidia-smi is not installed, or no module is loaded")
+    """``nvidia-smi nvlink --status``."""
+    nvlink_errors: Smi[Nvlink] | None = fact(
+        read_nvlink_errors, none_means="nvidia-smi is not installed, or no module is loaded"
+    )
+    """``nvidia-smi nvlink -e``."""
+    gpu_virtualization: tuple[str, ...] | None = fact(
+        read_gpu_virtualization, none_means="nvidia-smi answers with no document"
+    )
+    """As nvidia-smi prints it, one value per GPU in its order: ``None``, ``Pass-Through``, ``VGPU``, ``Host VGPU``
+    …."""
+
+    @property
+    def gpu_links(self) -> dict[str, dict[str, str]]:
+        """Return the link between every two elements of ``nvidia-smi topo -m``; empty if it fails."""
+        return self.topology.document.links if self.topology and self.topology.document else {}

@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import LoadedDriver, ModuleFile
+from gpunode.facts.models.base import Fact, fact
 from gpunode.facts.parsers import driver_version
 from gpunode.facts.probed import GPU_MODULE, MODPROBE_FOLDERS
 
@@ -15,7 +15,42 @@ _DEPENDS = re.compile(r"(?:/usr)?/lib/modules/(?P<kernel>[^/]+)/modules\.dep:(?P
 _DO_NOTHING = re.compile(r"(?:/usr)?/bin/(?:false|true)")
 
 
-def loaded(bundle: BundleReader) -> tuple[str, ...]:
+class LoadedDriver(Fact):
+    """The NVIDIA kernel module in memory, from ``/proc/driver/nvidia/version`` or ``/sys/module/nvidia``."""
+
+    version: str
+    flavour: str | None
+
+
+class DkmsModule(Fact):
+    """One line of ``dkms status``. ``kernel`` is None for a module that was added and never built."""
+
+    name: str
+    version: str
+    kernel: str | None
+    architecture: str | None
+    state: str
+    """``added``, ``built``, ``installed``; the warning that dkms appends is cut off."""
+    note: str | None = None
+
+
+class ModuleFile(Fact):
+    """The answer of ``modinfo`` about the nvidia module on disk, for one kernel."""
+
+    kernel: str
+    path: str
+    version: str | None
+    vermagic: str | None
+    flavour: str | None
+    """``open`` or ``proprietary``, from the licence."""
+    signed: bool
+    size: int | None = None
+    """In bytes."""
+    preferred: bool | None = None
+    """True if it is the file that modprobe loads, by modules.dep; None: unknown."""
+
+
+def read_modules(bundle: BundleReader) -> tuple[str, ...]:
     """Return the names of the loaded modules; empty for a kernel without loadable modules."""
     text = bundle.text("/proc/modules")
     if text is None:
@@ -33,7 +68,7 @@ def loaded(bundle: BundleReader) -> tuple[str, ...]:
     return tuple(names)
 
 
-def loaded_driver(bundle: BundleReader) -> LoadedDriver | None:
+def read_loaded_driver(bundle: BundleReader) -> LoadedDriver | None:
     """Return the driver from ``/proc/driver/nvidia/version``, else ``/sys/module/nvidia/version``; None: it is not
     loaded."""
     text = bundle.text("/proc/driver/nvidia/version")
@@ -45,14 +80,14 @@ def loaded_driver(bundle: BundleReader) -> LoadedDriver | None:
         if not _VERSION.fullmatch(version.strip()):
             raise ParseError(f"expected a version in /sys/module/nvidia/version, found '{first_line(version)}'")
         return LoadedDriver(version=version.strip(), flavour=None)
-    if "nvidia" in loaded(bundle):
+    if "nvidia" in read_modules(bundle):
         raise UnknownFactError(
             "the module nvidia is loaded, but /proc/driver/nvidia and /sys/module do not report its version"
         )
     return None
 
 
-def files(bundle: BundleReader) -> tuple[ModuleFile, ...]:
+def read_module_files(bundle: BundleReader) -> tuple[ModuleFile, ...]:
     """Return the GPU's module on disk for each kernel, from modinfo."""
     if bundle.folder("/lib/modules/") is None:
         return ()
@@ -127,7 +162,7 @@ def _module_file(block: dict[str, str]) -> ModuleFile:
     )
 
 
-def nouveau_blacklisted(bundle: BundleReader) -> bool:
+def read_nouveau_blacklisted(bundle: BundleReader) -> bool:
     """Return True if one setting prevents automatic loading of nouveau; False only if all settings could be read."""
     unknown = None
     try:
@@ -169,3 +204,57 @@ def _blacklisted_in(text: str) -> bool:
         if words[:2] == ["install", "nouveau"] and len(words) == 3 and _DO_NOTHING.fullmatch(words[2]):
             return True
     return False
+
+
+_DKMS_LINE = re.compile(
+    r"(?P<name>[^\s,/:]+)(?:, |/)(?P<version>[^\s,/]+?)"
+    r"(?:, (?P<kernel>[^\s,]+), (?P<architecture>[^\s,:]+))?"
+    r": (?P<state>added|built|installed|broken|installed-weak|installed-binary|built-binary)"
+    r"(?: from (?P<origin>\S+))?"
+    r"(?: ?\((?P<note>.*)\))?\s*"
+)
+
+
+_DKMS_REMARK = re.compile(r"\s|Deprecated feature|Error!|Warning|WARNING|File:|Manual intervention|Consult ")
+
+
+def read_dkms(bundle: BundleReader) -> tuple[DkmsModule, ...]:
+    """Return the modules that DKMS lists; empty if DKMS is not installed."""
+    if bundle.command("dkms-status").missing:
+        return ()
+    return parse_dkms(bundle.output("dkms-status"))
+
+
+def parse_dkms(text: str) -> tuple[DkmsModule, ...]:
+    """Parse all lines; raise ParseError for one that is neither a module nor a message of dkms."""
+    found = []
+    for line in text.splitlines():
+        match = _DKMS_LINE.fullmatch(line)
+        if match:
+            notes = (f"from {match['origin']}" if match["origin"] else "", (match["note"] or "").replace(") (", "; "))
+            found.append(
+                DkmsModule(
+                    name=match["name"],
+                    version=match["version"],
+                    kernel=match["kernel"],
+                    architecture=match["architecture"],
+                    state=match["state"],
+                    note="; ".join(note for note in notes if note) or None,
+                )
+            )
+        elif line.strip() and not _DKMS_REMARK.match(line):
+            raise ParseError(f"expected a line of dkms status, found '{first_line(line)}'")
+    return tuple(found)
+
+
+class ModulesFacts(Fact):
+    """Kernel modules."""
+
+    modules: tuple[str, ...] | None = fact(read_modules)
+    """Names of the loaded kernel modules."""
+    loaded_driver: LoadedDriver | None = fact(read_loaded_driver, none_means="no NVIDIA module is loaded")
+    nouveau_blacklisted: bool | None = fact(read_nouveau_blacklisted)
+    """``blacklist nouveau`` (or ``install nouveau /bin/false``, ``alias nouveau off``) in a modprobe.d folder, or
+    ``modprobe.blacklist=nouveau`` on the kernel's command line."""
+    module_files: tuple[ModuleFile, ...] | None = fact(read_module_files)
+    dkms: tuple[DkmsModule, ...] | None = fact(read_dkms)

@@ -3,9 +3,11 @@
 import re
 from collections.abc import Iterator
 
+from pydantic import Field
+
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import Gid, IbDevice, IbPort, Nic, OwnName
+from gpunode.facts.models.base import Fact, fact
 from gpunode.facts.pci import slot_of
 
 _NET = "/sys/class/net/"
@@ -19,7 +21,89 @@ _PFC = re.compile(r"(?m)^\s*prio-pfc((?: [0-7]:(?:on|off)){1,8})\s*$")
 _STATE = re.compile(r"[0-9]{1,3}: (\S.*)")
 
 
-def nics(bundle: BundleReader) -> tuple[Nic, ...]:
+class Nic(Fact):
+    """One network interface of hardware; bridges, bonds, veth and loopback are excluded."""
+
+    COUNTERS = frozenset({"carrier_changes", "counters"})
+
+    name: str
+    slot: str | None
+    driver: str | None
+    state: str | None
+    """The operational state: ``up``, ``down``, ``unknown``, ``dormant`` …"""
+    speed_mbit_per_s: int | None
+    """None if the interface is down or does not report it."""
+    mtu: int | None
+    numa_node: int | None
+    carrier_changes: int | None
+    """Since boot; the count increases when a link flaps."""
+    counters: dict[str, int] = Field(default_factory=dict)
+    """``rx_errors``, ``tx_errors``, ``rx_dropped``, ``rx_crc_errors`` …, since boot."""
+    pfc: tuple[int, ...] | None = None
+    """Priorities with priority-based flow control, by ``dcb``; None: dcb was not run or printed none."""
+    ecn: tuple[int, ...] | None = None
+    """Priorities on which RoCE reacts to congestion marks, as receiver and as sender; None: the driver does not report
+    it."""
+
+
+class Gid(Fact):
+    """One entry of a port's GID table; programs select an entry by its index."""
+
+    index: int
+    type: str
+    """``RoCE v2``, ``IB/RoCE v1``."""
+    ipv4: bool
+    """True if the GID represents an IPv4 address."""
+
+
+class IbPort(Fact):
+    """One port of an InfiniBand or RoCE device."""
+
+    VOLATILE = frozenset({"lid"})
+    COUNTERS = frozenset({"counters"})
+
+    port: int
+    state: str | None
+    """``ACTIVE``, ``DOWN``, ``INIT``, ``ARMED``."""
+    physical_state: str | None
+    """``LinkUp``, ``Disabled``, ``Polling`` …"""
+    rate_gbit_per_s: float | None
+    rate: str | None
+    """As printed: ``400 Gb/sec (4X NDR)``."""
+    link_layer: str | None
+    """``InfiniBand`` or ``Ethernet`` (RoCE)."""
+    lid: int | None
+    interfaces: tuple[str, ...] = ()
+    """Network interfaces on top of it."""
+    gids: tuple[Gid, ...] = ()
+    """The first eight that are in use."""
+    counters: dict[str, int] = Field(default_factory=dict)
+    """``symbol_error``, ``link_downed``, ``link_error_recovery``, ``port_rcv_errors`` …, since they were cleared."""
+
+
+class IbDevice(Fact):
+    """One device of ``/sys/class/infiniband``."""
+
+    name: str
+    """``mlx5_0``."""
+    firmware: str | None
+    board_id: str | None
+    type: str | None
+    """``MT4129``: the chip type."""
+    slot: str | None
+    numa_node: int | None
+    ports: tuple[IbPort, ...]
+
+
+class OwnName(Fact):
+    """The node's own name."""
+
+    name: str
+    addresses: tuple[str, ...]
+    """What ``/etc/hosts`` has for it, in its order."""
+
+
+def read_nics(bundle: BundleReader) -> tuple[Nic, ...]:
     """Return the interfaces that have a hardware device."""
     names = bundle.entries(_NET)
     if names is None:
@@ -70,7 +154,7 @@ def _ecn(bundle: BundleReader, place: str) -> tuple[int, ...] | None:
     return tuple(sorted(map(int, on["roce_np"] & on["roce_rp"])))
 
 
-def addressed(bundle: BundleReader) -> tuple[str, ...]:
+def read_addressed(bundle: BundleReader) -> tuple[str, ...]:
     """Return the interfaces with a connected IPv4 network, from ``/proc/net/route``.
 
     The kernel adds such a route with the first address of an interface that is up; its gateway is 0. The default route
@@ -86,7 +170,7 @@ def addressed(bundle: BundleReader) -> tuple[str, ...]:
     return tuple(dict.fromkeys(connected))
 
 
-def own_name(bundle: BundleReader) -> OwnName:
+def read_own_name(bundle: BundleReader) -> OwnName:
     """Return the node's name, and the addresses that /etc/hosts has for it."""
     rows = bundle.rows("own-name", 2)
     names = [value for key, value in rows if key == "name" and value]
@@ -95,7 +179,7 @@ def own_name(bundle: BundleReader) -> OwnName:
     return OwnName(name=names[0], addresses=tuple(value for key, value in rows if key == "address"))
 
 
-def infiniband(bundle: BundleReader) -> tuple[IbDevice, ...]:
+def read_infiniband(bundle: BundleReader) -> tuple[IbDevice, ...]:
     """Return the devices of ``/sys/class/infiniband``; empty if the kernel has no RDMA."""
     return tuple(_device(bundle, name) for name in bundle.entries(_IB) or ())
 
@@ -156,3 +240,13 @@ def _node(bundle: BundleReader, place: str) -> int | None:
 def _counters(bundle: BundleReader, place: str) -> dict[str, int]:
     counters = {path[len(place) :]: bundle.number(path) for path in bundle.under(place)}
     return {name: number for name, number in counters.items() if number is not None}
+
+
+class NetworkFacts(Fact):
+    """Network interfaces and InfiniBand."""
+
+    nics: tuple[Nic, ...] | None = fact(read_nics)
+    addressed: tuple[str, ...] | None = fact(read_addressed)
+    """Interfaces with an IPv4 network of their own, including bonds and bridges; the ports of these have none."""
+    infiniband: tuple[IbDevice, ...] | None = fact(read_infiniband)
+    own_name: OwnName | None = fact(read_own_name)

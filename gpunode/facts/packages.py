@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, word
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import Package
+from gpunode.facts.models.base import Fact, fact
 
 _KERNEL = re.compile(r"kernel(-.*)?")
 _LOCK_FILES = ("/etc/dnf/plugins/versionlock.list", "/etc/yum/pluginconf.d/versionlock.list")
@@ -13,7 +13,28 @@ _LOCK_TOML = "/etc/dnf/versionlock.toml"
 _SOURCE_RPM = re.compile(r"(.+)-[^-]+-[^-]+\.(?:no)?src\.rpm")
 
 
-def packages(bundle: BundleReader) -> tuple[Package, ...]:
+class Package(Fact):
+    """One package of the node's package database that belongs to the GPU stack."""
+
+    VOLATILE = frozenset({"published"})
+
+    name: str
+    version: str
+    architecture: str
+    source: str
+    """Name of the source package."""
+    maintainer: str
+    installed: bool
+    """False for a package that is half-installed, or removed with its configuration left."""
+    state: str
+    """As the package manager prints it: ``install ok installed``."""
+    held: bool
+    published: str | None = None
+    """The origin (``nvidia``, ``ubuntu`` …) of the repository that lists exactly this version; None if the package
+    manager's lists were not queried or no longer contain it."""
+
+
+def read_packages(bundle: BundleReader) -> tuple[Package, ...]:
     """Return installed and half-installed packages, and those with configuration left."""
     if bundle.ran("dpkg-packages"):
         return parse_dpkg(bundle.output("dpkg-packages"))
@@ -92,3 +113,10 @@ def _rpm_locks(bundle: BundleReader) -> tuple[str, ...]:
                 locks.append(pattern)
     locks += re.findall(r"(?m)^\s*name\s*=\s*[\"']([^\"']{1,200})[\"']", bundle.text(_LOCK_TOML) or "")
     return tuple(locks)
+
+
+class PackagesFacts(Fact):
+    """Packages."""
+
+    packages: tuple[Package, ...] | None = fact(read_packages)
+    """Of the driver, CUDA, NCCL, cuDNN, DCGM, and of container engines and runtimes."""

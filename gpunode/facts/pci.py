@@ -4,14 +4,12 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import Iommu, PciAcs, PciDevice, PciLink, PciPort
+from gpunode.facts.models.base import Fact, fact
 
 _FOLDER = "/sys/bus/pci/devices/"
 _SLOT = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.I)
 _IDS = re.compile(r"([0-9a-f]{4}):([0-9a-f]{4})", re.I)
 _CLASS = re.compile(r"[0-9a-f]{1,6}", re.I)
-
-
 _SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s.*")
 _HEX = re.compile(r"[0-9a-f]{4}")
 _SOURCE = "pci_functions"
@@ -21,7 +19,86 @@ _MOST = 1024
 _WIDTHS = (1, 2, 4, 8, 12, 16, 32)
 
 
-def devices(bundle: BundleReader) -> tuple[PciDevice, ...]:
+class PciLink(Fact):
+    """A PCI Express link as reported by one of its two ends. None: not reported, or the function has no link of its
+    own."""
+
+    VOLATILE = frozenset({"speed_gt_per_s"})
+
+    speed_gt_per_s: float | None
+    speed_max_gt_per_s: float | None
+    width: int | None
+    width_max: int | None
+
+
+class PciDevice(Fact):
+    """One PCI function. Ids are lower case without ``0x``; ``slot`` is the sysfs form ``0000:1a:00.0``."""
+
+    VOLATILE = frozenset({"power_state"})
+
+    slot: str
+    vendor_id: str
+    device_id: str
+    subsystem_id: str | None
+    """``vvvv:dddd``."""
+    class_id: str
+    """Six hex digits: ``030200``."""
+    driver: str | None
+    link: PciLink | None = None
+    numa_node: int | None = None
+    """None if the firmware does not report it."""
+    local_cpus: str | None = None
+    """``0-31,64-95``."""
+    iommu_group: int | None = None
+    ports: tuple[str, ...] = ()
+    """Slots of the bridges between the device and its root port, the nearest first."""
+    power_state: str | None = None
+    """``D0``, ``D3hot`` …: in D3 a device does not report its link."""
+
+    @property
+    def pci_id(self) -> str:
+        """Return vendor and device: ``10de:2330``."""
+        return f"{self.vendor_id}:{self.device_id}"
+
+    @property
+    def is_nvidia_gpu(self) -> bool:
+        """Return True for a display or 3D controller of NVIDIA: class 03xxxx, vendor 10de."""
+        return self.vendor_id == "10de" and self.class_id.startswith("03")
+
+
+class PciPort(Fact):
+    """A bridge above a GPU, NIC or NVMe disk: a root port or a port of a switch."""
+
+    slot: str
+    vendor_id: str
+    device_id: str
+    link: PciLink | None
+    numa_node: int | None
+
+
+class PciAcs(Fact):
+    """Access Control Services of a bridge, read from its configuration space (root only)."""
+
+    slot: str
+    enabled: tuple[str, ...]
+    """Of ``SrcValid``, ``TransBlk``, ``ReqRedir``, ``CmpltRedir``, ``UpstreamFwd``, ``EgressCtrl``, ``DirectTrans``."""
+
+    @property
+    def redirects(self) -> bool:
+        """Return True if traffic between GPUs is redirected to the root complex."""
+        return "ReqRedir" in self.enabled or "CmpltRedir" in self.enabled
+
+
+class Iommu(Fact):
+    """The translation of device addresses."""
+
+    units: tuple[str, ...]
+    """``dmar0``, ``ivhd1``, ``smmu3.0x...``; empty if no IOMMU is enabled."""
+    group_types: dict[int, str]
+    """Group number to ``identity`` (passthrough), ``DMA``, ``DMA-FQ`` …, if the kernel reports it."""
+
+
+def read_pci(bundle: BundleReader) -> tuple[PciDevice, ...]:
     """Return all functions of vendor 10de. The probe lists every function and keeps the files of the relevant ones
     only."""
     found = tuple(device for device in _functions(bundle) if device.vendor_id == "10de")
@@ -30,7 +107,7 @@ def devices(bundle: BundleReader) -> tuple[PciDevice, ...]:
     return found
 
 
-def io_devices(bundle: BundleReader) -> tuple[PciDevice, ...]:
+def read_pci_io(bundle: BundleReader) -> tuple[PciDevice, ...]:
     """Return network adapters and NVMe controllers of all vendors; NVIDIA's own ConnectX have Mellanox's vendor id."""
     _require_places(bundle)
     return tuple(device for device in _functions(bundle) if device.class_id.startswith(("02", "0108")))
@@ -125,7 +202,7 @@ def slot_of(bundle: BundleReader, uevent: str) -> str | None:
     return name.lower() if _SLOT.fullmatch(name) else None
 
 
-def ports(bundle: BundleReader) -> tuple[PciPort, ...]:
+def read_pci_ports(bundle: BundleReader) -> tuple[PciPort, ...]:
     """Return the bridges above the functions that the probe reads; empty in a guest with a GPU on a bus without
     bridges."""
     _require_places(bundle)
@@ -146,7 +223,7 @@ def ports(bundle: BundleReader) -> tuple[PciPort, ...]:
     return tuple(found)
 
 
-def acs(bundle: BundleReader) -> tuple[PciAcs, ...]:
+def read_pci_acs(bundle: BundleReader) -> tuple[PciAcs, ...]:
     """Return the bridges with Access Control Services, and the services that are enabled."""
     bundle.require_finished(_SOURCE)
     _require_places(bundle)
@@ -170,7 +247,7 @@ def acs(bundle: BundleReader) -> tuple[PciAcs, ...]:
     return tuple(found)
 
 
-def iommu(bundle: BundleReader) -> Iommu:
+def read_iommu(bundle: BundleReader) -> Iommu:
     """Return the units of ``/sys/class/iommu``, and the types of the groups of GPUs, NICs and NVMe controllers."""
     _require_places(bundle)
     units = bundle.folder("/sys/class/iommu/")
@@ -198,3 +275,24 @@ def parse_uevent(text: str, slot: str) -> PciDevice:
         class_id=class_id[0].lower().zfill(6),
         driver=values.get("DRIVER") or None,
     )
+
+
+class PciFacts(Fact):
+    """The PCI bus."""
+
+    pci: tuple[PciDevice, ...] | None = fact(read_pci)
+    """Functions of NVIDIA only, including NVSwitches and audio functions."""
+    pci_io: tuple[PciDevice, ...] | None = fact(read_pci_io)
+    """Network adapters and NVMe controllers, without virtual functions."""
+    pci_ports: tuple[PciPort, ...] | None = fact(read_pci_ports)
+    """Bridges above NVIDIA's functions and those of ``pci_io``."""
+    pci_acs: tuple[PciAcs, ...] | None = fact(read_pci_acs, needs_root=True)
+    """Bridges that have ACS."""
+    iommu: Iommu | None = fact(read_iommu)
+
+    @property
+    def gpus_on_bus(self) -> tuple[PciDevice, ...] | None:
+        """Return the NVIDIA GPUs among the PCI functions; None if the bus could not be read."""
+        if self.pci is None:
+            return None
+        return tuple(device for device in self.pci if device.is_nvidia_gpu)

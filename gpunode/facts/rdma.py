@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.network import LinkEvent, LinkLog, RdmaNode
+from gpunode.facts.models.base import Fact, fact
 from gpunode.facts.parsers.dmesg import message_of
 
 _VERBS = "/sys/class/infiniband_verbs/"
@@ -21,7 +21,39 @@ _BOOT = re.compile(r"Linux version \d")
 _LINE_LIMIT = 1000
 
 
-def rdma_nodes(bundle: BundleReader) -> tuple[RdmaNode, ...]:
+class LinkEvent(Fact):
+    """One line of the journal that reports that an interface's link went up or down."""
+
+    interface: str
+    slot: str | None
+    """The adapter's slot, if the line has it."""
+    up: bool
+    time: str | None
+
+
+class LinkLog(Fact):
+    """The link events in the log of this boot."""
+
+    complete: bool
+    """True if the log starts at the boot."""
+    events: tuple[LinkEvent, ...]
+
+
+class RdmaNode(Fact):
+    """One device through which programs use an RDMA adapter."""
+
+    name: str
+    """``uverbs0``, ``umad0``, ``issm0``."""
+    kind: str
+    device: str | None
+    """``mlx5_0``."""
+    port: int | None
+    """None for ``uverbs``, which belongs to the adapter."""
+    file: bool
+    """True if its character device is in ``/dev/infiniband``."""
+
+
+def read_rdma_nodes(bundle: BundleReader) -> tuple[RdmaNode, ...]:
     """Return the devices of ib_uverbs and ib_umad in sysfs, and whether each has its file in ``/dev/infiniband``."""
     found = {row[0]: row[1] for row in bundle.rows("rdma-nodes", 2)}
     nodes = []
@@ -42,7 +74,7 @@ def rdma_nodes(bundle: BundleReader) -> tuple[RdmaNode, ...]:
     return tuple(nodes)
 
 
-def peer_memory(bundle: BundleReader) -> bool | None:
+def read_peer_memory(bundle: BundleReader) -> bool | None:
     """Return whether memory of other devices can register with the kernel's RDMA; None if RDMA is not loaded."""
     if not bundle.ran("peer-memory"):
         bundle.require_finished("peer-memory")
@@ -55,12 +87,12 @@ def peer_memory(bundle: BundleReader) -> bool | None:
     return found == ("yes",)
 
 
-def peer_memory_clients(bundle: BundleReader) -> tuple[str, ...]:
+def read_peer_memory_clients(bundle: BundleReader) -> tuple[str, ...]:
     """Return the names in the kernel's folder of registered clients; empty if it has no such folder."""
     return bundle.folder("/sys/kernel/mm/memory_peers/") or ()
 
 
-def link_log(bundle: BundleReader) -> LinkLog:
+def read_link_log(bundle: BundleReader) -> LinkLog:
     """Return each line of this boot's journal, or of dmesg, about a link that went up or down, in the log's order."""
     key = "dmesg-links" if bundle.ran("dmesg-links") else "journal-links"
     lines = [line[:_LINE_LIMIT].rstrip() for line in bundle.output(key).split("\n") if line.strip()]
@@ -81,3 +113,16 @@ def event_of(line: str) -> LinkEvent | None:
     slot = match.groupdict().get("slot")
     up = match["word"].lower() in {"up", "gained"}
     return LinkEvent(interface=match["name"], slot=slot, up=up, time=time[1] if time else None)
+
+
+class RdmaFacts(Fact):
+    """RDMA and links."""
+
+    rdma_nodes: tuple[RdmaNode, ...] | None = fact(read_rdma_nodes)
+    peer_memory: bool | None = fact(read_peer_memory, none_means="ib_core is not loaded")
+    """True if memory of other devices can register with the kernel's RDMA, as nvidia-peermem does: MLNX_OFED,
+    DOCA-OFED, and kernels patched for it."""
+    peer_memory_clients: tuple[str, ...] | None = fact(read_peer_memory_clients)
+    """Modules that registered with it, by ``/sys/kernel/mm/memory_peers``: ``nv_mem``, ``nv_mem_nc``."""
+    link_log: LinkLog | None = fact(read_link_log, needs_root=True, volatile=True)
+    """From the drivers and daemons that report links (mlx5_core, systemd-networkd)."""

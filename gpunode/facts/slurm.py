@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.network import own_name
-from gpunode.facts.node import Slurm
+from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.network import read_own_name
 
 _SETTING = re.compile(r"([A-Za-z]\w{0,60})\s{0,9}=\s{0,9}(\"[^\"]{0,4000}\"|[^\s#]{1,4000})")
 _PARTS = re.compile(r"(?:[^,\[]|\[[^\]]{0,2000}\])+")
@@ -17,12 +17,26 @@ _DEVICE = re.compile(r"/dev/nvidia(?:(\d{1,4})|\[([0-9,-]{1,200})\])")
 _DEVICES_MOST = 1024
 
 
-def slurm(bundle: BundleReader) -> Slurm | None:
+class Slurm(Fact):
+    """GPUs in Slurm's configuration on this node."""
+
+    folder: str
+    configured: int | None
+    """GPUs of this node by slurm.conf; None: it names none."""
+    device_files: int | None
+    """GPU device files of this node by gres.conf; None: it names none, as with AutoDetect."""
+    autodetect: str | None
+    """``nvml``, ``nvidia`` …"""
+    constrains_devices: bool
+    """True if jobs can open the GPUs that they were given, and no others."""
+
+
+def read_slurm(bundle: BundleReader) -> Slurm | None:
     """Return the GPUs that Slurm's configuration gives this node; None if there is no slurm.conf."""
     folder = next(iter(bundle.look("slurm")), None)
     if folder is None:
         return None
-    name = own_name(bundle).name.partition(".")[0]
+    name = read_own_name(bundle).name.partition(".")[0]
     configured = None
     for settings in _of_node(bundle.text(f"{folder}slurm.conf") or "", name):
         configured = gpus_of(settings["gres"]) if "gres" in settings else configured
@@ -103,3 +117,9 @@ def devices_of(text: str) -> set[int]:
                 raise ParseError(f"expected GPU device files in gres.conf, found '{first_line(text)}'")
             found |= set(range(int(first), int(last or first) + 1))
     return found
+
+
+class SlurmFacts(Fact):
+    """Slurm."""
+
+    slurm: Slurm | None = fact(read_slurm, none_means="the node has no slurm.conf")

@@ -3,7 +3,7 @@
 import re
 
 from gpunode.facts.bundle_reader import BundleReader
-from gpunode.facts.node import ForeignInstall, Repository
+from gpunode.facts.models.base import Fact, fact
 
 _ONE_LINE = re.compile(r"(#?)\s{0,9}deb\s+(?:\[[^\]]{0,2000}\]\s+)?(\S{1,2000})\s+(\S{1,200}).{0,2000}")
 _DEB822_KEY = re.compile(r"([A-Za-z-]{1,40}):[ \t]*(.*)")
@@ -15,7 +15,27 @@ _CUDA_FOLDER = re.compile(r"/usr/local/cuda-([0-9.]{1,20})/.*")
 _LINE_LIMIT = 4000
 
 
-def repositories(bundle: BundleReader) -> tuple[Repository, ...]:
+class Repository(Fact):
+    """One package source that concerns the GPU stack or containers."""
+
+    path: str
+    uri: str
+    """Without user and password."""
+    suite: str | None
+    enabled: bool
+
+
+class ForeignInstall(Fact):
+    """Files left by another installer than the package manager."""
+
+    kind: str
+    """``driver-runfile``, ``cuda-runfile``, ``nvidia-docker``."""
+    path: str
+    note: str | None = None
+    """A version, if the file contains one."""
+
+
+def read_repositories(bundle: BundleReader) -> tuple[Repository, ...]:
     """Return the sources in files that name the GPU stack or containers; apt's two formats, and DNF's."""
     found: list[Repository] = []
     for path in bundle.look("repository-files"):
@@ -72,7 +92,7 @@ def _ini(path: str, lines: list[str]) -> list[Repository]:
     return found
 
 
-def foreign_installs(bundle: BundleReader) -> tuple[ForeignInstall, ...]:
+def read_foreign_installs(bundle: BundleReader) -> tuple[ForeignInstall, ...]:
     """Return programs that only NVIDIA's ``.run`` files or nvidia-docker install, and the driver installer's log."""
     found = []
     for path in bundle.look("signs"):
@@ -89,3 +109,11 @@ def foreign_installs(bundle: BundleReader) -> tuple[ForeignInstall, ...]:
         version = _LOG_VERSION.search(log)
         found.append(ForeignInstall(kind="driver-runfile-log", path=_LOG, note=version[1] if version else None))
     return tuple(found)
+
+
+class SourcesFacts(Fact):
+    """Sources of packages."""
+
+    repositories: tuple[Repository, ...] | None = fact(read_repositories)
+    """Package sources that name NVIDIA, CUDA, containers or Docker."""
+    foreign_installs: tuple[ForeignInstall, ...] | None = fact(read_foreign_installs)

@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import KeyFile, SshDaemon
+from gpunode.facts.models.base import Fact, fact
 
 _SETTING = re.compile(r"([a-z0-9]{1,60}) (.{1,4000})")
 _MOST = 1024
@@ -12,7 +12,28 @@ _NAMED = "passwordauthentication"
 """Printed by every release of sshd; output without it is not an answer."""
 
 
-def ssh_daemon(bundle: BundleReader) -> SshDaemon | None:
+class SshDaemon(Fact):
+    """The settings that sshd runs with."""
+
+    settings: dict[str, str]
+    """Names in lower case; for a setting that is printed more than once, the first value."""
+
+
+class KeyFile(Fact):
+    """A private key on disk. Only its metadata is collected."""
+
+    path: str
+    mode: str
+    """In octal digits."""
+    owner: str
+    type: str
+    """From the public key beside it: ``ssh-ed25519``; empty if there is none."""
+    bits: int
+    modified_s: int
+    """Seconds since 1970."""
+
+
+def read_ssh_daemon(bundle: BundleReader) -> SshDaemon | None:
     """Return the settings that ``sshd -T`` prints; None if the node has no OpenSSH server."""
     if bundle.command("sshd-settings").missing:
         return None
@@ -27,7 +48,7 @@ def ssh_daemon(bundle: BundleReader) -> SshDaemon | None:
     return SshDaemon(settings=found)
 
 
-def private_keys(bundle: BundleReader) -> tuple[KeyFile, ...]:
+def read_private_keys(bundle: BundleReader) -> tuple[KeyFile, ...]:
     """Return the private keys that the probe found."""
     found = []
     for path, mode, owner, kind, bits, modified in bundle.rows("private-keys", 6)[:_MOST]:
@@ -38,6 +59,16 @@ def private_keys(bundle: BundleReader) -> tuple[KeyFile, ...]:
     return tuple(found)
 
 
-def empty_passwords(bundle: BundleReader) -> tuple[str, ...]:
+def read_empty_passwords(bundle: BundleReader) -> tuple[str, ...]:
     """Return the accounts that have a shell and need no password."""
     return bundle.look("empty-passwords")[:_MOST]
+
+
+class SshFacts(Fact):
+    """The SSH daemon and keys."""
+
+    ssh_daemon: SshDaemon | None = fact(read_ssh_daemon, needs_root=True, none_means="the node has no OpenSSH server")
+    private_keys: tuple[KeyFile, ...] | None = fact(read_private_keys, needs_root=True)
+    """The daemon's host keys, and keys in the home folders below /home and in root's."""
+    empty_passwords: tuple[str, ...] | None = fact(read_empty_passwords, needs_root=True)
+    """Accounts with a shell that need no password."""

@@ -4,14 +4,24 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, word
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import OperatingSystem
+from gpunode.facts.models.base import Fact, fact
 
 _SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 _DF_LINE = re.compile(r".*?\s+[0-9-]+\s+[0-9-]+\s+(-?[0-9]{1,18})\s+(?:[0-9]+%|-)\s+(/.*)")
 _SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
 
-def operating_system(bundle: BundleReader) -> OperatingSystem:
+class OperatingSystem(Fact):
+    """The operating system, from os-release."""
+
+    id: str
+    version_id: str | None
+    codename: str | None
+    pretty_name: str | None
+    id_like: tuple[str, ...] = ()
+
+
+def read_os(bundle: BundleReader) -> OperatingSystem:
     """Return the content of ``/etc/os-release``, or of the one in ``/usr/lib`` if that is missing."""
     text = bundle.text("/etc/os-release")
     if text is None:
@@ -53,12 +63,12 @@ def uname(bundle: BundleReader) -> tuple[str, str]:
     return word(words[1], "a kernel release"), word(words[2], "an architecture")
 
 
-def architecture(bundle: BundleReader) -> str:
+def read_architecture(bundle: BundleReader) -> str:
     """Return the kernel's architecture: ``x86_64``, ``aarch64`` …"""
     return uname(bundle)[1]
 
 
-def command_line(bundle: BundleReader) -> str:
+def read_command_line(bundle: BundleReader) -> str:
     """Return the kernel's command line."""
     text = bundle.text("/proc/cmdline")
     if text is None:
@@ -66,7 +76,7 @@ def command_line(bundle: BundleReader) -> str:
     return text.strip()
 
 
-def virtualization(bundle: BundleReader) -> str:
+def read_virtualization(bundle: BundleReader) -> str:
     """Return the output of systemd-detect-virt; it exits 1 when it prints ``none``."""
     word = bundle.output("systemd-detect-virt", good=(0, 1)).strip()
     if not re.fullmatch(r"[a-z0-9-]{1,40}", word):
@@ -74,12 +84,12 @@ def virtualization(bundle: BundleReader) -> str:
     return word
 
 
-def systemd(bundle: BundleReader) -> bool:
+def read_systemd(bundle: BundleReader) -> bool:
     """Return True if the node was booted with systemd."""
     return bundle.folder("/run/systemd/system/") is not None
 
 
-def secure_boot(bundle: BundleReader) -> bool:
+def read_secure_boot(bundle: BundleReader) -> bool:
     """Return the last byte of the EFI variable; False without EFI. Containers hide the firmware."""
     firmware = bundle.folder("/sys/firmware/")
     if not firmware:
@@ -96,7 +106,7 @@ def secure_boot(bundle: BundleReader) -> bool:
     return value[-1] == "\x01"
 
 
-def disk_free_mib(bundle: BundleReader) -> dict[str, int]:
+def read_disk_free_mib(bundle: BundleReader) -> dict[str, int]:
     """Return the free space from ``df -Pk PATH...``: one line per path, in the order of the paths."""
     text = bundle.output("df")
     paths = [word for word in bundle.command("df").argv[1:] if word.startswith("/")]
@@ -108,3 +118,21 @@ def disk_free_mib(bundle: BundleReader) -> dict[str, int]:
     if not paths or len(matches) != len(paths):
         raise ParseError(f"expected {len(paths)} lines of df -Pk, found {len(matches)}")
     return {path: int(match[1]) // 1024 for path, match in zip(paths, matches, strict=True)}
+
+
+class SystemFacts(Fact):
+    """The operating system."""
+
+    os: OperatingSystem | None = fact(read_os)
+    architecture: str | None = fact(read_architecture)
+    """Of the kernel: ``x86_64``, ``aarch64``."""
+    virtualization: str | None = fact(read_virtualization)
+    """``none`` on bare metal, else what systemd-detect-virt prints."""
+    systemd: bool | None = fact(read_systemd)
+    """True if the node was booted with systemd."""
+    command_line: str | None = fact(read_command_line)
+    """The kernel's command line."""
+    secure_boot: bool | None = fact(read_secure_boot)
+    """None with a gap: could not be determined; False if the firmware has no Secure Boot."""
+    disk_free_mib: dict[str, int] | None = fact(read_disk_free_mib, volatile=True)
+    """Free space under ``/``, ``/boot``, ``/var``, ``/usr`` if they exist, whichever file system they are on."""

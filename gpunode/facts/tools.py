@@ -1,10 +1,11 @@
 """Exit statuses of NVIDIA's tools and their meanings."""
 
 from collections.abc import Callable
+from typing import Literal
 
 from gpunode.facts.bundle_reader import NOT_RUN, BundleReader, UnknownFactError, first_line, shown, signal_of
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.gpu import ToolRun
+from gpunode.facts.models.base import Fact, fact
 from gpunode.facts.models.smi import DocumentT, Failure, Smi, ToolError
 from gpunode.facts.parsers import smi_error
 from gpunode.probe.bundle import CommandResult
@@ -54,13 +55,41 @@ _KINDS = {
 _MESSAGES_MOST = 64
 
 
+class ToolRun(Fact):
+    """How one of NVIDIA's tools ended on the node."""
+
+    answers: str
+    """The field of NodeFacts that is read from its output."""
+    command: str
+    """As messages name it: ``nvidia-smi -q -x``."""
+    exit_status: int
+    ended: Literal["exit", "signal", "timeout", "slow", "not-run", "missing"]
+    """``slow``: ended when the time for the whole probe was used up, before its own limit."""
+    signal: str | None = None
+    """``SIGSEGV``; None if no signal ended the command."""
+    reason: str = ""
+    """The probe's reason for ending the command or for not running it."""
+
+    @property
+    def failure(self) -> str | None:
+        """Return what is wrong with the run, apart from its exit status; None if the command ended by itself."""
+        match self.ended:
+            case "signal":
+                return f"{self.command} crashed ({self.signal}, exit status {self.exit_status})"
+            case "timeout" | "slow":
+                return f"{self.command} did not answer{f' ({self.reason})' if self.reason else ''}"
+            case "not-run":
+                return f"{self.command} was not run{f' ({self.reason})' if self.reason else ''}"
+        return None
+
+
 def meaning_of(status: int) -> str:
     """Return the meaning of an exit status of nvidia-smi: ``exit status 14: the infoROM of a GPU is corrupted``."""
     meaning = MEANINGS.get(status)
     return f"exit status {status}: {meaning}" if meaning else f"exit status {status}"
 
 
-def tool_runs(bundle: BundleReader) -> tuple[ToolRun, ...]:
+def read_tool_runs(bundle: BundleReader) -> tuple[ToolRun, ...]:
     """Return NVIDIA's tools that the probe ran or left out, in its order; raise UnknownFactError if it ran no
     command."""
     if not bundle.ran_any():
@@ -132,7 +161,7 @@ def _failure(result: CommandResult, refused: ParseError) -> Failure:
     raise refused
 
 
-def recorded(bundle: BundleReader) -> dict[str, str | None] | None:
+def read_tools(bundle: BundleReader) -> dict[str, str | None] | None:
     """Return the programs that the role gpu_tools recorded, and their paths; None if it recorded none."""
     if not bundle.ran("tools"):
         bundle.require_finished("tools")
@@ -140,3 +169,12 @@ def recorded(bundle: BundleReader) -> dict[str, str | None] | None:
             raise bundle.not_collected()
         return None
     return {name: path or None for name, path in bundle.rows("tools", 2)}
+
+
+class ToolsFacts(Fact):
+    """NVIDIA's tools, and those of roles."""
+
+    tools: dict[str, str | None] | None = fact(read_tools, none_means="the role gpu_tools installed none")
+    """Programs of the role gpu_tools and their paths."""
+    tool_runs: tuple[ToolRun, ...] | None = fact(read_tool_runs, volatile=True)
+    """Exit statuses of NVIDIA's tools; empty if none was run."""

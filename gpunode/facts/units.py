@@ -2,18 +2,42 @@
 
 import re
 
+from pydantic import Field
+
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import Unit
-from gpunode.facts.system import systemd
+from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.system import read_systemd
 
 _MARK = re.compile(r"\s*(?:[\u25cf\u25cb\u00d7*x]\s+)?")
 """The mark that systemctl prints before a unit's name, with and without ``--plain``."""
 
 
-def units(bundle: BundleReader) -> tuple[Unit, ...]:
+class Unit(Fact):
+    """One systemd unit."""
+
+    VOLATILE = frozenset({"sub", "since", "started_s"})
+    COUNTERS = frozenset({"restarts"})
+
+    name: str
+    load: str
+    active: str
+    sub: str
+    enabled: str | None = None
+    since: str | None = None
+    """Time of its last change of state, as systemd prints it (``Fri 2026-11-20 09:00:01 UTC``); None if it never
+    changed."""
+    restarts: int | None = None
+    """Number of automatic restarts since the unit was last started manually."""
+    started_s: float | None = None
+    """Seconds from the boot to its latest start; None if it was never active."""
+    limits: dict[str, str] = Field(default_factory=dict)
+    """``{"memlock": "infinity", "nofile": "1048576"}``: the hard limits of a service's processes."""
+
+
+def read_units(bundle: BundleReader) -> tuple[Unit, ...]:
     """Return failed units and the GPU stack's; a unit that the node does not have is left out."""
-    if not systemd(bundle):
+    if not read_systemd(bundle):
         raise UnknownFactError("the node was not booted with systemd")
     stack = bundle.once("systemctl-units", lambda: parse_show(bundle.output("systemctl-units")))
     failed = parse_list(bundle.output("systemctl-failed"))
@@ -70,3 +94,11 @@ def parse_show(text: str) -> tuple[Unit, ...]:
     if not found:
         raise ParseError("expected states from systemctl show, found nothing")
     return tuple(found)
+
+
+class UnitsFacts(Fact):
+    """Units of systemd."""
+
+    units: tuple[Unit, ...] | None = fact(read_units)
+    """Failed units, and installed units of the GPU stack, containers, time, RDMA and schedulers. A gap if the node
+    was not booted with systemd."""

@@ -5,9 +5,9 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import AutomaticUpdates, FailedRevert, Needrestart, PendingUpdate
-from gpunode.facts.system import systemd
-from gpunode.facts.units import units
+from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.system import read_systemd
+from gpunode.facts.units import read_units
 
 _SETTING = re.compile(r"([A-Za-z0-9:_-]{1,200}) \"(.*)\";")
 _LINE_LIMIT = 4000
@@ -17,7 +17,48 @@ _REVERTS = tuple(f"/run/gpunode/revert-{role}.json" for role in ("accounts", "fi
 _DNF_TIMERS = frozenset({"dnf-automatic.timer", "dnf-automatic-install.timer", "dnf5-automatic.timer"})
 
 
-def automatic_updates(bundle: BundleReader) -> AutomaticUpdates | None:
+class Needrestart(Fact):
+    """Settings of needrestart, which apt calls after an upgrade."""
+
+    mode: str | None
+    """``a``: restarts services by itself; ``i``: asks; ``l``: lists; None: not set."""
+    spared: tuple[str, ...]
+    """Patterns of services that it never restarts, as its configuration has them."""
+
+
+class AutomaticUpdates(Fact):
+    """Upgrades that the system installs automatically."""
+
+    tool: str
+    """``unattended-upgrades`` or ``dnf-automatic``."""
+    enabled: bool
+    """Switched on: for apt ``APT::Periodic::Unattended-Upgrade`` above 0, for dnf ``apply_updates`` or its timer."""
+    origins: tuple[str, ...] = ()
+    """Repositories from which packages are upgraded, as configured; empty for dnf, which uses all repositories."""
+    kept_back: tuple[str, ...] = ()
+    """Patterns of packages that are excluded."""
+    reboots: bool = False
+
+
+class PendingUpdate(Fact):
+    """A security update of a package that is excluded from automatic upgrades."""
+
+    package: str
+    installed: str
+    version: str
+    since: str
+    """Time at which the node first found the update, with its time zone."""
+
+
+class FailedRevert(Fact):
+    """A change that the node could not revert yet, after no new login had confirmed it."""
+
+    change: str
+    """Name of the change: the role that made it."""
+    reasons: tuple[str, ...]
+
+
+def read_automatic_updates(bundle: BundleReader) -> AutomaticUpdates | None:
     """Return the settings of unattended-upgrades (from apt) or of dnf-automatic (from its file and timers)."""
     signs = {path.rpartition("/")[2] for path in bundle.look("signs")}
     if "unattended-upgrade" in signs:
@@ -58,9 +99,9 @@ def _dnf(bundle: BundleReader) -> AutomaticUpdates:
         name, equals, value = line.partition("=")
         if equals:
             settings[name.strip().lower()] = value.strip().lower()
-    if not systemd(bundle):
+    if not read_systemd(bundle):
         raise UnknownFactError("the node was not booted with systemd: its timers are unknown")
-    active = {unit.name for unit in units(bundle) if unit.name in _DNF_TIMERS and unit.active == "active"}
+    active = {unit.name for unit in read_units(bundle) if unit.name in _DNF_TIMERS and unit.active == "active"}
     applies = settings.get("apply_updates") in {"yes", "true", "1"} or "dnf-automatic-install.timer" in active
     excluded = [
         word
@@ -75,7 +116,7 @@ def _dnf(bundle: BundleReader) -> AutomaticUpdates:
     )
 
 
-def pending_updates(bundle: BundleReader) -> tuple[PendingUpdate, ...] | None:
+def read_pending_updates(bundle: BundleReader) -> tuple[PendingUpdate, ...] | None:
     """Return the updates that the role updates has the node record; None if there is no record."""
     text = bundle.text(_PENDING)
     if text is None:
@@ -90,7 +131,7 @@ def pending_updates(bundle: BundleReader) -> tuple[PendingUpdate, ...] | None:
         raise ParseError(f"expected the record of pending updates in {_PENDING}, found '{first_line(text)}'") from None
 
 
-def needrestart(bundle: BundleReader) -> Needrestart | None:
+def read_needrestart(bundle: BundleReader) -> Needrestart | None:
     """Return needrestart's settings; None if it is not installed."""
     if not bundle.ran("needrestart"):
         bundle.require_finished("needrestart")
@@ -106,7 +147,7 @@ def needrestart(bundle: BundleReader) -> Needrestart | None:
     )
 
 
-def failed_reverts(bundle: BundleReader) -> tuple[FailedRevert, ...]:
+def read_failed_reverts(bundle: BundleReader) -> tuple[FailedRevert, ...]:
     """Return the changes of roles that the node could not revert yet, as ``guarded_change`` reports them."""
     found = []
     for path in _REVERTS:
@@ -122,9 +163,26 @@ def failed_reverts(bundle: BundleReader) -> tuple[FailedRevert, ...]:
     return tuple(found)
 
 
-def reboot_required(bundle: BundleReader) -> tuple[str, ...]:
+def read_reboot_required(bundle: BundleReader) -> tuple[str, ...]:
     """Return the names in ``/run/reboot-required.pkgs``; ``(unnamed)`` if only the flag file exists."""
     packages = tuple(dict.fromkeys((bundle.text("/run/reboot-required.pkgs") or "").split()))
     if packages:
         return packages
     return ("(unnamed)",) if "/run/reboot-required" in bundle.look("signs") else ()
+
+
+class UpdatesFacts(Fact):
+    """Updates."""
+
+    automatic_updates: AutomaticUpdates | None = fact(
+        read_automatic_updates, none_means="no tool for automatic updates is installed"
+    )
+    needrestart: Needrestart | None = fact(read_needrestart, none_means="needrestart is not installed")
+    pending_updates: tuple[PendingUpdate, ...] | None = fact(
+        read_pending_updates, none_means="the role updates is not in use"
+    )
+    """As the role updates has the node record them."""
+    failed_reverts: tuple[FailedRevert, ...] | None = fact(read_failed_reverts)
+    """Unconfirmed changes of roles (SSH, accounts, firewall) that the node could not revert yet."""
+    reboot_required: tuple[str, ...] | None = fact(read_reboot_required)
+    """Packages that require a reboot (Debian, Ubuntu); empty: none, or the distribution does not record them."""

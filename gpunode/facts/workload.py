@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
+from gpunode.facts.models.base import Fact, fact
 from gpunode.facts.models.measured import MEASURED
 from gpunode.facts.models.workload import NAME, MalformedRecord, Record, RecordContainer
 from gpunode.frozen import invalid_field
@@ -28,7 +29,7 @@ JUDGED = frozenset(
 """Records that a check requires. A malformed record of any other name is reported by the run's own record."""
 
 
-def records(bundle: BundleReader) -> tuple[MalformedRecord | Record, ...]:
+def read_records(bundle: BundleReader) -> tuple[MalformedRecord | Record, ...]:
     """Return every result of the bundle, malformed ones first; raise UnknownFactError if no workload was run."""
     if not bundle.results:
         raise UnknownFactError("no workload was run on this node (validate --level standard runs one)")
@@ -67,3 +68,10 @@ def _container(value: object) -> RecordContainer | None:
         return RecordContainer.model_validate(value)
     except ValidationError:
         return None
+
+
+class WorkloadFacts(Fact):
+    """Records of workloads."""
+
+    records: tuple[MalformedRecord | Record, ...] | None = fact(read_records, volatile=True)
+    """Records of workloads on the node, malformed results first; a gap if no workload was run."""

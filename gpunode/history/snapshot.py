@@ -12,9 +12,10 @@ from pydantic import BaseModel, Field
 
 from gpunode.checks import Finding, Level, RunningStack, Status, identify
 from gpunode.facts import NodeFacts
+from gpunode.facts.host import CpuSets
 from gpunode.facts.models.base import Fact
 from gpunode.facts.models.smi import NvlinkGpu
-from gpunode.facts.node import MAY_BE_NONE, CpuSets
+from gpunode.facts.node import MAY_BE_NONE
 from gpunode.frozen import Frozen
 
 Scalar = bool | int | float | str

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpunode.checks.containers import moved_devices
 from gpunode.facts import NodeFacts
-from gpunode.facts.node import CdiSpec
+from gpunode.facts.containers import CdiSpec
 from gpunode.provisioning.sections import around, completed
 
 GPU_KIND = "nvidia.com/gpu"

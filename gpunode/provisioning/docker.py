@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gpunode.catalog import load
-from gpunode.facts.node import OperatingSystem
+from gpunode.facts.system import OperatingSystem
 from gpunode.frozen import Frozen
 from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files, archive_paths
 from gpunode.provisioning.context import Context

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpunode.facts import NodeFacts
-from gpunode.facts.models.system import Unit
+from gpunode.facts.units import Unit
 from gpunode.provisioning.ssh_state import Reported, SshState
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"

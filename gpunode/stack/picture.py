@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from gpunode.catalog import Catalog
 from gpunode.catalog.origins import brings_kernel_module, closure_line, is_companion, origin_of, upstream_version
 from gpunode.facts import NodeFacts
-from gpunode.facts.node import Kernel, Package
+from gpunode.facts.kernels import Kernel
+from gpunode.facts.packages import Package
 from gpunode.stack.model import Arch, Flavour, GpuGroup, Installed, InstalledPackage, NodePicture
 
 KERNEL_IMAGE = re.compile(r"linux-image-(?!unsigned-)[a-z][a-z0-9.+-]*")

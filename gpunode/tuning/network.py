@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpunode.facts import NodeFacts
-from gpunode.facts.node import IbDevice, IbPort
+from gpunode.facts.network import IbDevice, IbPort
 from gpunode.tuning.model import LeftAlone, Setting
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")

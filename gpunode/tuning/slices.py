@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.measured import LoaderValues
+from gpunode.facts.models.smi import SmiGpu
 from gpunode.facts.models.workload import values_of
-from gpunode.facts.node import PciDevice, SmiGpu
+from gpunode.facts.pci import PciDevice
 from gpunode.text import listed, number_ranges
 from gpunode.tuning.launcher import MOST_CPUS, share
 from gpunode.tuning.model import LeftAlone, NodeSlice, Setting

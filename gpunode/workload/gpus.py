@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpunode.facts import NodeFacts
-from gpunode.facts.node import SmiGpu
+from gpunode.facts.models.smi import SmiGpu
 from gpunode.workload.transport import LaunchFailure
 
 

@@ -8,8 +8,8 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from gpunode.facts import NodeFacts
+from gpunode.facts.models.smi import SmiGpu
 from gpunode.facts.models.workload import Record, RecordContainer
-from gpunode.facts.node import SmiGpu
 from gpunode.workload import container, devices, engine, gpus
 from gpunode.workload.causes import REGENERATE
 from gpunode.workload.container import KIND, Confinement, ContainerJob, Devices, PythonProgram

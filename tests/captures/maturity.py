@@ -23,9 +23,9 @@ from test_captures_judged import names, node_with
 
 from gpunode.checks import Check, Expectation, Finding, Status, judge, registry
 from gpunode.facts import facts_from_bundle
-from gpunode.facts.build import READERS
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
 from gpunode.facts.errors import ParseError
+from gpunode.facts.node import FACTS
 from gpunode.probe.bundle import Bundle, CommandResult
 
 ROOT = Path(__file__).parents[2]
@@ -95,10 +95,10 @@ class Traced(BundleReader):
 def seconds(bundle: Bundle) -> dict[str, float]:
     """Check to the seconds of the commands whose output its facts are read from, as the bundle has them."""
     commands: dict[str, set[str]] = {}
-    for field, read in READERS.items():
+    for field, source in FACTS.items():
         seen = Traced(bundle)
         with suppress(UnknownFactError, ParseError):
-            read(seen)
+            source.read(seen)
         commands[field] = seen.asked_for & set(bundle.commands)
     return {check.id: round(_seconds(check, commands, bundle), 2) for check in registry if check.level == "quick"}
 

@@ -21,10 +21,14 @@ from bundles import hgx, t4
 
 from gpunode.checks import Expectation, Finding, Status, judge, registry
 from gpunode.facts import facts_from_bundle, rdma
+from gpunode.facts.gpu import GpuProcess
 from gpunode.facts.kernel_log import parse as parse_log
 from gpunode.facts.models.smi import Nvlink, PeerAccess, Smi, SmiLog, Topology
-from gpunode.facts.node import GpuProcess, IbDevice, IbPort, Iommu, LoadedDriver, NodeFacts, PciDevice, PciLink
+from gpunode.facts.modules import LoadedDriver
+from gpunode.facts.network import IbDevice, IbPort
+from gpunode.facts.node import NodeFacts
 from gpunode.facts.parsers.kinds import parsed
+from gpunode.facts.pci import Iommu, PciDevice, PciLink
 from gpunode.probe.bundle import Bundle
 
 # Faults of these captures: check, component, words of its message. Others of the capture's have no fault.

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from bundles import grace, guest, hgx, pcie_4, t4
 
-from gpunode.checks.registry import NEEDS_ROOT
-from gpunode.facts.build import READERS
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import NodeFacts
+from gpunode.facts.node import FACTS, NodeFacts
 from gpunode.probe.bundle import Bundle
 
 ROOT = Path(__file__).parents[2]
@@ -62,14 +61,14 @@ def documents() -> Iterator[dict[str, Any]]:
 
 def sources() -> dict[str, tuple[set[str], set[str]]]:
     """Return each fact's commands, by the probe's names, and files."""
-    found: dict[str, tuple[set[str], set[str]]] = {name: (set(), set()) for name in READERS}
+    found: dict[str, tuple[set[str], set[str]]] = {name: (set(), set()) for name in FACTS}
     for document in documents():
         bundle = Bundle.from_json(json.dumps(document), "a test's bundle")
-        for name, read in READERS.items():
+        for name, source in FACTS.items():
             commands, files = found[name]
             noted = {"commands": Asked(bundle.commands, commands), "files": Asked(bundle.files, files)}
             try:
-                read(BundleReader(bundle.model_copy(update=noted)))
+                source.read(BundleReader(bundle.model_copy(update=noted)))
             except (UnknownFactError, ParseError):
                 continue
     return found
@@ -90,34 +89,37 @@ def read_from(commands: set[str], files: set[str]) -> str:
 def described() -> dict[str, tuple[str, str]]:
     """Return each fact's type and description, as NodeFacts declares them; without one, that of its model."""
     classes: dict[str, str] = {}
-    for path in sorted((ROOT / "gpunode/facts/models").glob("*.py")):
+    areas: list[ast.stmt | None] = []
+    for path in sorted((ROOT / "gpunode/facts").rglob("*.py")):
         for statement in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(statement, ast.ClassDef):
                 classes[statement.name] = ast.get_docstring(statement) or ""
-    tree = ast.parse((ROOT / "gpunode/facts/node.py").read_text(encoding="utf-8"))
-    (node,) = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "NodeFacts")
+                areas += [*statement.body, None] if statement.name.endswith("Facts") else ()
     found: dict[str, tuple[str, str]] = {}
-    for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
-        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+    for field, following in pairwise(areas):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
-        kind = ast.unparse(statement.annotation).removesuffix(" | None")
+        source = FACTS.get(field.target.id)
+        kind = ast.unparse(field.annotation).removesuffix(" | None")
         text = ""
         if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
             text = str(following.value.value)
         names = [name for name in re.findall(r"[A-Z]\w+", kind) if name in classes]
         text = text or next((classes[name].split("\n\n")[0] for name in reversed(names)), "")
-        found[statement.target.id] = kind, " ".join(text.split()).replace("``", "`")
+        if source is not None and source.none_means is not None:
+            text += f"{'.' if text[-1:].isalnum() else ''} None without a gap: {source.none_means}."
+        found[field.target.id] = kind, " ".join(text.split()).replace("``", "`")
     return found
 
 
 def rows() -> Iterator[list[str]]:
     """Yield the cells of each fact."""
     words, asked = described(), sources()
-    for name, reader in READERS.items():
+    for name, source in sorted(FACTS.items(), key=lambda fact: fact[1].read.__module__):
         kind, text = words[name]
-        module = reader.__module__.removeprefix("gpunode.facts.")
-        root = "yes" if name in NEEDS_ROOT else ""
-        yield [f"`{name}`", f"`{kind}`", text, read_from(*asked[name]), root, f"`{module}.{reader.__name__}`"]
+        module = source.read.__module__.removeprefix("gpunode.facts.")
+        root = "yes" if source.needs_root else ""
+        yield [f"`{name}`", f"`{kind}`", text, read_from(*asked[name]), root, f"`{module}.{source.read.__name__}`"]
 
 
 def fields() -> set[str]:

@@ -10,19 +10,10 @@ from hypothesis import strategies as st
 
 from gpunode.checks.host import DEBUGGING
 from gpunode.facts import NodeFacts
+from gpunode.facts.host import Cpu, CpuFrequency, Machine, Memory, NumaNode
 from gpunode.facts.models.smi import Smi, Topology
-from gpunode.facts.node import (
-    Cpu,
-    CpuFrequency,
-    IbDevice,
-    IbPort,
-    Iommu,
-    Machine,
-    Memory,
-    Nic,
-    NumaNode,
-    PciDevice,
-)
+from gpunode.facts.network import IbDevice, IbPort, Nic
+from gpunode.facts.pci import Iommu, PciDevice
 from gpunode.tuning import PROFILES, WORKLOADS, Tuning, nccl_conf, node_shell, tune, tune_node
 from gpunode.tuning.libraries import usable_cores
 from gpunode.tuning.nccl_names import debugs

@@ -1,13 +1,18 @@
-"""Base class of the facts, and the conversion of a parser's values into a model."""
+"""Base class of the facts, their declaration, and the conversion of a parser's values into a model."""
 
-from typing import ClassVar, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, cast
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.config import JsonDict
 
+from gpunode.facts.bundle_reader import BundleReader
 from gpunode.facts.errors import ParseError
 from gpunode.frozen import Frozen, invalid_field
 
 FactT = TypeVar("FactT", bound="Fact")
+ValueT = TypeVar("ValueT")
 
 
 class Fact(Frozen):
@@ -23,6 +28,35 @@ class RareFact(Fact):
     """Base of facts that few runs read. Their validators are built with the first one, not at every start."""
 
     model_config = ConfigDict(defer_build=True)
+
+
+@dataclass(frozen=True)
+class FactSource:
+    """How one fact of a node is read."""
+
+    read: Callable[[BundleReader], Any]
+    """It raises UnknownFactError or ParseError, with the reason, if it has no answer."""
+    needs_root: bool
+    """True if the fact is a gap without root."""
+    volatile: bool
+    """True if it differs between two readings of an unchanged node: histories do not compare it."""
+    none_means: str | None
+    """What None means if it is not a gap: ``Docker is not installed``; None: the reader never returns None."""
+
+    def __call__(self, schema: JsonDict) -> None:
+        """Add nothing to the field's JSON Schema: pydantic keeps the source of a field as its ``json_schema_extra``."""
+
+
+def fact(
+    read: Callable[[BundleReader], ValueT],
+    *,
+    needs_root: bool = False,
+    volatile: bool = False,
+    none_means: str | None = None,
+) -> ValueT | None:
+    """Return the declaration of a field of NodeFacts, which is None where it was not read: see ``FactSource``."""
+    source = FactSource(read, needs_root=needs_root, volatile=volatile, none_means=none_means)
+    return cast("ValueT | None", Field(default=None, json_schema_extra=source))
 
 
 def checked(model: type[FactT], values: object, output: str) -> FactT:

@@ -10,8 +10,8 @@ from typing import Any
 from gpunode.catalog import load
 from gpunode.catalog.origins import brings_kernel_module, closure_line, origin_of, upstream_version
 from gpunode.facts import NodeFacts
-from gpunode.facts.models.software import Package
-from gpunode.facts.node import Kernel
+from gpunode.facts.kernels import Kernel
+from gpunode.facts.packages import Package
 from gpunode.provisioning.apt_sources import missing_components
 from gpunode.provisioning.driver import files
 from gpunode.provisioning.driver.files import PinStanza

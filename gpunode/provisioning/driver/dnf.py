@@ -10,7 +10,7 @@ from typing import Any
 
 from gpunode.catalog import load
 from gpunode.catalog.origins import closure_line, closure_patterns
-from gpunode.facts.node import Kernel
+from gpunode.facts.kernels import Kernel
 from gpunode.provisioning.driver.model import DriverPlan, Preview
 from gpunode.provisioning.manifest import DnfChange
 from gpunode.provisioning.state import DnfState, NodeState

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from gpunode.catalog import load
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
-from gpunode.facts.node import Kernel
+from gpunode.facts.kernels import Kernel
 from gpunode.frozen import Frozen, invalid_field
 from gpunode.provisioning.live import FABRIC_MANAGER, IMEX, STOPPABLE, gpus_in_use, imex_version, manager_version
 from gpunode.provisioning.manifest import UnitState

@@ -4,8 +4,9 @@ import pytest
 
 from gpunode.catalog import Platform, load
 from gpunode.checks import EarlierGpus, Expectation, Finding, Status, registry
-from gpunode.facts.models.host import Machine
-from gpunode.facts.node import NodeFacts, PciDevice
+from gpunode.facts.host import Machine
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.pci import PciDevice
 
 PLATFORMS = [row for row in load().platforms.values() if row.gpu_count > 1]
 BUILT = ("board", "server", "tray")

@@ -8,8 +8,8 @@ import pytest
 from gpunode.checks.declared import DeclaredCheck, UnknownFact, register, steps
 from gpunode.checks.registry import Expectation, Finding, Registry
 from gpunode.checks.thresholds import Overrides, in_force
-from gpunode.facts.models.system import Unit
 from gpunode.facts.node import NodeFacts
+from gpunode.facts.units import Unit
 
 ROW = {
     "id": "site.units",

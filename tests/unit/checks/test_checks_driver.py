@@ -6,24 +6,17 @@ import pytest
 
 from gpunode.checks import Expectation, Finding, Status, registry
 from gpunode.checks.driver import same_version
+from gpunode.facts.boot import Initramfs, ModuleBlock, ModuleImage
+from gpunode.facts.gpu import GpuProcess
+from gpunode.facts.kernel_log import KernelEvent, KernelLog
+from gpunode.facts.kernels import Kernel
 from gpunode.facts.models.smi import Smi, SmiLog
-from gpunode.facts.node import (
-    DkmsModule,
-    GpuProcess,
-    Initramfs,
-    Kernel,
-    KernelEvent,
-    KernelLog,
-    LoadedDriver,
-    ModuleBlock,
-    ModuleFile,
-    ModuleImage,
-    NodeFacts,
-    Package,
-    PciDevice,
-    ToolRun,
-    Unit,
-)
+from gpunode.facts.modules import DkmsModule, LoadedDriver, ModuleFile
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.packages import Package
+from gpunode.facts.pci import PciDevice
+from gpunode.facts.tools import ToolRun
+from gpunode.facts.units import Unit
 
 DEBIAN = "Debian NVIDIA Maintainers <pkg-nvidia-devel@lists.alioth.debian.org>"
 NVIDIA = "NVIDIA CORPORATION <cudatools@nvidia.com>"

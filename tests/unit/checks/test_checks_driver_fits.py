@@ -4,7 +4,7 @@ import pytest
 
 from gpunode.catalog import load
 from gpunode.checks.driver_fits import fits
-from gpunode.facts.node import LoadedDriver
+from gpunode.facts.modules import LoadedDriver
 
 
 @pytest.mark.parametrize(

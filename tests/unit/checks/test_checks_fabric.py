@@ -7,22 +7,14 @@ import pytest
 from gpunode.checks import Expectation, Finding, registry
 from gpunode.checks.rdma_links import outages
 from gpunode.checks.thresholds import Overrides, in_force
+from gpunode.facts.bmc import BmcEvent, BmcSensor
+from gpunode.facts.host import Cpu, CpuSets, NumaNode
 from gpunode.facts.models.smi import Smi, SmiLog
-from gpunode.facts.node import (
-    BmcEvent,
-    BmcSensor,
-    Cpu,
-    CpuSets,
-    IbDevice,
-    IbPort,
-    LinkEvent,
-    LinkLog,
-    LoadedDriver,
-    Nic,
-    NodeFacts,
-    NumaNode,
-    PciDevice,
-)
+from gpunode.facts.modules import LoadedDriver
+from gpunode.facts.network import IbDevice, IbPort, Nic
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.pci import PciDevice
+from gpunode.facts.rdma import LinkEvent, LinkLog
 
 
 def node(**facts: Any) -> NodeFacts:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from test_checks_gpus import judged, node, one, said
 
-from gpunode.facts.node import GpuRule, GpuSetting, GpuSettings, Unit
+from gpunode.facts.gpu_settings import GpuRule, GpuSetting, GpuSettings
+from gpunode.facts.units import Unit
 
 H100: dict[str, Any] = {
     "uuid": "GPU-0",

@@ -8,25 +8,18 @@ import pytest
 from gpunode.checks import Expectation, Finding, Status, registry
 from gpunode.checks.links import MOST_REPLAYS, most_replays
 from gpunode.checks.performance_links import NVLS_RANKS
+from gpunode.facts.gpu import GpuProcess
+from gpunode.facts.kernel_log import KernelEvent, KernelLog
+from gpunode.facts.kernels import Kernel
 from gpunode.facts.models.smi import Nvlink, Smi, SmiLog, Topology
-from gpunode.facts.node import (
-    AutomaticUpdates,
-    EnvironmentSetting,
-    GpuProcess,
-    IbDevice,
-    Kernel,
-    KernelEvent,
-    KernelLog,
-    Limit,
-    Limits,
-    LoadedDriver,
-    NodeFacts,
-    Package,
-    PciDevice,
-    PciLink,
-    PciPort,
-    Unit,
-)
+from gpunode.facts.modules import LoadedDriver
+from gpunode.facts.network import IbDevice
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.packages import Package
+from gpunode.facts.pci import PciDevice, PciLink, PciPort
+from gpunode.facts.settings import EnvironmentSetting, Limit, Limits
+from gpunode.facts.units import Unit
+from gpunode.facts.updates import AutomaticUpdates
 
 SLOT = "0000:1a:00.0"
 L40S, A100_PCIE, H100, V100, B200, T4 = "26b9", "20b5", "2330", "1db6", "2901", "1eb8"

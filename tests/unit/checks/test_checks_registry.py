@@ -9,7 +9,8 @@ from gpunode.catalog import load
 from gpunode.checks.actions import State, action, command
 from gpunode.checks.registry import CheckResult, Expectation, Registry, Status, judge
 from gpunode.checks.thresholds import Overrides, Threshold, in_force
-from gpunode.facts.node import NodeFacts, PciDevice
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.pci import PciDevice
 
 GPU = PciDevice(
     slot="0000:1a:00.0", vendor_id="10de", device_id="26b9", subsystem_id=None, class_id="030200", driver=None

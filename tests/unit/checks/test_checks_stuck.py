@@ -3,8 +3,8 @@
 import pytest
 
 from gpunode.checks import Expectation, registry
-from gpunode.facts.models.system import Process
 from gpunode.facts.node import NodeFacts
+from gpunode.facts.running import Process
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 import pytest
 
 from gpunode.checks import Expectation, Status, registry
-from gpunode.facts.node import LibraryFile, ModuleFile, NodeFacts, TimeSync
+from gpunode.facts.libraries import LibraryFile
+from gpunode.facts.modules import ModuleFile
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.running import TimeSync
 
 CURRENT = "/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.309.01"
 LINKED = "/lib/x86_64-linux-gnu/libcuda.so.1"

@@ -10,8 +10,10 @@ from gpunode.catalog import load
 from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.checks.wheels import runs_on
 from gpunode.facts import NodeFacts
+from gpunode.facts.kernel_log import KernelEvent, KernelLog
 from gpunode.facts.models.workload import Record
-from gpunode.facts.node import KernelEvent, KernelLog, LoadedDriver, PciDevice
+from gpunode.facts.modules import LoadedDriver
+from gpunode.facts.pci import PciDevice
 from gpunode.facts.workload import JUDGED
 
 T4 = PciDevice.model_validate(

@@ -8,7 +8,9 @@ from gpunode.checks import Expectation, Finding, registry
 from gpunode.checks.thresholds import Overrides, in_force
 from gpunode.checks.xid_nvlink5 import table
 from gpunode.checks.xid_registers import CONTINUE, ECC, FABRIC, MECHANICAL, RECURRING, SECONDARY, SIGNAL, decode
-from gpunode.facts.node import KernelEvent, KernelLog, NodeFacts, PciDevice
+from gpunode.facts.kernel_log import KernelEvent, KernelLog
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.pci import PciDevice
 
 SLOT, OTHER = "0000:1a:00.0", "0000:3d:00.0"
 H100, A100 = "2330", "20b2"

@@ -7,8 +7,8 @@ import pytest
 from gpunode.catalog import load
 from gpunode.cli.workload_run import catalog_image
 from gpunode.facts import NodeFacts
-from gpunode.facts.models.pci import PciDevice
 from gpunode.facts.models.smi import Smi, SmiLog
+from gpunode.facts.pci import PciDevice
 from gpunode.workload import LaunchFailure
 
 IMAGES = {name: row.image for name, row in load().workload_images.items()}

@@ -139,7 +139,7 @@ def grub(default: str, **state: str) -> dict[str, str | None]:
     ],
 )
 def test_the_kernel_that_starts_next(files: dict[str, str | None], kernel: str, setting: str) -> None:
-    found = boot.next_boot(reader(files))
+    found = boot.read_next_boot(reader(files))
     assert (found.kernel, found.setting) == (kernel, setting)
     assert "ro" in found.arguments.split()
 
@@ -165,7 +165,7 @@ def test_the_kernel_that_starts_next(files: dict[str, str | None], kernel: str, 
 )
 def test_an_unknown_kernel_is_unknown_and_not_the_newest(files: dict[str, str | None], reason: str) -> None:
     with pytest.raises(UnknownFactError, match=reason):
-        boot.next_boot(reader(files))
+        boot.read_next_boot(reader(files))
 
 
 @pytest.mark.parametrize("seed", range(effort(40, 4000)))
@@ -176,7 +176,7 @@ def test_a_damaged_menu_is_a_kernel_of_it_or_a_reason(seed: int) -> None:
         at = chance.randrange(len(lines))
         lines[at] = chance.choice(["", "}", "submenu {", "menuentry '", lines[at][: chance.randrange(60)], "blscfg"])
     try:
-        found = boot.next_boot(reader({"/boot/grub/grub.cfg": "\n".join(lines)}))
+        found = boot.read_next_boot(reader({"/boot/grub/grub.cfg": "\n".join(lines)}))
     except UnknownFactError:
         return
     assert NEW.startswith(found.kernel) or OLD.startswith(found.kernel)
@@ -201,7 +201,7 @@ def test_a_damaged_menu_is_a_kernel_of_it_or_a_reason(seed: int) -> None:
 def test_a_line_that_keeps_the_module_off_has_its_place(line: str, always: bool | None) -> None:
     folders = dict.fromkeys(MODPROBE_FOLDERS)
     files = {**folders, "/etc/modprobe.d/": "off.conf\n", "/etc/modprobe.d/off.conf": f"# nvidia\n\n{line}\n"}
-    found = boot.module_blocks(reader(files))
+    found = boot.read_module_blocks(reader(files))
     assert [(one.place, one.always) for one in found] == (
         [] if always is None else [("/etc/modprobe.d/off.conf:3", always)]
     )
@@ -217,4 +217,4 @@ def test_arguments_of_the_kernel_keep_the_module_off() -> None:
 
 def test_an_image_of_unknown_state_is_no_image() -> None:
     with pytest.raises(ParseError, match="expected a state"):
-        boot.initramfs(reader({}, initramfs=answer("6.1\t/boot/initrd.img-6.1\t1\tolder\t\t\n")))
+        boot.read_initramfs(reader({}, initramfs=answer("6.1\t/boot/initrd.img-6.1\t1\tolder\t\t\n")))

@@ -3,9 +3,9 @@
 import pytest
 from facts_samples import answer, facts_with
 
-from gpunode.facts import dkms
+from gpunode.facts import modules
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import DkmsModule
+from gpunode.facts.modules import DkmsModule
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ from gpunode.facts.node import DkmsModule
     ],
 )
 def test_lines(line: str, module: DkmsModule) -> None:
-    assert dkms.parse(line + "\n") == (module,)
+    assert modules.parse_dkms(line + "\n") == (module,)
 
 
 def test_remarks_are_no_modules() -> None:
@@ -81,13 +81,13 @@ def test_remarks_are_no_modules() -> None:
         "Error! Could not locate dkms.conf file.\nFile: /var/lib/dkms/x/1/source/dkms.conf does not exist.\n"
         "zfs/2.1.11, 6.1.0-42-amd64, x86_64: installed\n"
     )
-    assert [module.name for module in dkms.parse(text)] == ["zfs"]
+    assert [module.name for module in modules.parse_dkms(text)] == ["zfs"]
 
 
 @pytest.mark.parametrize("text", ["something else\n", "nvidia: installed\n", "nvidia/1, 6.1, x86_64: unheard-of\n"])
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ParseError, match="expected a line of dkms status"):
-        dkms.parse(text)
+        modules.parse_dkms(text)
 
 
 def test_no_dkms_is_no_module_and_a_failing_one_is_a_gap() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from facts_samples import VERSION, answer, facts_with, gpu_facts_with
 
-from gpunode.facts.node import DeviceNode, DriverGpu
+from gpunode.facts.driver import DeviceNode, DriverGpu
 from gpunode.probe import CommandResult
 
 INFORMATION = "/proc/driver/nvidia/gpus/0000:00:1e.0/information"

@@ -9,7 +9,8 @@ import pytest
 from facts_samples import answer, facts_with, gpu_node_bundle
 
 from gpunode.facts import facts_from_bundle
-from gpunode.facts.node import NodeFacts, PacketFilter
+from gpunode.facts.exposure import PacketFilter
+from gpunode.facts.node import NodeFacts
 
 HEAD = {"metainfo": {"version": "1.0.6", "json_schema_version": 1}}
 PENDING = "/var/lib/gpunode/updates/pending.json"

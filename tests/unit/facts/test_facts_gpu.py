@@ -3,7 +3,7 @@
 import pytest
 from facts_samples import SMI, VERSION, answer, gpu_facts_with
 
-from gpunode.facts.node import GpuProcess
+from gpunode.facts.gpu import GpuProcess
 from gpunode.probe import CommandResult
 
 SMI_ARGV = ("nvidia-smi", "-q", "-x")

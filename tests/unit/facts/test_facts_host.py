@@ -4,22 +4,12 @@ import pytest
 from facts_samples import answer, gpu_facts_with
 
 from gpunode.facts import kernel_log, settings
-from gpunode.facts.node import (
-    Cpu,
-    CpuFrequency,
-    CpuNode,
-    EnvironmentSetting,
-    FileSystem,
-    Gid,
-    IbPort,
-    Limit,
-    Machine,
-    MemoryController,
-    PciAcs,
-    PciLink,
-    Process,
-    TimeSync,
-)
+from gpunode.facts.disks import FileSystem
+from gpunode.facts.host import Cpu, CpuFrequency, CpuNode, Machine, MemoryController
+from gpunode.facts.network import Gid, IbPort
+from gpunode.facts.pci import PciAcs, PciLink
+from gpunode.facts.running import Process, TimeSync
+from gpunode.facts.settings import EnvironmentSetting, Limit
 
 
 def test_where_a_gpu_is() -> None:

@@ -5,7 +5,7 @@ from facts_samples import NVRM, answer, facts_with, gpu_facts_with
 
 from gpunode.facts import modules
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import LoadedDriver, ModuleFile
+from gpunode.facts.modules import LoadedDriver, ModuleFile
 
 PATH = "/lib/modules/6.8.0-60-generic/updates/dkms/nvidia.ko.zst"
 OPEN = (

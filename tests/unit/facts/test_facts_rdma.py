@@ -4,7 +4,7 @@ import pytest
 from facts_samples import answer, gpu_facts_with
 
 from gpunode.facts import rdma
-from gpunode.facts.node import LinkEvent, RdmaNode
+from gpunode.facts.rdma import LinkEvent, RdmaNode
 from gpunode.probe import CommandResult
 
 BOOT = "2026-11-20T09:00:00+0000 n kernel: Linux version 6.8.0-60-generic (buildd@lcy02) #1 SMP\n"

@@ -4,8 +4,10 @@ import pytest
 from facts_samples import VERSION, answer, gpu_facts_with
 
 from gpunode.facts import updates
+from gpunode.facts.containers import CdiNode, CdiSpec, DockerDaemon
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import AutomaticUpdates, CdiNode, CdiSpec, DockerDaemon, ForeignInstall, Repository
+from gpunode.facts.sources import ForeignInstall, Repository
+from gpunode.facts.updates import AutomaticUpdates
 
 
 def test_every_copy_of_a_library_is_known() -> None:

@@ -5,7 +5,8 @@ from facts_samples import UEVENT, answer, facts_with, gpu_facts_with
 
 from gpunode.facts import pci, system, units
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import OperatingSystem, Unit
+from gpunode.facts.system import OperatingSystem
+from gpunode.facts.units import Unit
 from gpunode.probe import CommandResult
 
 EFIVARS = "/sys/firmware/efi/efivars/"

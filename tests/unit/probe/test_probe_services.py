@@ -7,7 +7,9 @@ import pytest
 from probe_node import collect, link, put, tool
 
 from gpunode.facts import NodeFacts, facts_from_bundle
-from gpunode.facts.node import ContainerDevices, LocalMount, Needrestart
+from gpunode.facts.containers import ContainerDevices
+from gpunode.facts.disks import LocalMount
+from gpunode.facts.updates import Needrestart
 
 SCOPE = f"docker-{'0a' * 32}.scope"
 

@@ -16,7 +16,7 @@ from gpunode.cli import run
 from gpunode.cli.schema import schema_of
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.facts.models.workload import Record
-from gpunode.facts.node import EnvironmentSetting
+from gpunode.facts.settings import EnvironmentSetting
 from gpunode.probe.bundle import Bundle
 from gpunode.tuning.advice import STEPS, Advice, advise
 

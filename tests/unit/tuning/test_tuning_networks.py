@@ -13,8 +13,9 @@ import pytest
 from test_tuning_rules import environment, gpus, left, node
 
 from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.facts.libraries import LibraryFile
 from gpunode.facts.models.smi import Smi, Topology
-from gpunode.facts.node import Gid, IbDevice, IbPort, LibraryFile, Nic
+from gpunode.facts.network import Gid, IbDevice, IbPort, Nic
 from gpunode.facts.parsers.kinds import parsed
 from gpunode.probe.bundle import Bundle
 from gpunode.tuning import WORKLOADS, tune, tune_node

@@ -7,19 +7,11 @@ import pytest
 
 from gpunode.catalog import load
 from gpunode.facts import NodeFacts
+from gpunode.facts.containers import CdiSpec, ContainerSettings, DockerDaemon
+from gpunode.facts.host import Cpu, Memory, NumaNode
 from gpunode.facts.models.workload import Record
-from gpunode.facts.node import (
-    CdiSpec,
-    ContainerSettings,
-    Cpu,
-    DockerDaemon,
-    IbDevice,
-    IbPort,
-    Memory,
-    Nic,
-    NumaNode,
-    PciDevice,
-)
+from gpunode.facts.network import IbDevice, IbPort, Nic
+from gpunode.facts.pci import PciDevice
 from gpunode.tuning import WORKLOADS, Tuning, payload_settings, tune
 
 GPU = {"class_id": "0302", "vendor_id": "10de", "device_id": "2330", "subsystem_id": None, "driver": "nvidia"}

@@ -14,18 +14,11 @@ from hypothesis import strategies as st
 
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
-from gpunode.facts.node import (
-    CdiSpec,
-    ContainerSettings,
-    Cpu,
-    CpuSets,
-    DockerDaemon,
-    GpuProcess,
-    Memory,
-    PciDevice,
-    Smi,
-    SmiGpu,
-)
+from gpunode.facts.containers import CdiSpec, ContainerSettings, DockerDaemon
+from gpunode.facts.gpu import GpuProcess
+from gpunode.facts.host import Cpu, CpuSets, Memory
+from gpunode.facts.models.smi import Smi, SmiGpu
+from gpunode.facts.pci import PciDevice
 from gpunode.probe.bundle import Bundle
 from gpunode.tuning import GpuRequest, SliceRefusedError, docker_args, shell, slice_of, systemd, tune
 from gpunode.tuning.launcher import cpu_list

@@ -14,10 +14,10 @@ from stub_driver import PART_MIB, Gpu, Machine, python_with_torch, run
 
 from gpunode.checks import Expectation, Finding, judge
 from gpunode.facts import NodeFacts
-from gpunode.facts.models.gpu import LoadedDriver
-from gpunode.facts.models.pci import PciDevice
 from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.models.workload import Record
+from gpunode.facts.modules import LoadedDriver
+from gpunode.facts.pci import PciDevice
 
 PAGE = Path(__file__).parents[3] / "docs" / "workload-hardware.md"
 START = "<!-- from here on written by tests/unit/workload/hardware.py -->\n"

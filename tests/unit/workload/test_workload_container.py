@@ -8,7 +8,7 @@ import docker
 import pytest
 
 from gpunode.facts import NodeFacts
-from gpunode.facts.models.gpu import DeviceNode
+from gpunode.facts.driver import DeviceNode
 from gpunode.workload.container import (
     Confinement,
     ContainerJob,

@@ -11,9 +11,9 @@ from test_workload_gpus import TRAINING
 from test_workload_gpus import node as node_with
 
 from gpunode.facts import NodeFacts
-from gpunode.facts.models.gpu import GpuProcess
+from gpunode.facts.containers import CdiSpec
+from gpunode.facts.gpu import GpuProcess
 from gpunode.facts.models.smi import Smi, SmiLog
-from gpunode.facts.models.software import CdiSpec
 from gpunode.facts.models.workload import ContainerValues, Record, values_of
 from gpunode.probe.script import CDI_TOKEN
 from gpunode.workload import LaunchFailure, WorkloadRequest, launch

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from gpunode.facts import NodeFacts
-from gpunode.facts.models.gpu import GpuProcess
-from gpunode.facts.models.pci import PciDevice
+from gpunode.facts.gpu import GpuProcess
 from gpunode.facts.models.smi import Smi, SmiLog
+from gpunode.facts.pci import PciDevice
 from gpunode.workload.gpus import choose
 from gpunode.workload.transport import LaunchFailure
 
