@@ -74,6 +74,14 @@ def facts() -> str:
     return table(["fact", "type", "what it is", "read from", "root", "reader"], list(facts_table.rows()))
 
 
+def published_rules() -> str:
+    """Return the tables of other projects' rules."""
+    sys.path.append(str(ROOT / "tests/contract"))
+    import published_rules as page  # noqa: PLC0415  (of the tests, which the program does not need)
+
+    return page.tables()
+
+
 def stack_rules() -> str:
     """Return the table of the resolver's rules."""
     return table(["rule", "means", "facts"], [[rule.id, rule.means, rule.facts] for rule in rules])
@@ -165,6 +173,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "checks": checks,
     "facts": facts,
     "rules": stack_rules,
+    "published-rules": published_rules,
     "expectations": expectations,
     "lab-assumptions": lab_assumptions,
 }

@@ -1,4 +1,4 @@
-"""The page of published rules and gpunode's checks: ``python tests/contract/published_rules.py`` writes it.
+"""The tables of published rules and gpunode's checks, for the documentation's site.
 
 Checks, values of limits and severities of Xids come from the code.
 """
@@ -11,17 +11,7 @@ import yaml
 from gpunode.catalog import load
 from gpunode.checks import registry
 
-PAGE = Path(__file__).parents[2] / "docs/published-rules.md"
 RULES = Path(__file__).with_suffix(".yml")
-HEAD = """\
-# Published rules and gpunode's checks
-
-Rules of other projects about the health of GPU nodes, with the corresponding check of gpunode and the reason for each
-difference. A limit is shown with its default; a policy can set another ([policy.md](policy.md)).
-
-`.venv/bin/python tests/contract/published_rules.py` writes this page from `tests/contract/published_rules.yml`; limits
-and severities come from the code, and a test fails if the page is out of date.
-"""
 
 
 def rules() -> list[dict[str, Any]]:
@@ -30,9 +20,9 @@ def rules() -> list[dict[str, Any]]:
     return found
 
 
-def page() -> str:
-    """Return the current page."""
-    return HEAD + "".join(_part(part) for part in rules())
+def tables() -> str:
+    """Return a section for each project."""
+    return "".join(_part(part) for part in rules())
 
 
 def _part(part: dict[str, Any]) -> str:
@@ -58,7 +48,3 @@ def _severity(number: int) -> str:
     row = load().xid(number)
     assert row is not None, number
     return f"{row.severity}"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

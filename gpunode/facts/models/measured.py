@@ -2,7 +2,7 @@
 
 GB is 10^9 bytes, a TFLOP 10^12 operations. A figure is the median of its repetitions; ``spread`` is the difference
 between the largest and the smallest repetition, divided by the median. On ``device: cpu`` and ``backend: gloo`` a
-figure shows that the program works; it is not a measurement of a GPU or of NCCL. docs/measurements.md has an example of
+figure shows that the program works; it is not a measurement of a GPU or of NCCL. docs/measurements.md describes
 each record.
 """
 

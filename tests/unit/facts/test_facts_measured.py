@@ -1,4 +1,4 @@
-"""The records of measurements: the examples of docs/measurements.md obey the models, and each record has one."""
+"""The records of measurements: the examples obey the models, and each record has one."""
 
 import json
 import re
@@ -13,9 +13,8 @@ from gpunode.facts.models.measured import MEASURED, VALUES, GemmValues, NcclValu
 from gpunode.facts.models.workload import Record, values_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "measurements.md"
-EXAMPLES: list[dict[str, Any]] = [
-    json.loads(text) for text in re.findall(r"```json\n(.*?)\n```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-]
+LINES = (Path(__file__).parents[2] / "fixtures" / "measured.jsonl").read_text(encoding="utf-8").splitlines()
+EXAMPLES: list[dict[str, Any]] = [json.loads(line) for line in LINES]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["record"])
