@@ -1,4 +1,4 @@
-"""Filters that run the checks on a node's facts."""
+"""Filters that run the checks on a node's facts, and those of its NVLink fabric."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.gpunode.node.plugins.plugin_utils.policy import missing
+from ansible_collections.gpunode.node.plugins.plugin_utils.policy import unusable
 
 try:
     from gpunode.checks import Expectation, judge, registry
+    from gpunode.errors import GpunodeError
     from gpunode.facts import NodeFacts
+    from gpunode.provisioning import fabric
     from gpunode.text import printable
     from gpunode.variables import plain
 except ImportError as err:
-    MISSING: str | None = missing(err)
+    MISSING = unusable(err)
 else:
-    MISSING = None
+    MISSING = unusable()
 
 
 def _need_gpunode() -> None:
@@ -64,9 +66,18 @@ def finding_line(finding: Mapping[str, Any]) -> str:
     return printable(f"{finding['status']} {finding['check']}{component}: {finding['message']}.{remedy}")
 
 
+def imex_addresses(hosts: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
+    """Return the addresses of the hosts of an NVLink domain; ``variables`` is ``hostvars``."""
+    _need_gpunode()
+    try:
+        return list(fabric.imex_addresses(hosts, variables))
+    except GpunodeError as err:
+        raise AnsibleFilterError(str(err)) from None
+
+
 class FilterModule:
     """The filters of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by name."""
-        return {"findings": findings, "failed": failed, "finding_line": finding_line}
+        return {"findings": findings, "failed": failed, "finding_line": finding_line, "imex_addresses": imex_addresses}

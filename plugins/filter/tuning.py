@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.gpunode.node.plugins.plugin_utils.policy import missing
+from ansible_collections.gpunode.node.plugins.plugin_utils.policy import unusable
 
 try:
     from gpunode.facts import NodeFacts
     from gpunode.tuning import WORKLOADS, env_file, tune
     from gpunode.variables import plain
 except ImportError as err:
-    MISSING: str | None = missing(err)
+    MISSING = unusable(err)
 else:
-    MISSING = None
+    MISSING = unusable()
 
 
 def container_env(facts: Mapping[str, Any], workload: str = "pytorch", multi_node: bool = False) -> str:

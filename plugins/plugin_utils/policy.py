@@ -1,44 +1,32 @@
-"""Functions of gpunode.provisioning as Ansible plugins: one test for the package, one translation of errors."""
+"""Whether the Python package gpunode can be used: it is there, and of the version of the collection."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
-from types import ModuleType
-from typing import Any
-
-from ansible.errors import AnsibleError, AnsibleFilterError
+import json
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 
-def missing(err: ImportError) -> str:
-    """Return the message for a controller without the package gpunode or one of its requirements."""
-    return (
-        f"the Python package gpunode is required on the controller ({err}): "
-        "install it into the environment that ansible-playbook runs from, with pip install gpunode"
-    )
+def collection_version() -> str | None:
+    """Return the version of an installed collection; None in a checkout and in the wheel, where both halves are one."""
+    file = Path(__file__).resolve().parents[2] / "MANIFEST.json"
+    if not file.is_file():
+        return None
+    return str(json.loads(file.read_text(encoding="utf-8"))["collection_info"]["version"])
 
 
-def room(name: str) -> ModuleType:
-    """Return a module of the package gpunode. Raise AnsibleError if the controller lacks the package."""
+def unusable(err: ImportError | None = None) -> str | None:
+    """Return why the package gpunode cannot be used: missing, incomplete, or of another version; None if it can be."""
     try:
-        return import_module(f"gpunode.{name}")
-    except ImportError as err:
-        raise AnsibleError(missing(err)) from None
-
-
-def registered(module: str, *names: str) -> dict[str, Callable[..., Any]]:
-    """Return functions of ``gpunode.provisioning.MODULE`` as filters, by name."""
-    return {name: _filter(module, name) for name in names}
-
-
-def _filter(module: str, name: str) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        policy = getattr(room(f"provisioning.{module}"), name)
-        error: type[Exception] = room("errors").GpunodeError
-        try:
-            return policy(*args, **kwargs)
-        except error as err:
-            raise AnsibleFilterError(str(err)) from None
-
-    call.__name__ = name
-    return call
+        installed = version("gpunode")
+    except PackageNotFoundError:
+        installed = None
+    own = collection_version()
+    request = f"gpunode=={own}" if own else "gpunode"
+    install = f"install it with {sys.executable} -m pip install {request} (or from a checkout: pip install .)"
+    if err is not None and (installed is None or own in (None, installed)):
+        return f"the Python package gpunode is required on the controller ({err}): {install}"
+    if own not in (None, installed):
+        return f"the collection gpunode.node is {own}, but the Python package gpunode is {installed}: {install}"
+    return None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
-from ansible_collections.gpunode.node.plugins.plugin_utils.policy import missing
+from ansible_collections.gpunode.node.plugins.plugin_utils.policy import unusable
 from plugin_loader import load
 
 from gpunode.facts import facts_from_bundle
@@ -44,7 +44,7 @@ def test_invalid_facts_are_refused() -> None:
 
 
 def test_without_the_package_the_filters_report_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "MISSING", missing(ImportError("No module named 'gpunode'")))
+    monkeypatch.setattr(node, "MISSING", unusable(ImportError("No module named 'gpunode'")))
     with pytest.raises(AnsibleFilterError, match="pip install gpunode"):
         node.findings({})
 
