@@ -39,6 +39,10 @@ class Context:
     answers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Answers to the questions of the same plan, by their names."""
     planned: Planned = field(default_factory=Planned)
+    roles: tuple[str, ...] = ()
+    """The roles of the play, for which preflight judges the node; empty: those of ``gpunode_roles``."""
+    templates: str = ""
+    """Folder of the site with templates that replace those of the roles; empty: none."""
     variables: tuple[str, ...] = ()
     """Names of all variables of the host."""
     inventories: tuple[str, ...] = ()

@@ -27,8 +27,10 @@ from gpunode.variables import known_variables, locate, role_prefixes, unknown_va
 
 MANAGERS = ("apt", "dnf")
 ARCHITECTURES = ("x86_64", "aarch64")
-NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_free_mib", "gpu_processes")
+NEEDED = ("os", "architecture")
 """Facts without which no decision is possible."""
+NEEDED_FOR_PACKAGES = ("packages", "disk_free_mib")
+NEEDED_FOR_GPUS = ("kernels", "pci", "modules", "gpu_processes")
 FACTS = ("gpunode_reboot_required", "gpunode_restart_required")
 """Variables that the roles, or a user's playbook, set."""
 ORDER = (
@@ -51,6 +53,21 @@ ORDER = (
     "ssh_hardening",
     "firewall",
 )
+GPU_ROLES = frozenset(
+    {
+        "nvidia_repository",
+        "nvidia_driver",
+        "nvidia_fabric",
+        "gpu_settings",
+        "cuda",
+        "dcgm",
+        "nvidia_container_toolkit",
+        "gpu_monitoring",
+    }
+)
+"""Roles for nodes with a GPU; the others are judged by what they need, also on a login or storage node."""
+WITHOUT_PACKAGES = frozenset({"gpu_settings", "accounts", "ssh_hardening"})
+"""Roles that install nothing."""
 
 
 class PreflightSettings(Variables):
@@ -97,6 +114,11 @@ class PreflightSettings(Variables):
     refuse_unknown_variables: bool = option(
         True, "Refuse unknown variables with a name similar to those of the roles: a typing error would have no effect."
     )
+    gpunode_templates: str = option(
+        "",
+        "Folder of the site with templates that replace those of the roles: C(ROLE/NAME.j2). A relative path begins at "
+        "the playbook. Empty: none.",
+    )
     gpunode_expect: dict[str, object] = option(
         {}, "Expected properties of the node for playbooks/validate.yml, such as C({ gpus: 8 })."
     )
@@ -133,35 +155,36 @@ ROLE = Role(
 def present(state: NodeState, settings: PreflightSettings, context: Context) -> Manifest:
     """Return all reasons why the node must not be provisioned, and notes for its owner."""
     driver = context.settings_of("nvidia_driver")
-    roles = set(settings.gpunode_roles)
+    roles = set(context.roles or settings.gpunode_roles)
+    drives, installs, for_gpus = "nvidia_driver" in roles, roles - WITHOUT_PACKAGES, roles & GPU_ROLES
     removing = driver["state"] == "absent"
-    found = node_stack.of_context(state.facts, context)
+    found = node_stack.of_context(state.facts, context) if for_gpus and not removing else None
+    stack = found.stack if found is not None else None
     refusals: list[str] = []
     questions: dict[str, NodeQuestion] = {}
-    settled = not removing and "nvidia_driver" not in roles
+    settled = not removing and not drives
     due = False
-    if removing and "nvidia_driver" in roles and not _cannot_be_asked(state):
+    if removing and drives and not _cannot_be_asked(state):
         due = judged(nvidia_driver.ROLE.plan(state, driver, context), state).due
-    if not removing and found.stack is not None and "nvidia_driver" in roles and not _cannot_be_asked(state):
+    if stack is not None and drives and not _cannot_be_asked(state):
         questions, more, settled, due = _asked(state, context, with_repository="nvidia_repository" in roles)
         refusals += more
     if questions:
         return Manifest(role=ROLE.name, questions=questions)
-    stack = None if removing else found.stack
     owner = service.holder(state, settings.gpunode_change)
     refusals = [
         *((f"held: {owner}: repeat its command, which continues",) if owner is not None else ()),
-        *_undetermined(state.facts),
+        *_undetermined(state.facts, packages=bool(installs), gpus=bool(for_gpus)),
         *_unsupported(state.facts),
-        *(_without_gpu(state.facts) if settings.require_gpu else ()),
-        *_package_manager(state),
-        *(() if removing or driver["switch"] else _left_by_others(state)),
+        *(_without_gpu(state.facts) if settings.require_gpu and for_gpus else ()),
+        *(_package_manager(state) if installs else ()),
+        *(_left_by_others(state, roles) if not (removing or driver["switch"]) else ()),
         *(() if settled or settings.gpunode_allow_busy or context.drains else _busy(state.facts)),
-        *(() if removing else _other_line(state.facts)),
-        *(() if removing else _too_full(state.facts, settings.min_free_mib)),
-        *_for_modules(state, stack, settings, driver, removing=removing),
-        *(() if removing else found.problems),
-        *dnf_problems(state.dnf),
+        *(_other_line(state.facts) if drives and not removing else ()),
+        *(_too_full(state.facts, settings.min_free_mib, driver=drives) if installs and not removing else ()),
+        *(_for_modules(state, stack, settings, driver) if drives and not removing else ()),
+        *(found.problems if found is not None else ()),
+        *(dnf_problems(state.dnf) if installs else ()),
         *refusals,
         *(_misspelt(context) if settings.refuse_unknown_variables else ()),
     ]
@@ -201,8 +224,8 @@ def _asked(
     return open_, list(two.refusals), settled and not two.refusals, judged(two, state).due
 
 
-def _undetermined(node: NodeFacts) -> Iterator[str]:
-    for field in NEEDED:
+def _undetermined(node: NodeFacts, *, packages: bool, gpus: bool) -> Iterator[str]:
+    for field in (*NEEDED, *(NEEDED_FOR_PACKAGES if packages else ()), *(NEEDED_FOR_GPUS if gpus else ())):
         reason = node.gap(field)
         if reason is not None:
             yield f"undetermined: {field} could not be determined: {reason}"
@@ -250,20 +273,21 @@ def _package_manager(state: NodeState) -> Iterator[str]:
         yield f"half-configured: dpkg has not finished {', '.join(sorted(unfinished))}: run dpkg --configure -a"
 
 
-def _left_by_others(state: NodeState) -> Iterator[str]:
+def _left_by_others(state: NodeState, roles: set[str]) -> Iterator[str]:
     """Yield files and packages of other installers, which the switch removes."""
-    for finding in judge(state.facts, Expectation(), only=["driver.origin"]):
+    drives = "nvidia_driver" in roles
+    for finding in judge(state.facts, Expectation(), only=["driver.origin"]) if drives else ():
         if finding.status == "fail":
             yield (
                 f"mixed-sources: the driver's packages are mixed: {finding.message}: set the requested source with "
                 "nvidia_driver_source, and set nvidia_driver_switch: true to replace the others"
             )
-    if state.apt is not None and state.apt.runfile:
+    if drives and state.apt is not None and state.apt.runfile:
         yield (
             "runfile: a driver of NVIDIA's .run installer is installed: remove it with /usr/bin/nvidia-uninstall, or "
             "set nvidia_driver_switch: true to replace it"
         )
-    if "nvidia-docker2" in state.installed:
+    if "nvidia-docker2" in state.installed and roles & {"nvidia_driver", "nvidia_container_toolkit"}:
         yield (
             "nvidia-docker2: nvidia-docker2 is installed, which the container toolkit replaces: set "
             "nvidia_driver_switch:true to replace it, or remove it (apt-get remove nvidia-docker2)"
@@ -290,17 +314,18 @@ def _busy(node: NodeFacts) -> Iterator[str]:
         yield f"busy: GPUs are in use by {listed(users, 5)}: end them, or set gpunode_allow_busy: true"
 
 
-def _too_full(node: NodeFacts, required: Mapping[str, int]) -> Iterator[str]:
+def _too_full(node: NodeFacts, required: Mapping[str, int], *, driver: bool) -> Iterator[str]:
     for mount, free in (node.disk_free_mib or {}).items():
-        if free < required.get(mount, 0):
+        # A new initramfs is the driver's alone.
+        if free < required.get(mount, 0) and (driver or mount != "/boot"):
             yield f"disk-full: {mount} has {free} MiB free, {required[mount]} MiB are needed (preflight_min_free_mib)"
 
 
 def _for_modules(
-    state: NodeState, stack: Stack | None, settings: PreflightSettings, driver: Mapping[str, Any], *, removing: bool
+    state: NodeState, stack: Stack | None, settings: PreflightSettings, driver: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield missing requirements of modules that are built on the node."""
-    if removing or (state.apt is not None and stack is not None and stack.module.build == "precompiled"):
+    if state.apt is not None and stack is not None and stack.module.build == "precompiled":
         return
     if state.apt is not None:
         yield from _no_headers(state.facts, state.apt)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
@@ -56,7 +57,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         removes = settings.get("state") == "absent"
         before, after = (self.site_file(role, name, settings) for name in ("tasks_before", "tasks_after"))
         if refuse and role in SPECIFICATIONS and role != GATE and not removes:
-            self.refuse_unfit()
+            self.refuse_unfit(role)
         if begins and before:
             more = {"settings": self.node.sealed(extra), "tasks": [before, str(COMMON / "after_site.yml")]}
             return {**result, "changed": False, "due": False, **more}
@@ -66,7 +67,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if refuse:
             self.refuse(manifest)
         if role == GATE and refuse:
-            self.node.keep("fit", "")
+            self.keep_fit(role)
         self.remember_reboot(role, manifest)
         # gpunode_force repeats the changes of roles that manage something; it never reboots a node.
         if role == "reboot" and manifest.due and self.node.read("boot") is None:
@@ -99,23 +100,18 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             "_ansible_verbose_override": True,
         }
 
-    def selected(self, role: str) -> bool:
+    def selected(self, role: str, tags: Iterable[str] | None = None) -> bool:
         """Return whether the run includes a part of the role, by its tags and those of the task (of its play)."""
-        own = {*self._task.tags} - {"always"}
+        own = {*(self._task.tags if tags is None else tags)} - {"always"}
         skipped = {*(self.task_vars.get("ansible_skip_tags") or ())}
         requested = {*(self.task_vars.get("ansible_run_tags") or ("all",))}
         return not skipped & {role, *own} and bool(requested & {"all", "tagged", *own, *role_tags(role)})
 
     def site_file(self, role: str, name: str, settings: dict[str, Any]) -> str:
         """Return the path of a task file that the site includes before or after a role; empty: none."""
-        given = str(settings.get(name) or "")
-        if not given or settings.get("state") == "keep":
-            return ""
-        folder = str(self.task_vars.get("playbook_dir") or ".")
-        path = Path(folder, given).resolve()
-        if not path.is_file():
-            raise AnsibleActionFail(f"{role}_{name}: {path} is not a file (a relative path begins at the playbook)")
-        return str(path)
+        return self.site_path(
+            f"{role}_{name}", "" if settings.get("state") == "keep" else str(settings.get(name) or "")
+        )
 
     def refuse(self, manifest: Manifest) -> None:
         """Raise AnsibleActionFail with all reasons why the node must not be changed."""
@@ -124,15 +120,31 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             head = "refused, earlier changes of this run remain:" if begun else "refused, nothing was changed:"
             raise AnsibleActionFail("\n  - ".join([head, *map(printable, manifest.refusals)]))
 
-    def refuse_unfit(self) -> None:
+    def refuse_unfit(self, role: str) -> None:
         """Raise AnsibleActionFail if preflight refuses the node; a role that is used alone runs no preflight before."""
-        if GATE in PLANS and self.node.text("fit", math.inf) is None:
-            self.refuse(self.planned(GATE, {}))
-            self.node.keep("fit", "")
+        if GATE in PLANS and role not in (self.node.read("fit") or ()):
+            self.refuse(self.planned(GATE, {}, self.judged_for(role)))
+            self.keep_fit(role)
 
-    def planned(self, role: str, extra: dict[str, Any]) -> Manifest:
+    def keep_fit(self, role: str) -> None:
+        """Record for which roles preflight found the node fit."""
+        self.node.keep("fit", json.dumps([*(self.node.read("fit") or ()), *self.judged_for(role)]))
+
+    def judged_for(self, role: str) -> tuple[str, ...]:
+        """Return the roles that preflight judges a node for: this one and others of the play that the run includes.
+
+        In a play with preflight alone these are those of ``gpunode_roles``.
+        """
+        known = self.settings(GATE)["gpunode_roles"]
+        listed = [(one.get_name(include_role_fqcn=False), one.tags) for one in self.play_roles()]
+        here = {name for name, tags in listed if name in known and name != GATE and self.selected(name, tags)}
+        if role != GATE:
+            here.add(role)
+        return tuple(sorted(here or {name for name in known if self.selected(name, ())}))
+
+    def planned(self, role: str, extra: dict[str, Any], roles: tuple[str, ...] = ()) -> Manifest:
         """Return the complete manifest; the plan is recomputed with the answers to its questions."""
-        context = self.context(role, extra)
+        context = replace(self.context(role, extra), roles=roles or (self.judged_for(role) if role == GATE else ()))
         # A plan that belongs to a playbook uses the settings of preflight.
         settings = context.settings_of(role if role in SPECIFICATIONS else GATE)
         state = self.state()

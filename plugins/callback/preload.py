@@ -41,5 +41,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         for section in import_module("gpunode.catalog.catalog").MODELS:
             rows.rows(section)
         import_module("gpunode.catalog.origins").table()
+        import_module("gpunode.provisioning.templates").preload()
         for module, model in (("facts", "NodeFacts"), ("stack", "Stack")):
             getattr(import_module(f"gpunode.{module}"), model).model_rebuild()

@@ -24,6 +24,7 @@ from ansible import constants
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
+from ansible.utils.vars import load_extra_vars
 from ansible_collections.gpunode.node.plugins.plugin_utils.answers import (
     CONTROL,
     DECLARED,
@@ -33,7 +34,7 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.answers import (
     gated,
     text,
 )
-from ansible_collections.gpunode.node.plugins.plugin_utils.policy import missing
+from ansible_collections.gpunode.node.plugins.plugin_utils.policy import unusable
 
 try:
     from gpunode.catalog import load
@@ -50,9 +51,10 @@ try:
 
     load()
 except ImportError as err:
-    MISSING: str | None = missing(err)
+    MISSING = unusable(err)
+    LOOKS, PLANS = {}, {}
 else:
-    MISSING = None
+    MISSING = unusable()
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST_S = 900
@@ -344,19 +346,53 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         """Return a role's settings by name without the role prefix, converted to the types of its specification."""
         options = SPECIFICATIONS[role]
         values = {name: option.get("default") for name, option in options.items()}
-        values |= {name: self.task_vars[name] for name in options if name in self.task_vars}
+        given = {**self.task_vars, **self.listed_with(role)}
+        values |= {name: given[name] for name in options if name in given}
         values = {name: plain(self._templar.template(value)) for name, value in values.items()}
         values |= {name: value for name, value in (extra or {}).items() if name in options}
-        given = {name: value for name, value in values.items() if value is not None}
-        checked = ArgumentSpecValidator(options).validate(given)
+        set_ = {name: value for name, value in values.items() if value is not None}
+        checked = ArgumentSpecValidator(options).validate(set_)
         if checked.error_messages:
             raise AnsibleActionFail(f"{self.host}: role {role}: {'; '.join(checked.error_messages)}")
         result = {**dict.fromkeys(options), **plain(checked.validated_parameters)}
         return {name.removeprefix(f"{role}_"): result[name] for name in options}
 
+    def play_roles(self) -> list[Any]:
+        """Return the roles of this collection that the task's play lists."""
+        try:
+            roles = self._task.get_play().roles
+        except AttributeError:  # a task that a test or another plugin made
+            return []
+        return [role for role in roles if Path(role._role_path).resolve().parent == ROOT / "roles"]
+
+    def listed_with(self, role: str) -> dict[str, Any]:
+        """Return the variables that the play lists with a role; Ansible passes them to the tasks of this role alone.
+
+        The plan of a role depends on other roles: the repository on the driver, the driver on the toolkit.
+        """
+        own = getattr(self._task, "_role", None)
+        if own is not None and own.get_name(include_role_fqcn=False) == role:
+            return {}
+        found: dict[str, Any] = {}
+        for one in self.play_roles():
+            if one.get_name(include_role_fqcn=False) == role:
+                found |= {**one.vars, **one.get_role_params()}
+        stronger = load_extra_vars(self._loader) if found else {}
+        return {name: value for name, value in found.items() if name not in stronger}
+
     def variable(self, name: str, default: Any = None) -> Any:
         """Return a variable of the host, templated."""
         return plain(self._templar.template(self.task_vars[name])) if name in self.task_vars else default
+
+    def site_path(self, variable: str, given: str, *, folder: bool = False) -> str:
+        """Return the absolute path of a file or folder of the site, which begins at the playbook; empty: none."""
+        if not given:
+            return ""
+        path = Path(str(self.task_vars.get("playbook_dir") or "."), given).resolve()
+        if not (path.is_dir() if folder else path.is_file()):
+            kind = "folder" if folder else "file"
+            raise AnsibleActionFail(f"{variable}: {path} is not a {kind} (a relative path begins at the playbook)")
+        return str(path)
 
     def forced(self) -> bool:
         """Return whether changes are made even if nothing is due (``gpunode_force``)."""
@@ -376,6 +412,9 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
             host=self.host,
             settings_of=settings_of,
             check=bool(self._task.check_mode),
+            templates=self.site_path(
+                "gpunode_templates", str(settings_of("preflight")["gpunode_templates"]), folder=True
+            ),
             lock=self.variable("gpunode_stack") or None,
             planned=Planned(planned["files"], planned["packages"], tuple(planned["purge"]), tuple(planned["users"])),
             variables=tuple(str(name) for name in self.task_vars),

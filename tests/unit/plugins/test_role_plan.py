@@ -39,7 +39,7 @@ def test_a_plan_that_is_only_read_neither_fails_nor_is_due(
     asked: list[str] = []
     monkeypatch.setattr(role_plan.GpunodeAction, "run", lambda *_: {})
     monkeypatch.setattr(role_plan.GpunodeAction, "begin", lambda *_: None)
-    monkeypatch.setattr(role_plan.ActionModule, "refuse_unfit", lambda _: asked.append("preflight"))
+    monkeypatch.setattr(role_plan.ActionModule, "refuse_unfit", lambda *_: asked.append("preflight"))
     monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_: refused)
     monkeypatch.setattr(role_plan.ActionModule, "remember_reboot", lambda *_: asked.append("reboot"))
     monkeypatch.setattr(role_plan.ActionModule, "restarts", lambda *_: [])
@@ -97,7 +97,7 @@ def begun(
     """Return (tasks that the first plan of docker names, plans that were made)."""
     plans: list[str] = []
 
-    def planned(_self: object, role: str, _extra: object) -> Manifest:
+    def planned(_self: object, role: str, _extra: object, _roles: object = ()) -> Manifest:
         plans.append(role)
         return Manifest(role=role, due_reasons=("x",) if settings.get("due") else ())
 
@@ -105,7 +105,8 @@ def begun(
     monkeypatch.setattr(role_plan.GpunodeAction, "begin", lambda *_: None)
     monkeypatch.setattr(role_plan.ActionModule, "planned", planned)
     monkeypatch.setattr(role_plan.ActionModule, "forced", lambda _: False)
-    monkeypatch.setattr(role_plan.ActionModule, "settings", lambda *_: {"state": "present", **settings})
+    given = {"state": "present", "gpunode_roles": ["docker"], **settings}
+    monkeypatch.setattr(role_plan.ActionModule, "settings", lambda *_: given)
     action._task = SimpleNamespace(args={"role": "docker", "begin": True, **arguments}, check_mode=False, tags=[])
     action.host = "gpu1"
     return action.run()["tasks"], plans
@@ -138,3 +139,88 @@ def test_a_removal_has_tasks_of_its_own_where_a_role_has_them() -> None:
     assert role_plan.own_tasks("docker", True) == role_plan.own_tasks("docker", False)
     assert role_plan.own_tasks("nvidia_driver", True) != role_plan.own_tasks("nvidia_driver", False)
     assert role_plan.own_tasks("dcgm", True) == str(role_plan.COMMON / "apply.yml")
+
+
+class ListedRole(SimpleNamespace):
+    """A role as a play lists it."""
+
+    def get_name(self, include_role_fqcn: bool = True) -> str:
+        return f"gpunode.node.{self.name}" if include_role_fqcn else str(self.name)
+
+    def get_role_params(self) -> dict[str, object]:
+        return dict(self.params)
+
+
+def in_play(action: role_plan.ActionModule, own: str, **roles: dict[str, object]) -> None:
+    """Put the action into a task of a role, in a play of these roles with their variables."""
+    folder = controller.ROOT / "roles"
+    listed = [
+        ListedRole(name=name, vars=given, params={}, tags=[], _role_path=str(folder / name))
+        for name, given in roles.items()
+    ]
+    listed.append(
+        ListedRole(name="docker", vars={"docker_users": ["eve"]}, params={}, tags=[], _role_path="/elsewhere/docker")
+    )
+    role = next((one for one in listed if one.name == own), None)
+    action._task = SimpleNamespace(
+        args={}, tags=[], check_mode=False, _role=role, get_play=lambda: SimpleNamespace(roles=listed)
+    )
+    action.task_vars, action.host, action._loader = {}, "gpu1", None
+    action._templar = SimpleNamespace(template=lambda value: value)
+
+
+def test_preflight_judges_for_the_roles_of_the_play_that_the_run_includes(action: role_plan.ActionModule) -> None:
+    in_play(action, "docker", docker={}, storage={})
+    assert action.judged_for("docker") == ("docker", "storage")
+    assert action.judged_for("accounts") == ("accounts", "docker", "storage")
+    assert action.judged_for("preflight") == ("docker", "storage")
+    action.task_vars = {"ansible_run_tags": ["docker"]}
+    assert action.judged_for("docker") == ("docker",)
+    # A play with preflight alone, as that of the site playbook, judges for gpunode_roles.
+    in_play(action, "preflight", preflight={})
+    assert {"nvidia_driver", "docker", "firewall"} <= set(action.judged_for("preflight"))
+    action.task_vars = {"ansible_run_tags": ["docker_install"]}
+    assert action.judged_for("preflight") == ("docker",)
+    action._task = SimpleNamespace(args={}, tags=[])
+    action.task_vars = {}
+    assert action.judged_for("cuda") == ("cuda",)
+
+
+def test_a_node_is_judged_once_for_each_role(action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[tuple[str, ...]] = []
+
+    def planned(_self: object, role: str, _extra: object, roles: tuple[str, ...] = ()) -> Manifest:
+        judged.append(roles)
+        return Manifest(role=role)
+
+    monkeypatch.setattr(role_plan.ActionModule, "planned", planned)
+    in_play(action, "docker", docker={}, storage={})
+    for role in ("docker", "storage", "docker", "cuda", "cuda"):
+        action.refuse_unfit(role)
+    assert judged == [("docker", "storage"), ("cuda", "docker", "storage")]
+
+
+def test_the_plan_of_a_role_sees_the_variables_that_the_play_lists_with_another(
+    action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra: dict[str, object] = {}
+    monkeypatch.setattr(controller, "load_extra_vars", lambda _: extra)
+    in_play(action, "nvidia_repository", nvidia_repository={}, nvidia_driver={"nvidia_driver_source": "debian"})
+    assert action.settings("nvidia_driver")["source"] == "debian"
+    assert action.settings("docker")["users"] == []
+    # The tasks of the role itself have them from Ansible; the command line takes precedence.
+    in_play(action, "nvidia_driver", nvidia_driver={"nvidia_driver_source": "debian"})
+    assert action.settings("nvidia_driver")["source"] == "auto"
+    in_play(action, "docker", nvidia_driver={"nvidia_driver_source": "debian"}, docker={})
+    extra["nvidia_driver_source"] = "nvidia"
+    action.task_vars = {"nvidia_driver_source": "nvidia"}
+    assert action.settings("nvidia_driver")["source"] == "nvidia"
+
+
+def test_a_folder_of_templates_that_is_missing_is_refused(action: role_plan.ActionModule, tmp_path: Path) -> None:
+    action.host, action.task_vars = "gpu1", {"playbook_dir": str(tmp_path)}
+    (tmp_path / "templates").mkdir()
+    assert action.site_path("gpunode_templates", "templates", folder=True) == str(tmp_path / "templates")
+    assert action.site_path("gpunode_templates", "", folder=True) == ""
+    with pytest.raises(AnsibleActionFail, match=r"gpunode_templates: .*/other is not a folder"):
+        action.site_path("gpunode_templates", "other", folder=True)

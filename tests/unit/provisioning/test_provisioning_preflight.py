@@ -129,7 +129,7 @@ def test_each_reason_is_one_line(
     # What is resolved from such a node, the resolver's tests hold.
     found = [
         line
-        for line in reasons(state_of({**facts, **change}), gpunode_roles=[])
+        for line in reasons(state_of({**facts, **change}), gpunode_roles=[DRIVER])
         if words in line or not line.startswith(("undetermined", "no-stack"))
     ]
     assert [words in line for line in found] == [True], found
@@ -218,7 +218,7 @@ def test_what_others_left_goes_with_the_switch(facts: dict[str, Any], driver: di
 def test_a_driver_of_another_line_is_left_alone(facts: dict[str, Any], driver: dict[str, Any]) -> None:
     package = {**facts["packages"][0], "name": "nvidia-tesla-470-kernel-dkms", "installed": True}
     old = {**facts, "packages": [{**package, "source": "nvidia-graphics-drivers-tesla-470"}]}
-    assert any("nvidia-tesla-470-kernel-dkms" in line for line in reasons(state_of(old), gpunode_roles=[]))
+    assert any("nvidia-tesla-470-kernel-dkms" in line for line in reasons(state_of(old), gpunode_roles=[DRIVER]))
 
 
 def test_what_repository_and_driver_refuse_is_among_the_reasons(
@@ -274,12 +274,12 @@ def test_a_typing_error_is_reported_with_its_position(
 
 def test_a_node_with_dnf_gets_no_advice_that_only_apt_can_follow(facts: dict[str, Any], driver: dict[str, Any]) -> None:
     state = node(dnf=True, facts={"secure_boot": True, "pci": facts["pci"], "packages": []})
-    (line,) = [one for one in reasons(state, gpunode_roles=[]) if one.startswith("secure-boot: ")]
+    (line,) = [one for one in reasons(state, gpunode_roles=[DRIVER]) if one.startswith("secure-boot: ")]
     assert "nvidia_driver_mok_hash" in line
     assert "ubuntu" not in line
     assert state.dnf is not None
     held = state.model_copy(update={"dnf": state.dnf.model_copy(update={"lock_holder": "dnf (pid 7)"})})
-    assert "package-lock" in names(held, gpunode_roles=[])
+    assert "package-lock" in names(held, gpunode_roles=[DRIVER])
     silent = state.model_copy(update={"dnf": state.dnf.model_copy(update={"error": "no bindings"})})
     assert "no-dnf" in names(silent)
 
@@ -415,9 +415,9 @@ def test_a_file_system_is_full_below_what_is_required_of_it(
 def test_packages_of_another_origin_are_named_unless_they_go(facts: dict[str, Any]) -> None:
     library = next(one for one in facts["packages"] if one["name"] == "libcuda1")
     facts["packages"].append({**library, "name": "libnvidia-compute-580-server", **UBUNTU})
-    assert names(state_of(facts), gpunode_roles=[])[:1] == ["mixed-sources"]
-    assert "mixed-sources" not in names(state_of(facts), {DRIVER: {"switch": True}}, gpunode_roles=[])
-    assert "mixed-sources" not in names(state_of(facts), {DRIVER: {"state": "absent"}}, gpunode_roles=[])
+    assert names(state_of(facts), gpunode_roles=[DRIVER])[:1] == ["mixed-sources"]
+    assert "mixed-sources" not in names(state_of(facts), {DRIVER: {"switch": True}}, gpunode_roles=[DRIVER])
+    assert "mixed-sources" not in names(state_of(facts), {DRIVER: {"state": "absent"}}, gpunode_roles=[DRIVER])
 
 
 @pytest.mark.usefixtures("driver")
@@ -428,9 +428,9 @@ def test_a_driver_of_another_line_is_named_if_it_is_installed(facts: dict[str, A
         {**one, "name": "p0", "installed": False},
         {**one, "name": "a", "source": "nvidia-graphics-drivers"},
     ]
-    (line,) = [one for one in reasons(state_of(facts), gpunode_roles=[]) if one.startswith("other-line")]
+    (line,) = [one for one in reasons(state_of(facts), gpunode_roles=[DRIVER]) if one.startswith("other-line")]
     assert "(p1, p2, p3, p4, p5)" in line
-    assert "other-line" not in names(state_of(facts), {DRIVER: {"state": "absent"}}, gpunode_roles=[])
+    assert "other-line" not in names(state_of(facts), {DRIVER: {"state": "absent"}}, gpunode_roles=[DRIVER])
 
 
 @pytest.mark.usefixtures("driver")
@@ -457,7 +457,9 @@ def test_only_systems_that_the_roles_know_are_recommended(
 ) -> None:
     change = {"os": None if system is None else {"codename": None, **system}, "architecture": None, "pci": None}
     found = [
-        line for line in reasons(state_of({**facts, **change}), gpunode_roles=[]) if line.startswith("unsupported")
+        line
+        for line in reasons(state_of({**facts, **change}), gpunode_roles=[DRIVER])
+        if line.startswith("unsupported")
     ]
     assert len(found) == (words is not None)
     for line in found:
@@ -514,5 +516,40 @@ def test_warnings_of_the_resolver_are_noted_where_there_is_a_stack(
 )
 def test_a_fact_that_a_decision_needs_is_named_if_it_is_unknown(facts: dict[str, Any], field: str) -> None:
     unknown = {**facts, field: None, "gaps": {field: "killed"}}
-    assert f"undetermined: {field} could not be determined: killed" in reasons(state_of(unknown), gpunode_roles=[])
-    assert "undetermined" not in names(state_of({**facts, "gaps": {"nics": "killed"}}), gpunode_roles=[])
+    assert f"undetermined: {field} could not be determined: killed" in reasons(
+        state_of(unknown), gpunode_roles=[DRIVER]
+    )
+    assert "undetermined" not in names(state_of({**facts, "gaps": {"nics": "killed"}}), gpunode_roles=[DRIVER])
+
+
+ALONE = ("docker", "storage", "accounts", "ssh_hardening", "firewall", "updates", "kernel_tuning", "gpu_tools", "rdma")
+
+
+@pytest.mark.parametrize("role", ALONE)
+def test_a_role_is_used_alone_on_a_node_without_gpus_and_without_room_for_a_driver(
+    facts: dict[str, Any], role: str
+) -> None:
+    """A login node, a storage node, a CPU node: what the driver needs there is not judged."""
+    plain = {**facts, "pci": [], "modules": None, "secure_boot": True, "gaps": {"modules": "killed"}}
+    plain |= {"disk_free_mib": {"/": 4096, "/boot": 1}}
+    run = context(roles=(role,))
+    assert (
+        planned("preflight", state_of(plain, runfile=True), run, min_free_mib={"/": 1024, "/boot": 128}).refusals == ()
+    )
+    full = planned("preflight", state_of(plain), run, min_free_mib={"/": 8192}).refusals
+    assert [line.partition(":")[0] for line in full] == ["disk-full"] * (role not in preflight.WITHOUT_PACKAGES)
+    held = planned("preflight", state_of(plain, lock_holder="apt-get (pid 7)"), run).refusals
+    assert [line.partition(":")[0] for line in held] == ["package-lock"] * (role not in preflight.WITHOUT_PACKAGES)
+    old = {**plain, "os": {"id": "ubuntu", "version_id": "20.04", "codename": "focal", "pretty_name": "Ubuntu 20.04"}}
+    assert [line.partition(":")[0] for line in planned("preflight", state_of(old), run).refusals] == ["unsupported"]
+
+
+@pytest.mark.parametrize("role", sorted(preflight.GPU_ROLES - {DRIVER}))
+def test_a_role_for_gpus_is_refused_on_a_node_without_any(facts: dict[str, Any], role: str) -> None:
+    found = planned("preflight", state_of({**facts, "pci": []}), context(roles=(role,)), **ROOM).refusals
+    assert "no-gpu" in [line.partition(":")[0] for line in found]
+
+
+def test_the_roles_of_the_table_exist() -> None:
+    assert set(preflight.ORDER) > preflight.GPU_ROLES
+    assert set(preflight.ORDER) > preflight.WITHOUT_PACKAGES
