@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -12,7 +12,7 @@ from pydantic import Field
 from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.due import file_reasons
-from gpunode.provisioning.hardening_sysctl import SETTINGS, SYSCTL, owned, sysctl_file, sysctl_path
+from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, owned, sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest
 from gpunode.provisioning.role import Role, Settings, option
 from gpunode.provisioning.sections import completed
@@ -108,7 +108,8 @@ def present(state: NodeState, settings: AccountsSettings, context: Context) -> M
     live = {} if in_container(state.facts) else {sysctl_path(name): value for name, value in kernel.items()}
     admins = [admin for admin in settings.admins if admin.state == "present"]
     refusals = tuple(f"accounts_admins: {name}: {why}" for name, why in _without_keys(ssh, settings, admins))
-    sudo = _sudo_file(settings, admins)
+    text = ROLE.texts(context)
+    sudo = _sudo_file(settings, admins, text)
     homes = {admin.name: _home(state, ssh, admin.name) for admin in admins}
     keys = [file for admin in admins for file in _key_file(ssh, settings, admin, homes[admin.name])]
     reasons = _waiting(state)
@@ -117,8 +118,10 @@ def present(state: NodeState, settings: AccountsSettings, context: Context) -> M
         keys = [file.model_copy(update={"expect_sha256": None}) for file in keys]
     create = tuple(admin.name for admin in admins if ssh.account(admin.name) is None)
     lock = tuple(sorted(_to_lock(ssh, settings, admins)))
-    journal = ManagedFile(path=JOURNAL, content=_journal(settings) if settings.journal_max else None, phase="after")
-    sysctl = ManagedFile(path=SYSCTL, content=sysctl_file(kernel) if settings.sysctl else None, phase="after")
+    limit = text("journald.conf.j2", max=settings.journal_max) if settings.journal_max else None
+    values = text("sysctl.conf.j2", values=kernel, exceptions=EXCEPTIONS) if settings.sysctl else None
+    journal = ManagedFile(path=JOURNAL, content=limit, phase="after")
+    sysctl = ManagedFile(path=SYSCTL, content=values, phase="after")
     guarded = (*([sudo] if any(True for _ in file_reasons(sudo, state)) else []), *keys)
     reasons += [f"{name} is not there" for name in create] + [f"the password of {name} is not locked" for name in lock]
     reasons += [f"{file.path} differs" for file in guarded]
@@ -224,10 +227,9 @@ def _key_file(ssh: SshState, settings: AccountsSettings, admin: Admin, home: str
         )
 
 
-def _sudo_file(settings: AccountsSettings, admins: list[Admin]) -> ManagedFile:
-    rule = RULES[settings.sudo]
-    lines = "".join(f"{admin.name} {rule}\n" for admin in admins) if rule else ""
-    content = f"# Managed by gpunode (role accounts).\n{lines}" if lines else None
+def _sudo_file(settings: AccountsSettings, admins: list[Admin], text: Callable[..., str]) -> ManagedFile:
+    rule, names = RULES[settings.sudo], [admin.name for admin in admins]
+    content = text("sudoers.j2", names=names, rule=rule) if rule and names else None
     return ManagedFile(path=SUDO, content=content, mode="0440", validate_with=("visudo", "-cf", "%s"))
 
 
@@ -252,13 +254,6 @@ def _notes(ssh: SshState) -> Iterator[str]:
     others = [account.name for account in ssh.accounts if account.uid == 0 and account.name != "root"]
     if others:
         yield f"{', '.join(others)} has the user id 0 and is therefore root under another name: run usermod -u ID NAME"
-
-
-def _journal(settings: AccountsSettings) -> str:
-    return (
-        "# Managed by gpunode (role accounts): the journal survives reboots and does not fill the disk.\n"
-        f"[Journal]\nStorage=persistent\nSystemMaxUse={settings.journal_max}\n"
-    )
 
 
 def _live_reasons(state: NodeState, live: Mapping[str, str]) -> Iterator[str]:

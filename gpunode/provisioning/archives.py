@@ -4,11 +4,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.keys import KeyRefusedError, key_of_file, source_problem, trusted_key
 from gpunode.provisioning.manifest import ManagedFile, NodeQuestion
-from gpunode.provisioning.state import AptSource, AptState, NodeState
+from gpunode.provisioning.state import AptSource, NodeState
+from gpunode.provisioning.templates import rendered
 
 OLD_TOOLKIT = re.compile(
     r"nvidia\.github\.io/(nvidia-docker|nvidia-container-runtime)\b"
@@ -68,10 +70,26 @@ def archive_files(archive: Archive, state: NodeState, context: Context) -> Archi
     text, found = _key(archive, key, state, context)
     if text is None:
         return found
-    lines = _yum_lines(archive, key) if state.apt is None else _apt_lines(archive, file, key, state.apt)
-    # apt refuses one archive with two keys: a user's entry for it stays, and is the only one.
-    head = f"# Managed by gpunode (role {archive.role}): {archive.purpose}.\n"
-    entry = head + "".join(f"{line}\n" for line in lines) if lines else None
+    given = {"purpose": archive.purpose, "uri": archive.uri, "key": key}
+    render = partial(rendered, archive.role, site=context.templates, **given)
+    if state.apt is None:
+        entry: str | None = render(
+            name="repository.repo.j2",
+            id=f"gpunode-{archive.role.replace('_', '-')}",
+            signed_packages=archive.signed_packages,
+            proxy="",
+            exclude=(),
+        )
+    elif archive_file(state.apt.sources, archive.uri, file):
+        # apt refuses one archive with two keys: a user's entry for it stays, and is the only one.
+        entry = None
+    else:
+        entry = render(
+            name="repository.sources.j2",
+            suite=archive.suite,
+            components=archive.components,
+            architecture=state.apt.architecture,
+        )
     return ArchiveFiles((ManagedFile(path=key, content=text), ManagedFile(path=file, content=entry)))
 
 
@@ -94,32 +112,6 @@ def _key(archive: Archive, file: str, state: NodeState, context: Context) -> tup
         return trusted_key(str(answer.get("text", "")).encode(), archive.key, archive.fingerprints), ArchiveFiles()
     except KeyRefusedError as err:
         return None, ArchiveFiles(refusals=(f"key-refused: {err}",))
-
-
-def _apt_lines(archive: Archive, file: str, key: str, apt: AptState) -> list[str]:
-    """Return a deb822 stanza; empty if a user's file has the archive too."""
-    if archive_file(apt.sources, archive.uri, file):
-        return []
-    return [
-        "Types: deb",
-        f"URIs: {archive.uri}",
-        f"Suites: {archive.suite}",
-        *([f"Components: {archive.components}"] if archive.components else ()),
-        f"Architectures: {apt.architecture}",
-        f"Signed-By: {key}",
-    ]
-
-
-def _yum_lines(archive: Archive, key: str) -> list[str]:
-    return [
-        f"[gpunode-{archive.role.replace('_', '-')}]",
-        f"name={archive.purpose}",
-        f"baseurl={archive.uri}",
-        "enabled=1",
-        f"gpgcheck={int(archive.signed_packages)}",
-        *([] if archive.signed_packages else ["repo_gpgcheck=1"]),
-        f"gpgkey=file://{key}",
-    ]
 
 
 def archive_file(sources: Iterable[AptSource], uri: str, own_file: str) -> str | None:

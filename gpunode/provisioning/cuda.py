@@ -63,17 +63,6 @@ DRIVER_PACKAGES = (
 """Only the role nvidia_driver installs a driver and packages with its version: from a repository with another newest
 branch, a toolkit would install the driver of that one.
 """
-SHELL_PROFILE = """\
-# Managed by gpunode (role cuda): the toolkit's programs and libraries for login shells.
-case ":${PATH-}:" in
-    *:/usr/local/cuda/bin:*) ;;
-    *) export PATH="/usr/local/cuda/bin${PATH:+:$PATH}" ;;
-esac
-case ":${LD_LIBRARY_PATH-}:" in
-    *:/usr/local/cuda/lib64:*) ;;
-    *) export LD_LIBRARY_PATH="/usr/local/cuda/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" ;;
-esac
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +167,15 @@ def present(state: NodeState, settings: CudaSettings, context: Context) -> Manif
         asked = [f"cuda_{name}" for name in ("cudnn", "nccl") if getattr(settings, name)]
         note = f"{' and '.join(asked)}: not installed, because no toolkit is requested: set cuda_toolkit"
         return Manifest(role=ROLE.name, notes=(note,) if asked else ())
-    files = []
-    if state.apt is not None and found.pins:
-        files.append(ManagedFile(path=PREFERENCES, content=preferences(found.pins), phase="after"))
+    files, text = [], ROLE.texts(context)
+    preferences = text("apt.pref.j2", pins=found.pins) if found.pins else ""
+    if state.apt is not None and preferences:
+        files.append(ManagedFile(path=PREFERENCES, content=preferences, phase="after"))
     default = found.default
     if default is not None:
-        text = SHELL_PROFILE if settings.profile else None
-        files.append(
-            ManagedFile(
-                path=PROFILE, content=text, phase="after", validate_with=("/bin/sh", "-n", "%s") if text else None
-            )
-        )
+        profile = text("profile.sh.j2") if settings.profile else None
+        shell = ("/bin/sh", "-n", "%s") if profile else None
+        files.append(ManagedFile(path=PROFILE, content=profile, phase="after", validate_with=shell))
     link = state.files.get(ALTERNATIVE)
     chosen = default is None or (link is not None and link.target == default.path)
     # Whether the rpm packages register an alternative is not recorded: without one there is nothing to choose from.
@@ -203,13 +190,15 @@ def present(state: NodeState, settings: CudaSettings, context: Context) -> Manif
         notes=notes,
         files=tuple(files),
         folders=(ManagedFolder(path=ROLE.folder),),
-        packages=_packages(state, settings, stack, found),
+        packages=_packages(state, settings, stack, found, preferences),
         due_reasons=(f"{ROOT} is not {path}",) if path else (),
         commands=(NodeCommand(argv=("update-alternatives", "--set", "cuda", path)),) if path else (),
     )
 
 
-def _packages(state: NodeState, settings: CudaSettings, stack: Stack, found: ToolkitPackages) -> AptChange | DnfChange:
+def _packages(
+    state: NodeState, settings: CudaSettings, stack: Stack, found: ToolkitPackages, preferences: str
+) -> AptChange | DnfChange:
     install = found.install
     if state.apt is None:
         # The configuration of a major version is installed with its toolkits; installed packages are locked. A stack's
@@ -225,16 +214,8 @@ def _packages(state: NodeState, settings: CudaSettings, stack: Stack, found: Too
         install,
         never=(*(row.name for row in stack.packages if row.component in WITH_DRIVER), *DRIVER_PACKAGES),
         hold=found.hold,
-        files={PREFERENCES: preferences(found.pins) if found.pins else ""},
+        files={PREFERENCES: preferences},
     )
-
-
-def preferences(pins: Iterable[VersionPin]) -> str:
-    """Return apt's preferences with one stanza for each pin."""
-    text = "# Managed by gpunode (role cuda): the toolkit's configuration and libraries stay with the toolkit.\n"
-    for pin in pins:
-        text += f"\nPackage: {' '.join(pin.packages)}\nPin: version {pin.version}\nPin-Priority: 1001\n"
-    return text
 
 
 def _without_stack(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -12,7 +12,6 @@ from gpunode.catalog import load
 from gpunode.catalog.origins import upstream_version
 from gpunode.errors import UsageError
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.driver.files import GPU_CONDITION
 from gpunode.provisioning.engines import gpu_users
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.node_stack import of_context
@@ -24,13 +23,6 @@ UNIT, OLD_UNIT = "nvidia-dcgm.service", "dcgm.service"
 PREFERENCES = "/etc/apt/preferences.d/gpunode-dcgm.pref"
 DROP_IN = "/etc/systemd/system/nvidia-dcgm.service.d/gpunode.conf"
 MARKER = "/run/gpunode/dcgm-restart"
-CONDITION = f"""\
-# Managed by gpunode (role dcgm): without an NVIDIA GPU on the PCI bus DCGM is skipped, not failed.
-[Unit]
-After=nvidia-persistenced.service nvidia-fabricmanager.service
-
-[Service]
-{GPU_CONDITION}"""
 STEM = "datacenter-gpu-manager-4"
 CORE, CLOSED = f"{STEM}-core", f"{STEM}-proprietary"
 PARTS = re.compile(rf"{STEM}-(?:(?:proprietary|multinode)-)?cuda([0-9]+)")
@@ -105,7 +97,8 @@ def present(state: NodeState, settings: DcgmSettings, context: Context) -> Manif
         # The epoch of the rpm packages is not recorded.
         found = replace(found, pattern=re.sub(r"^([0-9]+:)?", "*", found.pattern))
     unit, old = state.unit(UNIT), state.unit(OLD_UNIT)
-    drop_in = ManagedFile(path=DROP_IN, content=CONDITION, phase="after")
+    text = ROLE.texts(context)
+    drop_in = ManagedFile(path=DROP_IN, content=text("nvidia-dcgm.conf.j2"), phase="after")
     if not found.names:
         notes = (found.why_not,) if found.why_not else ()
         return Manifest(role=ROLE.name, notes=notes, files=(drop_in,) if unit else ())
@@ -114,7 +107,7 @@ def present(state: NodeState, settings: DcgmSettings, context: Context) -> Manif
         # The installed version is known after the transaction: the pattern then names it.
         there = installed.get(CORE, "")
         pattern = re.sub(r"-[^-]*$", "-*", there) if fnmatchcase(there, found.pattern) else found.pattern
-        files.append(ManagedFile(path=PREFERENCES, content=preferences(pattern), phase="after"))
+        files.append(ManagedFile(path=PREFERENCES, content=pinned(text, pattern), phase="after"))
     runnable = state.facts.loaded_driver is not None and bool(state.facts.gpus_on_bus)
     busy = [] if context.settings_of("preflight")["gpunode_allow_busy"] else gpu_users(state.facts)
     waits = state.contents.get(MARKER) is not None and unit is not None and (runnable or unit.active == "active")
@@ -136,7 +129,7 @@ def present(state: NodeState, settings: DcgmSettings, context: Context) -> Manif
             remove=found.purge,
             never=[row.name for row in stack.packages if row.component == "driver"] if stack is not None else (),
             hold=(f"{STEM}-*",),
-            files={PREFERENCES: preferences(found.pattern)},
+            files={PREFERENCES: pinned(text, found.pattern)},
         ),
         units=tuple(units),
         notes=(f"the new DCGM waits for a restart of {UNIT}: {'; '.join(busy)}",) if held_back else (),
@@ -152,12 +145,10 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     return manifest.model_copy(update={"units": ROLE.stopped(state, UNIT)}) if goes else manifest
 
 
-def preferences(pattern: str) -> str:
+def pinned(text: Callable[..., str], pattern: str) -> str:
     """Return apt's preferences that pin all packages to one version."""
-    return (
-        "# Managed by gpunode (role dcgm): all parts of DCGM come in this one version.\n"
-        f"Package: {STEM}-*\nPin: version {pattern}\nPin-Priority: 1001\n"
-    )
+    pin = {"packages": [f"{STEM}-*"], "pin": f"version {pattern}", "priority": 1001}
+    return text("preferences.pref.j2", why="all parts of DCGM come in this one version.", pins=[pin])
 
 
 def dcgm_packages(

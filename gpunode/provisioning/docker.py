@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from gpunode.catalog import load
 from gpunode.facts.system import OperatingSystem
@@ -114,7 +115,10 @@ def present(state: NodeState, settings: DockerSettings, context: Context) -> Man
     refusals += _data_refusals(root, context)
     missing = _missing_data(root, context)
     users = [name for name in settings.users if name not in (docker.group or ())]
-    files = [*archive.files, _mount(root), *_unattended(state, settings, engine), *change.files]
+    text = ROLE.texts(context)
+    # Without its mount, the daemon would fill the root file system.
+    mount = ManagedFile(path=MOUNT, content=text("mount.conf.j2", folder=root) if root else None)
+    files = [*archive.files, mount, *_unattended(state, settings, engine, text), *change.files]
     if source != "docker":
         files += [
             ManagedFile(path=path, content=None) for path in ((YUM, RPM_KEY) if state.apt is None else (SOURCES, KEY))
@@ -262,31 +266,18 @@ def _missing_data(root: str | None, context: Context) -> list[str]:
     return [root] if root is not None and place is not None and place.kind == "absent" else []
 
 
-def _mount(root: str | None) -> ManagedFile:
-    """Return the drop-in that makes the daemon wait for the mount below its data, if daemon.json moves them."""
-    lines = (
-        "# Managed by gpunode (role docker): without this mount the daemon would fill the root file system.",
-        "[Unit]",
-        f"RequiresMountsFor={root}",
-    )
-    return ManagedFile(path=MOUNT, content="".join(f"{line}\n" for line in lines) if root else None)
-
-
-def _unattended(state: NodeState, settings: DockerSettings, engine: InstalledEngine) -> list[ManagedFile]:
+def _unattended(
+    state: NodeState, settings: DockerSettings, engine: InstalledEngine, text: Callable[..., str]
+) -> list[ManagedFile]:
     """Return the file that excludes the engine's packages from apt's unattended upgrades."""
     if state.apt is None:
         return []
     if settings.unattended_upgrades:
         return [ManagedFile(path=UNATTENDED, content=None, phase="after")]
-    # The list contains regular expressions.
-    names = [name.replace(".", "[.]").replace("+", "[+]") for name in engine.packages]
-    lines = [
-        "// Managed by gpunode (role docker): an upgrade restarts the engine; an administrator runs it.",
-        "Unattended-Upgrade::Package-Blacklist {",
-        *(f'  "^{name}$";' for name in names),
-        "};",
+    why = "an upgrade restarts the engine; an administrator runs it."
+    return [
+        ManagedFile(path=UNATTENDED, content=text("unattended.conf.j2", why=why, names=engine.packages), phase="after")
     ]
-    return [ManagedFile(path=UNATTENDED, content="".join(f"{line}\n" for line in lines), phase="after")]
 
 
 def _socket_notes(state: NodeState, docker: DockerState) -> tuple[str, ...]:

@@ -38,11 +38,6 @@ NFT = "/usr/sbin/nft"
 ZONE_BEFORE = "/var/lib/gpunode/firewall/default-zone-before"
 DROP_INS = "/etc/systemd/system/nftables.service.d"
 FOLLOWED = f"{DROP_INS}/gpunode-firewall.conf"
-FOLLOWED_TEXT = f"""\
-# Managed by gpunode (role firewall): what starts here flushes all tables, and PartOf= follows stops and restarts alone.
-[Service]
-ExecStartPost=-/bin/systemctl --no-block try-reload-or-restart {UNIT}
-"""
 UFW_CONF = "/etc/ufw/ufw.conf"
 FIREWALLD, UFW = "firewalld.service", "ufw.service"
 REMOVE = f"add table inet {TABLE}; delete table inet {TABLE}"
@@ -55,35 +50,6 @@ WATCHING = (
     f"add rule inet {WATCH} input ct state established counter"
 )
 WATCHED_S = 3
-UNIT_TEXT = f"""\
-# Managed by gpunode (role firewall): a table of its own, which the rules of container engines and others stand beside.
-[Unit]
-Description=Packet filter of the role firewall of gpunode
-DefaultDependencies=no
-RequiresMountsFor=/etc/gpunode
-After=nftables.service
-# nftables.service flushes all tables when it stops and starts.
-PartOf=nftables.service
-ReloadPropagatedFrom=nftables.service
-Wants=network-pre.target
-Before=network-pre.target shutdown.target
-Conflicts=shutdown.target
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-RuntimeDirectory=gpunode
-RuntimeDirectoryPreserve=yes
-ExecStart={NFT} -f {RULES}
-ExecStart=-/bin/sh -c '{{ sha256sum < {RULES}; {NFT} -s -t list table inet {TABLE} | sha256sum; }} > {LOADED}'
-ExecReload={NFT} -f {RULES}
-ExecReload=-/bin/sh -c '{{ sha256sum < {RULES}; {NFT} -s -t list table inet {TABLE} | sha256sum; }} > {LOADED}'
-ExecStop=-/bin/rm -f {LOADED}
-ExecStop={NFT} "{REMOVE}"
-
-[Install]
-WantedBy=sysinit.target
-"""
 
 
 ROLE = Role(
@@ -122,7 +88,13 @@ def present(state: NodeState, settings: FirewallSettings, context: Context) -> M
         if answer.get("error"):
             refusals.append(f"nft rejects the rules: {answer['error']} (settings of firewall_extra_rules end up there)")
     zone = _zone_files(state, policy) if zoned and not refusals else ()
-    texts = {RULES: text, UNIT_FILE: UNIT_TEXT, FOLLOWED: FOLLOWED_TEXT}
+    template = ROLE.texts(context)
+    of_unit = {"nft": NFT, "rules": RULES, "table": TABLE, "loaded": LOADED, "remove": REMOVE}
+    texts = {
+        RULES: text,
+        UNIT_FILE: template(f"{UNIT}.j2", **of_unit),
+        FOLLOWED: template("nftables.conf.j2", unit=UNIT),
+    }
     files = (*(ManagedFile(path=path, content=content) for path, content in texts.items()), *zone)
     fresh = _not_loaded(state, text)
     return Manifest(

@@ -27,18 +27,9 @@ EXPORTER, EXPORTER_UNIT = "prometheus-node-exporter", "prometheus-node-exporter.
 DCGM_EXPORTER, DCGM_UNIT = "datacenter-gpu-manager-exporter", "nvidia-dcgm-exporter.service"
 COUNTERS = "/etc/gpunode/dcgm-metrics.csv"
 DROP_IN = f"/etc/systemd/system/{DCGM_UNIT}.d/gpunode.conf"
-_MARK = "Managed by gpunode (role gpu_monitoring):"
 _PATH = re.compile(r"/[\w.+@/-]*", re.ASCII)
 STARTUP_S = 60
 """Seconds beyond the budget until the service is stopped: the first run unpacks the program."""
-DROP_IN_TEXT = f"""\
-# {_MARK} its own metrics, DCGM's running host engine in place of a second one, the journal in place of a file in /var.
-[Service]
-ExecStart=
-ExecStart=/usr/bin/dcgm-exporter -f {COUNTERS} -r localhost:5555
-StandardOutput=journal
-StandardError=journal
-"""
 
 
 class DcgmMetric(NamedTuple):
@@ -163,12 +154,24 @@ def present(state: NodeState, settings: GpuMonitoringSettings, context: Context)
     copies = digest is not None and (there is None or there.sha256 != digest or there.mode != "0755")
     names = _packages(state, settings)
     installed = context.planned.installed(state.installed)
+    text, exports = ROLE.texts(context), settings.dcgm_exporter
+    service = text(
+        "validate.service.j2",
+        program=f"{settings.python} -I {PROGRAM}" if settings.program else INSTALLED,
+        policy=settings.policy,
+        metrics=f"{settings.textfile_directory}/gpunode.prom",
+        budget_s=settings.budget_s,
+        startup_s=STARTUP_S,
+        cache=CACHE,
+    )
+    counters = text("dcgm-metrics.csv.j2", metrics=DCGM_METRICS) if exports else None
+    exporter = text("nvidia-dcgm-exporter.conf.j2", counters=COUNTERS) if exports else None
     files = [
-        ManagedFile(path=SERVICE_FILE, content=service_text(settings), phase="after"),
-        ManagedFile(path=TIMER_FILE, content=timer_text(settings), phase="after"),
+        ManagedFile(path=SERVICE_FILE, content=service, phase="after"),
+        ManagedFile(path=TIMER_FILE, content=text("validate.timer.j2", interval_s=settings.interval_s), phase="after"),
         *([] if settings.program else [ManagedFile(path=PROGRAM, content=None, phase="after")]),
-        ManagedFile(path=COUNTERS, content=counters_text() if settings.dcgm_exporter else None, phase="after"),
-        ManagedFile(path=DROP_IN, content=DROP_IN_TEXT if settings.dcgm_exporter else None, phase="after"),
+        ManagedFile(path=COUNTERS, content=counters, phase="after"),
+        ManagedFile(path=DROP_IN, content=exporter, phase="after"),
     ]
     restarted = ROLE.restarted(state, TIMER, files[1])
     units = [*(restarted or [UnitState(name=TIMER, state="started")])]
@@ -208,58 +211,6 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
             "result": GpuMonitoringResult(leaving=(metrics, CACHE)),
         }
     )
-
-
-def service_text(settings: GpuMonitoringSettings) -> str:
-    """Return the unit that validates the node once."""
-    metrics = f"{settings.textfile_directory}/gpunode.prom"
-    program = f"{settings.python} -I {PROGRAM}" if settings.program else INSTALLED
-    policy = f" --policy {settings.policy}" if settings.policy else ""
-    return f"""\
-# {_MARK} without restrictions of what it sees, because it reports on the whole node.
-[Unit]
-Description=Validation of this GPU node, as metrics for Prometheus
-After=nvidia-persistenced.service nvidia-fabricmanager.service nvidia-dcgm.service
-
-[Service]
-Type=oneshot
-ExecStart={program} validate --on-node --budget {settings.budget_s}s --format prometheus --output {metrics}{policy}
-# A failed check (1) and an undetermined one (3) are verdicts. Without a verdict the last one must not remain.
-SuccessExitStatus=1 3
-ExecStopPost=/bin/sh -c '[ "$$SERVICE_RESULT" = success ] || rm -f {metrics}'
-TimeoutStartSec={settings.budget_s + STARTUP_S}
-CacheDirectory=gpunode
-Environment=GPUNODE_UNPACK_DIR={CACHE}
-UMask=0022
-Nice=10
-"""
-
-
-def timer_text(settings: GpuMonitoringSettings) -> str:
-    """Return the timer: soon after the boot and after its start, then in intervals."""
-    return f"""\
-# {_MARK} intervals begin at the end of the last run, and nodes of a fleet do not run at the same time.
-[Unit]
-Description=Validation of this GPU node every {settings.interval_s} s
-
-[Timer]
-OnBootSec=60
-OnActiveSec=5
-OnUnitInactiveSec={settings.interval_s}
-RandomizedDelaySec={settings.interval_s // 10}
-AccuracySec=1
-
-[Install]
-WantedBy=timers.target
-"""
-
-
-def counters_text() -> str:
-    """Return the metric set of DCGM's exporter: a reason above each line."""
-    lines = [f"# {_MARK} field, type, help; above each the reason."]
-    for metric in DCGM_METRICS:
-        lines += [f"# {metric.reason}", f"{metric.field}, {metric.type}, {metric.help}"]
-    return "".join(f"{line}\n" for line in lines)
 
 
 def _must_be_valid(settings: GpuMonitoringSettings) -> None:

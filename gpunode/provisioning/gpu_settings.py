@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,6 @@ from gpunode.checks.gpus import LOST
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen, invalid_field
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.driver.files import GPU_CONDITION
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.role import Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
@@ -41,26 +40,6 @@ PROGRAM = "/usr/local/lib/gpunode/gpu-settings.py"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 DROP_IN = f"/etc/systemd/system/{DAEMON}.d/gpunode-persistence.conf"
 DAEMON_FILES = tuple(f"{folder}/systemd/system/{DAEMON}" for folder in ("/etc", "/usr/lib", "/lib"))
-_MARK = "Managed by gpunode (role gpu_settings):"
-UNIT_TEXT = f"""\
-# {_MARK} GPUs keep none of this over a restart, but ECC, and MIG mode on Ampere.
-[Unit]
-Description=Clocks, power limit, compute mode, ECC and MIG of the GPUs
-After={DAEMON} nvidia-fabricmanager.service
-PartOf={DAEMON}
-Before=docker.service containerd.service nvidia-dcgm.service dcgm.service nvidia-cdi-refresh.service \
-kubelet.service slurmd.service
-ConditionPathExists=/usr/bin/nvidia-smi
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-TimeoutStartSec=900
-{GPU_CONDITION}ExecStart=/usr/bin/python3 -I {PROGRAM} apply
-
-[Install]
-WantedBy=multi-user.target {DAEMON}
-"""
 _COMMAND = re.compile(r"(?m)^ExecStart=(.*\s)--no-persistence-mode\b(.*)$")
 _WATTS = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,2})?) ?W?")
 _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,2})?) ?%")
@@ -213,10 +192,12 @@ def present(state: NodeState, settings: GpuSettingsSettings, context: Context) -
     if daemon is None and state.facts.loaded_driver is not None:
         notes.append(f"{DAEMON} is not installed: GPUs lose their settings when no process uses them")
     content = json.dumps({"schema": "gpunode.gpu-settings/1", "rules": rules}, indent=1, sort_keys=True) + "\n"
-    drop_in = persistence_drop_in(state)
+    text = ROLE.texts(context)
+    drop_in = persistence_drop_in(state, text)
+    unit = text("gpunode-gpu-settings.service.j2", daemon=DAEMON, program=PROGRAM)
     desired = [
         ManagedFile(path=PROGRAM, content=program_text(), mode="0755", phase="after"),
-        ManagedFile(path=UNIT_FILE, content=UNIT_TEXT, phase="after"),
+        ManagedFile(path=UNIT_FILE, content=unit, phase="after"),
         ManagedFile(path=SETTINGS, content=content, phase="after"),
         ManagedFile(path=DROP_IN, content=drop_in, phase="after"),
     ]
@@ -328,7 +309,7 @@ def _now(setting: str, gpu: Mapping[str, Any], entries: Mapping[str, Any], value
     return in_force(setting, gpu)
 
 
-def persistence_drop_in(state: NodeState) -> str | None:
+def persistence_drop_in(state: NodeState, template: Callable[..., str]) -> str | None:
     """Return the drop-in with which the daemon keeps GPUs initialised; None if its unit does so already.
 
     Ubuntu's package starts it with --no-persistence-mode.
@@ -337,10 +318,7 @@ def persistence_drop_in(state: NodeState) -> str | None:
     command = _COMMAND.search(text)
     if command is None:
         return None
-    return (
-        f"# {_MARK} without persistence mode GPUs lose their settings when no process uses them.\n"
-        f"[Service]\nExecStart=\nExecStart={command[1]}--persistence-mode{command[2]}\n"
-    )
+    return template("persistence.conf.j2", command=f"{command[1]}--persistence-mode{command[2]}")
 
 
 @ROLE.absent

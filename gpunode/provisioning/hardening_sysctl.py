@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 SYSCTL = "/etc/sysctl.d/60-gpunode-accounts.conf"
@@ -52,15 +52,6 @@ def owned(requested: Iterable[str]) -> dict[str, str]:
     """
     theirs = tuple(requested)
     return {name: value for name, value in SETTINGS.items() if not any(fnmatchcase(name, one) for one in theirs)}
-
-
-def sysctl_file(settings: Mapping[str, str]) -> str:
-    """Return the file of settings, with the exceptions as comments."""
-    kept = "".join(f"# {name}: {why}.\n" for name, why in EXCEPTIONS.items())
-    values = "".join(f"{name} = {value}\n" for name, value in settings.items())
-    return (
-        f"# Managed by gpunode (role accounts).\n{values}\n# Not set, because a GPU node needs another value:\n{kept}"
-    )
 
 
 def sysctl_path(name: str) -> str:

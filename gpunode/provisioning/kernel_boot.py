@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpunode.provisioning import kernel_files
 from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.manifest import ManagedFile, NodeCommand
 from gpunode.provisioning.state import BOOT_ID, Look, NodeState
 
+GRUB = "/etc/default/grub.d/90-gpunode.cfg"
 UPDATE_GRUB = "/usr/sbin/update-grub"
 GRUBBY = "/usr/sbin/grubby"
 KERNEL_INSTALL = "/usr/bin/kernel-install"
@@ -16,7 +17,7 @@ KERNEL_COMMAND_LINE = "/etc/kernel/cmdline"
 RECORD = "/var/lib/gpunode/kernel_tuning/command-line"
 """The parameters that were set and the boot id of that boot; a later boot has to have them."""
 LOOK = Look(
-    paths=(UPDATE_GRUB, GRUBBY, KERNEL_INSTALL, kernel_files.GRUB, RECORD),
+    paths=(UPDATE_GRUB, GRUBBY, KERNEL_INSTALL, GRUB, RECORD),
     globs=("/lib/modules/*/vmlinuz", "/boot/vmlinuz-*"),
     contents=(KERNEL_COMMAND_LINE, RECORD),
 )
@@ -33,10 +34,10 @@ class BootPlan:
     due_reasons: tuple[str, ...] = ()
 
 
-def plan(state: NodeState, requested: tuple[str, ...], notes: list[str]) -> BootPlan:
+def plan(state: NodeState, requested: tuple[str, ...], notes: list[str], text: Callable[..., str]) -> BootPlan:
     """Return how to add the parameters to the command line, and remove those of earlier runs."""
     boot_id, recorded = _record(state)
-    if not requested and not recorded and state.files[kernel_files.GRUB].kind == "absent":
+    if not requested and not recorded and state.files[GRUB].kind == "absent":
         return BootPlan()
     loader = _loader(state)
     if loader is None:
@@ -52,7 +53,9 @@ def plan(state: NodeState, requested: tuple[str, ...], notes: list[str]) -> Boot
     if loader == UPDATE_GRUB:
         files.append(
             ManagedFile(
-                path=kernel_files.GRUB, content=kernel_files.grub(requested) if requested else None, phase="after"
+                path=GRUB,
+                content=text("grub.cfg.j2", arguments=requested) if requested else None,
+                phase="after",
             )
         )
         argvs = [[UPDATE_GRUB]]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
 from gpunode.provisioning import kernel_boot
-from gpunode.provisioning import kernel_files as files
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.docker_state import docker_of
 from gpunode.provisioning.due import file_reasons
@@ -20,12 +19,23 @@ from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning import tune_node
 from gpunode.tuning.kernel import in_container, is_guest
 
+SYSCTL = "/etc/sysctl.d/90-gpunode.conf"
+LIMITS = "/etc/security/limits.d/90-gpunode.conf"
+SYSTEM = "/etc/systemd/system.conf.d/90-gpunode.conf"
+USER = "/etc/systemd/user.conf.d/90-gpunode.conf"
+HUGEPAGES = "/etc/tmpfiles.d/gpunode-kernel-tuning.conf"
+MODULES = "/etc/modprobe.d/gpunode-kernel-tuning.conf"
+CPU_UNIT, ACS_UNIT = "gpunode-cpu.service", "gpunode-acs.service"
+UNITS = "/etc/systemd/system"
+PROGRAMS = "/usr/local/libexec/gpunode"
+CPU_PROGRAM, ACS_PROGRAM = f"{PROGRAMS}/cpu-tuning", f"{PROGRAMS}/acs"
+THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 MARKER = "/run/gpunode/memlock-restart"
 """Services that were started before the new limit."""
 DAEMON_JSON = "/etc/docker/daemon.json"
 SETPCI = ("/usr/bin/setpci", "/usr/sbin/setpci", "/sbin/setpci")
 VFIO = "/sys/bus/pci/drivers/vfio-pci/[0-9]*:*"
-PROGRAM_OF = {files.CPU_UNIT: files.CPU_PROGRAM, files.ACS_UNIT: files.ACS_PROGRAM}
+PROGRAM_OF = {CPU_UNIT: CPU_PROGRAM, ACS_UNIT: ACS_PROGRAM}
 UNLIMITED = ("infinity", "18446744073709551615")
 STARTERS = ("containerd.service", "docker.service", "slurmd.service", "kubelet.service")
 """Services that pass their limits on to jobs."""
@@ -104,24 +114,24 @@ ROLE = Role(
     settings=KernelTuningSettings,
     result=KernelTuningResult,
     files=(
-        files.SYSCTL,
-        files.LIMITS,
-        files.SYSTEM,
-        files.USER,
-        files.HUGEPAGES,
-        files.MODULES,
-        files.CPU_PROGRAM,
-        files.ACS_PROGRAM,
-        f"{files.UNITS}/{files.CPU_UNIT}",
-        f"{files.UNITS}/{files.ACS_UNIT}",
+        SYSCTL,
+        LIMITS,
+        SYSTEM,
+        USER,
+        HUGEPAGES,
+        MODULES,
+        CPU_PROGRAM,
+        ACS_PROGRAM,
+        f"{UNITS}/{CPU_UNIT}",
+        f"{UNITS}/{ACS_UNIT}",
     ),
-    folders=(files.PROGRAMS, files.SYSTEM.rpartition("/")[0], files.USER.rpartition("/")[0]),
+    folders=(PROGRAMS, SYSTEM.rpartition("/")[0], USER.rpartition("/")[0]),
     kernel=True,
     restart_mark=MARKER,
     more=Look(
         paths=(*SETPCI, *kernel_boot.LOOK.paths),
         globs=(VFIO, *kernel_boot.LOOK.globs),
-        contents=(DAEMON_JSON, files.THP, *kernel_boot.LOOK.contents),
+        contents=(DAEMON_JSON, THP, *kernel_boot.LOOK.contents),
     ),
 )
 
@@ -145,26 +155,27 @@ def present(state: NodeState, settings: KernelTuningSettings, context: Context) 
         governor = latency = None
     options = _module_options(settings.module_options)
     acs = settings.acs == "off" and not _acs_refused(state, notes)
-    boot = kernel_boot.plan(state, _arguments(derived, settings), notes)
+    boot = kernel_boot.plan(state, _arguments(derived, settings), notes, ROLE.texts(context))
     values = {f"/proc/sys/{_path(name)}": value for name, value in sysctls.items()}
-    if hugepages is not None and state.contents.get(files.THP) is not None:
-        values[files.THP] = hugepages
+    if hugepages is not None and state.contents.get(THP) is not None:
+        values[THP] = hugepages
     values = {} if inside else values
     reexec, units, restarts = _limits(state, context, notes)
+    text = ROLE.texts(context)
     contents = {
-        files.SYSCTL: files.sysctl(sysctls) if sysctls else None,
-        files.LIMITS: files.limits(),
-        files.SYSTEM: files.manager(),
-        files.USER: files.manager(),
-        files.HUGEPAGES: files.hugepages(hugepages) if hugepages else None,
-        files.MODULES: files.module_options(options) if options else None,
-        **_unit_files(files.CPU_UNIT, files.CPU, files.cpu_unit(governor or "", latency or ""), governor or latency),
-        **_unit_files(files.ACS_UNIT, files.ACS, files.ACS_SERVICE, acs),
+        SYSCTL: text("sysctl.conf.j2", values=sysctls) if sysctls else None,
+        LIMITS: text("limits.conf.j2"),
+        SYSTEM: text("systemd.conf.j2"),
+        USER: text("systemd.conf.j2"),
+        HUGEPAGES: text("hugepages.conf.j2", path=THP, word=hugepages) if hugepages else None,
+        MODULES: text("modprobe.conf.j2", options=options) if options else None,
+        **_unit_files(CPU_UNIT, text, governor or latency, governor=governor or "", latency_us=latency or ""),
+        **_unit_files(ACS_UNIT, text, acs),
     }
     managed = {path: ManagedFile(path=path, content=text, phase="after") for path, text in contents.items()}
     own = [
-        *_own_unit(state, files.CPU_UNIT, managed, _runs_otherwise(state, governor)),
-        *_own_unit(state, files.ACS_UNIT, managed, _redirects(state)),
+        *_own_unit(state, CPU_UNIT, managed, _runs_otherwise(state, governor)),
+        *_own_unit(state, ACS_UNIT, managed, _redirects(state)),
     ]
     restarted = any(unit.state == "restarted" for unit in units)
     return Manifest(
@@ -186,18 +197,18 @@ def present(state: NodeState, settings: KernelTuningSettings, context: Context) 
 
 
 @ROLE.absent
-def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
+def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     """Return the removal with units that restore what they changed, and the boot loader's arguments."""
-    units = (files.CPU_UNIT, files.ACS_UNIT)
-    boot = kernel_boot.plan(state, (), [])
+    units = (CPU_UNIT, ACS_UNIT)
+    boot = kernel_boot.plan(state, (), [], ROLE.texts(context))
     return manifest.model_copy(
         update={
             "files": (*manifest.files, *boot.files),
-            "units": tuple(_stopped(name) for name in units if state.files[f"{files.UNITS}/{name}"].kind == "file"),
+            "units": tuple(_stopped(name) for name in units if state.files[f"{UNITS}/{name}"].kind == "file"),
             "commands": boot.commands,
             "reboot_reasons": boot.reboot_reasons,
             "due_reasons": (*manifest.due_reasons, *boot.due_reasons),
-            "result": KernelTuningResult(reexec=state.files[files.SYSTEM].kind == "file"),
+            "result": KernelTuningResult(reexec=state.files[SYSTEM].kind == "file"),
         }
     )
 
@@ -240,7 +251,7 @@ def _sysctls(
     found = context.answers["sysctl"]
     for name, path in paths.items():
         if found.get(path) is None:
-            notes.append(f"{files.SYSCTL}: {name}: the kernel has no such setting: it is skipped, the others are set")
+            notes.append(f"{SYSCTL}: {name}: the kernel has no such setting: it is skipped, the others are set")
             own.pop(name)
     return {}, own
 
@@ -251,7 +262,7 @@ def _live_reasons(values: Mapping[str, str], state: NodeState, context: Context)
     for path, value in values.items():
         name = path.removeprefix("/proc/sys/").replace("/", ".")
         text = (state.facts.sysctl or {}).get(name)
-        if path == files.THP:
+        if path == THP:
             name, text = path, state.facts.transparent_hugepages
         elif text is None and isinstance(reported.get(path), str):
             text = " ".join(reported[path].split())
@@ -312,9 +323,14 @@ def _acs_refused(state: NodeState, notes: list[str]) -> bool:
     return why is not None
 
 
-def _unit_files(name: str, program: str, unit: str, present: object) -> dict[str, str | None]:
+def _unit_files(name: str, text: Callable[..., str], present: object, **values: str) -> dict[str, str | None]:
     """Return the files of a unit of ours; None as text if they have to be removed."""
-    return {PROGRAM_OF[name]: program if present else None, f"{files.UNITS}/{name}": unit if present else None}
+    program = PROGRAM_OF[name]
+    unit = text(f"{name}.j2", program=program, **values) if present else None
+    return {
+        program: ROLE.program(program.rpartition("/")[2]) if present else None,
+        f"{UNITS}/{name}": unit,
+    }
 
 
 def _runs_otherwise(state: NodeState, governor: str | None) -> bool:
@@ -332,7 +348,7 @@ def _redirects(state: NodeState) -> bool:
 
 def _own_unit(state: NodeState, name: str, managed: Mapping[str, ManagedFile], otherwise: bool) -> Iterator[UnitState]:
     """Yield a unit of ours in its target state. If its conditions do not hold it is enabled, and skipped at boot."""
-    path = f"{files.UNITS}/{name}"
+    path = f"{UNITS}/{name}"
     if managed[path].content is None:
         if state.files[path].kind == "file":
             yield _stopped(name)

@@ -38,15 +38,6 @@ OF_JOBS = re.compile(
     r"(PYTORCH_\w+|XLA_\w+|TF_XLA_FLAGS|LD_PRELOAD|CUDA_VISIBLE_DEVICES|MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE))"
 )
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-TORCHRUN = f"""\
-#!/bin/sh
-# {MARK}: an example. One rank a GPU, each bound to the cores near it, with its share of the threads.
-# Several nodes: the same command on each, with NNODES and with HEAD, the address of the first one.
-set -eu
-exec torchrun --no-python --nproc-per-node "${{GPUS:-gpu}}" \\
-    --nnodes "${{NNODES:-1}}" --rdzv-backend c10d --rdzv-endpoint "${{HEAD:-localhost}}:29500" \\
-    {LAUNCHER} "$@"
-"""
 
 
 class MlEnvironmentSettings(Settings):
@@ -111,15 +102,14 @@ def present(state: NodeState, settings: MlEnvironmentSettings, context: Context)
         "docker": [word for one in job.docker for word in (one.name, one.value) if word],
     }
     environment = "".join(f"{one.name}=${{{one.name}:-{one.value}}}\n" for one in wide)
+    text = ROLE.texts(context)
     contents = {
         PROFILE: node_shell(wide, MARK) if wide else None,
         ENVIRONMENT: f"# {MARK}\n{environment}" if wide else None,
         JOB: json.dumps(document, indent=1) + "\n",
         LAUNCHER: f"#!/usr/bin/python3 -I\n# {MARK}\n{launcher_text()}",
-        EXAMPLE: TORCHRUN,
-        LOGIND: None
-        if settings.remove_ipc
-        else f"# {MARK}: shared memory of a job outlives the login that started it.\n[Login]\nRemoveIPC=no\n",
+        EXAMPLE: text("torchrun.sh.j2", launcher=LAUNCHER),
+        LOGIND: None if settings.remove_ipc else text("logind.conf.j2"),
     }
     modes = {LAUNCHER: "0755", EXAMPLE: "0755"}
     files = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -173,7 +173,7 @@ def present(state: NodeState, settings: NvidiaContainerToolkitSettings, context:
     stale = stale_specifications(state.facts.cdi_specs, refresh.output) if has_unit else []
     reason = refresh_reason(state.facts, refresh.output) if has_unit else None
     there = BASE in context.planned.installed(state.installed)
-    sources = (*archive.files, *_apt_files(state, settings, request, by_cuda))
+    sources = (*archive.files, *_apt_files(state, settings, request, by_cuda, ROLE.texts(context)))
     environment = _environment(state, refresh, has_unit and (there or bool(refresh.text)))
     units: tuple[UnitState, ...] = ()
     if has_unit and there:
@@ -323,7 +323,11 @@ def _archive(state: NodeState, settings: NvidiaContainerToolkitSettings, request
 
 
 def _apt_files(
-    state: NodeState, settings: NvidiaContainerToolkitSettings, request: ToolkitRequest, by_cuda: bool
+    state: NodeState,
+    settings: NvidiaContainerToolkitSettings,
+    request: ToolkitRequest,
+    by_cuda: bool,
+    text: Callable[..., str],
 ) -> list[ManagedFile]:
     """Return pins, and sources to remove, also those of nvidia-docker2: their archives are gone, which stops apt."""
     if state.apt is None:
@@ -334,25 +338,15 @@ def _apt_files(
     return [
         *(ManagedFile(path=path, content=None) for path in gone),
         ManagedFile(
-            path=PREFERENCES, content=preferences(request.packages, request.version or "", settings.repository)
+            path=PREFERENCES, content=preferences(request.packages, request.version or "", settings.repository, text)
         ),
     ]
 
 
-def preferences(packages: tuple[str, ...], version: str, repository: str) -> str:
+def preferences(packages: tuple[str, ...], version: str, repository: str, text: Callable[..., str]) -> str:
     """Return pins that bind the packages to one version and exclude every other version of the other repository."""
-    names = " ".join(packages)
-    text = (
-        f"# Managed by gpunode (role {ROLE.name}): all packages of the toolkit come in this one version.\n"
-        f"Package: {names}\nPin: version {version}-*\nPin-Priority: 1001\n"
-    )
-    for other, release in RELEASES.items():
-        if other != repository:
-            text += (
-                f"\n# No other version comes from {other}: {repository} is the repository of the toolkit.\n"
-                f"Package: {names}\nPin: {release}\nPin-Priority: -1\n"
-            )
-    return text
+    others = {name: release for name, release in RELEASES.items() if name != repository}
+    return text("apt.pref.j2", packages=packages, version=version, repository=repository, others=others)
 
 
 def _kept(state: NodeState, old: tuple[str, ...]) -> list[ManagedFile]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -139,6 +139,11 @@ class Fabric:
     context: Context
     stack: Stack
 
+    @property
+    def text(self) -> Callable[..., str]:
+        """Return the function that renders a template of the role."""
+        return ROLE.texts(self.context)
+
     @cached_property
     def rows(self) -> list[PackageChoice]:
         """Return the stack's packages of the fabric."""
@@ -239,16 +244,17 @@ class Fabric:
         )
         for unit, holds, needs in conditions:
             if holds:
-                yield ManagedFile(path=drop_in(unit), content=condition_text(needs), phase="after")
+                yield ManagedFile(path=drop_in(unit), content=self.text("condition.conf.j2", ids=needs), phase="after")
         if self.modules:
-            yield ManagedFile(path=MODULES, content=modules_text(self.modules), phase="after")
+            yield ManagedFile(path=MODULES, content=self.text("modules.conf.j2", modules=self.modules), phase="after")
 
     @cached_property
     def written(self) -> tuple[ManagedFile, ...]:
         """Return the files with settings that the services read when they start."""
         nodes = None
         if self.imex_wanted and self.settings.imex_nodes and (self.has(IMEX) or not self.context.check):
-            nodes = ManagedFile(path=IMEX_NODES, content=nodes_text(self.settings.imex_nodes), phase="after")
+            text = self.text("nodes_config.cfg.j2", addresses=self.settings.imex_nodes)
+            nodes = ManagedFile(path=IMEX_NODES, content=text, phase="after")
         return tuple(filter(None, (self.configured, nodes)))
 
     @cached_property
@@ -362,31 +368,6 @@ class Fabric:
             yield self.mismatch
         if self.busy and self.restarts:
             yield f"new settings wait for a restart of {', '.join(self.restarts)}: the GPUs are in use"
-
-
-def condition_text(ids: list[str]) -> str:
-    """Return the drop-in that binds a service to hardware on the PCI bus."""
-    return f"""\
-{_MARK} without the hardware that it is for, the service is skipped, not failed.
-[Unit]
-After=systemd-modules-load.service nvidia-persistenced.service
-
-[Service]
-ExecCondition=/bin/sh -c 'for device in /sys/bus/pci/devices/*; do read -r vendor < $$device/vendor; \
-read -r id < $$device/device; case $$vendor:$$id in {"|".join(ids)}) exit 0;; esac; done; exit 1'
-"""
-
-
-def modules_text(names: tuple[str, ...]) -> str:
-    """Return the list of modules that are loaded at boot."""
-    head = f"{_MARK} the fabric manager reaches NVLink 5 switches through InfiniBand's management.\n"
-    return head + "".join(f"{name}\n" for name in names)
-
-
-def nodes_text(addresses: Iterable[str]) -> str:
-    """Return IMEX's list of nodes."""
-    head = f"{_MARK} the nodes of this NVLink domain, the same on each of them.\n"
-    return head + "".join(f"{address}\n" for address in addresses)
 
 
 def merged(text: str, settings: Mapping[str, Value]) -> str:

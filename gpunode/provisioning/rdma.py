@@ -52,10 +52,7 @@ PREFERENCES = "/etc/apt/preferences.d/gpunode-doca.pref"
 OPENIBD = "openibd.service"
 DOCA_FILES = (SOURCES, KEY, PREFERENCES, YUM, RPM_KEY)
 # DOCA's repository has a dkms of its own; azhpc-images (install_doca.sh) keeps the distribution's in the same way.
-PINS = (
-    "# Managed by gpunode (role rdma): dkms stays the one that builds the driver.\n"
-    "Package: dkms\nPin: release l=DOCA-HOST*\nPin-Priority: -1\n"
-)
+PIN = {"packages": ["dkms"], "pin": "release l=DOCA-HOST*", "priority": -1}
 
 
 class RdmaSettings(Settings):
@@ -185,8 +182,8 @@ def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manif
     # A module that cannot be loaded would fail at every boot: the run that loads nvidia-peermem lists it.
     there = {*live, *(state.facts.modules or ()), *(state.contents.get(MODULES) or "").split()}
     modules = tuple(name for name in chosen if name != PEERMEM or name in there)
-    text = modules_text(modules) if modules else None
-    texts = {**archive.texts, **({PREFERENCES: PINS} if archive.files else {})}
+    text = ROLE.texts(context)("modules.conf.j2", modules=modules) if modules else None
+    texts = {**archive.texts, **({PREFERENCES: _pins(context)} if archive.files else {})}
     change = ROLE.transaction(state, settings, draft.requested, never=DRIVER_PACKAGES, files=texts)
     unit = state.unit(OPENIBD)
     return Manifest(
@@ -217,12 +214,6 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     return manifest.model_copy(update={"packages": packages, "notes": tuple(notes), "result": RdmaResult()})
 
 
-def modules_text(names: Sequence[str]) -> str:
-    """Return the list of modules that are loaded at boot."""
-    head = "# Managed by gpunode (role rdma): what RDMA needs and nothing else loads.\n"
-    return head + "".join(f"{name}\n" for name in names)
-
-
 def _repository(draft: Draft) -> ArchiveFiles:
     """Return the files of DOCA's repository; refuse an invalid one."""
     url, key = draft.settings.doca_url, draft.settings.doca_key
@@ -245,8 +236,12 @@ def _repository(draft: Draft) -> ArchiveFiles:
     draft.refusals += archive.refusals
     draft.files += archive.files
     if draft.state.apt is not None:
-        draft.files.append(ManagedFile(path=PREFERENCES, content=PINS))
+        draft.files.append(ManagedFile(path=PREFERENCES, content=_pins(draft.context)))
     return archive
+
+
+def _pins(context: Context) -> str:
+    return ROLE.texts(context)("preferences.pref.j2", why="dkms stays the one that builds the driver.", pins=[PIN])
 
 
 def _packages(draft: Draft, archive: ArchiveFiles) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from pydantic import Field, ValidationError
@@ -25,6 +26,7 @@ from gpunode.provisioning.manifest import (
     no_package_manager,
 )
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.templates import program, rendered
 
 
 class Variables(Frozen):
@@ -164,6 +166,14 @@ class Role(Generic[S]):
     def of(self, context: Context) -> S:
         """Return the role's settings in a run."""
         return self.read(context.settings_of(self.name))
+
+    def texts(self, context: Context) -> Callable[..., str]:
+        """Return the function that renders a template of the role: its name, and its values as keywords."""
+        return partial(rendered, self.name, site=context.templates)
+
+    def program(self, name: str) -> str:
+        """Return a program for nodes, one of the role's ``files``."""
+        return program(self.name, name)
 
     def plan(self, state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
         """Return the manifest of the role. Raises UsageError for invalid settings."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from datetime import date
 
 from pydantic import JsonValue, ValidationError
@@ -31,12 +31,9 @@ from gpunode.provisioning.ssh_settings import (
     SshHardeningSettings,
     algorithms,
     bad_options,
-    client_file,
-    daemon_file,
     daemon_settings,
     foreign_host_keys,
     host_keys,
-    last_file,
     placed_host_keys,
 )
 from gpunode.provisioning.ssh_state import Document, Login, Reported, SshState, Word, effective_values
@@ -55,12 +52,6 @@ LEAST_RSA, MOST_RSA = 1024, 16384
 """Bits of RSA: sshd's minimum, and ssh-keygen's maximum."""
 GENERATOR = "/usr/lib/systemd/system-generators/sshd-socket-generator"
 """Ubuntu's from 24.04 on: it writes Port and ListenAddress of sshd's files into the socket."""
-# By address family: the socket of Ubuntu takes IPv6 alone for a bare port. systemd omits an address of a family that is
-# not in the kernel.
-SOCKET_HEAD = (
-    "# Managed by gpunode (role ssh_hardening): the ports of sshd while this socket accepts its connections.\n"
-    "[Socket]\nBindIPv6Only=ipv6-only\nListenStream=\n"
-)
 INCLUDE = "Include /etc/ssh/sshd_config.d/*.conf"
 WORD = re.compile(r"[\w@.+*?!%/:-]{1,200}", re.ASCII)
 
@@ -107,7 +98,8 @@ def present(state: NodeState, settings: SshHardeningSettings, context: Context) 
     rows = daemon_settings(ssh, settings, keys)
     good = set(keys.served) - {key.path for key in keys.weak}
     dates = {path: published.get(path, context.today).isoformat() for path in good}
-    files = _files(ssh, settings, rows, keys, dates)
+    files = _files(ssh, settings, rows, keys, ROLE.texts(context))
+    files.append(ManagedFile(path=PUBLISHED, content=json.dumps(dates, indent=1, sort_keys=True) + "\n"))
     questions: dict[str, NodeQuestion] = {}
     if any("group-exchange" in name for name in algorithms(ssh, settings)["kex"]) and ssh.weak_moduli:
         questions["moduli"] = NodeQuestion(kind="documents", body={"paths": [MODULI]})
@@ -178,19 +170,24 @@ def _files(
     settings: SshHardeningSettings,
     rows: list[tuple[str, str]],
     keys: DaemonHostKeys,
-    dates: Mapping[str, str],
+    text: Callable[..., str],
 ) -> list[ManagedFile]:
-    socket = _socket(ssh)
-    ports = "".join(f"ListenStream=0.0.0.0:{port}\nListenStream=[::]:{port}\n" for port in settings.ports)
+    socket, ports = _socket(ssh), settings.ports
+    late = placed_host_keys(ssh, keys)[1]
+    # The same algorithms as the daemon's, and older servers stay reachable.
+    client = algorithms(ssh, settings.model_copy(update={"post_quantum": "prefer"})) if settings.client else {}
+    daemon = text("sshd.conf.j2", rows=rows, forwarding_users=settings.forwarding_users)
     banner = f"{settings.banner.rstrip()}\n" if settings.banner else None
     files = [
-        ManagedFile(path=DROP_IN, content=daemon_file(rows, settings.forwarding_users), mode="0600"),
-        ManagedFile(path=LAST, content=last_file(ssh, keys), mode="0600"),
+        ManagedFile(path=DROP_IN, content=daemon, mode="0600"),
+        ManagedFile(path=LAST, content=text("host-keys.conf.j2", paths=late) if late else None, mode="0600"),
         ManagedFile(path=BANNER, content=banner),
-        ManagedFile(path=CLIENT, content=client_file(ssh, settings) if settings.client else None),
-        ManagedFile(path=PUBLISHED, content=json.dumps(dates, indent=1, sort_keys=True) + "\n"),
+        ManagedFile(path=CLIENT, content=text("ssh.conf.j2", **client) if client else None),
         *(
-            ManagedFile(path=path, content=f"{SOCKET_HEAD}{ports}" if name == socket and ports else None)
+            ManagedFile(
+                path=path,
+                content=text("ssh.socket.conf.j2", ports=ports) if name == socket and ports else None,
+            )
             for name, path in SOCKET_DROP_INS.items()
         ),
     ]

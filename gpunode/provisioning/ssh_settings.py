@@ -56,7 +56,6 @@ ED25519_PATH, RSA_PATH, NEW_RSA_PATH = (f"/etc/ssh/ssh_host_{name}_key" for name
 DROP_IN = "/etc/ssh/sshd_config.d/00-gpunode.conf"
 LAST = "/etc/ssh/sshd_config.d/zz-gpunode.conf"
 """Host keys that have to follow those of other drop-ins: of HostKey every line counts, in the order of the files."""
-HEAD = "# Managed by gpunode (role ssh_hardening): sshd uses the first value that it reads.\n"
 OVERRIDES = {"kex": "kex", "ciphers": "cipher", "macs": "mac"}
 """Settings of the role that replace a list, to the kind of ``ssh -Q`` that has to list each of its values."""
 
@@ -207,12 +206,6 @@ def placed_host_keys(ssh: SshState, keys: DaemonHostKeys) -> tuple[list[str], li
     return [path for number, path in own if number < first], [path for number, path in own if number > first]
 
 
-def last_file(ssh: SshState, keys: DaemonHostKeys) -> str | None:
-    """Return the last drop-in; None if no host key has to follow another file's."""
-    rows = "".join(f"HostKey {path}\n" for path in placed_host_keys(ssh, keys)[1])
-    return f"# Managed by gpunode (role ssh_hardening): host keys after those of other files.\n{rows}" if rows else None
-
-
 def daemon_settings(ssh: SshState, settings: SshHardeningSettings, keys: DaemonHostKeys) -> list[tuple[str, str]]:
     """Return the settings for all users, in the order in which they are written."""
     lists = algorithms(ssh, settings)
@@ -312,23 +305,3 @@ def with_options(rows: Iterable[tuple[str, str]], options: Mapping[str, Value]) 
 
 
 BANNER = "/etc/ssh/gpunode-banner"
-
-
-def daemon_file(rows: Iterable[tuple[str, str]], forwarding_users: Iterable[str]) -> str:
-    """Return the drop-in: the settings for all users, then those of users with port forwarding."""
-    text = HEAD + "".join(f"{name} {value}\n" for name, value in rows)
-    users = list(forwarding_users)
-    if users:
-        text += f"\nMatch User {','.join(users)}\n"
-        text += "    AllowTcpForwarding yes\n    AllowStreamLocalForwarding yes\nMatch all\n"
-    return text
-
-
-def client_file(ssh: SshState, settings: SshHardeningSettings) -> str:
-    """Return the settings of SSH clients on the node: the same algorithms first, older servers stay reachable."""
-    lists = algorithms(ssh, settings.model_copy(update={"post_quantum": "prefer"}))
-    return (
-        "# Managed by gpunode (role ssh_hardening).\nHost *\n"
-        f"    KexAlgorithms {','.join(lists['kex'])}\n    Ciphers {','.join(lists['ciphers'])}\n"
-        f"    MACs {','.join(lists['macs'])}\n    HashKnownHosts yes\n    UpdateHostKeys yes\n    ForwardAgent no\n"
-    )

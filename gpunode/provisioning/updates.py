@@ -113,11 +113,12 @@ def present(state: NodeState, settings: UpdatesSettings, context: Context) -> Ma
     patterns = excluded(state, settings, context)
     if state.apt is None:
         return _by_dnf(state, settings, patterns, refusals)
+    text = ROLE.texts(context)
     contents = {
-        POLICY: policy_text(patterns, automatic=settings.automatic),
+        POLICY: text("apt.conf.j2", patterns=patterns, automatic=settings.automatic, program=PROGRAM, python=PYTHON),
         SETTINGS: json.dumps({"patterns": patterns}, indent=1) + "\n",
         PROGRAM: program_text(),
-        NEEDRESTART: needrestart_text(),
+        NEEDRESTART: text("needrestart.conf.j2", services=KEPT_RUNNING),
     }
     modes = {PROGRAM: "0755"}
     timers = APT_TIMERS if settings.automatic else ()
@@ -158,30 +159,6 @@ def _not_a_pattern(text: str) -> bool:
     except re.error:
         return True
     return not text.strip() or any(character in text for character in '"\n;{}')
-
-
-def policy_text(patterns: list[str], *, automatic: bool) -> str:
-    """Return apt's part of the policy."""
-    switch = "1" if automatic else "0"
-    lines = [
-        "// Managed by gpunode (role updates): security updates are installed automatically, the GPU stack on request.",
-        f'APT::Periodic::Update-Package-Lists "{switch}";',
-        f'APT::Periodic::Unattended-Upgrade "{switch}";',
-        'Unattended-Upgrade::Automatic-Reboot "false";',
-        "Unattended-Upgrade::Package-Blacklist {",
-        *(f'  "^{pattern}";' for pattern in patterns),
-        "};",
-        f'APT::Update::Post-Invoke-Success {{ "test ! -e {PROGRAM} || {PYTHON} -I {PROGRAM} || true"; }};',
-    ]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def needrestart_text() -> str:
-    """Return needrestart's part, in Perl, as needrestart reads it."""
-    return (
-        "# Managed by gpunode (role updates): services with a changed library are listed, not restarted: a "
-        "restart would end jobs.\n" + "".join(f"$nrconf{{override_rc}}{{qr(^{name})}} = 0;\n" for name in KEPT_RUNNING)
-    )
 
 
 def program_text() -> str:

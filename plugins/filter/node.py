@@ -66,7 +66,7 @@ def finding_line(finding: Mapping[str, Any]) -> str:
     return printable(f"{finding['status']} {finding['check']}{component}: {finding['message']}.{remedy}")
 
 
-def imex_addresses(hosts: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
+def imex_addresses(hosts: Iterable[str], variables: Any) -> list[str]:
     """Return the addresses of the hosts of an NVLink domain; ``variables`` is ``hostvars``."""
     _need_gpunode()
     try:

@@ -346,7 +346,7 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         """Return a role's settings by name without the role prefix, converted to the types of its specification."""
         options = SPECIFICATIONS[role]
         values = {name: option.get("default") for name, option in options.items()}
-        given = {**self.task_vars, **self.listed_with(role)}
+        given = {**self.task_vars, **dict(self.listed_with(role))}
         values |= {name: given[name] for name in options if name in given}
         values = {name: plain(self._templar.template(value)) for name, value in values.items()}
         values |= {name: value for name, value in (extra or {}).items() if name in options}
@@ -365,20 +365,18 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
             return []
         return [role for role in roles if Path(role._role_path).resolve().parent == ROOT / "roles"]
 
-    def listed_with(self, role: str) -> dict[str, Any]:
-        """Return the variables that the play lists with a role; Ansible passes them to the tasks of this role alone.
+    def listed_with(self, role: str) -> Iterator[tuple[str, Any]]:
+        """Yield the variables that the play lists with a role; Ansible passes them to the tasks of this role alone.
 
         The plan of a role depends on other roles: the repository on the driver, the driver on the toolkit.
         """
         own = getattr(self._task, "_role", None)
         if own is not None and own.get_name(include_role_fqcn=False) == role:
-            return {}
-        found: dict[str, Any] = {}
+            return
         for one in self.play_roles():
             if one.get_name(include_role_fqcn=False) == role:
-                found |= {**one.vars, **one.get_role_params()}
-        stronger = load_extra_vars(self._loader) if found else {}
-        return {name: value for name, value in found.items() if name not in stronger}
+                given = {**one.vars, **one.get_role_params()}
+                yield from ((name, value) for name, value in given.items() if name not in load_extra_vars(self._loader))
 
     def variable(self, name: str, default: Any = None) -> Any:
         """Return a variable of the host, templated."""

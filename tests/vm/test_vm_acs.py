@@ -5,7 +5,7 @@ import base64
 import pytest
 from machine import Machine, StartVm
 
-from gpunode.provisioning.kernel_files import ACS
+from gpunode.provisioning.kernel_tuning import ROLE
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(1800)]
 
@@ -27,7 +27,7 @@ REDIRECT = "001d"
 @pytest.fixture(scope="module")
 def vm(start_vm: StartVm) -> Machine:
     machine = start_vm(options=PORTS)
-    machine.sh(f"echo {base64.b64encode(ACS.encode()).decode()} | base64 -d > /root/acs")
+    machine.sh(f"echo {base64.b64encode(ROLE.program('acs').encode()).decode()} | base64 -d > /root/acs")
     return machine
 
 

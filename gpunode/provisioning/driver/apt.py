@@ -252,13 +252,13 @@ class AptPlan(DriverPlan):
             yield f"{name} {request if there else 'is not installed'}"
         yield from (f"{name} must be removed" for name in self.going)
 
-    def change(self, texts: Mapping[str, str], *, idle: bool) -> AptChange:
+    def change(self, texts: Mapping[str, str], preferences: str, *, idle: bool) -> AptChange:
         """Return the transaction; ``texts`` are apt's files, ``idle``: no process may compute on a GPU."""
         change = AptChange(
             hold=tuple(self.closure),
             unhold=tuple(self.freed),
             memory=MEMORY,
-            files={**texts, files.PREFERENCES: files.preferences_text(self.pins)},
+            files={**texts, files.PREFERENCES: preferences},
             lock_wait_s=self.settings.lock_wait_s,
         )
         if not self.changes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gpunode.frozen import Frozen
 from gpunode.provisioning import node_stack, nvidia_repository
@@ -72,7 +72,8 @@ def present(state: NodeState, settings: DriverSettings, context: Context) -> Man
     if state.apt is not None:
         plan = apt.AptPlan(state, found.stack, settings, answer)
         texts, runfile, key = _apt_texts(plan, context), state.apt.runfile and settings.switch, state.apt.key
-        asks, change = plan.changes and answer is None, plan.change(texts, idle=idle)
+        preferences = files.preferences_text(plan.pins, ROLE.texts(context))
+        asks, change = plan.changes and answer is None, plan.change(texts, preferences, idle=idle)
     else:
         plan = dnf.DnfPlan(state, found.stack, settings, answer)
         # A .run file is refused before.
@@ -88,6 +89,7 @@ def present(state: NodeState, settings: DriverSettings, context: Context) -> Man
     load = plan.loadable and not signing.waits
     exchange = plan.exchange if settings.reload and not signing.waits else None
     stage = signing.to_stage and (context.check or not plan.changes)
+    text = ROLE.texts(context)
     due = [
         *plan.due_reasons,
         *(["a driver of a .run installer must be removed"] if runfile else []),
@@ -98,8 +100,8 @@ def present(state: NodeState, settings: DriverSettings, context: Context) -> Man
     ]
     return Manifest(
         role=ROLE.name,
-        files=tuple(_apt_files(plan) if isinstance(plan, apt.AptPlan) else _dnf_files(state))
-        + tuple(files.common_files(settings)),
+        files=tuple(_apt_files(plan, text) if isinstance(plan, apt.AptPlan) else _dnf_files(state, text))
+        + tuple(files.common_files(settings, text)),
         packages=change,
         modules=("nvidia-uvm",) if load else (),
         commands=_commands(images),
@@ -152,7 +154,7 @@ def _commands(images: Iterator[BootImage] | tuple[BootImage, ...]) -> tuple[Node
 
 def _apt_texts(plan: apt.AptPlan, context: Context) -> dict[str, str]:
     """Return apt's files as they will be, without the preferences that are computed from the answer."""
-    texts = {files.PREFERENCES: "", files.SOURCES_FILE: files.sources_text(plan.stanzas) or ""}
+    texts = {files.PREFERENCES: "", files.SOURCES_FILE: files.sources_text(plan.stanzas, ROLE.texts(context)) or ""}
     repository: dict[str, str] = {}
     if plan.changes and plan.answer is None:
         # They change nothing, but preflight included them in its question before they existed: the same question has
@@ -174,20 +176,20 @@ def _question(plan: apt.AptPlan | dnf.DnfPlan, texts: dict[str, str], context: C
     return NodeQuestion(kind="dnf_preview", body={**plan.question, "repository": repository}, private=private)
 
 
-def _apt_files(plan: apt.AptPlan) -> Iterator[ManagedFile]:
+def _apt_files(plan: apt.AptPlan, text: Callable[..., str]) -> Iterator[ManagedFile]:
     """Yield files that apt reads before apt is used; files in the initramfs before the packages that rebuild it."""
     # A hold to release stays in the list until it is released: an aborted run forgets none.
     names = sorted({*plan.closure, *plan.freed})
-    yield ManagedFile(path=files.UNATTENDED, content=files.unattended_text(names))
-    yield ManagedFile(path=files.PREFERENCES, content=files.preferences_text(plan.pins))
-    yield ManagedFile(path=files.SOURCES_FILE, content=files.sources_text(plan.stanzas))
-    yield ManagedFile(path=files.NOUVEAU, content=files.NOUVEAU_TEXT)
+    yield ManagedFile(path=files.UNATTENDED, content=files.unattended_text(names, text))
+    yield ManagedFile(path=files.PREFERENCES, content=files.preferences_text(plan.pins, text))
+    yield ManagedFile(path=files.SOURCES_FILE, content=files.sources_text(plan.stanzas, text))
+    yield ManagedFile(path=files.NOUVEAU, content=text("nouveau.conf.j2"))
 
 
-def _dnf_files(state: NodeState) -> Iterator[ManagedFile]:
+def _dnf_files(state: NodeState, text: Callable[..., str]) -> Iterator[ManagedFile]:
     """Yield the file that disables nouveau, if dracut is there to put it into the images.
 
     NVIDIA's package disables nouveau on the kernel's command line, of the boot entries that grubby knows by then.
     """
     if "dracut" in state.installed:
-        yield ManagedFile(path=files.NOUVEAU, content=files.NOUVEAU_TEXT)
+        yield ManagedFile(path=files.NOUVEAU, content=text("nouveau.conf.j2"))

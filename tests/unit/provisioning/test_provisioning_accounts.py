@@ -16,7 +16,7 @@ from plan_samples import context_of, settings_of
 from gpunode.provisioning import accounts
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, sysctl_path
-from gpunode.provisioning.kernel_files import SYSCTL as TUNED
+from gpunode.provisioning.kernel_tuning import SYSCTL as TUNED
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.ssh_keys import key_problem
 from gpunode.provisioning.ssh_state import SshState

@@ -6,7 +6,7 @@ import pytest
 from node_samples import after, by_path, contents, context, file, node, planned
 
 from gpunode.errors import UsageError
-from gpunode.provisioning import kernel_boot, kernel_files, kernel_tuning
+from gpunode.provisioning import kernel_boot, kernel_tuning
 from gpunode.provisioning.kernel_tuning import MARKER, SETPCI, KernelTuningResult
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.state import BOOT_ID, NodeState
@@ -32,7 +32,7 @@ METAL: dict[str, Any] = {
     "gpu_processes": (),
     "pci_acs": (),
 }
-BOOTED = {BOOT_ID: "now\n", kernel_files.THP: "always [madvise] never\n"}
+BOOTED = {BOOT_ID: "now\n", kernel_tuning.THP: "always [madvise] never\n"}
 GRUB = {kernel_boot.UPDATE_GRUB: file("")}
 NO_GRUB = {kernel_boot.UPDATE_GRUB: {"kind": "absent"}}
 COMMAND_LINE = {kernel_boot.KERNEL_COMMAND_LINE: "root=/dev/sda1 ro\n"}
@@ -79,10 +79,10 @@ def test_bare_metal_gets_all_and_is_settled_afterwards() -> None:
     state = metal()
     plan = planned(ROLE, state)
     texts = contents(plan)
-    assert "vm.swappiness = 10" in str(texts[kernel_files.SYSCTL])
-    assert "iommu=pt" in str(texts[kernel_files.GRUB])
-    assert 'apply "performance" ""' in str(texts[f"{kernel_files.UNITS}/{kernel_files.CPU_UNIT}"])
-    assert texts[f"{kernel_files.UNITS}/{kernel_files.ACS_UNIT}"] is None
+    assert "vm.swappiness = 10" in str(texts[kernel_tuning.SYSCTL])
+    assert "iommu=pt" in str(texts[kernel_boot.GRUB])
+    assert 'apply "performance" ""' in str(texts[f"{kernel_tuning.UNITS}/{kernel_tuning.CPU_UNIT}"])
+    assert texts[f"{kernel_tuning.UNITS}/{kernel_tuning.ACS_UNIT}"] is None
     assert argvs_of(plan) == [[kernel_boot.UPDATE_GRUB]]
     assert plan.reboot_reasons == ("iommu=pt is added to the kernel command line",)
     assert plan.due
@@ -114,7 +114,7 @@ def test_a_booted_command_line_needs_no_reboot_and_a_lost_one_is_not_asked_for_a
 )
 def test_processors_follow_the_profile(profile: str, expected: set[str]) -> None:
     run = context(others={"preflight": {"gpunode_profile": profile}})
-    unit = contents(planned(ROLE, metal(), run))[f"{kernel_files.UNITS}/{kernel_files.CPU_UNIT}"]
+    unit = contents(planned(ROLE, metal(), run))[f"{kernel_tuning.UNITS}/{kernel_tuning.CPU_UNIT}"]
     assert {word for word in ("performance", "50") if f'"{word}"' in str(unit)} == expected
     assert (unit is None) is (not expected)
 
@@ -124,16 +124,16 @@ def test_a_governor_that_was_changed_is_set_again() -> None:
     document = state.model_dump()
     document["facts"]["cpu_frequency"]["governors"] = {"performance": 7, "powersave": 1}
     plan = planned(ROLE, NodeState.model_validate(document))
-    assert plan.due_reasons == (f"{kernel_files.CPU_UNIT} has to be restarted",)
+    assert plan.due_reasons == (f"{kernel_tuning.CPU_UNIT} has to be restarted",)
 
 
 def test_tuned_keeps_the_processors() -> None:
     plan = planned(ROLE, metal(units=[{**UNIT, "name": "tuned.service"}]))
-    assert contents(plan)[kernel_files.CPU_PROGRAM] is None
+    assert contents(plan)[kernel_tuning.CPU_PROGRAM] is None
     assert any("tuned.service" in note for note in plan.notes)
 
 
-@pytest.mark.parametrize("path", ["/proc/sys/vm/swappiness", kernel_files.THP])
+@pytest.mark.parametrize("path", ["/proc/sys/vm/swappiness", kernel_tuning.THP])
 def test_a_value_that_runs_otherwise_is_due(path: str) -> None:
     other = {"sysctl": {**SYSCTL, "vm.swappiness": "60"}} if "vm" in path else {"transparent_hugepages": "always"}
     state = settled(metal(**other), planned(ROLE, metal(**other)))
@@ -149,16 +149,16 @@ def test_a_setting_that_the_kernel_does_not_know_is_named_and_the_others_are_set
     run = context(answers={"sysctl": {"/proc/sys/net/core/somaxconn": "4096\n", "/proc/sys/vm/nothing": None}})
     plan = planned(ROLE, metal(), run, sysctl=given)
     (note,) = plan.notes
-    assert kernel_files.SYSCTL in note
+    assert kernel_tuning.SYSCTL in note
     assert "vm.nothing" in note
-    text = str(contents(plan)[kernel_files.SYSCTL])
+    text = str(contents(plan)[kernel_tuning.SYSCTL])
     assert "net.core.somaxconn = 8192" in text
     assert "vm.nothing" not in text
     assert "net.core.somaxconn is 4096, not 8192" in plan.due_reasons
 
 
 def test_a_derived_setting_is_left_alone_on_request() -> None:
-    text = str(contents(planned(ROLE, metal(), sysctl={"vm.swappiness": None}))[kernel_files.SYSCTL])
+    text = str(contents(planned(ROLE, metal(), sysctl={"vm.swappiness": None}))[kernel_tuning.SYSCTL])
     assert "swappiness" not in text
     assert "max_map_count" in text
 
@@ -178,7 +178,7 @@ def test_a_derived_setting_is_left_alone_on_request() -> None:
 def test_malformed_settings_are_named(settings: dict[str, Any], word: str | None) -> None:
     if word is None:
         # Several words of a value become one line: no second setting can come in.
-        text = str(contents(planned(ROLE, metal(), **settings))[kernel_files.SYSCTL])
+        text = str(contents(planned(ROLE, metal(), **settings))[kernel_tuning.SYSCTL])
         assert "vm.swappiness = 1 kernel.panic = 1\n" in text
         return
     with pytest.raises(UsageError, match=word):
@@ -196,9 +196,9 @@ def test_malformed_settings_are_named(settings: dict[str, Any], word: str | None
 def test_acs_is_refused_where_it_guards_something(facts: dict[str, Any], files: dict[str, Any], why: str) -> None:
     there = {SETPCI[0]: file(""), **files}
     plan = planned(ROLE, metal(files=there, **facts), acs="off")
-    assert contents(plan)[kernel_files.ACS_PROGRAM] is None
+    assert contents(plan)[kernel_tuning.ACS_PROGRAM] is None
     assert any(why in note for note in plan.notes)
-    assert contents(plan)[kernel_files.LIMITS]
+    assert contents(plan)[kernel_tuning.LIMITS]
 
 
 @pytest.mark.parametrize(("bridge", "state"), [("0000:00:01.0", "restarted"), ("0000:00:07.0", None)])
@@ -208,10 +208,10 @@ def test_acs_is_switched_off_by_a_unit_on_bare_metal(bridge: str, state: str | N
     card = ({**adapter, "class_id": "020700", "ports": ["0000:16:00.0", "0000:00:01.0"]},)
     facts: dict[str, Any] = {"pci_acs": redirects, "pci_io": card}
     plan = planned(ROLE, metal(files={SETPCI[0]: file("")}, **facts), acs="off")
-    assert "vfio-pci" in str(contents(plan)[kernel_files.ACS_PROGRAM])
+    assert "vfio-pci" in str(contents(plan)[kernel_tuning.ACS_PROGRAM])
     there = metal(files={SETPCI[0]: file("")}, **facts)
     settings_there = planned(ROLE, settled(there, plan), acs="off")
-    assert [unit.state for unit in settings_there.units if unit.name == kernel_files.ACS_UNIT] == [state]
+    assert [unit.state for unit in settings_there.units if unit.name == kernel_tuning.ACS_UNIT] == [state]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_value_that_breaks_containers_or_profilers_is_reported(name: str, valu
 def test_a_container_gets_files_and_its_kernel_is_left_alone() -> None:
     plan = planned(ROLE, metal(virtualization="docker", sysctl={"vm.swappiness": "60"}))
     assert plan.kernel_values == {}
-    assert "vm.swappiness = 10" in str(contents(plan)[kernel_files.SYSCTL])
+    assert "vm.swappiness = 10" in str(contents(plan)[kernel_tuning.SYSCTL])
     assert plan.questions == {}
 
 
@@ -309,10 +309,10 @@ def test_absent_removes_what_is_there_and_nothing_is_due_on_a_node_without_it() 
     assert planned(ROLE, metal(), state="absent").due_reasons == ()
     state = settled(metal({kernel_tuning.ROLE.kernel_memory: "{}"}), planned(ROLE, metal()))
     plan = planned(ROLE, state, state="absent")
-    assert {each.path for each in plan.files if each.content is None} >= {kernel_files.SYSCTL, kernel_files.GRUB}
+    assert {each.path for each in plan.files if each.content is None} >= {kernel_tuning.SYSCTL, kernel_boot.GRUB}
     assert result(plan).reexec
     assert plan.due
-    assert {unit.name for unit in plan.units} == {kernel_files.CPU_UNIT}
+    assert {unit.name for unit in plan.units} == {kernel_tuning.CPU_UNIT}
 
 
 def test_everything_that_the_plan_reads_is_looked_at() -> None:

@@ -8,8 +8,9 @@ from driver_samples import BUNDLE, HGX, facts_of
 from plan_samples import planned, state_of
 
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
-from gpunode.provisioning.nvidia_fabric import CONFIG, IMEX_NODES, MARKER, MODULES, drop_in, merged, nodes_text
+from gpunode.provisioning.nvidia_fabric import CONFIG, IMEX_NODES, MARKER, MODULES, drop_in, merged
 from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.templates import rendered
 
 MANAGER = "nvidia-fabricmanager.service"
 DRIVER = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "libcuda1")
@@ -167,7 +168,10 @@ def test_absent_removes_it_and_so_does_the_driver(board: dict[str, Any], whose: 
     assert f"{MANAGER} has failed" in gone.due_reasons
 
 
-@pytest.mark.parametrize(("text", "goes"), [(nodes_text(["10.0.0.1"]), True), ("10.0.0.9\n", False), (None, False)])
+NODES = rendered("nvidia_fabric", "nodes_config.cfg.j2", addresses=["10.0.0.1"])
+
+
+@pytest.mark.parametrize(("text", "goes"), [(NODES, True), ("10.0.0.9\n", False), (None, False)])
 def test_absent_removes_the_list_of_nodes_that_the_role_wrote(board: dict[str, Any], text: str, goes: bool) -> None:
     there = {IMEX_NODES: {"kind": "file" if text else "absent"}}
     run = state(board, files=there, contents={IMEX_NODES: text})

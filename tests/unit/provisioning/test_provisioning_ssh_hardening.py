@@ -17,8 +17,9 @@ from gpunode.provisioning import ssh_hardening
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.manifest import Manifest, RevertibleChange
 from gpunode.provisioning.ssh_hardening import MAIN, MODULI, PUBLISHED, WAITING
-from gpunode.provisioning.ssh_settings import BANNER, DROP_IN, LAST, bad_options, daemon_file, with_options
+from gpunode.provisioning.ssh_settings import BANNER, DROP_IN, LAST, bad_options, with_options
 from gpunode.provisioning.ssh_state import SshState
+from gpunode.provisioning.templates import rendered
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=30)
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "ssh"
@@ -459,7 +460,9 @@ def test_the_unit_that_listens_is_the_one_that_changes(
     texts = {one.path: one.content for one in manifest.files}
     first, second = (texts[path] for path in ssh_hardening.SOCKET_DROP_INS.values())
     assert second is None
-    assert first == (f"{ssh_hardening.SOCKET_HEAD}{content}" if content else None)
+    head = rendered("ssh_hardening", "ssh.socket.conf.j2", ports=[])
+    assert head.endswith("[Socket]\nBindIPv6Only=ipv6-only\nListenStream=\n")
+    assert first == (f"{head}{content}" if content else None)
     assert guarded(manifest).units == tuple(restarted)
     assert guarded(manifest).activate == tuple(("systemctl", *one) for one in (["daemon-reload"], *commands))
 
@@ -670,7 +673,7 @@ def test_a_setting_of_the_site_is_one_line_or_refused(options: dict[str, Any]) -
     if list(bad_options(options)):
         return
     rows = with_options([("LogLevel", "VERBOSE"), ("UseDNS", "no")], options)
-    text = daemon_file(rows, ())
+    text = rendered("ssh_hardening", "sshd.conf.j2", rows=rows, forwarding_users=())
     assert len(text.splitlines()) == 1 + len(rows)
     assert not [
         line for line in text.splitlines() if line.lower().split()[0] in ("match", "include", "port", "hostkey")

@@ -4,25 +4,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from gpunode.provisioning import cuda, dcgm
+from gpunode.errors import UsageError
+from gpunode.provisioning.cuda import VersionPin
 from gpunode.provisioning.driver.plan import ROLE as DRIVER
 from gpunode.provisioning.nvidia_fabric import ROLE as FABRIC
-from gpunode.provisioning.nvidia_fabric import condition_text
+from gpunode.provisioning.templates import rendered
 
 ROLES = Path(__file__).parents[3] / "roles"
-
-
-def rendered(role: str, template: str, **values: object) -> str:
-    environment = Environment(
-        loader=FileSystemLoader(ROLES / role / "templates"),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701
-        trim_blocks=True,
-    )
-    return environment.get_template(template).render(**values)
 
 
 def condition(text: str, bus: Path) -> int:
@@ -48,7 +37,7 @@ def bus(tmp_path: Path) -> Path:
 
 
 def test_the_fabric_manager_needs_its_own_switches(bus: Path) -> None:
-    text = condition_text(["0x10de:0x1af1", "0x10de:0x22a3"])
+    text = rendered("nvidia_fabric", "condition.conf.j2", ids=["0x10de:0x1af1", "0x10de:0x22a3"])
     put(bus, "0000:1b:00.0", "0x10de", "0x2330", "0x030200")
     assert condition(text, bus) == 1
     put(bus, "0000:05:00.0", "0x10de", "0x22a3", "0x068000")
@@ -56,7 +45,7 @@ def test_the_fabric_manager_needs_its_own_switches(bus: Path) -> None:
 
 
 def test_dcgm_needs_a_gpu(bus: Path) -> None:
-    text = dcgm.CONDITION
+    text = rendered("dcgm", "nvidia-dcgm.conf.j2")
     put(bus, "0000:1b:00.1", "0x10de", "0x22bc", "0x040300")
     assert condition(text, bus) == 1
     put(bus, "0000:1b:00.0", "0x10de", "0x26b9", "0x030200")
@@ -64,12 +53,12 @@ def test_dcgm_needs_a_gpu(bus: Path) -> None:
 
 
 def test_an_empty_bus_passes_over(tmp_path: Path) -> None:
-    assert condition(dcgm.CONDITION, tmp_path) == 1
+    assert condition(rendered("dcgm", "nvidia-dcgm.conf.j2"), tmp_path) == 1
 
 
 @pytest.mark.parametrize("shell", [["sh", "-eu"], ["bash", "-eu"]], ids=["sh", "bash"])
 def test_the_profile_adds_once_and_leaves_no_empty_element(shell: list[str]) -> None:
-    profile = cuda.SHELL_PROFILE
+    profile = rendered("cuda", "profile.sh.j2")
     show = '\nprintf "%s %s" "$PATH" "${LD_LIBRARY_PATH-none}"\n'
 
     def after(script: str, **environment: str) -> list[str]:
@@ -88,8 +77,8 @@ def test_the_profile_adds_once_and_leaves_no_empty_element(shell: list[str]) -> 
 
 
 def test_preferences_are_stanzas_of_their_own() -> None:
-    pins = [cuda.VersionPin(("a", "b*"), "12.9.*"), cuda.VersionPin(("c",), "2-*+cuda12.9")]
-    stanzas = cuda.preferences(pins).strip().split("\n\n")[1:]
+    pins = [VersionPin(("a", "b*"), "12.9.*"), VersionPin(("c",), "2-*+cuda12.9")]
+    stanzas = rendered("cuda", "apt.pref.j2", pins=pins).strip().split("\n\n")[1:]
     assert [stanza.splitlines()[0] for stanza in stanzas] == ["Package: a b*", "Package: c"]
     assert [stanza.splitlines()[1] for stanza in stanzas] == ["Pin: version 12.9.*", "Pin: version 2-*+cuda12.9"]
 
@@ -101,3 +90,48 @@ def test_every_file_of_the_driver_and_the_fabric_is_named_in_their_readmes() -> 
             path for path in paths if path not in readme and path.split("/")[-2].removesuffix(".d") not in readme
         ]
         assert not unnamed
+
+
+def test_a_site_replaces_one_template_and_keeps_the_others(tmp_path: Path) -> None:
+    (tmp_path / "accounts").mkdir()
+    (tmp_path / "accounts" / "journald.conf.j2").write_text(
+        "# {{ mark }}, of the site\n[Journal]\nSystemMaxUse={{ max }}\n"
+    )
+    journal = rendered("accounts", "journald.conf.j2", site=str(tmp_path), max="1G")
+    assert journal == "# Managed by gpunode (role accounts), of the site\n[Journal]\nSystemMaxUse=1G\n"
+    own = rendered("ml_environment", "logind.conf.j2")
+    assert rendered("ml_environment", "logind.conf.j2", site=str(tmp_path)) == own
+    # One of several roles is replaced for one of them.
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / "unattended.conf.j2").write_text("{{ names | length }}\n")
+    given = {"why": "x.", "names": ["a.b+"], "site": str(tmp_path)}
+    assert rendered("docker", "unattended.conf.j2", **given) == "1\n"
+    assert '"^a[.]b[+]$";' in rendered("nvidia_driver", "unattended.conf.j2", **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("{{ maximum }}", "'maximum' is undefined"), ("{% if %}", "line 1: Expected an expression"), (None, "were found")],
+)
+def test_a_template_that_cannot_be_rendered_is_one_line(tmp_path: Path, text: str | None, why: str) -> None:
+    (tmp_path / "accounts").mkdir()
+    name = "journald.conf.j2" if text else "nothing.j2"
+    if text:
+        (tmp_path / "accounts" / name).write_text(text)
+    with pytest.raises(UsageError, match=why) as raised:
+        rendered("accounts", name, site=str(tmp_path), max="1G")
+    assert f"{tmp_path}/accounts/{name}" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+PROGRAMS = sorted(path for path in ROLES.glob("*/files/*") if path.read_bytes().startswith(b"#!/bin/sh"))
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
+def test_the_programs_of_roles_are_shell(program: Path) -> None:
+    done = subprocess.run(["/bin/sh", "-n", str(program)], capture_output=True, text=True, timeout=10, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_roles_have_programs() -> None:
+    assert {path.name for path in PROGRAMS} >= {"acs", "cpu-tuning"}
