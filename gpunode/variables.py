@@ -12,7 +12,7 @@ from gpunode.errors import UsageError
 from gpunode.text import did_you_mean, nearest
 
 _OWN_PREFIX = "gpunode_"
-_OF_VERBS = ("gpunode_policy",)
+_OF_VERBS = ("gpunode_policy", "gpunode_failure_domain")
 """Variables of an inventory that only a verb reads, not a role."""
 _LONG = 8
 """From this length on, two typing errors are recognised, in place of one."""

@@ -32,6 +32,8 @@ class NodeRecord(Frozen):
     back: bool = False
     """The node is on its way to the earlier release."""
     wave: int = 0
+    domain: str = ""
+    """The failure domain: its nodes change together. Empty: the node alone."""
     before: str | None = None
     """The driver's release before the change."""
     target: str | None = None
@@ -39,6 +41,10 @@ class NodeRecord(Frozen):
     """Why the last act failed."""
     times: tuple[tuple[str, str], ...] = ()
     """ChangeState or act, and when."""
+
+    def began(self, act: str) -> bool:
+        """Return whether an act was begun on the node."""
+        return any(word == act for word, _ in self.times)
 
     @property
     def aim(self) -> str | None:

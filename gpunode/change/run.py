@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gpunode.change.journal import Journal, NodeRecord
 from gpunode.change.scheduler import Availability, Scheduler, SchedulerError
-from gpunode.change.states import ACTS, FINAL, ChangeState
+from gpunode.change.states import ACTS, FINAL, IN_CHANGE, ChangeState
 from gpunode.text import listed
 
 Records = Mapping[str, NodeRecord]
@@ -54,8 +54,10 @@ class RunLimits:
     drain_s: float = ACTS["drain"].limit_s
     validate_s: float = ACTS["validate"].limit_s
     poll_s: float = 30.0
+    power_s: float = 1200.0
+    """How long to wait for a node after a power cycle."""
     most_failed: int = 0
-    """Nodes that may fail before no further wave begins."""
+    """Nodes, or failure domains, that may fail before no further wave begins."""
     rollback: bool = True
     """A node that failed gets its earlier release."""
 
@@ -70,13 +72,15 @@ class ChangeRun:
         scheduler: Scheduler,
         limits: RunLimits,
         *,
-        paused: Callable[[], bool] = lambda: False,
+        stops: Callable[[], str] = lambda: "",
+        power_cycle: Callable[[str], str] | None = None,
         say: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._journal, self._nodes, self._scheduler, self._limits = journal, nodes, scheduler, limits
-        self._paused, self._say, self._clock, self._sleep = paused, say, clock, sleep
+        self._stops, self._say, self._clock, self._sleep = stops, say, clock, sleep
+        self._power_cycle = power_cycle
 
     def run(self) -> str:
         """Run the waves that are left; return why it stopped before the last one, empty if it did not."""
@@ -88,11 +92,12 @@ class ChangeRun:
         waves = sorted({node.wave for node in records.values()})
         for wave in waves:
             names = [name for name, node in records.items() if node.wave == wave]
-            if self._open(names) and self._paused():
-                return f"paused before wave {wave + 1}: the same command continues"
+            if self._open(names) and (why := self._stops()):
+                return f"{why} before wave {wave + 1}"
             self._wave(names)
             bad = self._failed(wave)
-            if len(bad) > self._limits.most_failed and wave != waves[-1]:
+            units = {records[name].domain or name for name in bad}
+            if len(units) > self._limits.most_failed and wave != waves[-1]:
                 later = [name for name, node in records.items() if node.wave > wave]
                 return f"{len(bad)} failed ({listed(bad)}): nothing was changed on {listed(later)}"
         return ""
@@ -107,17 +112,71 @@ class ChangeRun:
 
     def _wave(self, names: list[str]) -> None:
         self._walk(names)
-        nodes = self._journal.record.nodes
-        bad = [
-            name
-            for name in names
-            if nodes[name].state is ChangeState.HELD and nodes[name].before and not nodes[name].back
-        ]
-        bad = [name for name in bad if _was(nodes[name], "change")]
+        lost = [name for name in names if self._journal.record.nodes[name].state is ChangeState.NOT_RETURNED]
+        if lost and self._power_cycle is not None:
+            self._walk(self._powered(lost, self._power_cycle))
+        bad = [name for name in names if self._to_roll_back(name)]
         if bad and self._limits.rollback:
             self._say(f"rolling back {listed(bad)}")
-            self._journal.turn_back(bad)
+            # A member that is lost gets the release of its domain once it is reached.
+            lost = [
+                name
+                for name in self._members(bad)
+                if self._journal.record.nodes[name].state is ChangeState.NOT_RETURNED
+            ]
+            self._journal.turn_back([*bad, *lost])
             self._walk(bad)
+
+    def _to_roll_back(self, name: str) -> bool:
+        """Return whether a node failed after a change began, and can get its release before, with its domain."""
+        nodes = self._journal.record.nodes
+        node = nodes[name]
+        if node.state is not ChangeState.HELD or node.before is None or node.back or not node.began("change"):
+            return False
+        return not any(nodes[other].state in FINAL for other in self._members([name]))
+
+    def _members(self, names: Iterable[str]) -> list[str]:
+        """Return the other nodes of the failure domains of nodes."""
+        nodes = self._journal.record.nodes
+        some = set(names)
+        domains = {nodes[name].domain for name in some} - {""}
+        return [name for name, node in nodes.items() if node.domain in domains and name not in some]
+
+    def _stop_members(self, results: Results) -> None:
+        """Stop the other nodes of a failure domain in which a node failed: they change together, or not at all."""
+        nodes = self._journal.record.nodes
+        failed = {nodes[name].domain: name for name, reason in results.items() if reason}
+        for name in self._members(name for name, reason in results.items() if reason):
+            node = nodes[name]
+            why = f"{node.domain}: {failed[node.domain]} failed"
+            if node.state is ChangeState.PREPARED and not node.intent:
+                self._let_go({name: why}, "drain")
+            elif node.state in (ChangeState.PREPARED, ChangeState.DRAINED) and not node.began("change"):
+                self._cancel({name: why})
+            elif node.state in IN_CHANGE:
+                self._journal.settle({name: why}, "change")
+
+    def _powered(self, names: list[str], power_cycle: Callable[[str], str]) -> list[str]:
+        """Power-cycle nodes that did not come back; return those that answer within the limit."""
+        waiting = []
+        for name in names:
+            self._say(f"power cycle: {name}")
+            reason = power_cycle(name)
+            if reason:
+                self._journal.remark({name: f"{self._journal.record.nodes[name].reason}; power cycle: {reason}"})
+            else:
+                waiting.append(name)
+        end = self._clock() + self._limits.power_s
+        found: list[str] = []
+        while waiting:
+            results = self._nodes.lease(self._records(waiting))
+            found += [name for name in waiting if not results[name]]
+            waiting = [name for name in waiting if results[name]]
+            if self._clock() >= end:
+                break
+            if waiting:
+                self._sleep(self._limits.poll_s)
+        return found
 
     def _walk(self, names: list[str]) -> None:
         """Lead nodes along the edges, each as far as it comes."""
@@ -147,6 +206,7 @@ class ChangeRun:
         results |= self._nodes.prepare(self._records(leased)) if leased else {}
         self._let_go({name: reason for name, reason in results.items() if reason}, "prepare")
         self._journal.settle({name: "" for name, reason in results.items() if not reason}, "prepare")
+        self._stop_members(results)
 
     def _drain(self, names: list[str]) -> None:
         """Drain nodes and wait until they are idle; one that is not in time goes back to work as it was."""
@@ -158,6 +218,7 @@ class ChangeRun:
         results |= self._idle(waiting)
         self._journal.settle({name: "" for name, reason in results.items() if not reason}, "drain")
         self._cancel({name: reason for name, reason in results.items() if reason})
+        self._stop_members(results)
 
     def _drained(self, name: str) -> str:
         """Drain a node; return why it was not possible."""
@@ -229,7 +290,9 @@ class ChangeRun:
 
     def _begin_again(self, names: list[str], act: str) -> None:
         self._journal.intend(names, act)
-        self._journal.settle(self._kept(names), act)
+        results = self._kept(names)
+        self._journal.settle(results, act)
+        self._stop_members(results)
 
     def _act(self, names: list[str], act: str, work: Callable[[Records], Results]) -> None:
         """Do an act on drained nodes, after a look at each of them."""
@@ -238,16 +301,19 @@ class ChangeRun:
         untouched = {
             name: reason
             for name, reason in refused.items()
-            if act == "change" and reason.startswith("not idle") and not _was(self._journal.record.nodes[name], act)
+            if act == "change" and reason.startswith("not idle") and not self._journal.record.nodes[name].began(act)
         }
         self._cancel(untouched)
         self._fail({name: reason for name, reason in refused.items() if name not in untouched}, act)
-        names = [name for name in names if name not in refused]
+        self._stop_members(refused)
+        records = self._journal.record.nodes
+        names = [name for name in names if name not in refused and records[name].state is ACTS[act].start]
         if names:
             self._journal.intend(names, act)
             results = work(self._records(names))
             self._journal.settle({name: "" for name, reason in results.items() if not reason}, act)
             self._fail({name: reason for name, reason in results.items() if reason}, act)
+            self._stop_members(results)
 
     def _fail(self, results: Results, act: str) -> None:
         """Record failures; a node that answers is held, also if it failed around its reboot."""
@@ -293,13 +359,3 @@ class ChangeRun:
         for name, remark in remarks.items():
             if not freed.get(name, "?"):
                 self._journal.place(name, self._journal.record.nodes[name].state, remark)
-
-
-def _to_roll_back(node: NodeRecord) -> bool:
-    """Return whether a node failed after a change began, and its release before is known."""
-    return node.state is ChangeState.HELD and node.before is not None and not node.back and _was(node, "change")
-
-
-def _was(node: NodeRecord, act: str) -> bool:
-    """Return whether an act was begun on a node."""
-    return any(word == act for word, _ in node.times)

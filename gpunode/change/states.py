@@ -61,14 +61,11 @@ FINAL = frozenset({ChangeState.RETURNED, ChangeState.ROLLED_BACK})
 """The node gets work, and nobody owns it any more."""
 OUT_OF_SERVICE = frozenset(ChangeState) - {ChangeState.PLANNED, ChangeState.PREPARED, *FINAL}
 """The node is, or may be, drained by this run."""
+IN_CHANGE = frozenset({ChangeState.DRAINED, ChangeState.CHANGED, ChangeState.REBOOTED, ChangeState.VALIDATED})
+"""The change began, or may begin, and has not ended."""
 
 
 def after(act: str, *, back: bool) -> ChangeState:
     """Return the state that an act leads to; ``back``: it is part of a return to the earlier release."""
     end = ACTS[act].end
     return ChangeState.ROLLED_BACK if back and end is ChangeState.RETURNED else end
-
-
-def next_act(state: ChangeState) -> str | None:
-    """Return the act that begins in a state; None in a final one."""
-    return next((edge.act for edge in EDGES if edge.start is state), None)

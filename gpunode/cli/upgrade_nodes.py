@@ -154,6 +154,9 @@ class AnsibleNodes:
     """Of the run: logs, snapshots before the change."""
     owner: str
     way_back: bool
+    """A node without a way back to its release is refused while it is prepared."""
+    kept: str = ""
+    """The run with the snapshots that nodes go back to; empty: they go forward, and this run keeps snapshots."""
 
     def _ask(self, nodes: Records, op: str) -> Results:
         questions: dict[str, dict[str, Any]] = {}
@@ -261,7 +264,8 @@ def reasons_in(log: str) -> dict[str, str]:
     return found
 
 
-def _before(folder: Path, name: str) -> Path:
+def before_file(folder: Path, name: str) -> Path:
+    """Return the file of a run that has a node's snapshot before the change."""
     return folder / f"before-{quote(name, safe='@+,=')}.json"
 
 
@@ -270,12 +274,12 @@ def write_before(folder: Path, looks: Mapping[str, NodeLook], write: Callable[[P
     for name, look in looks.items():
         if look.snapshot is not None:
             body = {"snapshot": look.snapshot.model_dump(mode="json"), "findings": look.findings}
-            write(_before(folder, name), json.dumps(body))
+            write(before_file(folder, name), json.dumps(body))
 
 
 def read_before(folder: Path, name: str) -> tuple[Snapshot, Sequence[dict[str, str]]]:
     """Return the snapshot of a node before the change, and its findings. Raises UsageError."""
-    path = _before(folder, name)
+    path = before_file(folder, name)
     try:
         document = json.loads(path.read_bytes())
         return Snapshot.model_validate(document["snapshot"]), document["findings"]

@@ -1,12 +1,23 @@
 """The plan of ``gpunode upgrade`` on one page, and its report."""
 
-from collections.abc import Iterator
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
 
-from gpunode.change.journal import NodeRecord, RunRecord
+import click
+from rich.live import Live
+from rich.text import Text
+
+from gpunode.change.journal import NodeRecord, RunRecord, now, read
 from gpunode.change.states import FINAL, OUT_OF_SERVICE, ChangeState
+from gpunode.errors import Exit
 from gpunode.names import fold
 from gpunode.stack import Plan
-from gpunode.text import counted, listed, moment
+from gpunode.text import counted, listed, moment, printable
 
 RESTARTS = {
     "none": "nothing restarts",
@@ -16,7 +27,9 @@ RESTARTS = {
 }
 
 
-def plan_lines(record: RunRecord, document: Plan, drain_s: float, scheduler: str) -> Iterator[str]:
+def plan_lines(
+    record: RunRecord, document: Plan, drain_s: float, scheduler: str, earlier: Sequence[RunRecord] = ()
+) -> Iterator[str]:
     """Yield the plan: per group from, to, packages, restart and way back; then the waves, and what is left out."""
     yield f"run {record.run}: {counted(len(record.nodes), 'node')}, scheduler {scheduler}"
     for group in document.groups:
@@ -34,11 +47,36 @@ def plan_lines(record: RunRecord, document: Plan, drain_s: float, scheduler: str
             yield f"  warning     {warning.text}"
     for wave in sorted({node.wave for node in record.nodes.values()}):
         names = [name for name, node in record.nodes.items() if node.wave == wave]
-        yield f"wave {wave + 1}      {fold(names)}{' (canary)' if wave == 0 else ''}"
+        domains = sorted({record.nodes[name].domain for name in names} - {""})
+        together = f" (together: {listed(domains)})" if domains else ""
+        yield f"wave {wave + 1}      {fold(names)}{' (canary)' if wave == 0 else ''}{together}"
     if record.nodes:
-        yield f"out of service: up to {drain_s / 60:.0f} minutes until idle, and the change; measured in the report"
+        yield f"out of service: up to {drain_s / 60:.0f} minutes until idle, then {expected_minutes(record, earlier)}"
     for why in sorted(set(record.left_out.values())):
         yield f"left out    {fold(name for name, one in record.left_out.items() if one == why)}: {why}"
+
+
+def expected_minutes(record: RunRecord, earlier: Sequence[RunRecord]) -> str:
+    """Return how long nodes take from idle to their return, as earlier runs on these nodes measured it."""
+    took = [
+        minutes
+        for run in earlier
+        for name, node in run.nodes.items()
+        if name in record.nodes
+        and node.state is ChangeState.RETURNED
+        and (minutes := minutes_changing(node)) is not None
+    ]
+    if not took:
+        return "the change: no earlier run has measured it on these nodes"
+    of = f"median of {counted(len(took), 'return')} in earlier runs, longest {max(took):.0f}"
+    return f"about {median(took):.0f} minutes ({of})"
+
+
+def minutes_changing(node: NodeRecord) -> float | None:
+    """Return how long a node took from idle to its end; None if it was not idle or has not ended."""
+    idle = next((at for what, at in node.times if what == ChangeState.DRAINED), None)
+    ended = node.times[-1][1] if node.times and node.state in FINAL else None
+    return None if idle is None or ended is None else _minutes(idle, ended)
 
 
 def report_lines(record: RunRecord, *, verbose: bool) -> Iterator[str]:
@@ -48,9 +86,78 @@ def report_lines(record: RunRecord, *, verbose: bool) -> Iterator[str]:
         took = "" if out is None else f", {out:.0f} min out of service"
         yield f"{name}: {node.state}, {node.before or 'no driver'} -> {node.target}{took}{_because(node)}"
         if verbose and node.times:
-            yield f"  {', '.join(f'{at[11:19]} {what}' for what, at in node.times)}"
+            yield f"  {time_line(node)}"
+    counts = ", ".join(f"{number} {state}" for state, number in counted_states(record))
+    yield f"run {record.run}: {counts or 'no node'}"
+
+
+def counted_states(record: RunRecord) -> list[tuple[ChangeState, int]]:
+    """Return the number of nodes in each state that a node is in."""
     counts = [(state, sum(node.state is state for node in record.nodes.values())) for state in ChangeState]
-    yield f"run {record.run}: {', '.join(f'{number} {state}' for state, number in counts if number) or 'no node'}"
+    return [(state, number) for state, number in counts if number]
+
+
+def live_lines(record: RunRecord, at: str) -> Iterator[str]:
+    """Yield the nodes of a run by state and act, with how long each has been in it. ``at`` is the time."""
+    yield f"run {record.run} of {record.owner}, begun {record.started_at}"
+    groups: dict[tuple[ChangeState, str], list[str]] = {}
+    for name, node in record.nodes.items():
+        groups.setdefault((node.state, node.intent), []).append(name)
+    for state in ChangeState:
+        for (found, act), names in groups.items():
+            if found is not state:
+                continue
+            since = min((record.nodes[name].times[-1][1] for name in names if record.nodes[name].times), default=None)
+            minutes = _minutes(since, at) if act or state not in FINAL else None
+            took = "" if minutes is None else f", for {minutes:.0f} min"
+            yield f"  {state:<12} {len(names):>4}  {fold(names)}{f' ({act}{took})' if act else ''}"
+            yield from (f"{'':21}{name}: {record.nodes[name].reason}" for name in names if record.nodes[name].reason)
+
+
+def watch(folder: Path, *, poll_s: float = 2.0, sleep: Callable[[float], None] = time.sleep) -> int:
+    """Show a run as its journal has it, on a terminal until it ends; return an exit code."""
+
+    def text() -> str:
+        return printable_lines(live_lines(read(folder).record, now()))
+
+    if not sys.stdout.isatty():
+        click.echo(text())
+        return Exit.GOOD
+    with Live(Text(text()), auto_refresh=False) as live:
+        while in_progress(folder):
+            sleep(poll_s)
+            live.update(Text(text()), refresh=True)
+    return Exit.GOOD
+
+
+def in_progress(folder: Path) -> bool:
+    """Return whether a process runs the runs in this run's folder."""
+    try:
+        number = os.open(folder.parent / "lease", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(number)
+    return False
+
+
+def printable_lines(lines: Iterable[str]) -> str:
+    """Return lines as one text for a terminal."""
+    return "\n".join(map(printable, lines))
+
+
+def time_line(node: NodeRecord) -> str:
+    """Return a node's states and acts, each with the minutes since the first: ``22:10:01 prepare, +2.1 prepared``."""
+    began = node.times[0][1]
+    words = [f"{began[11:19]} {node.times[0][0]}"]
+    for what, at in node.times[1:]:
+        minutes = _minutes(began, at)
+        words.append(f"{at[11:19]} {what}" if minutes is None else f"+{minutes:.1f} {what}")
+    return ", ".join(words)
 
 
 def _because(node: NodeRecord) -> str:
@@ -65,6 +172,10 @@ def minutes_out(node: NodeRecord) -> float | None:
     if began is None:
         return None
     ended = node.times[-1][1] if node.state not in OUT_OF_SERVICE else None
+    return _minutes(began, ended)
+
+
+def _minutes(began: str | None, ended: str | None) -> float | None:
     first, last = moment(began), moment(ended)
     if first is None or last is None or last < first:
         return None

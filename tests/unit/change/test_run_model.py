@@ -212,13 +212,24 @@ class FleetThroughChange(RuleBasedStateMachine):
 
     sequences = 0
 
-    @initialize(waves=st.lists(st.integers(0, 2), min_size=len(NAMES), max_size=len(NAMES)))
-    def begin(self, waves: list[int]) -> None:
+    @initialize(
+        waves=st.lists(st.integers(0, 2), min_size=len(NAMES), max_size=len(NAMES)),
+        rack=st.sampled_from([0, 2, 3]),
+    )
+    def begin(self, waves: list[int], rack: int) -> None:
+        """``rack``: that many of the first nodes are one failure domain."""
         type(self).sequences += 1
         self.world = World()
+        waves = [waves[0] if at < rack else wave for at, wave in enumerate(waves)]
         nodes = {
-            name: NodeRecord(token=f"gpunode-upgrade-{name}", wave=wave, before=OLD, target=NEW)
-            for name, wave in zip(NAMES, waves, strict=True)
+            name: NodeRecord(
+                token=f"gpunode-upgrade-{name}",
+                wave=wave,
+                domain="rack-1" if at < rack else "",
+                before=OLD,
+                target=NEW,
+            )
+            for at, (name, wave) in enumerate(zip(NAMES, waves, strict=True))
         }
         self.world.disk = RunRecord(run="1", command=(), owner="me", started_at="", nodes=nodes)
 
@@ -330,6 +341,8 @@ class FleetThroughChange(RuleBasedStateMachine):
         assert world.disk is not None
         left: dict[str, Any] = {n: node for n, node in world.disk.nodes.items() if node.state not in FINAL}
         assert not left
+        racks = {world.machines[name].loaded for name, node in world.disk.nodes.items() if node.domain}
+        assert len(racks) <= 1, "a failure domain is left with two releases"
         assert not [n for n, one in world.machines.items() if one.drain or one.lease or one.mark]
         for name, node in world.disk.nodes.items():
             wanted = NEW if node.state is ChangeState.RETURNED else OLD

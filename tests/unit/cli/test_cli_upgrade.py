@@ -1,153 +1,25 @@
 """``gpunode upgrade`` as a whole, with simulated nodes in place of probe, leases and playbooks."""
 
-import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from upgrade_world import NEW, OLD, World, latest, simulate, states, upgraded
 
-from gpunode.change import leases, node_program
-from gpunode.change.journal import NodeRecord, new_token, runs
-from gpunode.change.run import RunLimits
-from gpunode.change.scheduler import CommandScheduler
+from gpunode.change import node_program
+from gpunode.change.journal import NodeRecord, new_token
 from gpunode.checks import RunningStack, Status
-from gpunode.cli import run, upgrade, upgrade_nodes
+from gpunode.cli import upgrade_run
 from gpunode.cli.upgrade_nodes import NodeLook, variables_of, why_not_as_good
-from gpunode.fleet import Target
-from gpunode.fleet.inventory import Inventory
-from gpunode.fleet.process import Completed
-from gpunode.history.snapshot import GpuRecord, Snapshot, Verdict
-from gpunode.stack import GpuGroup, Installed, NodePicture
+from gpunode.history.snapshot import Verdict
 
-OLD, NEW = "580.95.05", "580.178.04"
 Out = pytest.CaptureFixture[str]
-
-
-class World:
-    """Nodes, each with a folder in place of /var/lib/gpunode."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.nodes = {f"gpu-{number}": {"installed": OLD, "loaded": OLD, "gpus": 8} for number in range(1, 6)}
-        self.lost: set[str] = set()
-        self.during: Callable[[str, Sequence[str]], None] = lambda playbook, names: None  # noqa: ARG005
-        self.logs: list[str] = []
-
-    def look(self, _: object, __: object, names: Iterable[str]) -> dict[str, NodeLook]:
-        return {name: self.one(name) for name in names}
-
-    def one(self, name: str) -> NodeLook:
-        if name in self.lost:
-            return NodeLook(name, "unreachable: no route to host")
-        node: dict[str, Any] = self.nodes[name]
-        picture = NodePicture(
-            os="debian-12",
-            arch="x86_64",
-            kernel="6.1.0-30-amd64",
-            gpus=(GpuGroup(label="T4", models=("t4",), count=1),),
-            installed=Installed(version=node["installed"]),
-            observed=True,
-        )
-        gpus = tuple(GpuRecord(index=n, name="H100", uuid=f"GPU-{name}-{n}", slot=f"{n}") for n in range(node["gpus"]))
-        snapshot = Snapshot(
-            host=name,
-            level="quick",
-            simulated=True,
-            stack=RunningStack(driver=node["loaded"], driver_packages=node["installed"]),
-            gpus=gpus,
-            gpus_on_bus=len(gpus),
-            facts={},
-        )
-        return NodeLook(name, snapshot=snapshot, picture=picture)
-
-    def ask(self, targets: Sequence[Target], questions: dict[str, dict[str, Any]], **_: object) -> dict[str, str]:
-        found = {}
-        for target in targets:
-            place = self.folder / target.name
-            lost = target.name in self.lost
-            found[target.name] = "lost" if lost else node_program.answer(questions[target.name], place)["refused"]
-        return found
-
-    def play(self, argv: Sequence[str], env: dict[str, str], password: str | None, log: Any) -> int:  # noqa: ARG002
-        playbook = Path(argv[1]).name
-        names = argv[argv.index("--limit") + 1].split(",")
-        values = json.loads(argv[-1])
-        with (self.folder / "events").open("a") as file:
-            file.write(f"{playbook} {values.get('gpunode_reboot', '')} {' '.join(names)}\n")
-        self.during(playbook, names)
-        for name in names:
-            if playbook == "site.yml":
-                self.nodes[name]["installed"] = values["__gpunode_targets"][name]
-                if values["gpunode_reboot"] == "when_needed":
-                    self.nodes[name]["loaded"] = self.nodes[name]["installed"]
-        if self.logs:
-            line = self.logs.pop(0)
-            log.write(line.encode())
-            retry = Path(env["ANSIBLE_RETRY_FILES_SAVE_PATH"])
-            retry.mkdir(exist_ok=True)
-            (retry / playbook.replace("yml", "retry")).write_text("\n".join(re.findall(r"gpu-\d", line)))
-            return 2
-        return 0
-
-    def site(self, argv: Sequence[str], _: str | None) -> Completed:
-        """The site's program."""
-        word, name, token = argv[1:]
-        file = self.folder / f"drained-{name}"
-        if word == "state":
-            found = file.read_text().strip() if file.exists() else ""
-            return Completed(0, "in-service" if not found else "ours" if found == token else f"foreign {found}", "")
-        if word != "busy":
-            with (self.folder / "events").open("a") as events:
-                events.write(f"{word} {name}\n")
-        if word == "drain":
-            file.write_text(token)
-        elif word == "resume":
-            file.unlink()
-        return Completed(0, "", "")
-
-    @property
-    def events(self) -> list[str]:
-        return [line.strip() for line in (self.folder / "events").read_text().splitlines()]
-
-
-def narrowed(inventory: Inventory, limit: str | None) -> Inventory:
-    names = limit.split(",") if limit else list(inventory.hosts)
-    return replace(inventory, hosts={name: inventory.hosts[name] for name in names})
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    found = World(tmp_path / "nodes")
-    found.folder.mkdir()
-    (found.folder / "events").touch()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    inventory = Inventory(("hosts.yml",), {name: {} for name in found.nodes}, ())
-    monkeypatch.setattr(upgrade, "read_with_settings", lambda _, limit, *__: (narrowed(inventory, limit), {}))
-    monkeypatch.setattr(upgrade, "targets", lambda read, _: [Target(name, "local") for name in read.hosts])
-    monkeypatch.setattr(upgrade, "refuse_inventory", lambda *_: None)
-    monkeypatch.setattr(upgrade, "Evaluator", lambda _: nullcontext())
-    monkeypatch.setattr(upgrade, "scheduler_of", lambda _: CommandScheduler("drain", found.site))
-    monkeypatch.setattr(upgrade, "look_at", found.look)
-    monkeypatch.setattr(upgrade_nodes, "look_at", found.look)
-    monkeypatch.setattr(upgrade_nodes, "run", found.play)
-    monkeypatch.setattr(leases, "ask", found.ask)
-    monkeypatch.setattr(upgrade, "RunLimits", partial(RunLimits, validate_s=0))
-    return found
-
-
-def upgraded(*words: str) -> int:
-    return run(["upgrade", "-i", "hosts.yml", "--to", NEW, "--scheduler", "command:drain", *words])
-
-
-def states(tmp_path: Path) -> dict[str, str]:
-    journal = next(runs(tmp_path / "state" / "gpunode" / "upgrades"))
-    return {name: node.state.value for name, node in journal.record.nodes.items()}
+    return simulate(tmp_path, monkeypatch)
 
 
 def test_canary_then_waves_and_the_second_run_changes_nothing(world: World, capsys: Out) -> None:
@@ -214,8 +86,7 @@ def test_a_new_command_takes_over_what_an_earlier_one_holds(world: World, tmp_pa
     world.logs = ["", "gpunode: failed on gpu-1: nvidia_driver: Change the driver's packages: no space left\n"]
     assert upgraded("--no-rollback", "--limit", "gpu-1,gpu-2") == 1
     assert states(tmp_path)["gpu-1"] == "held"
-    journal = next(runs(tmp_path / "state" / "gpunode" / "upgrades"))
-    assert "no space left" in journal.record.nodes["gpu-1"].reason
+    assert "no space left" in latest(tmp_path).record.nodes["gpu-1"].reason
     assert upgraded() == 0
     assert {node["loaded"] for node in world.nodes.values()} == {NEW}
     assert not list(world.folder.glob("drained-*"))
@@ -338,7 +209,7 @@ def test_wrong_usage_is_one_line(words: list[str], says: str, capsys: Out) -> No
     ],
 )
 def test_sizes_of_waves(nodes: int, canary: int, waves: str, expected: list[int]) -> None:
-    found = upgrade.wave_numbers(nodes, canary, upgrade.waves_of(waves))
+    found = upgrade_run.wave_numbers(nodes, canary, upgrade_run.waves_of(waves))
     assert [found.count(wave) for wave in sorted(set(found))] == expected
 
 

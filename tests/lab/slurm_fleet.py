@@ -1,0 +1,295 @@
+"""A fleet in the lab as upgrades meet it: HGX nodes with slurmd, a node with slurmctld, and jobs that hold GPUs."""
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from playbook_runs import SNAPSHOT, Site
+from programs import beside_python
+
+from gpunode.lab import Lab, LabNode
+
+HARDWARE = "hgx-h100-8"
+FIRST = "580.95.05"
+SECOND = "595.91.07"
+ROLES = ("nvidia_repository", "nvidia_driver", "nvidia_fabric", "gpu_settings")
+EXTRA = json.dumps({"gpunode_roles": list(ROLES)})
+JOB_S = 30
+SLURM = """
+ClusterName=lab
+SlurmctldHost={controller}({controller_address})
+AuthType=auth/munge
+SlurmUser=root
+StateSaveLocation=/var/spool/slurmctld
+SlurmdSpoolDir=/var/spool/slurmd
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/linear
+MpiDefault=none
+ReturnToService=1
+CommunicationParameters=NoAddrCache
+SlurmdTimeout=120
+JobCompType=jobcomp/filetxt
+JobCompLoc=/var/log/slurm_jobs
+{nodes}
+PartitionName=main Nodes={names} Default=YES MaxTime=10 State=UP
+"""
+# A job that computes, as far as the node's tools can see: nvidia-smi lists it, and it holds the device files.
+JOB = f"""#!/bin/sh
+fault=/usr/lib/gpunode-lab/bin/fault
+echo "begin $SLURM_JOB_ID" >> /var/log/gpunode-test-jobs
+$fault gpu0 gpu-busy && sleep {JOB_S} && $fault gpu0 gpu-busy --heal || exit
+echo "end $SLURM_JOB_ID" >> /var/log/gpunode-test-jobs
+"""
+SCONTROL = """#!/bin/bash
+exec ssh -F {config} {controller} -- "sudo scontrol $(printf '%q ' "$@")"
+"""
+
+
+@dataclass
+class Upgraded:
+    """One run of ``gpunode upgrade``."""
+
+    rc: int
+    output: str
+    errors: str
+    journal: dict[str, object]
+
+    @property
+    def states(self) -> dict[str, str]:
+        return {name: node["state"] for name, node in self.nodes.items()}
+
+    @property
+    def nodes(self) -> dict[str, dict[str, str]]:
+        found = self.journal["nodes"]
+        assert isinstance(found, dict)
+        return found
+
+    def times(self, name: str) -> list[tuple[str, str]]:
+        return [(what, at) for what, at in self.nodes[name]["times"]]
+
+    @property
+    def shown(self) -> str:
+        return f"exit {self.rc}\n{self.output}\n{self.errors}"
+
+
+@dataclass
+class Fleet:
+    """The nodes, Slurm, and ``gpunode upgrade`` with a state folder of its own."""
+
+    lab: Lab
+    folder: Path
+    names: list[str] = field(default_factory=list)
+    """Of the GPU nodes."""
+
+    def node(self, name: str) -> LabNode:
+        return self.lab.node(name)
+
+    def sh(self, name: str, script: str, limit_s: float = 900) -> str:
+        """Run a shell script as root on a node; its output."""
+        done = self.node(name).run(
+            ["bash", "-euc", script], timeout_s=limit_s, env={"DEBIAN_FRONTEND": "noninteractive"}
+        )
+        assert done.returncode == 0, f"{name}: {script}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return str(done.stdout)
+
+    def on_all(self, script: str) -> dict[str, str]:
+        with ThreadPoolExecutor(len(self.names)) as pool:
+            return dict(zip(self.names, pool.map(lambda name: self.sh(name, script), self.names), strict=True))
+
+    @property
+    def controller(self) -> str:
+        """The node that has slurmctld and no GPU."""
+        return next(node.name for node in self.lab.nodes() if node.hardware is None)
+
+    def snapshots(self) -> dict[str, list[str]]:
+        """Hashes of /etc, packages and units of each node."""
+        return {name: text.splitlines() for name, text in self.on_all(SNAPSHOT).items()}
+
+    def loaded(self) -> dict[str, str]:
+        return {
+            name: text.strip()
+            for name, text in self.on_all("grep -o -m 1 '[0-9]*[.][0-9]*[.][0-9]*' /proc/driver/nvidia/version").items()
+        }
+
+    def boots(self) -> dict[str, str]:
+        return self.on_all("cat /proc/sys/kernel/random/boot_id")
+
+    def leftovers(self) -> dict[str, str]:
+        """Leases and marks."""
+        return self.on_all("cd /var/lib/gpunode 2>/dev/null && ls change.json drained.json 2>/dev/null || true")
+
+    def scontrol(self, *words: str) -> str:
+        return self.sh(self.controller, f"scontrol {' '.join(words)}", 60)
+
+    def service(self, name: str) -> tuple[str, str]:
+        """State and reason of a node in Slurm."""
+        output = self.scontrol("show", "node", name)
+        reason = re.search(r"^ *Reason=(.*?)(?: \[.*)?$", output, re.MULTILINE)
+        return re.findall(r"State=(\S+)", output)[0], reason[1] if reason else ""
+
+    def until(self, name: str, wanted: str, limit_s: float = 180) -> tuple[str, str]:
+        """Wait for a part of a state; the state at the end."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end and not re.search(wanted, self.service(name)[0]):
+            time.sleep(2)
+        return self.service(name)
+
+    @contextmanager
+    def drained_by_an_administrator(self, name: str, reason: str) -> Iterator[None]:
+        self.scontrol("update", f"nodename={name}", "state=drain", f"reason='{reason}'")
+        try:
+            yield
+        finally:
+            self.scontrol("update", f"nodename={name}", "state=resume")
+
+    def submit(self, jobs: int) -> None:
+        """Queue jobs that are not requeued if their node fails: each shows in Slurm's list how it ended."""
+        self.sh(self.controller, f"cat > /tmp/job <<'END'\n{JOB}END\n")
+        self.sh(self.controller, f"cd /tmp && sbatch --no-requeue --output=/dev/null --array=1-{jobs} /tmp/job")
+
+    def ended(self) -> dict[str, str]:
+        """Cancel what waits, let what runs end; job to the state that it ended in."""
+        self.sh(self.controller, "scancel --state=PENDING --user=root")
+        end = time.monotonic() + 300
+        while time.monotonic() < end and self.sh(self.controller, "squeue --noheader").strip():
+            time.sleep(2)
+        text = self.sh(self.controller, "cat /var/log/slurm_jobs 2>/dev/null || true; : > /var/log/slurm_jobs")
+        lines = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in text.splitlines()]
+        # A job that was cancelled while it waited had no node.
+        return {line["JobId"]: line["JobState"] for line in lines if line["NodeList"] not in ("(null)", "")}
+
+    def begun_and_ended(self) -> tuple[set[str], set[str]]:
+        """Jobs that began and that reached their last line, by the nodes' own lists."""
+        words = [
+            line.split()
+            for text in self.on_all(
+                "cat /var/log/gpunode-test-jobs 2>/dev/null || true; rm -f /var/log/gpunode-test-jobs"
+            ).values()
+            for line in text.splitlines()
+        ]
+        return {job for word, job in words if word == "begin"}, {job for word, job in words if word == "end"}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "XDG_STATE_HOME": str(self.folder / "state"),
+            "ANSIBLE_NOCOLOR": "1",
+        }
+
+    def start(self, *words: str, limit: str = "") -> "subprocess.Popen[str]":
+        """Start ``gpunode upgrade`` in a process group of its own."""
+        argv = [
+            *(str(beside_python("gpunode")), "upgrade", "-i", str(self.lab.inventory_path)),
+            *(
+                "--limit",
+                limit or ",".join(self.names),
+                "--scheduler",
+                "slurm",
+                "-e",
+                EXTRA,
+                "--forks",
+                "2",
+                "-v",
+                *words,
+            ),
+        ]
+        return subprocess.Popen(
+            argv,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def upgrade(self, *words: str, limit: str = "", limit_s: float = 3000) -> Upgraded:
+        """Run ``gpunode upgrade`` to its end."""
+        return self.finished(self.start(*words, limit=limit), limit_s)
+
+    def finished(self, process: "subprocess.Popen[str]", limit_s: float = 3000) -> Upgraded:
+        try:
+            output, errors = process.communicate(timeout=limit_s)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+        return Upgraded(process.returncode, output, errors, self.journal())
+
+    def runs(self) -> list[Path]:
+        return sorted((self.folder / "state" / "gpunode" / "upgrades").glob("*/journal.json"))
+
+    def journal(self) -> dict[str, object]:
+        """The journal of the latest run."""
+        found = self.runs()
+        return dict(json.loads(found[-1].read_text())) if found else {}
+
+    def wait_for(self, name: str, state: str, process: "subprocess.Popen[str]", limit_s: float = 1800) -> None:
+        """Wait until the journal has a state, or an act that began, of a node."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            nodes = self.journal().get("nodes", {})
+            assert isinstance(nodes, Mapping)
+            if name in nodes and any(what == state for what, _ in nodes[name]["times"]):
+                return
+            assert process.poll() is None, process.communicate()
+            time.sleep(1)
+        raise AssertionError(f"{name} did not reach {state} within {limit_s} s")
+
+
+def set_up(lab: Lab, folder: Path, count: int) -> Fleet:
+    """Start the nodes, install the first release on all of them, and Slurm."""
+    lab.up(1, "debian-12")
+    lab.up(count, "debian-12", [HARDWARE])
+    fleet = Fleet(lab, folder, [node.name for node in lab.nodes() if node.hardware])
+    # apt's simulation has a limit of its own: two nodes at a time on two processors.
+    always = ("--forks", "2", "--limit", ",".join(fleet.names), "-e", EXTRA)
+    site = Site(lab, *always, "-e", f"nvidia_driver_version={FIRST}")
+    done = site.play(limit_s=3000)
+    assert done.rc == 0, done.output[-5000:]
+    _install_slurm(fleet)
+    tool = folder / "bin" / "scontrol"
+    tool.parent.mkdir(parents=True, exist_ok=True)
+    config = lab.inventory_path.parent / "ssh_config"
+    tool.write_text(SCONTROL.format(config=config, controller=fleet.controller))
+    tool.chmod(0o755)
+    for name in fleet.names:
+        assert re.search("IDLE", fleet.until(name, "IDLE")[0]), fleet.service(name)
+    return fleet
+
+
+def _install_slurm(fleet: Fleet) -> None:
+    def address(name: str) -> str:
+        return str(fleet.node(name).container.name)
+
+    install = "apt-get update -q && apt-get install -qy --no-install-recommends munge slurm-client"
+    fleet.sh(fleet.controller, f"{install} slurmctld")
+    fleet.on_all(f"{install} slurmd")
+    key = fleet.sh(fleet.controller, "base64 -w 0 /etc/munge/munge.key").strip()
+    config = SLURM.format(
+        controller=fleet.controller,
+        controller_address=address(fleet.controller),
+        names=",".join(fleet.names),
+        nodes="\n".join(f"NodeName={name} NodeAddr={address(name)} CPUs=1 State=UNKNOWN" for name in fleet.names),
+    )
+    common = f"""
+    echo {key} | base64 -d > /etc/munge/munge.key
+    cat > /etc/slurm/slurm.conf <<'END'
+{config}
+END
+    mkdir -p /var/spool/slurmctld /var/spool/slurmd
+    systemctl restart munge
+    """
+    fleet.sh(fleet.controller, f"{common}\nsystemctl enable --quiet munge slurmctld; systemctl restart slurmctld")
+    fleet.on_all(f"{common}\nsystemctl enable --quiet munge slurmd; systemctl restart slurmd")

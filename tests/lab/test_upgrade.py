@@ -1,0 +1,161 @@
+"""``gpunode upgrade`` of HGX H100 nodes across a branch, with the distribution's Slurm and jobs that hold GPUs.
+
+The tests of this file share the nodes and run in their order. ``GPUNODE_TEST_UPGRADE_NODES`` sets their number (4):
+each takes about 300 MB of memory.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurm_fleet import FIRST, SECOND, Fleet, Upgraded, set_up
+
+from gpunode.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(5400)]
+
+COUNT = int(os.environ.get("GPUNODE_TEST_UPGRADE_NODES", "4"))
+TICKET = "RMA ticket 4711"
+# What a mirror, an image or a container with an old program does: after each transaction of packages the program of
+# the fabric manager is the first release again.
+OLD_MANAGER = f"""
+cat > /usr/local/sbin/old-manager <<'END'
+#!/bin/sh
+sed -i 's/GPUNODE_LAB_PACKAGE_VERSION=[0-9.]*/GPUNODE_LAB_PACKAGE_VERSION={FIRST}/' /usr/bin/nv-fabricmanager
+END
+chmod 755 /usr/local/sbin/old-manager
+echo 'DPkg::Post-Invoke {{"/usr/local/sbin/old-manager";}};' > /etc/apt/apt.conf.d/99old-manager
+"""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    lab = Lab(f"test-upgrade-{os.getpid()}")
+    folder: Path = tmp_path_factory.mktemp("upgrade")
+    try:
+        yield set_up(lab, folder, COUNT)
+    finally:
+        lab.down()
+
+
+def in_service(fleet: Fleet, *names: str) -> None:
+    """Each node gets jobs, and nothing of a run is left on it."""
+    for name in names:
+        state, reason = fleet.until(name, r"^(IDLE|ALLOCATED|COMPLETING|MIXED)[^+]*$")
+        assert "DRAIN" not in state, (name, state, reason)
+        assert "DOWN" not in state, (name, state, reason)
+    assert {fleet.leftovers()[name] for name in names} == {""}
+
+
+def no_job_was_killed(fleet: Fleet) -> int:
+    """How many jobs ran; each reached its last line."""
+    states = fleet.ended()
+    begun, ended = fleet.begun_and_ended()
+    assert states
+    assert set(states.values()) == {"COMPLETED"}, states
+    assert begun == ended
+    return len(begun)
+
+
+def refused_in_preparation(fleet: Fleet, run: Upgraded) -> None:
+    canary, *others = fleet.names
+    assert run.rc == 1, run.shown
+    assert run.states == dict.fromkeys(fleet.names, "planned")
+    assert [what for what, _ in run.times(canary)] == ["prepare", "planned"]
+    assert "nvidia-fabricmanager" in run.nodes[canary]["reason"], run.shown
+    assert all(not run.times(name) for name in others)
+
+
+def test_a_fabric_manager_that_lags_in_the_repository_is_found_while_the_canary_works(fleet: Fleet) -> None:
+    before = fleet.snapshots()
+    fleet.lab.vendor().fault("fabric-manager-lags")
+    try:
+        run = fleet.upgrade("--to", "595", "--waves", "1,2")
+    finally:
+        fleet.lab.vendor().heal()
+    refused_in_preparation(fleet, run)
+    # Nothing was drained, and the other nodes are as they were, byte by byte.
+    after = fleet.snapshots()
+    assert {name: after[name] for name in fleet.names[1:]} == {name: before[name] for name in fleet.names[1:]}
+    assert set(fleet.loaded().values()) == {FIRST}
+    in_service(fleet, *fleet.names)
+
+
+def test_a_fabric_manager_of_the_old_release_fails_the_canary_which_rolls_back(fleet: Fleet) -> None:
+    canary, *others = fleet.names
+    fleet.sh(canary, OLD_MANAGER)
+    before, boots = fleet.snapshots(), fleet.boots()
+    fleet.submit(40)
+    with fleet.drained_by_an_administrator(others[-1], TICKET):
+        run = fleet.upgrade("--to", "595", "--waves", "1,2")
+        assert fleet.service(others[-1])[1] == TICKET
+    print(run.shown)
+    assert run.rc == 1, run.shown
+    assert run.states == {canary: "rolled-back", **dict.fromkeys(others[:-1], "planned")}
+    assert run.journal["left_out"] == {others[-1]: f"drained by others: {TICKET}"}
+    assert f"left out    {others[-1]}: drained by others: {TICKET}" in run.output
+    assert "fabric manager" in run.output.rpartition("run ")[0]
+    assert [what for what, _ in run.times(canary)].count("change") == 2
+    after = fleet.snapshots()
+    assert {name: after[name] for name in others} == {name: before[name] for name in others}
+    assert {fleet.boots()[name] for name in others} == {boots[name] for name in others}
+    assert set(fleet.loaded().values()) == {FIRST}
+    in_service(fleet, *fleet.names)
+    assert no_job_was_killed(fleet) > 0
+    fleet.sh(canary, "rm /etc/apt/apt.conf.d/99old-manager /usr/local/sbin/old-manager")
+
+
+def test_an_upgrade_across_a_branch_by_canary_and_waves(fleet: Fleet) -> None:
+    boots = fleet.boots()
+    fleet.submit(80)
+    for name in fleet.names:
+        assert "ALLOCATED" in fleet.until(name, "ALLOCATED")[0]
+    run = fleet.upgrade("--to", "595", "--waves", "1,2")
+    print(run.shown)
+    assert run.rc == 0, run.shown
+    assert run.states == dict.fromkeys(fleet.names, "returned")
+    assert set(fleet.loaded().values()) == {SECOND}
+    assert all(fleet.boots()[name] != boots[name] for name in fleet.names)
+    in_service(fleet, *fleet.names)
+    for name in fleet.names:
+        whats = [what for what, _ in run.times(name)]
+        assert whats == [
+            *("prepare", "prepared", "drain", "drained", "change", "changed"),
+            *("reboot", "rebooted", "validate", "validated", "return", "returned"),
+        ]
+        assert f"{name}: returned, {FIRST} -> {SECOND}" in run.output
+    assert "min out of service" in run.output
+    assert no_job_was_killed(fleet) > len(fleet.names)
+    # The log of the preparation has the downloads, and no node was drained before it ended.
+    logs = sorted(fleet.runs()[-1].parent.glob("*-prepare.log"))
+    assert all("nvidia-fabricmanager" in log.read_text() for log in logs)
+    assert {node["wave"] for node in run.nodes.values()} == {0, 1, 2}
+
+
+def test_a_second_run_changes_nothing(fleet: Fleet) -> None:
+    before = fleet.snapshots()
+    run = fleet.upgrade("--to", "595")
+    assert run.rc == 0, run.shown
+    assert f"already at {SECOND}" in run.output
+    assert fleet.snapshots() == before
+
+
+def test_a_drain_of_an_administrator_during_the_change_stays(fleet: Fleet) -> None:
+    """The run leaves the node as the administrator drained it, and goes on once that drain is ended."""
+    name = fleet.names[0]
+    process = fleet.start("--to", "610", limit=name)
+    fleet.wait_for(name, "change", process)
+    fleet.scontrol("update", f"nodename={name}", "state=drain", f"reason='{TICKET}'")
+    run = fleet.finished(process)
+    print(run.shown)
+    assert run.rc == 1, run.shown
+    assert run.states == {name: "held"}
+    assert TICKET in run.nodes[name]["reason"]
+    assert fleet.service(name)[1] == TICKET
+    fleet.scontrol("update", f"nodename={name}", "state=resume")
+    again = fleet.upgrade("--to", "610", limit=name)
+    print(again.shown)
+    assert again.rc == 0, again.shown
+    assert again.states == {name: "returned"}
+    in_service(fleet, name)

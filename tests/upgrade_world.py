@@ -1,0 +1,187 @@
+"""A fleet for ``gpunode upgrade``: simulated nodes in place of probe, leases, playbooks and scheduler.
+
+Each node has a folder in place of /var/lib/gpunode, in which the real program of the lease runs. The scheduler refuses
+to be deceived: it records each return of a node that is not as good as before, and each foreign drain that was ended.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.change import leases, node_program
+from gpunode.change.journal import Journal, runs
+from gpunode.change.run import RunLimits
+from gpunode.change.scheduler import CommandScheduler
+from gpunode.checks import RunningStack
+from gpunode.cli import run, upgrade_nodes, upgrade_run
+from gpunode.cli.upgrade_nodes import NodeLook
+from gpunode.fleet import Target
+from gpunode.fleet.inventory import Inventory
+from gpunode.fleet.process import Completed
+from gpunode.history.snapshot import FigureValue, GpuRecord, Snapshot
+from gpunode.stack import GpuGroup, Installed, NodePicture
+
+OLD, NEW = "580.95.05", "580.178.04"
+TICKET = "RMA ticket 4711"
+DRAINS = "gpunode-upgrade-"
+"""Begin of the reason of a drain of ours."""
+
+
+class World:
+    """Nodes, each with a folder in place of /var/lib/gpunode."""
+
+    def __init__(self, folder: Path, count: int = 5) -> None:
+        self.folder = folder
+        self.nodes: dict[str, dict[str, Any]] = {
+            f"gpu-{number}": {"installed": OLD, "loaded": OLD, "gpus": 8, "bandwidth": 400.0, "jobs": 0}
+            for number in range(1, count + 1)
+        }
+        self.domains: dict[str, str] = {}
+        self.lost: set[str] = set()
+        self.unproven: list[str] = []
+        """Nodes that returned and were not as good as before."""
+        self.foreign_ended: list[str] = []
+        self.boots: Callable[[str], bool] = lambda name: True  # noqa: ARG005
+        """Whether a node may reboot now."""
+        self.during: Callable[[str, Sequence[str]], None] = lambda playbook, names: None  # noqa: ARG005
+        self.logs: list[str] = []
+
+    def look(self, _: object, __: object, names: Iterable[str]) -> dict[str, NodeLook]:
+        return {name: self.one(name) for name in names}
+
+    def one(self, name: str) -> NodeLook:
+        if name in self.lost:
+            return NodeLook(name, "unreachable: no route to host")
+        node = self.nodes[name]
+        picture = NodePicture(
+            os="debian-12",
+            arch="x86_64",
+            kernel="6.1.0-30-amd64",
+            gpus=(GpuGroup(label="T4", models=("t4",), count=1),),
+            installed=Installed(version=node["installed"]),
+            observed=True,
+        )
+        gpus = tuple(GpuRecord(index=n, name="H100", uuid=f"GPU-{name}-{n}", slot=f"{n}") for n in range(node["gpus"]))
+        snapshot = Snapshot(
+            host=name,
+            level="quick",
+            simulated=True,
+            stack=RunningStack(driver=node["loaded"], driver_packages=node["installed"]),
+            gpus=gpus,
+            gpus_on_bus=len(gpus),
+            facts={},
+            figures=(FigureValue(metric="busbw", component="node", value=node["bandwidth"], unit="GB/s"),),
+        )
+        busy = f"GPUs are in use by {node['jobs']} jobs" if node["jobs"] else ""
+        return NodeLook(name, snapshot=snapshot, picture=picture, busy=busy)
+
+    def ask(self, targets: Sequence[Target], questions: dict[str, dict[str, Any]], **_: object) -> dict[str, str]:
+        found = {}
+        for target in targets:
+            place = self.folder / target.name
+            lost = target.name in self.lost
+            found[target.name] = "lost" if lost else node_program.answer(questions[target.name], place)["refused"]
+        return found
+
+    def play(self, argv: Sequence[str], env: dict[str, str], password: str | None, log: Any) -> int:  # noqa: ARG002
+        playbook = Path(argv[1]).name
+        names = argv[argv.index("--limit") + 1].split(",")
+        values = json.loads(argv[-1])
+        with (self.folder / "events").open("a") as file:
+            file.write(f"{playbook} {values.get('gpunode_reboot', '')} {' '.join(names)}\n")
+        self.during(playbook, names)
+        for name in names:
+            if playbook == "site.yml":
+                self.nodes[name]["installed"] = values["__gpunode_targets"][name]
+                if values["gpunode_reboot"] == "when_needed" and self.boots(name):
+                    self.nodes[name]["loaded"] = self.nodes[name]["installed"]
+        if self.logs:
+            line = self.logs.pop(0)
+            log.write(line.encode())
+            retry = Path(env["ANSIBLE_RETRY_FILES_SAVE_PATH"])
+            retry.mkdir(exist_ok=True)
+            (retry / playbook.replace("yml", "retry")).write_text("\n".join(re.findall(r"gpu-\d", line)))
+            return 2
+        return 0
+
+    def site(self, argv: Sequence[str], _: str | None) -> Completed:
+        """The site's program."""
+        word, name, token = argv[1:]
+        file = self.folder / f"drained-{name}"
+        if word == "state":
+            found = file.read_text().strip() if file.exists() else ""
+            return Completed(0, "in-service" if not found else "ours" if found == token else f"foreign {found}", "")
+        if word == "busy":
+            jobs = self.nodes[name]["jobs"]
+            return Completed(0, f"{jobs} jobs" if jobs else "", "")
+        if word in ("drain", "resume"):
+            with (self.folder / "events").open("a") as events:
+                events.write(f"{word} {name}\n")
+        if word == "drain":
+            file.write_text(token)
+        elif word == "resume":
+            if not file.read_text().startswith(DRAINS):
+                self.foreign_ended.append(name)
+            node = self.nodes[name]
+            good = node["loaded"] == node["installed"] and node["gpus"] == 8 and node["bandwidth"] >= 390
+            if not good or name in self.lost:
+                self.unproven.append(name)
+            file.unlink()
+        return Completed(0, "", "")
+
+    @property
+    def events(self) -> list[str]:
+        return [line.strip() for line in (self.folder / "events").read_text().splitlines()]
+
+
+def narrowed(inventory: Inventory, limit: str | None) -> Inventory:
+    names = limit.split(",") if limit else list(inventory.hosts)
+    return replace(inventory, hosts={name: inventory.hosts[name] for name in names})
+
+
+def simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 5) -> World:
+    """Return a fleet that ``gpunode upgrade -i hosts.yml`` works on."""
+    found = World(tmp_path / "nodes", count)
+    found.folder.mkdir()
+    (found.folder / "events").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def inventory(_: object, limit: str | None, *__: object) -> tuple[Inventory, dict[str, str]]:
+        hosts = {
+            name: {"gpunode_failure_domain": found.domains[name]} if name in found.domains else {}
+            for name in found.nodes
+        }
+        return narrowed(Inventory(("hosts.yml",), hosts, ()), limit), {}
+
+    monkeypatch.setattr(upgrade_run, "read_with_settings", inventory)
+    monkeypatch.setattr(upgrade_run, "targets", lambda read, _: [Target(name, "local") for name in read.hosts])
+    monkeypatch.setattr(upgrade_run, "refuse_inventory", lambda *_: None)
+    monkeypatch.setattr(upgrade_run, "Evaluator", lambda _: nullcontext())
+    monkeypatch.setattr(upgrade_run, "scheduler_of", lambda _: CommandScheduler("drain", found.site))
+    monkeypatch.setattr(upgrade_run, "look_at", found.look)
+    monkeypatch.setattr(upgrade_nodes, "look_at", found.look)
+    monkeypatch.setattr(upgrade_nodes, "run", found.play)
+    monkeypatch.setattr(leases, "ask", found.ask)
+    monkeypatch.setattr(upgrade_run, "RunLimits", partial(RunLimits, validate_s=0, poll_s=0.01, power_s=0))
+    return found
+
+
+def upgraded(*words: str) -> int:
+    return run(["upgrade", "-i", "hosts.yml", "--to", NEW, "--scheduler", "command:drain", *words])
+
+
+def latest(tmp_path: Path) -> Journal:
+    """The journal of the latest run."""
+    return next(runs(tmp_path / "state" / "gpunode" / "upgrades"))
+
+
+def states(tmp_path: Path) -> dict[str, str]:
+    return {name: node.state.value for name, node in latest(tmp_path).record.nodes.items()}
