@@ -48,7 +48,8 @@ PAUSE, ABORT = "pause", "abort"
 """Files in a run's folder: the run stops before its next wave, and with the second one is finished then."""
 DOMAIN = "gpunode_failure_domain"
 """Variable of the inventory: nodes with the same value change together (a rack, an NVLink partition)."""
-AT_TARGET = "already at "
+AT_TARGET, NO_PART = "already at ", "no part of "
+"""Begin of the reasons of nodes that are left out as they should be."""
 POWER_S = 300.0
 """Limit of one call of ``--power-cycle``."""
 _SHARE = re.compile(r"(\d{1,3})%")
@@ -351,7 +352,11 @@ def wave_numbers(nodes: int, canary: int, sizes: Sequence[str]) -> list[int]:
 
 def incomplete(chosen: Iterable[str], left_out: Mapping[str, str], domains: Mapping[str, str]) -> dict[str, str]:
     """Return the chosen nodes with a failure domain of which another node is left out, with the reason."""
-    out = {domains[name]: name for name, why in left_out.items() if domains[name] and not why.startswith(AT_TARGET)}
+    out = {
+        domains[name]: name
+        for name, why in left_out.items()
+        if domains[name] and not why.startswith((AT_TARGET, NO_PART))
+    }
     return {name: f"{domains[name]}: {out[domains[name]]} is left out" for name in chosen if domains[name] in out}
 
 
@@ -387,7 +392,7 @@ def planned(  # noqa: PLR0913
     for name, variables in inventory.hosts.items():
         look = looks[name]
         request = goal.request_of(name)
-        reason = look.reason or look.undetermined or ("" if request else f"no part of {goal.title}")
+        reason = look.reason or look.undetermined or ("" if request else f"{NO_PART}{goal.title}")
         host = PlanHost(name, None if reason else look.picture, reason, variables.get(LOCK_NAME))
         hosts.append(with_request(host, variables, request or goal.request))
     document = plan(hosts, goal.request, load(), date.today())
@@ -517,5 +522,7 @@ def code_of(record: RunRecord) -> int:
         return Exit.FAILED
     if record.finished_at and any(node.state not in FINAL for node in nodes):
         return Exit.FAILED
-    lost = [why for why in record.left_out.values() if not why.startswith((AT_TARGET, Availability.FOREIGN.value))]
+    lost = [
+        why for why in record.left_out.values() if not why.startswith((AT_TARGET, NO_PART, Availability.FOREIGN.value))
+    ]
     return Exit.UNDETERMINED if lost else Exit.GOOD

@@ -10,7 +10,7 @@ from upgrade_world import NEW, OLD, World, latest, simulate, states, upgraded
 from gpunode.change import node_program
 from gpunode.change.journal import NodeRecord, new_token
 from gpunode.checks import RunningStack, Status
-from gpunode.cli import upgrade_run
+from gpunode.cli import run, upgrade_run
 from gpunode.cli.upgrade_nodes import NodeLook, variables_of, why_not_as_good
 from gpunode.history.snapshot import Verdict
 
@@ -238,3 +238,109 @@ def test_the_variables_override_those_of_the_site() -> None:
     values = variables_of({"gpu-1": record}, {})
     assert values["__gpunode_targets"] == {"gpu-1": OLD}
     assert values["gpunode_drain_tasks"] is None
+
+
+def rolled_back(*words: str) -> int:
+    return run(["rollback", "-i", "hosts.yml", "--scheduler", "command:drain", *words])
+
+
+def test_a_rollback_gives_each_node_its_release_before_the_run(world: World, tmp_path: Path, capsys: Out) -> None:
+    assert rolled_back() == 2
+    assert "there is nothing to take back" in capsys.readouterr().err
+    world.nodes["gpu-2"] |= {"installed": "570.211.01", "loaded": "570.211.01"}
+    world.nodes["gpu-5"] |= {"installed": NEW, "loaded": NEW}
+    assert upgraded("--waves", "100%") == 0
+    first = latest(tmp_path).record.run
+    assert run(["rollback", "--list"]) == 0
+    assert f"gpu-[1,3-4] back to {OLD}; gpu-2 back to 570.211.01" in capsys.readouterr().out
+    assert rolled_back("--waves", "100%", "--dry-run") == 0
+    assert rolled_back("--waves", "100%") == 0
+    assert f"gpu-5: no part of --run {first}" in capsys.readouterr().out
+    assert {name: one["loaded"] for name, one in world.nodes.items()} == {
+        "gpu-1": OLD, "gpu-2": "570.211.01", "gpu-3": OLD, "gpu-4": OLD, "gpu-5": NEW,
+    }  # fmt: skip
+    assert states(tmp_path) == dict.fromkeys(("gpu-1", "gpu-2", "gpu-3", "gpu-4"), "returned")
+    assert (world.unproven, world.foreign_ended) == ([], [])
+    # The nodes are compared with their state before the upgrade, and the same command changes nothing more.
+    before = world.events
+    assert rolled_back() == 0
+    assert world.events == before
+    assert rolled_back("--run", "20260101T000000Z-ffff") == 2
+
+
+def test_a_rollback_takes_over_what_an_upgrade_holds_and_continues(world: World, tmp_path: Path, capsys: Out) -> None:
+    world.logs = ["", "gpunode: failed on gpu-1: nvidia_driver: Change the driver's packages: no space left\n"]
+    assert upgraded("--no-rollback") == 1
+
+    def interrupt(playbook: str, names: Sequence[str]) -> None:
+        if playbook == "site.yml":
+            raise KeyboardInterrupt
+
+    world.during = interrupt
+    assert rolled_back() == 130
+    world.during = lambda playbook, names: None  # noqa: ARG005
+    assert rolled_back() == 0
+    assert "continuing run" in capsys.readouterr().out
+    assert states(tmp_path) == {"gpu-1": "returned"}
+    assert {one["loaded"] for one in world.nodes.values()} == {OLD}
+    assert not list(world.folder.glob("drained-*"))
+
+
+def test_an_abort_finishes_the_run_before_its_next_wave(world: World, tmp_path: Path, capsys: Out) -> None:
+    def abort(playbook: str, names: Sequence[str]) -> None:
+        if playbook == "prepare.yml":
+            assert upgraded("--abort") == 0
+
+    world.during = abort
+    assert upgraded() == 1
+    assert "stops before its next wave and ends there" in capsys.readouterr().out
+    assert list(states(tmp_path).values()) == ["returned", *["planned"] * 4]
+    assert latest(tmp_path).record.finished_at is not None
+    assert upgraded("--abort") == 2
+    # A run that was paused is finished at once.
+    world.during = lambda playbook, names: upgraded("--pause") and None  # noqa: ARG005
+    upgraded()
+    assert upgraded("--abort") == 0
+    assert "is finished" in capsys.readouterr().out
+    assert latest(tmp_path).record.finished_at is not None
+
+
+def test_the_live_view_shows_the_nodes_by_state(world: World, capsys: Out) -> None:
+    shown: list[str] = []
+
+    def look(playbook: str, names: Sequence[str]) -> None:
+        if playbook == "site.yml" and names == ["gpu-1"] and not shown:
+            capsys.readouterr()
+            assert upgraded("--watch") == 0
+            shown.append(capsys.readouterr().out)
+
+    world.during = look
+    assert upgraded("--waves", "100%") == 0
+    assert re.search(r"(?m)^  planned +4  gpu-\[2-5\]$", shown[0])
+    assert re.search(r"(?m)^  drained +1  gpu-1 \(change, for 0 min\)$", shown[0])
+    assert upgraded("--watch") == 2
+
+
+def test_a_failure_domain_is_in_one_wave_and_counts_as_one_node(world: World, tmp_path: Path, capsys: Out) -> None:
+    world.domains = {"gpu-2": "rack-1", "gpu-5": "rack-1"}
+    assert upgraded("--waves", "1") == 0
+    out = capsys.readouterr().out
+    assert "wave 2      gpu-[2,5] (together: rack-1)" in out
+    assert {name: node.wave for name, node in latest(tmp_path).record.nodes.items()} == {
+        "gpu-1": 0, "gpu-2": 1, "gpu-5": 1, "gpu-3": 2, "gpu-4": 3,
+    }  # fmt: skip
+
+
+def test_a_failure_domain_with_a_node_that_is_left_out_is_left_out(world: World, capsys: Out) -> None:
+    world.domains = dict.fromkeys(("gpu-2", "gpu-5"), "rack-1")
+    world.lost = {"gpu-5"}
+    assert upgraded("--waves", "100%") == 3
+    assert "gpu-2: rack-1: gpu-5 is left out" in capsys.readouterr().out
+    assert world.nodes["gpu-2"]["loaded"] == OLD
+
+
+def test_the_plan_has_the_minutes_of_earlier_runs(world: World, capsys: Out) -> None:
+    assert upgraded("--waves", "100%") == 0
+    assert "no earlier run has measured it" in capsys.readouterr().out
+    rolled_back("--dry-run")
+    assert "about 0 minutes (median of 5 returns in earlier runs, longest 0)" in capsys.readouterr().out
