@@ -38,9 +38,9 @@ FREE = {"cli"}
 # change, with its reason in the commit's message; one that is far above the room is lowered.
 CEILINGS: dict[str, tuple[int, int]] = {
     "catalog": (3_400, 36),
-    "change": (1_150, 6),
+    "change": (1_250, 6),
     "checks": (12_550, 12),
-    "cli": (7_450, 38),
+    "cli": (7_900, 38),
     "expectations": (600, 0),
     "fabric": (1_450, 23),
     "facts": (10_750, 52),
