@@ -424,7 +424,12 @@ def compiler_log(since):
     new = sorted((path for path in logs if path.stat().st_mtime >= since), key=lambda path: path.stat().st_mtime)
     if not new:
         return []
-    lines = new[-1].read_text(encoding="utf-8", errors="replace").splitlines()
+    return errors_of_compiler(new[-1])
+
+
+def errors_of_compiler(path):
+    """Return the compiler's errors in a log of DKMS."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     picked = [number for number, line in enumerate(lines) if re.search(r" error:|Error \d", line)]
     wanted = sorted({near for number in picked for near in range(number, min(number + 4, len(lines)))})
     return [lines[number][:200] for number in wanted][-20:]

@@ -66,7 +66,13 @@ RESERVED = ("gpunode_", "__")
 OWN_FACTS = ("gpunode_restart_required", "gpunode_reboot_required")
 SEALED = "gpunode-sealed:"
 CALL_LIMIT_S = 900
-LIMITS_S = {"driver_exchange": 1800, "scratch_disks": 3600, "package_transaction": 5400, "guarded_change": 1800}
+LIMITS_S = {
+    "driver_exchange": 1800,
+    "scratch_disks": 3600,
+    "module_build": 5400,
+    "package_transaction": 5400,
+    "guarded_change": 1800,
+}
 """Seconds within which a module must answer, in addition to the limits in its arguments; others: CALL_LIMIT_S."""
 
 
