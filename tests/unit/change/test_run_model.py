@@ -210,7 +210,7 @@ class Sim:
 class FleetThroughChange(RuleBasedStateMachine):
     """Runs of one command, each perhaps killed, with what else happens before, between and in the middle of them."""
 
-    sequences = 0
+    sequences = runs = killed = 0
 
     @initialize(
         waves=st.lists(st.integers(0, 2), min_size=len(NAMES), max_size=len(NAMES)),
@@ -239,9 +239,11 @@ class FleetThroughChange(RuleBasedStateMachine):
             DiskJournal(world), Fleet(world), Sim(world), RunLimits(300, 60, 30, budget, rollback),
             clock=lambda: world.clock, sleep=world.sleep,
         )  # fmt: skip
+        type(self).runs += 1
         try:
             return change.run()
         except Killed:
+            type(self).killed += 1
             return None
         finally:
             world.kill_at = None
@@ -352,4 +354,11 @@ class FleetThroughChange(RuleBasedStateMachine):
 FleetThroughChange.TestCase.settings = settings(
     max_examples=effort(25, 1500), stateful_step_count=12, deadline=None, print_blob=True
 )
-TestFleetThroughChange = FleetThroughChange.TestCase
+
+
+class TestFleetThroughChange(FleetThroughChange.TestCase):  # type: ignore[misc,name-defined]
+    @classmethod
+    def tearDownClass(cls) -> None:
+        """Print how much was tried (``pytest -s``)."""
+        tried = FleetThroughChange
+        print(f"\n{tried.sequences} sequences of events, {tried.runs} runs in them, {tried.killed} of these killed")
