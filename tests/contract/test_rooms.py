@@ -48,7 +48,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "history": (2_000, 1),
     "judging": (1_600, 13),
     "lab": (11_550, 153),
-    "plugins": (8_400, 171),
+    "plugins": (9_200, 171),
     "probe": (2_650, 6),
     "profiling": (1_300, 3),
     "provisioning": (13_500, 71),
