@@ -40,7 +40,7 @@ def chosen(folder: Path, run_id: str | None) -> Journal:
     """Return the run to take back. Raises UsageError."""
     begun = {goes_back(one) for one in runs(folder) if one.record.finished_at is None} - {""}
     found = kept_runs(folder)
-    # An unfinished rollback has taken over the nodes that its run held.
+    # The nodes that its run held belong to an unfinished rollback.
     found += [one for one in runs(folder) if one.record.run in begun - {one.record.run for one in found}]
     if not found:
         raise UsageError(f"{folder}: no run of gpunode upgrade changed a node: there is nothing to take back")
@@ -79,7 +79,7 @@ def _list(context: click.Context, _: click.Parameter, listing: bool) -> None:
 )
 @change_options
 def command(run_id: str | None, **values: Any) -> int:
-    """Give nodes the driver back that they had before a run of gpunode upgrade.
+    """Reinstall the driver that nodes had before a run of gpunode upgrade.
 
     The nodes go the same way as in an upgrade: prepared while they work, drained, changed, rebooted, proven to be as
     good as before that run, returned; by canary and waves. A node that fails stays drained with the reason. Exit codes:

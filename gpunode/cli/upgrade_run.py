@@ -154,7 +154,7 @@ class ChangeGoal:
     """What the nodes are to get."""
 
     title: str
-    """Of the command: what makes it another one (``--to 595``)."""
+    """Of the command: what distinguishes it from others (``--to 595``)."""
     request: Request = field(default_factory=Request)
     of_host: Mapping[str, Request] | None = None
     """The requests by host; a host without one is left out. None: ``request`` for all."""
@@ -162,7 +162,7 @@ class ChangeGoal:
     """Folder of the run to which nodes go back: they are compared with their state before it."""
 
     def request_of(self, name: str) -> Request | None:
-        """Return the request for one node; None if it is no part of the change."""
+        """Return the request for one node; None for a node that the change leaves out."""
         return self.request if self.of_host is None else self.of_host.get(name)
 
 

@@ -9,7 +9,7 @@ VERBS = {
     "plan": "Resolve a matched stack and explain it",
     "provision": "Run the site playbook on an inventory",
     "upgrade": "Upgrade the driver of many nodes by canary and waves, and return what is as good as before",
-    "rollback": "Give nodes the driver back that they had before an upgrade, by canary and waves",
+    "rollback": "Reinstall the driver that nodes had before an upgrade, by canary and waves",
     "validate": "Validate nodes: this machine, hosts of an inventory, or saved bundles",
     "profile": "Run a command under a profiler and print where its time goes",
     "stage": "Copy a data set to a local disk: verified, resumed, within a limit of space",
