@@ -79,7 +79,7 @@ def _list(context: click.Context, _: click.Parameter, listing: bool) -> None:
 )
 @change_options
 def command(run_id: str | None, **values: Any) -> int:
-    """Reinstall the driver that nodes had before a run of gpunode upgrade.
+    """Install the driver again that nodes had before a run of gpunode upgrade.
 
     The nodes go the same way as in an upgrade: prepared while they work, drained, changed, rebooted, proven to be as
     good as before that run, returned; by canary and waves. A node that fails stays drained with the reason. Exit codes:

@@ -167,7 +167,7 @@ class ChangeGoal:
 
 
 def change_fleet(options: ChangeOptions, goal: ChangeGoal) -> int:
-    """Lead nodes to a goal by canary and waves, or continue the run that does; return an exit code."""
+    """Return the exit code of a change by canary and waves, begun here or continued."""
     waves_of(options.waves)
     scheduler = scheduler_of(options.scheduler)
     root = collection_root()
