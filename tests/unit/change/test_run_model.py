@@ -236,7 +236,7 @@ class FleetThroughChange(RuleBasedStateMachine):
     def run(self, budget: int, rollback: bool) -> str | None:
         world = self.world
         change = ChangeRun(
-            DiskJournal(world), Fleet(world), Sim(world), RunLimits(300, 60, 30, budget, rollback),
+            DiskJournal(world), Fleet(world), Sim(world), RunLimits(300, 60, 30, most_failed=budget, rollback=rollback),
             clock=lambda: world.clock, sleep=world.sleep,
         )  # fmt: skip
         type(self).runs += 1
