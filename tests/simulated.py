@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gpunode.lab.simulator import modules, nics, numa, pci, smi, state
+from gpunode.lab.simulator import modules, nics, pci, smi, state
 
 Document = dict[str, Any]
 
@@ -29,7 +29,7 @@ _WHERE_THE_KERNEL_HAS_THEM = (
     (nics, "CLASS", "/sys/class/infiniband"),
     (nics, "VERBS", "/sys/class/infiniband_verbs"),
     (nics, "MAD", "/sys/class/infiniband_mad"),
-    (numa, "FOLDER", "/sys/devices/system/node"),
+    (pci, "NUMA_FOLDER", "/sys/devices/system/node"),
     (modules, "DRIVER", "/proc/driver/nvidia"),
 )
 
@@ -53,7 +53,7 @@ def lay_kernel_files(hardware: Document, driver: str, flavour: str) -> None:
         running["numa_nodes"] = hardware["numa_nodes"]
     pci.write(hardware)
     nics.write(hardware)
-    numa.write(hardware["numa_nodes"])
+    pci.write_numa(hardware["numa_nodes"])
     for gpu in hardware["gpus"]:
         pci.bind(gpu, "nvidia")
     for switch in hardware["nvswitches"]:

@@ -39,8 +39,8 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
             continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (("." * node.level + (node.module or ""), alias.name) for alias in node.names)
         yield from imported(node)
 
 
@@ -52,11 +52,15 @@ def imports(path: Path) -> frozenset[tuple[str, str]]:
 
 def graph(paths: Mapping[str, Path]) -> dict[str, set[str]]:
     """The modules that each module imports."""
-    found = {}
+    edges = {}
     for name, path in paths.items():
-        wanted = {f"{module}.{part}" if f"{module}.{part}" in paths else module for module, part in imports(path)}
-        found[name] = {one for one in wanted if one in paths and one != name}
-    return found
+        package = name.rpartition(".")[0]  # relative imports, in what goes to nodes, are of one folder
+        absolute = {
+            (f"{package}.{base[1:]}".rstrip(".") if base[:1] == "." else base, part) for base, part in imports(path)
+        }
+        modules = {f"{base}.{part}" if f"{base}.{part}" in paths else base for base, part in absolute}
+        edges[name] = {module for module in modules if module in paths and module != name}
+    return edges
 
 
 def test_no_import_runs_in_a_circle() -> None:
@@ -82,7 +86,7 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     found = set()
     for folder in ("gpunode", "plugins"):
         for path in (ROOT / folder).rglob("*.py"):
-            found |= {name.split(".")[0] for name, _ in imports(path)}
+            found |= {name.split(".")[0] for name, _ in imports(path) if not name.startswith(".")}
     outside = found - set(sys.stdlib_module_names) - OURS - ON_NODES - own - {"module_utils"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = {DISTRIBUTIONS.get(name, name).lower() for name in outside}

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from . import devices, faults, kernel, kmsg, modprobe, modules, mounts, nics, numa, pci, smi_mig, state
+from . import devices, faults, kernel, kmsg, modprobe, modules, mounts, nics, pci, smi_mig, state
 from .node import NodeSnapshot
 
 REPORT = "/var/log/gpunode-lab-boot.log"
@@ -153,9 +153,9 @@ def _bus(hardware: dict[str, Any]) -> None:
 
 def _numa(count: int) -> None:
     """Write the hardware's NUMA nodes; if the host's kernel has no folder for them, the node has none."""
-    numa.write(count)
+    pci.write_numa(count)
     try:
-        mounts.bind(numa.FOLDER, "/sys/devices/system/node")
+        mounts.bind(pci.NUMA_FOLDER, "/sys/devices/system/node")
     except FileNotFoundError:
         count = 1
     with state.change() as (_, running):

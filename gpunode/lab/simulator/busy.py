@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from . import devices, state
-from .errors import FaultError
+from .state import FaultError
 
 START_LIMIT_S = 5.0
 _NAME = "python3"

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from . import cdi
 from .cdi_hook import HookError, inside, make_link, update_ldcache
-from .gpu import SimulatedGpu
-from .node import package_release
+from .node import SimulatedGpu, package_release
 
 LIMIT_S = 120
 MOUNT_S = 20

@@ -6,18 +6,14 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Callable
 
-from . import cdi, ctk_config, ctk_runtime, state
+from . import cdi, ctk_runtime, state
+from .ctk_config import ConfigError, CtkUsageError, note, options_of
 from .node import package_release
 
 DEFAULT_STRATEGIES = ("index", "uuid")
 SPECIFICATIONS = ("/etc/cdi", "/var/run/cdi")
-
-
-class CtkUsageError(Exception):
-    """A command line that nvidia-ctk does not support."""
 
 
 def main(argv: list[str]) -> int:
@@ -36,7 +32,7 @@ def main(argv: list[str]) -> int:
     try:
         command = commands.get((words[0], words[1])) if len(words) > 1 else None
         return command(words[2:]) if command else _unknown(words)
-    except (CtkUsageError, cdi.CdiError, ctk_config.ConfigError) as err:
+    except (CtkUsageError, cdi.CdiError, ConfigError) as err:
         note("error", str(err))
         return 1
 
@@ -44,32 +40,6 @@ def main(argv: list[str]) -> int:
 def _unknown(words: list[str]) -> int:
     sys.stderr.write(f"No help topic for '{' '.join(words)}'\n")
     return 3
-
-
-def note(level: str, text: str) -> None:
-    """Write a line of the toolkit's log."""
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    sys.stderr.write(f'time="{stamp}" level={level} msg={json.dumps(text)}\n')
-
-
-def options_of(words: list[str], with_value: tuple[str, ...], switches: tuple[str, ...]) -> dict[str, list[str]]:
-    """Return options to their values; a switch has ``true`` or what follows its ``=``. Raises CtkUsageError."""
-    found: dict[str, list[str]] = {}
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        key, equals, value = word.partition("=")
-        name = key.lstrip("-")
-        if not key.startswith("-") or name not in (*with_value, *switches):
-            raise CtkUsageError(f"flag provided but not defined: {key}")
-        if name in switches:
-            value = value if equals else "true"
-        elif not equals:
-            if not left:
-                raise CtkUsageError(f"flag needs an argument: {key}")
-            value = left.pop(0)
-        found.setdefault(name, []).append(value)
-    return found
 
 
 def generate(words: list[str]) -> int:

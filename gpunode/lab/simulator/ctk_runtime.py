@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any, NamedTuple
 
-from . import ctk, ctk_config, state, toml_text
+from . import ctk_config, state
 from .node import package_release
 from .versions import numbers
 
@@ -37,7 +37,7 @@ class ContainerdRuntime(NamedTuple):
 
 def configure(words: list[str]) -> int:
     """Merge the runtime into the existing configuration."""
-    options = ctk.options_of(
+    options = ctk_config.options_of(
         words,
         ("runtime", "config", "nvidia-runtime-name", "nvidia-runtime-path", "drop-in-config"),
         ("dry-run", "set-as-default", "cdi.enabled"),
@@ -45,7 +45,7 @@ def configure(words: list[str]) -> int:
     chosen = {key: values[-1] for key, values in options.items()}
     runtime = chosen.get("runtime", "docker")
     if runtime not in FILES:
-        raise ctk.CtkUsageError(f"unrecognized runtime '{runtime}'")
+        raise ctk_config.CtkUsageError(f"unrecognized runtime '{runtime}'")
     default = chosen.get("set-as-default") == "true"
     with_cdi = chosen.get("cdi.enabled") == "true"
     name = chosen.get("nvidia-runtime-name", "nvidia")
@@ -61,18 +61,18 @@ def configure(words: list[str]) -> int:
             sys.stdout.write(text)
         else:
             state.write_text(state.path(target), text)
-            ctk.note("info", f"Wrote updated config to {target}")
+            ctk_config.note("info", f"Wrote updated config to {target}")
     if chosen.get("dry-run") != "true":
-        ctk.note("info", RESTART.format(runtime))
+        ctk_config.note("info", RESTART.format(runtime))
     return 0
 
 
 def _text(file: str) -> str | None:
-    ctk.note("info", f"Loading config from {file}")
+    ctk_config.note("info", f"Loading config from {file}")
     try:
         return state.path(file).read_text(encoding="utf-8")
     except FileNotFoundError:
-        ctk.note("info", "Config file does not exist; using empty config")
+        ctk_config.note("info", "Config file does not exist; using empty config")
         return None
     except OSError as err:
         raise ctk_config.ConfigError(f"unable to load config: {err}") from None
@@ -103,15 +103,15 @@ def _containerd_files(file: str, chosen: dict[str, str], runtime: ContainerdRunt
         drop_in = DROP_IN
     if not drop_in:
         _containerd(document, document, runtime)
-        return {file: toml_text.dump(document)}
+        return {file: ctk_config.toml(document)}
     own: dict[str, Any] = {}
     _containerd(own, document, runtime)
-    changed = {drop_in: toml_text.dump(own)}
+    changed = {drop_in: ctk_config.toml(own)}
     folder = drop_in.rpartition("/")[0] + "/*.toml"
     if folder not in document.get("imports", []):
         document["imports"] = [*document.get("imports", []), folder]
         document.setdefault("version", 2)
-        changed[file] = toml_text.dump(document)
+        changed[file] = ctk_config.toml(document)
     return changed
 
 

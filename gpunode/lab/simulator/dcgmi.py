@@ -7,8 +7,7 @@ import sys
 from typing import Any
 
 from . import daemon
-from .gpu import SimulatedGpu
-from .node import NodeSnapshot, package_release
+from .node import NodeSnapshot, SimulatedGpu, package_release
 from .readings import ecc_counts, remapped
 
 NO_ENGINE = (

@@ -6,7 +6,7 @@ TOOLS = {
     "boot": "boot",
     "dcgmi": "dcgmi",
     "fault": "faults",
-    "lsmod": "lsmod",
+    "lsmod": "modprobe:lsmod",
     "modprobe": "modprobe",
     "nv-fabricmanager": "fabric_manager",
     "nv-hostengine": "host_engine",
@@ -27,7 +27,7 @@ TOOLS = {
     "nvidia-xconfig": "unsimulated",
     "nvlsm": "nvlsm",
     "nvswitch-audit": "unsimulated",
-    "rmmod": "rmmod",
+    "rmmod": "modprobe:rmmod",
 }
 """Tool to the module of this package that has its ``main(argv)``, or to ``module:function``."""
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import busy, daemon, fabric_manager, kmsg, modules, pci, replaced, state
-from .errors import FaultError
 from .readings import THROTTLES
+from .state import FaultError
 
 WRONG = 2
 Fault = dict[str, Any]

@@ -138,3 +138,29 @@ def _real(argv: list[str]) -> int:
     sys.stdout.write(done.stdout)
     sys.stderr.write(done.stderr)
     return done.returncode
+
+
+def lsmod(argv: list[str]) -> int:  # noqa: ARG001 (as lsmod, which takes none)
+    """Run as lsmod; return its exit status."""
+    sys.stdout.write("Module                  Size  Used by\n")
+    for name, size, count, users in modules.listing():
+        sys.stdout.write(f"{name:<19} {size:>8}  {count} {','.join(users)}".rstrip() + "\n")
+    return 0
+
+
+def rmmod(argv: list[str]) -> int:
+    """Run as rmmod; return its exit status."""
+    names = [word for word in argv if not word.startswith("-")]
+    if not any(modules.is_simulated(name) for name in names):
+        done = modules.kmod("rmmod", argv)
+        sys.stdout.write(done.stdout)
+        sys.stderr.write(done.stderr)
+        return done.returncode
+    failed = 0
+    for name in names:
+        try:
+            modules.remove(name)
+        except ModuleError as err:
+            sys.stderr.write(f"rmmod: ERROR: {err}\n")
+            failed = 1
+    return failed

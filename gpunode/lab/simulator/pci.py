@@ -12,7 +12,6 @@ from . import state
 from .config_space import SIZE, config_space, numbers, speed
 
 Function = dict[str, Any]
-
 DEVICES = "/run/gpunode-lab/sys/devices"
 """Where this module writes; on a node it is mounted, read-only, as /sys/devices."""
 SLOTS = "/run/gpunode-lab/sys/slots"
@@ -23,6 +22,9 @@ _MEMORY = 0x0000_2000_0000_0000
 _WINDOW = 1 << 40
 _MIB = 1 << 20
 _PREFETCHABLE = 0x14220C
+NUMA_FOLDER = "/run/gpunode-lab/sys/node"
+"""Mounted as /sys/devices/system/node, if the host's kernel supports NUMA."""
+_NEAR, _FAR = 10, 21
 
 
 def functions(hardware: dict[str, Any]) -> list[Function]:
@@ -217,3 +219,36 @@ def ranges(cpus: list[int]) -> str:
         else:
             parts.append([cpu, cpu])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+
+
+def write_numa(count: int) -> None:
+    """Write the folder."""
+    folder = state.path(NUMA_FOLDER)
+    every = ranges(list(range(count)))
+    for name in ("online", "possible", "has_cpu", "has_memory", "has_normal_memory"):
+        state.write_text(folder / name, every + "\n")
+    kib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 1024
+    for node in range(count):
+        cpus = cpus_of(node, count)
+        place = folder / f"node{node}"
+        state.write_text(place / "cpulist", ranges(cpus) + "\n")
+        state.write_text(place / "cpumap", _mask(cpus) + "\n")
+        state.write_text(place / "distance", " ".join(_distances(node, count)) + "\n")
+        share = kib // count
+        lines = [("MemTotal", share), ("MemFree", share // 2), ("MemUsed", share - share // 2)]
+        state.write_text(place / "meminfo", "".join(f"Node {node} {name}: {size:15d} kB\n" for name, size in lines))
+
+
+def _distances(node: int, count: int) -> list[str]:
+    return [str(_NEAR if other == node else _FAR) for other in range(count)]
+
+
+def _mask(cpus: list[int]) -> str:
+    """Return a processor mask in groups of 32 bits."""
+    bits = sum(1 << cpu for cpu in cpus)
+    groups = []
+    while True:
+        groups.append(f"{bits & 0xFFFFFFFF:08x}")
+        bits >>= 32
+        if not bits:
+            return ",".join(reversed(groups))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .gpu import SimulatedGpu
+from .node import SimulatedGpu
 
 THROTTLES = ("sw_power_cap", "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 """Reasons other than the load that hold clocks down, each possible as a fault."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import state
-from .errors import FaultError
+from .state import FaultError
 
 _LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 _FABRIC_MANAGER = "/usr/bin/nv-fabricmanager"

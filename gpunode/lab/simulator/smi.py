@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 
 from . import smi_dmon, smi_mig, smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml, state
-from .gpu import SimulatedGpu
-from .node import NodeSnapshot, loaded, package_release
+from .node import NodeSnapshot, SimulatedGpu, loaded, package_release
 from .versions import numbers
 
 SUCCESS, INVALID, NOT_FOUND = 0, 2, 6

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import state
-from .gpu import SimulatedGpu
+from .node import SimulatedGpu
 
 NOT_FOUND, IN_USE, UNKNOWN, INVALID, NO_ROOM = 6, 19, 255, 2, 255
 OFF = "No MIG-enabled devices found.\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .gpu import SimulatedGpu
+from .node import SimulatedGpu
 
 COUNTERS = ("Replay Errors", "Recovery Errors", "CRC Errors")
 COUNTERS_OF_NVLINK_5 = (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from .gpu import SimulatedGpu
-from .node import NodeSnapshot
+from .node import NodeSnapshot, SimulatedGpu
 from .query_fields import ALIASES, BITS, COUNTER_TAGS, NA, NOT_HERE, PATHS, REASONS, UNITS
 from .readings import clocks, ecc_counts, fabric, maximum_clocks, reasons, remapped
 from .values import DEPRECATED, switch, values, yes

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import faults, state
-from .gpu import SimulatedGpu
+from .node import SimulatedGpu
 from .readings import maximum_clocks
 
 INVALID, NOT_SUPPORTED, NO_PERMISSION, IN_USE = 2, 3, 4, 19

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from . import smi_mig
-from .gpu import SimulatedGpu
-from .node import NodeSnapshot
+from .node import NodeSnapshot, SimulatedGpu
 from .readings import ecc_counts, memory, power_w, temperature_c
 from .values import LOST
 from .versions import numbers

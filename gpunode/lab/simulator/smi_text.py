@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 from . import smi_mig
-from .gpu import SimulatedGpu
 from .layout import LayoutRow, rows
-from .node import NodeSnapshot
+from .node import NodeSnapshot, SimulatedGpu
 from .readings import application_clocks, maximum_clocks
 from .values import values
 from .versions import numbers

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from . import state
-from .gpu import SimulatedGpu
-from .node import NodeSnapshot
+from .node import NodeSnapshot, SimulatedGpu
 from .readings import fabric
 
 LEGEND = """

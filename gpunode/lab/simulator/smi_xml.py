@@ -7,9 +7,8 @@ from collections.abc import Callable
 from html import escape  # xml.sax loads an HTTP client, a third of this tool's run time
 
 from . import smi_mig
-from .gpu import SimulatedGpu
 from .layout import LayoutRow, rows
-from .node import NodeSnapshot
+from .node import NodeSnapshot, SimulatedGpu
 from .readings import application_clocks, maximum_clocks
 from .values import values
 from .versions import numbers

@@ -29,7 +29,6 @@ from typing import Any
 
 ROOT = Path(os.environ.get("GPUNODE_LAB_ROOT", "/"))
 LOCK_MODE = 0o600
-
 Document = dict[str, Any]
 
 
@@ -114,3 +113,7 @@ def _read(file: Path) -> Document:
 def _document(text: str) -> Document:
     found: Document = json.loads(text)
     return found
+
+
+class FaultError(Exception):
+    """A fault cannot be set or healed; the message is one line with the reason and the possible values."""

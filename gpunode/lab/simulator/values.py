@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .gpu import NAMES, SimulatedGpu
+from .node import NAMES, SimulatedGpu
 from .readings import (
     application_clocks,
     clocks,

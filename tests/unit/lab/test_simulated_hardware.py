@@ -13,11 +13,11 @@ import pytest
 from gpunode.catalog import load
 from gpunode.errors import UsageError
 from gpunode.lab.hardware import describe, names
-from gpunode.lab.simulator import devices, faults, kernel, kmsg, modprobe, modules, pci, persistenced, rmmod, state
+from gpunode.lab.simulator import devices, faults, kernel, kmsg, modprobe, modules, pci, persistenced, state
 from gpunode.lab.simulator.config_space import config_space
-from gpunode.lab.simulator.errors import FaultError
 from gpunode.lab.simulator.modules import ModuleError
 from gpunode.lab.simulator.node import NodeSnapshot
+from gpunode.lab.simulator.state import FaultError
 
 KERNEL = "6.1.0-56-cloud-amd64"
 
@@ -312,7 +312,7 @@ def test_module_options_are_in_params() -> None:
 
 
 def test_rmmod_reports_what_is_not_loaded(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert rmmod.main(["nvidia"]) == 1
+    assert modprobe.rmmod(["nvidia"]) == 1
     assert capsys.readouterr().err == "rmmod: ERROR: Module nvidia is not currently loaded\n"
 
 

@@ -15,7 +15,7 @@ from simulated import output_of, write
 from simulated_node import DRIVER, SimulatedNode, node  # noqa: F401
 
 import gpunode.lab.simulator as package
-from gpunode.lab.simulator import cdi, cdi_hook, container_cli, container_runtime, ctk, toml_text
+from gpunode.lab.simulator import cdi, cdi_hook, container_cli, container_runtime, ctk, ctk_config
 from gpunode.lab.simulator.entry_points import entry_points, script
 
 
@@ -111,7 +111,7 @@ class TestRuntimeConfiguration:
 
 def test_toml_comes_back_as_it_was() -> None:
     document = {"a": 1, "b": [1, "x"], "c": {"d-e": True, "f.g": {"h": 'quote " and \\'}}}
-    assert tomllib.loads(toml_text.dump(document)) == document
+    assert tomllib.loads(ctk_config.toml(document)) == document
 
 
 class TestSpecification:
