@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -11,17 +11,19 @@ import click
 from click.core import ParameterSource
 
 from gpunode import __version__
-from gpunode.checks import Finding, Identity, RunningStack, Status, identify
+from gpunode.checks import Baseline, Expectation, Finding, Identity, RunningStack, Status, identify
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workload_run
-from gpunode.cli.options import STRICT
+from gpunode.cli.options import EXPECT, STRICT
 from gpunode.cli.outputs import CommandWithOutputs
+from gpunode.cli.recording import Recorder
 from gpunode.cli.selection import NodeProgress, Selection
 from gpunode.cli.validate import now, write
 from gpunode.cli.workload_run import NodeTransport
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.fabric import starters
+from gpunode.fabric.flight_recorder import findings_of, read_dumps
 from gpunode.fabric.preflight import finding
 from gpunode.fabric.run import END_S, LEAST_NODES, STEP_S, FabricRequest, FabricRun
 from gpunode.fabric.starters import KILL_S, StarterRequest
@@ -29,9 +31,14 @@ from gpunode.fabric.verdict import FabricVerdict, verdict_of
 from gpunode.facts import NodeFacts
 from gpunode.fleet import Collected, Node, Target
 from gpunode.fleet.process import run as run_program
+from gpunode.history.outliers import FleetProfile
+from gpunode.history.snapshot import GpuRecord, Snapshot, figures_of, verdicts_of
+from gpunode.history.store import FABRIC
 from gpunode.isolation import Exceeded
+from gpunode.judging.baseline import read_baselines
 from gpunode.judging.evaluator import Evaluator
-from gpunode.judging.report import NodeReport, exit_code, judged, report, unreachable
+from gpunode.judging.expectation import read_expectation
+from gpunode.judging.report import Fleet, NodeReport, exit_code, judged, report, unreachable, worst
 from gpunode.probe import Answer
 from gpunode.text import one_line
 from gpunode.workload import LaunchFailure, read_image_file
@@ -62,6 +69,12 @@ DEFAULT_RANKS = {"nccl": 8, "gloo": 1}
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Judge the output of ranks that a printed script started; no node is contacted.",
+)
+@click.option(
+    "--dumps",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Name the rank of a job that stopped first, by the dumps of PyTorch's flight recorder; no node is contacted.",
 )
 @click.option(
     "--minutes",
@@ -96,6 +109,18 @@ DEFAULT_RANKS = {"nccl": 8, "gloo": 1}
 @click.option(
     "--force", is_flag=True, help="Go on with busy GPUs, and with nodes that failed before the ranks started."
 )
+@EXPECT
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Report of --format json of an earlier run with --fabric; figures are compared with those of the same node.",
+)
+@click.option(
+    "--history/--no-history",
+    default=None,
+    help="Save this run: gpunode history --help.  [default: yes, with --records and --dumps no]",
+)
 @outputs_.options
 @STRICT
 @click.option("-v", "--verbose", is_flag=True, help="Also show notes and passed checks.")
@@ -109,6 +134,7 @@ def validate_fabric(  # noqa: PLR0913
     engine: Literal["ssh", "slurm", "mpi", "torchrun", "kubernetes"],
     printed: bool,
     records: Path | None,
+    dumps: Path | None,
     minutes: float,
     ranks: int | None,
     backend: Literal["nccl", "gloo"] | None,
@@ -120,6 +146,9 @@ def validate_fabric(  # noqa: PLR0913
     python: str,
     rendezvous: str | None,
     force: bool,
+    expect: Path | None,
+    baseline: Path | None,
+    history: bool | None,
     strict: bool,
     verbose: bool,
     **_: object,
@@ -137,6 +166,7 @@ def validate_fabric(  # noqa: PLR0913
       gpunode validate --fabric --engine slurm gpu-[01-16] --ranks 8
       gpunode validate --fabric --engine slurm --print gpu-[01-16] > fabric.sbatch
       gpunode validate --fabric --records slurm-4711.out
+      gpunode validate --fabric --dumps /tmp/nccl_traces
     """
     places = outputs_.outputs(ctx)
     if printed and engine != "slurm":
@@ -145,9 +175,18 @@ def validate_fabric(  # noqa: PLR0913
         )
     started, began = now(), time.monotonic()
     tests = "fabric" if links_only else "fabric,nccl,ddp"
-    if records is not None:
+    if records is not None and dumps is not None:
+        raise UsageError("--records cannot be combined with --dumps")
+    expects = ExpectedOfNodes(
+        read_expectation(expect) if expect else Expectation(), read_baselines(baseline) if baseline else {}
+    )
+    wanted = history if history is not None else records is None and dumps is None
+    if dumps is not None:
+        selection_.refuse_asking("--dumps contacts no node")
+        verdict, nodes = FabricVerdict(), of_dumps(dumps)
+    elif records is not None:
         selection_.refuse_asking("--records contacts no node")
-        verdict, nodes = of_records(read_file(records), engine, (time.monotonic() - began) / 60)
+        verdict, nodes = of_records(read_file(records), engine, (time.monotonic() - began) / 60, expects)
     elif engine == "ssh":
         _refuse(ctx, "--engine ssh", ("backend", "python", "rendezvous"))
         request = FabricRequest(
@@ -160,7 +199,7 @@ def validate_fabric(  # noqa: PLR0913
             file=read_image_file(image_file) if image_file else None,
             tests=tests,
         )
-        verdict, nodes = over_ssh(selection, request)
+        verdict, nodes = over_ssh(selection, request, expects)
     else:
         _refuse(ctx, f"--engine {engine}", ("no_container", "force", "image_file"))
         if image is not None and engine != "kubernetes":
@@ -187,18 +226,63 @@ def validate_fabric(  # noqa: PLR0913
             click.echo(starters.text(cast("Any", engine), starter), nl=False)
             return 0
         output = started_by(cast("Any", engine), starter)
-        verdict, nodes = of_records(output, engine, (time.monotonic() - began) / 60)
+        verdict, nodes = of_records(output, engine, (time.monotonic() - began) / 60, expects)
+    fleet = kept(nodes, started, wanted=wanted)
     document = report(
         nodes,
         level="standard",
         version=__version__,
         started_at=started,
         finished_at=now(),
+        fleet=fleet,
         fabric=verdict.report,
     )
     for place in places:
         write(document, place, verbose=verbose)
     return exit_code(document, strict=strict)
+
+
+@dataclass(frozen=True)
+class ExpectedOfNodes:
+    """What the site expects, and the earlier figures of each node."""
+
+    site: Expectation
+    baselines: Mapping[str, Baseline]
+
+    def of(self, names: Iterable[str]) -> dict[str, Expectation]:
+        """Return the expectation of each node."""
+        return {
+            name: self.site.with_baseline(self.baselines[name]) if name in self.baselines else self.site
+            for name in names
+        }
+
+
+def kept(nodes: Sequence[NodeReport], started: str, *, wanted: bool) -> Fleet:
+    """Save the run in the history, and return the nodes with figures that differ from most others'."""
+    recorder = Recorder(FABRIC, "standard", started, wanted=wanted)
+    fleet = FleetProfile()
+    with recorder:
+        for node in nodes:
+            snapshot = Snapshot(
+                host=node.host,
+                level="standard",
+                simulated=node.simulated,
+                stack=node.stack,
+                gpus=tuple(GpuRecord(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in node.gpus),
+                verdicts=verdicts_of(node.findings),
+                figures=figures_of(node.findings),
+            )
+            fleet.add(snapshot)
+            recorder.node(snapshot, node.status.value, node.findings)
+        recorder.finish(worst(node.status for node in nodes), now())
+    figures = [one for one in fleet.outliers() if one.kind == "figure"]
+    return Fleet(outliers=tuple(one.model_dump(mode="json") for one in figures) if figures else None)
+
+
+def of_dumps(folder: Path) -> list[NodeReport]:
+    """Return the verdict on the dumps of one job, as the report on a node of its name. Raises UsageError."""
+    findings = [one for _, one in findings_of(read_dumps(folder))]
+    return [judged("job", _unknown(), findings, None)]
 
 
 def _refuse(ctx: click.Context, why: str, names: Sequence[str]) -> None:
@@ -249,7 +333,9 @@ class FabricWork:
         return [{"record": "fabric.failed", "error": reason}]
 
 
-def over_ssh(selection: Selection, request: FabricRequest) -> tuple[FabricVerdict, list[NodeReport]]:
+def over_ssh(
+    selection: Selection, request: FabricRequest, expects: ExpectedOfNodes
+) -> tuple[FabricVerdict, list[NodeReport]]:
     """Run the ranks over the inventory's connections; return the verdict and the reports on the nodes."""
     targets = selection.targets()
     names = [target.name for target in targets]
@@ -285,6 +371,7 @@ def over_ssh(selection: Selection, request: FabricRequest) -> tuple[FabricVerdic
             minutes=minutes,
             facts=facts,
             rank_names=result.rank_names,
+            expects=expects.of(result.nodes),
         )
     for name, reason in result.failures.items():
         verdict.add([name], finding("nodes.ranks", Status.ERROR, "node", f"its ranks did not finish: {reason}"))
@@ -328,7 +415,9 @@ def started_by(engine: Literal["slurm", "mpi"], request: StarterRequest) -> list
     return found
 
 
-def of_records(records: list[dict[str, Any]], engine: str, minutes: float) -> tuple[FabricVerdict, list[NodeReport]]:
+def of_records(
+    records: list[dict[str, Any]], engine: str, minutes: float, expects: ExpectedOfNodes
+) -> tuple[FabricVerdict, list[NodeReport]]:
     """Return the verdict on records, and the reports on the nodes that they name."""
     links = next((one for one in records if one.get("record") == "fabric.links"), {})
     given = links.get("values")
@@ -341,6 +430,7 @@ def of_records(records: list[dict[str, Any]], engine: str, minutes: float) -> tu
         backend=str(values.get("backend") or "unknown"),
         ranks=len(values.get("rank_nodes") or names),
         minutes=minutes,
+        expects=expects.of(names),
     )
     return verdict, [judged(name, _unknown(), verdict.findings[name], None) for name in sorted(verdict.findings)]
 

@@ -48,7 +48,7 @@ def limit_of(metric: Metric, shape: Shape, where: Where) -> PhysicalLimit | None
             return _tensor(shape, metric.removeprefix("gemm_"), where.clock_mhz)
         case "busbw":
             return _collective(shape, where)
-        case "storage":
+        case "storage" | "network":
             return None
 
 

@@ -8,7 +8,7 @@ from gpunode.facts.models.measured import GEMM_TYPES
 
 Metric = str
 """A key of ``METRICS``."""
-Group = Literal["copy", "peer", "on_device", "memory", "gemm", "busbw", "storage"]
+Group = Literal["copy", "peer", "on_device", "memory", "gemm", "busbw", "storage", "network"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ METRICS: Mapping[Metric, MetricKind] = {
     **{f"gemm_{dtype}": MetricKind("gemm", f"gemm_{dtype}") for dtype in GEMM_TYPES},
     **{f"storage_{pattern}": MetricKind("storage", None) for pattern in ("read", "write", "randread", "randwrite")},
     **{f"{name}_busbw": MetricKind("busbw", f"{name}_busbw") for name in COLLECTIVES},
+    # Over several nodes (validate --fabric): a node's own figures have other names.
+    **{f"fabric_{name}_busbw": MetricKind("busbw", f"{name}_busbw") for name in COLLECTIVES},
+    "fabric_exchange": MetricKind("network", None),
 }
 UNITS: Mapping[Group, str] = {"gemm": "TFLOPS"}
 """Unit of a group; all others are GB/s (10^9 bytes)."""

@@ -83,6 +83,21 @@ class FabricValues(Answered):
         return f"the node of rank {rank}"
 
 
+class RankView(Answered):
+    """What NCCL reports of equal ranks (``payload.nccl_log``)."""
+
+    ranks: Annotated[tuple[Count, ...], Field(max_length=100_000)]
+    gpu: Short | None = None
+    network: Short | None = None
+    adapters: Annotated[tuple[Short, ...], Field(max_length=64)] = ()
+    transports: Annotated[tuple[Short, ...], Field(max_length=64)] = ()
+    direct: bool = False
+    staged: bool = False
+    relayed: bool = False
+    nvls: Count | None = None
+    fallbacks: Annotated[tuple[Short, ...], Field(max_length=16)] = ()
+
+
 class CollectiveRates(Answered):
     """The values of ``nccl.NAME`` that the verdict needs."""
 
@@ -94,3 +109,6 @@ class CollectiveRates(Answered):
     transports: Annotated[dict[Short, Count], Field(max_length=64)] = {}
     warning: Short | None = None
     nccl_version: Short | None = None
+    nodes: Annotated[int, Field(ge=1, le=10**6)] = 1
+    channels: Count | None = None
+    views: Annotated[tuple[RankView, ...], Field(max_length=1000)] = ()

@@ -2,12 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from pydantic import ValidationError
 
-from gpunode.checks import Finding, Status
+from gpunode.checks import Expectation, Finding, Status
+from gpunode.checks.figures import judged
+from gpunode.checks.machine_shape import shape_of
 from gpunode.checks.topology import PairMatrix
+from gpunode.expectations import Figure, Shape
+from gpunode.fabric import nccl_view
 from gpunode.fabric.model import CollectiveRates, FabricValues, SuspectValues
 from gpunode.fabric.preflight import finding
 from gpunode.facts import NodeFacts
@@ -17,12 +22,6 @@ from gpunode.text import counted, one_line
 
 MOST_NODES = 256
 """Nodes of a matrix in a report; of more, the suspects' pairs are findings."""
-BUSBW_SHARE = 0.7
-"""Our choice: recorded runs of NCCL over 8 NICs reach 0.85 to 0.95 of the sum of their rates, a fallback 0.02."""
-BUSBW_SOURCE = (
-    "NVIDIA/nccl-tests, doc/PERFORMANCE.md: bus bandwidth is bounded by the bottleneck, here the NICs of a node: "
-    "sum of the active ports' rates / 8"
-)
 REMEDIES = {
     "gpu": "Compare it with its siblings: gpunode validate --level deep; then power limit, clocks, heat.",
     "rank": "Swap its cable, then compare its NIC's port counters (ibqueryerrors, ethtool -S) and firmware.",
@@ -71,22 +70,30 @@ def verdict_of(  # noqa: PLR0913
     minutes: float,
     facts: Mapping[str, NodeFacts] | None = None,
     rank_names: Sequence[str] = (),
+    expects: Mapping[str, Expectation] | None = None,
 ) -> FabricVerdict:
     """Return the verdict on the records of one run; ``facts`` of the nodes, as far as they are known.
 
-    ``rank_names``: the node of each rank, for ranks that ended before they shared it.
+    ``rank_names``: the node of each rank, for ranks that ended before they shared it. ``expects``: the site's
+    expectation by node, with the baseline of each.
     """
     verdict = FabricVerdict()
     links = None
+    summary: str | None = None
+    run = _Run(nodes, facts or {}, expects or {}, rank_names)
     collectives: list[CollectiveReport] = []
     for record in records:
         name = str(record.get("record"))
         try:
             if name == "fabric.links":
                 links = FabricValues.model_validate({"backend": backend, "ranks": ranks, **_values(record)})
-                _links(verdict, links, record, nodes, rank_names)
+                run = _Run(nodes, run.facts, run.expects, rank_names or [links.node_of(n) for n in range(links.ranks)])
+                _links(verdict, links, record, run)
             elif name.startswith("nccl."):
-                collectives += _collective(verdict, name.partition(".")[2], record, nodes, facts or {})
+                kind = name.partition(".")[2]
+                collectives += _collective(verdict, kind, record, run)
+                if kind == "all-reduce":
+                    summary = nccl_view.summary(CollectiveRates.model_validate(_values(record)))
             elif name.startswith("ddp."):
                 _training(verdict, record, nodes)
         except ValidationError as err:
@@ -104,8 +111,27 @@ def verdict_of(  # noqa: PLR0913
         usual_gb_per_s=links.usual_gb_per_s if links else None,
         matrix=matrix_of(links) if links else None,
         collectives=tuple(collectives),
+        nccl=summary,
     )
     return verdict
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is known of the nodes of a run."""
+
+    nodes: Sequence[str]
+    facts: Mapping[str, NodeFacts]
+    expects: Mapping[str, Expectation]
+    rank_names: Sequence[str]
+
+    def node_of(self, rank: int) -> str:
+        """Return the name of a rank's node."""
+        return self.rank_names[rank] if rank < len(self.rank_names) else self.nodes[0]
+
+    def expect(self, node: str) -> Expectation:
+        """Return what the site expects of a node."""
+        return self.expects.get(node) or Expectation()
 
 
 def _values(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -143,9 +169,9 @@ def _links(
     verdict: FabricVerdict,
     links: FabricValues,
     record: Mapping[str, Any],
-    nodes: Sequence[str],
-    rank_names: Sequence[str],
+    run: _Run,
 ) -> None:
+    nodes, rank_names = run.nodes, run.rank_names
     suspects: set[str] = set()
     for cause in links.causes:
         names, one = _of_cause(cause, links)
@@ -177,7 +203,23 @@ def _links(
             verdict.add([name], finding("nodes.links", Status.ERROR, "node", text))
             continue
         text = f"exchanges with {counted(partners, 'node')} in time{rate}"
-        verdict.add([name], finding("nodes.links", Status.PASS, "node", text))
+        verdict.add([name], _exchange(links, number, text, name, run))
+
+
+def _exchange(links: FabricValues, number: int, text: str, name: str, run: _Run) -> Finding:
+    """Return the finding of a node without a suspect, with the median rate of its exchanges as a figure."""
+    rates = [pair[2] for pair in links.pairs if number in pair[:2] and pair[2]]
+    passed = finding("nodes.links", Status.PASS, "node", text)
+    if not rates:
+        return passed
+    facts = run.facts.get(name)
+    shape = Shape(gpu=None, count=0) if facts is None else shape_of(facts)
+    figure = Figure("fabric_exchange", median(rates), message_bytes=links.size_bytes)
+    result = judged(figure, shape, run.expect(name), "node", what="median rate of its exchanges")
+    update = {"measured": result.measured, "unit": result.unit, "figure": result.figure}
+    if result.status in (Status.WARN, Status.FAIL):
+        update |= {"status": result.status, "message": result.message, "expected": result.expected}
+    return passed.model_copy(update=update)
 
 
 def _of_cause(cause: SuspectValues, links: FabricValues) -> tuple[list[str], Finding]:
@@ -215,9 +257,9 @@ def _collective(
     verdict: FabricVerdict,
     name: str,
     record: Mapping[str, Any],
-    nodes: Sequence[str],
-    facts: Mapping[str, NodeFacts],
+    run: _Run,
 ) -> list[CollectiveReport]:
+    nodes = run.nodes
     reason = _reason(record)
     if reason is not None:
         status = Status.SKIP if record.get("skipped") else Status.ERROR
@@ -230,8 +272,19 @@ def _collective(
         text = f"{name}: {wrong} wrong elements over {rates.ranks} ranks"
         verdict.add(nodes, finding("nodes.collectives", Status.FAIL, "node", text, "Run it in halves of the nodes."))
     if name == "all-reduce" and rates.backend == "nccl":
-        for one in nccl_findings(rates, [facts[node] for node in nodes if node in facts]):
-            verdict.add(nodes, one)
+        of_view = list(nccl_view.view_findings(rates.views, run.node_of, run.facts))
+        for node, one in of_view:
+            verdict.add([node], one)
+        known = [run.facts[node] for node in nodes if node in run.facts]
+        if not rates.views and "socket" in rates.kinds and any(map(nccl_view.active_ports, known)):
+            text = "NCCL falls back to TCP (NET/Socket), and the nodes have active RDMA ports"
+            remedy = nccl_view.REMEDIES["nodes.transport"]
+            verdict.add(nodes, finding("nodes.transport", Status.FAIL, "node", text, remedy))
+    shape = nccl_view.shape_together([run.facts[node] for node in nodes if node in run.facts])
+    for node in nodes:
+        rate = None if shape is None else nccl_view.rate_finding(name, rates, shape, run.expect(node))
+        if rate is not None:
+            verdict.add([node], rate)
     return rows[-1:]
 
 
@@ -255,47 +308,3 @@ def _training(verdict: FabricVerdict, record: Mapping[str, Any], nodes: Sequence
         return
     text = f"{kind} training: the gradients on all ranks are those of one process"
     verdict.add(nodes, finding("nodes.training", Status.PASS, "node", text))
-
-
-def nic_gb_per_s(node: NodeFacts) -> float | None:
-    """Return the sum of a node's active RDMA ports in GB/s; None if there is none, or they are unknown."""
-    rates = [
-        port.rate_gbit_per_s
-        for device in node.infiniband or ()
-        for port in device.ports
-        if port.state == "ACTIVE" and port.rate_gbit_per_s
-    ]
-    return sum(rates) / 8 if rates else None
-
-
-def nccl_findings(rates: CollectiveRates, nodes: Sequence[NodeFacts]) -> list[Finding]:
-    """Return what NCCL's own view and its rate show, compared with the nodes' NICs."""
-    sums = [nic_gb_per_s(node) for node in nodes]
-    known = [one for one in sums if one is not None]
-    found = []
-    if known and "socket" in rates.kinds:
-        text = "NCCL falls back to TCP (NET/Socket), and the nodes have active RDMA ports"
-        remedy = "gpunode env prints NCCL_IB_HCA; look for NCCL WARN, and for /dev/infiniband in the container."
-        found.append(finding("nodes.transport", Status.FAIL, "node", text, remedy))
-    if len(known) < len(nodes) or not known or rates.max_busbw_gb_per_s is None:
-        return found
-    least, measured = min(known), rates.max_busbw_gb_per_s
-    expected = round(BUSBW_SHARE * least, 1)
-    text = (
-        f"all-reduce over {rates.ranks} ranks: {measured:.4g} GB/s bus bandwidth, at least {expected:.4g} expected: "
-        f"{BUSBW_SHARE:g} of {least:.4g} GB/s of the NICs of a node"
-    )
-    status = Status.PASS if measured >= expected else Status.WARN
-    found.append(
-        Finding(
-            check="nodes.busbw",
-            status=status,
-            component="node",
-            message=text,
-            expected=expected,
-            measured=measured,
-            unit="GB/s",
-            source=BUSBW_SOURCE,
-        )
-    )
-    return found

@@ -40,6 +40,8 @@ WAIT_S = 20
 """Time to wait for another writer."""
 MEASURED = frozenset({"collected_at", "figures", "counters", "idle_temperatures_c"})
 """Fields of a snapshot that differ from run to run; the others are stored once while they are unchanged."""
+FABRIC = "fabric"
+"""Verb of the runs of nodes together: they have other checks than runs of each node by itself."""
 NETWORK = re.compile(r"^(nfs|nfs4|cifs|smb3|lustre|gpfs|beegfs|ceph|glusterfs|afs|9p|fuse\..*|fuse)$")
 """File systems on which SQLite's write-ahead log does not work: https://www.sqlite.org/wal.html."""
 MIGRATIONS: tuple[str, ...] = (
@@ -330,10 +332,11 @@ class History:
     def find(self, text: str) -> SavedRun:
         """Return the run that a text names: ``last``, a number, or a date: the last run that began by then.
 
-        Interrupted runs are found by their number only. Raises UsageError.
+        Interrupted runs, and those of nodes together (``validate --fabric``), are found by their number only. Raises
+        UsageError.
         """
         runs = self.runs()
-        complete = [run for run in runs if run.finished_at is not None]
+        complete = [run for run in runs if run.finished_at is not None and run.verb != FABRIC]
         if text.isdigit() and len(text) < 10:
             found = [run for run in runs if run.id == int(text)]
         elif text == "last":

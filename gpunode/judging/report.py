@@ -134,6 +134,8 @@ class FabricReport(FrozenByName):
     matrix: PairMatrix | None = None
     """The rate of each pair of nodes that was tried: that of its slowest rail."""
     collectives: tuple[CollectiveReport, ...] = ()
+    nccl: str | None = None
+    """What NCCL reports of the ranks: networks, adapters, GPUDirect RDMA, channels; None without NCCL."""
 
 
 class Report(FrozenByName):

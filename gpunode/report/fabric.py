@@ -23,6 +23,8 @@ def lines(fabric: FabricReport, *, verbose: bool) -> Iterator[str]:
     usual = "" if fabric.usual_gb_per_s is None else f"; a good pair {_rate(fabric.usual_gb_per_s)}"
     ranks = counted(fabric.ranks, "rank")
     yield f"fabric  {nodes}{ranks} of {printable(fabric.backend)} by {fabric.engine}: {cost}{usual}"
+    if fabric.nccl is not None:
+        yield f"        {printable(fabric.nccl)}"
     for one in fabric.collectives:
         size = f"{one.size_bytes / 2**20:.4g} MiB"
         yield f"        {one.name} of {size}: {_rate(one.busbw_gb_per_s)} bus bandwidth, {one.time_us:.4g} us"

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checks": {"catalog", "facts", "tuning", "expectations"},
     "provisioning": {"catalog", "facts", "stack", "tuning", "checks", "probe"},
     "workload": {"facts"},
-    "fabric": {"facts", "checks", "judging", "workload"},
+    "fabric": {"facts", "checks", "expectations", "judging", "workload"},
     "fleet": {"probe"},
     "top": {"catalog", "checks", "fleet", "probe"},
     "judging": {"catalog", "probe", "facts", "expectations", "checks"},
@@ -42,7 +42,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "checks": (12_550, 12),
     "cli": (7_900, 38),
     "expectations": (600, 0),
-    "fabric": (1_450, 23),
+    "fabric": (2_000, 24),
     "facts": (10_750, 52),
     "fleet": (2_600, 22),
     "history": (2_000, 1),
@@ -57,7 +57,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "staging": (780, 0),
     "top": (1_650, 5),
     "tuning": (3_000, 14),
-    "workload": (8_850, 170),
+    "workload": (9_050, 176),
 }
 UNTYPED = re.compile(r"\b(?:dict|Mapping|MutableMapping)\[str, (?:Any|object)\]")
 SLACK = 1.1

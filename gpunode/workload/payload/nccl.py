@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpunode.workload.payload import nccl_log
 from gpunode.workload.payload.collective import MAX_LOG_BYTES, sent
 from gpunode.workload.payload.group import Group, Seat, merged
 from gpunode.workload.payload.measuring import repetition_values, significant
@@ -40,15 +41,29 @@ def run(seat: Seat, part: int, folder: str | None, name: str, level: str) -> dic
         for size in sizes_for(group, SIZES[seat.backend, level]):
             rows.append(measured(group, name, size))
         group.stop()
-        ways = merged(group.share("log", {**sent(log), "nvls": uses_nvls(log)}))
+        several = seat.backend == "nccl" and seat.nodes > 1 and name == "all-reduce"
+        own = {**sent(log), "nvls": uses_nvls(log), "view": view_of(log) if several else None}
+        answers = group.share("log", own)
     return {
         **group.values,
         "dtype": "float32",
         "rows": rows,
         "max_busbw_gb_per_s": max((row["busbw_gb_per_s"] for row in rows), default=None),
         "nccl_version": nccl_version() if seat.backend == "nccl" else None,
-        **ways,
+        **merged(answers),
+        "views": nccl_log.folded(one["view"] for one in answers),
+        "channels": max((one["view"]["channels"] or 0 for one in answers if one["view"]), default=None),
     }
+
+
+def view_of(log: Path) -> dict[str, Any] | None:
+    """Return what NCCL reports of this rank; None without a log."""
+    try:
+        with log.open(encoding="utf-8", errors="replace") as stream:
+            found = nccl_log.views(stream.read(MAX_LOG_BYTES))
+    except OSError:
+        return None
+    return found[0] if found else None
 
 
 def uses_nvls(log: Path) -> bool:

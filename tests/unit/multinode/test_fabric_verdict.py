@@ -16,11 +16,9 @@ import random
 
 from fabric_search import SimulatedFabric, fault
 
-from gpunode.checks import Status
+from gpunode.checks import Baseline, Expectation, Status
 from gpunode.cli import run
-from gpunode.fabric.model import CollectiveRates
-from gpunode.fabric.verdict import FabricVerdict, nccl_findings, verdict_of
-from gpunode.facts import NodeFacts
+from gpunode.fabric.verdict import FabricVerdict, verdict_of
 from gpunode.judging.report import report
 from gpunode.report import formats
 from gpunode.workload.payload.fabric import found_by, positions_of
@@ -54,6 +52,7 @@ def record(kind: str, nodes: int = 6, rails: int = 1, **changes: Any) -> dict[st
         "names": found,
         "rank_nodes": [one.node for one in positions],
         "missing": [],
+        "size_bytes": SIZE,
         **found_by(search, SIZE),
     }
     return {"record": "fabric.links", "values": json.loads(json.dumps(values, default=vars)), **changes}
@@ -149,31 +148,21 @@ def test_ranks_of_one_node_do_not_pass() -> None:
     assert [each.status for each in found.findings["node00"]] == [Status.ERROR]
 
 
-def with_ports(*rates: float) -> NodeFacts:
-    ports = [{"port": 1, "state": "ACTIVE", "physical_state": "LinkUp", "rate_gbit_per_s": rate} for rate in rates]
-    devices = [
-        {"name": f"mlx5_{number}", "ports": [{**port, "rate": None, "link_layer": "InfiniBand", "lid": 1}]}
-        for number, port in enumerate(ports)
-    ]
-    empty = NodeFacts(host="n", collected_at="", simulated=False).model_dump()
-    defaults = dict.fromkeys(("firmware", "board_id", "type", "slot", "numa_node"))
-    return NodeFacts.model_validate({**empty, "infiniband": [{**defaults, **device} for device in devices]})
+def test_a_healthy_node_has_the_median_rate_of_its_exchanges_as_a_figure() -> None:
+    found = verdict(record("slow NIC"))
+    figures = {name: [one.figure for one in several if one.figure] for name, several in found.findings.items()}
+    assert {name for name, several in figures.items() if several} == set(names(6)) - {"node02"}
+    assert {one.metric for several in figures.values() for one in several} == {"fabric_exchange"}
 
 
-@pytest.mark.parametrize(
-    ("busbw", "kinds", "expected"),
-    [
-        # Azure/aks-rdma-infiniband, tests/expected-output.md: two ND A100 v4 with eight 200 Gbit/s ports each, with
-        # RDMA and in its fallback.
-        (187.22, ["IB", "P2P"], {("nodes.busbw", Status.PASS)}),
-        (3.15, ["P2P", "socket"], {("nodes.busbw", Status.WARN), ("nodes.transport", Status.FAIL)}),
-    ],
-)
-def test_the_rate_is_compared_with_the_nics(busbw: float, kinds: list[str], expected: set[tuple[str, Status]]) -> None:
-    rates = CollectiveRates(ranks=16, backend="nccl", kinds=tuple(kinds), max_busbw_gb_per_s=busbw)
-    found = nccl_findings(rates, [with_ports(*[200.0] * 8)] * 2)
-    assert {(one.check, one.status) for one in found} == expected
-    assert all(one.source for one in found if one.check == "nodes.busbw")
+def test_a_node_below_its_baseline_is_named() -> None:
+    one = record("none")
+    usual = one["values"]["usual_gb_per_s"]
+    earlier = Baseline("before.json", {("fabric_exchange", "node", SIZE): 2 * usual})
+    expects = {"node03": Expectation().with_baseline(earlier)}
+    found = verdict_of([one], nodes=names(6), engine="ssh", backend="nccl", ranks=6, minutes=1.0, expects=expects)
+    failed = {name for name, several in found.findings.items() for each in several if each.status is Status.FAIL}
+    assert failed == {"node03"}
 
 
 JSON = st.recursive(
@@ -181,7 +170,9 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from([*record("none")["values"], "rows", "kind", "ranks", "wrong"]), inner, max_size=6
+            st.sampled_from([*record("none")["values"], "rows", "kind", "ranks", "wrong", "views", "adapters"]),
+            inner,
+            max_size=6,
         )
     ),
     max_leaves=20,
