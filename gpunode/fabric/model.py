@@ -24,6 +24,14 @@ class InterfaceAddress(Answered):
     speed_mbit_per_s: Count | None = None
 
 
+class PortMeasurement(Answered):
+    """One RDMA port, measured with the same port of another node."""
+
+    gbit_per_s: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    latency_us: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    error: Short | None = None
+
+
 class Hello(Answered):
     """What a node reports before ranks start."""
 
@@ -34,6 +42,8 @@ class Hello(Answered):
     port: Annotated[int, Field(gt=0, le=65535)]
     taken: Annotated[tuple[Count, ...], Field(max_length=64)] = ()
     """Ports of the ranks on which something listens."""
+    programs: Annotated[tuple[Short, ...], Field(max_length=16)] = ()
+    """Programs of perftest that are installed."""
 
 
 class Reached(Answered):

@@ -3,7 +3,9 @@
 
 It prints one line of JSON with the node's addresses and names, then answers requests on stdin, one line each:
 ``{"clock": 1}`` with its time, ``{"dial": [...]}`` with what it reached of other nodes by TCP and by UDP without
-fragmentation. Until stdin ends it answers the others' connections and datagrams.
+fragmentation; ``{"counters": 1}`` with the error counters of its RDMA ports, ``{"serve": [...]}`` and
+``{"measure": {...}}`` with perftest between two nodes, which ``{"stop": 1}`` ends. Until stdin ends it answers the
+others' connections and datagrams.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
+import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -30,6 +35,28 @@ SIZES = (8972, 4064, 2020, 1472, 1372, 1252, 548)
 """Payloads of usual MTUs, tried where the node's own MTU does not pass."""
 DIAL_S, DATAGRAM_S, TRIES = 3.0, 0.3, 3
 AT_ONCE = 16
+INFINIBAND = "/sys/class/infiniband"
+PERFTEST = ("ib_write_bw", "ib_write_lat")
+SIZED = {"ib_write_bw": ("-D", "2", "--report_gbits"), "ib_write_lat": ("-n", "1000")}
+"""Arguments of both sides."""
+COLUMN = {"ib_write_bw": 3, "ib_write_lat": 4}
+"""Average rate, and typical time, in the row after the head."""
+PERFTEST_S, SERVED_S = 15, 45
+ERRORS = (
+    "symbol_error",
+    "link_downed",
+    "link_error_recovery",
+    "port_rcv_errors",
+    "port_rcv_remote_physical_errors",
+    "port_xmit_discards",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "packet_seq_err",
+    "out_of_sequence",
+    "local_ack_timeout_err",
+    "rx_icrc_encapsulated",
+)
+"""Files of ``counters`` and ``hw_counters`` of a port that count errors."""
 
 
 def addresses() -> list[dict[str, Any]]:
@@ -173,10 +200,138 @@ def dialed(peers: list[list[Any]]) -> dict[str, Any]:
     return found
 
 
+def error_counters(folder: str = INFINIBAND) -> dict[str, int]:
+    """Return the counters of errors of all RDMA ports: ``{"mlx5_0/1 symbol_error": 0}``."""
+    found = {}
+    for device in entries(folder):
+        for port in entries(f"{folder}/{device}/ports"):
+            for kind in ("counters", "hw_counters"):
+                place = f"{folder}/{device}/ports/{port}/{kind}"
+                for name in sorted(set(entries(place)) & set(ERRORS)):
+                    found[f"{device}/{port} {name}"] = number(f"{place}/{name}") or 0
+    return found
+
+
+def entries(folder: str) -> list[str]:
+    """Return the names in a folder; none if there is none."""
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 (Python 3.8)
+    except OSError:
+        return []
+
+
+class Perftest:
+    """Programs of perftest that run: servers, and clients of another node's."""
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def serve(self, devices: list[list[Any]]) -> dict[str, list[int]]:
+        """Start a server of each program for each device; return their TCP ports by device."""
+        found = {}
+        for device, gid in devices:
+            ports = []
+            for program in PERFTEST:
+                with socket.socket() as sock:
+                    sock.bind(("", 0))
+                    port = sock.getsockname()[1]
+                self._start(program, str(device), gid, port, None)
+                ports.append(port)
+            found[str(device)] = ports
+        time.sleep(1)
+        return found
+
+    def _start(self, program: str, device: str, gid: int | None, port: int, host: str | None) -> Any:
+        words = [program, "-d", device, "-F", "-p", str(port), *SIZED[program]]
+        words += [] if gid is None else ["-x", str(int(gid))]
+        words += [] if host is None else [host]
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if host is not None else subprocess.DEVNULL,
+            stderr=subprocess.STDOUT if host is not None else subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._running.append(process)
+        # A server without a client ends as well.
+        timer = threading.Timer(SERVED_S if host is None else PERFTEST_S, end_group, (process,))
+        timer.daemon = True
+        timer.start()
+        return process
+
+    def measure(self, host: str, devices: list[list[Any]]) -> dict[str, dict[str, Any]]:
+        """Return rate and latency of each device with the same one of a server, all devices at the same time."""
+        found: dict[str, dict[str, Any]] = {}
+
+        def work(device: str, gid: int | None, ports: list[int]) -> None:
+            outcome: dict[str, Any] = {}
+            for program, port, key in zip(PERFTEST, ports, ("gbit_per_s", "latency_us")):  # noqa: B905 (Python 3.8)
+                try:
+                    process = self._start(program, device, gid, int(port), host)
+                    output = process.communicate(timeout=PERFTEST_S + 5)[0].decode(errors="replace")
+                    outcome[key] = figure(output, program)
+                    if outcome[key] is None:
+                        last = [line for line in output.splitlines() if line.strip(" -")] or ["no output"]
+                        outcome["error"] = f"{program}: {last[-1].strip()[:200]}"
+                        break
+                except (OSError, subprocess.SubprocessError) as err:
+                    outcome["error"] = f"{program}: {str(err)[:200]}"
+                    break
+            found[device] = outcome
+
+        threads = [threading.Thread(target=work, args=(str(one[0]), one[1], one[2]), daemon=True) for one in devices]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(2 * (PERFTEST_S + 5))
+        return dict(found)
+
+    def stop(self) -> None:
+        """End all programs."""
+        for process in self._running:
+            end_group(process)
+        for process in self._running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2)
+        self._running = []
+
+
+def end_group(process: Any) -> None:
+    """Kill a program, and what it started."""
+    if process.poll() is None:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def figure(output: str, program: str) -> float | None:
+    """Return the figure in the row after perftest's head; None if there is none."""
+    rows = output.splitlines()
+    for at, line in enumerate(rows):
+        if line.lstrip().startswith("#bytes"):
+            for row in rows[at + 1 :]:
+                words = row.split()
+                if len(words) > COLUMN[program] and words[0].isdigit():
+                    with contextlib.suppress(ValueError):
+                        return float(words[COLUMN[program]])
+    return None
+
+
+PROGRAMS = Perftest()
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request."""
     if "clock" in request:
         return {"clock": time.time()}
+    if "counters" in request:
+        return {"counters": error_counters()}
+    if "serve" in request:
+        return {"serving": PROGRAMS.serve(request["serve"])}
+    if "measure" in request:
+        return {"measured": PROGRAMS.measure(str(request["measure"]["host"]), request["measure"]["devices"])}
+    if "stop" in request:
+        PROGRAMS.stop()
+        return {"stopped": True}
     return {"dialed": dialed(request["dial"])}
 
 
@@ -184,9 +339,13 @@ def main(ports: list[int]) -> None:
     """Print what this node reports of itself, then answer until stdin ends."""
     responder, name = Responder(), socket.gethostname()
     hello = {"hostname": name, "resolved": resolved(name), "addresses": addresses(), "port": responder.port}
-    print_line({"hello": {**hello, "taken": taken(ports)}})
-    for line in sys.stdin:
-        print_line(answer(json.loads(line)))
+    installed = [one for one in PERFTEST if shutil.which(one) is not None]
+    print_line({"hello": {**hello, "taken": taken(ports), "programs": installed}})
+    try:
+        for line in sys.stdin:
+            print_line(answer(json.loads(line)))
+    finally:
+        PROGRAMS.stop()
 
 
 def print_line(document: dict[str, Any]) -> None:

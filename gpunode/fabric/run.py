@@ -14,7 +14,9 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import ValidationError
 
 from gpunode.checks import Finding, Status
-from gpunode.fabric.model import Hello, Reached
+from gpunode.fabric import ports as ports_
+from gpunode.fabric.model import Hello, PortMeasurement, Reached
+from gpunode.fabric.ports import PortPair
 from gpunode.fabric.preflight import (
     Meeting,
     Ready,
@@ -125,6 +127,12 @@ class FabricRun:
         self._ready: SharedStep[Ready] = SharedStep(names)
         self._dialed: SharedStep[dict[str, Reached]] = SharedStep(names)
         self._ended: SharedStep[None] = SharedStep(names)
+        self._served = [SharedStep[dict[str, list[int]]](names) for _ in range(ports_.ROUNDS)]
+        self._tried = [SharedStep[None](names) for _ in range(ports_.ROUNDS)]
+        self._facts: dict[str, NodeFacts] = {}
+        self._rounds: list[dict[str, tuple[str, tuple[str, ...]]]] | None = None
+        self._ports: list[tuple[PortPair, PortMeasurement]] = []
+        self._errors: dict[str, dict[str, int]] = {}
         self._lock = threading.Lock()
         self._meeting: Meeting | None = None
         self._plan: tuple[GroupRequest, tuple[Ready, ...]] | None = None
@@ -136,7 +144,8 @@ class FabricRun:
 
     def leave(self, name: str) -> None:
         """Leave all steps without a node: it was not reached, or it failed."""
-        for step in (self._ready, self._dialed, self._ended):
+        steps: list[SharedStep[Any]] = [self._ready, self._dialed, self._ended, *self._served, *self._tried]
+        for step in steps:
             step.leave(name)
 
     def add(self, name: str, one: Finding) -> None:
@@ -158,6 +167,7 @@ class FabricRun:
     def _member(
         self, name: str, transport: Transport, node: NodeFacts, progress: Callable[[str], None], deadline: float
     ) -> None:
+        self._facts[name] = node
         use = gpus.choose(node, force=self._request.force, without=True)
         if use.busy:
             text = f"GPUs are in use: {', '.join(use.busy)}"
@@ -237,6 +247,7 @@ class FabricRun:
                 name, {other: Reached.model_validate(one) for other, one in found.items() if other in expected}
             )
             self._dialed.values(STEP_S)
+            self._measure_ports(name, lines, meeting, nodes)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError) as err:
             complaint = stream.complaint()
             raise LaunchFailure("meeting", f"the node did not report its network: {complaint or _short(err)}") from None
@@ -245,6 +256,63 @@ class FabricRun:
         finally:
             stream.sock.close()
             stream.close()
+
+    def _measure_ports(self, name: str, lines: "Lines", meeting: Meeting, nodes: Mapping[str, Ready]) -> None:
+        """Measure the node's RDMA ports with those of other nodes, where perftest is installed."""
+        rounds = self._planned_ports(meeting, nodes)
+        taking = {one for found in rounds for server, (client, _) in found.items() for one in (server, client)}
+        if name not in taking:
+            return
+        before = _numbers(lines.ask({"counters": 1}).get("counters"))
+        for number, found in enumerate(rounds):
+            served: dict[str, list[int]] = {}
+            if name in found:
+                devices = [[device, self._gid(name, device)] for device in found[name][1]]
+                served = {str(key): [int(one) for one in value] for key, value in _pairs(lines, {"serve": devices})}
+            self._served[number].put(name, served)
+            known = self._served[number].values(STEP_S)
+            for server, (client, devices_of) in found.items():
+                if client == name and known.get(server):
+                    rows = [
+                        [device, self._gid(name, device), known[server][device]]
+                        for device in devices_of
+                        if len(known[server].get(device, ())) == len(ports_.PROGRAMS)
+                    ]
+                    asked = {"host": meeting.addresses[server].address, "devices": rows}
+                    for device, one in _pairs(lines, {"measure": asked}):
+                        if device in devices_of:
+                            measured = PortMeasurement.model_validate(one)
+                            with self._lock:
+                                self._ports.append((PortPair(server, name, device), measured))
+            self._tried[number].put(name, None)
+            self._tried[number].values(STEP_S)
+            lines.ask({"stop": 1})
+        after = _numbers(lines.ask({"counters": 1}).get("counters"))
+        increased = {key: after[key] - value for key, value in before.items() if after.get(key, 0) > value}
+        with self._lock:
+            self._errors[name] = increased
+
+    def _planned_ports(
+        self, meeting: Meeting, nodes: Mapping[str, Ready]
+    ) -> list[dict[str, tuple[str, tuple[str, ...]]]]:
+        with self._lock:
+            if self._rounds is None:
+                able = {
+                    name: self._facts[name]
+                    for name in meeting.addresses
+                    if name in self._facts and set(nodes[name].hello.programs) >= set(ports_.PROGRAMS)
+                }
+                self._rounds = ports_.plan(able)
+            return self._rounds
+
+    def _gid(self, name: str, device: str) -> int | None:
+        """Return the index of a device's RoCE v2 address; None for InfiniBand."""
+        for one in self._facts[name].infiniband or ():
+            for port in one.ports if one.name == device else ():
+                found = [gid.index for gid in port.gids if gid.type == "RoCE v2" and gid.ipv4]
+                if port.link_layer == "Ethernet" and found:
+                    return found[0]
+        return None
 
     def _meeting_of(self, nodes: Mapping[str, Ready]) -> Meeting:
         with self._lock:
@@ -320,6 +388,8 @@ class FabricRun:
         """Return the result, after all members."""
         records = {first: output.records for first, output in self._outputs.items()}
         self.result.records = joined(records, self._failures)
+        for name, one in ports_.findings_of(self._ports, self._errors, self._facts):
+            self.add(name, one)
         self.result.seconds = round(time.monotonic() - self._started, 1)
         return self.result
 
@@ -347,6 +417,18 @@ class Lines:
         """Send a request and return its answer."""
         self._sock.sendall(json.dumps(request).encode() + b"\n")
         return self.read()
+
+
+def _pairs(lines: Lines, request: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the rows of the only value of an answer. Raises TypeError."""
+    (found,) = lines.ask(request).values()
+    return list(found.items())
+
+
+def _numbers(given: Any) -> dict[str, int]:
+    """Return the counters in a node's answer, those of a few hundred ports at most."""
+    found = given.items() if isinstance(given, dict) else ()
+    return {str(key)[:100]: value for key, value in list(found)[:10_000] if isinstance(value, int)}
 
 
 def _clock(lines: Lines) -> tuple[float, float]:

@@ -42,7 +42,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "checks": (12_550, 12),
     "cli": (7_900, 38),
     "expectations": (600, 0),
-    "fabric": (2_000, 24),
+    "fabric": (2_400, 28),
     "facts": (10_750, 52),
     "fleet": (2_600, 22),
     "history": (2_000, 1),
