@@ -57,6 +57,10 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
         "gcc": "gcc",
         "chromium": "chromium",
         "npm": "npm",
+        "rclone": "rclone",
+        "s3fs": "s3fs",
+        "sshfs": "sshfs",
+        "fusermount3": "fuse3",
         "/usr/bin/python3": "python3",
     },
     "lab": {
@@ -89,6 +93,8 @@ TORCH = "torch==2.13.0"
 TORCH_VARIABLE = "GPUNODE_TORCH_PYTHON"
 TENSORFLOW = "tensorflow-cpu==2.21.0"
 TENSORFLOW_VARIABLE = "GPUNODE_TENSORFLOW_PYTHON"
+S3_SERVER = "moto[server]==5.2.5"
+S3_SERVER_VARIABLE = "GPUNODE_MOTO_PYTHON"
 TORCH_FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpunode" / "test-torch"
 _CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 _OF_CUDA = ("nvidia-", "cuda-", "triton")
@@ -249,6 +255,11 @@ def torch_python() -> tuple[Path | None, str]:
 def tensorflow_python() -> tuple[Path | None, str]:
     """Return a Python with TensorFlow for the processor, or None, and a line about it."""
     return _framework_python("TensorFlow", TENSORFLOW, TENSORFLOW_VARIABLE, ([],))
+
+
+def s3_python() -> tuple[Path | None, str]:
+    """Return a Python with an S3 server, or None, and a line about it."""
+    return _framework_python("S3 server", S3_SERVER, S3_SERVER_VARIABLE, ([],))
 
 
 def _framework_python(

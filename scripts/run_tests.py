@@ -549,6 +549,7 @@ def integration() -> Tally:
     for variable, made in (
         (needs.TORCH_VARIABLE, needs.torch_python()),
         (needs.TENSORFLOW_VARIABLE, needs.tensorflow_python()),
+        (needs.S3_SERVER_VARIABLE, needs.s3_python()),
     ):
         python, line = made
         print(line, flush=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, Literal
 from uuid import NAMESPACE_URL, uuid5
 
-from pydantic import ValidationError, field_validator
+from pydantic import JsonValue, ValidationError, field_validator
 
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
@@ -19,6 +21,7 @@ from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.storage_answer import StorageAnswer, parsed
 from gpunode.provisioning.storage_mounts import (
     DISK_ID,
+    HookMount,
     Mount,
     Remote,
     ScratchDisks,
@@ -39,6 +42,8 @@ from gpunode.provisioning.storage_mounts import (
 FSTAB = "/etc/fstab"
 RECORD = "/etc/gpunode/storage.json"
 BEFORE = "/var/lib/gpunode/storage/before.json"
+HOOKS = "/var/lib/gpunode/storage/hooks.json"
+"""Digests of the hooks that ran: of their files, of ``storage_hook_vars`` and of ``storage_hook_mounts``."""
 HELPER = "/usr/sbin/mount.rclone"
 TRIM = "fstrim.timer"
 ARRAY = "gpunode-scratch"
@@ -85,7 +90,13 @@ class StorageSettings(Settings):
     hooks: tuple[str, ...] = option(
         (),
         "Task files that are included after all other changes, for storage without a client in the distribution "
-        "(examples: contrib/storage).",
+        "(examples: contrib/storage): in the first run, and after a change of the file or of O(storage_hook_vars).",
+    )
+    hook_vars: dict[str, JsonValue] = option(
+        {}, "What the hooks read as C(storage_hook_vars.NAME); a change runs them again."
+    )
+    hook_mounts: tuple[HookMount, ...] = option(
+        (), "Mounts that the hooks make: validated as remote data, and a missing one runs the hooks again."
     )
     lock_wait_s: int = option(300, LOCK_WAIT)
 
@@ -138,6 +149,9 @@ class StorageResult(Frozen):
     mounted: tuple[ManagedFolder, ...] = ()
     """Folders on what is mounted by then."""
     hooks: tuple[str, ...] = ()
+    """Those that are due."""
+    ran: tuple[ManagedFile, ...] = ()
+    """The record of the hooks, written after they ran."""
 
 
 ROLE = Role(
@@ -151,10 +165,10 @@ ROLE = Role(
     ),
     settings=StorageSettings,
     result=StorageResult,
-    files=(*ARRAYS.values(), RECORD, BEFORE),
+    files=(*ARRAYS.values(), RECORD, BEFORE, HOOKS),
     folders=(*(path.rpartition("/")[0] for path in ARRAYS.values()), "/etc/gpunode"),
     packages=tuple(dict.fromkeys((*TOOLS.values(), *DNF_TOOLS.values()))),
-    more=Look(paths=(HELPER,), contents=(FSTAB, RECORD, BEFORE)),
+    more=Look(paths=(HELPER,), contents=(FSTAB, RECORD, BEFORE, HOOKS)),
 )
 
 
@@ -170,7 +184,8 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
     caches = sorted({one.cache for one in settings.mounts if one.cache})
     names = _packages(state, disks, settings.mounts)
     missing = [name for name in names if name not in state.installed]
-    paths = {*(mount.path for mount in requested), *caches, *map(path_of, lines)}
+    hooked = {one.path for one in settings.hook_mounts}
+    paths = {*(mount.path for mount in requested), *hooked, *caches, *map(path_of, lines)}
     questions = {"disks": _question(disks, paths, settings.confirm_erase, used)}
     if missing:
         questions["offers"] = NodeQuestion(kind="package_offers", body={"names": missing})
@@ -218,7 +233,7 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
         *(f"{mount.path} is not mounted{' on demand' if mount.automatic else ''}" for mount in start),
         *(f"{one.path} does not have mode {one.mode}" for one in scratch if seen.place(one.path).mode != one.mode),
         *(f"{path} is missing" for path in caches if seen.place(path).kind == "absent"),
-        *(["hooks are run each time"] if settings.hooks else []),
+        *(waiting := _hooks_due(state, settings, seen)),
         *([f"{TRIM} does not run"] if stopped_trim else []),
     ]
     if helper and (link is None or link.kind != "link" or link.target != "/usr/bin/rclone"):
@@ -233,7 +248,7 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
                 content=_array_line(disks.array if disks else None),
                 phase="first",
             ),
-            ManagedFile(path=RECORD, content=record_text(requested, disks), phase="after"),
+            ManagedFile(path=RECORD, content=record_text(requested, disks, settings.hook_mounts), phase="after"),
             _fstab(state, with_lines(text, requested), "after"),
         ),
         folders=(ManagedFolder(path=ROLE.folder, phase="first"),),
@@ -250,7 +265,8 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
             ),
             start=(*units, *([UnitState(name=TRIM, enabled=True, state="started")] if trim else [])),
             mounted=(*scratch, *(ManagedFolder(path=path, mode="0700") for path in caches)),
-            hooks=settings.hooks,
+            hooks=settings.hooks if waiting else (),
+            ran=(ManagedFile(path=HOOKS, content=hooks_record(settings)),) if waiting else (),
         ),
     )
 
@@ -322,13 +338,41 @@ def _mounts(settings: StorageSettings, disks: ScratchDisks | None) -> list[Mount
     scratch = settings.scratch_path if disks is not None else None
     found = [] if disks is None else [scratch_mount(settings.scratch_path, disks.filesystem, settings.scratch_options)]
     found += [remote_mount(one, scratch) for one in settings.mounts]
-    paths = [mount.path for mount in found]
+    paths = [*(mount.path for mount in found), *(one.path for one in settings.hook_mounts)]
     for path in paths:
         if paths.count(path) > 1:
             raise UsageError(f"storage_mounts: two entries use the mount point {path}")
-    if not found:
-        raise UsageError("storage_state: present requires storage_scratch_disks or storage_mounts")
+    if settings.hook_mounts and not settings.hooks:
+        raise UsageError("storage_hook_mounts: storage_hooks is empty, so that nothing would mount them")
+    if not found and not settings.hooks:
+        raise UsageError("storage_state: present requires storage_scratch_disks, storage_mounts or storage_hooks")
     return found
+
+
+def hooks_record(settings: StorageSettings) -> str:
+    """Return the record of the hooks: a digest of all that they are made of, without what it is.
+
+    A relative path begins where Ansible looks for it; its file is not read, and the path alone counts.
+    """
+    digests = {}
+    for hook in settings.hooks:
+        path = Path(hook)
+        content = path.read_bytes() if path.is_absolute() and path.is_file() else b""
+        digests[hook] = sha256(content).hexdigest()
+    mounts = [one.model_dump() for one in settings.hook_mounts]
+    values = sha256(json.dumps([settings.hook_vars, mounts], sort_keys=True).encode()).hexdigest()
+    return json.dumps({"hooks": digests, "values": values}, indent=1) + "\n"
+
+
+def _hooks_due(state: NodeState, settings: StorageSettings, seen: StorageAnswer) -> list[str]:
+    """Return why the hooks have to run; empty if they ran as they are and what they mount is mounted."""
+    if not settings.hooks:
+        return []
+    if relative := [hook for hook in settings.hooks if not hook.startswith("/")]:
+        return [f"hooks are run each time: {relative[0]} is not an absolute path"]
+    if state.contents.get(HOOKS) != hooks_record(settings):
+        return ["hooks, their variables or mounts changed since they ran"]
+    return [f"{one.path} is not mounted by a hook" for one in settings.hook_mounts if not seen.place(one.path).mounts]
 
 
 def _packages(state: NodeState, disks: ScratchDisks | None, its: Sequence[Remote]) -> list[str]:

@@ -18,6 +18,8 @@ NAME = "gpunode (role storage)"
 BEGIN, END = f"# BEGIN {NAME}", f"# END {NAME}"
 CACHE = "/var/cache/rclone"
 """Where rclone keeps files without a cache: in a unit it has no HOME and would use /tmp, where users make links."""
+LONG_HOURS = 8760
+"""Age of files in a cache that only its size limits."""
 KINDS = {"nfs": "nfs", "cephfs": "ceph", "rclone": "rclone", "s3fs": "fuse.s3fs"}
 """Kinds of remote data, and the type in fstab for each."""
 DEVICE_LIMIT_S = 30
@@ -72,6 +74,11 @@ class Remote(Frozen):
     )
     cache: str | None = option(None, "Local cache directory of V(rclone) and V(s3fs).")
     cache_gib: Annotated[int, Field(ge=1, le=1 << 20)] | None = option(None, "Size of that cache for V(rclone).")
+    cache_hours: Annotated[int, Field(ge=1, le=87600)] | None = option(
+        None,
+        "Hours without access after which V(rclone) removes a file from that cache, whatever its size. By default only "
+        "the size limits it: the least recently used files leave first.",
+    )
     limit_s: Annotated[int, Field(ge=1, le=600)] = option(30, "Time limit for a mount, in seconds.")
     idle_s: Annotated[int, Field(ge=0, le=1 << 20)] = option(
         0, "Idle time before it is unmounted, in seconds; V(0) keeps it mounted."
@@ -100,7 +107,31 @@ class Remote(Frozen):
     def _may_have_a_cache(self) -> Self:
         if self.cache and self.type not in ("rclone", "s3fs"):
             raise ValueError(f"{self.type} has no cache")
+        if self.cache_hours and not (self.cache and self.type == "rclone"):
+            raise ValueError("cache_hours applies to the cache of rclone")
         return self
+
+
+class HookMount(Frozen):
+    """One element of ``storage_hook_mounts``: a mount that a hook makes."""
+
+    path: str = option(..., "Mount point.")
+    type: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$")] = option(
+        ..., "Type of the file system, as C(/proc/mounts) has it."
+    )
+    source: str = option(..., "What is mounted, for messages.")
+
+    @field_validator("path")
+    @classmethod
+    def _is_a_place(cls, value: str) -> str:
+        return checked_path(value)
+
+    @field_validator("source")
+    @classmethod
+    def _has_no_blank(cls, value: str) -> str:
+        if _SOURCE.fullmatch(value) is None:
+            raise ValueError(f"{value} is not a valid source (example: 10.0.0.1@o2ib:/train)")
+        return value
 
 
 @dataclass(frozen=True)
@@ -180,7 +211,9 @@ def _cache(one: Remote) -> list[str]:
         # It has no upper limit, but keeps this much of the disk free.
         return [f"use_cache={one.cache}"]
     limit = [f"vfs_cache_max_size={one.cache_gib}G"] if one.cache_gib else []
-    return ["vfs_cache_mode=full", f"cache_dir={one.cache}", *limit]
+    # rclone's own age is one hour, less than many an epoch.
+    age = one.cache_hours or LONG_HOURS
+    return ["vfs_cache_mode=full", f"cache_dir={one.cache}", *limit, f"vfs_cache_max_age={age}h"]
 
 
 def below(path: str, folder: str) -> bool:
@@ -269,7 +302,7 @@ def path_of(line: str) -> str:
     return fields[1] if len(fields) > 1 else ""
 
 
-def record_text(mounts: Sequence[Mount], disks: ScratchDisks | None) -> str:
+def record_text(mounts: Sequence[Mount], disks: ScratchDisks | None, hooked: Sequence[HookMount] = ()) -> str:
     """Return the record that a validation compares with the node, and by which a removal finds its disks."""
     document = {
         "schema": "gpunode.storage/1",
@@ -283,7 +316,8 @@ def record_text(mounts: Sequence[Mount], disks: ScratchDisks | None) -> str:
                 "remote": mount.automatic,
             }
             for mount in mounts
-        ],
+        ]
+        + [{**one.model_dump(), "options": [], "remote": True} for one in hooked],
     }
     return json.dumps(document, indent=1) + "\n"
 

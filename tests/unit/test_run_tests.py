@@ -237,6 +237,7 @@ def test_what_is_to_run_alone_runs_after_the_others_and_counts(monkeypatch: pyte
     monkeypatch.setattr(module, "pytest_tier", tier)
     monkeypatch.setattr(module.needs, "torch_python", lambda: (None, "no PyTorch"))
     monkeypatch.setattr(module.needs, "tensorflow_python", lambda: (None, "no TensorFlow"))
+    monkeypatch.setattr(module.needs, "s3_python", lambda: (None, "no S3 server"))
     both = module.integration()
     assert runs == [("not alone", True), ("alone", False)]
     assert both == module.Tally(6, 2, 4, broken=["not alone", "alone"], skips=Counter({"no nft": 4}))

@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +15,7 @@ from plan_samples import context_of, planned, state_of
 from gpunode.errors import UsageError
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest, UnitState
 from gpunode.provisioning.state import FileState, NodeState
-from gpunode.provisioning.storage import ARRAYS, BEFORE, FSTAB, HELPER, RECORD, ROLE, TRIM, StorageResult
+from gpunode.provisioning.storage import ARRAYS, BEFORE, FSTAB, HELPER, HOOKS, RECORD, ROLE, TRIM, StorageResult
 from gpunode.provisioning.storage_mounts import BEGIN, END, ScratchDisks, escaped, own_lines, with_lines
 
 TABLE = "UUID=aaaa / ext4 errors=remount-ro 0 1\n/dev/sdb1 /old ext4 noauto 0 0\n"
@@ -141,7 +142,7 @@ def test_remote_data_is_mounted_on_demand_and_no_boot_waits_for_it() -> None:
     [
         (
             "rclone",
-            "vfs_cache_mode=full,cache_dir=/scratch/cache,vfs_cache_max_size=500G,x-systemd.requires-mounts-for",
+            "vfs_cache_mode=full,cache_dir=/scratch/cache,vfs_cache_max_size=500G,vfs_cache_max_age=8760h,x-systemd.requires-mounts-for",
         ),
         ("s3fs", "use_cache=/scratch/cache,x-systemd.requires-mounts-for=/scratch"),
     ],
@@ -250,8 +251,51 @@ def test_an_invalid_answer_is_reported(damage: dict[str, Any]) -> None:
         made(state(), silent, mounts=[NFS])
 
 
-def test_hooks_are_due_in_every_run() -> None:
-    assert "hooks are run each time" in made(state(), mounts=[NFS], hooks=["lustre.yml"]).due_reasons
+LUSTRE = {"path": "/lustre", "type": "lustre", "source": "10.0.0.1@o2ib:/train"}
+
+
+def test_a_node_with_hooks_settles_until_one_of_them_changes(tmp_path: Path) -> None:
+    hook = tmp_path / "lustre.yml"
+    hook.write_text("- debug:\n")
+    settings: dict[str, Any] = {
+        **BOTH,
+        "hooks": [str(hook)],
+        "hook_vars": {"lustre_source": "10.0.0.1@o2ib:/train"},
+        "hook_mounts": [LUSTRE],
+    }
+    mounted = done(paths={"/lustre": {**THERE, "mounts": [{"source": "systemd-1", "fstype": "autofs"}]}})
+    first = own(state(), mounted, **settings)
+    assert list(first.due_reasons) == ["hooks, their variables or mounts changed since they ran"]
+    assert result_of(first).hooks == (str(hook),)
+    (ran,) = result_of(first).ran
+    assert "10.0.0.1" not in str(ran.content)  # a variable may be a secret
+    node = state(contents={HOOKS: str(ran.content)})
+    settled = own(node, mounted, **settings)
+    assert (settled.due_reasons, result_of(settled).hooks, result_of(settled).ran) == ((), (), ())
+    lost = own(node, done(paths={"/lustre": {**THERE, "mounts": []}}), **settings)
+    assert list(lost.due_reasons) == ["/lustre is not mounted by a hook"]
+    assert result_of(lost).hooks == (str(hook),)
+    for change in ({"hook_vars": {"lustre_source": "other"}}, {"hook_mounts": [{**LUSTRE, "source": "x:/y"}]}):
+        assert result_of(own(node, mounted, **{**settings, **change})).hooks == (str(hook),)
+    hook.write_text("- debug: {msg: more}\n")
+    assert result_of(own(node, mounted, **settings)).hooks == (str(hook),)
+
+
+def test_mounts_of_hooks_are_in_the_record_that_a_validation_reads(tmp_path: Path) -> None:
+    settings = {"hooks": [str(tmp_path / "x.yml")], "hook_mounts": [LUSTRE]}
+    found = own(state(), done(paths={"/lustre": FREE}), **settings)
+    (mount,) = json.loads(text_of(found, RECORD))["mounts"]
+    assert mount == {**LUSTRE, "options": [], "remote": True}
+    assert own_lines(text_of(found, FSTAB)) == []
+    with pytest.raises(UsageError, match="nothing would mount them"):
+        own(state(), done(), **BOTH, hook_mounts=[LUSTRE])
+    with pytest.raises(UsageError, match="two entries use the mount point"):
+        own(state(), done(), **BOTH, hooks=["/x.yml"], hook_mounts=[{**LUSTRE, "path": "/data"}])
+
+
+def test_a_relative_hook_runs_each_time() -> None:
+    (reason,) = own(state(), done(), **BOTH, hooks=["lustre.yml"]).due_reasons
+    assert reason.startswith("hooks are run each time: lustre.yml")
 
 
 def test_an_unavailable_client_is_reported_before_any_change() -> None:
@@ -269,7 +313,7 @@ def test_other_disks_are_not_taken_while_the_role_has_some() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "requires storage_scratch_disks or storage_mounts"),
+        ({}, "requires storage_scratch_disks, storage_mounts or storage_hooks"),
         ({"scratch_disks": ["nvme-*"]}, "nvme-\\* is not a disk id"),
         ({"scratch_disks": ["/dev/sda"]}, "/dev/sda is not a disk id"),
         ({"scratch_disks": ["nvme-a-part1"]}, "is a partition"),
@@ -283,6 +327,7 @@ def test_other_disks_are_not_taken_while_the_role_has_some() -> None:
         ({"mounts": [{**NFS, "options": ["a,b"]}]}, "is not a valid mount option"),
         ({"mounts": [{**NFS, "options": ["secret=AQ"]}]}, "all users can read /etc/fstab"),
         ({"mounts": [{**NFS, "cache": "/cache"}]}, "nfs has no cache"),
+        ({"mounts": [{**NFS, "cache_hours": 5}]}, "cache_hours applies to the cache of rclone"),
         *(
             ({"mounts": [{**NFS, "type": "rclone", "options": [f"{name}=/scratch/x"]}]}, "set the cache directory as")
             for name in ("cache_dir", "cache-dir", "use_cache")
@@ -514,7 +559,6 @@ BOTH: dict[str, Any] = {"scratch_disks": DISKS, "mounts": [NFS]}
             ["/data is not mounted on demand"],
         ),
         (done(), {**BOTH, "scratch_mode": "755"}, ["/scratch does not have mode 0755"]),
-        (done(), {**BOTH, "hooks": ["x.yml"]}, ["hooks are run each time"]),
         (done(paths={"/scratch/cache": FREE}), {**BOTH, "mounts": [BUCKET]}, ["/scratch/cache is missing"]),
         (done(trim={"enabled": "disabled", "active": "active"}), BOTH, ["fstrim.timer does not run"]),
         (done(trim={"enabled": "enabled", "active": "inactive"}), BOTH, ["fstrim.timer does not run"]),
