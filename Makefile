@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help bootstrap engine demo demo-real test test-all lint format docs zipapp lock captures clean
+.PHONY: help bootstrap engine demo demo-real test test-all lint format docs dist audit zipapp lock captures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,8 +36,16 @@ format: bootstrap ## Let ruff format the Python code
 docs: bootstrap ## Build the documentation as a site, in dist/docs/site
 	@$(BIN)/python scripts/docs_site.py
 
+dist: bootstrap ## Build the wheel and the sources in dist/, with their hashes; the same bytes each time
+	@rm -f dist/*.whl dist/*.tar.gz dist/SHA256SUMS
+	@$(BIN)/python -m hatchling build -d dist >/dev/null
+	@cd dist && sha256sum *.whl *.tar.gz | tee SHA256SUMS
+
+audit: bootstrap ## Look for known vulnerabilities of the dependencies, and for risks in the CI pipelines
+	@$(BIN)/python scripts/audit.py
+
 zipapp: bootstrap ## Build gpunode.pyz: gpunode as one file, to be copied to a node
-	@scripts/zipapp gpunode.pyz
+	@$(BIN)/gpunode zipapp gpunode.pyz
 
 lock: bootstrap ## Resolve requirements.lock and the locks of the role gpu_tools again
 	@$(BIN)/pip install --quiet --require-hashes -r scripts/uv.txt
@@ -51,6 +59,10 @@ lock: bootstrap ## Resolve requirements.lock and the locks of the role gpu_tools
 	@{ echo "# The generator of the site (make docs), with hashes. Regenerate: make lock"; \
 		echo zensical | $(BIN)/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-header \
 		--no-annotate --no-emit-index-url --quiet; } > scripts/docs.txt
+	@{ echo "# What writes sbom.cdx.json, and builds and audits, with hashes. Regenerate: make lock"; \
+		printf '%s\n' build cyclonedx-bom pip-audit | $(BIN)/uv pip compile - --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --no-emit-index-url --quiet; } > scripts/sbom.txt
+	@$(BIN)/python scripts/sbom.py
 
 captures: bootstrap ## Download the recorded outputs that some tests need (GPUNODE_CAPTURES=DIR: from a folder)
 	@GPUNODE_CAPTURES="$(GPUNODE_CAPTURES)" $(BIN)/python scripts/captures.py

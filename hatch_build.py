@@ -18,3 +18,4 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         inside = "ansible_collections/gpunode/node"
         build_data["force_include"].update({name: f"{inside}/{name}" for name in CONTENT})
+        build_data["force_include"]["requirements.lock"] = "gpunode/requirements.lock"

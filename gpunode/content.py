@@ -9,6 +9,7 @@ from gpunode.errors import UsageError
 _PACKAGE = Path(__file__).resolve().parent
 _INSTALLED = _PACKAGE.parent / "ansible_collections" / "gpunode" / "node"
 _MARK = "galaxy.yml"
+LOCK = "requirements.lock"
 
 
 def collection_root() -> Path:
@@ -21,6 +22,14 @@ def collection_root() -> Path:
         if (folder / _MARK).is_file() and (folder / "ansible.cfg").is_file():
             return folder
     raise UsageError(f"the roles and playbooks are not in {_PACKAGE.parent} or {_INSTALLED}: reinstall gpunode")
+
+
+def lock_file() -> Path:
+    """Return requirements.lock: all dependencies with their hashes. Raises UsageError if it is missing."""
+    for file in (_PACKAGE.parent / LOCK, _PACKAGE / LOCK):
+        if file.is_file():
+            return file
+    raise UsageError(f"{LOCK} is not in {_PACKAGE}: reinstall gpunode")
 
 
 def ansible_environment() -> dict[str, str]:

@@ -61,6 +61,9 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
         "s3fs": "s3fs",
         "sshfs": "sshfs",
         "fusermount3": "fuse3",
+        "zsh": "zsh",
+        "fish": "fish",
+        "man": "man-db",
         "/usr/bin/python3": "python3",
     },
     "lab": {

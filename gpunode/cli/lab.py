@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import click
 
+from gpunode.cli.options import VERBOSE_ACCEPTED
 from gpunode.cli.table import table_lines
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.lab import Lab
@@ -21,10 +22,6 @@ from gpunode.lab.repositories import FAULTS as VENDOR_FAULTS
 from gpunode.lab.state import LabState
 from gpunode.lab.workload_image import kind_named, write_workload_image
 
-_verbose = click.option(
-    "-v", "--verbose", is_flag=True, hidden=True, expose_value=False, help="Accepted, without effect."
-)
-"""Every verb accepts -v; a lab prints its progress line by line without it."""
 _name = click.option("--name", default="default", show_default=True, metavar="LAB", help="The lab's name.")
 
 
@@ -49,7 +46,7 @@ def _existing(file: Path, name: str) -> Path:
 
 
 @click.group()
-@_verbose
+@VERBOSE_ACCEPTED
 def command() -> None:
     """Manage simulated GPU nodes in containers: systemd, sshd and apt are real, GPUs and their drivers are not.
 
@@ -62,7 +59,7 @@ def command() -> None:
 
 
 @command.command()
-@_verbose
+@VERBOSE_ACCEPTED
 @click.option(
     "-n", "count", type=int, default=1, show_default=True, metavar="N", help="Number of nodes of this system."
 )
@@ -92,7 +89,7 @@ def up(*, count: int, system: str, hardware: tuple[str, ...], mirror: str | None
 
 
 @command.command()
-@_verbose
+@VERBOSE_ACCEPTED
 @_name
 @click.option("--images", is_flag=True, help="Also remove images that no other lab uses.")
 def down(name: str, images: bool) -> int:
@@ -108,7 +105,7 @@ def down(name: str, images: bool) -> int:
 
 
 @command.command()
-@_verbose
+@VERBOSE_ACCEPTED
 @_name
 def status(name: str) -> int:
     """List a lab's nodes, its vendor repository and their faults; exit 1 if one does not run.
@@ -137,7 +134,7 @@ def status(name: str) -> int:
 
 
 @command.command()
-@_verbose
+@VERBOSE_ACCEPTED
 @_name
 @click.argument("node")
 @click.argument("words", nargs=-1, metavar="[COMPONENT] [FAULT] [KEY=VALUE]...")
@@ -217,7 +214,7 @@ def ssh(name: str, verbose: bool, node: str, argv: tuple[str, ...]) -> NoReturn:
 
 
 @command.command()
-@_verbose
+@VERBOSE_ACCEPTED
 @_name
 @click.option("--path", is_flag=True, help="Print only the path of the file.")
 def inventory(name: str, path: bool) -> int:
@@ -228,7 +225,7 @@ def inventory(name: str, path: bool) -> int:
 
 
 @command.command()
-@_verbose
+@VERBOSE_ACCEPTED
 @click.argument("kind", metavar="KIND")
 @click.option("--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Output file.")
 def image(kind: str, output: Path) -> int:

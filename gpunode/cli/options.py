@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
+
+from gpunode.cli.completing import complete_checks
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 LONGEST_S = 7 * 24 * 3600
@@ -88,18 +89,6 @@ def policy_option(more: str = "") -> Callable[[Command], Command]:
     )
 
 
-def complete_checks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
-    """Return the ids of checks that complete the last one of a list ``ID[,ID]``."""
-    from gpunode.checks import registry  # noqa: PLC0415 (the checks are slow to load)
-
-    before, comma, last = incomplete.rpartition(",")
-    return [
-        CompletionItem(before + comma + check.id, help=check.category)
-        for check in registry
-        if check.id.startswith(last)
-    ]
-
-
 SELECT = click.option(
     "--select",
     "selected",
@@ -142,3 +131,7 @@ def quiet() -> bool:
 
 
 STRICT = click.option("--strict", is_flag=True, help="Exit 1 on warnings too.")
+VERBOSE_ACCEPTED = click.option(
+    "-v", "--verbose", is_flag=True, hidden=True, expose_value=False, help="Accepted, without effect."
+)
+"""Every verb accepts -v."""

@@ -11,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import gpunode
+from gpunode.cli.completing import add_completer
 from gpunode.cli.options import NO_COLOR
 from gpunode.cli.streams import ReaderLeft, has_written
 from gpunode.cli.verbs import VERBS, loading
@@ -24,6 +25,8 @@ EXIT_CODES = "Exit codes: 0 good, 1 a check or step failed, 2 wrong usage, 3 cou
 def with_common(command: click.Command) -> click.Command:
     """Add to a verb, and to its subcommands, what all of them have: ``--no-color``, and the exit codes in the help."""
     if NO_COLOR not in command.params:
+        for param in command.params:
+            add_completer(command, param)
         command.params.append(NO_COLOR)
         if "Exit codes:" not in (command.help or ""):
             command.epilog = "\n\n".join(filter(None, [command.epilog, EXIT_CODES]))

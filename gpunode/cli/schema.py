@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from gpunode.cli.checks import CheckList
 from gpunode.cli.error_document import ErrorDocument
 from gpunode.cli.history import RunExport
+from gpunode.cli.options import VERBOSE_ACCEPTED
 from gpunode.errors import UsageError
 from gpunode.facts.models.workload import Record
 from gpunode.facts.parsers.kinds import ANSWERS
@@ -63,8 +64,8 @@ def schema_of(name: str) -> str:
 
 @click.command("schema")
 @click.argument("name", required=False)
-@click.option("-v", "--verbose", is_flag=True, hidden=True, help="Accepted, without effect.")
-def command(*, name: str | None, verbose: bool) -> int:  # noqa: ARG001
+@VERBOSE_ACCEPTED
+def command(*, name: str | None) -> int:
     """Print the JSON Schema of a format; without NAME, the names.
 
     \b

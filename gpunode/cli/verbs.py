@@ -24,8 +24,11 @@ VERBS = {
     "advise": "Print what pays for training on a node, with its own numbers and sources",
     "parse": "Convert the raw output of one tool to JSON",
     "catalog": "Show the catalog: GPUs, drivers, packages and their sources",
+    "zipapp": "Build gpunode as one file, to be copied to nodes",
     "lab": "Run simulated GPU nodes in containers, for trials and tests without a GPU",
     "schema": "Print the JSON Schema of a format",
+    "completion": "Print the completion script of bash, zsh or fish",
+    "man": "Show a man page, or write all of them",
 }
 
 

@@ -92,7 +92,7 @@ class GpuMonitoringSettings(Settings):
     )
     program: str = option(
         "",
-        "File on the controller with gpunode as one program, built by scripts/zipapp for the node's Python; it is "
+        "File on the controller with gpunode as one program, built by gpunode zipapp for the node's Python; it is "
         f"copied to the node. Empty: C({INSTALLED}) of the node.",
     )
     python: str = option(
@@ -148,7 +148,7 @@ def present(state: NodeState, settings: GpuMonitoringSettings, context: Context)
     refusals = []
     if not settings.program and not _exists(state, INSTALLED):
         refusals.append(
-            f"{INSTALLED} is missing: install gpunode there, or set gpu_monitoring_program to a file of scripts/zipapp"
+            f"{INSTALLED} is missing: install gpunode there, or set gpu_monitoring_program to a file of gpunode zipapp"
         )
     there = state.files.get(PROGRAM)
     copies = digest is not None and (there is None or there.sha256 != digest or there.mode != "0755")
@@ -238,7 +238,7 @@ def _digest(program: str) -> str | None:
         return hashlib.sha256(Path(program).read_bytes()).hexdigest()
     except OSError as err:
         raise UsageError(
-            f"gpu_monitoring_program: {program}: {err.strerror} (build it: scripts/zipapp {program})"
+            f"gpu_monitoring_program: {program}: {err.strerror} (build it: gpunode zipapp {program})"
         ) from None
 
 

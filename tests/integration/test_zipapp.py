@@ -26,7 +26,7 @@ Ran = subprocess.CompletedProcess[str]
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built for this Python alone."""
     out = tmp_path_factory.mktemp("zipapp") / "gpunode.pyz"
-    argv = [sys.executable, str(ROOT / "scripts" / "make_zipapp.py"), str(out), "--python", VERSION]
+    argv = [sys.executable, "-m", "gpunode", "zipapp", str(out), "--python", VERSION]
     done = subprocess.run(argv, check=False, timeout=600, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     bare = subprocess.run([*BARE, "-c", "import pydantic"], check=False, timeout=60, capture_output=True, text=True)

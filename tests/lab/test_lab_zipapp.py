@@ -12,7 +12,6 @@ from gpunode.lab import Lab, LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[2]
 PYTHONS = {"debian-12": "3.11", "debian-13": "3.13"}
 
 
@@ -21,7 +20,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built for the Pythons of both systems."""
     out = tmp_path_factory.mktemp("zipapp") / "gpunode.pyz"
     words = [word for version in PYTHONS.values() for word in ("--python", version)]
-    argv = [sys.executable, str(ROOT / "scripts" / "make_zipapp.py"), str(out), *words]
+    argv = [sys.executable, "-m", "gpunode", "zipapp", str(out), *words]
     done = run_program(argv, limit_s=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return out

@@ -53,7 +53,7 @@ SETTINGS = f"GPUNODE_BUDGET={BUDGET}s\n"
 def archive(folder: Path) -> Path:
     """gpunode as one file, for the node's Python."""
     out = folder / "gpunode.pyz"
-    argv = [sys.executable, str(ROOT / "scripts" / "make_zipapp.py"), str(out), "--python", "3.11"]
+    argv = [sys.executable, "-m", "gpunode", "zipapp", str(out), "--python", "3.11"]
     done = run_program(argv, limit_s=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return out

@@ -88,7 +88,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
     lab = Lab(f"test-monitoring-{os.getpid()}")
     folder = tmp_path_factory.mktemp("monitoring")
     program = folder / "gpunode.pyz"
-    argv = [sys.executable, ROOT / "scripts" / "make_zipapp.py", program, "--python", "3.11"]
+    argv = [sys.executable, "-m", "gpunode", "zipapp", program, "--python", "3.11"]
     assert run_program(argv, limit_s=600).returncode == 0
     try:
         lab.up(2, "debian-12", "l40s-4")

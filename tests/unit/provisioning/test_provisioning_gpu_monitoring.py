@@ -80,7 +80,7 @@ def test_the_program_is_copied_where_it_differs(program: Path) -> None:
     ("settings", "message"),
     [
         ({"program": "gpunode.pyz"}, "is not an absolute path"),
-        ({"program": "/nowhere/gpunode.pyz"}, "No such file or directory (build it: scripts/zipapp"),
+        ({"program": "/nowhere/gpunode.pyz"}, "No such file or directory (build it: gpunode zipapp"),
         ({"interval_s": 59}, "gpu_monitoring_interval_s: 59 is less than 60"),
         ({"budget_s": 1}, "gpu_monitoring_budget_s"),
         ({"budget_s": 300}, "gpu_monitoring_budget_s"),
