@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 VERBS = {
+    "init": "Write a folder with an inventory, from an example and a first look at the hosts",
     "plan": "Resolve a matched stack and explain it",
     "provision": "Run the site playbook on an inventory",
     "upgrade": "Upgrade the driver of many nodes by canary and waves, and return what is as good as before",

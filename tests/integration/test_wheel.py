@@ -130,6 +130,13 @@ def test_ansible_finds_the_collection_and_its_playbooks(installed: Installed) ->
     )
 
 
+def test_an_example_is_written_and_read(installed: Installed) -> None:
+    installed.run("init", "site", "--example", "research", "--no-look", "gpu-01", "gpu-02")
+    # Names that do not exist: the inventory and its variables were accepted, no node answered.
+    done = installed.run("plan", "-i", "site/hosts.yml", "--timeout", "5", rc=3)
+    assert "gpu-01" in done.stdout
+
+
 def test_the_wheel_builds_the_zipapp(installed: Installed) -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     installed.run("zipapp", "gpunode.pyz", "--python", version, limit_s=LIMIT_S)

@@ -104,4 +104,4 @@ def test_ansible_finds_the_collection_of_a_wheel_without_settings(clean: Path) -
     assert "gpunode.node.node_state" in listing
     installed = packages / "ansible_collections" / "gpunode" / "node"
     assert (installed / "roles" / "preflight" / "tasks" / "main.yml").is_file()
-    assert (installed / "inventory" / "example" / "hosts.yml").is_file()
+    assert (installed / "inventory" / "examples" / "research" / "hosts.yml").is_file()
