@@ -25,6 +25,7 @@ from gpunode.cli.options import (
     quiet,
 )
 from gpunode.cli.selection import Selection
+from gpunode.cli.settings import NAME
 from gpunode.content import collection_root
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.text import counted, listed, printable, unknown
@@ -38,6 +39,9 @@ SECRET = re.compile(r"(?i)pass|secret|token|private_key$|vault")
 NOT_COPIED = frozenset({"gpunode_stack", "gpunode_expect"})
 """Variables that follow from the nodes."""
 INFERENCE = frozenset({"t4", "l4", "a2", "a10", "a10g", "a16", "a30", "l40s", "l40"})
+CONFIGURATION = """# Options of gpunode in this folder: gpunode config --help.
+inventory = "hosts.yml"
+"""
 HEAD = "# Written by gpunode init. An ordinary Ansible inventory: edit it.\n"
 
 
@@ -243,6 +247,7 @@ def _write(folder: Path, example: str, hosts: Sequence[Host]) -> None:
         shutil.copytree(source, beside)
         if hosts:
             (beside / "hosts.yml").write_text(inventory_text(hosts), encoding="utf-8")
+        (beside / NAME).write_text(CONFIGURATION, encoding="utf-8")
         beside.rename(folder)
     except OSError as err:
         raise UsageError(f"{folder}: cannot be written: {err.strerror}") from None

@@ -3,13 +3,16 @@
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from gpunode.cli.completing import complete_checks
+from gpunode.cli.settings import origin_of
+from gpunode.text import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 LONGEST_S = 7 * 24 * 3600
@@ -45,10 +48,52 @@ class Duration(Seconds):
         return super().convert(float(match[1]) * (60 if match[2] == "m" else 1), param, ctx)
 
 
-INVENTORY = click.option(
-    "-i", "--inventory", "inventories", multiple=True, metavar="INVENTORY", help="Ansible inventory."
+class NodesOption(click.Option):
+    """An option that selects nodes: a configured value gives way to other nodes of the command line."""
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        if source is not ParameterSource.COMMANDLINE and any(_given(opts.get(name)) for name in OTHER_NODES):
+            return (() if self.multiple else None), ParameterSource.DEFAULT
+        return value, source
+
+
+OTHER_NODES = (
+    *("hosts", "bundles", "replay", "gpus", "platform", "system", "diff", "on_node", "print_probe", "listing"),
+    *("run", "resume"),
 )
-LIMIT = click.option("-l", "--limit", metavar="PATTERN", help="Ansible host pattern.")
+"""Parameters that name nodes themselves, or that need none."""
+
+
+def _given(value: Any) -> bool:
+    return len(value) > 0 if isinstance(value, list | tuple) else isinstance(value, str) or value is True
+
+
+def _name_inventory(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Print a configured inventory and its origin: what a verb acts on must be visible."""
+    origin = origin_of(ctx, param)
+    if value and origin is not None and not ctx.resilient_parsing and not ctx.meta.get(__name__):
+        click.echo(printable(f"gpunode: -i {' '.join(value)} ({origin})"), err=True)
+    return value
+
+
+def inventory_option(*, required: bool = False) -> Callable[[Command], Command]:
+    """Return -i. Without it, a configured inventory is used."""
+    return click.option(
+        "-i",
+        "--inventory",
+        "inventories",
+        cls=NodesOption,
+        multiple=True,
+        required=required,
+        callback=_name_inventory,
+        metavar="INVENTORY",
+        help="Ansible inventory.  [repeatable]",
+    )
+
+
+INVENTORY = inventory_option()
+LIMIT = click.option("-l", "--limit", cls=NodesOption, metavar="PATTERN", help="Ansible host pattern.")
 PARALLEL = click.option(
     "--parallel",
     type=click.IntRange(1, 1000),

@@ -64,7 +64,7 @@ def outputs(ctx: click.Context) -> list[ReportOutput]:
     """
     found: list[ReportOutput] = []
     taken: list[bool] = []
-    for name, value in ctx.meta[__name__]:
+    for name, value in ctx.meta[__name__] or _configured(ctx):
         if name == "format":
             found.append(ReportOutput(value, None))
             taken.append(False)
@@ -86,6 +86,13 @@ def outputs(ctx: click.Context) -> list[ReportOutput]:
             if places.count(path) > 1:
                 raise UsageError(f"--output {path}: used for two formats")
     return found
+
+
+def _configured(ctx: click.Context) -> list[tuple[str, str]]:
+    """Return formats and outputs that a file or variable sets: the first output belongs to the first format."""
+    formats_, files = (list(ctx.params.get(name) or ()) for name in ("format", "output"))
+    pairs = ((("format", form), *(("output", file) for file in files[at : at + 1])) for at, form in enumerate(formats_))
+    return [each for pair in pairs for each in pair]
 
 
 def _must_be_writable(path: Path) -> None:

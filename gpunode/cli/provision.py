@@ -17,6 +17,7 @@ import click
 import yaml
 
 from gpunode.cli.inventories import explained
+from gpunode.cli.options import inventory_option
 from gpunode.cli.plan_fleet import refuse_poisoned_locks
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
@@ -34,7 +35,7 @@ _SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 
 
 @click.command("provision", epilog="Example: gpunode provision -i inventory/hosts.yml --limit gpu1 --check --diff")
-@click.option("-i", "--inventory", "inventories", multiple=True, required=True, metavar="INVENTORY", help="Repeatable.")
+@inventory_option(required=True)
 @click.option("-l", "--limit", metavar="PATTERN", help="Ansible host pattern.")
 @click.option("-t", "--tags", multiple=True, metavar="TAG[,TAG]", help="Run only tasks with these tags.")
 @click.option("--skip-tags", multiple=True, metavar="TAG[,TAG]", help="Skip tasks with these tags.")

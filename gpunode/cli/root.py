@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 import gpunode
 from gpunode.cli.completing import add_completer
 from gpunode.cli.options import NO_COLOR
+from gpunode.cli.settings import origin_of, read_settings
 from gpunode.cli.streams import ReaderLeft, has_written
 from gpunode.cli.verbs import VERBS, loading
 from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
@@ -62,8 +63,17 @@ class Verbs(click.Group):
         if args[:1] == ["validate"] and FABRIC in args:
             from gpunode.cli.fabric import validate_fabric  # noqa: PLC0415 (the workload's libraries are slow to load)
 
-            return "validate", with_common(validate_fabric), args[1:]
-        return super().resolve_command(ctx, args)
+            found: tuple[str | None, click.Command | None, list[str]] = (
+                "validate",
+                with_common(validate_fabric),
+                args[1:],
+            )
+        else:
+            found = super().resolve_command(ctx, args)
+        if found[0] is not None and found[1] is not None and ON_NODE not in args:
+            # Not on a node: a job's folder and environment must not change what a prolog does.
+            read_settings(args).apply(ctx, found[0], found[1])
+        return found
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return verbs and options that begin so, without loading a verb."""
@@ -115,7 +125,11 @@ def answer(argv: Sequence[str] | None) -> int:
     except click.ClickException as err:
         context = getattr(err, "ctx", None)
         verb = context.command_path if context else _verb(sys.argv[1:] if argv is None else argv)
-        return _refused(argv, f"{verb}: {' '.join(err.format_message().split())} ({verb} --help)")
+        origin = (
+            origin_of(context, err.param) if context and isinstance(err, click.BadParameter) and err.param else None
+        )
+        more = f"set by {origin}" if origin else f"{verb} --help"
+        return _refused(argv, f"{verb}: {' '.join(err.format_message().split())} ({more})")
     except (KeyboardInterrupt, click.Abort):
         _print_error("gpunode: interrupted")
         return 130

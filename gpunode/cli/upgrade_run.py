@@ -23,7 +23,7 @@ from gpunode.change.run import ChangeRun, RunLimits
 from gpunode.change.scheduler import Availability, Scheduler, SchedulerError
 from gpunode.change.states import FINAL, OUT_OF_SERVICE, ChangeState
 from gpunode.cli.inventories import explained
-from gpunode.cli.options import ASK_BECOME_PASS, LIMIT, PARALLEL, TIMEOUT, Command, Seconds
+from gpunode.cli.options import ASK_BECOME_PASS, LIMIT, PARALLEL, TIMEOUT, Command, Seconds, inventory_option
 from gpunode.cli.plan_fleet import with_request
 from gpunode.cli.provision import refuse_extra_variables, refuse_inventory
 from gpunode.cli.selection import ask_password
@@ -56,9 +56,7 @@ _SHARE = re.compile(r"(\d{1,3})%")
 
 
 OPTIONS = (
-    click.option(
-        "-i", "--inventory", "inventories", multiple=True, required=True, metavar="INVENTORY", help="Repeatable."
-    ),
+    inventory_option(required=True),
     LIMIT,
     click.option(
         "--scheduler",

@@ -27,6 +27,7 @@ VERBS = {
     "catalog": "Show the catalog: GPUs, drivers, packages and their sources",
     "zipapp": "Build gpunode as one file, to be copied to nodes",
     "lab": "Run simulated GPU nodes in containers, for trials and tests without a GPU",
+    "config": "Show the values of options and where they came from",
     "schema": "Print the JSON Schema of a format",
     "completion": "Print the completion script of bash, zsh or fish",
     "man": "Show a man page, or write all of them",
