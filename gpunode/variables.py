@@ -184,6 +184,11 @@ def refuse_unknown(names: Iterable[str], root: Path, sources: Sequence[str], whe
 
 def locate(name: str, sources: Sequence[str]) -> str | None:
     """Return ``FILE:LINE`` of the first file that sets ``name``: the inventories and their variable folders."""
+    return next(locations(name, sources), None)
+
+
+def locations(name: str, sources: Sequence[str]) -> Iterator[str]:
+    """Yield ``FILE:LINE`` for each file that sets ``name``, the first line of each."""
     sets = re.compile(rf"""(?<![\w.]){re.escape(name)}["']?\s*[:=]""")
     for file in _files(sources):
         try:
@@ -194,8 +199,8 @@ def locate(name: str, sources: Sequence[str]) -> str | None:
             continue
         for number, line in enumerate(lines, start=1):
             if sets.search(line.partition(" #")[0]) and not line.lstrip().startswith(("#", ";")):
-                return f"{file}:{number}"
-    return None
+                yield f"{file}:{number}"
+                break
 
 
 def _files(sources: Sequence[str]) -> Iterator[Path]:

@@ -48,7 +48,7 @@ def command() -> None:
 @command.command("show")
 @click.argument("verb", required=False)
 @click.option("--all", "everything", is_flag=True, help="Also options that have their default.")
-@click.option("-i", "--inventory", metavar="INVENTORY", help="Inventory whose folder may have the file.")
+@click.option("-i", "--inventory", metavar="INVENTORY", help="Inventory; the file is beside it or in the folder above.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @VERBOSE_ACCEPTED
 def show(*, verb: str | None, everything: bool, inventory: str | None, form: str) -> int:

@@ -2,9 +2,10 @@
 
 import json
 import re
+import shlex
 from collections import Counter
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -369,33 +370,42 @@ def _of_bundles(places: tuple[str, ...], request: Request, catalog: Catalog, tod
         return plan(hosts_of(answers, catalog), request, catalog, today)
 
 
-def _not_in_the_inventory(request: Request) -> list[str]:
-    """Return the options of a request that gpunode provision does not know."""
+def _only_in_this_plan(options: PlanOptions, request: Request) -> dict[str, str]:
+    """Return the options that request something, which gpunode provision does not know."""
     given = {
         "--source": request.source,
         "--driver": request.driver,
         "--kernel-module": request.kernel_module,
         "--cuda": request.cuda,
         "--toolkit": request.toolkit,
+        "--framework": request.framework,
+        "--kernel-policy": request.kernel_policy,
+        "--past-eol": None if options.past_eol == "warn" else options.past_eol,
     }
-    return [option for option, value in given.items() if value is not None]
+    return {option: str(value) for option, value in given.items() if value is not None}
 
 
 def _of_inventory(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> Plan:
     from gpunode.cli import plan_fleet  # noqa: PLC0415 (a hypothetical node needs no SSH)
+    from gpunode.cli.stack_origin import keep_unwritten  # noqa: PLC0415
     from gpunode.judging.evaluator import Evaluator  # noqa: PLC0415
     from gpunode.provisioning.node_stack import VARIABLES  # noqa: PLC0415
 
     with Evaluator() as evaluator:
         answer = plan_fleet.of_inventory(options, evaluator, catalog, request)
         document = plan(answer.hosts, request, catalog, today)
-    only_here = [] if options.write else _not_in_the_inventory(request)
+    only_here = {} if options.write else _only_in_this_plan(options, request)
+    notes = []
     if only_here:
-        text = (
-            f"{', '.join(only_here)}: in this plan only, gpunode provision reads the inventory; use --write, or set "
-            f"{', '.join(VARIABLES[option].rstrip(':') for option in only_here)}"
-        )
-        document = document.model_copy(update={"notes": (*document.notes, text)})
+        variables = [VARIABLES[option].rstrip(":") for option in only_here if option in VARIABLES]
+        text = f"{', '.join(only_here)}: in this plan only, gpunode provision reads the inventory; use --write"
+        notes.append(f"{text}, or set {', '.join(variables)}" if variables else text)
+    if not options.write:
+        notes += plan_fleet.locks_to_write(document, answer.inventory, options.limit)
+    document = document.model_copy(update={"notes": (*document.notes, *notes)})
+    words = [word for option, value in only_here.items() for word in (option, shlex.quote(value))]
+    limited = ["--limit", shlex.quote(options.limit)] if options.limit and words else []
+    keep_unwritten(answer.inventory.sources, [*limited, *words], datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
     if options.write:
         for path in plan_fleet.write_locks(document, answer.inventory, options.limit):
             click.echo(f"gpunode: locked in {path}", err=True)

@@ -121,18 +121,8 @@ def write_locks(document: Plan, inventory: Inventory, limit: str | None) -> list
     Nothing is changed, and UsageError raised, if a host has no stack, if a file of the user would be masked, or if
     Ansible would still use an older lock.
     """
-    without = [host for group in document.groups if group.stack is None for host in group.hosts]
-    if without:
-        raise UsageError(f"--write: nothing was locked: no stack for {', '.join(sorted(without)[:5])}")
+    files, outdated, stacks = _locks(document, inventory, limit)
     folder = _folder(inventory.sources)
-    stacks = {host: group.stack for group in document.groups for host in group.hosts if group.stack is not None}
-    name = "all" if limit is None else limit
-    if len(document.groups) == 1 and (name == "all" or name in inventory.groups):
-        files = {_place(folder / "group_vars", name): (name, next(iter(stacks.values())))}
-        outdated = [path for path in _narrower(folder, inventory, set(stacks)) if path not in files]
-    else:
-        files = {_place(folder / "host_vars", host): (host, stack) for host, stack in stacks.items()}
-        outdated = []
     before = {path: path.read_bytes() if path.exists() else None for path in (*files, *outdated)}
     try:
         for path, (owner, stack) in files.items():
@@ -147,6 +137,42 @@ def write_locks(document: Plan, inventory: Inventory, limit: str | None) -> list
             _put_back(path, content)
         raise
     return sorted(files)
+
+
+def locks_to_write(document: Plan, inventory: Inventory, limit: str | None) -> list[str]:
+    """Return what ``write_locks`` would do, one line for each file; its reason if it would refuse."""
+    try:
+        files, outdated, _ = _locks(document, inventory, limit)
+    except UsageError as err:
+        return [str(err)]
+    found = []
+    for path, (owner, stack) in sorted(files.items()):
+        old = _as_read(path.read_text(encoding="utf-8")) if path.exists() else None
+        same = old == _as_read(lock_text(stack, owner))
+        found.append(
+            f"--write: {path} {'has this lock' if same else 'would be replaced' if old else 'would be written'}"
+        )
+    return [*found, *(f"--write: {path} would be removed" for path in outdated)]
+
+
+Locks = tuple[dict[Path, tuple[str, Stack]], list[Path], dict[str, Stack]]
+
+
+def _locks(document: Plan, inventory: Inventory, limit: str | None) -> Locks:
+    """Return the files with their owners and stacks, the outdated locks, and the stack of each host."""
+    without = [host for group in document.groups if group.stack is None for host in group.hosts]
+    if without:
+        raise UsageError(f"--write: nothing was locked: no stack for {', '.join(sorted(without)[:5])}")
+    folder = _folder(inventory.sources)
+    stacks = {host: group.stack for group in document.groups for host in group.hosts if group.stack is not None}
+    name = "all" if limit is None else limit
+    if len(document.groups) == 1 and (name == "all" or name in inventory.groups):
+        files = {_place(folder / "group_vars", name): (name, next(iter(stacks.values())))}
+        outdated = [path for path in _narrower(folder, inventory, set(stacks)) if path not in files]
+    else:
+        files = {_place(folder / "host_vars", host): (host, stack) for host, stack in stacks.items()}
+        outdated = []
+    return files, outdated, stacks
 
 
 def refuse_poisoned_locks(inventory: Inventory) -> None:

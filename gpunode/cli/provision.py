@@ -19,6 +19,7 @@ import yaml
 from gpunode.cli.inventories import explained
 from gpunode.cli.options import inventory_option
 from gpunode.cli.plan_fleet import refuse_poisoned_locks
+from gpunode.cli.stack_origin import origin_lines, unwritten
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
@@ -62,11 +63,15 @@ def command(**options: Any) -> int:
     playbook = playbook_of(root, "site.yml")
     # Cheap checks come first: reading an inventory takes a second.
     _refuse_unknown_tags(root, [*options["tags"], *options["skip_tags"]])
-    refuse_extra_variables(root, options["extra_vars"])
+    requests = refuse_extra_variables(root, options["extra_vars"])
     vault = [argument for file in options["vault_files"] for argument in ("--vault-password-file", file)]
     with explained():
         read = inventory.read(options["inventories"], options["limit"], vault)
     refuse_inventory(root, read)
+    for line in origin_lines(read, requests):
+        click.echo(f"gpunode: {line}", err=True)
+    if (reminder := unwritten(read.sources)) is not None:
+        click.echo(f"gpunode: {reminder}", err=True)
     argv = [ansible_program("ansible-playbook"), str(playbook), *_arguments(options), *vault]
     password = None
     if options["ask_become_pass"]:
@@ -90,12 +95,15 @@ def playbook_of(root: Path, name: str) -> Path:
     return playbook
 
 
-def refuse_extra_variables(root: Path, extra_vars: Sequence[str]) -> None:
-    """Raise UsageError for a variable of ``-e`` that no role has, or with a value that it would refuse."""
+def refuse_extra_variables(root: Path, extra_vars: Sequence[str]) -> dict[str, Any]:
+    """Return the variables of ``-e``. Raises UsageError for one that no role has, or with a value that it refuses."""
+    found: dict[str, Any] = {}
     for extra in extra_vars:
         given, files = _extra_variables(extra), [extra] if extra.startswith("@") else []
         refuse_unknown(given, root, files, "-e")
         refuse_wrong_values(given, root, files, "-e")
+        found |= given
+    return found
 
 
 def refuse_inventory(root: Path, read: inventory.Inventory) -> None:

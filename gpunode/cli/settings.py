@@ -185,7 +185,7 @@ def _is_ours(path: Path, found: os.stat_result) -> bool:
 
 
 def _refuse_unknown(file: SettingsFile, known: Mapping[str, click.Command]) -> None:
-    """Raise UsageError for a name in a file that is no verb, no shared option, or no option of the running verb."""
+    """Raise UsageError for a name in a file that is not a verb, a shared option, or an option of the running verb."""
     from gpunode.cli.verbs import VERBS  # noqa: PLC0415 (root loads this module first)
 
     for key, value in file.table.items():
