@@ -11,6 +11,8 @@ import yaml
 from gpunode.errors import UsageError
 from gpunode.text import did_you_mean, nearest
 
+Variables = Mapping[str, Any]
+"""Variables of an inventory: what Ansible makes of YAML."""
 _OWN_PREFIX = "gpunode_"
 _OF_VERBS = ("gpunode_policy", "gpunode_failure_domain")
 """Variables of an inventory that only a verb reads, not a role."""

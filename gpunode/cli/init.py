@@ -29,9 +29,8 @@ from gpunode.cli.settings import NAME
 from gpunode.content import collection_root
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.text import counted, listed, printable, unknown
+from gpunode.variables import Variables
 
-Variables = Mapping[str, Any]
-"""Variables of an inventory: what Ansible makes of YAML."""
 Tree = dict[str, Any]
 GROUP = "gpu_nodes"
 SECRET = re.compile(r"(?i)pass|secret|token|private_key$|vault")

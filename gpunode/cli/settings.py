@@ -31,6 +31,7 @@ META = "gpunode.settings"
 MOST_BYTES = 1 << 20
 
 Table = Mapping[str, Any]
+Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Settings:
         for file in self.files:
             _refuse_unknown(file, known)
 
-    def _values(self, command: click.Command, path: tuple[str, ...]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _values(self, command: click.Command, path: tuple[str, ...]) -> Values:
+        found: Values = {}
         for option, param in options_of(command):
             if option == "inventory" and path[0] in WITHOUT_INVENTORY:
                 continue

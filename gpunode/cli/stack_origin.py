@@ -14,14 +14,14 @@ from gpunode.names import fold
 from gpunode.provisioning.node_stack import REQUESTED, requested_by
 from gpunode.stack import LOCK_NAME
 from gpunode.text import printable
-from gpunode.variables import locations
+from gpunode.variables import Variables, locations
 from gpunode.whole import make_private_folder, whole_file
 
 NOT_REQUESTS: tuple[Any, ...] = (None, "", "auto", "keep", [])
 MOST_BYTES = 1 << 16
 
 
-def origin_lines(inventory: Inventory, extra: Mapping[str, Any]) -> Iterator[str]:
+def origin_lines(inventory: Inventory, extra: Variables) -> Iterator[str]:
     """Yield a line for hosts with the same request: what it is, and which file or option has it.
 
     ``extra``: the variables of ``-e``, which take precedence.
@@ -33,7 +33,7 @@ def origin_lines(inventory: Inventory, extra: Mapping[str, Any]) -> Iterator[str
         yield printable(f"stack of {fold(hosts)}: {text}")
 
 
-def _request(sources: Sequence[str], variables: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
+def _request(sources: Sequence[str], variables: Variables, extra: Variables) -> str:
     requested = {REQUESTED[name]: value for name, value in requested_by(variables).items() if value not in NOT_REQUESTS}
     parts = [f"{name}={value} ({_where(name, sources, extra)})" for name, value in requested.items()]
     lock = variables.get(LOCK_NAME)
@@ -44,7 +44,7 @@ def _request(sources: Sequence[str], variables: Mapping[str, Any], extra: Mappin
     return ", ".join(parts) or "no request: an installed driver is kept, another node gets the preferred one"
 
 
-def _where(name: str, sources: Sequence[str], extra: Mapping[str, Any]) -> str:
+def _where(name: str, sources: Sequence[str], extra: Variables) -> str:
     """Return the file that sets a variable, if it is one alone."""
     if name in extra:
         return "-e"
