@@ -43,7 +43,7 @@ class SettingsFile:
 
 
 @dataclass
-class Settings:
+class OptionSettings:
     """What the files set, the site's first, and the origin of each value that a verb got."""
 
     files: Sequence[SettingsFile] = ()
@@ -107,17 +107,17 @@ def origin_of(context: click.Context, param: click.Parameter) -> str | None:
         names = [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
         return next((name for name in names if os.environ.get(name)), None)
     settings = context.meta.get(META)
-    if source is click.core.ParameterSource.DEFAULT_MAP and isinstance(settings, Settings):
+    if source is click.core.ParameterSource.DEFAULT_MAP and isinstance(settings, OptionSettings):
         path = context.command_path.split()[1:]
         option = next((text[2:] for text in param.opts if text.startswith("--")), "")
         return settings.origins.get(".".join((*path, option)))
     return None
 
 
-def read_settings(words: Sequence[str]) -> Settings:
+def read_settings(words: Sequence[str]) -> OptionSettings:
     """Return the settings for a command line: of the site, then of the user. Raises UsageError."""
     files = [file for file in (_site_file(words), _user_file()) if file is not None]
-    return Settings(files)
+    return OptionSettings(files)
 
 
 def _site_file(words: Sequence[str]) -> SettingsFile | None:
