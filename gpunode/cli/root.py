@@ -15,7 +15,7 @@ from gpunode.cli.completing import add_completer
 from gpunode.cli.options import NO_COLOR
 from gpunode.cli.settings import origin_of, read_settings
 from gpunode.cli.streams import ReaderLeft, has_written
-from gpunode.cli.verbs import VERBS, loading
+from gpunode.cli.verbs import TOPICS, VERBS, loading
 from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
 from gpunode.text import printable, unknown
 
@@ -81,8 +81,10 @@ class Verbs(click.Group):
         return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+        width = max(map(len, VERBS))
+        for topic, verbs in TOPICS.items():
+            with formatter.section(topic):
+                formatter.write_dl([(name.ljust(width), text) for name, text in verbs.items()])
 
 
 def _print_version(ctx: click.Context) -> None:

@@ -1,37 +1,49 @@
-"""The verbs by name, and how their modules are loaded."""
+"""The verbs by topic and by name, and how their modules are loaded."""
 
 import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-VERBS = {
-    "init": "Write a folder with an inventory, from an example and a first look at the hosts",
-    "plan": "Resolve a matched stack and explain it",
-    "provision": "Run the site playbook on an inventory",
-    "upgrade": "Upgrade the driver of many nodes by canary and waves, and return what is as good as before",
-    "rollback": "Reinstall the driver that nodes had before an upgrade, by canary and waves",
-    "validate": "Validate nodes: this machine, hosts of an inventory, or saved bundles",
-    "profile": "Run a command under a profiler and print where its time goes",
-    "stage": "Copy a data set to a local disk: verified, resumed, within a limit of space",
-    "top": "Show what the GPUs of many nodes do, and what slows them down",
-    "collect": "Collect bundles without validating them",
-    "compare": "Compare two runs: what changed on which node, and whether it is worse",
-    "history": "Show, export and remove the runs that were saved, and trends of nodes",
-    "monitoring": "Print alerting rules, a dashboard and a scrape configuration for Prometheus and Grafana",
-    "checks": "List the checks with their requirements, meaning and remedy",
-    "explain": "Explain an error text of CUDA, NCCL, PyTorch, TensorFlow, Docker, or an Xid",
-    "env": "Print tuned environment variables and docker run arguments for a node, with reasons",
-    "advise": "Print what pays for training on a node, with its own numbers and sources",
-    "parse": "Convert the raw output of one tool to JSON",
-    "catalog": "Show the catalog: GPUs, drivers, packages and their sources",
-    "zipapp": "Build gpunode as one file, to be copied to nodes",
-    "lab": "Run simulated GPU nodes in containers, for trials and tests without a GPU",
-    "config": "Show the values of options and where they came from",
-    "schema": "Print the JSON Schema of a format",
-    "completion": "Print the completion script of bash, zsh or fish",
-    "man": "Show a man page, or write all of them",
+TOPICS: dict[str, dict[str, str]] = {
+    "Provision and change nodes": {
+        "init": "Write a folder with an inventory, from an example and a first look at the hosts",
+        "plan": "Resolve a matched stack and explain it",
+        "provision": "Run the site playbook on an inventory",
+        "upgrade": "Upgrade the driver of many nodes by canary and waves, and return what is as good as before",
+        "rollback": "Reinstall the driver that nodes had before an upgrade, by canary and waves",
+    },
+    "Validate and watch nodes": {
+        "validate": "Validate nodes: this machine, hosts of an inventory, or saved bundles",
+        "collect": "Collect bundles without validating them",
+        "compare": "Compare two runs: what changed on which node, and whether it is worse",
+        "history": "Show, export and remove the runs that were saved, and trends of nodes",
+        "top": "Show what the GPUs of many nodes do, and what slows them down",
+        "monitoring": "Print alerting rules, a dashboard and a scrape configuration for Prometheus and Grafana",
+    },
+    "Run jobs": {
+        "env": "Print tuned environment variables and docker run arguments for a node, with reasons",
+        "advise": "Print what pays for training on a node, with its own numbers and sources",
+        "profile": "Run a command under a profiler and print where its time goes",
+        "stage": "Copy a data set to a local disk: verified, resumed, within a limit of space",
+    },
+    "Look something up": {
+        "checks": "List the checks with their requirements, meaning and remedy",
+        "explain": "Explain an error text of CUDA, NCCL, PyTorch, TensorFlow, Docker, or an Xid",
+        "catalog": "Show the catalog: GPUs, drivers, packages and their sources",
+        "parse": "Convert the raw output of one tool to JSON",
+        "schema": "Print the JSON Schema of a format",
+    },
+    "Try and set up gpunode": {
+        "lab": "Run simulated GPU nodes in containers, for trials and tests without a GPU",
+        "config": "Show the values of options and where they came from",
+        "zipapp": "Build gpunode as one file, to be copied to nodes",
+        "completion": "Print the completion script of bash, zsh or fish",
+        "man": "Show a man page, or write all of them",
+    },
 }
+"""Topic -> verbs with what they do, in the order of the help."""
+VERBS = {name: text for verbs in TOPICS.values() for name, text in verbs.items()}
 
 
 @contextmanager
