@@ -13,6 +13,8 @@ def __getattr__(name: str) -> Any:
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 (see above)
 
     try:
-        return version("gpunode")
+        found = version("gpunode")
     except PackageNotFoundError:  # a zipapp or a bare checkout has no metadata
-        return "0+unknown"
+        found = "0+unknown"
+    globals()[name] = found
+    return found

@@ -6,6 +6,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -19,6 +20,8 @@ from gpunode.facts.node import MAY_BE_NONE
 from gpunode.frozen import Frozen
 
 Scalar = bool | int | float | str
+Leaf = tuple[str, Scalar, bool]
+"""A path, its value, and whether it is a counter."""
 MOST_COMPONENTS = 100
 """Components of one check that are kept; the rest is counted."""
 MOST_TEXT = 400
@@ -202,36 +205,48 @@ def _idle_temperatures(facts: NodeFacts) -> dict[str, float]:
     }
 
 
-def _leaves(path: str, value: Any, *, counts: bool = False) -> Iterator[tuple[str, Scalar, bool]]:
-    """Yield the path and value of each leaf, and whether it is a counter; unknown leaves are left out."""
+def _leaves(path: str, value: Any, *, counts: bool = False) -> list[Leaf]:
+    """Return the path and value of each leaf, and whether it is a counter; unknown leaves are left out."""
+    leaves: list[Leaf] = []
+    _add(leaves, path, value, counts=counts)
+    return leaves
+
+
+def _add(leaves: list[Leaf], path: str, value: Any, *, counts: bool) -> None:
+    """Add the leaves of a value to a list: generators within generators would pass each leaf on at every level."""
     match value:
         case None:
             return
-        case NvlinkGpu():
-            yield from _nvlinks(path, value)
-        case CpuSets():
-            yield f"{path}.online", len(value.online), False
-            yield f"{path}.smt", value.smt or "unknown", False
-        case Fact():
-            for name in type(value).model_fields:
-                if name not in value.VOLATILE:
-                    yield from _leaves(f"{path}.{name}", getattr(value, name), counts=counts or name in value.COUNTERS)
-        case bool() | int() | float():
-            yield path, value, counts
         case str():
             text = _STATES.get(value, value) if path.endswith(".state") else value
-            yield path, text[:MOST_TEXT], counts
+            leaves.append((path, text[:MOST_TEXT], counts))
+        case bool() | int() | float():
+            leaves.append((path, value, counts))
+        case NvlinkGpu():
+            leaves += _nvlinks(path, value)
+        case CpuSets():
+            leaves.append((f"{path}.online", len(value.online), False))
+            leaves.append((f"{path}.smt", value.smt or "unknown", False))
+        case Fact():
+            for name, counter in _compared_fields(type(value)):
+                _add(leaves, f"{path}.{name}", getattr(value, name), counts=counts or counter)
         case Mapping():
             # Links not by pair: a GPU that is lost would change the row of each of the others.
             rows = path in ("topology.document.links", "peer_access.document.links")
             for key, inner in sorted(value.items(), key=str):
                 seen = tuple(sorted(set(inner.values()))) if rows else inner
-                yield from _leaves(f"{path}[{key}]", seen, counts=counts)
+                _add(leaves, f"{path}[{key}]", seen, counts=counts)
         case tuple() | list():
-            yield from _elements(path, value, counts=counts)
+            leaves += _elements(path, value, counts=counts)
 
 
-def _nvlinks(path: str, gpu: NvlinkGpu) -> Iterator[tuple[str, Scalar, bool]]:
+@cache
+def _compared_fields(kind: type[Fact]) -> tuple[tuple[str, bool], ...]:
+    """Return the fields of a model that are compared, each with whether it is a counter."""
+    return tuple((name, name in kind.COUNTERS) for name in kind.model_fields if name not in kind.VOLATILE)
+
+
+def _nvlinks(path: str, gpu: NvlinkGpu) -> Iterator[Leaf]:
     """Yield the links of one GPU in one line, and the sum of each counter: the checks name the link."""
     states = Counter(
         f"{_STATES.get(link.state, link.state)}{f' at {link.speed_gb_per_s} GB/s' if link.speed_gb_per_s else ''}"
@@ -246,7 +261,7 @@ def _nvlinks(path: str, gpu: NvlinkGpu) -> Iterator[tuple[str, Scalar, bool]]:
     yield from ((f"{path}.{name}", number, True) for name, number in sorted(sums.items()))
 
 
-def _elements(path: str, values: Iterable[Any], *, counts: bool) -> Iterator[tuple[str, Scalar, bool]]:
+def _elements(path: str, values: Iterable[Any], *, counts: bool) -> Iterator[Leaf]:
     items = list(values)
     if not any(isinstance(item, BaseModel) for item in items):
         texts = [str(item) for item in items]
@@ -269,10 +284,17 @@ def _elements(path: str, values: Iterable[Any], *, counts: bool) -> Iterator[tup
 
 def _fields_of_key(item: BaseModel) -> tuple[str, ...]:
     """Return the fields that name an element of a list: the same element in another run has the same name."""
-    fields = _KEYS.get(type(item).__name__)
+    kind = type(item)
+    fields = _KEYS.get(kind.__name__)
     if fields is None:
-        fields = tuple(name for name in _NAMES if isinstance(getattr(item, name, None), str | int))[:1]
+        fields = tuple(name for name in _names_of(kind) if isinstance(getattr(item, name), str | int))[:1]
     return tuple(name for name in fields if getattr(item, name) is not None)
+
+
+@cache
+def _names_of(kind: type[BaseModel]) -> tuple[str, ...]:
+    """Return the fields of a model that can name an element."""
+    return tuple(name for name in _NAMES if name in kind.model_fields)
 
 
 def verdicts_of(findings: Iterable[Finding]) -> dict[str, Verdict]:
