@@ -51,7 +51,7 @@ lock: bootstrap ## Resolve requirements.lock and the locks of the role gpu_tools
 	@$(BIN)/pip install --quiet --require-hashes -r scripts/uv.txt
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-emit-index-url \
 		--upgrade --quiet --output-file requirements.lock
-	@for tool in py-spy tensorboard; do \
+	@for tool in py-spy tensorboard xprof; do \
 		{ echo "# $$tool and what it needs, with hashes. Regenerate: make lock"; \
 		echo "$$tool" | $(BIN)/uv pip compile - --universal --python-version 3.9 --generate-hashes --no-header \
 		--no-annotate --no-emit-index-url --quiet; } > roles/gpu_tools/files/$$tool.txt; \

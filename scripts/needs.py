@@ -92,7 +92,8 @@ LOCK = Path("/run/lock/gpunode-apt")
 UPDATE_LIMIT_S = 300
 INSTALL_LIMIT_S = 900
 
-TORCH = "torch==2.13.0"
+TORCH = "torch==2.13.0 numpy pillow pyarrow"
+"""The others read images and tables, as the input pipeline does."""
 TORCH_VARIABLE = "GPUNODE_TORCH_PYTHON"
 TENSORFLOW = "tensorflow-cpu==2.21.0"
 TENSORFLOW_VARIABLE = "GPUNODE_TENSORFLOW_PYTHON"
@@ -252,7 +253,7 @@ def bounded(argv: Sequence[str | Path], *, limit_s: float, log: IO[bytes] | None
 
 def torch_python() -> tuple[Path | None, str]:
     """Return a Python with PyTorch for the processor, or None, and a line about it."""
-    return _framework_python("PyTorch", TORCH, TORCH_VARIABLE, ([], ["--index-url", _CPU_BUILDS]))
+    return _framework_python("PyTorch", TORCH, TORCH_VARIABLE, ([], ["--extra-index-url", _CPU_BUILDS]))
 
 
 def tensorflow_python() -> tuple[Path | None, str]:
@@ -275,7 +276,7 @@ def _framework_python(
     if given := os.environ.get(variable):
         return Path(given), f"{title}: {variable}={given}"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    folder = TORCH_FOLDER / f"{requirement.replace('==', '-')}-py{version}"
+    folder = TORCH_FOLDER / f"{requirement.replace('==', '-').replace(' ', '+')}-py{version}"
     python = folder / "bin" / "python"
     if (folder / "complete").exists():
         return python, f"{title}: {folder}, as made before"
@@ -308,7 +309,7 @@ def _make_environment(folder: Path, requirement: str, sources: Sequence[list[str
         "--quiet",
         "--disable-pip-version-check",
     ]
-    pip += ["--only-binary=:all:", "--retries=1", "--timeout=20", requirement]
+    pip += ["--only-binary=:all:", "--retries=1", "--timeout=20", *requirement.split()]
     report = folder / "report.json"
     for source in sources:
         if bounded([*pip, *source, "--dry-run", "--report", report], limit_s=180):

@@ -32,7 +32,7 @@ RECORD = "/etc/gpunode/tools.json"
 OPTIONS = "/etc/modprobe.d/gpunode-profiling.conf"
 FOLDER = "/opt/gpunode/tools"
 LINKS = "/usr/local/bin"
-PYTHON = {"py-spy": ("py-spy",), "tensorboard": ("tensorboard",)}
+PYTHON = {"py-spy": ("py-spy",), "tensorboard": ("tensorboard",), "xprof": ("xprof",)}
 """Tools from PyPI, each in a virtual environment of its own, and their programs."""
 _VENVS = tuple(f"{FOLDER}/{name}" for name in PYTHON)
 TOOLS = {
@@ -71,8 +71,8 @@ class GpuToolsSettings(Settings):
     )
     python: dict[str, str | float | None] = option(
         {},
-        "Tools from PyPI (V(py-spy), V(tensorboard)), each in its own virtual environment, with its version; an empty "
-        "version is the one with hashes in files/.",
+        "Tools from PyPI (V(py-spy), V(tensorboard), V(xprof)), each in its own virtual environment, with its version; "
+        "an empty version is the one with hashes in files/.",
     )
     nsight: bool = option(
         False, "Install Nsight Systems and Nsight Compute from NVIDIA's repository (role nvidia_repository)."

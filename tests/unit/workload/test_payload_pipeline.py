@@ -158,6 +158,7 @@ def planted(**changes: Any) -> InputValues:
     return InputValues.model_validate(usual | changes)
 
 
+SLOW_OPENS = [{"state": "hot", "threads": 1, "gb_per_s": 0.002, "files_per_s": 115.0}]
 SLOW_DISK = [{"state": "cold", "threads": 16, "gb_per_s": 0.5, "files_per_s": 500.0}]
 
 
@@ -172,6 +173,14 @@ SLOW_DISK = [{"state": "cold", "threads": 16, "gb_per_s": 0.5, "files_per_s": 50
         (planted(cold={"read_s": 9e-3}, hot={"read_s": 9e-3}), "Python", "Python"),
         (planted(cold={"read_s": 9e-3}, hot={"read_s": 9e-3}, kind="parquet"), "decoding", "decoding"),
         (planted(cold={"read_s": 9e-3}, hot={"read_s": 9e-3}, remote=True, hot_resident=0.0), "network", "network"),
+        # What is in memory is opened at the server all the same; a packed shard is opened once.
+        (planted(cold={"read_s": 9e-3}, hot={"read_s": 9e-3}, remote=True, reads=SLOW_OPENS), "network", "network"),
+        (
+            planted(cold={"read_s": 9e-3}, hot={"read_s": 9e-3}, remote=True, reads=SLOW_OPENS, kind="tar"),
+            "Python",
+            "Python",
+        ),
+        (planted(cold={"read_s": 9e-3}, hot={"read_s": 9e-3}, reads=SLOW_OPENS), "Python", "Python"),
         (planted(steps=[]), None, None),
     ],
 )
