@@ -82,7 +82,7 @@ def _parts(values: InputValues, hot: InputSteps, now: InputSteps) -> tuple[float
     uncached = values.remote and (values.hot_resident or 0) < CACHED.value
     reading = 0.0 if uncached else min(hot.read_s, now.read_s)
     if values.remote and values.kind in ("files", "images"):
-        # To open a file asks the server, also for one whose content is in memory.
+        # To open a file asks the server, also if the content is in memory.
         reading = max(0.0, reading - _seconds_of_a_file(values))
     waiting = now.read_s - reading
     # To read a table from memory is to unpack it.
@@ -91,7 +91,7 @@ def _parts(values: InputValues, hot: InputSteps, now: InputSteps) -> tuple[float
 
 
 def _seconds_of_a_file(values: InputValues) -> float:
-    """Return the time of a file whose content is in memory, read by one thread without Python's part; 0: unknown."""
+    """Return the time of a file with its content in memory, read by one thread without Python's part; 0: unknown."""
     rates = [row.files_per_s for row in values.reads if (row.state, row.threads) == ("hot", 1) and row.files_per_s]
     return 1 / max(rates) if rates else 0.0
 

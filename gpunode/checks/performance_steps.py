@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.measurements import measurement_check
+from gpunode.checks.measurements import MeasuredNode, measurement_check
 from gpunode.checks.registry import CheckResult, Status
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.models.measured import StepsValues
+from gpunode.facts.models.workload import Record
+from gpunode.facts.node import NodeFacts
+from gpunode.text import listed
 
 LAUNCH = Threshold(
     "performance.steps.launch",
@@ -37,17 +40,41 @@ GAIN = Threshold(
     thresholds=(LAUNCH, GAIN),
     scope="gpu",
 )
-def steps(values: StepsValues) -> Iterator[CheckResult]:
+def steps(values: StepsValues, record: Record, run: MeasuredNode) -> Iterator[CheckResult]:
     gain = values.fp32_step_seconds / values.mixed_step_seconds
     text = (
         f"launch of an operation {values.launch_us:.3g} us, {values.round_trip_us:.3g} us until its result; a training "
         f"step in {values.dtype} is {gain:.3g} times as fast as in FP32"
     )
     if values.launch_us > LAUNCH.value:
+        causes = listed(causes_of_slow_launches(run.node, record)) or "none of the usual causes was found on the node"
         yield CheckResult(
-            Status.WARN, f"{text}; launches are slow", expected=LAUNCH.value, measured=values.launch_us, unit="us"
+            Status.WARN,
+            f"{text}; launches are slow: {causes}",
+            expected=LAUNCH.value,
+            measured=values.launch_us,
+            unit="us",
         )
     elif gain <= GAIN.value:
         yield CheckResult(Status.WARN, f"{text}: no gain", expected=GAIN.value, measured=round(gain, 3), unit="times")
     else:
         yield CheckResult(Status.PASS, text, measured=values.launch_us, unit="us")
+
+
+def causes_of_slow_launches(node: NodeFacts, record: Record) -> list[str]:
+    """Return what makes this host slow to launch: governor, load, IOMMU, being a guest, the container."""
+    found = []
+    governors = [name for name in (node.cpu_frequency.governors if node.cpu_frequency else {}) if name != "performance"]
+    if governors:
+        found.append(f"the governor is {listed(governors)} (host.cpu-governor)")
+    types = node.iommu.group_types if node.iommu else {}
+    kinds = {types[device.iommu_group] for device in node.gpus_on_bus or () if device.iommu_group in types}
+    if kinds - {"identity"}:
+        found.append(f"an IOMMU translates addresses: {listed(sorted(kinds))} (host.iommu)")
+    if node.load_1min is not None and node.cpu is not None and node.cpu.cpus and node.load_1min > node.cpu.cpus:
+        found.append(f"the load was {node.load_1min:.0f} on {node.cpu.cpus} processors")
+    if node.virtualization not in (None, "none"):
+        found.append(f"a guest of {node.virtualization}")
+    if record.container is not None and found:
+        found.append("measured in a container: compare with --no-container")
+    return found

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpunode.checks.machine_shape import shape_of
 from gpunode.checks.measurements import why_no_figures
+from gpunode.checks.performance_steps import LAUNCH
 from gpunode.checks.workload import of
 from gpunode.expectations.limits import Where, limit_of
 from gpunode.facts import NodeFacts
@@ -69,7 +70,7 @@ def _launch(node: NodeFacts) -> NodeFigure:
         return _missing(name, guide)
     slowest = max(found, key=lambda one: one.launch_us)
     text = f"{slowest.launch_us:.3g} us, {slowest.round_trip_us:.3g} us until its result (slowest of {len(found)} GPUs)"
-    return NodeFigure(name, text, slowest.launch_us, guide, NONE)
+    return NodeFigure(name, text, slowest.launch_us, guide, f"{LAUNCH.value} us ({LAUNCH.name})")
 
 
 def _mixed(node: NodeFacts) -> NodeFigure:
