@@ -119,6 +119,21 @@ def test_roles_that_change_a_node_have_the_three_tags() -> None:
     assert {f"nvidia_driver_{part}" for part in ("install", "configure", "service")} <= found
 
 
+def test_no_skipped_tag_skips_a_plan_that_tasks_of_other_parts_read() -> None:
+    """``--skip-tags ROLE_service`` skips each task that has the tag among others."""
+    files = sorted((ROOT / "roles").glob("*/tasks/*.yml"))
+    plans = [
+        (file.parts[-3], task["name"], task.get("tags"))
+        for file in files
+        for task in load(file)
+        if "gpunode.node.role_plan" in task
+    ]
+    assert len(plans) > 4
+    assert [plan for plan in plans if len(_listed(plan[2])) > 1] == []
+    # The plan of the common tasks is read in all parts.
+    assert {plan[2] for plan in plans if plan[0] == "common"} == {"always"}
+
+
 CODENAMES = {"ubuntu-26.04": "resolute"}
 """Names that Galaxy uses and the catalog lacks: the schema of ansible-lint."""
 
