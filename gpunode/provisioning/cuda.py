@@ -15,7 +15,7 @@ from gpunode.catalog import load
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, NodeCommand
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeCommand, Transaction
 from gpunode.provisioning.node_stack import of_context
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
@@ -198,7 +198,7 @@ def present(state: NodeState, settings: CudaSettings, context: Context) -> Manif
 
 def _packages(
     state: NodeState, settings: CudaSettings, stack: Stack, found: ToolkitPackages, preferences: str
-) -> AptChange | DnfChange:
+) -> Transaction:
     install = found.install
     if state.apt is None:
         # The configuration of a major version is installed with its toolkits; installed packages are locked. A stack's

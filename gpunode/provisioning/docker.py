@@ -8,10 +8,8 @@ from collections.abc import Callable
 from gpunode.catalog import load
 from gpunode.facts.system import OperatingSystem
 from gpunode.frozen import Frozen
-from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files, archive_paths
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.daemon_json import read_document
-from gpunode.provisioning.departures import installed_by_role
 from gpunode.provisioning.docker_daemon import BEFORE as DAEMON_BEFORE
 from gpunode.provisioning.docker_daemon import DAEMON, RELOAD, RESTART, UNIT, daemon_change, daemon_memory
 from gpunode.provisioning.docker_daemon import LOOK as DAEMON_LOOK
@@ -19,20 +17,21 @@ from gpunode.provisioning.docker_settings import DockerSettings, daemon_request
 from gpunode.provisioning.docker_state import DockerState, docker_of
 from gpunode.provisioning.engines import InstalledEngine, installed_engine, tcp_addresses
 from gpunode.provisioning.manifest import (
-    AptChange,
-    DnfChange,
     ManagedFile,
     ManagedFolder,
     Manifest,
     NodeCommand,
     NodeQuestion,
+    Transaction,
     UnitState,
 )
+from gpunode.provisioning.package_record import installed_by_role
+from gpunode.provisioning.repository import PackageRepository, RepositoryFiles, repository_files, repository_paths
 from gpunode.provisioning.role import Role
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.storage_answer import parsed
 
-SOURCES, KEY, YUM, RPM_KEY = archive_paths("docker")
+SOURCES, KEY, YUM, RPM_KEY = repository_paths("docker")
 UNATTENDED = "/etc/apt/apt.conf.d/52gpunode-docker"
 USERS = "/var/lib/gpunode/docker/users"
 DATA = ("/var/lib/docker", "/var/lib/containerd")
@@ -96,7 +95,7 @@ def present(state: NodeState, settings: DockerSettings, context: Context) -> Man
         refusals.append(
             f"changing the engine ends its containers, and {docker.in_use}, or set gpunode_allow_busy to true"
         )
-    archive = ArchiveFiles() if source != "docker" else archive_files(_archive(state, settings), state, context)
+    archive = RepositoryFiles() if source != "docker" else repository_files(_archive(state, settings), state, context)
     if archive.questions:
         return Manifest(role=ROLE.name, questions=dict(archive.questions), refusals=tuple(refusals))
     request = daemon_request(
@@ -184,7 +183,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     return manifest.model_copy(update=more)
 
 
-def _archive(state: NodeState, settings: DockerSettings) -> Archive:
+def _archive(state: NodeState, settings: DockerSettings) -> PackageRepository:
     row = load().container_engines["docker"]
     system = state.facts.os or OperatingSystem(id="", version_id=None, pretty_name=None, codename=None)
     base = settings.repository_url or row.repository
@@ -197,7 +196,7 @@ def _archive(state: NodeState, settings: DockerSettings) -> Archive:
         uri, suite, components = f"{base}/{family}/{(system.version_id or '').split('.')[0]}/$basearch/stable", "", ""
         key, fingerprints = row.rpm_key, row.rpm_fingerprints
     own = settings.repository_key
-    return Archive(
+    return PackageRepository(
         role=ROLE.name,
         purpose="Docker's packages",
         name="docker",
@@ -229,8 +228,8 @@ def _requested(state: NodeState, settings: DockerSettings, source: str) -> tuple
 
 
 def _packages(
-    state: NodeState, settings: DockerSettings, source: str, switches: bool, archive: ArchiveFiles
-) -> AptChange | DnfChange | None:
+    state: NodeState, settings: DockerSettings, source: str, switches: bool, archive: RepositoryFiles
+) -> Transaction | None:
     requested = _requested(state, settings, source)
     if not requested:
         return None

@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from gpunode.provisioning.locks import lock_lines
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.manifest import (
+    AptChange,
+    DnfChange,
+    ManagedFile,
+    ManagedFolder,
+    Manifest,
+    Transaction,
+    UnitState,
+)
 from gpunode.provisioning.state import AptState, DnfState, NodeState
 from gpunode.text import matches_any
 
@@ -59,7 +67,7 @@ def folder_reasons(folder: ManagedFolder, state: NodeState) -> Iterator[str]:
         yield f"{folder.path} has mode {there.mode}, not {folder.mode}"
 
 
-def package_reasons(change: AptChange | DnfChange | None, state: NodeState) -> Iterator[str]:
+def package_reasons(change: Transaction | None, state: NodeState) -> Iterator[str]:
     """Yield which packages are missing, have to be removed, or are not held."""
     if isinstance(change, AptChange):
         if state.apt is None:
@@ -84,7 +92,7 @@ def _apt_reasons(change: AptChange, apt: AptState) -> Iterator[str]:
     yield from _missing(change.install, apt.installed)
     present = {*apt.installed, *apt.unfinished}
     for name in sorted(present):
-        if matches_any(name, change.purge):
+        if matches_any(name, change.remove):
             yield f"{name} must be removed"
     held = set(apt.held)
     if change.state == "present":

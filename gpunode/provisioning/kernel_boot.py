@@ -65,10 +65,9 @@ def plan(state: NodeState, requested: tuple[str, ...], notes: list[str], text: C
         argvs = [[GRUBBY, "--update-kernel=ALL", *added, *removed]]
     else:
         arguments = (state.contents[KERNEL_COMMAND_LINE] or "").split()
-        text = (
-            " ".join([*(argument for argument in arguments if argument not in (*going, *requested)), *requested]) + "\n"
-        )
-        files.append(ManagedFile(path=KERNEL_COMMAND_LINE, content=text, phase="after"))
+        others = (argument for argument in arguments if argument not in (*going, *requested))
+        line = " ".join([*others, *requested]) + "\n"
+        files.append(ManagedFile(path=KERNEL_COMMAND_LINE, content=line, phase="after"))
         # As kernel packages call it. Its add-all is missing from systemd 252, and does not see Debian's kernels.
         argvs = [[KERNEL_INSTALL, "add", *kernel] for kernel in _kernels(state)]
     now = (state.contents.get(BOOT_ID) or "").strip()

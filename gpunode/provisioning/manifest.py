@@ -69,44 +69,56 @@ class ManagedFolder(Frozen):
     phase: Literal["first", "before", "after", "last"] = "before"
 
 
-class AptChange(Frozen):
-    """Changes through apt, in one transaction. ``roles`` read it as the options of ``package_transaction``."""
+class PackageChange(Frozen):
+    """Changes of packages in one transaction: what apt and dnf have in common. ``package_transaction`` takes them."""
 
-    manager: Literal["apt"] = "apt"
     state: Literal["present", "absent"] = "present"
     install: tuple[str, ...] = ()
-    """``NAME`` or ``NAME=PATTERN``, a shell pattern of versions. Installed packages that match are not changed."""
-    purge: tuple[str, ...] = ()
-    """Shell patterns of packages that are removed in the same transaction."""
-    purge_new: tuple[str, ...] = ()
-    """With absent: further packages to remove if ``memory`` shows that the role installed them."""
-    restore: tuple[str, ...] = ()
-    """With absent: packages that stay and return from NVIDIA's version to the distribution's."""
+    """``NAME`` or ``NAME=PATTERN``, a shell pattern of versions: apt's, or for dnf ``VERSION-RELEASE`` or
+    ``EPOCH:VERSION-RELEASE``. Installed packages that match are not changed.
+    """
+    remove: tuple[str, ...] = ()
+    """Packages that are removed in the same transaction; for apt shell patterns."""
+    remove_new: tuple[str, ...] = ()
+    """With absent: packages to remove too if ``memory`` shows that the role installed them; for apt shell patterns."""
     never: tuple[str, ...] = ()
     """Shell patterns of packages that the transaction must not change."""
     hold: tuple[str, ...] = ()
-    """Shell patterns of packages that are held afterwards; with absent: that are removed if they are held and new."""
-    unhold: tuple[str, ...] = ()
-    """Names of packages to unhold."""
+    """Shell patterns of packages that are held at their versions afterwards. With absent, apt removes those that are
+    held and new.
+    """
     memory: str | None = None
     """File on the node with the packages that the role's transactions installed."""
-    files: dict[str, str | dict[str, str]] = Field(default_factory=dict)
-    """Files of apt's folders in their target state, path to text; empty text: absent. Preferences are applied before
-    they are written, so that a refusal leaves none behind; the others are used in check mode.
-    """
     idle_gpus: bool = False
     """Fail if a process computes on a GPU when all packages are fetched and nothing is changed yet."""
     lock_wait_s: int = 300
     limit_s: int = 3600
 
+    def on(self, manager: str | None, **more: Any) -> "Transaction":
+        """Return the change for the node's package manager, with those of ``more`` that this manager has."""
+        kind = AptChange if manager == "apt" else DnfChange
+        own = {name: value for name, value in more.items() if name in kind.model_fields}
+        return kind(**self.model_dump(exclude_unset=True), **own)
 
-class DnfChange(Frozen):
-    """Changes through dnf, in one transaction."""
+
+class AptChange(PackageChange):
+    """What only apt has."""
+
+    manager: Literal["apt"] = "apt"
+    restore: tuple[str, ...] = ()
+    """With absent: packages that stay and return from NVIDIA's version to the distribution's."""
+    unhold: tuple[str, ...] = ()
+    """Names of packages to unhold."""
+    files: dict[str, str | dict[str, str]] = Field(default_factory=dict)
+    """Files of apt's folders in their target state, path to text; empty text: absent. Preferences are applied before
+    they are written, so that a refusal leaves none behind; the others are used in check mode.
+    """
+
+
+class DnfChange(PackageChange):
+    """What only dnf has."""
 
     manager: Literal["dnf"] = "dnf"
-    state: Literal["present", "absent"] = "present"
-    install: tuple[str, ...] = ()
-    """``NAME`` or ``NAME=PATTERN``, a shell pattern of ``VERSION-RELEASE`` or ``EPOCH:VERSION-RELEASE``."""
     bound: tuple[str, ...] = ()
     """Required packages, all at one release: the newest that matches ``constraint`` and that all have."""
     constraint: str = "*"
@@ -116,31 +128,27 @@ class DnfChange(Frozen):
     """Installed packages that move to that release, or are removed if they do not exist in it."""
     line: dict[str, tuple[str, ...]] = Field({"names": (), "except": ()})
     """Shell patterns of packages that are installed at that release or not at all, as dependencies too."""
-    remove: tuple[str, ...] = ()
-    remove_new: tuple[str, ...] = ()
-    """With absent: further packages to remove if ``memory`` shows that the role installed them."""
     expendable: tuple[str, ...] = ()
     """Shell patterns of packages that may be removed in addition."""
-    never: tuple[str, ...] = ()
     stream: str | None = None
     """``MODULE:STREAM`` that is enabled in the same transaction."""
     reset: str | None = None
     """Module of the stream to reset."""
     repositories: tuple[dict[str, str], ...] = ()
     """``id``, ``url``, ``proxy`` and ``key`` of repositories in their target state."""
-    hold: tuple[str, ...] = ()
-    """Shell patterns of packages that the role's section of the versionlock list keeps at their versions afterwards."""
     lock: tuple[str, ...] | None = None
-    """Without ``hold``: the lines of that section; None: the list is not changed, (): the section is removed."""
+    """Without ``hold``: the lines of the role's section of the versionlock list; None: the list is not changed, (): the
+    section is removed.
+    """
     drop_locks: tuple[str, ...] = ()
     """Foreign lines in that list that are removed."""
     lock_mark: str = "gpunode"
     """Suffix of the two lines around the role's section."""
     ignore_locks: tuple[str, ...] = ()
-    memory: str | None = None
-    idle_gpus: bool = False
-    lock_wait_s: int = 300
     limit_s: int = 900
+
+
+Transaction = AptChange | DnfChange
 
 
 class UnitState(Frozen):
@@ -218,7 +226,7 @@ class Manifest(Frozen):
     role: str
     files: tuple[ManagedFile, ...] = ()
     folders: tuple[ManagedFolder, ...] = ()
-    packages: AptChange | DnfChange | None = Field(default=None, discriminator="manager")
+    packages: Transaction | None = Field(default=None, discriminator="manager")
     units: tuple[UnitState, ...] = ()
     modules: tuple[str, ...] = ()
     """Kernel modules that are loaded before the files that list them for the boot: one that does not load would fail at

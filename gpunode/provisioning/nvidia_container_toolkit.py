@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from packaging.version import InvalidVersion, Version
 from pydantic import BeforeValidator
 
-from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files, archive_paths, old_toolkit_files
 from gpunode.provisioning.cdi import (
     REFRESH_ENV,
     RefreshEnvironment,
@@ -33,12 +32,19 @@ from gpunode.provisioning.engines import (
 )
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.node_stack import of_context
+from gpunode.provisioning.repository import (
+    PackageRepository,
+    RepositoryFiles,
+    old_toolkit_files,
+    repository_files,
+    repository_paths,
+)
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.toolkit import ToolkitRequest, toolkit_daemon, toolkit_request
 from gpunode.tuning import WORKLOADS, Profile, Workload, env_file, tune
 
-SOURCES, KEY, YUM, RPM_KEY = archive_paths("nvidia-container-toolkit")
+SOURCES, KEY, YUM, RPM_KEY = repository_paths("nvidia-container-toolkit")
 PREFERENCES = "/etc/apt/preferences.d/gpunode-nvidia-container-toolkit.pref"
 ENV = "/etc/gpunode/container.env"
 BASE = "nvidia-container-toolkit-base"
@@ -152,7 +158,7 @@ def present(state: NodeState, settings: NvidiaContainerToolkitSettings, context:
         return Manifest(role=ROLE.name, refusals=(problem,))
     docker = docker_of(state)
     by_cuda = settings.repository == "cuda"
-    archive = ArchiveFiles() if by_cuda else archive_files(_archive(state, settings, request), state, context)
+    archive = RepositoryFiles() if by_cuda else repository_files(_archive(state, settings, request), state, context)
     if archive.questions:
         return Manifest(role=ROLE.name, questions=dict(archive.questions))
     engines = engines_of(state, settings, context)
@@ -307,10 +313,10 @@ def _daemon(
     return daemon_change(state, docker, engines.docker, ROLE.name, keys, also=[LATE] if late else [], allow_busy=busy)
 
 
-def _archive(state: NodeState, settings: NvidiaContainerToolkitSettings, request: ToolkitRequest) -> Archive:
+def _archive(state: NodeState, settings: NvidiaContainerToolkitSettings, request: ToolkitRequest) -> PackageRepository:
     base, own = settings.url or request.repository, settings.key
     folder = f"deb/{state.apt.architecture}" if state.apt is not None else "rpm/$basearch"
-    return Archive(
+    return PackageRepository(
         role=ROLE.name,
         purpose="NVIDIA's container toolkit",
         name="nvidia-container-toolkit",

@@ -14,7 +14,7 @@ from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.fabric import installed_driver, pci_ids
 from gpunode.provisioning.live import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version, must_be_idle
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, Manifest, NodeCommand, UnitState
+from gpunode.provisioning.manifest import DnfChange, ManagedFile, Manifest, NodeCommand, Transaction, UnitState
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, Value, option
 from gpunode.provisioning.sections import completed
 from gpunode.provisioning.state import Look, NodeState
@@ -114,7 +114,7 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     failed = [
         unit.name for unit in state.facts.units or () if unit.name in {FABRIC_MANAGER, IMEX} and unit.active == "failed"
     ]
-    going = {"purge" if state.apt is not None else "remove": there}
+    going = {"remove": there}
     # Before the packages, as rpm would keep a copy.
     own = (state.contents.get(IMEX_NODES) or "").startswith(_MARK)
     nodes = (ManagedFile(path=IMEX_NODES, content=None),) if own else ()
@@ -176,7 +176,7 @@ class Fabric:
         return (*exact, *(self.name(row) for row in self.rows if not row.version))
 
     @property
-    def packages(self) -> AptChange | DnfChange | None:
+    def packages(self) -> Transaction | None:
         if not self.rows:
             return None
         if self.state.apt is None:

@@ -11,19 +11,19 @@ from pydantic import Field
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
 from gpunode.provisioning import node_stack
-from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files, archive_paths
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
-from gpunode.provisioning.departures import installed_by_role
 from gpunode.provisioning.manifest import (
     AptChange,
-    DnfChange,
     ManagedFile,
     ManagedFolder,
     Manifest,
     NodeQuestion,
+    PackageChange,
+    Transaction,
     UnitState,
 )
+from gpunode.provisioning.package_record import installed_by_role
 from gpunode.provisioning.rdma_parts import (
     PART_PACKAGES,
     PARTS,
@@ -39,6 +39,7 @@ from gpunode.provisioning.rdma_parts import (
     path_of,
     unbuilt,
 )
+from gpunode.provisioning.repository import PackageRepository, RepositoryFiles, repository_files, repository_paths
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.stack import Stack
@@ -47,7 +48,7 @@ from gpunode.tuning.kernel import in_container
 MODULES = "/etc/modules-load.d/gpunode-rdma.conf"
 MARKER = "/run/gpunode/rdma-reboot"
 """DOCA's modules wait for a boot. The file is removed by that boot."""
-SOURCES, KEY, YUM, RPM_KEY = archive_paths("doca")
+SOURCES, KEY, YUM, RPM_KEY = repository_paths("doca")
 PREFERENCES = "/etc/apt/preferences.d/gpunode-doca.pref"
 OPENIBD = "openibd.service"
 DOCA_FILES = (SOURCES, KEY, PREFERENCES, YUM, RPM_KEY)
@@ -89,7 +90,7 @@ class Undo(Frozen):
     """What reverts the transaction that installs DOCA."""
 
     files: tuple[ManagedFile, ...]
-    packages: AptChange | DnfChange = Field(discriminator="manager")
+    packages: Transaction = Field(discriminator="manager")
 
 
 class RdmaResult(Frozen):
@@ -214,12 +215,12 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     return manifest.model_copy(update={"packages": packages, "notes": tuple(notes), "result": RdmaResult()})
 
 
-def _repository(draft: Draft) -> ArchiveFiles:
+def _repository(draft: Draft) -> RepositoryFiles:
     """Return the files of DOCA's repository; refuse an invalid one."""
     url, key = draft.settings.doca_url, draft.settings.doca_key
     if not draft.doca or not url:
         draft.files += [ManagedFile(path=path, content=None) for path in DOCA_FILES]
-        return ArchiveFiles()
+        return RepositoryFiles()
     if not url.startswith(("http://", "https://", "file:/")) or url != "".join(url.split()):
         raise UsageError(f"rdma_doca_url: {url} is not a valid URL (example: https://HOST/doca/3.2.1/OS/ARCH)")
     if not key:
@@ -227,8 +228,8 @@ def _repository(draft: Draft) -> ArchiveFiles:
             "rdma_doca_key: set the key that signs the repository, a file on the controller or an https URL: gpunode "
             "has no fingerprint to verify it with"
         )
-    archive = archive_files(
-        Archive(role=ROLE.name, purpose="NVIDIA's DOCA-OFED", name="doca", uri=url, key=key, suite="./"),
+    archive = repository_files(
+        PackageRepository(role=ROLE.name, purpose="NVIDIA's DOCA-OFED", name="doca", uri=url, key=key, suite="./"),
         draft.state,
         draft.context,
     )
@@ -244,7 +245,7 @@ def _pins(context: Context) -> str:
     return ROLE.texts(context)("preferences.pref.j2", why="dkms stays the one that builds the driver.", pins=[PIN])
 
 
-def _packages(draft: Draft, archive: ArchiveFiles) -> None:
+def _packages(draft: Draft, archive: RepositoryFiles) -> None:
     """Select the packages for the node, as far as its repositories have them."""
     names = USER_SPACE[draft.manager]
     if draft.doca:
@@ -326,14 +327,12 @@ def _notes(draft: Draft, path: Path) -> list[str]:
     return notes
 
 
-def _undo(draft: Draft, change: AptChange | DnfChange) -> Undo | None:
+def _undo(draft: Draft, change: Transaction) -> Undo | None:
     """Return what reverts the transaction that installed DOCA; None if it was installed before, or is not requested."""
     before = draft.state.installed.keys() - installed_by_role(draft.state, ROLE.record)
     if not draft.doca or PROFILE in before:
         return None
     paths = [file.path for file in draft.files if draft.state.files[file.path].kind == "absent"]
     new = tuple(name for name in change.install if name not in before)
-    back: AptChange | DnfChange = DnfChange(state="absent", remove_new=new, memory=ROLE.record)
-    if isinstance(change, AptChange):
-        back = AptChange(state="absent", purge_new=new, restore=REPLACED, memory=ROLE.record)
+    back = PackageChange(state="absent", remove_new=new, memory=ROLE.record).on(change.manager, restore=REPLACED)
     return Undo(files=tuple(ManagedFile(path=path, content=None) for path in (*paths, MARKER)), packages=back)

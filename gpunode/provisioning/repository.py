@@ -1,128 +1,147 @@
-"""NVIDIA's CUDA repository for apt: its URL, its key, its priority, and what it replaces."""
+"""Repositories of packages that roles add to a node's sources, for apt and dnf, and other entries for them."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
-from urllib.parse import urlsplit
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
-from gpunode.catalog import load
-from gpunode.catalog.origins import key_to_fetch
-from gpunode.facts import NodeFacts
-from gpunode.provisioning.documents import node_of
-from gpunode.provisioning.keys import KeyRefusedError, key_of_file
-from gpunode.stack import picture_from_facts
-from gpunode.variables import plain
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.keys import KeyRefusedError, key_of_file, source_problem, trusted_key
+from gpunode.provisioning.manifest import ManagedFile, NodeQuestion
+from gpunode.provisioning.state import AptSource, NodeState
+from gpunode.provisioning.templates import rendered
 
-VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
-KEYRING = "cuda-keyring_1.1-1_all.deb"
-FOLDERS = {"x86_64": "x86_64", "aarch64": "sbsa"}
-RELEASE = "release o=NVIDIA, l=NVIDIA CUDA"
-# Like Debian's backports: never preferred to a package that the distribution has too, but installed packages are
-# upgraded. The driver's closure is bound by pins of its own, above 1000.
-PRIORITY = 100
-HEAD = "# Managed by gpunode (role nvidia_repository): "
-NVIDIAS = re.compile(r"^https?://developer\.download\.nvidia\.(com|cn)/compute/(cuda|machine-learning)/repos/")
-DOCA = re.compile(r"linux\.mellanox\.com/public/repo/doca|/doca/")
+OLD_TOOLKIT = re.compile(
+    r"nvidia\.github\.io/(nvidia-docker|nvidia-container-runtime)\b"
+    r"|nvidia\.github\.io/libnvidia-container/(?!stable/(deb|rpm)\b)"
+)
+"""Repositories of nvidia-docker2 and its predecessors; their packages are in the toolkit's one repository now."""
+QUESTION = "signing_key"
 
 
-def repository_offer(
-    facts: NodeFacts | Mapping[str, Any], apt: Mapping[str, Any], source: str, settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return NVIDIA's repository for a node.
+@dataclass(frozen=True, slots=True)
+class PackageRepository:
+    """One repository that a role adds to the node's sources."""
 
-    ``source`` is the stack's. ``settings``: ``state`` (``auto``: present where the source is nvidia), ``url`` (empty:
-    NVIDIA's own), ``key`` (a file on the controller, or empty), ``proxy``, ``paths``: ``sources``, ``preferences``,
-    ``proxy``, ``key``. Returned: ``wanted``, ``url``, ``files`` (path to text; empty: absent), ``key_files``
-    (path to armoured text), ``fetch`` (the input of ``repository_key.py``, None if the site sets the key),
-    ``old_lists``, ``old_packages``, ``problems``.
-    """
-    node, given = node_of(facts), plain(settings)
-    paths = given["paths"]
-    state = str(given["state"])
-    requested = state == "present" or (state == "auto" and source == "nvidia")
-    offer: dict[str, Any] = {
-        "wanted": requested,
-        "url": "",
-        "files": dict.fromkeys((paths["sources"], paths["preferences"], paths["proxy"]), ""),
-        "key_files": {},
-        "fetch": None,
-        "old_lists": [],
-        "old_packages": [],
-        "problems": [],
-    }
-    if not requested:
-        return offer
-    picture = picture_from_facts(node, load())
-    folder = _folder(picture.os)
-    if folder is None or picture.arch is None:
-        offer["problems"].append(f"no-repository: NVIDIA has no repository for {picture.os} on {picture.arch}")
-        return offer
-    base = str(given["url"] or VENDOR).rstrip("/")
-    if not re.match(r"(https?|file|ftp)://[^\s]+$|file:/[^\s]+$", base):
-        offer["problems"].append(f"nvidia_repository_url: {base} is not a valid URL: write http://HOST/PATH")
-        return offer
-    url = f"{base}/{folder}/{FOLDERS[picture.arch]}/"
-    offer["url"] = url
-    offer["files"] = {
-        paths[
-            "sources"
-        ]: f"{HEAD}NVIDIA's CUDA repository.\nTypes: deb\nURIs: {url}\nSuites: /\nSigned-By: {paths['key']}\n",
-        paths["preferences"]: _preferences(apt["sources"]),
-        paths["proxy"]: _proxy(url, str(given["proxy"] or "")),
-    }
-    key, problem = site_key(str(given["key"] or ""))
-    if problem:
-        offer["problems"].append(problem)
-    offer["key_files"] = {paths["key"]: key} if key else {}
-    if not given["key"]:
-        offer["fetch"], problem = key_to_fetch(folder, picture.arch, url, KEYRING)
-        offer["problems"] += [problem] if problem else []
-    offer["old_lists"], problems = _old_lists(apt["sources"], url, paths["sources"])
-    offer["problems"] += problems
-    offer["files"] |= dict.fromkeys(offer["old_lists"], "")
-    offer["old_packages"] = [name for name in ("cuda-keyring",) if name in apt["installed"]]
-    return offer
+    role: str
+    purpose: str
+    name: str
+    """Name in those of its files."""
+    uri: str
+    key: str = ""
+    """A file on the controller, or an https address."""
+    fingerprints: Sequence[str] = ()
+    """The publisher's; none: the site's own key, which is trusted without a check."""
+    suite: str = "/"
+    components: str = ""
+    section: str = ""
+    """For dnf: its id; empty: that of the role."""
+    signed_packages: bool = True
+    """For dnf: the packages are signed; else the metadata is."""
+    proxy: str = ""
+    """For dnf; apt's is a setting of its own."""
+    exclude: Sequence[str] = ()
+    """For dnf: shell patterns of packages that are not taken from it; apt has pins."""
 
-
-def _folder(system: str | None) -> str | None:
-    row = load().systems.get(system or "")
-    origin = row.origins.get("nvidia") if row else None
-    return str(origin.repository) if origin else None
-
-
-def _preferences(sources: list[dict[str, Any]]) -> str:
-    text = f"{HEAD}the distribution's own packages come first.\nPackage: *\nPin: {RELEASE}\nPin-Priority: {PRIORITY}\n"
-    if any(DOCA.search(uri) for entry in sources for uri in entry["uris"]):
-        text += (
-            f"\n# DOCA brings these tools itself.\nPackage: mft mft-* kernel-mft*\nPin: {RELEASE}\nPin-Priority: -1\n"
+    def entry(self, key: str, context: Context, *, apt: bool, architecture: str = "") -> str:
+        """Return the repository's entry, as apt (deb822) or dnf reads it; ``key`` is the file of its key."""
+        common = {"purpose": self.purpose, "uri": self.uri, "key": key, "site": context.templates}
+        if apt:
+            more = {"suite": self.suite, "components": self.components, "architecture": architecture}
+            return rendered(self.role, "repository.sources.j2", **common, **more)
+        return rendered(
+            self.role,
+            "repository.repo.j2",
+            **common,
+            id=self.section or f"gpunode-{self.role.replace('_', '-')}",
+            signed_packages=self.signed_packages,
+            proxy=self.proxy,
+            exclude=self.exclude,
         )
-    return text
 
 
-def _proxy(url: str, proxy: str) -> str:
-    parts = urlsplit(url)
-    if not proxy or parts.scheme not in ("http", "https"):
-        return ""
-    comment = HEAD.replace("#", "//", 1)
-    return f'{comment}how the repository is reached.\nAcquire::{parts.scheme}::Proxy::{parts.hostname} "{proxy}";\n'
+@dataclass(frozen=True, slots=True)
+class RepositoryFiles:
+    """The files of an archive; incomplete as long as it has ``questions``."""
+
+    files: tuple[ManagedFile, ...] = ()
+    questions: Mapping[str, NodeQuestion] | None = None
+    refusals: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Return path to text; empty: absent."""
+        return {file.path: file.content or "" for file in self.files}
 
 
-def site_key(path: str) -> tuple[str, str | None]:
-    """Return (the armored key in a file on the controller, the error in it)."""
+def repository_paths(name: str) -> tuple[str, str, str, str]:
+    """Return the files of an archive: apt's entry and key, dnf's entry and key."""
+    return (
+        f"/etc/apt/sources.list.d/gpunode-{name}.sources",
+        f"/etc/apt/keyrings/gpunode-{name}.asc",
+        f"/etc/yum.repos.d/gpunode-{name}.repo",
+        f"/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-{name}",
+    )
+
+
+def repository_files(archive: PackageRepository, state: NodeState, context: Context) -> RepositoryFiles:
+    """Return the archive's entry and key as files, or the question for the key, or why the key is refused."""
+    sources, apt_key, yum, rpm_key = repository_paths(archive.name)
+    file, key = (yum, rpm_key) if state.apt is None else (sources, apt_key)
+    text, found = _key(archive, key, state, context)
+    if text is None:
+        return found
+    apt = state.apt
+    # apt refuses one archive with two keys: a user's entry for it stays, and is the only one.
+    if apt is not None and archive_file(apt.sources, archive.uri, file):
+        entry = None
+    else:
+        entry = archive.entry(key, context, apt=apt is not None, architecture=apt.architecture if apt else "")
+    return RepositoryFiles((ManagedFile(path=key, content=text), ManagedFile(path=file, content=entry)))
+
+
+def _key(
+    archive: PackageRepository, file: str, state: NodeState, context: Context
+) -> tuple[str | None, RepositoryFiles]:
+    """Return (the key's text, no files), or (None, the question or the refusal)."""
     try:
-        return key_of_file(path) if path else "", None
+        if re.match(r"[a-z]+://", archive.key) is None:
+            return key_of_file(archive.key, archive.fingerprints), RepositoryFiles()
+        if problem := source_problem(archive.key):
+            return None, RepositoryFiles(refusals=(f"key-refused: {problem}",))
+        there = state.contents.get(file) or ""
+        with suppress(KeyRefusedError):
+            return trusted_key(there.encode(), archive.key, archive.fingerprints), RepositoryFiles()
+        answer = context.answers.get(QUESTION)
+        if answer is None:
+            question = NodeQuestion(kind="signing_key", body={"url": archive.key})
+            return None, RepositoryFiles(questions={QUESTION: question})
+        if answer.get("error"):
+            return None, RepositoryFiles(refusals=(f"key-unreachable: {answer['error']}",))
+        return trusted_key(str(answer.get("text", "")).encode(), archive.key, archive.fingerprints), RepositoryFiles()
     except KeyRefusedError as err:
-        return "", f"nvidia_repository_key: {err}"
+        return None, RepositoryFiles(refusals=(f"key-refused: {err}",))
 
 
-def _old_lists(sources: list[dict[str, Any]], url: str, own: str) -> tuple[list[str], list[str]]:
-    """Return (files of sources that name only NVIDIA's repository, messages on others that name it among others)."""
-    by_file: dict[str, list[bool]] = {}
+def archive_file(sources: Iterable[AptSource], uri: str, own_file: str) -> str | None:
+    """Return the file in which a user already has the archive ``uri``; None if only ``own_file`` has it, or no file.
+
+    apt refuses to work if one archive has two keys, so a second entry must not be written.
+    """
+    searched = _plain_uri(uri)
     for entry in sources:
-        if entry["file"] != own:
-            same = [bool(NVIDIAS.match(uri)) or uri.rstrip("/") == url.rstrip("/") for uri in entry["uris"]]
-            by_file.setdefault(entry["file"], []).extend(same)
-    old = sorted(file for file, same in by_file.items() if all(same) and file != "/etc/apt/sources.list")
-    shared = sorted(file for file, same in by_file.items() if any(same) and file not in old)
-    text = "also configures NVIDIA's repository: remove those lines, gpunode has its own file for it"
-    return old, [f"repository-twice: {file} {text}" for file in shared]
+        if entry.file != own_file and "deb" in entry.types and searched in map(_plain_uri, entry.uris):
+            return entry.file
+    return None
+
+
+def old_toolkit_files(sources: Iterable[AptSource]) -> list[str]:
+    """Return the source files that name only the repositories of nvidia-docker2; they conflict with ours."""
+    uris: dict[str, list[str]] = {}
+    for entry in sources:
+        uris.setdefault(entry.file, []).extend(entry.uris)
+    return sorted(file for file, all_of in uris.items() if all_of and all(map(OLD_TOOLKIT.search, all_of)))
+
+
+def _plain_uri(uri: str) -> str:
+    return re.sub(r"/(\$\(ARCH\)|amd64|arm64)?/*$", "", uri)

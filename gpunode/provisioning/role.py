@@ -13,18 +13,18 @@ from pydantic import Field, ValidationError
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen, invalid_field
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.departures import departures
 from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.locks import plugin
 from gpunode.provisioning.manifest import (
-    AptChange,
-    DnfChange,
     ManagedFile,
     ManagedFolder,
     Manifest,
+    PackageChange,
+    Transaction,
     UnitState,
     no_package_manager,
 )
+from gpunode.provisioning.package_record import removable
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.templates import program, rendered
 
@@ -137,6 +137,10 @@ class Role(Generic[S]):
         return f"gpunode (role {self.name})" if self.locks else ""
 
     @property
+    def _lock_mark(self) -> dict[str, str]:
+        return {"lock_mark": self.lock_mark} if self.locks else {}
+
+    @property
     def look(self) -> Look:
         """Return what is read from a node for the role."""
         return Look(
@@ -196,14 +200,17 @@ class Role(Generic[S]):
     def _removal(self, state: NodeState, settings: S) -> Manifest:
         packages, reasons = None, list[str]()
         if self.packages:
-            packages, reasons = departures(
-                state,
-                (*self.packages, *getattr(settings, "extra_packages", ()), *_of_the_site(settings)),
-                held=self.held,
+            new = (*self.packages, *getattr(settings, "extra_packages", ()), *_of_the_site(settings))
+            going = removable(state, self.record, new, self.held)
+            packages = PackageChange(
+                state="absent",
+                # apt's transaction reads the record again, which an aborted one of this run may have completed.
+                remove_new=new if state.apt is not None else tuple(going),
+                hold=self.held if state.apt is not None else (),
                 memory=self.record,
                 lock_wait_s=int(getattr(settings, "lock_wait_s", 0)),
-                lock_mark=self.lock_mark,
-            )
+            ).on(state.manager, lock=() if self.locks else None, **self._lock_mark)
+            reasons = [f"{name} must be removed" for name in going]
         gone = (*self.files, *self._records)
         # A folder of several roles that is empty may be one of the system.
         ours = any(path in state.files and state.files[path].kind != "absent" for path in gone)
@@ -232,15 +239,18 @@ class Role(Generic[S]):
         never: Iterable[str] = (),
         hold: Iterable[str] = (),
         files: Mapping[str, str | dict[str, str]] | None = None,
-    ) -> AptChange | DnfChange:
+    ) -> Transaction:
         """Return the transaction that installs packages on this node; ``files`` are apt's, which it applies."""
-        common: dict[str, Any] = {"never": tuple(never), "hold": tuple(hold), "memory": self.record}
-        common["lock_wait_s"] = int(getattr(settings, "lock_wait_s", 300))
-        if state.apt is not None:
-            return AptChange(install=tuple(install), purge=tuple(remove), files=dict(files or {}), **common)
-        more = {"lock_mark": self.lock_mark} if self.locks else {}
-        tool = plugin(state.dnf) if self.locks else ()
-        return DnfChange(install=(*install, *tool), remove=tuple(remove), **common, **more)
+        plugins = plugin(state.dnf) if self.locks and state.apt is None else ()
+        common = PackageChange(
+            install=(*install, *plugins),
+            remove=tuple(remove),
+            never=tuple(never),
+            hold=tuple(hold),
+            memory=self.record,
+            lock_wait_s=int(getattr(settings, "lock_wait_s", 300)),
+        )
+        return common.on(state.manager, files=dict(files or {}), **self._lock_mark)
 
     def recorded(self, state: NodeState) -> bool:
         """Return whether values of the running kernel are recorded that a removal restores."""

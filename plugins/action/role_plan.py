@@ -109,9 +109,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
 
     def site_file(self, role: str, name: str, settings: dict[str, Any]) -> str:
         """Return the path of a task file that the site includes before or after a role; empty: none."""
-        return self.site_path(
-            f"{role}_{name}", "" if settings.get("state") == "keep" else str(settings.get(name) or "")
-        )
+        given = "" if settings.get("state") == "keep" else str(settings.get(name) or "")
+        return str(self.site_path(f"{role}_{name}", given))
 
     def refuse(self, manifest: Manifest) -> None:
         """Raise AnsibleActionFail with all reasons why the node must not be changed."""

@@ -3,8 +3,8 @@
 Standard library only. The question::
 
     {"install": ["NAME" | "NAME=PATTERN"],  packages to install; a pattern is a shell pattern of versions
-     "purge": [patterns],                   packages to remove in the same transaction
-     "purge_new": [patterns],               packages to remove too, if the memory shows that the role installed them
+     "remove": [patterns],                  packages to remove in the same transaction
+     "remove_new": [patterns],              packages to remove too, if the memory shows that the role installed them
      "state": "present" | "absent",         absent: remove packages, and dependencies that nothing needs any more
      "never": [patterns],                   packages that must not be installed, change version or be removed
      "restore": [names],                    absent: packages to change from NVIDIA's version to the distribution's
@@ -219,7 +219,7 @@ def refuse_what_is_not_ours(question, present, install, remove):
 def coming(question, present):
     """Return (install, remove, arguments of apt-get) for ``state: present``."""
     wanted = lacking(question["install"], present)
-    going = {name for name in present if matches(name, question["purge"])}
+    going = {name for name in present if matches(name, question["remove"])}
     if not wanted and not going:
         return {}, set(), []
     with asking(question) as (options, failed):
@@ -244,8 +244,8 @@ def leaving(question, present):
     own = owned(question["memory"], present, changed_at)
     # An interrupted transaction leaves configuration of packages that it had removed.
     left = {name for name, _, status, _ in rows_of_dpkg() if status == "config-files"}
-    sure = {name for name in present.keys() | left if matches(name, question["purge"])}
-    new = {name for name in own if matches(name, question["purge_new"])}
+    sure = {name for name in present.keys() | left if matches(name, question["remove"])}
+    new = {name for name in own if matches(name, question["remove_new"])}
     # apt does not treat held packages as orphans.
     new |= {name for name in own if present[name][2] and matches(name, question["hold"])}
     if new and removed(sure | new) - sure - own:

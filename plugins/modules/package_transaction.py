@@ -26,7 +26,7 @@ options:
     choices: [apt, dnf]
     default: apt
   state:
-    description: V(absent) removes the packages of O(purge) and the dependencies that nothing needs any more.
+    description: V(absent) removes the packages of O(remove) and the dependencies that nothing needs any more.
     type: str
     choices: [present, absent]
     default: present
@@ -37,15 +37,15 @@ options:
     type: list
     elements: str
     default: []
-  purge:
-    description: For apt, shell patterns of packages to remove in the same transaction.
+  remove:
+    description: Packages to remove in the same transaction; for apt shell patterns.
     type: list
     elements: str
     default: []
-  purge_new:
+  remove_new:
     description: >-
-      For apt with O(state=absent), shell patterns of packages to remove too, if O(memory) shows that they were
-      installed with it.
+      With O(state=absent), packages to remove too, if O(memory) shows that they were installed with it; for apt shell
+      patterns.
     type: list
     elements: str
     default: []
@@ -74,7 +74,7 @@ options:
   memory:
     description: >-
       Record on the node of the packages that transactions with this record installed. A removal removes no others of
-      O(purge_new) and O(remove_new), and leaves changed configuration files.
+      O(remove_new), and leaves changed configuration files.
     type: str
   files:
     description: Planned files of apt's folders, path to text. Planned preferences already apply to this transaction.
@@ -104,16 +104,6 @@ options:
       For dnf, shell patterns C(names) and C(except) of packages that may only be installed at the release of O(bound).
     type: dict
     default: { names: [], except: [] }
-  remove:
-    description: For dnf, packages to remove.
-    type: list
-    elements: str
-    default: []
-  remove_new:
-    description: For dnf with O(state=absent), packages to remove too, as O(purge_new).
-    type: list
-    elements: str
-    default: []
   expendable:
     description: For dnf, shell patterns of further packages that the transaction may remove.
     type: list
@@ -228,7 +218,7 @@ from ansible.module_utils.common.respawn import has_respawned, probe_interpreter
 from ansible_collections.gpunode.node.plugins.module_utils import apt_transaction, dnf_transaction, gpu_use
 
 LIST = {"type": "list", "elements": "str", "default": []}
-LISTS = ("install", "purge", "purge_new", "restore", "never", "hold", "unhold", "bound", "free", "closure", "remove")
+LISTS = ("install", "remove", "remove_new", "restore", "never", "hold", "unhold", "bound", "free", "closure")
 PYTHONS = ("/usr/libexec/platform-python", "/usr/bin/python3")
 
 
@@ -270,7 +260,7 @@ def main() -> None:
             "change": {"type": "dict"},
             "manager": {"type": "str", "choices": ["apt", "dnf"], "default": "apt"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            **dict.fromkeys((*LISTS, "remove_new", "expendable", "drop_locks", "ignore_locks"), LIST),
+            **dict.fromkeys((*LISTS, "expendable", "drop_locks", "ignore_locks"), LIST),
             "line": {"type": "dict", "default": {"names": [], "except": []}},
             "memory": {"type": "str"},
             "files": {"type": "dict", "default": {}},

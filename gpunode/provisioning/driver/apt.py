@@ -264,7 +264,7 @@ class AptPlan(DriverPlan):
         if not self.changes:
             return change
         install = tuple(one for one in self.preview.arguments if not one.endswith("-"))
-        return change.model_copy(update={"install": install, "purge": self.preview.remove, "idle_gpus": idle})
+        return change.model_copy(update={"install": install, "remove": self.preview.remove, "idle_gpus": idle})
 
     # --- refusals
 
@@ -371,8 +371,8 @@ def removal(state: NodeState, apt: AptState, headers: Iterable[str], *, keep_hea
     new = sorted(name for name in have if name in mine or META_HEADERS.fullmatch(name))
     return AptChange(
         state="absent",
-        purge=tuple(sorted(packages)),
-        purge_new=() if keep_headers else tuple(new),
+        remove=tuple(sorted(packages)),
+        remove_new=() if keep_headers else tuple(new),
         never=("linux-headers-*", "linux-kbuild-*") if keep_headers else (),
         restore=LIFTED,
         unhold=tuple(sorted(_own_holds(apt) - packages)),

@@ -19,7 +19,13 @@ from gpunode.provisioning.driver.modules import (
 )
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.live import must_be_idle, unserved_fabric
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, Manifest, NodeCommand, NodeQuestion
+from gpunode.provisioning.manifest import (
+    ManagedFile,
+    Manifest,
+    NodeCommand,
+    NodeQuestion,
+    Transaction,
+)
 from gpunode.provisioning.role import Role
 from gpunode.provisioning.state import Look, NodeState
 
@@ -68,7 +74,7 @@ def present(state: NodeState, settings: DriverSettings, context: Context) -> Man
         return Manifest(role=ROLE.name, refusals=refusals)
     answer, idle = answered(context.answers.get("driver")), must_be_idle(context)
     plan: apt.AptPlan | dnf.DnfPlan
-    change: AptChange | DnfChange
+    change: Transaction
     if state.apt is not None:
         plan = apt.AptPlan(state, found.stack, settings, answer)
         texts, runfile, key = _apt_texts(plan, context), state.apt.runfile and settings.switch, state.apt.key
@@ -129,9 +135,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         return Manifest(role=ROLE.name, refusals=tuple(problems))
     settings, others = ROLE.of(context), foreign_modules(state)
     if state.apt is not None:
-        change: AptChange | DnfChange = apt.removal(
-            state, state.apt, settings.header_packages, keep_headers=bool(others)
-        )
+        change: Transaction = apt.removal(state, state.apt, settings.header_packages, keep_headers=bool(others))
     else:
         change = dnf.removal(state, keep_headers=bool(others))
     loaded = state.facts.loaded_driver.version if state.facts.loaded_driver else ""

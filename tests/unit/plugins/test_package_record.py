@@ -10,13 +10,14 @@ from ansible_collections.gpunode.node.plugins.module_utils.package_record import
 from effort import effort
 from node_samples import node
 
-from gpunode.provisioning import departures
+from gpunode.provisioning.package_record import MARK as RECORDED
+from gpunode.provisioning.package_record import installed_by_role
 
 NAMES = [f"package{number}" for number in range(8)]
 
 
 def test_the_plan_and_the_node_read_the_same_mark() -> None:
-    assert departures.MARK == MARK
+    assert RECORDED == MARK
 
 
 def test_what_a_role_owns_is_what_it_installed_and_nobody_removed_since(tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ def test_what_a_role_owns_is_what_it_installed_and_nobody_removed_since(tmp_path
         assert owned(str(record), owner, lambda _: 0.0) == expected
         if record.exists():
             state = node(dict.fromkeys(owner, "1"), texts={str(record): record.read_text()})
-            ours = departures.installed_by_role(state, str(record))
+            ours = installed_by_role(state, str(record))
             assert ours & set(NAMES) == expected
 
 

@@ -21,21 +21,21 @@ from node_samples import ABSENT, APT_STATE, DNF_STATE, collection_root, file, se
 
 from gpunode.lab.packages.recorded import Offer, offers
 from gpunode.provisioning import (
-    archives,
     cdi,
     cuda,
     firewall,
     nvidia_repository,
+    repository,
     ssh_hardening,
 )
 from gpunode.provisioning.context import Context, Planned
-from gpunode.provisioning.departures import MARK, installed_by_role
 from gpunode.provisioning.driver.files import UNATTENDED
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.engines import number
 from gpunode.provisioning.keys import KeyRefusedError
 from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest, NodeQuestion
+from gpunode.provisioning.package_record import MARK, installed_by_role
 from gpunode.provisioning.roles import LOOKS, PLANS
 from gpunode.provisioning.state import BOOT_ID, NodeState
 from gpunode.tuning import gpu_settings_program
@@ -229,7 +229,7 @@ class Machine:
                 planned=self.planned or Planned(),
             )
             with (
-                patch.object(archives, "trusted_key", fake_key),
+                patch.object(repository, "trusted_key", fake_key),
                 patch.object(nvidia_repository, "trusted_key", fake_key),
             ):
                 manifest = PLANS[role](state, run.settings_of(role), run)
@@ -405,13 +405,11 @@ class Machine:
         state = NodeState.model_validate(self.document)
         own = installed_by_role(state, change.memory) if change.memory else set()
         installed = self._installed
-        if isinstance(change, AptChange):
-            entries, gone, new = change.install, change.purge, change.purge_new
-        else:
-            entries = (*change.install, *change.free, *(f"{name}=*{change.constraint}*" for name in change.bound))
-            gone, new = change.remove, change.remove_new
+        entries = change.install
+        if isinstance(change, DnfChange):
+            entries = (*entries, *change.free, *(f"{name}=*{change.constraint}*" for name in change.bound))
         for name in [*installed]:
-            if _fits(name, gone) or (name in own and _fits(name, new)):
+            if _fits(name, change.remove) or (name in own and _fits(name, change.remove_new)):
                 del installed[name]
         patterns = dict(entry.partition("=")[::2] for entry in entries)
         for entry in with_dependencies(self.manager, patterns):

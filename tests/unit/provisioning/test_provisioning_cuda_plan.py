@@ -7,9 +7,9 @@ from node_samples import after, by_path, contents, context, node, planned
 from test_provisioning_cuda import bare
 
 from gpunode.provisioning import cuda, dcgm
-from gpunode.provisioning.departures import MARK
 from gpunode.provisioning.locks import PLUGIN, lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
+from gpunode.provisioning.package_record import MARK
 from gpunode.provisioning.state import NodeState
 
 FACTS = bare("2330").model_dump(mode="json")
@@ -168,7 +168,7 @@ def dcgm_planned(state: NodeState, **settings: Any) -> Manifest:
 def test_dcgm_comes_with_its_pins_and_condition() -> None:
     manifest = dcgm_planned(node({"datacenter-gpu-manager": "1:3.3.9"}, facts=FACTS))
     assert isinstance(manifest.packages, AptChange)
-    assert manifest.packages.purge == ("datacenter-gpu-manager",)
+    assert manifest.packages.remove == ("datacenter-gpu-manager",)
     assert "Pin: version 1:4.*" in (contents(manifest)[dcgm.PREFERENCES] or "")
     assert manifest.units == ()
 

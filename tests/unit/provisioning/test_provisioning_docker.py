@@ -7,9 +7,7 @@ import pytest
 from node_samples import Planned, after, by_path, contents, context, file, node, planned, settings_of
 from test_provisioning_keys import Keys, keys, needs_gpg
 
-from gpunode.provisioning.archives import QUESTION
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.departures import MARK
 from gpunode.provisioning.docker import (
     DATA_ROOT,
     KEY,
@@ -26,6 +24,8 @@ from gpunode.provisioning.docker import (
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT, LIVE, MEMORY, RELOAD, RESTART
 from gpunode.provisioning.keys import armored
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
+from gpunode.provisioning.package_record import MARK
+from gpunode.provisioning.repository import QUESTION
 from gpunode.provisioning.state import NodeState
 
 __all__ = ["keys"]

@@ -346,8 +346,8 @@ def test_the_loaded_module_determines_the_reason_to_reboot(bare: dict[str, Any])
 def test_removal_takes_the_closure_of_whichever_source(bare: dict[str, Any], debian: dict[str, Any]) -> None:
     there = with_driver(bare, "580.95.05")
     gone = removed(there, {**apt_of(there), "installed": {"nvidia-driver-pinning-580": "1", "bash": "5"}})
-    assert list(gone.purge) == sorted([*(row["name"] for row in there["packages"]), "nvidia-driver-pinning-580"])
-    assert "nvidia-kernel-dkms" in removed(debian, apt_of(debian)).purge
+    assert list(gone.remove) == sorted([*(row["name"] for row in there["packages"]), "nvidia-driver-pinning-580"])
+    assert "nvidia-kernel-dkms" in removed(debian, apt_of(debian)).remove
 
 
 def test_ubuntus_modules_go_and_the_kernel_stays_without_a_hold(bare: dict[str, Any]) -> None:
@@ -358,7 +358,7 @@ def test_ubuntus_modules_go_and_the_kernel_stays_without_a_hold(bare: dict[str, 
     version = "580.178.04-0ubuntu0.24.04.1"
     there = {**bare, "packages": [package("libnvidia-compute-580-server", "1") | UBUNTU | {"version": version}]}
     gone = removed(there, apt)
-    assert list(gone.purge) == sorted(["libnvidia-compute-580-server", *modules])
+    assert list(gone.remove) == sorted(["libnvidia-compute-580-server", *modules])
     assert list(gone.unhold) == kernel
 
 

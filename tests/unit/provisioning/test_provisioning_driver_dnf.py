@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from driver_samples import BUNDLE, HGX, dnf_plan, facts_of
 from driver_samples import stack_of as stack_of_variables
+from plan_samples import context_of, state_of
 
 from gpunode.facts import NodeFacts
-from gpunode.provisioning import rpm_repository as repository
 from gpunode.provisioning.driver import dnf
 from gpunode.provisioning.keys import armored
 from gpunode.provisioning.manifest import ManagedFile, Manifest
+from gpunode.provisioning.nvidia_repository import DNF_PATHS as PATHS
+from gpunode.provisioning.nvidia_repository import NvidiaRepositorySettings, RepositoryConfig, offered
 from gpunode.provisioning.state import DnfState, NodeState
 
 MODULE_UTILS = Path(__file__).parents[3] / "plugins" / "module_utils"
-PATHS = {"repository": "/etc/yum.repos.d/ours.repo", "key": "/etc/pki/ours"}
 DNF: dict[str, Any] = {
     "error": None,
     "lock_holder": None,
@@ -67,10 +68,11 @@ def with_driver(names: list[str], release: str = "580.95.05", version: str = "9.
     return facts, state
 
 
-def offer(state: dict[str, Any] | None = None, source: str = "nvidia", **settings: Any) -> dict[str, Any]:
-    given = {"state": "auto", "url": "", "key": "", "proxy": "", "id": "ours", "paths": PATHS, **settings}
-    found: dict[str, Any] = repository.dnf_repository(rocky(), {**DNF, **(state or {})}, source, given)
-    return found
+def offer(
+    state: dict[str, Any] | None = None, source: str = "nvidia", version: str = "9.6", **settings: Any
+) -> RepositoryConfig:
+    node = state_of(rocky(version), dnf={**DNF, **(state or {})})
+    return offered(node, NvidiaRepositorySettings(**settings), context_of(), source)
 
 
 # --- which systems
@@ -88,41 +90,38 @@ def test_what_keeps_dnf_from_working_is_named() -> None:
 
 
 def test_nvidias_repository_checks_signatures() -> None:
-    text = offer()["files"][PATHS["repository"]]
+    text = offer().files[PATHS["repository"]]
     url = "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/"
-    assert {f"baseurl={url}", "gpgcheck=1", "enabled=1", "gpgkey=file:///etc/pki/ours"} <= set(text.splitlines())
+    assert {f"baseurl={url}", "gpgcheck=1", "enabled=1", f"gpgkey=file://{PATHS['key']}"} <= set(text.splitlines())
     assert "proxy" not in text
-    fetch = offer()["fetch"]
+    fetch = offer().fetch
     assert (fetch["url"], fetch["file"]) == (url, "D42D0685.pub")
     assert fetch["fingerprint"] == "610C7B14E068A878070DA4E99CD0A493D42D0685"
 
 
 def test_rhel_10_has_a_key_of_its_own() -> None:
-    facts = rocky()
-    ten = {**facts, "os": {**facts["os"], "version_id": "10.0"}}
-    given = {"state": "auto", "url": "", "key": "", "proxy": "", "id": "ours", "paths": PATHS}
-    found = repository.dnf_repository(ten, DNF, "nvidia", given)
-    assert found["fetch"]["file"] == "CDF6BA43.pub"
-    assert found["fetch"]["sha256_without_version"].startswith("afbea87d")
-    assert found["problems"] == []
+    found = offer(version="10.0")
+    assert found.fetch["file"] == "CDF6BA43.pub"
+    assert found.fetch["sha256_without_version"].startswith("afbea87d")
+    assert found.problems == ()
 
 
 def test_a_mirror_comes_with_its_key(tmp_path: Path) -> None:
     key = tmp_path / "key.asc"
     key.write_text(ARMOUR, encoding="ascii")
     found = offer(url="http://mirror/repos", key=str(key), proxy="http://proxy:3128")
-    lines = found["files"][PATHS["repository"]].splitlines()
-    assert {"gpgkey=file:///etc/pki/ours", "proxy=http://proxy:3128"} <= set(lines)
-    assert found["key_files"] == {PATHS["key"]: ARMOUR}
-    assert found["fetch"] is None
-    assert found["problems"] == []
+    lines = found.files[PATHS["repository"]].splitlines()
+    assert {f"gpgkey=file://{PATHS['key']}", "proxy=http://proxy:3128"} <= set(lines)
+    assert found.site_key == ARMOUR
+    assert found.fetch is None
+    assert found.problems == ()
 
 
 def test_a_key_of_a_mirror_is_known_by_its_fingerprint_or_refused(tmp_path: Path) -> None:
-    assert offer(url="http://mirror/repos")["problems"] == []
-    assert offer(url="http://mirror/repos")["fetch"]["fingerprint"]
+    assert offer(url="http://mirror/repos").problems == ()
+    assert offer(url="http://mirror/repos").fetch["fingerprint"]
     (tmp_path / "key").write_bytes(b"\xc6\x03")
-    assert "contains no OpenPGP key" in offer(key=str(tmp_path / "key"))["problems"][0]
+    assert "contains no OpenPGP key" in offer(key=str(tmp_path / "key")).problems[0]
 
 
 def test_old_files_go_and_mixed_ones_are_refused() -> None:
@@ -132,10 +131,10 @@ def test_old_files_go_and_mixed_ones_are_refused() -> None:
         {"id": "cuda", "file": "/etc/yum.repos.d/all.repo", "urls": [nvidias]},
         {"id": "site", "file": "/etc/yum.repos.d/all.repo", "urls": ["http://site/"]},
     ]
-    assert offer({"repositories": [alone]})["old_lists"] == [alone["file"]]
+    assert offer({"repositories": [alone]}).old_lists == (alone["file"],)
     found = offer({"repositories": mixed})
-    assert found["old_lists"] == []
-    assert found["problems"][0].startswith("repository-twice: /etc/yum.repos.d/all.repo")
+    assert found.old_lists == ()
+    assert found.problems[0].startswith("repository-twice: /etc/yum.repos.d/all.repo")
 
 
 # --- the driver

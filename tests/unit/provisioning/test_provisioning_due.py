@@ -91,7 +91,7 @@ def with_apt(**apt: Any) -> NodeState:
     ],
 )
 def test_each_difference_of_packages_is_due(apt: dict[str, Any], words: str | None) -> None:
-    change = AptChange(install=("libcuda1=580.*",), hold=("libcuda*",), unhold=("linux-image",), purge=("old-*",))
+    change = AptChange(install=("libcuda1=580.*",), hold=("libcuda*",), unhold=("linux-image",), remove=("old-*",))
     found = why({"packages": change}, with_apt(**{"installed": {"libcuda1": "580.1-1"}, **apt}))
     assert (words is None and found == ()) or (words is not None and any(words in line for line in found)), found
 

@@ -159,7 +159,7 @@ def test_packages_of_the_site_are_in_the_same_transaction_and_leave_with_the_rol
     assert line.endswith("no configured repository has bpftrace")
     gone = made(state(("htop",)), state="absent", gpunode_extra_packages=extra).packages
     assert isinstance(gone, AptChange)
-    assert {"bpftrace", "htop"} <= {*gone.purge_new}
+    assert {"bpftrace", "htop"} <= {*gone.remove_new}
 
 
 @pytest.mark.parametrize(

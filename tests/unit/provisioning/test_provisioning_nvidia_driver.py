@@ -120,7 +120,7 @@ def test_the_answer_becomes_one_transaction(bare: dict[str, Any]) -> None:
     change = found.packages
     assert isinstance(change, AptChange)
     assert change.install == ("nvidia-driver-cuda=580.95.05-1",)
-    assert change.purge == ("libnvidia-old",)
+    assert change.remove == ("libnvidia-old",)
     assert set(change.hold) >= {"nvidia-driver-cuda", "nvidia-fabricmanager"}
     assert "version 580.95.05-*" in change.files[files.PREFERENCES]
     assert found.due
@@ -296,7 +296,7 @@ def test_absent_removes_everything_and_a_removed_driver_leaves_nothing_due(bare:
     found = planned("nvidia_driver", state(driven(bare)), gone)
     assert isinstance(found.packages, AptChange)
     assert found.packages.state == "absent"
-    assert set(CLOSURE) <= set(found.packages.purge)
+    assert set(CLOSURE) <= set(found.packages.remove)
     assert {file.content for file in found.files} == {None}
     assert found.reboot_reasons == ("module 580.95.05 is loaded, none is installed",)
     clean = {
@@ -462,6 +462,6 @@ def test_headers_go_with_the_driver_unless_dkms_builds_other_modules(
     facts = type(state_.facts).model_validate({**state_.facts.model_dump(mode="json"), "dkms": modules})
     found = planned("nvidia_driver", state_.model_copy(update={"facts": facts}), {"nvidia_driver": ABSENT})
     assert found.packages is not None
-    headers = found.packages.remove_new if isinstance(found.packages, DnfChange) else found.packages.purge_new
+    headers = found.packages.remove_new
     assert bool(headers) is not other
     assert ("zfs" in " ".join(found.notes)) is other

@@ -160,7 +160,7 @@ def test_a_node_that_needs_none_gets_nothing(board: dict[str, Any]) -> None:
 def test_absent_removes_it_and_so_does_the_driver(board: dict[str, Any], whose: str) -> None:
     found = planned("nvidia_fabric", state(board), {whose: {"state": "absent"}})
     assert isinstance(found.packages, AptChange)
-    assert set(found.packages.purge) == set(FABRIC)
+    assert set(found.packages.remove) == set(FABRIC)
     assert [(one.name, one.state) for one in found.units] == [(MANAGER, "stopped")]
     failed = {**without(board, *FABRIC), "units": [{**unit(MANAGER, "failed"), "load": "not-found"}]}
     gone = planned("nvidia_fabric", state(failed), {whose: {"state": "absent"}})

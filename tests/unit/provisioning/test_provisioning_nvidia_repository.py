@@ -101,7 +101,7 @@ def test_what_older_instructions_left_goes() -> None:
     assert contents(manifest)[old] is None
     assert by_path(manifest, ring).data == PACKET
     assert by_path(manifest, "/etc/apt/trusted.gpg").data is None
-    assert manifest.packages == AptChange(state="absent", purge=("cuda-keyring",))
+    assert manifest.packages == AptChange(state="absent", remove=("cuda-keyring",))
 
 
 def test_a_proxys_password_is_for_root_alone_and_in_no_diff() -> None:

@@ -10,8 +10,8 @@ from node_samples import RHEL
 from plan_samples import planned, state_of
 
 from gpunode.errors import UsageError
-from gpunode.provisioning.departures import MARK
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
+from gpunode.provisioning.package_record import MARK
 from gpunode.provisioning.rdma import KEY, MARKER, MODULES, PREFERENCES, ROLE, SOURCES, RdmaResult, Undo
 from gpunode.provisioning.state import NodeState
 
@@ -265,7 +265,7 @@ def test_a_doca_release_is_asked_for_with_its_repository_before_anything_is_writ
     assert {SOURCES, KEY, PREFERENCES} <= written(found)
     undo = undo_of(found)
     assert isinstance(undo.packages, AptChange)
-    assert undo.packages.purge_new == ("doca-ofed",)
+    assert undo.packages.remove_new == ("doca-ofed",)
     assert {file.path for file in undo.files} >= {SOURCES, KEY, MARKER}
     assert found.restart_mark == MARKER
 
@@ -348,7 +348,7 @@ def test_modules_that_dkms_did_not_build_for_this_kernel_are_named(
     # It came with this role: what takes it back is there.
     undo = undo_of(found).packages
     assert isinstance(undo, AptChange)
-    assert undo.purge_new == ("doca-ofed",)
+    assert undo.remove_new == ("doca-ofed",)
     assert "rdma-core" in undo.restore
 
 

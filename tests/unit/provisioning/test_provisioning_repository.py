@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_samples import APT, BUNDLE, facts_of
+from driver_samples import BUNDLE, facts_of
+from plan_samples import context_of, state_of
 
 from gpunode.catalog import origins
-from gpunode.provisioning import repository
+from gpunode.provisioning import nvidia_repository
 from gpunode.provisioning.keys import armored
 
 ROOT = Path(__file__).parents[3]
-PATHS = {"sources": "/s.sources", "preferences": "/p.pref", "proxy": "/a.conf", "key": "/k.asc"}
+PATHS = nvidia_repository.APT_PATHS
 KEY = ROOT / "tests" / "fixtures" / "none"
 # A public-key packet with an empty body: enough of a key for what only looks at packets.
 PACKET = b"\xc6\x03\x04\x00\x01"
@@ -25,12 +26,12 @@ def offer(
     distribution: str = "debian",
     machine: str = "x86_64",
     **settings: Any,
-) -> dict[str, Any]:
+) -> nvidia_repository.RepositoryConfig:
     facts = facts_of(BUNDLE)
     facts |= {"os": {**facts["os"], "id": distribution, "version_id": system}, "architecture": machine}
-    given = {"state": "auto", "url": "", "key": "", "proxy": "", "paths": PATHS, **settings}
-    found: dict[str, Any] = repository.repository_offer(facts, {**APT, "sources": [], **(apt or {})}, source, given)
-    return found
+    state = state_of(facts, {"sources": [], **(apt or {})})
+    given = nvidia_repository.NvidiaRepositorySettings(**settings)
+    return nvidia_repository.offered(state, given, context_of(), source)
 
 
 def entry(file: str, *uris: str) -> dict[str, Any]:
@@ -39,42 +40,42 @@ def entry(file: str, *uris: str) -> dict[str, Any]:
 
 def test_nvidias_own_comes_with_its_key_by_fingerprint() -> None:
     found = offer()
-    assert found["url"] == "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
-    assert found["fetch"]["url"] == found["url"]
-    assert found["fetch"]["file"] == "3bf863cc.pub"
-    assert found["fetch"]["fingerprint"] == "EB693B3035CD5710E231E123A4B469963BF863CC"
-    assert found["fetch"]["keyring"] == "cuda-keyring_1.1-1_all.deb"
-    assert len(found["fetch"]["keyring_sha256"]) == 64
-    assert offer(system="13")["fetch"]["fingerprint"] == "02182E60104FCDC26EAE1B8597A5D4CB8793F200"
-    assert "Signed-By: /k.asc" in found["files"]["/s.sources"]
-    assert found["problems"] == []
+    assert found.url == "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
+    assert found.fetch["url"] == found.url
+    assert found.fetch["file"] == "3bf863cc.pub"
+    assert found.fetch["fingerprint"] == "EB693B3035CD5710E231E123A4B469963BF863CC"
+    assert found.fetch["keyring"] == "cuda-keyring_1.1-1_all.deb"
+    assert len(found.fetch["keyring_sha256"]) == 64
+    assert offer(system="13").fetch["fingerprint"] == "02182E60104FCDC26EAE1B8597A5D4CB8793F200"
+    assert "Signed-By: /etc/apt/keyrings/gpunode-nvidia-cuda.asc" in found.files[PATHS["sources"]]
+    assert found.problems == ()
 
 
 def test_the_distributions_packages_come_first() -> None:
-    text = offer()["files"]["/p.pref"]
+    text = offer().files[PATHS["preferences"]]
     assert "Pin: release o=NVIDIA, l=NVIDIA CUDA\nPin-Priority: 100\n" in text
     assert "mft" not in text
     doca = entry(
         "/etc/apt/sources.list.d/doca.list", "https://linux.mellanox.com/public/repo/doca/3.2.1/debian12/x86_64/"
     )
-    assert "Package: mft mft-* kernel-mft*" in offer({"sources": [doca]})["files"]["/p.pref"]
+    assert "Package: mft mft-* kernel-mft*" in offer({"sources": [doca]}).files[PATHS["preferences"]]
 
 
 def test_a_mirror_with_its_own_key(tmp_path: Path) -> None:
     file = tmp_path / "site.gpg"
     file.write_bytes(PACKET)
     found = offer(url="http://mirror.test/cuda/", key=str(file), proxy="http://proxy.test:3128")
-    assert found["url"] == "http://mirror.test/cuda/debian12/x86_64/"
-    assert found["fetch"] is None
-    text = found["key_files"]["/k.asc"]
+    assert found.url == "http://mirror.test/cuda/debian12/x86_64/"
+    assert found.fetch is None
+    text = found.site_key
     assert base64.b64decode(text.split("\n\n")[1].split("\n=")[0]) == PACKET
-    assert 'Acquire::http::Proxy::mirror.test "http://proxy.test:3128";' in found["files"]["/a.conf"]
+    assert 'Acquire::http::Proxy::mirror.test "http://proxy.test:3128";' in found.files[PATHS["proxy"]]
 
 
 def test_an_armoured_key_stays_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "site.asc"
     file.write_text(armored(PACKET))
-    assert offer(key=str(file))["key_files"]["/k.asc"] == file.read_text()
+    assert offer(key=str(file)).site_key == file.read_text()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_an_armoured_key_stays_as_it_is(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_one_line_with_the_variable(settings: dict[str, Any], words: str) -> None:
-    (line,) = offer(**settings)["problems"]
+    (line,) = offer(**settings).problems
     assert words in line
 
 
@@ -99,13 +100,13 @@ def test_a_key_that_nothing_vouches_for_is_not_taken(
     unknown = table.signing_keys["debian12"].model_copy(update={"fingerprint": None})
     keys = {**table.signing_keys, "debian12": unknown}
     monkeypatch.setattr(origins, "table", lambda: table.model_copy(update={"signing_keys": keys}))
-    (line,) = offer(machine="aarch64", url=mirror)["problems"]
+    (line,) = offer(machine="aarch64", url=mirror).problems
     assert line.startswith("repository-key-unknown: ")
     assert "nvidia_repository_key" in line
-    assert offer(url=mirror)["problems"] == []
+    assert offer(url=mirror).problems == ()
     file = tmp_path / "site.gpg"
     file.write_bytes(PACKET)
-    assert offer(machine="aarch64", url=mirror, key=str(file))["problems"] == []
+    assert offer(machine="aarch64", url=mirror, key=str(file)).problems == ()
 
 
 def test_every_repository_of_the_catalogue_has_a_key_that_something_vouches_for() -> None:
@@ -117,10 +118,10 @@ def test_every_repository_of_the_catalogue_has_a_key_that_something_vouches_for(
 
 def test_another_source_removes_it_unless_it_is_requested() -> None:
     found = offer(source="debian")
-    assert not found["wanted"]
-    assert set(found["files"].values()) == {""}
-    assert offer(source="debian", state="present")["wanted"]
-    assert not offer(state="absent")["wanted"]
+    assert not found.wanted
+    assert found.files == {}
+    assert offer(source="debian", state="present").wanted
+    assert not offer(state="absent").wanted
 
 
 def test_old_lists_go_and_shared_ones_are_named() -> None:
@@ -128,7 +129,6 @@ def test_old_lists_go_and_shared_ones_are_named() -> None:
     old = entry("/etc/apt/sources.list.d/cuda-debian12-x86_64.list", cuda)
     shared = entry("/etc/apt/sources.list", "http://deb.example/debian", cuda)
     found = offer({"sources": [old, shared], "installed": {"cuda-keyring": "1.1-1"}})
-    assert found["old_lists"] == ["/etc/apt/sources.list.d/cuda-debian12-x86_64.list"]
-    assert found["files"]["/etc/apt/sources.list.d/cuda-debian12-x86_64.list"] == ""
-    assert found["old_packages"] == ["cuda-keyring"]
-    assert [line.partition(":")[0] for line in found["problems"]] == ["repository-twice"]
+    assert found.old_lists == ("/etc/apt/sources.list.d/cuda-debian12-x86_64.list",)
+    assert found.old_packages == ("cuda-keyring",)
+    assert [line.partition(":")[0] for line in found.problems] == ["repository-twice"]

@@ -10,7 +10,6 @@ from node_samples import after, by_path, contents, context, file, node, planned
 from test_provisioning_cuda import bare
 from test_provisioning_keys import Keys, keys, needs_gpg
 
-from gpunode.provisioning.archives import QUESTION
 from gpunode.provisioning.cdi import BEGIN, END, FLAGS, NO_GIDS, REFRESH_ENV
 from gpunode.provisioning.containerd import BEFORE as CONTAINERD_BEFORE
 from gpunode.provisioning.containerd import CHECKED, CONFIG, DROP_IN, MARKER, SUMS
@@ -20,6 +19,7 @@ from gpunode.provisioning.keys import armored
 from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.nvidia_container_toolkit import ENV, KEY, PREFERENCES, ROLE, SOURCES, YUM
+from gpunode.provisioning.repository import QUESTION
 from gpunode.provisioning.state import NodeState
 
 __all__ = ["keys"]
@@ -219,7 +219,7 @@ def test_daemon_json_survives_the_purge_of_the_package_that_owns_it(site_key: st
     old = {**DOCKER, "nvidia-docker2": "2.14.0-1", "nvidia-container-runtime": "3.14.0-1"}
     manifest = toolkit(node(old, {DAEMON: text}, engine=RUNS, facts=FACTS), site_key)
     assert isinstance(manifest.packages, AptChange)
-    assert set(manifest.packages.purge) == {"nvidia-docker2", "nvidia-container-runtime"}
+    assert set(manifest.packages.remove) == {"nvidia-docker2", "nvidia-container-runtime"}
     assert (by_path(manifest, KEPT).content, by_path(manifest, KEPT).phase) == (text, "before")
     gone = toolkit(node({**DOCKER, **AT}, {KEPT: text}, engine=RUNS, facts={**FACTS, **LOADED}), site_key)
     assert json.loads(contents(gone)[DAEMON] or "")["dns"] == ["10.1.2.3"]

@@ -70,8 +70,8 @@ def question(**parts: Any) -> dict[str, Any]:
     return {
         "state": "present",
         "install": [],
-        "purge": [],
-        "purge_new": [],
+        "remove": [],
+        "remove_new": [],
         "never": [],
         "restore": [],
         "hold": [],
@@ -149,7 +149,7 @@ def test_a_download_changes_nothing_else(script: ModuleType, tmp_path: Path) -> 
 
     simulation = "Inst libcuda1 [580.95.05-1] (580.178.04-1 NVIDIA [amd64])\nRemv libnccl2 [2.27.3-1+cuda12.9]"
     machine = Apt(simulation, "libcuda1 | 580.178.04-1 | http://vendor")
-    parts = {"install": ["libcuda1=580.178*"], "purge": ["libnccl2"], "hold": ["libc*"], "unhold": ["libcuda1"]}
+    parts = {"install": ["libcuda1=580.178*"], "remove": ["libnccl2"], "hold": ["libc*"], "unhold": ["libcuda1"]}
     output = asked(script, machine, **parts, download_only=True)
     assert output["install"] == {"libcuda1": "580.178.04-1"}
     assert (output["remove"], output["hold"], output["unhold"], output["finished"]) == ([], [], [], [])
@@ -177,7 +177,7 @@ def test_what_others_installed_or_need_stays(
 
     memory = tmp_path / "packages-before"
     memory.write_text("# installed by gpunode\nhalf\nlibc6\n", encoding="utf-8")
-    parts = {"state": "absent", "memory": str(memory), "purge_new": ["libnccl2", "libc6", "half"]}
+    parts = {"state": "absent", "memory": str(memory), "remove_new": ["libnccl2", "libc6", "half"]}
     assert asked(script, Apt(), **parts)["remove"] == ["half"]
     # An old record does not know who installed it; it was not there before, and has not changed since.
     memory.write_text("libc6\nhalf\nlibcuda1\n", encoding="utf-8")
@@ -243,7 +243,7 @@ def test_edited_configuration_outlives_its_package(script: ModuleType, tmp_path:
             return super().output_of(argv, limit_s)
 
     machine = Apt("Remv libnccl2 [1]\nRemv libcuda1 [1]")
-    output = asked(script, machine, state="absent", purge=["libnccl2", "libcuda1"])
+    output = asked(script, machine, state="absent", remove=["libnccl2", "libcuda1"])
     assert output["remove"] == ["libcuda1", "libnccl2"]
     first, second = machine.changes
     assert (first[-3:], "--purge" in first) == (["remove", "libcuda1", "libnccl2"], False)
@@ -453,7 +453,7 @@ def test_what_is_not_offered_is_refused_with_what_is(script: ModuleType) -> None
 
 def test_an_older_one_goes_in_the_same_transaction(script: ModuleType) -> None:
     machine = Machine("Remv libnccl2 [2.27.3]\nInst wanted (1-1 x [amd64])", "wanted | 1-1 | x")
-    output = asked(script, machine, install=["wanted"], purge=["libnccl2"])
+    output = asked(script, machine, install=["wanted"], remove=["libnccl2"])
     assert output["remove"] == ["libnccl2"]
     assert machine.changes[0][-4:] == ["--purge", "install", "wanted", "libnccl2-"]
 
@@ -463,7 +463,7 @@ def test_what_came_along_goes_and_what_was_there_stays(script: ModuleType, tmp_p
     memory.write_text("libc6\nhalf\n", encoding="utf-8")
     gone = "Purg libnccl2 [2.27.3]\nPurg libcuda1 [580.95.05-1]"
     machine = Machine(gone, autoremove=f"{gone}\nRemv half [1.0-1]")
-    parts = {"state": "absent", "memory": str(memory), "purge_new": ["libnccl*", "libc*"]}
+    parts = {"state": "absent", "memory": str(memory), "remove_new": ["libnccl*", "libc*"]}
     output = asked(script, machine, **parts)
     assert output["remove"] == ["libcuda1", "libnccl2"]
     assert machine.changes[0][-4:] == ["--purge", "remove", "libcuda1", "libnccl2"]
@@ -487,22 +487,22 @@ def test_orphans_of_the_role_go_and_those_of_others_stay(
     going = ["came", "libnccl2", "nvidia-kernel-open-dkms"]
     machine = Apt("".join(f"Purg {name} [1]\n" for name in going))
     machine.autoremove = "".join(f"Remv {name} [1]\n" for name in (*going, "loose", "kept", "half"))
-    parts = {"purge_new": ["libnccl2"], "hold": ["nvidia-*"], "never": ["kept"], "memory": str(memory)}
+    parts = {"remove_new": ["libnccl2"], "hold": ["nvidia-*"], "never": ["kept"], "memory": str(memory)}
     assert asked(script, machine, state="absent", **parts)["remove"] == going
     assert machine.changes[0][-5:] == ["--purge", "remove", *going]
 
 
 def test_configuration_that_a_cut_off_transaction_left_is_purged(script: ModuleType) -> None:
     machine = Machine("Purg gone [1.0-1]\nPurg libnccl2 [2.27.3]")
-    output = asked(script, machine, state="absent", purge=["libnccl2", "gone"])
+    output = asked(script, machine, state="absent", remove=["libnccl2", "gone"])
     assert output["remove"] == ["gone", "libnccl2"]
     assert machine.changes[0][-4:] == ["--purge", "remove", "gone", "libnccl2"]
 
 
 def test_without_a_memory_only_what_is_named_for_sure_goes(script: ModuleType) -> None:
     machine = Machine("Purg libnccl2 [2.27.3]")
-    assert asked(script, machine, state="absent", purge_new=["libnccl2"])["remove"] == []
-    assert asked(script, machine, state="absent", purge=["libnccl2"])["remove"] == ["libnccl2"]
+    assert asked(script, machine, state="absent", remove_new=["libnccl2"])["remove"] == []
+    assert asked(script, machine, state="absent", remove=["libnccl2"])["remove"] == ["libnccl2"]
 
 
 def test_services_are_held_back_and_released_again(script: ModuleType) -> None:
@@ -593,7 +593,7 @@ def test_dkms_of_nvidia_goes_back_to_the_distributions_with_the_driver(script: M
         "dkms | 3.0.11-1ubuntu13 | http://archive.example/ubuntu noble/main amd64 Packages"
     )
     lines = "Inst dkms [1:3.4.1-1ubuntu1] (3.0.11-1ubuntu13 Ubuntu [all])\nPurg libcuda1 [580.95.05-1]"
-    parts = {"state": "absent", "purge": ["libcuda1"], "restore": ["dkms", "dh-dkms"]}
+    parts = {"state": "absent", "remove": ["libcuda1"], "restore": ["dkms", "dh-dkms"]}
     try:
         machine = Machine(lines, madison)
         machine.targets = "http://vendor/cuda/|NVIDIA CUDA\nhttp://archive.example/ubuntu/|Ubuntu\n"
@@ -635,7 +635,7 @@ def test_dkms_that_came_with_the_driver_goes_with_it(
     DATABASE["dkms"] = "1:3.4.1-1ubuntu1 installed install"
     try:
         output = asked(
-            script, Apt(), state="absent", purge=["libcuda1"], restore=["dkms", "dh-dkms"], memory=str(memory)
+            script, Apt(), state="absent", remove=["libcuda1"], restore=["dkms", "dh-dkms"], memory=str(memory)
         )
     finally:
         del DATABASE["dkms"]
@@ -653,7 +653,7 @@ def test_rdma_core_of_doca_goes_back_to_the_distributions(script: ModuleType) ->
     try:
         machine = Machine(lines, madison)
         machine.targets = "http://vendor/doca/|DOCA-HOST 3.2.1\nhttp://archive.example/debian/|Debian\n"
-        output = asked(script, machine, state="absent", purge=["libcuda1"], restore=["rdma-core", "ibacm"])
+        output = asked(script, machine, state="absent", remove=["libcuda1"], restore=["rdma-core", "ibacm"])
     finally:
         del DATABASE["rdma-core"]
     assert output["install"] == {"rdma-core": "44.0-2"}
@@ -717,7 +717,7 @@ def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_change
 ) -> None:
     machine = Machine("Remv libnccl2 [2.27.3]\n" if state == "absent" else "Inst libnccl2 (2.30.7-1+cuda12.9 x)\n")
     machine.madison = "libnccl2 | 2.30.7-1+cuda12.9 | http://x\n"
-    wanted = {"purge": ["libnccl2"]} if state == "absent" else {"install": ["libnccl2=2.30.7-*"]}
+    wanted = {"remove": ["libnccl2"]} if state == "absent" else {"install": ["libnccl2=2.30.7-*"]}
     memory = tmp_path / "memory"
     output = asked(script, machine, state=state, memory=str(memory), gpu_users=lambda: ["python3 (pid 9)"], **wanted)
     assert output["error"].startswith("busy: GPUs are in use by python3 (pid 9)")

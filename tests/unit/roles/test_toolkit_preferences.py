@@ -4,11 +4,13 @@ import hashlib
 import re
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gpunode.provisioning.nvidia_container_toolkit import preferences
+from gpunode.provisioning.templates import rendered
 
 FOUR = (
     "nvidia-container-toolkit",
@@ -66,7 +68,7 @@ class Apt:
         )
         (etc / "preferences.d" / "cuda-repository-pin-600").write_text(NVIDIAS_PIN, encoding="utf-8")
         (etc / "preferences.d" / "own.pref").write_text(
-            preferences(FOUR, version, chosen),
+            preferences(FOUR, version, chosen, partial(rendered, "nvidia_container_toolkit")),
             encoding="utf-8",
         )
         (folder / "status").write_text("", encoding="utf-8")

@@ -17,9 +17,9 @@ sys.path.append(str(Path(__file__).parents[1] / "provisioning"))
 from node_samples import context, node, planned
 from test_provisioning_docker import CE
 
-from gpunode.provisioning.archives import QUESTION
 from gpunode.provisioning.docker import KEY
 from gpunode.provisioning.manifest import AptChange
+from gpunode.provisioning.repository import QUESTION
 from gpunode.stack.naming import any_revision
 
 # Forms of versions as the archives have them: an epoch, a build after a plus, a revision, a longer number.
@@ -105,7 +105,7 @@ def test_a_transaction_asks_apt_for_the_version_that_the_pattern_means(
 ) -> None:
     question = {
         "install": list(wanted),
-        "purge": [],
+        "remove": [],
         "never": [],
         "hold": [],
         "simulate": False,

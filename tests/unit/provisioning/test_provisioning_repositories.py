@@ -1,6 +1,6 @@
 """Archives that are in a node's sources already, or must leave them."""
 
-from gpunode.provisioning.archives import archive_file, old_toolkit_files
+from gpunode.provisioning.repository import archive_file, old_toolkit_files
 from gpunode.provisioning.state import AptSource
 
 
