@@ -14,7 +14,7 @@ from sbom import LIMIT_S, TOOL, installed
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_ANSWER = 3
-PIPELINES = (".github", "contrib/ci")
+PIPELINES = (".github/workflows/ci.yml", "inventory/ci/github.yml")
 
 
 def main() -> int:

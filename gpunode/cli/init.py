@@ -38,6 +38,8 @@ SECRET = re.compile(r"(?i)pass|secret|token|private_key$|vault")
 NOT_COPIED = frozenset({"gpunode_stack", "gpunode_expect"})
 """Variables that follow from the nodes."""
 INFERENCE = frozenset({"t4", "l4", "a2", "a10", "a10g", "a16", "a30", "l40s", "l40"})
+PIPELINES = {"github": ".github/workflows/gpu-nodes.yml", "gitlab": ".gitlab-ci.yml"}
+"""Service, to the place of its pipeline in a site's folder."""
 CONFIGURATION = """# Options of gpunode in this folder: gpunode config --help.
 inventory = "hosts.yml"
 """
@@ -63,6 +65,11 @@ class Host:
     "--example", metavar="NAME", help="Settings of this example.  [default: the one for the GPUs that are found]"
 )
 @click.option("--list", "listing", is_flag=True, help="List the examples.")
+@click.option(
+    "--ci",
+    type=click.Choice(list(PIPELINES)),
+    help="Also write a pipeline that lints, plans and provisions a lab node.",
+)
 @click.option("--no-look", is_flag=True, help="Contact no host.")
 @INVENTORY
 @LIMIT
@@ -77,6 +84,7 @@ def command(  # noqa: PLR0913
     hosts: tuple[str, ...],
     example: str | None,
     listing: bool,
+    ci: str | None,
     no_look: bool,
     inventories: tuple[str, ...],
     limit: str | None,
@@ -111,7 +119,7 @@ def command(  # noqa: PLR0913
     if found and not no_look:
         found = _looked_at(selection, found)
     chosen = example or _example_for(found)
-    _write(folder, chosen, found)
+    _write(folder, chosen, found, ci)
     if not quiet():
         _report(folder, chosen, found)
     return Exit.GOOD
@@ -238,7 +246,7 @@ def _example_for(hosts: Iterable[Host]) -> str:
     return max(votes, key=lambda name: (votes[name], name)) if votes else "development"
 
 
-def _write(folder: Path, example: str, hosts: Sequence[Host]) -> None:
+def _write(folder: Path, example: str, hosts: Sequence[Host], ci: str | None) -> None:
     """Write the folder completely or not at all."""
     source = collection_root() / "inventory" / "examples" / example
     beside = folder.absolute().with_name(f".{folder.name}.{os.getpid()}.part")
@@ -247,6 +255,10 @@ def _write(folder: Path, example: str, hosts: Sequence[Host]) -> None:
         if hosts:
             (beside / "hosts.yml").write_text(inventory_text(hosts), encoding="utf-8")
         (beside / NAME).write_text(CONFIGURATION, encoding="utf-8")
+        if ci is not None:
+            pipeline = beside / PIPELINES[ci]
+            pipeline.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(collection_root() / "inventory" / "ci" / f"{ci}.yml", pipeline)
         beside.rename(folder)
     except OSError as err:
         raise UsageError(f"{folder}: cannot be written: {err.strerror}") from None

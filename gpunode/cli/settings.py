@@ -24,7 +24,7 @@ NAME = "gpunode.toml"
 PROJECT = "pyproject.toml"
 SHARED = ("inventory", "limit", "parallel", "timeout", "expect", "policy", "quiet", "no-color")
 """Options that a file may set for all verbs that have them."""
-WITHOUT_INVENTORY = frozenset({"init", "config"})
+WITHOUT_INVENTORY = frozenset({"init", "config", "explain"})
 """Verbs that act on the inventory of their own command line alone."""
 NOT_SET = frozenset({"help", "version"})
 META = "gpunode.settings"

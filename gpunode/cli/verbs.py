@@ -37,6 +37,7 @@ TOPICS: dict[str, dict[str, str]] = {
     "Try and set up gpunode": {
         "lab": "Run simulated GPU nodes in containers, for trials and tests without a GPU",
         "config": "Show the values of options and where they came from",
+        "evidence": "Make an archive of saved bundles without names, addresses and serial numbers",
         "zipapp": "Build gpunode as one file, to be copied to nodes",
         "completion": "Print the completion script of bash, zsh or fish",
         "man": "Show a man page, or write all of them",

@@ -40,7 +40,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "catalog": (3_400, 36),
     "change": (1_250, 6),
     "checks": (12_650, 12),
-    "cli": (9_600, 48),
+    "cli": (10_300, 52),
     "expectations": (600, 0),
     "fabric": (2_400, 28),
     "facts": (10_750, 52),
