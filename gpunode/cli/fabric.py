@@ -1,6 +1,8 @@
 """``gpunode validate --fabric``: ranks on many nodes together, and what is slow or broken between them."""
 
 import functools
+import re
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -407,11 +409,16 @@ def _unknown() -> Identity:
 def started_by(engine: Literal["slurm", "mpi"], request: StarterRequest) -> list[dict[str, Any]]:
     """Run the ranks by srun or mpirun; return their records. Nothing of it is left at the end, or on Ctrl-C."""
     argv = starters.command(engine, request)
+    program = argv[0]
+    if shutil.which(program) is not None and shutil.which("setpriv") is not None:
+        # util-linux: srun and mpirun end with this program, also if it is killed.
+        argv = ["setpriv", "--pdeathsig", "TERM", *argv]
     done = run_program(argv, timeout_s=request.limit_s + 2 * KILL_S, stdin=payload_script(), grace_s=KILL_S)
     found = records_of(done.stdout)
     if not found:
-        last = [line for line in done.stderr.splitlines() if line.strip()]
-        raise UndeterminedError(f"{argv[0]} ended with exit code {done.rc}{f': {last[-1]}' if last else ''}")
+        # mpirun frames its messages with lines of dashes.
+        last = [line for line in done.stderr.splitlines() if re.search(r"\w", line)]
+        raise UndeterminedError(f"{program} ended with exit code {done.rc}{f': {last[-1]}' if last else ''}")
     return found
 
 

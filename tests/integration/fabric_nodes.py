@@ -19,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,9 +32,16 @@ NETWORK, CONTROLLER = "10.77.0", "10.77.0.250"
 FAST, SLOW = "400mbit", "25mbit"
 INIT = """\
 import os, subprocess, sys, time
-name, config, log, hosts, home = sys.argv[1:]
-for words in (["mount", "-t", "sysfs", "sysfs", "/sys"], ["hostname", name], ["ip", "link", "set", "lo", "up"],
-              ["mount", "--bind", hosts, "/etc/hosts"], ["mount", "--bind", home, "/root"]):
+name, config, log, hosts, home, cgroups = sys.argv[1:]
+for words in (
+    ["mount", "--rbind", "/sys/fs/cgroup", cgroups],
+    ["mount", "-t", "sysfs", "sysfs", "/sys"],
+    ["mount", "--rbind", cgroups, "/sys/fs/cgroup"],
+    ["mount", "--bind", hosts, "/etc/hosts"],
+    ["mount", "--bind", home, "/root"],
+    ["hostname", name],
+    ["ip", "link", "set", "lo", "up"],
+):
     subprocess.run(words, check=True)
 subprocess.Popen(["/usr/sbin/sshd", "-D", "-f", config, "-E", log])
 while True:
@@ -117,7 +123,10 @@ class FabricNodes:
 
     def _up(self) -> None:
         Path("/run/sshd").mkdir(exist_ok=True)
-        self.switch = held("--net", program=["sleep", "infinity"])
+        hosts = "".join(f"{self.address(name)} {name}\n" for name in self.names)
+        (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}", encoding="ascii")
+        names = f"mount --bind {self.folder}/hosts /etc/hosts && exec sleep infinity"
+        self.switch = held("--net", "--mount", program=["sh", "-c", names])
         self._stack.callback(self.switch.end)
         racks = sorted(set(self.racks.values()))
         for rack in racks:
@@ -132,9 +141,10 @@ class FabricNodes:
             for end, of in zip(ends, (racks[0], rack), strict=True):
                 self.switch.call("ip", "link", "set", end, "mtu", "9000", "master", of, "up")
         self.switch.call("ip", "address", "add", f"{CONTROLLER}/24", "dev", racks[0])
+        # Jumbo frames only between nodes: a wrong MTU does not cut them off from the controller.
+        route = f"{NETWORK}.0/24 dev {racks[0]} src {CONTROLLER} mtu lock 1500 advmss 1460"
+        self.switch.call("ip", "route", "replace", *route.split())
         make_key(self.folder / "identity")
-        hosts = "".join(f"{self.address(name)} {name}\n" for name in self.names)
-        (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}", encoding="ascii")
         # The nodes' own Python finds PyTorch among root's packages.
         packages = Path(call(self._python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
         site = self.folder / "home" / ".local" / "lib" / packages.parent.name / "site-packages"
@@ -152,7 +162,7 @@ class FabricNodes:
     def start(self, name: str) -> None:
         """Start a node, also again."""
         folder = self.folder / name
-        folder.mkdir(exist_ok=True)
+        (folder / "cgroups").mkdir(parents=True, exist_ok=True)
         if not (folder / "host_key").exists():
             make_key(folder / "host_key")
         shutil.copy(self.folder / "identity.pub", folder / "authorized_keys")
@@ -171,7 +181,7 @@ class FabricNodes:
             "--pid",
             "--mount",
             "--mount-proc",
-            program=[*program, str(self.folder / "hosts"), str(self.folder / "home")],
+            program=[*program, str(self.folder / "hosts"), str(self.folder / "home"), str(folder / "cgroups")],
         )
         self.nodes[name] = node
         self._stack.callback(node.end)
@@ -191,7 +201,7 @@ class FabricNodes:
         keys = []
         for name in self.names:
             key = " ".join((self.folder / name / "host_key.pub").read_text(encoding="ascii").split()[:2])
-            keys.append(f"{self.address(name)} {key}\n")
+            keys.append(f"{name},{self.address(name)} {key}\n")
         (self.folder / "known_hosts").write_text("".join(keys), encoding="ascii")
         common = {
             "ansible_user": "root",
@@ -219,82 +229,29 @@ class FabricNodes:
             "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", "64kb", "limit", "1mb"
         )
 
-    def slow_pair(self, one: str, other: str) -> None:
-        """Slow down what two nodes send to each other."""
-        for name, to in ((one, other), (other, one)):
-            tc = [
-                ("tc", *words.split()) for words in PAIR.format(fast=FAST, slow=SLOW, to=self.address(to)).splitlines()
-            ]
-            self.nodes[name].call("tc", "qdisc", "del", "dev", "eth0", "root", check=False)
-            for words in tc:
-                self.nodes[name].call(*words)
-
-    def path_mtu(self, name: str, mtu: int) -> None:
-        """Give the switch's port of a node an MTU: larger frames are lost without a message."""
-        self.switch.call("ip", "link", "set", f"v-{name}", "mtu", str(mtu))
-
-    def ranks(self, name: str, number: int = 4) -> list[int]:
-        """The processes of a node's ranks, in their order, here; empty before all of them run."""
-        root = self.nodes[name].pid
-        pids = _below(root)
-        for pid in pids:
-            children = sorted(child for child in pids if _parent(child) == pid)
-            if len(children) == number and all("payload.pyz" in _args(child) for child in children):
-                return children
-        return []
-
     # --- runs
 
     def command(self, *words: str) -> list[str]:
         """The command line of ``validate --fabric``, in the switch's network."""
         gpunode = [sys.executable, "-m", "gpunode", "validate", "--fabric", "-i", str(self.folder / "inventory.json")]
-        return ["nsenter", "-t", str(self.switch.pid), "-n", *gpunode, "--no-container", *words]
+        own = [] if "--engine" in words else ["--no-container"]
+        return ["nsenter", "-t", str(self.switch.pid), "-n", "-m", *gpunode, *own, *words]
 
     @property
     def environment(self) -> dict[str, str]:
         """The environment of the controller."""
         return {**os.environ, "GPUNODE_HISTORY": "off", "HOME": str(self.folder), "NO_COLOR": "1"}
 
-    def run(self, *words: str, limit_s: float = 900) -> tuple[int, dict[str, Any]]:
-        """Exit code and report of a run."""
-        argv = self.command("--format", "json", *words)
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False, env=self.environment)
+    def run(self, *words: str, limit_s: float = 900, **more: str) -> tuple[int, dict[str, Any]]:
+        """Exit code and report of a run; ``more`` is added to its environment."""
+        argv, environment = self.command("--format", "json", *words), {**self.environment, **more}
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False, env=environment)
         assert done.stdout.startswith("{"), done.stderr[-2000:]
         return done.returncode, json.loads(done.stdout)
 
     def left(self) -> dict[str, list[str]]:
         """The processes of each node that are left of a run."""
         return {name: rest for name, node in self.nodes.items() if (rest := node.processes())}
-
-
-PAIR = """\
-qdisc add dev eth0 root handle 1: htb default 10
-class add dev eth0 parent 1: classid 1:10 htb rate {fast}
-class add dev eth0 parent 1: classid 1:20 htb rate {slow}
-filter add dev eth0 protocol ip parent 1: prio 1 u32 match ip dst {to}/32 flowid 1:20"""
-
-
-def _parent(pid: int) -> int:
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-    return 0
-
-
-def _args(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").replace("\0", " ")
-    return ""
-
-
-def _below(pid: int) -> list[int]:
-    found, waiting = [], [pid]
-    while waiting:
-        one = waiting.pop()
-        with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{one}/task").iterdir():
-                waiting += [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
-        found.append(one)
-    return found
 
 
 def named(report: dict[str, Any], *statuses: str) -> dict[str, set[str]]:
@@ -310,126 +267,17 @@ def named(report: dict[str, Any], *statuses: str) -> dict[str, set[str]]:
 
 
 @contextlib.contextmanager
-def while_running(act: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run something beside a run, until it ends."""
-    over = threading.Event()
-    thread = threading.Thread(target=act, args=(over,), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(30)
-
-
-def wait_for(over: threading.Event, look: Callable[[], list[int]]) -> list[int]:
-    """The processes as soon as there are some."""
-    while not over.wait(0.1):
-        if found := look():
-            return found
-    return []
-
-
-def slow_rank(nodes: FabricNodes, name: str, local: int) -> contextlib.AbstractContextManager[None]:
-    """Let a rank run for a twentieth of the time: the stand-in of a slow GPU."""
-
-    def act(over: threading.Event) -> None:
-        pids = wait_for(over, lambda: nodes.ranks(name))
-        while pids and not over.is_set():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pids[local], signal.SIGSTOP)
-                over.wait(0.19)
-                os.kill(pids[local], signal.SIGCONT)
-                over.wait(0.01)
-
-    return while_running(act)
-
-
-def hanging_rank(nodes: FabricNodes, name: str, local: int, after_s: float) -> contextlib.AbstractContextManager[None]:
-    """Stop a rank for good."""
-
-    def act(over: threading.Event) -> None:
-        pids = wait_for(over, lambda: nodes.ranks(name))
-        if pids and not over.wait(after_s):
-            os.kill(pids[local], signal.SIGSTOP)
-
-    return while_running(act)
-
-
-def bad_cable(nodes: FabricNodes, name: str) -> contextlib.AbstractContextManager[None]:
-    """Let a node's link be slow most of the time."""
-
-    def act(over: threading.Event) -> None:
-        while not over.is_set():
-            for rate, seconds in ((SLOW, 4.0), (FAST, 0.5)):
-                nodes.limit(nodes.switch, f"v-{name}", rate)
-                nodes.limit(nodes.nodes[name], "eth0", rate)
-                over.wait(seconds)
-
-    return while_running(act)
-
-
-@contextlib.contextmanager
 def shaped(nodes: FabricNodes, **rates: str) -> Iterator[None]:
     """Other rates for the time of a run."""
     nodes.shape(**rates)
     yield
 
 
-@contextlib.contextmanager
-def pair(nodes: FabricNodes, one: str, other: str) -> Iterator[None]:
-    """One slow pair for the time of a run."""
-    nodes.slow_pair(one, other)
-    yield
-
-
-@contextlib.contextmanager
-def mtu(nodes: FabricNodes, name: str) -> Iterator[None]:
-    """A switch port with a small MTU for the time of a run."""
-    nodes.path_mtu(name, 1500)
-    try:
-        yield
-    finally:
-        nodes.path_mtu(name, 9000)
-
-
 Make = Callable[[FabricNodes], contextlib.AbstractContextManager[None]]
 FAULTS: dict[str, tuple[Make, dict[str, set[str]], tuple[str, ...]]] = {
-    "slow GPU (node2, rank 1)": (lambda n: slow_rank(n, "node2", 1), {"node2": {"nodes.gpu"}}, ()),
     "slow NIC (node1)": (lambda n: shaped(n, node1=SLOW), {"node1": {"nodes.node"}}, ()),
-    "bad cable, slow at times (node3)": (lambda n: bad_cable(n, "node3"), {"node3": {"nodes.node"}}, ()),
-    "wrong MTU (node2), before the ranks": (lambda n: mtu(n, "node2"), {"node2": {"nodes.mtu"}}, ()),
-    "wrong MTU (node2), by the ranks": (
-        lambda n: mtu(n, "node2"),
-        {"node2": {"nodes.mtu", "nodes.node"}},
-        ("--force",),
-    ),
-    "hanging rank (node1, rank 2)": (lambda n: hanging_rank(n, "node1", 2, 8.0), {"node1": {"nodes.stopped"}}, ()),
-    "slow uplink of a rack": (
-        lambda n: shaped(n, uplink=SLOW),
-        {name: {"nodes.racks"} for name in ("node0", "node1", "node2", "node3")},
-        (),
-    ),
-    "slow pair (node0, node3)": (
-        lambda n: pair(n, "node0", "node3"),
-        {"node0": {"nodes.link"}, "node3": {"nodes.link"}},
-        (),
-    ),
-    "two: slow NIC (node0), slow GPU (node3, rank 2)": (
-        lambda n: _both(shaped(n, node0=SLOW), slow_rank(n, "node3", 2)),
-        {"node0": {"nodes.node"}, "node3": {"nodes.gpu"}},
-        (),
-    ),
 }
 """By name: how it is made, which checks fail or warn on which nodes, and further words of the command line."""
-
-
-@contextlib.contextmanager
-def _both(*made: contextlib.AbstractContextManager[None]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for one in made:
-            stack.enter_context(one)
-        yield
 
 
 def main() -> None:

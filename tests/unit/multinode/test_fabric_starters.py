@@ -1,8 +1,14 @@
 """What srun, mpirun, sbatch, torchrun and Kubernetes are given, and how a rank reads its place from them."""
 
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,3 +113,37 @@ def test_wrong_usage_is_one_line(words: list[str], capsys: pytest.CaptureFixture
     assert run(["validate", "--fabric", *words]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv: util-linux")
+def test_srun_ends_with_a_controller_that_is_killed(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    fake = tmp_path / "srun"
+    fake.write_text(f"#!/bin/sh\necho $$ > {mark}\nexec sleep 60\n", encoding="ascii")
+    fake.chmod(0o755)
+    words = ["validate", "--fabric", "--engine", "slurm", "--backend", "gloo", "--no-history", "a", "b"]
+    run_of = subprocess.Popen(
+        [sys.executable, "-m", "gpunode", *words],
+        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not (mark.exists() and mark.read_text(encoding="ascii").strip()):
+        time.sleep(0.05)
+    pid = int(mark.read_text(encoding="ascii"))
+    assert Path(f"/proc/{pid}").exists()
+    run_of.kill()
+    run_of.wait(10)
+    end = time.monotonic() + 10
+    while time.monotonic() < end and Path(f"/proc/{pid}/cmdline").exists() and state(pid) != "Z":
+        time.sleep(0.05)
+    assert state(pid) in ("", "Z")
+
+
+def state(pid: int) -> str:
+    """The state of a process; empty without one."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
