@@ -246,7 +246,7 @@ def awaited(limit_s):
     return at_work()
 
 
-def taken(holder=None):
+def collected(holder=None):
     """Return the state of apt and dpkg; None without dpkg, ``{"error": one line}`` if apt cannot be run."""
     if not Path("/var/lib/dpkg/status").exists():
         return None

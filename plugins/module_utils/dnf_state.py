@@ -102,7 +102,7 @@ def locks():
     return others, own
 
 
-def taken(holder=None):
+def collected(holder=None):
     """Return the state of dnf and rpm, with ``error`` if dnf cannot be used."""
     state = {"error": None, "lock_holder": holder, "unfinished": [], "installed": {}, "twice": [], "streams": {}}
     try:

@@ -23,7 +23,7 @@ INFO = (
 )
 
 
-def taken() -> dict[str, Any]:
+def collected() -> dict[str, Any]:
     """Return the answer of dockerd, and the state that decides whether it must be restarted."""
     started = changed(PID_FILE, "st_mtime")
     # docker info would start a stopped daemon through its socket unit; the pid file shows that it is running.

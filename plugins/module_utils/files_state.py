@@ -76,7 +76,7 @@ def document(path: str) -> str | None:
     return found
 
 
-def taken(paths: list[str], globs: list[str], contents: list[str]) -> dict[str, Any]:
+def collected(paths: list[str], globs: list[str], contents: list[str]) -> dict[str, Any]:
     """Return ``files`` (path to its state) and ``contents`` (path to text or None).
 
     A document that exists and has no text has the reason as the ``problem`` of its state.

@@ -71,8 +71,8 @@ def remember(memory: str, values: dict[str, str], root: str = "") -> None:
     draft.replace(path)
 
 
-def brought_about(
-    wanted: dict[str, str], memory: str, *, pretend: bool, root: str = ""
+def applied(
+    wanted: dict[str, str], memory: str, *, check: bool, root: str = ""
 ) -> tuple[list[dict[str, str]], list[str]]:
     """Set values; return (diffs, refusals of the kernel). The old values are recorded first, once.
 
@@ -89,18 +89,18 @@ def brought_about(
     due = {path: value for path, value in goals.items() if now[path] is not None and now[path] != value}
     kept = {path: value for path, value in before.items() if path in wanted}
     kept |= {path: str(now[path]) for path in wanted if path in due and path not in before}
-    if not pretend and kept.keys() - before.keys():
+    if not check and kept.keys() - before.keys():
         remember(memory, {**before, **kept}, root)
     problems = [f"{path}: the kernel has no such setting" for path in wanted if now[path] is None]
     diffs = []
     for path, value in due.items():
-        refused = None if pretend else put(path, value, root)
+        refused = None if check else put(path, value, root)
         if refused is not None:
             problems.append(refused)
         else:
             diffs.append({"path": path, "before": str(now[path]), "after": value})
-    if not pretend and before and not wanted:
+    if not check and before and not wanted:
         Path(root + memory).unlink()
-    elif not pretend and kept.keys() != before.keys() and wanted:
+    elif not check and kept.keys() != before.keys() and wanted:
         remember(memory, kept, root)
     return diffs, problems

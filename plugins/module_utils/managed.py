@@ -34,28 +34,28 @@ LONGEST_PROGRAM = 60
 """Maximum number of lines of a program that a diff shows when the program is created or removed."""
 
 
-def brought_about(
-    files: list[dict[str, Any]], folders: list[dict[str, Any]], pretend: bool
+def applied(
+    files: list[dict[str, Any]], folders: list[dict[str, Any]], check: bool
 ) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return (changed paths, diffs). ``pretend``: change nothing. All files are validated before the first change."""
+    """Return (changed paths, diffs). ``check``: change nothing. All files are validated before the first change."""
     changed: list[str] = []
     diffs: list[dict[str, Any]] = []
     due = [(file, found) for file in files if _differs(file, found := current(file))]
     for file, found in due:
-        refuse_foreign(file, found, pretend)
+        refuse_foreign(file, found, check)
         validate(file)
     for folder in folders:
         if folder["state"] == "present":
-            _note(changed, diffs, made(folder, pretend))
+            _note(changed, diffs, made(folder, check))
     for file, found in due:
         diffs.append(_difference(file, found))
-        if not pretend:
+        if not check:
             remove(file) if file["content"] is None else write(file)
         changed.append(file["path"])
     going = {file["path"] for file in files if file["content"] is None}
     for folder in sorted(folders, key=lambda one: -len(one["path"])):
         if folder["state"] == "absent_if_empty":
-            gone = emptied(folder, going, pretend)
+            gone = emptied(folder, going, check)
             _note(changed, diffs, gone)
             if gone is not None:
                 going.add(folder["path"])
@@ -108,7 +108,7 @@ def _differs(file: dict[str, Any], found: PathState | None) -> bool:
     return found.data is None or found.data != bytes_of(file)
 
 
-def refuse_foreign(file: dict[str, Any], found: PathState | None, pretend: bool) -> None:
+def refuse_foreign(file: dict[str, Any], found: PathState | None, check: bool) -> None:
     """Raise FileRefusedError if something else than a file is at the path, or it changed since the plan was made."""
     path = file["path"]
     # A link in a folder of root is replaced: nobody else made it.
@@ -116,7 +116,7 @@ def refuse_foreign(file: dict[str, Any], found: PathState | None, pretend: bool)
         raise FileRefusedError(f"{path} is {found.kind}, expected a file: move it")
     expected = file["expect_sha256"]
     # In check mode the content may be computed from a file that an earlier role would have written.
-    if expected is not None and not pretend:
+    if expected is not None and not check:
         now = found.data if found is not None else None
         if (hashlib.sha256(now).hexdigest() if now is not None else "absent") != expected:
             raise FileRefusedError(f"{path} was changed by another process: run this again")
@@ -207,7 +207,7 @@ def _suffix(file: dict[str, Any]) -> str | None:
     return f".{time.strftime('%Y-%m-%d@%H:%M:%S')}~" if file["backup"] else None
 
 
-def made(folder: dict[str, Any], pretend: bool) -> dict[str, Any] | None:
+def made(folder: dict[str, Any], check: bool) -> dict[str, Any] | None:
     """Create a folder or set its mode; return the diff, None without a change."""
     path, mode = folder["path"], int(folder["mode"], 8)
     found = status(path)
@@ -217,13 +217,13 @@ def made(folder: dict[str, Any], pretend: bool) -> dict[str, Any] | None:
         file_access.refuse_foreign_owner(path, found)
         if stat.S_IMODE(found.st_mode) == mode:
             return None
-    if not pretend:
+    if not check:
         file_access.make_folder(path, mode)
     before = "(absent)\n" if found is None else f"folder, mode {stat.S_IMODE(found.st_mode):04o}\n"
     return {"before_header": path, "after_header": path, "before": before, "after": f"folder, mode {mode:04o}\n"}
 
 
-def emptied(folder: dict[str, Any], going: set[str], pretend: bool) -> dict[str, Any] | None:
+def emptied(folder: dict[str, Any], going: set[str], check: bool) -> dict[str, Any] | None:
     """Remove a folder that is empty, or contains only removed paths; return the diff, None if the folder stays."""
     path = folder["path"]
     found = status(path)
@@ -231,7 +231,7 @@ def emptied(folder: dict[str, Any], going: set[str], pretend: bool) -> dict[str,
         return None
     if any(f"{path}/{name}" not in going for name in names(path)):
         return None
-    if not pretend:
+    if not check:
         file_access.remove_folder(path)
     return {"before_header": path, "after_header": "(removed)", "before": "folder\n", "after": ""}
 

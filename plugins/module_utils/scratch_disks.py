@@ -24,7 +24,7 @@ MAKE_LIMIT_S = 900
 SETTLE = ["udevadm", "settle", "--timeout=30"]
 
 
-def made(wanted: dict[str, Any], pretend: bool) -> list[str]:
+def made(wanted: dict[str, Any], check: bool) -> list[str]:
     """Create the file system on the disks; return the steps. Raise DiskError if a disk must not be changed."""
     own = own_of(wanted)
     names = [str(name) for name in wanted["disks"]]
@@ -38,7 +38,7 @@ def made(wanted: dict[str, Any], pretend: bool) -> list[str]:
     steps = [f"erase {name} ({one['device']}): {', '.join(one['carries'])}" for name, one in erasing.items()]
     array = array_command(wanted, own, devices, fresh, made_of(found) is not None)
     steps += [" ".join(array)] if array else []
-    if pretend:
+    if check:
         settled = not steps and not fresh and holds(str(made_of(found)), own["filesystem"])
         return steps if settled else [*steps, "create the file system"]
     for one in erasing.values():
@@ -83,7 +83,7 @@ def array_command(
     return [*words, f"--name={wanted['name']}", f"--uuid={own['array'].replace('-', '')}", *devices]
 
 
-def released(wanted: dict[str, Any], pretend: bool) -> list[str]:
+def released(wanted: dict[str, Any], check: bool) -> list[str]:
     """Erase the disks of the file system that may be erased; return the steps. Other disks keep their data."""
     own = own_of(wanted)
     names = [str(name) for name in wanted["disks"]]
@@ -100,7 +100,7 @@ def released(wanted: dict[str, Any], pretend: bool) -> list[str]:
     where = [one["path"] for one in mounted() if target and os.path.realpath(one["source"]) == target]
     if where:
         raise DiskError(f"{target}: is mounted on {', '.join(where)}: unmount it first")
-    if not pretend:
+    if not check:
         if "array" in own and target:
             erased({"device": target, "parts": []})
             output_of(["mdadm", "--stop", target])

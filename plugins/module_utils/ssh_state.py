@@ -47,7 +47,7 @@ def daemon_settings() -> tuple[int, str, str]:
     return answers[0]
 
 
-def taken(users: list[str]) -> dict[str, Any]:
+def collected(users: list[str]) -> dict[str, Any]:
     """Return the state from which the roles ssh_hardening and accounts compute their plans; ``users`` may be remote."""
     status, effective, errors = daemon_settings()
     settings = values(effective)

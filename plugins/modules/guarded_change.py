@@ -258,7 +258,7 @@ class GuardedChange:
                     "was changed: remove the cause, then run this again"
                 )
         due = [file for file in self.files if managed.differs(file)]
-        paths, diffs = managed.brought_about(self.files, self.folders, pretend=True)
+        paths, diffs = managed.applied(self.files, self.folders, check=True)
         locks = self.locks()
         if locks:
             paths.append(SHADOW)
@@ -271,7 +271,7 @@ class GuardedChange:
             if given["limit_s"]:
                 self.arm(locks)
             try:
-                managed.brought_about(self.files, self.folders, pretend=False)
+                managed.applied(self.files, self.folders, check=False)
                 if locks:
                     lock_passwords(locks)
             except (FileRefusedError, OSError) as err:

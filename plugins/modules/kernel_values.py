@@ -67,7 +67,7 @@ def main() -> None:
     )
     wanted = {str(path): str(value) for path, value in module.params["values"].items()}
     try:
-        diffs, refused = kernel_state.brought_about(wanted, module.params["memory"], pretend=module.check_mode)
+        diffs, refused = kernel_state.applied(wanted, module.params["memory"], check=module.check_mode)
     except (KernelChangeRefusedError, OSError) as err:
         module.fail_json(msg=" ".join(str(err).split()))
     for line in refused:

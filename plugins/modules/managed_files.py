@@ -158,7 +158,7 @@ def main() -> None:
         for name in ("files", "folders")
     )
     try:
-        paths, diff = managed.brought_about(files, folders, pretend=module.check_mode)
+        paths, diff = managed.applied(files, folders, check=module.check_mode)
     except (FileRefusedError, OSError) as err:
         module.fail_json(msg=" ".join(str(err).split()))
     # A task with `diff: false` shows no diff.

@@ -160,13 +160,13 @@ def looked(parameters: dict[str, Any]) -> dict[str, Any]:
     holder = package_state.awaited(float(parameters["lock_wait_s"]))
     probe = started(parameters["probe"])
     try:
-        packages = package_state.taken(holder)
+        packages = package_state.collected(holder)
         if packages is not None and not packages.get("error"):
             packages["key"] = module_key.key()
-        found: dict[str, Any] = files_state.taken(parameters["paths"], parameters["globs"], parameters["contents"])
-        found["engine"] = engine_state.taken()
+        found: dict[str, Any] = files_state.collected(parameters["paths"], parameters["globs"], parameters["contents"])
+        found["engine"] = engine_state.collected()
         found["connection"] = connection()
-        found["ssh"] = ssh_state.taken(parameters["users"]) if "ssh" in parameters["parts"] else None
+        found["ssh"] = ssh_state.collected(parameters["users"]) if "ssh" in parameters["parts"] else None
         output, errors = probe.communicate(timeout=PROBE_LIMIT_S)
     finally:
         if probe.poll() is None:

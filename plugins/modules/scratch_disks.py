@@ -97,7 +97,7 @@ def main() -> None:
     )
     act = scratch_disks.made if module.params["state"] == "present" else scratch_disks.released
     try:
-        steps = act(module.params, pretend=module.check_mode)
+        steps = act(module.params, check=module.check_mode)
     except (DiskError, OSError, ValueError) as err:
         module.fail_json(msg=" ".join(str(err).split()))
     shown = {"before": "", "after": "".join(f"{step}\n" for step in steps)}

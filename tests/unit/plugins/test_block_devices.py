@@ -215,10 +215,10 @@ def written(node: Node) -> list[list[str]]:
 def test_two_disks_become_an_array_and_nothing_the_second_time(node: Node) -> None:
     node.disk("vdc")
     node.disk("vdd")
-    announced = scratch_disks.made(wanted("vdc", "vdd"), pretend=True)
+    announced = scratch_disks.made(wanted("vdc", "vdd"), check=True)
     assert announced[-1] == "create the file system"
     assert written(node) == []
-    scratch_disks.made(wanted("vdc", "vdd"), pretend=False)
+    scratch_disks.made(wanted("vdc", "vdd"), check=False)
     create, mkfs = written(node)
     assert create[:2] == ["mdadm", "--create"]
     assert "--level=0" in create
@@ -226,8 +226,8 @@ def test_two_disks_become_an_array_and_nothing_the_second_time(node: Node) -> No
     assert "-f" in mkfs, "an array of disks that were erased may show what was on another array of them"
     assert f"uuid={OWN['filesystem']}" in mkfs
     node.calls.clear()
-    assert scratch_disks.made(wanted("vdc", "vdd"), pretend=False) == []
-    assert scratch_disks.made(wanted("vdc", "vdd"), pretend=True) == []
+    assert scratch_disks.made(wanted("vdc", "vdd"), check=False) == []
+    assert scratch_disks.made(wanted("vdc", "vdd"), check=True) == []
     assert written(node) == []
 
 
@@ -235,21 +235,21 @@ def test_a_single_disk_is_erased_where_that_is_confirmed_and_carries_the_file_sy
     node.disk("vdc", EXT4)
     device = str(node.root / "dev/vdc")
     given = wanted("vdc", own=OWN, erase=("virtio-vdc",))
-    erase, create = scratch_disks.made(given, pretend=True)
+    erase, create = scratch_disks.made(given, check=True)
     assert (erase.startswith(f"erase virtio-vdc ({device}): "), create) == (True, "create the file system")
     assert written(node) == []
-    assert scratch_disks.made(given, pretend=False) == [erase, f"create the file system on {device}"]
+    assert scratch_disks.made(given, check=False) == [erase, f"create the file system on {device}"]
     wipefs, mkfs = written(node)
     assert wipefs == ["wipefs", "--all", device]
     assert (mkfs[0], mkfs[-1], "-f" in mkfs) == ("mkfs.xfs", device, False)
-    assert scratch_disks.made(given, pretend=False) == scratch_disks.made(given, pretend=True) == []
+    assert scratch_disks.made(given, check=False) == scratch_disks.made(given, check=True) == []
 
 
 def test_nothing_is_written_where_one_disk_is_refused(node: Node) -> None:
     node.disk("vdc")
     node.disk("vdd", EXT4)
     with pytest.raises(DiskError, match=r"nothing was written: virtio-vdd .* carries ext4"):
-        scratch_disks.made(wanted("vdc", "vdd"), pretend=False)
+        scratch_disks.made(wanted("vdc", "vdd"), check=False)
     assert written(node) == []
 
 
@@ -260,10 +260,10 @@ def test_a_half_made_array_is_not_formatted_over_something(node: Node) -> None:
     node.signed["md127"] = [EXT4]
     node.array()
     with pytest.raises(DiskError, match="carries ext4 'x': nothing is formatted"):
-        scratch_disks.made(wanted("vdc", "vdd"), pretend=False)
+        scratch_disks.made(wanted("vdc", "vdd"), check=False)
     node.signed["md127"] = []
-    assert scratch_disks.made(wanted("vdc", "vdd"), pretend=True) == ["create the file system"]
-    assert scratch_disks.made(wanted("vdc", "vdd"), pretend=False) == ["create the file system on /dev/md127"]
+    assert scratch_disks.made(wanted("vdc", "vdd"), check=True) == ["create the file system"]
+    assert scratch_disks.made(wanted("vdc", "vdd"), check=False) == ["create the file system on /dev/md127"]
 
 
 @dataclass
@@ -322,7 +322,7 @@ def test_what_was_used_is_never_formatted_without_a_confirmation_of_all_its_disk
         refused = block_devices.answered(question)["refusals"]
         message = ""
         try:
-            scratch_disks.made(given, pretend=False)
+            scratch_disks.made(given, check=False)
         except DiskError as err:
             message = str(err)
         formatted = [argv for argv in written(node) if argv[0] == "mkfs.xfs" or "--all" in argv or "--create" in argv]
@@ -343,9 +343,9 @@ def test_what_was_used_is_never_formatted_without_a_confirmation_of_all_its_disk
 def test_data_stays_unless_all_of_it_is_given_up(node: Node) -> None:
     for name in ("vdc", "vdd"):
         node.disk(name, MEMBER)
-    assert scratch_disks.released(wanted("vdc", "vdd"), pretend=False) == []
+    assert scratch_disks.released(wanted("vdc", "vdd"), check=False) == []
     with pytest.raises(DiskError, match="list all disks or none"):
-        scratch_disks.released(wanted("vdc", "vdd", erase=("virtio-vdc",)), pretend=False)
+        scratch_disks.released(wanted("vdc", "vdd", erase=("virtio-vdc",)), check=False)
     assert written(node) == []
 
 
@@ -359,10 +359,10 @@ def test_disks_that_are_given_up_are_erased_after_their_array_was_stopped(
         if assembled:
             (base / "holders/md127").touch()
     given = wanted(*names, own=ARRAY if array else OWN, erase=tuple(f"virtio-{name}" for name in names))
-    steps = scratch_disks.released(given, pretend=True)
+    steps = scratch_disks.released(given, check=True)
     assert steps == [f"erase virtio-{name} ({node.root}/dev/{name})" for name in names]
     assert written(node) == []
-    assert scratch_disks.released(given, pretend=False) == steps
+    assert scratch_disks.released(given, check=False) == steps
     stop = [["wipefs", "--all", "/dev/md127"], ["mdadm", "--stop", "/dev/md127"]] if assembled else []
     assert written(node) == [*stop, *(["wipefs", "--all", f"{node.root}/dev/{name}"] for name in names)]
 
@@ -393,7 +393,7 @@ def test_what_is_mounted_is_not_released(node: Node) -> None:
     mounts = node.root / "proc/self/mountinfo"
     mounts.write_text(f"{mounts.read_text()}30 22 254:1 / /scratch rw - xfs {node.root}/dev/vdc rw\n")
     with pytest.raises(DiskError, match="is mounted on /scratch"):
-        scratch_disks.released(wanted("vdc", own=OWN, erase=("virtio-vdc",)), pretend=False)
+        scratch_disks.released(wanted("vdc", own=OWN, erase=("virtio-vdc",)), check=False)
     assert written(node) == []
 
 

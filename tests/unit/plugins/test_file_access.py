@@ -40,11 +40,11 @@ def account(home: Path) -> dict[str, Any]:
 def acts(home: Path, path: Path) -> dict[str, Any]:
     """What the modules do with a path in a home."""
     return {
-        "node_state": lambda: files_state.taken([str(path)], [], [str(path)]),
+        "node_state": lambda: files_state.collected([str(path)], [], [str(path)]),
         "account": lambda: account(home),
-        "check": lambda: managed.brought_about([file(path)], [], True),
-        "write": lambda: managed.brought_about([file(path)], [], False),
-        "remove": lambda: managed.brought_about([file(path, None)], [], False),
+        "check": lambda: managed.applied([file(path)], [], True),
+        "write": lambda: managed.applied([file(path)], [], False),
+        "remove": lambda: managed.applied([file(path, None)], [], False),
     }
 
 
@@ -70,7 +70,7 @@ def test_what_a_refusal_names(place: World) -> None:
     refused = {}
     for way, _ in place.ways(place.home, ".ssh", "authorized_keys"):
         try:
-            managed.brought_about([file(path)], [], True)
+            managed.applied([file(path)], [], True)
         except OSError as err:
             refused[way] = str(err)
     assert refused["pipe at authorized_keys"] == f"{path} is a named pipe, expected a file: move it"
@@ -84,12 +84,12 @@ def test_users_cannot_redirect_root_while_it_works(place: World) -> None:
     path, folder = place.home / ".ssh" / "authorized_keys", place.home / ".ssh"
     folder.mkdir()
     os.chown(folder, USER.pw_uid, USER.pw_gid)
-    managed.brought_about([file(path)], [], False)
+    managed.applied([file(path)], [], False)
     outcomes = set()
     with swapped(folder, place.precious, 1):
         for number in range(effort(60, 600)):
             wanted = [file(path, f"{TEXT}{number}\n")]
-            found = within(LIMIT_S, partial(managed.brought_about, wanted, [], False))
+            found = within(LIMIT_S, partial(managed.applied, wanted, [], False))
             outcomes.add(found.startswith("(["))
             assert SECRET not in found
     assert place.snapshot() == before
@@ -102,16 +102,16 @@ def test_users_cannot_redirect_the_look(place: World) -> None:
     os.chown(path, USER.pw_uid, USER.pw_gid)
     with swapped(path, place.precious / "secret", 2):
         for _ in range(effort(300, 3000)):
-            assert SECRET not in repr(files_state.taken([], [], [str(path)]))
+            assert SECRET not in repr(files_state.collected([], [], [str(path)]))
         for _ in range(effort(30, 200)):
-            assert SECRET not in within(LIMIT_S, lambda: managed.brought_about([file(path)], [], True))
+            assert SECRET not in within(LIMIT_S, lambda: managed.applied([file(path)], [], True))
 
 
 def test_a_users_text_is_in_no_diff(place: World) -> None:
     path = place.home / "authorized_keys"
     path.write_text("ssh-ed25519 BBBB laptop\nprivate words\n")
     os.chown(path, USER.pw_uid, USER.pw_gid)
-    _, (diff,) = managed.brought_about([file(path, f"ssh-ed25519 BBBB laptop\n{TEXT}")], [], True)
+    _, (diff,) = managed.applied([file(path, f"ssh-ed25519 BBBB laptop\n{TEXT}")], [], True)
     assert TEXT in diff["after"]
     assert "laptop" not in str(diff)
     assert "private words" not in str(diff)
@@ -124,9 +124,9 @@ def test_a_folder_that_all_can_write_to(place: World, owner: str) -> None:
     before = place.snapshot()
     for way, path in place.ways(place.shared, "cache", "x"):
         for act in (
-            lambda path=path: files_state.taken([str(path)], [], [str(path)]),
-            lambda path=path: managed.brought_about([file(path, owner=owner)], [], False),
-            lambda path=path: managed.brought_about(
+            lambda path=path: files_state.collected([str(path)], [], [str(path)]),
+            lambda path=path: managed.applied([file(path, owner=owner)], [], False),
+            lambda path=path: managed.applied(
                 [], [{"path": str(path.parent), "state": "present", "mode": "0700"}], False
             ),
         ):
@@ -139,12 +139,12 @@ def test_a_folder_that_all_can_write_to(place: World, owner: str) -> None:
 def test_a_cache_folder_of_somebody_else_is_refused_by_name(place: World) -> None:
     path = place.shared / "cache"
     wanted = [{"path": str(path), "state": "present", "mode": "0700"}]
-    assert managed.brought_about([], wanted, False)[0] == [str(path)]
+    assert managed.applied([], wanted, False)[0] == [str(path)]
     assert (path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) == (0, 0o700)
     os.chown(path, USER.pw_uid, USER.pw_gid)
     path.chmod(0o755)
     with pytest.raises(managed.FileRefusedError, match=rf"^{path} belongs to another user \(daemon, uid 1\)"):
-        managed.brought_about([], wanted, False)
+        managed.applied([], wanted, False)
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
 
 

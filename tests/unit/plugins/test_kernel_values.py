@@ -29,12 +29,12 @@ def value(root: str, path: str) -> str | None:
     return found
 
 
-def bring(root: str, pretend: bool = False, **wanted: str) -> tuple[list[str], list[str]]:
+def bring(root: str, check: bool = False, **wanted: str) -> tuple[list[str], list[str]]:
     names = {"swap": SWAP, "rmem": RMEM}
-    diffs, problems = kernel_state.brought_about(
+    diffs, problems = kernel_state.applied(
         {names.get(name, f"/proc/sys/vm/{name}"): text for name, text in wanted.items()},
         MEMORY,
-        pretend=pretend,
+        check=check,
         root=root,
     )
     return [one["path"] for one in diffs], problems
@@ -83,7 +83,7 @@ def test_a_value_that_the_kernel_changes_is_reported(root: str, monkeypatch: pyt
 @pytest.mark.parametrize("path", ["/etc/passwd", "/proc/sys/../../etc/passwd", "/sys/bus/pci/rescan", "proc/sys/vm/x"])
 def test_other_files_are_refused(root: str, path: str) -> None:
     with pytest.raises(KernelChangeRefusedError, match="is not a kernel setting"):
-        kernel_state.brought_about({path: "1"}, MEMORY, pretend=False, root=root)
+        kernel_state.applied({path: "1"}, MEMORY, check=False, root=root)
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '{"/etc/passwd": "x"}'])

@@ -33,8 +33,8 @@ def folder(path: Path, state: str = "present", mode: str = "0755") -> dict[str, 
     return {"path": str(path), "state": state, "mode": mode}
 
 
-def bring(*files: dict[str, Any], folders: tuple[dict[str, Any], ...] = (), pretend: bool = False) -> list[str]:
-    paths, diffs = managed.brought_about(list(files), list(folders), pretend)
+def bring(*files: dict[str, Any], folders: tuple[dict[str, Any], ...] = (), check: bool = False) -> list[str]:
+    paths, diffs = managed.applied(list(files), list(folders), check)
     assert [diff["before_header"] for diff in diffs] == paths
     return [str(path) for path in paths]
 
@@ -49,7 +49,7 @@ def strict_umask() -> Iterator[None]:
 @pytest.mark.usefixtures("strict_umask")
 def test_a_file_is_made_with_its_folders_and_left_alone_afterwards(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "x.conf"
-    assert bring(file(path, "text\n"), pretend=True) == [str(path)]
+    assert bring(file(path, "text\n"), check=True) == [str(path)]
     assert not path.parent.exists()
     assert bring(file(path, "text\n")) == [str(path)]
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("text\n", 0o644)
@@ -81,7 +81,7 @@ def test_a_file_that_has_to_go_goes_and_an_empty_folder_after_it(tmp_path: Path)
     path = tmp_path / "mine" / "x"
     bring(file(path, "text\n"))
     gone = folder(path.parent, "absent_if_empty")
-    assert bring(file(path, None), folders=(gone,), pretend=True) == [str(path), str(path.parent)]
+    assert bring(file(path, None), folders=(gone,), check=True) == [str(path), str(path.parent)]
     assert path.exists()
     (path.parent / "other").touch()
     assert bring(file(path, None), folders=(gone,)) == [str(path)]
@@ -128,7 +128,7 @@ def test_a_document_that_others_wrote_meanwhile_is_not_overwritten(tmp_path: Pat
     with pytest.raises(managed.FileRefusedError, match="another process"):
         bring(file(path, '{"b": 1}', expect_sha256="absent"))
     # Check mode starts from what the roles before would have written.
-    assert bring(file(path, '{"b": 1}', expect_sha256="absent"), pretend=True) == [str(path)]
+    assert bring(file(path, '{"b": 1}', expect_sha256="absent"), check=True) == [str(path)]
     assert bring(file(tmp_path / "new", "x", expect_sha256="absent")) == [str(tmp_path / "new")]
 
 
@@ -147,11 +147,11 @@ def test_a_diff_shows_content_and_attributes_and_no_secret(tmp_path: Path) -> No
     path = tmp_path / "x"
     path.write_text("old\n")
     path.chmod(0o600)
-    _, (diff,) = managed.brought_about([file(path, "new\n")], [], True)
+    _, (diff,) = managed.applied([file(path, "new\n")], [], True)
     assert ("old\n" in diff["before"], "new\n" in diff["after"]) == (True, True)
     assert "mode 0600" in diff["before"]
     assert "mode 0644" in diff["after"]
-    _, (hidden,) = managed.brought_about([file(path, "new-secret\n", private=True)], [], True)
+    _, (hidden,) = managed.applied([file(path, "new-secret\n", private=True)], [], True)
     assert "secret" not in str(hidden)
     assert hidden["before"] != hidden["after"]
 
@@ -187,7 +187,7 @@ def test_what_lies_under_paths_is_reported(tmp_path: Path) -> None:
     path.chmod(0o640)
     (tmp_path / "link").symlink_to("x.conf")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    found = files_state.taken(
+    found = files_state.collected(
         [str(tmp_path / name) for name in ("x.conf", "link", "none", "x.conf/below")],
         [f"{tmp_path}/*.conf"],
         [str(path), str(tmp_path / "binary"), str(tmp_path / "none")],
@@ -274,23 +274,23 @@ def test_a_link_that_others_could_have_made_is_not_replaced(tmp_path: Path) -> N
 
 def test_a_folder_is_made_its_mode_is_set_and_it_goes_after_those_in_it(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    for pretend in (True, False):
-        _, (diff,) = managed.brought_about([], [folder(path, mode="0750")], pretend)
-        assert (diff["before"], diff["after"], path.exists()) == ("(absent)\n", "folder, mode 0750\n", not pretend)
-    for pretend in (True, False):
+    for check in (True, False):
+        _, (diff,) = managed.applied([], [folder(path, mode="0750")], check)
+        assert (diff["before"], diff["after"], path.exists()) == ("(absent)\n", "folder, mode 0750\n", not check)
+    for check in (True, False):
         assert path.stat().st_mode & 0o7777 == 0o750
-        _, (diff,) = managed.brought_about([], [folder(path, mode="0700")], pretend)
+        _, (diff,) = managed.applied([], [folder(path, mode="0700")], check)
         assert (diff["before"], diff["after"]) == ("folder, mode 0750\n", "folder, mode 0700\n")
     assert path.stat().st_mode & 0o7777 == 0o700
     assert bring(folders=(folder(path, mode="0700"), folder(tmp_path / "b", "absent_if_empty"))) == []
     inner = path / "inner"
     inner.mkdir()
     gone = tuple(folder(one, "absent_if_empty") for one in (path, inner))
-    for pretend in (True, False):
-        paths, diffs = managed.brought_about([], list(gone), pretend)
+    for check in (True, False):
+        paths, diffs = managed.applied([], list(gone), check)
         assert paths == [str(inner), str(path)]
         assert [diffs[0][name] for name in ("before", "after", "after_header")] == ["folder\n", "", "(removed)"]
-        assert path.exists() is pretend
+        assert path.exists() is check
     path.touch()
     assert bring(folders=gone) == []
 
@@ -299,9 +299,9 @@ def test_a_folder_is_made_its_mode_is_set_and_it_goes_after_those_in_it(tmp_path
 def test_a_folder_of_another_user_is_refused_also_in_check_mode(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir(mode=0o755)
     os.chown(tmp_path / "a", 1, 1)
-    for pretend in (True, False):
+    for check in (True, False):
         with pytest.raises(managed.FileRefusedError, match="a belongs to another user"):
-            bring(folders=(folder(tmp_path / "a"),), pretend=pretend)
+            bring(folders=(folder(tmp_path / "a"),), check=check)
 
 
 @pytest.mark.parametrize(
@@ -365,12 +365,12 @@ def test_access_list_and_attributes_of_a_replaced_file_stay(tmp_path: Path, cont
         assert bring(file(path, content, mode="0644")) == []
 
 
-@pytest.mark.parametrize("pretend", [True, False])
-def test_a_folder_stays_where_a_folder_in_it_stays(tmp_path: Path, pretend: bool) -> None:
+@pytest.mark.parametrize("check", [True, False])
+def test_a_folder_stays_where_a_folder_in_it_stays(tmp_path: Path, check: bool) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     (inner / "of another").touch()
     both = (folder(inner.parent, "absent_if_empty"), folder(inner, "absent_if_empty"))
-    assert bring(folders=both, pretend=pretend) == []
+    assert bring(folders=both, check=check) == []
     (inner / "of another").unlink()
-    assert bring(folders=both, pretend=pretend) == [str(inner), str(inner.parent)]
+    assert bring(folders=both, check=check) == [str(inner), str(inner.parent)]

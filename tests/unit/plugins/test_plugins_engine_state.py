@@ -52,7 +52,7 @@ def program(folder: Path, name: str, script: str) -> None:
 
 
 def test_a_running_daemon_is_reported_as_the_plans_read_it(engine: ModuleType) -> None:
-    docker = DockerState.model_validate(engine.taken())
+    docker = DockerState.model_validate(engine.collected())
     assert docker.info is not None
     assert (docker.info.running, docker.info.live_restore, docker.info.in_swarm) == (2, True, False)
     assert docker.options == ("live-restore", "log-opt")
@@ -71,7 +71,7 @@ def test_a_daemon_that_does_not_answer_is_silent(
     monkeypatch.setattr(engine, "LIMIT_S", 1)
     program(tmp_path, "docker", script)
     began = time.monotonic()
-    docker = DockerState.model_validate(engine.taken())
+    docker = DockerState.model_validate(engine.collected())
     assert docker.silent
     assert "does not answer" in (docker.in_use or "")
     assert time.monotonic() - began < 20
@@ -80,7 +80,7 @@ def test_a_daemon_that_does_not_answer_is_silent(
 def test_nothing_is_asked_where_no_daemon_runs(engine: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "pid").unlink()
     program(tmp_path, "docker", f"touch {tmp_path}/asked")
-    docker = DockerState.model_validate(engine.taken())
+    docker = DockerState.model_validate(engine.collected())
     assert (docker.started, docker.info, docker.silent) == (None, None, False)
     assert not (tmp_path / "asked").exists()
 

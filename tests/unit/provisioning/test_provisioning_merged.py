@@ -189,7 +189,7 @@ def test_why_a_document_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     (tmp_path / "dangling").symlink_to("none")
     paths = [str(tmp_path / name) for name in (*texts, "dangling", "none", "good/below")]
-    found = files_state.taken([], [], paths)
+    found = files_state.collected([], [], paths)
     problems = {Path(path).name: found["files"][path].get("problem", "") for path in paths}
     assert problems == {
         "latin": f"{tmp_path}/latin is not UTF-8 text (byte 3)",

@@ -22,7 +22,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import apt_private, a
 for number in apt_private.SIGNALS:
     signal.signal(number, apt_private.leave_orderly)
 apt_private.APT = apt_state.APT = pathlib.Path(sys.argv[1])
-print(json.dumps(apt_state.taken()))
+print(json.dumps(apt_state.collected()))
 """
 needs_apt = pytest.mark.skipif(shutil.which("apt-get") is None, reason="this machine has no apt")
 
@@ -66,7 +66,7 @@ def test_a_lock_with_only_the_inode_of_a_package_lock_needs_the_file_open(
 
 
 def test_the_state_of_this_machine_is_a_document() -> None:
-    document = state.taken()
+    document = state.collected()
     assert document is None or {"sources", "installed", "held", "own_holds", "interrupted"} <= document.keys()
 
 
