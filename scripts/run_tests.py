@@ -119,6 +119,7 @@ STANDS_ON = {
         "gpunode/stack/",
         "gpunode/provisioning/driver/",
     ),
+    "test_examples": ("inventory/examples/", "gpunode/cli/init"),
     "test_fabric": (
         "roles/nvidia_fabric/",
         "plugins/",
@@ -201,6 +202,7 @@ STANDS_ON = {
     "test_site_dnf": ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/"),
     "test_ssh_hardening": ("roles/ssh_hardening/", "gpunode/provisioning/ssh", "plugins/"),
     "test_updates": ("roles/updates/", "gpunode/provisioning/updates", "gpunode/provisioning/pending_updates"),
+    "test_upgrade": ("gpunode/change/", "gpunode/cli/upgrade", "playbooks/", "plugins/"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/repositories/"),
     "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/repositories/"),
     "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),
