@@ -66,9 +66,8 @@ STANDS_ON = {
         "gpunode/provisioning/nvidia_container_toolkit",
         "gpunode/provisioning/cdi",
         "gpunode/provisioning/docker",
-        "gpunode/provisioning/archives",
+        "gpunode/provisioning/repository",
         "gpunode/provisioning/daemon_json",
-        "gpunode/provisioning/departures",
         "gpunode/provisioning/engines",
         "gpunode/provisioning/keys",
         "gpunode/provisioning/toolkit",
@@ -77,14 +76,12 @@ STANDS_ON = {
         "roles/cuda/",
         "plugins/",
         "gpunode/provisioning/cuda",
-        "gpunode/provisioning/departures",
         "gpunode/provisioning/node_stack",
     ),
     "test_dcgm": (
         "roles/dcgm/",
         "plugins/",
         "gpunode/provisioning/dcgm",
-        "gpunode/provisioning/departures",
         "gpunode/provisioning/engines",
         "gpunode/provisioning/node_stack",
     ),
@@ -93,8 +90,7 @@ STANDS_ON = {
         "gpunode/provisioning/docker",
         "gpunode/provisioning/daemon_json",
         "gpunode/provisioning/engines",
-        "gpunode/provisioning/archives",
-        "gpunode/provisioning/departures",
+        "gpunode/provisioning/repository",
         "gpunode/provisioning/keys",
     ),
     "test_driver_dnf": (
@@ -102,7 +98,7 @@ STANDS_ON = {
         "roles/nvidia_repository/",
         "gpunode/provisioning/driver/",
         "gpunode/provisioning/locks",
-        "gpunode/provisioning/rpm_repository",
+        "gpunode/provisioning/repository",
         "plugins/module_utils/dnf",
     ),
     "test_driver_matrix": (
@@ -219,7 +215,7 @@ VM_STANDS_ON = {
         "plugins/module_utils/scratch_disks",
         "plugins/modules/scratch_disks",
     ),
-    "test_vm_acs": ("gpunode/provisioning/kernel_files",),
+    "test_vm_acs": ("roles/kernel_tuning/files/acs",),
     "test_vm_machine": ("tests/vm/",),
 }
 ALLOWED_SKIPS = {
