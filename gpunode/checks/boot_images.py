@@ -16,14 +16,17 @@ class OldImage:
     """The module on disk that modprobe loads."""
     certain: bool
     """False if the image may have the same module: built again, or stripped by dracut."""
+    dracut: bool
+    """dracut writes the node's images."""
 
     @property
     def command(self) -> str:
         """Return the command that writes the image again, by the name that its tool gives it."""
         kernel = self.image.kernel
-        if self.image.path.startswith("/boot/initrd.img-"):
-            return f"update-initramfs -u -k {kernel}"
-        return f"dracut -f --kver {kernel}"
+        if not self.image.path.startswith("/boot/initrd.img-"):
+            return f"dracut -f --kver {kernel}"
+        # Ubuntu has dracut from 25.10 on, and Debian's dracut has no update-initramfs in every release.
+        return f"dracut --force {self.image.path} {kernel}" if self.dracut else f"update-initramfs -u -k {kernel}"
 
 
 def modules_of(node: NodeFacts, release: str) -> list[ModuleFile]:
@@ -35,6 +38,7 @@ def modules_of(node: NodeFacts, release: str) -> list[ModuleFile]:
 def old_images(node: NodeFacts) -> tuple[OldImage, ...]:
     """Return the images with another GPU module than the disk; one that could not be listed is not among them."""
     loaded = node.loaded_driver.version if node.loaded_driver else None
+    dracut = any(package.installed and package.name == "dracut" for package in node.packages or ())
     found = []
     for image in node.initramfs or ():
         modules = modules_of(node, image.kernel)
@@ -43,9 +47,10 @@ def old_images(node: NodeFacts) -> tuple[OldImage, ...]:
         if not modules or not others:
             continue
         # dracut may strip a module: there its size alone does not prove that it is another.
-        copied = image.path.startswith("/boot/initrd.img-") and any(sizes.get(_name(old.path)) for old in others)
+        plain = image.path.startswith("/boot/initrd.img-") and not dracut
+        copied = plain and any(sizes.get(_name(old.path)) for old in others)
         upgraded = None not in (loaded, modules[0].version) and loaded != modules[0].version
-        found.append(OldImage(image, modules[0], certain=copied or upgraded))
+        found.append(OldImage(image, modules[0], certain=copied or upgraded, dracut=dracut))
     return tuple(found)
 
 

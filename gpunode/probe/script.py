@@ -377,7 +377,7 @@ GPU_STACK = re.compile(
     r"nvidia|cuda|nccl|cudnn|cublas|dcgm|datacenter-gpu|libnv|nvlsm|nscq|nvsdm|tensorrt|gdrcopy|gdrdrv"
     r"|glx-alternative|glx-diversions|update-glx|^dkms\t"
     r"|^(docker([.-](io|ce|ee|engine|buildx|compose)\S*)?|moby-\S+|containerd(\.io)?|podman(-docker)?|runc|crun"
-    r"|cri-o|cri-tools|kubelet|enroot\S*|apptainer|singularity-ce)\t"
+    r"|cri-o|cri-tools|kubelet|enroot\S*|apptainer|singularity-ce|dracut)\t"
     r"|^linux-image-(?!unsigned-)[a-z]\S*\t"  # the meta package that determines the next kernel
 )
 GPU_STACK_AND_KERNELS = re.compile(GPU_STACK.pattern + r"|^kernel(-|\t)")

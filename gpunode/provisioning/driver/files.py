@@ -10,11 +10,12 @@ SOURCES_FILE = "/etc/apt/sources.list.d/gpunode-nvidia-driver.sources"
 PREFERENCES = "/etc/apt/preferences.d/gpunode-nvidia-driver.pref"
 UNATTENDED = "/etc/apt/apt.conf.d/52gpunode-nvidia-driver"
 NOUVEAU = "/etc/modprobe.d/gpunode-nouveau.conf"
+DRACUT = "/etc/dracut.conf.d/90-gpunode-nouveau.conf"
 OPTIONS = "/etc/modprobe.d/gpunode-nvidia.conf"
 PERSISTENCED = "/etc/systemd/system/nvidia-persistenced.service.d/gpunode.conf"
 STAGED = "/var/lib/gpunode/nvidia_driver/key-staged"
 """The boot id of the boot in which the key that signs modules was staged."""
-ALL = (SOURCES_FILE, PREFERENCES, UNATTENDED, NOUVEAU, OPTIONS, PERSISTENCED, STAGED)
+ALL = (SOURCES_FILE, PREFERENCES, UNATTENDED, NOUVEAU, DRACUT, OPTIONS, PERSISTENCED, STAGED)
 
 
 class PinStanza(TypedDict):
@@ -41,8 +42,9 @@ def unattended_text(names: Iterable[str], text: Callable[..., str]) -> str:
     return text("unattended.conf.j2", why=why, names=list(names))
 
 
-def common_files(settings: DriverSettings, text: Callable[..., str]) -> Iterator[ManagedFile]:
-    """Yield the files that do not depend on the package manager."""
+def common_files(settings: DriverSettings, text: Callable[..., str], *, dracut: bool) -> Iterator[ManagedFile]:
+    """Yield the files that do not depend on the package manager; ``dracut``: it builds the initramfs."""
+    yield ManagedFile(path=DRACUT, content=text("dracut.conf.j2") if dracut else None)
     options = settings.module_options
     yield ManagedFile(path=OPTIONS, content=text("modprobe.conf.j2", options=options) if options else None)
     if settings.persistence:

@@ -53,24 +53,31 @@ def _images(state: NodeState, kernels: Iterable[str]) -> Iterator[tuple[BootImag
 
 
 def old_images(plan: DriverPlan, *, check: bool) -> Iterator[BootImage]:
-    """Yield the images that are older than the file that disables nouveau in them, or that hold another GPU module
+    """Yield the images that are older than a file that disables nouveau in them, or that hold another GPU module
     than the disk.
     """
     state = plan.state
     other_module = {old.image.path for old in images_with_other_module(state.facts)}
-    blacklist = state.files.get(files.NOUVEAU)
-    since = blacklist.mtime if blacklist is not None and blacklist.kind == "file" else None
+    since, newest = max(_written(state), default=(None, files.NOUVEAU))
     for image, time in _images(state, [kernel.release for kernel in plan.kernels if kernel.image]):
         if image.path in other_module:
             yield image.model_copy(update={"reason": "has another nvidia module than the disk"})
         elif time is None or (time <= since if since is not None else not check):
-            yield image.model_copy(update={"reason": f"is older than {files.NOUVEAU}"})
+            yield image.model_copy(update={"reason": f"is older than {newest}"})
+
+
+def _written(state: NodeState) -> Iterator[tuple[float, str]]:
+    """Yield time and path of each file that keeps nouveau out of an image."""
+    for path in (files.NOUVEAU, files.DRACUT):
+        there = state.files.get(path)
+        if there is not None and there.kind == "file" and there.mtime is not None:
+            yield there.mtime, path
 
 
 def refreshed_images(state: NodeState) -> Iterator[BootImage]:
-    """Yield the images to rebuild once the file that disables nouveau is removed."""
-    blacklist = state.files.get(files.NOUVEAU)
-    if blacklist is not None and blacklist.kind != "absent":
+    """Yield the images to rebuild once the files that disable nouveau are removed."""
+    there = (state.files.get(path) for path in (files.NOUVEAU, files.DRACUT))
+    if any(file is not None and file.kind != "absent" for file in there):
         kernels = [kernel.release for kernel in state.facts.kernels or () if kernel.package and kernel.image]
         yield from (image for image, _ in _images(state, kernels))
 

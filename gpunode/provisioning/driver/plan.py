@@ -107,7 +107,7 @@ def present(state: NodeState, settings: DriverSettings, context: Context) -> Man
     return Manifest(
         role=ROLE.name,
         files=tuple(_apt_files(plan, text) if isinstance(plan, apt.AptPlan) else _dnf_files(state, text))
-        + tuple(files.common_files(settings, text)),
+        + tuple(files.common_files(settings, text, dracut="dracut" in state.installed)),
         packages=change,
         modules=("nvidia-uvm",) if load else (),
         commands=_commands(images),

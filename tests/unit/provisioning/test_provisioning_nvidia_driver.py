@@ -173,14 +173,31 @@ def test_what_is_not_held_is_held_and_what_is_missing_is_asked_for(bare: dict[st
 def test_an_image_older_than_the_nouveau_blacklist_is_rebuilt(bare: dict[str, Any], tool: str, argv: list[str]) -> None:
     facts = driven(bare)
     more = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, tool], "1")}
-    there = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 50.0}}
+    draft = planned("nvidia_driver", state(facts, {"installed": more}))
+    there = as_it_has_to_be(draft) | {IMAGE: {"kind": "file", "mtime": 50.0}}
     found = planned("nvidia_driver", state(facts, {"installed": more}, files=there))
     assert commands_of(found) == [argv]
-    assert found.due_reasons == (f"{IMAGE} is older than {files.NOUVEAU}",)
+    (reason,) = found.due_reasons
+    assert reason.startswith(f"{IMAGE} is older than ")
     fresh = there | {IMAGE: {"kind": "file", "mtime": 150.0}}
     assert not planned("nvidia_driver", state(facts, {"installed": more}, files=fresh)).due
     gone = planned("nvidia_driver", state(facts, {"installed": more}, files=fresh), {"nvidia_driver": ABSENT})
     assert commands_of(gone) == [argv]
+
+
+def test_dracut_keeps_nouveau_out_of_images_for_any_machine(bare: dict[str, Any]) -> None:
+    facts = driven(bare)
+    more = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, "dracut"], "1")}
+    found = planned("nvidia_driver", state(facts, {"installed": more}))
+    texts = {file.path: file.content for file in found.files}
+    assert (texts[files.DRACUT] or "").splitlines()[-1] == 'omit_drivers+=" nouveau "'
+    there = as_it_has_to_be(found) | {IMAGE: {"kind": "file", "mtime": 150.0}}
+    there[files.DRACUT]["mtime"] = 160.0
+    late = planned("nvidia_driver", state(facts, {"installed": more}, files=there))
+    assert commands_of(late) == [["dracut", "--quiet", "--force", IMAGE, KERNEL]]
+    assert late.due_reasons == (f"{IMAGE} is older than {files.DRACUT}",)
+    without = planned("nvidia_driver", state(facts))
+    assert [file.content for file in without.files if file.path == files.DRACUT] == [None]
 
 
 def test_with_dnf_nouveau_is_kept_out_of_the_images_of_dracut(bare: dict[str, Any]) -> None:
