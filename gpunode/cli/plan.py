@@ -18,8 +18,9 @@ from gpunode.cli.plan_text import as_text
 from gpunode.cli.selection import refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, plan
+from gpunode.stack.kubernetes import OPERATOR, PLUGIN, operator_values, plugin_values
 from gpunode.stack.question import LATEST, WORDS, framework_named, is_range, number, specifiers
-from gpunode.text import nearest, printable_json, unknown
+from gpunode.text import nearest, printable, printable_json, unknown
 
 MOST_NAMES = 12
 """Maximum number of known names in an error message."""
@@ -125,7 +126,13 @@ class PlanOptions:
 @click.option("--diff", nargs=2, metavar="A B", help="Compare two saved plans (--format json or yaml, or a lock).")
 @click.option("--overlay", "overlays", multiple=True, metavar="FILE", help="Site catalog file.  [repeatable]")
 @click.option("--today", metavar="DATE", help="Evaluate support dates for this day, YYYY-MM-DD.  [default: today]")
-@click.option("--format", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@click.option(
+    "--format",
+    type=click.Choice(["table", "json", "yaml", OPERATOR, PLUGIN]),
+    default="table",
+    show_default=True,
+    help="gpu-operator, device-plugin: Helm values for Kubernetes nodes with this driver on the host.",
+)
 @click.option("--strict", is_flag=True, help="Exit 1 if a stack has warnings.")
 @click.option("--write", is_flag=True, help="Write the lock gpunode_stack.yml to host_vars or group_vars.")
 @PARALLEL
@@ -149,6 +156,7 @@ def command(**values: Any) -> int:
       gpunode plan --gpu V100 --os ubuntu-22.04 --cuda 13.0
       gpunode plan --gpu L40S --os ubuntu-24.04 --driver '>=580,<595' --framework torch==2.9
       gpunode plan --gpu V100 --os ubuntu-22.04 --cuda 13.0 --explain R04
+      gpunode plan --platform hgx-h100-8 --os ubuntu-24.04 --driver 580 --format gpu-operator
       gpunode plan --diff before.json after.json
       gpunode plan -i inventory/hosts.yml --limit gpu --driver lts --write
     """
@@ -169,7 +177,29 @@ def command(**values: Any) -> int:
         document = _of_bundles(options.bundles, request, catalog, today)
     else:
         document = plan([PlanHost("", _picture(options, catalog))], request, catalog, today)
+    if options.format in (OPERATOR, PLUGIN):
+        return _helm_values(document, options, catalog)
     click.echo(rendered(document, options.format, verbose=options.verbose), nl=False)
+    return exit_code(document, strict=options.strict)
+
+
+def _helm_values(document: Plan, options: PlanOptions, catalog: Catalog) -> int:
+    """Print a values file; nothing but the reasons on stderr if a node has no stack, or one that is not supported."""
+    found = (operator_values if options.format == OPERATOR else plugin_values)(document, catalog)
+    problems = [*found.problems]
+    for group in document.groups:
+        hosts = f"{', '.join(group.hosts)}: " if group.hosts else ""
+        if group.conflict is not None:
+            problems.append(f"{hosts}no stack matches: {'; '.join(clash.text for clash in group.conflict.clashes)}")
+        elif group.undetermined is not None:
+            problems.append(f"{hosts}undetermined: {group.undetermined}")
+    for problem in problems:
+        click.echo(f"gpunode: {printable(problem)}", err=True)
+    if found.problems:
+        return Exit.FAILED
+    if not problems:
+        head = "".join(f"# {printable(line)}\n" for line in found.comments)
+        click.echo(head + yaml.safe_dump(found.values, sort_keys=False), nl=False)
     return exit_code(document, strict=options.strict)
 
 
@@ -187,6 +217,8 @@ def _diff(options: PlanOptions) -> int:
         raise UsageError(f"--diff compares two files and cannot be combined with {other}")
     first, second = map(Path, options.diff or ())
     found = differences(first, second, verbose=options.verbose)
+    if options.format in (OPERATOR, PLUGIN):
+        raise UsageError(f"--diff prints table, json or yaml, not {options.format}")
     if options.format == "table":
         click.echo("\n".join(map(str, found)) if found else "no difference")
     else:
@@ -252,6 +284,8 @@ def _must_fit_together(options: PlanOptions) -> None:
         raise UsageError("--count needs a --gpu")
     if options.limit is not None and not options.inventories:
         raise UsageError("--limit needs an inventory: -i INVENTORY")
+    if options.diff is None and options.explain is not None and options.format in (OPERATOR, PLUGIN):
+        raise UsageError(f"--explain prints table, json or yaml, not {options.format}")
     if options.write and not options.inventories:
         raise UsageError("--write needs an inventory: -i INVENTORY; a lock is written beside its variables")
 
