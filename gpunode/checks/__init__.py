@@ -38,6 +38,7 @@ from gpunode.checks import (  # noqa: F401
     rdma,
     rdma_gpudirect,
     rdma_links,
+    rdma_routes,
     rdma_setup,
     slurm,
     ssh,

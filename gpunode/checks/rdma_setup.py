@@ -119,9 +119,11 @@ def _gids_of(its: dict[str, int | None]) -> CheckResult:
     "rdma.flow-control",
     needs=("infiniband", "nics"),
     means="All interfaces of RoCE ports of one rate have flow control (PFC) and congestion marks (ECN) on the "
-    "same priorities, which are reported. The configuration of the switches is not checked.",
-    remedy="dcb pfc show dev INTERFACE shows PFC, cat /sys/class/net/INTERFACE/ecn/roce_np/enable/* ECN (DOCA-OFED); "
-    "set all interfaces of the fabric alike, as its switches are.",
+    "same priorities, and the same priorities of code points (DSCP); they are reported. The configuration of the "
+    "switches is not checked.",
+    remedy="dcb pfc show dev INTERFACE shows PFC, dcb app show dev INTERFACE dscp-prio DSCP, "
+    "cat /sys/class/net/INTERFACE/ecn/roce_np/enable/* ECN (DOCA-OFED); set all interfaces of the fabric alike, as its "
+    "switches are.",
     actions=("fix_configuration",),
     state="observe",
     scope="link",
@@ -140,7 +142,10 @@ def flow_control(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _flow_control_of(its: dict[str, Nic]) -> CheckResult:
-    shown = {name: f"PFC {_priorities(nic.pfc)}, ECN {_priorities(nic.ecn)}" for name, nic in its.items()}
+    shown = {
+        name: f"PFC {_priorities(nic.pfc)}, ECN {_priorities(nic.ecn)}{_code_points(nic.dscp)}"
+        for name, nic in its.items()
+    }
     if all(nic.pfc is None and nic.ecn is None for nic in its.values()):
         return skipped("neither dcb nor the driver reports PFC and ECN")
     for what, values in (
@@ -155,6 +160,11 @@ def _flow_control_of(its: dict[str, Nic]) -> CheckResult:
     if odd:
         return warned(f"{usual}, but {listed(odd)}", expected=usual, measured=odd[0].partition(" has ")[2])
     return passed(f"{usual} on {counted(len(its), 'interface')}", measured=usual)
+
+
+def _code_points(found: tuple[str, ...] | None) -> str:
+    """Return the code points with a priority as the end of a message; nothing if dcb printed none."""
+    return f", DSCP {listed(found, 8)}" if found else ""
 
 
 def _priorities(found: tuple[int, ...] | None) -> str:

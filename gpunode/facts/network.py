@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from ipaddress import IPv4Network
 
 from pydantic import Field
 
-from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, whole
+from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import Fact, fact
 from gpunode.facts.pci import slot_of
@@ -18,6 +19,10 @@ _MAPPED = re.compile(r"(?i)(?:0000:){5}ffff:")
 """Prefix of a GID that represents an IPv4 address."""
 _RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec.*")
 _PFC = re.compile(r"(?m)^\s*prio-pfc((?: [0-7]:(?:on|off)){1,8})\s*$")
+_DSCP = re.compile(r"(?m)^\s*dscp-prio((?: [A-Za-z0-9]{1,6}:[0-7]){1,64})\s*$")
+_CONF = "/proc/sys/net/ipv4/conf/"
+_RULE = re.compile(r"[0-9]{1,10}:\s+(?:not )?from (\S{1,50})(?: .{0,200})? lookup \S{1,40}\s*")
+_STRICT = 1
 _STATE = re.compile(r"[0-9]{1,3}: (\S.*)")
 
 
@@ -41,9 +46,27 @@ class Nic(Fact):
     """``rx_errors``, ``tx_errors``, ``rx_dropped``, ``rx_crc_errors`` …, since boot."""
     pfc: tuple[int, ...] | None = None
     """Priorities with priority-based flow control, by ``dcb``; None: dcb was not run or printed none."""
+    dscp: tuple[str, ...] | None = None
+    """Code points with a priority of their own, ``26:3``, by ``dcb``; None: dcb was not run or printed none."""
+    rp_filter: int | None = None
+    """The reverse path filter in force: 0 none, 1 strict, 2 loose; None: unknown, or no adapter of RDMA."""
     ecn: tuple[int, ...] | None = None
     """Priorities on which RoCE reacts to congestion marks, as receiver and as sender; None: the driver does not report
     it."""
+
+    @property
+    def filters_strictly(self) -> bool | None:
+        """Return whether the reverse path filter drops what the node would answer on another interface."""
+        return None if self.rp_filter is None else self.rp_filter == _STRICT
+
+
+class SourceRoutes(Fact):
+    """IPv4 networks of the interfaces, and what is routed by its source address."""
+
+    networks: dict[str, tuple[str, ...]]
+    """Connected networks of each interface: ``{"rail0": ("10.9.0.0/24",)}``."""
+    sources: tuple[str, ...]
+    """Addresses and networks with a rule and a table of their own: ``10.9.0.5``, ``10.9.1.0/24``."""
 
 
 class Gid(Fact):
@@ -127,6 +150,8 @@ def _nic(bundle: BundleReader, name: str) -> Nic:
         carrier_changes=bundle.number(place + "carrier_changes"),
         counters=_counters(bundle, place + "statistics/"),
         pfc=_pfc(bundle, name),
+        dscp=_dscp(bundle, name),
+        rp_filter=_rp_filter(bundle, name),
         ecn=_ecn(bundle, place + "ecn/"),
     )
 
@@ -140,6 +165,22 @@ def _pfc(bundle: BundleReader, name: str) -> tuple[int, ...] | None:
     if found is None:
         return None
     return tuple(int(word[0]) for word in found[1].split() if word.endswith(":on"))
+
+
+def _dscp(bundle: BundleReader, name: str) -> tuple[str, ...] | None:
+    """Parse ``dcb app show dev NAME dscp-prio``: ``dscp-prio 26:3 CS6:6``; nothing is printed without an entry."""
+    try:
+        text = bundle.output(f"dcb-app-{name}")
+    except UnknownFactError:
+        return None
+    found = _DSCP.search(text)
+    return tuple(found[1].split()) if found is not None else ()
+
+
+def _rp_filter(bundle: BundleReader, name: str) -> int | None:
+    """Return the greater one of the filters of all interfaces and of this one, which is in force (ip-sysctl)."""
+    values = [bundle.number(f"{_CONF}{which}/rp_filter") for which in ("all", name)]
+    return None if None in values else max(value for value in values if value is not None)
 
 
 def _ecn(bundle: BundleReader, place: str) -> tuple[int, ...] | None:
@@ -168,6 +209,38 @@ def read_addressed(bundle: BundleReader) -> tuple[str, ...]:
         raise ParseError("expected 11 columns in /proc/net/route")
     connected = (row[0] for row in rows if row and row[2] == _NOTHING and row[7] != _NOTHING)
     return tuple(dict.fromkeys(connected))
+
+
+def read_source_routes(bundle: BundleReader) -> SourceRoutes | None:
+    """Return connected networks and rules by source; None if no Ethernet interface belongs to an RDMA adapter."""
+    if not bundle.ran("ip-rules"):
+        bundle.require_finished("ip-rules")
+        if not bundle.ran("rdma-nodes"):
+            raise UnknownFactError("the rules of routing by source were not queried")
+        return None
+    text = bundle.text("/proc/net/route")
+    if text is None:
+        raise UnknownFactError("/proc/net/route is not there")
+    networks: dict[str, list[str]] = {}
+    for row in (line.split() for line in text.splitlines()[1:] if line.strip()):
+        if len(row) < 8 or not all(re.fullmatch(r"[0-9A-Fa-f]{8}", row[at]) for at in (1, 2, 7)):
+            raise ParseError("expected 11 columns in /proc/net/route")
+        if row[2] == _NOTHING and row[7] != _NOTHING:
+            networks.setdefault(row[0], []).append(_network(row[1], row[7]))
+    sources = []
+    for line in bundle.output("ip-rules").splitlines():
+        match = _RULE.fullmatch(line)
+        if line.strip() and match is None:
+            raise ParseError(f"expected a line of ip rule show, found '{first_line(line)}'")
+        if match is not None and match[1] != "all":
+            sources.append(match[1])
+    return SourceRoutes(networks={name: tuple(rows) for name, rows in networks.items()}, sources=tuple(sources))
+
+
+def _network(address: str, mask: str) -> str:
+    """Return a network from two numbers of ``/proc/net/route``, which are in the byte order of the processor."""
+    number, bits = (int.from_bytes(bytes.fromhex(text), "little") for text in (address, mask))
+    return str(IPv4Network((number, bits.bit_count()), strict=False))
 
 
 def read_own_name(bundle: BundleReader) -> OwnName:
@@ -248,5 +321,8 @@ class NetworkFacts(Fact):
     nics: tuple[Nic, ...] | None = fact(read_nics)
     addressed: tuple[str, ...] | None = fact(read_addressed)
     """Interfaces with an IPv4 network of their own, including bonds and bridges; the ports of these have none."""
+    source_routes: SourceRoutes | None = fact(
+        read_source_routes, none_means="no Ethernet interface belongs to an RDMA adapter"
+    )
     infiniband: tuple[IbDevice, ...] | None = fact(read_infiniband)
     own_name: OwnName | None = fact(read_own_name)

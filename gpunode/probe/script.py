@@ -1887,7 +1887,10 @@ def peer_memory(probe: Probe) -> None:
 
 
 def flow_control(probe: Probe) -> None:
-    """Record ``dcb pfc show`` of each Ethernet interface of an RDMA adapter."""
+    """Record flow control and the reverse path filter of each Ethernet interface of an RDMA adapter, and the rules of
+    routing by source.
+    """
+    rails = []
     for name in names_like(probe, "/sys/class/net/", r".")[:TREE_ENTRIES]:
         folder = probe.real("/sys/class/net/" + name)
         try:
@@ -1897,9 +1900,17 @@ def flow_control(probe: Probe) -> None:
             continue
         if not ethernet or not os.path.isdir(folder + "/device/infiniband"):
             continue
+        rails.append(name)
+    for name in rails:
+        probe.read_value("/proc/sys/net/ipv4/conf/%s/rp_filter" % name)
+    if rails:
+        probe.read_value("/proc/sys/net/ipv4/conf/all/rp_filter")
+        probe.run("ip-rules", ["ip", "rule", "show"])
+    for name in rails:
         found = probe.run("dcb-pfc-%s" % name, ["dcb", "pfc", "show", "dev", name], DCB_S)
         if found and found["rc"] in (126, 127):
             break
+        probe.run("dcb-app-%s" % name, ["dcb", "app", "show", "dev", name, "dscp-prio"], DCB_S)
 
 
 def user_name(number: int) -> str:

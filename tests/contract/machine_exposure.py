@@ -29,6 +29,12 @@ def exposure_commands(machine: Machine) -> dict[str, Document]:
         key: answer(RECORDED[key]["stdout"], RECORDED[key]["rc"], argv=tuple(RECORDED[key]["argv"]))
         for key in ("nft-ruleset", "nft-own", "sockets", "addresses")
     }
+    if machine.roce:
+        lines = [
+            f"{at + 9}: {name}    inet 10.9.{at}.7/24 scope global {name}\n"
+            for at, name in enumerate(machine.interfaces)
+        ]
+        found["addresses"]["stdout"] += "".join(lines)
     if has_no_policy(machine):
         head = json.loads(RECORDED["nft-ruleset"]["stdout"])["nftables"][0]
         found["nft-ruleset"]["stdout"] = json.dumps({"nftables": [head]}) + "\n"

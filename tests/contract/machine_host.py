@@ -10,6 +10,30 @@ from machine_pci import NVME_SLOT
 from machine_shapes import SECURE_BOOT, Document, Machine, answer, recorded
 
 
+def rails(machine: Machine) -> list[tuple[int, str]]:
+    """RoCE interfaces with their numbers: each has a network of its own, 10.9.NUMBER.0/24."""
+    return [*enumerate(machine.interfaces)] if machine.roce else []
+
+
+def rail_network(number: int) -> str:
+    """The network of a rail as /proc/net/route has it."""
+    return f"00{number:02X}090A"
+
+
+def rail_routes(machine: Machine) -> str:
+    """Their lines in /proc/net/route."""
+    row = "{name}\t{network}\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
+    return "".join(row.format(name=name, network=rail_network(at)) for at, name in rails(machine))
+
+
+def rail_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
+    """Each rail has the strict filter, as RHEL sets it."""
+    for _, name in rails(machine):
+        yield f"/proc/sys/net/ipv4/conf/{name}/rp_filter", "1\n"
+    if machine.roce:
+        yield "/proc/sys/net/ipv4/conf/all/rp_filter", "0\n"
+
+
 def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
     guest = machine.virtualization != "none"
     # By these the probe sees what to ask: a package manager, df, Docker, a BMC.
@@ -32,8 +56,9 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
         "/proc/net/route",
         "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
         "eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
-        "eth0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n",
+        "eth0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n" + rail_routes(machine),
     )
+    yield from rail_files(machine)
     yield "/proc/self/status", f"Cpus_allowed_list:\t0-{machine.processors - 1}\n"
     yield "/proc/loadavg", "0.52 0.58 0.59 1/1234 4242\n"
     yield "/proc/sys/vm/swappiness", "10\n"

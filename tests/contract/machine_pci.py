@@ -25,6 +25,10 @@ def pci_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
 PFC = "pfc-cap 8 macsec-bypass off delay 4096 \nprio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off \n"
 
 
+# As iproute2 6.1 prints it.
+RULES = "0:\tfrom all lookup local\n32766:\tfrom all lookup main\n32767:\tfrom all lookup default\n"
+
+
 def pci_commands(machine: Machine) -> dict[str, Document]:
     files = sorted(path for path, *_ in devices.of_adapters(machine.hardware))
     commands = {
@@ -34,6 +38,9 @@ def pci_commands(machine: Machine) -> dict[str, Document]:
     }
     if machine.hardware["nics"]:
         commands["peer-memory"] = answer("no\n", argv=("(probe)", "look for the peer memory interface"))
+    if machine.roce:
+        commands["ip-rules"] = answer(RULES)
     for name in machine.interfaces if machine.roce else ():
         commands[f"dcb-pfc-{name}"] = answer(PFC)
+        commands[f"dcb-app-{name}"] = answer("dscp-prio 26:3 CS6:6 \n")
     return commands

@@ -42,6 +42,9 @@ def draws(power: str) -> list[Edit]:
     return [tag(f"{name}_power_draw", "71.50 W", power) for name in ("average", "instant")]
 
 
+CONF = "/proc/sys/net/ipv4/conf/"
+ONE_NETWORK = text("/proc/net/route", "rail1\t0001090A", "rail1\t0000090A")
+
 MUTANTS = [
     Mutant("host.cpus-online", "one is offline", hgx, [text(CPUS + "online", None, "0-99,101-223\n")]),
     Mutant(
@@ -126,6 +129,27 @@ MUTANTS = [
         "one interface that heeds no marks",
         hgx_4,
         [text("/sys/class/net/rail1/ecn/roce_np/enable/3", None, "0\n")],
+        becomes=WARN,
+    ),
+    Mutant(
+        "rdma.flow-control",
+        "one interface without the priority of the code point",
+        hgx_4,
+        [stdout("dcb-app-rail1", "26:3 ", "")],
+        becomes=WARN,
+    ),
+    Mutant("rdma.routes", "two rails in one network, with a strict filter", hgx_4, [ONE_NETWORK]),
+    Mutant(
+        "rdma.routes",
+        "a rule for one of them alone",
+        hgx_4,
+        [ONE_NETWORK, stdout("ip-rules", "32766:", "32764:\tfrom 10.9.0.7 lookup 101\n32766:")],
+    ),
+    Mutant(
+        "rdma.routes",
+        "two rails in one network, with a loose filter",
+        hgx_4,
+        [ONE_NETWORK, text(f"{CONF}rail0/rp_filter", None, "2\n"), text(f"{CONF}rail1/rp_filter", None, "2\n")],
         becomes=WARN,
     ),
     Mutant("rdma.gpudirect", "the proprietary modules", hgx, [text(VERSION, OPEN, CLOSED)], becomes=WARN),
@@ -220,6 +244,12 @@ MISSING: Missing = {
     "rdma.adapters": [(hgx, [text(PCI, None, None)])],
     "rdma.mtu": [(hgx, [text("/sys/class/net/ib1/mtu", None, None)]), (hgx, [text("/sys/class/net/", None, None)])],
     "rdma.flow-control": [(hgx_4, [text("/sys/class/net/", None, None)]), (hgx_4, [not_run("dcb-pfc-rail1")])],
+    "rdma.routes": [
+        (hgx_4, garbled("ip-rules")),
+        (hgx_4, timed_out("ip-rules")),
+        (hgx_4, [text("/proc/net/route", None, None)]),
+        (hgx_4, [ONE_NETWORK, text(f"{CONF}rail1/rp_filter", None, None)]),
+    ],
     "rdma.gpudirect": [(hgx, [text(VERSION, None, "garbage\n")])],
     "rdma.devices": [(hgx, [not_run("rdma-nodes")]), (hgx, garbled("rdma-nodes"))],
     "rdma.firmware": [(hgx, [text(HCA + "fw_ver", None, None)])],
