@@ -13,7 +13,6 @@ from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
 KERNEL = "Linux, Documentation/networking/ip-sysctl.rst: rp_filter"
-STRICT = 1
 
 
 @registry.check(
@@ -53,14 +52,14 @@ def routes(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _shared(node: NodeFacts, routes: SourceRoutes, network: str, its: list[str]) -> CheckResult:
-    filters = {nic.name: nic.rp_filter for nic in node.nics or () if nic.name in its}
+    filters = {nic.name: nic.filters_strictly for nic in node.nics or () if nic.name in its}
     lacking = [name for name in its if not _has_rule(node, routes, network, name)]
     if not lacking:
         message = f"{counted(len(its), 'rail')} in one network, each with a rule of its own"
         return passed(message, component=network, expected=len(its), measured=len(its), source=KERNEL)
     if any(filters.get(name) is None for name in lacking):
         raise Undetermined(f"the reverse path filter of {listed(lacking)} was not read")
-    strict = [name for name in lacking if filters[name] == STRICT]
+    strict = [name for name in lacking if filters[name]]
     have = len(its) - len(lacking)
     if strict:
         message = (

@@ -155,3 +155,41 @@ def test_boots_before_this_one() -> None:
 @pytest.mark.parametrize("nothing", [answer(""), answer(BOOT), answer("", 127, "journalctl: No such file")])
 def test_a_journal_of_this_boot_alone_has_no_earlier_one(nothing: CommandResult) -> None:
     assert gpu_facts_with({"journal-xids": nothing}).earlier_boots == ()
+
+
+RULES = (
+    "0:\tfrom all lookup local\n"
+    "32764:\tfrom 10.9.0.7 lookup 101\n"
+    "32765:\tfrom 10.9.1.0/24 to 10.0.0.0/8 lookup rail1\n"
+    "32766:\tfrom all lookup main\n"
+)
+ROUTE = (
+    "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+    "rail0\t0000090A\t00000000\t1\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
+)
+
+
+def test_rules_by_source_and_connected_networks() -> None:
+    more = {"rdma-nodes": answer(""), "ip-rules": answer(RULES)}
+    found = gpu_facts_with(more, {"/proc/net/route": ROUTE}).source_routes
+    assert found is not None
+    assert found.networks == {"rail0": ("10.9.0.0/24",)}
+    assert found.sources == ("10.9.0.7", "10.9.1.0/24")
+    assert "source_routes" in gpu_facts_with({**more, "ip-rules": answer("garbage\n")}).gaps
+    none = gpu_facts_with({"rdma-nodes": answer("")})
+    assert (none.source_routes, "source_routes" in none.gaps) == (None, False)
+
+
+def test_code_points_and_the_filter_in_force() -> None:
+    net, conf = "/sys/class/net/", "/proc/sys/net/ipv4/conf/"
+    files = {
+        net: "eth1\neth2\n",
+        f"{net}eth1/mtu": "1\n",
+        f"{net}eth2/mtu": "1\n",
+        f"{conf}all/rp_filter": "0\n",
+        f"{conf}eth1/rp_filter": "1\n",
+    }
+    asked = {"dcb-app-eth1": answer("dscp-prio 26:3 CS6:6 \n"), "dcb-app-eth2": answer("")}
+    facts = gpu_facts_with(asked, files)
+    found = {nic.name: (nic.dscp, nic.filters_strictly) for nic in facts.nics or ()}
+    assert found == {"eth1": (("26:3", "CS6:6"), True), "eth2": ((), None)}
