@@ -1,4 +1,4 @@
-"""Slurm's own programs over the nodes of ``fabric_nodes``."""
+"""Slurm's and Open MPI's own programs over the nodes of ``fabric_nodes``."""
 
 import contextlib
 import os
@@ -90,3 +90,15 @@ def slurm(nodes: FabricNodes, names: Sequence[str]) -> Iterator[dict[str, str]]:
                 process.wait(10)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def mpi_environment(nodes: FabricNodes) -> dict[str, str]:
+    """How mpirun reaches the nodes, and that it runs as root."""
+    ssh = f"ssh -i {nodes.folder}/identity -o IdentitiesOnly=yes -o UserKnownHostsFile={nodes.folder}/known_hosts"
+    return {
+        "OMPI_MCA_plm_rsh_agent": ssh,
+        "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+        "OMPI_MCA_oob_tcp_if_include": "10.77.0.0/24",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }

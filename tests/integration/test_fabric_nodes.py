@@ -1,9 +1,10 @@
-"""``validate --fabric`` over four nodes in two racks on this machine, 16 ranks over Gloo, and by Slurm.
+"""``validate --fabric`` over four nodes in two racks on this machine, 16 ranks over Gloo, and by Slurm and Open MPI.
 
 GPUNODE_TORCH_PYTHON names a Python with PyTorch, of the version of this machine's Python: test_payload_torch.py.
 """
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from fabric_nodes import FAULTS, SSHD, FabricNodes, named
-from fabric_starters import SLURM, slurm
+from fabric_starters import SLURM, mpi_environment, slurm
 
 PYTHON = os.environ.get("GPUNODE_TORCH_PYTHON")
 pytestmark = [
@@ -77,3 +78,13 @@ def test_srun_starts_the_ranks(nodes: FabricNodes) -> None:
         assert (code, named(report, "fail", "warn", "error")) == (0, {})
         assert {node["host"] for node in report["nodes"]} == {"node0", "node2"}
         assert (report["fabric"]["engine"], report["fabric"]["ranks"]) == ("slurm", 4)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: apt-get install openmpi-bin")
+def test_mpirun_starts_the_ranks(nodes: FabricNodes) -> None:
+    nodes.shape()
+    words = ("--engine", "mpi", "--backend", "gloo", "--ranks", "2", "--rendezvous", nodes.address("node0"))
+    code, report = nodes.run(*words, "--limit", "node0,node2", *LINKS[2:], **mpi_environment(nodes))
+    assert (code, named(report, "fail", "warn", "error")) == (0, {})
+    assert (report["fabric"]["engine"], report["fabric"]["ranks"]) == ("mpi", 4)
+    none_left(nodes)
