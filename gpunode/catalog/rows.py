@@ -68,6 +68,12 @@ def _capability(text: str) -> str:
     return text
 
 
+def _digest(text: str) -> str:
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", text):
+        raise ValueError("expected the digest of an image (example: sha256: and 64 hex digits)")
+    return text
+
+
 def _one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -79,6 +85,7 @@ NumberId = Annotated[str, AfterValidator(_number)]
 """The id of a row with a numeric name: a branch, a CUDA major, an Xid."""
 PciId = Annotated[str, AfterValidator(_pci)]
 """``10de:2330``, lower case."""
+ImageDigest = Annotated[str, AfterValidator(_digest)]
 Capability = Annotated[str, AfterValidator(_capability)]
 """CUDA compute capability: ``9.0``."""
 Words = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]

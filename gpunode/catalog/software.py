@@ -8,7 +8,7 @@ from packaging.version import Version as Number
 from pydantic import Field
 
 from gpunode.catalog.hardware import Arch, Flavour
-from gpunode.catalog.rows import Capability, NumberId, Part, Row, Version, When, Words, last_day
+from gpunode.catalog.rows import Capability, ImageDigest, NumberId, Part, Row, Version, When, Words, last_day
 
 Origin = Literal["nvidia", "ubuntu", "debian"]
 """The source of a driver: NVIDIA's CUDA repository or the distribution's own archive."""
@@ -275,9 +275,16 @@ class WorkloadImage(Row):
 
     framework: Literal["pytorch", "tensorflow"] = "pytorch"
     image: str
+    digest: ImageDigest | Literal["unpublished"] | None = None
+    """Of the image in its registry. Unpublished: built by scripts/validator_image.py, and in no registry yet."""
     cuda: Version
     min_compute_capability: Capability
     arch: tuple[Arch, ...]
+
+    @property
+    def reference(self) -> str:
+        """Return the name to pull: with the digest, which a registry cannot move to other content."""
+        return f"{self.image}@{self.digest}" if self.digest else self.image
 
 
 class Kubernetes(Row):

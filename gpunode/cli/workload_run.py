@@ -107,13 +107,14 @@ def catalog_image(node: NodeFacts, framework: str = FRAMEWORKS[0]) -> str:
         row
         for row in load().workload_images.values()
         if row.framework == framework
+        and row.digest != "unpublished"
         and node.architecture in row.arch
         and all(Version(row.min_compute_capability) <= one for one in known)
     ]
     own = [row for row in fitting if Version(row.cuda).release[:2] <= cuda.release[:2]]
     near = [row for row in fitting if Version(row.cuda).major == cuda.major]
     for row in (*own, *near):
-        return row.image
+        return row.reference
     lowest = f" and compute capability {min(known)}" if known else ""
     raise LaunchFailure(
         "image",

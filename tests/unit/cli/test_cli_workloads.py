@@ -18,7 +18,8 @@ H100, V100, P100, GH200 = "2330", "1db1", "15f7", "2342"
 def test_every_image_has_a_compiler() -> None:
     """torch.compile needs one: PyTorch's -runtime images have none, NVIDIA's and the -devel ones do."""
     assert {image for image in IMAGES.values() if "-runtime" in image} == set()
-    assert all(image.startswith("nvcr.io/nvidia/") or image.endswith("-devel") for image in IMAGES.values())
+    begins = ("nvcr.io/nvidia/", "gpunode-validator:")
+    assert all(image.startswith(begins) or image.endswith("-devel") for image in IMAGES.values())
 
 
 def node(cuda: str | None, *device_ids: str, arch: str = "x86_64") -> NodeFacts:
@@ -69,6 +70,23 @@ def test_the_framework_chooses_the_image() -> None:
     assert catalog_image(node("13.0", V100), "tensorflow") == IMAGES["tensorflow-25.02"]
     with pytest.raises(LaunchFailure, match=r"with tensorflow is for CUDA 12\.8 .* on aarch64"):
         catalog_image(node("12.8", GH200, arch="aarch64"), "tensorflow")
+
+
+def test_ours_is_the_default_by_its_digest_once_a_release_has_published_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, digest = load(), f"sha256:{'0a' * 32}"
+    rows = {
+        name: row.model_copy(update={"digest": digest}) if row.digest == "unpublished" else row
+        for name, row in catalog.workload_images.items()
+    }
+    assert [name for name in rows if name.startswith("validator-")] == list(rows)[:2]
+    monkeypatch.setattr(type(catalog), "workload_images", property(lambda _: rows))
+    ours = f"gpunode-validator:cuda@{digest}"
+    assert {catalog_image(node(cuda, H100)) for cuda in ("13.0", "13.2", "14.0")} == {ours}
+    assert catalog_image(node("13.0", H100), "tensorflow") == f"gpunode-validator:tensorflow-cuda@{digest}"
+    # Another driver, GPU or machine than it is built for.
+    assert catalog_image(node("12.8", H100)) == IMAGES["pytorch-2.7-cu128"]
+    assert catalog_image(node("13.0", V100)) == IMAGES["pytorch-2.7-cu126"]
+    assert catalog_image(node("13.2", H100, arch="aarch64")) == IMAGES["pytorch-26.05"]
 
 
 @pytest.mark.parametrize(
