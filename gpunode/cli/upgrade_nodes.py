@@ -185,7 +185,7 @@ class AnsibleNodes:
 
     def prepare(self, nodes: Records) -> Results:
         """Download the packages of the target."""
-        return self._play("prepare.yml", nodes, {"gpunode_way_back": self.way_back})
+        return self._play("prepare.yml", nodes, {"gpunode_way_back": self.way_back and not self.kept})
 
     def busy(self, nodes: Records) -> Results:
         """Return what computes on GPUs."""
@@ -221,7 +221,7 @@ class AnsibleNodes:
             *(ansible_program("ansible-playbook"), str(playbook_of(collection_root(), playbook))),
             *(word for source in self.connections.inventories for word in ("--inventory", source)),
             *self.connections.arguments,
-            *("--limit", ",".join(nodes), "--extra-vars", json.dumps(variables_of(nodes, more))),
+            *("--limit", ",".join(nodes), "--extra-vars", json.dumps(variables_of(nodes, more, kept=bool(self.kept)))),
             *(("--become-password-file", "-") if self.connections.password is not None else ()),
         ]
         with log.open("wb") as stream:
@@ -238,13 +238,18 @@ class AnsibleNodes:
         return {name: f"{why.get(name, f'{playbook} failed')} ({log})" if name in failed else "" for name in nodes}
 
 
-def variables_of(nodes: Records, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables with the highest precedence: each node has its own release and token."""
+def variables_of(nodes: Records, more: Mapping[str, Any], *, kept: bool = False) -> dict[str, Any]:
+    """Return the variables with the highest precedence: each node has its own release and token.
+
+    ``kept``: all nodes go back to a release of which they keep the packages.
+    """
     return {
         "gpunode_hosts": "all",
         "__gpunode_targets": {name: node.aim for name, node in nodes.items()},
         "__gpunode_tokens": {name: node.token for name, node in nodes.items()},
         "nvidia_driver_version": "{{ __gpunode_targets[inventory_hostname] }}",
+        "__gpunode_backward": [name for name, node in nodes.items() if node.back or kept],
+        "gpunode_kept": "{{ inventory_hostname in __gpunode_backward }}",
         "gpunode_change": "{{ __gpunode_tokens[inventory_hostname] }}",
         # The run drains and returns the nodes, in its waves.
         "gpunode_drain_tasks": None,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from gpunode.catalog.origins import upstream_version
+from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.fabric import installed_driver
 from gpunode.provisioning.manifest import Manifest, NodeQuestion
@@ -16,6 +17,13 @@ from gpunode.text import listed
 ROLE = "way_back"
 LOOK = Look()
 _OF_DRIVER = re.compile(r"nvidia|^libnvidia|^libcuda1|^cuda-drivers|^xserver-xorg-video-nvidia")
+
+
+class WayBackResult(Frozen):
+    """What the playbook keeps on the node."""
+
+    release: str
+    packages: tuple[str, ...]
 
 
 def plan(state: NodeState, settings: Mapping[str, object], context: Context) -> Manifest:  # noqa: ARG001
@@ -36,7 +44,7 @@ def plan(state: NodeState, settings: Mapping[str, object], context: Context) -> 
     offered = answer.get("offered") or {}
     gone = [name for name in names if release not in map(upstream_version, offered.get(name, ()))]
     if not gone:
-        return Manifest(role=ROLE)
+        return Manifest(role=ROLE, result=WayBackResult(release=release, packages=tuple(names)))
     return Manifest(
         role=ROLE,
         refusals=(

@@ -69,6 +69,7 @@ CALL_LIMIT_S = 900
 LIMITS_S = {
     "driver_exchange": 1800,
     "scratch_disks": 3600,
+    "kept_packages": 5400,
     "module_build": 5400,
     "package_transaction": 5400,
     "guarded_change": 1800,

@@ -45,6 +45,7 @@ EXCEPTIONS = {
     "module_utils/scratch_disks.py": KERNEL,
     "module_utils/ssh_state.py": KERNEL,
     "modules/driver_exchange.py": KERNEL,
+    "modules/kept_packages.py": f"/var/lib/gpunode; {PACKAGES}",
     "modules/module_build.py": PRIVATE,
     "modules/node_state.py": f"{KERNEL}; /etc/os-release",
 }

@@ -238,6 +238,11 @@ def test_the_variables_override_those_of_the_site() -> None:
     values = variables_of({"gpu-1": record}, {})
     assert values["__gpunode_targets"] == {"gpu-1": OLD}
     assert values["gpunode_drain_tasks"] is None
+    # Only a node that goes back gets what it kept.
+    assert values["__gpunode_backward"] == ["gpu-1"]
+    forward = record.model_copy(update={"back": False})
+    assert variables_of({"gpu-1": forward}, {})["__gpunode_backward"] == []
+    assert variables_of({"gpu-1": forward}, {}, kept=True)["__gpunode_backward"] == ["gpu-1"]
 
 
 def rolled_back(*words: str) -> int:

@@ -19,7 +19,9 @@ def test_the_release_must_still_be_offered_of_every_package() -> None:
     assert release
     assert len(names) > 3
     offered: dict[str, Any] = {name: ["999.1-1", f"1:{release}-1"] for name in names}
-    assert way_back.plan(state, {}, context(answers={"offers": {"offered": offered}})).refusals == ()
+    manifest = way_back.plan(state, {}, context(answers={"offers": {"offered": offered}}))
+    assert manifest.refusals == ()
+    assert manifest.result == way_back.WayBackResult(release=release, packages=tuple(names))
     for left in (["999.1-1"], []):
         gone = way_back.plan(state, {}, context(answers={"offers": {"offered": {**offered, names[1]: left}}}))
         assert names[1] in gone.refusals[0]
