@@ -62,6 +62,7 @@ files:
   elements: str
 """
 
+import gzip
 import hashlib
 import json
 import os
@@ -191,7 +192,8 @@ def offer(folder: Path, *, pretend: bool) -> bool:
     source = f"Types: deb\nURIs: file:{folder}\nSuites: ./\nTrusted: yes\n"
     changed = not SOURCE.exists() or SOURCE.read_text(encoding="utf-8") != source
     if changed and not pretend:
-        (folder / "Packages").write_text("\n".join(stanzas), encoding="utf-8")
+        # apt refuses an index of a source of files that is not compressed.
+        (folder / "Packages.gz").write_bytes(gzip.compress("\n".join(stanzas).encode()))
         SOURCE.write_text(source, encoding="utf-8")
     return changed
 

@@ -470,6 +470,25 @@ def test_a_fabric_manager_of_the_old_version(drill: Drill) -> None:
     assert drill.ends == {"gpu-1": "rolled-back", **{f"gpu-{n}": "planned" for n in range(2, 6)}}
 
 
+def test_the_kept_packages_are_damaged_when_a_node_goes_back(drill: Drill) -> None:
+    drill.name, drill.broken = (
+        "rollback cache damaged",
+        "the repository lost the old release, and a kept file is damaged",
+    )
+    damaged = "kept-packages: no source has this release any more, and libcuda1_580.95.05-1_amd64.deb is damaged"
+    drill.world.logs = [
+        "",
+        "gpunode: failed on gpu-1: nvidia_driver: the new module does not load\n",
+        f"gpunode: failed on gpu-1: Offer kept packages: {damaged}\n",
+    ]
+    assert upgraded() == 1
+    assert drill.ends == {"gpu-1": "held", **{f"gpu-{n}": "planned" for n in range(2, 6)}}
+    assert damaged in latest(drill.folder).record.nodes["gpu-1"].reason
+    # With the repository repaired the same command continues on the way back.
+    assert upgraded() == 1
+    assert drill.ends["gpu-1"] == "rolled-back"
+
+
 @pytest.mark.parametrize("drill", [10], indirect=True)
 def test_three_failures_among_ten_nodes_and_a_budget_of_one(drill: Drill) -> None:
     """The canary and the first wave are well, the second wave has two failures: nothing is changed after it."""

@@ -1,5 +1,6 @@
 """Packages that a node keeps for its way back: verified, offered only where no source has them any more."""
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_they_are_offered_only_where_no_source_has_them(machine: Path, monkeypat
     assert not source.exists()
     assert ran(monkeypatch, "offered")["changed"]
     assert f"URIs: file:{machine / 'kept' / '580.95.05'}" in source.read_text()
-    index = (machine / "kept" / "580.95.05" / "Packages").read_text()
+    index = gzip.decompress((machine / "kept" / "580.95.05" / "Packages.gz").read_bytes()).decode()
     assert index.count("SHA256: ") == 2
     assert "Package: nvidia-smi\nFilename: ./nvidia-smi_1.deb\nSize: " in index
     assert ran(monkeypatch, "offered")["changed"] is False
