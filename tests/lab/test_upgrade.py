@@ -79,9 +79,12 @@ def test_an_upgrade_across_a_branch_by_canary_and_waves(fleet: Fleet) -> None:
         assert f"{name}: returned, {FIRST} -> {SECOND}" in run.output
     assert "min out of service" in run.output
     assert no_job_was_killed(fleet) > len(fleet.names)
-    # The log of the preparation has the downloads, and no node was drained before it ended.
-    logs = sorted(fleet.runs()[-1].parent.glob("*-prepare.log"))
-    assert all("nvidia-fabricmanager" in log.read_text() for log in logs)
+    # The log of the preparation has the downloads and the modules that were built; no node was drained before it ended.
+    logs = [path.read_text() for path in sorted(fleet.runs()[-1].parent.glob("*-prepare.log"))]
+    assert len(logs) == 2
+    assert all("nvidia-fabricmanager" in log and f"nvidia-open/{SECOND} for" in log for log in logs)
+    kept = fleet.on_all(f"ls /var/lib/gpunode/kept/{FIRST}")
+    assert all("nvidia-fabricmanager_" in names and "kept.json" in names for names in kept.values())
     assert {node["wave"] for node in run.nodes.values()} == {0, 1}
 
 
