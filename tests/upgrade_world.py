@@ -170,12 +170,12 @@ def simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 5) ->
     monkeypatch.setattr(upgrade_nodes, "look_at", found.look)
     monkeypatch.setattr(upgrade_nodes, "run", found.play)
     monkeypatch.setattr(leases, "ask", found.ask)
-    monkeypatch.setattr(upgrade_run, "RunLimits", partial(RunLimits, validate_s=0, poll_s=0.01, power_s=0))
+    monkeypatch.setattr(upgrade_run, "RunLimits", partial(RunLimits, poll_s=0.01, power_s=0))
     return found
 
 
 def upgraded(*words: str) -> int:
-    return run(["upgrade", "-i", "hosts.yml", "--to", NEW, "--scheduler", "command:drain", *words])
+    return run(["upgrade", "-i", "hosts.yml", "--to", NEW, "--scheduler", "command:drain", "--validate-wait=0", *words])
 
 
 def latest(tmp_path: Path) -> Journal:

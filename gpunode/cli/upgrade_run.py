@@ -86,6 +86,15 @@ OPTIONS = (
         metavar="SECONDS",
         help="How long to wait until a drained node is idle.",
     ),
+    click.option(
+        "--validate-wait",
+        "validate_s",
+        type=Seconds(0),
+        default=600,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long a node may take after its reboot until it is as good as before: services still start.",
+    ),
     click.option("--dry-run", is_flag=True, help="Print the plan and change nothing."),
     click.option(
         "--power-cycle",
@@ -128,6 +137,7 @@ class ChangeOptions:
     max_failed: int
     rollback: bool
     drain_s: float
+    validate_s: float
     dry_run: bool
     power_cycle: str | None
     pause: bool
@@ -477,7 +487,12 @@ def _run(  # noqa: PLR0913
         way_back=options.rollback,
         kept=goal.kept.name if goal.kept is not None else "",
     )
-    limits = RunLimits(drain_s=options.drain_s, most_failed=options.max_failed, rollback=options.rollback)
+    limits = RunLimits(
+        drain_s=options.drain_s,
+        validate_s=options.validate_s,
+        most_failed=options.max_failed,
+        rollback=options.rollback,
+    )
 
     def stops() -> str:
         if (journal.folder / ABORT).exists():

@@ -126,7 +126,7 @@ def test_a_fabric_manager_of_the_old_release_fails_the_canary_which_rolls_back(f
     before, boots = fleet.snapshots(), fleet.boots()
     fleet.submit(200)
     with fleet.drained_by_an_administrator(others[-1], TICKET):
-        run = fleet.upgrade("--to", "610", "--waves", "1,2")
+        run = fleet.upgrade("--to", "610", "--waves", "1,2", "--validate-wait", "60")
         assert fleet.service(others[-1])[1] == TICKET
     print(run.shown)
     assert run.rc == 1, run.shown

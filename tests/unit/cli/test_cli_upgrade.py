@@ -246,7 +246,7 @@ def test_the_variables_override_those_of_the_site() -> None:
 
 
 def rolled_back(*words: str) -> int:
-    return run(["rollback", "-i", "hosts.yml", "--scheduler", "command:drain", *words])
+    return run(["rollback", "-i", "hosts.yml", "--scheduler", "command:drain", "--validate-wait=0", *words])
 
 
 def test_a_rollback_gives_each_node_its_release_before_the_run(world: World, tmp_path: Path, capsys: Out) -> None:
