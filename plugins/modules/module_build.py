@@ -45,7 +45,7 @@ built:
   returned: success
   type: list
   elements: str
-skipped:
+reason:
   description: Why nothing was built; empty if something was.
   returned: success
   type: str
@@ -124,8 +124,8 @@ def build(archive: Path, limit_s: int) -> list[str]:
                     logs = sorted((folder / "dkms").glob("*/*/build/make.log"))
                     lines = errors_of_compiler(logs[-1]) if logs else []
                     text = (errors or output).strip().splitlines()[-1:]
-                    reason = "\n".join([*text, *lines]) or f"exit status {code}"
-                    raise BuildError(f"{module}/{version} does not build for kernel {kernel}: {reason}")
+                    why = "\n".join([*text, *lines]) or f"exit status {code}"
+                    raise BuildError(f"{module}/{version} does not build for kernel {kernel}: {why}")
                 found.append(f"{module}/{version} for {kernel}")
     return found
 
@@ -141,22 +141,22 @@ def main() -> None:
     )
     wanted = {name: str(version) for name, version in module.params["packages"].items() if name.endswith("-dkms")}
     archives = [path for path in (archive_of(name, version) for name, version in sorted(wanted.items())) if path]
-    skipped = ""
+    reason = ""
     if module.check_mode:
-        skipped = "check mode"
+        reason = "check mode"
     elif not archives:
-        skipped = "no package with sources of a kernel module is in apt's cache"
+        reason = "no package with sources of a kernel module is in apt's cache"
     elif shutil.which("dkms") is None:
-        skipped = "dkms is not installed"
+        reason = "dkms is not installed"
     elif not kernels():
-        skipped = "no kernel has its headers installed"
-    if skipped:
-        module.exit_json(changed=False, built=[], skipped=skipped)
+        reason = "no kernel has its headers installed"
+    if reason:
+        module.exit_json(changed=False, built=[], reason=reason)
     try:
         built = [one for archive in archives for one in build(archive, module.params["limit_s"])]
     except BuildError as error:
         module.fail_json(msg=f"module-build: {error}")
-    module.exit_json(changed=False, built=built, skipped="")
+    module.exit_json(changed=False, built=built, reason="")
 
 
 if __name__ == "__main__":

@@ -105,9 +105,9 @@ def test_a_module_that_does_not_build_for_the_next_kernel_is_an_error(
 )
 @pytest.mark.usefixtures("machine")
 def test_why_nothing_is_built(packages: dict[str, str], check: bool, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert built(packages, monkeypatch, check)["skipped"].startswith(why)
+    assert built(packages, monkeypatch, check)["reason"].startswith(why)
 
 
 def test_a_node_without_headers_builds_nothing(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_build, "MODULES", machine / "room")
-    assert built(PACKAGES, monkeypatch)["skipped"] == "no kernel has its headers installed"
+    assert built(PACKAGES, monkeypatch)["reason"] == "no kernel has its headers installed"
