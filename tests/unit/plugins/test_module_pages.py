@@ -81,3 +81,11 @@ def test_ansible_doc_prints_every_page() -> None:
     pages = json.loads(done.stdout)
     assert set(pages) == {f"gpunode.node.{name}" for name in NAMES}
     assert all(page["doc"] and page["examples"] for page in pages.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_module_returns_a_name_that_ansible_gives_a_meaning(name: str) -> None:
+    """A task with a text under ``skipped`` counts as skipped."""
+    module = importlib.import_module(f"{PACKAGE}.{name}")
+    returned = yaml.safe_load(getattr(module, "RETURN", "") or "") or {}
+    assert not {"skipped", "failed", "unreachable", "changed", "exception"} & returned.keys()
