@@ -69,7 +69,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
@@ -105,20 +105,29 @@ def digest(path: Path) -> str:
     return total.hexdigest()
 
 
-def recorded(folder: Path) -> dict[str, Any] | None:
+class Record(NamedTuple):
+    """What a folder keeps."""
+
+    versions: dict[str, str]
+    """Version of each package."""
+    files: dict[str, str]
+    """Checksum of each file."""
+
+
+def recorded(folder: Path) -> Record | None:
     """Return the record of a folder; None if it has none, because keeping was interrupted or it is damaged."""
     try:
         found = json.loads((folder / RECORD).read_bytes())
-        return found if all(isinstance(found[name], dict) for name in ("files", "versions")) else None
+        return Record(versions=dict(found["versions"]), files=dict(found["files"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def damaged(folder: Path, record: dict[str, Any]) -> list[str]:
+def damaged(folder: Path, record: Record) -> list[str]:
     """Return the kept files that are missing or have another checksum."""
     return [
         name
-        for name, checksum in sorted(record["files"].items())
+        for name, checksum in sorted(record.files.items())
         if not (folder / name).is_file() or digest(folder / name) != checksum
     ]
 
@@ -136,7 +145,7 @@ def keep(folder: Path, names: list[str], limit_s: int, *, pretend: bool) -> bool
     if not versions:
         raise KeptError("none of the packages is installed")
     record = recorded(folder)
-    if record is not None and record["versions"] == versions and not damaged(folder, record):
+    if record is not None and record.versions == versions and not damaged(folder, record):
         return False
     if pretend:
         return True
@@ -175,7 +184,7 @@ def lacking(versions: dict[str, str]) -> list[str]:
 def offer(folder: Path, *, pretend: bool) -> bool:
     """Add a folder to apt's sources if another source lacks its versions; return whether something changed."""
     record = recorded(folder)
-    if record is None or not lacking(record["versions"]):
+    if record is None or not lacking(record.versions):
         return withdraw(pretend=pretend)
     wrong = damaged(folder, record)
     if wrong:
@@ -184,7 +193,7 @@ def offer(folder: Path, *, pretend: bool) -> bool:
             "the recorded one"
         )
     stanzas = []
-    for name, checksum in sorted(record["files"].items()):
+    for name, checksum in sorted(record.files.items()):
         fields = output_of(["dpkg-deb", "--field", str(folder / name)], ANSWER_S).rstrip("\n")
         size = (folder / name).stat().st_size
         stanzas.append(f"{fields}\nFilename: ./{name}\nSize: {size}\nSHA256: {checksum}\n")
@@ -230,8 +239,8 @@ def main() -> None:
             changed = offer(folder, pretend=pretend) if state == "offered" else withdraw(pretend=pretend)
     except (KeptError, OSError) as error:
         module.fail_json(msg=f"kept-packages: {' '.join(str(error).split())}")
-    record = recorded(folder) or {"files": {}}
-    module.exit_json(changed=changed, files=sorted(record["files"]))
+    record = recorded(folder)
+    module.exit_json(changed=changed, files=sorted(record.files) if record else [])
 
 
 if __name__ == "__main__":
