@@ -105,7 +105,7 @@ def digest(path: Path) -> str:
     return total.hexdigest()
 
 
-class Record(NamedTuple):
+class KeptRecord(NamedTuple):
     """What a folder keeps."""
 
     versions: dict[str, str]
@@ -114,16 +114,16 @@ class Record(NamedTuple):
     """Checksum of each file."""
 
 
-def recorded(folder: Path) -> Record | None:
+def recorded(folder: Path) -> KeptRecord | None:
     """Return the record of a folder; None if it has none, because keeping was interrupted or it is damaged."""
     try:
         found = json.loads((folder / RECORD).read_bytes())
-        return Record(versions=dict(found["versions"]), files=dict(found["files"]))
+        return KeptRecord(versions=dict(found["versions"]), files=dict(found["files"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def damaged(folder: Path, record: Record) -> list[str]:
+def damaged(folder: Path, record: KeptRecord) -> list[str]:
     """Return the kept files that are missing or have another checksum."""
     return [
         name
