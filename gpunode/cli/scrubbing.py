@@ -222,8 +222,12 @@ class Scrubber:
             number = (0xFFFF << 32) | int(ipaddress.IPv4Address(self._ipv4(str(mapped))))
         else:
             number = self._within(int(address), 128, 64 if address.is_link_local else 8)
-        made = ipaddress.IPv6Address(number)
-        return made.exploded if len(value) == len(made.exploded) else str(made)
+        digits = f"{number:032x}"
+        groups = [digits[at : at + 4] for at in range(0, 32, 4)]
+        if len(value) == len(":".join(groups)):
+            return ":".join(groups)
+        # From Python 3.13 on, a mapped address has a decimal part, which another replacement would find.
+        return f"::ffff:{groups[6]}:{groups[7]}" if mapped is not None else str(ipaddress.IPv6Address(number))
 
     def _within(self, number: int, bits: int, kept: int) -> int:
         """Return another address: those that shared their first bits still share as many."""
