@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help bootstrap engine demo demo-real test test-all lint format docs dist audit zipapp lock captures clean
+.PHONY: help bootstrap engine demo demo-real test test-all mutation lint format docs dist audit zipapp lock captures clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,11 @@ test: bootstrap ## What a change needs, of every tier that this machine can run
 test-all: bootstrap ## Every tier, every lab test, every scenario (hours on two cores)
 	@scripts/docker-engine || true
 	@$(BIN)/python scripts/run_tests.py --all
+	@$(MAKE) --no-print-directory mutation PLACES=2
+
+mutation: bootstrap ## Change the code that guards against lockout, loss and injection; tests must notice 90 % (PLACES=20)
+	@$(BIN)/pip install --quiet cosmic-ray==8.7.0
+	@$(BIN)/python scripts/mutation_tests.py --places $(or $(PLACES),20) --at-least 90
 
 lint: bootstrap ## ruff, mypy, yamllint, ansible-lint
 	@$(BIN)/python scripts/run_tests.py --only lint

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PLAN, NODE, APT = "gpunode/provisioning", "plugins/module_utils", "roles/test_apt_transaction.py"
+PLAN, NODE, APT = "gpunode/provisioning", "plugins/module_utils", "plugins/test_apt_transaction.py"
 GUARDS = {
     f"{PLAN}/accounts.py": ("provisioning/test_provisioning_accounts.py",),
-    f"{PLAN}/keys.py": ("provisioning/test_provisioning_keys.py", "roles/test_repository_key.py"),
+    f"{PLAN}/keys.py": ("provisioning/test_provisioning_keys.py", "plugins/test_repository_key.py"),
     f"{PLAN}/preflight.py": ("provisioning/test_provisioning_preflight.py",),
     f"{PLAN}/reboot.py": ("provisioning/test_provisioning_reboot.py",),
     f"{PLAN}/ssh_hardening.py": ("provisioning/test_provisioning_ssh_hardening.py",),
@@ -30,7 +30,7 @@ GUARDS = {
         "provisioning/test_provisioning_ssh_hardening.py",
     ),
     f"{PLAN}/storage.py": ("provisioning/test_provisioning_storage.py",),
-    f"{NODE}/apt_transaction.py": (APT, "roles/test_driver_transaction.py"),
+    f"{NODE}/apt_transaction.py": (APT, "plugins/test_driver_transaction.py"),
     f"{NODE}/file_access.py": (
         "plugins/test_file_access.py",
         "plugins/test_managed_files.py",
@@ -38,7 +38,7 @@ GUARDS = {
     ),
     f"{NODE}/guard.py": ("plugins/test_guard.py", "plugins/test_guarded_change.py"),
     f"{NODE}/managed.py": ("plugins/test_managed_files.py",),
-    f"{NODE}/repository_key.py": ("roles/test_repository_key.py",),
+    f"{NODE}/repository_key.py": ("plugins/test_repository_key.py",),
     f"{NODE}/scratch_disks.py": ("plugins/test_block_devices.py",),
     "gpunode/checks/actions.py": ("checks", "cli/test_cli_outputs.py", "../contract/test_declarations.py"),
     "gpunode/cli/writing.py": ("cli/test_cli_writing.py", "cli/test_cli_foreign.py"),

@@ -233,7 +233,7 @@ ALLOWED_SKIPS = {
 other skip is a failure there: a missing package or file of the project must not look like a success.
 """
 FORKING = (
-    ("tests/unit/plugins", "tests/unit/roles", "tests/unit/fleet"),
+    ("tests/unit/plugins", "tests/unit/fleet"),
     ("tests/unit/cli", "tests/unit/judging", "tests/unit/stack"),
 )
 """Folders of unit tests that fork often. Each group has a run of pytest to itself: with all tests in one process, each

@@ -6,8 +6,8 @@ import click
 
 from gpunode.checks import registry
 from gpunode.checks.own import load_packages
-from gpunode.cli.inventories import explained
 from gpunode.cli.options import INVENTORY, LIMIT, Duration
+from gpunode.cli.selection import explained
 from gpunode.errors import UsageError
 from gpunode.report import alerts, dashboard
 

@@ -228,7 +228,7 @@ def _diff(options: PlanOptions) -> int:
 
 
 def _explain(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> int:
-    from gpunode.cli.plan_explain import as_text as explained  # noqa: PLC0415 (only needed here)
+    from gpunode.cli.plan_text import explanation_text as explained  # noqa: PLC0415 (only needed here)
     from gpunode.stack.explain import explain_rule  # noqa: PLC0415 (the same)
 
     if options.inventories or options.replay:

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 import yaml
 
 from gpunode.catalog import Catalog
-from gpunode.cli.inventories import explained
 from gpunode.cli.plan_host import host_of
-from gpunode.cli.selection import ask_password, shown_progress
+from gpunode.cli.selection import ask_password, explained, shown_progress
 from gpunode.cli.writing import write_whole
 from gpunode.errors import UsageError
 from gpunode.fleet import Collected, collect

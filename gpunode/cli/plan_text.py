@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpunode.stack import Conflict, Plan, PlanGroup, Stack
+from gpunode.stack.explain import Explanation
 from gpunode.stack.model import Library, Service
 from gpunode.text import all_printable, counted, listed
 
@@ -31,6 +32,7 @@ NAMES = {
 }
 """Components that a stack may lack."""
 MOST_HOSTS = 12
+MOST_DRIVERS = 6
 
 
 def as_text(document: Plan, *, verbose: bool) -> str:
@@ -145,3 +147,23 @@ def _last_line(document: Plan) -> Text:
     }
     summary = ", ".join(f"{counted(number, 'node')} {what}" for what, number in counts.items() if number)
     return Text(f"{summary}; support dates were evaluated for {document.today}")
+
+
+def explanation_text(found: Explanation) -> str:
+    """Return the rule, its statements on the question, and its decisions."""
+    return "\n".join(_explanation_lines(found)) + "\n"
+
+
+def _explanation_lines(found: Explanation) -> Iterator[str]:
+    yield found.rule
+    yield f"  means  {found.means}"
+    yield f"  facts  {found.facts}"
+    for saying in found.says:
+        yield f"  {'refuses' if saying.refuses else 'warns'}: {saying.text}"
+        if saying.drivers:
+            yield f"    about {listed(saying.drivers, MOST_DRIVERS)}"
+    for field, text in found.decided.items():
+        yield f"  decides {field}: {text}"
+    if not found.says and not found.decided:
+        yield "  does not apply to this request"
+    yield f"  chosen: {found.chosen}" if found.chosen else "  no stack matches"

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 import click
 import yaml
 
-from gpunode.cli.inventories import explained
 from gpunode.cli.options import inventory_option
 from gpunode.cli.plan_fleet import refuse_poisoned_locks
+from gpunode.cli.selection import explained
 from gpunode.cli.stack_origin import origin_lines, unwritten
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError

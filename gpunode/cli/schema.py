@@ -5,13 +5,12 @@ unnoticed.
 """
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import click
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gpunode.cli.checks import CheckList
-from gpunode.cli.error_document import ErrorDocument
 from gpunode.cli.history import RunExport
 from gpunode.cli.options import VERBOSE_ACCEPTED
 from gpunode.errors import UsageError
@@ -26,6 +25,19 @@ from gpunode.text import unknown
 from gpunode.top.document import TopDocument
 from gpunode.tuning import Tunings
 from gpunode.tuning.advice import AdviceDocument
+
+
+class ErrorDocument(BaseModel):
+    """Why there is no result: wrong usage, or an answer that could not be determined."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    schema_name: Literal["gpunode.error/1"] = Field("gpunode.error/1", alias="schema")
+    message: str
+    """The line on stderr: what is wrong, where, what to do."""
+    exit_code: Literal[2, 3]
+    """2: wrong usage or configuration; 3: could not be determined."""
+
 
 MODELS: dict[str, Any] = {
     "advice": AdviceDocument,

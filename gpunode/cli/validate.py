@@ -18,11 +18,10 @@ from gpunode.checks.own import load_packages
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
-from gpunode.cli.kept_run import EarlierRun, KeptRun
 from gpunode.cli.options import EXPECT, REPLAY, SELECT, SKIP, STRICT, policy_option, quiet
 from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
 from gpunode.cli.recording import Recorder
-from gpunode.cli.saved_runs import SNAPSHOT, extract_snapshot
+from gpunode.cli.saved_runs import SNAPSHOT, EarlierRun, KeptRun, extract_snapshot
 from gpunode.cli.selection import NodeProgress, Selection, refuse_asking, shown_progress
 from gpunode.cli.workloads import WorkloadOptions
 from gpunode.cli.write_expect import SETTINGS, must_be_writable, settings_of, write_expectation

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from gpunode.checks import registry
 from gpunode.cli import VERBS, run
-from gpunode.cli.error_document import ErrorDocument
 from gpunode.cli.fabric import validate_fabric
 from gpunode.cli.on_node import validate_on_node
 from gpunode.cli.root import expects_json, root, with_common
+from gpunode.cli.schema import ErrorDocument
 from gpunode.cli.selection import Shown, shown_progress
 from gpunode.errors import UsageError
 from gpunode.judging.request import selected_checks

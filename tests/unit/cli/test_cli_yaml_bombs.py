@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gpunode.cli import run
-from gpunode.cli.inventories import explained
+from gpunode.cli.selection import explained
 from gpunode.errors import UsageError
 from gpunode.yaml_file import Expanded, load_bounded, read_mapping
 
