@@ -10,48 +10,17 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from gpunode import __version__
-from gpunode.catalog import load, origins
-from gpunode.checks import Finding, State, Status, identify, registry
-from gpunode.checks.own import load_packages
-from gpunode.checks.registry import NOT_RUN, not_run
 from gpunode.cli.options import EXPECT, SELECT, SKIP, STRICT, Duration, policy_option
-from gpunode.cli.writing import write_whole
-from gpunode.errors import UsageError
-from gpunode.facts import facts_from_bundle
-from gpunode.judging.report import (
-    AFFECTED,
-    WORST_FIRST,
-    NodeReport,
-    Report,
-    counting,
-    exit_code,
-    judged,
-    report,
-    unreachable,
-)
-from gpunode.judging.request import JudgingRequest, findings_of, selected_checks
-from gpunode.probe import Answer
-from gpunode.report import formats
-from gpunode.report.folding import cause_rank
-from gpunode.text import printable
 
 SCRIPT = Path(__file__).parents[1] / "probe" / "script.py"
 FORMATS = ("console", "json", "prometheus", "slurm")
 OF_PROBE, OF_WAITING = 0.65, 0.9
 """Shares of the budget: for the probe to query sources, and for its answer to arrive; the rest is for judging."""
 MOST_BYTES = 64 << 20
-__all__ = ["LocalJudging", "exit_code", "slurm_line", "within_budget", "write_whole", "written"]
-REASON_MOST = 200
-"""Characters of a reason: sinfo shows it in one line."""
-CUT = ("left of the time for the whole probe", "the time for the whole probe is used up", "not finished within")
-"""In the reason for data that the budget cut off."""
 
 
 @click.command("validate", context_settings={"help_option_names": ["-h", "--help"]})
@@ -111,6 +80,7 @@ def validate_on_node(  # noqa: PLR0913
     look = ProbeRun(begun + OF_PROBE * budget, begun + OF_WAITING * budget)
     try:
         # Most of the time until a verdict goes into this, while the probe runs.
+        from gpunode.cli.on_node_verdict import LocalJudging, exit_code, write_whole, written  # noqa: PLC0415
 
         judging = LocalJudging(expect, policy_file, selected, skipped)
         loaded = time.monotonic()
@@ -189,99 +159,3 @@ class ProbeRun:
             self._process.wait(0.5)
         if self._process.stdout is not None:
             self._process.stdout.close()
-
-
-class LocalJudging:
-    """The criteria for this machine. Raises UsageError for invalid files and names."""
-
-    def __init__(
-        self, expect: Path | None, policy: Path | None, selected: tuple[str, ...], skipped: tuple[str, ...]
-    ) -> None:
-        self._started = datetime.now(UTC)
-        load()
-        origins.table()
-        load_packages(registry)
-        request = JudgingRequest()
-        if expect is not None:
-            from gpunode.judging.expectation import read_expectation  # noqa: PLC0415 (a prolog mostly has none)
-
-            request = replace(request, expectation=read_expectation(expect))
-        if policy is not None:
-            from gpunode.judging.policy import read_policy, today  # noqa: PLC0415
-
-            request = replace(request, policy=read_policy(policy, today()))
-        self.request = replace(request, checks=selected_checks(selected, skipped))
-
-    def report(self, answer: bytes, *, until: float, seconds: float) -> Report:
-        """Return the report on the probe's answer; checks that have not begun by ``until`` are not run."""
-        form = "%Y-%m-%dT%H:%M:%SZ"
-        node = self._node(answer, until, seconds)
-        started, finished = self._started.strftime(form), datetime.now(UTC).strftime(form)
-        return report([node], level="quick", version=__version__, started_at=started, finished_at=finished)
-
-    def _node(self, answer: bytes, until: float, seconds: float) -> NodeReport:
-        name = os.uname().nodename
-        if not answer:
-            # It has limits of its own: either the machine is overloaded, or something hangs in the kernel.
-            return unreachable(name, f"the probe did not end within the budget ({seconds:.1f} s)", seconds)
-        try:
-            bundle = Answer(answer, where="the probe's answer").bundle()
-        except UsageError as err:
-            return unreachable(name, str(err), seconds)
-        facts = facts_from_bundle(bundle)
-        found = findings_of(bundle, facts, self.request, level="quick", policy=self.request.policy, until=until)
-        smi_cut = any(run.answers == "smi" and run.ended in ("slow", "not-run") for run in facts.tool_runs or ())
-        findings = [within_budget(finding, smi_cut=smi_cut) for finding in found]
-        return judged(bundle.host, identify(facts), findings, seconds, self.request.policy)
-
-
-def within_budget(finding: Finding, *, smi_cut: bool) -> Finding:
-    """Return the finding unchanged, or as not run if its data are missing only because of the budget.
-
-    ``smi_cut``: nvidia-smi itself did not answer in time. Whether it hangs or is slow is unknown: the finding on it
-    stays undetermined, so that the node does not count as healthy.
-    """
-    if finding.status is not Status.ERROR or not any(text in finding.message for text in CUT):
-        return finding
-    if smi_cut and finding.check == "driver.tools-answer":
-        return finding
-    return not_run(finding.check, finding.message)
-
-
-def written(document: Report, form: str, *, verbose: bool) -> str:
-    """Return the report in the format of ``--format``."""
-    if form == "slurm":
-        return slurm_line(document.nodes[0]) + "\n"
-    return "".join(formats.parts(form, document, verbose=verbose))
-
-
-def slurm_line(node: NodeReport) -> str:
-    """Return ``STATE: REASON``: drain, observe or none according to the findings, or unknown.
-
-    One line without quotes, so that a script can pass it to scontrol unchanged.
-    """
-    statuses = [finding.status for finding in counting(node.findings)]
-    left = sum(finding.message.startswith(NOT_RUN) for finding in node.findings)
-    if node.status in (Status.PASS, Status.SKIP):
-        counts = f"{statuses.count(Status.PASS)} passed, {statuses.count(Status.SKIP)} skipped"
-        state = "none" if node.status is Status.PASS else "unknown"
-        return f"{state}: {counts}{f', {left} not run' if left else ''}"
-    known = node.status is not Status.ERROR or node.recommended_state is State.DRAIN
-    state = node.recommended_state.value if known else "unknown"
-    bad = [
-        finding
-        for finding in counting(node.findings)
-        if finding.status in AFFECTED and (known or finding.status is Status.ERROR)
-    ]
-    bad.sort(
-        key=lambda finding: (
-            finding.recommended_state is not node.recommended_state,
-            WORST_FIRST.index(finding.status),
-            cause_rank((finding.check,)),
-        )
-    )
-    first, more = bad[0], len(bad) - 1
-    where = "" if first.component == "node" else f" {first.component}"
-    rest = f" (and {more} more)" if more else ""
-    text = printable(f"{first.check}{where}: {first.message}").replace('"', "'").replace("\\", "/")
-    return f"{state}: {text[: REASON_MOST - len(rest)]}{rest}"

@@ -10,6 +10,7 @@ import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -213,10 +214,10 @@ def _refuse_unknown_options(file: SettingsFile, table: Table, command: click.Com
 
 def _options_of_other_kinds() -> set[str]:
     """Return the options of ``validate`` and of ``validate --fabric``."""
-    from gpunode.cli.fabric import validate_fabric  # noqa: PLC0415 (slow to load)
-    from gpunode.cli.validate import command  # noqa: PLC0415 (the same)
-
-    return {name for each in (validate_fabric, command) for name, _ in options_of(each)}
+    # By name, as the group of all verbs loads them: these modules import this one.
+    commands = (("fabric", "validate_fabric"), ("validate", "command"))
+    found: list[click.Command] = [getattr(import_module(f"gpunode.cli.{verb}"), name) for verb, name in commands]
+    return {name for command in found for name, _ in options_of(command)}
 
 
 def _checked(value: Any, param: click.Option, path: Path, key: str) -> Any:
