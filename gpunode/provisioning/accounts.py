@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from gpunode.frozen import Frozen
+from gpunode.provisioning.base import brings_users
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, owned, sysctl_path
@@ -17,6 +18,7 @@ from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest
 from gpunode.provisioning.role import Role, Settings, option
 from gpunode.provisioning.sections import completed
 from gpunode.provisioning.ssh_keys import key_blob, key_problem
+from gpunode.provisioning.ssh_login import keys_elsewhere
 from gpunode.provisioning.ssh_state import SshState, effective_values
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning.kernel import in_container
@@ -107,6 +109,9 @@ def present(state: NodeState, settings: AccountsSettings, context: Context) -> M
     kernel = owned(context.settings_of("kernel_tuning")["sysctl"]) if settings.sysctl else {}
     live = {} if in_container(state.facts) else {sysctl_path(name): value for name, value in kernel.items()}
     admins = [admin for admin in settings.admins if admin.state == "present"]
+    if brings_users(state, context):
+        # In check mode: an admin user without keys may be one of the directory.
+        admins = [admin for admin in admins if admin.keys or ssh.account(admin.name) is not None]
     refusals = tuple(f"accounts_admins: {name}: {why}" for name, why in _without_keys(ssh, settings, admins))
     text = ROLE.texts(context)
     sudo = _sudo_file(settings, admins, text)
@@ -178,9 +183,10 @@ def _bad_settings(settings: AccountsSettings) -> Iterator[str]:
 
 
 def _without_keys(ssh: SshState, settings: AccountsSettings, admins: list[Admin]) -> Iterator[tuple[str, str]]:
+    elsewhere = keys_elsewhere(effective_values(ssh.effective or ""))
     for admin in admins:
         account = ssh.account(admin.name)
-        there = account is not None and bool(account.keys) and not settings.exclusive_keys
+        there = account is not None and (elsewhere or (bool(account.keys) and not settings.exclusive_keys))
         if not admin.keys and not there:
             yield admin.name, "the user has no key and could not log in: set keys"
         if account is not None and account.folder in NO_FOLDER:

@@ -34,6 +34,7 @@ NEEDED_FOR_GPUS = ("kernels", "pci", "modules", "gpu_processes")
 FACTS = ("gpunode_reboot_required", "gpunode_restart_required")
 """Variables that the roles, or a user's playbook, set."""
 ORDER = (
+    "base",
     "nvidia_repository",
     "nvidia_driver",
     "nvidia_fabric",

@@ -5,6 +5,7 @@ from typing import Any
 
 from gpunode.provisioning import (
     accounts,
+    base,
     cuda,
     dcgm,
     docker,
@@ -40,6 +41,7 @@ ROLES: dict[str, Role[Any]] = {
     role.name: role
     for role in (
         preflight.ROLE,
+        base.ROLE,
         nvidia_repository.ROLE,
         driver.ROLE,
         nvidia_fabric.ROLE,

@@ -9,6 +9,7 @@ from datetime import date
 
 from pydantic import JsonValue, ValidationError
 
+from gpunode.provisioning.base import brings_users
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.manifest import (
@@ -87,8 +88,11 @@ def present(state: NodeState, settings: SshHardeningSettings, context: Context) 
     ssh = _daemon(state)
     if ssh is None:
         return Manifest(role=ROLE.name, refusals=(NO_DAEMON,))
-    # In check mode: users that the role accounts would create; their logins cannot be tested yet.
+    # In check mode: users of the roles accounts and base who do not exist yet; their logins cannot be tested.
     coming = set(context.planned.users)
+    if brings_users(state, context):
+        named = (*settings.admin_users, *settings.allow_users, *settings.forwarding_users)
+        coming |= {user for user in named if ssh.account(user) is None}
     refusals = [*_bad_settings(ssh, settings), *_bad_users(ssh, settings, coming), *_bad_ports(ssh, settings)]
     if refusals:
         return Manifest(role=ROLE.name, refusals=tuple(refusals))

@@ -40,6 +40,8 @@ def obstacles(account: Account | None, name: str, address: str, effective: str) 
         "prohibit-password",
     ):
         yield "root may not log in (ssh_hardening_root)"
+    if _without_key(account, values):
+        return
     if values.get("pubkeyauthentication") == ("no",):
         yield f"PubkeyAuthentication is off for {name}"
     methods = " ".join(values.get("authenticationmethods", ("any",))).split()
@@ -48,9 +50,30 @@ def obstacles(account: Account | None, name: str, address: str, effective: str) 
     yield from _key_obstacles(account, values)
 
 
+def keys_elsewhere(values: Mapping[str, tuple[str, ...]]) -> bool:
+    """Return whether sshd accepts keys that no file of the user has: those of a directory (SSSD) or an authority."""
+    return any(values.get(name, ("none",))[0] != "none" for name in ("authorizedkeyscommand", "trustedusercakeys"))
+
+
+def _without_key(account: Account, values: Mapping[str, tuple[str, ...]]) -> bool:
+    """Return whether a user of a directory can log in without a key: by password (PAM asks SSSD) or Kerberos.
+
+    The node has no password of such a user, so its state is unknown. A local user with one is judged by the keys: the
+    controller logs in with a key.
+    """
+    if account.password != "unknown" or values.get("usepam") != ("yes",):  # noqa: S105
+        return False
+    methods = set(" ".join(values.get("authenticationmethods", ("any",))).split())
+    offered = {
+        "password": "passwordauthentication",
+        "keyboard-interactive": "kbdinteractiveauthentication",
+        "gssapi-with-mic": "gssapiauthentication",
+    }
+    return any(values.get(key) == ("yes",) and methods & {"any", name} for name, key in offered.items())
+
+
 def _key_obstacles(account: Account, values: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    elsewhere = ("authorizedkeyscommand", "trustedusercakeys")
-    if any(values.get(name, ("none",))[0] != "none" for name in elsewhere):
+    if keys_elsewhere(values):
         return
     if account.keys_problem and not account.keys_problem.endswith("lines that are not keys"):
         yield account.keys_problem

@@ -45,8 +45,22 @@ RELEASE = "580.95.05"
 _ROLES = yaml.safe_load((collection_root() / "playbooks" / "site.yml").read_text(encoding="utf-8"))[1]
 ORDER = ("preflight", *_ROLES["vars"]["__gpunode_all"])
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFlMQ4QIoLa0nhzL10xJLycLZUvclZ1U9Ui9YZwHN8u3 ada"
+PEM = "-----BEGIN CERTIFICATE-----\n" + "QUFB" * 30 + "\n-----END CERTIFICATE-----\n"
 SETTINGS: dict[str, dict[str, Any]] = {
     "accounts": {"admins": [{"name": "ada", "keys": [KEY], "state": "present"}]},
+    "base": {
+        "address": "10.9.0.7",
+        "ntp_servers": ["ntp.example.com"],
+        "dns_servers": ["10.0.0.2"],
+        "proxy_http": "http://proxy.example.com:3128",
+        "ca_certificates": {"site": PEM},
+        "timezone": "Europe/Berlin",
+        "locale": "de_DE.UTF-8",
+        "journal_max": "4G",
+        "syslog_server": "logs.example.com",
+        "ldap_uris": ["ldaps://ldap.example.com"],
+        "ldap_search_base": "dc=example,dc=com",
+    },
     "cuda": {"toolkit": ["12.9"], "nccl": True, "cudnn": True},
     "docker": {"source": "docker", "users": ["ada"], "daemon": {"data-root": "/scratch/docker"}},
     "firewall": {"ssh_networks": ["10.0.0.0/8"], "cluster_networks": ["10.9.0.0/16"]},
@@ -76,6 +90,8 @@ FILES = {
 }
 TEXTS = {
     "/usr/local/bin/gpunode": "#!",
+    "/etc/hosts": "127.0.0.1 localhost\n",
+    "/etc/resolv.conf": "nameserver 192.0.2.1\n",
     "/etc/fstab": "UUID=aaaa / ext4 errors=remount-ro 0 1\n",
     BOOT_ID: "00000000-0000-0000-0000-000000000001\n",
     "/sys/kernel/mm/transparent_hugepage/enabled": "[always] madvise never\n",
@@ -111,6 +127,10 @@ UNITS = {
     "prometheus-node-exporter": ("prometheus-node-exporter.service",),
     "datacenter-gpu-manager-exporter": ("nvidia-dcgm-exporter.service",),
     "dnf-automatic": ("dnf-automatic.timer",),
+    "chrony": ("chrony.service", "chronyd.service"),
+    "rsyslog": ("rsyslog.service",),
+    "sssd-ldap": ("sssd.service",),
+    "munge": ("munge.service", "slurmd.service"),
 }
 """Units of packages. They are enabled with apt, and disabled with dnf."""
 
@@ -185,6 +205,9 @@ class Machine:
             "peer_memory": None,
             "nics": [],
             "numa": [],
+            "own_name": {"name": "node", "addresses": []},
+            "driver_gpus": [],
+            "slurm": None,
         }
         if self.manager == "dnf":
             facts["os"] = {**facts["os"], **ROCKY}
@@ -517,9 +540,14 @@ class Machine:
             facts["loaded_driver"] = {"version": RELEASE, "flavour": "open"}
             facts["modules"] = [*facts["modules"], "nvidia"]
             gpus = [{**GPU, "index": at, "uuid": f"GPU-{at}"} for at in range(2)]
+            facts["driver_gpus"] = [
+                {"slot": gpu["slot"], "model": None, "uuid": None, "minor": at, "excluded": False, "firmware": None}
+                for at, gpu in enumerate(one for one in HGX if one["class_id"].startswith("03"))
+            ]
             facts["smi"] = {"document": {"driver_version": RELEASE, "attached_gpus": len(gpus), "gpus": gpus}}
         if not there:
-            facts |= {"loaded_driver": None, "smi": None, "modules": []}  # after the reboot that the plan names
+            # After the reboot that the plan names.
+            facts |= {"loaded_driver": None, "smi": None, "modules": [], "driver_gpus": []}
 
     def _after_gpu_settings(self, _values: Mapping[str, Any]) -> None:
         """The unit sets the GPUs, and records what they had."""
@@ -545,6 +573,12 @@ class Machine:
             self.document["ssh"]["accounts"].append(row)
         for row in self.document["ssh"]["accounts"]:
             row["password"] = "locked" if row["name"] in values["lock"] else row["password"]
+
+    def _after_base(self, _values: Mapping[str, Any]) -> None:
+        """The commands set what systemd keeps."""
+        if self.absent != "base":
+            self.document["facts"]["time_sync"] = {"synchronized": True, "service": None, "timezone": "Europe/Berlin"}
+            self._write("/etc/locale.conf", "LANG=de_DE.UTF-8\n")
 
     def _after_storage(self, values: Mapping[str, Any]) -> None:
         if values:

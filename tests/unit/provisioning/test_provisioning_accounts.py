@@ -361,3 +361,36 @@ def test_in_a_container_the_hosts_kernel_is_left_alone() -> None:
 def test_good_keys_and_options_are_taken(key: str) -> None:
     expected = None if not key.startswith("sk-") else "damaged"
     assert (key_problem(key) is None) if expected is None else expected in str(key_problem(key))
+
+
+def test_an_admin_user_of_a_directory_needs_no_key_in_a_file() -> None:
+    """sshd asks SSSD for the keys: no password is locked, and nothing is written into the home."""
+    ssh = copy.deepcopy(RECORDED)
+    lena = {
+        **ssh["accounts"][0],
+        "name": "lena",
+        "uid": 20001,
+        "group": "staff",
+        "home": "/nfs/home/lena",
+        "groups": [],
+    }
+    ssh["accounts"].append({**lena, "password": "unknown", "keys": [], "document": None, "folder": "absent"})
+    admins = [{"name": "lena", "keys": [], "state": "present"}]
+    assert [line for line in plan(ssh, admins=admins).refusals if "lena" in line]
+    command = "authorizedkeyscommand /usr/bin/sss_ssh_authorizedkeys"
+    ssh["effective"] = ssh["effective"].replace("authorizedkeyscommand none", command)
+    manifest = plan(ssh, admins=admins)
+    assert manifest.refusals == ()
+    found = result(manifest)
+    assert (found["create"], [name for name in found["lock"] if name == "lena"]) == ([], [])
+    assert not [one for one in found["guarded"] if "/nfs/home" in one["path"]]
+
+
+def test_in_check_mode_an_admin_user_may_come_with_the_directory() -> None:
+    state = node(facts={"virtualization": "none"}).model_copy(update={"ssh": SshState.model_validate(RECORDED)})
+    wanted = settings_of("accounts", state="present", admins=[{"name": "lena", "keys": [], "state": "present"}])
+    directory = {"state": "present", "ldap_uris": ["ldaps://ldap"], "ldap_search_base": "dc=a"}
+    for base, refused in (({}, True), (directory, False)):
+        manifest = accounts.ROLE.plan(state, wanted, context_of({"base": base}, check=True))
+        assert bool(manifest.refusals) is refused
+    assert accounts.ROLE.plan(state, wanted, context_of({"base": directory})).refusals

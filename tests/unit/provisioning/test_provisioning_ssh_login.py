@@ -210,3 +210,30 @@ def test_a_user_without_an_account_is_kept_out_by_that_alone() -> None:
     assert list(obstacles(None, "ada", "10.0.0.5", "pubkeyauthentication no\n")) == [
         "the node has no account ada with a login shell"
     ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("passwordauthentication yes", []),
+        ("kbdinteractiveauthentication yes\nauthenticationmethods keyboard-interactive", []),
+        ("gssapiauthentication yes\nauthenticationmethods gssapi-with-mic", []),
+        ("passwordauthentication yes\nauthenticationmethods publickey", ["key"]),
+        ("passwordauthentication no\nkbdinteractiveauthentication no", ["key"]),
+        ("passwordauthentication yes\nusepam no", ["key"]),
+        ("passwordauthentication no\nauthorizedkeyscommand /usr/bin/sss_ssh_authorizedkeys", []),
+    ],
+)
+def test_a_user_of_a_directory_may_log_in_without_a_key_in_a_file(lines: str, expected: list[str]) -> None:
+    """Keys of the directory, or its password where sshd asks PAM for it."""
+    lena = ADA.model_copy(update={"name": "lena", "password": "unknown", "keys": ()})
+    pam = "" if "usepam" in lines else "usepam yes\n"
+    found = list(obstacles(lena, "lena", "10.0.0.5", f"pubkeyauthentication yes\n{pam}{lines}\n"))
+    assert [word for reason in found for word in expected if word in reason] == expected
+    assert bool(found) is bool(expected)
+    # A local user with a password is judged by the keys: the controller logs in with one.
+    local = lena.model_copy(update={"password": "set"})
+    command = "authorizedkeyscommand" in lines
+    assert (
+        bool(list(obstacles(local, "lena", "10.0.0.5", f"{pam}passwordauthentication yes\n{lines}\n"))) is not command
+    )
