@@ -244,9 +244,9 @@ def _inventory_of_ansible() -> tuple[list[str], str] | None:
     text, origin, folder = os.environ.get("ANSIBLE_INVENTORY", ""), "ANSIBLE_INVENTORY", Path.cwd()
     if not text:
         config = Path(os.environ.get("ANSIBLE_CONFIG") or "ansible.cfg")
-        config = config / "ansible.cfg" if config.is_dir() else config
         parser = configparser.ConfigParser(interpolation=None)
         try:
+            config = config / "ansible.cfg" if config.is_dir() else config
             parser.read(config, encoding="utf-8")
             text = parser.get("defaults", "inventory", fallback="")
         except (configparser.Error, OSError, UnicodeDecodeError):
