@@ -8,6 +8,7 @@ import pytest
 from packaging.version import Version
 
 from gpunode.catalog import load
+from gpunode.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "images" / "validator"
@@ -103,7 +104,7 @@ def test_a_release_writes_name_and_digest_into_the_catalog() -> None:
     real = validator_image.CATALOG.read_text(encoding="utf-8")
     for build in ("cuda", "tensorflow-cuda"):
         assert validator_image.record(real, build, "registry.example.org/validator:1", DIGEST) != real
-    with pytest.raises(validator_image.UsageError):
+    with pytest.raises(UsageError):
         validator_image.record(TEXT, "cpu", "registry.example.org/validator:1", DIGEST)
 
 

@@ -242,10 +242,10 @@ class FabricNodes:
         """The environment of the controller."""
         return {**os.environ, "GPUNODE_HISTORY": "off", "HOME": str(self.folder), "NO_COLOR": "1"}
 
-    def run(self, *words: str, limit_s: float = 900, **more: str) -> tuple[int, dict[str, Any]]:
+    def run(self, *words: str, **more: str) -> tuple[int, dict[str, Any]]:
         """Exit code and report of a run; ``more`` is added to its environment."""
         argv, environment = self.command("--format", "json", *words), {**self.environment, **more}
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False, env=environment)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False, env=environment)
         assert done.stdout.startswith("{"), done.stderr[-2000:]
         return done.returncode, json.loads(done.stdout)
 

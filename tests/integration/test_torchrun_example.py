@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import kill_tree
 
-from gpunode.provisioning.ml_environment import LAUNCHER, TORCHRUN
+from gpunode.fleet.process import kill_tree
+from gpunode.provisioning.ml_environment import LAUNCHER
+from gpunode.provisioning.templates import rendered
 from gpunode.tuning import launcher_text
 
 PYTHON = os.environ.get("GPUNODE_TORCH_PYTHON")
@@ -51,7 +52,8 @@ def test_ddp_runs_over_two_nodes_under_torchrun(tmp_path: Path) -> None:
         port = server.getsockname()[1]
     launcher, example, training = tmp_path / "gpunode-run", tmp_path / "torchrun.sh", tmp_path / "train.py"
     launcher.write_text(f"#!{sys.executable} -I\n{launcher_text()}")
-    example.write_text(TORCHRUN.replace(LAUNCHER, str(launcher)).replace(":29500", f":{port}"))
+    text = rendered("ml_environment", "torchrun.sh.j2", launcher=LAUNCHER)
+    example.write_text(text.replace(LAUNCHER, str(launcher)).replace(":29500", f":{port}"))
     training.write_text(TRAINING)
     for path in (launcher, example):
         path.chmod(0o755)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from playbook_runs import SNAPSHOT, Site
 from programs import beside_python
@@ -69,13 +70,15 @@ class Upgraded:
         return {name: node["state"] for name, node in self.nodes.items()}
 
     @property
-    def nodes(self) -> dict[str, dict[str, str]]:
+    def nodes(self) -> dict[str, dict[str, Any]]:
         found = self.journal["nodes"]
         assert isinstance(found, dict)
         return found
 
     def times(self, name: str) -> list[tuple[str, str]]:
-        return [(what, at) for what, at in self.nodes[name]["times"]]
+        found = self.nodes[name]["times"]
+        assert isinstance(found, list)
+        return [(what, at) for what, at in found]
 
     @property
     def shown(self) -> str:

@@ -356,7 +356,7 @@ FleetThroughChange.TestCase.settings = settings(
 )
 
 
-class TestFleetThroughChange(FleetThroughChange.TestCase):  # type: ignore[misc,name-defined]
+class TestFleetThroughChange(FleetThroughChange.TestCase):  # type: ignore[misc,valid-type]
     @classmethod
     def tearDownClass(cls) -> None:
         """Print how much was tried (``pytest -s``)."""

@@ -302,8 +302,12 @@ def test_an_abort_finishes_the_run_before_its_next_wave(world: World, tmp_path: 
     assert list(states(tmp_path).values()) == ["returned", *["planned"] * 4]
     assert latest(tmp_path).record.finished_at is not None
     assert upgraded("--abort") == 2
+
     # A run that was paused is finished at once.
-    world.during = lambda playbook, names: upgraded("--pause") and None  # noqa: ARG005
+    def pause(_playbook: str, _names: Sequence[str]) -> None:
+        upgraded("--pause")
+
+    world.during = pause
     upgraded()
     assert upgraded("--abort") == 0
     assert "is finished" in capsys.readouterr().out

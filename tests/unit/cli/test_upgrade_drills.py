@@ -221,7 +221,11 @@ def test_power_fails_in_the_transaction_of_packages(drill: Drill) -> None:
 
 def test_an_administrator_drains_in_the_middle(drill: Drill) -> None:
     drill.name, drill.broken = "administrator drains in the middle", f"Reason={TICKET} in place of the run's own"
-    once(drill, "site.yml", lambda _: (drill.world.folder / "drained-gpu-1").write_text(TICKET) and None)
+
+    def drain(_names: Sequence[str]) -> None:
+        (drill.world.folder / "drained-gpu-1").write_text(TICKET)
+
+    once(drill, "site.yml", drain)
     assert upgraded() == 1
     assert drill.ends["gpu-1"] == "held"
     assert (drill.world.folder / "drained-gpu-1").read_text() == TICKET
@@ -531,7 +535,7 @@ def test_the_clock_jumps(drill: Drill, jump_s: int, monkeypatch: pytest.MonkeyPa
     def jump(names: Sequence[str]) -> None:
         later = timedelta(seconds=jump_s)
         monkeypatch.setattr(journals, "now", lambda: (datetime.now(UTC) + later).strftime("%Y-%m-%dT%H:%M:%SZ"))
-        monkeypatch.setattr(node_program.time, "time", lambda: datetime.now(UTC).timestamp() + jump_s)
+        monkeypatch.setattr("gpunode.change.node_program.time.time", lambda: datetime.now(UTC).timestamp() + jump_s)
 
     once(drill, "site.yml", jump)
     assert upgraded("-v") == 0

@@ -113,7 +113,12 @@ def rank_views(node: NodeFacts, **changes: dict[str, Any]) -> list[RankView]:
     """Eight ranks of a node, each with the adapter beside its GPU; ``changes`` by ``gpuN``."""
     found = []
     for gpu in node.smi_gpus:
-        own = {"ranks": [gpu.index], "gpu": gpu.pci_bus_id, "network": "IB", "adapters": [f"mlx5_{gpu.index}"]}
+        own: dict[str, Any] = {
+            "ranks": [gpu.index],
+            "gpu": gpu.pci_bus_id,
+            "network": "IB",
+            "adapters": [f"mlx5_{gpu.index}"],
+        }
         own |= {"direct": True, "staged": False, "nvls": 16, "transports": ["P2P/CUMEM"]}
         found.append(RankView.model_validate({**own, **changes.get(f"gpu{gpu.index}", {})}))
     return found

@@ -87,9 +87,9 @@ def verdict(node: NodeFacts, rates: dict[tuple[str, str], float], size: int = 4,
                 one = PortMeasurement(gbit_per_s=rate, latency_us=2.0) if rate else PortMeasurement(error="no route")
                 measured.append((PortPair(server, client, device), one))
     named: dict[str, list[Any]] = {}
-    for name, one in findings_of(measured, more.get("counters", {}), nodes):
-        if one.status is not Status.PASS:
-            named.setdefault(name, []).append((one.check, one.status, one.component))
+    for name, finding in findings_of(measured, more.get("counters", {}), nodes):
+        if finding.status is not Status.PASS:
+            named.setdefault(name, []).append((finding.check, finding.status, finding.component))
     return named
 
 

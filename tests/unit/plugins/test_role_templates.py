@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,7 +105,7 @@ def test_a_site_replaces_one_template_and_keeps_the_others(tmp_path: Path) -> No
     # One of several roles is replaced for one of them.
     (tmp_path / "docker").mkdir()
     (tmp_path / "docker" / "unattended.conf.j2").write_text("{{ names | length }}\n")
-    given = {"why": "x.", "names": ["a.b+"], "site": str(tmp_path)}
+    given: dict[str, Any] = {"why": "x.", "names": ["a.b+"], "site": str(tmp_path)}
     assert rendered("docker", "unattended.conf.j2", **given) == "1\n"
     assert '"^a[.]b[+]$";' in rendered("nvidia_driver", "unattended.conf.j2", **given)
 

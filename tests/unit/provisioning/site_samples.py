@@ -542,7 +542,7 @@ class Machine:
             gpus = [{**GPU, "index": at, "uuid": f"GPU-{at}"} for at in range(2)]
             facts["driver_gpus"] = [
                 {"slot": gpu["slot"], "model": None, "uuid": None, "minor": at, "excluded": False, "firmware": None}
-                for at, gpu in enumerate(one for one in HGX if one["class_id"].startswith("03"))
+                for at, gpu in enumerate(one for one in HGX if (one["class_id"] or "").startswith("03"))
             ]
             facts["smi"] = {"document": {"driver_version": RELEASE, "attached_gpus": len(gpus), "gpus": gpus}}
         if not there:

@@ -171,7 +171,7 @@ def docker(started: float, **info: Any) -> dict[str, Any]:
 
 
 def test_dockerd_is_restarted_for_a_new_proxy_only_if_no_container_ends() -> None:
-    setting = {"proxy_http": "http://proxy:3128"}
+    setting: dict[str, Any] = {"proxy_http": "http://proxy:3128"}
     idle = plan(state(**docker(10.0, running=0)), **setting)
     assert [(one.name, one.state) for one in idle.units] == [("docker.service", "restarted")]
     kept = plan(state(**docker(10.0, running=2, live_restore=True)), **setting)
@@ -219,7 +219,7 @@ def test_messages_are_forwarded_with_a_queue() -> None:
     assert judged_by is not None
 
 
-LDAP = {"ldap_uris": ["ldaps://ldap.example.com"], "ldap_search_base": "dc=example,dc=com"}
+LDAP: dict[str, Any] = {"ldap_uris": ["ldaps://ldap.example.com"], "ldap_search_base": "dc=example,dc=com"}
 
 
 def test_the_directory_is_a_change_that_a_new_login_confirms() -> None:

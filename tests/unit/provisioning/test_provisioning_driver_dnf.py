@@ -95,12 +95,14 @@ def test_nvidias_repository_checks_signatures() -> None:
     assert {f"baseurl={url}", "gpgcheck=1", "enabled=1", f"gpgkey=file://{PATHS['key']}"} <= set(text.splitlines())
     assert "proxy" not in text
     fetch = offer().fetch
+    assert fetch is not None
     assert (fetch["url"], fetch["file"]) == (url, "D42D0685.pub")
     assert fetch["fingerprint"] == "610C7B14E068A878070DA4E99CD0A493D42D0685"
 
 
 def test_rhel_10_has_a_key_of_its_own() -> None:
     found = offer(version="10.0")
+    assert found.fetch is not None
     assert found.fetch["file"] == "CDF6BA43.pub"
     assert found.fetch["sha256_without_version"].startswith("afbea87d")
     assert found.problems == ()
@@ -119,7 +121,9 @@ def test_a_mirror_comes_with_its_key(tmp_path: Path) -> None:
 
 def test_a_key_of_a_mirror_is_known_by_its_fingerprint_or_refused(tmp_path: Path) -> None:
     assert offer(url="http://mirror/repos").problems == ()
-    assert offer(url="http://mirror/repos").fetch["fingerprint"]
+    fetch = offer(url="http://mirror/repos").fetch
+    assert fetch is not None
+    assert fetch["fingerprint"]
     (tmp_path / "key").write_bytes(b"\xc6\x03")
     assert "contains no OpenPGP key" in offer(key=str(tmp_path / "key")).problems[0]
 

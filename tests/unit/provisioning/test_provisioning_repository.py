@@ -41,12 +41,15 @@ def entry(file: str, *uris: str) -> dict[str, Any]:
 def test_nvidias_own_comes_with_its_key_by_fingerprint() -> None:
     found = offer()
     assert found.url == "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
+    assert found.fetch is not None
     assert found.fetch["url"] == found.url
     assert found.fetch["file"] == "3bf863cc.pub"
     assert found.fetch["fingerprint"] == "EB693B3035CD5710E231E123A4B469963BF863CC"
     assert found.fetch["keyring"] == "cuda-keyring_1.1-1_all.deb"
     assert len(found.fetch["keyring_sha256"]) == 64
-    assert offer(system="13").fetch["fingerprint"] == "02182E60104FCDC26EAE1B8597A5D4CB8793F200"
+    newer = offer(system="13").fetch
+    assert newer is not None
+    assert newer["fingerprint"] == "02182E60104FCDC26EAE1B8597A5D4CB8793F200"
     assert "Signed-By: /etc/apt/keyrings/gpunode-nvidia-cuda.asc" in found.files[PATHS["sources"]]
     assert found.problems == ()
 

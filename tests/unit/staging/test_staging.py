@@ -117,7 +117,12 @@ def test_an_ended_run_continues_with_the_pieces_that_are_missing(
     with (shelf / FOLDER / "set.pieces").open("ab") as stream:
         stream.write(b'["big", 12')  # torn by a crash
     again = list[FilePiece]()
-    monkeypatch.setattr(CopyRun, "_write", lambda self, piece: again.append(piece) or real(self, piece))
+
+    def written(self: CopyRun, piece: FilePiece) -> Any:
+        again.append(piece)
+        return real(self, piece)
+
+    monkeypatch.setattr(CopyRun, "_write", written)
     assert stage(source, shelf) == 0
     assert content(shelf / "set") == content(source)
     assert len(written) == 3
