@@ -118,11 +118,11 @@ def test_an_ended_run_continues_with_the_pieces_that_are_missing(
         stream.write(b'["big", 12')  # torn by a crash
     again = list[FilePiece]()
 
-    def written(self: CopyRun, piece: FilePiece) -> Any:
+    def again_written(self: CopyRun, piece: FilePiece) -> str:
         again.append(piece)
         return real(self, piece)
 
-    monkeypatch.setattr(CopyRun, "_write", written)
+    monkeypatch.setattr(CopyRun, "_write", again_written)
     assert stage(source, shelf) == 0
     assert content(shelf / "set") == content(source)
     assert len(written) == 3
