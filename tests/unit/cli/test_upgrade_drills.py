@@ -45,17 +45,21 @@ class Drill:
 
 
 ROWS: list[tuple[str, str, str, str]] = []
+TOTALS: Counter[str] = Counter()
+"""Of the drills that end with the fixture's look at all nodes, those that fail too."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def table() -> Iterator[None]:
     ROWS.clear()
+    TOTALS.clear()
     yield
     widths = [max(len(row[at]) for row in [HEADS, *ROWS]) for at in range(len(HEADS))]
     print()
     for row in [HEADS, *ROWS]:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
-    print(f"{len(ROWS)} drills: 0 nodes lost, 0 unproven returns, 0 foreign drains ended")
+    found = ", ".join(f"{TOTALS[what]} {what}" for what in ("nodes lost", "unproven returns", "foreign drains ended"))
+    print(f"{len(ROWS)} drills: {found}")
 
 
 @pytest.fixture
@@ -65,9 +69,12 @@ def drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     found = Drill(simulate(tmp_path, monkeypatch, count), tmp_path)
     yield found
     world = found.world
+    lost = [name for name in world.nodes if not cared_for(found, name)]
+    TOTALS["nodes lost"] += len(lost)
+    TOTALS["unproven returns"] += len(world.unproven)
+    TOTALS["foreign drains ended"] += len(world.foreign_ended)
     assert world.unproven == []
     assert world.foreign_ended == []
-    lost = [name for name in world.nodes if not cared_for(found, name)]
     assert lost == []
     counts = Counter(found.ends.values())
     ends = ", ".join([*(f"{number} {state}" for state, number in counts.items()), *found.extra])
