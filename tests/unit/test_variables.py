@@ -125,6 +125,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_the_roles_say_what_is_known(root: Path) -> None:
     assert known_variables(root) == (
+        "gpunode_failure_domain",
         "gpunode_policy",
         "gpunode_reboot",
         "nvidia_driver_source",

@@ -100,7 +100,7 @@ def test_the_sites_time_servers_replace_those_of_the_distribution() -> None:
     assert isinstance(manifest.result, base.BaseResult)
     assert manifest.result.synchronized == ("chronyc", "waitsync", "60", "0.1", "0", "1")
     assert manifest.packages is not None
-    assert "systemd-timesyncd" in getattr(manifest.packages, "purge", ())
+    assert "systemd-timesyncd" in manifest.packages.remove
     assert text(removal(state({base.CHRONY["apt"]: found})), base.CHRONY["apt"]) == CHRONY
 
 
