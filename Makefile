@@ -26,10 +26,9 @@ test: bootstrap ## What a change needs, of every tier that this machine can run
 test-all: bootstrap ## Every tier, every lab test, every scenario (hours on two cores)
 	@scripts/docker-engine || true
 	@$(BIN)/python scripts/run_tests.py --all
-	@$(MAKE) --no-print-directory mutation PLACES=2
 
 mutation: bootstrap ## Change the code that guards against lockout, loss and injection; tests must notice 90 % (PLACES=20)
-	@$(BIN)/pip install --quiet cosmic-ray==8.7.0
+	@$(BIN)/pip install --quiet --require-hashes -r scripts/mutation.txt
 	@$(BIN)/python scripts/mutation_tests.py --places $(or $(PLACES),20) --at-least 90
 
 lint: bootstrap ## ruff, mypy, yamllint, ansible-lint
@@ -61,6 +60,9 @@ lock: bootstrap ## Resolve requirements.lock and the locks of the role gpu_tools
 		echo "$$tool" | $(BIN)/uv pip compile - --universal --python-version 3.9 --generate-hashes --no-header \
 		--no-annotate --no-emit-index-url --quiet; } > roles/gpu_tools/files/$$tool.txt; \
 	done
+	@{ echo "# What make mutation installs, with hashes. Regenerate: make lock"; \
+		echo cosmic-ray==8.7.0 | $(BIN)/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-header \
+		--no-annotate --no-emit-index-url --quiet; } > scripts/mutation.txt
 	@{ echo "# The generator of the site (make docs), with hashes. Regenerate: make lock"; \
 		echo zensical | $(BIN)/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-header \
 		--no-annotate --no-emit-index-url --quiet; } > scripts/docs.txt

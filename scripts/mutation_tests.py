@@ -3,7 +3,7 @@
 cosmic-ray makes the changes, in a copy of the last commit: at some places of each module, chosen by --seed. Exit 1 if
 the tests notice fewer than --at-least percent. cosmic-ray is not a dependency of the project; install it beforehand:
 
-    .venv/bin/pip install cosmic-ray==8.7.0
+    .venv/bin/pip install --require-hashes -r scripts/mutation.txt
 """
 
 import argparse

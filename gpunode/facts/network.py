@@ -216,7 +216,7 @@ def read_source_routes(bundle: BundleReader) -> SourceRoutes | None:
     if not bundle.ran("ip-rules"):
         bundle.require_finished("ip-rules")
         if not bundle.ran("rdma-nodes"):
-            raise UnknownFactError("the rules of routing by source were not queried")
+            raise bundle.not_collected()
         return None
     text = bundle.text("/proc/net/route")
     if text is None:

@@ -210,7 +210,6 @@ DEVIATIONS: dict[str, str] = {
     "datacenter-gpu-manager-4": "the beginning of the names of DCGM 4",
     "cuda-compat": "the catalogue's word for a component",
     "nvidia-container": "what errors of the container toolkit begin with",
-    "nvidia-imex-ctl": "a program of nvidia-imex, in the simulator's page",
     "nvidia-kernel": "the beginning of names, in a scenario's test",
     **{f"cuda-compat-{series}": _COMPAT for series in ("12-2", "12-3", "12-4", "12-5", "12-6", "12-8")},
     **{f"cuda-compat-{series}": _COMPAT for series in ("13-1", "13-3", "13-4")},

@@ -66,7 +66,7 @@ def test_builds_for_the_processor_have_no_cuda() -> None:
 
 def test_what_pip_installs_as_root_has_hashes() -> None:
     """Every file of the project that pip reads, and every place that starts pip."""
-    of_scripts = [ROOT / "scripts" / name for name in ("uv.txt", "docs.txt")]
+    of_scripts = [ROOT / "scripts" / name for name in ("uv.txt", "docs.txt", "mutation.txt")]
     locks = [*FOLDER.glob("*.txt"), *of_scripts, ROOT / "requirements.lock"]
     assert len(locks) > 5
     for lock in (*locks, *sorted(ROOT.glob("roles/gpu_tools/files/*.txt"))):
