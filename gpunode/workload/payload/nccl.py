@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,13 @@ def run(seat: Seat, part: int, folder: str | None, name: str, level: str) -> dic
         "max_busbw_gb_per_s": max((row["busbw_gb_per_s"] for row in rows), default=None),
         "nccl_version": nccl_version() if seat.backend == "nccl" else None,
         **merged(answers),
+        **(views_of(answers) if several else {}),
+    }
+
+
+def views_of(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what NCCL reports of the ranks of several nodes."""
+    return {
         "views": nccl_log.folded(one["view"] for one in answers),
         "channels": max((one["view"]["channels"] or 0 for one in answers if one["view"]), default=None),
     }
