@@ -602,7 +602,6 @@ SECRET_FLAG = re.compile(
 )
 # What precedes the name of a secret that is its line's setting: the value may contain blanks.
 SETTING_START = re.compile(r"[ \t]*(?:[#;][ \t]*|export[ \t]+|(?:-[ \t]+)+)?[\w.:-]*$")
-QUOTED_START = re.compile(r"([\"'])[\w.:-]*$")
 INDENTATION = re.compile(r"[ \t]*")
 LIST_INDENTATION = re.compile(r"[ \t]*(?:-[ \t]+)*")
 QUOTED = re.compile(r"\$?([\"'])[\s\S]*\1$")
@@ -708,8 +707,8 @@ def covered_value(text: str, key: int, name: str, span: Tuple[int, int]) -> Tupl
         return indented_value(text, key, name, span)
     line = text.rfind("\n", 0, key) + 1
     separated = name.rstrip(" \t")
-    quote = None if separated.rstrip("=:")[-1:] in ("'", '"') else QUOTED_START.search(text, line, key)
-    close = -1 if quote is None else text.find(quote.group(1), start, line_end(text, start))
+    quote = None if separated.rstrip("=:")[-1:] in ("'", '"') else quote_before(text, line, key)
+    close = text.find(quote, start, line_end(text, start)) if quote else -1
     if close >= 0:
         # "NAME=two words": up to the quotation mark around both.
         return start, close, "***"
@@ -718,6 +717,17 @@ def covered_value(text: str, key: int, name: str, span: Tuple[int, int]) -> Tupl
     if setting:
         end = deeper_lines(text, end, line)
     return start, end, "***"
+
+
+def quote_before(text: str, line: int, key: int) -> Optional[str]:
+    """Return the quotation mark that opens the word before ``key``; None if there is none in the line.
+
+    It looks back from the key: a search from the line's start takes quadratic time for a line of many keys.
+    """
+    at = key
+    while at > line and (text[at - 1].isalnum() or text[at - 1] in "_.:-"):
+        at -= 1
+    return text[at - 1] if at > line and text[at - 1] in "\"'" else None
 
 
 def indented_value(text: str, key: int, name: str, span: Tuple[int, int]) -> Tuple[int, int, str]:
