@@ -9,6 +9,7 @@ from packaging.version import Version
 from gpunode.catalog import Catalog, Kubernetes
 from gpunode.stack.model import Stack
 from gpunode.stack.plan import Plan
+from gpunode.text import listed
 
 OPERATOR, PLUGIN = "gpu-operator", "device-plugin"
 REPOSITORY = "https://helm.ngc.nvidia.com/nvidia"
@@ -91,7 +92,7 @@ def _stacks(document: Plan) -> Iterator[tuple[str, Stack]]:
     """Yield each stack with its hosts as the beginning of a line."""
     for group in document.groups:
         if group.stack is not None:
-            names = ", ".join(group.hosts[:3]) + (f" and {len(group.hosts) - 3} more" if len(group.hosts) > 3 else "")
+            names = listed(group.hosts, 3)
             yield f"{names}: " if names else "", group.stack
 
 
