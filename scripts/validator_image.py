@@ -200,7 +200,7 @@ def _try(client: docker.DockerClient, build: str, full: str) -> None:
         with docker_errors(f"trying {full}"):
             answer = client.containers.run(
                 full,
-                ["python3", "-c", program],
+                ["python3", "-I", "-c", program],
                 remove=True,
                 read_only=True,
                 cap_drop=["ALL"],

@@ -177,23 +177,17 @@ class BaseSettings(Settings):
     @field_validator("locale")
     @classmethod
     def _is_locale(cls, value: str) -> str:
-        if value and LOCALE.fullmatch(value) is None:
-            raise ValueError(f"{value!r} is not a locale (examples: C.UTF-8, en_US.UTF-8)")
-        return value
+        return _like(LOCALE, value, "locale (examples: C.UTF-8, en_US.UTF-8)")
 
     @field_validator("journal_max", "journal_keep_free")
     @classmethod
     def _size(cls, value: str) -> str:
-        if value and _SIZE.fullmatch(value) is None:
-            raise ValueError(f"{value!r} is not a size (examples: 500M, 4G)")
-        return value
+        return _like(_SIZE, value, "size (examples: 500M, 4G)")
 
     @field_validator("journal_retention")
     @classmethod
     def _span(cls, value: str) -> str:
-        if value and _SPAN.fullmatch(value) is None:
-            raise ValueError(f"{value!r} is not a time span (examples: 30day, 3month)")
-        return value
+        return _like(_SPAN, value, "time span (examples: 30day, 3month)")
 
     @field_validator("syslog_server")
     @classmethod
@@ -261,6 +255,13 @@ def host_and_port(text: str) -> tuple[str, str]:
         host, _, port = text[1:].partition("]")
         return host, port.removeprefix(":") or "514"
     return (host, port) if colon and ":" not in host else (text, "514")
+
+
+def _like(pattern: re.Pattern[str], value: str, kind: str) -> str:
+    """Return a value that is empty or matches the pattern as a whole. Raises ValueError: ``kind`` is what it is not."""
+    if value and pattern.fullmatch(value) is None:
+        raise ValueError(f"{value!r} is not a {kind}")
+    return value
 
 
 def _certificate(name: str, given: str) -> str:

@@ -67,7 +67,7 @@ def test_time_zone_locale_and_time_servers(host: Host) -> None:
 def test_the_log_is_bounded_and_goes_to_the_sites_server(host: Host) -> None:
     assert "SystemMaxUse=1G" in output(host, "systemd-analyze cat-config systemd/journald.conf")
     output(
-        host, f'systemd-run -q --unit=receiver --collect -p StandardOutput=file:/root/received python3 -c "{LISTEN}"'
+        host, f'systemd-run -q --unit=receiver --collect -p StandardOutput=file:/root/received python3 -I -c "{LISTEN}"'
     )
     end = time.monotonic() + 60
     while "a message of the test" not in (text := output(host, "logger a message of the test; cat /root/received")):
