@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +44,18 @@ def run(seat: Seat, part: int, folder: str | None, name: str, level: str) -> dic
         several = seat.backend == "nccl" and seat.nodes > 1 and name == "all-reduce"
         own = {**sent(log), "nvls": uses_nvls(log), "view": view_of(log) if several else None}
         answers = group.share("log", own)
-    return {
+    found = {
         **group.values,
         "dtype": "float32",
         "rows": rows,
         "max_busbw_gb_per_s": max((row["busbw_gb_per_s"] for row in rows), default=None),
         "nccl_version": nccl_version() if seat.backend == "nccl" else None,
         **merged(answers),
-        **(views_of(answers) if several else {}),
     }
-
-
-def views_of(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what NCCL reports of the ranks of several nodes."""
-    return {
-        "views": nccl_log.folded(one["view"] for one in answers),
-        "channels": max((one["view"]["channels"] or 0 for one in answers if one["view"]), default=None),
-    }
+    if several:
+        found["views"] = nccl_log.folded(one["view"] for one in answers)
+        found["channels"] = max((one["view"]["channels"] or 0 for one in answers if one["view"]), default=None)
+    return found
 
 
 def view_of(log: Path) -> dict[str, Any] | None:
