@@ -25,7 +25,6 @@ NOT_OURS = {
     "gpunode/lab/repositories/vendor.py": "the same",
     "gpunode/tuning/launcher.py": "asks the Python of a user's job, as that user, what the job would import",
     "benchmarks/fleet.py": "a script of the checkout, by its path",
-    "scripts/validator_image.py": "a program of the image, on the node that torch is imported from anyway",
 }
 """Starts of a script by its path, with the reason why its own folder may lend it modules."""
 
