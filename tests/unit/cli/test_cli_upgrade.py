@@ -1,7 +1,10 @@
 """``gpunode upgrade`` as a whole, with simulated nodes in place of probe, leases and playbooks."""
 
 import re
-from collections.abc import Sequence
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from gpunode.change.journal import NodeRecord, new_token
 from gpunode.checks import RunningStack, Status
 from gpunode.cli import run, upgrade_run
 from gpunode.cli.upgrade_nodes import NodeLook, variables_of, why_not_as_good
+from gpunode.errors import UsageError
 from gpunode.history.snapshot import Verdict
 
 Out = pytest.CaptureFixture[str]
@@ -165,6 +169,41 @@ def test_two_at_once_on_one_controller(world: World, capsys: Out) -> None:
     assert upgraded() == 0
     assert second == [2]
     assert re.search(r"another gpunode upgrade is in progress: .*@.* \(process \d+\) since", capsys.readouterr().err)
+
+
+UPGRADE = """
+import os, sys
+from pathlib import Path
+from gpunode.cli import provision, upgrade_run
+with upgrade_run.one_at_a_time(Path(sys.argv[1])):
+    playbook = f"cd {sys.argv[1]} && echo $$ > new && mv new begun && exec sleep 60"
+    provision.run(["/bin/sh", "-c", playbook], dict(os.environ), None)
+"""
+
+
+def test_after_kill_9_nothing_starts_beside_a_playbook_that_still_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with subprocess.Popen([sys.executable, "-c", UPGRADE, folder], start_new_session=True) as controller:
+        _until((folder / "begun").exists)
+        controller.kill()
+    playbook = Path("/proc", (folder / "begun").read_text().strip(), "exe")
+
+    def may_start() -> bool:
+        try:
+            with upgrade_run.one_at_a_time(folder):
+                assert not playbook.exists()
+        except UsageError:
+            return False
+        return True
+
+    _until(may_start)
+
+
+def _until(what: Callable[[], bool], limit_s: float = 60) -> None:
+    end = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_a_pause_is_between_waves(world: World, tmp_path: Path) -> None:
