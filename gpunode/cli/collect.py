@@ -1,15 +1,18 @@
 """``gpunode collect``: write bundles without judging them."""
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from gpunode.cli import selection as selection_
 from gpunode.cli.on_node import SCRIPT, ProbeRun
 from gpunode.cli.options import quiet
+from gpunode.cli.outcomes import FORMAT, CollectedNode, CollectOutcome
 from gpunode.cli.recording import Recorder
 from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.cli.writing import folder_for_bundles, save_bundle
@@ -37,8 +40,16 @@ from gpunode.text import printable
 @click.option("--print-probe", is_flag=True, help="Print the probe, for python3 -I - on a node without gpunode.")
 @click.option("--history/--no-history", default=True, help="Save this run: gpunode history --help.  [default: yes]")
 @click.option("-v", "--verbose", is_flag=True, help="Print each node as it answers.")
+@FORMAT
 def command(  # noqa: PLR0913
-    *, selection: Selection, save: Path | None, on_node: bool, print_probe: bool, history: bool, verbose: bool
+    *,
+    selection: Selection,
+    save: Path | None,
+    on_node: bool,
+    print_probe: bool,
+    history: bool,
+    verbose: bool,
+    form: str,
 ) -> int:
     """Collect a bundle from each node: HOSTs, hosts of an inventory (-i), or this machine.
 
@@ -62,31 +73,46 @@ def command(  # noqa: PLR0913
         refuse_asking("--on-node reads this machine", but=("timeout_s",))
         if selection.hosts:
             raise UsageError(f"{selection.hosts[0]}: --on-node reads this machine only; without it, SSH is used")
+        if form != "console":
+            raise UsageError(f"--format {form} lists nodes that this verb contacts: leave it out with --on-node")
         return collected_here(folder, selection.timeout_s)
-    written, missed, unsaved = 0, list[str](), list[str]()
     with Recorder("collect", "quick", now(), wanted=history) as recorder, Evaluator() as evaluator:
-        for answer, document in evaluator.documents_of_fleet(selection.collect()):
-            if document is None:
-                missed.append(answer.host)
-                click.echo(printable(f"{answer.host}: {answer.reason}"), err=True)
-                continue
-            keep(recorder, evaluator, answer, document)
-            reason = save_bundle(folder, answer.host, document)
-            if reason is None:
-                written += 1
-            else:
-                unsaved.append(answer.host)
-                click.echo(printable(f"{answer.host}: bundle not saved: {reason}"), err=True)
-            if answer.unchecked is not None:
-                click.echo(printable(f"{answer.host}: host key not verified: {answer.unchecked}"), err=True)
-            if verbose and not quiet():
-                click.echo(printable(f"{answer.host}: collected in {answer.seconds:.1f} s"), err=True)
+        nodes = list(_collected(selection, folder, recorder, evaluator, verbose=verbose and not quiet()))
+        missed, unsaved = (
+            [node.host for node in nodes if node.status == status] for status in ("unreachable", "unsaved")
+        )
+        written = len(nodes) - len(missed) - len(unsaved)
         recorder.finish("collected" if not missed else "error", now())
+    code = Exit.UNDETERMINED if missed or unsaved or not written else Exit.GOOD
+    if form == "json":
+        CollectOutcome(folder=str(folder), exit_code=code, nodes=tuple(nodes)).show()
     names = f": {fold(missed)}" if missed else ""
     lost = f", {len(unsaved)} not saved: {fold(unsaved)}" if unsaved else ""
     if missed or unsaved or not quiet():
         click.echo(printable(f"{written} collected into {folder}, {len(missed)} unreachable{names}{lost}"), err=True)
-    return Exit.UNDETERMINED if missed or unsaved or not written else Exit.GOOD
+    return code
+
+
+def _collected(
+    selection: Selection, folder: Path, recorder: Recorder, evaluator: Evaluator, *, verbose: bool
+) -> Iterator[CollectedNode]:
+    """Save the bundle of each node as it answers, and yield what became of it."""
+    for answer, document in evaluator.documents_of_fleet(selection.collect()):
+        if document is None:
+            click.echo(printable(f"{answer.host}: {answer.reason}"), err=True)
+            yield CollectedNode(host=answer.host, status="unreachable", reason=printable(str(answer.reason)))
+            continue
+        keep(recorder, evaluator, answer, document)
+        reason = save_bundle(folder, answer.host, document)
+        if reason is not None:
+            click.echo(printable(f"{answer.host}: bundle not saved: {reason}"), err=True)
+        if answer.unchecked is not None:
+            click.echo(printable(f"{answer.host}: host key not verified: {answer.unchecked}"), err=True)
+        if verbose:
+            click.echo(printable(f"{answer.host}: collected in {answer.seconds:.1f} s"), err=True)
+        status: Literal["collected", "unsaved"] = "collected" if reason is None else "unsaved"
+        seconds = round(answer.seconds, 1) if answer.seconds is not None else None
+        yield CollectedNode(host=answer.host, status=status, reason=reason, seconds=seconds)
 
 
 def keep(recorder: Recorder, evaluator: Evaluator, answer: Collected, document: bytes) -> None:

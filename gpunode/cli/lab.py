@@ -11,6 +11,7 @@ from typing import NoReturn
 import click
 
 from gpunode.cli.options import VERBOSE_ACCEPTED
+from gpunode.cli.outcomes import FORMAT, LabOutcome, LabPart
 from gpunode.cli.table import table_lines
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.lab import Lab
@@ -107,7 +108,8 @@ def down(name: str, images: bool) -> int:
 @command.command()
 @VERBOSE_ACCEPTED
 @_name
-def status(name: str) -> int:
+@FORMAT
+def status(name: str, form: str) -> int:
     """List a lab's nodes, its vendor repository and their faults; exit 1 if one does not run.
 
     Example: gpunode lab status
@@ -116,21 +118,36 @@ def status(name: str) -> int:
     nodes = lab.nodes()
     if not nodes:
         raise UsageError(f"lab {name} has no nodes: gpunode lab up --name {name}")
-    rows = [
-        (node.name, node.os, node.hardware or "-", str(node.container.status), f"{node.address}:{node.port}")
+    vendor = lab.vendor() if lab.has_vendor() else None
+    running = all(node.running for node in nodes) and (vendor is None or vendor.running)
+    code = Exit.GOOD if running else Exit.FAILED
+    parts = [
+        LabPart(
+            name=node.name,
+            os=node.os,
+            hardware=node.hardware,
+            state=str(node.container.status),
+            address=f"{node.address}:{node.port}",
+            faults=tuple(map(str, node.faults())) if node.hardware and node.running else (),
+        )
         for node in nodes
     ]
-    vendor = lab.vendor() if lab.has_vendor() else None
-    if vendor:
-        rows.append(("vendor", "-", "-", str(vendor.container.status), vendor.url))
+    repository = None
+    if vendor is not None:
+        faults = tuple(map(str, vendor.faults())) if vendor.running else ()
+        state = str(vendor.container.status)
+        repository = LabPart(name="vendor", os=None, hardware=None, state=state, address=vendor.url, faults=faults)
+    if form == "json":
+        inventory = str(lab.inventory_path)
+        LabOutcome(lab=name, inventory=inventory, exit_code=code, nodes=tuple(parts), vendor=repository).show()
+        return code
+    parts += [repository] if repository is not None else []
+    rows = [(part.name, part.os or "-", part.hardware or "-", part.state, part.address) for part in parts]
     _table(("NODE", "OS", "HARDWARE", "STATE", "ADDRESS"), rows)
-    for node in nodes:
-        for each in node.faults() if node.hardware and node.running else ():
-            click.echo(f"{node.name} has a fault: {each}")
-    for each in vendor.faults() if vendor and vendor.running else ():
-        click.echo(f"vendor has a fault: {each}")
-    running = all(node.running for node in nodes) and (vendor is None or vendor.running)
-    return Exit.GOOD if running else Exit.FAILED
+    for part in parts:
+        for each in part.faults:
+            click.echo(f"{part.name} has a fault: {each}")
+    return code
 
 
 @command.command()

@@ -6,6 +6,8 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -17,6 +19,7 @@ import click
 import yaml
 
 from gpunode.cli.options import inventory_option
+from gpunode.cli.outcomes import FORMAT, ProvisionedNode, ProvisionOutcome
 from gpunode.cli.plan_fleet import refuse_poisoned_locks
 from gpunode.cli.selection import explained
 from gpunode.cli.stack_origin import origin_lines, unwritten
@@ -32,6 +35,8 @@ from gpunode.yaml_file import Expanded, load_bounded
 INTERRUPT_WAIT_S = 20.0
 """Seconds for Ansible to end after Ctrl-C before its process group is killed."""
 CALLBACKS = "gpunode.node.preload,gpunode.node.roles"
+NODES_FILE = "GPUNODE_NODES_FILE"
+"""Environment variable of the callback ``roles``: where it writes what was done to each node."""
 _SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 
 
@@ -51,12 +56,14 @@ _SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 )
 @click.option("-f", "--forks", type=click.IntRange(min=1), metavar="N", help="Number of nodes to process in parallel.")
 @click.option("-v", "--verbose", count=True, help="Increase the verbosity of Ansible.  [repeatable]")
+@FORMAT
 def command(**options: Any) -> int:
     """Install and configure the GPU stack on the nodes of an inventory.
 
     Runs playbooks/site.yml with ansible-playbook and prints its output unchanged, on stderr each role as it begins, and
     at the end each failure with its nodes and its task; --check prints only what would
-    change (all tasks: ANSIBLE_DISPLAY_OK_HOSTS=yes or -v). Exit codes: 0 all done, 1 a
+    change (all tasks: ANSIBLE_DISPLAY_OK_HOSTS=yes or -v). --format json prints Ansible's output on stderr, and on
+    stdout what was changed on which node. Exit codes: 0 all done, 1 a
     task failed, 2 wrong usage, inventory, pattern or variable, 3 a node was unreachable.
     """
     root = collection_root()
@@ -84,7 +91,27 @@ def command(**options: Any) -> int:
     if options["check"] and not options["verbose"]:
         # The planned changes should fit on one page.
         env.setdefault("ANSIBLE_DISPLAY_OK_HOSTS", "no")
+    if options["form"] == "json":
+        return _run_and_show(argv, env, password, check=options["check"])
     return verdict(run(argv, env, password))
+
+
+def _run_and_show(argv: Sequence[str], env: dict[str, str], password: str | None, *, check: bool) -> int:
+    """Run Ansible with its output on stderr, and print the document."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as folder:
+        file = Path(folder, "nodes.json")
+        # Also with a configuration of the user's own: without the callback there is no document.
+        callbacks = env | {"ANSIBLE_CALLBACKS_ENABLED": CALLBACKS, NODES_FILE: str(file)}
+        code = verdict(run(argv, callbacks, password, log=sys.stderr.buffer))
+        nodes = json.loads(file.read_text(encoding="utf-8")) if file.exists() else ()
+    ProvisionOutcome(
+        check=check,
+        exit_code=code,
+        seconds=round(time.monotonic() - began, 1),
+        nodes=tuple(map(ProvisionedNode.model_validate, nodes)),
+    ).show()
+    return code
 
 
 def playbook_of(root: Path, name: str) -> Path:

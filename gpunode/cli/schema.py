@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from gpunode.cli.checks import CheckList
 from gpunode.cli.history import RunExport
 from gpunode.cli.options import VERBOSE_ACCEPTED
+from gpunode.cli.outcomes import CollectOutcome, LabOutcome, ProvisionOutcome
 from gpunode.errors import UsageError
 from gpunode.facts.models.workload import Record
 from gpunode.facts.parsers.kinds import ANSWERS
@@ -43,11 +44,14 @@ MODELS: dict[str, Any] = {
     "advice": AdviceDocument,
     "bundle": Bundle,
     "checks": CheckList,
+    "collect": CollectOutcome,
     "comparison": Comparison,
     "env": Tunings,
     "error": ErrorDocument,
+    "lab": LabOutcome,
     "plan": Plan,
     "profile": ProfileDocument,
+    "provision": ProvisionOutcome,
     "record": Record,
     "report": Report,
     "run": RunExport,

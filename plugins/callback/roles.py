@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import time
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 from ansible.plugins.callback import CallbackBase
 
@@ -18,6 +21,8 @@ description:
   - Prints a line on stderr for each role that begins, with the time since the start.
   - At the end, prints each failure that ended a node's run as one line with nodes, role, task and message. Equal
     failures of several nodes are one line.
+  - If the environment variable C(GPUNODE_NODES_FILE) is set, a JSON list is written to that file at the end. It has
+    each node with its status, the tasks that changed it, and the failure that ended its run.
   - Ansible's own output does not change.
 author: gpunode
 requirements:
@@ -26,6 +31,16 @@ requirements:
 
 MOST_CHARACTERS = 400
 MOST_LINES = 20
+MOST_CHANGES = 1000
+
+
+class NodeOutcome(TypedDict):
+    """What was done to a node, as ``gpunode provision --format json`` reads it."""
+
+    host: str
+    status: str
+    changed: list[dict[str, str | None]]
+    failure: dict[str, str | None] | None
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]
@@ -40,16 +55,22 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         super().__init__()
         self._began = time.monotonic()
         self._role = ""
-        self._failures: dict[str, tuple[str, str]] = {}
+        self._failures: dict[str, tuple[str, str, str]] = {}
+        self._changed: dict[str, list[tuple[str, str]]] = {}
+        self._file = os.environ.get("GPUNODE_NODES_FILE")
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: ARG002
         """Print the role of a task if it is another than that of the task before."""
-        role = getattr(task, "_role", None)
-        name = role.get_name() if role is not None else ""
-        name = name.rpartition(".")[2]
+        name = _role(task)
         if name and name not in (self._role, "common"):
             self._role = name
             _print(f"role {name} ({time.monotonic() - self._began:.0f} s)")
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        """Record a task that changed a node."""
+        changed = self._changed.setdefault(result._host.get_name(), [])
+        if result.is_changed() and len(changed) < MOST_CHANGES:
+            changed.append(_place(result))
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """Record the failure; the last one of a node is the one that ended its run."""
@@ -65,19 +86,43 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         text = (
             answer.get("msg") or answer.get("censored") or answer.get("stderr") or answer.get("stdout") or "no message"
         )
-        task = str(result._task.get_name()).replace(" : ", ": ")
-        self._failures[result._host.get_name()] = (task, _one_line(str(text)))
+        self._failures[result._host.get_name()] = (*_place(result), _one_line(str(text)))
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Print the failures of nodes that did not recover."""
-        folded: dict[tuple[str, str], list[str]] = {}
+        folded: dict[tuple[str, str, str], list[str]] = {}
         for host, failure in self._failures.items():
             if stats.failures.get(host) or stats.dark.get(host):
                 folded.setdefault(failure, []).append(host)
-        for (task, text), hosts in list(folded.items())[:MOST_LINES]:
-            _print(f"failed on {_names(hosts)}: {task}: {text}")
+        for (role, task, text), hosts in list(folded.items())[:MOST_LINES]:
+            _print(f"failed on {_names(hosts)}: {f'{role}: ' if role else ''}{task}: {text}")
         if len(folded) > MOST_LINES:
             _print(f"{len(folded) - MOST_LINES} more failures, see the output of Ansible")
+        if self._file:
+            nodes = [self._node(host, stats) for host in sorted(stats.processed)]
+            Path(self._file).write_text(json.dumps(nodes), encoding="utf-8")
+
+    def _node(self, host: str, stats: Any) -> NodeOutcome:
+        failure = None
+        status = "changed" if stats.changed.get(host) else "unchanged"
+        if stats.failures.get(host) or stats.dark.get(host):
+            status = "failed" if stats.failures.get(host) else "unreachable"
+            role, task, message = self._failures.get(host, ("", "unknown", "no message"))
+            failure = {"role": role or None, "task": task, "message": message}
+        changed = [{"role": role or None, "task": task} for role, task in self._changed.get(host, ())]
+        return NodeOutcome(host=host, status=status, changed=changed, failure=failure)
+
+
+def _role(task: Any) -> str:
+    role = getattr(task, "_role", None)
+    return str(role.get_name()).rpartition(".")[2] if role is not None else ""
+
+
+def _place(result: Any) -> tuple[str, str]:
+    """Return role and name of a result's task."""
+    role = getattr(result._task, "_role", None)
+    name = str(result.task_name)
+    return _role(result._task), _one_line(name.removeprefix(f"{role.get_name()} : ") if role is not None else name)
 
 
 def _names(hosts: list[str]) -> str:

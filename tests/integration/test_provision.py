@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.cli import run
+from gpunode.cli.outcomes import ProvisionedNode, ProvisionOutcome, TaskOutcome
 from gpunode.cli.provision import run as run_program
 from gpunode.cli.provision import verdict
 
@@ -124,7 +125,7 @@ def test_a_task_that_fails_is_exit_code_1_and_one_line(folder: Path, capfd: Out)
 def test_roles_are_printed_as_they_begin_and_a_rescued_failure_is_none(folder: Path, capfd: Out) -> None:
     role = folder / "root" / "playbooks" / "roles" / "nvidia_driver" / "tasks"
     role.mkdir(parents=True)
-    (role / "main.yml").write_text("- ansible.builtin.debug:\n    msg: here\n")
+    (role / "main.yml").write_text("- name: Say it\n  ansible.builtin.debug:\n    msg: here\n  changed_when: true\n")
     site = folder / "root" / "playbooks" / "site.yml"
     site.write_text(
         "- hosts: all\n  gather_facts: false\n  roles: [nvidia_driver]\n  tasks:\n    - block:\n"
@@ -133,6 +134,37 @@ def test_roles_are_printed_as_they_begin_and_a_rescued_failure_is_none(folder: P
     assert provision() == 0
     lines = capfd.readouterr().err.splitlines()[1:]  # after what requests the stack
     assert [line.partition(" (")[0] for line in lines] == ["gpunode: role nvidia_driver"]
+    assert provision("--check", "--format", "json") == 0
+    outcome = ProvisionOutcome.model_validate_json(capfd.readouterr().out)
+    assert outcome.check
+    assert [node.failure for node in outcome.nodes] == [None, None]
+    assert [node.changed for node in outcome.nodes] == [(TaskOutcome(role="nvidia_driver", task="Say it"),)] * 2
+
+
+def test_json_has_what_was_changed_and_why_nodes_failed(folder: Path, capfd: Out) -> None:
+    hosts = folder / "hosts.yml"
+    hosts.write_text(
+        hosts.read_text() + "    gpu3: {ansible_connection: ssh, ansible_host: 127.0.0.1, ansible_port: 1}\n"
+    )
+    assert provision("--format", "json") == 3
+    out, err = capfd.readouterr()
+    outcome = ProvisionOutcome.model_validate_json(out)
+    assert (outcome.exit_code, outcome.check) == (3, False)
+    good, failed, lost = outcome.nodes
+    changed = TaskOutcome(role=None, task="Change something")
+    assert good == ProvisionedNode(host="gpu1", status="changed", changed=(changed,))
+    assert (failed.host, failed.status, failed.changed) == ("gpu2", "failed", (changed,))
+    assert failed.failure == TaskOutcome(role=None, task="Fail where asked", message="asked to")
+    assert (lost.host, lost.status, lost.changed) == ("gpu3", "unreachable", ())
+    assert "PLAY RECAP" in err
+
+
+def test_json_of_a_playbook_that_does_not_start_has_no_nodes(folder: Path, capfd: Out) -> None:
+    (folder / "root" / "playbooks" / "site.yml").write_text("- hosts: all\n  no_such_keyword: 1\n")
+    assert provision("--format", "json") != 0
+    outcome = ProvisionOutcome.model_validate_json(capfd.readouterr().out)
+    assert outcome.nodes == ()
+    assert outcome.exit_code != 0
 
 
 def test_an_unreachable_node_is_exit_code_3(folder: Path) -> None:

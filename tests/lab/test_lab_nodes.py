@@ -12,6 +12,7 @@ import pytest
 from programs import run_program
 
 from gpunode.cli import run
+from gpunode.cli.outcomes import LabOutcome
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.fleet import Target, collect
 from gpunode.fleet.ssh_config import resolve
@@ -207,6 +208,12 @@ def test_the_verbs_report_the_same(lab: Lab, nodes: dict[str, LabNode], capfd: p
     assert lines[0].split() == ["NODE", "OS", "HARDWARE", "STATE", "ADDRESS"]
     assert [line.split() for line in lines[1:]] == [
         [node.name, node.os, "-", "running", f"127.0.0.1:{node.port}"] for node in nodes.values()
+    ]
+    assert run(["lab", "status", "--format", "json", "--name", lab.name]) == 0
+    outcome = LabOutcome.model_validate_json(capfd.readouterr().out)
+    assert (outcome.lab, outcome.inventory, outcome.vendor) == (lab.name, str(lab.inventory_path), None)
+    assert [(part.name, part.os, part.hardware, part.state, part.faults) for part in outcome.nodes] == [
+        (node.name, node.os, None, "running", ()) for node in nodes.values()
     ]
     assert run(["lab", "inventory", "--path", "--name", lab.name]) == 0
     assert capfd.readouterr().out == f"{lab.inventory_path}\n"

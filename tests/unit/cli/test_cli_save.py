@@ -16,6 +16,7 @@ import pytest
 
 from gpunode import fleet
 from gpunode.cli import run
+from gpunode.cli.outcomes import CollectOutcome
 from gpunode.probe.bundle import Bundle
 
 sys.path += [str(Path(__file__).parents[2] / "contract"), str(Path(__file__).parents[2])]
@@ -89,8 +90,13 @@ def test_an_obstacle_costs_its_own_bundle_alone(
     assert {path.stem for path in saved} == set(hosts) - lost
     assert {Bundle.from_json(path.read_bytes(), "it").host for path in saved} == set(hosts) - lost
     assert [path for path in Path().iterdir() if path.name.startswith(".")] == []
-    assert run(["collect", *hosts, "--save", "."]) == code
-    assert f"{len(saved)} collected into ., 0 unreachable" in capsys.readouterr().err
+    assert run(["collect", *hosts, "--save", ".", "--format", "json"]) == code
+    out, err = capsys.readouterr()
+    assert f"{len(saved)} collected into ., 0 unreachable" in err
+    outcome = CollectOutcome.model_validate_json(out)
+    assert outcome.exit_code == code
+    assert {node.host: node.status == "unsaved" for node in outcome.nodes} == {host: host in lost for host in hosts}
+    assert all(node.reason for node in outcome.nodes if node.status != "collected")
 
 
 @contextmanager

@@ -1,0 +1,95 @@
+"""What verbs that write no report did, as JSON: ``--format json`` of collect, provision and lab status."""
+
+from typing import Literal
+
+import click
+from pydantic import Field
+
+from gpunode.frozen import Frozen, FrozenByName
+from gpunode.text import printable_json
+
+FORMAT = click.option("--format", "form", type=click.Choice(["console", "json"]), default="console", show_default=True)
+
+
+class OutcomeDocument(FrozenByName):
+    """A document about a run of one verb."""
+
+    def show(self) -> None:
+        """Print the document on stdout."""
+        click.echo(printable_json(self.model_dump_json(by_alias=True, indent=1)))
+
+
+class CollectedNode(Frozen):
+    """What became of a node's bundle."""
+
+    host: str
+    status: Literal["collected", "unreachable", "unsaved"]
+    reason: str | None = None
+    """Why there is no file."""
+    seconds: float | None = None
+
+
+class CollectOutcome(OutcomeDocument):
+    """The document ``gpunode.collect/1``."""
+
+    schema_name: Literal["gpunode.collect/1"] = Field("gpunode.collect/1", alias="schema")
+    folder: str
+    """With a file HOST.json for each node that is collected."""
+    exit_code: int
+    nodes: tuple[CollectedNode, ...]
+
+
+class TaskOutcome(Frozen):
+    """A task that changed a node, or failed on it."""
+
+    role: str | None
+    task: str
+    message: str | None = None
+    """Of a failure."""
+
+
+class ProvisionedNode(Frozen):
+    """What a playbook did to a node."""
+
+    host: str
+    status: Literal["unchanged", "changed", "failed", "unreachable"]
+    changed: tuple[TaskOutcome, ...] = ()
+    """With --check: what would change."""
+    failure: TaskOutcome | None = None
+    """The one that ended the node's run."""
+
+
+class ProvisionOutcome(OutcomeDocument):
+    """The document ``gpunode.provision/1``."""
+
+    schema_name: Literal["gpunode.provision/1"] = Field("gpunode.provision/1", alias="schema")
+    check: bool
+    """Nothing was changed."""
+    exit_code: int
+    seconds: float
+    nodes: tuple[ProvisionedNode, ...]
+    """Empty if Ansible ended before its first task."""
+
+
+class LabPart(Frozen):
+    """A container of a lab."""
+
+    name: str
+    state: str
+    """Of its container: running, exited …"""
+    os: str | None
+    hardware: str | None
+    address: str
+    faults: tuple[str, ...]
+
+
+class LabOutcome(OutcomeDocument):
+    """The document ``gpunode.lab/1``."""
+
+    schema_name: Literal["gpunode.lab/1"] = Field("gpunode.lab/1", alias="schema")
+    lab: str
+    inventory: str
+    exit_code: int
+    nodes: tuple[LabPart, ...]
+    vendor: LabPart | None
+    """The copy of NVIDIA's repositories; None: this lab has none."""
