@@ -53,6 +53,7 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
         "slurmctld": "slurmctld",
         "srun": "slurm-client",
         "munged": "munge",
+        "mpirun": "openmpi-bin",
         "kubectl": "kubernetes-client",
         "gcc": "gcc",
         "chromium": "chromium",

@@ -17,7 +17,8 @@ from gpunode.workload.payload.pairs import FACTORS, LEAST_S, Exchange
 
 SMALL_BYTES = 64
 """Fits into one packet of any network."""
-WIDTH, WIDTH_ON_PROCESSOR = 8192, 256
+WIDTH, WIDTH_ON_PROCESSOR = 8192, 512
+"""A product takes some milliseconds: a processor that is throttled in turns of milliseconds does not hide it."""
 PRODUCTS = 5
 ALONE_FACTOR = {"nccl": 1.25, "gloo": 4.0}
 MOST_PAIRS = 1500

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 ALONE, EXCHANGE = "alone", "exchange"
 SHARE, SHARE_AT_TIMES, SHARE_OF_MANY = 0.6, 0.3, 0.9
 """A rank is a cause if this share of its links is late: a bad cable is late at times, and then links count that were
-late more than once. A node, a rail and a rack contain several ranks, which are all affected."""
+late more than once. A node, a rail and a rack contain several ranks, which are all affected. Ranks of a node that share
+one cable are all affected too, with this share of the other nodes."""
 SHARE_OF_RACKS = 0.5
 """Flows share an uplink unequally: some of them are in time. Links of nodes that are late in their own rack do not
 count."""
@@ -32,8 +33,10 @@ FEW = 8
 """Up to this number of nodes every pair is tried."""
 PARTNERS = 3
 """Partner nodes with which a suspect is tried, where there are as many."""
-TRIALS = 5
-"""Measurements of a link that is late without another cause."""
+TRIALS, TRIALS_OF_LINK = 5, 3
+"""Measurements of a link that is late without another cause, the second before its ends are tried with others."""
+RETRIES = 2
+"""Partners with which each end of such a link is tried again."""
 SAMPLE = 8
 """Links of a rail or a rack that are tried again."""
 MOST_CONFIRMATIONS = 12
@@ -138,6 +141,7 @@ class FabricSearch:
         self._confirmations = 0
         self._now = Round(ALONE)
         self._tried_with: dict[int, set[int]] = {}
+        self._again_with: dict[int, set[int]] = {}
 
     # --- rounds
 
@@ -185,8 +189,9 @@ class FabricSearch:
                 self._evidence.trials.setdefault(link, []).append(outcome[link])
                 self._evidence.again[link] += 1 if self._confirmations else 0
                 one, other = (self.positions[rank].node for rank in link)
-                self._tried_with.setdefault(one, set()).add(other)
-                self._tried_with.setdefault(other, set()).add(one)
+                for met in (self._tried_with, *([self._again_with] if self._confirmations else [])):
+                    met.setdefault(one, set()).add(other)
+                    met.setdefault(other, set()).add(one)
         self._bury()
 
     def _bury(self) -> None:
@@ -297,12 +302,10 @@ class FabricSearch:
                     own = frozenset(link for link in own if not self._nodes(link) & late_at_home)
                     tried = {link for link in tried if not self._nodes(link) & late_at_home}
                 if key[0] == "rank" or (key[0] == "node" and self._single(key[1])):
-                    if len(own) < SHARE * len(tried):
-                        own = frozenset(link for link in own if len(self._evidence.trials[link]) > 1)
-                    share = SHARE_AT_TIMES
-                else:
-                    share = SHARE_OF_RACKS if key[0] in RACKS else SHARE_OF_MANY
-                if len(own) < max(share * len(tried), 2):
+                    own = self._late_at_times([[link] for link in tried], own)
+                elif len(own) < max((SHARE_OF_RACKS if key[0] in RACKS else SHARE_OF_MANY) * len(tried), 2):
+                    own = self._late_at_times(self._pairs(tried), own) if key[0] == "node" else frozenset()
+                if not own:
                     continue
                 rank = (-len(own), -len(own) / len(tried), PREFERENCE.index(key[0]), key[1])
                 if best_rank is None or rank < best_rank:
@@ -313,7 +316,42 @@ class FabricSearch:
             found.append((*best, covered))
             left -= covered
             explained |= covered
-        return found
+        return self._of_one_node(found)
+
+    def _of_one_node(
+        self, causes: Sequence[tuple[str, str, frozenset[Link]]]
+    ) -> list[tuple[str, str, frozenset[Link]]]:
+        """Return the causes with the node in place of its ranks where most of these are causes: they share a cable."""
+        number = Counter(self.positions[int(name)].node for kind, name, _ in causes if kind == "rank")
+        nodes = {node for node, ranks in number.items() if ranks >= max(SHARE * len(self._rails[node]), 2)}
+        found: dict[tuple[str, str], frozenset[Link]] = {}
+        for kind, name, late in causes:
+            ranks = {int(name)} if kind == "rank" else set(min(late)) if kind == "link" else set()
+            own = nodes & {self.positions[rank].node for rank in ranks}
+            key = ("node", str(min(own))) if own else (kind, name)
+            found[key] = found.get(key, frozenset()) | late
+        return [(*key, late) for key, late in found.items()]
+
+    def _late_at_times(self, parts: Sequence[Sequence[Link]], late: frozenset[Link]) -> frozenset[Link]:
+        """Return the late links of a cause if enough of its parts are late; a part is late with almost all its links.
+
+        Fewer are enough if they were late more than once.
+        """
+        several = [links for links in parts if sum(link in late for link in links) >= SHARE_OF_MANY * len(links)]
+        share = SHARE
+        if len(several) < SHARE * len(parts):
+            several = [links for links in several if all(len(self._evidence.trials[link]) > 1 for link in links)]
+            share = SHARE_AT_TIMES
+        if len(several) < max(share * len(parts), 2):
+            return frozenset()
+        return frozenset(link for links in several for link in links if link in late)
+
+    def _pairs(self, links: Iterable[Link]) -> list[list[Link]]:
+        """Return the links of each pair of nodes: all its rails."""
+        pairs: dict[frozenset[int], list[Link]] = {}
+        for link in links:
+            pairs.setdefault(frozenset(self._nodes(link)), []).append(link)
+        return list(pairs.values())
 
     def _nodes(self, link: Link) -> set[int]:
         return {self.positions[rank].node for rank in link}
@@ -408,7 +446,11 @@ class FabricSearch:
                 (link,) = late
                 ends = [self.positions[rank].node for rank in link]
                 fresh = [self._swap(node, good, taken, use, again=False) for node in ends if node not in taken]
-                if not any(fresh) and len(self._evidence.trials[link]) < TRIALS and not set(ends) & taken:
+                number = len(self._evidence.trials[link])
+                if not any(fresh) and number >= TRIALS_OF_LINK and not set(ends) & taken:
+                    # Of two ends that are in time with others one may be late at times.
+                    fresh = [self._retry(node, ends, good, taken, use) for node in ends]
+                if not any(fresh) and number < TRIALS and not set(ends) & taken:
                     use(ends[0], ends[1])
             elif not any(self._evidence.again[link] for link in late):
                 for link in sorted(late)[:SAMPLE]:
@@ -430,6 +472,15 @@ class FabricSearch:
         if not near or (near[0] in tried and not again):
             return False
         use(node, near[0])
+        return True
+
+    def _retry(self, node: int, ends: Sequence[int], good: Sequence[int], taken: set[int], use: Any) -> bool:
+        """Try an end of a late link again with a good partner; return whether it is tried."""
+        again = self._again_with.get(node, set()) - set(ends)
+        near = [one for one in good if one not in taken | again | set(ends) and one in self._tried_with[node]]
+        if node in taken or len(again) >= RETRIES or not near:
+            return False
+        use(node, min(near, key=lambda one: self._racks[one] != self._racks[node]))
         return True
 
     def _nodes_of(self, kind: str, name: str, late: Iterable[Link]) -> set[int]:

@@ -83,3 +83,48 @@ def test_rounds_are_disjoint_and_reach_every_node(nodes: int) -> None:
         met = [node for pair in pairs for node in pair]
         assert len(met) == len(set(met))
     assert {node for pairs in few for pair in pairs for node in pair} == set(names)
+
+
+def causes(late: dict[tuple[int, int], set[int]], at_times: float = 1.0, seed: int = 0) -> list[tuple[str, str]]:
+    """What the search names of 4 nodes with 4 ranks in two racks: pairs of nodes are late on these rails, at times."""
+    chance = random.Random(seed)  # noqa: S311 (repeatable)
+    search = FabricSearch([Position(node, rail, f"r{node // 2}") for node in range(4) for rail in range(4)], LIMITS)
+    while (tried := search.next_round()) is not None:
+        now: dict[tuple[int, int], bool] = {}
+        outcome: dict[object, object] = {}
+        for link in tried.links:
+            one, other = sorted(rank // 4 for rank in link)
+            slow = now.setdefault((one, other), chance.random() < at_times)
+            outcome[link] = Trial(5.0 if slow and link[0] % 4 in late.get((one, other), ()) else 0.1)
+        search.take(outcome or dict.fromkeys(tried.ranks, 0.01))
+    assert search.rounds <= 4 + MOST_CONFIRMATIONS
+    return [(cause.kind, cause.name) for cause in search.causes()]
+
+
+LIMITS = LateLimits(factor=4.0, least_s=0.05, alone_factor=4.0, alone_least_s=0.05)
+RAILS = {0, 1, 2, 3}
+
+
+def test_ranks_that_share_a_cable_are_one_node() -> None:
+    # Late with both nodes of the other rack, in time with its neighbour: the path between the racks is not the cause.
+    assert causes({(0, 3): RAILS, (1, 3): RAILS}) == [("node", "3")]
+    # As measured on four namespaces: one pair late on all rails, two on some.
+    assert causes({(1, 3): RAILS, (0, 3): {0, 1}, (2, 3): {0, 3}}) == [("node", "3")]
+    # Of one rank alone it is that rank.
+    assert causes({(one, 3): {2} for one in (0, 1, 2)}) == [("rank", "14")]
+
+
+def test_a_slow_pair_is_not_one_of_its_nodes() -> None:
+    found = causes({(0, 3): RAILS})
+    assert {kind for kind, _ in found} == {"link"}
+    assert {tuple(int(rank) // 4 for rank in name.split("-")) for _, name in found} == {(0, 3)}
+
+
+def test_a_cable_that_is_in_time_every_third_time_is_named() -> None:
+    bad = {(one, 3): RAILS for one in (0, 1, 2)}
+    runs = [causes(bad, 2 / 3, seed) for seed in range(effort(60, 1000))]
+    named = sum(found == [("node", "3")] for found in runs)
+    assert named >= 0.8 * len(runs)
+    # Whatever else is named is a part of it.
+    names = {name for found in runs for kind, name in found if kind in ("node", "rank") for name in [name]}
+    assert names <= {"3", "12", "13", "14", "15"}
