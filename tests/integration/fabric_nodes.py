@@ -469,7 +469,11 @@ FAULTS: dict[str, tuple[Make, dict[str, set[str]], tuple[str, ...]]] = {
         {"node2": {"nodes.mtu", "nodes.node"}},
         ("--force",),
     ),
-    "hanging rank (node1, rank 2)": (lambda n: hanging_rank(n, "node1", 2, 8.0), {"node1": {"nodes.stopped"}}, ()),
+    "hanging rank (node1, rank 2)": (
+        lambda n: hanging_rank(n, "node1", 2, 1.0),
+        {"node1": {"nodes.stopped"}},
+        ("--minutes", "3"),
+    ),
     "slow uplink of a rack": (
         lambda n: shaped(n, uplink=SLOW),
         {name: {"nodes.racks"} for name in ("node0", "node1", "node2", "node3")},
