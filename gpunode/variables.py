@@ -10,6 +10,7 @@ import yaml
 
 from gpunode.errors import UsageError
 from gpunode.text import did_you_mean, nearest
+from gpunode.yaml_file import LOADER
 
 Variables = Mapping[str, Any]
 """Variables of an inventory: what Ansible makes of YAML."""
@@ -39,18 +40,18 @@ def known_variables(root: Path) -> tuple[str, ...]:
     found: set[str] = {*_OF_VERBS}
     for file in root.glob("playbooks/**/*.yml"):
         found.update(re.findall(rf"\b{_OWN_PREFIX}\w+", file.read_text(encoding="utf-8")))
-    for file in sorted(root.glob("roles/*/meta/argument_specs.yml")):
-        document: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        for entry in document.get("argument_specs", {}).values():
-            found.update(entry.get("options", {}))
-    return tuple(sorted(found))
+    return tuple(sorted(found.union(specifications(root))))
 
 
-def specifications(root: Path) -> dict[str, dict[str, Any]]:
-    """Return each variable of the roles below ``root`` with its specification: ``type``, ``choices``."""
-    found: dict[str, dict[str, Any]] = {}
+@cache
+def specifications(root: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Return each variable of the roles below ``root`` with its specification: ``type``, ``choices``.
+
+    They are read once, not once for each host of an inventory.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
     for file in sorted(root.glob("roles/*/meta/argument_specs.yml")):
-        document: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        document: Any = yaml.load(file.read_text(encoding="utf-8"), LOADER) or {}  # noqa: S506 (a safe one)
         for entry in document.get("argument_specs", {}).values():
             found.update(entry.get("options", {}))
     return found

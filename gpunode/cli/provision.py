@@ -30,7 +30,7 @@ from gpunode.provisioning.role import role_tags
 from gpunode.stack import LOCK_NAME
 from gpunode.text import did_you_mean, nearest
 from gpunode.variables import refuse_unknown, refuse_wrong_values
-from gpunode.yaml_file import Expanded, load_bounded
+from gpunode.yaml_file import LOADER, Expanded, load_bounded
 
 INTERRUPT_WAIT_S = 20.0
 """Seconds for Ansible to end after Ctrl-C before its process group is killed."""
@@ -275,6 +275,8 @@ def _arguments(options: dict[str, Any]) -> list[str]:
 
 def _refuse_unknown_tags(root: Path, given: Sequence[str]) -> None:
     """Raise UsageError for a tag that does not exist: Ansible runs nothing for it and reports success."""
+    if not given:
+        return
     known = _SPECIAL_TAGS.union(
         *(_tags(file) for file in (*root.glob("playbooks/*.yml"), *root.glob("roles/*/*/*.yml"))),
         # The common tasks have those of every role.
@@ -299,7 +301,7 @@ def _tags(file: Path) -> set[str]:
                 yield from walk(item)
 
     try:
-        return set(walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)))
+        return set(walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=LOADER)))
     except yaml.YAMLError as err:
         raise UsageError(f"{file} is not valid YAML: reinstall gpunode: {str(err).splitlines()[0]}") from None
 

@@ -14,6 +14,7 @@ from gpunode.catalog import Gpu, Platform, load
 from gpunode.catalog.hardware import FIRST_OPEN_BRANCH, NVLINK_LINE_GB_PER_S
 from gpunode.errors import UsageError
 from gpunode.lab.hardware.bus import place
+from gpunode.yaml_file import LOADER
 
 Data = Mapping[str, Any]
 LAB_ARCHITECTURE = "x86_64"
@@ -22,7 +23,7 @@ LAB_ARCHITECTURE = "x86_64"
 @cache
 def _data() -> dict[str, Data]:
     text = files("gpunode.lab.hardware").joinpath("hardware.yml").read_text(encoding="utf-8")
-    found: dict[str, Data] = yaml.safe_load(text)
+    found: dict[str, Data] = yaml.load(text, LOADER)  # noqa: S506 (a safe one)
     return found
 
 
