@@ -540,8 +540,8 @@ def contract(*, everything: bool = False) -> Tally:
 def integration() -> Tally:
     """Run the tests with a real sshd, Slurm, nftables, PyTorch, TensorFlow and real Ansible programs, on loopback.
 
-    They wait for a third of their time, so there is one worker more than processors. Those with the marker ``alone``
-    run after them.
+    They wait for a third of their time, so there is one worker more than processors. Those with the marker ``waiting``
+    have a process of their own beside them, and those with the marker ``alone`` run after both.
     """
     env = {}
     for variable, made in (
@@ -552,9 +552,17 @@ def integration() -> Tally:
         python, line = made
         print(line, flush=True)
         env.update({variable: str(python)} if python else {})
-    folders = ("tests/integration", "tests/fleet", "-q", "-m")
-    tally = pytest_tier(*folders, "not alone", *in_parallel("loadfile", processors() + 1), limit_s=1800, env=env)
-    return tally.with_more(pytest_tier(*folders, "alone", limit_s=1800, env=env))
+
+    def marked(marks: str, options: Sequence[str] = (), output: IO[bytes] | None = None) -> Tally:
+        folders = ("tests/integration", "tests/fleet", "-q", "-m", marks)
+        return pytest_tier(*folders, *options, limit_s=1800, env=env, output=output)
+
+    many = in_parallel("loadfile", processors() + 1)
+    jobs = {"waiting": partial(marked, "waiting", ()), "rest": partial(marked, "not alone and not waiting", many)}
+    tally = Tally()
+    for one in (*side_by_side(jobs, at_once=len(jobs), live="rest").values(), marked("alone")):
+        tally = tally.with_more(one)
+    return tally
 
 
 def git(*arguments: str) -> str | None:

@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="slurmd needs root"),
     pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)}: apt-get install slurmd slurmctld munge"),
     pytest.mark.timeout(600),
-    pytest.mark.alone,
+    pytest.mark.waiting,
 ]
 
 ROOT = Path(__file__).parents[2]
