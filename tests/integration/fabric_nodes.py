@@ -402,12 +402,17 @@ def slow_rank(nodes: FabricNodes, name: str, local: int) -> contextlib.AbstractC
     return while_running(act)
 
 
-def hanging_rank(nodes: FabricNodes, name: str, local: int, after_s: float) -> contextlib.AbstractContextManager[None]:
-    """Stop a rank for good, seconds after its rendezvous."""
+def hanging_rank(
+    nodes: FabricNodes, name: str, local: int, after_s: float | None
+) -> contextlib.AbstractContextManager[None]:
+    """Stop a rank for good, seconds after its rendezvous, or before it."""
+
+    def look() -> list[int]:
+        return _met(nodes, name, local) if after_s is not None else nodes.ranks(name)[local : local + 1]
 
     def act(over: threading.Event) -> None:
-        pids = wait_for(over, lambda: _met(nodes, name, local))
-        if pids and not over.wait(after_s):
+        pids = wait_for(over, look)
+        if pids and not over.wait(after_s or 0.0):
             os.kill(pids[0], signal.SIGSTOP)
 
     return while_running(act)

@@ -129,14 +129,19 @@ def node_is_lost(nodes: FabricNodes) -> None:
     assert run.returncode in (1, 3)
 
 
-def time_is_over(nodes: FabricNodes, minutes: float, local: int | None) -> None:
-    """With a rank that hangs its own limit would be later."""
-    nodes.shape()
-    hanging = contextlib.nullcontext() if local is None else hanging_rank(nodes, "node0", local, 0.0)
+def time_is_over(nodes: FabricNodes, minutes: float, hanging: contextlib.AbstractContextManager[None]) -> None:
     with hanging:
         code, report = nodes.run("--ranks", "4", "--minutes", f"{minutes:g}")
     assert code in (1, 3)
     assert named(report, "fail", "error")
+
+
+def time_is_over_in_exchanges(nodes: FabricNodes) -> None:
+    nodes.shape(**dict.fromkeys(nodes.names, "5mbit"))
+    try:
+        time_is_over(nodes, 0.5, contextlib.nullcontext())
+    finally:
+        nodes.shape()
 
 
 ENDS: dict[str, Callable[[FabricNodes], None]] = {
@@ -146,10 +151,10 @@ ENDS: dict[str, Callable[[FabricNodes], None]] = {
     "SIGHUP of the controller": lambda nodes: controller_ends(nodes, signal.SIGHUP),
     "SIGKILL of a rank": rank_is_killed,
     "loss of a node": node_is_lost,
-    "time limit before the ranks meet": lambda nodes: time_is_over(nodes, 0.05, None),
-    "time limit while a rank hangs": lambda nodes: time_is_over(nodes, 0.5, 0),
-    "time limit in the exchanges": lambda nodes: time_is_over(nodes, 0.4, None),
-    "time limit in the collectives": lambda nodes: time_is_over(nodes, 0.8, None),
+    "time limit before the ranks meet": lambda nodes: time_is_over(nodes, 0.5, hanging_rank(nodes, "node0", 0, None)),
+    "time limit while a rank hangs": lambda nodes: time_is_over(nodes, 0.5, hanging_rank(nodes, "node0", 0, 0.0)),
+    "time limit in the exchanges": time_is_over_in_exchanges,
+    "time limit in the collectives": lambda nodes: time_is_over(nodes, 0.8, contextlib.nullcontext()),
 }
 
 
