@@ -13,6 +13,7 @@ from gpunode.catalog import Catalog
 from gpunode.cli.plan_host import host_of
 from gpunode.cli.selection import ask_password, explained, shown_progress
 from gpunode.cli.writing import write_whole
+from gpunode.content import collection_root
 from gpunode.errors import UsageError
 from gpunode.fleet import Collected, collect
 from gpunode.fleet.inventory import Inventory, read, read_with_settings
@@ -21,6 +22,7 @@ from gpunode.judging.evaluator import Evaluator
 from gpunode.provisioning.node_stack import REQUESTED, request_of, requested_by
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, Request, Stack, lock_document
 from gpunode.stack.inert import FREE_TEXT, refuse_templates
+from gpunode.variables import refuse_unknown, refuse_wrong_values
 from gpunode.yaml_file import load_bounded
 
 LOCK_FILE = f"{LOCK_NAME}.yml"
@@ -63,7 +65,7 @@ def of_inventory(options: FleetPlanOptions, evaluator: Evaluator, catalog: Catal
     """
     with explained():
         inventory, config = read_with_settings(options.inventories, options.limit, SETTINGS)
-    refuse_poisoned_locks(inventory)
+    refuse_inventory(collection_root(), inventory)
     found = targets(inventory, config)
     password = ask_password() if options.ask_become_pass else None
 
@@ -174,7 +176,19 @@ def _locks(document: Plan, inventory: Inventory, limit: str | None) -> Locks:
     return files, outdated, stacks
 
 
-def refuse_poisoned_locks(inventory: Inventory) -> None:
+def refuse_inventory(root: Path, inventory: Inventory) -> None:
+    """Raise UsageError for a variable of the inventory that no role has, for a value that it would refuse, and for a
+    lock with a template.
+    """
+    names = {name for variables in inventory.hosts.values() for name in variables}
+    refuse_unknown(names, root, inventory.sources)
+    for host, variables in inventory.hosts.items():
+        refuse_wrong_values(variables, root, inventory.sources, f"the inventory, host {host}")
+    if LOCK_NAME in names:
+        _refuse_poisoned_locks(inventory)
+
+
+def _refuse_poisoned_locks(inventory: Inventory) -> None:
     """Raise UsageError for a lock with a template: earlier releases wrote a node's report unescaped.
 
     A lock that consists of one template is the user's own, and code like the rest of the inventory.

@@ -20,14 +20,13 @@ import yaml
 
 from gpunode.cli.options import inventory_option
 from gpunode.cli.outcomes import FORMAT, ProvisionedNode, ProvisionOutcome
-from gpunode.cli.plan_fleet import refuse_poisoned_locks
+from gpunode.cli.plan_fleet import refuse_inventory
 from gpunode.cli.selection import explained
 from gpunode.cli.stack_origin import origin_lines, unwritten
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
 from gpunode.provisioning.role import role_tags
-from gpunode.stack import LOCK_NAME
 from gpunode.text import did_you_mean, nearest
 from gpunode.variables import refuse_unknown, refuse_wrong_values
 from gpunode.yaml_file import LOADER, Expanded, load_bounded
@@ -131,18 +130,6 @@ def refuse_extra_variables(root: Path, extra_vars: Sequence[str]) -> dict[str, A
         refuse_wrong_values(given, root, files, "-e")
         found |= given
     return found
-
-
-def refuse_inventory(root: Path, read: inventory.Inventory) -> None:
-    """Raise UsageError for a variable of the inventory that no role has, for a value that it would refuse, and for a
-    lock with a template.
-    """
-    names = {name for variables in read.hosts.values() for name in variables}
-    refuse_unknown(names, root, read.sources)
-    for host, variables in read.hosts.items():
-        refuse_wrong_values(variables, root, read.sources, f"the inventory, host {host}")
-    if LOCK_NAME in names:
-        refuse_poisoned_locks(read)
 
 
 def verdict(rc: int) -> int:

@@ -23,8 +23,8 @@ from gpunode.change.run import ChangeRun, RunLimits
 from gpunode.change.scheduler import Availability, Scheduler, SchedulerError
 from gpunode.change.states import FINAL, OUT_OF_SERVICE, ChangeState
 from gpunode.cli.options import ASK_BECOME_PASS, LIMIT, PARALLEL, TIMEOUT, Command, Seconds, inventory_option
-from gpunode.cli.plan_fleet import with_request
-from gpunode.cli.provision import refuse_extra_variables, refuse_inventory
+from gpunode.cli.plan_fleet import refuse_inventory, with_request
+from gpunode.cli.provision import refuse_extra_variables
 from gpunode.cli.selection import ask_password, explained
 from gpunode.cli.upgrade_nodes import EXTRACTS, AnsibleNodes, Connections, NodeLook, before_file, look_at, write_before
 from gpunode.cli.upgrade_text import counted_states, plan_lines, printable_lines, report_lines, watch

@@ -43,3 +43,14 @@ def test_ansible_s_own_message_where_it_is_clear(tmp_path: Path, capsys: pytest.
     path = tmp_path / "hosts.yml"
     path.write_text("all: [\n")
     assert f"{path}:2:1" in output(["validate", "-i", str(path)], capsys)
+
+
+@pytest.mark.parametrize("verb", [["plan"], ["provision"]], ids=" ".join)
+def test_a_variable_that_no_role_has(verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text(
+        "all:\n  hosts: {gpu-1: {ansible_host: 127.0.0.1, ansible_port: 1}}\n  vars: {ssh_hardning_state: present}\n"
+    )
+    err = output([*verb, "-i", str(path)], capsys)
+    assert f"{path}:3" in err
+    assert "ssh_hardening_state" in err
