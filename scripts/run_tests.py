@@ -167,7 +167,7 @@ STANDS_ON = {
     ),
     "test_reboot": ("playbooks/", "plugins/", "gpunode/provisioning/reboot", "roles/nvidia_driver/"),
     "test_roles_dnf": ("roles/cuda/", "roles/dcgm/", "roles/nvidia_container_toolkit/", "gpunode/provisioning/"),
-    "test_prolog": ("gpunode/checks/", "gpunode/probe/", "contrib/"),
+    "test_prolog": ("gpunode/checks/", "gpunode/probe/", "roles/slurm_node/files/"),
     "test_secure_boot": (
         "roles/nvidia_driver/",
         "roles/preflight/",
@@ -196,6 +196,7 @@ STANDS_ON = {
         "gpunode/provisioning/state",
     ),
     "test_site_dnf": ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/"),
+    "test_slurm_node": ("roles/slurm_node/", "gpunode/provisioning/slurm"),
     "test_ssh_hardening": ("roles/ssh_hardening/", "gpunode/provisioning/ssh", "plugins/"),
     "test_updates": ("roles/updates/", "gpunode/provisioning/updates", "gpunode/provisioning/pending_updates"),
     "test_upgrade": ("gpunode/change/", "gpunode/cli/upgrade", "playbooks/", "plugins/"),
@@ -485,7 +486,7 @@ def tool_tier(
 
 
 def lint() -> Tally:
-    shell = ["scripts/bootstrap", "scripts/docker-engine", "contrib/slurm/gpunode-prolog"]
+    shell = ["scripts/bootstrap", "scripts/docker-engine", "roles/slurm_node/files/gpunode-prolog"]
     commands: dict[str, Sequence[str | Path]] = {
         "mypy": [BIN / "mypy"],
         # Its syntax check has no inventory, so no group would match.

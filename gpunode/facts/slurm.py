@@ -38,11 +38,11 @@ def read_slurm(bundle: BundleReader) -> Slurm | None:
         return None
     name = read_own_name(bundle).name.partition(".")[0]
     configured = None
-    for settings in _of_node(bundle.text(f"{folder}slurm.conf") or "", name):
+    for settings in of_node(bundle.text(f"{folder}slurm.conf") or "", name):
         configured = gpus_of(settings["gres"]) if "gres" in settings else configured
     files: set[int] = set()
     autodetect = None
-    for settings in _of_node(bundle.text(f"{folder}gres.conf") or "", name):
+    for settings in of_node(bundle.text(f"{folder}gres.conf") or "", name):
         autodetect = settings.get("autodetect", autodetect)
         if settings.get("name", "").lower() == "gpu":
             files |= devices_of(settings.get("file", ""))
@@ -65,7 +65,7 @@ def _settings(text: str) -> Iterator[dict[str, str]]:
         yield {name.lower(): value.strip('"') for name, value in _SETTING.findall(line.partition("#")[0])}
 
 
-def _of_node(text: str, name: str) -> Iterator[dict[str, str]]:
+def of_node(text: str, name: str) -> Iterator[dict[str, str]]:
     """Yield the lines that apply to a node: without NodeName, with DEFAULT, and with its name."""
     for settings in _settings(text):
         nodes = settings.get("nodename", "DEFAULT")
@@ -105,6 +105,12 @@ def gpus_of(text: str) -> int:
         if match:
             total += int(match["number"] or 1)
     return total
+
+
+def types_of(text: str) -> tuple[str, ...]:
+    """Return the types of GPUs in ``Gres=gpu:h100:8,nic:4``, each once."""
+    parts = (part.replace(":no_consume", "").strip() for part in re.split(r",(?![^(]{0,60}\))", text))
+    return tuple(dict.fromkeys(m["type"] for part in parts if (m := _GPU.fullmatch(part)) and m["type"]))
 
 
 def devices_of(text: str) -> set[int]:

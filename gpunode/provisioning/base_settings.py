@@ -177,17 +177,17 @@ class BaseSettings(Settings):
     @field_validator("locale")
     @classmethod
     def _is_locale(cls, value: str) -> str:
-        return _like(LOCALE, value, "locale (examples: C.UTF-8, en_US.UTF-8)")
+        return like(LOCALE, value, "locale (examples: C.UTF-8, en_US.UTF-8)")
 
     @field_validator("journal_max", "journal_keep_free")
     @classmethod
     def _size(cls, value: str) -> str:
-        return _like(_SIZE, value, "size (examples: 500M, 4G)")
+        return like(_SIZE, value, "size (examples: 500M, 4G)")
 
     @field_validator("journal_retention")
     @classmethod
     def _span(cls, value: str) -> str:
-        return _like(_SPAN, value, "time span (examples: 30day, 3month)")
+        return like(_SPAN, value, "time span (examples: 30day, 3month)")
 
     @field_validator("syslog_server")
     @classmethod
@@ -257,7 +257,7 @@ def host_and_port(text: str) -> tuple[str, str]:
     return (host, port) if colon and ":" not in host else (text, "514")
 
 
-def _like(pattern: re.Pattern[str], value: str, kind: str) -> str:
+def like(pattern: re.Pattern[str], value: str, kind: str) -> str:
     """Return a value that is empty or matches the pattern as a whole. Raises ValueError: ``kind`` is what it is not."""
     if value and pattern.fullmatch(value) is None:
         raise ValueError(f"{value!r} is not a {kind}")

@@ -50,6 +50,7 @@ ORDER = (
     "ml_environment",
     "gpu_tools",
     "gpu_monitoring",
+    "slurm_node",
     "updates",
     "ssh_hardening",
     "firewall",

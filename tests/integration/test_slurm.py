@@ -1,4 +1,4 @@
-"""Slurm's own slurmd calls contrib/slurm/gpunode-prolog: a job runs, a fault drains the node, the node returns.
+"""Slurm's own slurmd calls the role's gpunode-prolog: a job runs, a fault drains the node, the node returns.
 
 slurmctld, slurmd and munged of the distribution run as root in a folder of the test; the node's answers are a bundle
 of a simulated node, once healthy and once with a fault, in the place of the probe's.
@@ -40,7 +40,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-PROLOG = ROOT / "contrib" / "slurm" / "gpunode-prolog"
+PROLOG = ROOT / "roles" / "slurm_node" / "files" / "gpunode-prolog"
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 CONFIG = """
 ClusterName=test

@@ -14,6 +14,7 @@ from typing import Any
 
 from playbook_runs import SNAPSHOT, Site
 from programs import beside_python
+from slurm_conf import slurm_conf
 
 from gpunode.lab import Lab, LabNode
 
@@ -23,27 +24,13 @@ SECOND = "595.91.07"
 ROLES = ("nvidia_repository", "nvidia_driver", "nvidia_fabric", "gpu_settings")
 EXTRA = json.dumps({"gpunode_roles": list(ROLES)})
 JOB_S = 30
-SLURM = """
-ClusterName=lab
-SlurmctldHost={controller}({controller_address})
-AuthType=auth/munge
-SlurmUser=root
-StateSaveLocation=/var/spool/slurmctld
-SlurmdSpoolDir=/var/spool/slurmd
-SlurmctldPidFile=/run/slurmctld.pid
-SlurmdPidFile=/run/slurmd.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/linear
-MpiDefault=none
-ReturnToService=1
-CommunicationParameters=NoAddrCache
-SlurmdTimeout=120
-JobCompType=jobcomp/filetxt
-JobCompLoc=/var/log/slurm_jobs
-{nodes}
-PartitionName=main Nodes={names} Default=YES MaxTime=10 State=UP
-"""
+SETTINGS = {
+    "CommunicationParameters": "NoAddrCache",
+    "SlurmdTimeout": "120",
+    "JobCompType": "jobcomp/filetxt",
+    "JobCompLoc": "/var/log/slurm_jobs",
+}
+"""Of ``slurm.conf``."""
 # A job that computes, as far as the node's tools can see: nvidia-smi lists it, and it holds the device files.
 JOB = f"""#!/bin/sh
 fault=/usr/lib/gpunode-lab/bin/fault
@@ -280,12 +267,8 @@ def _install_slurm(fleet: Fleet) -> None:
     fleet.sh(fleet.controller, f"{install} slurmctld")
     fleet.on_all(f"{install} slurmd")
     key = fleet.sh(fleet.controller, "base64 -w 0 /etc/munge/munge.key").strip()
-    config = SLURM.format(
-        controller=fleet.controller,
-        controller_address=address(fleet.controller),
-        names=",".join(fleet.names),
-        nodes="\n".join(f"NodeName={name} NodeAddr={address(name)} CPUs=1 State=UNKNOWN" for name in fleet.names),
-    )
+    nodes = {name: f"NodeAddr={address(name)} CPUs=1" for name in fleet.names}
+    config = slurm_conf(f"{fleet.controller}({address(fleet.controller)})", nodes, **SETTINGS)
     common = f"""
     echo {key} | base64 -d > /etc/munge/munge.key
     cat > /etc/slurm/slurm.conf <<'END'

@@ -16,6 +16,7 @@ import pytest
 from docker_plays import Roles
 from playbook_runs import Site
 from programs import run_program
+from slurm_conf import PROGRAM, PROLOG, slurm_conf
 
 from gpunode.lab import Lab
 
@@ -24,27 +25,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
 ROOT = Path(__file__).parents[2]
 DRIVER = "580.95.05"
 PACKAGES = "munge slurmctld slurmd slurm-client"
-CONFIG = """
-ClusterName=lab
-SlurmctldHost={node}
-AuthType=auth/munge
-SlurmUser=root
-StateSaveLocation=/var/spool/slurmctld
-SlurmdSpoolDir=/var/spool/slurmd
-SlurmctldPidFile=/run/slurmctld.pid
-SlurmdPidFile=/run/slurmd.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/linear
-MpiDefault=none
-ReturnToService=1
-Prolog=/usr/local/sbin/gpunode-prolog
-HealthCheckProgram=/usr/local/sbin/gpunode-prolog
-HealthCheckInterval=10
-HealthCheckNodeState=ANY
-NodeName={node} CPUs=1 State=UNKNOWN
-PartitionName=main Nodes={node} Default=YES MaxTime=10 State=UP
-"""
 BUDGET = 60
 """Of the prolog: a machine that builds and tests beside it is slow."""
 SETTINGS = f"GPUNODE_BUDGET={BUDGET}s\n"
@@ -71,10 +51,10 @@ def install(site: Site, folder: Path) -> None:
     site.sh("apt-get update -q")
     site.sh(f"DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends {PACKAGES}")
     put(site, archive(folder), "/usr/local/bin/gpunode")
-    put(site, ROOT / "contrib" / "slurm" / "gpunode-prolog", "/usr/local/sbin/gpunode-prolog")
+    put(site, ROOT / "roles" / "slurm_node" / "files" / "gpunode-prolog", PROGRAM)
     site.sh(f"printf '{SETTINGS}' > /etc/default/gpunode-prolog")
     settings = folder / "slurm.conf"
-    settings.write_text(CONFIG.format(node=site.node.name), encoding="ascii")
+    settings.write_text(slurm_conf(site.node.name, {site.node.name: "CPUs=1"}, **PROLOG), encoding="ascii")
     put(site, settings, "/etc/slurm/slurm.conf")
     site.sh("mkdir -p /var/spool/slurmctld /var/spool/slurmd; systemctl restart munge slurmctld slurmd")
 

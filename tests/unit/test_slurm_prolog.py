@@ -1,4 +1,4 @@
-"""contrib/slurm/gpunode-prolog with a controller that answers, and with one that never does."""
+"""roles/slurm_node/files/gpunode-prolog with a controller that answers, and with one that never does."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PROLOG = Path(__file__).parents[2] / "contrib" / "slurm" / "gpunode-prolog"
+PROLOG = Path(__file__).parents[2] / "roles" / "slurm_node" / "files" / "gpunode-prolog"
 NODE = """\
 NodeName=gpu1 Arch=x86_64 CoresPerSocket=1
    NodeAddr=127.0.0.1 NodeHostName=gpu1 Version=22.05.8

@@ -239,7 +239,7 @@ def test_an_administrator_drains_in_the_middle(drill: Drill) -> None:
 
 
 def test_a_health_check_fires_in_the_middle(drill: Drill) -> None:
-    """``contrib/slurm/gpunode-prolog`` obeys the mark on the node, which is there whenever the run owns the node."""
+    """The role's ``gpunode-prolog`` obeys the mark on the node, which is there whenever the run owns the node."""
     drill.name, drill.broken = "health check in the middle", "it looks for the mark during each playbook"
     seen: list[tuple[str, bool]] = []
 

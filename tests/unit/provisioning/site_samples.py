@@ -69,6 +69,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gpu_tools": {"profiling": "everybody", "python": {"py-spy": ""}},
     "kernel_tuning": {"sysctl": {"vm.swappiness": "1"}, "acs": "off"},
     "nvidia_driver": {"source": "nvidia", "version": RELEASE},
+    "slurm_node": {"conf": "NodeName=node Gres=gpu:h100:8\n", "prolog_settings": {"GPUNODE_BUDGET": "5s"}},
     "ssh_hardening": {"admin_users": ["ada"]},
     "storage": {
         "scratch_disks": ["nvme-eui.0025388b71b2c0d1", "nvme-eui.0025388b71b2c0d2"],
