@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from gpunode.provisioning.docker_daemon import attributes_of
@@ -78,14 +79,13 @@ def containerd_change(
                     path=CONFIG, content=expected, phase="after", private=True, **attributes_of(state.files.get(CONFIG))
                 )
             )
-    change = _restarted(state, register, busy_allowed, files)
+    change = restarted(state, register, busy_allowed, REASON, files)
     if not register:
         return change
     record = NodeCommand(argv=(*RECORDED, head, CONFIG, DROP_IN, SUMS), changes=False)
     return replace(
         change,
         commands=(NodeCommand(argv=tuple(command)), NodeCommand(argv=CHECKED, changes=False), record),
-        marks=_MARKS,
         due_reasons=(f"{CONFIG} or {DROP_IN} was changed after nvidia-ctk wrote it",),
     )
 
@@ -108,15 +108,22 @@ def containerd_restored(state: NodeState, busy_allowed: bool) -> ContainerdChang
     if sums is not None:
         files += [ManagedFile(path=path, content=None, private=True) for path in (DROP_IN, BEFORE, SUMS)]
     gone = sums is not None and drop_in is not None and drop_in.kind != "absent"
-    return replace(_restarted(state, gone, busy_allowed, files), marks=_MARKS if gone else ())
+    return restarted(state, gone, busy_allowed, REASON, files)
 
 
-def _restarted(state: NodeState, changes: bool, busy_allowed: bool, files: list[ManagedFile]) -> ContainerdChange:
+def restarted(
+    state: NodeState, changes: bool, busy_allowed: bool, reason: str, files: Iterable[ManagedFile] = ()
+) -> ContainerdChange:
+    """Return files with the restart of containerd that they require, deferred while processes use a GPU.
+
+    ``changes``: they change now; a restart that an earlier run deferred is due without that.
+    """
+    change = ContainerdChange(tuple(files), marks=_MARKS if changes else ())
     if not changes and state.contents.get(MARKER) is None:
-        return ContainerdChange(tuple(files))
+        return change
     if obstacles := [] if busy_allowed else gpu_users(state.facts):
-        return ContainerdChange(tuple(files), deferred={UNIT: f"{REASON}; {'; '.join(obstacles)}"})
-    return ContainerdChange(tuple(files), units=(UnitState(name=UNIT, state="restarted", reason=REASON, mark=MARKER),))
+        return replace(change, deferred={UNIT: f"{reason}; {'; '.join(obstacles)}"})
+    return replace(change, units=(UnitState(name=UNIT, state="restarted", reason=reason, mark=MARKER),))
 
 
 def _recorded(sums: str, path: str) -> str | None:
@@ -146,3 +153,70 @@ def containerd_config(text: str | None) -> str:
     except (ValueError, AttributeError):
         return text  # nvidia-ctk reports what is wrong with such a file
     return text if known or document.get("version") != CRI_VERSION else text + runc
+
+
+def kubernetes_config(text: str | None, sandbox_image: str = "") -> tuple[str, str | None]:
+    """Return containerd's configuration for kubelet, and why that is not possible; None: there is no file.
+
+    The plugin for Kubernetes is on, runc uses systemd's cgroups as kubelet does, and pods use the site's sandbox image.
+    Lines are changed in their place, so that comments stay. containerd 2 reads version 2 too.
+    """
+    text = text or "version = 2\n"
+    try:
+        document = tomllib.loads(text)
+    except ValueError as err:
+        return text, f"{CONFIG} is not valid TOML ({err}): repair it, or move it away"
+    version = document.get("version")
+    if version is None and "plugins" not in document:
+        # containerd.io's own file: outside of plugins the versions are the same.
+        version, text = CRI_VERSION, f"version = 2\n{text}"
+    if version not in (CRI_VERSION, CRI_VERSION + 1):
+        return text, f"{CONFIG} has version {version or 1}: convert it (containerd config migrate), or move it away"
+    cri = CRI if version == CRI_VERSION else "io.containerd.cri.v1.runtime"
+    images = CRI if version == CRI_VERSION else "io.containerd.cri.v1.images"
+    text = re.sub(r"(?m)^([ \t]*disabled_plugins[ \t]*=[ \t]*\[)([^\]]*)\]", _without_cri, text)
+    runc = ("plugins", cri, "containerd", "runtimes", "runc")
+    values = [(runc, "runtime_type", '"io.containerd.runc.v2"'), ((*runc, "options"), "SystemdCgroup", "true")]
+    if sandbox_image and version == CRI_VERSION:
+        values.append((("plugins", cri), "sandbox_image", f'"{sandbox_image}"'))
+    elif sandbox_image:
+        values.append((("plugins", images, "pinned_images"), "sandbox", f'"{sandbox_image}"'))
+    try:
+        for table, key, value in values:
+            text = _with_value(text, table, key, value)
+        document = tomllib.loads(text)
+    except ValueError as err:
+        return text, f"{CONFIG} could not be extended ({err}): write its tables as [plugins...] headings"
+    found = document["plugins"][cri]["containerd"]["runtimes"]["runc"]["options"].get("SystemdCgroup")
+    off = {"cri", CRI, cri} & {*document.get("disabled_plugins", ())}
+    return text, None if found is True and not off else f"{CONFIG}: the plugin for Kubernetes could not be configured"
+
+
+def _without_cri(line: re.Match[str]) -> str:
+    names = [
+        name
+        for name in (part.strip() for part in line[2].split(","))
+        if name and name.strip("\"'").rpartition(".")[2] != "cri"
+    ]
+    return f"{line[1]}{', '.join(names)}]"
+
+
+def _with_value(text: str, table: tuple[str, ...], key: str, value: str) -> str:
+    """Return a TOML text in which a table has a value; a line that has the key in the table is replaced."""
+    document: object = tomllib.loads(text)
+    for name in table:
+        document = document.get(name, {}) if isinstance(document, dict) else {}
+    if isinstance(document, dict) and key in document and document[key] == tomllib.loads(f"x = {value}")["x"]:
+        return text
+    parts = r"\.".join(rf"[\"']?{re.escape(name)}[\"']?" for name in table)
+    head = re.search(rf"(?m)^[ \t]*\[[ \t]*{parts}[ \t]*\][^\n]*\n?", text)
+    if head is None:
+        names = ".".join(f'"{name}"' if "." in name else name for name in table)
+        return f"{text.rstrip()}\n\n[{names}]\n  {key} = {value}\n"
+    body = re.match(r"(?:(?![ \t]*\[)[^\n]*\n?)*", text[head.end() :])
+    lines = body[0] if body is not None else ""
+    line = rf"(?m)^([ \t]*){re.escape(key)}[ \t]*=[^\n]*"
+    changed, count = re.subn(line, rf"\g<1>{key} = {value}", lines, count=1)
+    rest = text[head.end() + len(lines) :]
+    start = text[: head.end()] if text[: head.end()].endswith("\n") else f"{text[: head.end()]}\n"
+    return f"{start}{changed if count else f'  {key} = {value}' + chr(10) + lines}{rest}"

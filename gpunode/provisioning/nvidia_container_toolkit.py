@@ -30,6 +30,7 @@ from gpunode.provisioning.engines import (
     engines_before_cdi_07,
     installed_engine,
 )
+from gpunode.provisioning.kubernetes_node import uses_containerd
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.node_stack import of_context
 from gpunode.provisioning.repository import (
@@ -267,7 +268,8 @@ def engines_of(state: NodeState, settings: NvidiaContainerToolkitSettings, conte
     }
     uses = settings.containerd
     others = {"kubelet", "cri-tools", "nerdctl"} & state.installed.keys()
-    used = uses == "true" or (uses == "auto" and "containerd" in tools and (docker.package is None or bool(others)))
+    kubelet = bool(others) or uses_containerd(context)
+    used = uses == "true" or (uses == "auto" and "containerd" in tools and (docker.package is None or kubelet))
     return Engines(
         docker=docker,
         docker_support=engine_support(docker.version),

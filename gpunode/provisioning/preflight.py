@@ -46,6 +46,7 @@ ORDER = (
     "accounts",
     "storage",
     "docker",
+    "kubernetes_node",
     "nvidia_container_toolkit",
     "ml_environment",
     "gpu_tools",

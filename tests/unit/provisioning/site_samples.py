@@ -68,6 +68,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gpu_settings": {"rules": [{"gpus": "all", "power_limit": 600, "compute_mode": "exclusive_process"}]},
     "gpu_tools": {"profiling": "everybody", "python": {"py-spy": ""}},
     "kernel_tuning": {"sysctl": {"vm.swappiness": "1"}, "acs": "off"},
+    "kubernetes_node": {"installer": "k3s"},
     "nvidia_driver": {"source": "nvidia", "version": RELEASE},
     "slurm_node": {"conf": "NodeName=node Gres=gpu:h100:8\n", "prolog_settings": {"GPUNODE_BUDGET": "5s"}},
     "ssh_hardening": {"admin_users": ["ada"]},
@@ -303,6 +304,7 @@ class Machine:
                 return {"error": None}
             case "documents":
                 known = {ssh_hardening.MODULI: MODULI, ssh_hardening.MODULI_BEFORE: MODULI}
+                known["/proc/filesystems"] = "nodev\toverlay\n"
                 known |= {
                     f"/proc/sys/{name.replace('.', '/')}": text
                     for name, text in self.document["facts"]["sysctl"].items()
