@@ -31,7 +31,8 @@ pytestmark = [
 LINKS = ("--ranks", "4", "--links-only", "--minutes", "6")
 GONE_S = 60
 CORE_ENDS = ("SIGKILL of the controller",)
-CORE = ("two: slow NIC (node0), slow GPU (node3, rank 2)",)
+# A slow GPU is not among them: its stand-in needs other load on the processors (docs/fabric.md).
+CORE = ("slow NIC (node1)",)
 
 
 @pytest.fixture(scope="module")
