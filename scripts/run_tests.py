@@ -486,7 +486,8 @@ def tool_tier(
 
 
 def lint() -> Tally:
-    shell = ["scripts/bootstrap", "scripts/docker-engine", "roles/slurm_node/files/gpunode-prolog"]
+    programs = (f"roles/slurm_node/files/gpunode-{name}" for name in ("prolog", "reboot"))
+    shell = ["scripts/bootstrap", "scripts/docker-engine", *programs]
     commands: dict[str, Sequence[str | Path]] = {
         "mypy": [BIN / "mypy"],
         # Its syntax check has no inventory, so no group would match.

@@ -184,8 +184,7 @@ def refuse_inventory(root: Path, inventory: Inventory) -> None:
     refuse_unknown(names, root, inventory.sources)
     for host, variables in inventory.hosts.items():
         refuse_wrong_values(variables, root, inventory.sources, f"the inventory, host {host}")
-    if LOCK_NAME in names:
-        _refuse_poisoned_locks(inventory)
+    _refuse_poisoned_locks(inventory)
 
 
 def _refuse_poisoned_locks(inventory: Inventory) -> None:

@@ -14,7 +14,7 @@ from gpunode.catalog import load
 from gpunode.change import leases
 from gpunode.change.run import Records, Results
 from gpunode.checks import Status
-from gpunode.cli.provision import playbook_of, run
+from gpunode.cli.provision import CALLBACKS, playbook_of, run
 from gpunode.cli.saved_runs import SNAPSHOT, extract_snapshot
 from gpunode.cli.selection import shown_progress
 from gpunode.content import ansible_environment, ansible_program, collection_root
@@ -216,7 +216,7 @@ class AnsibleNodes:
             (retry / playbook.replace(".yml", ".retry")).unlink()
         env = ansible_environment()
         env |= {"ANSIBLE_RETRY_FILES_ENABLED": "1", "ANSIBLE_RETRY_FILES_SAVE_PATH": str(retry), "ANSIBLE_NOCOLOR": "1"}
-        env["ANSIBLE_CALLBACKS_ENABLED"] = "gpunode.node.preload,gpunode.node.roles"
+        env["ANSIBLE_CALLBACKS_ENABLED"] = CALLBACKS
         argv = [
             *(ansible_program("ansible-playbook"), str(playbook_of(collection_root(), playbook))),
             *(word for source in self.connections.inventories for word in ("--inventory", source)),

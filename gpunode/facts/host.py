@@ -151,7 +151,7 @@ def _first_core(bundle: BundleReader) -> tuple[int, ...] | None:
     text = bundle.value(_FIRST_CORE)
     if text is None:
         return None
-    numbers = _cpu_numbers(text, _FIRST_CORE)
+    numbers = cpu_numbers(text, _FIRST_CORE)
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
     return numbers if numbers == tuple(range(0, step * len(numbers), step)) else None
 
@@ -160,10 +160,10 @@ def _cpu_list(bundle: BundleReader, name: str) -> tuple[int, ...]:
     text = bundle.text(_CPUS + name)
     if text is None:
         raise UnknownFactError(f"{_CPUS}{name} is not there")
-    return _cpu_numbers(text.strip(), _CPUS + name)
+    return cpu_numbers(text.strip(), _CPUS + name)
 
 
-def _cpu_numbers(text: str, path: str) -> tuple[int, ...]:
+def cpu_numbers(text: str, path: str) -> tuple[int, ...]:
     """Return the numbers of the kernel's list ``0-3,8``; raise ParseError for anything else."""
     found: list[int] = []
     for part in text.split(","):
@@ -196,7 +196,7 @@ def read_cpus_allowed(bundle: BundleReader) -> int:
     match = _ALLOWED.search(bundle.text(path) or "")
     if match is None:
         raise UnknownFactError(f"{path} has no list of processors")
-    return len(_cpu_numbers(match[1], path))
+    return len(cpu_numbers(match[1], path))
 
 
 def read_numa(bundle: BundleReader) -> tuple[NumaNode, ...]:

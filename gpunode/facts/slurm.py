@@ -99,18 +99,20 @@ def _within(number: str, ranges: str) -> bool:
 
 def gpus_of(text: str) -> int:
     """Return the GPUs of ``Gres=gpu:h100:8,nic:4``: without a number one."""
-    total = 0
-    for part in re.split(r",(?![^(]{0,60}\))", text):
-        match = _GPU.fullmatch(part.replace(":no_consume", "").strip())
-        if match:
-            total += int(match["number"] or 1)
-    return total
+    return sum(int(match["number"] or 1) for match in _gpu_parts(text))
 
 
 def types_of(text: str) -> tuple[str, ...]:
     """Return the types of GPUs in ``Gres=gpu:h100:8,nic:4``, each once."""
-    parts = (part.replace(":no_consume", "").strip() for part in re.split(r",(?![^(]{0,60}\))", text))
-    return tuple(dict.fromkeys(m["type"] for part in parts if (m := _GPU.fullmatch(part)) and m["type"]))
+    return tuple(dict.fromkeys(match["type"] for match in _gpu_parts(text) if match["type"]))
+
+
+def _gpu_parts(text: str) -> Iterator[re.Match[str]]:
+    """Yield the GPUs of a list of resources; commas in round brackets are within a part."""
+    for part in re.split(r",(?![^(]{0,60}\))", text):
+        match = _GPU.fullmatch(part.replace(":no_consume", "").strip())
+        if match:
+            yield match
 
 
 def devices_of(text: str) -> set[int]:

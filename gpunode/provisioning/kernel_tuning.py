@@ -13,6 +13,7 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.docker_state import docker_of
 from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.engines import gpu_users, restart_obstacles
+from gpunode.provisioning.hardening_sysctl import sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuestion, UnitState
 from gpunode.provisioning.role import Role, Settings, Value, option
 from gpunode.provisioning.state import Look, NodeState
@@ -156,7 +157,7 @@ def present(state: NodeState, settings: KernelTuningSettings, context: Context) 
     options = _module_options(settings.module_options)
     acs = settings.acs == "off" and not _acs_refused(state, notes)
     boot = kernel_boot.plan(state, _arguments(derived, settings), notes, ROLE.texts(context))
-    values = {f"/proc/sys/{_path(name)}": value for name, value in sysctls.items()}
+    values = {sysctl_path(name): value for name, value in sysctls.items()}
     if hugepages is not None and state.contents.get(THP) is not None:
         values[THP] = hugepages
     values = {} if inside else values
@@ -218,11 +219,6 @@ def _stopped(name: str) -> UnitState:
     return UnitState(name=name, enabled=False, state="stopped", phase="before")
 
 
-def _path(name: str) -> str:
-    """Return the path of a setting below /proc/sys."""
-    return name.replace(".", "/")
-
-
 def _sysctls(
     derived: Mapping[str, str], given: Mapping[str, Value], state: NodeState, context: Context, notes: list[str]
 ) -> tuple[dict[str, NodeQuestion], dict[str, str]]:
@@ -245,7 +241,7 @@ def _sysctls(
     unknown = sorted(name for name in own if name not in known)
     if not unknown:
         return {}, own
-    paths = {name: f"/proc/sys/{_path(name)}" for name in unknown}
+    paths = {name: sysctl_path(name) for name in unknown}
     if "sysctl" not in context.answers:
         return {"sysctl": NodeQuestion(kind="documents", body={"paths": sorted(paths.values())})}, {}
     found = context.answers["sysctl"]

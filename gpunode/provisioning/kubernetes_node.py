@@ -13,6 +13,7 @@ from gpunode.provisioning.containerd import CONFIG, UNIT, kubernetes_config, res
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.docker_daemon import attributes_of
 from gpunode.provisioning.engines import installed_engine
+from gpunode.provisioning.hardening_sysctl import sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeCommand, NodeQuestion, UnitState
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
@@ -85,7 +86,7 @@ ROLE = Role(
 def present(state: NodeState, settings: KubernetesNodeSettings, context: Context) -> Manifest:
     """Return the manifest of the role."""
     if "swaps" not in context.answers:
-        paths = [SWAPS, FILE_SYSTEMS, *(f"/proc/sys/{name.replace('.', '/')}" for name in VALUES)]
+        paths = [SWAPS, FILE_SYSTEMS, *map(sysctl_path, VALUES)]
         return Manifest(role=ROLE.name, questions={"swaps": NodeQuestion(kind="documents", body={"paths": paths})})
     answer = context.answers["swaps"]
     own = settings.installer in OWN_RUNTIME
@@ -118,7 +119,7 @@ def present(state: NodeState, settings: KubernetesNodeSettings, context: Context
         units = (UnitState(name=UNIT, enabled=True, state="started"), *change.units) if there else ()
     missing = () if in_container(state.facts) else tuple(_missing_modules(answer))
     # With the module come its settings; a container has those of its host, as far as it has any.
-    values = {f"/proc/sys/{name.replace('.', '/')}": value for name, value in VALUES.items()}
+    values = {sysctl_path(name): value for name, value in VALUES.items()}
     live = {path: value for path, value in values.items() if answer.get(path) is not None or missing}
     return Manifest(
         role=ROLE.name,

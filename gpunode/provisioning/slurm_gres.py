@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from gpunode.catalog import load
 from gpunode.facts import NodeFacts
+from gpunode.facts.errors import ParseError
+from gpunode.facts.host import cpu_numbers
 from gpunode.facts.pci import PciDevice
+from gpunode.text import number_ranges
 
 _LINK = re.compile(r"NV(\d{1,3})")
 
@@ -83,35 +86,15 @@ def near_cores(node: NodeFacts, gpu: PciDevice) -> str | None:
     sets, text = node.cpu_sets, gpu.local_cpus
     if sets is None or not text or not node.numa:
         return None
-    places = sorted((cpus for one in node.numa if (cpus := numbers(one.cpus))), key=min)
+    try:
+        places = sorted(cpu_numbers(one.cpus, f"NUMA node {one.node}") for one in node.numa if one.cpus)
+        near = cpu_numbers(text, gpu.slot)
+    except ParseError:
+        return None
     order = [core for cpus in places for core in sorted({sets.core_of(cpu) for cpu in cpus})]
     index = {core: at for at, core in enumerate(order)}
-    wanted = {sets.core_of(cpu) for cpu in numbers(text)}
-    if not wanted or not wanted <= index.keys():
-        return None
-    return ranges(sorted(index[core] for core in wanted))
-
-
-def numbers(text: str) -> set[int]:
-    """Return the processors of ``0-31,64-95``."""
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        if not (first.isdigit() and (last or first).isdigit()) or int(last or first) > 1 << 16:
-            return set()
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
-
-
-def ranges(given: list[int]) -> str:
-    """Return ascending numbers as ``0-31,64-95``."""
-    parts: list[list[int]] = []
-    for number in given:
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1][1:] = [number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
+    wanted = {sets.core_of(cpu) for cpu in near}
+    return number_ranges(index[core] for core in wanted) if wanted <= index.keys() else None
 
 
 def links_of(node: NodeFacts, gpus: list[PciDevice]) -> list[list[int]]:

@@ -223,11 +223,16 @@ def _name(state: NodeState) -> str:
     return own.name.partition(".")[0] if own is not None else ""
 
 
+def _merged(rows: list[dict[str, str]]) -> dict[str, str]:
+    """Return the settings of slurm.conf for this node; a later line takes precedence."""
+    return {key: value for row in rows for key, value in row.items()}
+
+
 def _gres(state: NodeState, settings: SlurmNodeSettings, rows: list[dict[str, str]], *, known: bool) -> Gres:
     """Return the lines of gres.conf."""
     if settings.gres:
         return Gres(tuple(settings.gres.rstrip("\n").split("\n")))
-    row = {key: value for one in rows for key, value in one.items()}
+    row = _merged(rows)
     types = types_of(row["gres"]) if known and "gres" in row else None
     return gpu_lines(state.facts, types, cores=_describes(state, row) if known else True)
 
@@ -248,7 +253,7 @@ def _contradictions(state: NodeState, rows: list[dict[str, str]], name: str, *, 
     if not any(row.get("nodename", "DEFAULT").upper() != "DEFAULT" for row in rows):
         yield f"slurm-conf: {CONF} has no NodeName line for {name or 'this node'} (scontrol show hostnames LIST)"
         return
-    configured = next((gpus_of(row["gres"]) for row in reversed(rows) if "gres" in row), 0)
+    configured = gpus_of(_merged(rows).get("gres", ""))
     there = len(state.facts.gpus_on_bus or ())
     if configured != there and not any(gpu.mig_mode for gpu in state.facts.smi_gpus):
         yield (
@@ -281,7 +286,7 @@ def _configuration(state: NodeState, settings: SlurmNodeSettings, gres: Gres, re
 
 
 def _word(value: Value) -> str:
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def _files(settings: SlurmNodeSettings, gres: Gres, render: Texts) -> Iterator[ManagedFile]:
@@ -340,7 +345,7 @@ def _notes(
         elif gres.problem:
             yield f"gres.conf on the controller cannot be compared: {gres.problem}"
         return
-    row = {key: value for one in rows for key, value in one.items()}
+    row = _merged(rows)
     if "task/cgroup" not in row.get("taskplugin", ""):
         yield f"{CONF}: TaskPlugin is not task/cgroup: jobs can open the GPUs of others"
     if "gpu" not in row.get("grestypes", "").split(","):
