@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zoneinfo
+from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -169,8 +170,7 @@ class BaseSettings(Settings):
     @field_validator("timezone")
     @classmethod
     def _zone(cls, value: str) -> str:
-        known = zoneinfo.available_timezones()
-        if value and known and value not in known:
+        if value and (known := _time_zones()) and value not in known:
             raise ValueError(f"{value!r} is not a time zone (examples: Etc/UTC, Europe/Berlin)")
         return value
 
@@ -262,6 +262,12 @@ def like(pattern: re.Pattern[str], value: str, kind: str) -> str:
     if value and pattern.fullmatch(value) is None:
         raise ValueError(f"{value!r} is not a {kind}")
     return value
+
+
+@cache
+def _time_zones() -> set[str]:
+    """Return the time zones of this machine; the search opens some 600 files."""
+    return zoneinfo.available_timezones()
 
 
 def _certificate(name: str, given: str) -> str:
