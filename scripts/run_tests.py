@@ -559,7 +559,8 @@ def integration() -> Tally:
         folders = ("tests/integration", "tests/fleet", "-q", "-m", marks)
         return pytest_tier(*folders, *options, limit_s=1800, env=env, output=output)
 
-    many = in_parallel("loadfile", processors() + 1)
+    # In the order of tests/integration/conftest.py; else the files with few tests, which are long ones, came last.
+    many = [*in_parallel("loadfile", processors() + 1), "--no-loadscope-reorder"]
     jobs = {"waiting": partial(marked, "waiting", ()), "rest": partial(marked, "not alone and not waiting", many)}
     tally = Tally()
     for one in (*side_by_side(jobs, at_once=len(jobs), live="rest").values(), marked("alone")):

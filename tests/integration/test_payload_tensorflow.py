@@ -19,7 +19,6 @@ from gpunode.facts.models.workload import (
     TensorflowValues,
     values_of,
 )
-from gpunode.workload.payload import payload_zip
 
 PYTHON = os.environ.get("GPUNODE_TENSORFLOW_PYTHON")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TENSORFLOW_PYTHON names no Python with TensorFlow")
@@ -53,13 +52,6 @@ for gradients in (plain, not_reduced, one_is_wrong):
     print(json.dumps(tf_training.MirroredNetwork(module, places, on_gpus=False).compared()))
 print(json.dumps(tf_training.xla(NoXla(), places[0])))
 """
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("payload") / "payload.pyz"
-    path.write_bytes(payload_zip())
-    return path
 
 
 def answer(*words: str | Path) -> list[Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from payload_programs import NEEDS_TORCH, PYTHON
 
 from gpunode.facts.models.workload import (
     CollectiveValues,
@@ -30,8 +31,7 @@ from gpunode.facts.models.workload import (
 from gpunode.tuning import payload_settings
 from gpunode.workload.payload import payload_zip
 
-PYTHON = os.environ.get("GPUNODE_TORCH_PYTHON")
-pytestmark = pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TORCH_PYTHON names no Python with PyTorch")
+pytestmark = NEEDS_TORCH
 
 
 def run(
@@ -47,13 +47,6 @@ def run(
     *found, end = [json.loads(line) for line in answer.stdout.splitlines()]
     assert end == {"record": "end", "records": len(found)}
     return {record.record: record for record in map(Record.model_validate, found)}
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("payload") / "payload.pyz"
-    path.write_bytes(payload_zip())
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -99,72 +92,6 @@ def test_processes_reduce_together(records: dict[str, Record]) -> None:
     values: CollectiveValues = read(records, "frameworks.collective", CollectiveValues)
     assert (values.ranks >= 2, values.wrong) == (True, 0)
     assert values.backend == ("nccl" if records["frameworks.collective"].device == "cuda" else "gloo")
-
-
-WITHOUT_A_GPU = {
-    "the product on the processor is the plain one, and one wrong row of it is found in every round": (
-        """
-from gpunode.workload.payload import matmul
-one, other = matmul.sparse(torch, 96), matmul.signs(torch, 96, 96)
-assert torch.equal(matmul.product(torch, one, other), one @ other)
-assert int((one != 0).sum(dim=1).max()) <= 256
-plain = matmul.product
-matmul.product = lambda *matrices: plain(*matrices).index_fill_(0, torch.tensor([5]), 99.0)
-print(matmul.run(None)["wrong"])
-""",
-        5 * 512,
-    ),
-    "a bit that is stuck shows in one of the two patterns": (
-        """
-from gpunode.workload.payload import memory
-places = torch.arange(4096, dtype=torch.int32)
-pieces = [torch.empty_like(places) for _ in range(5)]
-assert sum(memory.tested(torch, places, pieces, pattern) for pattern in memory.PATTERNS) == 0
-plain = torch.Tensor.bitwise_xor_
-def stuck(piece, places):
-    piece[17] |= 4
-    return plain(piece, places)
-torch.Tensor.bitwise_xor_ = stuck
-print(sum(memory.tested(torch, places, pieces, pattern) for pattern in memory.PATTERNS))
-""",
-        5,
-    ),
-    "copies arrive": (
-        """
-from gpunode.workload.payload import peers
-cpu = torch.device("cpu")
-assert peers.copied(torch, [cpu] * 3, 4096) == []
-plain = torch.Tensor.to
-torch.Tensor.to = lambda given, *words, **more: plain(given, *words, **more) + 1
-print(len(peers.copied(torch, [cpu] * 3, 4096)))
-""",
-        6,
-    ),
-    "a product in FP8 is exact": (
-        """
-from gpunode.workload.payload import fp8
-print(fp8.wrong_elements(torch, torch.device("cpu")))
-""",
-        0,
-    ),
-}
-
-
-@pytest.mark.parametrize("what", list(WITHOUT_A_GPU))
-def test_what_a_gpu_computes_is_compared_rightly(archive: Path, what: str) -> None:
-    """The arithmetic of parts that need a GPU, on the processor, with the payload as it is sent."""
-    program, printed = WITHOUT_A_GPU[what]
-    answer = subprocess.run(
-        [str(PYTHON), "-c", f"import torch{program}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(archive)},
-        cwd=archive.parent,
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert int(answer.stdout) == printed
 
 
 def test_a_pytorch_that_cannot_be_imported_fails_nothing(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from gpunode.checks.performance_input import limit_of
 from gpunode.cli import run as gpunode
 from gpunode.facts.models.measured import InputValues
 from gpunode.facts.models.workload import Record, values_of
-from gpunode.workload.payload import payload_zip
 
 PYTHON = os.environ.get("GPUNODE_TORCH_PYTHON")
 SFTP = Path("/usr/lib/openssh/sftp-server")
@@ -94,13 +93,6 @@ for samples, labels in DataLoader(Samples(), 4, num_workers=1):
     torch.nn.functional.cross_entropy(model(samples), labels).backward()
     optimizer.step()
 """
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("payload") / "payload.pyz"
-    path.write_bytes(payload_zip())
-    return path
 
 
 def with_framework(program: str, *words: object) -> None:
