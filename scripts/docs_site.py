@@ -34,7 +34,7 @@ LIMIT_S = 900
 FRONT = "README.md"
 NAVIGATION = {
     "Start": ("README", "getting-started", "lab"),
-    "How-to": ("roles", "stack", "env", "training-guide", "policy", "own-checks", "contributing-recipes"),
+    "How-to": ("roles", "images", "stack", "env", "training-guide", "policy", "own-checks", "contributing-recipes"),
     "Operate": (
         "fleet",
         "upgrade",

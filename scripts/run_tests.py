@@ -218,6 +218,12 @@ VM_STANDS_ON = {
     ),
     "test_vm_acs": ("roles/kernel_tuning/files/acs",),
     "test_vm_machine": ("tests/vm/",),
+    "test_vm_image": (
+        "roles/first_boot/",
+        "playbooks/image",
+        "gpunode/provisioning/first_boot",
+        "gpunode/provisioning/image",
+    ),
 }
 ALLOWED_SKIPS = {
     "no GPU": r"no NVIDIA driver is loaded on this machine",

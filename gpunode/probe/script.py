@@ -333,6 +333,8 @@ UNITS = (
     "kdump.service",
     "kdump-tools.service",
     "gpunode-firewall.service",
+    "gpunode-first-boot.service",
+    "gpunode-host-keys.service",
     "nftables.service",
     "firewalld.service",
     "ufw.service",

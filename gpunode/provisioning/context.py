@@ -57,6 +57,8 @@ class Context:
     """Units with a restart that the plans of this run deferred, with the reason."""
     drains: bool = False
     """The site has tasks that drain a node: GPUs in use are a reason to wait, not to refuse."""
+    image: bool = False
+    """The node is the root of an image in a chroot: ``gpunode.provisioning.image``."""
     local: bool = False
     """Ansible connects to the node without SSH."""
     boot_id: str = ""

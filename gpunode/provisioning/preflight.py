@@ -55,6 +55,7 @@ ORDER = (
     "updates",
     "ssh_hardening",
     "firewall",
+    "first_boot",
 )
 GPU_ROLES = frozenset(
     {
@@ -131,6 +132,11 @@ class PreflightSettings(Variables):
     gpunode_change: str = option(
         "", "Token of the run of C(gpunode upgrade) that this run belongs to; that verb sets it."
     )
+    gpunode_image: bool = option(
+        False,
+        "The node is the root of an image in a chroot: packages and files alone are changed, nothing is started. "
+        "playbooks/image.yml sets it.",
+    )
     gpunode_lab: bool = option(False, "Set by the inventory of C(gpunode lab); no behavior depends on it.")
 
 
@@ -179,7 +185,7 @@ def present(state: NodeState, settings: PreflightSettings, context: Context) -> 
         *((f"held: {owner}: repeat its command, which continues",) if owner is not None else ()),
         *_undetermined(state.facts, packages=bool(installs), gpus=bool(for_gpus)),
         *_unsupported(state.facts),
-        *(_without_gpu(state.facts) if settings.require_gpu and for_gpus else ()),
+        *(_without_gpu(state.facts) if settings.require_gpu and for_gpus and not context.image else ()),
         *(_package_manager(state) if installs else ()),
         *(_left_by_others(state, roles) if not (removing or driver["switch"]) else ()),
         *(() if settled or settings.gpunode_allow_busy or context.drains else _busy(state.facts)),

@@ -10,6 +10,7 @@ from gpunode.provisioning import (
     dcgm,
     docker,
     firewall,
+    first_boot,
     gpu_monitoring,
     gpu_settings,
     gpu_tools,
@@ -64,6 +65,7 @@ ROLES: dict[str, Role[Any]] = {
         ml_environment.ROLE,
         accounts.ROLE,
         ssh_hardening.ROLE,
+        first_boot.ROLE,
     )
 }
 LOOKS: dict[str, Look] = {name: role.look for name, role in ROLES.items()}

@@ -192,7 +192,7 @@ def present(state: NodeState, settings: SlurmNodeSettings, context: Context) -> 
         units=tuple(_units(state, read, context)),
         refusals=tuple(refusals),
         notes=(*gres.notes, *_notes(settings, rows, gres, name, text)),
-        result=SlurmNodeResult(compares=True),
+        result=SlurmNodeResult(compares=not context.image),
     )
 
 

@@ -23,6 +23,8 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
 try:
     from gpunode.errors import GpunodeError
     from gpunode.provisioning.due import judged
+    from gpunode.provisioning.image import ROLES as OF_IMAGES
+    from gpunode.provisioning.image import of_image, offline
     from gpunode.provisioning.manifest import Manifest, NodeQuestion
     from gpunode.provisioning.role import role_tags
     from gpunode.text import printable
@@ -54,6 +56,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if begins and not self.selected(role):
             return {**result, "changed": False, "skipped": True, "due": False, "tasks": []}
         settings = self.settings(role, extra) if role in SPECIFICATIONS else {}
+        if begins and self.settings(GATE).get("gpunode_image") and role not in OF_IMAGES:
+            raise AnsibleActionFail(f"gpunode_image: the role {role} is not for images: leave it to the first boot")
         removes = settings.get("state") == "absent"
         before, after = (self.site_file(role, name, settings) for name in ("tasks_before", "tasks_after"))
         if refuse and role in SPECIFICATIONS and role != GATE and not removes:
@@ -155,6 +159,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             state = state.with_files(
                 {path: text for name, texts in others if name != role for path, text in texts.items()}
             )
+        if context.image:
+            state = of_image(state)
         answers: dict[str, Any] = {}
         for _ in range(ROUNDS):
             try:
@@ -163,7 +169,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
                 raise AnsibleActionFail(f"{self.host}: role {role}: {err}") from None
             asked = {name: one for name, one in manifest.questions.items() if name not in answers}
             if not asked or manifest.refusals:
-                return judged(manifest, state)
+                return judged(offline(manifest) if context.image else manifest, state)
             answers.update(self.answers(asked))
             context = context.with_answers(answers)
         raise AnsibleActionFail(

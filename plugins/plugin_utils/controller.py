@@ -431,6 +431,7 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
                 unit: why for units in (self.node.read("restarts") or {}).values() for unit, why in units.items()
             },
             drains=bool(self.variable("gpunode_drain_tasks")),
+            image=bool(settings_of("preflight")["gpunode_image"]),
             local=str(self.variable("ansible_connection", "ssh")) in ("local", "ansible.builtin.local"),
             boot_id=_first_line("/proc/sys/kernel/random/boot_id"),
             machine_id=_first_line("/etc/machine-id"),

@@ -100,7 +100,9 @@ class Image:
 
     @property
     def host_key(self) -> str:
-        """Type and key of the machine's sshd."""
+        """Type and key of the machine's sshd; empty for an image without one."""
+        if not (self.folder / "host_key.pub").exists():
+            return ""
         return " ".join((self.folder / "host_key.pub").read_text(encoding="ascii").split()[:2])
 
 
@@ -123,13 +125,15 @@ def built(*more: str, components: str = "main", setup: str = "") -> Image:
                 shutil.rmtree(old)
             draft = folder.with_suffix(".new")
             draft.mkdir()
-            _build(draft, mirror, packages, components, setup)
+            build(draft, mirror, packages, components, setup)
             draft.rename(folder)
     return Image(folder)
 
 
-def _build(folder: Path, mirror: Mirror, packages: tuple[str, ...], components: str, setup: str) -> None:
-    """Make disk, boot disk and keys in a folder."""
+def build(
+    folder: Path, mirror: Mirror, packages: tuple[str, ...], components: str, setup: str, *, sealed: bool = False
+) -> Image:
+    """Make disk, boot disk and keys in a folder; ``sealed``: the setup removed the identity, and it stays removed."""
     for name in ("key", "host_key"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(folder / name))
     with tempfile.TemporaryDirectory(prefix="gpunode-vm-", dir="/var/tmp") as work:
@@ -167,13 +171,23 @@ def _build(folder: Path, mirror: Mirror, packages: tuple[str, ...], components: 
         owner = (tree / "home" / USER).stat()
         for place in (ssh, ssh / "authorized_keys"):
             os.chown(place, owner.st_uid, owner.st_gid)
-        shutil.copy(folder / "host_key", tree / "etc/ssh/ssh_host_ed25519_key")
-        shutil.copy(folder / "host_key.pub", tree / "etc/ssh/ssh_host_ed25519_key.pub")
-        (tree / "etc/machine-id").write_text("", encoding="ascii")
+        if sealed:
+            for name in ("host_key", "host_key.pub"):
+                (folder / name).unlink()
+        else:
+            _identify(folder, tree)
         shutil.move(tree / "root/boot.img", folder / "boot.img")
         with (folder / "boot.img").open("ab") as boot:
             boot.truncate(1 << 20)
         _run("mke2fs", "-q", "-t", "ext4", "-L", LABEL, "-d", str(tree), str(folder / "root.ext4"), SIZE)
+    return Image(folder)
+
+
+def _identify(folder: Path, tree: Path) -> None:
+    """Give the machine a host key that its tester knows, and no machine id."""
+    shutil.copy(folder / "host_key", tree / "etc/ssh/ssh_host_ed25519_key")
+    shutil.copy(folder / "host_key.pub", tree / "etc/ssh/ssh_host_ed25519_key.pub")
+    (tree / "etc/machine-id").write_text("", encoding="ascii")
 
 
 def _quoted(script: str) -> str:

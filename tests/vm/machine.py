@@ -20,6 +20,17 @@ DOWN_LIMIT_S = 180
 MAC = "52:54:00:12:34:"
 
 
+@dataclass(frozen=True)
+class Hardware:
+    """What a machine is made of, as QEMU's options name it."""
+
+    board: str = "pc"
+    cpus: int = 2
+    disk: str = "if=virtio"
+    nic: str = "virtio-net-pci"
+    devices: tuple[str, ...] = ()
+
+
 @dataclass
 class Machine:
     """One virtual machine; ``disks`` are sizes in bytes of empty virtio disks (/dev/disk/by-id/virtio-disk0, …)."""
@@ -30,6 +41,7 @@ class Machine:
     memory_mib: int = 2048
     options: tuple[str, ...] = ()
     """Further options of QEMU."""
+    hardware: Hardware = field(default_factory=Hardware)
     port: int = 0
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
 
@@ -59,7 +71,7 @@ class Machine:
     def _command(self, root: Path) -> list[str]:
         drives = [
             f"file={self.image.boot},format=raw,if=virtio,snapshot=on",
-            f"file={root},format=qcow2,if=virtio,cache=unsafe",
+            f"file={root},format=qcow2,cache=unsafe,{self.hardware.disk}",
             *(
                 f"file={self.folder / f'disk{number}.raw'},format=raw,if=none,id=disk{number},cache=unsafe"
                 for number in range(len(self.disks))
@@ -73,13 +85,15 @@ class Machine:
         return [
             # A starved guest misses the limits of what it is asked; without root nice warns and goes on.
             *("nice", "-n", "-10", "setpriv", "--pdeathsig", "KILL"),
-            *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
+            *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-machine", self.hardware.board),
+            *("-cpu", "max", "-smp", str(self.hardware.cpus)),
             *("-m", str(self.memory_mib), "-nodefaults", "-no-user-config", "-display", "none"),
             *("-serial", f"file:{self.serial}", "-device", "virtio-rng-pci"),
             *(word for drive in drives for word in ("-drive", drive)),
             *(word for device in devices for word in ("-device", device)),
             *("-netdev", f"user,id=net0,hostfwd=tcp:127.0.0.1:{self.port}-:22"),
-            *("-device", f"virtio-net-pci,netdev=net0,mac={MAC}56,romfile="),
+            *("-device", f"{self.hardware.nic},netdev=net0,mac={MAC}56,romfile="),
+            *self.hardware.devices,
             *self.options,
         ]
 
@@ -145,7 +159,8 @@ class Machine:
         settings = {
             "UserKnownHostsFile": self.folder / "known_hosts",
             "GlobalKnownHostsFile": "/dev/null",
-            "StrictHostKeyChecking": "yes",
+            # A sealed image has no host key: each machine makes its own.
+            "StrictHostKeyChecking": "yes" if self.image.host_key else "accept-new",
             "IdentitiesOnly": "yes",
             "IdentityFile": self.image.key,
             "BatchMode": "yes",
@@ -154,7 +169,8 @@ class Machine:
         return ["-F", "/dev/null", *(word for name, value in settings.items() for word in ("-o", f"{name}={value}"))]
 
     def _write_inventory(self) -> None:
-        (self.folder / "known_hosts").write_text(f"[127.0.0.1]:{self.port} {self.image.host_key}\n", encoding="ascii")
+        known = f"[127.0.0.1]:{self.port} {self.image.host_key}\n" if self.image.host_key else ""
+        (self.folder / "known_hosts").write_text(known, encoding="ascii")
         common = " ".join(self._options())
         self.inventory_path.write_text(
             "[gpu_nodes]\n"
@@ -182,7 +198,12 @@ class StartVm(Protocol):
     """Start a machine with these fields of ``Machine``."""
 
     def __call__(
-        self, *, image: Image = ..., disks: tuple[int, ...] = (), options: tuple[str, ...] = ()
+        self,
+        *,
+        image: Image = ...,
+        disks: tuple[int, ...] = (),
+        options: tuple[str, ...] = (),
+        hardware: Hardware = ...,
     ) -> Machine: ...
 
 

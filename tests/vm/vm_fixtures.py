@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from image import Image, built
-from machine import Machine, StartVm
+from machine import Hardware, Machine, StartVm
 
 NEEDS = {
     "qemu-system-x86_64": "qemu-system-x86",
@@ -15,6 +15,9 @@ NEEDS = {
     "mke2fs": "e2fsprogs",
     "ssh": "openssh-client",
 }
+
+
+USUAL = Hardware()
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +41,14 @@ def start_vm(vm_image: Image, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Start a machine: ``start_vm(disks=(1 << 30,))``, or with another ``image``; all are ended with the module."""
     machines: list[Machine] = []
 
-    def start(*, image: Image = vm_image, disks: tuple[int, ...] = (), options: tuple[str, ...] = ()) -> Machine:
-        machine = Machine(image, tmp_path_factory.mktemp("vm"), disks=disks, options=options)
+    def start(
+        *,
+        image: Image = vm_image,
+        disks: tuple[int, ...] = (),
+        options: tuple[str, ...] = (),
+        hardware: Hardware = USUAL,
+    ) -> Machine:
+        machine = Machine(image, tmp_path_factory.mktemp("vm"), disks=disks, options=options, hardware=hardware)
         machines.append(machine)
         machine.start()
         return machine

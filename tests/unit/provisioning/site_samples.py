@@ -24,6 +24,7 @@ from gpunode.provisioning import (
     cdi,
     cuda,
     firewall,
+    first_boot,
     nvidia_repository,
     repository,
     ssh_hardening,
@@ -582,6 +583,15 @@ class Machine:
         if self.absent != "base":
             self.document["facts"]["time_sync"] = {"synchronized": True, "service": None, "timezone": "Europe/Berlin"}
             self._write("/etc/locale.conf", "LANG=de_DE.UTF-8\n")
+
+    def _after_first_boot(self, values: Mapping[str, Any]) -> None:
+        """The virtual environment is built or removed."""
+        if self.absent == "first_boot":
+            self.document["files"] |= {first_boot.VENV: ABSENT, first_boot.RECORD: ABSENT}
+            self.document["contents"][first_boot.RECORD] = None
+        elif values["venv"]:
+            self.document["files"][first_boot.VENV] = {"kind": "folder", "entries": 1, "mode": "0755"}
+            self._write(first_boot.RECORD, values["record"])
 
     def _after_storage(self, values: Mapping[str, Any]) -> None:
         if values:
