@@ -1,6 +1,7 @@
 """The search of ``validate --fabric`` on a simulated fabric: rounds, wall time, and what it names, by fault.
 
-``fabric_search.py [--nodes 1024] [--rails 8] [--faults 1000]`` prints one row for each kind of fault.
+``fabric_search.py [--nodes 1024] [--rails 8] [--faults 1000]`` prints one row for each kind of fault. After each
+hundred faults it prints the table so far to stderr: an interrupted run of an hour keeps what it found.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gpunode.workload.payload.fabric_search import ALONE, FabricSearch, LateLimits, Position, Round, Suspect, Trial
@@ -24,6 +25,8 @@ FAIL_LIMIT_S = 15.0
 ROUND_S = 0.4
 """Of each round: meeting, warm-up, repetitions, answers."""
 REPETITIONS = 4
+PARTIAL = 100
+"""Faults after which the table so far is printed."""
 
 
 @dataclass
@@ -190,10 +193,9 @@ def searched(fabric: SimulatedFabric, expected: Expected) -> Outcome:
     return Outcome(expected, named(search.causes()), search.rounds, fabric.seconds)
 
 
-def table(nodes: int, rails: int, rack_size: int, faults: int, seed: int = 1) -> dict[str, list[Outcome]]:
-    """Return the outcomes of random faults by kind: ``faults`` of them in all, and as many of two at once as of one."""
+def outcomes(nodes: int, rails: int, rack_size: int, faults: int, seed: int = 1) -> Iterator[tuple[str, Outcome]]:
+    """Yield kind and outcome of random faults: ``faults`` of them in all, and as many of two at once as of one."""
     kinds = [*(kind for kind in ONE if rails > 1 or kind != "slow rail"), "two at once", "none"]
-    found: dict[str, list[Outcome]] = {kind: [] for kind in kinds}
     for number in range(faults):
         kind = kinds[number % len(kinds)]
         chance = random.Random(seed * 1_000_003 + number)  # noqa: S311 (repeatable)
@@ -202,8 +204,21 @@ def table(nodes: int, rails: int, rack_size: int, faults: int, seed: int = 1) ->
         else:
             made, expected = fault(kind, chance, nodes, rails, rack_size)
         fabric = SimulatedFabric(nodes, rails, rack_size, made, seed=chance.randrange(2**31))
-        found[kind].append(searched(fabric, expected))
-    return found
+        yield kind, searched(fabric, expected)
+
+
+def table(found: dict[str, list[Outcome]]) -> list[str]:
+    """Return the lines of the table of outcomes by kind."""
+    heads = ("fault", "runs", "named exactly", "missed", "false suspects", "rounds, median (most)", "wall time")
+    rows = [f"| {' | '.join(heads)} |", "|---|---|---|---|---|---|---|"]
+    for kind, runs in found.items():
+        exact = sum(one.found == one.expected for one in runs)
+        missed = sum(len(one.expected - one.found) for one in runs)
+        false = sum(len(one.found - one.expected) for one in runs)
+        rounds, walls = [one.rounds for one in runs], [one.wall_s for one in runs]
+        took = f"{statistics.median(rounds):g} ({max(rounds)}) | {statistics.median(walls):.0f} s ({max(walls):.0f} s)"
+        rows.append(f"| {kind} | {len(runs)} | {exact} | {missed} | {false} | {took} |")
+    return rows
 
 
 def main() -> None:
@@ -215,18 +230,22 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=1000)
     given = parser.parse_args()
     started = time.monotonic()
-    found = table(given.nodes, given.rails, given.rack_size, given.faults)
-    heads = ("fault", "runs", "named exactly", "missed", "false suspects", "rounds, median (most)", "wall time")
-    rows = [f"| {' | '.join(heads)} |", "|---|---|---|---|---|---|---|"]
-    for kind, outcomes in found.items():
-        exact = sum(one.found == one.expected for one in outcomes)
-        missed = sum(len(one.expected - one.found) for one in outcomes)
-        false = sum(len(one.found - one.expected) for one in outcomes)
-        rounds, walls = [one.rounds for one in outcomes], [one.wall_s for one in outcomes]
-        took = f"{statistics.median(rounds):g} ({max(rounds)}) | {statistics.median(walls):.0f} s ({max(walls):.0f} s)"
-        rows.append(f"| {kind} | {len(outcomes)} | {exact} | {missed} | {false} | {took} |")
-    rows.append(f"{given.nodes} nodes of {given.rails} rails, computed in {time.monotonic() - started:.0f} s")
-    sys.stdout.write("\n".join(rows) + "\n")
+    found: dict[str, list[Outcome]] = {}
+
+    def lines() -> str:
+        done, took = sum(map(len, found.values())), time.monotonic() - started
+        of = f"{done} of {given.faults} faults, {given.nodes} nodes, rails: {given.rails}, computed in {took:.0f} s"
+        return "\n".join([*table(found), of]) + "\n"
+
+    for number, (kind, outcome) in enumerate(outcomes(given.nodes, given.rails, given.rack_size, given.faults), 1):
+        found.setdefault(kind, []).append(outcome)
+        if outcome.expected != outcome.found:
+            expected, answer = sorted(map(str, outcome.expected)), sorted(map(str, outcome.found))
+            sys.stderr.write(f"fault {number}, {kind}: expected {expected}, named {answer}\n")
+        if number % PARTIAL == 0 and number < given.faults:
+            sys.stderr.write(lines())
+            sys.stderr.flush()
+    sys.stdout.write(lines())
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from gpunode.fabric.preflight import (
 from gpunode.facts import NodeFacts
 from gpunode.workload import engine, gpus
 from gpunode.workload.container import Devices
-from gpunode.workload.distributed import GroupRequest, Member, joined, run_member, seats_of
+from gpunode.workload.distributed import GroupRequest, Member, joined, missing_ranks, run_member, seats_of
 from gpunode.workload.image import ImageFile, provide
 from gpunode.workload.launch import devices_for
 from gpunode.workload.output import BoundedOutput
@@ -140,6 +140,9 @@ class FabricRun:
         self._outputs: dict[int, BoundedOutput] = {}
         self._failures: dict[int, str] = {}
         self._firsts: dict[str, int] = {}
+        self._over: set[int] = set()
+        """First ranks of nodes whose program ended."""
+        self._given_up: set[int] = set()
         self._started = time.monotonic()
 
     def leave(self, name: str) -> None:
@@ -193,7 +196,26 @@ class FabricRun:
         try:
             run_member(member, limited, self._outputs[first], seats)
         except LaunchFailure as err:
-            self._failures[first] = self.result.failures[name] = str(err)
+            reason = "they did not answer the ranks of other nodes" if first in self._given_up else str(err)
+            self._failures[first] = self.result.failures[name] = reason
+        finally:
+            self._over.add(first)
+            self._give_up(self._outputs[first])
+
+    def _give_up(self, output: BoundedOutput) -> None:
+        """End the nodes' programs that do not report their missing ranks, a rank's limit after others named them."""
+        missing = {rank for record in output.records for rank in missing_ranks(record)}
+
+        def stop(first: int) -> None:
+            if first not in self._over:
+                self._given_up.add(first)
+                self._outputs[first].stop()
+
+        ranks = missing & set(range(self.result.ranks))
+        for first in {max(one for one in self._outputs if one <= rank) for rank in ranks}:
+            timer = threading.Timer(self._request.rank_limit_s, stop, (first,))
+            timer.daemon = True
+            timer.start()
 
     def _prepared(
         self, transport: Transport, node: NodeFacts, use: gpus.Use, progress: Callable[[str], None], deadline: float

@@ -237,6 +237,7 @@ def _listen(sock: socket.socket, job: ContainerJob, deadline: float, output: Bou
                 kind, left = _HEADER.unpack(head)
                 head = b""
 
+    output.program = sock
     try:
         converse(sock, job.program.stdin, frames, deadline)
     except OSError as err:

@@ -143,16 +143,17 @@ def _one(found: Sequence[Mapping[str, Any]], failures: Mapping[int, str]) -> dic
     unknown = [record for record in found if record.get("undetermined") is not None]
     if not broken:
         return dict((unknown or found)[0])
-    naming = [record for record in broken if _missing(record)]
+    naming = [record for record in broken if missing_ranks(record)]
     if not naming:
         return dict((unknown or broken)[0])
-    missing = _missing(naming[0])
+    missing = missing_ranks(naming[0])
     ends = [f"rank {rank}: {failures[rank]}" for rank in missing if rank in failures]
     why = f" ({'; '.join(ends)})" if ends else ""
     return {**naming[0], "error": f"{naming[0]['error']}{why}"}
 
 
-def _missing(record: Mapping[str, Any]) -> list[int]:
+def missing_ranks(record: Mapping[str, Any]) -> list[int]:
+    """Return the ranks that a record names as missing."""
     values = record.get("values")
     missing = values.get("missing") if isinstance(values, dict) else None
     return [rank for rank in missing if isinstance(rank, int)] if isinstance(missing, list) else []

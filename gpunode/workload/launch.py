@@ -235,6 +235,7 @@ def on_host(
     """Run a program with the node's own Python to its end. Raises LaunchFailure."""
     # Over SSH it passes a login shell, and csh does not support text of several lines.
     stream = transport.python(f"exec({program.code!r})", program.arguments)
+    output.program = stream.sock
     try:
         container.converse(stream.sock, program.stdin, output.stdout, deadline)
     except OSError as err:

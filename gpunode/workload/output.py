@@ -1,6 +1,8 @@
 """The payload's output, as it arrives: records, limited in number and size, and how it ended."""
 
+import contextlib
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +33,8 @@ class BoundedOutput:
         self.ended: str | None = None
         """How, as the watchdog reported it; None if it did not."""
         self.exit_code: int | None = None
+        self.program: socket.socket | None = None
+        """Stdin and stdout of the program that writes it, while it runs."""
         self._promised = 0
         self._rest = b""
         self._err = b""
@@ -47,6 +51,12 @@ class BoundedOutput:
         """Read more of stderr; its end is kept for messages."""
         self._count("stderr", data, MAX_STDERR_BYTES)
         self._err = (self._err + data)[-_KEPT_STDERR:]
+
+    def stop(self) -> None:
+        """End the program by the end of its stdin, from another thread: its watchdog then ends all that it started."""
+        if self.program is not None:
+            with contextlib.suppress(OSError):
+                self.program.shutdown(socket.SHUT_WR)
 
     def _count(self, name: str, data: bytes, most: int) -> None:
         self._seen[name] += len(data)

@@ -32,8 +32,10 @@ SSHD = "/usr/sbin/sshd"
 NETWORK, CONTROLLER = "10.77.0", "10.77.0.250"
 FAST, SLOW = "400mbit", "25mbit"
 CGROUPS = next(path for path in map(Path, ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup")) if path.exists())
-QUOTA = {"cpu.cfs_period_us": "50000", "cpu.cfs_quota_us": "1000", "cpu.max": "1000 50000"}
-"""Of both versions of cgroups: a fiftieth of a processor, in turns that are shorter than a product of matrices."""
+QUOTA = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "1000", "cpu.max": "1000 100000"}
+"""Of both versions of cgroups: a hundredth of a processor. A product of matrices needs 14 ms or more of it, hence many
+periods: it takes longer than beside the 15 other ranks and other work on two processors.
+"""
 EXCHANGED, LOOK_S = 500_000, 0.2
 """Bytes that a node sends in these seconds once its ranks exchange messages: while they meet it sends less."""
 INIT = """\
@@ -257,7 +259,7 @@ class FabricNodes:
         pids = _below(root)
         for pid in pids:
             children = sorted(child for child in pids if _parent(child) == pid)
-            if len(children) == number and all("payload.pyz" in _args(child) for child in children):
+            if len(children) == number and all("payload.pyz" in _args(one) for one in (pid, *children)):
                 return children
         return []
 
@@ -307,9 +309,9 @@ def _args(pid: int) -> str:
     return ""
 
 
-def _met(nodes: FabricNodes, name: str, local: int) -> list[int]:
+def _met(nodes: FabricNodes, name: str, local: int, number: int = 4) -> list[int]:
     """The process of a rank, as soon as it connected to the others; it imported PyTorch by then."""
-    return [pid for pid in nodes.ranks(name)[local : local + 1] if _connected(pid)]
+    return [pid for pid in nodes.ranks(name, number)[local : local + 1] if _connected(pid)]
 
 
 def _connected(pid: int) -> bool:
@@ -368,7 +370,7 @@ def wait_for(over: threading.Event, look: Callable[[], list[int]]) -> list[int]:
 
 
 def slow_rank(nodes: FabricNodes, name: str, local: int) -> contextlib.AbstractContextManager[None]:
-    """Let a rank have a fiftieth of a processor from its rendezvous until its node's exchanges begin: it stands for a
+    """Let a rank have a hundredth of a processor from its rendezvous until its node's exchanges begin: it stands for a
     slow GPU.
     """
     group = CGROUPS / f"gpunode-fabric-{os.getpid()}"
@@ -403,12 +405,13 @@ def slow_rank(nodes: FabricNodes, name: str, local: int) -> contextlib.AbstractC
 
 
 def hanging_rank(
-    nodes: FabricNodes, name: str, local: int, after_s: float | None
+    nodes: FabricNodes, name: str, local: int, after_s: float | None, number: int = 4
 ) -> contextlib.AbstractContextManager[None]:
-    """Stop a rank for good, seconds after its rendezvous, or before it."""
+    """Stop a rank of several of a node for good, seconds after its rendezvous, or before it."""
 
     def look() -> list[int]:
-        return _met(nodes, name, local) if after_s is not None else nodes.ranks(name)[local : local + 1]
+        there = nodes.ranks(name, number)[local : local + 1]
+        return _met(nodes, name, local, number) if after_s is not None else there
 
     def act(over: threading.Event) -> None:
         pids = wait_for(over, look)
@@ -477,7 +480,12 @@ FAULTS: dict[str, tuple[Make, dict[str, set[str]], tuple[str, ...]]] = {
     "hanging rank (node1, rank 2)": (
         lambda n: hanging_rank(n, "node1", 2, 1.0),
         {"node1": {"nodes.stopped"}},
-        ("--minutes", "3"),
+        (),
+    ),
+    "hanging rank, the only one of its node (node2)": (
+        lambda n: hanging_rank(n, "node2", 0, 0.0, 1),
+        {"node2": {"nodes.stopped", "nodes.ranks"}},
+        ("--ranks", "1"),
     ),
     "slow uplink of a rack": (
         lambda n: shaped(n, uplink=SLOW),

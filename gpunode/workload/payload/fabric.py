@@ -17,8 +17,10 @@ from gpunode.workload.payload.pairs import FACTORS, LEAST_S, Exchange
 
 SMALL_BYTES = 64
 """Fits into one packet of any network."""
-WIDTH, WIDTH_ON_PROCESSOR = 8192, 512
-"""A product takes some milliseconds: a processor that is throttled in turns of milliseconds does not hide it."""
+WIDTH, WIDTH_ON_PROCESSOR = 8192, 1024
+"""On a processor a product takes longer than a turn of the scheduler (a tick of 4 ms): the limit of a process that is
+throttled is enforced at the tick, and a product of 512 (1.7 ms) ended before it.
+"""
 PRODUCTS = 5
 ALONE_FACTOR = {"nccl": 1.25, "gloo": 4.0}
 MOST_PAIRS = 1500

@@ -55,6 +55,11 @@ class Seat:
     notes: str | None = None
     """A file that records a missing rank: a container that ended does not take part in the next part."""
 
+    @property
+    def notice_s(self) -> float:
+        """Return the seconds in which a rank notices another one's error: a collective's own limit, and more."""
+        return self.limit_s / 2 + GRACE_S
+
 
 class Group:
     """A process group for one part. In its context all ranks are present, or the missing ones are named."""
@@ -202,11 +207,9 @@ class Group:
         """Return the ranks that do not meet after an error: each remaining rank soon notices and reports it."""
         if self._store is None:
             return [STORE_RANK]
-        # A rank that waits for another one notices at the latest when its collective's own limit is over.
-        wait_s = self.seat.limit_s / 2 + GRACE_S
         try:
             self._store.set(f"lost/{self.seat.rank}", "1")
-            missing = self._without("lost", wait_s)
+            missing = self._without("lost", self.seat.notice_s)
         except Exception:
             # The store ended with its rank.
             return [STORE_RANK]

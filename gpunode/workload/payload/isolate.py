@@ -109,10 +109,17 @@ def isolated(part: Callable[..., dict[str, Any]], arguments: tuple[Any, ...], li
     return outcome
 
 
-def run_jobs(jobs: Iterable[Job], at_once: int, clock: Clock) -> Iterator[tuple[Job, Task, Outcome]]:
+def run_jobs(
+    jobs: Iterable[Job],
+    at_once: int,
+    clock: Clock,
+    left_after: Callable[[Outcome], float | None] = lambda outcome: None,  # noqa: ARG005
+) -> Iterator[tuple[Job, Task, Outcome]]:
     """Run the jobs, ``at_once`` of them in parallel; yield every task's outcome as it arrives.
 
-    A task for which no time is left is ``undetermined``; a task that reaches its own limit has failed.
+    A task for which no time is left is ``undetermined``; a task that reaches its own limit has failed. ``left_after``
+    returns the seconds that remain, after an outcome, for the same task of the other jobs that run; None: their own
+    limits.
     """
     waiting = deque(jobs)
     running: list[_Child] = []
@@ -129,6 +136,10 @@ def run_jobs(jobs: Iterable[Job], at_once: int, clock: Clock) -> Iterator[tuple[
             _hear(running, LOOK_S)
             for child in tuple(running):
                 for task, outcome in child.settled():
+                    left_s = left_after(outcome)
+                    if left_s is not None:
+                        for other in running:
+                            other.shorten(task.name, left_s)
                     yield child.job, task, outcome
                 if child.over:
                     running.remove(child)
@@ -176,6 +187,12 @@ class _Child:
         requested_s = self.tasks[0].limit_s if self.tasks else 0.0
         self._limit_s = self._clock.left(requested_s)
         self._is_own_limit = self._limit_s >= requested_s
+
+    def shorten(self, name: str, left_s: float) -> None:
+        """Let the current task, if it has this name, end within these seconds."""
+        limit_s = round(time.monotonic() - self._started + left_s, 1)
+        if self.tasks and self.tasks[0].name == name and limit_s < self._limit_s:
+            self._limit_s, self._is_own_limit = limit_s, True
 
     def settled(self) -> Iterator[tuple[Task, Outcome]]:
         """Yield the outcomes that are known by now; set ``over`` if the process has no more.

@@ -220,7 +220,12 @@ class Measurements:
             seats = self._seats(folder)
             jobs = [Job(tasks(seat, folder), str(seat.rank), environment=self._environment) for seat in seats]
             found: dict[str, dict[int, Outcome]] = {}
-            for job, task, outcome in run_jobs(jobs, len(jobs), self._clock):
+
+            def left_after(outcome: Outcome) -> float | None:
+                """A rank that hangs is one of ours: the others of this node know it by now, or soon."""
+                return seats[0].notice_s if outcome.values.get("missing") else None
+
+            for job, task, outcome in run_jobs(jobs, len(jobs), self._clock, left_after):
                 found.setdefault(task.name, {})[int(job.component)] = outcome
                 if len(found[task.name]) == len(seats):
                     yield task, together(found.pop(task.name), seats[0])

@@ -97,6 +97,30 @@ def test_one_node_that_is_left_runs_nothing() -> None:
     assert (result.nodes, result.records) == ((), [])
 
 
+@pytest.mark.parametrize("hangs", [0, 1])
+def test_a_node_that_hangs_is_given_up_once_the_others_named_its_rank(
+    monkeypatch: pytest.MonkeyPatch, hangs: int
+) -> None:
+    """Its program reports nothing: the end of its stdin ends it, long before the limit of the run."""
+
+    def run_member(member: Any, request: Any, output: Any, seats: list[dict[str, Any]]) -> None:
+        if seats[0]["rank"] != hangs:
+            missing = {"record": "fabric.links", "error": "named", "values": {"missing": [hangs]}}
+            output.stdout(json.dumps(missing).encode() + b"\n")
+            return
+        output.program, theirs = socket.socketpair()
+        theirs.settimeout(60)
+        assert theirs.recv(1) == b""
+        raise LaunchFailure("broke-off", "the payload was stopped on the node (alone)")
+
+    monkeypatch.setattr("gpunode.fabric.run.run_member", run_member)
+    began = time.monotonic()
+    result = run({"a": LocalTransport(), "b": LocalTransport()}, rank_limit_s=1.0)
+    assert time.monotonic() - began < 30
+    assert result.failures == {"ab"[hangs]: "they did not answer the ranks of other nodes"}
+    assert [record["values"]["missing"] for record in result.records] == [[hangs]]
+
+
 def test_a_node_without_the_interface_is_named() -> None:
     result = run({"a": LocalTransport(), "b": LocalTransport()}, interface="ib9")
     assert result.nodes == ()

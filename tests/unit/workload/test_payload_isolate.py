@@ -157,6 +157,29 @@ def test_a_hang_ends_at_its_limit_with_all_that_it_started(tmp_path: Path) -> No
     assert [pid for pid in pids if not gone(pid)] == []
 
 
+def one_of_two(rank: int) -> dict[str, Any]:
+    if rank == 0:
+        time.sleep(LIMIT_S)
+    raise Trouble("rank 0 is missing", {"missing": [0]})
+
+
+def test_a_part_may_end_soon_after_another_jobs_outcome() -> None:
+    jobs = [Job((Task("together", one_of_two, (rank,), LIMIT_S), Task("next", counted)), str(rank)) for rank in (0, 1)]
+
+    def left_after(outcome: Outcome) -> float | None:
+        return 0.5 if outcome.values.get("missing") else None
+
+    started = time.monotonic()
+    found = {(job.component, task.name): outcome for job, task, outcome in run_jobs(jobs, 2, Clock(None), left_after)}
+    assert time.monotonic() - started < LIMIT_S / 2
+    assert found["1", "together"].error == "rank 0 is missing"
+    late = found["0", "together"]
+    assert late.error is not None
+    assert late.error.startswith("did not return within ")
+    # What comes after it has its own limit.
+    assert {found[rank, "next"].values["count"] for rank in "01"} == {8}
+
+
 def leave_a_child_behind(note: str) -> dict[str, Any]:
     """Not through exec: the child holds both pipes."""
     pid = os.fork()
