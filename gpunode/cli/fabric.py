@@ -28,10 +28,12 @@ from gpunode.fabric import starters
 from gpunode.fabric.flight_recorder import findings_of, read_dumps
 from gpunode.fabric.preflight import finding
 from gpunode.fabric.run import END_S, LEAST_NODES, STEP_S, FabricRequest, FabricRun
-from gpunode.fabric.starters import KILL_S, StarterRequest
+from gpunode.fabric.second_opinion import has_nccl_tests, opinion_of
+from gpunode.fabric.starters import KILL_S, NCCL_TESTS_S, StarterRequest
 from gpunode.fabric.verdict import FabricVerdict, verdict_of
 from gpunode.facts import NodeFacts
 from gpunode.fleet import Collected, Node, Target
+from gpunode.fleet.process import Completed
 from gpunode.fleet.process import run as run_program
 from gpunode.history.outliers import FleetProfile
 from gpunode.history.snapshot import GpuRecord, Snapshot, figures_of, verdicts_of
@@ -44,6 +46,7 @@ from gpunode.judging.report import Fleet, NodeReport, exit_code, judged, report,
 from gpunode.probe import Answer
 from gpunode.text import one_line
 from gpunode.workload import LaunchFailure, read_image_file
+from gpunode.workload.distributed import missing_ranks
 from gpunode.workload.output import BoundedOutput
 from gpunode.workload.payload.pack import payload_script
 
@@ -188,7 +191,13 @@ def validate_fabric(  # noqa: PLR0913
         verdict, nodes = FabricVerdict(), of_dumps(dumps)
     elif records is not None:
         selection_.refuse_asking("--records contacts no node")
-        verdict, nodes = of_records(read_file(records), engine, (time.monotonic() - began) / 60, expects)
+        text = read_file(records)
+        found = records_of(text)
+        if not found:
+            reason = "no record of a rank: name the output of a script that --fabric printed"
+            raise UsageError(f"--records {records}: {reason}")
+        printed_log = (text, None) if has_nccl_tests(text) else None
+        verdict, nodes = of_records(found, engine, (time.monotonic() - began) / 60, expects, printed_log)
     elif engine == "ssh":
         _refuse(ctx, "--engine ssh", ("backend", "python", "rendezvous"))
         request = FabricRequest(
@@ -228,7 +237,9 @@ def validate_fabric(  # noqa: PLR0913
             click.echo(starters.text(cast("Any", engine), starter), nl=False)
             return 0
         output = started_by(cast("Any", engine), starter)
-        verdict, nodes = of_records(output, engine, (time.monotonic() - began) / 60, expects)
+        tested = chosen == "nccl" and not links_only and not any(map(missing_ranks, output))
+        log = nccl_tests_by(cast("Any", engine), starter) if tested else None
+        verdict, nodes = of_records(output, engine, (time.monotonic() - began) / 60, expects, log)
     fleet = kept(nodes, started, wanted=wanted)
     document = report(
         nodes,
@@ -408,24 +419,41 @@ def _unknown() -> Identity:
 
 def started_by(engine: Literal["slurm", "mpi"], request: StarterRequest) -> list[dict[str, Any]]:
     """Run the ranks by srun or mpirun; return their records. Nothing of it is left at the end, or on Ctrl-C."""
-    argv = starters.command(engine, request)
-    program = argv[0]
-    if shutil.which(program) is not None and shutil.which("setpriv") is not None:
-        # util-linux: srun and mpirun end with this program, also if it is killed.
-        argv = ["setpriv", "--pdeathsig", "TERM", *argv]
-    done = run_program(argv, timeout_s=request.limit_s + 2 * KILL_S, stdin=payload_script(), grace_s=KILL_S)
+    done = _bound(starters.command(engine, request), request.limit_s, payload_script())
     found = records_of(done.stdout)
     if not found:
-        # mpirun frames its messages with lines of dashes.
-        last = [line for line in done.stderr.splitlines() if re.search(r"\w", line)]
-        raise UndeterminedError(f"{program} ended with exit code {done.rc}{f': {last[-1]}' if last else ''}")
+        raise UndeterminedError(_failed(engine, done))
     return found
 
 
+def nccl_tests_by(engine: Literal["slurm", "mpi"], request: StarterRequest) -> tuple[str, str | None]:
+    """Run nccl-tests by srun or mpirun; return the output, and how the starter failed."""
+    done = _bound(starters.nccl_tests_command(engine, request), NCCL_TESTS_S, None)
+    return done.stdout, _failed(engine, done) if done.rc else None
+
+
+def _bound(argv: list[str], limit_s: int, stdin: str | None) -> Completed:
+    """Run srun or mpirun, which ends with this program, also if it is killed (setpriv of util-linux)."""
+    if shutil.which(argv[0]) is not None and shutil.which("setpriv") is not None:
+        argv = ["setpriv", "--pdeathsig", "TERM", *argv]
+    return run_program(argv, timeout_s=limit_s + 2 * KILL_S, stdin=stdin, grace_s=KILL_S)
+
+
+def _failed(engine: Literal["slurm", "mpi"], done: Completed) -> str:
+    # mpirun frames its messages with lines of dashes.
+    last = [line for line in done.stderr.splitlines() if re.search(r"\w", line)]
+    program = {"slurm": "srun", "mpi": "mpirun"}[engine]
+    return f"{program} ended with exit code {done.rc}{f': {last[-1]}' if last else ''}"
+
+
 def of_records(
-    records: list[dict[str, Any]], engine: str, minutes: float, expects: ExpectedOfNodes
+    records: list[dict[str, Any]],
+    engine: str,
+    minutes: float,
+    expects: ExpectedOfNodes,
+    nccl_tests_log: tuple[str, str | None] | None = None,
 ) -> tuple[FabricVerdict, list[NodeReport]]:
-    """Return the verdict on records, and the reports on the nodes that they name."""
+    """Return the verdict on records, and on nccl-tests' output, and the reports on the nodes that the records name."""
     links = next((one for one in records if one.get("record") == "fabric.links"), {})
     given = links.get("values")
     values: dict[str, Any] = given if isinstance(given, dict) else {}
@@ -439,11 +467,14 @@ def of_records(
         minutes=minutes,
         expects=expects.of(names),
     )
+    if nccl_tests_log is not None:
+        output, failure = nccl_tests_log
+        verdict.add(names, opinion_of(output, verdict.report, failure))
     return verdict, [judged(name, _unknown(), verdict.findings[name], None) for name in sorted(verdict.findings)]
 
 
-def read_file(path: Path) -> list[dict[str, Any]]:
-    """Return the records in a file. Raises UsageError."""
+def read_file(path: Path) -> str:
+    """Return the text of a file. Raises UsageError."""
     try:
         with path.open("rb") as stream:
             data = stream.read(MOST_RECORDS + 1)
@@ -451,10 +482,7 @@ def read_file(path: Path) -> list[dict[str, Any]]:
         raise UsageError(f"--records {path}: {err.strerror}") from None
     if len(data) > MOST_RECORDS:
         raise UsageError(f"--records {path}: more than {MOST_RECORDS >> 20} MiB")
-    found = records_of(data.decode(errors="replace"))
-    if not found:
-        raise UsageError(f"--records {path}: no record of a rank: name the output of a script that --fabric printed")
-    return found
+    return data.decode(errors="replace")
 
 
 def records_of(text: str) -> list[dict[str, Any]]:

@@ -141,7 +141,7 @@ class FabricRun:
         self._failures: dict[int, str] = {}
         self._firsts: dict[str, int] = {}
         self._over: set[int] = set()
-        """First ranks of nodes whose program ended."""
+        """First ranks of the nodes with a program that ended."""
         self._given_up: set[int] = set()
         self._started = time.monotonic()
 

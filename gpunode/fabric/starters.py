@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpunode.fabric.preflight import PORT_BASES
+from gpunode.workload.payload.external import FOLDERS
 from gpunode.workload.payload.nccl import COLLECTIVES
 from gpunode.workload.payload.pack import payload_script
 
@@ -18,6 +19,13 @@ MARK = "GPUNODE_PAYLOAD"
 NAME = "gpunode-fabric"
 KILL_S = 30
 """Seconds after the limit of the ranks until their starter ends what is left of them."""
+NCCL_TESTS_S = 240
+"""Limit of nccl-tests, which run after the ranks where they are installed."""
+NCCL_TESTS = (
+    f'PATH="$PATH:{":".join(FOLDERS)}"; program=$(command -v all_reduce_perf) || exit 0; '
+    'exec "$program" -b 8 -e 8G -f 2 -g 1 -c 1'
+)
+"""One process for each GPU, as ranks are started: nccl-tests built with MPI find each other."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +77,18 @@ class StarterRequest:
 
 def command(starter: Literal["slurm", "mpi"], request: StarterRequest) -> list[str]:
     """Return the command that starts the ranks from here; it reads the payload from stdin."""
+    given = "--input=all" if starter == "slurm" else "--stdin=all"
+    return [*_started(starter, request, request.limit_s), given, request.python, "-I", "-", *request.words()]
+
+
+def nccl_tests_command(starter: Literal["slurm", "mpi"], request: StarterRequest) -> list[str]:
+    """Return the command that runs nccl-tests' all-reduce on the same GPUs; without nccl-tests it prints nothing."""
+    return [*_started(starter, request, NCCL_TESTS_S), "/bin/sh", "-c", NCCL_TESTS]
+
+
+def _started(starter: Literal["slurm", "mpi"], request: StarterRequest, limit_s: int) -> list[str]:
     number = len(request.nodes)
-    program = [request.python, "-I", "-", *request.words()]
     if starter == "slurm":
-        minutes = max(1, -(-(request.limit_s + KILL_S) // 60))
         return [
             "srun",
             f"--job-name={NAME}",
@@ -80,13 +96,11 @@ def command(starter: Literal["slurm", "mpi"], request: StarterRequest) -> list[s
             f"--nodes={number}",
             f"--ntasks={number * request.ranks}",
             f"--ntasks-per-node={request.ranks}",
-            f"--time={minutes}",
+            f"--time={_minutes(limit_s)}",
             "--distribution=block",
             "--kill-on-bad-exit=1",
             f"--wait={KILL_S}",
-            "--input=all",
             *(["--exclusive", f"--gpus-per-node={request.ranks}"] if request.backend == "nccl" else []),
-            *program,
         ]
     hosts = ",".join(f"{name}:{request.ranks}" for name in request.nodes)
     return [
@@ -99,12 +113,13 @@ def command(starter: Literal["slurm", "mpi"], request: StarterRequest) -> list[s
         f"ppr:{request.ranks}:node",
         "--bind-to",
         "none",
-        "--stdin",
-        "all",
         "--timeout",
-        str(request.limit_s + KILL_S),
-        *program,
+        str(limit_s + KILL_S),
     ]
+
+
+def _minutes(limit_s: int) -> int:
+    return max(1, -(-(limit_s + KILL_S) // 60))
 
 
 def text(starter: Literal["slurm", "torchrun", "kubernetes"], request: StarterRequest) -> str:
@@ -113,7 +128,8 @@ def text(starter: Literal["slurm", "torchrun", "kubernetes"], request: StarterRe
         return manifest(request)
     program = payload_script()
     if starter == "slurm":
-        minutes = max(1, -(-(request.limit_s + KILL_S) // 60))
+        tested = request.backend == "nccl" and "nccl" in request.tests
+        minutes = _minutes(request.limit_s) + (_minutes(NCCL_TESTS_S) if tested else 0)
         head = [
             "#!/bin/bash",
             f"#SBATCH --job-name={NAME}",
@@ -140,7 +156,8 @@ def text(starter: Literal["slurm", "torchrun", "kubernetes"], request: StarterRe
             f'--nproc-per-node={request.ranks} --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" "$payload"'
         )
         return "\n".join([*head, f"{start} {_quoted(*request.words())}", ""])
-    return "\n".join([*head, f"{start} {_quoted(*request.words())} <<'{MARK}'", program.rstrip(), MARK, ""])
+    rest = [f"srun --kill-on-bad-exit=1 --wait={KILL_S} {_quoted('/bin/sh', '-c', NCCL_TESTS)}"] if tested else []
+    return "\n".join([*head, f"{start} {_quoted(*request.words())} <<'{MARK}'", program.rstrip(), MARK, *rest, ""])
 
 
 def _quoted(*words: str) -> str:

@@ -222,7 +222,7 @@ class Measurements:
             found: dict[str, dict[int, Outcome]] = {}
 
             def left_after(outcome: Outcome) -> float | None:
-                """A rank that hangs is one of ours: the others of this node know it by now, or soon."""
+                """Return the seconds in which the other ranks of this node notice a missing rank: one that hangs is ours."""
                 return seats[0].notice_s if outcome.values.get("missing") else None
 
             for job, task, outcome in run_jobs(jobs, len(jobs), self._clock, left_after):

@@ -8,16 +8,21 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 
 from gpunode.cli import run
 from gpunode.fabric.starters import StarterRequest, command, text
 from gpunode.workload.payload.fabric import first_name, seat_from_environment
 from gpunode.workload.payload.group import seat_of
 
+EVIDENCE = Path(__file__).parents[2] / "evidence"
+KUBERNETES = yaml.safe_load((EVIDENCE / "kubernetes.yml").read_text(encoding="utf-8"))
 REQUEST = StarterRequest(nodes=("gpu-01", "gpu-02"), ranks=8, backend="nccl", minutes=5, image="image:1")
 
 
@@ -92,6 +97,25 @@ def test_the_manifest_has_one_pod_for_each_node() -> None:
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
     assert settings_in(container["command"])["starter"]["host"] == "gpunode-fabric-0.gpunode-fabric"
     assert len(items["ConfigMap"]["data"]["payload.py"]) < 2**20
+
+
+def valid(item: dict[str, Any]) -> bool:
+    """Whether an object is valid by the API's schema of its kind."""
+    schema = {**KUBERNETES, "$ref": f"#/definitions/{item['kind']}"}
+    return bool(jsonschema.Draft7Validator(schema).is_valid(item))
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_the_manifest_is_valid_by_the_apis_schema(backend: Any) -> None:
+    document = json.loads(text("kubernetes", replace(REQUEST, backend=backend)))
+    assert (document["apiVersion"], document["kind"]) == ("v1", "List")
+    for item in document["items"]:
+        assert valid(item), item["kind"]
+        assert not valid({**item, "metdata": {}})
+    job = document["items"][-1]["spec"]
+    changes: list[dict[str, Any]] = [{"completions": "2"}, {"template": {"spec": {}}}, {"completionsMode": "Indexed"}]
+    for change in changes:
+        assert not valid({**document["items"][-1], "spec": {**job, **change}})
 
 
 @pytest.mark.parametrize(
