@@ -222,7 +222,7 @@ class Measurements:
             found: dict[str, dict[int, Outcome]] = {}
 
             def left_after(outcome: Outcome) -> float | None:
-                """Return the seconds in which the other ranks of this node notice a missing rank: one that hangs is ours."""
+                """Return the seconds in which the node's other ranks notice a missing one, which may be ours."""
                 return seats[0].notice_s if outcome.values.get("missing") else None
 
             for job, task, outcome in run_jobs(jobs, len(jobs), self._clock, left_after):
