@@ -12,7 +12,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -21,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import docker
+import wheels
 from docker.errors import APIError, ContainerError, ImageNotFound
 
 from gpunode.errors import GpunodeError, UndeterminedError, UsageError
@@ -29,6 +29,7 @@ from gpunode.lab.engine import connect, docker_errors, need_space
 from gpunode.lab.lock import locked
 from gpunode.lab.mirror import find_mirror
 from gpunode.lab.recipe import LabSystem, Recipe, architecture
+from gpunode.lab.workload_image import TORCH_INDEX
 from gpunode.whole import whole_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,7 +59,6 @@ rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
 TORCHRUN = "#!/usr/bin/python3\nfrom torch.distributed.run import main\n\nmain()\n"
 LEFT_OUT = ("bin", "torch/include", "torch/test")
 """``bin``: scripts with the path of the building machine's Python. The others: what only builds and tests read."""
-PIP_LIMIT_S = 1800
 FREE_GIB = {"cuda": 24, "cpu": 6, "tensorflow-cuda": 24, "tensorflow-cpu": 8}
 USER = "65534:65534"
 ROW = re.compile(r"(?m)^  (?P<name>validator-[a-z0-9-]+):\n(?P<lines>(?:    .*\n)+)")
@@ -127,7 +127,7 @@ def _build(client: docker.DockerClient, build: str, full: str, added: Path | Non
     with tempfile.TemporaryDirectory(prefix="gpunode-validator-", dir="/var/tmp") as folder:
         site = Path(folder, "site")
         say(f"{build}: installing the wheels of {lock_of(build).name}")
-        _install(lock_of(build), site)
+        _install(lock_of(build), site, say)
         for name in LEFT_OUT:
             shutil.rmtree(site / name, ignore_errors=True)
         program = Path(folder, "torchrun")
@@ -164,21 +164,11 @@ def _changes(build: str) -> list[str]:
     ]
 
 
-def _install(lock: Path, site: Path) -> None:
-    """Install the wheels of a lock: each with its hash, nothing beside them, nothing compiled."""
-    command = [sys.executable, "-I", "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--require-hashes"]
-    command += ["--only-binary=:all:", "--python-version", PYTHON, "--target", str(site), "--requirement", str(lock)]
-    if re.search(r"^torch==\S*\+cpu", lock.read_text(encoding="utf-8"), re.MULTILINE):
-        command += ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PIP_LIMIT_S, check=False, start_new_session=True
-        )
-    except subprocess.TimeoutExpired:
-        raise UndeterminedError(f"pip did not end within {PIP_LIMIT_S} s") from None
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[-1:]
-        raise UndeterminedError(f"{lock.name} could not be installed: {' '.join(lines)[:400]}")
+def _install(lock: Path, site: Path, say: Say) -> None:
+    # An index that cannot be reached costs pip minutes: the configured one is asked first.
+    own = re.search(r"^torch==\S*\+cpu", lock.read_text(encoding="utf-8"), re.MULTILINE)
+    indexes = ((), ("--extra-index-url", TORCH_INDEX)) if own else ((),)
+    wheels.install(lock, site, PYTHON, indexes, say=say)
 
 
 def _of_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
