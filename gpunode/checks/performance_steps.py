@@ -62,11 +62,15 @@ def steps(values: StepsValues, record: Record, run: MeasuredNode) -> Iterator[Ch
 
 
 def causes_of_slow_launches(node: NodeFacts, record: Record) -> list[str]:
-    """Return what makes this host slow to launch: governor, load, IOMMU, being a guest, the container."""
+    """Return what makes this host slow to launch: governor, idle states, load, IOMMU, being a guest, the container."""
     found = []
-    governors = [name for name in (node.cpu_frequency.governors if node.cpu_frequency else {}) if name != "performance"]
+    frequency = node.cpu_frequency
+    governors = [name for name in (frequency.governors if frequency else {}) if name != "performance"]
     if governors:
         found.append(f"the governor is {listed(governors)} (host.cpu-governor)")
+    longest = max(frequency.idle_latencies if frequency else (), default=0)
+    if longest > LAUNCH.value:
+        found.append(f"idle processors take up to {longest} us to wake up (kernel_tuning_idle_latency_us)")
     types = node.iommu.group_types if node.iommu else {}
     kinds = {types[device.iommu_group] for device in node.gpus_on_bus or () if device.iommu_group in types}
     if kinds - {"identity"}:

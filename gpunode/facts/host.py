@@ -2,6 +2,8 @@
 
 import re
 
+from pydantic import Field
+
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import Fact, fact
@@ -76,6 +78,9 @@ class CpuFrequency(Fact):
     """``{"performance": 128}``: processors by governor."""
     preferences: dict[str, int]
     """``{"balance_performance": 128}``: processors by energy preference."""
+    idle_latencies: dict[int, int] = Field(default_factory=dict)
+    """``{133: 128}``: processors by the microseconds that they take to wake up from the deepest idle state in use.
+    Empty: the kernel controls none."""
 
 
 class NumaNode(Fact):
@@ -180,13 +185,14 @@ def read_cpu_frequency(bundle: BundleReader) -> CpuFrequency:
     """Return governors and preferences, as the probe counts them in ``/sys/devices/system/cpu/cpufreq``."""
     counts: dict[str, dict[str, int]] = {}
     for name, value, number in bundle.rows("cpu-clocks", 3):
-        if whole(number) is None:
-            raise ParseError(f"expected a number of processors, found '{first_line(number)}'")
+        if whole(number) is None or (name == "idle_latency_us" and whole(value) is None):
+            raise ParseError(f"expected a number of processors or microseconds, found '{first_line(number)}'")
         counts.setdefault(name, {})[value] = int(number)
     return CpuFrequency(
         driver=next(iter(counts.get("scaling_driver", ())), None),
         governors=counts.get("scaling_governor", {}),
         preferences=counts.get("energy_performance_preference", {}),
+        idle_latencies={int(us): number for us, number in counts.get("idle_latency_us", {}).items()},
     )
 
 

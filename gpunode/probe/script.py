@@ -1717,7 +1717,7 @@ def limits(probe: Probe) -> None:
 
 
 def cpu_clocks(probe: Probe) -> None:
-    """Record the number of processors by scaling driver, governor and energy preference."""
+    """Record the number of processors by scaling driver, governor, energy preference and deepest idle state."""
     started = time.monotonic()
     counts: Dict[Tuple[str, str], int] = {}
     for policy in probe.matching("/sys/devices/system/cpu/cpufreq/policy*"):
@@ -1731,6 +1731,16 @@ def cpu_clocks(probe: Probe) -> None:
             except OSError:
                 continue  # Not every driver has a preference.
             counts[name, value] = counts.get((name, value), 0) + cpus
+    for idle in probe.matching("/sys/devices/system/cpu/cpu[0-9]*/cpuidle"):
+        longest = -1
+        for state in probe.matching(idle + "/state*"):
+            try:
+                if int(probe.content(state + "/disable")) == 0:
+                    longest = max(longest, int(probe.content(state + "/latency")))
+            except (OSError, ValueError):
+                continue
+        if longest >= 0:
+            counts["idle_latency_us", str(longest)] = counts.get(("idle_latency_us", str(longest)), 0) + 1
     lines = ["%s\t%s\t%d" % (name, value, number) for (name, value), number in sorted(counts.items())]
     probe.note_look("cpu-clocks", "read /sys/devices/system/cpu/cpufreq", lines, [], time.monotonic() - started)
 

@@ -263,7 +263,7 @@ def _pinning(node: NodeFacts) -> Iterator[Advice]:
 def _rates(node: NodeFacts) -> dict[str, float]:
     """Return TFLOP/s by format: the median of the GPUs."""
     found = {}
-    for dtype in ("bf16", "fp16", "tf32", "fp32", "fp8"):
+    for dtype in ("bf16", "fp16", "tf32", "fp32", "fp8", "int8"):
         rates = [one.tflops for one in _measured(node, f"gemm.{dtype}", GemmValues)]
         if rates:
             found[dtype] = median(rates)
@@ -320,6 +320,19 @@ def _precision(node: NodeFacts) -> Iterator[Advice]:
             missing=None if tf32 else DEEP,
             source=_url("pt_tune"),
         )
+    eight = [name for name in ("int8", "fp8") if rates.get(name) and rates.get(half)]
+    yield Advice(
+        step="precision",
+        title="8-bit inference",
+        advice="Of a trained model: torchao.quantization.quantize_; compare its accuracy. Worth it where products are "
+        "what takes the time",
+        numbers=tuple(
+            f"products: {rates[name]:.3g} TOP/s in {name}: {rates[name] / rates[half]:.2g} times {half} (gemm)"
+            for name in eight
+        ),
+        missing=None if eight else DEEP,
+        source=_url("torchao"),
+    )
     yield Advice(
         step="precision",
         title="dimensions",
@@ -368,7 +381,9 @@ def _code(node: NodeFacts) -> Iterator[Advice]:
         advice="torch.compile(model); the first steps compile. Keep TORCHINDUCTOR_CACHE_DIR on a local disk between "
         "runs. TensorFlow: tf.function(jit_compile=True)",
         numbers=tuple(
-            f"a small function compiled in {one.compile_seconds:.1f} s on this node (frameworks.compile)"
+            f"a small function compiled in {one.compile_seconds:.1f} s on this node"
+            + (f", in {one.cached_seconds:.1f} s with the cache of another process" if one.cached_seconds else "")
+            + " (frameworks.compile)"
             for one in compiled[:1]
         ),
         missing=None if compiled else STANDARD,

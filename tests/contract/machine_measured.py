@@ -20,6 +20,7 @@ FAST: dict[str, dict[str, float]] = {
         "fp32": 52.0,
         "fp64": 55.0,
         "fp8": 1250.0,
+        "int8": 1300.0,
         "busbw": 345.0,
         "all-reduce": 471.0,
     },
@@ -35,6 +36,7 @@ FAST: dict[str, dict[str, float]] = {
         "fp32": 60.0,
         "fp64": 1.2,
         "fp8": 420.0,
+        "int8": 450.0,
         "busbw": 19.0,
         "all-reduce": 19.5,
     },
@@ -91,7 +93,7 @@ def of_one(index: int, uuid: str, fast: dict[str, float]) -> list[Document]:
         "memory.stream": {"size_bytes": GIB, "kernels": kernels, "load": load},
         **{
             f"gemm.{dtype}": {**product, "dtype": dtype, "tflops": fast[dtype]}
-            for dtype in ("bf16", "fp16", "tf32", "fp32", "fp64", "fp8")
+            for dtype in ("bf16", "fp16", "tf32", "fp32", "fp64", "fp8", "int8")
         },
         "steps.device": {
             "launch_us": 5.1,

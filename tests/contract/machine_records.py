@@ -113,7 +113,10 @@ def records(machine: Machine) -> list[Document]:
     for gpu in inside:
         found += of_one(machine, gpu, build)
     found += [
-        record("frameworks.compile", {"compute_capability": capability, "compile_seconds": 11.2, "max_error": 1e-5}),
+        record(
+            "frameworks.compile",
+            {"compute_capability": capability, "compile_seconds": 11.2, "cached_seconds": 3.1, "max_error": 1e-5},
+        ),
         record("frameworks.dataloader", {"workers": 2, "batches": 16, "pinned": True, "samples_per_second": 9040.9}),
         *of_all(inside),
     ]

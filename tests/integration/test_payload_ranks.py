@@ -49,7 +49,7 @@ print(json.dumps([product, device, host, memory]))
 """
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp16", "fp32", "fp64"])
+@pytest.mark.parametrize("name", ["bf16", "fp16", "fp32", "fp64", "int8"])
 def test_one_altered_element_is_found_and_its_block_named(archive: Path, name: str) -> None:
     product, device, host, memory = program(archive, CORRUPT.replace("NAME", repr(name)))
     values = GemmValues.model_validate(product)

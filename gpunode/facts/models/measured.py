@@ -18,7 +18,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[int, Field(ge=0)]
 Rank = Number
 Backend = Literal["nccl", "gloo"]
-GEMM_TYPES = ("bf16", "fp16", "tf32", "fp32", "fp64", "fp8")
+GEMM_TYPES = ("bf16", "fp16", "tf32", "fp32", "fp64", "fp8", "int8")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send-recv")
 
 

@@ -334,6 +334,8 @@ class CompileValues(Values):
     compute_capability: Text | None = None
     max_error: float
     compile_seconds: float
+    cached_seconds: float | None = None
+    """The same in another process, with the first one's cache. None: it did not end well."""
 
 
 class ConvolutionValues(Values):

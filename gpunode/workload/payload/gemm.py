@@ -24,7 +24,7 @@ from gpunode.workload.payload.measuring import (
 from gpunode.workload.payload.pytorch import capability
 from gpunode.workload.payload.sampler import Sampler, sensors_of, settle, state_of
 
-SIZES = {"bf16": 8192, "fp16": 8192, "tf32": 8192, "fp8": 8192, "fp32": 4096, "fp64": 4096}
+SIZES = {"bf16": 8192, "fp16": 8192, "tf32": 8192, "fp8": 8192, "int8": 8192, "fp32": 4096, "fp64": 4096}
 SIZE_ON_PROCESSOR = 512
 FORMATS = tuple(SIZES)
 ROWS = 61
@@ -41,6 +41,8 @@ SETTLE_S = 30.0
 WARMUPS = 2
 LEAST_TENSOR = (8, 0)
 """Compute capability from which the tensor cores compute bf16 and tf32."""
+LEAST_INTEGER = (7, 5)
+"""Compute capability from which the tensor cores compute int8."""
 
 
 class Product:
@@ -60,7 +62,7 @@ class Product:
         few, other = random(ROWS), random(self.size)
         signs = torch.randint(0, 2, (self.size, 1), generator=generator).float() * 2 - 1
         place = torch.arange(self.size) % ROWS
-        out = torch.bfloat16 if name == "fp8" else self.dtype
+        out = {"fp8": torch.bfloat16, "int8": torch.int32}.get(name, self.dtype)
         with memory_needed(torch, device, f"matrices of {self.size} x {self.size}"):
             self.one = (few[place] * signs).to(self.dtype).to(device)
             self.other = other.to(self.dtype).to(device)
@@ -68,15 +70,16 @@ class Product:
             self.expected = ((few.double() @ other.double())[place] * signs).to(out).to(device)
             self.found = [torch.zeros_like(self.expected) for _ in range(BUFFERS if device.type == "cuda" else 1)]
         self.multiply = self._scaled if name == "fp8" else self._plain
-        if name == "fp8":
-            self._unit = torch.ones((), device=device)
+        self._unit = torch.ones((), device=device)
+        if name in ("fp8", "int8"):
             # The second matrix must be stored by columns.
             self.other = self.other.t().contiguous().t()
         self.compared, self.wrong = 0, 0
         self.blocks: list[dict[str, Any]] = []
 
     def _plain(self, result: Any) -> Any:
-        return self.torch.matmul(self.one, self.other, out=result)
+        multiply = self.torch._int_mm if self.name == "int8" else self.torch.matmul
+        return multiply(self.one, self.other, out=result)
 
     def _scaled(self, _: Any) -> Any:
         # Its variant with an output argument has another signature in each release.
@@ -125,10 +128,13 @@ def dtype_of(torch: Any, device: Any, name: str) -> Any:
     if name == "fp8":
         fp8.need(torch, device)
         return torch.float8_e4m3fn
-    if device.type == "cuda" and name in ("bf16", "tf32") and has < LEAST_TENSOR:
-        raise SkipPart("compute capability {}.{}, {} begins with 8.0".format(*has, name))
+    least = {"bf16": LEAST_TENSOR, "tf32": LEAST_TENSOR, "int8": LEAST_INTEGER}.get(name)
+    if device.type == "cuda" and least is not None and has < least:
+        raise SkipPart("compute capability {}.{}, {} begins with {}.{}".format(*has, name, *least))
+    if name == "int8" and not hasattr(torch, "_int_mm"):
+        raise SkipPart(f"PyTorch {torch.__version__} has no product of integers")
     types = {"bf16": "bfloat16", "fp16": "float16", "tf32": "float32", "fp32": "float32", "fp64": "float64"}
-    return getattr(torch, types[name])
+    return getattr(torch, types.get(name, name))
 
 
 def set_precision(torch: Any, name: str) -> None:

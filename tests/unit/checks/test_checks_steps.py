@@ -24,6 +24,10 @@ def governor(name: str) -> CpuFrequency:
     return CpuFrequency(driver="intel_pstate", governors={name: 8}, preferences={})
 
 
+def idle(latencies: dict[int, int]) -> CpuFrequency:
+    return CpuFrequency(driver=None, governors={}, preferences={}, idle_latencies=latencies)
+
+
 def gpu(group: int) -> PciDevice:
     values: dict[str, Any] = dict.fromkeys(PciDevice.model_fields)
     values |= {"slot": "0000:01:00.0", "vendor_id": "10de", "device_id": "2330", "class_id": "030200"}
@@ -36,6 +40,8 @@ def gpu(group: int) -> PciDevice:
         ({}, []),
         ({"cpu_frequency": governor("performance")}, []),
         ({"cpu_frequency": governor("powersave")}, ["powersave"]),
+        ({"cpu_frequency": idle({2: 4, 133: 4})}, ["133 us to wake up"]),
+        ({"cpu_frequency": idle({2: 8})}, []),
         ({"virtualization": "none"}, []),
         ({"virtualization": "kvm"}, ["guest of kvm"]),
         ({"pci": (gpu(3),), "iommu": Iommu(units=("dmar0",), group_types={3: "DMA-FQ"})}, ["DMA-FQ"]),

@@ -214,6 +214,7 @@ COMMANDS: dict[str, CommandResult] = {
         "/usr/lib/sysctl.d/50-default.conf\tvm.swappiness\t60\n/etc/sysctl.d/90-gpunode.conf\tvm.swappiness\t10\n"
     ),
     "cpu-clocks": answer(
+        "idle_latency_us\t133\t8\n"
         "scaling_driver\tintel_pstate\t8\nscaling_governor\tperformance\t6\nscaling_governor\tpowersave\t2\n"
     ),
     "device-nodes": answer(

@@ -75,7 +75,10 @@ def test_machine_and_processors() -> None:
         nodes=(CpuNode(node=0, cpus="0-3"), CpuNode(node=1, cpus="4-7")),
     )
     assert facts.cpu_frequency == CpuFrequency(
-        driver="intel_pstate", governors={"performance": 6, "powersave": 2}, preferences={}
+        driver="intel_pstate",
+        governors={"performance": 6, "powersave": 2},
+        preferences={},
+        idle_latencies={133: 8},
     )
 
 

@@ -510,7 +510,18 @@ def test_processors_are_counted_by_their_settings(tmp_path: Path) -> None:
         place = f"/sys/devices/system/cpu/cpufreq/policy{policy}/"
         put(tmp_path, place + "related_cpus", cpus + "\n")
         put(tmp_path, place + "scaling_governor", governor + "\n")
-    assert stdout(tmp_path, "cpu-clocks") == "scaling_governor\tperformance\t4\nscaling_governor\tpowersave\t1\n"
+    for cpu in range(3):
+        for number, (latency, disabled) in enumerate((("0", "0"), ("2", "0"), ("133", str(cpu // 2)), ("x", "0"))):
+            place = f"/sys/devices/system/cpu/cpu{cpu}/cpuidle/state{number}/"
+            put(tmp_path, place + "latency", latency + "\n")
+            put(tmp_path, place + "disable", disabled + "\n")
+    put(tmp_path, "/sys/devices/system/cpu/cpuidle/current_driver", "intel_idle\n")
+    assert stdout(tmp_path, "cpu-clocks").splitlines() == [
+        "idle_latency_us\t133\t2",
+        "idle_latency_us\t2\t1",
+        "scaling_governor\tperformance\t4",
+        "scaling_governor\tpowersave\t1",
+    ]
 
 
 def test_health_of_disks_is_asked_once_where_there_is_no_tool(tmp_path: Path) -> None:
