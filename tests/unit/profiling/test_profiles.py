@@ -8,6 +8,7 @@ import json
 import random
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from gpunode.cli import run
+from gpunode.errors import UsageError
 from gpunode.profiling import hook, nsys, stacks, torch_trace
 from gpunode.profiling import run as running
 from gpunode.profiling.activity import ProfileActivity, common, length, merged
@@ -259,6 +261,43 @@ def test_wrong_usage_is_one_line_and_leaves_nothing(
     captured = capsys.readouterr()
     assert (words in captured.err, captured.out) == (True, "")
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+class Restricted(running.ProfiledMachine):
+    """A machine whose programs and files answer as given."""
+
+    def __init__(self, **answers: str) -> None:
+        super().__init__(None)
+        self.answers = answers
+
+    def has(self, program: str) -> bool:
+        return program.replace("-", "_") in self.answers
+
+    def ask(self, *command: str, **_: Any) -> subprocess.CompletedProcess[bytes]:
+        name = Path(command[-1]).name if command[0] == "cat" else command[0].replace("-", "_")
+        answer = self.answers.get(name)
+        return subprocess.CompletedProcess(command, 0 if answer is not None else 1, (answer or "").encode(), b"")
+
+
+@pytest.mark.parametrize(
+    ("scope", "user", "forbidden"),
+    [("0", "1000", False), ("1", "1000", False), ("2", "1000", True), ("2", "0", False), ("3", "0", True)],
+)
+def test_a_kernel_that_forbids_to_trace_is_the_reason(scope: str, user: str, forbidden: bool) -> None:
+    machine = Restricted(py_spy="py-spy 0.4.3", ptrace_scope=f"{scope}\n", id=f"{user}\n")
+    request = running.ProfileRequest(command=("python3", "train.py"), tool="py-spy", output=Path("out"))
+    if forbidden:
+        with pytest.raises(UsageError, match=rf"py-spy: kernel\.yama\.ptrace_scope={scope} forbids it: use root"):
+            running.choose(machine, request)
+    else:
+        assert running.choose(machine, request) == ("py-spy", ["py-spy 0.4.3"])
+
+
+def test_restricted_counters_are_a_remark() -> None:
+    version = "NVIDIA Nsight Systems version 2025.3.1.90"
+    for line, remarks in (("RmProfilingAdminOnly: 1", 2), ("RmProfilingAdminOnly: 0", 1)):
+        reason, found = running.usable(Restricted(nsys=version, params=line), ("true",), "nsys")
+        assert (reason, found[0], len(found)) == (None, version, remarks)
 
 
 class FakeTorch:
