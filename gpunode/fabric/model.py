@@ -108,6 +108,17 @@ class RankView(Answered):
     fallbacks: Annotated[tuple[Short, ...], Field(max_length=16)] = ()
 
 
+class Connections(Answered):
+    """How NCCL connected the ranks (``payload.nccl_log.connections``)."""
+
+    ways: Annotated[tuple[Short, ...], Field(max_length=1000)] = ()
+    pairs: Annotated[tuple[tuple[Count, Count, Count], ...], Field(max_length=10_000)] = ()
+    """Sender, receiver, and the number of their transport in ``ways``."""
+    rings: Annotated[tuple[tuple[Count, ...], ...], Field(max_length=1000)] = ()
+    tree: Annotated[tuple[int | None, ...], Field(max_length=10_000)] = ()
+    """The parent of each rank in the first tree; -1 for its root."""
+
+
 class CollectiveRates(Answered):
     """The values of ``nccl.NAME`` that the verdict needs."""
 
@@ -122,3 +133,4 @@ class CollectiveRates(Answered):
     nodes: Annotated[int, Field(ge=1, le=10**6)] = 1
     channels: Count | None = None
     views: Annotated[tuple[RankView, ...], Field(max_length=1000)] = ()
+    connections: Connections = Connections()

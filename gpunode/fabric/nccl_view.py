@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from gpunode.checks.figures import judged
 from gpunode.checks.machine_shape import shape_of
 from gpunode.expectations import Figure, Shape
 from gpunode.expectations.limits import Where
-from gpunode.fabric.model import CollectiveRates, RankView
+from gpunode.fabric.model import CollectiveRates, Connections, RankView
 from gpunode.fabric.preflight import finding
 from gpunode.facts import NodeFacts
 from gpunode.names import fold
@@ -47,7 +48,10 @@ class RankPlace:
 
 
 def view_findings(
-    views: Sequence[RankView], node_of: Callable[[int], str], facts: Mapping[str, NodeFacts]
+    views: Sequence[RankView],
+    node_of: Callable[[int], str],
+    facts: Mapping[str, NodeFacts],
+    connections: Connections = Connections(),  # noqa: B008 (frozen)
 ) -> Iterator[tuple[str, Finding]]:
     """Yield what is wrong with a rank's connections, with its node."""
     seats = [(rank, node_of(rank), view) for view in views for rank in view.ranks]
@@ -58,6 +62,65 @@ def view_findings(
     yield from _nvls(places)
     for place in places:
         yield from _adapter(place)
+    by_rank = {place.rank: place for place in places}
+    yield from _within(by_rank, connections)
+    yield from _entered(len(by_rank), node_of, connections)
+
+
+def _within(places: Mapping[int, RankPlace], connections: Connections) -> Iterator[tuple[str, Finding]]:
+    """Yield pairs of GPUs of one node that are connected over the network, or not over their NVLink."""
+    bad: dict[tuple[str, str], list[str]] = {}
+    for one, other, way in connections.pairs:
+        here, there = places.get(one), places.get(other)
+        if here is None or there is None or here.node != there.node or way >= len(connections.ways):
+            continue
+        name, joined = one_line(connections.ways[way])[:40], _nvlink(here, there)
+        if name.startswith("NET/"):
+            bad.setdefault((here.node, name), []).append(f"rank {one} and {other}")
+        elif joined is not None and not name.startswith("P2P"):
+            text = f"{name}, not by their NVLink ({joined})"
+            bad.setdefault((here.node, text), []).append(f"{here.component} and {there.component}")
+    for (node, name), pairs in sorted(bad.items()):
+        more = f", and {counted(len(pairs) - 1, 'other pair')}" if len(pairs) > 1 else ""
+        text = f"NCCL connects {pairs[0]} of this node by {name}{more}"
+        remedy = REMEDIES["network within"] if name.startswith("NET/") else REMEDIES["no peer access"]
+        yield node, finding("nodes.pairs", Status.FAIL, "node", text, remedy)
+
+
+def _nvlink(one: RankPlace, other: RankPlace) -> str | None:
+    """Return the NVLink between two GPUs of a node, as ``NV18``; None if there is none, or if it is unknown."""
+    document = one.facts.topology.document if one.facts is not None and one.facts.topology else None
+    if document is None or one.gpu is None or other.gpu is None:
+        return None
+    link = document.links.get(f"GPU{one.gpu}", {}).get(f"GPU{other.gpu}")
+    return link if link is not None and re.fullmatch(r"NV\d+", link) else None
+
+
+def _entered(ranks: int, node_of: Callable[[int], str], connections: Connections) -> Iterator[tuple[str, Finding]]:
+    """Yield nodes that a ring, or the first tree, enters more than once over the network: their adapters then carry the
+    same data several times.
+    """
+    network = {(one, other) for one, other, way in connections.pairs if _is_network(connections, way)}
+    graphs = [
+        ("ring", list(zip(ring, (*ring[1:], ring[0]), strict=True)))
+        for ring in connections.rings
+        if len(set(ring)) == len(ring) == ranks
+    ]
+    parents = [(parent, rank) for rank, parent in enumerate(connections.tree) if parent is not None and parent >= 0]
+    graphs.append(("tree", parents))
+    most: dict[str, tuple[int, str]] = {}
+    for kind, pairs in graphs:
+        entries = Counter(node_of(two) for one, two in pairs if network & {(one, two), (two, one)})
+        for node, number in entries.items():
+            most[node] = max(most.get(node, (0, kind)), (number, kind))
+    for node, (number, kind) in sorted(most.items()):
+        if number > 1:
+            text = f"a {kind} of NCCL enters this node {number} times over the network, once is enough"
+            yield node, finding("nodes.rings", Status.WARN, "node", text, REMEDIES["nodes.rings"])
+
+
+def _is_network(connections: Connections, way: int) -> bool:
+    return way < len(connections.ways) and connections.ways[way].startswith("NET/")
 
 
 def active_ports(node: NodeFacts | None) -> dict[str, list[float]]:
@@ -147,6 +210,10 @@ REMEDIES = {
     "nodes.gpudirect": "gpunode checks rdma.gpudirect: DMA-BUF needs the open kernel modules; without them load "
     "nvidia_peermem.",
     "nodes.nvls": "gpunode checks fabric.state: compare the fabric manager and the fabric's state with another node.",
+    "network within": "NCCL takes the ranks for those of two nodes: give their containers one host name and one "
+    "/dev/shm, or set NCCL_HOSTID.",
+    "no peer access": "Remove NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; gpunode validate compares NVLink and peer access.",
+    "nodes.rings": "Remove NCCL_GRAPH_FILE and NCCL_TOPO_FILE; compare the host names of the node's containers.",
     "nodes.adapter": "Remove NCCL_IB_HCA, NCCL_TOPO_FILE and NCCL_CROSS_NIC; in containers and guests compare "
     "nvidia-smi topo -m with another node.",
 }

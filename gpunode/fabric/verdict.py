@@ -272,8 +272,7 @@ def _collective(
         text = f"{name}: {wrong} wrong elements over {rates.ranks} ranks"
         verdict.add(nodes, finding("nodes.collectives", Status.FAIL, "node", text, "Run it in halves of the nodes."))
     if name == "all-reduce" and rates.backend == "nccl":
-        of_view = list(nccl_view.view_findings(rates.views, run.node_of, run.facts))
-        for node, one in of_view:
+        for node, one in nccl_view.view_findings(rates.views, run.node_of, run.facts, rates.connections):
             verdict.add([node], one)
         known = [run.facts[node] for node in nodes if node in run.facts]
         if not rates.views and "socket" in rates.kinds and any(map(nccl_view.active_ports, known)):

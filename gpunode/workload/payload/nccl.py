@@ -54,6 +54,7 @@ def run(seat: Seat, part: int, folder: str | None, name: str, level: str) -> dic
     }
     if several:
         found["views"] = nccl_log.folded(one["view"] for one in answers)
+        found["connections"] = nccl_log.connections([one["view"] for one in answers])
         found["channels"] = max((one["view"]["channels"] or 0 for one in answers if one["view"]), default=None)
     return found
 

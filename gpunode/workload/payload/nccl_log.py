@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 MAX_PROCESSES = 4096
 MOST_RANKS, MOST_VIEWS = 8192, 128
 """Those that have room in a record; of more ranks, none are reported."""
+MOST_PAIRS, MOST_IN_RINGS = 1024, 2048
+"""Connections between ranks, and ranks in all rings, in a record: those of about 128 ranks; of more, none."""
 MOST_FALLBACKS = 5
 MOST_TEXT = 160
 _LINE = re.compile(
@@ -30,7 +32,8 @@ _ADAPTER = re.compile(r"\[(\d+)\](?:=\{(?P<several>[^}]*)\}|(?P<name>[\w.-]+):)"
 _PART = re.compile(r"([\w.-]+):\d+/(?:IB|RoCE)")
 _NETWORK = re.compile(r"Using network (.{1,40}?)\s*$")
 _BUS_ID = re.compile(r"\bbusId ([0-9a-f]+)\b")
-_RING = re.compile(r"Channel (\d+)/(\d+) :\s+\d")
+_RING = re.compile(r"Channel \d+/(?P<channels>\d+) :(?P<order>(?:\s+\d{1,6})+)\s*$")
+_TREE = re.compile(r"Trees \[0\] [-/\d]{1,40}->\d+->(?P<parent>-?\d+)")
 _NVLS = re.compile(r"(\d+) nvls channels")
 _BRACKETS_HAVE_BUS_IDS = 4
 """Hexadecimal digits from which on a number in brackets is a bus id; newer releases print the GPU's index there."""
@@ -49,7 +52,8 @@ def views(text: str) -> list[dict[str, Any]]:
     A view: ``rank``; ``gpu``, its bus id; ``network``; ``adapters``, the connections by adapter; ``direct`` and
     ``staged``, network connections with and without GPUDirect RDMA; ``relayed``, those through the adapter of another
     rank (PXN); ``transports``, connections within the node; ``channels``; ``nvls``, channels through NVSwitches;
-    ``fallbacks``. What a log does not contain is None.
+    ``fallbacks``; ``peers``, the transport to each rank that it sends to; ``rings``, the distinct orders of all ranks,
+    which rank 0 prints; ``parent`` in the first tree. What a log does not contain is None.
     """
     found: dict[tuple[str, str, str], _View] = {}
     for line in text.split("\n"):
@@ -64,6 +68,26 @@ def views(text: str) -> list[dict[str, Any]]:
     return sorted(known, key=lambda one: (one["rank"] is None, one["rank"] or 0))
 
 
+OF_ONE_RANK = ("rank", "host", "channels", "peers", "rings", "parent")
+
+
+def connections(every: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+    """Return how the ranks are connected: ``ways``, names of transports; ``pairs``, sender, receiver and number of the
+    way; ``rings``; ``tree``, the parent of each rank, -1 for the root, None if it is unknown.
+    """
+    known = [(rank, view) for rank, view in enumerate(every) if view is not None]
+    ways = sorted({way for _, view in known for _, way in view["peers"]})
+    pairs = [[rank, peer, ways.index(way)] for rank, view in known for peer, way in view["peers"]]
+    rings = [ring for _, view in known for ring in view["rings"]]
+    tree = [None if view is None else view["parent"] for view in every]
+    return {
+        "ways": ways,
+        "pairs": pairs if len(pairs) <= MOST_PAIRS else [],
+        "rings": rings if sum(map(len, rings)) <= MOST_IN_RINGS else [],
+        "tree": tree if len(tree) <= MOST_IN_RINGS else [],
+    }
+
+
 def folded(every: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
     """Return the views of all ranks, equal ones once with their ``ranks``: on equal nodes as many as a node has GPUs.
 
@@ -73,7 +97,7 @@ def folded(every: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
     for rank, view in enumerate(every):
         if view is None:
             continue
-        short = {name: value for name, value in view.items() if name not in ("rank", "host", "channels")}
+        short = {name: value for name, value in view.items() if name not in OF_ONE_RANK}
         short.update({name: sorted(view[name]) for name in ("adapters", "transports")})
         short.update({name: bool(view[name]) for name in ("direct", "staged", "relayed")})
         found.setdefault(json.dumps(short, sort_keys=True), {"ranks": [], **short})["ranks"].append(rank)
@@ -95,6 +119,9 @@ class _View:
         self._channels: int | None = None
         self._nvls: int | None = None
         self._fallbacks: dict[str, None] = {}
+        self._peers: dict[int, str] = {}
+        self._rings: dict[tuple[int, ...], None] = {}
+        self._parent: int | None = None
 
     @property
     def empty(self) -> bool:
@@ -119,7 +146,12 @@ class _View:
             self._gpu = bus_id_of(bus_id[1])
         ring = _RING.search(text)
         if ring is not None:
-            self._channels = int(ring[2])
+            self._channels = int(ring["channels"])
+            if len(self._rings) < MOST_VIEWS:
+                self._rings[tuple(map(int, ring["order"].split()))] = None
+        tree = _TREE.search(text)
+        if tree is not None:
+            self._parent = int(tree["parent"])
         nvls = _NVLS.search(text)
         if nvls is not None:
             self._nvls = int(nvls[1])
@@ -135,6 +167,8 @@ class _View:
         if self._gpu is None and number is not None and len(number) >= _BRACKETS_HAVE_BUS_IDS:
             self._gpu = bus_id_of(number)
         net = _NET.match(via["transport"])
+        if own == "source" and len(self._peers) < MOST_PAIRS:
+            self._peers[int(via["target"])] = f"NET/{net['network']}" if net else via["transport"].strip()
         if net is None:
             self._ways[via["transport"].strip()] += 1
             return
@@ -161,6 +195,9 @@ class _View:
             "channels": self._channels,
             "nvls": self._nvls,
             "fallbacks": list(self._fallbacks),
+            "peers": [[peer, way] for peer, way in sorted(self._peers.items())],
+            "rings": [list(ring) for ring in self._rings],
+            "parent": self._parent,
         }
 
 

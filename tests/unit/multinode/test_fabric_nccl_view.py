@@ -1,5 +1,6 @@
 """What NCCL reports of its ranks, read from its log, and compared with a node of eight GPUs with eight adapters."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from bundles import hgx
 
 from gpunode.checks import Expectation, Status
 from gpunode.expectations import Shape
-from gpunode.fabric.model import CollectiveRates, RankView
+from gpunode.fabric.model import CollectiveRates, Connections, RankView
 from gpunode.fabric.nccl_view import rate_finding, shape_together, summary, view_findings
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.probe import Bundle
-from gpunode.workload.payload.nccl_log import bus_id_of, folded, views
+from gpunode.workload.payload.nccl_log import MOST_PAIRS, bus_id_of, connections, folded, views
 
 HEAD = "node0:71:80 [{device}] NCCL INFO "
 LOG = """\
@@ -27,6 +28,7 @@ comm 0x5f rank {rank} nranks 16 cudaDev {device} nvmlDev {device} busId {bus} co
 NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [2]={{[0] mlx5_2:1/RoCE, [1] mlx5_3:1/RoCE}} [RO]; OOB eth0:10.0.0.1<0>
 Using network IB
 Channel 00/16 :    0   1   2   3
+Trees [0] 1/-1/-1->{rank}->-1 [1] -1/-1/-1->{rank}->1
 16 coll channels, 0 collnet channels, 8 nvls channels, 16 p2p channels
 Channel 00/0 : {rank}[{device}] -> 1[1] via P2P/CUMEM
 Channel 00/0 : {rank}[{device}] -> 8[0] [send] via NET/IB/1/GDRDMA
@@ -56,6 +58,9 @@ def test_a_log_is_read_by_rank() -> None:
         "channels": 16,
         "nvls": 8,
         "fallbacks": ["GPU Direct RDMA Disabled for HCA 0 'mlx5_0' (no module)"],
+        "peers": [[1, "P2P/CUMEM"], [8, "NET/IB"]],
+        "rings": [[0, 1, 2, 3]],
+        "parent": -1,
     }
     assert (second["rank"], second["gpu"]) == (3, "0000:d4:00.0")
     assert bus_id_of("10000101c0") == "10000:10:1c.0"
@@ -93,6 +98,23 @@ def test_a_recorded_log(name: str, ranks: int, adapters: set[str], direct: int) 
     assert (sum(one["direct"] for one in found), sum(one["staged"] for one in found)) == (direct, 0)
     # Eight GPUs of each of two equal nodes.
     assert len({one["gpu"] for one in found}) == 8
+
+
+@pytest.mark.parametrize("name", each([("nccl/aws-p4d-eks-2node-tagged-old-error-col-ncclinfo.log",)]))
+def test_recorded_rings_and_trees_of_two_nodes(name: str, node: NodeFacts) -> None:
+    """Eight GPUs of each of two nodes: each ring and the first tree enter a node once."""
+    every = views((FOLDER / name).read_text(encoding="utf-8", errors="replace"))
+    known = connections(every)
+    assert len(known["rings"]) == 4
+    assert all(sorted(ring) == list(range(16)) for ring in known["rings"])
+    assert known["tree"].count(-1) == 1
+    assert {known["ways"][way] for _, _, way in known["pairs"]} == {"P2P/IPC/read", "NET/AWS Libfabric"}
+    found = Connections.model_validate(json.loads(json.dumps(known)))
+    ranks = [RankView(ranks=(one["rank"],)) for one in every]
+    assert list(view_findings(ranks, lambda rank: f"n{rank // 8}", {}, found)) == []
+    # The same ranks in another order on the nodes.
+    named = {node: one.check for node, one in view_findings(ranks, lambda rank: f"n{rank % 2}", {}, found)}
+    assert set(named.values()) & {"nodes.pairs", "nodes.rings"}
 
 
 @given(st.text(max_size=300), st.integers(0, 400))
@@ -163,6 +185,63 @@ def test_what_differs_from_the_topology_is_named(
     node: NodeFacts, changes: dict[str, dict[str, Any]], expected: list[tuple[str, Status, str]]
 ) -> None:
     assert found(node, rank_views(node, **changes)) == expected
+
+
+WAYS = ("P2P/CUMEM", "SHM/direct/direct", "NET/IB", "NET/Socket")
+P2P, SHM, IB, SOCKET = range(4)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "rings", "tree", "expected"),
+    [
+        ([(0, 1, P2P), (1, 8, IB), (8, 9, P2P), (9, 0, IB)], [], [], []),
+        ([(0, 1, P2P), (2, 3, SHM)], [], [], [("n0", "nodes.pairs")]),
+        ([(8, 9, SOCKET), (9, 10, SOCKET)], [], [], [("n1", "nodes.pairs")]),
+        # Each ring crosses between the nodes once in each direction, or at every step.
+        ([(7, 8, IB), (15, 0, IB)], [list(range(16))], [], []),
+        (
+            [(one, (one + 8) % 16, IB) for one in range(16)] + [(one + 8, one + 1, IB) for one in range(7)],
+            [[rank for one in range(8) for rank in (one, one + 8)]],
+            [],
+            [("n0", "nodes.rings"), ("n1", "nodes.rings")],
+        ),
+        # A ring of some ranks, and one with a rank twice, are no rings of all.
+        ([(one, one + 8, IB) for one in range(8)], [[0, 8, 1, 9], [0] * 16], [], []),
+        # The first tree: one rank of the second node has its parent on the first one, or each of them has.
+        ([(0, 8, IB)], [], [-1, *range(7), 0, *range(8, 15)], []),
+        ([(one, one + 8, IB) for one in range(8)], [], [-1, *range(7), *range(8)], [("n1", "nodes.rings")]),
+        # NVLink over several nodes is not the network.
+        ([(one, one + 8, P2P) for one in range(8)], [], [-1, *range(7), *range(8)], []),
+        ([(0, 99, IB), (99, 1, 77)], [[99]], [99, None], []),
+    ],
+)
+def test_pairs_rings_and_trees_are_compared_with_the_nodes(
+    node: NodeFacts,
+    pairs: list[tuple[int, int, int]],
+    rings: list[list[int]],
+    tree: list[int | None],
+    expected: list[tuple[str, str]],
+) -> None:
+    found = Connections.model_validate({"ways": WAYS, "pairs": pairs, "rings": rings, "tree": tree})
+    other = [view.model_copy(update={"ranks": (view.ranks[0] + 8,)}) for view in rank_views(node)]
+    every = [*rank_views(node), *other]
+    results = view_findings(every, lambda rank: f"n{rank // 8}", {"n0": node, "n1": node}, found)
+    assert [(name, one.check) for name, one in results] == expected
+
+
+def test_gpus_without_nvlink_may_use_shared_memory(node: NodeFacts) -> None:
+    found = Connections.model_validate({"ways": WAYS, "pairs": [(2, 3, SHM)]})
+    assert list(view_findings(rank_views(node), lambda _: "n", {}, found)) == []
+    ((_, one),) = view_findings(rank_views(node), lambda _: "n", {"n": node}, found)
+    assert all(word in one.message for word in ("gpu2", "gpu3", "SHM", "NVLink (NV18)"))
+
+
+def test_connections_of_many_ranks_are_left_out() -> None:
+    (view,) = views(log())
+    assert connections([view, None])["pairs"] == [[0, 1, 1], [0, 8, 0]]
+    many = connections([view] * MOST_PAIRS)
+    assert (many["pairs"], len(many["tree"])) == ([], MOST_PAIRS)
+    assert connections([]) == {"ways": [], "pairs": [], "rings": [], "tree": []}
 
 
 def test_an_adapter_across_the_sockets_is_named_with_the_nearer_one(node: NodeFacts) -> None:
