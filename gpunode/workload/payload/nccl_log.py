@@ -33,7 +33,7 @@ _PART = re.compile(r"([\w.-]+):\d+/(?:IB|RoCE)")
 _NETWORK = re.compile(r"Using network (.{1,40}?)\s*$")
 _BUS_ID = re.compile(r"\bbusId ([0-9a-f]+)\b")
 _RING = re.compile(r"Channel \d+/(?P<channels>\d+) :(?P<order>(?:\s+\d{1,6})+)\s*$")
-_TREE = re.compile(r"Trees \[0\] [-/\d]{1,40}->\d+->(?P<parent>-?\d+)")
+_TREE = re.compile(r"Trees \[0\] [-/\d]{1,40}->(?P<rank>\d{1,6})->(?P<parent>-?\d+)")
 _NVLS = re.compile(r"(\d+) nvls channels")
 _BRACKETS_HAVE_BUS_IDS = 4
 """Hexadecimal digits from which on a number in brackets is a bus id; newer releases print the GPU's index there."""
@@ -126,7 +126,7 @@ class _View:
     @property
     def empty(self) -> bool:
         """Return whether no line had anything about the process."""
-        return not (self._ranks or self._gpu or self._network or self._fallbacks)
+        return not (self._ranks or self._gpu or self._network or self._fallbacks or self._rings)
 
     def read(self, text: str) -> None:
         """Read one line, without its prefix."""
@@ -151,6 +151,7 @@ class _View:
                 self._rings[tuple(map(int, ring["order"].split()))] = None
         tree = _TREE.search(text)
         if tree is not None:
+            self._ranks[int(tree["rank"])] += 1
             self._parent = int(tree["parent"])
         nvls = _NVLS.search(text)
         if nvls is not None:
