@@ -77,6 +77,10 @@ class FabricValues(Answered):
     ranks: Count
     names: Annotated[tuple[Short, ...], Field(max_length=10_000)] = ()
     rank_nodes: Annotated[tuple[Count, ...], Field(max_length=100_000)] = ()
+    versions: Short | None = None
+    """PyTorch and NCCL of most ranks."""
+    odd_versions: Annotated[tuple[tuple[Count, Short], ...], Field(max_length=10_000)] = ()
+    """Ranks with other ones."""
     rounds: Count = 0
     size_bytes: int = 0
     usual_gb_per_s: float | None = None

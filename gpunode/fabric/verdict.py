@@ -172,6 +172,11 @@ def _links(
     run: _Run,
 ) -> None:
     nodes, rank_names = run.nodes, run.rank_names
+    odd = {run.node_of(rank): one_line(version)[:80] for rank, version in links.odd_versions}
+    for name, version in odd.items():
+        text = f"its ranks have {version}, most have {one_line(links.versions or 'other versions')[:80]}"
+        remedy = "Use one container image, or one Python environment, on all nodes."
+        verdict.add([name], finding("nodes.versions", Status.WARN, "node", text, remedy))
     suspects: set[str] = set()
     for cause in links.causes:
         names, one = _of_cause(cause, links)

@@ -58,7 +58,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "staging": (780, 0),
     "top": (1_650, 5),
     "tuning": (3_000, 14),
-    "workload": (9_120, 176),
+    "workload": (9_180, 177),
 }
 UNTYPED = re.compile(r"\b(?:dict|Mapping|MutableMapping)\[str, (?:Any|object)\]")
 SLACK = 1.1

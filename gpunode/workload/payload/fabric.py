@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import time
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +15,7 @@ from gpunode.workload.payload.group import Group, Seat
 from gpunode.workload.payload.isolate import Trouble
 from gpunode.workload.payload.measuring import significant
 from gpunode.workload.payload.pairs import FACTORS, LEAST_S, Exchange
+from gpunode.workload.payload.pytorch import nccl_version
 
 SMALL_BYTES = 64
 """Fits into one packet of any network."""
@@ -23,6 +25,8 @@ throttled is enforced at the tick, and a product of 512 (1.7 ms) ended before it
 """
 PRODUCTS = 5
 ALONE_FACTOR = {"nccl": 1.25, "gloo": 4.0}
+MOST_ODD = 64
+"""Ranks with another version in a record."""
 MOST_PAIRS = 1500
 """Pairs of nodes in a record: those of 256 nodes; of more, only the slow ones."""
 RANK_VARIABLES = (
@@ -71,6 +75,8 @@ def run(seat: Seat, part: int, settings: dict[str, Any]) -> dict[str, Any]:
         names = group.share(
             "node", str(settings.get("node") or os.environ.get("SLURMD_NODENAME") or socket.gethostname())
         )
+        own = version_text(str(group.torch.__version__), seat.backend)
+        versions, odd = odd_versions(group.share("versions", own))
         positions, nodes = positions_of(names, settings.get("racks") or {})
         small, large = Exchange(group, SMALL_BYTES), Exchange(group)
         search = FabricSearch(positions, limits_of(seat.backend, large.size, settings.get("expected_gb_per_s")))
@@ -82,6 +88,8 @@ def run(seat: Seat, part: int, settings: dict[str, Any]) -> dict[str, Any]:
                 "nodes": len(nodes),
                 "names": nodes,
                 "rank_nodes": [one.node for one in positions],
+                "versions": versions,
+                "odd_versions": odd,
                 "size_bytes": large.size,
                 **found_by(search, large.size),
                 "seconds": round(time.monotonic() - started, 1),
@@ -109,6 +117,18 @@ def run(seat: Seat, part: int, settings: dict[str, Any]) -> dict[str, Any]:
             text = f"{where} stopped: {err}" if where else str(err)
             raise Trouble(text, {**values(), "missing": missing}) from None
     return {**values(), "missing": []}
+
+
+def version_text(torch: str, backend: str) -> str:
+    """Return ``PyTorch 2.13.0, NCCL 2.27.7``, what all ranks should have."""
+    return f"PyTorch {torch}" + (f", NCCL {nccl_version() or 'unknown'}" if backend == "nccl" else "")
+
+
+def odd_versions(versions: list[str]) -> tuple[str, list[list[Any]]]:
+    """Return the versions that most ranks have, and the ranks with other ones and theirs."""
+    usual = Counter(versions).most_common(1)[0][0]
+    odd = [[rank, version] for rank, version in enumerate(versions) if version != usual]
+    return usual, odd[:MOST_ODD]
 
 
 def positions_of(names: list[str], racks: dict[str, Any]) -> tuple[list[Position], list[str]]:

@@ -71,7 +71,7 @@ def views(text: str) -> list[dict[str, Any]]:
 OF_ONE_RANK = ("rank", "host", "channels", "peers", "rings", "parent")
 
 
-def connections(every: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+def connections(every: Sequence[dict[str, Any] | None]) -> dict[str, list[Any]]:
     """Return how the ranks are connected: ``ways``, names of transports; ``pairs``, sender, receiver and number of the
     way; ``rings``; ``tree``, the parent of each rank, -1 for the root, None if it is unknown.
     """

@@ -16,6 +16,8 @@ from gpunode.fabric.model import Hello, InterfaceAddress
 from gpunode.fabric.run import FabricRequest, FabricResult, FabricRun
 from gpunode.fabric.verdict import verdict_of
 from gpunode.facts import NodeFacts
+from gpunode.workload import gpus
+from gpunode.workload.gpus import Use
 from gpunode.workload.transport import LaunchFailure
 
 
@@ -46,8 +48,8 @@ class LocalTransport:
     def __init__(self, *, ended: bool = False) -> None:
         self._ended = ended
 
-    def engine(self, *, root: bool) -> Any:
-        raise NotImplementedError
+    def engine(self, *, root: bool) -> Any:  # noqa: ARG002
+        raise LaunchFailure("no-engine", "Docker is not installed on the node")
 
     def python(self, program: str, arguments: tuple[str, ...]) -> Program:
         if self._ended:
@@ -66,7 +68,8 @@ def _on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(transports: dict[str, LocalTransport], **changes: Any) -> FabricResult:
-    request = FabricRequest(image=lambda _: "none", in_container=False, run_limit_s=60.0, tests="fabric", **changes)
+    given = {"in_container": False, **changes}
+    request = FabricRequest(image=lambda _: "none", run_limit_s=60.0, tests="fabric", **given)
     group = FabricRun(request, list(transports), login_limit_s=5.0)
     facts = NodeFacts(host="n", collected_at="", simulated=False, pci=())
 
@@ -119,6 +122,33 @@ def test_a_node_that_hangs_is_given_up_once_the_others_named_its_rank(
     assert time.monotonic() - began < 30
     assert result.failures == {"ab"[hangs]: "they did not answer the ranks of other nodes"}
     assert [record["values"]["missing"] for record in result.records] == [[hangs]]
+
+
+def test_a_node_with_busy_gpus_is_named_and_the_others_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = iter([Use(busy=("gpu3: python3 (pid 4242, alice)",))])
+    lock = threading.Lock()
+
+    def choose(node: NodeFacts, *, force: bool, without: bool) -> Use:
+        with lock:
+            return next(chosen, Use())
+
+    monkeypatch.setattr(gpus, "choose", choose)
+    began = time.monotonic()
+    result = run({name: LocalTransport() for name in "abc"})
+    assert time.monotonic() - began < 60
+    ((name, busy),) = [
+        (name, one) for name, several in result.findings.items() for one in several if one.check == "nodes.busy"
+    ]
+    assert (busy.status, "alice" in busy.message) == (Status.FAIL, True)
+    assert sorted(result.nodes) == sorted(set("abc") - {name})
+
+
+def test_a_node_without_a_container_engine_is_named() -> None:
+    result = run({"a": LocalTransport(), "b": LocalTransport()}, in_container=True)
+    assert result.nodes == ()
+    for name in ("a", "b"):
+        assert [(one.check, one.status) for one in result.findings[name]] == [("nodes.node", Status.ERROR)]
+        assert "docker" in result.findings[name][0].message.lower()
 
 
 def test_a_node_without_the_interface_is_named() -> None:

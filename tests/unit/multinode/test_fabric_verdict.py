@@ -21,7 +21,7 @@ from gpunode.cli import run
 from gpunode.fabric.verdict import FabricVerdict, verdict_of
 from gpunode.judging.report import report
 from gpunode.report import formats
-from gpunode.workload.payload.fabric import found_by, positions_of
+from gpunode.workload.payload.fabric import found_by, odd_versions, positions_of, version_text
 from gpunode.workload.payload.fabric_search import FabricSearch, LateLimits
 
 SIZE = 256 * 2**20
@@ -60,6 +60,23 @@ def record(kind: str, nodes: int = 6, rails: int = 1, **changes: Any) -> dict[st
 
 def verdict(*records: dict[str, Any], nodes: int = 6) -> FabricVerdict:
     return verdict_of(records, nodes=names(nodes), engine="ssh", backend="nccl", ranks=nodes, minutes=1.0)
+
+
+def test_ranks_with_other_versions_are_named() -> None:
+    usual, odd = (version_text(torch, "nccl") for torch in ("2.13.0", "2.11.0"))
+    assert "NCCL" in usual
+    assert "NCCL" not in version_text("2.13.0", "gloo")
+    links = record("none", rails=2)
+    most, others = odd_versions([odd if rank in (4, 5) else usual for rank in range(12)])
+    links["values"] |= {"versions": most, "odd_versions": others}
+    found = verdict(links)
+    named = {name: one for name, several in found.findings.items() for one in several if one.check == "nodes.versions"}
+    assert list(named) == ["node02"]
+    assert named["node02"].status is Status.WARN
+    assert all(word in named["node02"].message for word in ("2.11.0", "2.13.0"))
+    assert odd_versions([usual] * 12) == (usual, [])
+    links["values"]["odd_versions"] = []
+    assert not any(one.check == "nodes.versions" for several in verdict(links).findings.values() for one in several)
 
 
 @pytest.mark.parametrize(
