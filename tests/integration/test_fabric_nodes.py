@@ -31,8 +31,7 @@ pytestmark = [
 LINKS = ("--ranks", "4", "--links-only", "--minutes", "6")
 GONE_S = 60
 CORE_ENDS = ("SIGKILL of the controller",)
-# A slow GPU is not among them: its stand-in needs other load on the processors (docs/fabric.md).
-CORE = ("slow NIC (node1)",)
+CORE = ("two: slow NIC (node0), slow GPU (node3, rank 2)",)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +65,17 @@ def test_healthy_nodes_pass_everything(nodes: FabricNodes) -> None:
     assert {node["host"] for node in report["nodes"]} == set(nodes.names)
     assert {one["name"] for one in report["fabric"]["collectives"]} >= {"all-reduce", "all-to-all", "send-recv"}
     assert report["fabric"]["ranks"] == 8
+    assert none_left(nodes)
+
+
+def test_a_rank_that_hangs_is_named_long_before_the_limit(nodes: FabricNodes) -> None:
+    nodes.shape()
+    began = time.monotonic()
+    with hanging_rank(nodes, "node1", 2, 1.0):
+        code, report = nodes.run(*LINKS)
+    # Of the six minutes: its rendezvous, the limit of a rank, the end of its node, and a busy machine.
+    assert time.monotonic() - began < 200
+    assert (code, suspects(report)) == (1, {"node1": {"nodes.stopped"}})
     assert none_left(nodes)
 
 
