@@ -283,7 +283,9 @@ class FabricNodes:
         argv, environment = self.command("--format", "json", *words), {**self.environment, **(more or {})}
         done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False, env=environment)
         assert done.stdout.startswith("{"), done.stderr[-2000:]
-        return done.returncode, json.loads(done.stdout)
+        report = json.loads(done.stdout)
+        assert "nodes" in report, f"{report} {done.stderr[-2000:]}"
+        return done.returncode, report
 
     def left(self) -> dict[str, list[str]]:
         """The processes of each node that are left of a run."""
