@@ -112,7 +112,7 @@ class RankView(Answered):
     fallbacks: Annotated[tuple[Short, ...], Field(max_length=16)] = ()
 
 
-class Connections(Answered):
+class RankConnections(Answered):
     """How NCCL connected the ranks (``payload.nccl_log.connections``)."""
 
     ways: Annotated[tuple[Short, ...], Field(max_length=1000)] = ()
@@ -137,4 +137,4 @@ class CollectiveRates(Answered):
     nodes: Annotated[int, Field(ge=1, le=10**6)] = 1
     channels: Count | None = None
     views: Annotated[tuple[RankView, ...], Field(max_length=1000)] = ()
-    connections: Connections = Connections()
+    connections: RankConnections = RankConnections()

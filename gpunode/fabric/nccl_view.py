@@ -11,7 +11,7 @@ from gpunode.checks.figures import judged
 from gpunode.checks.machine_shape import shape_of
 from gpunode.expectations import Figure, Shape
 from gpunode.expectations.limits import Where
-from gpunode.fabric.model import CollectiveRates, Connections, RankView
+from gpunode.fabric.model import CollectiveRates, RankConnections, RankView
 from gpunode.fabric.preflight import finding
 from gpunode.facts import NodeFacts
 from gpunode.names import fold
@@ -51,7 +51,7 @@ def view_findings(
     views: Sequence[RankView],
     node_of: Callable[[int], str],
     facts: Mapping[str, NodeFacts],
-    connections: Connections = Connections(),  # noqa: B008 (frozen)
+    connections: RankConnections = RankConnections(),  # noqa: B008 (frozen)
 ) -> Iterator[tuple[str, Finding]]:
     """Yield what is wrong with a rank's connections, with its node."""
     seats = [(rank, node_of(rank), view) for view in views for rank in view.ranks]
@@ -67,7 +67,7 @@ def view_findings(
     yield from _entered(len(by_rank), node_of, connections)
 
 
-def _within(places: Mapping[int, RankPlace], connections: Connections) -> Iterator[tuple[str, Finding]]:
+def _within(places: Mapping[int, RankPlace], connections: RankConnections) -> Iterator[tuple[str, Finding]]:
     """Yield pairs of GPUs of one node that are connected over the network, or not over their NVLink."""
     bad: dict[tuple[str, str], list[str]] = {}
     for one, other, way in connections.pairs:
@@ -96,7 +96,7 @@ def _nvlink(one: RankPlace, other: RankPlace) -> str | None:
     return link if link is not None and re.fullmatch(r"NV\d+", link) else None
 
 
-def _entered(ranks: int, node_of: Callable[[int], str], connections: Connections) -> Iterator[tuple[str, Finding]]:
+def _entered(ranks: int, node_of: Callable[[int], str], connections: RankConnections) -> Iterator[tuple[str, Finding]]:
     """Yield nodes that a ring, or the first tree, enters more than once over the network: their adapters then carry the
     same data several times.
     """
@@ -119,7 +119,7 @@ def _entered(ranks: int, node_of: Callable[[int], str], connections: Connections
             yield node, finding("nodes.rings", Status.WARN, "node", text, REMEDIES["nodes.rings"])
 
 
-def _is_network(connections: Connections, way: int) -> bool:
+def _is_network(connections: RankConnections, way: int) -> bool:
     return way < len(connections.ways) and connections.ways[way].startswith("NET/")
 
 

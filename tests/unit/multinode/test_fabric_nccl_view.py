@@ -16,7 +16,7 @@ from bundles import hgx
 
 from gpunode.checks import Expectation, Status
 from gpunode.expectations import Shape
-from gpunode.fabric.model import CollectiveRates, Connections, RankView
+from gpunode.fabric.model import CollectiveRates, RankConnections, RankView
 from gpunode.fabric.nccl_view import rate_finding, shape_together, summary, view_findings
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.probe import Bundle
@@ -109,7 +109,7 @@ def test_recorded_rings_and_trees_of_two_nodes(name: str, node: NodeFacts) -> No
     assert all(sorted(ring) == list(range(16)) for ring in known["rings"])
     assert known["tree"].count(-1) == 1
     assert {known["ways"][way] for _, _, way in known["pairs"]} == {"P2P/IPC/read", "NET/AWS Libfabric"}
-    found = Connections.model_validate(json.loads(json.dumps(known)))
+    found = RankConnections.model_validate(json.loads(json.dumps(known)))
     ranks = [RankView(ranks=(one["rank"],)) for one in every]
     assert list(view_findings(ranks, lambda rank: f"n{rank // 8}", {}, found)) == []
     # The same ranks in another order on the nodes.
@@ -222,7 +222,7 @@ def test_pairs_rings_and_trees_are_compared_with_the_nodes(
     tree: list[int | None],
     expected: list[tuple[str, str]],
 ) -> None:
-    found = Connections.model_validate({"ways": WAYS, "pairs": pairs, "rings": rings, "tree": tree})
+    found = RankConnections.model_validate({"ways": WAYS, "pairs": pairs, "rings": rings, "tree": tree})
     other = [view.model_copy(update={"ranks": (view.ranks[0] + 8,)}) for view in rank_views(node)]
     every = [*rank_views(node), *other]
     results = view_findings(every, lambda rank: f"n{rank // 8}", {"n0": node, "n1": node}, found)
@@ -230,7 +230,7 @@ def test_pairs_rings_and_trees_are_compared_with_the_nodes(
 
 
 def test_gpus_without_nvlink_may_use_shared_memory(node: NodeFacts) -> None:
-    found = Connections.model_validate({"ways": WAYS, "pairs": [(2, 3, SHM)]})
+    found = RankConnections.model_validate({"ways": WAYS, "pairs": [(2, 3, SHM)]})
     assert list(view_findings(rank_views(node), lambda _: "n", {}, found)) == []
     ((_, one),) = view_findings(rank_views(node), lambda _: "n", {"n": node}, found)
     assert all(word in one.message for word in ("gpu2", "gpu3", "SHM", "NVLink (NV18)"))
