@@ -1,6 +1,8 @@
 """Checks on Slurm's configuration of GPUs on this node."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+from packaging.version import Version
 
 from gpunode.checks.board import too_few
 from gpunode.checks.compare import Scale, at_most, failed, passed, skipped, warned
@@ -10,6 +12,16 @@ from gpunode.text import counted
 
 MANUAL = "gres.conf(5), cgroup.conf(5)"
 NO_SLURM = "Slurm is not configured here"
+UPGRADES = "https://slurm.schedmd.com/upgrades.html (2026-11-28)"
+OLDEST: Mapping[str, str] = {
+    "23.02": "21.08",
+    "23.11": "22.05",
+    "24.05": "23.02",
+    "24.11": "23.02",
+    "25.05": "23.11",
+    "25.11": "24.05",
+}
+"""Release of the controller, and the oldest one whose messages it accepts; of others only the order is known."""
 
 
 def _daemon(node: NodeFacts) -> float | None:
@@ -91,3 +103,31 @@ def devices(node: NodeFacts) -> Iterator[CheckResult]:
         unit="s",
         source="awslabs/awsome-distributed-ai issue 195",
     )
+
+
+@registry.check(
+    "slurm.version",
+    needs=("slurm_versions",),
+    means="slurmd has a release that its controller accepts: not a newer one, and none older than the two (from "
+    "24.11 on three) before the controller's. With another one, the node cannot register.",
+    remedy="Upgrade slurmdbd first, then slurmctld, then slurmd: slurm_node_version of the role slurm_node sets the "
+    "version on the nodes.",
+    state="drain",
+    actions=("fix_configuration",),
+)
+def version(node: NodeFacts) -> Iterator[CheckResult]:
+    found = node.slurm_versions
+    if found is None:
+        raise Skip("Slurm is not configured here, or slurmd is not installed")
+    if found.controller is None:
+        raise Skip("the controller was not asked for its version")
+    daemon, controller = (".".join(one.split(".")[:2]) for one in (found.daemon, found.controller))
+    oldest = OLDEST.get(controller)
+    if Version(daemon) > Version(controller):
+        judged, message = failed, f"slurmd {found.daemon} is newer than its controller, {found.controller}"
+    elif oldest is not None and Version(daemon) < Version(oldest):
+        message = f"slurmd {found.daemon} is too old: the controller, {found.controller}, accepts {oldest} and newer"
+        judged = failed
+    else:
+        judged, message = passed, f"slurmd {found.daemon} fits its controller, {found.controller}"
+    yield judged(message, expected=found.controller, measured=found.daemon, source=UPGRADES)

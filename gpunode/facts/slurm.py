@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from gpunode.facts.bundle_reader import BundleReader, first_line
+from gpunode.facts.driver import version_of
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import Fact, fact
 from gpunode.facts.network import read_own_name
@@ -15,6 +16,7 @@ _LINE_LIMIT = 8000
 _GPU = re.compile(r"gpu(?::(?P<type>[A-Za-z_][\w.-]{0,60}))?(?::(?P<number>\d{1,5}))?(?:\([^)]{0,60}\))?", re.I)
 _DEVICE = re.compile(r"/dev/nvidia(?:(\d{1,4})|\[([0-9,-]{1,200})\])")
 _DEVICES_MOST = 1024
+_CONTROLLER = re.compile(r"SLURM_VERSION\s{0,40}=\s{0,9}(\d{1,4}(?:\.\d{1,4}){1,3})")
 
 
 class Slurm(Fact):
@@ -55,6 +57,29 @@ def read_slurm(bundle: BundleReader) -> Slurm | None:
         autodetect=None if autodetect is None or autodetect.lower() == "off" else autodetect.lower(),
         constrains_devices=constrained[-1:] == ["yes"],
     )
+
+
+class SlurmVersions(Fact):
+    """Versions of Slurm that have to fit."""
+
+    daemon: str
+    """Of slurmd on this node."""
+    controller: str | None
+    """Of the slurmctld that answered; None: it was not asked, as from a prolog."""
+
+
+def read_slurm_versions(bundle: BundleReader) -> SlurmVersions | None:
+    """Return the versions of slurmd and its controller; None without a configuration or without slurmd."""
+    daemon = version_of(bundle, "version-slurmd") if bundle.look("slurm") else None
+    if daemon is None:
+        return None
+    if not bundle.ran("slurm-controller"):
+        return SlurmVersions(daemon=daemon, controller=None)
+    text = bundle.output("slurm-controller")
+    match = _CONTROLLER.search(text[:4000])
+    if match is None:
+        raise ParseError(f"expected SLURM_VERSION from scontrol show config, found '{first_line(text)}'")
+    return SlurmVersions(daemon=daemon, controller=match[1])
 
 
 def _settings(text: str) -> Iterator[dict[str, str]]:
@@ -131,3 +156,6 @@ class SlurmFacts(Fact):
     """Slurm."""
 
     slurm: Slurm | None = fact(read_slurm, none_means="the node has no slurm.conf")
+    slurm_versions: SlurmVersions | None = fact(
+        read_slurm_versions, none_means="the node has no slurm.conf, or no slurmd"
+    )

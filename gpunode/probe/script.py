@@ -58,6 +58,7 @@ STUCK_S = 1.0
 """A process seen in state D at both ends of this time is reported."""
 NVME_S = 5.0
 DCB_S = 5.0
+SLURM_S = 5.0
 TREE_ENTRIES = 1024
 """Maximum number of network interfaces, PCI functions … that are read; thousands of virtual functions are not."""
 KEY_ENTRIES = 200
@@ -127,6 +128,7 @@ FILTERED_FILES = (
     ("/proc/self/status", re.compile(r"^Cpus_allowed_list:")),
 )
 # Where Slurm's configuration is: packages of SchedMD, of Debian, and a node that gets it from the controller.
+SLURM_CONTROLLER = re.compile(r"SLURM_VERSION\s*=")
 SLURM_FOLDERS = ("/etc/slurm/", "/etc/slurm-llnl/", "/run/slurm/conf/")
 SLURM_FILES = (
     ("slurm.conf", re.compile(r"(?i)^\s*(NodeName\s*=.*\bGres\s*=|GresTypes\s*=|TaskPlugin\s*=|include\s)")),
@@ -1878,12 +1880,17 @@ def needrestart(probe: Probe) -> None:
 
 
 def slurm(probe: Probe) -> None:
-    """Record the lines on GPUs of Slurm's configuration, from the first folder that has a slurm.conf."""
+    """Record the lines on GPUs of Slurm's configuration, from the first folder that has a slurm.conf, and versions."""
     folders = [one for one in SLURM_FOLDERS if os.path.exists(probe.real(one + "slurm.conf"))][:1]
     for folder in folders:
         for name, keep in SLURM_FILES:
             probe.read(folder + name, keep=keep)
     probe.note_look("slurm", "look for Slurm's configuration", folders, [])
+    if folders:
+        probe.run("version-slurmd", ["slurmd", "-V"])
+        # A prolog asks the controller nothing: each job would.
+        if probe.budget_s is None:
+            probe.run("slurm-controller", ["scontrol", "show", "config"], SLURM_S, keep=SLURM_CONTROLLER)
 
 
 def rdma_nodes(probe: Probe) -> None:

@@ -71,8 +71,16 @@ def driver_commands(machine: Machine) -> dict[str, Document]:
         "device-links": answer(
             "".join(f"{path}\t20\tyes\n" for path, *_ in made), argv=("(probe)", "look at /dev/char")
         ),
-        **(dcgm_commands() if machine.slurm else {}),
+        **(dcgm_commands() | slurm_commands() if machine.slurm else {}),
         "device-holders": answer(f"900\tnvpd\tnvidia-persiste\t{held}\n", argv=("(probe)", "read /proc/*/fd")),
+    }
+
+
+def slurm_commands() -> dict[str, Document]:
+    """What Slurm's programs of Debian 12 printed with a slurmctld on loopback; of scontrol's one line is kept."""
+    return {
+        "version-slurmd": answer("slurm-wlm 22.05.8\n", argv=("slurmd", "-V")),
+        "slurm-controller": answer("SLURM_VERSION           = 22.05.8\n", argv=("scontrol", "show", "config")),
     }
 
 

@@ -160,6 +160,8 @@ MUTANTS = [
         [stdout("device-links", "/dev/nvidia0\t20", "/dev/nvidia0\t90")],
         becomes=WARN,
     ),
+    Mutant("slurm.version", "slurmd is newer", hgx, [stdout("version-slurmd", "22.05.8", "23.11.4")]),
+    Mutant("slurm.version", "slurmd is too old", hgx, [stdout("slurm-controller", "22.05.8", "24.05.2")]),
     Mutant("dcgm.versions", "another dcgmi", hgx, [stdout("version-dcgmi", "4.4.1", "4.7.0")]),
     Mutant(
         "dcgm.versions",
@@ -187,6 +189,7 @@ MISSING: Missing = {
     "node.cloud-init": [(t4, [not_run("signs")])],
     "rdma.gids": [(hgx_4, HALF_READ)],
     "slurm.gres": [(hgx, [text(SLURM + "slurm.conf", None, "")]), (hgx, [not_run("slurm")])],
+    "slurm.version": [(hgx, garbled("slurm-controller")), (hgx, timed_out("slurm-controller"))],
     "slurm.devices": [(hgx, [stdout("device-links", None, "")]), (hgx, garbled("device-links"))],
     "dcgm.versions": [
         (hgx, garbled("dcgmi-versions", "Hostengine build info:\nnone\n")),

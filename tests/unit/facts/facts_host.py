@@ -228,6 +228,8 @@ COMMANDS: dict[str, CommandResult] = {
     "local-mounts": answer("/\t/dev/sda1\text4\tro\trw\n/data\t/dev/sdb1\txfs\trw\t\n"),
     "needrestart": answer("mode\ta\nspared\t^docker\n"),
     "slurm": answer("/etc/slurm/\n"),
+    "version-slurmd": answer("slurm 24.05.2\n"),
+    "slurm-controller": answer("SLURM_VERSION           = 24.11.1\n"),
     "dcgmi-versions": answer("Version : 4.7.0\n\nHostengine build info:\nVersion : 4.4.1\nBuild ID : 26\n"),
     "df-local": answer(DF_LOCAL),
     "journal-kernel": answer(JOURNAL),
