@@ -34,7 +34,6 @@ MACHINE_ID = "/etc/machine-id"
 FORGOTTEN = (
     "/etc/ssh/ssh_host_*",
     "/var/cache/apt/archives/*.deb",
-    "/var/cache/apt/*.bin",
     "/var/cache/dnf/*",
     "/var/lib/dbus/machine-id",
     "/var/lib/dhcp/*.leases",
@@ -45,7 +44,7 @@ FORGOTTEN = (
     DONE,
     "/var/lib/gpunode/first_boot/report.json",
 )
-"""Identity, logs and caches of the machine that builds. apt's lists stay: a first boot without a network can plan."""
+"""Identity, logs and downloads of the machine that builds. apt's lists stay: a first boot can plan with them."""
 NOT_KEPT = ("gpunode_image", "gpunode_change", "gpunode_force", "gpunode_lab", "gpunode_templates")
 """Variables of one run, and a folder of the controller."""
 
@@ -65,7 +64,7 @@ class FirstBootSettings(Settings):
     python: str = option("/usr/bin/python3", "Python of the node for gpunode, 3.11 or later.")
     seal: bool = option(
         False,
-        "Remove SSH host keys, machine id, journal and package caches, so that each machine makes its own. "
+        "Remove SSH host keys, machine id, journal and downloaded packages, so that each machine makes its own. "
         "playbooks/image.yml sets it.",
     )
     skip: tuple[str, ...] = option((), "Checks that the validation of the first boot leaves out: ids or patterns.")
