@@ -21,7 +21,7 @@ OLDEST: Mapping[str, str] = {
     "25.05": "23.11",
     "25.11": "24.05",
 }
-"""Release of the controller, and the oldest one whose messages it accepts; of others only the order is known."""
+"""Release of the controller, and the oldest one that it accepts messages of; of others only the order is known."""
 
 
 def _daemon(node: NodeFacts) -> float | None:
