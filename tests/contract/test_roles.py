@@ -12,6 +12,7 @@ import yaml
 
 from gpunode.catalog import load as load_catalog
 from gpunode.checks import registry
+from gpunode.provisioning.image import ROLES as OF_IMAGES
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.preflight import MANAGERS
 from gpunode.provisioning.roles import LOOKS, PLANS
@@ -237,6 +238,13 @@ def test_each_role_of_the_site_playbook_can_be_chosen() -> None:
     assert option["choices"] == option["default"] == order, "gpunode_roles in roles/preflight (defaults, meta)"
     run = {entry["role"] for play in plays for entry in play.get("roles", [])}
     assert {f"gpunode.node.{name}" for name in order} == run - {"gpunode.node.preflight"}, "__gpunode_all in site.yml"
+
+
+def test_the_playbook_for_images_runs_the_roles_for_images_in_the_order_of_the_site() -> None:
+    (site,) = [play["vars"]["__gpunode_all"] for play in load(ROOT / "playbooks" / "site.yml") if "vars" in play]
+    (play,) = load(ROOT / "playbooks" / "image.yml")
+    assert play["vars"]["__gpunode_all"] == [role for role in site if role in OF_IMAGES] == list(OF_IMAGES)
+    assert [entry["role"] for entry in play["roles"]] == [f"gpunode.node.{name}" for name in ("preflight", *OF_IMAGES)]
 
 
 @pytest.mark.parametrize("name", SHAPES)

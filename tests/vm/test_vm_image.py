@@ -148,13 +148,16 @@ def test_the_second_run_on_the_image_changes_nothing(image: Image, logs: Path) -
 def test_the_same_image_settles_two_machines_and_a_second_run_changes_nothing(
     image: Image, start_vm: StartVm, logs: Path
 ) -> None:
-    one, other = (start_vm(image=image, hardware=hardware) for hardware in (Hardware(), OTHER))
-    reports = [awaited(vm) for vm in (one, other)]
-    for name, vm in (("one", one), ("other", other)):
+    machines: list[Machine] = []
+    # One after the other: the emulated processors share this machine's.
+    for name, hardware in (("one", Hardware()), ("other", OTHER)):
+        vm = start_vm(image=image, hardware=hardware)
+        machines.append(vm)
+        report = awaited(vm)
         kept(vm, logs, name)
-    for report in reports:
         assert (report["status"], report["problems"]) == ("good", []), report["problems"]
         assert [step["exit_code"] for step in report["steps"]] == [0, 0]
+    one, other = machines
     # What an image cannot have came with the boot.
     for vm in (one, other):
         assert vm.sh("sysctl -n vm.swappiness; systemctl is-active docker") == "1\nactive\n"

@@ -112,6 +112,18 @@ def begun(
     return action.run()["tasks"], plans
 
 
+def test_a_role_that_depends_on_the_machine_is_refused_for_an_image(
+    action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(role_plan.GpunodeAction, "run", lambda *_: {})
+    monkeypatch.setattr(role_plan.GpunodeAction, "begin", lambda *_: None)
+    monkeypatch.setattr(role_plan.ActionModule, "settings", lambda *_: {"gpunode_image": True})
+    monkeypatch.setattr(role_plan.ActionModule, "selected", lambda *_: True)
+    action._task = SimpleNamespace(args={"role": "kernel_tuning", "begin": True}, check_mode=False, tags=[])
+    with pytest.raises(AnsibleActionFail, match="kernel_tuning is not for images"):
+        action.run()
+
+
 def test_the_sites_tasks_come_before_the_plan_and_after_the_role(
     action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
