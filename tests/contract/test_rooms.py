@@ -50,7 +50,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "judging": (1_600, 13),
     "lab": (11_550, 153),
     "plugins": (9_200, 171),
-    "probe": (2_650, 6),
+    "probe": (2_670, 6),
     "profiling": (1_300, 3),
     "provisioning": (15_050, 63),
     "report": (3_100, 11),
