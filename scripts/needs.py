@@ -69,6 +69,7 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
     },
     "lab": {
         "dockerd": "docker.io",
+        "docker-registry": "docker-registry",
         "mmdebstrap": "mmdebstrap",
         "ssh": "openssh-client",
         "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",

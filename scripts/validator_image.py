@@ -57,8 +57,10 @@ done > {MANIFEST}
 rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
 """
 TORCHRUN = "#!/usr/bin/python3\nfrom torch.distributed.run import main\n\nmain()\n"
-LEFT_OUT = ("bin", "torch/include", "torch/test")
-"""``bin``: scripts with the path of the building machine's Python. The others: what only builds and tests read."""
+LEFT_OUT = ("bin", "torch/test")
+"""``bin``: scripts with the path of the building machine's Python. PyTorch's headers stay: what torch.compile and
+extensions generate includes them.
+"""
 FREE_GIB = {"cuda": 24, "cpu": 6, "tensorflow-cuda": 24, "tensorflow-cpu": 8}
 USER = "65534:65534"
 ROW = re.compile(r"(?m)^  (?P<name>validator-[a-z0-9-]+):\n(?P<lines>(?:    .*\n)+)")
@@ -212,11 +214,17 @@ def _remove_old(client: docker.DockerClient, build: str, keep: str) -> None:
                     client.images.remove(str(image.id))
 
 
-def push(client: docker.DockerClient, full: str, target: str, say: Say) -> str:
-    """Return the digest in the registry to which the image is pushed. Raises UndeterminedError."""
+def repository_and_tag(target: str) -> tuple[str, str]:
+    """Return the parts of REPOSITORY:TAG. Raises UsageError."""
     repository, _, tag = target.rpartition(":")
     if not repository or "/" in tag:
         raise UsageError(f"--push: {target} is not REPOSITORY:TAG (example: registry.example.org/gpunode/validator:1)")
+    return repository, tag
+
+
+def push(client: docker.DockerClient, full: str, target: str, say: Say) -> str:
+    """Return the digest in the registry to which the image is pushed. Raises UndeterminedError."""
+    repository, tag = repository_and_tag(target)
     client.images.get(full).tag(repository, tag)
     digest = None
     with docker_errors(f"pushing {target}"):
@@ -261,6 +269,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"validator-image: {text}", file=sys.stderr, flush=True)
 
     try:
+        if chosen.push:
+            repository_and_tag(chosen.push)
         client = connect()
         full = ensure(client, chosen.build, say, chosen.tag, chosen.add)
         if chosen.output is not None:

@@ -31,6 +31,8 @@ from gpunode.lab.recipe import ADMIN, GID, OPERATOR, UIDS, LabSystem
 from gpunode.lab.state import LabState, make_key
 
 PORTS = range(22000, 23000)  # below Linux's outgoing range, so that a restarted node finds its port free
+AUTOFS_RULE = "c 10:235 rwm"
+"""A node may open /dev/autofs once somebody creates it there: what mounts at the first access can be tried."""
 _ATTEMPTS = 8  # another lab that is made at the same time takes the same ports
 _CAPABILITIES_WITHHELD = (
     "SYS_MODULE",  # a node must not load its modules into the host's kernel
@@ -141,7 +143,7 @@ class Maker:
                 security_opt=["seccomp=unconfined", "apparmor=unconfined", "label=disable"],
                 cgroupns="host",
                 userns_mode="host",
-                device_cgroup_rules=list(DEVICE_RULES) if new.hardware else None,
+                device_cgroup_rules=[AUTOFS_RULE, *(DEVICE_RULES if new.hardware else ())],
                 volumes=cgroup_mount(self.system.id),
                 # An engine in the node cannot create its overlays on the node's own overlay.
                 mounts=[Mount("/var/lib/docker", None, labels={LAB_LABEL: self.lab})],

@@ -48,6 +48,7 @@ def test_the_page_counts_its_states() -> None:
     head = PAGE.partition("\n- **")[0].replace("\n", " ")
     stated = {name: int(number) for number, name in re.findall(rf"(\d+) ({'|'.join(STATES)})", head)}
     assert stated == {name: counted[name] for name in STATES}
+    assert (counted["documented"], counted["missing"]) == (0, 0)
 
 
 def test_a_row_whose_answer_is_gone_is_found() -> None:
