@@ -207,6 +207,7 @@ STANDS_ON = {
     ),
     "test_updates": ("roles/updates/", "gpunode/provisioning/updates", "gpunode/provisioning/pending_updates"),
     "test_upgrade": ("gpunode/change/", "gpunode/cli/upgrade", "playbooks/", "plugins/"),
+    "test_validator_image": ("images/validator/", "scripts/validator_image", "scripts/wheels"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/repositories/"),
     "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/repositories/"),
     "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),
