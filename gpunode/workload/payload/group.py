@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,8 @@ class Group:
             # Containers start at different times, and after a failed part some ranks arrive later than others.
             first_s = START_S if self.seat.meet.startswith("tcp:") else 0.0
             self.share("here", None, self.seat.limit_s + (self.seat.limit_s if self._part else first_s) + GRACE_S)
+            # From now on a store that does not answer is that of a rank that hangs.
+            self._store.set_timeout(datetime.timedelta(seconds=self.seat.limit_s))
             self.start(0)
         return self
 
@@ -123,6 +125,7 @@ class Group:
         elif isinstance(error, (Trouble, SkipPart, UndeterminedPart)):
             # An error of this rank only: the others need not wait for it.
             with contextlib.suppress(Exception):
+                self._store.set_timeout(datetime.timedelta(seconds=GRACE_S))
                 self._store.set(f"lost/{self.seat.rank}", "1")
             self._abandon()
         elif isinstance(error, Exception):
@@ -213,8 +216,7 @@ class Group:
         except Exception:
             # The store ended with its rank.
             return [STORE_RANK]
-        if not missing:
-            self._take_leave()
+        self._take_leave(missing)
         return missing
 
     def share(self, step: str, value: Any, limit_s: float | None = None) -> list[Any]:
@@ -230,6 +232,7 @@ class Group:
             if not missing:
                 return [json.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.seat.size)]
             self._store.set(f"lost/{self.seat.rank}", "1")
+            self._take_leave(missing)
         except BrokenGroupError:
             raise
         except Exception:
@@ -237,12 +240,12 @@ class Group:
         self._abandon()
         raise self._lost(missing)
 
-    def _without(self, key: str, limit_s: float, unless: str | None = None) -> list[int]:
+    def _without(self, key: str, limit_s: float, unless: str | None = None, but: Sequence[int] = ()) -> list[int]:
         """Return the ranks that have not set their part of ``key`` after ``limit_s``; BrokenGroupError if one of those
-        has set its part of ``unless``.
+        has set its part of ``unless``. Ranks of ``but`` are not waited for.
         """
         until = time.monotonic() + limit_s
-        missing = list(range(self.seat.size))
+        missing = [rank for rank in range(self.seat.size) if rank not in but]
         while True:
             missing = [rank for rank in missing if not self._store.check([f"{key}/{rank}"])]
             if not missing or time.monotonic() >= until:
@@ -252,12 +255,12 @@ class Group:
                 raise BrokenGroupError(f"rank {broken[0]} met an error first")
             time.sleep(LOOK_S)
 
-    def _take_leave(self) -> None:
-        """Leave, the rank with the store last: the others still read from it."""
+    def _take_leave(self, missing: Sequence[int] = ()) -> None:
+        """Leave, the rank with the store last: the others still read from it, and would name its rank as missing."""
         with contextlib.suppress(Exception):
             self._store.set(f"bye/{self.seat.rank}", "1")
             if self.seat.rank == STORE_RANK:
-                self._without("bye", FAREWELL_S)
+                self._without("bye", self.seat.limit_s / 2 if missing else FAREWELL_S, but=missing)
 
     def finish(self) -> None:
         """Wait for the device, no longer than the limit: a collective that hangs is reported as an error here."""

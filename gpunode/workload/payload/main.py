@@ -1,6 +1,7 @@
 """The payload's command line: runs the parts in sequence and prints one record per line.
 
-Exit codes: 0 it finished, whatever the results; 2 wrong arguments.
+Exit codes: 0 it finished, whatever the results; 1 a rank is missing, of those that mpirun, srun or torchrun started,
+which then end the rest: it may hang; 2 wrong arguments.
 """
 
 from __future__ import annotations
@@ -56,15 +57,18 @@ def run(arguments: list[str]) -> int:
         add_user_site()
     # Of ranks that another program started, the first reports the results of all.
     first = not isinstance(starter, dict) or settings["seats"][0]["rank"] == 0
+    missing: set[int] = set()
     with scratch() as folder:
         number = 0
         for line in PayloadSession(settings, Clock(chosen.limit), folder, progress if first else silent).records(tests):
+            missing.update(line["values"].get("missing") or ())
             if first or line["error"] is not None:
                 print_line(line)
                 number += 1
     if first:
         print_line({"record": "end", "records": number})
-    return 0
+    # Not the others while rank 0 is there: it would be ended before it reported, and named by those that are left.
+    return 1 if isinstance(starter, dict) and missing and (first or 0 in missing) else 0
 
 
 @contextlib.contextmanager

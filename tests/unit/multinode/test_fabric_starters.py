@@ -72,6 +72,8 @@ def test_commands_name_the_nodes_and_end_by_themselves() -> None:
     assert {"--nodelist=gpu-01,gpu-02", "--ntasks=16", "--ntasks-per-node=8", "--time=6", "--input=all"} <= set(slurm)
     assert mpi[mpi.index("--host") + 1] == "gpu-01:8,gpu-02:8"
     assert mpi[mpi.index("--timeout") + 1] == "330"
+    # Open MPI takes no --stdin=all.
+    assert mpi[mpi.index("--stdin") + 1] == "all"
     for words in (slurm, mpi):
         at = words.index("python3")
         assert words[at : at + 3] == ["python3", "-I", "-"]

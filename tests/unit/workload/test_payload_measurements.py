@@ -467,6 +467,9 @@ class Shared(dict[str, str]):
     def check(self, keys: list[str]) -> bool:
         return all(key in self for key in keys)
 
+    def set_timeout(self, _: object) -> None:
+        """Nothing waits in it."""
+
 
 def hanging_group(monkeypatch: pytest.MonkeyPatch, store: Shared) -> Group:
     cuda = SimpleNamespace(

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpunode.facts.models.workload import LimitValues, Record, SystemValues, values_of
-from gpunode.workload.payload import payload_script, payload_zip
+from gpunode.workload.payload import main, payload_script, payload_zip
 from gpunode.workload.payload.pack import PACKAGE
 
 SOURCES = sorted(path.name for path in files(PACKAGE).iterdir() if path.name.endswith(".py"))
@@ -214,3 +215,33 @@ def test_wrong_arguments_are_refused(archive: Path, words: list[str], said: str)
     assert answer.returncode == 2
     assert said in answer.stderr.decode()
     assert answer.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("rank", "missing", "code"),
+    [(0, [2], 1), (1, [2], 0), (1, [0], 1), (1, [0, 2], 1), (0, [], 0), (1, [], 0), (None, [2], 0)],
+)
+def test_a_starter_ends_the_ranks_that_hang(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: int | None,
+    missing: list[int],
+    code: int,
+) -> None:
+    """mpirun, srun and torchrun end all ranks once one fails; rank 0 reports first."""
+
+    class Session:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def records(self, _: object) -> Iterator[dict[str, Any]]:
+            yield {"record": "fabric.links", "values": {"missing": missing}, "error": "named" if missing else None}
+
+    monkeypatch.setattr(main, "PayloadSession", Session)
+    settings = {"starter": {"host": "a", "port": 1, "backend": "gloo", "limit_s": 5, "nodes": 2}}
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    given = json.dumps({} if rank is None else settings)
+    assert main.run(["--tests", "fabric", "--settings", given]) == code
+    printed = [json.loads(line)["record"] for line in capsys.readouterr().out.splitlines()]
+    assert ("fabric.links" in printed) == (bool(missing) or not rank)
