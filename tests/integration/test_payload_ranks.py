@@ -4,7 +4,6 @@ GPUNODE_TORCH_PYTHON names a Python with PyTorch, see test_payload_torch.py. Not
 """
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -177,30 +176,31 @@ def test_a_rank_that_hangs_is_named_within_the_limit(archive: Path) -> None:
 
 
 ALONE = """
-import json, socket, sys
-from gpunode.workload.payload import fabric, group
+import json, socket, sys, time
+from gpunode.workload.payload import fabric, group, pytorch
 from gpunode.workload.payload.isolate import Trouble
 group.START_S = 1.0
+pytorch.torch_module()
 with socket.create_server(("127.0.0.1", 0)) as sock:
     port = sock.getsockname()[1]
     if sys.argv[1] == "down":
         sock.close()
     host = "absent.invalid" if sys.argv[1] == "unknown" else "127.0.0.1"
     seat = group.Seat(1, 2, f"tcp:{host}:{port}", "gloo", limit_s=3.0, nodes=2)
+    began = time.monotonic()
     try:
         fabric.run(seat, 0, {"node": "n1"})
     except Trouble as err:
-        print(json.dumps({"error": str(err), **err.values}))
+        print(json.dumps({"error": str(err), **err.values, "seconds": time.monotonic() - began}))
 """
 
 
 @pytest.mark.parametrize("host", ["down", "unknown"])
 def test_a_rendezvous_that_does_not_answer_is_rank_0_within_the_limit(archive: Path, host: str) -> None:
     """Nothing listens at its port, or its name is unknown."""
-    began = time.monotonic()
-    found = program(archive, ALONE, host, limit_s=120)
-    assert time.monotonic() - began < 60
+    found = program(archive, ALONE, host)
     assert found["missing"] == [0], found
+    assert found["seconds"] < 40
     assert "rank 0 of 2" in found["error"]
 
 
