@@ -46,7 +46,7 @@ FOUNDATION = (
     "gpunode/provisioning/manifest",
     "gpunode/provisioning/role",
     "gpunode/provisioning/state",
-    "molecule/shared/",
+    "molecule/nodes/",
     ".config/",
     "requirements.lock",
     "ansible.cfg",
