@@ -74,6 +74,14 @@ def facts() -> str:
     return table(["fact", "type", "what it is", "read from", "root", "reader"], list(facts_table.rows()))
 
 
+def fact_models() -> str:
+    """Return the table of the models that facts consist of."""
+    sys.path.append(str(ROOT / "tests/contract"))
+    import facts_table  # noqa: PLC0415  (of the tests, which the program does not need)
+
+    return table(["model", "fields"], list(facts_table.model_rows()))
+
+
 def published_rules() -> str:
     """Return the tables of other projects' rules."""
     sys.path.append(str(ROOT / "tests/contract"))
@@ -172,6 +180,7 @@ def lab_assumptions() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "checks": checks,
     "facts": facts,
+    "fact-models": fact_models,
     "rules": stack_rules,
     "published-rules": published_rules,
     "expectations": expectations,

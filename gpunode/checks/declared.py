@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field
 
-from gpunode.checks.compare import Comparison, compared, skipped, undetermined
+from gpunode.checks.compare import Comparison, compared, holds, skipped, undetermined
 from gpunode.checks.registry import OF_PREFIX, CheckDeclaration, CheckResult, Registry, Status, Value, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import NodeFacts
@@ -38,11 +38,13 @@ class DeclaredCheck(CheckDeclaration):
     ``units[active=failed].name`` those with this value."""
     count: bool = False
     """Compare the number of elements, in one finding."""
+    any: bool = False
+    """Require the comparison of one element only, in one finding, which no element at all fails."""
     comparison: Comparison
     value: Plain | tuple[Plain, ...]
     message: str
     """For findings that do not pass; ``{measured}``, ``{expected}`` and the element's own fields are filled in. With
-    ``count`` also ``{items}``; ``{measured:unit}`` is ``1 unit``, ``2 units``."""
+    ``count`` and ``any`` also ``{items}``; ``{measured:unit}`` is ``1 unit``, ``2 units``."""
     good: str | None = None
     """For findings that pass; None: the fact with its value."""
     status: Literal["note", "warn", "fail"] = "fail"
@@ -139,8 +141,11 @@ def register(registry: Registry, check: DeclaredCheck, source: str | None = None
 
 def _value_must_fit(check: DeclaredCheck) -> None:
     value = check.value
-    if check.count and not any(step.each for step in steps(check.fact)):
-        raise ValueError(f"count: {check.fact} has no list: write [] after its name")
+    about_all = "count" if check.count else "any" if check.any else None
+    if about_all and not any(step.each for step in steps(check.fact)):
+        raise ValueError(f"{about_all}: {check.fact} has no list: write [] after its name")
+    if check.count and check.any:
+        raise ValueError("any: not together with count, which compares one number")
     if (check.count or check.comparison in NUMERIC) and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ValueError(f"value: {'count' if check.count else check.comparison} needs a number, found {value!r}")
     if check.comparison in LISTS and not isinstance(value, tuple):
@@ -158,10 +163,15 @@ def _verdicts(
     check: DeclaredCheck, node: NodeFacts, path: list[Step], expected: Any, source: str | None
 ) -> Iterator[CheckResult]:
     found: list[tuple[Any, Mapping[str, Any]]] = list(_elements(node, path, {}))
-    if check.count:
-        items = sorted(str(_shown(one)) for one, _ in found)
-        found = [(len(items), {"items": listed(items)})]
-    if not found:
+    if check.count or check.any:
+        items = sorted(str(_shown(one)) for one, _ in found if one is not None)
+        found = [(len(found), {"items": listed(items)})] if check.count else _best(check.comparison, found, expected)
+        found = [(one, {**element, "items": listed(items)}) for one, element in found]
+    if not found and check.any:
+        words = {"measured": "nothing", "items": "nothing", "expected": expected}
+        shown = {"expected": _shown(expected), "unit": check.unit, "source": check.source or source}
+        yield CheckResult(Status(check.status), _filled(check.message, words), _filled(check.component, {}), **shown)
+    elif not found:
         yield skipped(f"{check.fact}: nothing to compare")
     for measured, element in found:
         component = _filled(check.component, element)
@@ -186,6 +196,20 @@ def _verdicts(
         except TypeError:
             message = f"{check.fact} is {_shown(measured)!r}: {check.comparison} cannot compare it"
             yield undetermined(message, component=component)
+
+
+def _best(
+    comparison: Comparison, found: list[tuple[Any, Mapping[str, Any]]], expected: Any
+) -> list[tuple[Any, Mapping[str, Any]]]:
+    """Return the first value that compares well, else an unknown one, else one that does not."""
+
+    def rank(one: tuple[Any, Mapping[str, Any]]) -> int:
+        try:
+            return 1 if one[0] is None else 0 if holds(comparison, one[0], expected) else 2
+        except TypeError:
+            return 1
+
+    return sorted(found, key=rank)[:1]
 
 
 def _elements(place: Any, path: list[Step], element: Mapping[str, Any]) -> Iterator[tuple[Any, Mapping[str, Any]]]:

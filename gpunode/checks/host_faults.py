@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from gpunode.checks.compare import at_most, failed, passed, warned
+from gpunode.checks.compare import at_most, failed, faultless, passed, warned
 from gpunode.checks.machine import is_container
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
@@ -90,6 +90,33 @@ def read_only(node: NodeFacts) -> Iterator[CheckResult]:
         )
     if not stuck:
         yield passed(f"{counted(len(mounts), 'file system')} as /etc/fstab requests", expected="rw")
+
+
+@registry.check(
+    "host.nfs-soft",
+    needs=("remote_mounts",),
+    means="No writable NFS mount has the option soft: a server that is slow for a moment would fail a write of a job, "
+    "and a file can then be damaged without a message.",
+    remedy="Replace soft by hard in /etc/fstab or in the automounter's map, then umount MOUNT && mount MOUNT on the "
+    "drained node; read-only data may stay soft.",
+    state="observe",
+    actions=("fix_configuration",),
+)
+def nfs_soft(node: NodeFacts) -> Iterator[CheckResult]:
+    mounts = [one for one in node.remote_mounts or () if one.type in ("nfs", "nfs4")]
+    if not mounts:
+        raise Skip("no NFS mount")
+    for one in mounts:
+        soft = not one.read_only and "soft" in one.options
+        yield faultless(
+            f"{one.source} is {'read-only' if one.read_only else 'hard'}",
+            {f"{one.source} ({one.type}) is writable and soft": soft},
+            fault=Status.WARN,
+            component=one.path,
+            expected="hard",
+            measured="soft" if soft else None,
+            source="nfs(5), soft / hard",
+        )
 
 
 @registry.check(

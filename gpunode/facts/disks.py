@@ -89,6 +89,18 @@ class LocalMount(Fact):
     """As ``/etc/fstab`` requests it; None: it has no entry."""
 
 
+class RemoteMount(Fact):
+    """A mounted network file system, whoever mounted it."""
+
+    path: str
+    source: str
+    type: str
+    """As the kernel has it: ``nfs4`` for version 4 of NFS, ``fuse.PROGRAM``."""
+    read_only: bool
+    options: tuple[str, ...]
+    """Of the mount and of the file system, as the kernel has them (``nconnect=16``), without names and secrets."""
+
+
 class FileSystem(Fact):
     """One local file system, from ``df``."""
 
@@ -215,19 +227,34 @@ def read_file_systems(bundle: BundleReader) -> tuple[FileSystem, ...]:
 
 def read_local_mounts(bundle: BundleReader) -> tuple[LocalMount, ...]:
     """Return the root and the mounted file systems of fstab on block devices."""
-    words = {"ro": True, "rw": False}
     found = []
     for path, source, kind, superblock, fstab in bundle.rows("local-mounts", 5):
-        if superblock not in words or fstab not in {"", *words}:
-            raise ParseError(f"expected ro or rw for {first_line(path)}, found '{first_line(superblock)}'")
-        found.append(
-            LocalMount(
-                path=path, source=source, type=kind, read_only=words[superblock], fstab_read_only=words.get(fstab)
-            )
-        )
+        requested = _is_read_only(path, fstab) if fstab else None
+        read_only = _is_read_only(path, superblock)
+        found.append(LocalMount(path=path, source=source, type=kind, read_only=read_only, fstab_read_only=requested))
     if not any(one.path == "/" for one in found):
         raise ParseError("expected the root among the mounts, found it not")
     return tuple(found)
+
+
+def _is_read_only(path: str, flag: str) -> bool:
+    if flag not in ("ro", "rw"):
+        raise ParseError(f"expected ro or rw for {first_line(path)}, found '{first_line(flag)}'")
+    return flag == "ro"
+
+
+def read_remote_mounts(bundle: BundleReader) -> tuple[RemoteMount, ...]:
+    """Return the mounted network file systems."""
+    return tuple(
+        RemoteMount(
+            path=path,
+            source=source,
+            type=kind,
+            read_only=_is_read_only(path, superblock),
+            options=tuple(options.split(",")) if options else (),
+        )
+        for path, source, kind, superblock, options in bundle.rows("remote-mounts", 5)
+    )
 
 
 def read_storage(bundle: BundleReader) -> tuple[StoredMount, ...] | None:
@@ -268,3 +295,4 @@ class DisksFacts(Fact):
     nvmes: tuple[Nvme, ...] | None = fact(read_nvmes, needs_root=True)
     file_systems: tuple[FileSystem, ...] | None = fact(read_file_systems)
     local_mounts: tuple[LocalMount, ...] | None = fact(read_local_mounts)
+    remote_mounts: tuple[RemoteMount, ...] | None = fact(read_remote_mounts)

@@ -402,6 +402,9 @@ TOOLS_RECORD = "/etc/gpunode/tools.json"
 STORAGE_RECORD = "/etc/gpunode/storage.json"
 STORAGE_S = 8.0
 STORAGE_MOST = 32
+NETWORK_TYPES = re.compile(r"(?:nfs4?|cifs|smb3|ceph|lustre|gpfs|beegfs|wekafs|afs|9p|fuse\..*)$")
+MOUNT_OPTION = re.compile(r"(?!.*(?:pass|secret|key|cred|token|user))[\w.-]+(?:=[\w.:/-]{1,64})?$")
+"""Options of a mount that are recorded: none that could be a secret, or name a person."""
 PROGRAM_FOLDERS = ("/usr/local/bin/", "/usr/bin/", "/usr/sbin/", "/usr/local/sbin/", "/bin/", "/sbin/")
 # Only their existence is recorded.
 SIGNS = (
@@ -1604,7 +1607,8 @@ def storage(probe: Probe) -> None:
 
 
 def mounts_by_path(probe: Probe) -> Dict[str, List[List[str]]]:
-    """Return the mounts on each path, the newest last: source, type, options, and ``ro`` or ``rw`` of the superblock.
+    """Return the mounts on each path, the newest last: source, type, options, and of the superblock ``ro`` or ``rw``
+    and all options.
 
     After an error the kernel makes the superblock read-only and leaves the mount's own flag: the options have ``ro`` if
     one of the two does, as in /proc/mounts.
@@ -1616,7 +1620,7 @@ def mounts_by_path(probe: Probe) -> Dict[str, List[List[str]]]:
         if len(fields) > 5 and len(kinds) > 2:
             superblock = "ro" if "ro" in kinds[2].split(",") else "rw"
             options = re.sub(r"^rw\b", superblock, fields[5])
-            found.setdefault(fields[4], []).append([kinds[1], kinds[0], options, superblock])
+            found.setdefault(fields[4], []).append([kinds[1], kinds[0], options, superblock, kinds[2]])
     return found
 
 
@@ -1851,12 +1855,29 @@ def local_mounts(probe: Probe) -> None:
             if len(words) > 3 and words[1].startswith("/"):
                 requested[words[1]] = "ro" if "ro" in words[3].split(",") else "rw"
         for path in sorted(requested)[:TREE_ENTRIES]:
-            for source, kind, _, superblock in mounts.get(path, [])[-1:]:
+            for source, kind, _, superblock, _ in mounts.get(path, [])[-1:]:
                 if path == ROOT_MOUNT or source.startswith("/dev/"):
                     lines.append("\t".join([path, source, kind, superblock, requested[path]]))
     except OSError as err:
         problems.append("/proc/self/mountinfo: %s" % (probe.reason(err) or "gone"))
     probe.note_look("local-mounts", "look at local mounts", lines, problems)
+
+
+def remote_mounts(probe: Probe) -> None:
+    """Record mounted network file systems: a line each of path, source, type, the superblock's ``ro`` or ``rw``, and
+    the options of mount and superblock. Nothing is opened: a server that does not answer costs nothing.
+    """
+    lines, problems = [], []
+    try:
+        for path, mounts in sorted(mounts_by_path(probe).items()):
+            for source, kind, own, superblock, all_of_it in mounts[-1:]:
+                if NETWORK_TYPES.match(kind):
+                    options = [one for one in (own + "," + all_of_it).split(",") if MOUNT_OPTION.match(one)]
+                    options = [one for one in options if one not in ("ro", "rw")]
+                    lines.append("\t".join([path, source, kind, superblock, ",".join(dict.fromkeys(options))]))
+    except OSError as err:
+        problems.append("/proc/self/mountinfo: %s" % (probe.reason(err) or "gone"))
+    probe.note_look("remote-mounts", "look at network mounts", lines[:STORAGE_MOST], problems)
 
 
 def needrestart(probe: Probe) -> None:
@@ -2299,6 +2320,7 @@ PASSIVE = (
     container_devices,
     own_name,
     local_mounts,
+    remote_mounts,
     needrestart,
     slurm,
     device_holders,

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 sys.path.append(str(Path(__file__).parents[1]))
 
 from bundles import grace, guest, hgx, pcie_4, t4
+from pydantic import BaseModel
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
 from gpunode.facts.errors import ParseError
@@ -125,3 +126,25 @@ def rows() -> Iterator[list[str]]:
 def fields() -> set[str]:
     """Return the fields of NodeFacts that are facts of the node."""
     return set(NodeFacts.model_fields) - {"host", "collected_at", "simulated", "gaps"}
+
+
+def model_rows() -> Iterator[list[str]]:
+    """Yield the cells of each model that facts consist of: its name, and its fields with their types."""
+    pending: list[Any] = [NodeFacts.model_fields[name].annotation for name in fields()]
+    models: dict[str, type[BaseModel]] = {}
+    while pending:
+        kind = pending.pop()
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            if kind.__name__ not in models:
+                models[kind.__name__] = kind
+                pending += [field.annotation for field in kind.model_fields.values()]
+        else:
+            pending += get_args(kind)
+    for name, model in sorted(models.items()):
+        cells = [f"`{field}: {type_text(info.annotation)}`" for field, info in model.model_fields.items()]
+        yield [f"`{name}`", ", ".join(cells)]
+
+
+def type_text(kind: Any) -> str:
+    """Return a type as an author of checks reads it: without modules."""
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else re.sub(r"\b(?:\w+\.)+", "", str(kind))

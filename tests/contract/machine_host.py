@@ -94,7 +94,8 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
         "/proc/self/mountinfo",
         "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw,errors=remount-ro\n"
         "30 22 8:2 / /boot/efi rw,relatime - vfat /dev/sda2 rw,fmask=0077\n"
-        "31 22 0:5 / /mnt/image ro,relatime - squashfs /dev/loop0 ro\n",
+        "31 22 0:5 / /mnt/image ro,relatime - squashfs /dev/loop0 ro\n"
+        "32 22 0:51 / /home rw,relatime - nfs4 store:/home rw,vers=4.2,hard,proto=tcp,nconnect=8\n",
     )
     yield "/etc/needrestart/needrestart.conf", NEEDRESTART
     yield "/run/cloud-init/status.json", "{}"

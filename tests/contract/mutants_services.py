@@ -117,6 +117,13 @@ MUTANTS = [
     ),
     Mutant("host.read-only", "the root", t4, [stdout("local-mounts", "ext4\trw", "ext4\tro")]),
     Mutant(
+        "host.nfs-soft",
+        "the home directories",
+        t4,
+        [stdout("remote-mounts", ",hard,", ",soft,")],
+        becomes=WARN,
+    ),
+    Mutant(
         "host.name",
         "its own name is a loopback address",
         hgx,
@@ -183,6 +190,7 @@ MISSING: Missing = {
     "container.containerd": [(grace, timed_out("systemctl-units"))],
     "host.kernel-faults": [(t4, [not_run("journal-kernel")])],
     "host.read-only": [(t4, garbled("local-mounts")), (t4, [stdout("local-mounts", None, "")])],
+    "host.nfs-soft": [(t4, garbled("remote-mounts")), (t4, [not_run("remote-mounts")])],
     "host.name": [(hgx, garbled("own-name")), (hgx, [not_run("own-name")])],
     "host.needrestart": [(hgx, garbled("needrestart")), (hgx, [Edit(("commands", "needrestart", "rc"), None, 1)])],
     "node.units-restarting": [(t4, timed_out("systemctl-units"))],

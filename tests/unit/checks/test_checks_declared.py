@@ -78,3 +78,30 @@ def test_a_number_of_no_list_is_refused() -> None:
         list(findings(node(), fact="memory.total_mib"))
     with pytest.raises(ValueError, match="count needs a number"):
         list(findings(node(), comparison="equals", value="none"))
+
+
+@pytest.mark.parametrize(
+    ("states", "status", "message"),
+    [
+        (("active", "failed", "active"), "pass", "units[].active is failed"),
+        (("active", "active"), "fail", "none of active, active is failed"),
+        ((), "fail", "none of nothing is failed"),
+    ],
+)
+def test_one_element_suffices(states: tuple[str, ...], status: str, message: str) -> None:
+    changes = {"count": False, "any": True, "fact": "units[].active", "comparison": "equals", "value": "failed"}
+    texts = {"good": None, "message": "none of {items} is {expected}"}
+    (finding,) = findings(node(*states), **changes, **texts)
+    assert (finding.status, finding.message) == (status, message)
+    (finding,) = findings(node().model_copy(update={"units": None}), **changes, **texts)
+    assert finding.status == "error"
+
+
+def test_an_element_that_cannot_be_compared_leaves_the_result_open_unless_another_one_holds() -> None:
+    changes = {"count": False, "any": True, "fact": "units[].name", "comparison": "at_least", "value": 1}
+    (finding,) = findings(node("active"), **changes)
+    assert finding.status == "error"
+    with pytest.raises(ValueError, match="any: not together with count"):
+        list(findings(node(), any=True))
+    with pytest.raises(ValueError, match=r"any: memory\.total_mib has no list"):
+        list(findings(node(), count=False, any=True, fact="memory.total_mib"))

@@ -226,6 +226,7 @@ COMMANDS: dict[str, CommandResult] = {
     "container-devices": answer(f"docker-{'0a' * 32}.scope\tno\t3600000000\t0\n"),
     "own-name": answer("name\tgpu-01\naddress\t127.0.1.1\naddress\t10.0.0.7\n"),
     "local-mounts": answer("/\t/dev/sda1\text4\tro\trw\n/data\t/dev/sdb1\txfs\trw\t\n"),
+    "remote-mounts": answer("/home\tstore:/home\tnfs4\trw\trw,relatime,vers=4.2,hard,nconnect=8\n"),
     "needrestart": answer("mode\ta\nspared\t^docker\n"),
     "slurm": answer("/etc/slurm/\n"),
     "version-slurmd": answer("slurm 24.05.2\n"),

@@ -61,6 +61,29 @@ def test_the_superblock_tells_whether_a_file_system_is_read_only(
     )
 
 
+def test_network_mounts_have_the_options_of_the_file_system_and_no_secret(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        "/proc/self/mountinfo",
+        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n31 22 0:50 / /data rw - autofs systemd-1 rw,fd=5\n"
+        "32 31 0:51 / /data rw,nosuid - nfs4 store:/x rw,vers=4.2,soft,proto=tcp,nconnect=16,addr=10.0.0.9\n"
+        "33 22 0:52 / /win ro - cifs //nas/x ro,vers=3.1.1,username=ada,domain=A,password=hunter2,soft\n"
+        "34 22 0:53 / /ceph rw - ceph 10.0.0.1:6789:/ rw,name=ada,secret=hunter2,acl\n"
+        "35 22 0:54 / /s3 rw - fuse.rclone bucket: rw,user_id=0,allow_other,odd\\040option\n"
+        "36 22 0:55 / /dav rw - fuse.davfs https://ada:hunter2@dav.example/ rw\n",
+    )
+    text = collect(tmp_path, tmp_path / "bin").to_json()
+    assert "hunter2" not in text
+    assert "username" not in text
+    assert [(one.path, one.type, one.read_only, one.options) for one in facts(tmp_path).remote_mounts or ()] == [
+        ("/ceph", "ceph", False, ("name=ada", "acl")),
+        ("/data", "nfs4", False, ("nosuid", "vers=4.2", "soft", "proto=tcp", "nconnect=16", "addr=10.0.0.9")),
+        ("/dav", "fuse.davfs", False, ()),
+        ("/s3", "fuse.rclone", False, ("allow_other",)),
+        ("/win", "cifs", True, ("vers=3.1.1", "domain=A", "soft")),
+    ]
+
+
 def test_the_files_of_needrestart_together(tmp_path: Path) -> None:
     assert facts(tmp_path).needrestart is None
     assert "needrestart" not in facts(tmp_path).gaps
