@@ -49,6 +49,7 @@ _SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 @click.option(
     "-e", "--extra-vars", multiple=True, metavar="KEY=VALUE|@FILE", help="Variables with the highest precedence."
 )
+@click.option("--list-hosts", is_flag=True, help="Check options, inventory and variables, list the nodes and end.")
 @click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the sudo password.")
 @click.option(
     "--vault-password-file", "vault_files", multiple=True, metavar="FILE", help="File with the vault password."
@@ -67,6 +68,8 @@ def command(**options: Any) -> int:
     """
     root = collection_root()
     playbook = playbook_of(root, "site.yml")
+    if options["list_hosts"] and options["form"] == "json":
+        raise UsageError("--list-hosts prints names: not together with --format json")
     # Cheap checks come first: reading an inventory takes a second.
     _refuse_unknown_tags(root, [*options["tags"], *options["skip_tags"]])
     requests = refuse_extra_variables(root, options["extra_vars"])
@@ -74,6 +77,9 @@ def command(**options: Any) -> int:
     with explained():
         read = inventory.read(options["inventories"], options["limit"], vault)
     refuse_inventory(root, read)
+    if options["list_hosts"]:
+        click.echo("\n".join(read.hosts))
+        return Exit.GOOD
     for line in origin_lines(read, requests):
         click.echo(f"gpunode: {line}", err=True)
     if (reminder := unwritten(read.sources)) is not None:

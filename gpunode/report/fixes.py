@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from gpunode.text import listed, printable
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 """Names of hosts that Ansible reads as such, and a shell as one word."""
 _RUN = re.compile(rf"\s*Run: {re.escape(PROVISION)} -t \S+$")
+_ADDRESS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 _AFTER = {"restart_os": "reboot", "reload_driver": "reload the driver", "reset_gpu": "reset the GPU"}
 
 
@@ -50,13 +51,18 @@ class Fix:
     """Steps that follow."""
 
 
-def fix_of(remedy: str | None, actions: Sequence[str], hosts: Sequence[str]) -> Fix:
-    """Return the remedy for hosts. ``actions`` are those of the finding, as ``VERB:TARGET``."""
+def fix_of(remedy: str | None, actions: Sequence[str], hosts: Sequence[str], messages: Iterable[str] = ()) -> Fix:
+    """Return the remedy for hosts. ``actions`` are those of the finding, as ``VERB:TARGET``.
+
+    SLOT in a remedy becomes the PCI address in the findings' messages, if they have one alone.
+    """
     if not remedy:
         return Fix()
     steps = [action(text) for text in actions]
     role = next((index for index, step in enumerate(steps) if step.action == "run_role"), None)
     text = printable(_RUN.sub("", remedy)).replace(PROVISION, _provision(hosts))
+    addresses = {address for message in messages for address in _ADDRESS.findall(message)}
+    text = re.sub(r"\bSLOT\b", *addresses, text) if len(addresses) == 1 else text
     if role is None:
         return Fix(text=text)
     target = steps[role].target or ""

@@ -116,7 +116,7 @@ def _block(found: list[FoldedFinding]) -> Block:
         observed=group.observed,
         source=group.source,
         measured=group.measured,
-        fix=fix_of(group.remedy, group.actions, hosts),
+        fix=fix_of(group.remedy, group.actions, hosts, [folded.group.message for folded in found]),
     )
 
 

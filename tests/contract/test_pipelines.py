@@ -70,6 +70,28 @@ def test_the_steps_without_a_node_run_as_the_file_has_them(
         assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
+def test_the_pipeline_refuses_a_mistyped_variable_and_a_wrong_value(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert all(
+        "provision -i hosts.yml --list-hosts" in (ROOT / f"inventory/ci/{name}.yml").read_text() for name in PIPELINES
+    )
+    site = tmp_path / "site"
+    assert run(["init", str(site), "--example", "research", "--no-look", "-q"]) == 0
+    names = ["provision", "-i", str(site / "hosts.yml"), "--list-hosts"]
+    assert run(names) == 0
+    assert capsys.readouterr().out.split() == ["gpu-01.example.invalid", "gpu-02.example.invalid"]
+    own = site / "group_vars" / "gpu_nodes.yml"
+    text = own.read_text()
+    for line, says in (
+        ("ssh_hardning_state: present", "did you mean 'ssh_hardening_state'"),
+        ("ssh_hardening_max_auth_tries: many", "ssh_hardening_max_auth_tries"),
+    ):
+        own.write_text(f"{text}\n{line}\n")
+        assert run(names) == 2
+        assert says in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("service", list(PIPELINES))
 def test_each_command_of_gpunode_is_one(service: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Of the steps that need a lab: verbs and options exist."""

@@ -303,7 +303,7 @@ def _problems(nodes: Sequence[NodeReport], index: Mapping[str, int]) -> Iterator
             components=_components(group.components),
             message=group.message,
             source=group.source,
-            fix=fix_of(group.remedy, group.actions, folded.hosts),
+            fix=fix_of(group.remedy, group.actions, folded.hosts, [group.message]),
             observed=group.observed,
             nodes=_folded(folded.hosts),
             number=len(folded.hosts),

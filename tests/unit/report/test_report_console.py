@@ -98,6 +98,16 @@ def test_findings_that_differ_in_figures_alone_have_one_remedy() -> None:
     assert other.count("fix") == 2
 
 
+def test_a_remedy_names_the_address_if_there_is_one_alone() -> None:
+    def found(*slots: str) -> str:
+        remedy = "Reseat the card; lspci -vv -s SLOT shows the link."
+        messages = [finding("link.pcie-width", Status.FAIL, f"x8 at {slot}", remedy) for slot in slots]
+        return text(*(node(f"gpu-{number}", one) for number, one in enumerate(messages)))
+
+    assert "lspci -vv -s 0000:b8:00.0 shows" in found("0000:b8:00.0", "0000:b8:00.0")
+    assert "lspci -vv -s SLOT shows" in found("0000:b8:00.0", "0000:19:00.0")
+
+
 def test_two_hundred_nodes_with_ten_that_deviate_are_twenty_lines() -> None:
     found = text(*fleet(deviating=10, of=200))
     print(found)
