@@ -84,7 +84,7 @@ def test_the_pipeline_refuses_a_mistyped_variable_and_a_wrong_value(
     own = site / "group_vars" / "gpu_nodes.yml"
     text = own.read_text()
     for line, says in (
-        ("ssh_hardning_state: present", "did you mean 'ssh_hardening_state'"),
+        ("ssh_hardning_state: present", "did you mean ssh_hardening_state"),
         ("ssh_hardening_max_auth_tries: many", "ssh_hardening_max_auth_tries"),
     ):
         own.write_text(f"{text}\n{line}\n")
