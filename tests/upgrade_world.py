@@ -21,7 +21,7 @@ from gpunode.change.run import RunLimits
 from gpunode.change.scheduler import CommandScheduler
 from gpunode.checks import RunningStack
 from gpunode.cli import run, upgrade_nodes, upgrade_run
-from gpunode.cli.upgrade_nodes import NodeLook
+from gpunode.cli.upgrade_nodes import Connections, NodeLook
 from gpunode.fleet import Target
 from gpunode.fleet.inventory import Inventory
 from gpunode.fleet.process import Completed
@@ -52,11 +52,17 @@ class World:
         """Whether a node may reboot now."""
         self.during: Callable[[str, Sequence[str]], None] = lambda playbook, names: None  # noqa: ARG005
         self.logs: list[str] = []
+        self.measured: list[str] = []
+        """Nodes in the order in which they were measured."""
 
-    def look(self, _: object, __: object, names: Iterable[str]) -> dict[str, NodeLook]:
-        return {name: self.one(name) for name in names}
+    def look(
+        self, connections: Connections, _: object, names: Iterable[str], *, measured: bool = False
+    ) -> dict[str, NodeLook]:
+        found = {name: self.one(name, measured=measured and connections.then is not None) for name in names}
+        self.measured += [name for name in found if measured]
+        return found
 
-    def one(self, name: str) -> NodeLook:
+    def one(self, name: str, *, measured: bool = False) -> NodeLook:
         if name in self.lost:
             return NodeLook(name, "unreachable: no route to host")
         node = self.nodes[name]
@@ -69,6 +75,7 @@ class World:
             observed=True,
         )
         gpus = tuple(GpuRecord(index=n, name="H100", uuid=f"GPU-{name}-{n}", slot=f"{n}") for n in range(node["gpus"]))
+        figure = FigureValue(metric="busbw", component="node", value=node["bandwidth"], unit="GB/s")
         snapshot = Snapshot(
             host=name,
             level="quick",
@@ -77,7 +84,7 @@ class World:
             gpus=gpus,
             gpus_on_bus=len(gpus),
             facts={},
-            figures=(FigureValue(metric="busbw", component="node", value=node["bandwidth"], unit="GB/s"),),
+            figures=(figure,) if measured and node.get("measures", True) else (),
         )
         busy = f"GPUs are in use by {node['jobs']} jobs" if node["jobs"] else ""
         return NodeLook(name, snapshot=snapshot, picture=picture, busy=busy)

@@ -37,6 +37,9 @@ class Nodes(Protocol):
     def busy(self, nodes: Records) -> Results:
         """Return what computes on the GPUs; unknown is busy."""
 
+    def measure(self, nodes: Records) -> Results:
+        """Measure nodes before their change, if that was asked for; return why it was not possible."""
+
     def change(self, nodes: Records) -> Results:
         """Install the release that each node is to get (``NodeRecord.aim``)."""
 
@@ -297,12 +300,12 @@ class ChangeRun:
     def _act(self, names: list[str], act: str, work: Callable[[Records], Results]) -> None:
         """Do an act on drained nodes, after a look at each of them."""
         kept = self._kept(names)
-        refused = {name: reason for name, reason in kept.items() if reason}
-        untouched = {
-            name: reason
-            for name, reason in refused.items()
-            if act == "change" and reason.startswith("not idle") and not self._journal.record.nodes[name].began(act)
-        }
+        fresh = [name for name in names if act == "change" and not self._journal.record.nodes[name].began(act)]
+        untouched = {name: kept[name] for name in fresh if kept[name].startswith("not idle")}
+        ready = [name for name in fresh if not kept[name]]
+        measured = self._nodes.measure(self._records(ready)) if ready else {}
+        untouched |= {name: reason for name, reason in measured.items() if reason}
+        refused = {name: reason for name, reason in (kept | measured).items() if reason}
         self._cancel(untouched)
         self._fail({name: reason for name, reason in refused.items() if name not in untouched}, act)
         self._stop_members(refused)

@@ -169,8 +169,14 @@ def _verdicts(
         found = [(one, {**element, "items": listed(items)}) for one, element in found]
     if not found and check.any:
         words = {"measured": "nothing", "items": "nothing", "expected": expected}
-        shown = {"expected": _shown(expected), "unit": check.unit, "source": check.source or source}
-        yield CheckResult(Status(check.status), _filled(check.message, words), _filled(check.component, {}), **shown)
+        yield CheckResult(
+            Status(check.status),
+            _filled(check.message, words),
+            _filled(check.component, {}),
+            expected=_shown(expected),
+            unit=check.unit,
+            source=check.source or source,
+        )
     elif not found:
         yield skipped(f"{check.fact}: nothing to compare")
     for measured, element in found:

@@ -178,8 +178,16 @@ def run(
     watcher, line = _watched(wait_s)
     try:
         source = subprocess.DEVNULL if password is None else subprocess.PIPE
-        child = subprocess.Popen(list(argv), env=env, stdin=source, stdout=log, stderr=log, start_new_session=True)
-        os.write(line, f"{child.pid}\n".encode())
+        child = subprocess.Popen(
+            list(argv),
+            env=env,
+            stdin=source,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            # By the child itself, and before it is the program: it is known to the watcher whenever this process ends.
+            preexec_fn=lambda: os.write(line, f"{os.getpid()}\n".encode()),  # noqa: PLW1509
+        )
         if child.stdin is not None and password is not None:
             with suppress(BrokenPipeError), child.stdin:
                 child.stdin.write(password.encode() + b"\n")

@@ -16,10 +16,11 @@ from gpunode.change.run import Records, Results
 from gpunode.checks import Status
 from gpunode.cli.provision import CALLBACKS, playbook_of, run
 from gpunode.cli.saved_runs import SNAPSHOT, extract_snapshot
-from gpunode.cli.selection import shown_progress
+from gpunode.cli.selection import NodeProgress, shown_progress
+from gpunode.cli.writing import write_whole
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import UsageError
-from gpunode.fleet import Target, collect
+from gpunode.fleet import Target, Then, collect
 from gpunode.history.compare import compare
 from gpunode.history.snapshot import Snapshot
 from gpunode.judging.evaluator import Evaluator
@@ -88,10 +89,14 @@ class Connections:
     password: str | None = None
     arguments: tuple[str, ...] = ()
     """Arguments of ansible-playbook: vaults, variables, forks."""
+    then: Callable[[NodeProgress], Then] | None = None
+    """What measures a node; None: nothing is measured."""
 
 
-def look_at(connections: Connections, evaluator: Evaluator, names: Iterable[str]) -> dict[str, NodeLook]:
-    """Collect from nodes and judge them; return them in the order of their answers."""
+def look_at(
+    connections: Connections, evaluator: Evaluator, names: Iterable[str], *, measured: bool = False
+) -> dict[str, NodeLook]:
+    """Collect from nodes, and measure them if asked, and judge them; return them in the order of their answers."""
     targets = [connections.targets[name] for name in names]
     found: dict[str, NodeLook] = {}
     with shown_progress([target.name for target in targets]) as shown:
@@ -100,6 +105,7 @@ def look_at(connections: Connections, evaluator: Evaluator, names: Iterable[str]
             parallel=connections.parallel,
             timeout_s=connections.timeout_s,
             become_password=connections.password,
+            then=connections.then(shown.step) if measured and connections.then is not None else None,
         )
         for node in evaluator.judge_fleet(answers):
             shown(node.report.host)
@@ -139,6 +145,10 @@ def why_not_as_good(before: Snapshot, after: NodeLook, target: str | None) -> st
         for check, verdict in after.snapshot.verdicts.items()
         if check not in before.verdicts and verdict.status is Status.FAIL
     ]
+    lost = {(one.metric, one.component) for one in before.figures} - {
+        (one.metric, one.component) for one in after.snapshot.figures
+    }
+    found += [f"{metric} of {component} was measured before, and is not any more" for metric, component in sorted(lost)]
     unknown = sorted(set(after.snapshot.unknown) - set(before.unknown))
     found += [f"{name}: {after.snapshot.unknown[name]}" for name in unknown]
     return printable(one_line(listed(found, 4)))
@@ -192,6 +202,18 @@ class AnsibleNodes:
         looks = look_at(self.connections, self.evaluator, nodes)
         return {name: looks[name].reason or looks[name].busy for name in nodes}
 
+    def measure(self, nodes: Records) -> Results:
+        """Measure nodes that have their release still, and keep the figures."""
+        failed: Results = {}
+        names = [name for name in nodes if not read_before(self.folder, name, measured=True)[0].figures]
+        if self.connections.then is None or not names:
+            return failed
+        for name, look in look_at(self.connections, self.evaluator, names, measured=True).items():
+            if look.snapshot is None or look.release == look.loaded == nodes[name].before:
+                failed |= write_measured(self.folder, look)
+            # Else an earlier run changed it, and what it was before cannot be measured any more.
+        return failed
+
     def change(self, nodes: Records) -> Results:
         """Run the site playbook without a reboot."""
         return self._play("site.yml", nodes, {"gpunode_reboot": "never"})
@@ -201,10 +223,20 @@ class AnsibleNodes:
         return self._play("site.yml", nodes, {"gpunode_reboot": "when_needed"})
 
     def validate(self, nodes: Records) -> Results:
-        """Compare nodes with their snapshots before."""
-        looks = look_at(self.connections, self.evaluator, nodes)
+        """Compare nodes with their snapshots before, and their figures if there are some of before."""
+        found = self._compared(nodes, measured=False)
+        again = {
+            name: node
+            for name, node in nodes.items()
+            if not found[name] and self.connections.then is not None
+            if read_before(self.folder, name, measured=True)[0].figures
+        }
+        return found | (self._compared(again, measured=True) if again else {})
+
+    def _compared(self, nodes: Records, *, measured: bool) -> Results:
+        looks = look_at(self.connections, self.evaluator, nodes, measured=measured)
         return {
-            name: why_not_as_good(read_before(self.folder, name)[0], looks[name], node.aim)
+            name: why_not_as_good(read_before(self.folder, name, measured=measured)[0], looks[name], node.aim)
             for name, node in nodes.items()
         }
 
@@ -274,6 +306,18 @@ def before_file(folder: Path, name: str) -> Path:
     return folder / f"before-{quote(name, safe='@+,=')}.json"
 
 
+def write_measured(folder: Path, look: NodeLook) -> Results:
+    """Add what was measured of a node to its snapshot before the change; return why there is nothing."""
+    if look.snapshot is None or not look.snapshot.figures:
+        failed = [one["check"] for one in look.findings if one["check"].startswith("workload.")]
+        why = look.reason or f"see gpunode validate {look.host}{f' ({listed(failed)})' if failed else ''}"
+        return {look.host: f"nothing was measured before the change: {why}"}
+    path = before_file(folder, look.host)
+    measured = look.snapshot.model_dump(mode="json", include={"figures", "verdicts"})
+    write_whole(path, json.dumps({**json.loads(path.read_bytes()), "measured": measured}), private=True)
+    return {}
+
+
 def write_before(folder: Path, looks: Mapping[str, NodeLook], write: Callable[[Path, str], None]) -> None:
     """Keep the snapshots before the change."""
     for name, look in looks.items():
@@ -282,12 +326,16 @@ def write_before(folder: Path, looks: Mapping[str, NodeLook], write: Callable[[P
             write(before_file(folder, name), json.dumps(body))
 
 
-def read_before(folder: Path, name: str) -> tuple[Snapshot, Sequence[dict[str, str]]]:
-    """Return the snapshot of a node before the change, and its findings. Raises UsageError."""
+def read_before(folder: Path, name: str, *, measured: bool = False) -> tuple[Snapshot, Sequence[dict[str, str]]]:
+    """Return the snapshot of a node before the change, and its findings. Raises UsageError.
+
+    ``measured``: with its figures, if it was measured.
+    """
     path = before_file(folder, name)
     try:
         document = json.loads(path.read_bytes())
-        return Snapshot.model_validate(document["snapshot"]), document["findings"]
+        more = document.get("measured", {}) if measured else {}
+        return Snapshot.model_validate({**document["snapshot"], **more}), document["findings"]
     except (OSError, ValueError, KeyError, TypeError) as err:
         reason = err.strerror if isinstance(err, OSError) else "damaged"
         raise UsageError(f"{path}: {reason}: without it {name} cannot be proven to be as good as before") from None

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,8 @@ from gpunode.cli.provision import refuse_extra_variables
 from gpunode.cli.selection import ask_password, explained
 from gpunode.cli.upgrade_nodes import EXTRACTS, AnsibleNodes, Connections, NodeLook, before_file, look_at, write_before
 from gpunode.cli.upgrade_text import counted_states, plan_lines, printable_lines, report_lines, watch
+from gpunode.cli.validate import following
+from gpunode.cli.workloads import WorkloadOptions
 from gpunode.cli.writing import write_whole
 from gpunode.content import collection_root
 from gpunode.errors import Exit, GpunodeError, UsageError
@@ -94,6 +96,12 @@ OPTIONS = (
         metavar="SECONDS",
         help="How long a node may take after its reboot until it is as good as before: services still start.",
     ),
+    click.option(
+        "--measure",
+        is_flag=True,
+        help="Measure each node before and after, as validate at level standard: a slower one is not returned.",
+    ),
+    click.option("--image", metavar="IMAGE", help="Container image for --measure.  [default: from the catalog]"),
     click.option("--dry-run", is_flag=True, help="Print the plan and change nothing."),
     click.option(
         "--power-cycle",
@@ -137,6 +145,8 @@ class ChangeOptions:
     rollback: bool
     drain_s: float
     validate_s: float
+    measure: bool
+    image: str | None
     dry_run: bool
     power_cycle: str | None
     pause: bool
@@ -176,6 +186,8 @@ class ChangeGoal:
 def change_fleet(options: ChangeOptions, goal: ChangeGoal) -> int:
     """Return the exit code of a change by canary and waves, begun here or continued."""
     waves_of(options.waves)
+    if options.image is not None and not options.measure:
+        raise UsageError("--image is the image of --measure: add --measure")
     scheduler = scheduler_of(options.scheduler)
     root = collection_root()
     refuse_extra_variables(root, options.extra_vars)
@@ -203,8 +215,11 @@ def change_fleet(options: ChangeOptions, goal: ChangeGoal) -> int:
     policies = PolicyReader(None, today())
     for target in connections.targets.values():
         policies.add(target.name, target.policy)
-    judging = JudgingRequest(level="quick", policies=policies.by_host, extracts=EXTRACTS)
+    # A look is judged as quick, and one with measurements as standard: by what was collected.
+    judging = JudgingRequest(policies=policies.by_host, extracts=EXTRACTS)
     with one_at_a_time(folder), Evaluator(judging) as evaluator:
+        if options.measure:
+            connections = replace(connections, then=following(measurement(options.image), evaluator))
         journals = list(runs(folder))
         journal = next((one for one in journals if _continues(one, options, goal)), None)
         if journal is not None:
@@ -224,6 +239,18 @@ def change_fleet(options: ChangeOptions, goal: ChangeGoal) -> int:
                 return code_of(record)
             journal = _begin(folder, record, looks, held, goal)
         return _run(options, goal, journal, connections, evaluator=evaluator, scheduler=scheduler)
+
+
+def measurement(image: str | None) -> WorkloadOptions:
+    """Return the workload of ``--measure``: that of ``gpunode validate`` without options."""
+    return WorkloadOptions(
+        image=image,
+        image_file=None,
+        no_container=False,
+        force=False,
+        workload_timeout_s=None,
+        image_timeout_s=None,
+    )
 
 
 def _begin(

@@ -62,7 +62,8 @@ def fix_of(remedy: str | None, actions: Sequence[str], hosts: Sequence[str], mes
     role = next((index for index, step in enumerate(steps) if step.action == "run_role"), None)
     text = printable(_RUN.sub("", remedy)).replace(PROVISION, _provision(hosts))
     addresses = {address for message in messages for address in _ADDRESS.findall(message)}
-    text = re.sub(r"\bSLOT\b", *addresses, text) if len(addresses) == 1 else text
+    if len(addresses) == 1:
+        text = re.sub(r"\bSLOT\b", addresses.pop(), text)
     if role is None:
         return Fix(text=text)
     target = steps[role].target or ""

@@ -138,6 +138,9 @@ class Fleet:
             for name, reason in self._each(nodes, lambda _, __: "").items()
         }
 
+    def measure(self, nodes: Records) -> Results:
+        return self._each(nodes, lambda _, __: "")
+
     def change(self, nodes: Records) -> Results:
         def change(machine: Machine, node: NodeRecord) -> str:
             machine.touched, machine.proved = True, False

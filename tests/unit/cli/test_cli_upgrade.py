@@ -172,31 +172,44 @@ def test_two_at_once_on_one_controller(world: World, capsys: Out) -> None:
 
 
 UPGRADE = """
-import os, sys
+import os, signal, subprocess, sys
 from pathlib import Path
 from gpunode.cli import provision, upgrade_run
+class Killed(subprocess.Popen):
+    def __init__(self, *words, **more):
+        super().__init__(*words, **more)
+        os.kill(os.getpid(), signal.SIGKILL)
+if len(sys.argv) > 2:
+    subprocess.Popen = Killed
 with upgrade_run.one_at_a_time(Path(sys.argv[1])):
     playbook = f"cd {sys.argv[1]} && echo $$ > new && mv new begun && exec sleep 60"
     provision.run(["/bin/sh", "-c", playbook], dict(os.environ), None)
 """
 
 
-def test_after_kill_9_nothing_starts_beside_a_playbook_that_still_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", [[], ["as soon as it runs"]])
+def test_after_kill_9_nothing_starts_beside_a_playbook_that_still_runs(tmp_path: Path, moment: list[str]) -> None:
     folder = tmp_path / "run"
-    with subprocess.Popen([sys.executable, "-c", UPGRADE, folder], start_new_session=True) as controller:
-        _until((folder / "begun").exists)
-        controller.kill()
-    playbook = Path("/proc", (folder / "begun").read_text().strip(), "exe")
+    with subprocess.Popen([sys.executable, "-c", UPGRADE, folder, *moment], start_new_session=True) as controller:
+        if not moment:
+            _until((folder / "begun").exists)
+            controller.kill()
+
+    def runs() -> bool:
+        begun = folder / "begun"
+        return begun.exists() and Path("/proc", begun.read_text().strip(), "exe").exists()
 
     def may_start() -> bool:
         try:
             with upgrade_run.one_at_a_time(folder):
-                assert not playbook.exists()
+                assert not runs()
         except UsageError:
             return False
         return True
 
     _until(may_start)
+    time.sleep(1)  # for one that was about to begin
+    assert not runs()
 
 
 def _until(what: Callable[[], bool], limit_s: float = 60) -> None:

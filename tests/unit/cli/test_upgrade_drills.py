@@ -450,19 +450,69 @@ def test_a_node_that_does_not_come_back_is_power_cycled_where_allowed(drill: Dri
 
 
 @pytest.mark.parametrize(
-    ("name", "broken", "harm"),
+    ("name", "broken", "harm", "words"),
     [
-        ("comes back with 7 GPUs", "gpu-1 has 7 GPUs after its reboot", {"gpus": 7}),
-        ("comes back 10 % slower", "bus bandwidth of gpu-1 is 360 in place of 400 GB/s", {"bandwidth": 360.0}),
+        ("comes back with 7 GPUs", "gpu-1 has 7 GPUs after its reboot", {"gpus": 7}, ()),
+        (
+            "comes back 10 % slower",
+            "bus bandwidth of gpu-1 is 360 in place of 400 GB/s, with --measure",
+            {"bandwidth": 360.0},
+            ("--measure",),
+        ),
+        ("measures no more", "nothing can be measured on gpu-1 any more", {"measures": False}, ("--measure",)),
     ],
 )
-def test_a_node_comes_back_worse(drill: Drill, name: str, broken: str, harm: dict[str, Any]) -> None:
+def test_a_node_comes_back_worse(
+    drill: Drill, name: str, broken: str, harm: dict[str, Any], words: Sequence[str]
+) -> None:
     drill.name, drill.broken = name, broken
     once(drill, "site.yml", lambda _: drill.world.nodes["gpu-1"].update(harm))
-    assert upgraded() == 1
+    assert upgraded(*words) == 1
     # The earlier release does not help: it stays drained, and is not worse than the record says.
     assert drill.ends == {"gpu-1": "held", **{f"gpu-{n}": "planned" for n in range(2, 6)}}
     assert (drill.world.folder / "drained-gpu-1").exists()
+
+
+@pytest.mark.parametrize("drill", [2], indirect=True)
+def test_nodes_are_measured_while_they_are_drained(drill: Drill) -> None:
+    drill.name, drill.broken = "measured", "nothing: two nodes with --measure"
+    drained = drill.world.folder / "drained-gpu-1"
+    look = drill.world.look
+
+    def watched(*words: Any, **named: Any) -> dict[str, Any]:
+        assert not named.get("measured") or drained.exists() or "gpu-1" not in words[2]
+        return look(*words, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpunode.cli.upgrade_nodes.look_at", watched)
+        assert upgraded("--measure") == 0
+    assert drill.world.measured == ["gpu-1", "gpu-1", "gpu-2", "gpu-2"]
+    assert set(drill.ends.values()) == {"returned"}
+
+
+def test_a_node_that_cannot_be_measured_before_is_not_changed(drill: Drill) -> None:
+    drill.name, drill.broken = "cannot be measured", "nothing can be measured on gpu-1 before its change"
+    drill.world.nodes["gpu-1"]["measures"] = False
+    assert upgraded("--measure") == 1
+    assert "nothing was measured before the change" in latest(drill.folder).record.nodes["gpu-1"].reason
+    assert [line for line in drill.world.events if line.startswith("site.yml")] == []
+    assert set(drill.ends.values()) == {"planned"}
+
+
+@pytest.mark.parametrize("drill", [1], indirect=True)
+def test_a_change_that_had_begun_is_not_measured_as_the_state_before(drill: Drill) -> None:
+    drill.name, drill.broken = "measured too late", "Ctrl-C after the packages; continued with --measure"
+
+    def interrupted(names: Sequence[str]) -> None:
+        drill.world.nodes[names[0]].update(installed=NEW, bandwidth=100.0)
+        raise KeyboardInterrupt
+
+    once(drill, "site.yml", interrupted)
+    assert upgraded() == 130
+    drill.world.nodes["gpu-1"]["bandwidth"] = 400.0
+    assert upgraded("--measure") == 0
+    assert drill.world.measured == []
+    assert set(drill.ends.values()) == {"returned"}
 
 
 def test_the_disk_or_boot_is_full_while_preparing(drill: Drill) -> None:
