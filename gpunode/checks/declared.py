@@ -18,6 +18,8 @@ LISTS = ("one_of", "none_of")
 _STEP = re.compile(r"(\w+)(?:(\[)(?:(\w+)=([^\]]+))?\])?")
 _NAMED = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
 Plain = bool | int | float | str
+Measured = tuple[Any, Mapping[str, Any]]
+"""A value, and the fields of the element that contains it."""
 
 
 class UnknownFact(ValueError):  # noqa: N818
@@ -162,7 +164,7 @@ def _value_must_fit(check: DeclaredCheck) -> None:
 def _verdicts(
     check: DeclaredCheck, node: NodeFacts, path: list[Step], expected: Any, source: str | None
 ) -> Iterator[CheckResult]:
-    found: list[tuple[Any, Mapping[str, Any]]] = list(_elements(node, path, {}))
+    found: list[Measured] = list(_elements(node, path, {}))
     if check.count or check.any:
         items = sorted(str(_shown(one)) for one, _ in found if one is not None)
         found = [(len(found), {"items": listed(items)})] if check.count else _best(check.comparison, found, expected)
@@ -204,12 +206,10 @@ def _verdicts(
             yield undetermined(message, component=component)
 
 
-def _best(
-    comparison: Comparison, found: list[tuple[Any, Mapping[str, Any]]], expected: Any
-) -> list[tuple[Any, Mapping[str, Any]]]:
+def _best(comparison: Comparison, found: list[Measured], expected: Any) -> list[Measured]:
     """Return the first value that compares well, else an unknown one, else one that does not."""
 
-    def rank(one: tuple[Any, Mapping[str, Any]]) -> int:
+    def rank(one: Measured) -> int:
         try:
             return 1 if one[0] is None else 0 if holds(comparison, one[0], expected) else 2
         except TypeError:
@@ -218,7 +218,7 @@ def _best(
     return sorted(found, key=rank)[:1]
 
 
-def _elements(place: Any, path: list[Step], element: Mapping[str, Any]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+def _elements(place: Any, path: list[Step], element: Mapping[str, Any]) -> Iterator[Measured]:
     """Yield the values of a path, None if unknown, each with the fields of the element that contains it."""
     if not path or place is None:
         yield place, element
