@@ -53,6 +53,7 @@ from gpunode.workload.payload.pack import payload_script
 ENGINES = ("ssh", "slurm", "mpi", "torchrun", "kubernetes")
 PRINTED = ("torchrun", "kubernetes")
 """Engines of which gpunode prints the script or the manifest, and starts nothing."""
+PROGRAMS = {"slurm": "srun", "mpi": "mpirun"}
 MOST_RECORDS = 64 * 2**20
 DEFAULT_RANKS = {"nccl": 8, "gloo": 1}
 
@@ -428,7 +429,11 @@ def started_by(engine: Literal["slurm", "mpi"], request: StarterRequest) -> list
 
 def nccl_tests_by(engine: Literal["slurm", "mpi"], request: StarterRequest) -> tuple[str, str | None]:
     """Run nccl-tests by srun or mpirun; return the output, and how the starter failed."""
-    done = _bound(starters.nccl_tests_command(engine, request), NCCL_TESTS_S, None)
+    try:
+        done = _bound(starters.nccl_tests_command(engine, request), NCCL_TESTS_S, None)
+    except UndeterminedError:
+        # As where srun waits for the nodes: what the ranks measured is reported all the same.
+        return "", f"{PROGRAMS[engine]} did not end within {NCCL_TESTS_S + 2 * KILL_S} s"
     return done.stdout, _failed(engine, done) if done.rc else None
 
 
@@ -442,8 +447,7 @@ def _bound(argv: list[str], limit_s: int, stdin: str | None) -> Completed:
 def _failed(engine: Literal["slurm", "mpi"], done: Completed) -> str:
     # mpirun frames its messages with lines of dashes.
     last = [line for line in done.stderr.splitlines() if re.search(r"\w", line)]
-    program = {"slurm": "srun", "mpi": "mpirun"}[engine]
-    return f"{program} ended with exit code {done.rc}{f': {last[-1]}' if last else ''}"
+    return f"{PROGRAMS[engine]} ended with exit code {done.rc}{f': {last[-1]}' if last else ''}"
 
 
 def of_records(
