@@ -95,10 +95,10 @@ def read_only(node: NodeFacts) -> Iterator[CheckResult]:
 @registry.check(
     "host.nfs-soft",
     needs=("remote_mounts",),
-    means="No writable NFS mount has the option soft: a server that is slow for a moment would fail a write of a job, "
-    "and a file can then be damaged without a message.",
-    remedy="Replace soft by hard in /etc/fstab or in the automounter's map, then umount MOUNT && mount MOUNT on the "
-    "drained node; read-only data may stay soft.",
+    means="No writable NFS mount has the option soft or softerr: a server that is slow for a moment would fail a write "
+    "of a job, and a file can then be damaged without a message.",
+    remedy="Replace soft or softerr by hard in /etc/fstab or in the automounter's map, then umount MOUNT && mount "
+    "MOUNT on the drained node; read-only data may stay soft.",
     state="observe",
     actions=("fix_configuration",),
 )
@@ -107,15 +107,15 @@ def nfs_soft(node: NodeFacts) -> Iterator[CheckResult]:
     if not mounts:
         raise Skip("no NFS mount")
     for one in mounts:
-        soft = not one.read_only and "soft" in one.options
+        soft = next((name for name in ("soft", "softerr") if name in one.options and not one.read_only), None)
         yield faultless(
             f"{one.source} is {'read-only' if one.read_only else 'hard'}",
-            {f"{one.source} ({one.type}) is writable and soft": soft},
+            {f"{one.source} ({one.type}) is writable and {soft}": soft},
             fault=Status.WARN,
             component=one.path,
             expected="hard",
-            measured="soft" if soft else None,
-            source="nfs(5), soft / hard",
+            measured=soft,
+            source="nfs(5), soft / softerr / hard",
         )
 
 

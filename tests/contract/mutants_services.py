@@ -124,6 +124,13 @@ MUTANTS = [
         becomes=WARN,
     ),
     Mutant(
+        "host.nfs-soft",
+        "the home directories, with another error",
+        t4,
+        [stdout("remote-mounts", ",hard,", ",softerr,")],
+        becomes=WARN,
+    ),
+    Mutant(
         "host.name",
         "its own name is a loopback address",
         hgx,
