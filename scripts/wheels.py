@@ -7,6 +7,7 @@ another build uses what both have. pip's own cache does not do that where a regi
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,10 @@ def gather(lock: Path, python: str, indexes: Sequence[Sequence[str]] = ((),), sa
     for digest, path in kept.items():
         if digest not in found and path.stat().st_mtime < oldest:
             path.unlink(missing_ok=True)
+    for folder in CACHE.glob(".download-*"):
+        with suppress(FileNotFoundError):  # a download of another build that ends
+            if folder.stat().st_mtime < oldest:
+                shutil.rmtree(folder, ignore_errors=True)
     return list(found.values())
 
 
