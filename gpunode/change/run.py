@@ -38,7 +38,7 @@ class Nodes(Protocol):
         """Return what computes on the GPUs; unknown is busy."""
 
     def measure(self, nodes: Records) -> Results:
-        """Measure nodes before their change, if that was asked for; return why it was not possible."""
+        """Measure nodes before their change; return why it was not possible, nothing for nodes that need none."""
 
     def change(self, nodes: Records) -> Results:
         """Install the release that each node is to get (``NodeRecord.aim``)."""
@@ -301,11 +301,14 @@ class ChangeRun:
         """Do an act on drained nodes, after a look at each of them."""
         kept = self._kept(names)
         fresh = [name for name in names if act == "change" and not self._journal.record.nodes[name].began(act)]
-        untouched = {name: kept[name] for name in fresh if kept[name].startswith("not idle")}
         ready = [name for name in fresh if not kept[name]]
         measured = self._nodes.measure(self._records(ready)) if ready else {}
-        untouched |= {name: reason for name, reason in measured.items() if reason}
-        refused = {name: reason for name, reason in (kept | measured).items() if reason}
+        failed = {name: reason for name, reason in measured.items() if reason}
+        # A measurement takes minutes, in which somebody may end the drain.
+        again = [name for name in measured if name not in failed]
+        kept |= self._kept(again) if again else {}
+        untouched = {name: kept[name] for name in fresh if kept[name].startswith("not idle")} | failed
+        refused = {name: reason for name, reason in kept.items() if reason} | failed
         self._cancel(untouched)
         self._fail({name: reason for name, reason in refused.items() if name not in untouched}, act)
         self._stop_members(refused)

@@ -204,15 +204,15 @@ class AnsibleNodes:
 
     def measure(self, nodes: Records) -> Results:
         """Measure nodes that have their release still, and keep the figures."""
-        failed: Results = {}
+        found: Results = {}
         names = [name for name in nodes if not read_before(self.folder, name, measured=True)[0].figures]
         if self.connections.then is None or not names:
-            return failed
+            return found
         for name, look in look_at(self.connections, self.evaluator, names, measured=True).items():
             if look.snapshot is None or look.release == look.loaded == nodes[name].before:
-                failed |= write_measured(self.folder, look)
+                found |= write_measured(self.folder, look)
             # Else an earlier run changed it, and what it was before cannot be measured any more.
-        return failed
+        return found
 
     def change(self, nodes: Records) -> Results:
         """Run the site playbook without a reboot."""
@@ -307,7 +307,7 @@ def before_file(folder: Path, name: str) -> Path:
 
 
 def write_measured(folder: Path, look: NodeLook) -> Results:
-    """Add what was measured of a node to its snapshot before the change; return why there is nothing."""
+    """Add what was measured of a node to its snapshot before the change; return the reason if there is nothing."""
     if look.snapshot is None or not look.snapshot.figures:
         failed = [one["check"] for one in look.findings if one["check"].startswith("workload.")]
         why = look.reason or f"see gpunode validate {look.host}{f' ({listed(failed)})' if failed else ''}"
@@ -315,7 +315,7 @@ def write_measured(folder: Path, look: NodeLook) -> Results:
     path = before_file(folder, look.host)
     measured = look.snapshot.model_dump(mode="json", include={"figures", "verdicts"})
     write_whole(path, json.dumps({**json.loads(path.read_bytes()), "measured": measured}), private=True)
-    return {}
+    return {look.host: ""}
 
 
 def write_before(folder: Path, looks: Mapping[str, NodeLook], write: Callable[[Path, str], None]) -> None:
