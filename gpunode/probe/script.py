@@ -127,8 +127,8 @@ FILTERED_FILES = (
     ("/etc/group", re.compile(r"^(docker|sudo|wheel|admin):")),
     ("/proc/self/status", re.compile(r"^Cpus_allowed_list:")),
 )
-# Where Slurm's configuration is: packages of SchedMD, of Debian, and a node that gets it from the controller.
 SLURM_CONTROLLER = re.compile(r"SLURM_VERSION\s*=")
+# Where Slurm's configuration is: packages of SchedMD, of Debian, and a node that gets it from the controller.
 SLURM_FOLDERS = ("/etc/slurm/", "/etc/slurm-llnl/", "/run/slurm/conf/")
 SLURM_FILES = (
     ("slurm.conf", re.compile(r"(?i)^\s*(NodeName\s*=.*\bGres\s*=|GresTypes\s*=|TaskPlugin\s*=|include\s)")),
