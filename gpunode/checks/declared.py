@@ -170,11 +170,12 @@ def _verdicts(
         found = [(len(found), {"items": listed(items)})] if check.count else _best(check.comparison, found, expected)
         found = [(one, {**element, "items": listed(items)}) for one, element in found]
     if not found and check.any:
-        words = {"measured": "nothing", "items": "nothing", "expected": expected}
+        component = _filled(check.component, {})
+        words = {"measured": "nothing", "items": "nothing", "expected": expected, "component": component}
         yield CheckResult(
             Status(check.status),
             _filled(check.message, words),
-            _filled(check.component, {}),
+            component,
             expected=_shown(expected),
             unit=check.unit,
             source=check.source or source,
