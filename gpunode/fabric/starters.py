@@ -23,9 +23,11 @@ NCCL_TESTS_S = 240
 """Limit of nccl-tests, which run after the ranks where they are installed."""
 NCCL_TESTS = (
     f'PATH="$PATH:{":".join(FOLDERS)}"; program=$(command -v all_reduce_perf) || exit 0; '
-    'exec "$program" -b 8 -e 8G -f 2 -g 1 -c 1'
+    'exec "$program" -b 8 -e 1G -f 2 -g 1 -c 1'
 )
-"""One process for each GPU, as ranks are started: nccl-tests built with MPI find each other."""
+"""One process for each GPU, as ranks are started: nccl-tests built with MPI find each other. Up to the largest message
+of our own collectives: a larger one is compared with nothing, and on a slow network takes longer than the limit.
+"""
 
 
 @dataclass(frozen=True)
