@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -47,6 +48,7 @@ FORGOTTEN = (
 """Identity, logs and downloads of the machine that builds. apt's lists stay: a first boot can plan with them."""
 NOT_KEPT = ("gpunode_image", "gpunode_change", "gpunode_force", "gpunode_lab", "gpunode_templates")
 """Variables of one run, and a folder of the controller."""
+_TEMPLATE = re.compile(r"\{[{%#]")
 
 
 class FirstBootSettings(Settings):
@@ -208,7 +210,16 @@ def _variables(context: Context) -> Iterator[tuple[str, Any]]:
         for field, value in context.settings_of(role).items():
             name = field if field.startswith("gpunode_") else f"{role}_{field}"
             if name not in NOT_KEPT and plain(value) != plain(known[name].get("default")):
-                yield name, plain(value)
+                yield name, _literal(plain(value))
+
+
+def _literal(value: Any) -> Any:
+    """Return a value of an inventory with its texts that look like templates marked ``!unsafe``: they are literal."""
+    if isinstance(value, dict):
+        return {key: _literal(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_literal(one) for one in value]
+    return {"__ansible_unsafe": value} if isinstance(value, str) and _TEMPLATE.search(value) else value
 
 
 def forgotten(state: NodeState) -> tuple[str, ...]:

@@ -83,6 +83,13 @@ def test_the_inventory_has_the_variables_of_the_roles_that_differ_from_their_def
     assert inventory(context_of()) == inventory(context_of({"first_boot": {"state": "present"}}))
 
 
+def test_texts_that_look_like_templates_are_literal_at_the_first_boot() -> None:
+    daemon = {"log-opts": {"tag": "{{.Name}}"}, "hosts": ["a{#b"], "debug": True}
+    host = inventory(context_of({"docker": {"daemon": daemon}}))["gpu_nodes"]["hosts"]["localhost"]
+    marked = {"log-opts": {"tag": {"__ansible_unsafe": "{{.Name}}"}}, "hosts": [{"__ansible_unsafe": "a{#b"}]}
+    assert host["docker_daemon"] == {**marked, "debug": True}
+
+
 def test_both_units_are_enabled_and_not_started() -> None:
     found = plan(node())
     assert [(unit.name, unit.enabled, unit.state) for unit in found.units] == [(UNIT, True, None), (KEYS, True, None)]
