@@ -295,4 +295,5 @@ class DisksFacts(Fact):
     nvmes: tuple[Nvme, ...] | None = fact(read_nvmes, needs_root=True)
     file_systems: tuple[FileSystem, ...] | None = fact(read_file_systems)
     local_mounts: tuple[LocalMount, ...] | None = fact(read_local_mounts)
-    remote_mounts: tuple[RemoteMount, ...] | None = fact(read_remote_mounts)
+    # Volatile: an automounter mounts at the first access, and Kubernetes for each pod.
+    remote_mounts: tuple[RemoteMount, ...] | None = fact(read_remote_mounts, volatile=True)

@@ -34,7 +34,7 @@ _IGNORED = frozenset(
     {"pci_ports", "pci_acs", "iommu", "device_nodes", "rdma_nodes", "cdi_specs", "addressed", "command_line"}
     | {"nvlink_errors", "numa", "private_keys", "file_systems", "storage", "dkms", "module_files", "gpu_virtualization"}
     | {"reboot_required", "pending_updates", "boot_arguments", "docker", "modules", "packet_filter", "environment"}
-    | {"failed_reverts", "repositories", "own_name", "local_mounts", "remote_mounts"}
+    | {"failed_reverts", "repositories", "own_name", "local_mounts"}
 )
 """Facts that follow from others, or belong to the single node: its checks evaluate them."""
 _OWN = re.compile(
