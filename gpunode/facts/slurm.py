@@ -65,7 +65,7 @@ class SlurmVersions(Fact):
     daemon: str
     """Of slurmd on this node."""
     controller: str | None
-    """Of the slurmctld that answered; None: it was not asked, as from a prolog."""
+    """Of the slurmctld that answered; None: it was not asked, as from a prolog, or without scontrol."""
 
 
 def read_slurm_versions(bundle: BundleReader) -> SlurmVersions | None:
@@ -73,7 +73,8 @@ def read_slurm_versions(bundle: BundleReader) -> SlurmVersions | None:
     daemon = version_of(bundle, "version-slurmd") if bundle.look("slurm") else None
     if daemon is None:
         return None
-    if not bundle.ran("slurm-controller"):
+    # Debian's slurmd comes without scontrol.
+    if not bundle.ran("slurm-controller") or bundle.command("slurm-controller").missing:
         return SlurmVersions(daemon=daemon, controller=None)
     text = bundle.output("slurm-controller")
     match = _CONTROLLER.search(text[:4000])

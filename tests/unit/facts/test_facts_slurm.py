@@ -23,6 +23,9 @@ def test_the_versions_of_slurmd_and_of_the_controller_that_answered() -> None:
     assert (found.daemon, found.controller) == ("24.05.2", "24.11.1")
     assert gpu_facts_with({"slurm": answer("")}).slurm_versions is None
     assert gpu_facts_with({"version-slurmd": answer("", 127)}).slurm_versions is None
+    alone = gpu_facts_with({"slurm-controller": answer("", 127)}).slurm_versions
+    assert alone is not None, "Debian's slurmd comes without scontrol"
+    assert (alone.daemon, alone.controller) == ("24.05.2", None)
     silent = answer("", 1, "slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)\n")
     for wrong in (silent, answer("", 124), answer("SLURM_VERSION = x\n")):
         assert "slurm_versions" in gpu_facts_with({"slurm-controller": wrong}).gaps
