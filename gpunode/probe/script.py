@@ -1877,7 +1877,7 @@ def remote_mounts(probe: Probe) -> None:
                     lines.append("\t".join([path, source, kind, superblock, ",".join(dict.fromkeys(options))]))
     except OSError as err:
         problems.append("/proc/self/mountinfo: %s" % (probe.reason(err) or "gone"))
-    probe.note_look("remote-mounts", "look at network mounts", lines[:STORAGE_MOST], problems)
+    probe.note_look("remote-mounts", "look at network mounts", lines[:TREE_ENTRIES], problems)
 
 
 def needrestart(probe: Probe) -> None:
