@@ -1864,17 +1864,18 @@ def local_mounts(probe: Probe) -> None:
 
 
 def remote_mounts(probe: Probe) -> None:
-    """Record mounted network file systems: a line each of path, source, type, the superblock's ``ro`` or ``rw``, and
-    the options of mount and superblock. Nothing is opened: a server that does not answer costs nothing.
+    """Record mounted network file systems: a line each of path, source, type, ``rw`` or ``ro`` (of the mount or of its
+    superblock), and the options of both. Nothing is opened: a server that does not answer costs nothing.
     """
     lines, problems = [], []
     try:
         for path, mounts in sorted(mounts_by_path(probe).items()):
-            for source, kind, own, superblock, all_of_it in mounts[-1:]:
+            for source, kind, own, _, all_of_it in mounts[-1:]:
                 if NETWORK_TYPES.match(kind):
+                    access = own.split(",")[0]
                     options = [one for one in (own + "," + all_of_it).split(",") if MOUNT_OPTION.match(one)]
                     options = [one for one in options if one not in ("ro", "rw")]
-                    lines.append("\t".join([path, source, kind, superblock, ",".join(dict.fromkeys(options))]))
+                    lines.append("\t".join([path, source, kind, access, ",".join(dict.fromkeys(options))]))
     except OSError as err:
         problems.append("/proc/self/mountinfo: %s" % (probe.reason(err) or "gone"))
     probe.note_look("remote-mounts", "look at network mounts", lines[:TREE_ENTRIES], problems)

@@ -70,7 +70,8 @@ def test_network_mounts_have_the_options_of_the_file_system_and_no_secret(tmp_pa
         "33 22 0:52 / /win ro - cifs //nas/x ro,vers=3.1.1,username=ada,domain=A,password=hunter2,soft\n"
         "34 22 0:53 / /ceph rw - ceph 10.0.0.1:6789:/ rw,name=ada,secret=hunter2,acl\n"
         "35 22 0:54 / /s3 rw - fuse.rclone bucket: rw,user_id=0,allow_other,odd\\040option\n"
-        "36 22 0:55 / /dav rw - fuse.davfs https://ada:hunter2@dav.example/ rw\n",
+        "36 22 0:55 / /dav rw - fuse.davfs https://ada:hunter2@dav.example/ rw\n"
+        "37 22 0:51 / /sets ro - nfs4 store:/x rw,soft\n",
     )
     text = collect(tmp_path, tmp_path / "bin").to_json()
     assert "hunter2" not in text
@@ -80,6 +81,7 @@ def test_network_mounts_have_the_options_of_the_file_system_and_no_secret(tmp_pa
         ("/data", "nfs4", False, ("nosuid", "vers=4.2", "soft", "proto=tcp", "nconnect=16", "addr=10.0.0.9")),
         ("/dav", "fuse.davfs", False, ()),
         ("/s3", "fuse.rclone", False, ("allow_other",)),
+        ("/sets", "nfs4", True, ("soft",)),
         ("/win", "cifs", True, ("vers=3.1.1", "domain=A", "soft")),
     ]
 
