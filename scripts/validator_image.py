@@ -1,6 +1,6 @@
 """Build the container image of gpunode's workload: Debian with Python, measuring tools, and wheels from a lock file.
 
-Usage: scripts/validator_image.py BUILD [--tag NAME:TAG] [--output FILE] [--add DIR] [--push REPOSITORY [--catalog]]
+Usage: scripts/validator_image.py BUILD [--tag NAME:TAG] [--output FILE] [--add DIR] [--push REPOSITORY:TAG [--catalog]]
 
 BUILD is ``cuda`` (PyTorch with its own CUDA), ``tensorflow-cuda``, or for the processor ``cpu``, ``tensorflow-cpu``.
 The base is made from Debian's packages with mmdebstrap, so that no registry of images is needed; it takes a Docker

@@ -186,7 +186,8 @@ def read_cpu_frequency(bundle: BundleReader) -> CpuFrequency:
     counts: dict[str, dict[str, int]] = {}
     for name, value, number in bundle.rows("cpu-clocks", 3):
         if whole(number) is None or (name == "idle_latency_us" and whole(value) is None):
-            raise ParseError(f"expected a number of processors or microseconds, found '{first_line(number)}'")
+            found = first_line(f"{value} {number}")
+            raise ParseError(f"expected numbers of processors and microseconds, found '{found}'")
         counts.setdefault(name, {})[value] = int(number)
     return CpuFrequency(
         driver=next(iter(counts.get("scaling_driver", ())), None),
