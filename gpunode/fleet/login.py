@@ -14,7 +14,7 @@ from paramiko.auth_strategy import Password as PasswordSource
 from paramiko.pkey import UnknownKeyType
 
 from gpunode.fleet.known_hosts import fingerprint
-from gpunode.fleet.ssh_config import SshSettings
+from gpunode.fleet.ssh_config import SshSettings, home
 
 
 class _Agent(AgentSSH):
@@ -89,7 +89,7 @@ class Logins(AuthStrategy):
     def _keys(self) -> Iterator[AuthSource]:
         user = self._settings.user
         files = [path for path in self._settings.identity_files if Path(path).is_file()]
-        usual = str(Path.home() / ".ssh" / "id_")
+        usual = f"{home()}/.ssh/id_"
         missing = [path for path in self._settings.identity_files if path not in files and not path.startswith(usual)]
         self._skipped += [f"{path} is not a file" for path in missing]
         public = {path: _public_blob(path) for path in files}

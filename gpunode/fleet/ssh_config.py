@@ -276,7 +276,13 @@ def _agent(host: str, value: str, tokens: Mapping[str, str]) -> str | None:
 
 def _path(host: str, value: str, tokens: Mapping[str, str]) -> str:
     text = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], match[0]), value.strip('"'))
-    return str(Path(_expand(host, text, tokens)).expanduser())
+    # As ssh does it: the home of the user database, whatever HOME is.
+    return str(Path(re.sub(r"^~(?=/|$)", lambda _: home(), _expand(host, text, tokens))).expanduser())
+
+
+def home() -> str:
+    """Return the user's home directory as ssh has it."""
+    return pwd.getpwuid(os.getuid()).pw_dir
 
 
 def _tokens(alias: str, hostname: str, port: int, user: str) -> dict[str, str]:
@@ -285,7 +291,7 @@ def _tokens(alias: str, hostname: str, port: int, user: str) -> dict[str, str]:
     me = pwd.getpwuid(os.getuid())
     return {
         "%": "%",
-        "d": str(Path.home()),
+        "d": me.pw_dir,
         "h": hostname,
         "i": str(me.pw_uid),
         "k": alias,

@@ -7,7 +7,7 @@ import paramiko
 import pytest
 
 from gpunode.errors import UsageError
-from gpunode.fleet.ssh_config import HONOURED, NEWER_KEX, WITHOUT_EFFECT, SshSettings, resolve, split_destination
+from gpunode.fleet.ssh_config import HONOURED, NEWER_KEX, WITHOUT_EFFECT, SshSettings, home, resolve, split_destination
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh: apt-get install openssh-client")
 
@@ -25,7 +25,8 @@ def with_words(config: Path, *words: str, alias: str = "gpu1") -> SshSettings:
     return resolve(alias, [("ansible_ssh_args", ["-F", str(config)]), ("ansible_ssh_common_args", list(words))])
 
 
-def test_nothing_said(config: Path) -> None:
+def test_nothing_said(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/elsewhere")  # which ssh does not look at
     settings = with_words(config)
     assert (settings.hostname, settings.port, settings.strict_host_key_checking) == ("gpu1", 22, "ask")
     assert settings.jumps == ()
@@ -33,8 +34,8 @@ def test_nothing_said(config: Path) -> None:
     assert not {"3des-cbc", "aes128-cbc"} & set(dict(settings.algorithms)["ciphers"])
     assert "hmac-md5" not in dict(settings.algorithms)["macs"]
     assert settings.least_rsa_bits >= 1024
-    assert str(Path.home() / ".ssh" / "id_ed25519") in settings.identity_files
-    assert str(Path.home() / ".ssh" / "known_hosts") in settings.known_hosts_files
+    assert f"{home()}/.ssh/id_ed25519" in settings.identity_files
+    assert f"{home()}/.ssh/known_hosts" in settings.known_hosts_files
     assert "/etc/ssh/ssh_known_hosts" in settings.known_hosts_files
 
 
