@@ -62,7 +62,8 @@ class StagingFolder:
         try:
             with opened(str(self.path), trusted=trusted_users()) as place:
                 if place.found is None:
-                    os.mkdir(place.name, 0o755, dir_fd=place.folder)
+                    with contextlib.suppress(FileExistsError):  # of another run, which began at the same time
+                        os.mkdir(place.name, 0o755, dir_fd=place.folder)
             self._refuse_foreign()
             self.folder.mkdir(mode=0o755, exist_ok=True)
             for left in self.folder.glob(f"{EVICTED}*"):  # of a run that was killed

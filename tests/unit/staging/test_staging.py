@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -344,6 +345,19 @@ def test_two_runs_of_one_set_follow_each_other(source: Path, shelf: Path) -> Non
     for thread in threads:
         thread.join(90)
     assert codes == [0, 0, 0]
+    assert content(shelf / "set") == content(source)
+
+
+def test_another_run_creates_the_folder_first(source: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdir = os.mkdir
+
+    def late(*words: Any, **named: Any) -> None:
+        mkdir(*words, **named)
+        if words[0] == shelf.name:
+            mkdir(*words, **named)
+
+    monkeypatch.setattr(os, "mkdir", late)
+    assert stage(source, shelf) == 0
     assert content(shelf / "set") == content(source)
 
 
