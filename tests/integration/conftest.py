@@ -6,7 +6,14 @@ import pytest
 
 from gpunode.workload.payload import payload_zip
 
-LONG = ("test_payload_measured.py", "test_payload_torch.py", "test_provision.py", "test_wheel.py", "test_zipapp.py")
+LONG = (
+    "test_payload_measured.py",
+    "test_payload_torch.py",
+    "test_provision.py",
+    "test_waves.py",
+    "test_wheel.py",
+    "test_zipapp.py",
+)
 """Files that take longest: a process that begins one of them last would run for minutes after the others."""
 
 
