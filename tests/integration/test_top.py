@@ -243,7 +243,8 @@ def test_a_hostile_program_costs_only_its_node(program: str, reason: str, monkey
     assert "\x1b" not in text
 
 
-def test_a_screen_ends_with_q_and_gives_the_terminal_back() -> None:
+def test_a_screen_ends_with_q_and_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one has no screen
     pid, terminal = pty.fork()
     if pid == 0:
         code = 99
