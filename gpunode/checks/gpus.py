@@ -136,8 +136,12 @@ class SeenGpu:
 
 def slot_in(message: str) -> str | None:
     """Return the PCI address in a message of nvidia-smi, in the form of sysfs; None if it has none."""
-    match = _SLOT.search(message)
-    return bus_id(match[0]) if match else None
+    return next(slots_in(message), None)
+
+
+def slots_in(message: str) -> Iterator[str]:
+    """Yield the PCI addresses in a message, in the form of sysfs."""
+    yield from map(bus_id, _SLOT.findall(message))
 
 
 def lost_slots(node: NodeFacts) -> dict[str, str]:

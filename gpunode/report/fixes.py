@@ -8,12 +8,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from gpunode.checks.actions import PROVISION, action
+from gpunode.checks.gpus import slots_in
 from gpunode.text import listed, printable
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 """Names of hosts that Ansible reads as such, and a shell as one word."""
 _RUN = re.compile(rf"\s*Run: {re.escape(PROVISION)} -t \S+$")
-_ADDRESS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 _AFTER = {"restart_os": "reboot", "reload_driver": "reload the driver", "reset_gpu": "reset the GPU"}
 
 
@@ -61,7 +61,7 @@ def fix_of(remedy: str | None, actions: Sequence[str], hosts: Sequence[str], mes
     steps = [action(text) for text in actions]
     role = next((index for index, step in enumerate(steps) if step.action == "run_role"), None)
     text = printable(_RUN.sub("", remedy)).replace(PROVISION, _provision(hosts))
-    addresses = {address for message in messages for address in _ADDRESS.findall(message)}
+    addresses = {address for message in messages for address in slots_in(message)}
     if len(addresses) == 1:
         text = re.sub(r"\bSLOT\b", addresses.pop(), text)
     if role is None:
