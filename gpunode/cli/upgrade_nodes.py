@@ -205,10 +205,10 @@ class AnsibleNodes:
     def measure(self, nodes: Records) -> Results:
         """Measure nodes that have their release still, and keep the figures."""
         found: Results = {}
-        names = [name for name in nodes if not read_before(self.folder, name, measured=True)[0].figures]
-        if self.connections.then is None or not names:
+        if self.connections.then is None:
             return found
-        for name, look in look_at(self.connections, self.evaluator, names, measured=True).items():
+        names = [name for name in nodes if not read_before(self.folder, name, measured=True)[0].figures]
+        for name, look in look_at(self.connections, self.evaluator, names, measured=True).items() if names else ():
             if look.snapshot is None or look.release == look.loaded == nodes[name].before:
                 found |= write_measured(self.folder, look)
             # Else an earlier run changed it, and what it was before cannot be measured any more.
@@ -225,11 +225,12 @@ class AnsibleNodes:
     def validate(self, nodes: Records) -> Results:
         """Compare nodes with their snapshots before, and their figures if there are some of before."""
         found = self._compared(nodes, measured=False)
+        if self.connections.then is None:
+            return found
         again = {
             name: node
             for name, node in nodes.items()
-            if not found[name] and self.connections.then is not None
-            if read_before(self.folder, name, measured=True)[0].figures
+            if not found[name] and read_before(self.folder, name, measured=True)[0].figures
         }
         return found | (self._compared(again, measured=True) if again else {})
 

@@ -219,7 +219,7 @@ def change_fleet(options: ChangeOptions, goal: ChangeGoal) -> int:
     judging = JudgingRequest(policies=policies.by_host, extracts=EXTRACTS)
     with one_at_a_time(folder), Evaluator(judging) as evaluator:
         if options.measure:
-            connections = replace(connections, then=following(measurement(options.image), evaluator))
+            connections = replace(connections, then=following(WorkloadOptions(image=options.image), evaluator))
         journals = list(runs(folder))
         journal = next((one for one in journals if _continues(one, options, goal)), None)
         if journal is not None:
@@ -239,18 +239,6 @@ def change_fleet(options: ChangeOptions, goal: ChangeGoal) -> int:
                 return code_of(record)
             journal = _begin(folder, record, looks, held, goal)
         return _run(options, goal, journal, connections, evaluator=evaluator, scheduler=scheduler)
-
-
-def measurement(image: str | None) -> WorkloadOptions:
-    """Return the workload of ``--measure``: that of ``gpunode validate`` without options."""
-    return WorkloadOptions(
-        image=image,
-        image_file=None,
-        no_container=False,
-        force=False,
-        workload_timeout_s=None,
-        image_timeout_s=None,
-    )
 
 
 def _begin(

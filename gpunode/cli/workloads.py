@@ -20,12 +20,12 @@ BETWEEN_S = 60.0
 class WorkloadOptions:
     """The workload options of the command line."""
 
-    image: str | None
-    image_file: Path | None
-    no_container: bool
-    force: bool
-    workload_timeout_s: float | None
-    image_timeout_s: float | None
+    image: str | None = None
+    image_file: Path | None = None
+    no_container: bool = False
+    force: bool = False
+    workload_timeout_s: float | None = None
+    image_timeout_s: float | None = None
     storage: str | None = None
     burn_s: float | None = None
     data: str | None = None
