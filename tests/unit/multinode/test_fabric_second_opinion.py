@@ -1,8 +1,10 @@
 """nccl-tests over several nodes: their recorded output, beside what gpunode measured."""
 
+import copy
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from captured import FOLDER, each
@@ -121,8 +123,9 @@ def test_mpirun_runs_them_where_they_are_installed(
 ) -> None:
     """Stand-ins: mpirun prints records for the payload, and runs the other command; nccl-tests print a log."""
     (tmp_path / "log").write_text(corrected(WRONG), encoding="utf-8")
-    rows = [{**LINKS, "device": "cuda", "seconds": 1.0}, {**RATES, "device": "cuda", "seconds": 1.0}]
-    rows[1]["values"]["rows"][0]["wrong"] = 0  # type: ignore[index]
+    rates: dict[str, Any] = copy.deepcopy(RATES)
+    rates["values"]["rows"][0]["wrong"] = 0
+    rows = [{**one, "device": "cuda", "seconds": 1.0} for one in (LINKS, rates)]
     (tmp_path / "records").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     programs = {"mpirun": MPIRUN}
     if installed:
