@@ -54,12 +54,25 @@ class World:
         self.logs: list[str] = []
         self.measured: list[str] = []
         """Nodes in the order in which they were measured."""
+        self.images: list[str] = []
+        """The image of each of them."""
 
     def look(
-        self, connections: Connections, _: object, names: Iterable[str], *, measured: bool = False
+        self,
+        connections: Connections,
+        _: object,
+        names: Iterable[str],
+        *,
+        image: str | None = None,
+        each: Callable[[NodeLook], None] = lambda _: None,
     ) -> dict[str, NodeLook]:
-        found = {name: self.one(name, measured=measured and connections.then is not None) for name in names}
-        self.measured += [name for name in found if measured]
+        found = {}
+        for name in names:
+            found[name] = self.one(name, measured=image is not None and connections.measuring is not None)
+            if image is not None:
+                self.measured.append(name)
+                self.images.append(image)
+            each(found[name])
         return found
 
     def one(self, name: str, *, measured: bool = False) -> NodeLook:

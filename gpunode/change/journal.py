@@ -70,6 +70,8 @@ class RunRecord(FrozenByName):
     left_out: dict[str, str] = Field(default_factory=dict)
     """Nodes that are no part of the run, with the reason."""
     nodes: dict[str, NodeRecord]
+    image: str | None = None
+    """The container image that nodes are measured in; None: they are not measured."""
 
     @property
     def open_nodes(self) -> dict[str, NodeRecord]:
@@ -144,6 +146,11 @@ class Journal:
     def place(self, name: str, state: ChangeState, reason: str) -> None:
         """Record a state that no act led to."""
         self._set({name: self.record.nodes[name].model_copy(update={"state": state, "intent": "", "reason": reason})})
+
+    def measure_in(self, image: str | None) -> None:
+        """Record the image that nodes are measured in from now on."""
+        self.record = self.record.model_copy(update={"image": image})
+        self.write()
 
     def give(self, names: Iterable[str]) -> None:
         """Remove nodes that belong to a newer run now."""

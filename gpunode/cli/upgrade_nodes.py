@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,9 +21,9 @@ from gpunode.cli.writing import write_whole
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import UsageError
 from gpunode.fleet import Target, Then, collect
-from gpunode.history.compare import compare
+from gpunode.history.compare import GPU_REPLACED, OTHER_MACHINE, compare, renumbered
 from gpunode.history.snapshot import Snapshot
-from gpunode.judging.evaluator import Evaluator
+from gpunode.judging.evaluator import Evaluator, JudgedNode
 from gpunode.judging.request import EvaluatedNode, Json
 from gpunode.names import expand
 from gpunode.provisioning.live import gpus_in_use
@@ -89,14 +89,23 @@ class Connections:
     password: str | None = None
     arguments: tuple[str, ...] = ()
     """Arguments of ansible-playbook: vaults, variables, forks."""
-    then: Callable[[NodeProgress], Then] | None = None
-    """What measures a node; None: nothing is measured."""
+    measuring: Callable[[str], Callable[[NodeProgress], Then]] | None = None
+    """What measures a node, by the container image; None: nothing is measured."""
 
 
 def look_at(
-    connections: Connections, evaluator: Evaluator, names: Iterable[str], *, measured: bool = False
+    connections: Connections,
+    evaluator: Evaluator,
+    names: Iterable[str],
+    *,
+    image: str | None = None,
+    each: Callable[[NodeLook], None] = lambda _: None,
 ) -> dict[str, NodeLook]:
-    """Collect from nodes, and measure them if asked, and judge them; return them in the order of their answers."""
+    """Collect from nodes and judge them; return them in the order of their answers.
+
+    ``image``: measure them too, in a container of it. ``each`` gets a node as soon as it has answered.
+    """
+    measuring = connections.measuring(image) if image is not None and connections.measuring is not None else None
     targets = [connections.targets[name] for name in names]
     found: dict[str, NodeLook] = {}
     with shown_progress([target.name for target in targets]) as shown:
@@ -105,28 +114,31 @@ def look_at(
             parallel=connections.parallel,
             timeout_s=connections.timeout_s,
             become_password=connections.password,
-            then=connections.then(shown.step) if measured and connections.then is not None else None,
+            then=measuring(shown.step) if measuring is not None else None,
         )
         for node in evaluator.judge_fleet(answers):
             shown(node.report.host)
             host = node.report.host
-            if node.extracted is None:
-                found[host] = NodeLook(host, node.report.findings[0].message)
-                continue
-            extracted: Any = node.extracted
-            snapshot = Snapshot.model_validate({**extracted[SNAPSHOT], "host": host})
-            bad = [one for one in node.report.findings if one.status in (Status.FAIL, Status.ERROR)]
-            found[host] = NodeLook(
-                host,
-                snapshot=snapshot,
-                picture=NodePicture.model_validate(extracted[LOOK]["picture"]),
-                undetermined=extracted[LOOK]["undetermined"],
-                busy=extracted[LOOK]["busy"],
-                findings=tuple(
-                    {"check": one.check, "component": one.component, "status": one.status.value} for one in bad
-                )[:MOST_FINDINGS],
-            )
+            found[host] = _looked(host, node)
+            each(found[host])
     return found
+
+
+def _looked(host: str, node: JudgedNode) -> NodeLook:
+    if node.extracted is None:
+        return NodeLook(host, node.report.findings[0].message)
+    extracted: Any = node.extracted
+    bad = [one for one in node.report.findings if one.status in (Status.FAIL, Status.ERROR)]
+    return NodeLook(
+        host,
+        snapshot=Snapshot.model_validate({**extracted[SNAPSHOT], "host": host}),
+        picture=NodePicture.model_validate(extracted[LOOK]["picture"]),
+        undetermined=extracted[LOOK]["undetermined"],
+        busy=extracted[LOOK]["busy"],
+        findings=tuple({"check": one.check, "component": one.component, "status": one.status.value} for one in bad)[
+            :MOST_FINDINGS
+        ],
+    )
 
 
 def why_not_as_good(before: Snapshot, after: NodeLook, target: str | None) -> str:
@@ -138,16 +150,24 @@ def why_not_as_good(before: Snapshot, after: NodeLook, target: str | None) -> st
         for what, version in (("installed", after.release), ("loaded", after.loaded))
         if version != target
     ]
-    changes = [one for one in compare(before, after.snapshot).changes if one.effect == "worse"]
+    # An exchanged GPU may be a good one, but nothing that was known of the one before holds for it.
+    changes = [
+        one
+        for one in compare(before, after.snapshot).changes
+        if one.effect == "worse" or one.what in (GPU_REPLACED, OTHER_MACHINE)
+    ]
     found += [f"{one.component}: {one.text}" if one.component != "node" else one.text for one in changes]
     found += [
         f"{check} failed, and was not run before"
         for check, verdict in after.snapshot.verdicts.items()
         if check not in before.verdicts and verdict.status is Status.FAIL
     ]
-    lost = {(one.metric, one.component) for one in before.figures} - {
-        (one.metric, one.component) for one in after.snapshot.figures
-    }
+    numbers = renumbered(before, after.snapshot)
+    lost = {
+        (one.metric, component)
+        for one in before.figures
+        if (component := numbers.get(one.component, one.component)) is not None
+    } - {(one.metric, one.component) for one in after.snapshot.figures}
     found += [f"{metric} of {component} was measured before, and is not any more" for metric, component in sorted(lost)]
     unknown = sorted(set(after.snapshot.unknown) - set(before.unknown))
     found += [f"{name}: {after.snapshot.unknown[name]}" for name in unknown]
@@ -167,12 +187,16 @@ class AnsibleNodes:
     """A node without a way back to its release is refused while it is prepared."""
     kept: str = ""
     """The run with the snapshots that nodes go back to; empty: they go forward, and this run keeps snapshots."""
+    image: str = ""
+    """What nodes are measured in that were not measured before."""
+    not_measured: set[str] = field(default_factory=set)
+    """Nodes that were compared without figures, although figures were requested."""
 
     def _ask(self, nodes: Records, op: str) -> Results:
         questions: dict[str, dict[str, Any]] = {}
         for name, node in nodes.items():
             question = {"op": op, "token": node.token, "owner": self.owner, "lasts_s": leases.LASTS_S}
-            questions[name] = question | ({"findings": read_before(self.folder, name)[1]} if op == "mark" else {})
+            questions[name] = question | ({"findings": read_before(self.folder, name).findings} if op == "mark" else {})
         return leases.ask(
             [self.connections.targets[name] for name in nodes],
             questions,
@@ -203,15 +227,19 @@ class AnsibleNodes:
         return {name: looks[name].reason or looks[name].busy for name in nodes}
 
     def measure(self, nodes: Records) -> Results:
-        """Measure nodes that have their release still, and keep the figures."""
+        """Measure nodes that have their release still, and keep the figures of each as soon as it has some."""
         found: Results = {}
-        if self.connections.then is None:
+        if self.connections.measuring is None:
             return found
-        names = [name for name in nodes if not read_before(self.folder, name, measured=True)[0].figures]
-        for name, look in look_at(self.connections, self.evaluator, names, measured=True).items() if names else ():
-            if look.snapshot is None or look.release == look.loaded == nodes[name].before:
-                found |= write_measured(self.folder, look)
+
+        def keep(look: NodeLook) -> None:
+            if look.snapshot is None or look.release == look.loaded == nodes[look.host].before:
+                found.update(write_measured(self.folder, look, self.image))
             # Else an earlier run changed it, and what it was before cannot be measured any more.
+
+        names = [name for name in nodes if read_before(self.folder, name).measured is None]
+        if names:
+            look_at(self.connections, self.evaluator, names, image=self.image, each=keep)
         return found
 
     def change(self, nodes: Records) -> Results:
@@ -223,23 +251,25 @@ class AnsibleNodes:
         return self._play("site.yml", nodes, {"gpunode_reboot": "when_needed"})
 
     def validate(self, nodes: Records) -> Results:
-        """Compare nodes with their snapshots before, and their figures if there are some of before."""
-        found = self._compared(nodes, measured=False)
-        if self.connections.then is None:
+        """Compare nodes with their snapshots before, and their figures in the image of before, if there are some."""
+        befores = {name: read_before(self.folder, name) for name in nodes}
+        found = self._compared(nodes, {name: before.snapshot for name, before in befores.items()})
+        if self.connections.measuring is None:
             return found
-        again = {
-            name: node
-            for name, node in nodes.items()
-            if not found[name] and read_before(self.folder, name, measured=True)[0].figures
-        }
-        return found | (self._compared(again, measured=True) if again else {})
+        good = {name: before for name, before in befores.items() if not found[name]}
+        self.not_measured |= {name for name, before in good.items() if before.measured is None}
+        for image in sorted({before.image or self.image for before in good.values() if before.measured is not None}):
+            figures = {
+                name: before.measured
+                for name, before in good.items()
+                if before.measured is not None and (before.image or self.image) == image
+            }
+            found |= self._compared({name: nodes[name] for name in figures}, figures, image=image)
+        return found
 
-    def _compared(self, nodes: Records, *, measured: bool) -> Results:
-        looks = look_at(self.connections, self.evaluator, nodes, measured=measured)
-        return {
-            name: why_not_as_good(read_before(self.folder, name, measured=measured)[0], looks[name], node.aim)
-            for name, node in nodes.items()
-        }
+    def _compared(self, nodes: Records, befores: Mapping[str, Snapshot], *, image: str | None = None) -> Results:
+        looks = look_at(self.connections, self.evaluator, nodes, image=image)
+        return {name: why_not_as_good(befores[name], looks[name], node.aim) for name, node in nodes.items()}
 
     def _play(self, playbook: str, nodes: Records, more: Mapping[str, Any]) -> Results:
         """Run a playbook on nodes; return why it failed on each."""
@@ -307,14 +337,14 @@ def before_file(folder: Path, name: str) -> Path:
     return folder / f"before-{quote(name, safe='@+,=')}.json"
 
 
-def write_measured(folder: Path, look: NodeLook) -> Results:
+def write_measured(folder: Path, look: NodeLook, image: str) -> Results:
     """Add what was measured of a node to its snapshot before the change; return the reason if there is nothing."""
     if look.snapshot is None or not look.snapshot.figures:
         failed = [one["check"] for one in look.findings if one["check"].startswith("workload.")]
         why = look.reason or f"see gpunode validate {look.host}{f' ({listed(failed)})' if failed else ''}"
         return {look.host: f"nothing was measured before the change: {why}"}
     path = before_file(folder, look.host)
-    measured = look.snapshot.model_dump(mode="json", include={"figures", "verdicts"})
+    measured = look.snapshot.model_dump(mode="json", include={"figures", "verdicts"}) | {"image": image}
     write_whole(path, json.dumps({**json.loads(path.read_bytes()), "measured": measured}), private=True)
     return {look.host: ""}
 
@@ -327,16 +357,28 @@ def write_before(folder: Path, looks: Mapping[str, NodeLook], write: Callable[[P
             write(before_file(folder, name), json.dumps(body))
 
 
-def read_before(folder: Path, name: str, *, measured: bool = False) -> tuple[Snapshot, Sequence[dict[str, str]]]:
-    """Return the snapshot of a node before the change, and its findings. Raises UsageError.
+@dataclass(frozen=True)
+class NodeBefore:
+    """A node before its change."""
 
-    ``measured``: with its figures, if it was measured.
-    """
+    snapshot: Snapshot
+    findings: Sequence[dict[str, str]]
+    measured: Snapshot | None = None
+    """The snapshot with figures; None: it was not measured."""
+    image: str = ""
+    """What it was measured in; empty: not recorded."""
+
+
+def read_before(folder: Path, name: str) -> NodeBefore:
+    """Return a node as it was before the change. Raises UsageError."""
     path = before_file(folder, name)
     try:
         document = json.loads(path.read_bytes())
-        more = document.get("measured", {}) if measured else {}
-        return Snapshot.model_validate({**document["snapshot"], **more}), document["findings"]
+        snapshot = Snapshot.model_validate(document["snapshot"])
+        more = dict(document.get("measured", {}))
+        image = str(more.pop("image", ""))
+        measured = Snapshot.model_validate({**document["snapshot"], **more}) if more else None
+        return NodeBefore(snapshot, document["findings"], measured, image)
     except (OSError, ValueError, KeyError, TypeError) as err:
         reason = err.strerror if isinstance(err, OSError) else "damaged"
         raise UsageError(f"{path}: {reason}: without it {name} cannot be proven to be as good as before") from None

@@ -7,7 +7,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+from packaging.version import Version
 
 from gpunode.catalog import load
 from gpunode.change.adapters import scheduler_of
@@ -25,7 +26,7 @@ from gpunode.change.states import FINAL, OUT_OF_SERVICE, ChangeState
 from gpunode.cli.options import ASK_BECOME_PASS, LIMIT, PARALLEL, TIMEOUT, Command, Seconds, inventory_option
 from gpunode.cli.plan_fleet import refuse_inventory, with_request
 from gpunode.cli.provision import refuse_extra_variables
-from gpunode.cli.selection import ask_password, explained
+from gpunode.cli.selection import NodeProgress, ask_password, explained
 from gpunode.cli.upgrade_nodes import EXTRACTS, AnsibleNodes, Connections, NodeLook, before_file, look_at, write_before
 from gpunode.cli.upgrade_text import counted_states, plan_lines, printable_lines, report_lines, watch
 from gpunode.cli.validate import following
@@ -33,7 +34,7 @@ from gpunode.cli.workloads import WorkloadOptions
 from gpunode.cli.writing import write_whole
 from gpunode.content import collection_root
 from gpunode.errors import Exit, GpunodeError, UsageError
-from gpunode.fleet import process
+from gpunode.fleet import Then, process
 from gpunode.fleet.inventory import Inventory, read_with_settings
 from gpunode.fleet.targets import SETTINGS, targets
 from gpunode.history.store import HistoryError, state_folder
@@ -42,7 +43,7 @@ from gpunode.judging.policy import PolicyReader, today
 from gpunode.judging.request import JudgingRequest
 from gpunode.names import fold
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, Request, plan
-from gpunode.text import last_line, printable
+from gpunode.text import last_line, listed, printable
 from gpunode.whole import make_private_folder
 
 PAUSE, ABORT = "pause", "abort"
@@ -101,7 +102,11 @@ OPTIONS = (
         is_flag=True,
         help="Measure each node before and after, as validate at level standard: a slower one is not returned.",
     ),
-    click.option("--image", metavar="IMAGE", help="Container image for --measure.  [default: from the catalog]"),
+    click.option(
+        "--image",
+        metavar="IMAGE",
+        help="Container image for --measure.  [default: one of the catalog that both releases support]",
+    ),
     click.option("--dry-run", is_flag=True, help="Print the plan and change nothing."),
     click.option(
         "--power-cycle",
@@ -219,7 +224,9 @@ def change_fleet(options: ChangeOptions, goal: ChangeGoal) -> int:
     judging = JudgingRequest(policies=policies.by_host, extracts=EXTRACTS)
     with one_at_a_time(folder), Evaluator(judging) as evaluator:
         if options.measure:
-            connections = replace(connections, then=following(WorkloadOptions(image=options.image), evaluator))
+            measuring = partial(_measuring, evaluator)
+            measuring(options.image)
+            connections = replace(connections, measuring=measuring)
         journals = list(runs(folder))
         journal = next((one for one in journals if _continues(one, options, goal)), None)
         if journal is not None:
@@ -229,16 +236,64 @@ def change_fleet(options: ChangeOptions, goal: ChangeGoal) -> int:
             if options.dry_run:
                 click.echo(printable_lines(report_lines(journal.record, verbose=True)))
                 return code_of(journal.record)
+            if options.measure:
+                look = partial(look_at, connections, evaluator, list(journal.record.nodes))
+                journal.measure_in(image_of_run(options, journal.record, look))
         else:
             looks = look_at(connections, evaluator, connections.targets)
             held = _held(journals)
             record, document = planned(options, goal, inventory, looks, held, scheduler=scheduler)
+            if options.measure and record.nodes:
+                record = record.model_copy(update={"image": image_of_run(options, record, lambda: looks)})
             earlier = [one.record for one in journals]
             click.echo(printable_lines(plan_lines(record, document, options.drain_s, options.scheduler, earlier)))
             if options.dry_run or not record.nodes:
                 return code_of(record)
             journal = _begin(folder, record, looks, held, goal)
         return _run(options, goal, journal, connections, evaluator=evaluator, scheduler=scheduler)
+
+
+def _measuring(evaluator: Evaluator, image: str | None) -> Callable[[NodeProgress], Then]:
+    """Return what measures a node in an image. Raises UsageError."""
+    return following(WorkloadOptions(image=image), evaluator)
+
+
+def image_of_run(options: ChangeOptions, record: RunRecord, look: Callable[[], Mapping[str, NodeLook]]) -> str:
+    """Return the image that a run measures nodes in: one for all of them, before and after. Raises UsageError."""
+    if options.image is not None:
+        return options.image
+    if record.image is not None:
+        return record.image
+    looks = look()
+    pictures = [picture for name in record.nodes if (picture := looks[name].picture) is not None]
+    return image_for_releases(
+        {release for node in record.nodes.values() for release in (node.before, node.target) if release},
+        {picture.arch for picture in pictures if picture.arch},
+        {model for picture in pictures for group in picture.gpus for model in group.models},
+    )
+
+
+def image_for_releases(releases: Collection[str], architectures: Collection[str], models: Collection[str]) -> str:
+    """Return the newest image of the catalog that all releases of the driver support. Raises UsageError.
+
+    A driver runs images of an older CUDA: the release with the oldest one decides.
+    """
+    from gpunode.cli.workload_run import image_for, no_image  # noqa: PLC0415 (it loads the engine's library)
+
+    catalog = load()
+    ask = "name one that all of them support with --image"
+    cudas = {release: catalog.branch_of(release).native_cuda for release in releases}
+    unknown = sorted(release for release, cuda in cudas.items() if cuda is None)
+    if unknown:
+        raise UsageError(f"--measure: the catalog has no CUDA for driver {listed(unknown)}: {ask}")
+    by_release = {release: Version(cuda) for release, cuda in cudas.items() if cuda is not None}
+    oldest = min(by_release, key=by_release.__getitem__)
+    capabilities = {str(catalog.gpu(model).compute_capability) for model in models}
+    found = image_for(by_release[oldest], architectures, capabilities)
+    if found is None:
+        why = no_image(str(by_release[oldest]), architectures, capabilities)
+        raise UsageError(f"--measure: {why} (drivers {listed(sorted(releases))}): {ask}")
+    return found
 
 
 def _begin(
@@ -500,6 +555,7 @@ def _run(  # noqa: PLR0913
         owner(),
         way_back=options.rollback,
         kept=goal.kept.name if goal.kept is not None else "",
+        image=journal.record.image or "",
     )
     limits = RunLimits(
         drain_s=options.drain_s,
@@ -528,6 +584,8 @@ def _run(  # noqa: PLR0913
         journal.finish()
     for line in report_lines(journal.record, verbose=options.verbose):
         click.echo(printable(line))
+    if nodes.not_measured:
+        click.echo(printable(f"compared without figures, because their change had begun: {fold(nodes.not_measured)}"))
     if stopped:
         say(f"stopped: {stopped}")
     return code_of(journal.record)

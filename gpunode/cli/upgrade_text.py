@@ -52,6 +52,8 @@ def plan_lines(
         yield f"wave {wave + 1}      {fold(names)}{' (canary)' if wave == 0 else ''}{together}"
     if record.nodes:
         yield f"out of service: up to {drain_s / 60:.0f} minutes until idle, then {expected_minutes(record, earlier)}"
+    if record.image is not None:
+        yield f"measured    before and after the change, in {record.image}"
     for why in sorted(set(record.left_out.values())):
         yield f"left out    {fold(name for name, one in record.left_out.items() if one == why)}: {why}"
 

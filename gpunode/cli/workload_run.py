@@ -5,7 +5,7 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -22,6 +22,7 @@ from gpunode.facts import NodeFacts
 from gpunode.fleet import MissingProgram, Node, NodeFailure
 from gpunode.fleet.session import PYTHONS
 from gpunode.probe import Answer
+from gpunode.text import listed
 from gpunode.tuning import payload_settings
 from gpunode.workload import (
     ImageFile,
@@ -100,27 +101,42 @@ def catalog_image(node: NodeFacts, framework: str = FRAMEWORKS[0]) -> str:
     cuda_version = identify(node).stack.cuda
     if cuda_version is None:
         raise LaunchFailure("image", "the CUDA version of the driver is unknown: set an image with --image IMAGE")
-    cuda = Version(cuda_version)
     models = [model_of(device) for device in node.gpus_on_bus or ()]
-    known = [Version(str(match.common["compute_capability"])) for match in models if match and _capability(match)]
+    known = [str(match.common["compute_capability"]) for match in models if match and _capability(match)]
+    architectures = {str(node.architecture)}
+    found = image_for(Version(cuda_version), architectures, known, framework)
+    if found is None:
+        raise LaunchFailure(
+            "image", f"{no_image(cuda_version, architectures, known, framework)}: name one with --image"
+        )
+    return found
+
+
+def image_for(
+    cuda: Version, architectures: Collection[str], capabilities: Iterable[str], framework: str = FRAMEWORKS[0]
+) -> str | None:
+    """Return the newest image of the catalog for a driver with that CUDA, on all of these machines and GPUs."""
+    known = list(map(Version, capabilities))
     fitting = [
         row
         for row in load().workload_images.values()
         if row.framework == framework
         and row.digest != "unpublished"
-        and node.architecture in row.arch
+        and set(architectures) <= set(row.arch)
         and all(Version(row.min_compute_capability) <= one for one in known)
     ]
     own = [row for row in fitting if Version(row.cuda).release[:2] <= cuda.release[:2]]
     near = [row for row in fitting if Version(row.cuda).major == cuda.major]
-    for row in (*own, *near):
-        return row.reference
+    return next((row.reference for row in (*own, *near)), None)
+
+
+def no_image(
+    cuda: str, architectures: Collection[str], capabilities: Iterable[str], framework: str = FRAMEWORKS[0]
+) -> str:
+    """Return that ``image_for`` has no answer, for a message."""
+    known = list(map(Version, capabilities))
     lowest = f" and compute capability {min(known)}" if known else ""
-    raise LaunchFailure(
-        "image",
-        f"no image of the catalog with {framework} is for CUDA {cuda_version}{lowest} on {node.architecture}: name one "
-        "with --image",
-    )
+    return f"no image of the catalog with {framework} is for CUDA {cuda}{lowest} on {listed(sorted(architectures))}"
 
 
 def _capability(match: GpuMatch) -> bool:

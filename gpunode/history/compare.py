@@ -77,6 +77,8 @@ _NOUNS = {
 RANK = {Status.PASS: 0, Status.NOTE: 0, Status.SKIP: 0, Status.WARN: 1, Status.ERROR: 2, Status.FAIL: 3}
 MOST_CHANGES = 2000
 """Changes of one node that are kept; the rest is counted."""
+OTHER_MACHINE, GPU_REPLACED = "another machine under this name", "GPU replaced"
+"""What is different about a node or a GPU that is not the same one any more."""
 SPREADS = 3
 """Spreads of the components of one run that are its noise."""
 
@@ -227,7 +229,7 @@ def compare(before: Snapshot, after: Snapshot) -> NodeComparison:
     names = Names(before, after)
     changes = list(_gpu_changes(before, after))
     if other_hardware:
-        changes = [Change(effect="other", section="node", component="node", what="another machine under this name")]
+        changes = [Change(effect="other", section="node", component="node", what=OTHER_MACHINE)]
         changes += _plain("platform", before.platform, after.platform)
         changes += _plain("GPUs", len(before.gpus), len(after.gpus))
     elif before.facts is None or after.facts is None:
@@ -237,7 +239,7 @@ def compare(before: Snapshot, after: Snapshot) -> NodeComparison:
         changes += _fact_changes(before, after, names)
         changes += _counter_changes(before, after, names)
     if not other_hardware:
-        numbers = _renumbered(before, after)
+        numbers = {old: new or f"{old} (removed)" for old, new in renumbered(before, after).items()}
         changes += _verdict_changes(before.verdicts, after.verdicts, numbers)
         changes += _figure_changes(before.figures, after.figures, numbers)
     changes.sort(key=lambda one: (SECTIONS.index(one.section), one.component, one.what))
@@ -289,7 +291,7 @@ def _gpu_changes(before: Snapshot, after: Snapshot) -> Iterator[Change]:
             effect="worse" if new is None else "other",
             section="gpu",
             component=f"gpu{gpu.index}",
-            what="GPU" if new is None else "GPU replaced",
+            what="GPU" if new is None else GPU_REPLACED,
             before=gpu.title,
             after=None if new is None else new.title,
         )
@@ -439,12 +441,12 @@ def _counter_changes(before: Snapshot, after: Snapshot, names: Names) -> Iterato
             )
 
 
-def _renumbered(before: Snapshot, after: Snapshot) -> dict[str, str]:
-    """Return the new name of each GPU of the first run: behind one that was removed, the others move up."""
-    names = {}
+def renumbered(before: Snapshot, after: Snapshot) -> dict[str, str | None]:
+    """Return the new name of each GPU of the first run: behind one that was removed (None), the others move up."""
+    names: dict[str, str | None] = {}
     for gpu in before.gpus:
         new = next((one.index for one in after.gpus if same_gpu(gpu, one)), None)
-        names[f"gpu{gpu.index}"] = f"gpu{gpu.index} (removed)" if new is None else f"gpu{new}"
+        names[f"gpu{gpu.index}"] = None if new is None else f"gpu{new}"
     return names
 
 

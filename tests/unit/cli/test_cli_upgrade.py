@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from upgrade_world import NEW, OLD, World, latest, simulate, states, upgraded
 
+from gpunode.catalog import load
 from gpunode.change import node_program
 from gpunode.change.journal import NodeRecord, new_token
 from gpunode.checks import RunningStack, Status
 from gpunode.cli import run, upgrade_run
 from gpunode.cli.upgrade_nodes import NodeLook, variables_of, why_not_as_good
 from gpunode.errors import UsageError
-from gpunode.history.snapshot import Verdict
+from gpunode.history.snapshot import FigureValue, GpuRecord, Snapshot, Verdict
 
 Out = pytest.CaptureFixture[str]
 
@@ -279,10 +280,122 @@ def test_what_is_no_proof(tmp_path: Path) -> None:
         {"verdicts": {"driver.library-matches-module": Verdict(status=Status.FAIL)}},
         {"stack": RunningStack(driver=OLD, driver_packages=NEW)},
         {"stack": RunningStack(driver=None, driver_packages=NEW)},
+        {"gpus": tuple(gpu.model_copy(update={"uuid": f"GPU-{gpu.index}"}) for gpu in good.snapshot.gpus)},
     ):
         look = NodeLook("gpu-1", snapshot=good.snapshot.model_copy(update=wrong))
         assert why_not_as_good(before, look, NEW), wrong
     assert why_not_as_good(before, NodeLook("gpu-1", "unreachable"), NEW) == "unreachable"
+
+
+def measured_gpus(indices: Sequence[int], **serials: str) -> Snapshot:
+    """A node with a figure of each GPU but the last; the GPUs have these indices."""
+    gpus = tuple(
+        GpuRecord(
+            index=index, name="H100", uuid=f"GPU-{serials.get(f'gpu{n}', n)}", serial=serials.get(f"gpu{n}", f"13{n}"),
+            slot=f"0000:{n}b:00.0",
+        )
+        for n, index in enumerate(indices)
+    )  # fmt: skip
+    figures = tuple(
+        FigureValue(metric="gemm", component=f"gpu{gpu.index}", value=700.0 + gpu.index) for gpu in gpus[:-1]
+    )
+    stack = RunningStack(driver=NEW, driver_packages=NEW)
+    return Snapshot(host="gpu-1", level="standard", simulated=True, stack=stack, gpus=gpus, facts={}, figures=figures)
+
+
+def test_a_gpu_with_another_index_is_the_same_gpu() -> None:
+    """The last one was not measured before either, whatever its index is."""
+    before, after = measured_gpus((0, 1, 2, 3)), measured_gpus((0, 3, 1, 2))
+    assert why_not_as_good(before, NodeLook("gpu-1", snapshot=after), NEW) == ""
+    fewer = after.model_copy(update={"figures": after.figures[:-1]})
+    said = why_not_as_good(before, NodeLook("gpu-1", snapshot=fewer), NEW)
+    assert said == "gemm of gpu1 was measured before, and is not any more"
+
+
+def test_an_exchanged_gpu_is_named_with_both_serial_numbers() -> None:
+    before, after = measured_gpus((0, 1, 2, 3)), measured_gpus((0, 1, 2, 3), gpu2="4711")
+    said = why_not_as_good(before, NodeLook("gpu-1", snapshot=after), NEW)
+    assert said == (
+        "gpu2: GPU replaced: H100, serial 132, GPU-2, 0000:2b:00.0 -> H100, serial 4711, GPU-4711, 0000:2b:00.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("releases", "image"),
+    [
+        ({"580.95.05", "595.91.07"}, "pytorch-25.10"),
+        ({"595.91.07"}, "pytorch-26.05"),
+        ({"570.195.03", "595.91.07"}, "pytorch-2.7-cu128"),
+    ],
+)
+def test_an_image_that_every_release_supports(releases: set[str], image: str) -> None:
+    found = upgrade_run.image_for_releases(releases, {"x86_64"}, {"h100-sxm5-80gb"})
+    assert found == load().workload_images[image].reference
+
+
+def test_no_image_for_every_release_is_one_line() -> None:
+    with pytest.raises(UsageError) as caught:
+        upgrade_run.image_for_releases({"470.256.02", "580.95.05"}, {"x86_64"}, {"t4"})
+    assert "CUDA 11.4" in str(caught.value)
+    assert "470.256.02, 580.95.05" in str(caught.value)
+    assert "--image" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_node_is_measured_after_its_change_in_the_image_of_before(world: World, tmp_path: Path, capsys: Out) -> None:
+    chosen = load().workload_images["pytorch-25.10"].reference
+
+    def interrupt(playbook: str, names: Sequence[str]) -> None:
+        if playbook == "site.yml" and "gpu-2" in names:
+            raise KeyboardInterrupt
+
+    world.during = interrupt
+    assert upgraded("--measure", "--waves", "2") == 130
+    assert f"measured    before and after the change, in {chosen}" in capsys.readouterr().out
+    world.during = lambda playbook, names: None  # noqa: ARG005
+    # Another image holds for the nodes that were not measured yet.
+    assert upgraded("--measure", "--image", "site/torch:1", "--waves", "2") == 0
+    assert set(states(tmp_path).values()) == {"returned"}
+    of_node = {name: {image for one, image in zip(world.measured, world.images, strict=True) if one == name}
+               for name in world.nodes}  # fmt: skip
+    assert of_node == {
+        **{name: {chosen} for name in ("gpu-1", "gpu-2", "gpu-3")},
+        **{name: {"site/torch:1"} for name in ("gpu-4", "gpu-5")},
+    }
+
+
+def test_what_was_measured_is_kept_when_the_run_is_killed(world: World, tmp_path: Path) -> None:
+    one = world.one
+
+    def killed(name: str, *, measured: bool = False) -> NodeLook:
+        if measured and name == "gpu-2":
+            raise KeyboardInterrupt
+        return one(name, measured=measured)
+
+    world.one = killed  # type: ignore[method-assign]
+    assert upgraded("--measure", "--canary", "3") == 130
+    world.one = one  # type: ignore[method-assign]
+    assert world.measured == ["gpu-1"]
+    assert upgraded("--measure", "--canary", "3") == 0
+    # gpu-1 was not measured a second time before its change.
+    assert world.measured[:5] == ["gpu-1", "gpu-2", "gpu-3", "gpu-1", "gpu-2"]
+    assert set(states(tmp_path).values()) == {"returned"}
+
+
+def test_nodes_that_could_not_be_measured_before_are_named(world: World, tmp_path: Path, capsys: Out) -> None:
+    """Their change had begun without --measure."""
+
+    def interrupt(playbook: str, names: Sequence[str]) -> None:
+        if playbook == "site.yml":
+            world.nodes[names[0]]["installed"] = NEW
+            raise KeyboardInterrupt
+
+    world.during = interrupt
+    assert upgraded() == 130
+    world.during = lambda playbook, names: None  # noqa: ARG005
+    assert upgraded("--measure") == 0
+    assert "compared without figures, because their change had begun: gpu-1\n" in capsys.readouterr().out
+    assert set(states(tmp_path).values()) == {"returned"}
 
 
 def test_the_variables_override_those_of_the_site() -> None:

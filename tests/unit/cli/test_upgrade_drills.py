@@ -480,7 +480,7 @@ def test_nodes_are_measured_while_they_are_drained(drill: Drill) -> None:
     look = drill.world.look
 
     def watched(*words: Any, **named: Any) -> dict[str, Any]:
-        assert not named.get("measured") or drained.exists() or "gpu-1" not in words[2]
+        assert not named.get("image") or drained.exists() or "gpu-1" not in words[2]
         return look(*words, **named)
 
     with pytest.MonkeyPatch.context() as patch:
