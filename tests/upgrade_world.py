@@ -45,6 +45,8 @@ class World:
         }
         self.domains: dict[str, str] = {}
         self.lost: set[str] = set()
+        self.gpus = 8
+        """GPUs that a node needs to be as good as before, or as was accepted."""
         self.unproven: list[str] = []
         """Nodes that returned and were not as good as before."""
         self.foreign_ended: list[str] = []
@@ -150,7 +152,7 @@ class World:
             if not file.read_text().startswith(DRAINS):
                 self.foreign_ended.append(name)
             node = self.nodes[name]
-            good = node["loaded"] == node["installed"] and node["gpus"] == 8 and node["bandwidth"] >= 390
+            good = node["loaded"] == node["installed"] and node["gpus"] == self.gpus and node["bandwidth"] >= 390
             if not good or name in self.lost:
                 self.unproven.append(name)
             file.unlink()

@@ -41,7 +41,7 @@ from gpunode.history.store import HistoryError, state_folder
 from gpunode.judging.evaluator import Evaluator
 from gpunode.judging.policy import PolicyReader, today
 from gpunode.judging.request import JudgingRequest
-from gpunode.names import fold
+from gpunode.names import expand, fold
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, Request, plan
 from gpunode.text import last_line, listed, printable
 from gpunode.whole import make_private_folder
@@ -107,6 +107,11 @@ OPTIONS = (
         metavar="IMAGE",
         help="Container image for --measure.  [default: one of the catalog that both releases support]",
     ),
+    click.option(
+        "--accept",
+        metavar="NODES",
+        help="Held nodes with hardware that was changed on purpose: what they are now is what they were before.",
+    ),
     click.option("--dry-run", is_flag=True, help="Print the plan and change nothing."),
     click.option(
         "--power-cycle",
@@ -152,6 +157,7 @@ class ChangeOptions:
     validate_s: float
     measure: bool
     image: str | None
+    accept: str | None
     dry_run: bool
     power_cycle: str | None
     pause: bool
@@ -251,6 +257,19 @@ def change_fleet(options: ChangeOptions, goal: ChangeGoal) -> int:
                 return code_of(record)
             journal = _begin(folder, record, looks, held, goal)
         return _run(options, goal, journal, connections, evaluator=evaluator, scheduler=scheduler)
+
+
+def _accept(names: Sequence[str], journal: Journal, look: Callable[[Sequence[str]], Mapping[str, NodeLook]]) -> None:
+    """Take what held nodes are now for what they were before the change. Raises UsageError."""
+    held = [name for name, node in journal.record.nodes.items() if node.state is ChangeState.HELD]
+    wrong = sorted(set(names) - set(held))
+    if wrong:
+        raise UsageError(f"--accept {wrong[0]}: not held by this run; it holds {fold(held) or 'no node'}")
+    looks = look(names)
+    for name in names:
+        if looks[name].snapshot is None:
+            raise UsageError(f"--accept {name}: {looks[name].reason}")
+    write_before(journal.folder, looks, _write_private)
 
 
 def _measuring(evaluator: Evaluator, image: str | None) -> Callable[[NodeProgress], Then]:
@@ -548,6 +567,8 @@ def _run(  # noqa: PLR0913
     missing = sorted(set(journal.record.nodes) - set(connections.targets))
     if missing:
         raise UsageError(f"run {journal.record.run} has {missing[0]}, which the inventory no longer has")
+    if options.accept is not None:
+        _accept(expand(options.accept), journal, partial(look_at, connections, evaluator))
     nodes = AnsibleNodes(
         connections,
         evaluator,

@@ -38,6 +38,31 @@ echo "begin $SLURM_JOB_ID" >> /var/log/gpunode-test-jobs
 $fault gpu0 gpu-busy && sleep {JOB_S} && $fault gpu0 gpu-busy --heal || exit
 echo "end $SLURM_JOB_ID" >> /var/log/gpunode-test-jobs
 """
+# A mirror that was cleaned up: the variant of each index that had the release, for repositories/inside/serve.py.
+RELEASE_GONE = r"""
+import json, re, sys
+from pathlib import Path
+sys.path.insert(0, "/srv/gpunode")
+import publish
+keys, found = publish.Keys(publish.KEYS), 0
+for repository in json.loads(Path("/srv/gpunode/plan.json").read_text()).values():
+    folder = publish.ROOT / repository["path"]
+    if repository["kind"] != "flat":
+        continue
+    stanzas = [stanza for stanza in (folder / "Packages").read_text().split("\n\n") if stanza.strip()]
+    version = re.compile(r"^Version: (\d+:)?" + re.escape(sys.argv[1]) + "-", re.MULTILINE)
+    left = [stanza for stanza in stanzas if not version.search(stanza)]
+    if len(left) == len(stanzas):
+        continue
+    found += len(stanzas) - len(left)
+    to = publish.FAULTS / "release-gone" / repository["path"]
+    to.mkdir(parents=True, exist_ok=True)
+    (to / "Packages").write_text("".join(f"{stanza}\n\n" for stanza in left))
+    publish._DATE = re.search("^Date: (.+)$", (folder / "Release").read_text(), re.MULTILINE)[1]
+    publish._sign(to, to, repository["release"], keys, repository["key"])
+assert found, "no repository has this release"
+Path("/srv/on/release-gone").touch()
+"""
 SCONTROL = """#!/bin/bash
 exec ssh -F {config} {controller} -- "sudo scontrol $(printf '%q ' "$@")"
 """
@@ -178,10 +203,11 @@ class Fleet:
             "ANSIBLE_NOCOLOR": "1",
         }
 
-    def start(self, *words: str, limit: str = "") -> "subprocess.Popen[str]":
-        """Start ``gpunode upgrade`` in a process group of its own."""
+    def start(self, *words: str, limit: str = "", verb: str = "upgrade") -> "subprocess.Popen[str]":
+        """Start ``gpunode upgrade``, or ``rollback``, in a process group of its own."""
         argv = [
-            *(str(beside_python("gpunode")), "upgrade", "-i", str(self.lab.inventory_path)),
+            *(str(beside_python("gpunode")), verb, "-i", str(self.lab.inventory_path)),
+            *(("-i", str(self.domains)) if self.domains.exists() else ()),
             *(
                 "--limit",
                 limit or ",".join(self.names),
@@ -205,9 +231,35 @@ class Fleet:
             start_new_session=True,
         )
 
-    def upgrade(self, *words: str, limit: str = "", limit_s: float = 3000) -> Upgraded:
-        """Run ``gpunode upgrade`` to its end."""
-        return self.finished(self.start(*words, limit=limit), limit_s)
+    def upgrade(self, *words: str, limit: str = "", verb: str = "upgrade", limit_s: float = 3000) -> Upgraded:
+        """Run ``gpunode upgrade``, or ``rollback``, to its end."""
+        return self.finished(self.start(*words, limit=limit, verb=verb), limit_s)
+
+    @property
+    def domains(self) -> Path:
+        """A second inventory, if a test wrote one."""
+        return self.folder / "domains.yml"
+
+    @contextmanager
+    def one_domain(self, domain: str, *names: str) -> Iterator[None]:
+        """These nodes change together."""
+        hosts = {name: {"gpunode_failure_domain": domain} for name in names}
+        self.domains.write_text(json.dumps({"all": {"hosts": hosts}}))
+        try:
+            yield
+        finally:
+            self.domains.unlink()
+
+    @contextmanager
+    def repository_without(self, release: str) -> Iterator[None]:
+        """The vendor's repository, signed as ever, without the packages of a release in its index."""
+        vendor = self.lab.vendor().container
+        done = vendor.exec_run(["timeout", "-k", "5", "120", "python3", "-c", RELEASE_GONE, release])
+        assert done.exit_code == 0, done.output
+        try:
+            yield
+        finally:
+            vendor.exec_run(["rm", "/srv/on/release-gone"])
 
     def finished(self, process: "subprocess.Popen[str]", limit_s: float = 3000) -> Upgraded:
         try:

@@ -4,6 +4,7 @@ The tests of this file share the nodes and run in their order. ``GPUNODE_TEST_UP
 each takes about 300 MB of memory.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,16 @@ from pathlib import Path
 import pytest
 from slurm_fleet import FIRST, SECOND, Fleet, Upgraded, set_up
 
+from gpunode.catalog import load
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(5400)]
 
 COUNT = int(os.environ.get("GPUNODE_TEST_UPGRADE_NODES", "4"))
+THIRD = "610.57.04"
 TICKET = "RMA ticket 4711"
+IMAGE = load().workload_images["pytorch-26.05"].reference
+"""The newest image of the catalog that 595 and 610 support."""
 # What a mirror, an image or a container with an old program does: after each transaction of packages the program of
 # the fabric manager is the earlier release again.
 OLD_MANAGER = f"""
@@ -26,6 +31,15 @@ sed -i 's/GPUNODE_LAB_PACKAGE_VERSION=[0-9.]*/GPUNODE_LAB_PACKAGE_VERSION={SECON
 END
 chmod 755 /usr/local/sbin/old-manager
 echo 'DPkg::Post-Invoke {{"/usr/local/sbin/old-manager";}};' > /etc/apt/apt.conf.d/99old-manager
+"""
+# A GPU of the same model in the slot of another one, as after an RMA: the node's next boot finds it.
+OTHER_GPU = """
+cat > /usr/local/sbin/other-gpu <<'END'
+#!/bin/sh
+sed -i 's/"{old}"/"{new}"/; s/{uuid}/GPU-47110000-0000-4000-8000-000000004711/' /etc/gpunode/lab-hardware.json
+END
+chmod 755 /usr/local/sbin/other-gpu
+echo 'DPkg::Post-Invoke {{"/usr/local/sbin/other-gpu";}};' > /etc/apt/apt.conf.d/99other-gpu
 """
 
 
@@ -161,4 +175,80 @@ def test_a_drain_of_an_administrator_during_the_change_stays(fleet: Fleet) -> No
     print(again.shown)
     assert again.rc == 0, again.shown
     assert again.states == {name: "returned"}
+    in_service(fleet, name)
+
+
+def test_a_rollback_installs_the_packages_that_the_node_kept(fleet: Fleet) -> None:
+    """The run before changed one node; the repository has lost the release that the node goes back to."""
+    name, *others = fleet.names
+    assert fleet.loaded() == {name: THIRD, **dict.fromkeys(others, SECOND)}
+    before = fleet.snapshots()
+    with fleet.repository_without(SECOND):
+        offered = fleet.sh(name, "apt-get update -q >/dev/null; apt-cache madison nvidia-fabricmanager nvidia-open")
+        assert THIRD in offered
+        assert SECOND not in offered
+        run = fleet.upgrade(verb="rollback")
+    print(run.shown)
+    assert run.rc == 0, run.shown
+    assert run.states == {name: "returned"}
+    assert f"{name}: returned, {THIRD} -> {SECOND}" in run.output
+    assert set(fleet.loaded().values()) == {SECOND}
+    assert "gpunode-kept" not in fleet.sh(name, "ls /etc/apt/sources.list.d")
+    after = fleet.snapshots()
+    assert {other: after[other] for other in others} == {other: before[other] for other in others}
+    in_service(fleet, *fleet.names)
+
+
+def test_the_nodes_of_a_failure_domain_go_back_together(fleet: Fleet) -> None:
+    """One of two nodes of a rack has the old fabric manager: both get their release again, the third is untouched."""
+    _, good, bad, other = fleet.names
+    fleet.sh(bad, OLD_MANAGER)
+    before = fleet.snapshots()[other]
+    with fleet.one_domain("rack-1", good, bad):
+        run = fleet.upgrade("--to", "610", "--validate-wait", "60", limit=f"{good},{bad},{other}")
+    print(run.shown)
+    fleet.sh(bad, "rm /etc/apt/apt.conf.d/99old-manager /usr/local/sbin/old-manager")
+    assert run.rc == 1, run.shown
+    assert "(canary) (together: rack-1)" in run.output
+    assert run.states == {good: "rolled-back", bad: "rolled-back", other: "planned"}
+    assert [[what for what, _ in run.times(name)].count("change") for name in (good, bad, other)] == [2, 2, 0]
+    assert set(fleet.loaded().values()) == {SECOND}
+    assert fleet.snapshots()[other] == before
+    in_service(fleet, *fleet.names)
+
+
+def test_a_node_that_cannot_be_measured_stays_as_it_is(fleet: Fleet) -> None:
+    """These nodes have no engine for containers."""
+    name = fleet.names[-1]
+    before = fleet.snapshots()[name]
+    run = fleet.upgrade("--to", "610", "--measure", limit=name)
+    print(run.shown)
+    assert run.rc == 1, run.shown
+    assert f"measured    before and after the change, in {IMAGE}" in run.output
+    assert run.states == {name: "planned"}
+    assert [what for what, _ in run.times(name)] == ["prepare", "prepared", "drain", "drained", "planned"]
+    assert "nothing was measured before the change" in run.nodes[name]["reason"]
+    assert fleet.snapshots()[name] == before
+    in_service(fleet, name)
+
+
+def test_a_node_with_an_exchanged_gpu_is_held_until_that_is_accepted(fleet: Fleet) -> None:
+    name = fleet.names[-1]
+    gpu = json.loads(fleet.sh(name, "cat /etc/gpunode/lab-hardware.json"))["gpus"][3]
+    fleet.sh(name, OTHER_GPU.format(old=gpu["serial"], new="1652921004711", uuid=gpu["uuid"]))
+    run = fleet.upgrade("--to", "610", "--no-rollback", "--validate-wait", "60", limit=name)
+    print(run.shown)
+    fleet.sh(name, "rm /etc/apt/apt.conf.d/99other-gpu /usr/local/sbin/other-gpu")
+    assert run.rc == 1, run.shown
+    assert run.states == {name: "held"}
+    assert f"gpu3: GPU replaced: NVIDIA H100 80GB HBM3, serial {gpu['serial']}, " in run.output
+    assert "serial 1652921004711, " in run.output
+    state, reason = fleet.service(name)
+    assert "DRAIN" in state
+    assert reason == run.nodes[name]["token"]
+    again = fleet.upgrade("--to", "610", "--no-rollback", "--accept", name, limit=name)
+    print(again.shown)
+    assert again.rc == 0, again.shown
+    assert again.states == {name: "returned"}
+    assert fleet.loaded()[name] == THIRD
     in_service(fleet, name)

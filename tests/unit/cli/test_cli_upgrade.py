@@ -97,6 +97,25 @@ def test_a_new_command_takes_over_what_an_earlier_one_holds(world: World, tmp_pa
     assert not list(world.folder.glob("drained-*"))
 
 
+def test_a_held_node_with_less_hardware_returns_once_that_is_accepted(
+    world: World, tmp_path: Path, capsys: Out
+) -> None:
+    assert upgraded("--accept", "gpu-1") == 2
+    assert "--accept gpu-1: not held by this run; it holds no node" in capsys.readouterr().err
+    world.nodes["gpu-1"]["bandwidth"] = 395.0
+    world.during = lambda playbook, names: playbook == "site.yml" and world.nodes[names[0]].update(gpus=7)  # type: ignore[assignment]
+    assert upgraded("--no-rollback") == 1
+    assert states(tmp_path)["gpu-1"] == "held"
+    assert upgraded("--no-rollback") == 1
+    assert upgraded("--no-rollback", "--accept", "gpu-2") == 2
+    assert "it holds gpu-1" in capsys.readouterr().err
+    world.during = lambda playbook, names: None  # noqa: ARG005
+    world.gpus = 7
+    assert upgraded("--no-rollback", "--accept", "gpu-1") == 0
+    assert set(states(tmp_path).values()) == {"returned"}
+    assert world.nodes["gpu-1"]["gpus"] == 7
+
+
 def test_ctrl_c_and_the_same_command_goes_on(world: World, tmp_path: Path, capsys: Out) -> None:
     def interrupt(playbook: str, names: Sequence[str]) -> None:
         if playbook == "site.yml" and names == ["gpu-2"]:

@@ -1,0 +1,75 @@
+"""The playbooks alone lead a node along the same edges as ``gpunode upgrade``: gpunode.change.states."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpunode.change.states import ACTS, PATH
+
+PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
+ACT_OF = {"drain.yml": "drain", "reboot_now.yml": "reboot", "validate.yml": "validate", "undrain.yml": "return"}
+"""The act that a file of tasks does. Files that it includes are of that act."""
+
+
+def acts(tasks: list[dict[str, Any]]) -> Iterator[str]:
+    """The acts of tasks, those of the files that they include too, in the order in which they run."""
+    for task in tasks:
+        yield from acts(task.get("block", []))
+        included = task.get("ansible.builtin.include_tasks") or task.get("ansible.builtin.import_tasks")
+        name = Path(included["file"] if isinstance(included, dict) else included or "").name
+        if name in ACT_OF:
+            yield ACT_OF[name]
+        elif (PLAYBOOKS / "tasks" / name).is_file():
+            yield from acts(yaml.safe_load((PLAYBOOKS / "tasks" / name).read_text(encoding="utf-8")))
+
+
+def play(name: str) -> dict[str, Any]:
+    """The play that changes nodes."""
+    found = yaml.safe_load((PLAYBOOKS / name).read_text(encoding="utf-8"))[-1]
+    assert isinstance(found, dict)
+    return found
+
+
+def acts_of(name: str) -> list[str]:
+    changes = play(name)
+    done = [*acts(changes.get("pre_tasks", [])), *(["change"] if "roles" in changes else []), *acts(changes["tasks"])]
+    assert "return" in done
+    return done
+
+
+@pytest.mark.parametrize("name", ["site.yml", "reboot.yml"])
+def test_a_node_is_drained_before_and_proven_before_it_returns(name: str) -> None:
+    done = acts_of(name)
+    assert set(done) <= set(PATH)
+    assert set(PATH) - set(done) == ({"prepare"} if name == "site.yml" else {"prepare", "change"})
+    # A reboot that nobody changed anything for begins with a drain of its own.
+    in_order = [act for at, act in enumerate(done) if act not in done[:at]]
+    assert in_order == [act for act in PATH if act in done]
+    for at, act in enumerate(done):
+        if act == "reboot":
+            assert done[at - 1] == "drain"
+        if act == "return":
+            assert done[at - 1] == "validate"
+
+
+def test_the_drain_has_the_undo_and_the_limit_of_its_edge() -> None:
+    tasks = yaml.safe_load((PLAYBOOKS / "tasks" / "drain.yml").read_text(encoding="utf-8"))
+    waits = tasks[-1]
+    wait = waits["block"][0]
+    assert f"default({ACTS['drain'].limit_s:.0f})" in wait["retries"]
+    assert ACTS["drain"].undo == "cancel"
+    assert list(acts(waits["rescue"])) == ["return"]
+    assert "ansible.builtin.fail" in waits["rescue"][-1]
+
+
+@pytest.mark.parametrize("name", ["site.yml", "reboot.yml"])
+def test_no_task_outlasts_its_edge(name: str) -> None:
+    assert play(name)["timeout"] == ACTS["change"].limit_s
+
+
+def test_nothing_else_ends_a_drain() -> None:
+    files = [path for path in PLAYBOOKS.rglob("*.yml") if "undrain.yml" in path.read_text(encoding="utf-8")]
+    assert {path.name for path in files} == {"drain.yml", "return.yml"}
