@@ -110,6 +110,15 @@ STANDS_ON = {
         "gpunode/provisioning/live",
         "gpunode/provisioning/node_stack",
     ),
+    "test_driver_refusals": (
+        "roles/nvidia_driver/",
+        "roles/nvidia_repository/",
+        "roles/preflight/",
+        "gpunode/provisioning/driver/",
+        "gpunode/provisioning/preflight",
+        "gpunode/provisioning/repository",
+        "gpunode/lab/packages/",
+    ),
     "test_driver_ubuntu": (
         "roles/nvidia_driver/",
         "gpunode/stack/",
