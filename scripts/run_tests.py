@@ -266,10 +266,10 @@ fork copies hundreds of MB of page tables and costs four times as much.
 MEMORY = Path("/dev/shm")  # noqa: S108 (the folder in it is made there, for this user alone)
 MEMORY_GIB = 4
 """Free memory with which temporary files of unit and contract tests are kept there; they take up to 1 GiB."""
-OWN_PACKAGES = ("lint", "unit", "contract", "integration")
-"""Tiers for which packages are installed whatever is chosen; the others find out first whether they are due."""
-SIDE_BY_SIDE = ("lab", "molecule")
-"""Tiers that run at the same time if both are chosen: each waits for its nodes for most of its time."""
+OWN_PACKAGES = {**{tier: tier for tier in ("lint", "unit", "contract", "integration")}, "alone": "integration"}
+"""Tiers for which packages are installed before they run, and the tier that lists them; others install their own."""
+SIDE_BY_SIDE = ("integration", "lab", "molecule")
+"""Tiers that run at the same time if they are chosen: each waits for its nodes, or for a service, much of its time."""
 LABS_AT_ONCE = 2
 LAB_FILE_LIMIT_S = 3600
 
@@ -562,12 +562,16 @@ def contract(*, everything: bool = False) -> Tally:
         return pytest_tier("tests/contract", "tests/bench", "-q", *in_parallel(), limit_s=limit_s, env={**env, **more})
 
 
-def integration() -> Tally:
-    """Run the tests with a real sshd, Slurm, nftables, PyTorch, TensorFlow and real Ansible programs, on loopback.
+def on_loopback(
+    marks: str, options: Sequence[str] = (), output: IO[bytes] | None = None, *, env: dict[str, str]
+) -> Tally:
+    """Run those tests with real programs on this machine that have these marks."""
+    folders = ("tests/integration", "tests/fleet", "-q", "-m", marks)
+    return pytest_tier(*folders, *options, limit_s=2700, env=env, output=output)
 
-    They wait for a third of their time, so there is one worker more than processors. Those with the marker ``waiting``
-    have a process of their own beside them, and those with the marker ``alone`` run after both.
-    """
+
+def interpreters() -> dict[str, str]:
+    """Return the environment that names a Python with each framework, made where it is missing and can be."""
     env = {}
     for variable, made in (
         (needs.TORCH_VARIABLE, needs.torch_python()),
@@ -577,18 +581,29 @@ def integration() -> Tally:
         python, line = made
         print(line, flush=True)
         env.update({variable: str(python)} if python else {})
+    return env
 
-    def marked(marks: str, options: Sequence[str] = (), output: IO[bytes] | None = None) -> Tally:
-        folders = ("tests/integration", "tests/fleet", "-q", "-m", marks)
-        return pytest_tier(*folders, *options, limit_s=1800, env=env, output=output)
 
+def integration(_output: IO[bytes] | None = None) -> Tally:
+    """Run the tests with a real sshd, Slurm, nftables, PyTorch, TensorFlow and real Ansible programs, on loopback.
+
+    They wait for a third of their time, so there is one worker more than processors. Those with the marker ``waiting``
+    have a process of their own beside them.
+    """
+    env = interpreters()
     # In the order of tests/integration/conftest.py; else the files with few tests, which are long ones, came last.
     many = [*in_parallel("loadfile", processors() + 1), "--no-loadscope-reorder"]
-    jobs = {"waiting": partial(marked, "waiting", ()), "rest": partial(marked, "not alone and not waiting", many)}
+    marks = {"waiting": ("waiting", ()), "rest": ("not alone and not waiting", many)}
+    jobs = {name: partial(on_loopback, *one, env=env) for name, one in marks.items()}
     tally = Tally()
-    for one in (*side_by_side(jobs, at_once=len(jobs), live="rest").values(), marked("alone")):
+    for one in side_by_side(jobs, at_once=len(jobs), live="rest").values():
         tally = tally.with_more(one)
     return tally
+
+
+def alone() -> Tally:
+    """Run those that measure times, or take every processor; nothing runs beside them."""
+    return on_loopback("alone", env=interpreters())
 
 
 def git(*arguments: str) -> str | None:
@@ -760,6 +775,7 @@ TIERS: dict[str, Tier] = {
     "integration": integration,
     "lab": lab,
     "molecule": molecule,
+    "alone": alone,
     "vm": vm,
     "gpu": gpu,
 }
@@ -802,21 +818,28 @@ def skips(tallies: dict[str, Tally]) -> list[str]:
     return lines
 
 
+def install_packages(*names: str) -> None:
+    """Install what tiers need, and print what could not be installed."""
+    for name in names:
+        if name in OWN_PACKAGES and (missing := needs.install(OWN_PACKAGES[name])):
+            print(missing, flush=True)
+
+
 def run_tiers(names: Sequence[str], tiers: Mapping[str, Tier]) -> dict[str, Tally]:
     """Run tiers in their order, those of ``SIDE_BY_SIDE`` together; return their results."""
     tallies: dict[str, Tally] = {}
     for name in names:
         if name in tallies:
             continue
-        if name in SIDE_BY_SIDE and set(SIDE_BY_SIDE) <= set(names) and no_lab_here() is None:
-            print(f"== {' and '.join(SIDE_BY_SIDE)}", flush=True)
-            jobs = {one: tiers[one] for one in SIDE_BY_SIDE}
-            tallies |= side_by_side(jobs, at_once=len(jobs), live=SIDE_BY_SIDE[0])
+        together = [one for one in SIDE_BY_SIDE if one in names]
+        if name in together and len(together) > 1 and no_lab_here() is None:
+            print(f"== {', '.join(together)}", flush=True)
+            install_packages(*together)
+            tallies |= side_by_side({one: tiers[one] for one in together}, at_once=len(together), live=together[0])
             continue
         print(f"== {name}", flush=True)
         started = time.monotonic()
-        if name in OWN_PACKAGES and (missing := needs.install(name)):
-            print(missing, flush=True)
+        install_packages(name)
         tallies[name] = tiers[name]()
         tallies[name].seconds = time.monotonic() - started
     return tallies

@@ -17,7 +17,7 @@ from typing import IO
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run_tests.py"
-LABS = ("lab", "molecule")
+ON_NODES = ("integration", "lab", "molecule")
 
 
 def git(root: Path, *argv: str) -> None:
@@ -226,7 +226,7 @@ def test_each_unit_test_is_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rest == ["tests/unit", "tests/property", "tests/captures", *(f"--ignore={folder}" for folder in own)]
 
 
-def test_what_is_to_run_alone_runs_after_the_others_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_test_on_loopback_is_in_one_run_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     module = script(monkeypatch)
     runs = []
 
@@ -239,34 +239,38 @@ def test_what_is_to_run_alone_runs_after_the_others_and_counts(monkeypatch: pyte
     monkeypatch.setattr(module.needs, "tensorflow_python", lambda: (None, "no TensorFlow"))
     monkeypatch.setattr(module.needs, "s3_python", lambda: (None, "no S3 server"))
     whole = module.integration()
-    *first, last = runs
-    assert sorted(first) == [("not alone and not waiting", True), ("waiting", False)]
-    assert last == ("alone", False)
+    assert sorted(runs) == [("not alone and not waiting", True), ("waiting", False)]
     assert sorted(whole.broken) == sorted(marks for marks, _ in runs)
-    assert (whole.passed, whole.failed, whole.skipped, whole.skips) == (9, 3, 6, Counter({"no nft": 6}))
+    assert (whole.passed, whole.failed, whole.skipped, whole.skips) == (6, 2, 4, Counter({"no nft": 4}))
+    assert module.alone().passed == 3
+    assert runs[2:] == [("alone", False)]
 
 
-def test_tiers_of_lab_nodes_run_at_the_same_time(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+@pytest.mark.parametrize("names", [("unit", *ON_NODES, "alone"), ("unit", "molecule", "alone", "lab")])
+def test_tiers_that_wait_run_at_the_same_time_and_what_is_alone_does_not(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], names: tuple[str, ...]
 ) -> None:
     module = script(monkeypatch)
-    both = threading.Barrier(2, timeout=20)
+    together = [name for name in ON_NODES if name in names]
+    all_of_them = threading.Barrier(len(together), timeout=20)
 
     def tier(name: str, output: IO[bytes] | None = None) -> object:
         if name in module.SIDE_BY_SIDE:
-            both.wait()  # breaks unless the other one runs too
+            all_of_them.wait()  # breaks unless the others run too
         assert module.run(["echo", f"by {name}"], limit_s=20, output=output) == 0
         return module.Tally(passed=1)
 
     monkeypatch.setattr(module, "no_lab_here", lambda: None)
-    monkeypatch.setattr(module.needs, "install", lambda _: None)
-    names = ["unit", "molecule", "vm", "lab"]
+    installed: list[str] = []
+    monkeypatch.setattr(module.needs, "install", installed.append)
     tallies = module.run_tiers(names, {name: partial(tier, name) for name in names})
-    assert [(name, tally.passed) for name, tally in tallies.items()] == [(one, 1) for one in ("unit", *LABS, "vm")]
+    order = ["unit", *together, "alone"]
+    assert [(name, tally.passed) for name, tally in tallies.items()] == [(one, 1) for one in order]
     lines = capfdbinary.readouterr().out.decode().split("\n")
-    assert lines[:3] == ["== unit", "by unit", "== lab and molecule"]
-    assert sorted(lines[3:5]) == ["by lab", "by molecule"]
-    assert lines[5:] == ["== vm", "by vm", ""]
+    assert lines[:3] == ["== unit", "by unit", f"== {', '.join(together)}"]
+    assert sorted(lines[3:-3]) == [f"by {name}" for name in together]
+    assert lines[-3:] == ["== alone", "by alone", ""]
+    assert installed == ["unit", *(["integration"] * ("integration" in names)), "integration"]
 
 
 def test_each_file_of_lab_tests_has_a_pytest_of_its_own_and_all_count(
