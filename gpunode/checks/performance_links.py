@@ -86,7 +86,7 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
     NcclValues,
     broken_in="performance.collectives",
     means="NCCL moves data by the fastest transport that the machine has: within the switches (NVLS) or NVLink before "
-    "shared memory, InfiniBand or RoCE before TCP sockets.",
+    "shared memory, InfiniBand, RoCE or EFA before TCP sockets.",
     remedy=TRANSPORTS,
     state="observe",
     actions=("fix_configuration", "run_role:nvidia_fabric"),
@@ -110,8 +110,10 @@ def _expected_transport(values: NcclValues, run: MeasuredNode, *, reduces: bool)
     """Return the transport that this machine should use, and the status of those that were used."""
     kinds = set(values.kinds)
     if values.nodes > 1:
-        rdma = any(port.state == "ACTIVE" for device in run.node.infiniband or () for port in device.ports)
-        if rdma and "IB" not in kinds:
+        active = [port for device in run.node.infiniband or () for port in device.ports if port.state == "ACTIVE"]
+        if any(port.of_provider for port in active) and "socket" in kinds:
+            return "libfabric (aws-ofi-nccl) over EFA between nodes, which the node has", Status.FAIL
+        if any(not port.of_provider for port in active) and "IB" not in kinds:
             return "InfiniBand or RoCE between nodes, which the node has", Status.FAIL
         return "a network between nodes", Status.PASS
     if kinds & BY_NETWORK:

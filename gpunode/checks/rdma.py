@@ -109,6 +109,9 @@ def rdma_errors(node: NodeFacts) -> Iterator[CheckResult]:
     if not active:
         yield skipped("the node has no active InfiniBand or RoCE port")
     for name, port in active:
+        if port.of_provider:
+            yield skipped("EFA: the link belongs to the cloud and has no counters of errors", component=name)
+            continue
         if not any(counter in port.counters for counter in COUNTED):
             yield undetermined("the kernel does not report the counters of the port", component=name)
             continue

@@ -22,6 +22,8 @@ NVSENTINEL = "NVSentinel, NIC health monitor"
 PORTS = "rdma.ports reports the port"
 NO_DEVICE = "the node has no InfiniBand or RoCE device"
 MELLANOX, NETWORK, INFINIBAND = "15b3", "02", "0207"
+AMAZON, EFA = "1d0f", "efa"
+"""Vendor, and the beginning of the device ids of Elastic Fabric Adapters: efa0, efa1 …; ENA's are ec20 and others."""
 LONG_S = Threshold(
     "rdma.flaps.long", 30, "s", "An outage of this length or longer is a long one.", source=HEALTH_VALIDATION
 )
@@ -237,10 +239,11 @@ def _others(numbers: Mapping[str, int], card: str) -> int:
 @registry.check(
     "rdma.adapters",
     needs=("infiniband", "pci_io"),
-    means="Every InfiniBand adapter on the bus has an RDMA device, as does every adapter of a type of which "
-    "one has; and no adapter with a link since the boot disappeared from the bus.",
+    means="Every InfiniBand adapter and every Elastic Fabric Adapter (EFA) on the bus has an RDMA device, as does "
+    "every adapter of a type of which one has; and no adapter with a link since the boot disappeared from the bus.",
     remedy="lspci -k -s SLOT shows the driver; journalctl -k | grep mlx5 shows why it released the adapter. "
-    "Power-cycle the node; reseat or replace an adapter that does not return.",
+    "Power-cycle the node; reseat or replace an adapter that does not return. EFA without a driver: modprobe efa; "
+    "dkms status shows whether the module of Amazon's installer is built for this kernel.",
     actions=("restart_os", "power_cycle", "replace_hardware"),
     state="drain",
     scope="link",
@@ -267,6 +270,8 @@ def adapters(node: NodeFacts) -> Iterator[CheckResult]:
 
 
 def _is_adapter(device: PciDevice, kinds: set[str]) -> bool:
+    if device.vendor_id == AMAZON:
+        return device.device_id.startswith(EFA)
     if device.vendor_id != MELLANOX or not device.class_id.startswith(NETWORK):
         return False
     return device.class_id.startswith(INFINIBAND) or device.device_id in kinds

@@ -94,7 +94,7 @@ class IbPort(Fact):
     rate: str | None
     """As printed: ``400 Gb/sec (4X NDR)``."""
     link_layer: str | None
-    """``InfiniBand`` or ``Ethernet`` (RoCE)."""
+    """``InfiniBand``, ``Ethernet`` (RoCE), or ``Unknown``: a cloud's own fabric (EFA)."""
     lid: int | None
     interfaces: tuple[str, ...] = ()
     """Network interfaces on top of it."""
@@ -102,6 +102,15 @@ class IbPort(Fact):
     """The first eight that are in use."""
     counters: dict[str, int] = Field(default_factory=dict)
     """``symbol_error``, ``link_downed``, ``link_error_recovery``, ``port_rcv_errors`` …, since they were cleared."""
+
+    @property
+    def of_provider(self) -> bool:
+        """Return whether the port leads to a cloud's own fabric, which programs reach through libfabric (AWS EFA).
+
+        The kernel knows no link layer of EFA's ports (``efa_port_link_layer``: unspecified, printed as ``Unknown``),
+        and NCCL's own transport leaves such ports out.
+        """
+        return self.link_layer == "Unknown"
 
 
 class IbDevice(Fact):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
@@ -42,6 +43,7 @@ from gpunode.provisioning.rdma_parts import (
 from gpunode.provisioning.repository import PackageRepository, RepositoryFiles, repository_files, repository_paths
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.templates import mark_of
 from gpunode.stack import Stack
 from gpunode.tuning.kernel import in_container
 
@@ -51,6 +53,10 @@ MARKER = "/run/gpunode/rdma-reboot"
 SOURCES, KEY, YUM, RPM_KEY = repository_paths("doca")
 PREFERENCES = "/etc/apt/preferences.d/gpunode-doca.pref"
 OPENIBD = "openibd.service"
+NAMES = "/etc/udev/rules.d/60-rdma-persistent-naming.rules"
+"""Replaces rdma-core's rule file of the same name (udev(7)); its modes: kernel-boot/rdma-persistent-naming.rules."""
+MODES = {"kernel": "NAME_KERNEL", "pci": "NAME_PCI", "guid": "NAME_GUID"}
+_NAME, _SLOT = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}"), re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 DOCA_FILES = (SOURCES, KEY, PREFERENCES, YUM, RPM_KEY)
 # DOCA's repository has a dkms of its own; azhpc-images (install_doca.sh) keeps the distribution's in the same way.
 PIN = {"packages": ["dkms"], "pin": "release l=DOCA-HOST*", "priority": -1}
@@ -81,9 +87,29 @@ class RdmaSettings(Settings):
         "How adapters reach GPU memory. V(auto) is dma-buf where driver, GPUs and kernel support it, else "
         "nvidia-peermem where it can register with the kernel.",
     )
+    names: Literal["keep", "kernel", "pci", "guid"] = option(
+        "keep",
+        "Names of RDMA devices from the next boot on. V(keep): the rule of rdma-core. V(pci): by PCI location "
+        "(C(ibp26s0), C(rocep26s0)). V(guid): by GUID. V(kernel): C(mlx5_0), in the order in which drivers find them.",
+    )
+    fixed_names: dict[str, str] = option(
+        {}, "Names of single RDMA devices, with the PCI address of each (C(0000:1a:00.0)); before O(rdma_names)."
+    )
     gdrcopy: bool = option(False, "Install GDRCopy and load its module.")
     gds: bool = option(False, "Install nvidia-fs, the kernel module of GPUDirect Storage, and load it.")
     lock_wait_s: int = option(300, LOCK_WAIT)
+
+    @field_validator("fixed_names")
+    @classmethod
+    def _names_and_addresses(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, slot in value.items():
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"{name} is not a name of a device: letters, digits, - and _, 32 at most")
+            if not _SLOT.fullmatch(slot):
+                raise ValueError(f"{name}: {slot} is not a PCI address (example: 0000:1a:00.0)")
+        if len(set(value.values())) < len(value):
+            raise ValueError("a PCI address has two names")
+        return value
 
 
 class Undo(Frozen):
@@ -112,10 +138,10 @@ ROLE = Role(
     ),
     settings=RdmaSettings,
     result=RdmaResult,
-    files=(MODULES, *DOCA_FILES),
+    files=(MODULES, *DOCA_FILES, NAMES),
     packages=(*dict.fromkeys((*USER_SPACE["apt"], *USER_SPACE["dnf"])), PROFILE, *PART_PACKAGES),
     restart_mark=MARKER,
-    more=Look(contents=(MODULES, KEY, RPM_KEY)),
+    more=Look(contents=(MODULES, KEY, RPM_KEY, NAMES)),
 )
 
 
@@ -173,6 +199,7 @@ def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manif
     archive = _repository(draft)
     path = path_of(state.facts, draft.stack, settings.gpudirect, settings.source)
     draft.refusals += [path.problem] if path.problem else []
+    names = _names(draft)
     if not draft.questions and not draft.refusals:
         _packages(draft, archive)
     if draft.questions or draft.refusals:
@@ -189,7 +216,7 @@ def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manif
     unit = state.unit(OPENIBD)
     return Manifest(
         role=ROLE.name,
-        files=(*draft.files, ManagedFile(path=MODULES, content=text, phase="after")),
+        files=(*draft.files, ManagedFile(path=MODULES, content=text, phase="after"), *names),
         folders=(ManagedFolder(path=ROLE.folder),),
         packages=change,
         modules=live,
@@ -212,7 +239,42 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     notes = [f"module {name} stays loaded until the next boot" for name in loaded if ours]
     if f"{PROFILE} must be removed" in manifest.due_reasons:
         notes.append("DOCA-OFED's modules stay loaded until the next boot")
-    return manifest.model_copy(update={"packages": packages, "notes": tuple(notes), "result": RdmaResult()})
+    files = tuple(file for file in manifest.files if file.path != NAMES or not _of_the_site(state))
+    return manifest.model_copy(
+        update={"files": files, "packages": packages, "notes": tuple(notes), "result": RdmaResult()}
+    )
+
+
+def _of_the_site(state: NodeState) -> bool:
+    """Return whether the file of device names is there, and not the role's."""
+    return mark_of(ROLE.name) not in (state.contents.get(NAMES) or mark_of(ROLE.name))
+
+
+def _names(draft: Draft) -> tuple[ManagedFile, ...]:
+    """Return the rules that name RDMA devices; a file of the site is kept, or refused."""
+    names, fixed = draft.settings.names, draft.settings.fixed_names
+    requested = names != "keep" or bool(fixed)
+    if _of_the_site(draft.state):
+        if requested:
+            draft.refusals.append(
+                f"names: {NAMES} exists and is not of this role: remove it, or rdma_names and rdma_fixed_names"
+            )
+        return ()
+    text = None
+    if requested:
+        mode = MODES.get(names, "NAME_FALLBACK")
+        text = ROLE.texts(draft.context)("names.rules.j2", mode=mode, fixed=sorted(fixed.items()))
+    if (draft.state.contents.get(NAMES) or None) != text:
+        draft.notes.append(
+            "RDMA devices get their names at the next boot: lists of them (NCCL_IB_HCA, gres.conf) change then"
+        )
+    for name, slot in sorted(fixed.items()):
+        now = next((device.name for device in draft.state.facts.infiniband or () if device.slot == slot), None)
+        if now is None:
+            draft.notes.append(f"rdma_fixed_names: {name}: no RDMA device at {slot}")
+        elif now != name:
+            draft.notes.append(f"RDMA device {now} at {slot} is named {name} at the next boot")
+    return (ManagedFile(path=NAMES, content=text, phase="after"),)
 
 
 def _repository(draft: Draft) -> RepositoryFiles:

@@ -12,17 +12,21 @@ from gpunode.content import collection_root
 from gpunode.errors import UsageError
 
 
+def mark_of(role: str) -> str:
+    """Return the text by which files of a role are recognized."""
+    return f"Managed by gpunode (role {role})"
+
+
 def rendered(role: str, name: str, site: str = "", **values: Any) -> str:
     """Return the text of a template of a role, with ``mark``, which names the role that manages the file.
 
     ``site``: folder in which ``ROLE/NAME`` replaces the role's own template. Raises UsageError if one cannot be
     rendered.
     """
-    mark = f"Managed by gpunode (role {role})"
     try:
         # Some templates are common to several roles.
         found = _environment(site).select_template([f"{role}/{name}", f"common/{name}"])
-        return found.render(mark=mark, **values)
+        return found.render(mark=mark_of(role), **values)
     except TemplateError as err:
         where = f"gpunode_templates: {site}/{role}/{name}" if site else f"template {role}/{name}"
         line = getattr(err, "lineno", None)

@@ -171,10 +171,14 @@ def _hca(node: NodeFacts) -> Setting | LeftAlone:
     active = active_ports(node)
     if not active:
         return LeftAlone(name=name, reason="no RDMA port is active")
+    if all(port.of_provider for _, port in active):
+        reason = "EFA: NCCL reaches it through libfabric (aws-ofi-nccl), which selects its devices itself"
+        return LeftAlone(name=name, reason=reason)
     near = near_gpus(node)
     if near is None:
         return LeftAlone(name=name, reason="nvidia-smi topo -m could not be read: NCCL uses every active port")
-    known = sorted((device.name for device in node.infiniband), key=_natural)
+    own = [device for device in node.infiniband if not any(port.of_provider for port in device.ports)]
+    known = sorted((device.name for device in own), key=_natural)
     chosen = [device for device in known if device in near]
     others = [device for device in known if device not in near]
     if not chosen or not others:

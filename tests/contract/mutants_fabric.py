@@ -42,6 +42,7 @@ def draws(power: str) -> list[Edit]:
     return [tag(f"{name}_power_draw", "71.50 W", power) for name in ("average", "instant")]
 
 
+EFA = "PCI_CLASS=20000\nPCI_ID=1D0F:EFA2\nPCI_SUBSYS_ID=1D0F:EFA2\nPCI_SLOT_NAME=0000:3c:00.0\n"
 CONF = "/proc/sys/net/ipv4/conf/"
 ONE_NETWORK = text("/proc/net/route", "rail1\t0001090A", "rail1\t0000090A")
 
@@ -110,6 +111,12 @@ MUTANTS = [
         [Edit(("files", path), None, GONE) for path in hgx()["files"] if path.startswith(HCA + "ports/")],
     ),
     Mutant("rdma.adapters", "no driver took it", hgx, [text("/sys/class/infiniband/", "mlx5_1\n", "")]),
+    Mutant(
+        "rdma.adapters",
+        "an Elastic Fabric Adapter without its driver",
+        hgx,
+        [text("/sys/class/infiniband/", "mlx5_1\n", ""), text(PCI + "0000:3c:00.0/uevent", None, EFA)],
+    ),
     Mutant(
         "rdma.adapters",
         "gone from the bus since the boot",

@@ -25,5 +25,13 @@ def test_the_modules_of_the_board_are_loaded_at_boot_and_now(host: Host) -> None
     assert "nvidia_peermem" not in names
 
 
+def test_udev_reads_the_rules_of_names_in_place_of_rdma_cores(host: Host) -> None:
+    name = "60-rdma-persistent-naming.rules"
+    assert host.file(f"/lib/udev/rules.d/{name}").exists
+    read = [line for line in output(host, "udevadm test /sys/class/net/lo 2>&1").splitlines() if name in line]
+    # Invalid rules have a line of their own.
+    assert read == [f"Reading rules file: /etc/udev/rules.d/{name}"]
+
+
 def test_no_unit_is_failed(host: Host) -> None:
     assert output(host, "systemctl list-units --failed --plain --no-legend") == ""

@@ -347,3 +347,36 @@ def logged(text: str, time: str | None = "2026-11-19T00:00:00", *, asserted: boo
 )
 def test_events_that_are_not_over(events: tuple[BmcEvent, ...], found: str) -> None:
     assert statuses("bmc.events", bmc(events=events)) == [found]
+
+
+def efa(at: int) -> IbDevice:
+    """As the kernel's driver efa shows one: no link layer, no board, no counters of the link (efa_verbs.c)."""
+    plain = port(layer="Unknown", rate="100 Gb/sec (4X EDR)", rate_gbit_per_s=100.0, lid=0)
+    return card(at, plain, board=None, firmware="1.2").model_copy(update={"name": f"rdmap{at}s27", "type": None})
+
+
+def on_aws(at: int, device_id: str = "efa2", driver: str | None = "efa") -> PciDevice:
+    return adapter(at, device_id, "020000", driver).model_copy(update={"vendor_id": "1d0f"})
+
+
+def test_elastic_fabric_adapters_are_recognized() -> None:
+    ena = on_aws(9, "ec20", "ena")
+    whole = node(infiniband=(efa(16), efa(32)), pci_io=(on_aws(16), on_aws(32), ena), nics=())
+    (found,) = judged("rdma.adapters", whole)
+    assert (found.status.value, found.measured) == ("pass", 2)
+    lost = node(infiniband=(efa(16),), pci_io=(on_aws(16), on_aws(32, driver=None), ena))
+    (missing, _) = judged("rdma.adapters", lost)
+    assert (missing.status.value, missing.component) == ("fail", "adapter at 0000:20:00.0")
+    assert statuses("rdma.adapters", node(pci_io=(on_aws(16, driver=None), ena))) == ["fail"]
+    for check in (
+        "rdma.errors",
+        "rdma.ports",
+        "rdma.peers",
+        "rdma.firmware",
+        "rdma.gids",
+        "rdma.flow-control",
+        "rdma.mtu",
+    ):
+        assert set(statuses(check, whole)) <= {"pass", "skip"}, check
+    # A port of InfiniBand without counters is still unknown.
+    assert statuses("rdma.errors", node(infiniband=(card(0),))) == ["error"]

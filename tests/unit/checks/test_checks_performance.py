@@ -265,3 +265,24 @@ def test_the_verdict_on_a_recorded_diagnosis(name: str, expected: object) -> Non
     if expected is not None:
         assert verdicts == expected
     assert {status for _, status in verdicts} <= {Status.PASS, Status.SKIP} or answer.overall not in ("pass", "skip")
+
+
+@pytest.mark.parametrize(
+    ("layer", "kinds", "status"),
+    [
+        ("InfiniBand", ["IB", "P2P"], Status.PASS),
+        ("InfiniBand", ["P2P", "other"], Status.FAIL),
+        # NCCL's log names the plugin's network, AWS Libfabric or OFI: no kind of NCCL's own.
+        ("Unknown", ["P2P", "other"], Status.PASS),
+        ("Unknown", ["P2P", "socket"], Status.FAIL),
+    ],
+)
+def test_between_nodes_efa_is_reached_by_libfabric(layer: str, kinds: list[str], status: Status) -> None:
+    document = deepcopy(hgx_measured())
+    layers = [path for path in document["files"] if path.endswith("/link_layer")]
+    assert layers
+    document["files"] |= dict.fromkeys(layers, f"{layer}\n")
+    for record in document["results"]:
+        if record["record"].startswith("nccl.") and "kinds" in record["values"]:
+            record["values"] |= {"nodes": 2, "kinds": kinds, "transports": {}}
+    assert {one.status for one in found(document, "performance.transport")} == {status}

@@ -12,7 +12,7 @@ from plan_samples import planned, state_of
 from gpunode.errors import UsageError
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.package_record import MARK
-from gpunode.provisioning.rdma import KEY, MARKER, MODULES, PREFERENCES, ROLE, SOURCES, RdmaResult, Undo
+from gpunode.provisioning.rdma import KEY, MARKER, MODULES, NAMES, PREFERENCES, ROLE, SOURCES, RdmaResult, Undo
 from gpunode.provisioning.state import NodeState
 
 BASE = facts_of(BUNDLE)
@@ -376,3 +376,59 @@ def test_removal_leaves_what_was_there_before_and_returns_docas_versions() -> No
         "DOCA-OFED's modules",
     ]
     assert planned("rdma", node("rdma-core"), {"rdma": {"state": "absent"}}).due_reasons == ()
+
+
+def rules(manifest: Manifest) -> list[str]:
+    text = next(file.content for file in manifest.files if file.path == NAMES)
+    return [line for line in (text or "").splitlines() if not line.startswith("#")]
+
+
+def test_names_of_devices_replace_the_rule_of_rdma_core() -> None:
+    first = made(node(*DEBIAN), names="pci", fixed_names={"rail1": "0000:3c:00.0", "rail0": "0000:1a:00.0"})
+    rail0, rail1, others, end = rules(first)
+    assert 'KERNELS=="0000:1a:00.0", PROGRAM="rdma_rename %k NAME_FIXED rail0", GOTO="named"' in rail0
+    assert "0000:3c:00.0" in rail1
+    assert (others, end) == (
+        'ACTION=="add", SUBSYSTEM=="infiniband", PROGRAM="rdma_rename %k NAME_PCI"',
+        'LABEL="named"',
+    )
+    assert "rdma_fixed_names: rail0: no RDMA device at 0000:1a:00.0" in first.notes
+    # What is not named keeps the rule of rdma-core.
+    assert "NAME_FALLBACK" in rules(made(node(*DEBIAN), fixed_names={"rail0": "0000:1a:00.0"}))[1]
+    assert rules(made(node(*DEBIAN))) == []
+    text = next(file.content for file in first.files if file.path == NAMES)
+    device = {"name": "mlx5_0", "slot": "0000:1a:00.0"}
+    empty = {"firmware": None, "board_id": None, "type": None, "numa_node": None, "ports": ()}
+    booted = node(
+        *DEBIAN,
+        files={NAMES: {"kind": "file"}},
+        contents={NAMES: str(text)},
+        infiniband=[{**device, **empty}, {**empty, "name": "rail1", "slot": "0000:3c:00.0"}],
+    )
+    again = made(booted, names="pci", fixed_names={"rail1": "0000:3c:00.0", "rail0": "0000:1a:00.0"})
+    assert [note for note in again.notes if "name" in note] == [
+        "RDMA device mlx5_0 at 0000:1a:00.0 is named rail0 at the next boot"
+    ]
+
+
+def test_a_rule_file_of_the_site_is_not_replaced_and_not_removed() -> None:
+    theirs = node(*DEBIAN, files={NAMES: {"kind": "file"}}, contents={NAMES: "# ours\n"})
+    assert [text.partition(":")[0] for text in made(theirs, names="pci").refusals] == ["names"]
+    for manifest in (made(theirs), planned("rdma", theirs, {"rdma": {"state": "absent"}})):
+        assert NAMES not in {file.path for file in manifest.files}
+    own = node(*DEBIAN, files={NAMES: {"kind": "file"}}, contents={NAMES: "# Managed by gpunode (role rdma): names\n"})
+    assert NAMES in {file.path for file in planned("rdma", own, {"rdma": {"state": "absent"}}).files}
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ({"rail 0": "0000:1a:00.0"}, "rail 0 is not a name"),
+        ({'x", RUN+="reboot': "0000:1a:00.0"}, "is not a name"),
+        ({"rail0": "1a:00.0"}, "is not a PCI address"),
+        ({"rail0": "0000:1a:00.0", "rail1": "0000:1a:00.0"}, "two names"),
+    ],
+)
+def test_names_that_udev_would_not_understand_are_refused(names: dict[str, str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        made(node(*DEBIAN), fixed_names=names)

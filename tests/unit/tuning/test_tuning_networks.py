@@ -78,6 +78,16 @@ NETWORKS = {
     ),
     "RoCE rails with storage on RoCE": Network({"eno1": UP}, ("eno1",), "=eno1", (*rails("Ethernet"), *STORAGE), RAILS),
     "RoCE rails alone": Network({"eno1": UP}, ("eno1",), "=eno1", rails("Ethernet")),
+    "EFA": Network(
+        {"ens32": UP}, ("ens32",), "=ens32", tuple(Hca(f"rdmap{at}s27", "PIX", layer="Unknown") for at in range(4))
+    ),
+    "EFA of a shape that has others too": Network(
+        {"ens32": UP},
+        ("ens32",),
+        "=ens32",
+        (*rails("InfiniBand"), Hca("rdmap16s27", "PIX", layer="Unknown"), *STORAGE),
+        RAILS,
+    ),
     "all rails down, storage up": Network({"eno1": UP}, ("eno1",), "=eno1", (*rails("x", state="DOWN"), *STORAGE)),
     "a guest, whose topology knows no switches": Network(
         {"ens1": UP}, ("ens1",), "=ens1", (Hca("mlx5_0", "PHB"), Hca("mlx5_1", "PHB", rate=100.0))
