@@ -17,6 +17,7 @@ from gpunode.content import collection_root
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
+from gpunode.provisioning.keys import KeyRefusedError, key_of_file
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
@@ -48,6 +49,10 @@ FORGOTTEN = (
 """Identity, logs and downloads of the machine that builds. apt's lists stay: a first boot can plan with them."""
 NOT_KEPT = ("gpunode_image", "gpunode_change", "gpunode_force", "gpunode_lab", "gpunode_templates")
 """Variables of one run, and a folder of the controller."""
+CARRIED = ("docker_repository_key", "nvidia_container_toolkit_key", "nvidia_repository_key", "rdma_doca_key")
+"""Variables with a key that may be a file of the controller: it is copied into the image."""
+_FILES_OF_CONTROLLER = re.compile(r"gpu_monitoring_program|storage_hooks|[a-z_]+_tasks_(before|after)")
+"""Variables with files of the controller that the first boot could not read. Certificates and munge's key are texts."""
 _TEMPLATE = re.compile(r"\{[{%#]")
 
 
@@ -109,7 +114,10 @@ ROLE = Role(
     ),
     settings=FirstBootSettings,
     result=FirstBootResult,
-    files=(INVENTORY, EXPECT, SETTINGS, PROGRAM, f"{UNITS}{UNIT}", f"{UNITS}{KEYS}"),
+    files=(
+        *(INVENTORY, EXPECT, SETTINGS, PROGRAM, f"{UNITS}{UNIT}", f"{UNITS}{KEYS}"),
+        *(f"{FOLDER}/{name}.asc" for name in CARRIED),
+    ),
     folders=(FOLDER, "/etc/gpunode", "/opt/gpunode"),
     packages=("python3-venv",),
     more=Look(paths=(VENV, MACHINE_ID), globs=FORGOTTEN, contents=(RECORD,)),
@@ -118,14 +126,16 @@ ROLE = Role(
 
 @ROLE.present
 def present(state: NodeState, settings: FirstBootSettings, context: Context) -> Manifest:
-    """Return the manifest of the role. Raises UsageError if the folder of wheels has no gpunode."""
+    """Return the manifest of the role. Raises UsageError if the folder of wheels has no gpunode, or a key is none."""
     text = ROLE.texts(context)
     record = installed_of(settings)
     builds = (state.contents.get(RECORD) or "") != record
     expect = dict(context.settings_of("preflight")["gpunode_expect"])
+    kept = dict(_variables(context))
+    keys, refusals = _keys(kept), tuple(_not_in_the_image(kept))
     ssh = bool({"openssh-server"} & state.installed.keys())
     documents: dict[str, Any] = {
-        INVENTORY: inventory(context),
+        INVENTORY: inventory(kept),
         EXPECT: expect or None,
         SETTINGS: {"skip": list(settings.skip), "limit_s": settings.limit_s},
     }
@@ -136,6 +146,7 @@ def present(state: NodeState, settings: FirstBootSettings, context: Context) -> 
     forget = forgotten(state) if settings.seal else ()
     return Manifest(
         role=ROLE.name,
+        refusals=refusals,
         files=(
             *(
                 ManagedFile(
@@ -147,6 +158,10 @@ def present(state: NodeState, settings: FirstBootSettings, context: Context) -> 
                     private=path == INVENTORY,
                 )
                 for path, document in documents.items()
+            ),
+            *(
+                ManagedFile(path=f"{FOLDER}/{name}.asc", content=keys.get(name), mode="0644", phase="after")
+                for name in CARRIED
             ),
             ManagedFile(path=PROGRAM, content=ROLE.program("gpunode-first-boot"), mode="0755", phase="after"),
             *(ManagedFile(path=f"{UNITS}{name}", content=unit, phase="after") for name, unit in units.items()),
@@ -193,14 +208,37 @@ def installed_of(settings: FirstBootSettings) -> str:
     return "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)
 
 
-def inventory(context: Context) -> Mapping[str, Any]:
-    """Return the inventory of the first boot: this host, with the variables of the roles that differ from defaults."""
+def inventory(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the inventory of the first boot: this host, with the variables that are kept for it."""
     own = {
         "ansible_connection": "local",
         # That of the distribution has the bindings of apt and dnf.
         "ansible_python_interpreter": "/usr/bin/python3",
     }
-    return {"gpu_nodes": {"hosts": {"localhost": {**own, **dict(_variables(context))}}}}
+    copied = {name: f"{FOLDER}/{name}.asc" for name in _keys(variables)}
+    return {"gpu_nodes": {"hosts": {"localhost": {**own, **variables, **copied}}}}
+
+
+def _keys(variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the armored text of keys that are files of the controller, by variable. Raises UsageError."""
+    found = {}
+    for name in CARRIED:
+        path = str(variables.get(name, ""))
+        if path and "://" not in path:
+            try:
+                found[name] = key_of_file(path)
+            except KeyRefusedError as err:
+                raise UsageError(f"{name}: {err}") from None
+    return found
+
+
+def _not_in_the_image(variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a refusal for each variable with a file that the first boot could not read."""
+    for name in sorted(filter(_FILES_OF_CONTROLLER.fullmatch, variables)):
+        yield (
+            f"first-boot: {name} names a file of this controller, which the machine does not have at its first boot: "
+            "leave it out here, and provision it later over SSH"
+        )
 
 
 def _variables(context: Context) -> Iterator[tuple[str, Any]]:

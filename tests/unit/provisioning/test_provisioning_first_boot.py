@@ -22,7 +22,6 @@ from gpunode.provisioning.first_boot import (
     UNIT,
     VENV,
     FirstBootResult,
-    inventory,
 )
 from gpunode.provisioning.image import ROLES, of_image, offline
 from gpunode.provisioning.manifest import (
@@ -80,14 +79,48 @@ def test_the_inventory_has_the_variables_of_the_roles_that_differ_from_their_def
     }
     assert json.loads(file_of(found, EXPECT).content or "") == {"gpus": 8}
     assert file_of(plan(node()), EXPECT).content is None
-    assert inventory(context_of()) == inventory(context_of({"first_boot": {"state": "present"}}))
+    own = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
+    assert json.loads(file_of(plan(node()), INVENTORY).content or "") == {"gpu_nodes": {"hosts": {"localhost": own}}}
 
 
 def test_texts_that_look_like_templates_are_literal_at_the_first_boot() -> None:
     daemon = {"log-opts": {"tag": "{{.Name}}"}, "hosts": ["a{#b"], "debug": True}
-    host = inventory(context_of({"docker": {"daemon": daemon}}))["gpu_nodes"]["hosts"]["localhost"]
+    text = file_of(plan(node(), {"docker": {"daemon": daemon}}), INVENTORY).content or ""
+    host = json.loads(text)["gpu_nodes"]["hosts"]["localhost"]
     marked = {"log-opts": {"tag": {"__ansible_unsafe": "{{.Name}}"}}, "hosts": [{"__ansible_unsafe": "a{#b"}]}
     assert host["docker_daemon"] == {**marked, "debug": True}
+
+
+def test_keys_of_the_controller_are_copied_into_the_image(tmp_path: Path) -> None:
+    key = tmp_path / "site.asc"
+    others = {"docker": {"repository_key": str(key)}, "nvidia_repository": {"key": "https://mirror.example/key.asc"}}
+    with pytest.raises(UsageError, match=r"docker_repository_key: .*site\.asc"):
+        plan(node(), others)
+    # A packet of a public key (tag 6), as in test_provisioning_rdma.
+    key.write_bytes(b"\xc6\x06\x04" + bytes(4) + b"\x01")
+    found = plan(node(), others)
+    copied = "/etc/gpunode/first-boot/docker_repository_key.asc"
+    assert (file_of(found, copied).content or "").startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----")
+    host = json.loads(file_of(found, INVENTORY).content or "")["gpu_nodes"]["hosts"]["localhost"]
+    assert host["docker_repository_key"] == copied
+    assert host["nvidia_repository_key"] == "https://mirror.example/key.asc"
+    assert file_of(plan(node()), copied).content is None
+    assert found.refusals == ()
+
+
+@pytest.mark.parametrize(
+    ("role", "variables"),
+    [
+        ("docker", {"tasks_before": "/srv/site/before.yml"}),
+        ("storage", {"hooks": ["/srv/site/lustre.yml"]}),
+        ("gpu_monitoring", {"program": "/srv/site/gpunode.pyz"}),
+    ],
+)
+def test_other_files_of_the_controller_are_refused_while_the_image_is_built(
+    role: str, variables: dict[str, Any]
+) -> None:
+    (refusal,) = plan(node(), {role: variables}).refusals
+    assert refusal.startswith(f"first-boot: {role}_{next(iter(variables))} ")
 
 
 def test_both_units_are_enabled_and_not_started() -> None:
