@@ -56,7 +56,8 @@ OPENIBD = "openibd.service"
 NAMES = "/etc/udev/rules.d/60-rdma-persistent-naming.rules"
 """Replaces rdma-core's rule file of the same name (udev(7)); its modes: kernel-boot/rdma-persistent-naming.rules."""
 MODES = {"kernel": "NAME_KERNEL", "pci": "NAME_PCI", "guid": "NAME_GUID"}
-_NAME, _SLOT = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}"), re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+_SLOT = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 DOCA_FILES = (SOURCES, KEY, PREFERENCES, YUM, RPM_KEY)
 # DOCA's repository has a dkms of its own; azhpc-images (install_doca.sh) keeps the distribution's in the same way.
 PIN = {"packages": ["dkms"], "pin": "release l=DOCA-HOST*", "priority": -1}
