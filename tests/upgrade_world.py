@@ -89,14 +89,16 @@ class World:
             installed=Installed(version=node["installed"]),
             observed=True,
         )
-        gpus = tuple(GpuRecord(index=n, name="H100", uuid=f"GPU-{name}-{n}", slot=f"{n}") for n in range(node["gpus"]))
+        gpus = [GpuRecord(index=n, name="H100", uuid=f"GPU-{name}-{n}", slot=f"{n}") for n in range(node["gpus"])]
+        if node.get("exchanged"):
+            gpus[3] = gpus[3].model_copy(update={"uuid": "GPU-other"})
         figure = FigureValue(metric="busbw", component="node", value=node["bandwidth"], unit="GB/s")
         snapshot = Snapshot(
             host=name,
             level="quick",
             simulated=True,
             stack=RunningStack(driver=node["loaded"], driver_packages=node["installed"]),
-            gpus=gpus,
+            gpus=tuple(gpus),
             gpus_on_bus=len(gpus),
             facts={},
             figures=(figure,) if measured and node.get("measures", True) else (),
@@ -153,6 +155,7 @@ class World:
                 self.foreign_ended.append(name)
             node = self.nodes[name]
             good = node["loaded"] == node["installed"] and node["gpus"] == self.gpus and node["bandwidth"] >= 390
+            good = good and not node.get("exchanged")
             if not good or name in self.lost:
                 self.unproven.append(name)
             file.unlink()

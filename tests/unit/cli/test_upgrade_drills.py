@@ -453,6 +453,7 @@ def test_a_node_that_does_not_come_back_is_power_cycled_where_allowed(drill: Dri
     ("name", "broken", "harm", "words"),
     [
         ("comes back with 7 GPUs", "gpu-1 has 7 GPUs after its reboot", {"gpus": 7}, ()),
+        ("comes back with another GPU", "a GPU of gpu-1 has another serial number and UUID", {"exchanged": True}, ()),
         (
             "comes back 10 % slower",
             "bus bandwidth of gpu-1 is 360 in place of 400 GB/s, with --measure",
