@@ -156,7 +156,8 @@ class ChangeRun:
                 self._let_go({name: why}, "drain")
             elif node.state in (ChangeState.PREPARED, ChangeState.DRAINED) and not node.began("change"):
                 self._cancel({name: why})
-            elif node.state in IN_CHANGE:
+            elif node.state in IN_CHANGE and not node.back and node.intent != "return":
+                # One on its way back goes on, and so does one that is proven and may be in service already.
                 self._journal.settle({name: why}, "change")
 
     def _powered(self, names: list[str], power_cycle: Callable[[str], str]) -> list[str]:
@@ -203,6 +204,12 @@ class ChangeRun:
         return {name: self._journal.record.nodes[name] for name in names}
 
     def _prepare(self, names: list[str]) -> None:
+        waiting = self._waiting(names)
+        if waiting:
+            self._journal.remark(waiting)
+            names = [name for name in names if name not in waiting]
+        if not names:
+            return
         self._journal.intend(names, "prepare")
         results = self._nodes.lease(self._records(names))
         leased = [name for name, reason in results.items() if not reason]
@@ -210,6 +217,16 @@ class ChangeRun:
         self._let_go({name: reason for name, reason in results.items() if reason}, "prepare")
         self._journal.settle({name: "" for name, reason in results.items() if not reason}, "prepare")
         self._stop_members(results)
+
+    def _waiting(self, names: Iterable[str]) -> Results:
+        """Return the nodes that must not begin, because another of their failure domain cannot, with the reason."""
+        nodes = self._journal.record.nodes
+        found: Results = {}
+        for name in names:
+            for other in self._members([name]):
+                if nodes[other].state in (ChangeState.HELD, ChangeState.NOT_RETURNED) or nodes[other].back:
+                    found[name] = f"{nodes[name].domain}: {other} is {nodes[other].state}"
+        return found
 
     def _drain(self, names: list[str]) -> None:
         """Drain nodes and wait until they are idle; one that is not in time goes back to work as it was."""
@@ -292,6 +309,12 @@ class ChangeRun:
         return results | self._idle([name for name, reason in results.items() if not reason])
 
     def _begin_again(self, names: list[str], act: str) -> None:
+        # A failure domain of which a node went back goes back.
+        nodes = self._journal.record.nodes
+        gone = {node.domain for node in nodes.values() if node.back} - {""}
+        behind = [name for name in names if nodes[name].domain in gone and nodes[name].before and not nodes[name].back]
+        if behind:
+            self._journal.turn_back(behind)
         self._journal.intend(names, act)
         results = self._kept(names)
         self._journal.settle(results, act)

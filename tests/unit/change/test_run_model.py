@@ -313,6 +313,9 @@ class FleetThroughChange(RuleBasedStateMachine):
         stopped = self.run(budget, rollback)
         for name, reason in foreign.items():
             assert world.machines[name].drain == reason or name in by_people, "a foreign drain was ended"
+        racks = [name for name in NAMES if world.disk.nodes[name].domain]
+        if any(world.disk.nodes[name].state is ChangeState.RETURNED for name in racks):
+            assert all(world.machines[name].installed == NEW for name in racks), "a failure domain has two releases"
         if stopped and budget == 0:
             first_bad = min(waves[name] for name in NAMES if world.disk.nodes[name].state is not ChangeState.RETURNED)
             later = [name for name in NAMES if waves[name] > first_bad and states[name] is ChangeState.PLANNED]

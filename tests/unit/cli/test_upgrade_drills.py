@@ -611,3 +611,28 @@ def test_a_member_of_a_failure_domain_fails(drill: Drill) -> None:
         **dict.fromkeys(("gpu-4", "gpu-5"), "planned"),
     }
     assert {one["loaded"] for one in drill.world.nodes.values()} == {OLD}
+
+
+def test_a_held_member_of_a_failure_domain_stops_the_others(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An administrator drains gpu-2 once it is idle: the same command does not change gpu-1 without it."""
+    drill.name, drill.broken = "member of a failure domain is held", f"gpu-2 of rack-1 has Reason={TICKET}"
+    drill.world.domains = dict.fromkeys(("gpu-1", "gpu-2"), "rack-1")
+    real, foreign = drill.world.site, drill.world.folder / "drained-gpu-2"
+
+    def site(argv: Sequence[str], stdin: str | None) -> Any:
+        answer = real(argv, stdin)
+        if argv[1:3] == ["busy", "gpu-2"]:
+            foreign.write_text(TICKET)
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpunode.cli.upgrade_run.scheduler_of", lambda _: CommandScheduler("drain", site))
+        assert upgraded() == 1
+    for _ in range(2):
+        assert drill.ends == {"gpu-2": "held", **{f"gpu-{n}": "planned" for n in (1, 3, 4, 5)}}
+        assert {one["installed"] for one in drill.world.nodes.values()} == {OLD}
+        assert upgraded() == 1
+    assert latest(drill.folder).record.nodes["gpu-1"].reason == "rack-1: gpu-2 is held"
+    foreign.unlink()
+    assert upgraded() == 0
+    assert set(drill.ends.values()) == {"returned"}
