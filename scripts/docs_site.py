@@ -34,7 +34,17 @@ LIMIT_S = 900
 FRONT = "README.md"
 NAVIGATION = {
     "Start": ("README", "getting-started", "lab"),
-    "How-to": ("roles", "images", "stack", "env", "training-guide", "policy", "own-checks", "contributing-recipes"),
+    "How-to": (
+        "roles",
+        "molecule",
+        "images",
+        "stack",
+        "env",
+        "training-guide",
+        "policy",
+        "own-checks",
+        "contributing-recipes",
+    ),
     "Operate": (
         "fleet",
         "upgrade",

@@ -11,10 +11,13 @@ from gpunode.checks.figures import GROSS
 from gpunode.cli.checks import CheckEntry, check_list
 from gpunode.expectations import Figure, Mark, MarkRules, PhysicalLimit, Shape, limit_of, marks_of, of_platform
 from gpunode.expectations.limits import Where
+from gpunode.lab.hardware import describe, names
 from gpunode.lab.packages.plan import contents, recorded_in
 from gpunode.lab.packages.recorded import assumptions, recorded
 from gpunode.lab.packages.rows import packages, repositories
+from gpunode.lab.simulator import faults
 from gpunode.stack.rules import rules
+from gpunode.text import counted
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"<!-- table: ([a-z-]+) -->\n")
@@ -177,6 +180,27 @@ def lab_assumptions() -> str:
     return table(["assumption", "content", "packages that rest on it"], rows) + "\n".join(lines) + "\n"
 
 
+def lab_hardware() -> str:
+    """Return the table of the machines that a lab simulates."""
+    rows = []
+    for name in names():
+        machine = describe(name, "node")
+        adapters = [nic["link_layer"] for nic in machine["nics"]]
+        parts = [counted(len(adapters), f"{adapters[0]} adapter")] if adapters else []
+        parts += [counted(len(machine["nvswitches"]), "NVSwitch", "NVSwitches")] if machine["nvswitches"] else []
+        rows.append([f"`{name}`", f"{len(machine['gpus'])}x {machine['gpus'][0]['name']}", ", ".join(parts)])
+    return table(["`--hardware`", "GPUs", "beside them"], rows)
+
+
+def lab_faults() -> str:
+    """Return the table of the faults of simulated hardware."""
+    rows = []
+    for name, kind in faults.KINDS.items():
+        details = "".join(f" [{key}={value}]" for key, value in kind.details.items())
+        rows.append([f"`{name}{details}`", "GPU or link" if kind.where == "link" else kind.where, kind.means])
+    return table(["fault", "of", "what it is"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "checks": checks,
     "facts": facts,
@@ -185,4 +209,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "published-rules": published_rules,
     "expectations": expectations,
     "lab-assumptions": lab_assumptions,
+    "lab-hardware": lab_hardware,
+    "lab-faults": lab_faults,
 }

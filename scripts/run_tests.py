@@ -46,7 +46,7 @@ FOUNDATION = (
     "gpunode/provisioning/manifest",
     "gpunode/provisioning/role",
     "gpunode/provisioning/state",
-    "molecule/nodes/",
+    "playbooks/molecule_",
     ".config/",
     "requirements.lock",
     "ansible.cfg",
@@ -222,6 +222,14 @@ STANDS_ON = {
     "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),
     "test_workload_engines": ("gpunode/workload/", "gpunode/fleet/"),
     "test_workload_on_gpus": ("gpunode/workload/", "gpunode/fleet/"),
+    "test_wheel_alone": (
+        "docs/getting-started",
+        "docs/molecule",
+        "inventory/molecule/",
+        "playbooks/molecule_",
+        "gpunode/cli/init",
+        "hatch_build",
+    ),
 }
 # Tests in virtual machines for these path prefixes only: each boots a kernel several times.
 VM_STANDS_ON = {

@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import click
 from packaging.version import Version
@@ -14,6 +13,7 @@ from gpunode.checks import Status, registry
 from gpunode.checks.wheels import runs_on, wheel_architectures
 from gpunode.cli import selection as selection_
 from gpunode.cli.options import REPLAY
+from gpunode.cli.outcomes import FORMAT, ExplainedNode, ExplainOutcome, MessageExplanation
 from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.judging.evaluator import Evaluator
@@ -34,24 +34,13 @@ ALWAYS = ("node.reachable",)
 """Selected with the checks of an explanation: one without a check for this level is explained too."""
 
 
-@dataclass(frozen=True)
-class MessageExplanation:
-    """What a text means."""
-
-    title: str
-    means: str
-    remedy: str
-    checks: tuple[str, ...]
-    sources: tuple[str, ...]
-    fact: str | None = None
-
-
 @click.command("explain")
 @click.argument("message")
 @selection_.options
 @REPLAY
 @click.option("-v", "--verbose", is_flag=True, help="Also show checks that passed on the nodes.")
-def command(*, message: str, selection: Selection, replay: bool, verbose: bool) -> int:
+@FORMAT
+def command(*, message: str, selection: Selection, replay: bool, verbose: bool, form: str) -> int:
     """Explain an error MESSAGE, and with HOSTs, -i or --replay what these nodes have to do with it.
 
     Exit codes: 0 explained, 2 wrong usage, 3 the text is unknown, or a node could not be reached.
@@ -70,19 +59,22 @@ def command(*, message: str, selection: Selection, replay: bool, verbose: bool) 
             raise UsageError("--replay BUNDLE is missing: the saved bundles")
     found = explanations(message[-MOST_SEARCHED:])
     console = PlainConsole(sys.stdout)
+    shown = form == "console"
     if not found:
         click.echo("gpunode: the text is unknown: gpunode catalog list messages shows those that are known", err=True)
-        return Exit.UNDETERMINED
-    for one in found:
+    for one in found if shown else ():
         _show(one, console)
-    if not (replay or selection.hosts or selection.inventories):
-        return Exit.GOOD
-    unreached = 0
-    for node in judged_nodes(selection, found, replay=replay):
-        unreached += node.hardware is None
-        for line in about(node, found, message, verbose=verbose):
-            console.show(Text(printable(line)))
-    return Exit.UNDETERMINED if unreached else Exit.GOOD
+    nodes = []
+    if found and (replay or selection.hosts or selection.inventories):
+        for node in judged_nodes(selection, found, replay=replay):
+            lines = tuple(map(printable, about(node, found, message, verbose=verbose)))
+            nodes.append(ExplainedNode(host=printable(node.host), reached=node.hardware is not None, lines=lines))
+            for line in lines if shown else ():
+                console.show(Text(line))
+    code = Exit.GOOD if found and all(node.reached for node in nodes) else Exit.UNDETERMINED
+    if not shown:
+        ExplainOutcome(exit_code=int(code), explanations=tuple(found), nodes=tuple(nodes)).show()
+    return code
 
 
 def explanations(message: str) -> list[MessageExplanation]:
@@ -96,11 +88,11 @@ def _xids(message: str) -> Iterator[MessageExplanation]:
         row = load().xid(int(number))
         if row is not None:
             yield MessageExplanation(
-                f"Xid {number} {row.name}, {row.severity}",
-                row.meaning,
-                row.action,
-                ("gpu.xid", "gpu.xid-earlier"),
-                _urls(row.source),
+                title=f"Xid {number} {row.name}, {row.severity}",
+                means=row.meaning,
+                remedy=row.action,
+                checks=("gpu.xid", "gpu.xid-earlier"),
+                sources=_urls(row.source),
             )
 
 
@@ -108,7 +100,12 @@ def _messages(message: str) -> Iterator[MessageExplanation]:
     for row in load().messages.values():
         if re.search(row.pattern, message, re.IGNORECASE):
             yield MessageExplanation(
-                f"{row.program}: {row.id}", row.means, row.remedy, row.checks, _urls(row.source), row.fact
+                title=f"{row.program}: {row.id}",
+                means=row.means,
+                remedy=row.remedy,
+                checks=row.checks,
+                sources=_urls(row.source),
+                fact=row.fact,
             )
 
 
@@ -121,7 +118,12 @@ def _causes(message: str) -> Iterator[MessageExplanation]:
             fact = "cuda" if "cuda" in match.groupdict() else None
             checks = ("container.runs", "container.gpus", "container.toolkit")
             yield MessageExplanation(
-                f"container engine: {cause.kind}", means, cause.remedy, checks, (cause.source,), fact
+                title=f"container engine: {cause.kind}",
+                means=means,
+                remedy=cause.remedy,
+                checks=checks,
+                sources=(cause.source,),
+                fact=fact,
             )
             return
 

@@ -40,6 +40,12 @@ NOT_COPIED = frozenset({"gpunode_stack", "gpunode_expect"})
 INFERENCE = frozenset({"t4", "l4", "a2", "a10", "a10g", "a16", "a30", "l40s", "l40"})
 PIPELINES = {"github": ".github/workflows/gpu-nodes.yml", "gitlab": ".gitlab-ci.yml"}
 """Service, to the place of its pipeline in a site's folder."""
+MOLECULE = {
+    "config.yml": ".config/molecule/config.yml",
+    **{name: f"molecule/nodes/{name}" for name in ("create.yml", "destroy.yml", "verify.yml")},
+    **{name: f"molecule/default/{name}" for name in ("molecule.yml", "converge.yml")},
+}
+"""File of inventory/molecule, to its place in a site's folder."""
 CONFIGURATION = """# Options of gpunode in this folder: gpunode config --help.
 inventory = "hosts.yml"
 """
@@ -68,8 +74,9 @@ class Host:
 @click.option(
     "--ci",
     type=click.Choice(list(PIPELINES)),
-    help="Also write a pipeline that lints, plans and provisions a lab node.",
+    help="Also write a pipeline that lints, plans and provisions a lab node, and a Molecule scenario.",
 )
+@click.option("--molecule", is_flag=True, help="Also write a Molecule scenario with a lab node.")
 @click.option("--no-look", is_flag=True, help="Contact no host.")
 @INVENTORY
 @LIMIT
@@ -85,6 +92,7 @@ def command(  # noqa: PLR0913
     example: str | None,
     listing: bool,
     ci: str | None,
+    molecule: bool,
     no_look: bool,
     inventories: tuple[str, ...],
     limit: str | None,
@@ -119,7 +127,7 @@ def command(  # noqa: PLR0913
     if found and not no_look:
         found = _looked_at(selection, found)
     chosen = example or _example_for(found)
-    _write(folder, chosen, found, ci)
+    _write(folder, chosen, found, _further_files(ci, molecule=molecule))
     if not quiet():
         _report(folder, chosen, found)
     return Exit.GOOD
@@ -246,7 +254,15 @@ def _example_for(hosts: Iterable[Host]) -> str:
     return max(votes, key=lambda name: (votes[name], name)) if votes else "development"
 
 
-def _write(folder: Path, example: str, hosts: Sequence[Host], ci: str | None) -> None:
+def _further_files(ci: str | None, *, molecule: bool) -> dict[str, str]:
+    """Return the files beside an example: path below ``inventory`` of the collection -> path in the site's folder."""
+    found = {f"ci/{ci}.yml": PIPELINES[ci]} if ci is not None else {}
+    if ci is not None or molecule:
+        found |= {f"molecule/{name}": path for name, path in MOLECULE.items()}
+    return found
+
+
+def _write(folder: Path, example: str, hosts: Sequence[Host], further: Mapping[str, str]) -> None:
     """Write the folder completely or not at all."""
     source = collection_root() / "inventory" / "examples" / example
     beside = folder.absolute().with_name(f".{folder.name}.{os.getpid()}.part")
@@ -255,10 +271,9 @@ def _write(folder: Path, example: str, hosts: Sequence[Host], ci: str | None) ->
         if hosts:
             (beside / "hosts.yml").write_text(inventory_text(hosts), encoding="utf-8")
         (beside / NAME).write_text(CONFIGURATION, encoding="utf-8")
-        if ci is not None:
-            pipeline = beside / PIPELINES[ci]
-            pipeline.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(collection_root() / "inventory" / "ci" / f"{ci}.yml", pipeline)
+        for name, place in further.items():
+            (beside / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(collection_root() / "inventory" / name, beside / place)
         beside.rename(folder)
     except OSError as err:
         raise UsageError(f"{folder}: cannot be written: {err.strerror}") from None

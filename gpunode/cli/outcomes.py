@@ -48,11 +48,15 @@ class TaskOutcome(Frozen):
     """Of a failure."""
 
 
+ProvisionedStatus = Literal["unchanged", "changed", "failed", "unreachable"]
+"""What a playbook did to a node."""
+
+
 class ProvisionedNode(Frozen):
     """What a playbook did to a node."""
 
     host: str
-    status: Literal["unchanged", "changed", "failed", "unreachable"]
+    status: ProvisionedStatus
     changed: tuple[TaskOutcome, ...] = ()
     """With --check: what would change."""
     failure: TaskOutcome | None = None
@@ -69,6 +73,37 @@ class ProvisionOutcome(OutcomeDocument):
     seconds: float
     nodes: tuple[ProvisionedNode, ...]
     """Empty if Ansible ended before its first task."""
+
+
+class MessageExplanation(Frozen):
+    """What a text means."""
+
+    title: str
+    means: str
+    remedy: str
+    checks: tuple[str, ...]
+    sources: tuple[str, ...]
+    fact: str | None = None
+    """The fact of a node that the text is about."""
+
+
+class ExplainedNode(Frozen):
+    """What a node has to do with a text."""
+
+    host: str
+    reached: bool
+    lines: tuple[str, ...]
+    """Findings of the checks of the explanations, and facts."""
+
+
+class ExplainOutcome(OutcomeDocument):
+    """The document ``gpunode.explain/1``."""
+
+    schema_name: Literal["gpunode.explain/1"] = Field("gpunode.explain/1", alias="schema")
+    exit_code: int
+    explanations: tuple[MessageExplanation, ...]
+    """Empty if the text is unknown."""
+    nodes: tuple[ExplainedNode, ...] = ()
 
 
 class LabPart(Frozen):

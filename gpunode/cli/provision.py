@@ -9,17 +9,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args
 
 import click
 import yaml
 
-from gpunode.cli.options import inventory_option
-from gpunode.cli.outcomes import FORMAT, ProvisionedNode, ProvisionOutcome
+from gpunode.cli.options import inventory_option, quiet
+from gpunode.cli.outcomes import FORMAT, ProvisionedNode, ProvisionedStatus, ProvisionOutcome
 from gpunode.cli.plan_fleet import refuse_inventory
 from gpunode.cli.selection import explained
 from gpunode.cli.stack_origin import origin_lines, unwritten
@@ -27,7 +28,7 @@ from gpunode.content import ansible_environment, ansible_program, collection_roo
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
 from gpunode.provisioning.role import role_tags
-from gpunode.text import did_you_mean, nearest
+from gpunode.text import counted, did_you_mean, nearest, printable
 from gpunode.variables import refuse_unknown, refuse_wrong_values
 from gpunode.yaml_file import LOADER, Expanded, load_bounded
 
@@ -96,27 +97,44 @@ def command(**options: Any) -> int:
     if options["check"] and not options["verbose"]:
         # The planned changes should fit on one page.
         env.setdefault("ANSIBLE_DISPLAY_OK_HOSTS", "no")
-    if options["form"] == "json":
-        return _run_and_show(argv, env, password, check=options["check"])
-    return verdict(run(argv, env, password))
+    as_json = options["form"] == "json"
+    if as_json:
+        # Also with a configuration of the user's own: without the callback there is no document.
+        env["ANSIBLE_CALLBACKS_ENABLED"] = CALLBACKS
+    done = _outcome(argv, env, password, check=options["check"], log=sys.stderr.buffer if as_json else None)
+    if as_json:
+        done.show()
+    if not quiet() and done.nodes:
+        where = "".join(f" -i {shlex.quote(name)}" for name in options["inventories"])
+        click.echo(printable(closing(done, f"gpunode provision{where}", f"gpunode validate{where}")), err=True)
+    return done.exit_code
 
 
-def _run_and_show(argv: Sequence[str], env: dict[str, str], password: str | None, *, check: bool) -> int:
-    """Run Ansible with its output on stderr, and print the document."""
+def _outcome(
+    argv: Sequence[str], env: dict[str, str], password: str | None, *, check: bool, log: BinaryIO | None
+) -> ProvisionOutcome:
+    """Run Ansible, and return what it did to each node: nothing where the callback is not enabled."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpunode-") as folder:
         file = Path(folder, "nodes.json")
-        # Also with a configuration of the user's own: without the callback there is no document.
-        callbacks = env | {"ANSIBLE_CALLBACKS_ENABLED": CALLBACKS, NODES_FILE: str(file)}
-        code = verdict(run(argv, callbacks, password, log=sys.stderr.buffer))
+        code = verdict(run(argv, env | {NODES_FILE: str(file)}, password, log=log))
         nodes = json.loads(file.read_text(encoding="utf-8")) if file.exists() else ()
-    ProvisionOutcome(
+    return ProvisionOutcome(
         check=check,
         exit_code=code,
         seconds=round(time.monotonic() - began, 1),
         nodes=tuple(map(ProvisionedNode.model_validate, nodes)),
-    ).show()
-    return code
+    )
+
+
+def closing(done: ProvisionOutcome, again: str, next_verb: str) -> str:
+    """Return the closing sentence: how many nodes became what, in how long, and the next command."""
+    numbers = Counter(node.status for node in done.nodes)
+    words = {"changed": "would change" if done.check else "changed"}
+    found = [f"{numbers[name]} {words.get(name, name)}" for name in get_args(ProvisionedStatus) if numbers[name]]
+    following = again if done.check else next_verb
+    then = "" if done.exit_code else f"; next: {following}"
+    return f"{counted(len(done.nodes), 'node')}: {', '.join(found)} ({done.seconds:.0f} s){then}"
 
 
 def playbook_of(root: Path, name: str) -> Path:

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import click
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from gpunode.change.journal import RunRecord
 from gpunode.cli.checks import CheckList
 from gpunode.cli.history import RunExport
 from gpunode.cli.options import VERBOSE_ACCEPTED
-from gpunode.cli.outcomes import CollectOutcome, LabOutcome, ProvisionOutcome
+from gpunode.cli.outcomes import CollectOutcome, ExplainOutcome, LabOutcome, ProvisionOutcome
 from gpunode.errors import UsageError
 from gpunode.facts.models.workload import Record
 from gpunode.facts.parsers.kinds import ANSWERS
@@ -43,11 +44,13 @@ class ErrorDocument(BaseModel):
 MODELS: dict[str, Any] = {
     "advice": AdviceDocument,
     "bundle": Bundle,
+    "change": RunRecord,
     "checks": CheckList,
     "collect": CollectOutcome,
     "comparison": Comparison,
     "env": Tunings,
     "error": ErrorDocument,
+    "explain": ExplainOutcome,
     "lab": LabOutcome,
     "plan": Plan,
     "profile": ProfileDocument,

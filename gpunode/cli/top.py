@@ -106,12 +106,13 @@ def command(  # noqa: PLR0913
         again=not once,
     )
     with _ended_by_signals(), watch:
-        if live:
+        if live and not _console().is_dumb_terminal:
             document = _screen(model, duration)
         elif once:
             document = _settled(model, selection.timeout_s)
             _write(document, form, header=True)
         else:
+            # Also on a terminal that cannot move its cursor: a table for each interval.
             document = _recorded(model, form, duration)
     return Exit.GOOD if all(node.status == "live" for node in document.nodes) else Exit.UNDETERMINED
 

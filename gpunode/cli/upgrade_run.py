@@ -24,6 +24,7 @@ from gpunode.change.run import ChangeRun, RunLimits
 from gpunode.change.scheduler import Availability, Scheduler, SchedulerError
 from gpunode.change.states import FINAL, OUT_OF_SERVICE, ChangeState
 from gpunode.cli.options import ASK_BECOME_PASS, LIMIT, PARALLEL, TIMEOUT, Command, Seconds, inventory_option
+from gpunode.cli.outcomes import FORMAT
 from gpunode.cli.plan_fleet import refuse_inventory, with_request
 from gpunode.cli.provision import refuse_extra_variables
 from gpunode.cli.selection import NodeProgress, ask_password, explained
@@ -43,7 +44,7 @@ from gpunode.judging.policy import PolicyReader, today
 from gpunode.judging.request import JudgingRequest
 from gpunode.names import expand, fold
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, Request, plan
-from gpunode.text import last_line, listed, printable
+from gpunode.text import last_line, listed, printable, printable_json
 from gpunode.whole import make_private_folder
 
 PAUSE, ABORT = "pause", "abort"
@@ -132,6 +133,7 @@ OPTIONS = (
     TIMEOUT,
     ASK_BECOME_PASS,
     click.option("-v", "--verbose", is_flag=True, help="Also print the time line of each node."),
+    FORMAT,
 )
 
 
@@ -170,6 +172,24 @@ class ChangeOptions:
     timeout_s: float
     ask_become_pass: bool
     verbose: bool
+    form: str = "console"
+
+    def refuse_pairs(self) -> None:
+        """Raise UsageError for options that have no effect together."""
+        if self.image is not None and not self.measure:
+            raise UsageError("--image is the image of --measure: add --measure")
+        if self.form == "json" and (self.pause or self.abort or self.watch):
+            raise UsageError("--format json is the document of a run: not together with --pause, --abort and --watch")
+
+    def print(self, text: str) -> None:
+        """Print lines of the plan or the report: on stderr if stdout is for a document."""
+        click.echo(text, err=self.form == "json")
+
+    def shown(self, record: RunRecord) -> int:
+        """Print the document if it was requested; return the exit code."""
+        if self.form == "json":
+            click.echo(printable_json(record.model_dump_json(by_alias=True, indent=1)))
+        return code_of(record)
 
     def same(self, goal: str) -> tuple[str, ...]:
         """Return what makes two commands the same."""
@@ -197,8 +217,7 @@ class ChangeGoal:
 def change_fleet(options: ChangeOptions, goal: ChangeGoal) -> int:
     """Return the exit code of a change by canary and waves, begun here or continued."""
     waves_of(options.waves)
-    if options.image is not None and not options.measure:
-        raise UsageError("--image is the image of --measure: add --measure")
+    options.refuse_pairs()
     scheduler = scheduler_of(options.scheduler)
     root = collection_root()
     refuse_extra_variables(root, options.extra_vars)
@@ -236,12 +255,12 @@ def change_fleet(options: ChangeOptions, goal: ChangeGoal) -> int:
         journals = list(runs(folder))
         journal = next((one for one in journals if _continues(one, options, goal)), None)
         if journal is not None:
-            click.echo(f"continuing run {journal.record.run} of {journal.record.started_at}")
+            options.print(f"continuing run {journal.record.run} of {journal.record.started_at}")
             for word in (PAUSE, ABORT):
                 (journal.folder / word).unlink(missing_ok=True)
             if options.dry_run:
-                click.echo(printable_lines(report_lines(journal.record, verbose=True)))
-                return code_of(journal.record)
+                options.print(printable_lines(report_lines(journal.record, verbose=True)))
+                return options.shown(journal.record)
             if options.measure:
                 look = partial(look_at, connections, evaluator, list(journal.record.nodes))
                 journal.measure_in(image_of_run(options, journal.record, look))
@@ -252,9 +271,9 @@ def change_fleet(options: ChangeOptions, goal: ChangeGoal) -> int:
             if options.measure and record.nodes:
                 record = record.model_copy(update={"image": image_of_run(options, record, lambda: looks)})
             earlier = [one.record for one in journals]
-            click.echo(printable_lines(plan_lines(record, document, options.drain_s, options.scheduler, earlier)))
+            options.print(printable_lines(plan_lines(record, document, options.drain_s, options.scheduler, earlier)))
             if options.dry_run or not record.nodes:
-                return code_of(record)
+                return options.shown(record)
             journal = _begin(folder, record, looks, held, goal)
         return _run(options, goal, journal, connections, evaluator=evaluator, scheduler=scheduler)
 
@@ -604,12 +623,14 @@ def _run(  # noqa: PLR0913
     if not journal.record.open_nodes and not stopped.startswith("paused"):
         journal.finish()
     for line in report_lines(journal.record, verbose=options.verbose):
-        click.echo(printable(line))
+        options.print(printable(line))
     if nodes.not_measured:
-        click.echo(printable(f"compared without figures, because their change had begun: {fold(nodes.not_measured)}"))
+        options.print(
+            printable(f"compared without figures, because their change had begun: {fold(nodes.not_measured)}")
+        )
     if stopped:
         say(f"stopped: {stopped}")
-    return code_of(journal.record)
+    return options.shown(journal.record)
 
 
 def power_cycled(program: str, name: str) -> str:

@@ -1,6 +1,8 @@
 """The report for people at a terminal: nodes, findings with their remedy, verdict; worst first."""
 
 import io
+import os
+import re
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -42,6 +44,8 @@ STYLE = {
 QUIET = (Status.NOTE, Status.PASS, Status.SKIP)
 WIDTH = 80
 """Columns in a pipe or a file."""
+DOCS = "GPUNODE_DOCS_URL"
+"""Environment variable: where the site of the documentation is, for links to the pages of checks."""
 INDENT = 6
 MOST_BLOCKS = 8
 """Findings beyond which those that differ only in figures are one line, and warnings of a fleet are listed by check."""
@@ -71,6 +75,17 @@ class PlainConsole(Console):
     def whole(self, text: Text, indent: int = 0) -> None:
         """Print one line that is never folded: a command stays one line in the clipboard."""
         self.print(Text(" " * indent) + text, soft_wrap=True)
+
+    def link(self, text: Text, check: str) -> None:
+        """Make the id of a check in a text a link to its page, on a terminal that has colours, if the site is known.
+
+        rich writes links (OSC 8) only where it writes colours: without colours the text is plain.
+        """
+        base = os.environ.get(DOCS, "")
+        if re.match(r"(https?|file)://[^\s\x00-\x1f\x7f]+$", base) and not self.no_color:
+            start = text.plain.find(check)
+            if start >= 0:
+                text.stylize(f"link {base.rstrip('/')}/checks/{check}.html", start, start + len(check))
 
     def sign(self, text: str, plain: str) -> str:
         """Return a sign, or its plain equal if the stream's encoding lacks it."""
@@ -201,7 +216,10 @@ class _Writer:
         head = Text()
         name = group.status.value.upper() if group.status in SHOWN and not block.observed else group.status.value
         head.append(name.ljust(INDENT), STYLE[group.status])
-        head.append(listed(group.checks, most=len(group.checks) if self.verbose else 3), "bold")
+        checks = Text(listed(group.checks, most=len(group.checks) if self.verbose else 3), "bold")
+        for check in group.checks:
+            self.console.link(checks, check)
+        head.append_text(checks)
         place = where(findings, hosts=len(self.nodes) > 1)
         if place:
             head.append(f"  {place}")

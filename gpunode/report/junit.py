@@ -20,14 +20,17 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def as_text(document: Report, *, verbose: bool) -> str:  # noqa: ARG001 (all details are in the document)
     """Return the document. Only ASCII: other characters are references, so that any encoding of a stream is valid."""
-    root = Xml.Element("testsuites", name=f"gpunode validate --level {document.level}", time=f"{seconds(document):.3f}")
+    # A collection has a duration, a saved bundle has none.
+    saved = any(node.seconds is None and node.hardware is not None for node in document.nodes)
+    name = "gpunode validate --replay" if saved else f"gpunode validate --level {document.level}"
+    root = Xml.Element("testsuites", name=name, time=f"{seconds(document):.3f}")
     total: Counter[str] = Counter()
     for node in document.nodes:
         total += _suite(root, node.host, cases(node), document.started_at, node)
     if not document.nodes:
         total += _suite(root, "gpunode", [no_node()], document.started_at)
-    for name in ("tests", "failures", "errors"):
-        root.set(name, str(total[name]))
+    for number in ("tests", "failures", "errors"):
+        root.set(number, str(total[number]))
     Xml.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{Xml.tostring(root, encoding="us-ascii").decode()}\n'
 

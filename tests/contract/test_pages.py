@@ -9,6 +9,7 @@ import mutants_gpu
 import mutants_links
 import pytest
 from bundles import apply, copied, hgx
+from docs_tables import with_tables
 from mutant import Mutant
 
 from gpunode.checks import registry
@@ -24,9 +25,9 @@ DOCS = ROOT / "docs"
 
 def first_column(page: str, heading: str) -> set[str]:
     """Return the quoted words in the first cells of the first table below a heading."""
-    _, found, rest = (DOCS / page).read_text(encoding="utf-8").partition(f"\n{heading}\n")
+    _, found, rest = with_tables((DOCS / page).read_text(encoding="utf-8")).partition(f"\n{heading}\n")
     assert found, f"docs/{page} has no heading {heading}"
-    table = re.search(r"(?m)^\|---.*\n((?:\|.*\n)+)", rest)
+    table = re.search(r"(?m)^\| ?---.*\n((?:\|.*\n)+)", rest)
     cells = re.findall(r"(?m)^\| ([^|]*`[^|]*) \|", table[1] if table else "")
     return {quoted.split()[0] for cell in cells for quoted in re.findall(r"`([^`]+)`", cell)}
 

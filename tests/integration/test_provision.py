@@ -1,6 +1,7 @@
 """``gpunode provision``: what it hands to ansible-playbook, what it refuses before, and how it ends."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -117,8 +118,9 @@ def test_a_task_that_fails_is_exit_code_1_and_one_line(folder: Path, capfd: Out)
     hosts = folder / "hosts.yml"
     hosts.write_text(hosts.read_text().replace("gpu1: {}", "gpu1: {fail_here: true}\n    gpu3: {}"))
     assert provision() == 1
-    requested, *failures = capfd.readouterr().err.splitlines()
+    requested, *failures, closing = capfd.readouterr().err.splitlines()
     assert requested.startswith("gpunode: stack of gpu[1-3]: no request")
+    assert re.fullmatch(r"3 nodes: 1 \w+, 2 failed \(\d+ s\)", closing)
     assert failures == ["gpunode: failed on gpu[1-2]: Fail where asked: asked to"]
 
 
@@ -132,7 +134,7 @@ def test_roles_are_printed_as_they_begin_and_a_rescued_failure_is_none(folder: P
         "        - ansible.builtin.fail: {msg: rescued}\n      rescue:\n        - ansible.builtin.debug:\n"
     )
     assert provision() == 0
-    lines = capfd.readouterr().err.splitlines()[1:]  # after what requests the stack
+    lines = capfd.readouterr().err.splitlines()[1:-1]  # after what requests the stack, before the closing sentence
     assert [line.partition(" (")[0] for line in lines] == ["gpunode: role nvidia_driver"]
     assert provision("--check", "--format", "json") == 0
     outcome = ProvisionOutcome.model_validate_json(capfd.readouterr().out)
@@ -261,7 +263,7 @@ def test_the_password_goes_to_stdin_and_not_to_the_command_line(tmp_path: Path) 
 def test_the_sudo_password_is_asked_once_and_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[list[str], str | None]] = []
 
-    def fake(argv: list[str], env: dict[str, str], password: str | None) -> int:
+    def fake(argv: list[str], env: dict[str, str], password: str | None, **_: object) -> int:
         given.append((argv, password))
         return 0
 

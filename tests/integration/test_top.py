@@ -269,3 +269,25 @@ def test_a_screen_ends_with_q_and_gives_the_terminal_back(monkeypatch: pytest.Mo
         os.close(terminal)
     assert b"\x1b[?1049h" in shown
     assert shown.rindex(b"\x1b[?1049l") > shown.rindex(b"VERDICT")
+
+
+def test_a_terminal_without_a_cursor_gets_a_table_for_each_interval() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        code = 99
+        with contextlib.suppress(BaseException):
+            os.environ["TERM"] = "dumb"
+            sys.stdin = os.fdopen(0)
+            guard()
+            code = answer(["top", "--duration", "3"])
+        os._exit(code)
+    shown = b""
+    try:
+        with contextlib.suppress(OSError):
+            while select.select([terminal], [], [], 30)[0] and (data := os.read(terminal, 65536)):
+                shown += data
+        assert forked.ended(pid) in (0, 3)
+    finally:
+        os.close(terminal)
+    assert shown.count(b"VERDICT") >= 2
+    assert b"\x1b" not in shown

@@ -169,3 +169,39 @@ def test_verbs_options_and_checks_are_completed() -> None:
 def test_verbs_are_completed_without_loading_one() -> None:
     with mock.patch("importlib.import_module", side_effect=AssertionError):
         assert completed([], "che") == ["checks"]
+
+
+def json_commands() -> Iterator[str]:
+    """The verbs, and their subcommands, that have ``--format json``."""
+    for path, command, _ in all_commands():
+        for param in command.params:
+            formats = param.type.choices if isinstance(param.type, click.Choice) else ()
+            if isinstance(param, click.Option) and "--format" in param.opts and "json" in formats:
+                yield path
+
+
+ALWAYS_JSON = {"gpunode parse", "gpunode schema", "gpunode history export"}
+"""What prints JSON without an option."""
+WITHOUT = {
+    "completion": "a text for a shell",
+    "man": "pages for man",
+    "zipapp": "writes a file",
+    "init": "writes a folder",
+    "evidence": "writes an archive with a MANIFEST.json",
+    "monitoring": "files of Prometheus and Grafana; its dashboard is JSON",
+}
+
+
+def test_every_verb_prints_json_or_a_file_of_another_program() -> None:
+    verbs = {path.split()[1] for path in [*json_commands(), *ALWAYS_JSON]}
+    assert verbs.isdisjoint(WITHOUT)
+    assert sorted(set(VERBS) - verbs - set(WITHOUT)) == []
+
+
+@pytest.mark.parametrize("path", sorted({path for path in json_commands() if ":" not in path}))
+def test_wrong_usage_of_every_verb_with_json_is_a_document(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--format", "json", "--no-such-option"], ["--no-such-option", "--format=json"]):
+        assert run([*path.split()[1:], *words]) == 2
+        out, err = capsys.readouterr()
+        document = ErrorDocument.model_validate(json.loads(out))
+        assert (document.exit_code, err) == (2, document.message + "\n")

@@ -130,3 +130,19 @@ def test_a_host_that_does_not_answer_ends_the_look(tmp_path: Path, capsys: pytes
     assert run(["init", str(tmp_path / "site"), "--timeout", "2", "gpu-01.invalid"]) == 3
     assert "--no-look" in capsys.readouterr().err
     assert not (tmp_path / "site").exists()
+
+
+@pytest.mark.parametrize("words", [["--molecule"], ["--ci", "gitlab"]])
+def test_a_scenario_is_written_and_its_files_lead_to_the_collection(tmp_path: Path, words: list[str]) -> None:
+    assert run(["init", str(tmp_path / "site"), "--example", "research", "--no-look", "-q", *words]) == 0
+    site = tmp_path / "site"
+    shared = yaml.safe_load((site / ".config/molecule/config.yml").read_text())
+    default = yaml.safe_load((site / "molecule/default/molecule.yml").read_text())
+    playbooks = {**shared["ansible"]["playbooks"], **default["ansible"]["playbooks"], "converge": "converge.yml"}
+    named = set()
+    for name in playbooks.values():
+        for play in yaml.safe_load((site / "molecule/default" / name).read_text()):
+            named.add(play.get("ansible.builtin.import_playbook"))
+    own = {name.removeprefix("gpunode.node.") for name in named if name}
+    assert own == {"site", "molecule_create", "molecule_destroy"}
+    assert all((collection_root() / "playbooks" / f"{name}.yml").is_file() for name in own)

@@ -308,3 +308,23 @@ def test_colours_on_a_terminal_and_none_with_no_color(monkeypatch: pytest.Monkey
     colour = re.compile(r"\x1b\[[0-9;]*3[0-9]")
     assert colour.search(on_terminal(monkeypatch, 80))
     assert not colour.search(on_terminal(monkeypatch, 80, NO_COLOR="1"))
+
+
+SITE = "https://docs.example.org/gpunode/"
+LINK = "\x1b]8;"
+
+
+def test_the_id_of_a_check_is_a_link_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUNODE_DOCS_URL", SITE)
+    shown = on_terminal(monkeypatch, 80)
+    (page,) = set(re.findall(r"\x1b\]8;[^;]*;([^\x1b]+)\x1b", shown))
+    assert page == f"{SITE}checks/{BAD.check}.html"
+    for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        with monkeypatch.context() as patch:
+            assert LINK not in on_terminal(patch, 80, **environment)
+    assert LINK not in text(node("broken", BAD))
+
+
+@pytest.mark.parametrize("base", ["", "docs", "javascript://x", "https://a b", "https://a\x1b]8;;\x07", "https://a\nb"])
+def test_an_address_that_is_none_makes_no_link(monkeypatch: pytest.MonkeyPatch, base: str) -> None:
+    assert LINK not in on_terminal(monkeypatch, 80, GPUNODE_DOCS_URL=base)
