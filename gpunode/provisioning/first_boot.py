@@ -126,7 +126,7 @@ ROLE = Role(
 
 @ROLE.present
 def present(state: NodeState, settings: FirstBootSettings, context: Context) -> Manifest:
-    """Return the manifest of the role. Raises UsageError if the folder of wheels has no gpunode, or a file of a key has none."""
+    """Return the manifest of the role. Raises UsageError for wheels without gpunode, or a file without a key."""
     text = ROLE.texts(context)
     record = installed_of(settings)
     builds = (state.contents.get(RECORD) or "") != record
