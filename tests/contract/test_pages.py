@@ -124,3 +124,15 @@ def test_a_test_sets_every_fault(fault: str) -> None:
     assert any(f'"{fault}"' in path.read_text(encoding="utf-8") for path in tests), (
         f"no test in tests/unit/lab sets the fault {fault}"
     )
+
+
+REFERENCE = {"guides.md", "failures.md", "workload-hardware.md", "driver-matrix.md"}
+"""Tables with a row for each topic, failure, machine or system; tests hold their rows."""
+MOST_WORDS = 26_700
+"""Of all other pages together. Raise it only with a reason: what a user looks up is generated (make docs, --help)."""
+
+
+def test_the_pages_stay_short() -> None:
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in DOCS.glob("*.md")}
+    assert set(words) > REFERENCE
+    assert sum(number for name, number in words.items() if name not in REFERENCE) <= MOST_WORDS
