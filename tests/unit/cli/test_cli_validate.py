@@ -246,7 +246,7 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
         (["collect"], ["--save"]),
         (["collect", "--save", "/proc/nowhere"], ["/proc/nowhere"]),
         (["schema", "reprot"], ["reprot", "did you mean report"]),
-        (["schema", "zzz"], ["bundle, checks", "report"]),
+        (["schema", "zzz"], ["bundle, change, checks", "report"]),
         (["checks", "--format", "yaml"], ["yaml"]),
         (["valdate"], ["valdate", "did you mean validate"]),
     ],
