@@ -1,9 +1,15 @@
-"""Each example on a lab node: ``gpunode init`` from the node, then plan, provision, validate, without an edit."""
+"""``gpunode init`` from lab nodes, then plan, provision, validate, without an edit: each example on a node that it is
+meant for, and three different nodes whose example init selects.
+"""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,9 +17,9 @@ from playbook_runs import ROOT, SNAPSHOT, gpunode
 from programs import beside_python, run_program
 
 from gpunode.content import ansible_environment
-from gpunode.lab import Lab
+from gpunode.lab import Lab, LabNode
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
 
 HARDWARE = {
     "development": "t4-1",
@@ -23,6 +29,9 @@ HARDWARE = {
     "kubernetes": "l40s-4",
     "air-gapped": "rtx-pro-6000-2",
 }
+MIXED = ("t4-1", "l40s-4", "hgx-h100-8")
+SIDE_BY_SIDE = 3
+"""Examples that are provisioned at a time: one leaves a part of two processors idle."""
 MIRROR = "http://mirror.example.invalid"
 PASS = {"driver.held", "driver.module-loaded", "gpu.answers", "gpu.present", "host.ssh-settings", "node.units-failed"}
 
@@ -31,19 +40,70 @@ def test_every_example_has_its_hardware() -> None:
     assert set(HARDWARE) == {path.parent.name for path in (ROOT / "inventory" / "examples").glob("*/hosts.yml")}
 
 
-@pytest.fixture(scope="module", params=list(HARDWARE))
-def site(request: pytest.FixtureRequest, lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder that ``gpunode init`` wrote for one node."""
-    lab.up(1, "debian-12", [HARDWARE[request.param]])
-    folder = tmp_path_factory.mktemp(request.param) / "site"
-    limit = f"{HARDWARE[request.param]}-1"
-    gpunode("init", folder, "-i", lab.inventory_path, "--limit", limit, "--example", request.param)
-    if request.param == "air-gapped":
-        use_the_labs_mirror(folder)
-    yield folder
-    for node in lab.nodes():
-        if node.name == limit:
-            node.container.remove(force=True, v=True)
+@dataclass(frozen=True)
+class Outcome:
+    """What the commands of a user did to the nodes of a site."""
+
+    planned: dict[str, str]
+    """Node to the driver of the plan, before anything changed."""
+    lint: int
+    report: list[dict[str, Any]]
+    """The nodes of ``validate``, after the first run."""
+    before: list[str]
+    """Snapshots of the nodes after the first run."""
+    recap: str
+    """Of the second run."""
+    after: list[str]
+    edited: list[str]
+    """Files of the site that differ from those that ``init`` wrote."""
+
+
+@pytest.fixture(scope="module")
+def outcomes(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Outcome]]]:
+    """The outcomes by example; ``mixed`` is the site of three different nodes."""
+    sites: dict[str, tuple[str, ...]] = {example: (f"{hardware}-1",) for example, hardware in HARDWARE.items()}
+    sites["mixed"] = tuple(f"{hardware}-2" for hardware in MIXED)
+    lab.up(1, "debian-12", list(HARDWARE.values()))
+    nodes = {node.name: node for node in lab.up(2, "debian-12", MIXED)}
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        yield {
+            example: pool.submit(outcome_of, lab, [nodes[name] for name in names], example, folder / "site")
+            for example, names in sites.items()
+            if (folder := tmp_path_factory.mktemp(example))
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+def outcome_of(lab: Lab, nodes: Sequence[LabNode], example: str, site: Path) -> Outcome:
+    """Write the site for some nodes, and do what a user does with it."""
+    limit = ",".join(node.name for node in nodes)
+    chosen = () if example == "mixed" else ("--example", example)
+    gpunode("init", site, "-i", lab.inventory_path, "--limit", limit, *chosen)
+    if example == "air-gapped":
+        use_the_labs_mirror(site)
+    written = digests(site)
+    inventory = site / "hosts.yml"
+    groups = json.loads(gpunode("plan", "-i", inventory, "--format", "json"))["groups"]
+    lint = [beside_python("ansible-lint"), "--offline", "--project-dir", site, site]
+    linted = run_program(lint, limit_s=600, env=ansible_environment()).returncode
+    provision(site)
+    words = ["validate", "-i", inventory, "--level", "quick", "--format", "json"]
+    report = json.loads(run_program([beside_python("gpunode"), *words], limit_s=600).stdout)
+    before = [snapshot(node) for node in nodes]
+    recap = provision(site).rpartition("PLAY RECAP")[2]
+    return Outcome(
+        planned={host: group["stack"]["driver"]["version"] for group in groups for host in group["hosts"]},
+        lint=linted,
+        report=report["nodes"],
+        before=before,
+        recap=recap,
+        after=[snapshot(node) for node in nodes],
+        edited=sorted(path for path in {*written, *digests(site)} if written.get(path) != digests(site).get(path)),
+    )
+
+
+def digests(site: Path) -> dict[str, str]:
+    return {str(path): sha256(path.read_bytes()).hexdigest() for path in site.rglob("*") if path.is_file()}
 
 
 def use_the_labs_mirror(folder: Path) -> None:
@@ -63,33 +123,30 @@ def use_the_labs_mirror(folder: Path) -> None:
 
 def provision(site: Path) -> str:
     argv = [beside_python("gpunode"), "provision", "-i", site / "hosts.yml", "-e", "gpunode_reboot=when_needed"]
-    done = run_program(argv, limit_s=1400, cwd=site)
+    done = run_program(argv, limit_s=3000, cwd=site)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
     return done.stdout
 
 
-def test_an_example_is_planned_provisioned_and_validated_without_an_edit(site: Path, lab: Lab) -> None:
-    inventory = site / "hosts.yml"
-    node = next(node for node in lab.nodes() if node.name in inventory.read_text())
-    planned = json.loads(gpunode("plan", "-i", inventory, "--format", "json"))
-    (group,) = planned["groups"]
-    assert group["stack"]["driver"]["version"]
-    lint = [beside_python("ansible-lint"), "--offline", "--project-dir", site, site]
-    assert run_program(lint, limit_s=300, env=ansible_environment()).returncode == 0
+def snapshot(node: LabNode) -> str:
+    return str(node.run(["bash", "-euc", SNAPSHOT], timeout_s=300).stdout)
 
-    provision(site)
-    report = run_program(
-        [beside_python("gpunode"), "validate", "-i", inventory, "--level", "quick", "--format", "json"], limit_s=600
-    )
-    (judged,) = json.loads(report.stdout)["nodes"]
-    seen: dict[str, set[str]] = {}
-    for finding in judged["findings"]:
-        seen.setdefault(finding["check"], set()).add(finding["status"])
-    assert {check for check, statuses in seen.items() if statuses & {"fail", "error"}} == set()
-    assert {check for check, statuses in seen.items() if "pass" in statuses} >= PASS
-    assert judged["stack"]["driver"] == group["stack"]["driver"]["version"]
 
-    before = node.run(["bash", "-euc", SNAPSHOT], timeout_s=300).stdout
-    recap = re.findall(r"changed=(\d+)", provision(site).rpartition("PLAY RECAP")[2])
-    assert recap == ["0"]
-    assert node.run(["bash", "-euc", SNAPSHOT], timeout_s=300).stdout == before
+@pytest.mark.parametrize("example", [*HARDWARE, "mixed"])
+def test_a_site_is_planned_provisioned_and_validated_without_an_edit(
+    example: str, outcomes: dict[str, Future[Outcome]]
+) -> None:
+    found = outcomes[example].result(timeout=3600)
+    assert found.lint == 0
+    assert found.edited == []
+    assert found.planned == {node["host"]: node["stack"]["driver"] for node in found.report}
+    assert len(found.planned) == len(MIXED if example == "mixed" else [example])
+    for node in found.report:
+        seen: dict[str, set[str]] = {}
+        for finding in node["findings"]:
+            seen.setdefault(finding["check"], set()).add(finding["status"])
+        assert {check for check, statuses in seen.items() if statuses & {"fail", "error"}} == set(), node["host"]
+        assert {check for check, statuses in seen.items() if "pass" in statuses} >= PASS, node["host"]
+    assert re.findall(r"changed=(\d+)", found.recap) == ["0"] * len(found.report)
+    assert found.after == found.before
+    assert all(found.before)
