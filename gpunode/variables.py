@@ -146,6 +146,11 @@ def unknown_variables(
     return found
 
 
+def unread_variables(names: Iterable[str], root: Path) -> list[str]:
+    """Return names with a role's prefix that no role below ``root`` has: of another collection's role, or wrong."""
+    return sorted({name for name in names if name.startswith(role_prefixes(root))} - set(known_variables(root)))
+
+
 def _typing_errors(name: str, right: str, prefix: str) -> int:
     """Return the number of typing errors that make ``name`` of a known name; 0 if it is another name."""
     least = 1 if len(name.removeprefix(prefix)) < _LONG else 2

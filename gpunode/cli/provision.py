@@ -28,8 +28,8 @@ from gpunode.content import ansible_environment, ansible_program, collection_roo
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
 from gpunode.provisioning.role import role_tags
-from gpunode.text import counted, did_you_mean, nearest, printable
-from gpunode.variables import refuse_unknown, refuse_wrong_values
+from gpunode.text import counted, did_you_mean, listed, nearest, printable
+from gpunode.variables import refuse_unknown, refuse_wrong_values, unread_variables
 from gpunode.yaml_file import LOADER, Expanded, load_bounded
 
 INTERRUPT_WAIT_S = 20.0
@@ -79,6 +79,12 @@ def command(**options: Any) -> int:
         read = inventory.read(options["inventories"], options["limit"], vault)
     refuse_inventory(root, read)
     if options["list_hosts"]:
+        names = {*requests, *(name for variables in read.hosts.values() for name in variables)}
+        if unread := unread_variables(names, root):
+            click.echo(
+                f"gpunode: no role reads {listed(unread)}: of other roles, or wrong names",
+                err=True,
+            )
         click.echo("\n".join(read.hosts))
         return Exit.GOOD
     for line in origin_lines(read, requests):

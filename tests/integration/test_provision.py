@@ -241,6 +241,17 @@ def test_what_ansible_would_convert_passes(folder: Path, extra: str) -> None:
     assert provision("--list-hosts", "-e", extra) == 0
 
 
+def test_variables_that_no_role_reads_are_named_before_a_run(folder: Path, capfd: Out) -> None:
+    (folder / "group_vars").mkdir()
+    (folder / "group_vars" / "all.yml").write_text("---\nnvidia_driver_branch: '580'\nntp_servers: [a]\n")
+    assert provision("--list-hosts", "-e", "nvidia_driver_flavor_of_module=open") == 0
+    captured = capfd.readouterr()
+    assert captured.out == "gpu1\ngpu2\n"
+    assert captured.err == (
+        "gpunode: no role reads nvidia_driver_branch, nvidia_driver_flavor_of_module: of other roles, or wrong names\n"
+    )
+
+
 def test_without_an_inventory_it_is_wrong_usage(capfd: Out) -> None:
     assert run(["provision"]) == 2
     assert "--inventory" in capfd.readouterr().err
