@@ -31,6 +31,8 @@ from gpunode.stack import NodePicture, picture_from_facts, undetermined
 from gpunode.text import listed, one_line, printable
 
 LOOK = "look"
+RUNS = "container.runs"
+"""The check that names why nothing was measured."""
 MOST_FINDINGS = 100
 """Findings before the change that the mark on a node keeps."""
 _FAILED = re.compile(r"^gpunode: failed on (?P<names>\S+): (?P<why>.*)$", re.MULTILINE)
@@ -65,6 +67,8 @@ class NodeLook:
     busy: str = ""
     findings: tuple[dict[str, str], ...] = ()
     """Checks that failed, or could not be determined."""
+    no_container: str = ""
+    """Why the container of the measurements did not run."""
 
     @property
     def release(self) -> str | None:
@@ -138,6 +142,7 @@ def _looked(host: str, node: JudgedNode) -> NodeLook:
         findings=tuple({"check": one.check, "component": one.component, "status": one.status.value} for one in bad)[
             :MOST_FINDINGS
         ],
+        no_container=next((one.message for one in node.report.findings if one.check == RUNS and one in bad), ""),
     )
 
 
@@ -340,8 +345,7 @@ def before_file(folder: Path, name: str) -> Path:
 def write_measured(folder: Path, look: NodeLook, image: str) -> Results:
     """Add what was measured of a node to its snapshot before the change; return the reason if there is nothing."""
     if look.snapshot is None or not look.snapshot.figures:
-        failed = [one["check"] for one in look.findings if one["check"].startswith("workload.")]
-        why = look.reason or f"see gpunode validate {look.host}{f' ({listed(failed)})' if failed else ''}"
+        why = look.reason or look.no_container or f"see gpunode validate {look.host}"
         return {look.host: f"nothing was measured before the change: {why}"}
     path = before_file(folder, look.host)
     measured = look.snapshot.model_dump(mode="json", include={"figures", "verdicts"}) | {"image": image}

@@ -227,7 +227,7 @@ def test_a_node_that_cannot_be_measured_stays_as_it_is(fleet: Fleet) -> None:
     assert f"measured    before and after the change, in {IMAGE}" in run.output
     assert run.states == {name: "planned"}
     assert [what for what, _ in run.times(name)] == ["prepare", "prepared", "drain", "drained", "planned"]
-    assert "nothing was measured before the change" in run.nodes[name]["reason"]
+    assert "nothing was measured before the change: no Docker engine on the node" in run.nodes[name]["reason"]
     assert fleet.snapshots()[name] == before
     in_service(fleet, name)
 

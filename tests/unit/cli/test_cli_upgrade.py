@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from upgrade_world import NEW, OLD, World, latest, simulate, states, upgraded
@@ -13,11 +14,22 @@ from upgrade_world import NEW, OLD, World, latest, simulate, states, upgraded
 from gpunode.catalog import load
 from gpunode.change import node_program
 from gpunode.change.journal import NodeRecord, new_token
-from gpunode.checks import RunningStack, Status
+from gpunode.checks import Finding, RunningStack, Status
 from gpunode.cli import run, upgrade_run
-from gpunode.cli.upgrade_nodes import NodeLook, variables_of, why_not_as_good
+from gpunode.cli.saved_runs import SNAPSHOT
+from gpunode.cli.upgrade_nodes import (
+    LOOK,
+    Connections,
+    NodeLook,
+    look_at,
+    variables_of,
+    why_not_as_good,
+    write_measured,
+)
 from gpunode.errors import UsageError
 from gpunode.history.snapshot import FigureValue, GpuRecord, Snapshot, Verdict
+from gpunode.judging.evaluator import JudgedNode
+from gpunode.judging.report import NodeReport
 
 Out = pytest.CaptureFixture[str]
 
@@ -399,6 +411,27 @@ def test_what_was_measured_is_kept_when_the_run_is_killed(world: World, tmp_path
     # gpu-1 was not measured a second time before its change.
     assert world.measured[:5] == ["gpu-1", "gpu-2", "gpu-3", "gpu-1", "gpu-2"]
     assert set(states(tmp_path).values()) == {"returned"}
+
+
+def test_the_reason_why_nothing_was_measured_is_that_of_the_container(tmp_path: Path) -> None:
+    finding = Finding(check="container.runs", status=Status.ERROR, component="node", message="no Docker engine")
+    report = NodeReport(
+        host="gpu-1", status=Status.ERROR, seconds=1, simulated=True, stack=RunningStack(), gpus=(), findings=(finding,)
+    )
+    look = {"picture": {}, "undetermined": None, "busy": ""}
+    node = JudgedNode(report, "standard", {SNAPSHOT: measured_gpus((0,)).model_dump(mode="json"), LOOK: look})
+
+    class Judge:
+        def judge_fleet(self, answers: object) -> list[JudgedNode]:  # noqa: ARG002
+            return [node]
+
+    seen: list[NodeLook] = []
+    judge: Any = Judge()
+    found = look_at(Connections({}, (), 1, 1), judge, (), each=seen.append)["gpu-1"]
+    assert seen == [found]
+    assert write_measured(tmp_path, found, "image") == {
+        "gpu-1": "nothing was measured before the change: no Docker engine"
+    }
 
 
 def test_nodes_that_could_not_be_measured_before_are_named(world: World, tmp_path: Path, capsys: Out) -> None:
