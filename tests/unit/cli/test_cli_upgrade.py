@@ -418,7 +418,7 @@ def test_the_reason_why_nothing_was_measured_is_that_of_the_container(tmp_path: 
     report = NodeReport(
         host="gpu-1", status=Status.ERROR, seconds=1, simulated=True, stack=RunningStack(), gpus=(), findings=(finding,)
     )
-    look = {"picture": {}, "undetermined": None, "busy": ""}
+    look: dict[str, Any] = {"picture": {}, "undetermined": None, "busy": ""}
     node = JudgedNode(report, "standard", {SNAPSHOT: measured_gpus((0,)).model_dump(mode="json"), LOOK: look})
 
     class Judge:
