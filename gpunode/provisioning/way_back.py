@@ -16,7 +16,8 @@ from gpunode.text import listed
 
 ROLE = "way_back"
 LOOK = Look()
-_OF_DRIVER = re.compile(r"nvidia|^libnvidia|^libcuda1|^cuda-drivers|^xserver-xorg-video-nvidia")
+# libcuda1 and libcudadebugger1, libnvcuvid1 and libnvoptix1, libxnvctrl0: parts of the driver without its name.
+_OF_DRIVER = re.compile(r"nvidia|^lib(cuda|nv|xnvctrl)|^cuda-drivers")
 
 
 class WayBackResult(Frozen):

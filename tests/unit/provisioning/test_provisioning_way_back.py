@@ -29,6 +29,20 @@ def test_the_release_must_still_be_offered_of_every_package() -> None:
         assert way_back.plan(state, {}, context(answers={"offers": answer})).refusals
 
 
+def test_every_package_of_the_release_comes_back_whatever_its_name() -> None:
+    """NVIDIA's libcudadebugger1 must have the version of nvidia-driver-cuda, which depends on it."""
+    facts = facts_of(BUNDLE)
+    release = installed_driver(node(facts=facts).facts)
+    one = next(package for package in facts["packages"] if package["name"] == "libcuda1")
+    more = ("libcudadebugger1", "libnvcuvid1", "libxnvctrl0")
+    others = [{**one, "name": name} for name in more] + [{**one, "name": "libcudart12", "version": "12.9.79-1"}]
+    state = node(facts={**facts, "packages": [*facts["packages"], *others]})
+    names = way_back.plan(state, {}, context()).questions["offers"].body["names"]
+    assert release
+    assert {*more, "libcuda1"} <= set(names)
+    assert "libcudart12" not in names
+
+
 @pytest.mark.parametrize("facts", [{"packages": []}, {"packages": None}])
 def test_without_an_installed_release_there_is_no_way_back(facts: dict[str, Any]) -> None:
     assert way_back.plan(node(facts=facts), {}, context()).refusals
