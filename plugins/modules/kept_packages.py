@@ -68,6 +68,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,6 +78,7 @@ from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
 KEPT = Path("/var/lib/gpunode/kept")
 SOURCE = Path("/etc/apt/sources.list.d/gpunode-kept.sources")
 RECORD = "kept.json"
+INDEX = "Packages.gz"
 MOST = 3
 ANSWER_S = 120
 NAME = re.compile(r"[0-9][0-9A-Za-z.]{0,40}")
@@ -199,12 +201,21 @@ def offer(folder: Path, *, pretend: bool) -> bool:
         stanzas.append(f"{fields}\nFilename: ./{name}\nSize: {size}\nSHA256: {checksum}\n")
     # Trusted: the folder is root's, and each file was compared with the checksum of what apt had verified.
     source = f"Types: deb\nURIs: file:{folder}\nSuites: ./\nTrusted: yes\n"
-    changed = not SOURCE.exists() or SOURCE.read_text(encoding="utf-8") != source
+    index = "\n".join(stanzas).encode()
+    changed = listed(folder) != index or not SOURCE.exists() or SOURCE.read_text(encoding="utf-8") != source
     if changed and not pretend:
         # apt refuses an index of a source of files that is not compressed.
-        (folder / "Packages.gz").write_bytes(gzip.compress("\n".join(stanzas).encode()))
+        (folder / INDEX).write_bytes(gzip.compress(index))
         SOURCE.write_text(source, encoding="utf-8")
     return changed
+
+
+def listed(folder: Path) -> bytes | None:
+    """Return the index of a folder; None if it has none, or a damaged one."""
+    try:
+        return gzip.decompress((folder / INDEX).read_bytes())
+    except (OSError, EOFError, zlib.error):
+        return None
 
 
 def withdraw(*, pretend: bool) -> bool:

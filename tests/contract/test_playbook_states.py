@@ -73,3 +73,12 @@ def test_no_task_outlasts_its_edge(name: str) -> None:
 def test_nothing_else_ends_a_drain() -> None:
     files = [path for path in PLAYBOOKS.rglob("*.yml") if "undrain.yml" in path.read_text(encoding="utf-8")]
     assert {path.name for path in files} == {"drain.yml", "return.yml"}
+
+
+def test_a_node_that_is_prepared_or_refused_keeps_its_sources() -> None:
+    """The kept packages are offered for as long as the preparation looks, whatever its end."""
+    (block,) = play("prepare.yml")["tasks"]
+    assert block["block"][0]["ansible.builtin.import_tasks"] == "tasks/kept_offered.yml"
+    (withdrawn,) = block["always"]
+    assert withdrawn["gpunode.node.kept_packages"]["state"] == "withdrawn"
+    assert withdrawn["when"] == "gpunode_kept | default(false)"

@@ -113,6 +113,20 @@ def test_they_are_offered_only_where_no_source_has_them(machine: Path, monkeypat
     assert ran(monkeypatch, "withdrawn")["changed"] is False
 
 
+@pytest.mark.parametrize("index", [None, b"no gzip", gzip.compress(b"Package: other\n")])
+def test_an_index_that_an_earlier_run_left_is_written_again(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, index: bytes | None
+) -> None:
+    ran(monkeypatch, "kept")
+    (machine / "offered").write_text("")
+    assert ran(monkeypatch, "offered")["changed"]
+    file = machine / "kept" / "580.95.05" / "Packages.gz"
+    written = file.read_bytes()
+    file.unlink() if index is None else file.write_bytes(index)
+    assert ran(monkeypatch, "offered")["changed"]
+    assert gzip.decompress(file.read_bytes()) == gzip.decompress(written)
+
+
 @pytest.mark.parametrize("harm", ["changed", "missing"])
 def test_a_damaged_package_is_not_offered(machine: Path, monkeypatch: pytest.MonkeyPatch, harm: str) -> None:
     ran(monkeypatch, "kept")
