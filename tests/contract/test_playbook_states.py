@@ -82,3 +82,15 @@ def test_a_node_that_is_prepared_or_refused_keeps_its_sources() -> None:
     (withdrawn,) = block["always"]
     assert withdrawn["gpunode.node.kept_packages"]["state"] == "withdrawn"
     assert withdrawn["when"] == "gpunode_kept | default(false)"
+
+
+def test_the_kept_packages_are_offered_before_a_node_can_be_refused() -> None:
+    """The role preflight refuses a release that no source has."""
+    first, changes = yaml.safe_load((PLAYBOOKS / "site.yml").read_text(encoding="utf-8"))
+    assert [role["role"] for role in first["roles"]] == ["gpunode.node.preflight"]
+    offers = [
+        task for task in first["pre_tasks"] if task.get("ansible.builtin.import_tasks") == "tasks/kept_offered.yml"
+    ]
+    assert len(offers) == 1
+    withdrawals = [task for task in changes["tasks"] if "gpunode.node.kept_packages" in task]
+    assert [task["gpunode.node.kept_packages"]["state"] for task in withdrawals] == ["withdrawn"]
