@@ -39,6 +39,8 @@ class NodeRecord(Frozen):
     target: str | None = None
     reason: str = ""
     """Why the last act failed."""
+    cause: str = ""
+    """Why it goes back."""
     times: tuple[tuple[str, str], ...] = ()
     """ChangeState or act, and when."""
 
@@ -137,7 +139,13 @@ class Journal:
 
     def turn_back(self, names: Iterable[str]) -> None:
         """Record that nodes are to get their earlier release."""
-        self._set({name: self.record.nodes[name].model_copy(update={"back": True}) for name in names})
+        nodes = {name: self.record.nodes[name] for name in names}
+        self._set(
+            {
+                name: node.model_copy(update={"back": True, "cause": node.cause or node.reason})
+                for name, node in nodes.items()
+            }
+        )
 
     def remark(self, results: Mapping[str, str]) -> None:
         """Record why an act did not end; the node's next run begins with it again."""

@@ -562,7 +562,7 @@ def _begun(record: NodeRecord | None, look: NodeLook, target: str) -> NodeRecord
     state = (
         record.state if record.state is ChangeState.NOT_RETURNED else ChangeState.HELD if out else ChangeState.PLANNED
     )
-    return record.model_copy(update={"state": state, "intent": "", "target": target, "back": False})
+    return record.model_copy(update={"state": state, "intent": "", "target": target, "back": False, "cause": ""})
 
 
 def _others(scheduler: Scheduler, name: str, node: NodeRecord) -> str:

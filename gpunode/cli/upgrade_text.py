@@ -163,8 +163,9 @@ def time_line(node: NodeRecord) -> str:
 
 
 def _because(node: NodeRecord) -> str:
-    if node.reason:
-        return f": {node.reason}"
+    why = node.reason or (node.cause if node.state is ChangeState.ROLLED_BACK else "")
+    if why:
+        return f": {why}"
     return "" if node.state in FINAL or node.state is ChangeState.PLANNED else ": the same command continues"
 
 

@@ -262,11 +262,14 @@ def test_a_foreign_drain_before(drill: Drill, capsys: pytest.CaptureFixture[str]
     drill.extra.append("1 left out")
 
 
-def test_a_failed_canary_leaves_the_others_untouched(drill: Drill) -> None:
+def test_a_failed_canary_leaves_the_others_untouched(drill: Drill, capsys: pytest.CaptureFixture[str]) -> None:
     drill.name, drill.broken = "canary fails", "the driver does not load on the canary"
     drill.world.boots = lambda name: drill.world.nodes[name]["installed"] == OLD
     before = {name: dict(one) for name, one in drill.world.nodes.items()}
     assert upgraded() == 1
+    assert (
+        f"gpu-1: rolled-back, {OLD} -> {NEW}, 0 min out of service: driver {OLD} is loaded" in capsys.readouterr().out
+    )
     assert drill.ends == {"gpu-1": "rolled-back", **{f"gpu-{n}": "planned" for n in range(2, 6)}}
     assert drill.world.nodes == before
     assert [line for line in drill.world.events if "gpu-1" not in line] == []
