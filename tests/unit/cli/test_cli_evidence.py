@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import subprocess
 import tarfile
 from hashlib import sha256
 from pathlib import Path
@@ -94,8 +95,9 @@ def test_the_archive_is_judged_as_the_originals(
     out = tmp_path / "evidence.tar.gz"
     assert run(["evidence", "-q", str(saved), "--output", str(out)]) == 0
     unpacked = tmp_path / "unpacked"
-    with tarfile.open(out) as archive:
-        archive.extractall(unpacked, filter="data")
+    unpacked.mkdir()
+    # Not by tarfile: its filters came with Python 3.11.4, and Debian 12 has 3.11.2.
+    subprocess.run(["tar", "-xzf", out, "-C", unpacked], check=True, timeout=60, start_new_session=True)
     seen = []
     for folder in (saved, unpacked / "bundles"):
         capsys.readouterr()
