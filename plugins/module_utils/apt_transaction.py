@@ -176,13 +176,17 @@ def simulated(options, arguments):
 def offered(options, names):
     """Return the versions of each package that the node's sources offer, newest first.
 
-    One command for all of them: apt reads its whole cache for each.
+    One command for all of them: apt reads its whole cache for each. A name with an architecture has one of its own,
+    because apt prints that of the node (``libc6:amd64``) without it.
     """
     found: dict[str, list[str]] = {name: [] for name in names}
-    for line in output_of(["apt-cache", *options, "madison", *names], ANSWER_LIMIT_S).splitlines() if names else ():
-        name, version = (part.strip() for part in line.split("|")[:2])
-        if version not in found[name]:
-            found[name].append(version)
+    together = [name for name in names if ":" not in name]
+    for asked in (together, *([name] for name in names if ":" in name)):
+        lines = output_of(["apt-cache", *options, "madison", *asked], ANSWER_LIMIT_S).splitlines() if asked else ()
+        for printed, version in (line.split("|")[:2] for line in lines if line.count("|") >= 2):
+            versions = found[printed.strip().partition(":")[0] if asked is together else asked[0]]
+            if version.strip() not in versions:
+                versions.append(version.strip())
     return found
 
 
