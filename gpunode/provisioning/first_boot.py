@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -135,7 +135,7 @@ def present(state: NodeState, settings: FirstBootSettings, context: Context) -> 
     keys, refusals = _keys(kept), tuple(_not_in_the_image(kept))
     ssh = bool({"openssh-server"} & state.installed.keys())
     documents: dict[str, Any] = {
-        INVENTORY: inventory(kept),
+        INVENTORY: inventory(kept, keys),
         EXPECT: expect or None,
         SETTINGS: {"skip": list(settings.skip), "limit_s": settings.limit_s},
     }
@@ -208,14 +208,17 @@ def installed_of(settings: FirstBootSettings) -> str:
     return "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)
 
 
-def inventory(variables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the inventory of the first boot: this host, with the variables that are kept for it."""
+def inventory(variables: Mapping[str, Any], keys: Iterable[str]) -> Mapping[str, Any]:
+    """Return the inventory of the first boot: this host, with the variables that are kept for it.
+
+    ``keys``: the variables with a key that is copied into the image.
+    """
     own = {
         "ansible_connection": "local",
         # That of the distribution has the bindings of apt and dnf.
         "ansible_python_interpreter": "/usr/bin/python3",
     }
-    copied = {name: f"{FOLDER}/{name}.asc" for name in _keys(variables)}
+    copied = {name: f"{FOLDER}/{name}.asc" for name in keys}
     return {"gpu_nodes": {"hosts": {"localhost": {**own, **variables, **copied}}}}
 
 
