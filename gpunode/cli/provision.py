@@ -81,10 +81,7 @@ def command(**options: Any) -> int:
     if options["list_hosts"]:
         names = {*requests, *(name for variables in read.hosts.values() for name in variables)}
         if unread := unread_variables(names, root):
-            click.echo(
-                f"gpunode: no role reads {listed(unread)}: of other roles, or wrong names",
-                err=True,
-            )
+            click.echo(f"gpunode: no role reads {listed(unread)}: of other roles, or wrong names", err=True)
         click.echo("\n".join(read.hosts))
         return Exit.GOOD
     for line in origin_lines(read, requests):

@@ -261,14 +261,14 @@ class AnsibleNodes:
         found = self._compared(nodes, {name: before.snapshot for name, before in befores.items()})
         if self.connections.measuring is None:
             return found
-        good = {name: before for name, before in befores.items() if not found[name]}
-        self.not_measured |= {name for name, before in good.items() if before.measured is None}
-        for image in sorted({before.image or self.image for before in good.values() if before.measured is not None}):
-            figures = {
-                name: before.measured
-                for name, before in good.items()
-                if before.measured is not None and (before.image or self.image) == image
-            }
+        measured: dict[str, dict[str, Snapshot]] = {}
+        for name in (name for name, reason in found.items() if not reason):
+            before = befores[name]
+            if before.measured is None:
+                self.not_measured.add(name)
+            else:
+                measured.setdefault(before.image or self.image, {})[name] = before.measured
+        for image, figures in sorted(measured.items()):
             found |= self._compared({name: nodes[name] for name in figures}, figures, image=image)
         return found
 
