@@ -243,25 +243,38 @@ def test_a_hostile_program_costs_only_its_node(program: str, reason: str, monkey
     assert "\x1b" not in text
 
 
-def test_a_screen_ends_with_q_and_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")  # a dumb one has no screen
+def top_on_a_terminal(kind: str, *options: str) -> tuple[int, int]:
+    """Start the verb on a terminal of this kind; return its process and the other end of the terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
         code = 99
         with contextlib.suppress(BaseException):
+            os.environ["TERM"] = kind
             sys.stdin = os.fdopen(0)
             guard()
-            code = answer(["top"])
+            code = answer(["top", *options])
         os._exit(code)
+    return pid, terminal
+
+
+def rest_of(terminal: int) -> bytes:
+    """Return what a terminal shows until its program has ended."""
+    shown = b""
+    with contextlib.suppress(OSError):
+        while select.select([terminal], [], [], 30)[0] and (data := os.read(terminal, 65536)):
+            shown += data
+    return shown
+
+
+def test_a_screen_ends_with_q_and_gives_the_terminal_back() -> None:
+    pid, terminal = top_on_a_terminal("xterm")  # a dumb one has no screen
     shown = b""
     try:
         while b"VERDICT" not in shown:
             assert select.select([terminal], [], [], 30)[0]
             shown += os.read(terminal, 65536)
         os.write(terminal, b"spq")
-        with contextlib.suppress(OSError):
-            while select.select([terminal], [], [], 30)[0] and (data := os.read(terminal, 65536)):
-                shown += data
+        shown += rest_of(terminal)
         # 3 without a driver on this machine.
         assert forked.ended(pid) in (0, 3)
     finally:
@@ -272,20 +285,9 @@ def test_a_screen_ends_with_q_and_gives_the_terminal_back(monkeypatch: pytest.Mo
 
 
 def test_a_terminal_without_a_cursor_gets_a_table_for_each_interval() -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:
-        code = 99
-        with contextlib.suppress(BaseException):
-            os.environ["TERM"] = "dumb"
-            sys.stdin = os.fdopen(0)
-            guard()
-            code = answer(["top", "--duration", "3"])
-        os._exit(code)
-    shown = b""
+    pid, terminal = top_on_a_terminal("dumb", "--duration", "3")
     try:
-        with contextlib.suppress(OSError):
-            while select.select([terminal], [], [], 30)[0] and (data := os.read(terminal, 65536)):
-                shown += data
+        shown = rest_of(terminal)
         assert forked.ended(pid) in (0, 3)
     finally:
         os.close(terminal)
