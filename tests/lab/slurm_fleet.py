@@ -254,7 +254,7 @@ class Fleet:
     def repository_without(self, release: str) -> Iterator[None]:
         """The vendor's repository, signed as ever, without the packages of a release in its index."""
         vendor = self.lab.vendor().container
-        done = vendor.exec_run(["timeout", "-k", "5", "120", "python3", "-c", RELEASE_GONE, release])
+        done = vendor.exec_run(["timeout", "-k", "5", "120", "python3", "-I", "-c", RELEASE_GONE, release])
         assert done.exit_code == 0, done.output
         try:
             yield

@@ -147,7 +147,7 @@ def test_holds_of_others_are_refused_by_name_where_they_would_move(site: Site, p
 def test_a_lock_is_waited_for_and_then_named(site: Site, provisioned: Run) -> None:
     lock = "f = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(f, fcntl.LOCK_EX)"
     hold = f"import fcntl, time; {lock}; time.sleep(120)"
-    site.sh(f'systemd-run --quiet --unit=test-lock python3 -c "{hold}"; sleep 1')
+    site.sh(f'systemd-run --quiet --unit=test-lock python3 -I -c "{hold}"; sleep 1')
     run = site.play("-e", "preflight_lock_wait_s=5")
     site.sh("systemctl stop test-lock")
     assert "package-lock" in names_in(run), run.output

@@ -115,7 +115,12 @@ def test_a_held_node_with_less_hardware_returns_once_that_is_accepted(
     assert upgraded("--accept", "gpu-1") == 2
     assert "--accept gpu-1: not held by this run; it holds no node" in capsys.readouterr().err
     world.nodes["gpu-1"]["bandwidth"] = 395.0
-    world.during = lambda playbook, names: playbook == "site.yml" and world.nodes[names[0]].update(gpus=7)  # type: ignore[assignment]
+
+    def lose_one(playbook: str, names: Sequence[str]) -> None:
+        if playbook == "site.yml":
+            world.nodes[names[0]].update(gpus=7)
+
+    world.during = lose_one
     assert upgraded("--no-rollback") == 1
     assert states(tmp_path)["gpu-1"] == "held"
     assert upgraded("--no-rollback") == 1
@@ -403,9 +408,9 @@ def test_what_was_measured_is_kept_when_the_run_is_killed(world: World, tmp_path
             raise KeyboardInterrupt
         return one(name, measured=measured)
 
-    world.one = killed  # type: ignore[method-assign]
-    assert upgraded("--measure", "--canary", "3") == 130
-    world.one = one  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "one", killed)
+        assert upgraded("--measure", "--canary", "3") == 130
     assert world.measured == ["gpu-1"]
     assert upgraded("--measure", "--canary", "3") == 0
     # gpu-1 was not measured a second time before its change.
