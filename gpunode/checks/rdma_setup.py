@@ -119,21 +119,22 @@ def _gids_of(its: dict[str, int | None]) -> CheckResult:
     "rdma.flow-control",
     needs=("infiniband", "nics"),
     means="All interfaces of RoCE ports of one rate have flow control (PFC) and congestion marks (ECN) on the "
-    "same priorities, and the same priorities of code points (DSCP); they are reported. The configuration of the "
-    "switches is not checked.",
+    "same priorities, and the same priorities of code points (DSCP) and traffic class of RDMA CM; they are reported. "
+    "The configuration of the switches is not checked.",
     remedy="dcb pfc show dev INTERFACE shows PFC, dcb app show dev INTERFACE dscp-prio DSCP, "
     "cat /sys/class/net/INTERFACE/ecn/roce_np/enable/* ECN (DOCA-OFED); set all interfaces of the fabric alike, as its "
-    "switches are.",
+    "switches are (role rdma: rdma_roce_interfaces).",
     actions=("fix_configuration",),
     state="observe",
     scope="link",
 )
 def flow_control(node: NodeFacts) -> Iterator[CheckResult]:
     known = {nic.name: nic for nic in node.nics or ()}
-    by_rate: dict[float, dict[str, Nic]] = defaultdict(dict)
+    by_rate: dict[float, dict[str, tuple[Nic, int | None]]] = defaultdict(dict)
     for _, _, port in ports(node):
         if port.state == "ACTIVE" and port.link_layer == "Ethernet":
-            by_rate[port.rate_gbit_per_s or 0.0] |= {name: known[name] for name in port.interfaces if name in known}
+            its = {name: (known[name], port.cm_tos) for name in port.interfaces if name in known}
+            by_rate[port.rate_gbit_per_s or 0.0] |= its
     by_rate = {rate: its for rate, its in by_rate.items() if its}
     if not by_rate:
         raise Skip("no active RoCE port has a network interface" if node.infiniband else NO_DEVICE)
@@ -141,16 +142,17 @@ def flow_control(node: NodeFacts) -> Iterator[CheckResult]:
         yield _flow_control_of(its).at(f"Ethernet {rate:g} Gbit/s")
 
 
-def _flow_control_of(its: dict[str, Nic]) -> CheckResult:
+def _flow_control_of(its: dict[str, tuple[Nic, int | None]]) -> CheckResult:
     shown = {
         name: f"PFC {_priorities(nic.pfc)}, ECN {_priorities(nic.ecn)}{_code_points(nic.dscp)}"
-        for name, nic in its.items()
+        f"{f', RDMA CM {tos}' if tos else ''}"
+        for name, (nic, tos) in its.items()
     }
-    if all(nic.pfc is None and nic.ecn is None for nic in its.values()):
+    if all(nic.pfc is None and nic.ecn is None for nic, _ in its.values()):
         return skipped("neither dcb nor the driver reports PFC and ECN")
     for what, values in (
-        ("PFC", {name: nic.pfc for name, nic in its.items()}),
-        ("ECN", {name: nic.ecn for name, nic in its.items()}),
+        ("PFC", {name: nic.pfc for name, (nic, _) in its.items()}),
+        ("ECN", {name: nic.ecn for name, (nic, _) in its.items()}),
     ):
         silent = sorted(name for name, value in values.items() if value is None)
         if 0 < len(silent) < len(values):

@@ -20,6 +20,8 @@ _MAPPED = re.compile(r"(?i)(?:0000:){5}ffff:")
 _RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec.*")
 _PFC = re.compile(r"(?m)^\s*prio-pfc((?: [0-7]:(?:on|off)){1,8})\s*$")
 _DSCP = re.compile(r"(?m)^\s*dscp-prio((?: [A-Za-z0-9]{1,6}:[0-7]){1,64})\s*$")
+_DCBX = re.compile(r"(?:(?:host|lld-managed|cee|ieee|static)\s+){0,5}")
+_CM = "/sys/kernel/config/rdma_cm/"
 _CONF = "/proc/sys/net/ipv4/conf/"
 _RULE = re.compile(r"[0-9]{1,10}:\s+(?:not )?from (\S{1,50})(?: .{0,200})? lookup \S{1,40}\s*")
 _STRICT = 1
@@ -48,6 +50,8 @@ class Nic(Fact):
     """Priorities with priority-based flow control, by ``dcb``; None: dcb was not run or printed none."""
     dscp: tuple[str, ...] | None = None
     """Code points with a priority of their own, ``26:3``, by ``dcb``; None: dcb was not run or printed none."""
+    dcbx: tuple[str, ...] | None = None
+    """Who sets the above, by ``dcb``: ``host``, ``lld-managed``, with the protocol; None: dcb was not run or failed."""
     rp_filter: int | None = None
     """The reverse path filter in force: 0 none, 1 strict, 2 loose; None: unknown, or no adapter of RDMA."""
     ecn: tuple[int, ...] | None = None
@@ -100,6 +104,8 @@ class IbPort(Fact):
     """Network interfaces on top of it."""
     gids: tuple[Gid, ...] = ()
     """The first eight that are in use."""
+    cm_tos: int | None = None
+    """Traffic class that RDMA CM gives new connections; None: nobody has set it, or the kernel does not report it."""
     counters: dict[str, int] = Field(default_factory=dict)
     """``symbol_error``, ``link_downed``, ``link_error_recovery``, ``port_rcv_errors`` …, since they were cleared."""
 
@@ -160,6 +166,7 @@ def _nic(bundle: BundleReader, name: str) -> Nic:
         counters=_counters(bundle, place + "statistics/"),
         pfc=_pfc(bundle, name),
         dscp=_dscp(bundle, name),
+        dcbx=_dcbx(bundle, name),
         rp_filter=_rp_filter(bundle, name),
         ecn=_ecn(bundle, place + "ecn/"),
     )
@@ -184,6 +191,15 @@ def _dscp(bundle: BundleReader, name: str) -> tuple[str, ...] | None:
         return None
     found = _DSCP.search(text)
     return tuple(found[1].split()) if found is not None else ()
+
+
+def _dcbx(bundle: BundleReader, name: str) -> tuple[str, ...] | None:
+    """Parse ``dcb dcbx show``: ``host ieee``."""
+    try:
+        text = bundle.output(f"dcb-dcbx-{name}")
+    except UnknownFactError:
+        return None
+    return tuple(text.split()) if _DCBX.fullmatch(f"{text.strip()} ".lstrip()) else None
 
 
 def _rp_filter(bundle: BundleReader, name: str) -> int | None:
@@ -277,11 +293,16 @@ def _device(bundle: BundleReader, name: str) -> IbDevice:
         type=bundle.value(place + "hca_type"),
         slot=slot_of(bundle, place + "device/uevent"),
         numa_node=_node(bundle, place),
-        ports=tuple(_port(bundle, f"{place}ports/{number}/", number) for number in ports),
+        ports=tuple(
+            _port(
+                bundle, f"{place}ports/{number}/", number, bundle.number(f"{_CM}{name}/ports/{number}/default_roce_tos")
+            )
+            for number in ports
+        ),
     )
 
 
-def _port(bundle: BundleReader, place: str, number: int) -> IbPort:
+def _port(bundle: BundleReader, place: str, number: int, cm_tos: int | None) -> IbPort:
     rate = bundle.value(place + "rate")
     speed = _RATE.fullmatch(rate or "")
     lid = bundle.value(place + "lid") or ""
@@ -296,6 +317,7 @@ def _port(bundle: BundleReader, place: str, number: int) -> IbPort:
         lid=int(lid, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", lid) else None,
         interfaces=tuple(dict.fromkeys(name for name in interfaces if name)),
         gids=tuple(_gids(bundle, place)),
+        cm_tos=cm_tos,
         counters={**_counters(bundle, place + "counters/"), **_counters(bundle, place + "hw_counters/")},
     )
 

@@ -237,6 +237,7 @@ TREES = (
         # Of drivers of MLNX_OFED and DOCA-OFED.
         + ("ecn/roce_*/enable/[0-7]",),
     ),
+    ("/sys/kernel/config/rdma_cm/", r".", None, ("ports/*/default_roce_tos",)),
     (
         "/sys/class/infiniband/",
         r".",
@@ -296,6 +297,7 @@ UNITS = (
     "nvlsm.service",
     "gpunode-exporter.service",
     "gpunode-gpu-settings.service",
+    "gpunode-roce@*.service",
     "gpunode-cpu.service",
     "gpunode-acs.service",
     "gpunode-verdict.service",
@@ -1967,7 +1969,8 @@ def flow_control(probe: Probe) -> None:
         found = probe.run("dcb-pfc-%s" % name, ["dcb", "pfc", "show", "dev", name], DCB_S)
         if found and found["rc"] in (126, 127):
             break
-        probe.run("dcb-app-%s" % name, ["dcb", "app", "show", "dev", name, "dscp-prio"], DCB_S)
+        probe.run("dcb-app-%s" % name, ["dcb", "-N", "app", "show", "dev", name, "dscp-prio"], DCB_S)
+        probe.run("dcb-dcbx-%s" % name, ["dcb", "dcbx", "show", "dev", name], DCB_S)
 
 
 def user_name(number: int) -> str:

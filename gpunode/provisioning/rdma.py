@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, StrictInt, field_validator
 
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
-from gpunode.provisioning import node_stack
+from gpunode.provisioning import node_stack, rdma_roce
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
 from gpunode.provisioning.manifest import (
@@ -96,6 +96,20 @@ class RdmaSettings(Settings):
     fixed_names: dict[str, str] = option(
         {}, "Names of single RDMA devices, with the PCI address of each (C(0000:1a:00.0)); before O(rdma_names)."
     )
+    roce_interfaces: tuple[str, ...] = option(
+        (), "Network interfaces that get the RoCE settings. Empty: none is changed, and earlier ones are restored."
+    )
+    roce_pfc: tuple[Annotated[StrictInt, Field(ge=0, le=7)], ...] = option(
+        (), "Priorities (0 to 7) with flow control (PFC), as on the switches; the others have none. Empty: not changed."
+    )
+    roce_dscp: dict[int, int] = option(
+        {}, "Priorities of code points (DSCP), as on the switches: C({26: 3, 48: 6}). Empty: not changed."
+    )
+    roce_tos: Annotated[StrictInt, Field(ge=0, le=255)] = option(
+        0,
+        "Traffic class that RDMA CM gives new connections of these interfaces: the code point times four, plus 2 for "
+        "ECN (V(106) for 26). V(0): not changed. NCCL has its own (C(NCCL_IB_TC), O(ml_environment_nccl)).",
+    )
     gdrcopy: bool = option(False, "Install GDRCopy and load its module.")
     gds: bool = option(False, "Install nvidia-fs, the kernel module of GPUDirect Storage, and load it.")
     lock_wait_s: int = option(300, LOCK_WAIT)
@@ -110,6 +124,25 @@ class RdmaSettings(Settings):
                 raise ValueError(f"{name}: {slot} is not a PCI address (example: 0000:1a:00.0)")
         if len(set(value.values())) < len(value):
             raise ValueError("a PCI address has two names")
+        return value
+
+    @field_validator("roce_interfaces")
+    @classmethod
+    def _interfaces(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not rdma_roce.INTERFACE.fullmatch(name):
+                raise ValueError(f"{name!r} is not a name of a network interface")
+        return tuple(dict.fromkeys(value))
+
+    @field_validator("roce_dscp", mode="before")
+    @classmethod
+    def _code_points(cls, value: Any) -> Any:
+        for code, priority in value.items() if isinstance(value, dict) else ():
+            # JSON has texts as keys.
+            if not re.fullmatch("[0-9]|[1-5][0-9]|6[0-3]", str(code)):
+                raise ValueError(f"{code} is not a code point (0 to 63)")
+            if isinstance(priority, bool) or not re.fullmatch("[0-7]", str(priority)):
+                raise ValueError(f"{code}: {priority} is not a priority (0 to 7)")
         return value
 
 
@@ -139,10 +172,11 @@ ROLE = Role(
     ),
     settings=RdmaSettings,
     result=RdmaResult,
-    files=(MODULES, *DOCA_FILES, NAMES),
+    files=(MODULES, *DOCA_FILES, NAMES, rdma_roce.UNIT_FILE, rdma_roce.PROGRAM),
+    folders=(rdma_roce.PROGRAM.rpartition("/")[0],),
     packages=(*dict.fromkeys((*USER_SPACE["apt"], *USER_SPACE["dnf"])), PROFILE, *PART_PACKAGES),
     restart_mark=MARKER,
-    more=Look(contents=(MODULES, KEY, RPM_KEY, NAMES)),
+    more=Look(paths=(rdma_roce.DCB,), globs=(rdma_roce.MEMORY,), contents=(MODULES, KEY, RPM_KEY, NAMES)),
 )
 
 
@@ -201,6 +235,8 @@ def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manif
     path = path_of(state.facts, draft.stack, settings.gpudirect, settings.source)
     draft.refusals += [path.problem] if path.problem else []
     names = _names(draft)
+    roce = rdma_roce.plan(state, settings, context, ROLE.texts(context))
+    draft.refusals += roce.refusals
     if not draft.questions and not draft.refusals:
         _packages(draft, archive)
     if draft.questions or draft.refusals:
@@ -217,12 +253,14 @@ def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manif
     unit = state.unit(OPENIBD)
     return Manifest(
         role=ROLE.name,
-        files=(*draft.files, ManagedFile(path=MODULES, content=text, phase="after"), *names),
+        files=(*draft.files, ManagedFile(path=MODULES, content=text, phase="after"), *names, *roce.files),
         folders=(ManagedFolder(path=ROLE.folder),),
         packages=change,
         modules=live,
-        units=(UnitState(name=OPENIBD, enabled=True),) if unit is not None and draft.doca else (),
-        notes=(*draft.notes, *_notes(draft, path)),
+        units=(*((UnitState(name=OPENIBD, enabled=True),) if unit is not None and draft.doca else ()), *roce.units),
+        commands=roce.commands,
+        due_reasons=roce.due,
+        notes=(*draft.notes, *_notes(draft, path), *roce.notes),
         reboot_reasons=("DOCA-OFED's kernel modules are loaded at the next boot",) if _waits(state) else (),
         restart_mark=MARKER if draft.doca and PROFILE not in state.installed else None,
         result=RdmaResult(undo=_undo(draft, change), problem=draft.unbuilt),
@@ -230,8 +268,11 @@ def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manif
 
 
 @ROLE.absent
-def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
+def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     """Return the removal; packages of the distribution that DOCA-OFED has too return to the distribution's version."""
+    roce = rdma_roce.restored(state, context)
+    if roce.refusals:
+        return Manifest(role=ROLE.name, refusals=roce.refusals)
     packages = manifest.packages
     if isinstance(packages, AptChange):
         packages = packages.model_copy(update={"restore": REPLACED})
@@ -242,7 +283,15 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
         notes.append("DOCA-OFED's modules stay loaded until the next boot")
     files = tuple(file for file in manifest.files if file.path != NAMES or not _of_the_site(state))
     return manifest.model_copy(
-        update={"files": files, "packages": packages, "notes": tuple(notes), "result": RdmaResult()}
+        update={
+            "files": files,
+            "packages": packages,
+            "units": roce.units,
+            "commands": roce.commands,
+            "due_reasons": (*manifest.due_reasons, *roce.due),
+            "notes": tuple(notes),
+            "result": RdmaResult(),
+        }
     )
 
 

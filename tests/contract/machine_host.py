@@ -126,6 +126,7 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
         yield f"/sys/class/net/{name}/device/uevent", f"DRIVER=mlx5_core\nPCI_SLOT_NAME={nic['pci_bus_id']}\n"
         if machine.roce:
             yield f"/sys/class/net/{name}/type", "1\n"
+            yield f"/sys/kernel/config/rdma_cm/{nic['name']}/ports/1/default_roce_tos", "106\n"
             yield f"/sys/class/net/{name}/device/infiniband/", f"{nic['name']}\n"
         for side in ("np", "rp") if machine.roce else ():
             for priority in range(8):

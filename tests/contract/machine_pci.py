@@ -42,5 +42,6 @@ def pci_commands(machine: Machine) -> dict[str, Document]:
         commands["ip-rules"] = answer(RULES)
     for name in machine.interfaces if machine.roce else ():
         commands[f"dcb-pfc-{name}"] = answer(PFC)
-        commands[f"dcb-app-{name}"] = answer("dscp-prio 26:3 CS6:6 \n")
+        commands[f"dcb-app-{name}"] = answer("dscp-prio 26:3 48:6 \n")
+        commands[f"dcb-dcbx-{name}"] = answer("host ieee \n")
     return commands

@@ -145,6 +145,13 @@ MUTANTS = [
         [stdout("dcb-app-rail1", "26:3 ", "")],
         becomes=WARN,
     ),
+    Mutant(
+        "rdma.flow-control",
+        "one interface with another traffic class of RDMA CM",
+        hgx_4,
+        [text("/sys/kernel/config/rdma_cm/mlx5_1/ports/1/default_roce_tos", None, "0\n")],
+        becomes=WARN,
+    ),
     Mutant("rdma.routes", "two rails in one network, with a strict filter", hgx_4, [ONE_NETWORK]),
     Mutant(
         "rdma.routes",

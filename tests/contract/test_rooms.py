@@ -52,7 +52,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "plugins": (9_200, 171),
     "probe": (2_690, 6),
     "profiling": (1_300, 3),
-    "provisioning": (15_150, 63),
+    "provisioning": (15_400, 63),
     "report": (3_100, 11),
     "stack": (3_900, 9),
     "staging": (780, 0),

@@ -190,6 +190,11 @@ def test_code_points_and_the_filter_in_force() -> None:
         f"{conf}eth1/rp_filter": "1\n",
     }
     asked = {"dcb-app-eth1": answer("dscp-prio 26:3 CS6:6 \n"), "dcb-app-eth2": answer("")}
+    # dcb-dcbx(8); a mode of no host is an empty line.
+    asked |= {"dcb-dcbx-eth1": answer("host ieee \n"), "dcb-dcbx-eth2": answer("\n")}
     facts = gpu_facts_with(asked, files)
+    assert {nic.name: nic.dcbx for nic in facts.nics or ()} == {"eth1": ("host", "ieee"), "eth2": ()}
+    odd = gpu_facts_with({"dcb-dcbx-eth1": answer("Usage: dcb\n"), "dcb-dcbx-eth2": answer("", 1)}, files)
+    assert [nic.dcbx for nic in odd.nics or ()] == [None, None]
     found = {nic.name: (nic.dscp, nic.filters_strictly) for nic in facts.nics or ()}
     assert found == {"eth1": (("26:3", "CS6:6"), True), "eth2": ((), None)}

@@ -65,7 +65,11 @@ def test_flow_control_is_asked_of_ethernet_interfaces_of_rdma_adapters(tmp_path:
     put(tmp_path, "/sys/class/net/eth1/ecn/roce_np/enable/3", "1\n")
     bundle = collect(tmp_path, tmp_path / "bin")
     asked = {key: result.stdout for key, result in bundle.commands.items() if key.startswith("dcb")}
-    assert asked == {"dcb-pfc-eth1": "pfc show dev eth1 \n", "dcb-app-eth1": "app show dev eth1 dscp-prio \n"}
+    assert asked == {
+        "dcb-pfc-eth1": "pfc show dev eth1 \n",
+        "dcb-app-eth1": "-N app show dev eth1 dscp-prio \n",
+        "dcb-dcbx-eth1": "dcbx show dev eth1 \n",
+    }
     assert "ip-rules" in bundle.commands
     assert bundle.files["/sys/class/net/eth1/ecn/roce_np/enable/3"] == "1\n"
 
