@@ -74,6 +74,7 @@ def command(recipe: Recipe, folder: Path, mode: str) -> list[str]:
         f"--architectures={recipe.architecture}",
         f"--include={','.join(recipe.packages)}",
         *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
+        *(["--skip=cleanup/apt/lists"] if recipe.keeps_lists else []),
         f"--essential-hook=tar-in {folder / 'early.tar'} /",
         f"--customize-hook=tar-in {folder / 'files.tar'} /",
         f'--customize-hook=chroot "$1" sh -c {shlex.quote(recipe.setup)}',

@@ -146,6 +146,7 @@ class Recipe:
             )
         ]
         files = {
+            "etc/apt/apt.conf.d/90lab-languages": 'Acquire::Languages "none";\n',
             "etc/apt/sources.list.d/debian.sources": "\n".join(apt),
             "etc/gpunode/lab-node": f"{self.system.id}\n",
             "etc/ssh/sshd_config.d/10-gpunode-lab.conf": _SSHD,
@@ -158,6 +159,14 @@ class Recipe:
             lines.append('Acquire::http::Proxy::vendor "DIRECT";\n')  # the lab's own repository
             files["etc/apt/apt.conf.d/90gpunode-lab-proxy"] = "".join(lines)
         return files
+
+    @property
+    def keeps_lists(self) -> bool:
+        """Return whether the image has apt's lists, as an installed server does: a node fetches what changed since.
+
+        A look-alike has other sources than those that its tree is built from.
+        """
+        return not self.system.lookalike
 
     @property
     def setup(self) -> str:
@@ -179,6 +188,7 @@ class Recipe:
             EARLY_FILES,
             self.sources,
             self.files,
+            self.keeps_lists,
             self.setup,
             self.init,
         ]

@@ -9,7 +9,7 @@ between two captures the older layout is assumed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple  # dataclasses loads inspect, a fourth of nvidia-smi's run time
 
 from .versions import in_range, numbers
 
@@ -355,15 +355,14 @@ capabilities | Capabilities | 560-
 """
 
 
-@dataclass
-class LayoutRow:
+class LayoutRow(NamedTuple):
     """One line of the layout with the lines below it."""
 
     tag: str
     label: str
-    versions: str = ""
-    condition: str = ""
-    below: list[LayoutRow] = field(default_factory=list)
+    versions: str
+    condition: str
+    below: list[LayoutRow]
 
 
 def rows(version: str, traits: frozenset[str]) -> list[LayoutRow]:
@@ -377,7 +376,7 @@ def _chosen(candidates: list[LayoutRow], version: tuple[int, ...], traits: froze
         trait = row.condition.lstrip("!")
         fits = not trait or (trait in traits) != row.condition.startswith("!")
         if fits and in_range(row.versions, version):
-            chosen.append(LayoutRow(row.tag, row.label, below=_chosen(row.below, version, traits)))
+            chosen.append(row._replace(below=_chosen(row.below, version, traits)))
     return chosen
 
 
@@ -388,7 +387,7 @@ def _parsed(text: str) -> list[LayoutRow]:
         depth = (len(line) - len(line.lstrip())) // 2
         cells = [cell.strip() for cell in line.split("|")]
         tag, label, versions, condition = [*cells, "", ""][:4]
-        row = LayoutRow(tag, label, versions, condition)
+        row = LayoutRow(tag, label, versions, condition, [])
         del open_rows[depth + 1 :]
         open_rows[depth].append(row)
         open_rows.append(row.below)

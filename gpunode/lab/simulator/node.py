@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import subprocess
 from typing import Any
 
 from . import state
@@ -96,6 +94,8 @@ def loaded() -> NodeSnapshot:
     modprobe = state.path("/usr/sbin/modprobe")
     if node.library is None or node.release is not None or os.geteuid() != 0 or not modprobe.exists():
         return node
+    import subprocess  # noqa: PLC0415 (only the first call loads the module)
+
     subprocess.run(
         [str(modprobe), "nvidia"],
         check=False,
@@ -272,4 +272,6 @@ class SimulatedGpu:
     @property
     def pdi(self) -> str:
         """Return a number per chip, derived from the UUID, so that it stays the same."""
+        import hashlib  # noqa: PLC0415 (loads libcrypto, and few layouts have this line)
+
         return "0x" + hashlib.sha256(self.uuid.encode()).hexdigest()[:16]
