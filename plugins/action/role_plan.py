@@ -65,8 +65,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if begins and before:
             more = {"settings": self.node.sealed(extra), "tasks": [before, str(COMMON / "after_site.yml")]}
             return {**result, "changed": False, "due": False, **more}
-        if boolean(self._task.args.get("fresh", False)):
-            self.node.forget("state")
+        self.hand_on_state()
         manifest = self.planned(role, extra)
         if refuse:
             self.refuse(manifest)
@@ -86,7 +85,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             self.node.keep("files", json.dumps({**(self.node.read("files") or {}), role: texts}))
         elif due:
             # The tasks that follow change the node: the next plan collects its state again.
-            self.node.forget("state")
+            self.node.set_aside("state")
             self.node.keep("begun", "")
         own = own_tasks(role, removes)
         result["ansible_facts"] = {**self.discovered, "gpunode_restart_required": self.restarts(role, manifest)}
@@ -103,6 +102,13 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             "manifest": self.node.sealed(manifest.model_dump(mode="json", exclude={"questions"})),
             "_ansible_verbose_override": True,
         }
+
+    def hand_on_state(self) -> None:
+        """Forget the state of the node, or use that of the plan before, as the task requests."""
+        if boolean(self._task.args.get("fresh", False)):
+            self.node.forget("state")
+        if boolean(self._task.args.get("unchanged", False)):
+            self.node.take_back("state")
 
     def selected(self, role: str, tags: Iterable[str] | None = None) -> bool:
         """Return whether the run includes a part of the role, by its tags and those of the task (of its play)."""

@@ -21,8 +21,12 @@ LOCK_TABLE = Path("/proc/locks")
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
 # apt rewrites an outdated cache on every call, but reading the state must change nothing. Without a cache apt is slow.
 CACHE = Path("/var/cache/apt/pkgcache.bin")
-CACHED = ("/var/lib/dpkg/status", "/var/lib/apt/lists", "/etc/apt", "/etc/apt/sources.list.d", "/etc/apt/preferences.d")
-NO_CACHE = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
+# The lists alone, without what is installed: apt reads dpkg's status on top of it in a tenth of the time.
+LISTS_CACHE = Path("/var/cache/apt/srcpkgcache.bin")
+LISTED = ("/var/lib/apt/lists", "/etc/apt", "/etc/apt/sources.list.d")
+CACHED = ("/var/lib/dpkg/status", *LISTED, "/etc/apt/preferences.d")
+NO_INSTALLED = ("-o", "Dir::Cache::pkgcache=")
+NO_CACHE = (*NO_INSTALLED, "-o", "Dir::Cache::srcpkgcache=")
 # Packages of which the publisher is read: those of a driver, and the tools that build its modules.
 GPU_STACK = re.compile(r"nvidia|libcuda|libnv|libxnvctrl|cuda-drivers|^(dh-)?dkms$")
 POLICY = Path("/usr/sbin/policy-rc.d")
@@ -151,11 +155,17 @@ def publishers(installed):
 
 
 def read_only_options():
-    """Return options with which apt-cache writes nothing: it uses its cache if that is fresh, and none otherwise."""
-    fresh = CACHE.exists() and all(
-        Path(path).stat().st_mtime < CACHE.stat().st_mtime for path in CACHED if Path(path).exists()
+    """Return options with which apt-cache writes nothing: it uses the caches that are fresh, and no others."""
+    if newer(CACHE, CACHED):
+        return ()
+    return NO_INSTALLED if newer(LISTS_CACHE, LISTED) else NO_CACHE
+
+
+def newer(cache, paths):
+    """Return whether a cache exists and was written after all of these paths."""
+    return cache.exists() and all(
+        Path(path).stat().st_mtime < cache.stat().st_mtime for path in paths if Path(path).exists()
     )
-    return () if fresh else NO_CACHE
 
 
 def policy_left():

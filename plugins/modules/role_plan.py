@@ -32,6 +32,12 @@ options:
     description: Collect the state of the node again, even if it is known.
     type: bool
     default: false
+  unchanged:
+    description:
+      - Whether no task changed the node since the plan before this one, which was due. The state is not collected again
+        then, unless a module of this collection made a change.
+    type: bool
+    default: false
   begin:
     description:
       - The first plan of a role in a run. It is skipped if no tag of the role is selected. If the site has tasks before

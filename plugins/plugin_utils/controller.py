@@ -126,8 +126,20 @@ class Run:
         draft.replace(self.folder / name)
 
     def forget(self, name: str) -> None:
-        """Delete what was kept under a name."""
-        (self.folder / name).unlink(missing_ok=True)
+        """Delete what was kept under a name, or set aside."""
+        for path in (self.folder / name, self.folder / f"{name}-aside"):
+            path.unlink(missing_ok=True)
+
+    def set_aside(self, name: str) -> None:
+        """Forget what was kept under a name, unless it is taken back before it is kept again."""
+        with suppress(FileNotFoundError):
+            (self.folder / name).replace(self.folder / f"{name}-aside")
+
+    def take_back(self, name: str) -> None:
+        """Keep again what was set aside under a name."""
+        if not (self.folder / name).exists():
+            with suppress(FileNotFoundError):
+                (self.folder / f"{name}-aside").replace(self.folder / name)
 
     def sealed(self, document: Any) -> Any:
         """Return a document with a reference in place of each secret: private contents, and URLs with a user.

@@ -70,6 +70,34 @@ def test_the_state_of_this_machine_is_a_document() -> None:
     assert document is None or {"sources", "installed", "held", "own_holds", "interrupted"} <= document.keys()
 
 
+@pytest.mark.parametrize(
+    ("older", "options"),
+    [
+        ((), ()),
+        (("pkgcache.bin",), ("-o", "Dir::Cache::pkgcache=")),
+        (("pkgcache.bin", "srcpkgcache.bin"), state.NO_CACHE),
+        (("srcpkgcache.bin",), ()),
+    ],
+)
+def test_only_fresh_caches_of_apt_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: tuple[str, ...], options: tuple[str, ...]
+) -> None:
+    """apt rewrites an outdated one; that of the lists alone is not outdated by a hold or an installed package."""
+    for name in ("status", "lists", "pkgcache.bin", "srcpkgcache.bin"):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1000, 1000 if name in older else 3000))
+    os.utime(tmp_path / "lists", (2000, 2000) if "srcpkgcache.bin" in older else (500, 500))
+    os.utime(tmp_path / "status", (2000, 2000))
+    monkeypatch.setattr(state, "CACHE", tmp_path / "pkgcache.bin")
+    monkeypatch.setattr(state, "LISTS_CACHE", tmp_path / "srcpkgcache.bin")
+    monkeypatch.setattr(state, "LISTED", (str(tmp_path / "lists"), str(tmp_path / "absent")))
+    monkeypatch.setattr(state, "CACHED", (str(tmp_path / "status"), *state.LISTED))
+    assert state.read_only_options() == options
+    (tmp_path / "pkgcache.bin").unlink()
+    (tmp_path / "srcpkgcache.bin").unlink()
+    assert state.read_only_options() == state.NO_CACHE
+
+
 @needs_apt
 @pytest.mark.parametrize("part", ["apt.conf.d", "preferences.d", "sources.list.d"])
 def test_a_damaged_file_of_ours_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:

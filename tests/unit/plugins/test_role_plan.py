@@ -198,6 +198,54 @@ def test_preflight_judges_for_the_roles_of_the_play_that_the_run_includes(action
     assert action.judged_for("cuda") == ("cuda",)
 
 
+def test_a_state_that_was_set_aside_is_taken_back_only_where_nothing_was_kept_or_forgotten_since(
+    action: role_plan.ActionModule,
+) -> None:
+    node = action.node
+    node.set_aside("state")
+    node.take_back("state")
+    assert node.read("state") is None
+    node.keep("state", "1")
+    node.set_aside("state")
+    assert node.read("state") is None
+    node.take_back("state")
+    assert node.read("state") == 1
+    node.set_aside("state")
+    node.keep("state", "2")
+    node.take_back("state")
+    assert node.read("state") == 2
+    node.set_aside("state")
+    # A task of this collection changed the node.
+    node.forget("state")
+    node.take_back("state")
+    assert node.read("state") is None
+
+
+@pytest.mark.parametrize(
+    ("args", "kept"), [({}, None), ({"unchanged": True}, 1), ({"fresh": True, "unchanged": True}, None)]
+)
+def test_the_plan_after_one_that_was_due_uses_its_state_only_if_nothing_changed(
+    action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch, args: dict[str, bool], kept: int | None
+) -> None:
+    read: list[object] = []
+
+    def planned(*_: object) -> Manifest:
+        read.append(action.node.read("state"))
+        action.node.keep("state", "1")
+        return Manifest(role="rdma", result=RdmaResult(), due_reasons=("a file is missing",))
+
+    monkeypatch.setattr(role_plan.GpunodeAction, "run", lambda *_: {})
+    monkeypatch.setattr(role_plan.ActionModule, "planned", planned)
+    for name, answer in (("begin", None), ("refuse_unfit", None), ("forced", False), ("settings", {})):
+        monkeypatch.setattr(role_plan.ActionModule, name, lambda *_, answer=answer: answer)
+    action.task_vars = {}
+    action._task = SimpleNamespace(args={"role": "rdma"}, check_mode=False)
+    assert action.run()["due"]
+    action._task.args = {"role": "rdma", **args}
+    action.run()
+    assert read == [None, kept]
+
+
 def test_a_node_is_judged_once_for_each_role(action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[tuple[str, ...]] = []
 

@@ -122,13 +122,44 @@ def test_systemd_reads_changed_unit_files_once_also_where_no_unit_is_left(
     units = action({"changed": False, "status": {}}, check=False, asked=asked)
     files = managed_files.ActionModule.__new__(managed_files.ActionModule)
     units.node = files.node = controller.Run("gpu1")
-    units._task.args, files._task = {"units": []}, SimpleNamespace(check_mode=False, args={})
+    files._task = SimpleNamespace(check_mode=False, args={"files": [{"path": "/x"}]})
+    units._task.args = {"units": []}
     for path, reloads in (("/etc/gpunode/x", []), ("/etc/systemd/system/x.service", [True]), ("", [])):
         asked.clear()
         files.call = lambda *_, path=path: {"changed": bool(path), "changed_paths": [path]}
         files.run()
         assert units.run()["changed"] is False
         assert [one["daemon_reload"] for one in asked] == reloads
+
+
+@pytest.mark.parametrize(
+    ("args", "called"),
+    [
+        ({}, False),
+        ({"files": [], "folders": []}, False),
+        ({"files": [{"path": "/x", "phase": "after"}], "phase": "before"}, False),
+        ({"files": [{"path": "/x", "phase": "after"}], "phase": "after"}, True),
+        ({"files": [{"path": "/x"}], "phase": "before"}, True),
+        ({"folders": [{"path": "/x", "phase": "after"}]}, True),
+        ({"files": "malformed"}, True),
+        ({"files": ["malformed"], "phase": "before"}, True),
+    ],
+)
+def test_a_node_is_not_asked_to_write_no_file(
+    monkeypatch: pytest.MonkeyPatch, args: dict[str, Any], called: bool
+) -> None:
+    monkeypatch.setattr(controller.GpunodeAction, "run", lambda *_: {})
+    monkeypatch.setattr(controller.GpunodeAction, "begin", lambda *_: None)
+    files = managed_files.ActionModule.__new__(managed_files.ActionModule)
+    calls: list[Any] = []
+
+    def call(*given: Any) -> dict[str, Any]:
+        calls.append(given)
+        return {}
+
+    files._task, files.call = SimpleNamespace(check_mode=False, args=args), call
+    assert files.run().get("changed", False) is False
+    assert bool(calls) is called
 
 
 def test_a_unit_that_has_failed_since_its_start_is_named() -> None:
