@@ -178,6 +178,7 @@ STANDS_ON = {
     "test_reboot": ("playbooks/", "plugins/", "gpunode/provisioning/reboot", "roles/nvidia_driver/"),
     "test_roles_dnf": ("roles/cuda/", "roles/dcgm/", "roles/nvidia_container_toolkit/", "gpunode/provisioning/"),
     "test_prolog": ("gpunode/checks/", "gpunode/probe/", "roles/slurm_node/files/"),
+    "test_scheduled_reboot": ("plugins/action/scheduled_reboot", "gpunode/change/scheduler", "roles/slurm_node/files/"),
     "test_secure_boot": (
         "roles/nvidia_driver/",
         "roles/preflight/",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
-from gpunode.change.scheduler import Availability, Run, SchedulerError, ServiceState, run_program
+from gpunode.change.scheduler import Availability, Run, Scheduler, SchedulerError, ServiceState, run_program
 from gpunode.text import last_line, listed
 
 ANNOTATION = "gpunode.io/drained-by"
@@ -21,7 +21,7 @@ DONE = ("Succeeded", "Failed")
 Json = dict[str, Any]
 
 
-class KubernetesScheduler:
+class KubernetesScheduler(Scheduler):
     """Kubernetes. A node that is unschedulable without the token was cordoned by others."""
 
     def __init__(self, run: Run = run_program) -> None:

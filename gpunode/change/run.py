@@ -301,10 +301,10 @@ class ChangeRun:
             except SchedulerError as err:
                 results[name] = str(err)
                 continue
-            if state.service is Availability.IN_SERVICE:
-                # Somebody ended the drain, or the scheduler lost it.
+            if state.service in (Availability.IN_SERVICE, Availability.OURS):
+                # Somebody ended the drain, or the scheduler lost a part of it.
                 results[name] = self._drained(name)
-            elif state.service is not Availability.OURS:
+            else:
                 results[name] = state.text
         return results | self._idle([name for name, reason in results.items() if not reason])
 

@@ -194,6 +194,8 @@ class AnsibleNodes:
     """The run with the snapshots that nodes go back to; empty: they go forward, and this run keeps snapshots."""
     image: str = ""
     """What nodes are measured in that were not measured before."""
+    scheduler: str = "none"
+    """What is asked for a reboot before Ansible does it."""
     not_measured: set[str] = field(default_factory=set)
     """Nodes that were compared without figures, although figures were requested."""
 
@@ -253,7 +255,7 @@ class AnsibleNodes:
 
     def reboot(self, nodes: Records) -> Results:
         """Run the site playbook again: it reboots where that is due, and does what waited for it."""
-        return self._play("site.yml", nodes, {"gpunode_reboot": "when_needed"})
+        return self._play("site.yml", nodes, {"gpunode_reboot": "when_needed", "__gpunode_scheduler": self.scheduler})
 
     def validate(self, nodes: Records) -> Results:
         """Compare nodes with their snapshots before, and their figures in the image of before, if there are some."""

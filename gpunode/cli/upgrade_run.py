@@ -596,6 +596,7 @@ def _run(  # noqa: PLR0913
         way_back=options.rollback,
         kept=goal.kept.name if goal.kept is not None else "",
         image=journal.record.image or "",
+        scheduler=options.scheduler,
     )
     limits = RunLimits(
         drain_s=options.drain_s,

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -175,44 +175,55 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         (folder / name).write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
         (folder / name).chmod(0o755)
     program.chmod(0o755)
+    cluster = Slurm(folder, host)
+    cluster.node_is("healthy.json")
+    with daemons(cluster):
+        yield cluster
+
+
+def started(folder: Path, *argv: str) -> subprocess.Popen[bytes]:
+    """Start a daemon; its output is beside its configuration."""
+    with (folder / f"{argv[0]}.out").open("ab") as out:
+        return subprocess.Popen(
+            argv, env={"PATH": PATH}, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+
+
+def ended(process: subprocess.Popen[bytes]) -> None:
+    """End a daemon."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def daemons(cluster: Slurm) -> Iterator[subprocess.Popen[bytes]]:
+    """Run munged, slurmctld and slurmd; yield slurmd once the node is idle."""
+    folder, host = cluster.folder, cluster.host
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
-    cluster = Slurm(folder, host)
-    cluster.node_is("healthy.json")
     files = [f"--{name}={folder}/munge.{name.removesuffix('-file')}" for name in ("pid-file", "log-file", "seed-file")]
     conf = str(folder / "slurm.conf")
-    started: list[subprocess.Popen[bytes]] = []
+    running: list[subprocess.Popen[bytes]] = []
     try:
         for argv in (
             ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket", *files],
             ["slurmctld", "-D", "-f", conf],
             ["slurmd", "-D", "-f", conf, "-N", host],
         ):
-            with (folder / f"{argv[0]}.out").open("wb") as out:
-                started.append(
-                    subprocess.Popen(
-                        argv,
-                        env={"PATH": PATH},
-                        stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=out,
-                        start_new_session=True,
-                    )
-                )
+            running.append(started(folder, *argv))
             time.sleep(1)
         state = cluster.until("IDLE")
         logs = "".join(path.read_text(errors="replace")[-800:] for path in folder.glob("*.out"))
         assert state[0] == "IDLE", f"{state}: {logs}"
-        yield cluster
+        yield running[-1]
     finally:
-        for process in reversed(started):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        for process in reversed(running):
+            ended(process)
 
 
 def test_a_job_runs_on_a_node_that_is_well(slurm: Slurm) -> None:

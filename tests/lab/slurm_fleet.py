@@ -300,7 +300,14 @@ def set_up(lab: Lab, folder: Path, count: int) -> Fleet:
     site = Site(lab, *always, "-e", f"nvidia_driver_version={FIRST}")
     done = site.play(limit_s=3000)
     assert done.rc == 0, done.output[-5000:]
-    _install_slurm(fleet)
+    install_slurm(fleet)
+    return fleet
+
+
+def install_slurm(fleet: Fleet, **settings: str) -> None:
+    """Install Slurm on all nodes, and a scontrol on this machine that asks the controller."""
+    _install_slurm(fleet, settings)
+    folder, lab = fleet.folder, fleet.lab
     tool = folder / "bin" / "scontrol"
     tool.parent.mkdir(parents=True, exist_ok=True)
     config = lab.inventory_path.parent / "ssh_config"
@@ -308,10 +315,9 @@ def set_up(lab: Lab, folder: Path, count: int) -> Fleet:
     tool.chmod(0o755)
     for name in fleet.names:
         assert re.search("IDLE", fleet.until(name, "IDLE")[0]), fleet.service(name)
-    return fleet
 
 
-def _install_slurm(fleet: Fleet) -> None:
+def _install_slurm(fleet: Fleet, settings: Mapping[str, str]) -> None:
     def address(name: str) -> str:
         return str(fleet.node(name).container.name)
 
@@ -320,7 +326,7 @@ def _install_slurm(fleet: Fleet) -> None:
     fleet.on_all(f"{install} slurmd")
     key = fleet.sh(fleet.controller, "base64 -w 0 /etc/munge/munge.key").strip()
     nodes = {name: f"NodeAddr={address(name)} CPUs=1" for name in fleet.names}
-    config = slurm_conf(f"{fleet.controller}({address(fleet.controller)})", nodes, **SETTINGS)
+    config = slurm_conf(f"{fleet.controller}({address(fleet.controller)})", nodes, **SETTINGS, **settings)
     common = f"""
     echo {key} | base64 -d > /etc/munge/munge.key
     cat > /etc/slurm/slurm.conf <<'END'

@@ -4,7 +4,8 @@ Whatever happens, in whatever order: no node that was touched returns without pr
 what is drained has an owner that the journal on the disk names.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import hypothesis.strategies as st
 from effort import effort
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from slurm_double import FATES, Slurmctld, SlurmNode
 
 from gpunode.change.journal import Journal, NodeRecord, RunRecord
 from gpunode.change.run import ChangeRun, Records, Results, RunLimits
-from gpunode.change.scheduler import Availability, SchedulerError, ServiceState
+from gpunode.change.scheduler import SchedulerError, SlurmScheduler
 from gpunode.change.states import FINAL, ChangeState
+from gpunode.fleet.process import Completed
 
 NAMES = ("n1", "n2", "n3", "n4")
 OLD, NEW = "580", "595"
@@ -28,20 +31,29 @@ class Killed(BaseException):
 
 
 @dataclass
-class Machine:
-    """One node as it is."""
+class Machine(SlurmNode):
+    """One node as it is; ``drain``: its reason in Slurm, empty if it gets work."""
 
     installed: str = OLD
     loaded: str = OLD
     reachable: bool = True
     jobs: int = 0
     faulty: bool = False
-    drain: str = ""
-    """Reason in the scheduler; empty: it gets work."""
     lease: str = ""
     mark: str = ""
     touched: bool = False
     proved: bool = False
+
+    def booted(self) -> None:
+        super().booted()
+        self.loaded, self.jobs, self.reachable = self.installed, 0, True
+
+    def step(self, fate: str, **named: Any) -> None:
+        before, drain = self.reboot, self.drain
+        super().step(fate, idle=not self.jobs, **named)
+        if self.reboot == "ISSUED" != before:
+            self.proved = self.reachable = False
+        assert self.drain or not drain or self.proved or not self.touched, "Slurm returned it without proof"
 
 
 @dataclass
@@ -53,6 +65,7 @@ class World:
     """The target's driver does not work."""
     repository: bool = True
     scheduler: bool = True
+    slurm: Any = None
     disk: RunRecord | None = None
     ticks: int = 0
     kill_at: int | None = None
@@ -63,6 +76,8 @@ class World:
     def tick(self) -> None:
         """Before and after each effect."""
         self.ticks += 1
+        for machine in self.machines.values():
+            machine.step(self.slurm.fate, returns=self.slurm.returns)
         happens = self.coming.pop(self.ticks, None)
         if happens is not None:
             happens()
@@ -123,7 +138,7 @@ class Fleet:
 
     def free(self, nodes: Records) -> Results:
         def free(machine: Machine, node: NodeRecord) -> str:
-            assert machine.drain != node.token, "the owner of a drain was removed"
+            assert not machine.drain.startswith(node.token), "the owner of a drain was removed"
             machine.lease = machine.mark = ""
             return ""
 
@@ -156,13 +171,32 @@ class Fleet:
         return self._each(nodes, change)
 
     def reboot(self, nodes: Records) -> Results:
-        def reboot(machine: Machine, _: NodeRecord) -> str:
+        """As site.yml with the action scheduled_reboot."""
+
+        def reboot(machine: Machine, node: NodeRecord) -> str:
             if machine.jobs:
                 return "busy"
+            if machine.loaded == machine.installed:
+                return ""
             machine.proved = False
-            self.world.tick()
-            machine.loaded = machine.installed
-            return ""
+            name = next(name for name, one in self.world.machines.items() if one is machine)
+            slurm, boots = SlurmScheduler(self.world.slurm.scontrol), machine.boots
+            try:
+                left = slurm.reboot(name, node.token)
+            except SchedulerError as err:
+                return str(err)
+            if left:
+                machine.booted()
+                self.world.tick()
+                return ""
+            for _ in range(20):
+                self.world.sleep(60)
+                if machine.boots != boots:
+                    return ""
+                with suppress(SchedulerError):
+                    if machine.reachable and not slurm.rebooting(name, node.token):
+                        return "withdrawn"
+            return "the boot id did not change"
 
         return self._each(nodes, reboot)
 
@@ -176,38 +210,28 @@ class Fleet:
         return self._each(nodes, validate)
 
 
-class Sim:
-    """The scheduler."""
+class Sim(Slurmctld):
+    """Slurm, which nobody deceives: it knows what was proven."""
 
     def __init__(self, world: World) -> None:
+        super().__init__(world.machines)
         self.world = world
 
-    def state(self, node: str, token: str) -> ServiceState:
+    def busy(self, name: str) -> bool:
+        return self.world.machines[name].jobs > 0
+
+    def resumed(self, name: str) -> None:
+        machine = self.world.machines[name]
+        assert machine.proved or not machine.touched, f"{name} returns without proof"
+        machine.touched = False
+
+    def scontrol(self, argv: Sequence[str], stdin: str | None = None) -> Completed:
         self.world.tick()
         if not self.world.scheduler:
-            raise SchedulerError("the scheduler does not answer")
-        drain = self.world.machines[node].drain
-        if not drain:
-            return ServiceState(Availability.IN_SERVICE)
-        return ServiceState(Availability.OURS) if drain == token else ServiceState(Availability.FOREIGN, drain)
-
-    def drain(self, node: str, token: str) -> None:
-        if self.state(node, token).service is Availability.FOREIGN:
-            raise SchedulerError("drained by others")
-        self.world.machines[node].drain = token
+            return Completed(1, "", "slurm_load_node error: Unable to contact slurm controller")
+        answer = super().scontrol(argv, stdin)
         self.world.tick()
-
-    def busy(self, node: str, token: str) -> str:
-        self.state(node, token)
-        return "jobs" if self.world.machines[node].jobs else ""
-
-    def resume(self, node: str, token: str) -> None:
-        machine = self.world.machines[node]
-        if self.state(node, token).service is Availability.OURS:
-            assert machine.proved or not machine.touched, f"{node} returns without proof"
-            machine.drain = ""
-            machine.touched = False
-        self.world.tick()
+        return answer
 
 
 class FleetThroughChange(RuleBasedStateMachine):
@@ -218,11 +242,15 @@ class FleetThroughChange(RuleBasedStateMachine):
     @initialize(
         waves=st.lists(st.integers(0, 2), min_size=len(NAMES), max_size=len(NAMES)),
         rack=st.sampled_from([0, 2, 3]),
+        program=st.sampled_from(["/sbin/reboot", "(null)"]),
+        returns=st.sampled_from(["1", "2"]),
     )
-    def begin(self, waves: list[int], rack: int) -> None:
+    def begin(self, waves: list[int], rack: int, program: str, returns: str) -> None:
         """``rack``: that many of the first nodes are one failure domain."""
         type(self).sequences += 1
         self.world = World()
+        self.world.slurm = Sim(self.world)
+        self.world.slurm.program, self.world.slurm.returns = program, returns
         waves = [waves[0] if at < rack else wave for at, wave in enumerate(waves)]
         nodes = {
             name: NodeRecord(
@@ -239,7 +267,8 @@ class FleetThroughChange(RuleBasedStateMachine):
     def run(self, budget: int, rollback: bool) -> str | None:
         world = self.world
         change = ChangeRun(
-            DiskJournal(world), Fleet(world), Sim(world), RunLimits(300, 60, 30, most_failed=budget, rollback=rollback),
+            DiskJournal(world), Fleet(world), SlurmScheduler(world.slurm.scontrol),
+            RunLimits(300, 60, 30, most_failed=budget, rollback=rollback),
             clock=lambda: world.clock, sleep=world.sleep,
         )  # fmt: skip
         type(self).runs += 1
@@ -263,6 +292,8 @@ class FleetThroughChange(RuleBasedStateMachine):
         elif kind == "admin ends own" and foreign:
             machine.drain = ""
             machine.touched = False
+        elif kind == "admin cancels" and machine.reboot == "REQUESTED":
+            machine.reboot = ""
         elif kind == "job starts" and not machine.drain:
             machine.jobs += 1
         elif kind == "jobs end":
@@ -279,8 +310,8 @@ class FleetThroughChange(RuleBasedStateMachine):
             machine.faulty = False
 
     KINDS = (
-        "admin drains", "admin resumes", "admin ends own", "job starts", "jobs end", "job in spite", "lost", "found",
-        "fault", "repair",
+        "admin drains", "admin resumes", "admin ends own", "admin cancels", "job starts", "jobs end", "job in spite",
+        "lost", "found", "fault", "repair",
     )  # fmt: skip
 
     @rule(kind=st.sampled_from(KINDS), name=st.sampled_from(NAMES))
@@ -290,6 +321,10 @@ class FleetThroughChange(RuleBasedStateMachine):
     @rule(which=st.sampled_from(["bad", "repository", "scheduler"]))
     def turns(self, which: str) -> None:
         setattr(self.world, which, not getattr(self.world, which))
+
+    @rule(fate=st.sampled_from(FATES))
+    def slurm_reboots(self, fate: str) -> None:
+        self.world.slurm.fate = fate
 
     @rule(
         kill=st.none() | st.integers(1, 250),
@@ -312,7 +347,7 @@ class FleetThroughChange(RuleBasedStateMachine):
         states = {name: node.state for name, node in world.disk.nodes.items()}
         stopped = self.run(budget, rollback)
         for name, reason in foreign.items():
-            assert world.machines[name].drain == reason or name in by_people, "a foreign drain was ended"
+            assert world.machines[name].drain.startswith(reason) or name in by_people, "a foreign drain was ended"
         racks = [name for name in NAMES if world.disk.nodes[name].domain]
         if any(world.disk.nodes[name].state is ChangeState.RETURNED for name in racks):
             assert all(world.machines[name].installed == NEW for name in racks), "a failure domain has two releases"
@@ -339,7 +374,7 @@ class FleetThroughChange(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
-        world.bad, world.repository, world.scheduler = False, True, True
+        world.bad, world.repository, world.scheduler, world.slurm.fate = False, True, True, "boots"
         for machine in world.machines.values():
             machine.reachable, machine.jobs, machine.faulty = True, 0, False
             if machine.drain.startswith("RMA"):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from kube_api import Api, Json, node, pod
+from slurm_double import REFUSED, Slurmctld, SlurmNode
 
 from gpunode.change.adapters import scheduler_of
 from gpunode.change.kubernetes import ANNOTATION, KubernetesScheduler
@@ -55,6 +56,12 @@ class Scontrol:
         ("MIXED+DRAIN", DRAIN_ID, Availability.OURS, True),
         ("IDLE+COMPLETING+DRAIN", DRAIN_ID, Availability.OURS, True),
         ("DOWN*+DRAIN", DRAIN_ID, Availability.OURS, False),
+        ("IDLE+DRAIN+REBOOT_REQUESTED", DRAIN_ID, Availability.OURS, True),
+        ("DOWN+DRAIN+REBOOT_ISSUED", f"{DRAIN_ID} : reboot issued", Availability.OURS, True),
+        ("DOWN", f"{DRAIN_ID} : reboot issued : reboot complete", Availability.OURS, False),
+        ("DOWN", f"{DRAIN_ID} : reboot issued : reboot timed out", Availability.OURS, False),
+        ("DOWN", "reboot issued : reboot complete", Availability.FOREIGN, False),
+        ("DOWN", f"{DRAIN_ID} : reboot issued by root", Availability.FOREIGN, False),
         ("IDLE+DRAIN", "RMA ticket 4711", Availability.FOREIGN, False),
         ("IDLE+DRAIN", f"{DRAIN_ID} and a note", Availability.FOREIGN, False),
         ("IDLE+DRAIN", f"swap [gpu3@left] {DRAIN_ID}", Availability.FOREIGN, False),
@@ -84,12 +91,60 @@ def test_slurm_drains_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "fate", "left", "rebooting"),
+    [
+        ({}, "boots", "", True),
+        ({}, "refused", f"scontrol reboot ASAP nextstate=DOWN gpu-1: {REFUSED}", False),
+        ({"program": "(null)"}, "boots", "Slurm has no RebootProgram", False),
+        ({"returns": "2"}, "boots", "with ReturnToService=2 Slurm would end the drain", False),
+    ],
+)
+def test_slurm_is_asked_for_a_reboot_once(changes: dict[str, str], fate: str, left: str, rebooting: bool) -> None:
+    control = Slurmctld({"gpu-1": SlurmNode(DRAIN_ID, drained=True)}, **changes)
+    control.fate, node = fate, control.nodes["gpu-1"]
+    slurm = SlurmScheduler(control.scontrol)
+    for _ in range(2):
+        assert slurm.reboot("gpu-1", DRAIN_ID) == left
+        assert slurm.rebooting("gpu-1", DRAIN_ID) is rebooting
+        node.step(fate)
+    for _ in range(10):
+        node.step(fate)
+    assert node.boots == rebooting
+    assert slurm.state("gpu-1", DRAIN_ID).service is Availability.OURS
+    slurm.drain("gpu-1", DRAIN_ID)
+    assert (node.reason, node.drained) == (DRAIN_ID, True)
+    assert not slurm.rebooting("gpu-1", DRAIN_ID)
+
+
+def test_slurm_reboots_no_node_that_others_drained() -> None:
+    control = Slurmctld({"gpu-1": SlurmNode("RMA ticket 4711", drained=True)})
+    with pytest.raises(SchedulerError, match="RMA ticket 4711"):
+        SlurmScheduler(control.scontrol).reboot("gpu-1", DRAIN_ID)
+    assert control.nodes["gpu-1"].reboot == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "left"),
+    [
+        (Completed(0, "requested\n", ""), ""),
+        (Completed(0, "", ""), "the program reboots no nodes"),
+        (Completed(2, "", "usage: drain state|drain|busy|resume NODE TOKEN\n"), "drain reboot gpu-1: usage: drain"),
+    ],
+)
+def test_a_program_of_the_site_may_reboot(answer: Completed, left: str) -> None:
+    site = CommandScheduler("drain", lambda argv, stdin: answer)  # noqa: ARG005
+    assert site.reboot("gpu-1", DRAIN_ID).startswith(left)
+    assert bool(site.reboot("gpu-1", DRAIN_ID)) is bool(left)
+    assert NoScheduler().reboot("gpu-1", DRAIN_ID)
+
+
+@pytest.mark.parametrize(
     "answer", [Completed(1, "", "slurm_load_node error: Unable to contact slurm controller\n"), Completed(0, "", "")]
 )
 def test_no_answer_is_an_error(answer: Completed) -> None:
     slurm = SlurmScheduler(lambda argv, stdin: answer)  # noqa: ARG005
-    for act in (slurm.state, slurm.drain, slurm.busy, slurm.resume):
-        with pytest.raises(SchedulerError, match="gpu-1"):
+    for act in (slurm.state, slurm.drain, slurm.busy, slurm.resume, slurm.reboot):
+        with pytest.raises(SchedulerError, match=r"gpu-1|show config"):
             act("gpu-1", DRAIN_ID)
 
 

@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 from node_samples import context, node
+from slurm_double import Slurmctld, SlurmNode
 from upgrade_world import NEW, OLD, TICKET, World, latest, simulate, states, upgraded
 
 from gpunode.change import journal as journals
 from gpunode.change import node_program
 from gpunode.change.journal import Journal
-from gpunode.change.scheduler import CommandScheduler
+from gpunode.change.scheduler import CommandScheduler, SlurmScheduler
+from gpunode.fleet.process import Completed
 from gpunode.provisioning import reboot
 from gpunode.provisioning.state import BOOT_ID
 
@@ -602,6 +604,60 @@ def test_the_clock_jumps(drill: Drill, jump_s: int, monkeypatch: pytest.MonkeyPa
     assert upgraded("-v") == 0
     assert set(drill.ends.values()) == {"returned"}
     assert real() != journals.now()
+
+
+@pytest.mark.parametrize(
+    ("fate", "broken", "ends"),
+    [
+        ("boots", "nothing: scontrol reboot ASAP nextstate=DOWN", "returned"),
+        ("late", "gpu-1 boots after ResumeTimeout", "returned"),
+        ("refused", "scontrol: Permission denied", "returned"),
+        ("cancelled", "an administrator cancels the reboot of gpu-1", "rolled-back"),
+        ("never", "RebootProgram does not reboot gpu-1", "held"),
+    ],
+)
+def test_slurm_reboots_the_nodes(
+    drill: Drill, fate: str, broken: str, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drill.name, drill.broken = "reboot through Slurm", broken
+    world = drill.world
+    control = Slurmctld({name: SlurmNode() for name in world.nodes})
+
+    def scontrol(argv: Sequence[str], stdin: str | None) -> Completed:
+        answer = control.scontrol(argv, stdin)
+        for name, slurm_node in control.nodes.items():
+            file = world.folder / f"drained-{name}"
+            if "State=RESUME" in argv and file.exists() and not slurm_node.drain:
+                world.site(["", "resume", name, ""], None)
+            elif slurm_node.drain:
+                file.write_text(slurm_node.drain.partition(" : ")[0])
+        return answer
+
+    adapter = SlurmScheduler(scontrol)
+    failures: list[str] = []
+
+    def rebooted(name: str) -> bool:
+        """As the action scheduled_reboot; it fails on the first node alone."""
+        control.fate = "boots" if name != "gpu-1" or "failed" in failures else fate
+        boots = control.nodes[name].boots
+        if adapter.reboot(name, latest(drill.folder).record.nodes[name].token):
+            return True
+        for _ in range(20):
+            control.nodes[name].step(control.fate)
+            if control.nodes[name].boots > boots:
+                return True
+        failures.append("failed" if fate == "cancelled" else "")
+        world.logs.append(f"gpunode: failed on {name}: Reboot: the boot id did not change\n")
+        return False
+
+    world.boots = rebooted
+    with monkeypatch.context() as patch:
+        patch.setattr("gpunode.cli.upgrade_run.scheduler_of", lambda _: adapter)
+        assert upgraded() == (ends != "returned")
+    assert drill.ends["gpu-1"] == ends
+    assert set(drill.ends.values()) - {ends} <= {"planned"}
+    assert ends != "held" or "the boot id did not change" in latest(drill.folder).record.nodes["gpu-1"].reason
+    assert bool(control.nodes["gpu-1"].drain) is (ends == "held")
 
 
 def test_a_member_of_a_failure_domain_fails(drill: Drill) -> None:
