@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -220,6 +220,7 @@ STANDS_ON = {
     "test_validator_image": ("images/validator/", "scripts/validator_image", "scripts/wheels"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/repositories/"),
     "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/repositories/"),
+    "test_workload": ("gpunode/workload/", "gpunode/fleet/", "gpunode/cli/workload"),
     "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),
     "test_workload_engines": ("gpunode/workload/", "gpunode/fleet/"),
     "test_workload_on_gpus": ("gpunode/workload/", "gpunode/fleet/"),
@@ -299,16 +300,18 @@ class Tally:
     untested: int = 0
     """Number of tests that were not selected, because the recorded outputs that they need are not fetched."""
 
-    def with_more(self, other: "Tally") -> "Tally":
-        """Return the result of two runs of one tier."""
-        return Tally(
-            passed=self.passed + other.passed,
-            failed=self.failed + other.failed,
-            skipped=self.skipped + other.skipped,
-            broken=self.broken + other.broken,
-            skips=self.skips + other.skips,
-            untested=self.untested + other.untested,
-        )
+
+def joined(tallies: Iterable[Tally]) -> Tally:
+    """Return the result of several runs of one tier."""
+    whole = Tally()
+    for one in tallies:
+        whole.passed += one.passed
+        whole.failed += one.failed
+        whole.skipped += one.skipped
+        whole.untested += one.untested
+        whole.broken += one.broken
+        whole.skips.update(one.skips)
+    return whole
 
 
 class Running:
@@ -531,10 +534,7 @@ def lint() -> Tally:
     if needs.here("shellcheck"):
         commands["shellcheck"] = ["shellcheck", "-S", "warning", *shell]
     jobs = {name: partial(tool_tier, {name: argv}, limit_s=600) for name, argv in commands.items()}
-    tally = Tally()
-    for one in side_by_side(jobs, at_once=processors()).values():
-        tally = tally.with_more(one)
-    return tally
+    return joined(side_by_side(jobs, at_once=processors()).values())
 
 
 def processors() -> int:
@@ -551,16 +551,17 @@ def in_parallel(dist: str = "worksteal", workers: int | None = None) -> list[str
 
 def unit(*, everything: bool = False) -> Tally:
     """Run the tests that need no other machine; those with damaged text use a sample of it, or everything."""
-    env = {"GPUNODE_TEST_ALL": "1"} if everything else {}
+    limit_s = 7200 if everything else 2700
     rest = ("tests/unit", "tests/property", "tests/captures", *(f"--ignore={one}" for one in itertools.chain(*FORKING)))
-    tally = Tally()
-    for arguments in (*FORKING, rest):
-        with in_memory() as more:
-            done = pytest_tier(
-                *arguments, "-q", *in_parallel(), limit_s=7200 if everything else 2700, env={**env, **more}
-            )
-        tally = tally.with_more(done)
-    return tally
+
+    def chosen(*arguments: str) -> Callable[[IO[bytes] | None], Tally]:
+        return lambda output: pytest_tier(*arguments, "-q", *in_parallel(), limit_s=limit_s, env=env, output=output)
+
+    with in_memory() as more:
+        env = {**more, **({"GPUNODE_TEST_ALL": "1"} if everything else {})}
+        jobs = {folders[0]: chosen(*folders) for folders in (rest, *FORKING)}
+        # One of them alone waits for a quarter of its time: for its workers' start, and for programs.
+        return joined(side_by_side(jobs, at_once=2, live=rest[0]).values())
 
 
 def contract(*, everything: bool = False) -> Tally:
@@ -604,10 +605,7 @@ def integration(_output: IO[bytes] | None = None) -> Tally:
     many = [*in_parallel("loadfile", processors() + 1), "--no-loadscope-reorder"]
     marks = {"waiting": ("waiting", ()), "rest": ("not alone and not waiting", many)}
     jobs = {name: partial(on_loopback, *one, env=env) for name, one in marks.items()}
-    tally = Tally()
-    for one in side_by_side(jobs, at_once=len(jobs), live="rest").values():
-        tally = tally.with_more(one)
-    return tally
+    return joined(side_by_side(jobs, at_once=len(jobs), live="rest").values())
 
 
 def alone() -> Tally:
@@ -713,9 +711,7 @@ def lab(_output: IO[bytes] | None = None, *, everything: bool = False) -> Tally:
         return impossible
     chosen = lab_files(everything=everything)
     jobs = {file: partial(lab_file, file) for file in chosen.run}
-    tally = Tally()
-    for one in side_by_side(jobs, at_once=min(processors(), LABS_AT_ONCE)).values():
-        tally = tally.with_more(one)
+    tally = joined(side_by_side(jobs, at_once=min(processors(), LABS_AT_ONCE)).values())
     tally.left_out = chosen.left_out
     return tally
 

@@ -54,8 +54,10 @@ def install(site: Site, folder: Path) -> None:
     put(site, ROOT / "roles" / "slurm_node" / "files" / "gpunode-prolog", PROGRAM)
     site.sh(f"printf '{SETTINGS}' > /etc/default/gpunode-prolog")
     settings = folder / "slurm.conf"
-    settings.write_text(slurm_conf(site.node.name, {site.node.name: "CPUs=1"}, **PROLOG), encoding="ascii")
+    node = {site.node.name: "CPUs=1 Gres=gpu:8"}
+    settings.write_text(slurm_conf(site.node.name, node, GresTypes="gpu", **PROLOG), encoding="ascii")
     put(site, settings, "/etc/slurm/slurm.conf")
+    site.sh("echo 'Name=gpu File=/dev/nvidia[0-7]' > /etc/slurm/gres.conf")
     site.sh("mkdir -p /var/spool/slurmctld /var/spool/slurmd; systemctl restart munge slurmctld slurmd")
 
 
