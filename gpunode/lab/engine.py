@@ -17,6 +17,9 @@ GIB = 2**30
 API_TIMEOUT_S = 120
 CGROUP = Path("/sys/fs/cgroup")
 REAL_DRIVER = Path("/proc/driver/nvidia")
+WATCHERS = Path("/proc/sys/fs/inotify/max_user_instances")
+WATCHERS_OF_NODE = 10
+"""Counted in a node with the driver and Docker; a bare one has 7, of systemd and udev."""
 
 _INSTALL = "as root on Debian or Ubuntu: apt-get install docker.io mmdebstrap (in the checkout: scripts/docker-engine)"
 
@@ -100,6 +103,17 @@ def cgroup_mount(system: str, root: Path = CGROUP) -> dict[str, dict[str, str]]:
         if not (source / "cgroup.controllers").exists():
             raise UndeterminedError(f"{system} needs cgroup v2, which this machine does not mount: use --os debian-12")
     return {str(source): {"bind": str(CGROUP), "mode": "rw"}}
+
+
+def few_watchers(nodes: int) -> str | None:
+    """Return a line if so many nodes may use up the kernel's inotify instances: units with a path then fail to start,
+    with "Too many open files".
+    """
+    allowed = int(WATCHERS.read_text(encoding="ascii"))
+    if nodes * WATCHERS_OF_NODE <= allowed:
+        return None
+    needed = f"{nodes} nodes use up to {nodes * WATCHERS_OF_NODE} inotify instances, this kernel allows {allowed}"
+    return f"{needed}: sysctl -w fs.inotify.max_user_instances=1024"
 
 
 def mtu() -> int | None:

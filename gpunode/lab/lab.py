@@ -15,7 +15,7 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from gpunode.errors import UndeterminedError, UsageError
-from gpunode.lab.engine import cgroup_mount, connect, docker_errors, mtu, refuse_real_driver
+from gpunode.lab.engine import cgroup_mount, connect, docker_errors, few_watchers, mtu, refuse_real_driver
 from gpunode.lab.hardware import LAB_ARCHITECTURE, describe
 from gpunode.lab.hardware.on_node import BOOT_REPORT
 from gpunode.lab.image import ensure_image
@@ -162,6 +162,10 @@ class Lab:
             rpm = any(map(_has_rpm, [recipe.system.id, *(node.os for node in existing)]))
             vendor = partial(start_vendor, images, self.name, self._network, rpm=rpm)
         self._progress(f"lab {self.name}: kept {len(existing)}, new {', '.join(names) or 'none'}")
+        if names and (
+            line := few_watchers(len(self.client.containers.list(filters={"label": NODE_LABEL})) + len(names))
+        ):
+            self._progress(line)
         ports = Ports(self._ports_in_use())
         plan = [NewNode(name, ports.take(), kind) for name, kind in names.items()]
         # A look-alike boots with the repository's keys; the packages for other nodes are built while these boot.

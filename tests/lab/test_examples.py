@@ -59,16 +59,28 @@ class Outcome:
 
 
 @pytest.fixture(scope="module")
-def outcomes(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Outcome]]]:
-    """The outcomes by example; ``mixed`` is the site of three different nodes."""
+def outcomes(
+    request: pytest.FixtureRequest, lab: Lab, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Outcome]]]:
+    """The outcomes of the selected examples; ``mixed`` is the site of three different nodes."""
+    calls = [
+        item.callspec.params
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    ]
+    selected = [str(call["example"]) for call in calls if "example" in call]
+    one_each = [hardware for example, hardware in HARDWARE.items() if example in selected]
+    if one_each:
+        lab.up(1, "debian-12", one_each)
     sites: dict[str, tuple[str, ...]] = {example: (f"{hardware}-1",) for example, hardware in HARDWARE.items()}
-    sites["mixed"] = tuple(f"{hardware}-2" for hardware in MIXED)
-    lab.up(1, "debian-12", list(HARDWARE.values()))
-    nodes = {node.name: node for node in lab.up(2, "debian-12", MIXED)}
+    if "mixed" in selected:
+        sites["mixed"] = tuple(f"{hardware}-2" for hardware in MIXED)
+        lab.up(2, "debian-12", MIXED)
+    nodes = {node.name: node for node in lab.nodes()}
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         yield {
-            example: pool.submit(outcome_of, lab, [nodes[name] for name in names], example, folder / "site")
-            for example, names in sites.items()
+            example: pool.submit(outcome_of, lab, [nodes[name] for name in sites[example]], example, folder / "site")
+            for example in selected
             if (folder := tmp_path_factory.mktemp(example))
         }
         pool.shutdown(cancel_futures=True)
@@ -115,7 +127,7 @@ def use_the_labs_mirror(folder: Path) -> None:
     for variable, name in (("nvidia_repository", "nvidia"), ("nvidia_container_toolkit", "nvidia-container-toolkit")):
         (keys / f"{name}.asc").write_text(Path(tree["gpu_nodes"]["vars"].pop(f"{variable}_key")).read_text())
         del tree["gpu_nodes"]["vars"][f"{variable}_url"]
-    hosts.write_text(yaml.safe_dump(tree))
+    hosts.write_text(yaml.safe_dump(tree, explicit_start=True))
     text = settings.read_text()
     assert MIRROR in text
     settings.write_text(text.replace(MIRROR, "http://vendor"))

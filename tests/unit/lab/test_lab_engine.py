@@ -93,6 +93,17 @@ def test_room_is_looked_for_where_the_folder_will_be(tmp_path: Path, monkeypatch
         need_space(tmp_path / "not/yet", 1e9)
 
 
+def test_more_nodes_than_the_kernel_has_inotify_instances_for_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "WATCHERS", tmp_path / "instances")
+    (tmp_path / "instances").write_text("128\n")
+    assert engine.few_watchers(12) is None
+    assert engine.few_watchers(13) == (
+        "13 nodes use up to 130 inotify instances, this kernel allows 128: sysctl -w fs.inotify.max_user_instances=1024"
+    )
+
+
 def test_the_mtu_is_given_only_where_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     routes = "Iface\tDestination\tGateway\nlo\t0000007F\t0\neth9\t00000000\t0102\n"
     files = {"/proc/net/route": routes, "/sys/class/net/eth9/mtu": "1400\n"}
