@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from docker_plays import Roles
-from playbook_runs import Site
+from playbook_runs import Site, gpunode
 from slurm_conf import PROLOG, slurm_conf
 from test_prolog import archive, put
 
@@ -178,10 +178,14 @@ def test_a_restart_of_the_node_keeps_gres_and_slurmd_comes_after_the_devices(clu
     assert cluster.until("IDLE", 300) == ("IDLE", "")
     assert cluster.site.sh("cat /etc/slurm/gres.conf") == before
     assert "Gres=gpu:h100:8" in cluster.on_head(f"scontrol show node {cluster.node.name}")
-    # With a budget, as a prolog has one, the controller is not asked.
-    for budget, version in (("--budget 120s", "skip"), ("", "pass")):
-        words = f"gpunode validate --on-node {budget} --select 'slurm.*' --format json || true"
-        (report,) = json.loads(cluster.site.sh(words))["nodes"]
+    # On the node, as in a prolog, the controller is not asked.
+    words = ["validate", "-i", cluster.site.lab.inventory_path, "--limit", cluster.node.name]
+    seen = {
+        "skip": cluster.site.sh("gpunode validate --on-node --budget 120s --select 'slurm.*' --format json || true"),
+        "pass": gpunode(*words, "--select", "slurm.*", "--format", "json"),
+    }
+    for version, text in seen.items():
+        (report,) = json.loads(text)["nodes"]
         statuses = {one["check"]: one["status"] for one in report["findings"]}
         assert statuses == {"slurm.gres": "pass", "slurm.devices": "pass", "slurm.version": version}
     assert sorted(cluster.opened(3).values()) == ["ENXIO"] * 3 + ["EPERM"] * 5
