@@ -17,6 +17,8 @@ Variables = Mapping[str, Any]
 _OWN_PREFIX = "gpunode_"
 _OF_VERBS = ("gpunode_policy", "gpunode_failure_domain")
 """Variables of an inventory that only a verb reads, not a role."""
+_TASK_FILE = re.compile(r"\w+_tasks_(?:before|after)|gpunode_(?:un)?drain_tasks")
+_INVENTORY_DIR = re.compile(r"\{\{\s*inventory_dir\s*\}\}")
 _LONG = 8
 """From this length on, two typing errors are recognised, in place of one."""
 _SUFFIXES = frozenset({"", ".yml", ".yaml", ".json", ".ini", ".cfg", ".toml"})
@@ -118,6 +120,27 @@ def refuse_wrong_values(values: Mapping[str, Any], root: Path, sources: Sequence
         problem = wrong_value(values[name], known[name])
         if problem is not None:
             raise UsageError(f"{locate(name, sources) or where}: {name}: {problem}")
+
+
+def refuse_missing_tasks(hosts: Mapping[str, Variables], root: Path, sources: Sequence[str]) -> None:
+    """Raise UsageError for the first task file of the site that does not exist, with the line that names it.
+
+    A relative path begins at the playbook. A path with another template than ``inventory_dir`` is not checked.
+    """
+    known = {*specifications(root), "gpunode_drain_tasks", "gpunode_undrain_tasks"}
+    folders = [path if path.is_dir() else path.parent for path in (Path(source).absolute() for source in sources)]
+    for host, values in hosts.items():
+        for name in sorted(name for name in values.keys() & known if _TASK_FILE.fullmatch(name)):
+            text = values[name]
+            keeps = values.get(f"{name.partition('_tasks_')[0]}_state") == "keep"
+            if keeps or not isinstance(text, str) or not text or "{{" in _INVENTORY_DIR.sub("", text):
+                continue
+            named = [str(folder).join(_INVENTORY_DIR.split(text)) for folder in folders]
+            paths = [root / "playbooks" / each for each in named]
+            if not any(path.is_file() for path in paths):
+                where = locate(name, sources) or f"host {host}"
+                hint = "" if text.startswith(("/", "{{")) else '; write "{{ inventory_dir }}/…"'
+                raise UsageError(f"{where}: {name}: {paths[0]} is not a file{hint}")
 
 
 def role_prefixes(root: Path) -> tuple[str, ...]:

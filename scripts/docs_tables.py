@@ -1,21 +1,26 @@
 """The tables of the documentation's site that follow from the program: a page names one by ``<!-- table: NAME -->``."""
 
+import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from gpunode.catalog import Catalog
 from gpunode.checks.figures import GROSS
 from gpunode.cli.checks import CheckEntry, check_list
+from gpunode.cli.parse import command as parse
 from gpunode.expectations import Figure, Mark, MarkRules, PhysicalLimit, Shape, limit_of, marks_of, of_platform
 from gpunode.expectations.limits import Where
 from gpunode.lab.hardware import describe, names
 from gpunode.lab.packages.plan import contents, recorded_in
 from gpunode.lab.packages.recorded import assumptions, recorded
 from gpunode.lab.packages.rows import packages, repositories
+from gpunode.lab.repositories import FAULTS as VENDOR_FAULTS
 from gpunode.lab.simulator import faults
+from gpunode.report.prometheus import FAMILIES
 from gpunode.stack.rules import rules
 from gpunode.text import counted
 
@@ -201,6 +206,38 @@ def lab_faults() -> str:
     return table(["fault", "of", "what it is"], rows)
 
 
+def vendor_faults() -> str:
+    """Return the table of the faults of the lab's vendor repository."""
+    return table(["fault", "effect on a node"], [[f"`{name}`", means] for name, means in VENDOR_FAULTS.items()])
+
+
+def parse_kinds() -> str:
+    """Return the table of what ``gpunode parse`` reads, from its help."""
+    listed = (parse.help or "").partition("Kinds:")[2].partition("Examples:")[0]
+    lines = re.findall(r"(?m)^ +([a-z0-9-]+) +(.+)$", listed)
+    return table(["kind", "source"], [[f"`{kind}`", source.replace("*", r"\*")] for kind, source in lines])
+
+
+def metrics() -> str:
+    """Return the table of the metrics for Prometheus."""
+    return table(["metric", "value"], [[f"`{name}`", means] for name, means in FAMILIES.items()])
+
+
+def licences() -> str:
+    """Return the table of the locked dependencies with the licences that they declare, from the bill of materials."""
+    components = json.loads((ROOT / "sbom.cdx.json").read_text(encoding="utf-8"))["components"]
+    rows = sorted([each["name"].lower(), each["version"], licence_of(each)] for each in components)
+    return table(["package", "version", "licence"], rows)
+
+
+def licence_of(component: Mapping[str, Any]) -> str:
+    """Return the licence that a package declares, as SPDX expression or in its own words."""
+    declared = [each.get("license", each) for each in component.get("licenses", ())]
+    formal = [one.get("expression") or one.get("id") for one in declared]
+    found = [one for one in formal if one] or [one["name"].rpartition(":: ")[2] for one in declared]
+    return ", ".join(dict.fromkeys(found)) or "not declared"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "checks": checks,
     "facts": facts,
@@ -211,4 +248,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "lab-assumptions": lab_assumptions,
     "lab-hardware": lab_hardware,
     "lab-faults": lab_faults,
+    "vendor-faults": vendor_faults,
+    "parse-kinds": parse_kinds,
+    "metrics": metrics,
+    "licences": licences,
 }

@@ -1,22 +1,19 @@
 """Write sbom.cdx.json, the software bill of materials that the wheel carries (CycloneDX): what gpunode installs.
 
 A fresh environment gets the locked dependencies, without those of development, and cyclonedx-py describes it. The
-table of licences in docs/supply-chain.md follows from it.
+site's table of licences follows from it.
 """
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from gpunode.cli.zipapp import locked, needed
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "sbom.cdx.json"
-PAGE = ROOT / "docs" / "supply-chain.md"
 TOOL = ROOT / "scripts" / "sbom.txt"
 LIMIT_S = 900
 
@@ -52,22 +49,6 @@ def main() -> None:
     for component in document["components"]:
         component.pop("externalReferences", None)
     OUT.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    PAGE.write_text(with_licences(PAGE.read_text(encoding="utf-8"), document), encoding="utf-8")
-
-
-def with_licences(page: str, document: dict[str, Any]) -> str:
-    """Return the page with the table of licences that follows from a bill of materials."""
-    rows = sorted((each["name"].lower(), each["version"], licence_of(each)) for each in document["components"])
-    lines = ["| package | version | licence |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
-    return re.sub(r"(?<=<!-- licences -->\n).*?(?=<!-- end -->)", "\n".join(lines) + "\n", page, flags=re.DOTALL)
-
-
-def licence_of(component: dict[str, Any]) -> str:
-    """Return the licence that a package declares, as SPDX expression or in its own words."""
-    declared = [each.get("license", each) for each in component.get("licenses", ())]
-    formal = [one.get("expression") or one.get("id") for one in declared]
-    found = [one for one in formal if one] or [one["name"].rpartition(":: ")[2] for one in declared]
-    return ", ".join(dict.fromkeys(found)) or "not declared"
 
 
 if __name__ == "__main__":

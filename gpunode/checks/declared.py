@@ -1,9 +1,8 @@
 """Own checks of a site as data: a fact, a comparison, a value, a message."""
 
 import re
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, Field
 
@@ -11,6 +10,7 @@ from gpunode.checks.compare import Comparison, compared, holds, skipped, undeter
 from gpunode.checks.registry import OF_PREFIX, CheckDeclaration, CheckResult, Registry, Status, Value, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import NodeFacts
+from gpunode.facts.paths import plain_type
 from gpunode.text import counted, listed
 
 NUMERIC = ("at_least", "at_most")
@@ -80,13 +80,13 @@ def steps(path: str) -> list[Step]:
 def _must_exist(path: Iterable[Step], text: str) -> None:
     kind: Any = NodeFacts
     for step in path:
-        kind = _plain(_field(kind, step.name, text))
+        kind = plain_type(_field(kind, step.name, text))
         is_list = get_origin(kind) in (tuple, list)
         if is_list and not step.each:
             raise ValueError(f"{text}: {step.name} is a list: write {step.name}[]")
         if step.each and not is_list and kind is not Any:
             raise ValueError(f"{text}: {step.name} is not a list: write {step.name}")
-        kind = _plain(get_args(kind)[0]) if is_list else kind
+        kind = plain_type(get_args(kind)[0]) if is_list else kind
         if step.field is not None:
             _field(kind, step.field, text)
 
@@ -100,14 +100,6 @@ def _field(kind: Any, name: str, text: str) -> Any:
     if kind is not Any:
         raise ValueError(f"{text}: {kind.__name__} has no fields")
     return Any
-
-
-def _plain(annotation: Any) -> Any:
-    """Return a type without None; Any for a union of several types, and for a mapping."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        others = [kind for kind in get_args(annotation) if kind is not type(None)]
-        return _plain(others[0]) if len(others) == 1 else Any
-    return Any if get_origin(annotation) in (dict, Mapping) or annotation is Mapping else annotation
 
 
 def declare(check_id: str, **declared: Any) -> None:

@@ -1,6 +1,7 @@
 """``gpunode checks``: the list of checks."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,10 @@ from gpunode.checks.pages import STATES, WHY, CheckPage, ExampleFinding, pages
 from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.registry import CheckDeclaration
 from gpunode.checks.thresholds import Threshold
+from gpunode.cli.options import VERBOSE_ACCEPTED
 from gpunode.errors import Exit, UsageError
+from gpunode.facts.node import FACTS
+from gpunode.facts.paths import paths
 from gpunode.judging.own_checks import try_file
 from gpunode.judging.policy import read_policy, today
 from gpunode.report.console import PlainConsole
@@ -107,7 +111,12 @@ class ChecksOrOne(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group("checks", cls=ChecksOrOne, invoke_without_command=True, subcommand_metavar="[ID | test FILE]")
+@click.group(
+    "checks",
+    cls=ChecksOrOne,
+    invoke_without_command=True,
+    subcommand_metavar="[ID | test FILE | facts [FACT]...]",
+)
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--thresholds", is_flag=True, help="List the limits instead of the checks.")
 @click.option(
@@ -131,6 +140,7 @@ def command(
       gpunode checks --format json | jq -r '.checks[].id'
       gpunode checks --thresholds --policy site.yml
       gpunode checks test site-checks.yml
+      gpunode checks facts memory
     """
     load_packages(registry)
     policy = read_policy(policy_file, today()) if policy_file else NO_POLICY
@@ -177,6 +187,28 @@ def test(*, file: Path, verbose: bool) -> int:
     failed = [one for one in tried if one.problem is not None]
     click.echo(f"{len(tried)} cases, {len(failed)} failed")
     return Exit.FAILED if failed else Exit.GOOD
+
+
+@command.command("facts")
+@click.argument("names", metavar="[FACT]...", nargs=-1)
+@VERBOSE_ACCEPTED
+def facts(*, names: tuple[str, ...]) -> int:
+    """List the facts of a node: the path of each value, as own checks name it, and its type.
+
+    A value that could not be determined makes the check an error. Without FACT, all facts.
+
+    \b
+    Example:
+      gpunode checks facts memory remote_mounts
+    """
+    for name in names:
+        if name not in FACTS:
+            raise UsageError(unknown("fact", name, FACTS))
+    for path, kind in paths():
+        name = re.split(r"[.\[]", path)[0]
+        if name in names or not names:
+            click.echo(f"{path}  {kind}{'  (root)' if FACTS[name].needs_root else ''}")
+    return Exit.GOOD
 
 
 def _show_checks(document: CheckList, console: PlainConsole, *, verbose: bool) -> None:

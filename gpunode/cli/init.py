@@ -270,6 +270,8 @@ def _write(folder: Path, example: str, hosts: Sequence[Host], further: Mapping[s
         shutil.copytree(source, beside)
         if hosts:
             (beside / "hosts.yml").write_text(inventory_text(hosts), encoding="utf-8")
+            settings = re.sub(r"(?m)^(kernel_tuning_fleet_size:) .*$", rf"\1 {len(hosts)}", _settings(source))
+            (beside / "group_vars" / f"{GROUP}.yml").write_text(settings, encoding="utf-8")
         (beside / NAME).write_text(CONFIGURATION, encoding="utf-8")
         for name, place in further.items():
             (beside / place).parent.mkdir(parents=True, exist_ok=True)

@@ -26,9 +26,24 @@ def command(*, kind: str, file: str, verbose: bool) -> int:
 
     \b
     Kinds:
-      nvidia-smi-xml nvidia-smi-q nvidia-smi-table nvidia-smi-query nvidia-smi-topo
-      nvidia-smi-nvlink nvidia-smi-list nccl-tests nvbandwidth bandwidth-test
-      p2p-bandwidth dcgm-diag dmesg lspci ibstat numactl lscpu driver-version
+      nvidia-smi-xml     nvidia-smi -q -x, drivers from 375 on
+      nvidia-smi-q       nvidia-smi -q, also with -d, drivers 270 to 620
+      nvidia-smi-table   nvidia-smi
+      nvidia-smi-query   nvidia-smi --query-gpu=… --format=csv and the other queries
+      nvidia-smi-topo    nvidia-smi topo -m
+      nvidia-smi-nvlink  nvidia-smi nvlink --status, -e
+      nvidia-smi-list    nvidia-smi -L
+      nccl-tests         any *_perf of nccl-tests
+      nvbandwidth        nvbandwidth, text or JSON
+      bandwidth-test     CUDA sample bandwidthTest
+      p2p-bandwidth      CUDA sample p2pBandwidthLatencyTest
+      dcgm-diag          dcgmi diag, JSON of DCGM 2 to 4 or the table
+      dmesg              dmesg, /dev/kmsg, syslog, journalctl
+      lspci              lspci, with -nn and -vv
+      ibstat             ibstat, ibstatus
+      numactl            numactl --hardware
+      lscpu              LC_ALL=C lscpu, lscpu -J
+      driver-version     /proc/driver/nvidia/version
 
     \b
     Examples:

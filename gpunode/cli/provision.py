@@ -29,7 +29,7 @@ from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
 from gpunode.provisioning.role import role_tags
 from gpunode.text import counted, did_you_mean, listed, nearest, printable
-from gpunode.variables import refuse_unknown, refuse_wrong_values, unread_variables
+from gpunode.variables import refuse_missing_tasks, refuse_unknown, refuse_wrong_values, unread_variables
 from gpunode.yaml_file import LOADER, Expanded, load_bounded
 
 INTERRUPT_WAIT_S = 20.0
@@ -78,6 +78,9 @@ def command(**options: Any) -> int:
     with explained():
         read = inventory.read(options["inventories"], options["limit"], vault)
     refuse_inventory(root, read)
+    refuse_missing_tasks(
+        {host: {**variables, **requests} for host, variables in read.hosts.items()}, root, read.sources
+    )
     if options["list_hosts"]:
         names = {*requests, *(name for variables in read.hosts.values() for name in variables)}
         if unread := unread_variables(names, root):

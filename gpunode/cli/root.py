@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 import gpunode
 from gpunode.cli.completing import add_completer
 from gpunode.cli.options import NO_COLOR
-from gpunode.cli.settings import origin_of, read_settings
+from gpunode.cli.settings import configured_format, origin_of, read_settings
 from gpunode.cli.streams import ReaderLeft, has_written
 from gpunode.cli.verbs import TOPICS, VERBS, loading
 from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
@@ -146,7 +146,9 @@ def _verb(argv: Sequence[str]) -> str:
 def _refused(argv: Sequence[str] | None, line: str, code: Exit = Exit.USAGE) -> Exit:
     """Print why there is no result, as a document too if one of JSON was expected on stdout; return the exit code."""
     _print_error(printable(line))
-    if expects_json(sys.argv[1:] if argv is None else argv):
+    words = sys.argv[1:] if argv is None else argv
+    chosen = any(word.partition("=")[0] == "--format" for word in words) or ON_NODE in words
+    if expects_json(words) or (not chosen and configured_format(words) == "json"):
         document = {"schema": "gpunode.error/1", "message": printable(line), "exit_code": int(code)}
         with suppress(ReaderLeft, UndeterminedError):
             sys.stdout.flush()

@@ -121,6 +121,31 @@ def read_settings(words: Sequence[str]) -> OptionSettings:
     return OptionSettings(files)
 
 
+def configured_format(words: Sequence[str]) -> str:
+    """Return the only ``format`` that the environment or a file sets for the verb of a command line; empty: none.
+
+    Raise nothing: this is for a command line that was refused.
+    """
+    paths = [tuple(words[:length]) for length in (2, 1) if len(words) >= length]
+
+    def configured(option: str) -> Any:
+        names = [name for path in paths for name in variables(path, option)]
+        values = [os.environ[name] for name in names if name in os.environ]
+        for table in [] if values else [file.table for file in read_settings(words).files]:
+            for path in paths:
+                found: Any = table
+                for name in (*path, option):
+                    found = found.get(name) if isinstance(found, Mapping) else None
+                values += [] if found is None else [found]
+        return next((value[0] if isinstance(value, list) and len(value) == 1 else value for value in values), None)
+
+    try:
+        value = configured("format") if configured("output") in (None, "-") else None
+    except UsageError:
+        return ""
+    return value if isinstance(value, str) else ""
+
+
 def _site_file(words: Sequence[str]) -> SettingsFile | None:
     """Return the file beside the inventory or in the folder above it, else the one of the current folder or above."""
     folders = list(_folders_of_inventory(words)) or [Path.cwd(), *Path.cwd().parents]

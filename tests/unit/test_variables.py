@@ -9,7 +9,14 @@ from hypothesis import assume, given, settings
 
 from gpunode.content import collection_root
 from gpunode.errors import UsageError
-from gpunode.variables import known_variables, locate, refuse_unknown, role_prefixes, unknown_variables
+from gpunode.variables import (
+    known_variables,
+    locate,
+    refuse_missing_tasks,
+    refuse_unknown,
+    role_prefixes,
+    unknown_variables,
+)
 
 KNOWN = ("nvidia_driver_source", "nvidia_driver_version", "docker_data_root", "gpunode_reboot")
 PREFIXES = ("nvidia_driver_", "docker_", "gpunode_")
@@ -176,3 +183,40 @@ def test_our_own_roles_and_playbooks_are_read() -> None:
     assert "nvidia_driver_source" in known
     assert "gpunode_reboot" in known
     assert unknown_variables(known, known, role_prefixes(collection_root())) == []
+
+
+MISSING_TASKS = [
+    ("{{ inventory_dir }}/there.yml", {}, ""),
+    ("{{ inventory_dir }}/none.yml", {}, "{inventory}/none.yml is not a file"),
+    ("{{ inventory_dir }}/none.yml", {"docker_state": "keep"}, ""),
+    ("/none.yml", {}, "/none.yml is not a file"),
+    ("none.yml", {}, "{root}/playbooks/none.yml is not a file; write"),
+    ("{{ folder }}/none.yml", {}, ""),
+    ("", {}, ""),
+]
+
+
+@pytest.mark.parametrize("variable", ["docker_tasks_before", "docker_tasks_after", "gpunode_drain_tasks"])
+@pytest.mark.parametrize(("text", "more", "problem"), MISSING_TASKS)
+def test_a_missing_task_file_is_named_with_its_line(
+    tmp_path: Path, variable: str, text: str, more: dict[str, str], problem: str
+) -> None:
+    (tmp_path / "there.yml").write_text("[]\n")
+    file = tmp_path / "hosts.yml"
+    file.write_text(f"all:\n  vars:\n    {variable}: '{text}'\n")
+    if variable.startswith("gpunode_"):
+        more = {}
+        problem = problem or ("{inventory}/none.yml is not a file" if text.endswith("dir }}/none.yml") else "")
+    hosts = {"gpu-01": {variable: text, **more}}
+    if not problem:
+        refuse_missing_tasks(hosts, collection_root(), [str(file)])
+        return
+    with pytest.raises(UsageError) as refused:
+        refuse_missing_tasks(hosts, collection_root(), [str(file)])
+    assert str(refused.value).startswith(
+        f"{file}:3: {variable}: {problem.format(inventory=tmp_path, root=collection_root())}"
+    )
+
+
+def test_a_task_file_of_another_role_is_not_looked_for() -> None:
+    refuse_missing_tasks({"gpu-01": {"nginx_tasks_before": "/none.yml"}}, collection_root(), ["hosts.yml"])

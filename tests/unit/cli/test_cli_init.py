@@ -132,6 +132,19 @@ def test_a_host_that_does_not_answer_ends_the_look(tmp_path: Path, capsys: pytes
     assert not (tmp_path / "site").exists()
 
 
+@pytest.mark.parametrize(("hosts", "number"), [(["gpu-[01-40]"], 40), (["gpu-01"], 1)])
+def test_the_size_of_the_fleet_is_the_number_of_hosts(tmp_path: Path, hosts: list[str], number: int) -> None:
+    assert run(["init", str(tmp_path / "site"), *hosts, "--no-look", "--example", "hgx-slurm", "-q"]) == 0
+    settings = yaml.safe_load((tmp_path / "site/group_vars/gpu_nodes.yml").read_text())
+    assert settings["kernel_tuning_fleet_size"] == number
+
+
+def test_the_size_of_an_example_fleet_is_the_number_of_its_hosts() -> None:
+    folder = collection_root() / "inventory/examples/hgx-slurm"
+    size = yaml.safe_load((folder / "group_vars/gpu_nodes.yml").read_text())["kernel_tuning_fleet_size"]
+    assert size == len(inventory.read([str(folder / "hosts.yml")]).hosts)
+
+
 @pytest.mark.parametrize("words", [["--molecule"], ["--ci", "gitlab"]])
 def test_a_scenario_is_written_and_its_files_lead_to_the_collection(tmp_path: Path, words: list[str]) -> None:
     assert run(["init", str(tmp_path / "site"), "--example", "research", "--no-look", "-q", *words]) == 0

@@ -1,6 +1,7 @@
 """A site's own checks, as YAML and as a package: judged, tried by the contract, contained where they misbehave."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from own_registry import restored_registry
 
 from gpunode.checks import own, registry
 from gpunode.checks.contained import LIMIT_S
+from gpunode.checks.declared import steps
 from gpunode.cli import run
+from gpunode.facts.node import FACTS
 
 SCRATCH = """
 checks:
@@ -266,3 +269,20 @@ def test_own_checks_are_listed_with_where_they_come_from(
     origins = {one["id"]: one["origin"] for one in json.loads(capsys.readouterr().out)["checks"]}
     assert (origins["site.cores"], origins["site.memory"]) == ("package site_package", "file checks.yml")
     assert origins["gpu.count"] is None
+
+
+def test_every_listed_fact_is_a_path_of_own_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["checks", "facts"]) == 0
+    listed = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert {re.split(r"[.\[]", path)[0] for path in listed} == set(FACTS)
+    assert len(listed) == len(set(listed))
+    for path in listed:
+        assert steps(path)[0].name in FACTS
+
+
+def test_one_fact_is_listed_with_its_types(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["checks", "facts", "memory", "remote_mounts"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"memory.total_mib  whole number", "remote_mounts[].options[]  text"} <= set(lines)
+    assert run(["checks", "facts", "memroy"]) == 2
+    assert "did you mean memory?" in capsys.readouterr().err

@@ -116,6 +116,37 @@ def test_formats_of_a_file_are_written(site: Path, capsys: pytest.CaptureFixture
     assert json.loads((site / "report.json").read_text())["nodes"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "variable", "words", "document"),
+    [
+        ('[validate]\nformat = "json"\n', "", [], True),
+        ('[validate]\nformat = ["json"]\n', "", [], True),
+        ("", "json", [], True),
+        ('[validate]\nformat = "json"\n', "console", [], False),
+        ("", "json", ["--format", "console"], False),
+        ('[validate]\nformat = "json"\noutput = "report.json"\n', "", [], False),
+        ("", "", [], False),
+    ],
+)
+def test_an_error_is_a_document_where_settings_choose_json(
+    *,
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    settings: str,
+    variable: str,
+    words: list[str],
+    document: bool,
+) -> None:
+    (site / "gpunode.toml").write_text(settings)
+    if variable:
+        monkeypatch.setenv("GPUNODE_VALIDATE_FORMAT", variable)
+    assert run(["validate", "--no-such-option", *words]) == 2
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1
+    assert (json.loads(out)["message"] + "\n" == err) if document else out == ""
+
+
 def test_nodes_of_the_command_line_displace_a_configured_inventory(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
