@@ -166,7 +166,8 @@ FILE_DEFAULTS: dict[str, Any] = {
     "private": False,
 }
 FOLDER_DEFAULTS = {"state": "present", "mode": "0755"}
-SHORTEST_S, LONGEST_S = 20, 900
+SHORTEST_S = 20
+LONGEST_S = 900
 
 
 def outcome_text(outcome: dict[str, Any]) -> str:

@@ -105,3 +105,40 @@ def test_each_command_of_gpunode_is_one(service: str, capsys: pytest.CaptureFixt
         shown = capsys.readouterr().out
         for option in (word for word in words if word.startswith("--")):
             assert option in shown, command
+
+
+def dry_run(service: str) -> tuple[dict[str, Any], str]:
+    """The job that looks at the real nodes, and the shell text of its last step."""
+    document: dict[str, Any] = yaml.safe_load((ROOT / "inventory" / "ci" / f"{service}.yml").read_text())
+    job = document["jobs"]["dry-run"] if service == "github" else document["dry-run"]
+    return job, job["steps"][-1]["run"] if service == "github" else "\n".join(job["script"])
+
+
+def test_the_dry_run_of_real_nodes_is_asked_for() -> None:
+    job, _ = dry_run("github")
+    assert job["if"].startswith("vars.GPU_NODES_DRY_RUN == 'yes' && ")
+    # Rules of the environment (branches, reviewers) protect the key.
+    assert job["environment"] == "gpu-nodes"
+    job, _ = dry_run("gitlab")
+    assert all(rule["if"].startswith('$GPU_NODES_DRY_RUN == "yes" && ') for rule in job["rules"])
+    assert job["rules"][1]["when"] == "manual"
+
+
+@pytest.mark.parametrize(("service", "shell"), [("github", "bash -eo pipefail"), ("gitlab", "sh -e")])
+def test_the_dry_run_has_the_key_in_an_agent_and_changes_nothing(service: str, shell: str, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    assert run_program(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], limit_s=60).returncode == 0
+    stub = tmp_path / "bin" / "gpunode"
+    stub.parent.mkdir()
+    stub.write_text('#!/bin/sh\necho "gpunode $*"\necho "$ANSIBLE_SSH_COMMON_ARGS"\nssh-add -L\n')
+    stub.chmod(0o755)
+    _, text = dry_run(service)
+    env = {"PATH": f"{stub.parent}:/usr/bin:/bin", "SSH_KEY": key.read_text().rstrip("\n"), "HOME": str(tmp_path)}
+    ended = "" if service == "github" else "\nssh-agent -k"
+    done = run_program([*shell.split(), "-c", text + ended], limit_s=60, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "gpunode provision -i hosts.yml --check --diff" in done.stdout
+    assert f"-o UserKnownHostsFile={tmp_path}/known_hosts" in done.stdout
+    assert key.with_suffix(".pub").read_text().split()[1] in done.stdout
+    assert done.stdout.rstrip().endswith("killed;")
+    assert "PRIVATE KEY" not in done.stdout + done.stderr

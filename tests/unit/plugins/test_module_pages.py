@@ -77,7 +77,7 @@ def test_ansible_doc_prints_every_page() -> None:
     argv = [str(program), "-t", "module", "--json", *(f"gpunode.node.{name}" for name in NAMES)]
     env = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections")}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     pages = json.loads(done.stdout)
     assert set(pages) == {f"gpunode.node.{name}" for name in NAMES}
     assert all(page["doc"] and page["examples"] for page in pages.values())
