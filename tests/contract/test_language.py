@@ -39,6 +39,7 @@ VERBS = frozenset(
             "Explain",
             "Fetch",
             "Fill",
+            "Forget",
             "Give",
             "Heal",
             "Hide",
