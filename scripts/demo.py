@@ -1,19 +1,38 @@
-"""The main use case, end to end, on simulated GPU servers: provision bare nodes, break one, and let validate find the
-fault.
+"""The main use case, end to end, on simulated GPU servers: write a site from a first look at bare nodes, provision
+them, break one, and let validate find the fault.
 
 Exits 0 if the result is the expected one, 1 if it is not, 3 if a step failed.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 from typing import Any
 
 from demo_steps import BIN, GPUNODE, LOGS, Demo, quiet, run, shown, statuses
 
 LAB = "demo"
+SITE = LOGS / "site"
+"""What gpunode init writes: the inventory, and the settings of the example inference."""
 HARDWARE = ("hgx-h100-8", "l40s-4", "t4-1")
 HEALTHY = ("hgx-h100-8-1", "t4-1-1")
 BROKEN = "l40s-4-1"
+HARDENED = "t4-1-1"
+"""The node with settings in force: SSH hardening, automatic updates and clocks. With all settings on all nodes, the
+demo takes more than five minutes.
+"""
+AS_BEFORE: dict[str, Any] = {
+    **dict.fromkeys(("accounts_state", "firewall_state", "ssh_hardening_state", "updates_state"), "keep"),
+    "gpu_settings_rules": [],
+    "gpunode_profile": "training",
+}
+NOT_IN_FORCE = {
+    HARDENED: {"accounts_state": "keep", "firewall_state": "keep"},
+    "hgx-h100-8-1": AS_BEFORE,
+    BROKEN: AS_BEFORE,
+}
+"""Node to the variables that leave settings of the site as they are on it."""
 FAULT = (BROKEN, "gpu2", "pcie-narrow")
 FOUND_BY = "link.pcie-width"
 """The only check that fails because of the fault."""
@@ -28,7 +47,8 @@ OF_NVSWITCHES = {
     *("fabric.manager", "fabric.manager-version", "fabric.state", "link.topology", "nvlink.count", "nvlink.state"),
     *("rdma.gpudirect", "rdma.ports"),
 }
-PASS = {"hgx-h100-8-1": EVERYWHERE | OF_NVSWITCHES, "l40s-4-1": EVERYWHERE, "t4-1-1": EVERYWHERE}
+OF_SETTINGS = {"driver.automatic-updates", "gpu.settings", "node.security-updates"}
+PASS = {"hgx-h100-8-1": EVERYWHERE | OF_NVSWITCHES, "l40s-4-1": EVERYWHERE, "t4-1-1": EVERYWHERE | OF_SETTINGS}
 
 
 def passed_checks(report: dict[str, Any], host: str) -> set[str]:
@@ -56,20 +76,34 @@ def surprises(report: dict[str, Any], rc: int, *, broken: bool) -> list[str]:
     return wrong
 
 
+def leave_out() -> None:
+    """Write the variables of each node beside those of the site."""
+    (SITE / "host_vars").mkdir()
+    for node, values in NOT_IN_FORCE.items():
+        # JSON is YAML, and there is no other writer before the virtual environment.
+        lines = "".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items())
+        (SITE / "host_vars" / f"{node}.yml").write_text(f"---\n{lines}", encoding="utf-8")
+
+
 def main() -> int:
     print(
         f"Three simulated GPU servers. The first run takes some minutes; what the commands print is in {shown(LOGS)}/."
     )
-    demo = Demo(LAB, 6)
+    demo = Demo(LAB, 7)
     demo.prepare("Docker engine and virtual environment")
     hardware = [part for name in HARDWARE for part in ("--hardware", name)]
     demo.nodes("three bare servers, their GPUs simulated", *hardware)
     for node in (*HEALTHY, BROKEN):
         quiet(GPUNODE, "lab", "fault", "--name", LAB, node, "--heal", limit_s=120)  # of an earlier demo
     demo.marker.unlink(missing_ok=True)
-    inventory = demo.inventory
+    shutil.rmtree(SITE, ignore_errors=True)  # of an earlier demo
+    first_look = ("init", str(SITE), "-i", demo.inventory, "--example", "inference")
+    demo.gpunode("a first look at them, which writes their site", *first_look, limit_s=300)
+    leave_out()
+    inventory = shown(SITE / "hosts.yml")
     provision = ("provision", "-i", inventory, "-e", "gpunode_reboot=when_needed")
-    demo.gpunode("provisioning three nodes from the lab's copy of NVIDIA's repository", *provision, limit_s=1800)
+    title = f"provisioning three nodes, {HARDENED} with SSH hardening, automatic updates and clocks"
+    demo.gpunode(title, *provision, limit_s=1800)
     validate = ("-i", inventory, "--level", "quick")
     rc, report = demo.verdict("validating: three healthy nodes", *validate)
     wrong = surprises(report, rc, broken=False)
@@ -82,6 +116,8 @@ def main() -> int:
     print(f"""
 The result is as expected: {FOUND_BY} names the GPU, the other nodes passed. The GPUs, the driver's tools and the
 packages are simulated, and every report states that; apt, dkms, systemd and SSH are real.
+The settings: {shown(SITE)}/group_vars/gpu_nodes.yml, with a line on each. host_vars/ beside it leaves some of them out,
+to save minutes: without its files, a node gets the firewall, the accounts and the rest too.
 NVIDIA's real driver: make demo-real.
 
 What next:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import demo
 import pytest
+import yaml
 from programs import run_program
 
 from gpunode.checks import registry
@@ -45,6 +46,7 @@ case "${{0##*/}} $1 $2" in
   "bootstrap "*) until [ -e $lab ]; do sleep 0.02; done; reached rest ;;
   "gpunode lab up") mkdir -p $lab; reached up ;;
   "gpunode lab inventory") echo $lab/inventory.yml ;;
+  "gpunode init "*) mkdir logs/site || exit 2; reached init ;;
   "gpunode lab down") rm -rf $lab ;;
   "gpunode lab fault") case "$*" in *--heal*) rm -f $lab/fault ;; *) touch $lab/fault; reached fault ;; esac ;;
   "gpunode provision "*) reached provision ;;
@@ -55,7 +57,7 @@ case "${{0##*/}} $1 $2" in
     [ $report = healthy ] ;;
 esac
 """
-STEPS = ("docker-engine", "bootstrap", "rest", "up", "provision", "healthy", "fault", "broken")
+STEPS = ("docker-engine", "bootstrap", "rest", "up", "init", "provision", "healthy", "fault", "broken")
 NODES = ("hgx-h100-8-1", "t4-1-1", "l40s-4-1")
 
 
@@ -99,6 +101,17 @@ def test_the_demo_holds_nodes_to_checks_that_exist() -> None:
     assert demo.FOUND_BY in demo.PASS[demo.BROKEN]
 
 
+def test_what_the_demo_leaves_out_is_a_setting_of_the_example_and_of_a_role() -> None:
+    values = [values for node in demo.NOT_IN_FORCE.values() for values in node.items()]
+    example = yaml.safe_load(
+        (SCRIPTS.parent / "inventory/examples/inference/group_vars/gpu_nodes.yml").read_text("utf-8")
+    )
+    assert {name for name, _ in values} <= example.keys()
+    assert all(example[name] != value for name, value in values)
+    left = {name: example[name] for name in example.keys() - demo.NOT_IN_FORCE[demo.HARDENED].keys()}
+    assert {"ssh_hardening_state", "updates_state", "gpu_settings_rules"} <= left.keys()
+
+
 @pytest.mark.parametrize("status", ["skip", "error", "fail", None])
 def test_a_check_that_did_not_pass_is_named(status: str | None) -> None:
     nodes = {host: dict.fromkeys(checks, "pass") for host, checks in demo.PASS.items()}
@@ -113,13 +126,14 @@ def test_a_check_that_did_not_pass_is_named(status: str | None) -> None:
     assert len(wrong) == (2 if status in ("error", "fail") else 1)
 
 
-def test_a_finished_demo_has_six_steps_and_is_repeated_on_its_nodes(root: Path) -> None:
+def test_a_finished_demo_has_seven_steps_and_is_repeated_on_its_nodes(root: Path) -> None:
     for _ in range(2):
         done = run_program(program(root), limit_s=60)
         assert (done.returncode, done.stderr) == (0, "")
         assert [line[:5] for line in done.stdout.splitlines() if line.startswith("[")] == [
-            f"[{n}/6]" for n in range(1, 7)
+            f"[{n}/7]" for n in range(1, 8)
         ]
+        assert {path.stem for path in (root / "logs/site/host_vars").iterdir()} == set(NODES)
         assert not removed(root)
 
 
