@@ -103,7 +103,7 @@ def with_framework(program: str, *words: object) -> None:
 
 
 def measured(archive: Path, folder: Path, before: Sequence[object] = ()) -> InputValues:
-    """What level standard measures of a directory, a second for each figure. ``before``: words that start the program in a namespace or group."""
+    """What level standard measures of a directory. ``before``: words that start the program in a namespace or group."""
     settings = json.dumps({"level": "standard", "data": str(folder)})
     argv = [*before, PYTHON, archive, "--tests", "input", "--settings", settings]
     done = run_program(argv, limit_s=300, env={**os.environ, "TMPDIR": str(archive.parent)})
