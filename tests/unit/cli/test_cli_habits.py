@@ -157,7 +157,7 @@ def test_verbs_options_and_checks_are_completed() -> None:
     assert completed([], "") == list(VERBS)
     assert completed([], "va") == ["validate"]
     assert "--version" in completed([], "--")
-    assert completed(["checks"], "") == [*IDS, "test"]
+    assert completed(["checks"], "") == [*IDS, "facts", "test"]
     assert completed(["checks"], "link.pcie-w") == ["link.pcie-width"]
     for option in ("--select", "--skip"):
         assert completed(["validate", option], "gpu.count,link.pcie-w") == ["gpu.count,link.pcie-width"]
