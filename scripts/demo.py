@@ -24,6 +24,7 @@ demo takes more than five minutes.
 """
 AS_BEFORE: dict[str, Any] = {
     **dict.fromkeys(("accounts_state", "firewall_state", "ssh_hardening_state", "updates_state"), "keep"),
+    "dcgm_state": "absent",
     "gpu_settings_rules": [],
     "gpunode_profile": "training",
 }
@@ -117,7 +118,7 @@ def main() -> int:
 The result is as expected: {FOUND_BY} names the GPU, the other nodes passed. The GPUs, the driver's tools and the
 packages are simulated, and every report states that; apt, dkms, systemd and SSH are real.
 The settings: {shown(SITE)}/group_vars/gpu_nodes.yml, with a line on each. host_vars/ beside it leaves some of them out,
-to save minutes: without its files, a node gets the firewall, the accounts and the rest too.
+to save minutes: without its files, a node gets the firewall, the accounts, DCGM and the rest too.
 NVIDIA's real driver: make demo-real.
 
 What next:
