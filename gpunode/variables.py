@@ -18,6 +18,7 @@ _OWN_PREFIX = "gpunode_"
 _OF_VERBS = ("gpunode_policy", "gpunode_failure_domain")
 """Variables of an inventory that only a verb reads, not a role."""
 _TASK_FILE = re.compile(r"\w+_tasks_(?:before|after)|gpunode_(?:un)?drain_tasks")
+_TEMPLATE = re.compile(r"\{[{%]")
 _INVENTORY_DIR = re.compile(r"\{\{\s*inventory_dir\s*\}\}")
 _LONG = 8
 """From this length on, two typing errors are recognised, in place of one."""
@@ -127,13 +128,17 @@ def refuse_missing_tasks(hosts: Mapping[str, Variables], root: Path, sources: Se
 
     A relative path begins at the playbook. A path with another template than ``inventory_dir`` is not checked.
     """
-    known = {*specifications(root), "gpunode_drain_tasks", "gpunode_undrain_tasks"}
+    specified = specifications(root)
+    known = {*specified, "gpunode_drain_tasks", "gpunode_undrain_tasks"}
+    site = (root / "playbooks" / "site.yml").read_text(encoding="utf-8")
     folders = [path if path.is_dir() else path.parent for path in (Path(source).absolute() for source in sources)]
     for host, values in hosts.items():
         for name in sorted(name for name in values.keys() & known if _TASK_FILE.fullmatch(name)):
             text = values[name]
-            keeps = values.get(f"{name.partition('_tasks_')[0]}_state") == "keep"
-            if keeps or not isinstance(text, str) or not text or "{{" in _INVENTORY_DIR.sub("", text):
+            state = f"{name.partition('_tasks_')[0]}_state"
+            by_default = "keep" if f"{state} | default('keep')" in site else specified.get(state, {}).get("default")
+            keeps = values.get(state, by_default) == "keep"
+            if keeps or not isinstance(text, str) or not text or _TEMPLATE.search(_INVENTORY_DIR.sub("", text)):
                 continue
             named = [str(folder).join(_INVENTORY_DIR.split(text)) for folder in folders]
             paths = [root / "playbooks" / each for each in named]

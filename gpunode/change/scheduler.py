@@ -170,11 +170,11 @@ class SlurmScheduler(Scheduler):
         config = dict(re.findall(r"^(\w+) += (.*?) *$", self._call("show", "config"), re.MULTILINE))
         if not {"RebootProgram", "ReturnToService"} <= config.keys():
             raise SchedulerError("scontrol show config: no RebootProgram or ReturnToService in its answer")
+        self.drain(node, token)
         if config["RebootProgram"] == "(null)":
             return "Slurm has no RebootProgram"
         if config["ReturnToService"] == "2":
             return "with ReturnToService=2 Slurm would end the drain"
-        self.drain(node, token)
         flags, _ = self._asked(node)
         if "NOT_RESPONDING" in flags:
             return "slurmd does not respond"
@@ -184,7 +184,11 @@ class SlurmScheduler(Scheduler):
                 self._call("reboot", "ASAP", "nextstate=DOWN", node)
             except SchedulerError as err:
                 refused = str(err)
-        return "" if self.rebooting(node, token) else refused
+        if self.rebooting(node, token):
+            return ""
+        if busy := self.busy(node, token):
+            raise SchedulerError(busy)  # the drain had been ended meanwhile, and a job began
+        return refused
 
     def rebooting(self, node: str, token: str) -> bool:
         """Return whether slurmctld has the request, or noted on the drain's reason that it passed it on."""
@@ -244,8 +248,11 @@ class CommandScheduler(Scheduler):
             self._call("resume", node, token)
 
     def reboot(self, node: str, token: str) -> str:
-        """Call the program; one without this word fails, or prints something else."""
-        try:
-            return "" if self._call("reboot", node, token) == "requested" else "the program reboots no nodes"
-        except SchedulerError as err:
-            return str(err)
+        """Call the program; one without this word fails, or prints something else.
+
+        Raises SchedulerError if it does not end in time: it may have requested the reboot.
+        """
+        done = self._run([self._program, "reboot", node, token], None)
+        if done.rc != 0:
+            return f"{self._program} reboot {node}: {last_line(done.stderr or done.stdout) or done.rc}"
+        return "" if one_line(done.stdout) == "requested" else "the program reboots no nodes"

@@ -109,7 +109,10 @@ def few_watchers(nodes: int) -> str | None:
     """Return a line if so many nodes may use up the kernel's inotify instances: units with a path then fail to start,
     with "Too many open files".
     """
-    allowed = int(WATCHERS.read_text(encoding="ascii"))
+    try:
+        allowed = int(WATCHERS.read_text(encoding="ascii"))
+    except OSError:
+        return None
     if nodes * WATCHERS_OF_NODE <= allowed:
         return None
     needed = f"{nodes} nodes use up to {nodes * WATCHERS_OF_NODE} inotify instances, this kernel allows {allowed}"

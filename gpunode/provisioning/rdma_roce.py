@@ -86,6 +86,9 @@ def plan(state: NodeState, settings: RdmaSettings, context: Context, text: Calla
     ]
     gone = restored(state, context, names)
     links = [name for name, text in differ.items() if "PFC" in text]
+    if again and not settings.roce_pfc:
+        # What an earlier run set, and this one does not request, is restored: perhaps PFC.
+        links = [name for name in names if f"/run/gpunode/roce-{name}.json" in _recorded(state)]
     busy = [] if context.allow_busy or not links else gpu_users(state.facts)
     return RocePlan(
         files=(unit, tool),
@@ -104,9 +107,7 @@ def plan(state: NodeState, settings: RdmaSettings, context: Context, text: Calla
 
 def restored(state: NodeState, context: Context, keep: tuple[str, ...] = ()) -> RocePlan:
     """Return how to restore the interfaces that were set and are not among ``keep``."""
-    found = {
-        match[1] for path, there in state.files.items() if there.kind == "file" and (match := _SET.fullmatch(path))
-    }
+    found = {match[1] for path in _recorded(state) if (match := _SET.fullmatch(path))}
     units = {match[1].replace(r"\x2d", "-") for one in state.facts.units or () if (match := _UNIT.fullmatch(one.name))}
     leaving = sorted({name for name in found | units if INTERFACE.fullmatch(name)} - set(keep))
     tool = state.files.get(PROGRAM)
@@ -122,6 +123,11 @@ def restored(state: NodeState, context: Context, keep: tuple[str, ...] = ()) -> 
     )
 
 
+def _recorded(state: NodeState) -> set[str]:
+    """Return the files with the values from before the first change of each interface in this boot."""
+    return {path for path, there in state.files.items() if there.kind == "file" and _SET.fullmatch(path)}
+
+
 def _refused(names: list[str], busy: list[str]) -> tuple[str, ...]:
     why = f"roce: PFC of {listed(names)} changes, which restarts the link, and {busy[0]}"
     return (f"{why}: run this again later, or set gpunode_allow_busy: true",)
@@ -130,7 +136,7 @@ def _refused(names: list[str], busy: list[str]) -> tuple[str, ...]:
 def _words(settings: RdmaSettings) -> str:
     """Return the arguments of the program."""
     given = {
-        "pfc": ",".join(map(str, settings.roce_pfc)),
+        "pfc": ",".join(map(str, dict.fromkeys(settings.roce_pfc))),
         "dscp": ",".join(f"{code}:{priority}" for code, priority in sorted(settings.roce_dscp.items())),
         "tos": settings.roce_tos,
     }

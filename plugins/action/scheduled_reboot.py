@@ -47,7 +47,10 @@ class ActionModule(Reboot):  # type: ignore[misc]
         try:
             scheduler = scheduler_of(kind)
             permit = f"mkdir -p -m 755 /run/gpunode && printf %s {shlex.quote(self._token)} > {PERMIT}"
-            self._low_level_execute_command(permit, sudoable=self.DEFAULT_SUDOABLE)
+            done = self._low_level_execute_command(permit, sudoable=self.DEFAULT_SUDOABLE)
+            if done.get("rc", 0) != 0:
+                why = f"{PERMIT} cannot be written: {done.get('stderr') or done.get('stdout')}"
+                return {"failed": True, "rebooted": False, "msg": why, "start": datetime.now(UTC)}
             left = scheduler.reboot(self._name, self._token)
         except (SchedulerError, GpunodeError) as err:
             # Whether it took the request is unknown.

@@ -196,6 +196,14 @@ MISSING_TASKS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [("slurm_node_tasks_after", "/none.yml"), ("docker_tasks_after", "{% if a %}/none.yml{% endif %}")],
+)
+def test_task_files_that_are_not_read_or_not_known_yet_are_no_error(variable: str, text: str) -> None:
+    refuse_missing_tasks({"gpu-01": {variable: text}}, collection_root(), ["hosts.yml"])
+
+
 @pytest.mark.parametrize("variable", ["docker_tasks_before", "docker_tasks_after", "gpunode_drain_tasks"])
 @pytest.mark.parametrize(("text", "more", "problem"), MISSING_TASKS)
 def test_a_missing_task_file_is_named_with_its_line(

@@ -116,8 +116,9 @@ def test_slurm_is_asked_for_a_reboot_once(changes: dict[str, str], fate: str, le
     assert not slurm.rebooting("gpu-1", DRAIN_ID)
 
 
-def test_slurm_reboots_no_node_that_others_drained() -> None:
-    control = Slurmctld({"gpu-1": SlurmNode("RMA ticket 4711", drained=True)})
+@pytest.mark.parametrize("changes", [{}, {"program": "(null)"}, {"returns": "2"}])
+def test_slurm_reboots_no_node_that_others_drained(changes: dict[str, str]) -> None:
+    control = Slurmctld({"gpu-1": SlurmNode("RMA ticket 4711", drained=True)}, **changes)
     with pytest.raises(SchedulerError, match="RMA ticket 4711"):
         SlurmScheduler(control.scontrol).reboot("gpu-1", DRAIN_ID)
     assert control.nodes["gpu-1"].reboot == ""
@@ -136,6 +137,14 @@ def test_a_program_of_the_site_may_reboot(answer: Completed, left: str) -> None:
     assert site.reboot("gpu-1", DRAIN_ID).startswith(left)
     assert bool(site.reboot("gpu-1", DRAIN_ID)) is bool(left)
     assert NoScheduler().reboot("gpu-1", DRAIN_ID)
+
+
+def test_a_program_that_hangs_may_have_requested_the_reboot() -> None:
+    def hangs(argv: Sequence[str], stdin: str | None) -> Completed:
+        raise SchedulerError("drain: no answer within 60 s")
+
+    with pytest.raises(SchedulerError, match="no answer"):
+        CommandScheduler("drain", hangs).reboot("gpu-1", DRAIN_ID)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,12 @@ def test_jobs_on_the_gpus_are_not_cut_off_unless_that_is_allowed() -> None:
     assert made(machine(gpu_processes=None), preflight={"gpunode_allow_busy": True}).refusals == ()
     # The link stays where PFC stays.
     assert made(machine({**AS_WANTED, "dscp": ()}, gpu_processes=None)).refusals == ()
+    # PFC that is not requested any more is restored, which restarts the link too.
+    files = {PROGRAM: {"kind": "file"}, UNIT_FILE: {"kind": "file"}, "/run/gpunode/roce-rail0.json": {"kind": "file"}}
+    (refusal,) = made(machine(AS_WANTED, files=files, gpu_processes=None), {**WANTED, "roce_pfc": []}).refusals
+    assert "PFC of rail0 changes" in refusal
+    twice = made(machine(), {**WANTED, "roce_pfc": [3, 3]})
+    assert [b" pfc=3 " in (file.data or b"") for file in twice.files if file.path == UNIT_FILE] == [True]
 
 
 def test_what_is_not_requested_any_more_is_restored_by_the_program_that_set_it() -> None:
