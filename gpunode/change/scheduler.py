@@ -217,10 +217,16 @@ class CommandScheduler(Scheduler):
         self._program, self._run = program, run
 
     def _call(self, word: str, node: str, token: str) -> str:
+        answer, problem = self._ran(word, node, token)
+        if problem:
+            raise SchedulerError(problem)
+        return answer
+
+    def _ran(self, word: str, node: str, token: str) -> tuple[str, str]:
+        """Return what the program prints, and why it failed."""
         done = self._run([self._program, word, node, token], None)
-        if done.rc != 0:
-            raise SchedulerError(f"{self._program} {word} {node}: {last_line(done.stderr or done.stdout) or done.rc}")
-        return one_line(done.stdout)
+        failed = f"{self._program} {word} {node}: {last_line(done.stderr or done.stdout) or done.rc}"
+        return one_line(done.stdout), failed if done.rc != 0 else ""
 
     def state(self, node: str, token: str) -> ServiceState:
         """Return what the program prints."""
@@ -252,7 +258,5 @@ class CommandScheduler(Scheduler):
 
         Raises SchedulerError if it does not end in time: it may have requested the reboot.
         """
-        done = self._run([self._program, "reboot", node, token], None)
-        if done.rc != 0:
-            return f"{self._program} reboot {node}: {last_line(done.stderr or done.stdout) or done.rc}"
-        return "" if one_line(done.stdout) == "requested" else "the program reboots no nodes"
+        answer, problem = self._ran("reboot", node, token)
+        return problem or ("" if answer == "requested" else "the program reboots no nodes")

@@ -134,6 +134,11 @@ class RdmaSettings(Settings):
                 raise ValueError(f"{name!r} is not a name of a network interface")
         return tuple(dict.fromkeys(value))
 
+    @field_validator("roce_pfc")
+    @classmethod
+    def _priorities(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(value))
+
     @field_validator("roce_dscp", mode="before")
     @classmethod
     def _code_points(cls, value: Any) -> Any:

@@ -85,10 +85,11 @@ def plan(state: NodeState, settings: RdmaSettings, context: Context, text: Calla
         for name in names
     ]
     gone = restored(state, context, names)
-    links = [name for name, text in differ.items() if "PFC" in text]
     if again and not settings.roce_pfc:
         # What an earlier run set, and this one does not request, is restored: perhaps PFC.
-        links = [name for name in names if f"/run/gpunode/roce-{name}.json" in _recorded(state)]
+        links = [name for name in names if name in _recorded(state)]
+    else:
+        links = [name for name in names if _flow_control_differs(_nic(state, name), settings)]
     busy = [] if context.allow_busy or not links else gpu_users(state.facts)
     return RocePlan(
         files=(unit, tool),
@@ -107,7 +108,7 @@ def plan(state: NodeState, settings: RdmaSettings, context: Context, text: Calla
 
 def restored(state: NodeState, context: Context, keep: tuple[str, ...] = ()) -> RocePlan:
     """Return how to restore the interfaces that were set and are not among ``keep``."""
-    found = {match[1] for path in _recorded(state) if (match := _SET.fullmatch(path))}
+    found = _recorded(state)
     units = {match[1].replace(r"\x2d", "-") for one in state.facts.units or () if (match := _UNIT.fullmatch(one.name))}
     leaving = sorted({name for name in found | units if INTERFACE.fullmatch(name)} - set(keep))
     tool = state.files.get(PROGRAM)
@@ -124,8 +125,8 @@ def restored(state: NodeState, context: Context, keep: tuple[str, ...] = ()) -> 
 
 
 def _recorded(state: NodeState) -> set[str]:
-    """Return the files with the values from before the first change of each interface in this boot."""
-    return {path for path, there in state.files.items() if there.kind == "file" and _SET.fullmatch(path)}
+    """Return the interfaces that were set since the boot: there are files with their values from before."""
+    return {match[1] for path, there in state.files.items() if there.kind == "file" and (match := _SET.fullmatch(path))}
 
 
 def _refused(names: list[str], busy: list[str]) -> tuple[str, ...]:
@@ -136,7 +137,7 @@ def _refused(names: list[str], busy: list[str]) -> tuple[str, ...]:
 def _words(settings: RdmaSettings) -> str:
     """Return the arguments of the program."""
     given = {
-        "pfc": ",".join(map(str, dict.fromkeys(settings.roce_pfc))),
+        "pfc": ",".join(map(str, settings.roce_pfc)),
         "dscp": ",".join(f"{code}:{priority}" for code, priority in sorted(settings.roce_dscp.items())),
         "tos": settings.roce_tos,
     }
@@ -173,12 +174,16 @@ def _problems(state: NodeState, settings: RdmaSettings, name: str) -> Iterator[s
         yield f"rdma_roce_tos: {name} has no RDMA device"
 
 
+def _flow_control_differs(nic: Nic | None, settings: RdmaSettings) -> bool:
+    return nic is not None and bool(settings.roce_pfc) and set(nic.pfc or ()) != set(settings.roce_pfc)
+
+
 def _differences(state: NodeState, settings: RdmaSettings, name: str) -> Iterator[str]:
     """Yield how an interface differs from the settings."""
     nic = _nic(state, name)
     if nic is None:
         return
-    if settings.roce_pfc and set(nic.pfc or ()) != set(settings.roce_pfc):
+    if _flow_control_differs(nic, settings):
         yield f"PFC is on {listed(map(str, nic.pfc or ())) or 'no priority'}"
     for code, priority in settings.roce_dscp.items():
         now = [entry for entry in nic.dscp or () if entry.partition(":")[0] == str(code)]

@@ -23,6 +23,7 @@ PERMIT = "/run/gpunode/reboot"
 """Read by the role's RebootProgram (roles/slurm_node/files/gpunode-reboot); gone after the boot."""
 
 
+# Ansible has no types: as in every action plugin here, its class is of type Any for mypy.
 class ActionModule(Reboot):  # type: ignore[misc]
     """The action plugin of ``scheduled_reboot``."""
 
@@ -49,12 +50,10 @@ class ActionModule(Reboot):  # type: ignore[misc]
             permit = f"mkdir -p -m 755 /run/gpunode && printf %s {shlex.quote(self._token)} > {PERMIT}"
             done = self._low_level_execute_command(permit, sudoable=self.DEFAULT_SUDOABLE)
             if done.get("rc", 0) != 0:
-                why = f"{PERMIT} cannot be written: {done.get('stderr') or done.get('stdout')}"
-                return {"failed": True, "rebooted": False, "msg": why, "start": datetime.now(UTC)}
+                return not_requested(f"{PERMIT} cannot be written: {done.get('stderr') or done.get('stdout')}")
             left = scheduler.reboot(self._name, self._token)
         except (SchedulerError, GpunodeError) as err:
-            # Whether it took the request is unknown.
-            return {"failed": True, "rebooted": False, "msg": str(err), "start": datetime.now(UTC)}
+            return not_requested(str(err))  # or whether it took the request is unknown
         if left:
             self._display.display(f"gpunode: {self._name}: rebooted over the connection: {left}")
             answer: Answer = super().perform_reboot(task_vars, distribution)
@@ -81,3 +80,8 @@ class ActionModule(Reboot):  # type: ignore[misc]
             with suppress(AnsibleError):
                 self._low_level_execute_command(f"rm -f {PERMIT}", sudoable=self.DEFAULT_SUDOABLE)
         return result
+
+
+def not_requested(why: str) -> Answer:
+    """Return the answer of a reboot that did not begin."""
+    return {"failed": True, "rebooted": False, "msg": why, "start": datetime.now(UTC)}
