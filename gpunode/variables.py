@@ -130,14 +130,12 @@ def refuse_missing_tasks(hosts: Mapping[str, Variables], root: Path, sources: Se
     """
     specified = specifications(root)
     known = {*specified, "gpunode_drain_tasks", "gpunode_undrain_tasks"}
-    site = (root / "playbooks" / "site.yml").read_text(encoding="utf-8")
     folders = [path if path.is_dir() else path.parent for path in (Path(source).absolute() for source in sources)]
     for host, values in hosts.items():
         for name in sorted(name for name in values.keys() & known if _TASK_FILE.fullmatch(name)):
             text = values[name]
             state = f"{name.partition('_tasks_')[0]}_state"
-            by_default = "keep" if f"{state} | default('keep')" in site else specified.get(state, {}).get("default")
-            keeps = values.get(state, by_default) == "keep"
+            keeps = values.get(state, specified.get(state, {}).get("default")) == "keep"
             if keeps or not isinstance(text, str) or not text or _TEMPLATE.search(_INVENTORY_DIR.sub("", text)):
                 continue
             named = [str(folder).join(_INVENTORY_DIR.split(text)) for folder in folders]

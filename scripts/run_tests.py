@@ -41,7 +41,7 @@ FOUNDATION = (
     "gpunode/provisioning/preflight",
     # Every plan depends on these.
     "gpunode/provisioning/context",
-    "gpunode/provisioning/due",
+    "gpunode/provisioning/differences",
     "gpunode/provisioning/look",
     "gpunode/provisioning/manifest",
     "gpunode/provisioning/role",
@@ -107,7 +107,7 @@ STANDS_ON = {
         "plugins/",
         "gpunode/provisioning/driver/",
         "gpunode/provisioning/apt_sources",
-        "gpunode/provisioning/live",
+        "gpunode/provisioning/gpu_use",
         "gpunode/provisioning/node_stack",
     ),
     "test_driver_refusals": (
@@ -199,7 +199,7 @@ STANDS_ON = {
         "gpunode/provisioning/driver/",
         "gpunode/provisioning/apt_sources",
         "gpunode/provisioning/context",
-        "gpunode/provisioning/due",
+        "gpunode/provisioning/differences",
         "gpunode/provisioning/look",
         "gpunode/provisioning/manifest",
         "gpunode/provisioning/node_stack",

@@ -26,7 +26,7 @@ from gpunode.history.snapshot import Snapshot
 from gpunode.judging.evaluator import Evaluator, JudgedNode
 from gpunode.judging.request import EvaluatedNode, Json
 from gpunode.names import expand
-from gpunode.provisioning.live import gpus_in_use
+from gpunode.provisioning.gpu_use import gpus_in_use
 from gpunode.stack import NodePicture, picture_from_facts, undetermined
 from gpunode.text import listed, one_line, printable
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from gpunode.frozen import Frozen
 from gpunode.provisioning.base import brings_users
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.due import file_reasons
+from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, owned, sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest
 from gpunode.provisioning.role import Role, Settings, option
@@ -107,7 +107,7 @@ def present(state: NodeState, settings: AccountsSettings, context: Context) -> M
     if refusals:
         return Manifest(role=ROLE.name, refusals=refusals)
     kernel = owned(context.settings_of("kernel_tuning")["sysctl"]) if settings.sysctl else {}
-    live = {} if in_container(state.facts) else {sysctl_path(name): value for name, value in kernel.items()}
+    runtime = {} if in_container(state.facts) else {sysctl_path(name): value for name, value in kernel.items()}
     admins = [admin for admin in settings.admins if admin.state == "present"]
     if brings_users(state, context):
         # In check mode: an admin user without keys may be one of the directory.
@@ -130,16 +130,16 @@ def present(state: NodeState, settings: AccountsSettings, context: Context) -> M
     guarded = (*([sudo] if any(True for _ in file_reasons(sudo, state)) else []), *keys)
     reasons += [f"{name} is not there" for name in create] + [f"the password of {name} is not locked" for name in lock]
     reasons += [f"{file.path} differs" for file in guarded]
-    reasons += _live_reasons(state, live)
+    reasons += _runtime_reasons(state, runtime)
     return Manifest(
         role=ROLE.name,
         files=(journal, sysctl),
         folders=(ManagedFolder(path=ROLE.folder),),
         units=ROLE.restarted(state, JOURNAL_UNIT, journal),
-        kernel_values=live,
+        kernel_values=runtime,
         kernel_memory=ROLE.kernel_memory,
         refusals=refusals,
-        due_reasons=tuple(reasons),
+        pending_reasons=tuple(reasons),
         notes=tuple(_notes(ssh)),
         result=AccountsResult(create=create, homes={name: homes[name] for name in create}, guarded=guarded, lock=lock),
     )
@@ -152,9 +152,9 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
         return Manifest(role=ROLE.name, refusals=("the accounts of the node could not be determined",))
     sudo, journal = ManagedFile(path=SUDO, content=None), next(file for file in manifest.files if file.path == JOURNAL)
     guarded = (sudo,) if any(True for _ in file_reasons(sudo, state)) else ()
-    reasons = (*_waiting(state), *(f"{file.path} must be removed" for file in guarded), *manifest.due_reasons)
+    reasons = (*_waiting(state), *(f"{file.path} must be removed" for file in guarded), *manifest.pending_reasons)
     more = {"units": ROLE.restarted(state, JOURNAL_UNIT, journal), "result": AccountsResult(guarded=guarded)}
-    return manifest.model_copy(update={"due_reasons": reasons, **more})
+    return manifest.model_copy(update={"pending_reasons": reasons, **more})
 
 
 def _waiting(state: NodeState) -> list[str]:
@@ -262,8 +262,8 @@ def _notes(ssh: SshState) -> Iterator[str]:
         yield f"{', '.join(others)} has the user id 0 and is therefore root under another name: run usermod -u ID NAME"
 
 
-def _live_reasons(state: NodeState, live: Mapping[str, str]) -> Iterator[str]:
-    for path, value in live.items():
+def _runtime_reasons(state: NodeState, runtime: Mapping[str, str]) -> Iterator[str]:
+    for path, value in runtime.items():
         text = state.contents.get(path)
         # Not set on a kernel without the setting.
         if text is not None and text.strip() != value:

@@ -10,8 +10,8 @@ from gpunode.frozen import Frozen
 from gpunode.provisioning import base_files as texts
 from gpunode.provisioning.base_settings import BaseSettings, host_and_port
 from gpunode.provisioning.context import Context
+from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.docker_state import docker_of
-from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
@@ -107,7 +107,7 @@ def present(state: NodeState, settings: BaseSettings, context: Context) -> Manif
     clock = _clock(state, settings, manager)
     locale = _locale(state, settings)
     first += resolver
-    due = _waits(state) or any(True for file in guarded for _ in file_reasons(file, state))
+    pending = _waits(state) or any(True for file in guarded for _ in file_reasons(file, state))
     commands, reasons = _commands(state, settings, locale)
     if settings.hostname and (own := state.facts.own_name) is not None and own.name != settings.hostname:
         refusals += tuple(_renamed(state, own.name))
@@ -129,11 +129,11 @@ def present(state: NodeState, settings: BaseSettings, context: Context) -> Manif
         ),
         units=tuple(units),
         commands=commands,
-        guarded=_guarded(state, settings.revert_s, SSSD_UNIT) if due else None,
+        guarded=_guarded(state, settings.revert_s, SSSD_UNIT) if pending else None,
         refusals=refusals,
         notes=tuple(_notes(state, settings, context)),
         restarts=dict(_deferred(state, first)),
-        due_reasons=(*reasons, *(["an earlier change waits for its confirmation"] if _waits(state) else [])),
+        pending_reasons=(*reasons, *(["an earlier change waits for its confirmation"] if _waits(state) else [])),
         result=BaseResult(trust=TRUST[manager] if trust else (), synchronized=_wait(state, settings, clock)),
     )
 
@@ -151,7 +151,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     ]
     anchors = [ManagedFile(path=path, content=None, phase="after") for path in _anchors(state)]
     changes = {one.path for one in (*files, *shared) if any(True for _ in file_reasons(one, state))}
-    leaving = {reason.partition(" ")[0] for reason in manifest.due_reasons if reason.endswith("must be removed")}
+    leaving = {reason.partition(" ")[0] for reason in manifest.pending_reasons if reason.endswith("must be removed")}
     watched: list[tuple[str, str, Literal["restarted", "reloaded"]]] = [
         (RESOLVED, RESOLVED_UNIT, "restarted"),
         (NETWORK_MANAGER, MANAGER_UNIT, "reloaded"),
@@ -168,13 +168,13 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         if path in changes and (name == JOURNAL_UNIT or state.unit(name) is not None)
     ]
     gone = ROLE.stopped(state, SSSD_UNIT) if SSSD in changes else ()
-    due = _waits(state) or any(True for one in guarded for _ in file_reasons(one, state))
+    pending = _waits(state) or any(True for one in guarded for _ in file_reasons(one, state))
     return manifest.model_copy(
         update={
             "files": (*files, *guarded, *shared, *anchors),
             "units": (*gone, *units),
             "commands": (NodeCommand(argv=FRESH[manager]),) if anchors else (),
-            "guarded": _guarded(state, ROLE.of(context).revert_s) if due else None,
+            "guarded": _guarded(state, ROLE.of(context).revert_s) if pending else None,
             "result": BaseResult(),
         }
     )
@@ -341,7 +341,7 @@ def _locale(state: NodeState, settings: BaseSettings) -> list[ManagedFile]:
 def _commands(
     state: NodeState, settings: BaseSettings, locale: list[ManagedFile]
 ) -> tuple[tuple[NodeCommand, ...], tuple[str, ...]]:
-    """Return commands for what systemd keeps, and why they are due."""
+    """Return commands for what systemd keeps, and why they are pending."""
     own, sync = state.facts.own_name, state.facts.time_sync
     commands, reasons = [], []
     if settings.hostname and (own is None or own.name != settings.hostname):

@@ -49,7 +49,7 @@ class ContainerdChange:
     marks: tuple[ManagedFile, ...] = ()
     deferred: dict[str, str] = field(default_factory=dict)
     """containerd with the reason, if its restart is deferred."""
-    due_reasons: tuple[str, ...] = ()
+    pending_reasons: tuple[str, ...] = ()
 
 
 def containerd_change(
@@ -86,7 +86,7 @@ def containerd_change(
     return replace(
         change,
         commands=(NodeCommand(argv=tuple(command)), NodeCommand(argv=CHECKED, changes=False), record),
-        due_reasons=(f"{CONFIG} or {DROP_IN} was changed after nvidia-ctk wrote it",),
+        pending_reasons=(f"{CONFIG} or {DROP_IN} was changed after nvidia-ctk wrote it",),
     )
 
 

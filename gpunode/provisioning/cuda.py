@@ -191,7 +191,7 @@ def present(state: NodeState, settings: CudaSettings, context: Context) -> Manif
         files=tuple(files),
         folders=(ManagedFolder(path=ROLE.folder),),
         packages=_packages(state, settings, stack, found, preferences),
-        due_reasons=(f"{ROOT} is not {path}",) if path else (),
+        pending_reasons=(f"{ROOT} is not {path}",) if path else (),
         commands=(NodeCommand(argv=("update-alternatives", "--set", "cuda", path)),) if path else (),
     )
 

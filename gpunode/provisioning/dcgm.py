@@ -141,7 +141,7 @@ def present(state: NodeState, settings: DcgmSettings, context: Context) -> Manif
 @ROLE.absent
 def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with the unit stopped if its package is removed."""
-    goes = f"{CORE} must be removed" in manifest.due_reasons
+    goes = f"{CORE} must be removed" in manifest.pending_reasons
     return manifest.model_copy(update={"units": ROLE.stopped(state, UNIT)}) if goes else manifest
 
 

@@ -21,7 +21,7 @@ from gpunode.provisioning.manifest import (
     ManagedFolder,
     Manifest,
     NodeCommand,
-    NodeQuestion,
+    NodeQuery,
     Transaction,
     UnitState,
 )
@@ -109,7 +109,7 @@ def present(state: NodeState, settings: DockerSettings, context: Context) -> Man
     refusals += [*archive.refusals, *([request.problem] if request.problem else []), *change.refusals]
     root = _data_root(change.merged.text)
     if root and DATA_ROOT not in context.answers:
-        question = NodeQuestion(kind="block_devices", body={"disks": [], "paths": [root]})
+        question = NodeQuery(kind="block_devices", body={"disks": [], "paths": [root]})
         return Manifest(role=ROLE.name, questions={DATA_ROOT: question}, refusals=tuple(refusals))
     refusals += _data_refusals(root, context)
     missing = _missing_data(root, context)
@@ -138,7 +138,7 @@ def present(state: NodeState, settings: DockerSettings, context: Context) -> Man
         refusals=tuple(refusals),
         notes=(*_socket_notes(state, docker), *request.notes, *change.notes),
         restarts=change.deferred,
-        due_reasons=(
+        pending_reasons=(
             *(f"{path} is missing" for path in missing),
             *(f"{name} is not in the group docker" for name in users),
         ),
@@ -173,8 +173,8 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         "units": change.units if stays else (),
         "refusals": (*refusals, *change.refusals),
         "notes": change.notes if stays else (),
-        "due_reasons": (
-            *(() if stays else manifest.due_reasons),
+        "pending_reasons": (
+            *(() if stays else manifest.pending_reasons),
             *(f"{name} is in the group docker" for name in users),
             *(f"{folder} holds images, containers or volumes" for folder in data),
         ),

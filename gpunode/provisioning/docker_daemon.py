@@ -75,7 +75,7 @@ class DaemonChange:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return why a due restart is deferred."""
+        """Return why a pending restart is deferred."""
         why = "; ".join(self.obstacles)
         return tuple(
             f"Docker was not restarted: {why}. A restart is pending: {reasons}" for reasons in self.deferred.values()
@@ -158,18 +158,18 @@ def _obstacles(
 ) -> tuple[tuple[str, ...], bool]:
     """Return (why a restart would interrupt something, whether live-restore has to be active first)."""
     info = docker.info
-    live = bool(info and info.live_restore)
+    live_restore = bool(info and info.live_restore)
     switched_on = False
-    if reload and not live and info is not None:
+    if reload and not live_restore and info is not None:
         try:
-            switched_on = live = read_document(merged.text).get("live-restore") is True
+            switched_on = live_restore = read_document(merged.text).get("live-restore") is True
         except ValueError:
             switched_on = False
     if allow_busy:
         return (), switched_on
     silent = ("dockerd does not answer, so its containers are unknown",) if docker.silent else ()
     running = info.running if info else 0
-    return (*silent, *restart_obstacles(running, live, state.facts, merged.text)), switched_on and running > 0
+    return (*silent, *restart_obstacles(running, live_restore, state.facts, merged.text)), switched_on and running > 0
 
 
 def _marks(merged: MergedDaemon, to_reload: list[str], reasons: list[str], runs: bool) -> tuple[ManagedFile, ...]:

@@ -20,7 +20,7 @@ from gpunode.provisioning.manifest import (
     ManagedFolder,
     Manifest,
     NodeCommand,
-    NodeQuestion,
+    NodeQuery,
     RevertibleChange,
     UnitState,
 )
@@ -81,7 +81,7 @@ def present(state: NodeState, settings: FirewallSettings, context: Context) -> M
     same = state.files.get(RULES) is not None and state.files[RULES].sha256 == _digest(text)
     if not refusals and installed and not same and "nftables" in state.installed:
         # Rules that nft rejects are refused before anything is changed.
-        question = NodeQuestion(kind="nft_check", body={"text": text})
+        question = NodeQuery(kind="nft_check", body={"text": text})
         answer = context.answers.get("rules")
         if answer is None:
             return Manifest(role=ROLE.name, questions={"rules": question})
@@ -106,7 +106,7 @@ def present(state: NodeState, settings: FirewallSettings, context: Context) -> M
         units=(UnitState(name=UNIT, enabled=True, state="started"),),
         refusals=tuple(refusals),
         notes=_notes(state, zoned=zoned),
-        due_reasons=(fresh,) if fresh and not refusals else (),
+        pending_reasons=(fresh,) if fresh and not refusals else (),
     )
 
 
@@ -131,7 +131,7 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
             "files": tuple(files),
             "units": ROLE.stopped(state, UNIT),
             "commands": tuple(commands),
-            "due_reasons": (*manifest.due_reasons, *([f"the table {TABLE} is loaded"] if left else [])),
+            "pending_reasons": (*manifest.pending_reasons, *([f"the table {TABLE} is loaded"] if left else [])),
         }
     )
 

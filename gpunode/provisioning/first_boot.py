@@ -171,7 +171,7 @@ def present(state: NodeState, settings: FirstBootSettings, context: Context) -> 
         folders=(ManagedFolder(path=FOLDER, mode="0700"), ManagedFolder(path=ROLE.folder)),
         packages=ROLE.transaction(state, settings, ["python3-venv"] if state.apt is not None else []),
         units=tuple(UnitState(name=name, enabled=True) for name, unit in units.items() if unit is not None),
-        due_reasons=(
+        pending_reasons=(
             *([f"{VENV} was not built from {settings.wheels or record.strip()}"] if builds else []),
             *(f"{path} belongs to the machine that builds" for path in forget),
         ),
@@ -191,7 +191,7 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with the virtual environment; the report stays."""
     leaves = VENV in state.files and state.files[VENV].kind != "absent"
     why = (f"{VENV} must be removed",) if leaves else ()
-    gone = {"units": (), "due_reasons": (*manifest.due_reasons, *why), "result": FirstBootResult(leaves=leaves)}
+    gone = {"units": (), "pending_reasons": (*manifest.pending_reasons, *why), "result": FirstBootResult(leaves=leaves)}
     units = tuple(
         UnitState(name=name, enabled=False, phase="before") for name in (UNIT, KEYS) if state.unit(name) is not None
     )

@@ -190,7 +190,7 @@ def present(state: NodeState, settings: GpuMonitoringSettings, context: Context)
         units=tuple(units),
         refusals=tuple(refusals),
         notes=tuple(_notes(state, settings)),
-        due_reasons=(f"{PROGRAM} is not {settings.program}",) if copies else (),
+        pending_reasons=(f"{PROGRAM} is not {settings.program}",) if copies else (),
         result=GpuMonitoringResult(program=settings.program if copies else "", leaving=leaving),
     )
 
@@ -199,7 +199,7 @@ def present(state: NodeState, settings: GpuMonitoringSettings, context: Context)
 def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     """Return the removal with the timer stopped first, then the metrics and the unpacked program."""
     metrics = f"{ROLE.of(context).textfile_directory}/gpunode.prom"
-    due = manifest.due_reasons if not _exists(state, CACHE) else (*manifest.due_reasons, f"{CACHE} must be removed")
+    cached = [f"{CACHE} must be removed"] if _exists(state, CACHE) else []
     return manifest.model_copy(
         update={
             "units": (
@@ -207,7 +207,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
                 # Started by its timer alone, a run of it may be under way.
                 *(one.model_copy(update={"enabled": None}) for one in ROLE.stopped(state, SERVICE)),
             ),
-            "due_reasons": due,
+            "pending_reasons": (*manifest.pending_reasons, *cached),
             "result": GpuMonitoringResult(leaving=(metrics, CACHE)),
         }
     )

@@ -180,7 +180,7 @@ def present(state: NodeState, settings: GpuSettingsSettings, context: Context) -
     if refusals:
         return Manifest(role=ROLE.name, refusals=tuple(refusals))
     report = read_report(state)
-    due, notes, waiting = _compared(gpus, rules, report)
+    changes, notes, waiting = _compared(gpus, rules, report)
     notes += [
         f"gpu_settings_rules[{number}].gpus: the node has no such GPU; it has {len(gpus)}"
         for number, rule in enumerate(rules)
@@ -211,7 +211,7 @@ def present(state: NodeState, settings: GpuSettingsSettings, context: Context) -
             and not any(map(busy, gpus))
         )
         units.append(UnitState(name=DAEMON, enabled=True, state=_state(runnable, stale)))
-    units.append(UnitState(name=UNIT, enabled=True, state=_state(runnable, bool(due))))
+    units.append(UnitState(name=UNIT, enabled=True, state=_state(runnable, bool(changes))))
     return Manifest(
         role=ROLE.name,
         files=tuple(desired),
@@ -219,7 +219,7 @@ def present(state: NodeState, settings: GpuSettingsSettings, context: Context) -
         units=tuple(units),
         notes=tuple(notes),
         reboot_reasons=tuple(waiting),
-        due_reasons=tuple(due),
+        pending_reasons=tuple(changes),
         result=GpuSettingsResult(),
     )
 
@@ -269,7 +269,7 @@ def _compared(
     gpus: list[dict[str, Any]], rules: list[dict[str, Any]], report: dict[str, dict[str, dict[str, Any]]]
 ) -> tuple[list[str], list[str], list[str]]:
     """Return (why the unit has to run, notes for the owner, why the node has to be rebooted)."""
-    due: list[str] = []
+    changes: list[str] = []
     notes: list[str] = []
     later: dict[str, list[str]] = {}
     for gpu in gpus:
@@ -290,13 +290,13 @@ def _compared(
             elif busy(gpu):
                 notes.append(f"{what} is not changed: a process computes on the GPU")
             else:
-                due.append(f"{what} is {shown(setting, now)}, not {shown(setting, value)}")
-        due += [
+                changes.append(f"{what} is {shown(setting, now)}, not {shown(setting, value)}")
+        changes += [
             f"{name}: {TITLES[setting]} is no longer requested"
             for setting in entries
             if setting not in values and not busy(gpu)
         ]
-    return due, notes, [f"{what} of {listed(names, 8)} {LATER}" for what, names in later.items()]
+    return changes, notes, [f"{what} of {listed(names, 8)} {LATER}" for what, names in later.items()]
 
 
 def _now(setting: str, gpu: Mapping[str, Any], entries: Mapping[str, Any], value: Any) -> Any:

@@ -12,7 +12,7 @@ from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
-from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuestion
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuery
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.site_files import RECORD as SITE_FILES
 from gpunode.provisioning.site_files import SiteFile, bad_files, recorded, removed, site_files
@@ -159,7 +159,7 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
     if asked:
         if "offers" not in context.answers:
             return Manifest(
-                role=ROLE.name, questions={"offers": NodeQuestion(kind="package_offers", body={"names": asked})}
+                role=ROLE.name, questions={"offers": NodeQuery(kind="package_offers", body={"names": asked})}
             )
         answer = context.answers["offers"]
         if answer.get("error"):
@@ -212,7 +212,7 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
         packages=ROLE.transaction(state, settings, install, never=DRIVER_PACKAGES),
         notes=tuple(notes),
         reboot_reasons=_reboot(state, settings.profiling),
-        due_reasons=(*filter(None, why.values()), *(f"{FOLDER}/{name} must be removed" for name in leaving)),
+        pending_reasons=(*filter(None, why.values()), *(f"{FOLDER}/{name} must be removed" for name in leaving)),
         result=GpuToolsResult(venvs=venvs, leaving=_paths(leaving)),
     )
 
@@ -221,9 +221,9 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
 def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with the virtual environments."""
     leaving = [name for name in PYTHON if _kind(state, f"{FOLDER}/{name}") == "folder"]
-    reasons = tuple(f"{FOLDER}/{name} must be removed" for name in leaving)
+    reasons = (*manifest.pending_reasons, *(f"{FOLDER}/{name} must be removed" for name in leaving))
     files, notes = removed(recorded(state))
-    more = {"files": (*manifest.files, *files), "notes": notes, "due_reasons": (*manifest.due_reasons, *reasons)}
+    more = {"files": (*manifest.files, *files), "notes": notes, "pending_reasons": reasons}
     return manifest.model_copy(update={**more, "result": GpuToolsResult(leaving=_paths(leaving))})
 
 

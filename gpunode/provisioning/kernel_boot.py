@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpunode.provisioning.due import file_reasons
+from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.manifest import ManagedFile, NodeCommand
 from gpunode.provisioning.state import BOOT_ID, Look, NodeState
 
@@ -31,7 +31,7 @@ class BootPlan:
     commands: tuple[NodeCommand, ...] = ()
     """Of the boot loader's program; the record among the files is written once they succeeded."""
     reboot_reasons: tuple[str, ...] = ()
-    due_reasons: tuple[str, ...] = ()
+    pending_reasons: tuple[str, ...] = ()
 
 
 def plan(state: NodeState, requested: tuple[str, ...], notes: list[str], text: Callable[..., str]) -> BootPlan:
@@ -77,7 +77,7 @@ def plan(state: NodeState, requested: tuple[str, ...], notes: list[str], text: C
     if changed:
         record = f"{now}\n{' '.join(requested)}\n" if requested else None
         files.append(ManagedFile(path=RECORD, content=record, phase="last"))
-    due = (
+    pending = (
         f"the boot loader has {' '.join(recorded) or 'none'} of the role's arguments, expected "
         f"{' '.join(requested) or 'none'}",
     )
@@ -98,7 +98,7 @@ def plan(state: NodeState, requested: tuple[str, ...], notes: list[str], text: C
         files=tuple(files),
         commands=tuple(NodeCommand(argv=tuple(argv)) for argv in argvs) if changed else (),
         reboot_reasons=tuple(reasons),
-        due_reasons=due if changed else (),
+        pending_reasons=pending if changed else (),
     )
 
 

@@ -10,11 +10,11 @@ from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
 from gpunode.provisioning import kernel_boot
 from gpunode.provisioning.context import Context
+from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.docker_state import docker_of
-from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.engines import gpu_users, restart_obstacles
 from gpunode.provisioning.hardening_sysctl import sysctl_path
-from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuestion, UnitState
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuery, UnitState
 from gpunode.provisioning.role import Role, Settings, Value, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning import tune_node
@@ -192,7 +192,7 @@ def present(state: NodeState, settings: KernelTuningSettings, context: Context) 
         restarts=restarts,
         # A service that keeps its old limit keeps the mark of all.
         restart_mark=MARKER if restarted and not restarts else None,
-        due_reasons=(*_live_reasons(values, state, context), *boot.due_reasons, *reexec),
+        pending_reasons=(*_live_reasons(values, state, context), *boot.pending_reasons, *reexec),
         result=KernelTuningResult(reexec=bool(reexec), starters=_starters(state)),
     )
 
@@ -208,7 +208,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
             "units": tuple(_stopped(name) for name in units if state.files[f"{UNITS}/{name}"].kind == "file"),
             "commands": boot.commands,
             "reboot_reasons": boot.reboot_reasons,
-            "due_reasons": (*manifest.due_reasons, *boot.due_reasons),
+            "pending_reasons": (*manifest.pending_reasons, *boot.pending_reasons),
             "result": KernelTuningResult(reexec=state.files[SYSTEM].kind == "file"),
         }
     )
@@ -221,7 +221,7 @@ def _stopped(name: str) -> UnitState:
 
 def _sysctls(
     derived: Mapping[str, str], given: Mapping[str, Value], state: NodeState, context: Context, notes: list[str]
-) -> tuple[dict[str, NodeQuestion], dict[str, str]]:
+) -> tuple[dict[str, NodeQuery], dict[str, str]]:
     """Return (questions to ask first, settings by name): derived ones, with the user's additions, changes, removals."""
     own = {name: value for name, value in derived.items() if "." in name}
     for name, value in given.items():
@@ -243,7 +243,7 @@ def _sysctls(
         return {}, own
     paths = {name: sysctl_path(name) for name in unknown}
     if "sysctl" not in context.answers:
-        return {"sysctl": NodeQuestion(kind="documents", body={"paths": sorted(paths.values())})}, {}
+        return {"sysctl": NodeQuery(kind="contents", body={"paths": sorted(paths.values())})}, {}
     found = context.answers["sysctl"]
     for name, path in paths.items():
         if found.get(path) is None:

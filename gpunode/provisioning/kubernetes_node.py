@@ -14,7 +14,7 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.docker_daemon import attributes_of
 from gpunode.provisioning.engines import installed_engine
 from gpunode.provisioning.hardening_sysctl import sysctl_path
-from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeCommand, NodeQuestion, UnitState
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeCommand, NodeQuery, UnitState
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning.kernel import in_container
@@ -87,7 +87,7 @@ def present(state: NodeState, settings: KubernetesNodeSettings, context: Context
     """Return the manifest of the role."""
     if "swaps" not in context.answers:
         paths = [SWAPS, FILE_SYSTEMS, *map(sysctl_path, VALUES)]
-        return Manifest(role=ROLE.name, questions={"swaps": NodeQuestion(kind="documents", body={"paths": paths})})
+        return Manifest(role=ROLE.name, questions={"swaps": NodeQuery(kind="contents", body={"paths": paths})})
     answer = context.answers["swaps"]
     own = settings.installer in OWN_RUNTIME
     installed = context.planned.installed(state.installed)
@@ -120,25 +120,25 @@ def present(state: NodeState, settings: KubernetesNodeSettings, context: Context
     missing = () if in_container(state.facts) else tuple(_missing_modules(answer))
     # With the module come its settings; a container has those of its host, as far as it has any.
     values = {sysctl_path(name): value for name, value in VALUES.items()}
-    live = {path: value for path, value in values.items() if answer.get(path) is not None or missing}
+    runtime = {path: value for path, value in values.items() if answer.get(path) is not None or missing}
     return Manifest(
         role=ROLE.name,
         files=tuple(files),
         folders=(ManagedFolder(path=ROLE.folder),),
         packages=ROLE.transaction(state, settings, () if own or there is not None else (_package(state),)),
         modules=missing,
-        kernel_values=live,
+        kernel_values=runtime,
         kernel_memory=ROLE.kernel_memory,
         commands=(NodeCommand(argv=("swapoff", "-a")),) if swaps else (),
         units=units,
         marks=marks,
         restarts=deferred,
         notes=tuple(_notes(installed, own=own)),
-        due_reasons=(
+        pending_reasons=(
             *(f"swap is on: {name}" for name in swaps),
             *(
                 f"{path} is {_value(answer, path) or 'unknown'}, not {value}"
-                for path, value in live.items()
+                for path, value in runtime.items()
                 if _value(answer, path) != value
             ),
         ),
@@ -156,7 +156,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         files.append(ManagedFile(path=CONFIG, content=before, phase="after", private=True, **attributes))
         files.append(ManagedFile(path=BEFORE, content=None, phase="after", private=True))
     change = restarted(state, changes, context.allow_busy, "its configuration was restored")
-    goes = any(reason.startswith("containerd") for reason in manifest.due_reasons)
+    goes = any(reason.startswith("containerd") for reason in manifest.pending_reasons)
     masked = state.files.get(SWAP)
     swapped = masked is not None and masked.kind == "file"
     return manifest.model_copy(

@@ -164,7 +164,7 @@ class UnitState(Frozen):
     ready: tuple[str, ...] = ()
     """Command that has to print ``true`` before that."""
     mark: str | None = None
-    """File that records that it is due; it is removed afterwards."""
+    """File that records that it is pending; it is removed afterwards."""
 
 
 class RevertibleChange(Frozen):
@@ -186,7 +186,7 @@ class RevertibleChange(Frozen):
 
 
 class NodeCommand(Frozen):
-    """One command that applies files; it is run whenever something of the role is due."""
+    """One command that applies files; it is run whenever changes of the role are pending."""
 
     argv: tuple[str, ...]
     changes: bool = True
@@ -199,7 +199,7 @@ class NodeCommand(Frozen):
     """Before or after the packages."""
 
 
-class NodeQuestion(Frozen):
+class NodeQuery(Frozen):
     """A question to the node that a plan needs before it is complete; ``Context.answers`` of the next call has the
     answer.
     """
@@ -212,7 +212,7 @@ class NodeQuestion(Frozen):
         "package_offers",
         "repository_key",
         "signing_key",
-        "documents",
+        "contents",
         "ssh_login",
     ]
     body: dict[str, Any] = Field(default_factory=dict)
@@ -221,7 +221,7 @@ class NodeQuestion(Frozen):
 
 
 class Manifest(Frozen):
-    """The target state of a node for one role, and whether something is due."""
+    """The target state of a node for one role, and whether changes are pending."""
 
     role: str
     files: tuple[ManagedFile, ...] = ()
@@ -240,7 +240,7 @@ class Manifest(Frozen):
     """File on the node that records the values from before the first change."""
     commands: tuple[NodeCommand, ...] = ()
     guarded: RevertibleChange | None = None
-    questions: dict[str, NodeQuestion] = Field(default_factory=dict)
+    questions: dict[str, NodeQuery] = Field(default_factory=dict)
     """If not empty, the plan is incomplete; it is computed again with the answers."""
     refusals: tuple[str, ...] = ()
     """Why the node must not be changed, one line each."""
@@ -261,8 +261,8 @@ class Manifest(Frozen):
     """What is wrong on the node: a run that changed something fails with it."""
     result: SerializeAsAny[Frozen] | None = None
     """Typed data for the role's own tasks."""
-    due_reasons: tuple[str, ...] = ()
-    """Why something is due, one line each: the role's own reasons, completed by ``gpunode.provisioning.due.judged``."""
+    pending_reasons: tuple[str, ...] = ()
+    """Why changes are pending, one line each: the role's own, completed by ``gpunode.provisioning.differences``."""
 
     @property
     def source_files(self) -> dict[str, str]:
@@ -282,9 +282,9 @@ class Manifest(Frozen):
         return bool(self.files or self.folders or self.packages or self.units or self.result)
 
     @property
-    def due(self) -> bool:
+    def pending(self) -> bool:
         """Return True if the node differs from the manifest."""
-        return bool(self.due_reasons)
+        return bool(self.pending_reasons)
 
 
 def no_package_manager(role: str) -> Manifest:

@@ -220,7 +220,7 @@ def present(state: NodeState, settings: NvidiaContainerToolkitSettings, context:
         refusals=(*archive.refusals, *change.refusals),
         notes=change.notes,
         restarts={**change.deferred, **containerd.deferred},
-        due_reasons=(*containerd.due_reasons, *([reason] if reason else ())),
+        pending_reasons=(*containerd.pending_reasons, *([reason] if reason else ())),
         problems=(f"{REFRESH}.service has run, and {reason}: see journalctl -u {REFRESH}.service",) if reason else (),
     )
 

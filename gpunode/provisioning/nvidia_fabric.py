@@ -13,7 +13,7 @@ from typing import Literal
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.fabric import installed_driver, pci_ids
-from gpunode.provisioning.live import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version, must_be_idle
+from gpunode.provisioning.gpu_use import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version, must_be_idle
 from gpunode.provisioning.manifest import DnfChange, ManagedFile, Manifest, NodeCommand, Transaction, UnitState
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, Value, option
 from gpunode.provisioning.sections import completed
@@ -125,7 +125,7 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
             "units": ROLE.stopped(state, FABRIC_MANAGER, IMEX) if there else (),
             # A unit that failed is listed until it is reset, also without its file; for another one systemctl fails.
             "commands": (NodeCommand(argv=("systemctl", "reset-failed", *failed), may_fail=True),) if failed else (),
-            "due_reasons": (*manifest.due_reasons, *(f"{name} has failed" for name in failed)),
+            "pending_reasons": (*manifest.pending_reasons, *(f"{name} has failed" for name in failed)),
         }
     )
 

@@ -13,7 +13,7 @@ from gpunode.catalog.origins import key_to_fetch
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.keys import KeyRefusedError, key_of_file, trusted_key
-from gpunode.provisioning.manifest import AptChange, ManagedFile, Manifest, NodeQuestion
+from gpunode.provisioning.manifest import AptChange, ManagedFile, Manifest, NodeQuery
 from gpunode.provisioning.repository import PackageRepository
 from gpunode.provisioning.role import Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
@@ -208,7 +208,7 @@ def present(state: NodeState, settings: NvidiaRepositorySettings, context: Conte
         answer = context.answers.get("key")
         if answer is None:
             body = {"proxy": settings.proxy, **(offer.fetch or {})}
-            question = NodeQuestion(kind="repository_key", body=body, private="@" in settings.proxy)
+            question = NodeQuery(kind="repository_key", body=body, private="@" in settings.proxy)
             return Manifest(role=ROLE.name, questions={"key": question})
         if "error" in answer:
             word = "repository-key-differs" if answer.get("differs") else "repository-unreachable"

@@ -15,10 +15,10 @@ from gpunode.facts import NodeFacts
 from gpunode.frozen import Frozen
 from gpunode.provisioning import node_stack, nvidia_repository, service
 from gpunode.provisioning.context import Context
+from gpunode.provisioning.differences import compared
 from gpunode.provisioning.driver import plan as nvidia_driver
 from gpunode.provisioning.driver.dnf import dnf_problems
-from gpunode.provisioning.due import judged
-from gpunode.provisioning.manifest import Manifest, NodeQuestion
+from gpunode.provisioning.manifest import Manifest, NodeQuery
 from gpunode.provisioning.role import Role, Variables, option
 from gpunode.provisioning.state import AptState, DnfState, NodeState
 from gpunode.stack import Stack
@@ -143,7 +143,7 @@ class PreflightSettings(Variables):
 class PreflightResult(Frozen):
     """What the playbooks read; known before the repository is set up, for users who drain a node first."""
 
-    driver_due: bool
+    driver_pending: bool
     driver_in_use: bool
     """The driver changes while it is in use, or this is unknown."""
 
@@ -170,13 +170,13 @@ def present(state: NodeState, settings: PreflightSettings, context: Context) -> 
     found = node_stack.of_context(state.facts, context) if for_gpus and not removing else None
     stack = found.stack if found is not None else None
     refusals: list[str] = []
-    questions: dict[str, NodeQuestion] = {}
+    questions: dict[str, NodeQuery] = {}
     settled = not removing and not drives
-    due = False
+    pending = False
     if removing and drives and not _cannot_be_asked(state):
-        due = judged(nvidia_driver.ROLE.plan(state, driver, context), state).due
+        pending = compared(nvidia_driver.ROLE.plan(state, driver, context), state).pending
     if stack is not None and drives and not _cannot_be_asked(state):
-        questions, more, settled, due = _asked(state, context, with_repository="nvidia_repository" in roles)
+        questions, more, settled, pending = _asked(state, context, with_repository="nvidia_repository" in roles)
         refusals += more
     if questions:
         return Manifest(role=ROLE.name, questions=questions)
@@ -202,8 +202,8 @@ def present(state: NodeState, settings: PreflightSettings, context: Context) -> 
         refusals=tuple(dict.fromkeys(refusals)),
         notes=(*(_notes(state.facts, stack) if stack is not None else ()), *_unused(context)),
         result=PreflightResult(
-            driver_due=due,
-            driver_in_use=due and (state.facts.loaded_driver is not None or bool(state.facts.gap("loaded_driver"))),
+            driver_pending=pending,
+            driver_in_use=pending and (state.facts.loaded_driver is not None or bool(state.facts.gap("loaded_driver"))),
         ),
     )
 
@@ -215,7 +215,7 @@ def _cannot_be_asked(state: NodeState) -> bool:
 
 def _asked(
     state: NodeState, context: Context, *, with_repository: bool
-) -> tuple[dict[str, NodeQuestion], list[str], bool, bool]:
+) -> tuple[dict[str, NodeQuery], list[str], bool, bool]:
     """Return the remaining questions, why repository or driver must not be changed, and two facts of the driver.
 
     These are whether its packages do not change, and whether its role has something to do.
@@ -230,7 +230,7 @@ def _asked(
     open_ = {name: question for name, question in two.questions.items() if name not in context.answers}
     of_driver = two.result
     settled = isinstance(of_driver, nvidia_driver.DriverResult) and not of_driver.changes and not of_driver.runfile
-    return open_, list(two.refusals), settled and not two.refusals, judged(two, state).due
+    return open_, list(two.refusals), settled and not two.refusals, compared(two, state).pending
 
 
 def _undetermined(node: NodeFacts, *, packages: bool, gpus: bool) -> Iterator[str]:

@@ -19,7 +19,7 @@ from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
     Manifest,
-    NodeQuestion,
+    NodeQuery,
     PackageChange,
     Transaction,
     UnitState,
@@ -195,7 +195,7 @@ class Draft:
     stack: Stack | None
     manager: Literal["apt", "dnf"]
     files: list[ManagedFile] = field(default_factory=list)
-    questions: dict[str, NodeQuestion] = field(default_factory=dict)
+    questions: dict[str, NodeQuery] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     requested: list[str] = field(default_factory=list)
@@ -226,7 +226,7 @@ class Draft:
         found = self.context.answers.get(name)
         if found is None:
             body = {"names": sorted(names), "files": {**self.context.planned.files, **files}}
-            self.questions[name] = NodeQuestion(kind="package_offers", body=body)
+            self.questions[name] = NodeQuery(kind="package_offers", body=body)
         return found
 
 
@@ -248,9 +248,9 @@ def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manif
         return Manifest(role=ROLE.name, questions=draft.questions, refusals=tuple(draft.refusals))
     fabric = tuple(draft.stack.nvlsm.kernel_modules) if draft.stack is not None and draft.stack.nvlsm else ()
     chosen = (*fabric, *([PEERMEM] if path.kind == "peermem" else ()), *(part.module for part in draft.parts))
-    live = _to_load(draft, fabric, chosen)
+    loadable = _to_load(draft, fabric, chosen)
     # A module that cannot be loaded would fail at every boot: the run that loads nvidia-peermem lists it.
-    there = {*live, *(state.facts.modules or ()), *(state.contents.get(MODULES) or "").split()}
+    there = {*loadable, *(state.facts.modules or ()), *(state.contents.get(MODULES) or "").split()}
     modules = tuple(name for name in chosen if name != PEERMEM or name in there)
     text = ROLE.texts(context)("modules.conf.j2", modules=modules) if modules else None
     texts = {**archive.texts, **({PREFERENCES: _pins(context)} if archive.files else {})}
@@ -261,10 +261,10 @@ def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manif
         files=(*draft.files, ManagedFile(path=MODULES, content=text, phase="after"), *names, *roce.files),
         folders=(ManagedFolder(path=ROLE.folder),),
         packages=change,
-        modules=live,
+        modules=loadable,
         units=(*((UnitState(name=OPENIBD, enabled=True),) if unit is not None and draft.doca else ()), *roce.units),
         commands=roce.commands,
-        due_reasons=roce.due,
+        pending_reasons=roce.pending,
         notes=(*draft.notes, *_notes(draft, path), *roce.notes),
         reboot_reasons=("DOCA-OFED's kernel modules are loaded at the next boot",) if _waits(state) else (),
         restart_mark=MARKER if draft.doca and PROFILE not in state.installed else None,
@@ -284,7 +284,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     loaded = [name for name in (PEERMEM, *(part.module for part in PARTS)) if name in (state.facts.modules or ())]
     ours = state.files[MODULES].kind == "file"
     notes = [f"module {name} stays loaded until the next boot" for name in loaded if ours]
-    if f"{PROFILE} must be removed" in manifest.due_reasons:
+    if f"{PROFILE} must be removed" in manifest.pending_reasons:
         notes.append("DOCA-OFED's modules stay loaded until the next boot")
     files = tuple(file for file in manifest.files if file.path != NAMES or not _of_the_site(state))
     return manifest.model_copy(
@@ -293,7 +293,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
             "packages": packages,
             "units": roce.units,
             "commands": roce.commands,
-            "due_reasons": (*manifest.due_reasons, *roce.due),
+            "pending_reasons": (*manifest.pending_reasons, *roce.pending),
             "notes": tuple(notes),
             "result": RdmaResult(),
         }

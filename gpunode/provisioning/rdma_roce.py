@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gpunode.errors import UsageError
 from gpunode.facts.network import IbPort, Nic
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.due import file_reasons
+from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.engines import gpu_users
 from gpunode.provisioning.manifest import ManagedFile, NodeCommand, UnitState
 from gpunode.provisioning.state import NodeState
@@ -41,7 +41,7 @@ class RocePlan:
     files: tuple[ManagedFile, ...] = ()
     units: tuple[UnitState, ...] = ()
     commands: tuple[NodeCommand, ...] = ()
-    due: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -95,7 +95,7 @@ def plan(state: NodeState, settings: RdmaSettings, context: Context, text: Calla
         files=(unit, tool),
         units=(*gone.units, *units),
         commands=gone.commands,
-        due=gone.due,
+        pending=gone.pending,
         refusals=(*gone.refusals, *(_refused(links, busy) if busy else ())),
         notes=(
             f"PFC of {listed(links)} changes: mlx5 restarts the link for it, and connections over it, Ansible's too, "
@@ -119,7 +119,7 @@ def restored(state: NodeState, context: Context, keep: tuple[str, ...] = ()) -> 
         commands=(NodeCommand(argv=("/usr/bin/python3", "-I", PROGRAM, "restore", *active), phase="before"),)
         if active
         else (),
-        due=tuple(f"{name}: flow control and code points have to be restored" for name in active),
+        pending=tuple(f"{name}: flow control and code points have to be restored" for name in active),
         refusals=_refused(active, busy) if busy else (),
     )
 

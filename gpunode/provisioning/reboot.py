@@ -7,7 +7,7 @@ from gpunode.checks.next_boot import why_not_to_boot
 from gpunode.facts import NodeFacts
 from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.live import gpus_in_use
+from gpunode.provisioning.gpu_use import gpus_in_use
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.service import drained, holder
 from gpunode.provisioning.state import BOOT_ID, Look, NodeState
@@ -25,26 +25,26 @@ class RebootResult(Frozen):
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return a manifest that is due if the node is to be rebooted now. ``settings`` are those of preflight."""
+    """Return a manifest with pending changes if the node is to be rebooted now. ``settings`` are those of preflight."""
     updates = state.facts.reboot_required or () if settings["gpunode_reboot_for_updates"] else ()
     required = (f"updates: {listed(updates, 5)}",) if updates else ()
     reasons = "; ".join(dict.fromkeys((*context.reasons_to_reboot(state.boot_id), *required)))
     if not reasons:
         return Manifest(role=ROLE)
-    due = f"a reboot is pending: {reasons}"
+    pending = f"a reboot is pending: {reasons}"
     if settings["gpunode_reboot"] != "when_needed":
-        note = f"{due} (gpunode_reboot: never)"
+        note = f"{pending} (gpunode_reboot: never)"
     elif (owner := holder(state, settings["gpunode_change"])) is not None:
-        note = f"{due}; {owner}"
+        note = f"{pending}; {owner}"
     elif is_controller(state, context):
         # The run must not end itself.
-        note = f"{due}; Ansible runs on this machine: reboot it by hand"
+        note = f"{pending}; Ansible runs on this machine: reboot it by hand"
     elif gpus_in_use(state.facts) and not (settings["gpunode_allow_busy"] or (context.drains and not drained(state))):
-        note = f"{due}; GPUs are in use, or this is unknown: run this again, or set gpunode_allow_busy: true"
+        note = f"{pending}; GPUs are in use, or this is unknown: run this again, or set gpunode_allow_busy: true"
     elif unbuilt := without_module(state.facts):
-        note = f"{due}; {unbuilt}"
+        note = f"{pending}; {unbuilt}"
     else:
-        return Manifest(role=ROLE, notes=(due,), due_reasons=(due,), result=RebootResult(reasons=reasons))
+        return Manifest(role=ROLE, notes=(pending,), pending_reasons=(pending,), result=RebootResult(reasons=reasons))
     return Manifest(role=ROLE, notes=(note,))
 
 

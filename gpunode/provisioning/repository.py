@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.keys import KeyRefusedError, key_of_file, source_problem, trusted_key
-from gpunode.provisioning.manifest import ManagedFile, NodeQuestion
+from gpunode.provisioning.manifest import ManagedFile, NodeQuery
 from gpunode.provisioning.state import AptSource, NodeState
 from gpunode.provisioning.templates import rendered
 
@@ -65,7 +65,7 @@ class RepositoryFiles:
     """The files of an archive; incomplete as long as it has ``questions``."""
 
     files: tuple[ManagedFile, ...] = ()
-    questions: Mapping[str, NodeQuestion] | None = None
+    questions: Mapping[str, NodeQuery] | None = None
     refusals: tuple[str, ...] = ()
 
     @property
@@ -114,7 +114,7 @@ def _key(
             return trusted_key(there.encode(), archive.key, archive.fingerprints), RepositoryFiles()
         answer = context.answers.get(QUESTION)
         if answer is None:
-            question = NodeQuestion(kind="signing_key", body={"url": archive.key})
+            question = NodeQuery(kind="signing_key", body={"url": archive.key})
             return None, RepositoryFiles(questions={QUESTION: question})
         if answer.get("error"):
             return None, RepositoryFiles(refusals=(f"key-unreachable: {answer['error']}",))

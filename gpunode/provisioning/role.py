@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen, invalid_field
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.due import file_reasons
+from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.locks import plugin
 from gpunode.provisioning.manifest import (
     ManagedFile,
@@ -211,6 +211,8 @@ class Role(Generic[S]):
                 lock_wait_s=int(getattr(settings, "lock_wait_s", 0)),
             ).on(state.manager, lock=() if self.locks else None, **self._lock_mark)
             reasons = [f"{name} must be removed" for name in going]
+        if self.recorded(state):
+            reasons.append("the kernel's settings have to be restored")
         gone = (*self.files, *self._records)
         # A folder of several roles that is empty may be one of the system.
         ours = any(path in state.files and state.files[path].kind != "absent" for path in gone)
@@ -226,7 +228,7 @@ class Role(Generic[S]):
             packages=packages,
             kernel_values={} if self.kernel else None,
             kernel_memory=self.kernel_memory if self.kernel else None,
-            due_reasons=(*reasons, *(["the kernel's settings have to be restored"] if self.recorded(state) else [])),
+            pending_reasons=tuple(reasons),
         )
 
     def transaction(  # noqa: PLR0913

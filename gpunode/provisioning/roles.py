@@ -89,8 +89,8 @@ def _first_read(role: str, plan: Plan) -> Plan:
             reasons += state.ssh.unreadable.values()
         if settings.get("state") == "keep":
             return plan(state, settings, context)
-        if taken := [*_owned(settings.get("gpunode_extra_files") or ())]:
-            return Manifest(role=role, refusals=tuple(taken))
+        if conflicts := [*_owned(settings.get("gpunode_extra_files") or ())]:
+            return Manifest(role=role, refusals=tuple(conflicts))
         if not reasons:
             return plan(state, settings, context)
         remedy = "the role would lose its content: repair it, or move it away, then run this again"

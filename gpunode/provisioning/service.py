@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.live import gpus_in_use
+from gpunode.provisioning.gpu_use import gpus_in_use
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.state import BOOT_ID, Look, NodeState
 
@@ -52,7 +52,7 @@ class ServiceResult(Frozen):
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return a manifest that is due if a drained node may return once its validation is not worse than before.
+    """Return a manifest with pending changes if a drained node may return once its validation is not worse than before.
 
     ``settings`` are those of preflight.
     """
@@ -73,7 +73,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         return Manifest(role=ROLE, result=result, notes=(f"the node stays drained: {'; '.join(pending)}",))
     lost = f"{MARK} is not readable: every check must pass" if before is None else ""
     return Manifest(
-        role=ROLE, result=result, notes=(lost,) if lost else (), due_reasons=("the node is to return to service",)
+        role=ROLE, result=result, notes=(lost,) if lost else (), pending_reasons=("the node is to return to service",)
     )
 
 

@@ -16,7 +16,7 @@ from gpunode.facts.slurm import gpus_of, of_node, types_of
 from gpunode.frozen import Frozen
 from gpunode.provisioning.base_settings import HOST, like
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.live import gpus_in_use
+from gpunode.provisioning.gpu_use import gpus_in_use
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, Value, option
 from gpunode.provisioning.slurm_gres import Gres, gpu_lines
@@ -206,10 +206,10 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     ours = [path for path in (GRES, CGROUP) if (state.contents.get(path) or "").startswith(HEAD)]
     if settings.conf and state.contents.get(CONF) == settings.conf:
         ours.append(CONF)
-    leaves = "munge" in {reason.partition(" ")[0] for reason in manifest.due_reasons}
+    leaves = "munge" in {reason.partition(" ")[0] for reason in manifest.pending_reasons}
     gone = [ManagedFile(path=path, content=None, phase="after") for path in [*ours, *([KEY] if leaves else [])]]
     stopped = (
-        ROLE.stopped(state, SLURMD) if any(one.endswith("must be removed") for one in manifest.due_reasons) else ()
+        ROLE.stopped(state, SLURMD) if any(one.endswith("must be removed") for one in manifest.pending_reasons) else ()
     )
     restarted = () if stopped or state.unit(SLURMD) is None else ROLE.restarted(state, SLURMD, *gone)
     return manifest.model_copy(

@@ -11,13 +11,13 @@ from pydantic import JsonValue, ValidationError
 
 from gpunode.provisioning.base import brings_users
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.due import file_reasons
+from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
     Manifest,
     NodeCommand,
-    NodeQuestion,
+    NodeQuery,
     RevertibleChange,
 )
 from gpunode.provisioning.role import Role
@@ -104,9 +104,9 @@ def present(state: NodeState, settings: SshHardeningSettings, context: Context) 
     dates = {path: published.get(path, context.today).isoformat() for path in good}
     files = _files(ssh, settings, rows, keys, ROLE.texts(context))
     files.append(ManagedFile(path=PUBLISHED, content=json.dumps(dates, indent=1, sort_keys=True) + "\n"))
-    questions: dict[str, NodeQuestion] = {}
+    questions: dict[str, NodeQuery] = {}
     if any("group-exchange" in name for name in algorithms(ssh, settings)["kex"]) and ssh.weak_moduli:
-        questions["moduli"] = NodeQuestion(kind="documents", body={"paths": [MODULI]})
+        questions["moduli"] = NodeQuery(kind="contents", body={"paths": [MODULI]})
         files += _moduli(state, context.answers.get("moduli", {}).get(MODULI))
     reasons = [*_reasons(state, ssh, settings, keys)]
     logins = _logins(ssh, settings, coming)
@@ -117,8 +117,8 @@ def present(state: NodeState, settings: SshHardeningSettings, context: Context) 
             "files": [file.model_dump(include={"path", "content", "encoding", "mode"}) for file in asked],
             "logins": [login.model_dump() for login in logins],
         }
-        questions["login"] = NodeQuestion(kind="ssh_login", body=body)
-    notes = [*overridden(rows, ssh.documents, DROP_IN), *_notes(state, ssh, settings, keys)]
+        questions["login"] = NodeQuery(kind="ssh_login", body=body)
+    notes = [*overridden(rows, ssh.contents, DROP_IN), *_notes(state, ssh, settings, keys)]
     answer = context.answers.get("login")
     if answer is not None:
         refusals += _login_refusals(
@@ -134,7 +134,7 @@ def present(state: NodeState, settings: SshHardeningSettings, context: Context) 
         questions=questions,
         refusals=tuple(refusals),
         notes=tuple(notes) if questions else (),
-        due_reasons=tuple(reasons),
+        pending_reasons=tuple(reasons),
     )
 
 
@@ -148,7 +148,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     questions = {}
     there = state.files.get(MODULI_BEFORE)
     if there is not None and there.kind == "file":
-        questions["moduli"] = NodeQuestion(kind="documents", body={"paths": [MODULI_BEFORE]})
+        questions["moduli"] = NodeQuery(kind="contents", body={"paths": [MODULI_BEFORE]})
         text = context.answers.get("moduli", {}).get(MODULI_BEFORE)
         if isinstance(text, str):
             files += [ManagedFile(path=MODULI, content=text), ManagedFile(path=MODULI_BEFORE, content=None)]
@@ -157,7 +157,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         "files": tuple(file.model_copy(update={"phase": "guarded"}) for file in files),
         "guarded": _guarded(ssh, _has_ports(state), ROLE.of(context).revert_s),
         "questions": questions,
-        "due_reasons": ("an earlier change waits for its confirmation",) if waits and waits.kind == "file" else (),
+        "pending_reasons": ("an earlier change waits for its confirmation",) if waits and waits.kind == "file" else (),
     }
     return manifest.model_copy(update=more)
 
@@ -195,8 +195,8 @@ def _files(
             for name, path in SOCKET_DROP_INS.items()
         ),
     ]
-    if settings.add_include and not has_include(ssh.documents):
-        files.append(ManagedFile(path=MAIN, content=f"{INCLUDE}\n{ssh.documents.get(MAIN) or ''}", mode="0644"))
+    if settings.add_include and not has_include(ssh.contents):
+        files.append(ManagedFile(path=MAIN, content=f"{INCLUDE}\n{ssh.contents.get(MAIN) or ''}", mode="0644"))
     return files
 
 
@@ -217,7 +217,7 @@ def _bad_settings(ssh: SshState, settings: SshHardeningSettings) -> Iterator[str
     if not re.fullmatch(r"\d+:\d+:\d+", settings.max_startups):
         yield f"ssh_hardening_max_startups: {settings.max_startups!r} is not START:RATE:FULL (example: 30:50:200)"
     yield from bad_options(settings.options)
-    if not has_include(ssh.documents) and not settings.add_include:
+    if not has_include(ssh.contents) and not settings.add_include:
         yield (
             f"{MAIN} has no line '{INCLUDE}' outside of a Match block, so that no drop-in is read: set "
             "ssh_hardening_add_include to true, or write it there as the first line"
@@ -282,7 +282,7 @@ def _login_refusals(  # noqa: PLR0913
         return [f"sshd refuses the settings: {answer.error}"]
     if answer.effective is None or answer.logins is None:
         return ["sshd's resulting configuration could not be determined"]
-    found = list(contradictions(rows, answer.effective, ssh.documents, DROP_IN, options))
+    found = list(contradictions(rows, answer.effective, ssh.contents, DROP_IN, options))
     for one in logins:
         user = one.user
         own = ssh.login is not None and ssh.login.user == user
@@ -309,7 +309,7 @@ def _logins(ssh: SshState, settings: SshHardeningSettings, coming: set[str]) -> 
 
 
 def _reasons(state: NodeState, ssh: SshState, settings: SshHardeningSettings, keys: DaemonHostKeys) -> Iterator[str]:
-    """Yield why something is due in addition to files that differ."""
+    """Yield why changes are pending in addition to files that differ."""
     there = state.files.get(WAITING)
     if there is None or there.kind != "absent":
         yield "an earlier change waits for its confirmation"

@@ -104,9 +104,9 @@ def _user_fits(pattern: str, name: str, address: str) -> bool:
     return fnmatchcase(name, user) and (not at or "/" in host or fnmatchcase(address, host))
 
 
-def setting_lines(documents: Mapping[str, str | None]) -> Iterator[tuple[str, int, str, str, bool]]:
+def setting_lines(contents: Mapping[str, str | None]) -> Iterator[tuple[str, int, str, str, bool]]:
     """Yield (path, line number, setting in lower case, value, inside a Match block) of each line of each file."""
-    for path, text in documents.items():
+    for path, text in contents.items():
         matching = False
         for number, line in enumerate((text or "").splitlines(), start=1):
             name, _, value = line.strip().replace("=", " ", 1).partition(" ")
@@ -118,11 +118,11 @@ def setting_lines(documents: Mapping[str, str | None]) -> Iterator[tuple[str, in
                 yield path, number, name.lower(), value.strip(), matching
 
 
-def has_include(documents: Mapping[str, str | None]) -> bool:
+def has_include(contents: Mapping[str, str | None]) -> bool:
     """Return whether the main file includes the folder of drop-ins outside of a Match block."""
     return any(
         name == "include" and not matching and "sshd_config.d/" in value
-        for path, _, name, value, matching in setting_lines(documents)
+        for path, _, name, value, matching in setting_lines(contents)
         if path == MAIN
     )
 
@@ -130,7 +130,7 @@ def has_include(documents: Mapping[str, str | None]) -> bool:
 def contradictions(
     rows: list[tuple[str, str]],
     effective: str,
-    documents: Mapping[str, str | None],
+    contents: Mapping[str, str | None],
     own: str,
     options: Set[str] = frozenset(),
 ) -> Iterator[str]:
@@ -140,7 +140,7 @@ def contradictions(
     them, another file's line must have the effective value.
     """
     values = effective_values(effective)
-    others = [line for line in setting_lines(documents) if line[0] != own and not line[4]]
+    others = [line for line in setting_lines(contents) if line[0] != own and not line[4]]
     for name, value in rows:
         key = name.lower()
         now = values.get(key)
@@ -158,10 +158,10 @@ def _same(key: str, requested: str, now: str) -> bool:
     return (key, requested, now) == ("permitrootlogin", "prohibit-password", "without-password")
 
 
-def overridden(rows: list[tuple[str, str]], documents: Mapping[str, str | None], own: str) -> Iterator[str]:
+def overridden(rows: list[tuple[str, str]], contents: Mapping[str, str | None], own: str) -> Iterator[str]:
     """Yield lines of other files with another value: without effect, or effective in a Match block."""
     requested = {name.lower(): value for name, value in rows if name.lower() not in REPEATABLE}
-    for path, number, name, value, matching in setting_lines(documents):
+    for path, number, name, value, matching in setting_lines(contents):
         if path == own or name not in requested or value.lower() == requested[name].lower():
             continue
         if matching:

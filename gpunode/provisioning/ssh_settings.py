@@ -163,12 +163,12 @@ def is_weak(key: HostKey) -> bool:
 def host_keys(ssh: SshState, days_published: int | None, retire_days: int) -> DaemonHostKeys:
     """Return which host keys to offer; weak ones until the good ones were published for ``retire_days``."""
     good = {key.type: key.path for key in ssh.host_keys if not is_weak(key)}
-    taken = {key.path for key in ssh.host_keys}
+    paths = {key.path for key in ssh.host_keys}
     make = []
     if "ssh-ed25519" not in good:
         make.append((ED25519_PATH, "ed25519"))
     if "ssh-rsa" not in good:
-        make.append((NEW_RSA_PATH if RSA_PATH in taken else RSA_PATH, "rsa"))
+        make.append((NEW_RSA_PATH if RSA_PATH in paths else RSA_PATH, "rsa"))
     names = {kind: path for path, kind in make}
     ed25519, rsa = good.get("ssh-ed25519") or names["ed25519"], good.get("ssh-rsa") or names["rsa"]
     retired = days_published is not None and days_published >= retire_days
@@ -188,7 +188,7 @@ def foreign_host_keys(ssh: SshState) -> tuple[str, ...]:
     """Return the host keys that other files name, in sshd's order: drop-ins, then the file that includes them."""
     lines = [
         (path, value)
-        for path, _, name, value, matching in setting_lines(ssh.documents)
+        for path, _, name, value, matching in setting_lines(ssh.contents)
         if name == "hostkey" and not matching and path not in (DROP_IN, LAST)
     ]
     return tuple(dict.fromkeys(value for _, value in sorted(lines, key=lambda line: (line[0] == MAIN, line[0]))))

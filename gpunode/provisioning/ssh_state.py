@@ -83,7 +83,7 @@ class SshState(Reported):
     error: Word | None
     offered: dict[Word, Words]
     """Output of ``ssh -Q``, by kind."""
-    documents: Annotated[dict[Word, Document | None], Field(max_length=200)]
+    contents: Annotated[dict[Word, Document | None], Field(max_length=200)]
     unreadable: Annotated[dict[Word, Word], Field(max_length=200)] = Field(default_factory=dict)
     """Those of them that exist and could not be read, with the reason."""
     host_keys: Annotated[tuple[HostKey, ...], Field(max_length=200)]

@@ -15,7 +15,7 @@ from pydantic import JsonValue, ValidationError, field_validator
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuestion, UnitState
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuery, UnitState
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.storage_answer import StorageAnswer, parsed
@@ -149,7 +149,7 @@ class StorageResult(Frozen):
     mounted: tuple[ManagedFolder, ...] = ()
     """Folders on what is mounted by then."""
     hooks: tuple[str, ...] = ()
-    """Those that are due."""
+    """Those that are pending."""
     ran: tuple[ManagedFile, ...] = ()
     """The record of the hooks, written after they ran."""
 
@@ -188,7 +188,7 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
     paths = {*(mount.path for mount in requested), *hooked, *caches, *map(path_of, lines)}
     questions = {"disks": _question(disks, paths, settings.confirm_erase, used)}
     if missing:
-        questions["offers"] = NodeQuestion(kind="package_offers", body={"names": missing})
+        questions["offers"] = NodeQuery(kind="package_offers", body={"names": missing})
     if unanswered := {name: one for name, one in questions.items() if name not in context.answers}:
         return Manifest(role=ROLE.name, questions=unanswered)
     seen, offers = parsed(context.answers["disks"]), context.answers.get("offers") or {}
@@ -224,7 +224,7 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
     stopped_trim = trim and (seen.trim.enabled, seen.trim.active) != ("enabled", "active")
     helper = any(mount.fstype == "rclone" for mount in requested)
     link = state.files.get(HELPER)
-    due = [
+    pending = [
         *(
             f"{', '.join(one.disks)}: the file system must be created"
             for one in (disks,)
@@ -237,7 +237,7 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
         *([f"{TRIM} does not run"] if stopped_trim else []),
     ]
     if helper and (link is None or link.kind != "link" or link.target != "/usr/bin/rclone"):
-        due.append(f"{HELPER} is not a link to rclone")
+        pending.append(f"{HELPER} is not a link to rclone")
     units = [UnitState(name=mount.unit, state="started") for mount in start]
     return Manifest(
         role=ROLE.name,
@@ -253,7 +253,7 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
         ),
         folders=(ManagedFolder(path=ROLE.folder, phase="first"),),
         packages=ROLE.transaction(state, settings, names),
-        due_reasons=tuple(due),
+        pending_reasons=tuple(pending),
         result=StorageResult(
             disks=disks,
             erase=settings.confirm_erase,
@@ -278,7 +278,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     text = state.contents.get(FSTAB) or ""
     disks, lines, before = _recorded_disks(state), own_lines(text), _document(state, BEFORE)
     traces = (path for path in ROLE.files if path in state.files and state.files[path].kind != "absent")
-    if not lines and not any(traces) and not manifest.due_reasons:
+    if not lines and not any(traces) and not manifest.pending_reasons:
         return Manifest(role=ROLE.name)
     if problem := _unreadable(state):
         return Manifest(role=ROLE.name, refusals=(problem,))
@@ -303,7 +303,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
             "files": (*([_fstab(state, with_lines(text, []), "first")] if lines else []), *manifest.files),
             "folders": (*made, *manifest.folders),
             "notes": (f"{', '.join(kept)}: keeps its data; storage_confirm_erase erases it",) if kept else (),
-            "due_reasons": (*manifest.due_reasons, *(f"{path} has to be unmounted" for path in paths)),
+            "pending_reasons": (*manifest.pending_reasons, *(f"{path} has to be unmounted" for path in paths)),
             "result": StorageResult(
                 leaves=True,
                 disks=disks if erase else None,
@@ -383,16 +383,14 @@ def _packages(state: NodeState, disks: ScratchDisks | None, its: Sequence[Remote
     return [(DNF_TOOLS if state.apt is None else TOOLS)[tool] for tool in requested]
 
 
-def _question(
-    disks: ScratchDisks | None, paths: Iterable[str], erase: Sequence[str], used: bool = False
-) -> NodeQuestion:
+def _question(disks: ScratchDisks | None, paths: Iterable[str], erase: Sequence[str], used: bool = False) -> NodeQuery:
     """Return the question for the content of these disks and mount points; that of the disks in ``erase`` may be
     erased. ``used``: the role's file system was created on them before.
     """
     own = disks.model_dump(exclude={"disks"}, exclude_none=True) if disks else {}
     ids = list(disks.disks) if disks else []
     body = {"disks": ids, "own": own, "paths": sorted(paths), "erase": list(erase), "used": used}
-    return NodeQuestion(kind="block_devices", body=body)
+    return NodeQuery(kind="block_devices", body=body)
 
 
 def _contradictions(state: NodeState, requested: Sequence[Mount], disks: ScratchDisks | None) -> Iterator[str]:

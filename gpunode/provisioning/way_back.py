@@ -10,7 +10,7 @@ from gpunode.catalog.origins import upstream_version
 from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.fabric import installed_driver
-from gpunode.provisioning.manifest import Manifest, NodeQuestion
+from gpunode.provisioning.manifest import Manifest, NodeQuery
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.text import listed
 
@@ -39,7 +39,7 @@ def plan(state: NodeState, settings: Mapping[str, object], context: Context) -> 
         return Manifest(role=ROLE, refusals=("way-back: no driver of one release is installed: there is no way back",))
     answer = context.answers.get("offers")
     if answer is None:
-        return Manifest(role=ROLE, questions={"offers": NodeQuestion(kind="package_offers", body={"names": names})})
+        return Manifest(role=ROLE, questions={"offers": NodeQuery(kind="package_offers", body={"names": names})})
     if answer.get("error"):
         return Manifest(role=ROLE, refusals=(f"way-back: what the repositories offer is unknown: {answer['error']}",))
     offered = answer.get("offered") or {}

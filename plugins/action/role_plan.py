@@ -22,10 +22,10 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
 
 try:
     from gpunode.errors import GpunodeError
-    from gpunode.provisioning.due import judged
+    from gpunode.provisioning.differences import compared
     from gpunode.provisioning.image import ROLES as OF_IMAGES
     from gpunode.provisioning.image import of_image, offline
-    from gpunode.provisioning.manifest import Manifest, NodeQuestion
+    from gpunode.provisioning.manifest import Manifest, NodeQuery
     from gpunode.provisioning.role import role_tags
     from gpunode.text import printable
     from gpunode.variables import plain
@@ -54,7 +54,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         refuse = boolean(self._task.args.get("refuse", True))
         begins = boolean(self._task.args.get("begin", False))
         if begins and not self.selected(role):
-            return {**result, "changed": False, "skipped": True, "due": False, "tasks": []}
+            return {**result, "changed": False, "skipped": True, "pending": False, "tasks": []}
         settings = self.settings(role, extra) if role in SPECIFICATIONS else {}
         if begins and self.settings(GATE).get("gpunode_image") and role not in OF_IMAGES:
             raise AnsibleActionFail(f"gpunode_image: the role {role} is not for images: leave it to the first boot")
@@ -64,7 +64,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             self.refuse_unfit(role)
         if begins and before:
             more = {"settings": self.node.sealed(extra), "tasks": [before, str(COMMON / "after_site.yml")]}
-            return {**result, "changed": False, "due": False, **more}
+            return {**result, "changed": False, "pending": False, **more}
         self.hand_on_state()
         manifest = self.planned(role, extra)
         if refuse:
@@ -73,30 +73,31 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             self.keep_fit(role)
         self.remember_reboot(role, manifest)
         # gpunode_force repeats the changes of roles that manage something; it never reboots a node.
-        if role == "reboot" and manifest.due and self.node.read("boot") is None:
+        if role == "reboot" and manifest.pending and self.node.read("boot") is None:
             self.node.keep("boot", json.dumps(self.state().boot_id))
-        due = refuse and (manifest.due or (role in SPECIFICATIONS and manifest.manages and self.forced()))
-        if due and self._task.check_mode:
+        pending = refuse and (manifest.pending or (role in SPECIFICATIONS and manifest.manages and self.forced()))
+        if pending and self._task.check_mode:
             # Previews of the roles that follow include these files.
             before = self.node.read("planned")
             coming = {"files": manifest.source_files, "users": getattr(manifest.result, "create", ())}
             self.node.keep("planned", json.dumps(planned_of(before, coming)))
             texts = {file.path: file.content for file in manifest.files if file.encoding == "utf-8"}
             self.node.keep("files", json.dumps({**(self.node.read("files") or {}), role: texts}))
-        elif due:
+        elif pending:
             # The tasks that follow change the node: the next plan collects its state again.
             self.node.set_aside("state")
             self.node.keep("begun", "")
         own = own_tasks(role, removes)
+        change = [str(COMMON / "removal.yml") if removes else own] if pending else []
         result["ansible_facts"] = {**self.discovered, "gpunode_restart_required": self.restarts(role, manifest)}
         result["warnings"] = [printable(note) for note in (*manifest.notes, *manifest.refusals)]
         return {
             **result,
             "changed": False,
-            "due": due,
+            "pending": pending,
             "own_tasks": own,
-            "tasks": [*([str(COMMON / "removal.yml") if removes else own] if due else []), *([after] if after else [])],
-            "due_reasons": [printable(reason) for reason in manifest.due_reasons],
+            "tasks": [*change, *([after] if after else [])],
+            "pending_reasons": [printable(reason) for reason in manifest.pending_reasons],
             "reboot_reasons": list(manifest.reboot_reasons),
             "settings": self.node.sealed(extra),
             "manifest": self.node.sealed(manifest.model_dump(mode="json", exclude={"questions"})),
@@ -175,14 +176,14 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
                 raise AnsibleActionFail(f"{self.host}: role {role}: {err}") from None
             asked = {name: one for name, one in manifest.questions.items() if name not in answers}
             if not asked or manifest.refusals:
-                return judged(offline(manifest) if context.image else manifest, state)
+                return compared(offline(manifest) if context.image else manifest, state)
             answers.update(self.answers(asked))
             context = context.with_answers(answers)
         raise AnsibleActionFail(
             f"{self.host}: role {role}: the plan needed more than {ROUNDS} rounds: report this as a bug"
         )
 
-    def answers(self, questions: dict[str, NodeQuestion]) -> dict[str, Any]:
+    def answers(self, questions: dict[str, NodeQuery]) -> dict[str, Any]:
         """Return the node's answers; a question that was answered in this run is not asked again."""
         digests = {
             name: hashlib.sha256(json.dumps([one.kind, one.body], sort_keys=True).encode()).hexdigest()[:24]
@@ -191,7 +192,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         found = {name: self.node.read(f"answer-{digest}") for name, digest in digests.items()}
         for name in [name for name, answer in found.items() if answer is None]:
             one = questions[name]
-            answer = self.call("node_question", {"kind": one.kind, "question": one.body})
+            answer = self.call("node_query", {"kind": one.kind, "question": one.body})
             found[name] = json.loads(str(answer["answer"]))
             self.node.keep(f"answer-{digests[name]}", json.dumps(found[name]))
         return found

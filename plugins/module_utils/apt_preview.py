@@ -112,13 +112,13 @@ def simulate(apt_get, apt_cache, arguments, more=()):
 
 def with_names_that_exist(question, known):
     """Return the question with each unknown package replaced by the first alternative that exists in a list."""
-    taken = {
+    existing = {
         name: next((other for other in others if other in known), name)
         for name, others in question["alternatives"].items()
         if name not in known
     }
-    bound = {taken.get(name, name): pattern for name, pattern in question["bound"].items()}
-    return {**question, "bound": bound, "required": [taken.get(name, name) for name in question["required"]]}
+    bound = {existing.get(name, name): pattern for name, pattern in question["bound"].items()}
+    return {**question, "bound": bound, "required": [existing.get(name, name) for name in question["required"]]}
 
 
 def installed_versions(names):

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpunode.node.plugins.module_utils import as_if
+from ansible_collections.gpunode.node.plugins.module_utils import commands
 
 BY_ID = Path("/dev/disk/by-id")
 BLOCK = Path("/sys/class/block")
@@ -34,7 +34,7 @@ class DiskError(Exception):
 
 def output_of(argv: list[str], limit_s: float = LIMIT_S) -> str:
     """Return the standard output of a command. Raise DiskError if it fails or exceeds its time limit."""
-    status, output, errors = as_if.ran(argv, limit_s, _ENVIRONMENT)
+    status, output, errors = commands.run(argv, limit_s, _ENVIRONMENT)
     if status != 0:
         lines = (errors or output).split("\n")
         text = "; ".join(" ".join(line.split()) for line in lines if line.strip())[:300]

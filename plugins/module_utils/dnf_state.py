@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from ansible_collections.gpunode.node.plugins.module_utils import file_access
-from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
+from ansible_collections.gpunode.node.plugins.module_utils.commands import run
 
 # dnf writes the id of the process that holds a lock to these files; root's files are in the first two folders.
 LOCKS = ("/var/cache/dnf/*_lock.pid", "/var/lib/dnf/*_lock.pid", "/run/dnf/*_lock.pid")
@@ -47,7 +47,7 @@ def awaited(limit_s):
 def packages():
     """Return the ``installed`` packages (name to version), and those with two versions after a failed transaction."""
     form = "%{NAME}\\t%{ARCH}\\t%{EVR}\\n"
-    code, output, errors = ran(["rpm", "--query", "--all", "--queryformat", form], 120)
+    code, output, errors = run(["rpm", "--query", "--all", "--queryformat", form], 120)
     if code != 0:
         raise OSError(f"rpm's database: {errors.strip()}")
     seen, twice = {}, set()

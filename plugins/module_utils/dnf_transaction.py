@@ -46,7 +46,7 @@ import time
 from pathlib import Path
 
 from ansible_collections.gpunode.node.plugins.module_utils import file_access
-from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
+from ansible_collections.gpunode.node.plugins.module_utils.commands import run
 from ansible_collections.gpunode.node.plugins.module_utils.package_record import note, owned, settle
 
 try:
@@ -401,12 +401,12 @@ def end_units(units, folder="/etc/systemd/system"):
     gone = {Path(unit).name for unit in units if not Path(unit).exists()}
     if not gone:
         return
-    ran(["systemctl", "stop", *sorted(gone)], STOP_LIMIT_S)
+    run(["systemctl", "stop", *sorted(gone)], STOP_LIMIT_S)
     for kind in ("wants", "requires"):
         for link in Path(folder).glob(f"*.{kind}/*"):
             if link.name in gone and link.is_symlink():
                 link.unlink()
-    ran(["systemctl", "daemon-reload"], STOP_LIMIT_S)
+    run(["systemctl", "daemon-reload"], STOP_LIMIT_S)
 
 
 def carried_out(question):

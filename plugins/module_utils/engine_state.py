@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
+from ansible_collections.gpunode.node.plugins.module_utils.commands import run
 
 PID_FILE = "/run/docker.pid"
 HOOK = "/usr/bin/nvidia-container-runtime-hook"
@@ -40,7 +40,7 @@ def collected() -> dict[str, Any]:
 
 def output(argv: list[str]) -> str:
     """Return the output of a command; empty if it is missing, fails or exceeds its time limit."""
-    code, text, _ = ran(argv, LIMIT_S, {**os.environ, "LC_ALL": "C"})
+    code, text, _ = run(argv, LIMIT_S, {**os.environ, "LC_ALL": "C"})
     return text[:LARGEST] if code == 0 else ""
 
 

@@ -76,7 +76,7 @@ def run(argv: list[str]) -> tuple[int, str]:
     return child.returncode, output.decode("utf-8", "replace")
 
 
-def taken(lock: int) -> bool:
+def try_lock(lock: int) -> bool:
     """Take the lock of an open file if it is free; return whether it was free."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,7 +112,7 @@ class Guard:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         deadline = time.monotonic() + LOCK_LIMIT_S
         with (self.folder / "lock").open("w", encoding="ascii") as lock:
-            while not taken(lock.fileno()):
+            while not try_lock(lock.fileno()):
                 if time.monotonic() >= deadline:
                     if insist:
                         break
@@ -268,7 +268,7 @@ class Guard:
         self.disarm()
 
     def restore(self, by: str, booting: bool = False) -> dict[str, Any] | None:
-        """Restore the old state unless the change is confirmed; return what was done, None if nothing was due.
+        """Restore the old state unless the change is confirmed; return what was done, None if nothing was pending.
 
         What failed is tried again: the record, the copies, the program and the unit stay.
         """

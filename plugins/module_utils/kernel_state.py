@@ -86,14 +86,14 @@ def applied(
     before = remembered(memory, root)
     goals = {**{path: value for path, value in before.items() if path not in wanted}, **wanted}
     now = {path: value_of(path, root) for path in goals}
-    due = {path: value for path, value in goals.items() if now[path] is not None and now[path] != value}
+    pending = {path: value for path, value in goals.items() if now[path] is not None and now[path] != value}
     kept = {path: value for path, value in before.items() if path in wanted}
-    kept |= {path: str(now[path]) for path in wanted if path in due and path not in before}
+    kept |= {path: str(now[path]) for path in wanted if path in pending and path not in before}
     if not check and kept.keys() - before.keys():
         remember(memory, {**before, **kept}, root)
     problems = [f"{path}: the kernel has no such setting" for path in wanted if now[path] is None]
     diffs = []
-    for path, value in due.items():
+    for path, value in pending.items():
         refused = None if check else put(path, value, root)
         if refused is not None:
             problems.append(refused)

@@ -40,14 +40,14 @@ def applied(
     """Return (changed paths, diffs). ``check``: change nothing. All files are validated before the first change."""
     changed: list[str] = []
     diffs: list[dict[str, Any]] = []
-    due = [(file, found) for file in files if _differs(file, found := current(file))]
-    for file, found in due:
+    pending = [(file, found) for file in files if _differs(file, found := current(file))]
+    for file, found in pending:
         refuse_foreign(file, found, check)
         validate(file)
     for folder in folders:
         if folder["state"] == "present":
             _note(changed, diffs, made(folder, check))
-    for file, found in due:
+    for file, found in pending:
         diffs.append(_difference(file, found))
         if not check:
             remove(file) if file["content"] is None else write(file)

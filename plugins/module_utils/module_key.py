@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpunode.node.plugins.module_utils.as_if import LIMIT_S, ran
+from ansible_collections.gpunode.node.plugins.module_utils.commands import LIMIT_S, run
 
 DKMS_SETTINGS = Path("/etc/dkms/framework.conf")
 MACHINE_OWNER_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
@@ -35,7 +35,7 @@ def key() -> dict[str, Any] | None:
     path = next((path for path in certificates() if Path(path).exists()), None)
     if path is None:
         return None
-    output = "".join(ran(["mokutil", "--test-key", path], LIMIT_S)[1:])
+    output = "".join(run(["mokutil", "--test-key", path], LIMIT_S)[1:])
     # By shim, in the firmware's own list, or built into the kernel. The meaning of the exit status differs by version.
     known = re.search(r"already (enrolled|in db|in the built-in trusted keyring)", output)
     enrolled = True if known else False if "is not enrolled" in output else None

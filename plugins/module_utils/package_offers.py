@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpunode.node.plugins.module_utils import as_if
+from ansible_collections.gpunode.node.plugins.module_utils import commands
 from ansible_collections.gpunode.node.plugins.module_utils.apt_preview import ANSWER_LIMIT_S, UPDATE_LIMIT_S, offers
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     AptError,
@@ -46,7 +46,7 @@ def by_dnf(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict
     found_in = [section for text in texts for section in re.findall(r"(?ms)^\[([\w.-]+)\].*?^baseurl=(\S+)", text)]
     options = [f"--repofrompath={name}-asked,{url}" for name, url in found_in]
     argv = ["dnf", "--quiet", *options, "repoquery", "--queryformat", "%{name} %{evr}\n", *names]
-    status, output, errors = as_if.ran(argv, DNF_LIMIT_S)
+    status, output, errors = commands.run(argv, DNF_LIMIT_S)
     if status != 0:
         raise AptError((errors.strip().splitlines() or ["dnf repoquery failed"])[-1])
     found: dict[str, list[str]] = {}

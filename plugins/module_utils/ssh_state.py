@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpunode.node.plugins.module_utils import as_if, file_access
+from ansible_collections.gpunode.node.plugins.module_utils import commands, file_access
 from ansible_collections.gpunode.node.plugins.module_utils.file_access import FileRefusedError
 from ansible_collections.gpunode.node.plugins.module_utils.files_state import document, file_state, name_of
 from ansible_collections.gpunode.node.plugins.module_utils.files_state import reason as reason_of
@@ -34,15 +34,15 @@ WRITABLE_BY_OTHERS = 0o022
 
 def asked(*argv: str) -> tuple[int, str, str]:
     """Return (exit status, stdout, stderr) of a command that only reads."""
-    answer: tuple[int, str, str] = as_if.ran(list(argv), COMMAND_S, ENVIRONMENT)
+    answer: tuple[int, str, str] = commands.run(list(argv), COMMAND_S, ENVIRONMENT)
     return answer
 
 
 def daemon_settings() -> tuple[int, str, str]:
     """Return (exit status, stdout, stderr) of ``sshd -T``, also if ssh.socket left sshd without its folder."""
     try:
-        answers: list[tuple[int, str, str]] = as_if.answered([], [["sshd", "-T"]])
-    except as_if.UnavailableError:
+        answers: list[tuple[int, str, str]] = commands.run_with_files([], [["sshd", "-T"]])
+    except commands.UnavailableError:
         return asked("sshd", "-T")
     return answers[0]
 
@@ -51,7 +51,7 @@ def collected(users: list[str]) -> dict[str, Any]:
     """Return the state from which the roles ssh_hardening and accounts compute their plans; ``users`` may be remote."""
     status, effective, errors = daemon_settings()
     settings = values(effective)
-    documents = {path: document_of(path) for path in [MAIN, *paths(f"{FOLDER}/*.conf")]}
+    contents = {path: document_of(path) for path in [MAIN, *paths(f"{FOLDER}/*.conf")]}
     own = login()
     named = [*([own["user"]] if own else []), *users]
     return {
@@ -59,8 +59,8 @@ def collected(users: list[str]) -> dict[str, Any]:
         "effective": effective if status == 0 else None,
         "error": None if status == 0 else last_line(errors) or f"sshd -T: exit status {status}",
         "offered": {kind: asked("ssh", "-Q", kind)[1].split() for kind in OFFERS},
-        "documents": {path: text for path, (text, _) in documents.items()},
-        "unreadable": {path: reason for path, (_, reason) in documents.items() if reason},
+        "contents": {path: text for path, (text, _) in contents.items()},
+        "unreadable": {path: reason for path, (_, reason) in contents.items() if reason},
         "host_keys": host_keys(),
         "weak_moduli": weak_moduli(),
         "accounts": accounts(settings.get("authorizedkeysfile", [".ssh/authorized_keys"]), named),
@@ -295,13 +295,13 @@ def listening() -> list[int]:
 
 def answered(question: dict[str, Any]) -> dict[str, Any]:
     """Return the effective sshd configuration, in general and for given logins, as if files were in place."""
-    commands = [["sshd", "-t"], ["sshd", "-T"]]
+    calls = [["sshd", "-t"], ["sshd", "-T"]]
     for one in question["logins"]:
         connection = f"user={one['user']},host={one['address']},addr={one['address']},laddr=0.0.0.0,lport={one['port']}"
-        commands.append(["sshd", "-T", "-C", connection])
+        calls.append(["sshd", "-T", "-C", connection])
     try:
-        judged, whole, *each = as_if.answered(question["files"], commands)
-    except as_if.UnavailableError as err:
+        judged, whole, *each = commands.run_with_files(question["files"], calls)
+    except commands.UnavailableError as err:
         return {"unavailable": str(err)}
     if judged[0] or whole[0]:
         return {"error": last_line(judged[2] or whole[2]) or f"sshd -t: exit status {judged[0]}"}

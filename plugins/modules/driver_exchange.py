@@ -66,7 +66,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
+from ansible_collections.gpunode.node.plugins.module_utils.commands import run
 from ansible_collections.gpunode.node.plugins.module_utils.gpu_use import FAMILY, holders, modules, obstacles
 
 COMMAND_LIMIT_S = 180
@@ -80,14 +80,14 @@ class ExchangeRefusedError(Exception):
 
 def done(argv: list[str]) -> str:
     """Run a command; return the last line of its errors, empty on success."""
-    code, output, errors = ran(argv, COMMAND_LIMIT_S)
+    code, output, errors = run(argv, COMMAND_LIMIT_S)
     lines = (errors or output).strip().splitlines()
     return "" if code == 0 else lines[-1] if lines else f"exit status {code}"
 
 
 def on_disk(kernel: str) -> str:
     """Return the version of the module that a kernel would load; empty if it has no module."""
-    code, output, _ = ran(["modinfo", "-k", kernel, "-F", "version", "nvidia"], COMMAND_LIMIT_S)
+    code, output, _ = run(["modinfo", "-k", kernel, "-F", "version", "nvidia"], COMMAND_LIMIT_S)
     return output.strip() if code == 0 else ""
 
 
@@ -103,7 +103,7 @@ def loaded_version() -> str:
 
 def known_modules() -> dict[str, tuple[int, list[str]]]:
     """Return the loaded modules with their users."""
-    code, output, errors = ran(["lsmod"], COMMAND_LIMIT_S)
+    code, output, errors = run(["lsmod"], COMMAND_LIMIT_S)
     if code != 0:
         raise ExchangeRefusedError(f"lsmod ended with status {code}: {errors.strip()}")
     found: dict[str, tuple[int, list[str]]] = modules(output)

@@ -75,7 +75,7 @@ options:
     type: list
     elements: str
     default: []
-  due:
+  pending:
     description: Run O(activate) even if no file changes.
     type: bool
     default: false
@@ -142,7 +142,7 @@ import shutil
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils import as_if, file_access, managed
+from ansible_collections.gpunode.node.plugins.module_utils import commands, file_access, managed
 from ansible_collections.gpunode.node.plugins.module_utils.guard import (
     LARGEST,
     SHADOW,
@@ -203,9 +203,9 @@ class GuardedChange:
         if not show and not given["validate"]:
             return []
         try:
-            before = as_if.answered([], show)[0][1] if show else ""
-            *judged, shown = as_if.answered(files, [*given["validate"], *(show or [["true"]])])
-        except as_if.UnavailableError as err:
+            before = commands.run_with_files([], show)[0][1] if show else ""
+            *judged, shown = commands.run_with_files(files, [*given["validate"], *(show or [["true"]])])
+        except commands.UnavailableError as err:
             self.module.warn(f"the change cannot be validated in advance: {err}")
             return []
         for argv, (status, output, errors) in zip(given["validate"], judged):  # noqa: B905 - Python 3.9 on nodes
@@ -219,8 +219,8 @@ class GuardedChange:
     def accepted(self, *argv: str) -> None:
         """Run a validation command on the files in place. Raise GuardError if it fails."""
         try:
-            ((status, output, errors),) = as_if.answered([], [list(argv)])
-        except as_if.UnavailableError:
+            ((status, output, errors),) = commands.run_with_files([], [list(argv)])
+        except commands.UnavailableError:
             self.guard.must(*argv)
             return
         if status != 0:
@@ -247,7 +247,7 @@ class GuardedChange:
         return {**result, "waits": bool(given["limit_s"])}
 
     def changed(self) -> dict[str, Any]:
-        """Write the files if a change is due; return what changed, or would change in check mode."""
+        """Write the files if a change is pending; return what changed, or would change in check mode."""
         module, given = self.module, self.module.params
         if not module.check_mode:
             outcome = self.guard.restore("by the next run")
@@ -258,16 +258,16 @@ class GuardedChange:
                     f"an earlier change {given['name']} could not be reverted: {'; '.join(outcome['failed'])}: nothing "
                     "was changed: remove the cause, then run this again"
                 )
-        due = [file for file in self.files if managed.differs(file)]
+        pending = [file for file in self.files if managed.differs(file)]
         paths, diffs = managed.applied(self.files, self.folders, check=True)
         locks = self.locks()
         if locks:
             paths.append(SHADOW)
             lines = "".join(f"lock the password of {name}\n" for name in locks)
             diffs.append({"before_header": SHADOW, "after_header": SHADOW, "before": "", "after": lines})
-        if not paths and not given["due"]:
+        if not paths and not given["pending"]:
             return {"changed": False, "changed_paths": [], "diff": []}
-        shown = self.validated(due)
+        shown = self.validated(pending)
         if not module.check_mode:
             if given["limit_s"]:
                 self.arm(locks)
@@ -344,7 +344,7 @@ def main() -> None:
             "activate": {"type": "list", "elements": "list", "default": []},
             "restore": {"type": "list", "elements": "list"},
             "lock": {"type": "list", "elements": "str", "default": []},
-            "due": {"type": "bool", "default": False},
+            "pending": {"type": "bool", "default": False},
             "limit_s": {"type": "int", "default": 60},
             "step": {"type": "str", "choices": ["apply", "confirm", "revert", "outcome"], "default": "apply"},
             "token": {"type": "str", "default": "", "no_log": False},

@@ -73,7 +73,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
+from ansible_collections.gpunode.node.plugins.module_utils.commands import run
 
 KEPT = Path("/var/lib/gpunode/kept")
 SOURCE = Path("/etc/apt/sources.list.d/gpunode-kept.sources")
@@ -91,7 +91,7 @@ class KeptError(Exception):
 def output_of(argv: list[str], limit_s: int, folder: Path | None = None) -> str:
     """Return the output of a command. Raise KeptError."""
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
-    code, output, errors = ran(argv, limit_s, environment, (lambda: os.chdir(folder)) if folder else None)
+    code, output, errors = run(argv, limit_s, environment, (lambda: os.chdir(folder)) if folder else None)
     if code != 0:
         lines = [line for line in errors.splitlines() if line.startswith("E:")] or errors.splitlines()[-1:]
         raise KeptError(f"{argv[0]}: {'; '.join(lines[:3]) or code}")
@@ -141,7 +141,7 @@ def installed(names: list[str]) -> dict[str, str]:
     return {row[1]: row[2] for row in rows if row[0] == "installed" and row[1] in names}
 
 
-def keep(folder: Path, names: list[str], limit_s: int, *, pretend: bool) -> bool:
+def keep(folder: Path, names: list[str], limit_s: int, *, check_mode: bool) -> bool:
     """Download the installed versions of packages; return whether something changed. Raise KeptError."""
     versions = installed(names)
     if not versions:
@@ -149,7 +149,7 @@ def keep(folder: Path, names: list[str], limit_s: int, *, pretend: bool) -> bool
     record = recorded(folder)
     if record is not None and record.versions == versions and not damaged(folder, record):
         return False
-    if pretend:
+    if check_mode:
         return True
     draft = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(draft, ignore_errors=True)
@@ -183,11 +183,11 @@ def lacking(versions: dict[str, str]) -> list[str]:
     return [name for name, version in sorted(versions.items()) if (name, version) not in found]
 
 
-def offer(folder: Path, *, pretend: bool) -> bool:
+def offer(folder: Path, *, check_mode: bool) -> bool:
     """Add a folder to apt's sources if another source lacks its versions; return whether something changed."""
     record = recorded(folder)
     if record is None or not lacking(record.versions):
-        return withdraw(pretend=pretend)
+        return withdraw(check_mode=check_mode)
     wrong = damaged(folder, record)
     if wrong:
         raise KeptError(
@@ -203,7 +203,7 @@ def offer(folder: Path, *, pretend: bool) -> bool:
     source = f"Types: deb\nURIs: file:{folder}\nSuites: ./\nTrusted: yes\n"
     index = "\n".join(stanzas).encode()
     changed = listed(folder) != index or not SOURCE.exists() or SOURCE.read_text(encoding="utf-8") != source
-    if changed and not pretend:
+    if changed and not check_mode:
         # apt refuses an index of a source of files that is not compressed.
         (folder / INDEX).write_bytes(gzip.compress(index))
         SOURCE.write_text(source, encoding="utf-8")
@@ -218,10 +218,10 @@ def listed(folder: Path) -> bytes | None:
         return None
 
 
-def withdraw(*, pretend: bool) -> bool:
+def withdraw(*, check_mode: bool) -> bool:
     """Remove the source; return whether there was one."""
     there = SOURCE.exists()
-    if there and not pretend:
+    if there and not check_mode:
         SOURCE.unlink()
     return there
 
@@ -237,7 +237,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    state, release, pretend = module.params["state"], module.params["release"], module.check_mode
+    state, release, check_mode = module.params["state"], module.params["release"], module.check_mode
     if not NAME.fullmatch(release):
         module.fail_json(msg=f"kept-packages: release: {release!r} is not the release of a driver (example: 580.95.05)")
     if shutil.which("apt-get") is None:
@@ -245,9 +245,9 @@ def main() -> None:
     folder = KEPT / release
     try:
         if state == "kept":
-            changed = keep(folder, module.params["packages"], module.params["limit_s"], pretend=pretend)
+            changed = keep(folder, module.params["packages"], module.params["limit_s"], check_mode=check_mode)
         else:
-            changed = offer(folder, pretend=pretend) if state == "offered" else withdraw(pretend=pretend)
+            changed = offer(folder, check_mode=check_mode) if state == "offered" else withdraw(check_mode=check_mode)
     except (KeptError, OSError) as error:
         module.fail_json(msg=f"kept-packages: {' '.join(str(error).split())}")
     record = recorded(folder)

@@ -60,7 +60,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpunode.node.plugins.module_utils.apt_transaction import errors_of_compiler
-from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
+from ansible_collections.gpunode.node.plugins.module_utils.commands import run
 
 ARCHIVES = Path("/var/cache/apt/archives")
 MODULES = Path("/lib/modules")
@@ -108,18 +108,18 @@ def build(archive: Path, limit_s: int) -> list[str]:
     ROOM.mkdir(mode=0o755, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpunode-build-", dir=ROOM) as name:
         folder = Path(name)
-        code, _, errors = ran(["dpkg-deb", "--extract", str(archive), str(folder / "root")], UNPACK_S)
+        code, _, errors = run(["dpkg-deb", "--extract", str(archive), str(folder / "root")], UNPACK_S)
         if code != 0:
             raise BuildError(f"{archive}: {errors.strip() or code}")
         trees = ["--sourcetree", str(folder / "root/usr/src"), "--dkmstree", str(folder / "dkms")]
         (folder / "dkms").mkdir()
         for module, version in sources(folder / "root"):
             named = ["-m", module, "-v", version]
-            code, output, errors = ran(["dkms", "add", *named, *trees], UNPACK_S)
+            code, output, errors = run(["dkms", "add", *named, *trees], UNPACK_S)
             if code != 0:
                 raise BuildError(f"dkms add {module}/{version}: {(errors or output).strip()[-300:] or code}")
             for kernel in kernels():
-                code, output, errors = ran(["dkms", "build", *named, "-k", kernel, *trees], limit_s)
+                code, output, errors = run(["dkms", "build", *named, "-k", kernel, *trees], limit_s)
                 if code != 0:
                     logs = sorted((folder / "dkms").glob("*/*/build/make.log"))
                     lines = errors_of_compiler(logs[-1]) if logs else []

@@ -9,7 +9,7 @@ module: role_plan
 short_description: Compute what a role of this collection changes on a node
 description:
   - Computes the manifest of a role from the role's variables and the state of the node. The state is collected with
-    M(gpunode.node.node_state) if it is not known yet, and again after a plan that was due.
+    M(gpunode.node.node_state) if it is not known yet, and again after a plan with pending changes.
   - If the node must not be changed, fails with all reasons in one message. Notes are printed as warnings.
   - Runs on the controller and changes nothing on the node. It runs no module on the node if the state is known and
     the plan has no questions.
@@ -25,7 +25,7 @@ options:
   refuse:
     description:
       - Whether the task fails if the node must not be changed. With V(false), the reasons are warnings, preflight does
-        not check the node, and the plan is never due. Its RV(reboot_reasons) are still recorded.
+        not check the node, and the plan has no pending changes. Its RV(reboot_reasons) are still recorded.
     type: bool
     default: true
   fresh:
@@ -34,8 +34,8 @@ options:
     default: false
   unchanged:
     description:
-      - Whether no task changed the node since the plan before this one, which was due. The state is not collected again
-        then, unless a module of this collection made a change.
+      - Whether no task changed the node since the plan before this one, which had pending changes. The state is not
+        collected again then, unless a module of this collection made a change.
     type: bool
     default: false
   begin:
@@ -55,7 +55,7 @@ attributes:
     support: none
     description: Nothing is changed.
 notes:
-  - With C(gpunode_force=true), every plan is due.
+  - With C(gpunode_force=true), the changes of every plan are pending.
 requirements:
   - The Python package gpunode on the controller.
 seealso:
@@ -78,11 +78,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-due:
+pending:
   description: Whether the node differs from the manifest, or C(gpunode_force) is set.
   returned: success
   type: bool
-due_reasons:
+pending_reasons:
   description: Differences between the node and the manifest, one line each.
   returned: success
   type: list
@@ -107,7 +107,7 @@ settings:
   type: dict
 tasks:
   description:
-    - Files of tasks to include, in this order. The role's own are among them if the plan is due, and the site's
+    - Files of tasks to include, in this order. The role's own are among them if changes are pending, and the site's
       (C(ROLE_tasks_before), C(ROLE_tasks_after)) always.
   returned: success
   type: list

@@ -36,7 +36,7 @@ options:
         type: list
         elements: str
       mark:
-        description: File that records that the change is due. It is removed afterwards.
+        description: File that records that the change is pending. It is removed afterwards.
         type: str
   daemon_reload:
     description:

@@ -42,7 +42,7 @@ CRASHED = {"module_stderr": "str", "module_stdout": "str"}
 """What Ansible adds to the answer of a module that returned no JSON document."""
 MORE: dict[str, dict[str, str]] = {
     "node_state": {"state": "document"},
-    "node_question": {"answer": "document"},
+    "node_query": {"answer": "document"},
     "guarded_change": {"waits": "bool", "armed": "bool", "outcome": "dict"},
 }
 """Keys that a module returns to its action plugin alone."""

@@ -412,7 +412,7 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         return str(path)
 
     def forced(self) -> bool:
-        """Return whether changes are made even if nothing is due (``gpunode_force``)."""
+        """Return whether changes are made even if none is pending (``gpunode_force``)."""
         return str(self.variable("gpunode_force", False)).lower() in ("true", "yes", "on", "1")
 
     def context(self, role: str, extra: Mapping[str, Any] | None = None) -> Context:

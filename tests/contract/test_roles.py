@@ -229,6 +229,12 @@ def test_every_role_is_in_the_site_playbook_and_so_in_molecule(role: Path) -> No
     assert "../../playbooks/site.yml" in (ROOT / "molecule" / "default" / "converge.yml").read_text(encoding="utf-8")
 
 
+def test_the_site_playbook_keeps_by_default_what_the_roles_settings_keep() -> None:
+    site = (ROOT / "playbooks/site.yml").read_text(encoding="utf-8")
+    kept = {role.name for role in ROLES if options(role).get(f"{role.name}_state", {}).get("default") == "keep"}
+    assert set(re.findall(r"(\w+)_state \| default\('keep'\)", site)) == kept
+
+
 def test_each_role_of_the_site_playbook_can_be_chosen() -> None:
     plays = load(ROOT / "playbooks" / "site.yml")
     (order,) = [play["vars"]["__gpunode_all"] for play in plays if "__gpunode_all" in play.get("vars", {})]

@@ -29,7 +29,7 @@ EXCEPTIONS = {
     "module_utils/apt_private.py": f"{PRIVATE}; {PACKAGES}",
     "module_utils/apt_state.py": f"{PACKAGES}; {KERNEL}",
     "module_utils/apt_transaction.py": PACKAGES,
-    "module_utils/as_if.py": f"{PRIVATE}; /etc/ssh",
+    "module_utils/commands.py": f"{PRIVATE}; /etc/ssh",
     "module_utils/block_devices.py": KERNEL,
     "module_utils/dnf_state.py": f"{PACKAGES}; {KERNEL}",
     "module_utils/dnf_transaction.py": f"{PRIVATE}; {PACKAGES}",

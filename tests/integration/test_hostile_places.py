@@ -114,7 +114,7 @@ def test_a_proxys_password_is_on_no_command_line_and_in_no_output(start_sshd: St
         "sha256_without_version": None,
         "keyring_sha256": None,
     }
-    ask = {"gpunode.node.node_question": {"kind": "repository_key", "question": question}, "become": True}
+    ask = {"gpunode.node.node_query": {"kind": "repository_key", "question": question}, "become": True}
     play = {"hosts": "all", "gather_facts": False, "tasks": [{**ask, "no_log": True}]}
     (tmp_path / "play.yml").write_text(json.dumps([play]))
     options = f"-o UserKnownHostsFile={server.folder}/known_hosts -o IdentitiesOnly=yes -o IdentityAgent=none"

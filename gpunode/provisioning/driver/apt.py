@@ -244,7 +244,7 @@ class AptPlan(DriverPlan):
         return (f"{self.target} is requested for the whole closure, found {there}",) if there else ()
 
     @property
-    def due_reasons(self) -> Iterator[str]:
+    def pending_reasons(self) -> Iterator[str]:
         """Yield which packages change."""
         for name in self.missing:
             there = self.apt.installed.get(name)

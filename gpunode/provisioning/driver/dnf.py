@@ -174,7 +174,7 @@ class DnfPlan(DriverPlan):
         return (f"{self.target} is requested of the whole closure; there is {'; '.join(wrong)}",) if wrong else ()
 
     @property
-    def due_reasons(self) -> Iterator[str]:
+    def pending_reasons(self) -> Iterator[str]:
         """Yield which packages change."""
         if self.changes:
             yield from (f"{name} is not installed" for name in self.missing)

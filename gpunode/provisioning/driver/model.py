@@ -14,7 +14,7 @@ from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.facts.kernels import Kernel
 from gpunode.frozen import Frozen, invalid_field
-from gpunode.provisioning.live import FABRIC_MANAGER, IMEX, STOPPABLE, gpus_in_use, imex_version, manager_version
+from gpunode.provisioning.gpu_use import FABRIC_MANAGER, IMEX, STOPPABLE, gpus_in_use, imex_version, manager_version
 from gpunode.provisioning.manifest import UnitState
 from gpunode.provisioning.role import LOCK_WAIT, Settings, Value, option
 from gpunode.provisioning.ssh_state import Reported
@@ -231,7 +231,7 @@ class DriverPlan:
 
     @property
     def builds(self) -> tuple[Build, ...]:
-        """Return the due builds."""
+        """Return the pending builds."""
         if self.precompiled or not self.target:
             return ()
         head = ("dkms", "install", "--force", "-m", self.dkms, "-v", self.target, "-k")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from gpunode.frozen import Frozen
 from gpunode.provisioning import node_stack, nvidia_repository
 from gpunode.provisioning.context import Context
+from gpunode.provisioning.differences import compared
 from gpunode.provisioning.driver import apt, dnf, files
 from gpunode.provisioning.driver.model import Build, DriverSettings, ModuleExchange, answered
 from gpunode.provisioning.driver.modules import (
@@ -17,13 +18,12 @@ from gpunode.provisioning.driver.modules import (
     old_images,
     refreshed_images,
 )
-from gpunode.provisioning.due import judged
-from gpunode.provisioning.live import must_be_idle, unserved_fabric
+from gpunode.provisioning.gpu_use import must_be_idle, unserved_fabric
 from gpunode.provisioning.manifest import (
     ManagedFile,
     Manifest,
     NodeCommand,
-    NodeQuestion,
+    NodeQuery,
     Transaction,
 )
 from gpunode.provisioning.role import Role
@@ -96,8 +96,8 @@ def present(state: NodeState, settings: DriverSettings, context: Context) -> Man
     exchange = plan.exchange if settings.reload and not signing.waits else None
     stage = signing.to_stage and (context.check or not plan.changes)
     text = ROLE.texts(context)
-    due = [
-        *plan.due_reasons,
+    pending = [
+        *plan.pending_reasons,
         *(["a driver of a .run installer must be removed"] if runfile else []),
         *(f"kernel {build.kernel} has no module {plan.target}" for build in builds),
         *(["the key that signs the modules is not staged"] if stage else []),
@@ -114,7 +114,7 @@ def present(state: NodeState, settings: DriverSettings, context: Context) -> Man
         units=plan.daemon(running=load or bool(plan.loaded)),
         notes=signing.notes,
         reboot_reasons=(*plan.reboot_reasons, *signing.reboot_reasons),
-        due_reasons=tuple(due),
+        pending_reasons=tuple(pending),
         result=DriverResult(
             changes=plan.changes,
             runfile=runfile,
@@ -147,7 +147,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
             "commands": _commands(refreshed_images(state)),
             "notes": (f"the kernel headers stay: DKMS also builds {', '.join(others)}",) if others else (),
             "reboot_reasons": (f"module {loaded} is loaded, none is installed",) if loaded else (),
-            "due_reasons": ("the role's locks must be removed",) if locked else (),
+            "pending_reasons": ("the role's locks must be removed",) if locked else (),
         }
     )
 
@@ -164,20 +164,20 @@ def _apt_texts(plan: apt.AptPlan, context: Context) -> dict[str, str]:
         # They change nothing, but preflight included them in its question before they existed: the same question has
         # its answer.
         role = nvidia_repository.ROLE
-        there = judged(role.plan(plan.state, context.settings_of(role.name), context), plan.state)
-        repository = {} if there.due or there.questions or there.refusals else there.source_files
+        there = compared(role.plan(plan.state, context.settings_of(role.name), context), plan.state)
+        repository = {} if there.pending or there.questions or there.refusals else there.source_files
     return {**repository, **context.planned.files, **texts}
 
 
-def _question(plan: apt.AptPlan | dnf.DnfPlan, texts: dict[str, str], context: Context) -> NodeQuestion:
+def _question(plan: apt.AptPlan | dnf.DnfPlan, texts: dict[str, str], context: Context) -> NodeQuery:
     settings = nvidia_repository.ROLE.of(context)
     private = "@" in settings.proxy
     if isinstance(plan, apt.AptPlan):
         body = {**plan.question, "preferences": files.PREFERENCES, "files": texts}
-        return NodeQuestion(kind="apt_preview", body=body, private=private)
+        return NodeQuery(kind="apt_preview", body=body, private=private)
     offer = nvidia_repository.offered(plan.state, settings, context, plan.stack.source)
     repository = {"id": nvidia_repository.DNF_ID, "url": offer.url, "proxy": settings.proxy} if offer.wanted else None
-    return NodeQuestion(kind="dnf_preview", body={**plan.question, "repository": repository}, private=private)
+    return NodeQuery(kind="dnf_preview", body={**plan.question, "repository": repository}, private=private)
 
 
 def _apt_files(plan: apt.AptPlan, text: Callable[..., str]) -> Iterator[ManagedFile]:

@@ -361,7 +361,7 @@ def test_the_next_boot_has_no_working_driver(
     asked = context(boot_id="own", machine_id="own", reboot_reasons=("a new driver is installed",))
     manifest = reboot.plan(known, settings, asked)
     assert reason in manifest.notes[0]
-    drill.world.boots = lambda name: manifest.due or drill.world.nodes[name]["installed"] == OLD
+    drill.world.boots = lambda name: manifest.pending or drill.world.nodes[name]["installed"] == OLD
     assert upgraded() == 1
     assert drill.ends == {"gpu-1": "rolled-back", **{f"gpu-{n}": "planned" for n in range(2, 6)}}
 

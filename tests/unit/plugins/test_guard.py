@@ -17,7 +17,7 @@ from typing import Any
 
 import forked
 import pytest
-from ansible_collections.gpunode.node.plugins.module_utils import as_if, file_access, guard
+from ansible_collections.gpunode.node.plugins.module_utils import commands, file_access, guard
 from ansible_collections.gpunode.node.plugins.module_utils.guard import Guard, GuardError
 from effort import effort
 from hostile_files import SECRET, USER, within, world
@@ -253,10 +253,10 @@ def test_a_unit_returns_to_what_it_was(
     systemd.refuse = tuple(f"{verb} x" for verb in ("enable", "disable", "mask", "start", "stop"))
     failed = guarded.restore_units([unit], booting)
     runs = now.split()[1] in ("active", "activating", "reloading")
-    due = [starting] if starting and (booting or runs != (starting == "start")) else []
+    pending = [starting] if starting and (booting or runs != (starting == "start")) else []
     block = "--no-block " if booting else ""
     commands = [f"systemctl {verb} x.socket" for verb in enabling] + [
-        f"systemctl {block}{verb} x.socket" for verb in due
+        f"systemctl {block}{verb} x.socket" for verb in pending
     ]
     assert [line for line in systemd.asked if "is-" not in line] == ["systemctl daemon-reload", *commands]
     why = "exit status 1: Failed to connect to bus: No such file or directory"
@@ -270,8 +270,8 @@ def in_namespace(folder: Path, output: Path, act: Callable[[], None]) -> None:
 
     def program(_words: Sequence[str]) -> int:
         libc = ctypes.CDLL(None, use_errno=True)
-        done = libc.unshare(as_if.NEW_NAMESPACE)
-        done = done or libc.mount(b"none", b"/", None, as_if.RECURSIVE | as_if.PRIVATE, None)
+        done = libc.unshare(commands.NEW_NAMESPACE)
+        done = done or libc.mount(b"none", b"/", None, commands.RECURSIVE | commands.PRIVATE, None)
         if done or libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, b"size=64k,mode=0755"):
             return 77
         act()
@@ -637,11 +637,11 @@ def test_a_command_sees_files_that_are_not_in_place(tmp_path: Path) -> None:
     file = {"content": "later\n", "mode": "0644", "encoding": "utf-8"}
     both = [{**file, "path": str(tmp_path / name)} for name in ("there", "new")]
     try:
-        answers = as_if.answered(both, [["cat", str(one["path"])] for one in both])
-    except as_if.UnavailableError as err:
+        answers = commands.run_with_files(both, [["cat", str(one["path"])] for one in both])
+    except commands.UnavailableError as err:
         pytest.skip(str(err))
     assert answers == [(0, "later\n", "")] * 2
-    assert as_if.answered([{**both[0], "content": None}], [["cat", str(both[0]["path"])]])[0][0] == 1
+    assert commands.run_with_files([{**both[0], "content": None}], [["cat", str(both[0]["path"])]])[0][0] == 1
     assert ((tmp_path / "there").read_text(), list(tmp_path.iterdir())) == ("now\n", [tmp_path / "there"])
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.gpunode.node.plugins.module_utils import as_if, guard
+from ansible_collections.gpunode.node.plugins.module_utils import commands, guard
 from ansible_collections.gpunode.node.plugins.module_utils.guard import Guard
 from ansible_collections.gpunode.node.plugins.module_utils.managed import FileRefusedError
 from ansible_collections.gpunode.node.plugins.modules import guarded_change
@@ -39,7 +39,7 @@ class Node:
             "activate": [["reload"]],
             "restore": None,
             "lock": [],
-            "due": False,
+            "pending": False,
             "limit_s": 60,
             "token": "t",
             "program": PROGRAM,
@@ -56,7 +56,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(guarded_change, "Guard", made.guard)
     monkeypatch.setattr(guarded_change.shutil, "which", lambda name: f"/usr/bin/{name}")
     # Commands that validate the files succeed unless a test sets otherwise.
-    monkeypatch.setattr(as_if, "answered", lambda _, commands: [(0, "", "")] * len(commands))
+    monkeypatch.setattr(commands, "run_with_files", lambda _, commands: [(0, "", "")] * len(commands))
     return made
 
 
@@ -77,11 +77,13 @@ def test_check_mode_arms_and_changes_nothing(node: Node) -> None:
 def test_what_is_settled_is_not_armed(node: Node) -> None:
     node.path.write_text("after\n")
     assert node.change()["changed"] is False
-    assert node.change(due=True)["changed"] is True
+    assert node.change(pending=True)["changed"] is True
 
 
 def test_what_is_not_valid_changes_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(as_if, "answered", lambda _, commands: [(1, "", "line 1: no such setting")] * len(commands))
+    monkeypatch.setattr(
+        commands, "run_with_files", lambda _, commands: [(1, "", "line 1: no such setting")] * len(commands)
+    )
     with pytest.raises(FileRefusedError, match=r"no such setting: nothing was changed"):
         node.change(validate=[["judge"]])
     assert node.path.read_text() == "before\n"

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from gpunode.provisioning.manifest import NodeQuestion
+from gpunode.provisioning.manifest import NodeQuery
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "plugins" / "modules"
@@ -68,8 +68,8 @@ def test_the_page_names_what_the_module_takes(name: str, monkeypatch: pytest.Mon
 
 
 def test_a_plan_asks_what_the_module_answers() -> None:
-    module = importlib.import_module(f"{PACKAGE}.node_question")
-    assert set(get_args(NodeQuestion.model_fields["kind"].annotation)) == set(module.ANSWERS)
+    module = importlib.import_module(f"{PACKAGE}.node_query")
+    assert set(get_args(NodeQuery.model_fields["kind"].annotation)) == set(module.ANSWERS)
 
 
 def test_ansible_doc_prints_every_page() -> None:

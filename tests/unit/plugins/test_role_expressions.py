@@ -93,7 +93,12 @@ def test_every_expression_of_a_role_with_a_shape_is_rendered(role: str) -> None:
     files = [*(ROLES / "common" / "tasks").glob("*.yml"), *(ROLES / role / "tasks").glob("*.yml")]
     rendered = 0
     for manifest in filter(lambda each: each.manages, manifests(role)):
-        first = {"manifest": manifest.model_dump(mode="json"), "settings": {}, "due": True, "due_reasons": ["x"]}
+        first = {
+            "manifest": manifest.model_dump(mode="json"),
+            "settings": {},
+            "pending": True,
+            "pending_reasons": ["x"],
+        }
         first |= {"tasks": ["/x.yml"], "own_tasks": "/x.yml"}
         for plan in ({**first, "skipped": again} for again in (0, 1)):
             for task in (task for file in files for task in steps(file)):

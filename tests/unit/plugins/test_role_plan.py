@@ -47,16 +47,16 @@ def test_a_plan_that_is_only_read_neither_fails_nor_is_due(
     monkeypatch.setattr(role_plan.ActionModule, "settings", lambda *_: {})
     action._task = SimpleNamespace(args={"role": "nvidia_driver", "refuse": False}, check_mode=False)
     result = action.run()
-    assert (result["due"], result["reboot_reasons"], asked) == (False, [why], ["reboot"])
+    assert (result["pending"], result["reboot_reasons"], asked) == (False, [why], ["reboot"])
     assert result["warnings"] == ["no-gpu: none on the bus"]
     # gpunode_force repeats the changes of a role, and an empty plan has none: its tasks would find no values.
     action._task.args = {"role": "nvidia_driver"}
-    for manifest, due in ((Manifest(role="rdma"), False), (Manifest(role="rdma", result=RdmaResult()), True)):
+    for manifest, pending in ((Manifest(role="rdma"), False), (Manifest(role="rdma", result=RdmaResult()), True)):
         monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_, manifest=manifest: manifest)
-        assert action.run()["due"] is due
+        assert action.run()["pending"] is pending
     # In check mode the roles that follow know which users would exist by then.
     action._task.check_mode = True
-    accounts = Manifest(role="accounts", result=AccountsResult(create=("ada",)), due_reasons=("ada is missing",))
+    accounts = Manifest(role="accounts", result=AccountsResult(create=("ada",)), pending_reasons=("ada is missing",))
     monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_: accounts)
     action.run()
     assert controller.planned_of(action.node.read("planned"), {"users": ["bob"]})["users"] == ["ada", "bob"]
@@ -99,7 +99,7 @@ def begun(
 
     def planned(_self: object, role: str, _extra: object, _roles: object = ()) -> Manifest:
         plans.append(role)
-        return Manifest(role=role, due_reasons=("x",) if settings.get("due") else ())
+        return Manifest(role=role, pending_reasons=("x",) if settings.get("pending") else ())
 
     monkeypatch.setattr(role_plan.GpunodeAction, "run", lambda *_: {})
     monkeypatch.setattr(role_plan.GpunodeAction, "begin", lambda *_: None)
@@ -137,12 +137,12 @@ def test_the_sites_tasks_come_before_the_plan_and_after_the_role(
     action.node.forget("fit")
     later = str(role_plan.COMMON / "after_site.yml")
     assert begun(action, monkeypatch, both) == ([before, later], ["preflight"])
-    assert begun(action, monkeypatch, {**both, "due": "x"}, begin=False) == ([own, after], ["docker"])
+    assert begun(action, monkeypatch, {**both, "pending": "x"}, begin=False) == ([own, after], ["docker"])
     assert begun(action, monkeypatch, both, begin=False) == ([after], ["docker"])
     assert begun(action, monkeypatch, {**both, "state": "keep"}) == ([], ["docker"])
     removal = [before, later], str(role_plan.COMMON / "removal.yml")
-    assert begun(action, monkeypatch, {**both, "due": "x", "state": "absent"})[0] == removal[0]
-    assert begun(action, monkeypatch, {"due": "x", "state": "absent"})[0] == [removal[1]]
+    assert begun(action, monkeypatch, {**both, "pending": "x", "state": "absent"})[0] == removal[0]
+    assert begun(action, monkeypatch, {"pending": "x", "state": "absent"})[0] == [removal[1]]
     with pytest.raises(AnsibleActionFail, match=r"docker_tasks_after: .*/other\.yml is not a file"):
         begun(action, monkeypatch, {"tasks_after": "other.yml"})
 
@@ -232,7 +232,7 @@ def test_the_plan_after_one_that_was_due_uses_its_state_only_if_nothing_changed(
     def planned(*_: object) -> Manifest:
         read.append(action.node.read("state"))
         action.node.keep("state", "1")
-        return Manifest(role="rdma", result=RdmaResult(), due_reasons=("a file is missing",))
+        return Manifest(role="rdma", result=RdmaResult(), pending_reasons=("a file is missing",))
 
     monkeypatch.setattr(role_plan.GpunodeAction, "run", lambda *_: {})
     monkeypatch.setattr(role_plan.ActionModule, "planned", planned)
@@ -240,7 +240,7 @@ def test_the_plan_after_one_that_was_due_uses_its_state_only_if_nothing_changed(
         monkeypatch.setattr(role_plan.ActionModule, name, lambda *_, answer=answer: answer)
     action.task_vars = {}
     action._task = SimpleNamespace(args={"role": "rdma"}, check_mode=False)
-    assert action.run()["due"]
+    assert action.run()["pending"]
     action._task.args = {"role": "rdma", **args}
     action.run()
     assert read == [None, kept]

@@ -49,7 +49,7 @@ class Page:
             if manifest.packages
             else {},
             "units": _unit_words(manifest.units),
-            "due": list(manifest.due_reasons),
+            "due": list(manifest.pending_reasons),
             "reboot": given.get("reboot_reasons"),
             "restarts": given.get("restarts"),
             "restart mark": manifest.restart_mark,
@@ -208,25 +208,25 @@ def converged() -> Converged:
             shown = page.parts[manager] = {"bare": bare}
             shown["check mode"] = difference(page.shown(checked.preview(role)), bare)
             for at in range(2, ROUNDS + 2):
-                if now.refusals or not machine.due(now):
+                if now.refusals or not machine.pending(now):
                     break
                 machine.apply(now)
                 now = machine.plan(role)
                 shown[f"plan {at}"] = difference(page.shown(now), bare)
             shown["settled"] = shown.popitem()[1] if len(shown) > 2 else {}
-            unsettled[f"{manager} {role}"] = machine.due(now)
+            unsettled[f"{manager} {role}"] = machine.pending(now)
             if "state" in settings(role):
                 left = copy.deepcopy(machine)
                 left.absent = role
                 now = left.plan(role)
                 shown["absent"] = page.shown(now)
                 left.apply(now)
-                unsettled[f"{manager} {role} absent"] = left.due(left.plan(role))
+                unsettled[f"{manager} {role} absent"] = left.pending(left.plan(role))
             if manager == "dnf":
                 shown |= {
                     name: difference(shown[name], part) for name, part in page.parts["apt"].items() if name in shown
                 }
-        unsettled |= {f"{manager} {role} after all roles": machine.due(machine.plan(role)) for role in ORDER}
+        unsettled |= {f"{manager} {role} after all roles": machine.pending(machine.plan(role)) for role in ORDER}
         machines[manager] = machine
     return Converged(pages, unsettled, machines)
 

@@ -9,7 +9,7 @@ from driver_samples import APT, BUNDLE, facts_of
 
 from gpunode.content import collection_root
 from gpunode.provisioning.context import Context, Planned
-from gpunode.provisioning.due import judged
+from gpunode.provisioning.differences import compared
 from gpunode.provisioning.manifest import ManagedFile, Manifest
 from gpunode.provisioning.roles import LOOKS, PLANS
 from gpunode.provisioning.state import NodeState
@@ -87,7 +87,7 @@ def context(**changes: Any) -> Context:
 
 def planned(role: str, state: NodeState, run: Context | None = None, /, **settings: Any) -> Manifest:
     """The judged manifest of a role."""
-    return judged(PLANS[role](state, settings_of(role, **settings), run or context()), state)
+    return compared(PLANS[role](state, settings_of(role, **settings), run or context()), state)
 
 
 def contents(manifest: Manifest) -> dict[str, str | None]:

@@ -11,7 +11,7 @@ from driver_samples import APT, DAY
 
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context, Planned
-from gpunode.provisioning.due import judged
+from gpunode.provisioning.differences import compared
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.roles import PLANS
 from gpunode.provisioning.state import AptState, DnfState, FileState, NodeState
@@ -69,7 +69,7 @@ def planned(
 ) -> Manifest:
     """The manifest of a role, judged against the state."""
     run = context_of(settings, **context)
-    return judged(PLANS[role](state, run.settings_of(role), run), state)
+    return compared(PLANS[role](state, run.settings_of(role), run), state)
 
 
 __all__ = ["Planned", "context_of", "planned", "settings_of", "state_of"]

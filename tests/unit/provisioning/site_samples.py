@@ -30,12 +30,12 @@ from gpunode.provisioning import (
     ssh_hardening,
 )
 from gpunode.provisioning.context import Context, Planned
+from gpunode.provisioning.differences import compared
 from gpunode.provisioning.driver.files import UNATTENDED
-from gpunode.provisioning.due import judged
 from gpunode.provisioning.engines import number
 from gpunode.provisioning.keys import KeyRefusedError
 from gpunode.provisioning.locks import lock_lines
-from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest, NodeQuestion
+from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest, NodeQuery
 from gpunode.provisioning.package_record import MARK, installed_by_role
 from gpunode.provisioning.roles import LOOKS, PLANS
 from gpunode.provisioning.state import BOOT_ID, NodeState
@@ -265,9 +265,9 @@ class Machine:
             answers |= {name: self.answer(one) for name, one in asked.items()}
         raise AssertionError(f"{role}: too many questions")
 
-    def due(self, manifest: Manifest) -> tuple[str, ...]:
+    def pending(self, manifest: Manifest) -> tuple[str, ...]:
         """Why a manifest is refused, or something is due."""
-        return (*manifest.refusals, *judged(manifest, NodeState.model_validate(self.document)).due_reasons)
+        return (*manifest.refusals, *compared(manifest, NodeState.model_validate(self.document)).pending_reasons)
 
     def preview(self, role: str) -> Manifest:
         """The manifest of a role in check mode, on the node as it is, after those of the roles before it."""
@@ -288,7 +288,7 @@ class Machine:
         self.coming[role] = {one.path: one.content for one in manifest.files if one.encoding == "utf-8"}
         return manifest
 
-    def answer(self, question: NodeQuestion) -> dict[str, Any]:
+    def answer(self, question: NodeQuery) -> dict[str, Any]:
         """What this node answers, from the recorded indexes where it is about NVIDIA's packages."""
         body = question.body
         match question.kind:
@@ -303,7 +303,7 @@ class Machine:
                 return {"key": "ZmV0Y2hlZA==", "fingerprint": body.get("fingerprint", "")}
             case "nft_check":
                 return {"error": None}
-            case "documents":
+            case "contents":
                 known = {ssh_hardening.MODULI: MODULI, ssh_hardening.MODULI_BEFORE: MODULI}
                 known["/proc/filesystems"] = "nodev\toverlay\n"
                 known |= {

@@ -49,5 +49,5 @@ def test_a_removal_leaves_the_other_roles_settled(role: str) -> None:
         left.absent = role
         left.apply(left.plan(role))
         # The inventory of the first boot has the variables of all roles, of this one state: absent.
-        others = {other for other in ORDER if left.due(left.plan(other))} - {"first_boot"}
+        others = {other for other in ORDER if left.pending(left.plan(other))} - {"first_boot"}
         assert others <= SHARED.get(role, set())

@@ -14,7 +14,7 @@ from node_samples import by_path, file, node, planned
 from plan_samples import context_of, settings_of
 
 from gpunode.provisioning import accounts
-from gpunode.provisioning.due import judged
+from gpunode.provisioning.differences import compared
 from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, sysctl_path
 from gpunode.provisioning.kernel_tuning import SYSCTL as TUNED
 from gpunode.provisioning.manifest import Manifest
@@ -47,7 +47,7 @@ def plan(
     state = node(files=files, texts=texts, facts={"virtualization": "none", **(facts or {})})
     state = state.model_copy(update={"ssh": SshState.model_validate(ssh or RECORDED)})
     wanted = settings_of("accounts", **{"state": "present", "admins": [ADA], **changes})
-    return judged(accounts.ROLE.plan(state, wanted, context_of({"kernel_tuning": {"sysctl": tuned or {}}})), state)
+    return compared(accounts.ROLE.plan(state, wanted, context_of({"kernel_tuning": {"sysctl": tuned or {}}})), state)
 
 
 NIC = {"name": "eth0", "slot": None, "driver": "mlx5_core", "state": "up", "speed_mbit_per_s": 100_000, "mtu": 9000}
@@ -67,7 +67,7 @@ def guarded(manifest: Manifest) -> dict[str, str | None]:
 
 
 def test_accounts_are_left_alone_unless_they_are_asked_for() -> None:
-    assert not plan(state="keep").due
+    assert not plan(state="keep").pending
 
 
 def test_a_new_admin_gets_a_user_a_key_and_a_rule() -> None:
@@ -81,8 +81,8 @@ def test_a_new_admin_gets_a_user_a_key_and_a_rule() -> None:
     assert (rule["mode"], rule["validate_with"][0]) == ("0440", "visudo")
     keys = next(one for one in result(manifest)["guarded"] if one["path"] != accounts.SUDO)
     assert (keys["owner"], keys["group"], keys["expect_sha256"]) == ("ada", "ada", None)
-    assert manifest.due_reasons[0] == "ada is not there"
-    assert {f"{path} differs" for path in files} < set(manifest.due_reasons)
+    assert manifest.pending_reasons[0] == "ada is not there"
+    assert {f"{path} differs" for path in files} < set(manifest.pending_reasons)
 
 
 @pytest.mark.parametrize(
@@ -216,14 +216,14 @@ def test_an_admin_who_is_absent_has_no_rule_and_a_rule_can_be_left_out(sudo: str
 
 def test_absent_removes_rules_and_settings_and_locks_nobody() -> None:
     clean = plan(state="absent")
-    assert not clean.due, clean.due_reasons
+    assert not clean.pending, clean.pending_reasons
     assert (clean.result, clean.kernel_values, clean.units) == (accounts.AccountsResult(), {}, ())
     paths = (accounts.SUDO, accounts.JOURNAL, SYSCTL, accounts.ROLE.kernel_memory, accounts.WAITING)
     manifest = plan(state="absent", files={path: file("x") for path in paths})
     assert guarded(manifest) == {accounts.SUDO: None}
     assert manifest.units
     assert [(file.path, file.content) for file in manifest.files] == [(accounts.JOURNAL, None), (SYSCTL, None)]
-    assert manifest.due_reasons == (
+    assert manifest.pending_reasons == (
         "an earlier change waits for its confirmation",
         f"{accounts.SUDO} must be removed",
         "the kernel's settings have to be restored",
@@ -233,7 +233,7 @@ def test_absent_removes_rules_and_settings_and_locks_nobody() -> None:
     )
     folders = {path: {"kind": "folder", "entries": 1} for path in (accounts.ROLE.kernel_memory,)}
     manifest = plan(state="absent", files=folders)
-    assert "the kernel's settings have to be restored" not in manifest.due_reasons
+    assert "the kernel's settings have to be restored" not in manifest.pending_reasons
     assert not manifest.units
 
 
@@ -281,7 +281,7 @@ def test_unneeded_passwords_are_locked() -> None:
     ssh = copy.deepcopy(RECORDED)
     ssh["accounts"][0] |= {"password": "none"}
     assert result(plan(ssh, admins=[OPERATOR]))["lock"] == ["operator", "root"]
-    assert "the password of root is not locked" in plan(ssh, admins=[OPERATOR]).due_reasons
+    assert "the password of root is not locked" in plan(ssh, admins=[OPERATOR]).pending_reasons
     assert result(plan(ssh))["lock"] == ["root"], "the password of a user who is no admin stays"
     assert result(plan(ssh, admins=[OPERATOR], sudo="password"))["lock"] == ["root"]
     assert result(plan(ssh, admins=[OPERATOR], lock_passwords=False))["lock"] == []
@@ -296,16 +296,16 @@ def test_a_settled_node_is_left_alone() -> None:
     there[accounts.ROLE.folder] = {"kind": "folder", "mode": "0755", "owner": "root", "group": "root", "entries": 0}
     live = {sysctl_path(name): f"{value}\n" for name, value in SETTINGS.items()}
     settled = plan(ssh, files=there, texts=live, admins=[OPERATOR], sudo="password")
-    assert not settled.due, settled.due_reasons
+    assert not settled.pending, settled.pending_reasons
     other = {**live, sysctl_path("kernel.kptr_restrict"): "0\n"}
-    (reason,) = plan(ssh, files=there, texts=other, admins=[OPERATOR], sudo="password").due_reasons
+    (reason,) = plan(ssh, files=there, texts=other, admins=[OPERATOR], sudo="password").pending_reasons
     assert reason == "/proc/sys/kernel/kptr_restrict is 0, not 1"
     unset = plan(
         ssh, files={**there, SYSCTL: {"kind": "absent"}}, texts=other, admins=[OPERATOR], sudo="password", sysctl=False
     )
-    assert (unset.due, unset.kernel_values, by_path(unset, SYSCTL).content) == (False, {}, None)
+    assert (unset.pending, unset.kernel_values, by_path(unset, SYSCTL).content) == (False, {}, None)
     waits = {**there, accounts.WAITING: file("")}
-    assert plan(ssh, files=waits, texts=live, admins=[OPERATOR], sudo="password").due
+    assert plan(ssh, files=waits, texts=live, admins=[OPERATOR], sudo="password").pending
 
 
 def keys_of(text: str | None) -> set[str]:

@@ -8,7 +8,7 @@ from plan_samples import context_of, settings_of
 
 from gpunode.errors import UsageError
 from gpunode.provisioning import base, base_files
-from gpunode.provisioning.due import judged
+from gpunode.provisioning.differences import compared
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.state import NodeState
 
@@ -29,7 +29,7 @@ def state(texts: dict[str, str] | None = None, facts: dict[str, Any] | None = No
 def plan(there: NodeState | None = None, others: dict[str, Any] | None = None, **changes: Any) -> Manifest:
     found = there if there is not None else state()
     wanted = settings_of("base", **{"state": "present", **changes})
-    return judged(base.ROLE.plan(found, wanted, context_of(others)), found)
+    return compared(base.ROLE.plan(found, wanted, context_of(others)), found)
 
 
 def removal(there: NodeState) -> Manifest:
@@ -199,7 +199,10 @@ def test_name_time_zone_and_locale_are_set_only_if_they_differ() -> None:
     sync = {"synchronized": True, "service": None, "timezone": "Etc/UTC"}
     there = state({"/etc/default/locale": 'LANG="C.UTF-8"\n'}, {"time_sync": sync})
     same = plan(there, hostname="gpu01", timezone="Etc/UTC", locale="C.UTF-8")
-    assert (same.commands, [reason for reason in same.due_reasons if "not" in reason and "/" not in reason]) == ((), [])
+    assert (same.commands, [reason for reason in same.pending_reasons if "not" in reason and "/" not in reason]) == (
+        (),
+        [],
+    )
     other = plan(there, hostname="gpu02", timezone="Europe/Berlin", locale="de_DE.UTF-8")
     assert [one.argv[0] for one in other.commands] == ["hostnamectl", "timedatectl", "locale-gen", "localectl"]
     assert "de_DE.UTF-8 UTF-8\n" in text(other, base.LOCALE_GEN)

@@ -43,12 +43,12 @@ def with_link(target: str) -> dict[str, Any]:
 @pytest.mark.parametrize("dnf", [False, True], ids=["apt", "dnf"])
 def test_nothing_is_requested_and_nothing_is_due(dnf: bool) -> None:
     manifest = planned("cuda", node(dnf=dnf, facts=FACTS if not dnf else None), NVIDIAS)
-    assert (manifest.due_reasons, manifest.packages, manifest.files) == ((), None, ())
+    assert (manifest.pending_reasons, manifest.packages, manifest.files) == ((), None, ())
 
 
 def test_a_default_without_toolkits_is_accepted() -> None:
     manifest = toolkits(node(facts=FACTS), toolkit=[], default="12.9")
-    assert (manifest.refusals, manifest.due_reasons) == ((), ())
+    assert (manifest.refusals, manifest.pending_reasons) == ((), ())
 
 
 def test_a_bare_node_gets_toolkits_pins_and_a_default() -> None:
@@ -66,13 +66,13 @@ def test_a_settled_toolkit_has_nothing_due_and_each_damage_has() -> None:
     held = tuple(TOOLKIT)
     first = node(TOOLKIT, facts=FACTS, held=held, files=with_link("/usr/local/cuda-12.9"))
     settled = after(toolkits(first), first)
-    assert toolkits(settled).due_reasons == ()
+    assert toolkits(settled).pending_reasons == ()
     loose = node(TOOLKIT, facts=FACTS, held=held[1:], files=with_link("/usr/local/cuda-12.9"))
-    assert toolkits(after(toolkits(loose), loose)).due_reasons == (f"{held[0]} is not held",)
+    assert toolkits(after(toolkits(loose), loose)).pending_reasons == (f"{held[0]} is not held",)
     other = settled.model_dump()
     other["files"][cuda.ALTERNATIVE]["target"] = "/usr/local/cuda-13.0"
     manifest = toolkits(NodeState.model_validate(other))
-    assert manifest.due_reasons == ("/usr/local/cuda is not /usr/local/cuda-12.9",)
+    assert manifest.pending_reasons == ("/usr/local/cuda is not /usr/local/cuda-12.9",)
     assert default_of(manifest) == "/usr/local/cuda-12.9"
 
 
@@ -98,7 +98,7 @@ def test_a_request_without_a_stack_is_refused_and_not_passed_over(request_: dict
 
 def test_libraries_without_a_toolkit_are_reported() -> None:
     manifest = toolkits(node(facts=FACTS), toolkit=[], cudnn=True, nccl=True)
-    assert (manifest.due, manifest.refusals) == (False, ())
+    assert (manifest.pending, manifest.refusals) == (False, ())
     assert "cuda_cudnn and cuda_nccl" in manifest.notes[0]
 
 
@@ -108,7 +108,7 @@ def test_with_dnf_the_toolkits_are_locked_at_what_came() -> None:
     assert isinstance(manifest.packages, DnfChange)
     assert ("cuda-toolkit-12-9" in manifest.packages.hold, cuda.PREFERENCES in contents(manifest)) == (True, False)
     there = node({"cuda-toolkit-12-9": "12.9.1-1"}, dnf=True, facts=facts)
-    loose = [reason for reason in toolkits(there).due_reasons if reason.startswith("not locked")]
+    loose = [reason for reason in toolkits(there).pending_reasons if reason.startswith("not locked")]
     assert loose == ["not locked: cuda-toolkit-12-9-0:12.9.1-1.*"]
 
 
@@ -142,10 +142,10 @@ def test_with_dnf_a_default_is_chosen_only_where_the_packages_registered_one() -
 
 
 def test_absent_removes_what_came_and_leaves_what_was_there() -> None:
-    assert planned("cuda", node(), state="absent").due_reasons == ()
+    assert planned("cuda", node(), state="absent").pending_reasons == ()
     texts = {cuda.ROLE.record: "bash\ncuda-toolkit-12-9\n"}
     manifest = planned("cuda", node(TOOLKIT, texts, held=tuple(TOOLKIT)), state="absent")
-    gone = {reason.split()[0] for reason in manifest.due_reasons if reason.endswith("must be removed")}
+    gone = {reason.split()[0] for reason in manifest.pending_reasons if reason.endswith("must be removed")}
     assert gone >= TOOLKIT.keys() - {"cuda-toolkit-12-9"}
     assert "cuda-toolkit-12-9" not in gone
 
@@ -178,7 +178,7 @@ def test_a_settled_dcgm_has_nothing_due() -> None:
     settled = after(dcgm_planned(first), first)
     manifest = dcgm_planned(settled)
     assert "Pin: version 1:4.6.1-*" in (contents(manifest)[dcgm.PREFERENCES] or "")
-    assert manifest.due_reasons == ()
+    assert manifest.pending_reasons == ()
     off = settled.model_copy(
         update={
             "facts": settled.facts.model_copy(
@@ -191,7 +191,7 @@ def test_a_settled_dcgm_has_nothing_due() -> None:
             )
         }
     )
-    assert dcgm_planned(off).due_reasons == (f"{dcgm.UNIT} is not enabled", f"{dcgm.UNIT} does not run")
+    assert dcgm_planned(off).pending_reasons == (f"{dcgm.UNIT} is not enabled", f"{dcgm.UNIT} does not run")
 
 
 def test_a_new_dcgm_is_restarted_on_an_idle_node_alone() -> None:
@@ -214,8 +214,8 @@ def test_where_the_driver_goes_dcgm_is_left() -> None:
 @pytest.mark.parametrize("record", ["bash\n", "".join(f"{name}\n" for name in (MARK, *DCGM))], ids=["earlier", "own"])
 def test_dcgm_goes_with_everything_of_it(record: str) -> None:
     manifest = planned("dcgm", node(DCGM, {dcgm.ROLE.record: record}, facts={**FACTS, "units": [UNIT]}), state="absent")
-    assert {reason.split()[0] for reason in manifest.due_reasons} >= {*DCGM, dcgm.UNIT, dcgm.ROLE.record}
-    assert planned("dcgm", node(), state="absent").due_reasons == ()
+    assert {reason.split()[0] for reason in manifest.pending_reasons} >= {*DCGM, dcgm.UNIT, dcgm.ROLE.record}
+    assert planned("dcgm", node(), state="absent").pending_reasons == ()
 
 
 @pytest.mark.parametrize("dnf", [False, True], ids=["apt", "dnf"])
@@ -223,7 +223,7 @@ def test_dcgm_goes_with_everything_of_it(record: str) -> None:
 def test_dcgm_that_was_there_before_stays_and_runs(texts: dict[str, str], dnf: bool) -> None:
     manifest = planned("dcgm", node(DCGM, texts, dnf=dnf, facts={"units": [UNIT]}), state="absent")
     assert manifest.units == ()
-    gone = {reason.split()[0] for reason in manifest.due_reasons}
+    gone = {reason.split()[0] for reason in manifest.pending_reasons}
     assert gone == {*texts, *(["datacenter-gpu-manager-4-cuda13"] if texts else [])}
 
 
@@ -238,8 +238,8 @@ def test_dcgm_of_dnf_comes_whatever_its_epoch_is_and_is_locked() -> None:
     assert isinstance(packages, DnfChange)
     lines = lock_lines(there, packages.hold)
     assert f"{dcgm.CORE}-0:4.6.0-1.*" in lines
-    assert any(reason.startswith("not locked: ") for reason in dcgm_planned(state).due_reasons)
+    assert any(reason.startswith("not locked: ") for reason in dcgm_planned(state).pending_reasons)
     assert state.dnf is not None
     locked = state.dnf.model_copy(update={"locks": lines})
     settled = after(dcgm_planned(state), state, dnf=locked.model_dump())
-    assert dcgm_planned(settled).due_reasons == ()
+    assert dcgm_planned(settled).pending_reasons == ()

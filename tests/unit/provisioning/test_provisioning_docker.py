@@ -104,7 +104,7 @@ def test_a_bare_node_gets_dockers_engine_from_a_mirror(tmp_path: Any, keys: Keys
     text = contents(manifest)[SOURCES] or ""
     assert "URIs: http://mirror.test/docker/debian\nSuites: bookworm\nComponents: stable\n" in text
     assert f"Signed-By: {KEY}\n" in text
-    assert "docker-ce is not installed" in manifest.due_reasons
+    assert "docker-ce is not installed" in manifest.pending_reasons
     assert manifest.units == ()
 
 
@@ -187,7 +187,7 @@ def test_a_new_engine_validates_its_file() -> None:
 
 def test_a_settled_node_has_nothing_due(settled: NodeState) -> None:
     manifest = planned("docker", settled)
-    assert manifest.due_reasons == ()
+    assert manifest.pending_reasons == ()
     assert manifest.refusals == ()
     assert steps(manifest) == []
 
@@ -205,17 +205,17 @@ def test_a_settled_node_has_nothing_due(settled: NodeState) -> None:
 def test_a_damaged_file_is_due_and_nothing_else(settled: NodeState, change: dict[str, str], reason: str) -> None:
     document = settled.model_dump()
     document["files"][UNATTENDED].update(change)
-    assert planned("docker", NodeState.model_validate(document)).due_reasons == (reason,)
+    assert planned("docker", NodeState.model_validate(document)).pending_reasons == (reason,)
 
 
 def test_a_disabled_unit_and_a_missing_package_are_due(settled: NodeState) -> None:
     off = settled.model_copy(update={"facts": settled.facts.model_copy(update={"units": ()})})
-    assert planned("docker", off).due_reasons == ("docker.service is not known",)
+    assert planned("docker", off).pending_reasons == ("docker.service is not known",)
     assert settled.apt is not None
     apt = settled.apt.model_copy(update={"installed": {"docker.io": DEBIAN["docker.io"]}})
     assert (
         "docker-compose is not installed"
-        in planned("docker", settled.model_copy(update={"apt": apt}), extra_packages=["docker-compose"]).due_reasons
+        in planned("docker", settled.model_copy(update={"apt": apt}), extra_packages=["docker-compose"]).pending_reasons
     )
 
 
@@ -227,7 +227,7 @@ def test_a_damaged_value_is_written_reloaded_or_restarted(settled: NodeState) ->
     manifest = planned("docker", NodeState.model_validate(document))
     assert steps(manifest) == ["restarted"]
     assert [mark.path for mark in manifest.marks] == [RESTART]
-    assert "docker.service has to be restarted: daemon.json: log-opts.max-size" in manifest.due_reasons
+    assert "docker.service has to be restarted: daemon.json: log-opts.max-size" in manifest.pending_reasons
     # live-restore and the like need no restart.
     manifest = planned("docker", settled, live_restore=True, daemon={"registry-mirrors": ["https://m.test"]})
     assert steps(manifest) == ["reloaded"]
@@ -274,7 +274,7 @@ def test_a_restart_held_back_is_reported_and_not_due(settled: NodeState) -> None
     document["contents"][RESTART] = "daemon.json: log-opts.max-file\n"
     document["files"][RESTART] = file(document["contents"][RESTART], mtime=60.0)
     manifest = planned("docker", NodeState.model_validate(document))
-    assert manifest.due_reasons == ()
+    assert manifest.pending_reasons == ()
     assert "A restart is pending: daemon.json: log-opts.max-file" in manifest.notes[0]
 
 
@@ -310,10 +310,10 @@ def test_a_malformed_file_is_refused_with_its_name() -> None:
 def test_users_are_added_once(settled: NodeState) -> None:
     manifest = planned("docker", settled, users=["operator"])
     assert [command.argv for command in manifest.commands] == [("gpasswd", "--add", "operator", "docker")]
-    assert set(manifest.due_reasons) == {"operator is not in the group docker", f"{USERS} is missing"}
+    assert set(manifest.pending_reasons) == {"operator is not in the group docker", f"{USERS} is missing"}
     there = settled.model_copy(update={"engine": {**RUNS, "group": ["operator"]}})
     again = planned("docker", there, users=["operator"])
-    assert (again.due_reasons, again.commands) == ((), ())
+    assert (again.pending_reasons, again.commands) == ((), ())
 
 
 def test_in_check_mode_users_that_accounts_would_create_are_not_looked_up(settled: NodeState) -> None:
@@ -341,7 +341,7 @@ def test_the_data_are_in_a_folder_of_root_alone(settled: NodeState, kind: str, o
     assert any("/scratch/docker or a directory above it" in line for line in manifest.refusals) is refused
     folders = [("/scratch/docker", "0710")] if kind == "absent" else []
     assert [(folder.path, folder.mode) for folder in special(manifest).folders] == folders
-    assert ("/scratch/docker is missing" in manifest.due_reasons) is (kind == "absent")
+    assert ("/scratch/docker is missing" in manifest.pending_reasons) is (kind == "absent")
 
 
 @pytest.mark.parametrize("daemon_keys", [{"data-root": "/scratch/docker"}, {}])
@@ -382,7 +382,7 @@ def test_absent_restores_the_file_and_removes_what_came(settled: NodeState, reco
     assert isinstance(manifest.packages, AptChange)
     assert manifest.packages.state == "absent"
     assert {"docker.io must be removed", "containerd must be removed", "operator is in the group docker"} <= set(
-        manifest.due_reasons
+        manifest.pending_reasons
     )
     (command,) = manifest.commands
     assert (command.argv, command.may_fail) == (("gpasswd", "--delete", "operator", "docker"), True)
@@ -395,12 +395,12 @@ def test_absent_restores_the_file_and_removes_what_came(settled: NodeState, reco
 
 @pytest.mark.parametrize("record", ["docker.io\ncontainerd\nrunc\n", f"{MARK}\ndocker-compose\n"])
 def test_absent_on_a_node_without_anything_has_nothing_due(record: str) -> None:
-    assert planned("docker", node(), state="absent").due_reasons == ()
+    assert planned("docker", node(), state="absent").pending_reasons == ()
     # An engine that was there before the role stays.
     state = node(DEBIAN, {BEFORE: record}, engine=RUNS, facts=units(UNIT))
     manifest = planned("docker", state, state="absent")
     assert manifest.packages is None
-    assert manifest.due_reasons == (f"{BEFORE} must be removed",)
+    assert manifest.pending_reasons == (f"{BEFORE} must be removed",)
 
 
 def test_data_goes_only_where_that_is_requested() -> None:
@@ -410,7 +410,7 @@ def test_data_goes_only_where_that_is_requested() -> None:
     run = context(others={"docker": {"remove_data": True}})
     manifest = planned("docker", state, run, state="absent")
     assert special(manifest).data == ("/var/lib/docker",)
-    assert manifest.due
+    assert manifest.pending
 
 
 def test_a_daemon_json_that_a_purge_removed_is_taken_from_its_copy() -> None:

@@ -265,7 +265,7 @@ def test_with_firewalld_the_policy_is_a_zone_and_the_table_has_no_input() -> Non
 def test_firewalld_gets_its_default_zone_back() -> None:
     manifest = wanted(zoned())
     state = settled(zoned(), manifest)
-    assert wanted(state, answers={}).due_reasons == ()
+    assert wanted(state, answers={}).pending_reasons == ()
     gone = planned("firewall", state, context(), state="absent")
     assert by_path(gone, CONF).content == CONF_TEXT
     assert by_path(gone, ZONE_FILE).content is None
@@ -290,7 +290,7 @@ def test_a_settled_node_is_not_asked_and_nothing_is_due() -> None:
     state = settled(bare(), manifest)
     again = wanted(state, answers={})
     assert again.questions == {}
-    assert again.due_reasons == ()
+    assert again.pending_reasons == ()
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_settled_node_is_not_asked_and_nothing_is_due() -> None:
 )
 def test_rules_that_the_kernel_lost_are_due(own: str | None, listed: str, reason: str) -> None:
     manifest = wanted(bare())
-    assert wanted(settled(bare(), manifest, own, listed), answers={}).due_reasons == (reason,)
+    assert wanted(settled(bare(), manifest, own, listed), answers={}).pending_reasons == (reason,)
 
 
 def test_the_first_load_watches_and_reverts_to_nothing_and_later_ones_to_the_old_file() -> None:
@@ -334,13 +334,13 @@ def test_absent_removes_all_of_it() -> None:
     state = settled(bare(), wanted(bare()))
     gone = planned("firewall", state, context(), state="absent")
     assert {file.path for file in gone.files if file.content is None} >= {RULES, FOLLOWED}
-    assert "the table gpunode is loaded" in gone.due_reasons
+    assert "the table gpunode is loaded" in gone.pending_reasons
     assert [(one.name, one.state, one.phase) for one in gone.units] == [(UNIT, "stopped", "before")]
     facts = state.facts.model_copy(update={"units": ()})
     orphan = planned("firewall", state.model_copy(update={"facts": facts}), context(), state="absent")
     # nft goes with its package.
     assert [(one.argv[-1], one.phase) for one in orphan.commands] == [(REMOVE, "before")]
-    assert planned("firewall", bare(), context(), state="absent").due_reasons == ()
+    assert planned("firewall", bare(), context(), state="absent").pending_reasons == ()
 
 
 def test_a_node_is_left_as_it_is_unless_a_state_is_set() -> None:

@@ -141,7 +141,7 @@ def test_other_wheels_are_due(tmp_path: Path) -> None:
     assert not result(plan(settled, wheels=str(tmp_path))).venv
     wheel.write_bytes(b"two")
     assert result(plan(settled, wheels=str(tmp_path))).venv
-    assert any(VENV in reason for reason in plan(settled, wheels=str(tmp_path)).due_reasons)
+    assert any(VENV in reason for reason in plan(settled, wheels=str(tmp_path)).pending_reasons)
     assert result(plan(settled)).requirement.startswith("gpunode==")
 
 
@@ -159,7 +159,7 @@ def test_the_removal_takes_the_environment_too() -> None:
     gone = planned("first_boot", there, {"first_boot": {"state": "absent"}})
     assert result(gone).leaves
     assert file_of(gone, PROGRAM).content is None
-    assert f"{VENV} must be removed" in gone.due_reasons
+    assert f"{VENV} must be removed" in gone.pending_reasons
 
 
 def test_an_image_gets_packages_files_and_links() -> None:

@@ -52,7 +52,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def test_by_default_the_node_is_not_changed() -> None:
-    assert not planned(ROLE, node()).due
+    assert not planned(ROLE, node()).pending
     assert not planned(ROLE, node()).manages
 
 
@@ -73,7 +73,7 @@ def test_the_program_is_copied_where_it_differs(program: Path) -> None:
     other = {PROGRAM: {**same, "sha256": "0" * 64}, CACHE: {"kind": "folder", "mode": "0755", "entries": 1}}
     again = made(node(files=other), **given)
     assert (result(again).program, result(again).leaving) == (str(program), (CACHE,))
-    assert f"{PROGRAM} is not {program}" in again.due_reasons
+    assert f"{PROGRAM} is not {program}" in again.pending_reasons
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_settled_node_has_nothing_due() -> None:
     units = [{"name": name, **unit} for name in (TIMER, EXPORTER_UNIT)]
     facts = {**state.model_dump()["facts"], "units": units}
     settled = made(after(bare, state, facts=facts))
-    assert settled.due_reasons == ()
+    assert settled.pending_reasons == ()
     assert [one.state for one in settled.units] == ["started", "started"]
 
 
@@ -153,4 +153,4 @@ def test_a_removal_stops_the_timer_and_takes_the_metrics() -> None:
     assert [(one.name, one.state, one.phase) for one in gone.units] == [(TIMER, "stopped", "before")]
     assert result(gone).leaving == ("/m/gpunode.prom", CACHE)
     assert all(text is None for text in contents(gone).values())
-    assert not planned(ROLE, node(), run, state="absent").due
+    assert not planned(ROLE, node(), run, state="absent").pending

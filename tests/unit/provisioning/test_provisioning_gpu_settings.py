@@ -68,7 +68,7 @@ def manifest(rules: list[dict[str, Any]], *gpus: dict[str, Any], **more: Any) ->
 
 def about_gpus(found: Manifest) -> list[str]:
     """What is due of the GPUs themselves."""
-    return [reason for reason in found.due_reasons if re.match("gpu[0-9]", reason)]
+    return [reason for reason in found.pending_reasons if re.match("gpu[0-9]", reason)]
 
 
 def reported(**settings: Any) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_a_node_that_has_it_all_is_settled() -> None:
     assert not about_gpus(first)
     assert [unit.state for unit in first.units] == ["started", "started"]
     # Locked clocks are known from the report of this boot alone.
-    assert "gpu0: locked SM clock is unknown, not 1500 MHz" in manifest(rules, set_so).due_reasons
+    assert "gpu0: locked SM clock is unknown, not 1500 MHz" in manifest(rules, set_so).pending_reasons
 
 
 def test_what_was_refused_is_reported_and_not_tried_again() -> None:
@@ -182,10 +182,12 @@ def test_a_layout_is_compared_by_the_report_and_the_number_of_devices() -> None:
     done = reported(mig_layout=(["3g.40gb", "1g.10gb"], "applied"))
     devices = [{"index": 0}, {"index": 1}]
     assert not [
-        line for line in manifest(rules, {**on, "mig_devices": devices}, documents=done).due_reasons if "MIG" in line
+        line
+        for line in manifest(rules, {**on, "mig_devices": devices}, documents=done).pending_reasons
+        if "MIG" in line
     ]
     lost = manifest(rules, on, documents=done)
-    assert "gpu0: MIG layout is unknown, not 3g.40gb, 1g.10gb" in lost.due_reasons
+    assert "gpu0: MIG layout is unknown, not 3g.40gb, 1g.10gb" in lost.pending_reasons
 
 
 def test_a_lost_gpu_is_named_and_the_others_are_set() -> None:
@@ -230,4 +232,4 @@ def test_removal_restores_what_was_recorded(rules: list[dict[str, Any]], state: 
 @pytest.mark.parametrize("text", ["{", "[]", '{"gpus": 3}', '{"gpus": {"GPU-0": {"settings": [1]}}}'])
 def test_a_malformed_report_counts_as_none(text: str) -> None:
     found = manifest([{"gpus": "all", "sm_clock_mhz": 1500}], {}, contents={REPORT: text, MEMORY: text})
-    assert "gpu0: locked SM clock is unknown, not 1500 MHz" in found.due_reasons
+    assert "gpu0: locked SM clock is unknown, not 1500 MHz" in found.pending_reasons

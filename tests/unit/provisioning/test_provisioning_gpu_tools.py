@@ -139,7 +139,7 @@ def test_who_may_profile_is_a_choice_and_a_reason_for_a_reboot() -> None:
 def test_removal_leaves_what_was_there_before() -> None:
     node = state(("htop", "fio"), contents={ROLE.record: "htop\n", RECORD: "{}"}, files={RECORD: {"kind": "file"}})
     found = planned("gpu_tools", node, {"gpu_tools": {"state": "absent"}})
-    assert [reason for reason in found.due_reasons if reason.endswith("must be removed")] == [
+    assert [reason for reason in found.pending_reasons if reason.endswith("must be removed")] == [
         "fio must be removed",
         f"{RECORD} must be removed",
     ]

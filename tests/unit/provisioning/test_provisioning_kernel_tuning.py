@@ -85,9 +85,9 @@ def test_bare_metal_gets_all_and_is_settled_afterwards() -> None:
     assert texts[f"{kernel_tuning.UNITS}/{kernel_tuning.ACS_UNIT}"] is None
     assert argvs_of(plan) == [[kernel_boot.UPDATE_GRUB]]
     assert plan.reboot_reasons == ("iommu=pt is added to the kernel command line",)
-    assert plan.due
+    assert plan.pending
     again = planned(ROLE, settled(state, plan))
-    assert again.due_reasons == ()
+    assert again.pending_reasons == ()
     assert again.reboot_reasons == plan.reboot_reasons
 
 
@@ -100,7 +100,7 @@ def test_a_booted_command_line_needs_no_reboot_and_a_lost_one_is_not_asked_for_a
     assert any("booted without" in note for note in lost.notes)
     document["facts"]["command_line"] = "ro iommu=pt"
     taken = planned(ROLE, NodeState.model_validate(document))
-    assert (taken.reboot_reasons, taken.notes, taken.due_reasons) == ((), (), ())
+    assert (taken.reboot_reasons, taken.notes, taken.pending_reasons) == ((), (), ())
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_governor_that_was_changed_is_set_again() -> None:
     document = state.model_dump()
     document["facts"]["cpu_frequency"]["governors"] = {"performance": 7, "powersave": 1}
     plan = planned(ROLE, NodeState.model_validate(document))
-    assert plan.due_reasons == (f"{kernel_tuning.CPU_UNIT} has to be restarted",)
+    assert plan.pending_reasons == (f"{kernel_tuning.CPU_UNIT} has to be restarted",)
 
 
 def test_tuned_keeps_the_processors() -> None:
@@ -138,7 +138,7 @@ def test_a_value_that_runs_otherwise_is_due(path: str) -> None:
     other = {"sysctl": {**SYSCTL, "vm.swappiness": "60"}} if "vm" in path else {"transparent_hugepages": "always"}
     state = settled(metal(**other), planned(ROLE, metal(**other)))
     plan = planned(ROLE, state)
-    assert len(plan.due_reasons) == 1
+    assert len(plan.pending_reasons) == 1
     assert (plan.kernel_values or {})[path]
 
 
@@ -154,7 +154,7 @@ def test_a_setting_that_the_kernel_does_not_know_is_named_and_the_others_are_set
     text = str(contents(plan)[kernel_tuning.SYSCTL])
     assert "net.core.somaxconn = 8192" in text
     assert "vm.nothing" not in text
-    assert "net.core.somaxconn is 4096, not 8192" in plan.due_reasons
+    assert "net.core.somaxconn is 4096, not 8192" in plan.pending_reasons
 
 
 def test_a_derived_setting_is_left_alone_on_request() -> None:
@@ -240,7 +240,7 @@ def test_services_get_the_limit_and_wait_on_a_busy_node() -> None:
     low: dict[str, Any] = {"limits": {**LIMITS, "defaults": {"memlock": "8388608"}}}
     running = [{**UNIT, "name": "slurmd.service"}]
     idle = planned(ROLE, metal(units=running, **low))
-    assert "systemd's DefaultLimitMEMLOCK is 8388608" in idle.due_reasons
+    assert "systemd's DefaultLimitMEMLOCK is 8388608" in idle.pending_reasons
     assert result(idle).reexec
     assert result(idle).starters == ("slurmd.service",)
     process = {"pid": 7, "user": "ann", "name": "python3", "type": "C"}
@@ -283,7 +283,7 @@ def test_other_boot_loaders(program: str, texts: dict[str, str], argvs: list[lis
     if texts:
         assert by_path(plan, kernel_boot.KERNEL_COMMAND_LINE).content == "root=/dev/sda1 ro iommu=pt\n"
     removed = planned(ROLE, settled(state, plan), state="absent")
-    assert removed.due
+    assert removed.pending
     if program == kernel_boot.GRUBBY:
         assert argvs_of(removed) == [[program, "--update-kernel=ALL", "--remove-args=iommu=pt"]]
     else:
@@ -306,12 +306,12 @@ def test_without_a_known_boot_loader_the_arguments_are_reported(texts: dict[str,
 
 
 def test_absent_removes_what_is_there_and_nothing_is_due_on_a_node_without_it() -> None:
-    assert planned(ROLE, metal(), state="absent").due_reasons == ()
+    assert planned(ROLE, metal(), state="absent").pending_reasons == ()
     state = settled(metal({kernel_tuning.ROLE.kernel_memory: "{}"}), planned(ROLE, metal()))
     plan = planned(ROLE, state, state="absent")
     assert {each.path for each in plan.files if each.content is None} >= {kernel_tuning.SYSCTL, kernel_boot.GRUB}
     assert result(plan).reexec
-    assert plan.due
+    assert plan.pending
     assert {unit.name for unit in plan.units} == {kernel_tuning.CPU_UNIT}
 
 

@@ -79,7 +79,7 @@ def test_a_bare_node_is_asked_and_gets_everything() -> None:
     assert (text_of(found, MODULES) or "").splitlines()[1:] == ["overlay", "br_netfilter"]
     assert "net.ipv4.ip_forward = 1" in (text_of(found, SYSCTL) or "")
     assert text_of(found, SWAP) == "", "systemd reads an empty unit file as masked"
-    assert "swap is on: /dev/sda2" in found.due_reasons
+    assert "swap is on: /dev/sda2" in found.pending_reasons
 
 
 def test_a_module_that_is_built_into_the_kernel_is_not_missing() -> None:

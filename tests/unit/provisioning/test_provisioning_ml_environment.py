@@ -52,7 +52,7 @@ def test_a_cloud_node_gets_its_interface_and_its_sockets() -> None:
         "NCCL_SOCKET_NTHREADS=4",
         "NCCL_NSOCKS_PERTHREAD=4",
     ]
-    assert planned(ROLE, after(plan, host())).due_reasons == ()
+    assert planned(ROLE, after(plan, host())).pending_reasons == ()
 
 
 def test_roce_carries_the_data_and_sockets_are_left_alone() -> None:
@@ -71,7 +71,7 @@ def test_what_others_wrote_stays_and_wins() -> None:
     assert "NCCL_P2P_DISABLE=1, which is not the role's, is for debugging" in notes
     assert by_path(plan, NCCL).expect_sha256 == file(theirs)["sha256"]
     settled = after(plan, state)
-    assert planned(ROLE, settled).due_reasons == ()
+    assert planned(ROLE, settled).pending_reasons == ()
     assert contents(planned(ROLE, settled, state="absent"))[NCCL] == f"{theirs}\n"
 
 
@@ -174,4 +174,4 @@ def test_azures_topology_file_is_taken_where_there_is_one() -> None:
 
 
 def test_nothing_is_due_where_nothing_is_left() -> None:
-    assert planned(ROLE, host(), state="absent").due_reasons == ()
+    assert planned(ROLE, host(), state="absent").pending_reasons == ()

@@ -123,7 +123,7 @@ def test_the_answer_becomes_one_transaction(bare: dict[str, Any]) -> None:
     assert change.remove == ("libnvidia-old",)
     assert set(change.hold) >= {"nvidia-driver-cuda", "nvidia-fabricmanager"}
     assert "version 580.95.05-*" in change.files[files.PREFERENCES]
-    assert found.due
+    assert found.pending
     assert result_of(found).changes
     assert (result_of(found).builds, found.commands) == ((), ()), "the packages build and rebuild"
 
@@ -140,7 +140,7 @@ def test_a_settled_node_has_nothing_due_and_is_asked_nothing(bare: dict[str, Any
     draft = planned("nvidia_driver", state(facts))
     there = as_it_has_to_be(draft) | {IMAGE: {"kind": "file", "mtime": 200.0}}
     found = planned("nvidia_driver", state(facts, files=there))
-    assert found.due_reasons == ()
+    assert found.pending_reasons == ()
     assert (found.questions, found.reboot_reasons) == ({}, ())
     assert result_of(found).closure_problems == result_of(found).module_problems == ()
 
@@ -151,13 +151,13 @@ def test_each_damage_of_a_file_is_due(bare: dict[str, Any], path: str, damage: d
     facts = driven(bare)
     there = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 200.0}}
     found = planned("nvidia_driver", state(facts, files={**there, path: {**there[path], **damage}}))
-    assert len(found.due_reasons) == 1
-    assert path in found.due_reasons[0]
+    assert len(found.pending_reasons) == 1
+    assert path in found.pending_reasons[0]
 
 
 def test_what_is_not_held_is_held_and_what_is_missing_is_asked_for(bare: dict[str, Any]) -> None:
     loose = driven(bare, packages=[package(name, held=name != "libcuda1") for name in CLOSURE])
-    assert "libcuda1 is not held" in planned("nvidia_driver", state(loose)).due_reasons
+    assert "libcuda1 is not held" in planned("nvidia_driver", state(loose)).pending_reasons
     short = driven(bare, packages=[package(name) for name in CLOSURE if name != "libnvidia-nscq"])
     assert "driver" in planned("nvidia_driver", state(short)).questions
 
@@ -177,10 +177,10 @@ def test_an_image_older_than_the_nouveau_blacklist_is_rebuilt(bare: dict[str, An
     there = as_it_has_to_be(draft) | {IMAGE: {"kind": "file", "mtime": 50.0}}
     found = planned("nvidia_driver", state(facts, {"installed": more}, files=there))
     assert commands_of(found) == [argv]
-    (reason,) = found.due_reasons
+    (reason,) = found.pending_reasons
     assert reason.startswith(f"{IMAGE} is older than ")
     fresh = there | {IMAGE: {"kind": "file", "mtime": 150.0}}
-    assert not planned("nvidia_driver", state(facts, {"installed": more}, files=fresh)).due
+    assert not planned("nvidia_driver", state(facts, {"installed": more}, files=fresh)).pending
     gone = planned("nvidia_driver", state(facts, {"installed": more}, files=fresh), {"nvidia_driver": ABSENT})
     assert commands_of(gone) == [argv]
 
@@ -195,7 +195,7 @@ def test_dracut_keeps_nouveau_out_of_images_for_any_machine(bare: dict[str, Any]
     there[files.DRACUT]["mtime"] = 160.0
     late = planned("nvidia_driver", state(facts, {"installed": more}, files=there))
     assert commands_of(late) == [["dracut", "--quiet", "--force", IMAGE, KERNEL]]
-    assert late.due_reasons == (f"{IMAGE} is older than {files.DRACUT}",)
+    assert late.pending_reasons == (f"{IMAGE} is older than {files.DRACUT}",)
     without = planned("nvidia_driver", state(facts))
     assert [file.content for file in without.files if file.path == files.DRACUT] == [None]
 
@@ -232,7 +232,7 @@ def test_an_image_with_another_module_than_the_disk_is_rebuilt(bare: dict[str, A
     more = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, "initramfs-tools"], "1")}
     found = planned("nvidia_driver", state(facts | holds(KERNEL, IMAGE, size), {"installed": more}, files=there))
     assert commands_of(found) == ([["update-initramfs", "-u", "-k", KERNEL]] if rebuilt else [])
-    assert found.due_reasons == ((f"{IMAGE} has another nvidia module than the disk",) if rebuilt else ())
+    assert found.pending_reasons == ((f"{IMAGE} has another nvidia module than the disk",) if rebuilt else ())
 
 
 def test_with_dnf_an_image_with_another_module_is_rebuilt_too(bare: dict[str, Any]) -> None:
@@ -246,7 +246,7 @@ def test_with_dnf_an_image_with_another_module_is_rebuilt_too(bare: dict[str, An
     )
     found = planned("nvidia_driver", node)
     assert commands_of(found) == [["dracut", "--quiet", "--force", image, EL]]
-    assert f"{image} has another nvidia module than the disk" in found.due_reasons
+    assert f"{image} has another nvidia module than the disk" in found.pending_reasons
 
 
 def test_a_kernel_without_a_module_is_built_for(bare: dict[str, Any]) -> None:
@@ -319,7 +319,7 @@ def test_absent_removes_everything_and_a_removed_driver_leaves_nothing_due(bare:
     clean = {
         path: {"kind": "absent"} for path in (*ROLE.files, ROLE.record, *(folder.path for folder in found.folders))
     }
-    assert planned("nvidia_driver", state_of(bare, files=clean), gone).due_reasons == ()
+    assert planned("nvidia_driver", state_of(bare, files=clean), gone).pending_reasons == ()
     looked_at = {path for look in LOOKS.values() for path in (*look.paths, *look.contents)}
     for role in ("nvidia_driver", "nvidia_fabric"):
         manifest = planned(role, state_of(bare), gone)
@@ -354,7 +354,7 @@ def test_dnf_is_asked_and_its_answer_is_one_transaction(bare: dict[str, Any]) ->
     assert found.packages.stream == "nvidia-driver:580-open"
     assert found.packages.constraint == "580.95.05"
     assert "nvidia-fabricmanager" in found.packages.bound
-    assert found.due
+    assert found.pending
 
 
 def test_a_dnf_that_cannot_be_used_is_refused(bare: dict[str, Any]) -> None:
@@ -393,7 +393,7 @@ def test_dnf_does_not_report_a_module_that_was_not_built(bare: dict[str, Any]) -
     argv = ["dkms", "install", "--force", "-m", "nvidia-open", "-v", "580.95.05", "-k", EL]
     assert result_of(found).builds == (Build(kernel=EL, argv=tuple(argv)),)
     assert result_of(found).module_problems == (f"no module 580.95.05 for {EL}",)
-    assert found.due
+    assert found.pending
     there = planned("nvidia_driver", rpm_node(bare, module_files=[built()]), {"nvidia_driver": GOES})
     assert (result_of(there).builds, result_of(there).module_problems) == ((), ())
 

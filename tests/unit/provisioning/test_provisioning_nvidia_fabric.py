@@ -59,7 +59,7 @@ def test_what_the_board_needs_comes_in_the_drivers_version(board: dict[str, Any]
     assert set(found.packages.install) == {f"{name}=580.95.05-*" for name in FABRIC}
     assert set(found.packages.hold) == set(FABRIC)
     assert "nvidia-driver-cuda" in found.packages.never
-    assert {f"{name} is not installed" for name in FABRIC} <= set(found.due_reasons)
+    assert {f"{name} is not installed" for name in FABRIC} <= set(found.pending_reasons)
 
 
 def test_a_running_fabric_manager_lacks_its_drop_in_alone(board: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def test_a_running_fabric_manager_lacks_its_drop_in_alone(board: dict[str, Any])
     assert [file.path for file in found.files] == [drop_in(MANAGER)]
     assert "0x10de:0x22a3) exit 0" in str(found.files[0].content)
     assert found.units[0].state == "started"
-    assert found.due_reasons == (f"{drop_in(MANAGER)} could not be determined",)
+    assert found.pending_reasons == (f"{drop_in(MANAGER)} could not be determined",)
 
 
 def test_without_the_driver_it_is_refused(board: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ def test_another_release_than_the_modules_starts_nothing_and_takes_a_reboot(boar
 
 def test_a_fabric_manager_that_does_not_run_is_started(board: dict[str, Any]) -> None:
     found = fabric({**board, "units": [unit(MANAGER, "inactive")]})
-    assert f"{MANAGER} does not run" in found.due_reasons
+    assert f"{MANAGER} does not run" in found.pending_reasons
 
 
 @pytest.mark.parametrize("active", ["inactive", "failed", "activating"])
@@ -123,11 +123,11 @@ def test_a_restart_that_waited_for_a_busy_node_is_made_by_the_next_run(board: di
     }
     found = fabric(board, {"manager_config": {"LOG_LEVEL": 4}}, **there)
     assert found.restart_mark == MARKER
-    assert f"{MANAGER} has to be restarted" in found.due_reasons
+    assert f"{MANAGER} has to be restarted" in found.pending_reasons
     busy = {**board, "gpu_processes": [{"pid": 1, "name": "python3", "type": "C"}]}
     waits = fabric(busy, {"manager_config": {"LOG_LEVEL": 4}}, **there)
     assert waits.restarts == {MANAGER: "its settings changed"}
-    assert f"{MANAGER} has to be restarted" not in waits.due_reasons
+    assert f"{MANAGER} has to be restarted" not in waits.pending_reasons
     done = {**there, "contents": {CONFIG: SETTINGS}}
     assert fabric(board, {"manager_config": {"LOG_LEVEL": 4}}, **done).restart_mark is None
     # A transaction comes before the restart, and its record too.
@@ -153,7 +153,7 @@ def test_a_board_of_nvlink_5_needs_modules(board: dict[str, Any]) -> None:
 def test_a_node_that_needs_none_gets_nothing(board: dict[str, Any]) -> None:
     single = {**without(board, *FABRIC), "pci": [row for row in HGX if row["slot"] == "0000:10:00.0"], "units": []}
     found = fabric(single)
-    assert (found.packages, found.files, found.units, found.due_reasons) == (None, (), (), ())
+    assert (found.packages, found.files, found.units, found.pending_reasons) == (None, (), (), ())
 
 
 @pytest.mark.parametrize("whose", ["nvidia_fabric", "nvidia_driver"])
@@ -165,7 +165,7 @@ def test_absent_removes_it_and_so_does_the_driver(board: dict[str, Any], whose: 
     failed = {**without(board, *FABRIC), "units": [{**unit(MANAGER, "failed"), "load": "not-found"}]}
     gone = planned("nvidia_fabric", state(failed), {whose: {"state": "absent"}})
     assert [(one.argv, one.may_fail) for one in gone.commands] == [(("systemctl", "reset-failed", MANAGER), True)]
-    assert f"{MANAGER} has failed" in gone.due_reasons
+    assert f"{MANAGER} has failed" in gone.pending_reasons
 
 
 NODES = rendered("nvidia_fabric", "nodes_config.cfg.j2", addresses=["10.0.0.1"])

@@ -60,7 +60,7 @@ def test_the_node_is_asked_for_the_key_and_all_files_follow() -> None:
 
 def test_a_settled_node_is_asked_nothing_and_nothing_is_due() -> None:
     again = wanted(settled())
-    assert (again.questions, again.due_reasons) == ({}, ())
+    assert (again.questions, again.pending_reasons) == ({}, ())
 
 
 @pytest.mark.parametrize("path", [APT_PATHS["key"], RECORD])
@@ -120,8 +120,8 @@ def test_absent_and_another_source_remove_it() -> None:
     for manifest in (planned(ROLE.name, settled(), context(), state="absent"), _of_source("debian", settled())):
         assert {each.path: each.content for each in manifest.files} == dict.fromkeys(ROLE.files)
         assert manifest.folders[0].path == FOLDER
-        assert manifest.due
-    assert not planned(ROLE.name, node(), context(), state="absent").due
+        assert manifest.pending
+    assert not planned(ROLE.name, node(), context(), state="absent").pending
 
 
 def _of_source(source: str, state: NodeState) -> Manifest:

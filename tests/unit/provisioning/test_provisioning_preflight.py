@@ -11,7 +11,7 @@ from node_samples import context, node, planned
 
 from gpunode.provisioning import node_stack, nvidia_repository, preflight
 from gpunode.provisioning.driver import plan as nvidia_driver
-from gpunode.provisioning.manifest import ManagedFile, Manifest, NodeQuestion
+from gpunode.provisioning.manifest import ManagedFile, Manifest, NodeQuery
 from gpunode.provisioning.service import LEASE
 from gpunode.provisioning.state import NodeState
 
@@ -72,7 +72,7 @@ def test_a_node_that_an_upgrade_holds_is_refused_to_all_but_its_run(facts: dict[
 
 
 @pytest.mark.parametrize(
-    ("due", "settings", "expected"),
+    ("pending", "settings", "expected"),
     [
         (("libcuda1 is not installed",), {}, True),
         ((), {}, False),
@@ -84,17 +84,17 @@ def test_whether_the_driver_changes_is_known_before_the_repository_is_there(
     driver: dict[str, Any],
     *,
     monkeypatch: pytest.MonkeyPatch,
-    due: tuple[str, ...],
+    pending: tuple[str, ...],
     settings: dict[str, Any],
     expected: bool,
 ) -> None:
     monkeypatch.setattr(
-        nvidia_driver.ROLE, "plan", lambda *_: Manifest(role=DRIVER, result=result_of(driver), due_reasons=due)
+        nvidia_driver.ROLE, "plan", lambda *_: Manifest(role=DRIVER, result=result_of(driver), pending_reasons=pending)
     )
     for others in ({}, {"nvidia_driver": {"state": "absent"}}):
         manifest = planned("preflight", state_of(facts), context(others=others), **{**ROOM, **settings})
         assert isinstance(manifest.result, preflight.PreflightResult)
-        assert manifest.result.driver_due is expected
+        assert manifest.result.driver_pending is expected
 
 
 def test_a_good_node_is_not_refused(facts: dict[str, Any], driver: dict[str, Any]) -> None:
@@ -234,7 +234,7 @@ def test_what_repository_and_driver_refuse_is_among_the_reasons(
 def test_the_drivers_preview_counts_with_the_repository_as_it_will_be(
     facts: dict[str, Any], driver: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = {"key": NodeQuestion(kind="repository_key", body={"url": "x"})}
+    ask = {"key": NodeQuery(kind="repository_key", body={"url": "x"})}
     file = ManagedFile(path="/etc/apt/sources.list.d/gpunode-nvidia-cuda.sources", content="Types: deb\n")
 
     def repository(_: object, __: object, run: Any) -> Manifest:
@@ -245,7 +245,7 @@ def test_the_drivers_preview_counts_with_the_repository_as_it_will_be(
     def asking(_: object, __: object, run: Any) -> Manifest:
         if "driver" in run.answers:
             return Manifest(role=DRIVER, result=result_of({"changes": True}))
-        question = NodeQuestion(kind="apt_preview", body={"files": dict(run.planned.files)})
+        question = NodeQuery(kind="apt_preview", body={"files": dict(run.planned.files)})
         return Manifest(role=DRIVER, questions={"driver": question})
 
     monkeypatch.setattr(nvidia_repository.ROLE, "plan", repository)

@@ -102,7 +102,7 @@ CLOSED = {**OPEN, "flavour": "proprietary"}
 
 def test_by_default_nothing_is_done() -> None:
     found = planned("rdma", node())
-    assert (found.due_reasons, found.files, found.packages, found.questions) == ((), (), None, {})
+    assert (found.pending_reasons, found.files, found.packages, found.questions) == ((), (), None, {})
 
 
 def test_missing_packages_are_asked_for_first_and_a_settled_node_is_asked_nothing() -> None:
@@ -111,11 +111,11 @@ def test_missing_packages_are_asked_for_first_and_a_settled_node_is_asked_nothin
     found = made(node("rdma-core"), OFFERED, driver=OPEN)
     assert isinstance(found.packages, AptChange)
     assert found.packages.install == DEBIAN
-    assert found.due
+    assert found.pending
     text = "x\n"
     memory = {"/var/lib/gpunode/rdma": {"kind": "folder", "mode": "0755", "entries": 1}}
     settled = made(node(*DEBIAN, files=memory, contents={ROLE.record: text}), driver=OPEN)
-    assert (settled.questions, settled.due_reasons) == ({}, ())
+    assert (settled.questions, settled.pending_reasons) == ({}, ())
 
 
 def test_dnf_gets_the_names_of_its_own() -> None:
@@ -197,7 +197,7 @@ def test_fifth_generation_nvlink_gets_the_module_of_management_datagrams() -> No
     found = made(node(*DEBIAN, pci=gpus(B200)), driver=OPEN)
     assert "ib_umad" in modules_of(found)
     assert "ib_umad" in found.modules
-    assert any("module ib_umad is not loaded" in reason for reason in found.due_reasons)
+    assert any("module ib_umad is not loaded" in reason for reason in found.pending_reasons)
     # The kernel of a container is the host's.
     inside = made(node(*DEBIAN, pci=gpus(B200), virtualization="docker", simulated=False), driver=OPEN)
     assert inside.modules == ()
@@ -366,7 +366,9 @@ def test_removal_leaves_what_was_there_before_and_returns_docas_versions() -> No
     )
     found = planned("rdma", state, {"rdma": {"state": "absent"}})
     gone = {
-        reason.removesuffix(" must be removed") for reason in found.due_reasons if reason.endswith(" must be removed")
+        reason.removesuffix(" must be removed")
+        for reason in found.pending_reasons
+        if reason.endswith(" must be removed")
     }
     assert gone == {"ibverbs-utils", "rdmacm-utils", "infiniband-diags", "doca-ofed", "gdrdrv-dkms", MODULES}
     assert isinstance(found.packages, AptChange)
@@ -375,7 +377,7 @@ def test_removal_leaves_what_was_there_before_and_returns_docas_versions() -> No
         "module nvidia_peermem",
         "DOCA-OFED's modules",
     ]
-    assert planned("rdma", node("rdma-core"), {"rdma": {"state": "absent"}}).due_reasons == ()
+    assert planned("rdma", node("rdma-core"), {"rdma": {"state": "absent"}}).pending_reasons == ()
 
 
 def rules(manifest: Manifest) -> list[str]:

@@ -93,7 +93,7 @@ def as_written(found: Manifest) -> dict[str, dict[str, Any]]:
 def test_a_settled_node_has_nothing_due_and_what_somebody_changed_is_set_again() -> None:
     files = {**as_written(made(machine())), ROLE.folder: {"kind": "folder", "mode": "0755", "entries": 1}}
     unit = {"name": unit_of("rail0"), "load": "loaded", "active": "active", "sub": "exited", "enabled": "enabled"}
-    assert made(machine(AS_WANTED, tos=106, files=files, units=[unit])).due_reasons == ()
+    assert made(machine(AS_WANTED, tos=106, files=files, units=[unit])).pending_reasons == ()
     for nic, tos, words in (
         ({**AS_WANTED, "pfc": (3, 4)}, 106, "PFC is on 3, 4"),
         ({**AS_WANTED, "dscp": ("26:3", "26:4", "48:6")}, 106, "DSCP 26 has 3, 4"),
@@ -101,9 +101,9 @@ def test_a_settled_node_has_nothing_due_and_what_somebody_changed_is_set_again()
         (AS_WANTED, 0, "RDMA CM has another traffic class"),
     ):
         found = made(machine(nic, tos=tos, files=files, units=[unit]))
-        assert found.due_reasons == (f"gpunode-roce@rail0.service has to be reloaded: {words}",)
+        assert found.pending_reasons == (f"gpunode-roce@rail0.service has to be reloaded: {words}",)
     failed = {**unit, "active": "failed", "sub": "failed"}
-    assert made(machine(AS_WANTED, tos=106, files=files, units=[failed])).due_reasons == (
+    assert made(machine(AS_WANTED, tos=106, files=files, units=[failed])).pending_reasons == (
         "gpunode-roce@rail0.service does not run",
     )
 
@@ -155,7 +155,7 @@ def test_what_is_not_requested_any_more_is_restored_by_the_program_that_set_it()
         )
         (command,) = found.commands
         assert (command.argv, command.phase) == (("/usr/bin/python3", "-I", PROGRAM, "restore", "rail-1"), "before")
-        assert "rail-1: flow control and code points have to be restored" in found.due_reasons
+        assert "rail-1: flow control and code points have to be restored" in found.pending_reasons
     busy = planned(
         "rdma", state.model_copy(update={"facts": machine(gpu_processes=None).facts}), {"rdma": {"state": "absent"}}
     )

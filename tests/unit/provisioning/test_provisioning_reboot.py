@@ -28,12 +28,12 @@ def decided(state: NodeState | None = None, settings: dict[str, Any] | None = No
 
 def test_a_node_with_reasons_is_rebooted_and_all_are_named_once() -> None:
     manifest = decided()
-    assert manifest.due_reasons == ("a reboot is pending: a; b",)
+    assert manifest.pending_reasons == ("a reboot is pending: a; b",)
     assert manifest.result == reboot.RebootResult(reasons="a; b")
 
 
 def test_the_run_that_holds_the_node_reboots_it() -> None:
-    assert decided(node(texts={**THERE, LEASE: HELD}), {"gpunode_change": "run-1"}).due
+    assert decided(node(texts={**THERE, LEASE: HELD}), {"gpunode_change": "run-1"}).pending
 
 
 def test_without_a_reason_nothing_is_reported() -> None:
@@ -63,36 +63,36 @@ def test_a_reboot_that_must_not_be_is_noted(
     state: NodeState | None, settings: dict[str, Any], run: dict[str, Any], words: str
 ) -> None:
     manifest = decided(state, settings, **run)
-    assert not manifest.due
+    assert not manifest.pending
     assert len(manifest.notes) == 1
     assert words in manifest.notes[0]
 
 
 def test_a_busy_node_is_drained_first_and_then_refused() -> None:
     busy = node(texts=THERE, facts=BUSY)
-    assert decided(busy, drains=True).due
+    assert decided(busy, drains=True).pending
     marked = node(texts={**THERE, MARK: "{}"}, facts=BUSY)
-    assert not decided(marked, drains=True).due
+    assert not decided(marked, drains=True).pending
 
 
 def test_updates_are_a_reason_where_that_is_requested() -> None:
     waiting = node(texts=THERE, facts={"reboot_required": ["linux-image-6.8", "libc6"]})
-    assert not decided(waiting, reboot_reasons=()).due
+    assert not decided(waiting, reboot_reasons=()).pending
     asked = decided(waiting, {"gpunode_reboot_for_updates": True}, reboot_reasons=())
-    assert asked.due_reasons == ("a reboot is pending: updates: linux-image-6.8, libc6",)
+    assert asked.pending_reasons == ("a reboot is pending: updates: linux-image-6.8, libc6",)
 
 
-@pytest.mark.parametrize(("boot_before", "due"), [("", True), ("other-boot", True), ("earlier-boot", False)])
-def test_a_requested_reboot_is_done_once(boot_before: str, due: bool) -> None:
-    assert decided(reboot_reasons=(), reboot_requested=("asked",), boot_before=boot_before).due is due
+@pytest.mark.parametrize(("boot_before", "pending"), [("", True), ("other-boot", True), ("earlier-boot", False)])
+def test_a_requested_reboot_is_done_once(boot_before: str, pending: bool) -> None:
+    assert decided(reboot_reasons=(), reboot_requested=("asked",), boot_before=boot_before).pending is pending
 
 
 def test_a_busy_node_is_rebooted_where_that_is_allowed() -> None:
-    assert decided(node(texts=THERE, facts=BUSY), {"gpunode_allow_busy": True}).due
+    assert decided(node(texts=THERE, facts=BUSY), {"gpunode_allow_busy": True}).pending
 
 
 def test_machines_made_from_one_image_are_distinguished_by_their_boot() -> None:
-    assert decided(machine_id="other-machine").due
+    assert decided(machine_id="other-machine").pending
 
 
 def kernel(release: str, *, running: bool = False, newest: bool = False, image: bool = True) -> dict[str, Any]:
@@ -112,7 +112,7 @@ OLD, NEW = kernel("6.1.0-41", running=True), kernel("6.1.0-42", newest=True)
 def test_a_kernel_without_the_driver_is_not_rebooted_into(old: str, new: str) -> None:
     kernels = [kernel(old, running=True), kernel(new, newest=True)]
     held = decided(node(texts=THERE, facts={"kernels": kernels, "module_files": [module(old)]}))
-    assert not held.due
+    assert not held.pending
     assert f"dkms autoinstall -k {new}" in held.notes[0]
 
 
@@ -130,7 +130,7 @@ def test_a_kernel_without_the_driver_is_not_rebooted_into(old: str, new: str) ->
 def test_other_kernels_do_not_hold_a_reboot_back(kernels: list[dict[str, Any]], built: list[str] | None) -> None:
     files = None if built is None else [module(release) for release in built]
     facts = {"kernels": kernels, "module_files": files}
-    assert decided(node(texts=THERE, facts=facts)).due
+    assert decided(node(texts=THERE, facts=facts)).pending
 
 
 NEXT = {"kernel": "6.1.0-42", "loader": "grub", "entry": "Linux", "setting": "grub.cfg", "arguments": "ro"}
@@ -156,5 +156,5 @@ def test_a_boot_without_a_working_driver_is_held_back_with_its_reason(facts: dic
     library = {"driver_library_version": "570.86.15"}
     known = {"kernels": [OLD, NEW], "module_files": files, "next_boot": NEXT, **library, **facts}
     held = decided(node(texts=THERE, facts=known))
-    assert held.due == (words is None)
+    assert held.pending == (words is None)
     assert words is None or words in held.notes[0]

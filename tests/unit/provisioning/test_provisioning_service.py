@@ -29,12 +29,12 @@ def result_of(manifest: Manifest) -> service.ServiceResult:
 
 def test_a_node_without_the_mark_is_not_returned() -> None:
     manifest = decided(mark=None)
-    assert (manifest.due, result_of(manifest).drained) == (False, False)
+    assert (manifest.pending, result_of(manifest).drained) == (False, False)
 
 
 def test_a_node_with_nothing_pending_may_return_and_is_compared_with_the_findings_before() -> None:
     manifest = decided()
-    assert manifest.due
+    assert manifest.pending
     assert result_of(manifest).model_dump(mode="json") == {"drained": True, "busy": False, "before": BEFORE}
 
 
@@ -48,7 +48,7 @@ def test_a_node_with_nothing_pending_may_return_and_is_compared_with_the_finding
 )
 def test_a_node_with_something_pending_stays_drained(run: dict[str, Any], pending: str) -> None:
     manifest = decided(**run)
-    assert not manifest.due
+    assert not manifest.pending
     assert result_of(manifest).drained
     assert pending in manifest.notes[0]
 
@@ -56,14 +56,14 @@ def test_a_node_with_something_pending_stays_drained(run: dict[str, Any], pendin
 @pytest.mark.parametrize("lease", ['{"owner": "root@admin1", "token": "run-1", "since": "now"}', "", "[]", "{"])
 def test_a_node_that_an_upgrade_holds_is_not_returned_by_a_playbook(lease: str) -> None:
     manifest = service.plan(node(texts={MARK: DRAINED, LEASE: lease}), {"gpunode_allow_busy": False}, context())
-    assert not manifest.due
+    assert not manifest.pending
     assert "gpunode upgrade" in manifest.notes[0]
 
 
 @pytest.mark.parametrize("mark", ["", "{", "[]", "{}", '{"since": 1, "findings": []}', "[" * 100_000])
 def test_a_damaged_mark_excuses_no_finding(mark: str) -> None:
     manifest = decided(mark)
-    assert manifest.due
+    assert manifest.pending
     assert result_of(manifest).before == ()
     assert MARK in manifest.notes[0]
 

@@ -10,7 +10,7 @@ from plan_samples import context_of, settings_of
 from gpunode.errors import UsageError
 from gpunode.facts.pci import PciDevice
 from gpunode.provisioning import slurm_gres, slurm_node
-from gpunode.provisioning.due import judged
+from gpunode.provisioning.differences import compared
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.state import NodeState
 
@@ -74,7 +74,7 @@ def state(texts: dict[str, str] | None = None, facts: dict[str, Any] | None = No
 def plan(there: NodeState | None = None, **changes: Any) -> Manifest:
     found = there if there is not None else state()
     wanted = settings_of("slurm_node", **{"state": "present", "conf": CONF, **changes})
-    return judged(slurm_node.ROLE.plan(found, wanted, context_of()), found)
+    return compared(slurm_node.ROLE.plan(found, wanted, context_of()), found)
 
 
 def lines(manifest: Manifest) -> list[str]:
@@ -152,7 +152,7 @@ def test_what_contradicts_the_node_is_refused(facts: dict[str, Any], changes: di
 
 def test_slurmd_waits_for_the_driver() -> None:
     manifest = plan(state(facts={"driver_gpus": [], "smi": None}))
-    assert (manifest.refusals, manifest.due_reasons, manifest.files) == ((), (), ())
+    assert (manifest.refusals, manifest.pending_reasons, manifest.files) == ((), (), ())
     assert [note for note in manifest.notes if "waits for the driver" in note]
 
 

@@ -14,7 +14,7 @@ from node_samples import file, node
 from plan_samples import Planned, context_of, settings_of
 
 from gpunode.provisioning import ssh_hardening
-from gpunode.provisioning.due import judged
+from gpunode.provisioning.differences import compared
 from gpunode.provisioning.manifest import Manifest, RevertibleChange
 from gpunode.provisioning.ssh_hardening import MAIN, MODULI, PUBLISHED, WAITING
 from gpunode.provisioning.ssh_settings import BANNER, DROP_IN, LAST, bad_options, with_options
@@ -47,7 +47,7 @@ def plan(
     state = node(files=files, texts=texts).model_copy(update={"ssh": SshState.model_validate(ssh)})
     run = context_of(answers=answers or {}, check=bool(coming), planned=Planned(users=coming))
     object.__setattr__(run, "today", run.today + timedelta(days=days))
-    return judged(
+    return compared(
         ssh_hardening.ROLE.plan(state, settings_of("ssh_hardening", **{"state": "present", **settings}), run), state
     )
 
@@ -78,7 +78,7 @@ def setting(manifest: Manifest, name: str) -> list[str]:
 
 
 def test_a_node_that_is_not_asked_for_is_left_alone() -> None:
-    assert not plan(recorded(), state="keep").due
+    assert not plan(recorded(), state="keep").pending
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ def test_a_settled_node_is_asked_nothing() -> None:
     there[ssh_hardening.MEMORY] = folder
     settled = plan(ssh, texts={PUBLISHED: texts[PUBLISHED]}, files=there)
     assert not settled.questions
-    assert not settled.due, settled.due_reasons
+    assert not settled.pending, settled.pending_reasons
     waits = plan(
         ssh, texts={PUBLISHED: texts[PUBLISHED]}, files={**there, ssh_hardening.MEMORY: folder, WAITING: file("")}
     )
-    assert waits.due
+    assert waits.pending
 
 
 def test_settings_that_let_everybody_in_who_has_to_are_not_refused() -> None:
@@ -215,7 +215,7 @@ def test_what_sshd_refuses_is_refused_with_its_message() -> None:
 def test_a_line_that_is_read_first_is_named() -> None:
     ssh = recorded(weak_moduli=0)
     first = "/etc/ssh/sshd_config.d/00-admin.conf"
-    ssh["documents"] = {first: "# ours\nPasswordAuthentication yes\n", **ssh["documents"]}
+    ssh["contents"] = {first: "# ours\nPasswordAuthentication yes\n", **ssh["contents"]}
     fine = login(ssh)["login"]["effective"]
     effective = fine.replace("passwordauthentication no", "passwordauthentication yes")
     refusals = plan(ssh, answers=login(ssh, effective)).refusals
@@ -224,7 +224,7 @@ def test_a_line_that_is_read_first_is_named() -> None:
 
 def test_later_lines_and_match_blocks_are_explained() -> None:
     ssh = recorded(weak_moduli=0)
-    ssh["documents"][MAIN] += "PasswordAuthentication yes\nMatch Group legacy\n  PasswordAuthentication yes\n"
+    ssh["contents"][MAIN] += "PasswordAuthentication yes\nMatch Group legacy\n  PasswordAuthentication yes\n"
     notes = " ".join(plan(ssh).notes)
     assert "has no effect any more" in notes
     assert "remains effective inside its Match block" in notes
@@ -232,7 +232,7 @@ def test_later_lines_and_match_blocks_are_explained() -> None:
 
 def test_a_main_file_without_include_is_refused_or_gets_it() -> None:
     ssh = recorded(weak_moduli=0)
-    ssh["documents"][MAIN] = ssh["documents"][MAIN].replace("Include", "#Include")
+    ssh["contents"][MAIN] = ssh["contents"][MAIN].replace("Include", "#Include")
     assert "add_include" in plan(ssh).refusals[0]
     files = {one.path: one.content for one in plan(ssh, add_include=True).files}
     assert (files[MAIN] or "").splitlines()[0] == "Include /etc/ssh/sshd_config.d/*.conf"
@@ -252,7 +252,7 @@ def test_small_groups_go_and_what_was_there_is_kept() -> None:
 def test_weak_host_keys_are_retired_when_the_good_ones_were_published_long_enough() -> None:
     ssh = recorded()
     ed25519 = ssh["host_keys"][0]
-    ssh["documents"] = {MAIN: ssh["documents"][MAIN]}
+    ssh["contents"] = {MAIN: ssh["contents"][MAIN]}
     ssh["host_keys"] = [ECDSA, ed25519, WEAK_RSA]
     manifest = plan(ssh)
     new = "/etc/ssh/ssh_host_rsa4096_key"
@@ -299,7 +299,7 @@ def test_selinux_and_a_new_port_are_refused_with_the_command() -> None:
 
 def test_a_host_key_that_another_file_names_is_not_named_twice() -> None:
     ssh = recorded()
-    assert any("HostKey" in (text or "") for path, text in ssh["documents"].items() if path != MAIN)
+    assert any("HostKey" in (text or "") for path, text in ssh["contents"].items() if path != MAIN)
     assert setting(plan(ssh), "HostKey") == []
     assert last_keys(plan(ssh)) == ["/etc/ssh/ssh_host_rsa_key"]
 
@@ -317,8 +317,8 @@ ED25519, RSA_4096 = "/etc/ssh/ssh_host_ed25519_key", RSA["path"]
 def test_host_keys_are_offered_in_one_order_whatever_other_drop_ins_name(named: list[str], file_name: str) -> None:
     """sshd adds each HostKey line, in the order of the files' names."""
     ssh = recorded()
-    ssh["documents"] = {
-        MAIN: ssh["documents"][MAIN],
+    ssh["contents"] = {
+        MAIN: ssh["contents"][MAIN],
         f"{MAIN}.d/{file_name}": "".join(f"HostKey {path}\n" for path in named),
     }
     manifest = plan(ssh)
@@ -335,7 +335,7 @@ def test_absent_removes_the_settings_and_restores_the_groups() -> None:
     files = {one.path: one.content for one in manifest.files}
     assert files[DROP_IN] is None
     assert files[MODULI] == "old"
-    assert not plan(recorded(), state="absent").due
+    assert not plan(recorded(), state="absent").pending
 
 
 def test_a_node_without_a_daemon_is_refused() -> None:
@@ -387,7 +387,7 @@ def on(port: int, **changes: Any) -> dict[str, Any]:
 def test_what_is_due_besides_files_is_named(
     ssh: dict[str, Any], files: dict[str, Any], settings: dict[str, Any], expected: list[str]
 ) -> None:
-    reasons = list(plan(ssh, files=files, **settings).due_reasons)
+    reasons = list(plan(ssh, files=files, **settings).pending_reasons)
     assert reasons[: reasons.index(f"{DROP_IN} is missing")] == expected
 
 
@@ -505,7 +505,7 @@ def test_a_port_that_the_socket_does_not_have_is_noted(
 
 def test_weak_host_keys_and_users_who_cannot_log_in_any_more_are_noted() -> None:
     ssh = recorded()
-    ssh["documents"] = {MAIN: ssh["documents"][MAIN]}
+    ssh["contents"] = {MAIN: ssh["contents"][MAIN]}
     ssh["host_keys"] = [ECDSA, ssh["host_keys"][0], WEAK_RSA]
     one = {**recorded()["accounts"][2], "keys": []}
     others: dict[str, dict[str, Any]] = {
@@ -609,7 +609,7 @@ def test_optional_files_are_there_where_they_are_requested() -> None:
     assert more[BANNER] == "ours\n"
     assert "Host *" in (more[ssh_hardening.CLIENT] or "")
     assert MAIN not in more
-    del ssh["documents"][MAIN]
+    del ssh["contents"][MAIN]
     bare = {one.path: one.content for one in plan(ssh, add_include=True).files}
     assert bare[MAIN] == f"{ssh_hardening.INCLUDE}\n"
 
@@ -627,7 +627,7 @@ def test_absent_asks_for_the_earlier_groups_and_moves_a_port_back() -> None:
     moved = guarded(plan(ssh, state="absent", files={path: file("")})).activate
     assert moved[1:] == (("systemctl", "stop", "ssh.service"), ("systemctl", "restart", "ssh.socket"))
     waits = plan(recorded(), state="absent", files={WAITING: file("")})
-    assert waits.due_reasons == ("an earlier change waits for its confirmation",)
+    assert waits.pending_reasons == ("an earlier change waits for its confirmation",)
 
 
 def test_a_daemon_that_answers_or_has_a_unit_is_there() -> None:
@@ -687,8 +687,8 @@ def test_a_value_that_sshd_prints_in_another_form_has_effect() -> None:
     assert "logingracetime 120" in effective
     answers = login(ssh, effective)
     assert not plan(ssh, answers=answers, options={"LoginGraceTime": "2m"}).refusals
-    first = {**ssh["documents"], MAIN: f"LoginGraceTime 120\n{ssh['documents'][MAIN]}"}
-    (line,) = plan({**ssh, "documents": first}, answers=answers, options={"LoginGraceTime": "1m"}).refusals
+    first = {**ssh["contents"], MAIN: f"LoginGraceTime 120\n{ssh['contents'][MAIN]}"}
+    (line,) = plan({**ssh, "contents": first}, answers=answers, options={"LoginGraceTime": "1m"}).refusals
     assert "LoginGraceTime 1m has no effect" in line
     # The proof of a login holds for them as for the role's own.
     closed = login(ssh, effective.replace("pubkeyauthentication yes", "pubkeyauthentication no"))

@@ -90,7 +90,7 @@ def text_of(manifest: Manifest, path: str) -> str:
 
 def test_by_default_the_node_is_left_alone() -> None:
     found = planned("storage", state())
-    assert not found.due
+    assert not found.pending
     assert found.questions == {}
 
 
@@ -117,7 +117,7 @@ def test_two_disks_are_an_array_that_is_mounted_by_its_uuid() -> None:
     assert (started(found), [one.path for one in result_of(found).mount_points]) == (["scratch.mount"], ["/scratch"])
     assert trims(result_of(found).start) == [True]
     assert [(one.path, one.mode) for one in result_of(found).mounted] == [("/scratch", "1777")]
-    assert "/scratch is not mounted" in found.due_reasons
+    assert "/scratch is not mounted" in found.pending_reasons
     # The ids alone decide who the disks belong to, in any order.
     again = made(state(), scratch_disks=DISKS[::-1])
     assert disks_of(again).filesystem == uuid
@@ -133,7 +133,7 @@ def test_remote_data_is_mounted_on_demand_and_no_boot_waits_for_it() -> None:
         "x-systemd.idle-timeout=600s 0 0"
     ]
     assert (started(found), result_of(found).mounted) == (["data.automount"], ())
-    assert "/data is not mounted on demand" in found.due_reasons
+    assert "/data is not mounted on demand" in found.pending_reasons
     assert result_of(found).disks is None
 
 
@@ -194,7 +194,7 @@ def test_a_settled_node_has_nothing_due() -> None:
     )
     again = made(node, seen, scratch_disks=DISKS, mounts=[NFS])
     assert [file.content for file in again.files] == [file.content for file in first.files]
-    assert [reason for reason in again.due_reasons if "/etc/" not in reason and "/var/" not in reason] == []
+    assert [reason for reason in again.pending_reasons if "/etc/" not in reason and "/var/" not in reason] == []
     assert (started(again), stopped(again), result_of(again).mount_points) == ([], [], ())
     assert json.loads(text_of(again, BEFORE))["trim"] == {"enabled": "disabled", "active": "inactive"}
     assert there
@@ -265,15 +265,15 @@ def test_a_node_with_hooks_settles_until_one_of_them_changes(tmp_path: Path) -> 
     }
     mounted = done(paths={"/lustre": {**THERE, "mounts": [{"source": "systemd-1", "fstype": "autofs"}]}})
     first = own(state(), mounted, **settings)
-    assert list(first.due_reasons) == ["hooks, their variables or mounts changed since they ran"]
+    assert list(first.pending_reasons) == ["hooks, their variables or mounts changed since they ran"]
     assert result_of(first).hooks == (str(hook),)
     (ran,) = result_of(first).ran
     assert "10.0.0.1" not in str(ran.content)  # a variable may be a secret
     node = state(contents={HOOKS: str(ran.content)})
     settled = own(node, mounted, **settings)
-    assert (settled.due_reasons, result_of(settled).hooks, result_of(settled).ran) == ((), (), ())
+    assert (settled.pending_reasons, result_of(settled).hooks, result_of(settled).ran) == ((), (), ())
     lost = own(node, done(paths={"/lustre": {**THERE, "mounts": []}}), **settings)
-    assert list(lost.due_reasons) == ["/lustre is not mounted by a hook"]
+    assert list(lost.pending_reasons) == ["/lustre is not mounted by a hook"]
     assert result_of(lost).hooks == (str(hook),)
     for change in ({"hook_vars": {"lustre_source": "other"}}, {"hook_mounts": [{**LUSTRE, "source": "x:/y"}]}):
         assert result_of(own(node, mounted, **{**settings, **change})).hooks == (str(hook),)
@@ -294,7 +294,7 @@ def test_mounts_of_hooks_are_in_the_record_that_a_validation_reads(tmp_path: Pat
 
 
 def test_a_relative_hook_runs_each_time() -> None:
-    (reason,) = own(state(), done(), **BOTH, hooks=["lustre.yml"]).due_reasons
+    (reason,) = own(state(), done(), **BOTH, hooks=["lustre.yml"]).pending_reasons
     assert reason.startswith("hooks are run each time: lustre.yml")
 
 
@@ -358,8 +358,8 @@ def test_removal_restores_the_table_and_keeps_unconfirmed_data() -> None:
     assert text_of(found, FSTAB) == TABLE
     assert result_of(found).disks is None
     assert "keeps its data" in found.notes[0]
-    assert {"xfsprogs must be removed", "nfs-common must be removed"} <= set(found.due_reasons)
-    assert "mdadm must be removed" not in found.due_reasons
+    assert {"xfsprogs must be removed", "nfs-common must be removed"} <= set(found.pending_reasons)
+    assert "mdadm must be removed" not in found.pending_reasons
     assert trims(result_of(found).stop) == [False]
     assert {"/data", "/scratch"} <= {folder.path for folder in found.folders}
     assert stopped(found) == ["scratch.mount", "data.mount", "data.automount"]
@@ -379,7 +379,7 @@ def test_a_table_without_a_line_is_restored_without_asking_findmnt() -> None:
 
 def test_removal_of_nothing_is_nothing() -> None:
     found = planned("storage", state(), {"storage": {"state": "absent"}})
-    assert (found.due, found.questions) == (False, {})
+    assert (found.pending, found.questions) == (False, {})
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"disks": {"disks": ["*"], "filesystem": "x"}}', '{"disks": null}', ""])
@@ -542,7 +542,7 @@ BOTH: dict[str, Any] = {"scratch_disks": DISKS, "mounts": [NFS]}
 
 
 @pytest.mark.parametrize(
-    ("seen", "settings", "due"),
+    ("seen", "settings", "pending"),
     [
         (done(), BOTH, []),
         (done(filesystem=False), BOTH, [f"{', '.join(DISKS)}: the file system must be created"]),
@@ -567,22 +567,22 @@ BOTH: dict[str, Any] = {"scratch_disks": DISKS, "mounts": [NFS]}
         (done(trim={"enabled": "disabled", "active": "inactive"}), {"mounts": [NFS]}, []),
     ],
 )
-def test_what_is_due_besides_files_is_named(seen: dict[str, Any], settings: dict[str, Any], due: list[str]) -> None:
+def test_what_is_due_besides_files_is_named(seen: dict[str, Any], settings: dict[str, Any], pending: list[str]) -> None:
     node = with_file(state(), HELPER, kind="link", target="/usr/bin/rclone")
     found = own(node, seen, **settings)
-    assert (list(found.due_reasons), found.refusals) == (due, ())
+    assert (list(found.pending_reasons), found.refusals) == (pending, ())
     there = bool(seen["trim"]["enabled"])
     assert trims(result_of(found).start) == [True] * (
         there and "scratch_disks" in settings and settings.get("trim", True)
     )
-    assert len(started(found)) == sum("is not mounted" in line for line in due)
+    assert len(started(found)) == sum("is not mounted" in line for line in pending)
     # One that is as requested is left alone: its owner may be another user.
     touched = any(folder.path == "/scratch" for folder in result_of(found).mounted)
-    assert touched == any(line.startswith("/scratch ") for line in due)
+    assert touched == any(line.startswith("/scratch ") for line in pending)
 
 
 @pytest.mark.parametrize(
-    ("there", "due"),
+    ("there", "pending"),
     [
         ({"kind": "link", "target": "/usr/bin/rclone"}, False),
         ({"kind": "link", "target": "/opt/rclone"}, True),
@@ -591,11 +591,11 @@ def test_what_is_due_besides_files_is_named(seen: dict[str, Any], settings: dict
         (None, True),
     ],
 )
-def test_rclone_needs_its_helper_of_mount(there: dict[str, Any] | None, *, due: bool) -> None:
+def test_rclone_needs_its_helper_of_mount(there: dict[str, Any] | None, *, pending: bool) -> None:
     node = state() if there is None else with_file(state(), HELPER, **there)
     found = own(node, done(), scratch_disks=DISKS, mounts=[BUCKET])
-    assert list(found.due_reasons) == ([f"{HELPER} is not a link to rclone"] if due else [])
-    assert own(node, done(), **BOTH).due_reasons == ()
+    assert list(found.pending_reasons) == ([f"{HELPER} is not a link to rclone"] if pending else [])
+    assert own(node, done(), **BOTH).pending_reasons == ()
 
 
 @pytest.mark.parametrize(
@@ -785,7 +785,7 @@ def test_a_removal_erases_what_is_confirmed_and_removes_what_the_role_made() -> 
         ),
     )
     assert removal(node, confirm_erase=DISKS).notes == ()
-    assert found.due_reasons[:2] == ("/scratch has to be unmounted", "/data has to be unmounted")
+    assert found.pending_reasons[:2] == ("/scratch has to be unmounted", "/data has to be unmounted")
     assert [(file.path, file.phase) for file in found.files] == [
         (FSTAB, "first"),
         *((path, "after") for path in (*ROLE.files, ROLE.record)),
@@ -808,4 +808,4 @@ def test_a_removal_begins_at_any_trace_of_the_role(path: str) -> None:
 
 def test_a_removal_takes_a_package_along_that_alone_is_left() -> None:
     found = removal(state(installed=("mdadm",), contents={ROLE.record: "# installed by gpunode\nmdadm\n"}))
-    assert "mdadm must be removed" in found.due_reasons
+    assert "mdadm must be removed" in found.pending_reasons

@@ -129,7 +129,7 @@ def test_a_settled_node_has_nothing_due(site_key: str) -> None:
         "features": {"cdi": True},
     }
     manifest = toolkit(state, site_key)
-    assert manifest.due_reasons == ()
+    assert manifest.pending_reasons == ()
     assert restarted(manifest) == set()
     # The plan with the result deploys nothing that an engine would have to load.
     assert {each.path for each in manifest.files if each.phase == "last"} == {ENV}
@@ -142,7 +142,7 @@ def test_what_is_damaged_is_due_and_nothing_else(site_key: str) -> None:
     document = state.model_dump()
     document["files"][PREFERENCES] = file("# damaged\n")
     document["apt"]["held"] = FOUR[1:]
-    assert set(toolkit(NodeState.model_validate(document), site_key).due_reasons) == {
+    assert set(toolkit(NodeState.model_validate(document), site_key).pending_reasons) == {
         f"{PREFERENCES} differs",
         f"{FOUR[0]} is not held",
     }
@@ -170,7 +170,7 @@ def test_a_hook_that_came_after_the_daemon_needs_a_restart(site_key: str) -> Non
     late = state.model_copy(update={"engine": {**RUNS, "hook_changed": 60.0}})
     manifest = toolkit(late, site_key)
     assert restarted(manifest) == {"docker.service"}
-    assert any("--gpus" in reason for reason in manifest.due_reasons)
+    assert any("--gpus" in reason for reason in manifest.pending_reasons)
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -202,7 +202,7 @@ def test_containerd_is_registered_where_something_uses_it(site_key: str) -> None
     texts = {CONFIG: text, SUMS: f"# {' '.join(register.argv)}\n{sums}", CONTAINERD_BEFORE: "x"}
     done = toolkit(node(AT, texts, files=here, facts=facts, held=FOUR), site_key)
     assert (done.commands, record.changes) == ((), False)
-    assert not any("containerd" in reason for reason in done.due_reasons if "conf.d" in reason)
+    assert not any("containerd" in reason for reason in done.pending_reasons if "conf.d" in reason)
     harmed = {**here, DROP_IN: file("other")}
     assert toolkit(node(AT, texts, files=harmed, facts=facts, held=FOUR), site_key).commands
     # A restart that was held back by a process on a GPU is made by a later run.
@@ -231,7 +231,7 @@ def test_none_and_a_stack_without_one_change_nothing() -> None:
     # No branch of Debian's archive knows the toolkit that is requested.
     impossible = {"nvidia_driver": {"source": "debian"}, "cuda": {"toolkit": "13.0"}}
     manifest = toolkit(node(facts=FACTS), version="keep", others=impossible)
-    assert manifest.due_reasons == ()
+    assert manifest.pending_reasons == ()
     assert manifest.notes[0].startswith("no container toolkit: ")
     assert "is not a workload" in toolkit(node(facts=FACTS), env="jax").refusals[0]
 
@@ -250,8 +250,8 @@ def test_absent_restores_the_engines(site_key: str) -> None:
     early = [each.path for each in manifest.files if each.phase == "before"]
     (unit,) = (unit for unit in manifest.units if unit.name == DOCKER_UNIT)
     assert early.index(str(unit.mark)) < early.index(DAEMON)
-    assert {f"{name} must be removed" for name in FOUR} <= set(manifest.due_reasons)
-    assert toolkit(node(facts=FACTS), site_key, state="absent").due_reasons == ()
+    assert {f"{name} must be removed" for name in FOUR} <= set(manifest.pending_reasons)
+    assert toolkit(node(facts=FACTS), site_key, state="absent").pending_reasons == ()
 
 
 @needs_gpg

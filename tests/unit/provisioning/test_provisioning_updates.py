@@ -138,7 +138,7 @@ def test_a_pending_reboot_is_reported() -> None:
 def test_a_settled_node_has_nothing_due_and_absent_removes_all() -> None:
     state = node(TOOL)
     done = after(planned("updates", state, context(), state="present"), state)
-    assert planned("updates", done, context(), state="present").due_reasons == ()
+    assert planned("updates", done, context(), state="present").pending_reasons == ()
     gone = planned("updates", done, context(), state="absent")
     assert {file.path for file in gone.files if file.content is None} >= {POLICY, PROGRAM, SETTINGS, NEEDRESTART}
 

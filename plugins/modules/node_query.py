@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: node_question
+module: node_query
 short_description: Answer one question of a plan
 description:
   - Returns information that a plan (M(gpunode.node.role_plan)) needs and that M(gpunode.node.node_state) does not
     collect. Simulates apt or dnf in a private folder, fetches and verifies a key, validates rules with nft, inspects
-    disks, reads the effective configuration of sshd, or reads documents.
+    disks, reads the effective configuration of sshd, or reads files.
   - Changes nothing on the node.
 options:
   kind:
@@ -24,7 +24,7 @@ options:
       - package_offers
       - repository_key
       - signing_key
-      - documents
+      - contents
       - ssh_login
     required: true
   question:
@@ -44,7 +44,7 @@ author:
 
 EXAMPLES = r"""
 - name: Fetch and verify the key of a repository
-  gpunode.node.node_question:
+  gpunode.node.node_query:
     kind: repository_key
     question: "{{ question }}"
   become: true
@@ -85,7 +85,7 @@ ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "package_offers": package_offers.answered,
     "repository_key": repository_key.answered,
     "signing_key": signing_key.answered,
-    "documents": lambda asked: {str(path): files_state.document(str(path)) for path in asked["paths"]},
+    "contents": lambda asked: {str(path): files_state.document(str(path)) for path in asked["paths"]},
     "ssh_login": ssh_state.answered,
 }
 """Kind of a question to the function that answers it."""

@@ -7,7 +7,7 @@ import pytest
 from node_samples import APT_STATE, DNF_STATE, node
 
 from gpunode.facts.units import Unit
-from gpunode.provisioning.due import judged
+from gpunode.provisioning.differences import compared
 from gpunode.provisioning.manifest import (
     AptChange,
     DnfChange,
@@ -30,7 +30,7 @@ def why(
     there = state or node()
     more = {path: FileState.model_validate(row) for path, row in (files or {}).items()}
     there = there.model_copy(update={"files": {**there.files, **more}})
-    return judged(Manifest(role="x", **manifest), there).due_reasons
+    return compared(Manifest(role="x", **manifest), there).pending_reasons
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,14 @@ def test_a_package_manager_that_is_unknown_is_due() -> None:
     assert why({"packages": AptChange()}, broken) == ("the state of apt is unknown",)
 
 
-@pytest.mark.parametrize(("locks", "due"), [(("a-0:1-1.*",), ()), ((), ("not locked: a-0:1-1.*",))])
-def test_a_package_that_dnf_should_hold_is_due_without_its_lock(locks: tuple[str, ...], due: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("locks", "pending"), [(("a-0:1-1.*",), ()), ((), ("not locked: a-0:1-1.*",))])
+def test_a_package_that_dnf_should_hold_is_due_without_its_lock(
+    locks: tuple[str, ...], pending: tuple[str, ...]
+) -> None:
     state = node({"a": "1-1", "b": "1-1"}, dnf=True)
     assert state.dnf is not None
     known = state.dnf.model_copy(update={"locks": locks})
-    assert why({"packages": DnfChange(hold=("a*",))}, state.model_copy(update={"dnf": known})) == due
+    assert why({"packages": DnfChange(hold=("a*",))}, state.model_copy(update={"dnf": known})) == pending
 
 
 @pytest.mark.parametrize(
@@ -151,5 +153,5 @@ def test_each_difference_of_a_unit_is_due(wanted: dict[str, Any], there: dict[st
 
 
 def test_the_roles_own_reasons_come_first() -> None:
-    found = why({"due_reasons": ("own",), "files": (ManagedFile(path=PATH, content=None),)}, files={PATH: GOOD})
+    found = why({"pending_reasons": ("own",), "files": (ManagedFile(path=PATH, content=None),)}, files={PATH: GOOD})
     assert found == ("own", f"{PATH} must be removed")

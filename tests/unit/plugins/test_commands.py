@@ -4,16 +4,18 @@ import os
 import time
 from pathlib import Path
 
-from ansible_collections.gpunode.node.plugins.module_utils import as_if
+from ansible_collections.gpunode.node.plugins.module_utils import commands
 
 
 def test_what_a_command_prints_and_how_it_ends() -> None:
-    assert as_if.ran(["sh", "-c", "echo out; echo $GPUNODE >&2; exit 3"], 10, {"GPUNODE": "err", "PATH": "/bin"}) == (
+    assert commands.run(
+        ["sh", "-c", "echo out; echo $GPUNODE >&2; exit 3"], 10, {"GPUNODE": "err", "PATH": "/bin"}
+    ) == (
         3,
         "out\n",
         "err\n",
     )
-    status, _, errors = as_if.ran(["/nowhere/tool"], 10)
+    status, _, errors = commands.run(["/nowhere/tool"], 10)
     assert status == 127
     assert "/nowhere/tool" in errors
 
@@ -21,7 +23,7 @@ def test_what_a_command_prints_and_how_it_ends() -> None:
 def test_a_command_past_its_limit_is_killed_with_its_children(tmp_path: Path) -> None:
     child = tmp_path / "child"
     begun = time.monotonic()
-    status, output, _ = as_if.ran(["sh", "-c", f"sleep 60 & echo $! > {child}; wait"], 1.0)
+    status, output, _ = commands.run(["sh", "-c", f"sleep 60 & echo $! > {child}; wait"], 1.0)
     assert (status, output) == (124, "")
     assert time.monotonic() - begun < 30
     end = time.monotonic() + 10

@@ -1,6 +1,6 @@
 # Copyright: The gpunode maintainers
 # SPDX-License-Identifier: Apache-2.0
-"""Run a command as if files were already in place: in its own mount namespace, invisible to other processes."""
+"""Run a command within its time limit; with files that are not in place yet, in a mount namespace of its own."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class UnavailableError(Exception):
     """The reason why the node cannot show files before they are in place, in one line."""
 
 
-def answered(files: list[dict[str, Any]], commands: list[list[str]]) -> list[tuple[int, str, str]]:
+def run_with_files(files: list[dict[str, Any]], commands: list[list[str]]) -> list[tuple[int, str, str]]:
     """Return (exit status, stdout, stderr) of each command, run as if the files were in place.
 
     A file in a missing folder is not shown. Raise UnavailableError if the node has no mount namespaces.
     """
     with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/run" if os.access("/run", os.W_OK) else None) as drafts:
         binds = _drafted(files, Path(drafts))
-        return [_run(argv, binds) for argv in commands]
+        return [_run_in_namespace(argv, binds) for argv in commands]
 
 
 def _drafted(files: list[dict[str, Any]], drafts: Path) -> list[tuple[bytes, bytes]]:
@@ -66,7 +66,7 @@ def _drafted(files: list[dict[str, Any]], drafts: Path) -> list[tuple[bytes, byt
     return binds
 
 
-def _run(argv: list[str], binds: list[tuple[bytes, bytes]]) -> tuple[int, str, str]:
+def _run_in_namespace(argv: list[str], binds: list[tuple[bytes, bytes]]) -> tuple[int, str, str]:
     libc = ctypes.CDLL(None, use_errno=True)
     lacks_folder = Path(argv[0]).name == "sshd" and not PRIVILEGE_SEPARATION.is_dir()
 
@@ -83,12 +83,12 @@ def _run(argv: list[str], binds: list[tuple[bytes, bytes]]) -> tuple[int, str, s
             PRIVILEGE_SEPARATION.mkdir(mode=0o755)
 
     try:
-        return ran(argv, LIMIT_S, enter=enter if binds or lacks_folder else None)
+        return run(argv, LIMIT_S, enter=enter if binds or lacks_folder else None)
     except subprocess.SubprocessError:
         raise UnavailableError("a mount namespace cannot be created") from None
 
 
-def ran(
+def run(
     argv: list[str], limit_s: float, env: dict[str, str] | None = None, enter: Callable[[], None] | None = None
 ) -> tuple[int, str, str]:
     """Return (exit status, stdout, stderr) of a command; 124 at its time limit, 127 if it cannot be started.

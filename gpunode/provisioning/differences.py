@@ -1,4 +1,4 @@
-"""Comparison of a manifest with a node's state: whether something is due. Unknown state counts as due."""
+"""Comparison of a manifest with a node's state: whether changes are pending. Unknown state counts as a difference."""
 
 import hashlib
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ from gpunode.provisioning.state import AptState, DnfState, NodeState
 from gpunode.text import matches_any
 
 
-def judged(manifest: Manifest, state: NodeState) -> Manifest:
-    """Return the manifest with all reasons why something is due, the role's own first, each one line."""
-    found = [*manifest.due_reasons]
+def compared(manifest: Manifest, state: NodeState) -> Manifest:
+    """Return the manifest with all reasons why changes are pending, the role's own first, each one line."""
+    found = [*manifest.pending_reasons]
     for file in manifest.files:
         found += file_reasons(file, state)
     for folder in manifest.folders:
@@ -29,7 +29,7 @@ def judged(manifest: Manifest, state: NodeState) -> Manifest:
     found += [f"module {name} is not loaded" for name in manifest.modules]
     for unit in manifest.units:
         found += unit_reasons(unit, state)
-    return manifest.model_copy(update={"due_reasons": tuple(dict.fromkeys(found))})
+    return manifest.model_copy(update={"pending_reasons": tuple(dict.fromkeys(found))})
 
 
 def file_reasons(file: ManagedFile, state: NodeState) -> Iterator[str]:
@@ -133,7 +133,7 @@ def _missing(requested: tuple[str, ...], installed: dict[str, str]) -> Iterator[
 
 
 def unit_reasons(unit: UnitState, state: NodeState) -> Iterator[str]:
-    """Yield how a unit differs; one that needs a restart is due."""
+    """Yield how a unit differs; one that needs a restart differs."""
     if unit.state in ("restarted", "reloaded"):
         yield f"{unit.name} has to be {unit.state}{f': {unit.reason}' if unit.reason else ''}"
     there = state.unit(unit.name)
