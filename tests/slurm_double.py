@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from gpunode.fleet.process import Completed
 
 REFUSED = "scontrol_reboot_nodes error: Permission denied"
-FATES = ("boots", "late", "never", "refused", "cancelled")
-"""What becomes of a request: ``late``: after ResumeTimeout."""
+FATES = ("boots", "late", "never", "refused", "cancelled", "waits")
+"""What becomes of a request: ``late``: after ResumeTimeout; ``waits``: it is not passed on, as while a job runs."""
 BOOTS, TIMES_OUT, LATE = 5, 8, 14
 """Steps after the request was passed on."""
 
@@ -50,7 +50,7 @@ class SlurmNode:
         if self.reboot == "REQUESTED":
             if fate == "cancelled":
                 self.reboot = ""
-            elif idle:
+            elif idle and fate != "waits":
                 self.reboot, self.down, self.steps = "ISSUED", True, 1
                 self._note("reboot issued")
         elif self.steps:
@@ -86,13 +86,16 @@ class Slurmctld:
         if argv[1:3] == ["show", "config"]:
             text = f"RebootProgram           = {self.program}\nReturnToService         = {self.returns}\n"
             return Completed(0, text, "")
-        name = argv[-1] if argv[1] in ("show", "reboot") else argv[2].removeprefix("NodeName=")
+        name = argv[-1] if argv[1] in ("show", "reboot", "cancel_reboot") else argv[2].removeprefix("NodeName=")
         node = self.nodes[name]
         if argv[1] == "reboot":
             assert argv[2:4] == ["ASAP", "nextstate=DOWN"]
             if self.fate == "refused":
                 return Completed(1, "", REFUSED)
             node.reboot = node.reboot or "REQUESTED"
+        elif argv[1] == "cancel_reboot":
+            assert node.reboot == "REQUESTED"
+            node.reboot = ""
         elif argv[1] == "update" and argv[3] == "State=RESUME":
             self.resumed(name)
             node.drain = ""

@@ -69,6 +69,10 @@ class Scheduler(Protocol):
         """Return whether a reboot that was requested is still to come, or came; True if that is unknown."""
         return True
 
+    def cancel_reboot(self, node: str, token: str) -> str:  # noqa: ARG002
+        """Remove a requested reboot, so that the drain stays; return why it may still come."""
+        return "the scheduler may still do it"
+
 
 def run_program(argv: Sequence[str], stdin: str | None = None) -> process.Completed:
     """Run a program of the scheduler. Raises SchedulerError if it does not end in time, UsageError if it is missing."""
@@ -195,6 +199,14 @@ class SlurmScheduler(Scheduler):
         flags, reason = self._asked(node)
         noted = reason != token and _slurm_state(flags, reason, token).service is Availability.OURS
         return noted or bool(flags & _SLURM_REBOOTS)
+
+    def cancel_reboot(self, node: str, token: str) -> str:
+        """Remove the request; Slurm refuses that once it is issued. With ``nextstate`` the drain stays."""
+        flags, reason = self._asked(node)
+        if "REBOOT_REQUESTED" in flags and _slurm_state(flags, reason, token).service is Availability.OURS:
+            self._call("cancel_reboot", node)
+            return ""
+        return f"Slurm: {'+'.join(sorted(flags))}"
 
 
 def _slurm_state(flags: frozenset[str], reason: str, token: str) -> ServiceState:

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +21,11 @@ from gpunode.cli.writing import write_whole
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import UsageError
 from gpunode.fleet import Target, Then, collect
-from gpunode.history.compare import GPU_REPLACED, OTHER_MACHINE, compare, renumbered
+from gpunode.history.compare import GPU_REPLACED, OTHER_MACHINE, Change, compare, renumbered
 from gpunode.history.snapshot import Snapshot
 from gpunode.judging.evaluator import Evaluator, JudgedNode
 from gpunode.judging.request import EvaluatedNode, Json
-from gpunode.names import expand
+from gpunode.names import expand, fold
 from gpunode.provisioning.gpu_use import gpus_in_use
 from gpunode.stack import NodePicture, picture_from_facts, undetermined
 from gpunode.text import listed, one_line, printable
@@ -67,8 +67,8 @@ class NodeLook:
     busy: str = ""
     findings: tuple[dict[str, str], ...] = ()
     """Checks that failed, or could not be determined."""
-    no_container: str = ""
-    """Why the container of the measurements did not run."""
+    messages: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """What they report, by check and component."""
 
     @property
     def release(self) -> str | None:
@@ -142,7 +142,7 @@ def _looked(host: str, node: JudgedNode) -> NodeLook:
         findings=tuple({"check": one.check, "component": one.component, "status": one.status.value} for one in bad)[
             :MOST_FINDINGS
         ],
-        no_container=next((one.message for one in node.report.findings if one.check == RUNS and one in bad), ""),
+        messages={(one.check, one.component): one.message for one in bad},
     )
 
 
@@ -161,7 +161,7 @@ def why_not_as_good(before: Snapshot, after: NodeLook, target: str | None) -> st
         for one in compare(before, after.snapshot).changes
         if one.effect == "worse" or one.what in (GPU_REPLACED, OTHER_MACHINE)
     ]
-    found += [f"{one.component}: {one.text}" if one.component != "node" else one.text for one in changes]
+    found += _by_text(changes, after.messages)
     found += [
         f"{check} failed, and was not run before"
         for check, verdict in after.snapshot.verdicts.items()
@@ -177,6 +177,16 @@ def why_not_as_good(before: Snapshot, after: NodeLook, target: str | None) -> st
     unknown = sorted(set(after.snapshot.unknown) - set(before.unknown))
     found += [f"{name}: {after.snapshot.unknown[name]}" for name in unknown]
     return printable(one_line(listed(found, 4)))
+
+
+def _by_text(changes: Iterable[Change], messages: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """Yield the changes, each with its components; checks come first, with what they report."""
+    components: dict[str, list[str]] = {}
+    for one in sorted(changes, key=lambda one: (one.section != "check", one.component != "node")):
+        message = messages.get((one.what, one.component)) if one.section == "check" else None
+        components.setdefault(f"{one.what}: {message}" if message else one.text, []).append(one.component)
+    for text, names in components.items():
+        yield text if names == ["node"] else f"{fold(names)}: {text}"
 
 
 @dataclass
@@ -347,7 +357,8 @@ def before_file(folder: Path, name: str) -> Path:
 def write_measured(folder: Path, look: NodeLook, image: str) -> Results:
     """Add what was measured of a node to its snapshot before the change; return the reason if there is nothing."""
     if look.snapshot is None or not look.snapshot.figures:
-        why = look.reason or look.no_container or f"see gpunode validate {look.host}"
+        of_container = next((text for (check, _), text in look.messages.items() if check == RUNS), "")
+        why = look.reason or of_container or f"see gpunode validate {look.host}"
         return {look.host: f"nothing was measured before the change: {why}"}
     path = before_file(folder, look.host)
     measured = look.snapshot.model_dump(mode="json", include={"figures", "verdicts"}) | {"image": image}

@@ -76,7 +76,12 @@ class ActionModule(Reboot):  # type: ignore[misc]
         if self._withdrawn:
             result = {"failed": True, "rebooted": False, "msg": "the reboot was withdrawn from the scheduler"}
         if result.get("failed") and self._scheduler is not None:
-            result["msg"] = f"{result['msg']} (requested of the scheduler: see the log of its daemon on the node)"
+            try:
+                left = self._scheduler.cancel_reboot(self._name, self._token)
+            except (SchedulerError, GpunodeError) as err:
+                left = str(err)
+            how = f"not withdrawn: {left}; see the log of its daemon on the node" if left else "withdrawn"
+            result["msg"] = f"{result['msg']} (requested of the scheduler, {how})"
             with suppress(AnsibleError):
                 self._low_level_execute_command(f"rm -f {PERMIT}", sudoable=self.DEFAULT_SUDOABLE)
         return result

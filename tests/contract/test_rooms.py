@@ -39,7 +39,7 @@ FREE = {"cli"}
 # change, with its reason in the commit's message; one that is far above the room is lowered.
 CEILINGS: dict[str, tuple[int, int]] = {
     "catalog": (3_400, 36),
-    "change": (1_260, 6),
+    "change": (1_280, 6),
     "checks": (12_800, 12),
     "cli": (10_300, 52),
     "expectations": (600, 0),

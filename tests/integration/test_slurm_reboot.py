@@ -71,7 +71,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         ("exec systemctl reboot", f"echo $(id -u) >> {folder}/reboots"),
         ("/var/lib/gpunode/change.json", f"{folder}/change.json"),
         ("/usr/local/bin/gpunode", "/bin/true"),
-        ("/run/gpunode}", f"{folder}/run}}"),
+        ("/run/gpunode", f"{folder}/run"),
     ):
         assert old in text
         text = text.replace(old, new)
@@ -112,7 +112,9 @@ def waited(cluster: Cluster, number: int) -> list[str]:
 def test_a_node_that_slurm_reboots_is_out_of_service_until_its_own_return(
     cluster: Cluster, slurm: SlurmScheduler
 ) -> None:
+    """An administrator silenced the drains of checks."""
     host = cluster.host
+    (cluster.folder / "run" / "maintenance").touch()
     for turn in (1, 2):  # a way back reboots it again
         assert not slurm.rebooting(host, DRAIN_ID)
         for _ in range(2):  # the same command goes on after a kill
@@ -132,6 +134,7 @@ def test_a_node_that_slurm_reboots_is_out_of_service_until_its_own_return(
             slurm.drain(host, DRAIN_ID)
         assert cluster.until("DOWN+DRAIN") == ("DOWN+DRAIN", DRAIN_ID)
     assert cluster.reboots == ["0", "0"]
+    (cluster.folder / "run" / "maintenance").unlink()
     slurm.resume(host, DRAIN_ID)
     assert cluster.until("IDLE") == ("IDLE", "")
 
@@ -150,8 +153,12 @@ def test_a_reason_of_others_that_appears_during_the_reboot_stays(cluster: Cluste
     assert cluster.state() == ("DOWN", f"{TICKET} : reboot complete")
 
 
-def test_an_administrator_cancels_the_reboot_and_the_drain_stays(cluster: Cluster, slurm: SlurmScheduler) -> None:
-    """A job keeps the request waiting; the run asks for a reboot of idle nodes alone."""
+@pytest.mark.parametrize("by_the_run", [False, True])
+def test_a_cancelled_reboot_leaves_the_drain(cluster: Cluster, slurm: SlurmScheduler, by_the_run: bool) -> None:
+    """By an administrator, or by the run at its deadline.
+
+    A job keeps the request waiting; the run asks for a reboot of idle nodes alone.
+    """
     slurm.resume(cluster.host, DRAIN_ID)
     assert cluster.until("IDLE")[0] == "IDLE"
     cluster.call("sbatch", f"--output={cluster.folder}/out", "--wrap", "sleep 300")
@@ -159,7 +166,12 @@ def test_an_administrator_cancels_the_reboot_and_the_drain_stays(cluster: Cluste
     assert slurm.reboot(cluster.host, DRAIN_ID) == ""
     assert cluster.state() == ("ALLOCATED+DRAIN+REBOOT_REQUESTED", DRAIN_ID)
     assert slurm.rebooting(cluster.host, DRAIN_ID)
-    assert cluster.call("scontrol", "cancel_reboot", cluster.host).returncode == 0
+    assert slurm.cancel_reboot(cluster.host, "of another run")
+    assert slurm.rebooting(cluster.host, DRAIN_ID)
+    if by_the_run:
+        assert slurm.cancel_reboot(cluster.host, DRAIN_ID) == ""
+    else:
+        assert cluster.call("scontrol", "cancel_reboot", cluster.host).returncode == 0
     assert not slurm.rebooting(cluster.host, DRAIN_ID)
     assert cluster.state() == ("ALLOCATED+DRAIN", DRAIN_ID)
     cluster.call("scancel", "--user=root")
@@ -208,6 +220,7 @@ def test_a_node_that_boots_after_resume_timeout_stays_out_of_service(cluster: Cl
     assert cluster.until("DOWN", 120) == ("DOWN", f"{DRAIN_ID} : reboot issued : reboot timed out")
     # The role's program refused: the node's lease has another token.
     assert cluster.reboots == []
+    assert slurm.cancel_reboot(cluster.host, DRAIN_ID) == "Slurm: DOWN"
     assert slurm.rebooting(cluster.host, DRAIN_ID)
     assert slurm.state(cluster.host, DRAIN_ID).service is Availability.OURS
     cluster.boot("-b")

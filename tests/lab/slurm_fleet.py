@@ -105,6 +105,8 @@ class Fleet:
     folder: Path
     names: list[str] = field(default_factory=list)
     """Of the GPU nodes."""
+    earlier: list[Path] = field(default_factory=list)
+    """Journals of the runs before the one that was started last."""
 
     def node(self, name: str) -> LabNode:
         return self.lab.node(name)
@@ -221,6 +223,7 @@ class Fleet:
                 *words,
             ),
         ]
+        self.earlier = self.runs()
         return subprocess.Popen(
             argv,
             env=self.environment,
@@ -281,7 +284,7 @@ class Fleet:
         """Wait until the journal has a state, or an act that began, of a node."""
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
-            nodes = self.journal().get("nodes", {})
+            nodes = {} if self.runs() == self.earlier else self.journal().get("nodes", {})
             assert isinstance(nodes, Mapping)
             if name in nodes and any(what == state for what, _ in nodes[name]["times"]):
                 return

@@ -196,6 +196,8 @@ class Fleet:
                 with suppress(SchedulerError):
                     if machine.reachable and not slurm.rebooting(name, node.token):
                         return "withdrawn"
+            with suppress(SchedulerError):
+                slurm.cancel_reboot(name, node.token)
             return "the boot id did not change"
 
         return self._each(nodes, reboot)

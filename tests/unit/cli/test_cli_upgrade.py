@@ -348,6 +348,23 @@ def test_a_gpu_with_another_index_is_the_same_gpu() -> None:
     assert said == "gemm of gpu1 was measured before, and is not any more"
 
 
+def test_failed_checks_come_first_and_what_gpus_share_is_one_reason() -> None:
+    good = Verdict(status=Status.PASS)
+    before = measured_gpus((0, 1, 2, 3)).model_copy(update={"verdicts": {"fabric.state": good, "fabric.manager": good}})
+    failed = {f"gpu{index}": Status.FAIL for index in range(4)}
+    verdicts = {
+        "fabric.state": Verdict(status=Status.FAIL, affected=failed),
+        "fabric.manager": Verdict(status=Status.FAIL, affected={"node": Status.FAIL}),
+    }
+    after = before.model_copy(update={"verdicts": verdicts, "gpus": before.gpus[:3], "figures": before.figures[:2]})
+    messages = {("fabric.manager", "node"): "nvidia-fabricmanager.service is failed"}
+    assert why_not_as_good(before, NodeLook("gpu-1", snapshot=after, messages=messages), NEW) == (
+        "fabric.manager: nvidia-fabricmanager.service is failed, gpu[0-3]: fabric.state: pass -> fail, "
+        "gpu3: GPU: H100, serial 133, GPU-3, 0000:3b:00.0 removed, "
+        "gemm of gpu2 was measured before, and is not any more"
+    )
+
+
 def test_an_exchanged_gpu_is_named_with_both_serial_numbers() -> None:
     before, after = measured_gpus((0, 1, 2, 3)), measured_gpus((0, 1, 2, 3), gpu2="4711")
     said = why_not_as_good(before, NodeLook("gpu-1", snapshot=after), NEW)
