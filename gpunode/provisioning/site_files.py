@@ -88,7 +88,9 @@ def removed(known: Mapping[str, bool]) -> tuple[tuple[ManagedFile, ...], tuple[s
         for path, existed in known.items()
         if existed
     )
-    gone = tuple(ManagedFile(path=path, content=None, phase="after") for path, existed in known.items() if not existed)
+    paths = (path for path, existed in known.items() if not existed)
+    # Whether their text was private is not recorded.
+    gone = tuple(ManagedFile(path=path, content=None, phase="after", private=True) for path in paths)
     return gone, tuple(notes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
@@ -47,9 +48,12 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         act = not self._task.check_mode
         if act and unit.get("state") == "restarted":
             self.prepare(unit)
-        answer = self.answered(
-            "ansible.builtin.systemd_service", {**given, "daemon_reload": reload}, {"status": "dict"}
-        )
+        call = partial(self.answered, "ansible.builtin.systemd_service", keys={"status": "dict"})
+        answer = call({**given, "daemon_reload": reload})
+        if act and answer.get("failed") and unit.get("state") == "started":
+            # If it failed several times with the file that this run repaired, systemd refuses to start it again.
+            self.printed(["systemctl", "reset-failed", unit["name"]])
+            answer = call({**given, "daemon_reload": False})
         if answer.get("failed"):
             message = str(answer.get("msg") or "the module reported no reason")
             # In check mode the package of the unit may not be installed yet, and its file not be repaired.
@@ -88,7 +92,12 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         """Return the end of a unit's log as a sentence; empty if the log cannot be read."""
         if self._task.check_mode:
             return ""
-        text = self.printed(["journalctl", f"--unit={unit}", "--lines=4", "--output=cat", "--no-pager", "--quiet"])
+        # First what its processes wrote: systemd's own lines on restarts come after it. Those of a short-lived process
+        # may lack the unit.
+        for source in (f"_SYSTEMD_UNIT={unit}", f"--unit={unit}"):
+            text = self.printed(["journalctl", source, "--lines=4", "--output=cat", "--no-pager", "--quiet"])
+            if text.strip():
+                break
         lines = [printable(line.strip())[:LONGEST_LINE] for line in text.splitlines()]
         return f" Its log ends: {'; '.join(filter(None, lines[-4:]))}" if any(lines) else ""
 

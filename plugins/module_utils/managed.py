@@ -6,6 +6,7 @@ import base64
 import grp
 import hashlib
 import pwd
+import re
 import stat
 import subprocess
 import tempfile
@@ -30,6 +31,9 @@ LARGEST_FILE = 8 << 20
 """Maximum size of an existing file that is compared with its requested content, in bytes."""
 FILE, LINK = "a file", "a symbolic link"
 LARGEST_DIFF = 1 << 18
+HIDDEN = "(content not shown)\n"
+USER_IN_URL = re.compile(rb"://([^\s/@\"']+|[^\s/@\"':]*:[^\s@\"']+)@")
+"""User information in a URL: the password of a proxy or of a mirror, as in gpunode.provisioning.manifest."""
 LONGEST_PROGRAM = 60
 """Maximum number of lines of a program that a diff shows when the program is created or removed."""
 
@@ -149,10 +153,14 @@ def difference(file: dict[str, Any]) -> dict[str, Any]:
 
 def _difference(file: dict[str, Any], found: PathState | None) -> dict[str, Any]:
     now, later = found.data if found is not None else None, bytes_of(file)
-    if found is not None and found.uid not in ours():
+    if _secret(file, found, later):
+        texts = ["" if data is None else HIDDEN for data in (now, later)]
+        if now is not None and later is not None and now != later:
+            texts[1] = "(other content, not shown)\n"
+    elif found is not None and found.uid not in ours():
         texts = _of_another_user(found, now, later)
     else:
-        texts = _texts(file, now, later)
+        texts = _texts(now, later)
     if found is not None and later is not None:
         before = attributes(found.mode, found.uid, found.gid)
         if before != wanted_attributes(file):
@@ -165,19 +173,25 @@ def _difference(file: dict[str, Any], found: PathState | None) -> dict[str, Any]
     }
 
 
-def _texts(file: dict[str, Any], now: bytes | None, later: bytes | None) -> list[str]:
+def _secret(file: dict[str, Any], found: PathState | None, later: bytes | None) -> bool:
+    """Return whether a diff must not show the content of a file, the old one or the new one."""
+    if file["private"] or (later is None and found is not None and not found.mode & stat.S_IROTH):
+        return True
+    old = found.data if found is not None else None
+    return any(USER_IN_URL.search(data) for data in (old, later) if data is not None)
+
+
+def _texts(now: bytes | None, later: bytes | None) -> list[str]:
     """Return the old and the new text that a diff shows."""
     texts = []
     for data in (now, later):
         text = "" if data is None else data.decode("utf-8", "replace")
-        if file["private"] or len(text) > LARGEST_DIFF or "\0" in text:
-            text = "" if data is None else "(content not shown)\n"
+        if len(text) > LARGEST_DIFF or "\0" in text:
+            text = HIDDEN
         elif (now is None) != (later is None) and text.startswith("#!") and text.count("\n") > LONGEST_PROGRAM:
             # Settings are reviewed in the diff; a program is reviewed in the role that contains it.
             text = f"(program of {text.count(chr(10))} lines, not shown)\n"
         texts.append(text)
-    if file["private"] and now is not None and later is not None and now != later:
-        texts[1] = "(other content, not shown)\n"
     return texts
 
 

@@ -141,7 +141,6 @@ import pwd
 import shutil
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpunode.node.plugins.module_utils import commands, file_access, managed
 from ansible_collections.gpunode.node.plugins.module_utils.guard import (
     LARGEST,
@@ -153,6 +152,7 @@ from ansible_collections.gpunode.node.plugins.module_utils.guard import (
     to_lock,
 )
 from ansible_collections.gpunode.node.plugins.module_utils.managed import FileRefusedError
+from ansible_collections.gpunode.node.plugins.module_utils.quiet import QuietModule
 
 FILE_DEFAULTS: dict[str, Any] = {
     "content": None,
@@ -188,7 +188,7 @@ def user_id(name: str) -> int:
 class GuardedChange:
     """A change, from the module's parameters."""
 
-    def __init__(self, module: AnsibleModule) -> None:
+    def __init__(self, module: QuietModule) -> None:
         self.module = module
         given = module.params
         self.files = [{**FILE_DEFAULTS, **file} for file in given["files"]]
@@ -314,7 +314,7 @@ class GuardedChange:
         raise FileRefusedError(f"{err}: {reverted}") from None
 
 
-def stepped(module: AnsibleModule) -> dict[str, Any]:
+def stepped(module: QuietModule) -> dict[str, Any]:
     """Run one step and return the module's result."""
     given = module.params
     guard = Guard(given["name"])
@@ -332,7 +332,7 @@ def stepped(module: AnsibleModule) -> dict[str, Any]:
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
+    module = QuietModule(
         argument_spec={
             "name": {"type": "str", "required": True},
             "files": {"type": "list", "elements": "dict", "default": []},

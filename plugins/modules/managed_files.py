@@ -117,9 +117,9 @@ changed_paths:
   sample: [/etc/modprobe.d/gpunode-nouveau.conf]
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpunode.node.plugins.module_utils import managed
 from ansible_collections.gpunode.node.plugins.module_utils.managed import FileRefusedError
+from ansible_collections.gpunode.node.plugins.module_utils.quiet import QuietModule
 
 FILE = {
     "path": {"type": "str", "required": True},
@@ -144,7 +144,7 @@ FOLDER = {
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
+    module = QuietModule(
         argument_spec={
             "files": {"type": "list", "elements": "dict", "default": [], "options": FILE},
             "folders": {"type": "list", "elements": "dict", "default": [], "options": FOLDER},

@@ -62,7 +62,6 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 from ansible_collections.gpunode.node.plugins.module_utils import (
     apt_preview,
@@ -76,6 +75,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
     ssh_state,
 )
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
+from ansible_collections.gpunode.node.plugins.module_utils.quiet import QuietModule
 
 ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "apt_preview": apt_preview.answered,
@@ -94,7 +94,7 @@ PYTHONS = ("/usr/libexec/platform-python", "/usr/bin/python3")
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
+    module = QuietModule(
         argument_spec={
             "kind": {"type": "str", "choices": list(ANSWERS), "required": True},
             "question": {"type": "dict", "default": {}},

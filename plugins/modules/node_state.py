@@ -87,10 +87,11 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpunode.node.plugins.module_utils import (
     apt_state,
     dnf_state,
@@ -101,6 +102,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
     ssh_state,
 )
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
+from ansible_collections.gpunode.node.plugins.module_utils.quiet import QuietModule
 
 PROBE_LIMIT_S = 150
 MOST_PARENTS = 30
@@ -184,7 +186,7 @@ def looked(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
+    module = QuietModule(
         argument_spec={
             "lock_wait_s": {"type": "int", "default": 900},
             "documents": {"type": "bool", "default": False},
@@ -205,8 +207,9 @@ def main() -> None:
         found = looked(module.params)
     except (OSError, subprocess.SubprocessError, ValueError) as err:
         module.fail_json(msg=f"the node could not be probed: {' '.join(str(err).split())}")
-    # One text: the controller parses it within limits of its own, in place of Ansible.
-    module.exit_json(changed=False, state=json.dumps(found))
+    # One text: the controller parses it within limits of its own, in place of Ansible. It is compressed because -vvv
+    # prints it, and it has the contents of files such as daemon.json.
+    module.exit_json(changed=False, state=b64encode(zlib.compress(json.dumps(found).encode())).decode())
 
 
 if __name__ == "__main__":

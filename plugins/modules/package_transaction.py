@@ -213,16 +213,16 @@ finished:
 
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 from ansible_collections.gpunode.node.plugins.module_utils import apt_transaction, dnf_transaction, gpu_use
+from ansible_collections.gpunode.node.plugins.module_utils.quiet import QuietModule
 
 LIST = {"type": "list", "elements": "str", "default": []}
 LISTS = ("install", "remove", "remove_new", "restore", "never", "hold", "unhold", "bound", "free", "closure")
 PYTHONS = ("/usr/libexec/platform-python", "/usr/bin/python3")
 
 
-def with_dnf(module: AnsibleModule) -> None:
+def with_dnf(module: QuietModule) -> None:
     """Restart the module under the Python that has dnf's bindings, if this one lacks them."""
     if dnf_transaction.dnf is not None:
         return
@@ -255,7 +255,7 @@ def message(answer: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
+    module = QuietModule(
         argument_spec={
             "change": {"type": "dict"},
             "manager": {"type": "str", "choices": ["apt", "dnf"], "default": "apt"},

@@ -13,6 +13,8 @@ import re
 import secrets
 import signal
 import time
+import zlib
+from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -341,10 +343,10 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         where = f"what {self.host} answered"
         try:
             with Workers(parsed, most=1) as apart:
-                text = apart(str(answer["state"]), where).decode()
+                text = apart(unpacked(str(answer["state"])), where).decode()
         except GpunodeError as err:
             raise AnsibleActionFail(str(err)) from None
-        except Exceeded as err:
+        except (Exceeded, ValueError, zlib.error) as err:
             raise AnsibleActionFail(f"{where}: {err}") from None
         state = NodeState.model_validate_json(text)
         self.node.keep("state", text)
@@ -466,6 +468,15 @@ def planned_of(*parts: Mapping[str, Any] | None) -> dict[str, Any]:
         for name in ("purge", "users"):
             whole[name] = sorted({*whole[name], *((part or {}).get(name) or ())})
     return whole
+
+
+def unpacked(packed: str) -> str:
+    """Return the text of a document that a module compressed. Raise ValueError or zlib.error if it is malformed."""
+    reader = zlib.decompressobj()
+    found = reader.decompress(b64decode(packed, validate=True), LONGEST_DOCUMENT)
+    if not reader.eof:
+        raise ValueError(f"longer than {LONGEST_DOCUMENT >> 20} MiB, or cut")
+    return found.decode()
 
 
 def _last_line(answer: Mapping[str, Any]) -> str:

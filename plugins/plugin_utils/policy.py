@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def collection_version() -> str | None:
     """Return the version of an installed collection; None in a checkout and in the wheel, where both halves are one."""
-    file = Path(__file__).resolve().parents[2] / "MANIFEST.json"
+    file = ROOT / "MANIFEST.json"
     if not file.is_file():
         return None
     return str(json.loads(file.read_text(encoding="utf-8"))["collection_info"]["version"])
@@ -23,8 +26,11 @@ def unusable(err: ImportError | None = None) -> str | None:
     except PackageNotFoundError:
         installed = None
     own = collection_version()
-    request = f"gpunode=={own}" if own else "gpunode"
-    install = f"install it with {sys.executable} -m pip install {request} (or from a checkout: pip install .)"
+    if own is None and (ROOT / "pyproject.toml").is_file():
+        request = shlex.quote(str(ROOT))
+    else:
+        request = f"gpunode{f'=={own}' if own else ''} (or from a checkout: pip install .)"
+    install = f"install it with {sys.executable} -m pip install {request}"
     if err is not None and (installed is None or own in (None, installed)):
         return f"the Python package gpunode is required on the controller ({err}): {install}"
     if own not in (None, installed):

@@ -1,5 +1,6 @@
-"""Defaults and argument specifications of the roles: ``python tests/contract/role_files.py`` writes them."""
+"""Defaults, specifications and metadata of the roles: ``python tests/contract/role_files.py`` writes them."""
 
+import json
 import re
 import textwrap
 import types
@@ -10,12 +11,19 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from gpunode.catalog import Catalog
+from gpunode.catalog import load as load_catalog
+from gpunode.provisioning.preflight import MANAGERS
 from gpunode.provisioning.role import Role, Settings
 from gpunode.provisioning.roles import ROLES
 
 FOLDER = Path(__file__).parents[2] / "roles"
 TYPES = {str: "str", int: "int", bool: "bool", float: "float", list: "list", tuple: "list", dict: "dict"}
 WIDTH = 120
+PUBLISHERS = {"debian": "Debian", "ubuntu": "Ubuntu", "rhel": "EL"}
+"""Galaxy's names of the publishers of systems."""
+CODENAMES = {"ubuntu-26.04": "resolute"}
+"""Names that Galaxy uses and the catalog lacks: the schema of ansible-lint."""
 MARKUP = re.compile(r"\b[VOCMI]\(([^)]*)\)")
 
 
@@ -119,16 +127,46 @@ def defaults(role: Role[Any]) -> str:
     return "---\n" + "\n".join(parts)
 
 
-def files(role: Role[Any]) -> dict[Path, str]:
+def platforms(catalog: Catalog) -> dict[str, list[str]]:
+    """The supported systems as Galaxy names them: releases by publisher."""
+    found: dict[str, list[str]] = {name: [] for name in PUBLISHERS.values()}
+    for system in catalog.systems.values():
+        if system.supported and system.manager in MANAGERS:
+            publisher, _, version = system.id.partition("-")
+            found[PUBLISHERS[publisher]].append(system.codename or CODENAMES.get(system.id, version))
+    return found
+
+
+def metadata(role: Role[Any], catalog: Catalog) -> str:
+    """``meta/main.yml`` of a role."""
+    lines = (
+        "---",
+        "galaxy_info:",
+        "  author: The gpunode maintainers",
+        f"  description: {json.dumps(role.title) if ': ' in role.title else role.title}",
+        "  license: Apache-2.0",
+        '  min_ansible_version: "2.19"',
+        "  platforms:",
+    )
+    rows = []
+    for name, versions in platforms(catalog).items():
+        given = ", ".join(json.dumps(one) if one.isdigit() else one for one in versions)
+        rows.append(f"    - {{ name: {name}, versions: [{given}] }}")
+    return "\n".join((*lines, *rows)) + "\n"
+
+
+def files(role: Role[Any], catalog: Catalog) -> dict[Path, str]:
     """The generated files of a role."""
     folder = FOLDER / role.name
     return {
+        folder / "meta/main.yml": metadata(role, catalog),
         folder / "defaults/main.yml": defaults(role),
         folder / "meta/argument_specs.yml": specification(role),
     }
 
 
 if __name__ == "__main__":
+    known = load_catalog()
     for one in ROLES.values():
-        for path, text in files(one).items():
+        for path, text in files(one, known).items():
             path.write_text(text, encoding="utf-8")

@@ -57,6 +57,15 @@ def test_one_version_is_in_all_files() -> None:
     assert f"gpunode=={project}\n" in (ROOT / "requirements.txt").read_text(encoding="utf-8")
 
 
+def test_the_execution_environment_for_awx_has_this_version_and_its_ansible() -> None:
+    given = yaml.safe_load((ROOT / "contrib" / "awx" / "execution-environment.yml").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert given["dependencies"]["ansible_core"]["package_pip"] in project["dependencies"]
+    names = [f"gpunode-node-{project['version']}.tar.gz", f"gpunode-{project['version']}-py3-none-any.whl"]
+    assert [one["src"] for one in given["additional_build_files"]] == names
+    assert given["dependencies"]["galaxy"]["collections"] == [{"name": f"collection/{names[0]}", "type": "file"}]
+
+
 def test_ansible_builder_finds_what_an_execution_environment_needs() -> None:
     given = yaml.safe_load((ROOT / "meta" / "execution-environment.yml").read_text(encoding="utf-8"))
     assert given["version"] == 1

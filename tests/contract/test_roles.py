@@ -14,7 +14,6 @@ from gpunode.catalog import load as load_catalog
 from gpunode.checks import registry
 from gpunode.provisioning.image import ROLES as OF_IMAGES
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.preflight import MANAGERS
 from gpunode.provisioning.roles import LOOKS, PLANS
 from gpunode.provisioning.roles import ROLES as SHAPES
 
@@ -135,20 +134,12 @@ def test_no_skipped_tag_skips_a_plan_that_tasks_of_other_parts_read() -> None:
     assert {plan[2] for plan in plans if plan[0] == "common"} == {"always"}
 
 
-CODENAMES = {"ubuntu-26.04": "resolute"}
-"""Names that Galaxy uses and the catalog lacks: the schema of ansible-lint."""
-
-
-def test_platforms_are_the_supported_systems(role: Path) -> None:
-    expected: dict[str, set[str]] = {}
-    for system in load_catalog().systems.values():
-        if system.supported and system.manager in MANAGERS:
-            publisher, _, version = system.id.partition("-")
-            name = {"debian": "Debian", "ubuntu": "Ubuntu", "rhel": "EL"}[publisher]
-            codename = system.codename or CODENAMES.get(system.id, version)
-            expected.setdefault(name, set()).add(codename)
-    platforms = load(role / "meta" / "main.yml")["galaxy_info"]["platforms"]
-    assert {row["name"]: set(row["versions"]) for row in platforms} == expected
+def test_a_release_of_the_catalog_is_a_platform_of_each_role(tmp_path: Path) -> None:
+    row = "{name: Debian 14, os: debian, version: 14, codename: forky, supported: true, origins: {}, date: 2026-11-29}"
+    (tmp_path / "site.yml").write_text(f"systems: {{debian-14: {row}}}\n")
+    found = role_files.platforms(load_catalog([tmp_path / "site.yml"]))
+    assert found["Debian"] == ["bookworm", "trixie", "forky"]
+    assert (found["Ubuntu"], found["EL"]) == (["jammy", "noble", "resolute"], ["9", "10"])
 
 
 def test_every_role_begins_with_the_common_plan(role: Path) -> None:
@@ -254,10 +245,10 @@ def test_the_playbook_for_images_runs_the_roles_for_images_in_the_order_of_the_s
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_defaults_and_specification_are_those_of_the_settings(name: str) -> None:
+def test_defaults_specification_and_metadata_are_those_of_the_role(name: str) -> None:
     stale = [
         str(path.relative_to(ROOT))
-        for path, text in role_files.files(SHAPES[name]).items()
+        for path, text in role_files.files(SHAPES[name], load_catalog()).items()
         if path.read_text(encoding="utf-8") != text
     ]
     assert stale == [], "out of date: .venv/bin/python tests/contract/role_files.py"

@@ -5,6 +5,8 @@ import json
 import random
 import signal
 import time
+import zlib
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +179,14 @@ def test_a_difference_of_mappings_is_compared_as_text() -> None:
     (found,) = answers.gated({"diff": {"before": {"state": "absent"}, "after": {"state": "file"}}}, {})["diff"]
     assert '"state": "absent"' in found["before"]
     assert '"state": "file"' in found["after"]
+
+
+def test_a_compressed_document_is_read_whole_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = b64encode(zlib.compress('{"host": "gpu1 \u00e4"}'.encode())).decode()
+    assert controller.unpacked(packed) == '{"host": "gpu1 \u00e4"}'
+    for malformed in ("", "{}", packed[:-8], b64encode(b"none").decode()):
+        with pytest.raises((ValueError, zlib.error)):
+            controller.unpacked(malformed)
+    monkeypatch.setattr(controller, "LONGEST_DOCUMENT", 8)
+    with pytest.raises(ValueError, match="longer than"):
+        controller.unpacked(packed)

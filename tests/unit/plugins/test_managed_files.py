@@ -1,6 +1,7 @@
 """Files and folders as the module managed_files brings them about, in a folder of the test."""
 
 import hashlib
+import json
 import os
 import pwd
 import re
@@ -10,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.gpunode.node.plugins.module_utils import files_state, managed
+from ansible_collections.gpunode.node.plugins.modules import managed_files
+
+from gpunode.provisioning.manifest import USER_IN_URL
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 OUR_GROUP = managed._group(os.getegid())
@@ -216,8 +221,15 @@ HIDDEN, OTHER = "(content not shown)\n", "(other content, not shown)\n"
         ("a\0", "b\n", False, [HIDDEN, "b\n"]),
         ("a" * (1 << 18), "b" * (1 + (1 << 18)), False, ["a" * (1 << 18), HIDDEN]),
         ("#!\n" * 61, None, False, ["(program of 61 lines, not shown)\n", ""]),
+        ("p http://a:b@c\n", "p http://c\n", False, [HIDDEN, OTHER]),
+        ("p http://c\n", "p http://a:b/d@c\n", False, [HIDDEN, OTHER]),
+        ("p http://a@c\n", None, False, [HIDDEN, ""]),
+        ("p http://c:80/d\n", "ada@c\n", False, ["p http://c:80/d\n", "ada@c\n"]),
     ],
-    ids=["text", "goes", "comes", "private", "same", "private goes", "private comes", "binary", "large", "program"],
+    ids=[
+        *("text", "goes", "comes", "private", "same", "private goes", "private comes", "binary", "large", "program"),
+        *("password before", "password after", "password goes", "address"),
+    ],
 )
 def test_what_a_diff_shows(
     tmp_path: Path, before: str | None, after: str | None, private: bool, shown: list[str]
@@ -254,6 +266,43 @@ def test_a_diff_shows_of_another_users_lines_only_their_number(
     stays = f"({stay} lines of {ME} that stay, not shown)\n" if stay else ""
     goes = f"({go} lines of {ME} that are removed, not shown)\n" if go else ""
     assert (diff["before"], diff["after"]) == (stays + goes, stays + added)
+
+
+def test_a_removed_file_that_others_cannot_read_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "login.json"
+    for mode, shown in ((0o640, HIDDEN), (0o644, "secret\n")):
+        path.write_text("secret\n")
+        path.chmod(mode)
+        assert managed.difference(file(path, None))["before"] == shown
+    assert managed.difference(file(path, "new\n"))["before"] == "secret\n"
+
+
+def test_a_private_file_of_another_user_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bring(file(tmp_path / "x", "old\n"))
+    monkeypatch.setattr(managed, "ours", frozenset)
+    diff = managed.difference(file(tmp_path / "x", "secret\n", private=True))
+    assert [diff["before"], diff["after"]] == [HIDDEN, OTHER]
+
+
+def test_passwords_in_urls_are_found_alike_on_both_sides() -> None:
+    assert managed.USER_IN_URL.pattern.decode() == USER_IN_URL.pattern
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_module_answers_without_its_arguments(
+    tmp_path: Path, fails: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ansible's own modules return them, and -vvv prints all that a module returns."""
+    path = str(tmp_path if fails else tmp_path / "x")
+    given = {"path": path, "content": "secret\n", "owner": ME, "group": OUR_GROUP, "private": True}
+    with patch_module_args({"files": [given], "_ansible_diff": True}), pytest.raises(SystemExit) as ended:
+        managed_files.main()
+    printed = capsys.readouterr().out
+    answer = json.loads(printed)
+    assert (ended.value.code, answer.get("failed", False)) == (int(fails), fails)
+    assert answer["invocation"] == {}
+    assert "secret" not in printed
+    assert path in printed
 
 
 def test_a_file_is_compared_up_to_a_size(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def declared(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any] | Non
         found.append(argument_spec)
         raise TakenError
 
-    monkeypatch.setattr(module, "AnsibleModule", take)
+    monkeypatch.setattr(module, "QuietModule" if hasattr(module, "QuietModule") else "AnsibleModule", take)
     with pytest.raises(TakenError):
         module.main()
     return found[0]

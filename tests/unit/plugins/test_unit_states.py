@@ -112,6 +112,34 @@ def test_a_unit_that_does_not_start_is_named_with_the_end_of_its_log() -> None:
     assert len(text) < 1000
 
 
+def test_a_unit_that_failed_before_its_file_was_repaired_is_started_again() -> None:
+    answers = [BROKEN, {"changed": True, "status": {"UnitFileState": "enabled", "ActiveState": "failed"}}]
+    asked: list[dict[str, Any]] = []
+    found = action({}, check=False, asked=asked)
+
+    def execute(*, module_name: str, module_args: dict[str, Any], **_: Any) -> dict[str, Any]:
+        asked.append(module_args)
+        return {} if module_name == "ansible.builtin.command" else answers.pop(0)
+
+    found._execute_module = execute
+    assert found.brought(DOCKER, reload=True) == ["start docker.service"]
+    assert [one.get("argv") or one["daemon_reload"] for one in asked] == [
+        True,
+        ["systemctl", "reset-failed", "docker.service"],
+        False,
+    ]
+
+
+def test_what_the_processes_of_a_unit_wrote_comes_before_the_lines_of_systemd() -> None:
+    logs = {"_SYSTEMD_UNIT=docker.service": "invalid mirror\n", "--unit=docker.service": "Start request repeated\n"}
+    for own in (True, False):
+        if not own:
+            del logs["_SYSTEMD_UNIT=docker.service"]
+        found = action({}, check=False, asked=[])
+        found.printed = lambda argv: logs.get(argv[1], "")
+        assert found.logged("docker.service") == f" Its log ends: {next(iter(logs.values())).strip()}"
+
+
 def test_systemd_reads_changed_unit_files_once_also_where_no_unit_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
