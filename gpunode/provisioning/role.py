@@ -165,7 +165,9 @@ class Role(Generic[S]):
         except ValidationError as err:
             name, why = invalid_field(err)
             place = re.sub(r"\.([0-9]+)", r"[\1]", name)
-            raise UsageError(f"{self.variable(place)}: {why.removeprefix('Value error, ')}") from None
+            # What contradicts between variables has no field; the sentence names them.
+            where = f"{self.variable(place)}: " if place else ""
+            raise UsageError(f"{where}{why.removeprefix('Value error, ')}") from None
 
     def of(self, context: Context) -> S:
         """Return the role's settings in a run."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -72,15 +73,23 @@ def test_ansible_builder_finds_what_an_execution_environment_needs() -> None:
     assert all((ROOT / name).is_file() for name in given["dependencies"].values())
 
 
-def play(folder: Path, installed: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def play(folder: Path, installed: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A play of one role with the installed collection alone."""
     (folder / "play.yml").write_text(
         "- hosts: all\n  gather_facts: false\n  roles: [{role: gpunode.node.accounts, accounts_state: present}]\n"
     )
     (folder / "ansible.cfg").touch()
     given = {"ANSIBLE_CONFIG": f"{folder}/ansible.cfg", "ANSIBLE_COLLECTIONS_PATH": str(installed), **environment}
-    argv = [str(BIN / "ansible-playbook"), "-i", "node1,", "-c", "local", "--check", str(folder / "play.yml")]
+    argv = [str(BIN / "ansible-playbook"), "-i", "node1,", "-c", "local", "--check", *options, str(folder / "play.yml")]
     return run(*argv, **given)
+
+
+def test_the_task_that_a_page_begins_at_has_that_name(installed: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "roles.md").read_text(encoding="utf-8")
+    (name,) = re.findall(r"--start-at-task '([^']+)'", page)
+    listed = play(tmp_path, installed, "--list-tasks")
+    assert listed.returncode == 0, listed.stdout + listed.stderr
+    assert f" {name.replace('docker', 'accounts')}\t" in listed.stdout
 
 
 def test_without_the_package_a_role_prints_in_one_line_what_to_install(installed: Path, tmp_path: Path) -> None:

@@ -74,6 +74,11 @@ def test_an_address_that_no_other_node_reaches_is_refused(address: str) -> None:
         plan(address=address)
 
 
+def test_variables_that_belong_together_are_named_alone() -> None:
+    with pytest.raises(UsageError, match=r"^base_ldap_bind_dn and base_ldap_bind_password belong together$"):
+        plan(ldap_uris=["ldaps://ldap"], ldap_search_base="dc=example", ldap_bind_password="x")  # noqa: S106
+
+
 def test_damaged_marks_are_refused() -> None:
     with pytest.raises(UsageError, match="expected one line"):
         plan(state({base.HOSTS: f"{base_files.BEGIN}\n10.0.0.7 gpu01\n"}), address="10.0.0.7")
