@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.change import leases, node_program
+from gpunode.change import leases
 from gpunode.change.journal import Journal, runs
 from gpunode.change.run import RunLimits
 from gpunode.change.scheduler import CommandScheduler
@@ -26,6 +26,7 @@ from gpunode.fleet import Target
 from gpunode.fleet.inventory import Inventory
 from gpunode.fleet.process import Completed
 from gpunode.history.snapshot import FigureValue, GpuRecord, Snapshot
+from gpunode.onnode import lease as node_program
 from gpunode.stack import GpuGroup, Installed, NodePicture
 
 OLD, NEW = "580.95.05", "580.178.04"

@@ -4,13 +4,13 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
 from typing import Any
 
 from gpunode.fleet import NodeFailure, Target
 from gpunode.fleet.connection import Abort, Gateways
 from gpunode.fleet.node import login
 from gpunode.fleet.session import converse
+from gpunode.onnode import program_text
 from gpunode.probe.answer import redacted
 from gpunode.text import one_line
 
@@ -39,7 +39,7 @@ def ask(
             node = login(target, gateways=gateways, deadline=deadline, abort=abort, become_password=become_password)
             program = node.python(limit_s=timeout_s, arguments=("-I", "-", question), what=WHAT)
             session = node.session(program, deadline)
-            text = files("gpunode.change").joinpath("node_program.py").read_bytes()
+            text = program_text("lease").encode()
             return _refused(converse(session, program, text, node.password, deadline))
         except NodeFailure as err:
             return redacted(str(err), secrets)

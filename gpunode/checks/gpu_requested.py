@@ -10,8 +10,8 @@ from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.facts.gpu_settings import GpuSetting
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.units import Unit
+from gpunode.onnode.gpu_settings import LATER, TITLES, busy, in_force, pending, requested, resolved, shown
 from gpunode.text import listed
-from gpunode.tuning.gpu_settings_program import LATER, TITLES, busy, in_force, pending, requested, resolved, shown
 
 UNIT = "gpunode-gpu-settings.service"
 NOT_DEPLOYED = "the role gpu_settings sets nothing on this node"

@@ -14,8 +14,8 @@ from gpunode.facts.node import NodeFacts
 from gpunode.facts.parsers.smi_error import error_kind
 from gpunode.facts.parsers.values import bus_id
 from gpunode.facts.pci import PciDevice
+from gpunode.onnode.gpu_settings import requested, resolved
 from gpunode.text import listed
-from gpunode.tuning.gpu_settings_program import requested, resolved
 
 CATALOG = "catalog (gpus.yml)"
 LOST = frozenset({"GPU is lost", "GPU requires reset"})

@@ -16,7 +16,7 @@ import click
 
 from gpunode.cli.options import EXPECT, SELECT, SKIP, STRICT, Duration, policy_option
 
-SCRIPT = Path(__file__).parents[1] / "probe" / "script.py"
+SCRIPT = Path(__file__).parents[1] / "onnode" / "probe.py"
 FORMATS = ("console", "json", "prometheus", "slurm")
 OF_PROBE, OF_WAITING = 0.65, 0.9
 """Shares of the budget: for the probe to query sources, and for its answer to arrive; the rest is for judging."""

@@ -1,7 +1,7 @@
 """RDMA ports between nodes by perftest, each with the same one of another node, with their error counters. Pure.
 
 perftest prints ``#bytes #iterations BW peak BW average MsgRate`` and ``#bytes #iterations t_min t_max t_typical``:
-linux-rdma/perftest, src/perftest_parameters.h. The programs run on the nodes: ``node_program``.
+linux-rdma/perftest, src/perftest_parameters.h. The programs run on the nodes: ``gpunode/onnode/fabric.py``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import ValidationError
@@ -30,6 +29,7 @@ from gpunode.fabric.preflight import (
     port_base,
 )
 from gpunode.facts import NodeFacts
+from gpunode.onnode import program_text
 from gpunode.workload import engine, gpus
 from gpunode.workload.container import Devices
 from gpunode.workload.distributed import GroupRequest, Member, joined, missing_ranks, run_member, seats_of
@@ -232,7 +232,7 @@ class FabricRun:
         self, name: str, transport: Transport, node: NodeFacts, part: tuple[int, str | None], deadline: float
     ) -> Meeting:
         ranks, image = part
-        program = files("gpunode.fabric").joinpath("node_program.py").read_bytes()
+        program = program_text("fabric").encode()
         stream = transport.python(LOADER, (str(len(program)), *map(str, all_ports())))
         try:
             stream.sock.settimeout(min(STEP_S, max(1.0, deadline - time.monotonic())))

@@ -13,7 +13,8 @@ from gpunode.fleet.connection import Abort, Gateways
 from gpunode.fleet.node import Node, login
 from gpunode.fleet.session import NodeFailure, converse, probe_arguments
 from gpunode.fleet.targets import Target
-from gpunode.probe import Answer, Collected, script_text
+from gpunode.onnode import program_text
+from gpunode.probe import Answer, Collected
 from gpunode.probe.answer import redacted
 
 _GRACE_S = 2.0
@@ -83,7 +84,7 @@ def collect(
     """
     if parallel < 1 or timeout_s <= 0:
         raise UsageError(f"--parallel {parallel} and --timeout {timeout_s:g} must be positive")
-    common = _Common(script_text().encode(), timeout_s, become_password, Gateways(), then, queue.SimpleQueue())
+    common = _Common(program_text("probe").encode(), timeout_s, become_password, Gateways(), then, queue.SimpleQueue())
     waiting = deque(enumerate(targets))
     running: dict[int, _Work] = {}
     try:

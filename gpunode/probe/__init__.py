@@ -1,6 +1,6 @@
-"""The program that runs on a node, and the bundle that it prints."""
+"""The bundle that the probe prints, and what a node answered in its place."""
 
 from gpunode.probe.answer import Answer, Collected
-from gpunode.probe.bundle import Bundle, CommandResult, script_text
+from gpunode.probe.bundle import Bundle, CommandResult
 
-__all__ = ["Answer", "Bundle", "Collected", "CommandResult", "script_text"]
+__all__ = ["Answer", "Bundle", "Collected", "CommandResult"]

@@ -1,7 +1,6 @@
 """The bundle: the raw data of one node as one JSON document."""
 
 from collections.abc import Sequence
-from importlib.resources import files as resource_files
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -170,8 +169,3 @@ def _few_values(result: dict[str, Any], place: str) -> None:
         if seen > MAX_VALUES:
             raise _Refused(place, f"more than {MAX_VALUES} values")
         pending.extend(inner)
-
-
-def script_text() -> str:
-    """Return the probe's source, which runs under Python 3.6 or later as ``python3 -I -`` and prints one bundle."""
-    return resource_files("gpunode.probe").joinpath("script.py").read_text(encoding="utf-8")

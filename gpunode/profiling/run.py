@@ -13,11 +13,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from gpunode.errors import UsageError
+from gpunode.onnode import program_text
 from gpunode.profiling import nsys, stacks, torch_trace
 from gpunode.profiling.errors import ProfileError
 from gpunode.profiling.patterns import ProfilePattern, RunNotes, patterns
@@ -283,7 +283,7 @@ def prepared(
     if tool == "py-spy":
         options = ["--format", "raw", "--idle", "--subprocesses", "--nonblocking", "--output", f"{folder}/stacks.txt"]
         return ["py-spy", "record", *options, "--", *words], environment
-    machine.write(f"{folder}/sitecustomize.py", files("gpunode.profiling").joinpath("hook.py").read_bytes())
+    machine.write(f"{folder}/sitecustomize.py", program_text("profile_hook").encode())
     if machine.container is None:
         before = os.environ.get("PYTHONPATH", "")
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from importlib.resources import files
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, field_validator
@@ -14,12 +13,8 @@ from gpunode.catalog import load
 from gpunode.checks.gpus import LOST
 from gpunode.errors import UsageError
 from gpunode.frozen import Frozen, invalid_field
-from gpunode.provisioning.context import Context
-from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
-from gpunode.provisioning.role import Role, Settings, option
-from gpunode.provisioning.state import Look, NodeState
-from gpunode.text import listed
-from gpunode.tuning.gpu_settings_program import (
+from gpunode.onnode import program_text
+from gpunode.onnode.gpu_settings import (
     LATER,
     MEMORY,
     PROFILE,
@@ -34,6 +29,11 @@ from gpunode.tuning.gpu_settings_program import (
     resolved,
     shown,
 )
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.role import Role, Settings, option
+from gpunode.provisioning.state import Look, NodeState
+from gpunode.text import listed
 
 DAEMON, UNIT = "nvidia-persistenced.service", "gpunode-gpu-settings.service"
 PROGRAM = "/usr/local/lib/gpunode/gpu-settings.py"
@@ -196,7 +196,7 @@ def present(state: NodeState, settings: GpuSettingsSettings, context: Context) -
     drop_in = persistence_drop_in(state, text)
     unit = text("gpunode-gpu-settings.service.j2", daemon=DAEMON, program=PROGRAM)
     desired = [
-        ManagedFile(path=PROGRAM, content=program_text(), mode="0755", phase="after"),
+        ManagedFile(path=PROGRAM, content=program_text("gpu_settings"), mode="0755", phase="after"),
         ManagedFile(path=UNIT_FILE, content=unit, phase="after"),
         ManagedFile(path=SETTINGS, content=content, phase="after"),
         ManagedFile(path=DROP_IN, content=drop_in, phase="after"),
@@ -226,11 +226,6 @@ def present(state: NodeState, settings: GpuSettingsSettings, context: Context) -
 
 def _state(runnable: bool, again: bool) -> Literal["started", "restarted"] | None:
     return None if not runnable else "restarted" if again else "started"
-
-
-def program_text() -> str:
-    """Return the program that the unit starts."""
-    return files("gpunode.tuning").joinpath("gpu_settings_program.py").read_text(encoding="utf-8")
 
 
 def parsed_rules(rules: Any) -> list[dict[str, Any]]:

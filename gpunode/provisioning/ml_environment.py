@@ -11,12 +11,13 @@ from gpunode.checks.host import DEBUGGING
 from gpunode.checks.kernel import LISTS, missing_names, names_on
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
+from gpunode.onnode import program_text
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import AptChange, ManagedFile, Manifest
 from gpunode.provisioning.role import Role, Settings, Value, option
 from gpunode.provisioning.sections import around, completed
 from gpunode.provisioning.state import Look, NodeState
-from gpunode.tuning import Setting, launcher_text, nccl_conf, node_shell, tune, tune_node
+from gpunode.tuning import Setting, nccl_conf, node_shell, tune, tune_node
 from gpunode.tuning.nccl_names import debugs
 
 NCCL = "/etc/nccl.conf"
@@ -107,7 +108,7 @@ def present(state: NodeState, settings: MlEnvironmentSettings, context: Context)
         PROFILE: node_shell(wide, MARK) if wide else None,
         ENVIRONMENT: f"# {MARK}\n{environment}" if wide else None,
         JOB: json.dumps(document, indent=1) + "\n",
-        LAUNCHER: f"#!/usr/bin/python3 -I\n# {MARK}\n{launcher_text()}",
+        LAUNCHER: f"#!/usr/bin/python3 -I\n# {MARK}\n{program_text('launcher')}",
         EXAMPLE: text("torchrun.sh.j2", launcher=LAUNCHER),
         LOGIND: None if settings.remove_ipc else text("logind.conf.j2"),
     }

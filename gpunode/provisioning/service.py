@@ -19,7 +19,7 @@ from gpunode.provisioning.state import BOOT_ID, Look, NodeState
 ROLE = "service"
 MARK = "/var/lib/gpunode/drained.json"
 LEASE = "/var/lib/gpunode/change.json"
-"""Written by ``gpunode upgrade`` (gpunode/change/node_program.py) for as long as a run of it owns the node."""
+"""Written by ``gpunode upgrade`` (gpunode/onnode/lease.py) for as long as a run of it owns the node."""
 LOOK = Look(contents=(MARK, LEASE, BOOT_ID))
 Short = Annotated[str, Field(max_length=200)]
 

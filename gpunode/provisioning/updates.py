@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from importlib.resources import files as resources
 from typing import Literal
 
+from gpunode.onnode import program_text
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeCommand, UnitState
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
@@ -117,7 +117,7 @@ def present(state: NodeState, settings: UpdatesSettings, context: Context) -> Ma
     contents = {
         POLICY: text("apt.conf.j2", patterns=patterns, automatic=settings.automatic, program=PROGRAM, python=PYTHON),
         SETTINGS: json.dumps({"patterns": patterns}, indent=1) + "\n",
-        PROGRAM: program_text(),
+        PROGRAM: program_text("pending_updates"),
         NEEDRESTART: text("needrestart.conf.j2", services=KEPT_RUNNING),
     }
     modes = {PROGRAM: "0755"}
@@ -159,11 +159,6 @@ def _not_a_pattern(text: str) -> bool:
     except re.error:
         return True
     return not text.strip() or any(character in text for character in '"\n;{}')
-
-
-def program_text() -> str:
-    """Return the program that records pending security updates."""
-    return resources("gpunode.provisioning").joinpath("pending_updates.py").read_text(encoding="utf-8")
 
 
 def _timers(state: NodeState, names: tuple[str, ...]) -> Iterator[UnitState]:

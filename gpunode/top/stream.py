@@ -4,7 +4,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from importlib.resources import files
 from random import uniform
 
 import paramiko
@@ -13,6 +12,7 @@ from gpunode.fleet import NodeFailure, Target
 from gpunode.fleet.connection import Abort, Gateways
 from gpunode.fleet.node import Node, login
 from gpunode.fleet.session import Session, begin
+from gpunode.onnode import program_text
 from gpunode.probe.answer import redacted
 from gpunode.text import last_line
 from gpunode.top.model import BEAT_S, FleetModel, NodeModel
@@ -31,7 +31,7 @@ _LOADER = "import sys;exec(compile(sys.stdin.buffer.read(int(sys.argv[1])),'gpun
 
 def node_program() -> bytes:
     """Return the program that runs on a node."""
-    return files("gpunode.top").joinpath("node_program.py").read_bytes()
+    return program_text("top").encode()
 
 
 class Watch:

@@ -5,7 +5,7 @@ from gpunode.tuning.containers import GPU_ARGUMENTS
 from gpunode.tuning.model import LeftAlone, NodeSlice, NodeTuning, Setting, Tuning, Tunings
 from gpunode.tuning.payload import payload_settings
 from gpunode.tuning.profiles import PROFILES, Profile
-from gpunode.tuning.render import docker_args, env_file, launcher_text, nccl_conf, node_shell, shell, systemd
+from gpunode.tuning.render import docker_args, env_file, nccl_conf, node_shell, shell, systemd
 from gpunode.tuning.slices import GpuRequest, SliceRefusedError, slice_of
 from gpunode.tuning.tune import WORKLOADS, Workload, tune, tune_node
 
@@ -25,7 +25,6 @@ __all__ = [
     "Workload",
     "docker_args",
     "env_file",
-    "launcher_text",
     "nccl_conf",
     "node_shell",
     "payload_settings",

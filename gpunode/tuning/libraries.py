@@ -6,7 +6,7 @@ from packaging.version import InvalidVersion, Version
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.workload import TorchValues, values_of
-from gpunode.tuning.launcher import threads_per_rank
+from gpunode.onnode.launcher import threads_per_rank
 from gpunode.tuning.model import LeftAlone, Setting
 from gpunode.tuning.profiles import Traits
 

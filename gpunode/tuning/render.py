@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from importlib.resources import files
 
 from gpunode.text import one_line
 from gpunode.tuning.model import Setting, Tuning
@@ -90,8 +89,3 @@ def _head(tuning: Tuning) -> str:
     return (
         f"# gpunode env: {tuning.workload}, {tuning.profile}{over}, {one_line(tuning.host)}{part}{simulated}\n{program}"
     )
-
-
-def launcher_text() -> str:
-    """Return the program gpunode-run, which runs on nodes by itself."""
-    return (files("gpunode.tuning") / "launcher.py").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from gpunode.facts.models.measured import LoaderValues
 from gpunode.facts.models.smi import SmiGpu
 from gpunode.facts.models.workload import values_of
 from gpunode.facts.pci import PciDevice
+from gpunode.onnode.launcher import MOST_CPUS, share
 from gpunode.text import listed, number_ranges
-from gpunode.tuning.launcher import MOST_CPUS, share
 from gpunode.tuning.model import LeftAlone, NodeSlice, Setting
 
 MOST_GPUS = 256

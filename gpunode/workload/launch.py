@@ -4,12 +4,12 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from typing import Any, Literal
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.smi import SmiGpu
 from gpunode.facts.models.workload import Record, RecordContainer
+from gpunode.onnode import program_text
 from gpunode.workload import container, devices, engine, gpus
 from gpunode.workload.causes import REGENERATE
 from gpunode.workload.container import KIND, Confinement, ContainerJob, Devices, PythonProgram
@@ -287,7 +287,7 @@ def _program(run: _Run, request: WorkloadRequest, limit_s: float) -> PythonProgr
 
 def sent(main: str, limit_s: float, *words: str) -> PythonProgram:
     """Return the payload as input of a container's Python, with the watchdog and its limit."""
-    watchdog = files("gpunode.workload").joinpath("watchdog.py").read_bytes()
+    watchdog = program_text("watchdog").encode()
     payload = payload_zip(main)
     lengths = (str(len(watchdog)), str(len(payload)))
     return PythonProgram(START, (*lengths, f"{limit_s:.1f}", *words), watchdog + payload)

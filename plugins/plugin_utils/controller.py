@@ -42,7 +42,7 @@ try:
     from gpunode.catalog import load
     from gpunode.errors import GpunodeError
     from gpunode.isolation import Exceeded, Workers
-    from gpunode.probe import script_text
+    from gpunode.onnode import program_text
     from gpunode.provisioning.context import Context, Planned
     from gpunode.provisioning.look import parsed
     from gpunode.provisioning.manifest import USER_IN_URL
@@ -332,7 +332,7 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
             more += [str(path) for path in plain(self._task.args.get(name) or [])]
         wanted["paths"] += [str(file["path"]) for file in self.settings("gpu_tools")["gpunode_extra_files"]]
         arguments = {
-            "probe": script_text(),
+            "probe": program_text("probe"),
             "lock_wait_s": int(self.settings("preflight")["lock_wait_s"]),
             "parts": [name for name, roles in PARTS.items() if any(self.manages(role) for role in roles)],
             "users": self.named_users(),

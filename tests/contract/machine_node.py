@@ -16,7 +16,7 @@ from machine_shapes import RECORDED_DRIVER, Document, Machine, answer, recorded
 from machine_ssh import ssh_commands
 from simulated import kernel_files_in_place, lay, lay_kernel_files, node_at, nvidia_smi
 
-from gpunode.probe import script
+from gpunode.onnode import probe as script
 
 LIMIT_S = 300
 HARDWARE = ("/proc/driver/", "/proc/modules", "/sys/")

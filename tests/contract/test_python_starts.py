@@ -23,7 +23,7 @@ SHEBANG = re.compile(r"^#!.*\bpython(?!.* -[A-Za-z]*I)", re.MULTILINE)
 NOT_OURS = {
     "gpunode/lab/repositories/image.py": "programs in a root-owned folder of our own image, which import each other",
     "gpunode/lab/repositories/vendor.py": "the same",
-    "gpunode/tuning/launcher.py": "asks the Python of a user's job, as that user, what the job would import",
+    "gpunode/onnode/launcher.py": "asks the Python of a user's job, as that user, what the job would import",
     "benchmarks/fleet.py": "a script of the checkout, by its path",
 }
 """Starts of a script by its path, with the reason why its own folder may lend it modules."""

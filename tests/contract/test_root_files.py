@@ -20,11 +20,11 @@ OF_TEXT = {"replace", "remove", "copy"}
 KERNEL = "/proc, /sys and /dev: made by the kernel"
 PACKAGES = "folders of the package manager and /var/lib/gpunode: root's alone"
 PRIVATE = "a new folder of mode 0700 from tempfile"
-PROGRAMS = ("gpunode/tuning/gpu_settings_program.py", "gpunode/provisioning/pending_updates.py")
+PROGRAMS = ("gpunode/onnode/gpu_settings.py", "gpunode/onnode/pending_updates.py")
 """Programs that roles install, started as root by systemd."""
 EXCEPTIONS = {
-    "gpunode/tuning/gpu_settings_program.py": f"/etc/gpunode, /run/gpunode, /var/lib/gpunode; {KERNEL}",
-    "gpunode/provisioning/pending_updates.py": "/etc/gpunode, /var/lib/gpunode",
+    "gpunode/onnode/gpu_settings.py": f"/etc/gpunode, /run/gpunode, /var/lib/gpunode; {KERNEL}",
+    "gpunode/onnode/pending_updates.py": "/etc/gpunode, /var/lib/gpunode",
     "module_utils/apt_preview.py": f"{PRIVATE}; {PACKAGES}",
     "module_utils/apt_private.py": f"{PRIVATE}; {PACKAGES}",
     "module_utils/apt_state.py": f"{PACKAGES}; {KERNEL}",

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from gpunode.fleet.process import kill_tree
+from gpunode.onnode import program_text
 from gpunode.provisioning.ml_environment import LAUNCHER
 from gpunode.provisioning.templates import rendered
-from gpunode.tuning import launcher_text
 
 PYTHON = os.environ.get("GPUNODE_TORCH_PYTHON")
 pytestmark = [
@@ -51,7 +51,7 @@ def test_ddp_runs_over_two_nodes_under_torchrun(tmp_path: Path) -> None:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
     launcher, example, training = tmp_path / "gpunode-run", tmp_path / "torchrun.sh", tmp_path / "train.py"
-    launcher.write_text(f"#!{sys.executable} -I\n{launcher_text()}")
+    launcher.write_text(f"#!{sys.executable} -I\n{program_text('launcher')}")
     text = rendered("ml_environment", "torchrun.sh.j2", launcher=LAUNCHER)
     example.write_text(text.replace(LAUNCHER, str(launcher)).replace(":29500", f":{port}"))
     training.write_text(TRAINING)

@@ -6,7 +6,6 @@ import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from gpunode.fleet import Answer, Node, collect, targets_from_inventory
 from gpunode.lab import Lab, LabNode
 from gpunode.lab.engine import connect
 from gpunode.lab.workload_image import write_workload_image
+from gpunode.onnode import program_text
 from gpunode.workload import LaunchFailure, read_image_file
 from gpunode.workload.container import ContainerJob, Devices, PythonProgram, run
 from gpunode.workload.engine import found
@@ -86,7 +86,7 @@ class Trying:
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:
             archive.writestr("__main__.py", PAYLOAD)
-        watchdog = files("gpunode.workload").joinpath("watchdog.py").read_bytes()
+        watchdog = program_text("watchdog").encode()
         lengths = (str(len(watchdog)), str(len(packed.getvalue())))
         program = PythonProgram(START, (*lengths, "60"), watchdog + packed.getvalue())
         output = BoundedOutput()

@@ -18,7 +18,7 @@ class UnsimulatedError(ValueError):
 
 def run(argv: list[str], look: Callable[[], NodeSnapshot]) -> int:
     """Print rows until ended, or ``-c`` times; return the exit code."""
-    options = dict(zip(argv[::2], argv[1::2]))  # noqa: B905
+    options = dict(zip(argv[::2], argv[1::2]))
     numbers = {key: value for key, value in options.items() if key != "-s"}
     known = set(options) <= {"-s", "-d", "-c"} and options.get("-s") == "t" and len(argv) % 2 == 0
     if not known or not all(value.isdigit() for value in numbers.values()):

@@ -29,7 +29,7 @@ def table(names: list[str], rows: list[list[str]], options: set[str]) -> str:
     if "noheader" not in options:
         lines.append(", ".join(f"{name} [{UNITS[name]}]" if name in UNITS else name for name in names))
     for row in rows:
-        cells = [_fitted(name, cell, "nounits" in options) for name, cell in zip(names, row)]  # noqa: B905
+        cells = [_fitted(name, cell, "nounits" in options) for name, cell in zip(names, row)]
         lines.append(", ".join(cells))
     return "".join(line + "\n" for line in lines)
 
@@ -200,7 +200,7 @@ def query_apps(gpus: list[SimulatedGpu], fields: list[str], options: set[str]) -
         "used_gpu_memory": lambda _gpu, entry: f"{entry.get('memory_mib', 0)} MiB",
     }
     names = [{"name": "process_name", "used_memory": "used_gpu_memory"}.get(field, field) for field in fields]
-    for field, name in zip(fields, names):  # noqa: B905
+    for field, name in zip(fields, names):
         if name not in readers:
             raise UnknownFieldError(field)
     rows = [[readers[name](gpu, entry) for name in names] for gpu in gpus for entry in gpu.processes]

@@ -204,7 +204,7 @@ def _copies(torch: Any, pairs: list[tuple[Any, Any]], repetitions: int) -> list[
     first = torch.cuda.current_stream(device)
 
     def at_once() -> None:
-        for stream, (source, target) in zip(streams, pairs):  # noqa: B905 (Python 3.8)
+        for stream, (source, target) in zip(streams, pairs):
             stream.wait_stream(first)
             with torch.cuda.stream(stream):
                 target.copy_(source, non_blocking=True)

@@ -513,7 +513,7 @@ def halves(nodes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
         smaller: list[list[int]] = []
         for part in parts:
             middle = len(part) // 2
-            pairs += list(zip(part[:middle], part[middle:]))  # noqa: B905 (Python 3.8)
+            pairs += list(zip(part[:middle], part[middle:]))
             smaller += [part[:middle], part[middle:]]
         yield pairs
         parts = smaller
@@ -524,6 +524,6 @@ def all_rounds(nodes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
     ring = [*nodes, *([-1] if len(nodes) % 2 else [])]
     for _ in range(len(ring) - 1):
         middle = len(ring) // 2
-        pairs = zip(ring[:middle], reversed(ring[middle:]))  # noqa: B905 (Python 3.8)
+        pairs = zip(ring[:middle], reversed(ring[middle:]))
         yield [pair for pair in pairs if -1 not in pair]
         ring = [ring[0], ring[-1], *ring[1:-1]]

@@ -289,7 +289,7 @@ class Group:
             work()
             mark.record()
         self.finish()
-        return [one.elapsed_time(other) / 1000 for one, other in zip(marks, marks[1:])]  # noqa: B905, RUF007
+        return [one.elapsed_time(other) / 1000 for one, other in zip(marks, marks[1:])]
 
 
 def seat_of(values: dict[str, Any]) -> Seat:

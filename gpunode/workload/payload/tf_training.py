@@ -126,9 +126,9 @@ class MirroredNetwork:
             for inputs in self.parts:
                 with tensorflow.GradientTape() as tape:
                     loss = self.loss(weights, tensorflow.identity(inputs)) / len(self.parts)
-                expected = [one + more for one, more in zip(expected, tape.gradient(loss, weights))]  # noqa: B905
+                expected = [one + more for one, more in zip(expected, tape.gradient(loss, weights))]
         largest, wrong = 0.0, 0
-        for found, reference in zip(self.step(), expected):  # noqa: B905 (Python 3.8)
+        for found, reference in zip(self.step(), expected):
             scale = max(1e-30, float(tensorflow.reduce_max(tensorflow.abs(reference))))
             for one in found:
                 error = float(tensorflow.reduce_max(tensorflow.abs(tensorflow.identity(one) - reference))) / scale

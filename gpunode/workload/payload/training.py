@@ -51,7 +51,7 @@ class Model:
     def reference(self) -> list[Any]:
         """Return the gradients of one process with the data of all ranks: the mean of equal parts' means."""
         self.plain.zero_grad()
-        parts = zip(self.inputs.split(self.batch), self.labels.split(self.batch))  # noqa: B905 (Python 3.8)
+        parts = zip(self.inputs.split(self.batch), self.labels.split(self.batch))
         for inputs, labels in parts:
             (self.loss(self.plain, inputs, labels) / self.group.seat.size).backward()
         found = [parameter.grad.clone() for parameter in self.plain.parameters()]
@@ -138,7 +138,7 @@ def compared(model: Model, network: Any, expected: list[Any]) -> tuple[float, in
     """
     step(model, network, None)
     largest, wrong = 0.0, 0
-    for parameter, labels in zip(network.parameters(), expected):  # noqa: B905 (Python 3.8)
+    for parameter, labels in zip(network.parameters(), expected):
         gradient = parameter.grad
         gradient = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
         error = float((gradient - labels).abs().max() / labels.abs().max().clamp(min=1e-30))

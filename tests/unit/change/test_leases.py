@@ -8,7 +8,7 @@ from effort import effort
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.change.node_program import LEASE, MARK, answer
+from gpunode.onnode.lease import LEASE, MARK, answer
 
 HOUR = 3600
 LASTS = 8 * HOUR

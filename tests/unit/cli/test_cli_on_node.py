@@ -21,8 +21,8 @@ from gpunode.cli.on_node_verdict import LocalJudging, slurm_line, within_budget
 from gpunode.cli.schema import schema_of
 from gpunode.facts import facts_from_bundle
 from gpunode.judging.report import NodeReport, judged
+from gpunode.onnode.probe import Probe
 from gpunode.probe.bundle import Bundle
-from gpunode.probe.script import Probe
 
 SMI_CUT = "nvidia-smi -q -x: no answer within 1.2 s, which was left of the time for the whole probe"
 

@@ -12,7 +12,6 @@ import pytest
 from upgrade_world import NEW, OLD, World, latest, simulate, states, upgraded
 
 from gpunode.catalog import load
-from gpunode.change import node_program
 from gpunode.change.journal import NodeRecord, new_token
 from gpunode.checks import Finding, RunningStack, Status
 from gpunode.cli import run, upgrade_run
@@ -30,6 +29,7 @@ from gpunode.errors import UsageError
 from gpunode.history.snapshot import FigureValue, GpuRecord, Snapshot, Verdict
 from gpunode.judging.evaluator import JudgedNode
 from gpunode.judging.report import NodeReport
+from gpunode.onnode import lease as node_program
 
 Out = pytest.CaptureFixture[str]
 

@@ -21,10 +21,10 @@ from slurm_double import Slurmctld, SlurmNode
 from upgrade_world import NEW, OLD, TICKET, World, latest, simulate, states, upgraded
 
 from gpunode.change import journal as journals
-from gpunode.change import node_program
 from gpunode.change.journal import Journal
 from gpunode.change.scheduler import CommandScheduler, SlurmScheduler
 from gpunode.fleet.process import Completed
+from gpunode.onnode import lease as node_program
 from gpunode.provisioning import reboot
 from gpunode.provisioning.state import BOOT_ID
 
@@ -598,7 +598,7 @@ def test_the_clock_jumps(drill: Drill, jump_s: int, monkeypatch: pytest.MonkeyPa
     def jump(names: Sequence[str]) -> None:
         later = timedelta(seconds=jump_s)
         monkeypatch.setattr(journals, "now", lambda: (datetime.now(UTC) + later).strftime("%Y-%m-%dT%H:%M:%SZ"))
-        monkeypatch.setattr("gpunode.change.node_program.time.time", lambda: datetime.now(UTC).timestamp() + jump_s)
+        monkeypatch.setattr("gpunode.onnode.lease.time.time", lambda: datetime.now(UTC).timestamp() + jump_s)
 
     once(drill, "site.yml", jump)
     assert upgraded("-v") == 0

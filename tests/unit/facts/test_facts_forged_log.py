@@ -8,7 +8,7 @@ from facts_samples import answer, gpu_facts_with
 
 from gpunode.facts import kernel_log, rdma
 from gpunode.facts.parsers import dmesg
-from gpunode.probe import script
+from gpunode.onnode import probe as script
 
 FORGED = (
     "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",

@@ -15,7 +15,7 @@ from programs import runs
 from simulated import write
 from simulated_node import SimulatedNode, node  # noqa: F401
 
-from gpunode.tuning import gpu_settings_program as program
+from gpunode.onnode import gpu_settings as program
 
 
 class Settings:

@@ -10,8 +10,8 @@ from gpunode.checks import Expectation, registry
 from gpunode.facts import facts_from_bundle
 from gpunode.lab.hardware import describe
 from gpunode.lab.simulator import devices, nics, pci, state
+from gpunode.onnode.probe import Probe
 from gpunode.probe import Bundle
-from gpunode.probe.script import Probe
 
 CHECKS = ("rdma.devices", "rdma.adapters", "rdma.peers", "rdma.firmware", "rdma.ports", "rdma.errors")
 

@@ -16,11 +16,11 @@ from bundles import hgx
 from test_fabric_run import LocalTransport, _on_loopback
 
 from gpunode.checks import Status
-from gpunode.fabric import node_program
 from gpunode.fabric.model import PortMeasurement
 from gpunode.fabric.ports import ROUNDS, PortPair, findings_of, plan
 from gpunode.fabric.run import FabricRequest, FabricRun
 from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.onnode import fabric as node_program
 from gpunode.probe import Bundle
 
 __all__ = ["_on_loopback"]

@@ -3,7 +3,6 @@
 The events have the shapes that NVIDIA's exporter page and Kineto document; no export of a GPU was recorded here.
 """
 
-import ast
 import json
 import random
 import signal
@@ -21,7 +20,8 @@ import pytest
 
 from gpunode.cli import run
 from gpunode.errors import UsageError
-from gpunode.profiling import hook, nsys, stacks, torch_trace
+from gpunode.onnode import profile_hook as hook
+from gpunode.profiling import nsys, stacks, torch_trace
 from gpunode.profiling import run as running
 from gpunode.profiling.activity import ProfileActivity, common, length, merged
 from gpunode.profiling.errors import ProfileError
@@ -355,10 +355,6 @@ def test_the_hook_records_the_steps_after_the_warm_up(
     assert state != "recorded" or {"steps", "window_s", "loading_s", "loading_active_s", "workers_active_s"} <= (
         set(notes) & set(known)
     )
-
-
-def test_the_hook_is_python_3_8() -> None:
-    ast.parse(Path(str(hook.__file__)).read_text(), feature_version=(3, 8))
 
 
 def test_a_failing_profiler_does_not_reach_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

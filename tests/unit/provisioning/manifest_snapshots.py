@@ -17,10 +17,9 @@ import yaml
 from node_samples import settings_of
 from site_samples import ORDER, Machine, result_of, settings
 
-from gpunode.provisioning import gpu_settings, updates
+from gpunode.onnode import program_text
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
 from gpunode.provisioning.manifest import ManagedFolder, Manifest, NodeCommand, UnitState
-from gpunode.tuning import launcher_text
 
 FOLDER = Path(__file__).parent / "manifests"
 ROUNDS = 4
@@ -127,9 +126,9 @@ WORDS = (
 )
 REGENERATE = ".venv/bin/python tests/unit/provisioning/manifest_snapshots.py"
 PROGRAMS = {
-    gpu_settings.program_text(): "(gpunode/tuning/gpu_settings_program.py)\n",
-    updates.program_text(): "(gpunode/provisioning/pending_updates.py)\n",
-    launcher_text(): "(gpunode/tuning/launcher.py)\n",
+    program_text("gpu_settings"): "(gpunode/onnode/gpu_settings.py)\n",
+    program_text("pending_updates"): "(gpunode/onnode/pending_updates.py)\n",
+    program_text("launcher"): "(gpunode/onnode/launcher.py)\n",
 }
 
 

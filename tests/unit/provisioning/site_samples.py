@@ -20,6 +20,7 @@ from driver_samples import BUNDLE, DAY, HGX, facts_of
 from node_samples import ABSENT, APT_STATE, DNF_STATE, collection_root, file, settings_of
 
 from gpunode.lab.packages.recorded import Offer, offers
+from gpunode.onnode import gpu_settings as gpu_settings_program
 from gpunode.provisioning import (
     cdi,
     cuda,
@@ -39,7 +40,6 @@ from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest, NodeQu
 from gpunode.provisioning.package_record import MARK, installed_by_role
 from gpunode.provisioning.roles import LOOKS, PLANS
 from gpunode.provisioning.state import BOOT_ID, NodeState
-from gpunode.tuning import gpu_settings_program
 
 SSH = Path(__file__).parents[2] / "fixtures" / "ssh" / "debian-12.json"
 RELEASE = "580.95.05"

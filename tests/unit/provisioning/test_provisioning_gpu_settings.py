@@ -9,6 +9,7 @@ from plan_samples import planned, state_of
 
 from gpunode.errors import UsageError
 from gpunode.facts.models.smi import Smi, SmiLog
+from gpunode.onnode.gpu_settings import MEMORY, REPORT, SETTINGS
 from gpunode.provisioning.gpu_settings import (
     DAEMON,
     DAEMON_FILES,
@@ -20,7 +21,6 @@ from gpunode.provisioning.gpu_settings import (
     parsed_rules,
 )
 from gpunode.provisioning.manifest import Manifest
-from gpunode.tuning.gpu_settings_program import MEMORY, REPORT, SETTINGS
 
 H100: dict[str, Any] = {
     "index": 0,

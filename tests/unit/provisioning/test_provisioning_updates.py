@@ -12,7 +12,7 @@ from node_samples import after, by_path, context, node, planned
 
 from gpunode.facts.updates import parse_apt_config
 from gpunode.lab.packages.recorded import recorded
-from gpunode.provisioning import pending_updates
+from gpunode.onnode import pending_updates
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.updates import NEEDRESTART, POLICY, PROGRAM, SETTINGS
 from gpunode.provisioning.updates_dnf import AUTOMATIC, automatic_text, restored_text

@@ -1,20 +1,17 @@
 """What lines of a node make of its row: statuses, counts, bounds, and documents that obey their schema."""
 
-import ast
 import json
 import random
-import sys
 
 import jsonschema
 import pytest
 from effort import effort
 
 from gpunode.cli.schema import schema_of
+from gpunode.onnode.top import Follower
 from gpunode.top import model
 from gpunode.top.document import COLUMNS, TopDocument, TopNode, csv_lines
 from gpunode.top.model import NodeModel
-from gpunode.top.node_program import Follower
-from gpunode.top.stream import node_program
 
 GPU = (
     "G {index}, GPU-{index}, 00000000:{bus}:00.0, NVIDIA H100 80GB HBM3, {load}, 40, 60000, 81559, 640.00, 700.00, 62, "
@@ -169,13 +166,6 @@ def test_a_hostile_stream_is_bounded_and_its_document_obeys(clock: Clock) -> Non
         assert len(rows) == 1 + max(1, len(found.gpus))
         assert rows[0].split(",") == list(COLUMNS)
         assert not any(cell.startswith("=") for row in rows for cell in row.split(","))
-
-
-def test_a_python_3_8_can_read_the_node_program() -> None:
-    tree = ast.parse(node_program(), feature_version=(3, 8))
-    loaded = {alias.name for part in ast.walk(tree) if isinstance(part, ast.Import) for alias in part.names}
-    assert loaded <= set(sys.stdlib_module_names)
-    assert len(loaded) > 5
 
 
 def test_an_older_driver_is_asked_for_the_older_names_at_once_and_a_failing_tool_less_and_less() -> None:

@@ -19,9 +19,9 @@ from gpunode.facts.gpu import GpuProcess
 from gpunode.facts.host import Cpu, CpuSets, Memory
 from gpunode.facts.models.smi import Smi, SmiGpu
 from gpunode.facts.pci import PciDevice
+from gpunode.onnode.launcher import cpu_list
 from gpunode.probe.bundle import Bundle
 from gpunode.tuning import GpuRequest, SliceRefusedError, docker_args, shell, slice_of, systemd, tune
-from gpunode.tuning.launcher import cpu_list
 from gpunode.tuning.slices import threads_and_workers
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))

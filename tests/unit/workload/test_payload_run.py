@@ -1,6 +1,5 @@
 """The payload as it is sent: one file, any Python from 3.8 on, one record a line."""
 
-import ast
 import io
 import json
 import os
@@ -21,58 +20,6 @@ from gpunode.workload.payload.pack import PACKAGE
 
 SOURCES = sorted(path.name for path in files(PACKAGE).iterdir() if path.name.endswith(".py"))
 SENT = [name for name in SOURCES if name not in {"__init__.py", "pack.py"}]
-ALLOWED = {"gpunode.workload.payload"} | set(sys.stdlib_module_names)
-
-
-def source(name: str) -> ast.Module:
-    return ast.parse(files(PACKAGE).joinpath(name).read_text(encoding="utf-8"), feature_version=(3, 8))
-
-
-@pytest.mark.parametrize("name", SENT)
-def test_a_python_3_8_can_read_it(name: str) -> None:
-    tree = source(name)
-    assert any(
-        isinstance(node, ast.ImportFrom) and node.module == "__future__" and node.names[0].name == "annotations"
-        for node in tree.body
-    ), "annotations must not be evaluated: 3.8 knows neither list[int] nor int | None"
-
-
-# What later Pythons brought, as far as one might reach for it here.
-LATER = {"removeprefix", "removesuffix", "batched", "pairwise", "bit_count", "to_thread", "is_relative_to", "readlink"}
-LATER_MODULES = {"tomllib", "zoneinfo", "graphlib"}
-
-
-@pytest.mark.parametrize("name", SENT)
-def test_it_uses_nothing_that_python_3_8_lacks(name: str) -> None:
-    tree = source(name)
-    inside = {id(part) for node in ast.walk(tree) for part in annotation_parts(node)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            assert node.attr not in LATER, f"line {node.lineno}"
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and id(node) not in inside:
-            assert node.value.id not in {"dict", "list", "tuple", "set", "type", "Callable", "Iterator"}, node.lineno
-        if isinstance(node, ast.FunctionDef):
-            assert "functools.cache" not in map(ast.unparse, node.decorator_list)
-        assert not isinstance(node, ast.Match)
-
-
-def annotation_parts(node: ast.AST) -> list[ast.AST]:
-    """Everything within the annotations that a node has: those are never evaluated."""
-    found = [getattr(node, "annotation", None), getattr(node, "returns", None)]
-    return [part for one in found if isinstance(one, ast.AST) for part in ast.walk(one)]
-
-
-@pytest.mark.parametrize("name", SENT)
-def test_it_imports_the_standard_library_alone(name: str) -> None:
-    for node in ast.walk(source(name)):
-        modules = []
-        if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            modules = [node.module or ""]
-        for module in modules:
-            known = module.startswith(PACKAGE) or module.split(".")[0] in ALLOWED - LATER_MODULES
-            assert known, f"{module}: what the image may have is imported by name, when it is needed"
 
 
 def test_the_archive_holds_the_payload_and_nothing_else() -> None:

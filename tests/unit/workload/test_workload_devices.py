@@ -15,7 +15,7 @@ from gpunode.facts.containers import CdiSpec
 from gpunode.facts.gpu import GpuProcess
 from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.models.workload import ContainerValues, Record, values_of
-from gpunode.probe.script import CDI_TOKEN
+from gpunode.onnode.probe import CDI_TOKEN
 from gpunode.workload import LaunchFailure, WorkloadRequest, launch
 from gpunode.workload.devices import without_empty_mig
 from gpunode.workload.engine import Engine

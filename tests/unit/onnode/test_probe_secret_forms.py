@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.probe import script
+from gpunode.onnode import probe as script
 
 sys.path.append(str(Path(__file__).parents[2]))
 

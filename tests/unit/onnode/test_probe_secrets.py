@@ -10,7 +10,7 @@ import yaml
 from probe_node import collect, printing, put, tool
 
 from gpunode.facts import facts_from_bundle
-from gpunode.probe import script
+from gpunode.onnode import probe as script
 
 SECRET = "hunter2"  # noqa: S105
 

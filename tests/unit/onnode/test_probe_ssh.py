@@ -12,7 +12,7 @@ import pytest
 from hostile_files import SECRET, within, world
 from probe_node import collect, link, put, tool
 
-from gpunode.probe.script import Probe, key_kind, private_key
+from gpunode.onnode.probe import Probe, key_kind, private_key
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "ssh" / "debian-12.json"
 PRIVATE = "-----BEGIN OPENSSH PRIVATE KEY-----\nSECRETSECRET\n-----END OPENSSH PRIVATE KEY-----\n"

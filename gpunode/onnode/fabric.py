@@ -151,7 +151,7 @@ def reached(host: str, port: int, mtu: int | None) -> dict[str, Any]:
         with socket.create_connection((host, port), DIAL_S) as sock:
             sock.sendall(nonce)
             answer = sock.recv(64)
-    except socket.timeout:  # noqa: UP041 (its name before Python 3.10)
+    except socket.timeout:
         return {"tcp": f"no answer within {DIAL_S:g} s", "mtu": None}
     except OSError as err:
         return {"tcp": err.strerror or str(err), "mtu": None}
@@ -265,7 +265,7 @@ class Perftest:
 
         def work(device: str, gid: int | None, ports: list[int]) -> None:
             outcome: dict[str, Any] = {}
-            for program, port, key in zip(PERFTEST, ports, ("gbit_per_s", "latency_us")):  # noqa: B905 (Python 3.8)
+            for program, port, key in zip(PERFTEST, ports, ("gbit_per_s", "latency_us")):
                 try:
                     process = self._start(program, device, gid, int(port), host)
                     output = process.communicate(timeout=PERFTEST_S + 5)[0].decode(errors="replace")

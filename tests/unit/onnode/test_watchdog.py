@@ -10,13 +10,12 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpunode.workload import watchdog
+from gpunode.onnode import program_text, watchdog
 from gpunode.workload.launch import START
 
 Started = Callable[..., "subprocess.Popen[bytes]"]
@@ -32,7 +31,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:
             archive.writestr("__main__.py", text)
-        watchdog = files("gpunode.workload").joinpath("watchdog.py").read_bytes()
+        watchdog = program_text("watchdog").encode()
         lengths = (str(len(watchdog)), str(len(packed.getvalue())))
         process = subprocess.Popen(
             [sys.executable, "-c", START, *lengths, str(limit_s), *arguments],

@@ -1,6 +1,5 @@
 """The probe as a whole: on this machine, and on folders made to look like a node."""
 
-import ast
 import os
 import re
 import shutil
@@ -12,28 +11,18 @@ import pytest
 from probe_node import collect, printing, put, tool
 
 from gpunode.facts import facts_from_bundle, probed
-from gpunode.probe import Bundle, script, script_text
+from gpunode.onnode import probe as script
+from gpunode.onnode import program_text
+from gpunode.probe import Bundle
 
 SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin:/bin") or ""
 NVRM = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Tue Jun  3 17:26:33 UTC 2025\n"
 
 
-def test_it_is_python_3_6() -> None:
-    ast.parse(script_text(), feature_version=(3, 6))
-
-
-def test_it_needs_the_standard_library_alone() -> None:
-    tree = ast.parse(script_text())
-    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert modules
-    assert not any(module.startswith("gpunode") for module in modules)
-
-
 def run_through_stdin(**options: int) -> Bundle:
     answer = subprocess.run(
         [SYSTEM_PYTHON, "-"],
-        input=script_text().encode(),
+        input=program_text("probe").encode(),
         capture_output=True,
         check=True,
         timeout=90,
@@ -72,7 +61,7 @@ def test_the_probe_asks_for_all_that_the_facts_are_read_from(tmp_path: Path) -> 
     """What it asked for and did not find has another reason; below /proc/sys it keeps only what is there."""
     gaps = facts_from_bundle(collect(tmp_path, tmp_path / "bin")).gaps
     not_asked = {field: reason for field, reason in gaps.items() if re.search(r" was not (read|run)$", reason)}
-    assert set(not_asked) <= {"sysctl"}, f"gpunode/probe/script.py does not ask for this: {not_asked}"
+    assert set(not_asked) <= {"sysctl"}, f"gpunode/onnode/probe.py does not ask for this: {not_asked}"
     assert len(gaps) > 40
 
 
@@ -194,7 +183,7 @@ def test_facts_know_what_the_probe_reads(name: str) -> None:
 
 
 def test_validate_does_not_load_the_probe() -> None:
-    code = "import sys, gpunode.cli.validate, gpunode.fleet; print('gpunode.probe.script' in sys.modules)"
+    code = "import sys, gpunode.cli.validate, gpunode.fleet; print('gpunode.onnode.probe' in sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
 

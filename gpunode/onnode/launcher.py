@@ -1,5 +1,4 @@
-# ruff: noqa: PTH113, PTH118, PTH119, PTH123, PTH207
-# ruff: noqa: TRY301, UP006, UP031, UP035, UP045
+# ruff: noqa: PTH113, PTH118, PTH119, PTH123, PTH207, TRY301, UP031
 """gpunode-run: start a program with the settings of its job: threads, processors, allocator.
 
 Runs on nodes as ``python3 -I`` with Python 3.6 or later and needs only the standard library.

@@ -1,6 +1,5 @@
-# ruff: noqa: B905, PLR0913, PLR0917, RUF005, S105, SIM105
-# ruff: noqa: PTH110, PTH112, PTH115, PTH116, PTH118, PTH119, PTH123, PTH207, PTH208
-# ruff: noqa: UP006, UP017, UP031, UP035, UP045
+# ruff: noqa: PLR0913, PLR0917, PTH110, PTH112, PTH116, PTH118, PTH119, PTH123, PTH207, PTH208
+# ruff: noqa: RUF005, S105, SIM105, UP031
 """The probe: reads the state of one node, changes nothing, prints one bundle (``gpunode.bundle/1``) to stdout.
 
 Runs as ``python3 -I -`` on any Linux with Python 3.6 or later, as root or not; it needs only the standard library. It

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from programs import runs
 
-from gpunode.probe import Bundle, script
-from gpunode.probe.script import Answer, Probe
+from gpunode.onnode import probe as script
+from gpunode.onnode.probe import Answer, Probe
+from gpunode.probe import Bundle
 
 LIMIT_S = 1.0
 
@@ -200,7 +201,7 @@ def test_a_source_that_hangs_in_a_read_is_named(tmp_path: Path, monkeypatch: pyt
 def test_ended_from_outside_it_takes_its_commands_along(tmp_path: Path) -> None:
     tool(tmp_path, "dkms", f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 60")
     code = (
-        "import functools; from gpunode.probe import script; "
+        "import functools; from gpunode.onnode import probe as script; "
         f"script.Probe = functools.partial(script.Probe, path='{tmp_path}:/usr/bin:/bin'); script.main()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)

@@ -1,4 +1,4 @@
-# ruff: noqa: B905, PTH100, PTH118, PTH120, PTH123
+# ruff: noqa: PTH100, PTH118, PTH120, PTH123
 """Loaded as sitecustomize by the profiled command's Python 3.8 or later: it records steps with PyTorch's own profiler.
 
 It needs no change of the command. ``GPUNODE_PROFILE`` names the folder for ``trace-PID.json`` and ``notes-PID.json``. A

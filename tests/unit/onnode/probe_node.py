@@ -4,8 +4,8 @@ import json
 import shlex
 from pathlib import Path
 
+from gpunode.onnode.probe import Probe
 from gpunode.probe import Bundle
-from gpunode.probe.script import Probe
 
 
 def put(root: Path, path: str, content: str | bytes = "") -> None:

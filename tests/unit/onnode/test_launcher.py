@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.tuning import launcher, launcher_text
+from gpunode.onnode import launcher, program_text
 
 
 def machine(root: Path, cores: int, nodes: int, gpus: int, threads: int = 2) -> list[int]:
@@ -104,7 +104,7 @@ def test_lists_of_the_kernel(text: str, cpus: list[int]) -> None:
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
     path = tmp_path / "gpunode-run"
-    path.write_text(launcher_text(), encoding="utf-8")
+    path.write_text(program_text("launcher"), encoding="utf-8")
     path.with_name("job.json").write_text("{}", encoding="utf-8")
     return path
 

@@ -12,8 +12,8 @@ import pytest
 from probe_node import collect, link, printing, put, tool
 
 from gpunode.facts import facts_from_bundle
-from gpunode.probe import script
-from gpunode.probe.script import Probe, Sink
+from gpunode.onnode import probe as script
+from gpunode.onnode.probe import Probe, Sink
 
 DEVICES = "/sys/bus/pci/devices/"
 

@@ -84,7 +84,7 @@ def main() -> int:
         before = {row["package"]: row["since"] for row in json.loads(RECORD.read_text(encoding="utf-8"))["pending"]}
     except (OSError, ValueError, KeyError, TypeError):
         before = {}
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")  # noqa: UP017 (Python 3.9 on nodes)
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     record = {"schema": "gpunode.pending-updates/1", "at": now, "pending": pending(have, there, before, now)}
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     number, draft = tempfile.mkstemp(prefix=".pending.", dir=str(RECORD.parent))

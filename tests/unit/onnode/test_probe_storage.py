@@ -8,7 +8,7 @@ import pytest
 from probe_node import collect, link, put, tool
 
 from gpunode.facts import facts_from_bundle
-from gpunode.probe import script
+from gpunode.onnode import probe as script
 
 UUID = "0d1f7a58-2f3a-5c0e-9a2b-6f7e8d9c0b1a"
 SCRATCH = {"path": "/scratch", "source": f"UUID={UUID}", "type": "xfs", "options": ["noatime"], "remote": False}
