@@ -17,6 +17,7 @@ from gpunode.facts.node import NodeFacts
 ROOT = Path(__file__).parents[2]
 READERS = (
     "checks",
+    "onnode",
     "tuning",
     "stack",
     "provisioning",
