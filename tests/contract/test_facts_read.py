@@ -17,7 +17,6 @@ from gpunode.facts.node import NodeFacts
 ROOT = Path(__file__).parents[2]
 READERS = (
     "checks",
-    "onnode",
     "tuning",
     "stack",
     "provisioning",
@@ -28,6 +27,8 @@ READERS = (
     "expectations",
     "facts",
 )
+PROGRAMS = (ROOT / "gpunode/onnode/gpu_settings.py", ROOT / "gpunode/onnode/launcher.py")
+"""What runs on nodes and reads facts; the probe writes them."""
 RUNS = "two runs of a node, and the nodes of a fleet, are compared by it (gpunode/history)"
 HEALTH = "fabric.state goes through all fields of the health, without their names"
 SITE = "no public limit: for checks of a site (docs/own-checks.md)"
@@ -82,7 +83,7 @@ def models(kind: object, seen: set[type[BaseModel]]) -> Iterator[type[BaseModel]
 def read() -> set[str]:
     """Return the names that are read: attributes and texts of the code, words of the examples of own checks."""
     names: set[str] = set()
-    for path in [file for room in READERS for file in (ROOT / "gpunode" / room).rglob("*.py")]:
+    for path in [*PROGRAMS, *(file for room in READERS for file in (ROOT / "gpunode" / room).rglob("*.py"))]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         facts = path.is_relative_to(ROOT / "gpunode/facts")
         # What models compute from fields counts; that readers write the fields does not.
