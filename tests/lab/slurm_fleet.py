@@ -152,7 +152,9 @@ class Fleet:
         """State and reason of a node in Slurm."""
         output = self.scontrol("show", "node", name)
         reason = re.search(r"^ *Reason=(.*?)(?: \[.*)?$", output, re.MULTILINE)
-        return re.findall(r"State=(\S+)", output)[0], reason[1] if reason else ""
+        state = re.search(r"State=(\S+)", output)
+        assert state, f"no state of {name}: {output!r}"
+        return state[1], reason[1] if reason else ""
 
     def until(self, name: str, wanted: str, limit_s: float = 180) -> tuple[str, str]:
         """Wait for a part of a state; the state at the end."""

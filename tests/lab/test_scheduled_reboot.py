@@ -36,7 +36,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             f"cat > /usr/local/sbin/gpunode-reboot <<'END'\n{PROGRAM.read_text()}END\n"
             "chmod 755 /usr/local/sbin/gpunode-reboot; echo GPUNODE=/bin/true > /etc/default/gpunode-prolog\n"
             f"mkdir -p /var/lib/gpunode; echo '{lease}' > /var/lib/gpunode/change.json\n"
-            "echo 'SLURMD_OPTIONS=-b' > /etc/default/slurmd; systemctl restart slurmd"
+            # A boot in the second of slurmd's last answer would not be noticed.
+            "echo 'SLURMD_OPTIONS=-b' > /etc/default/slurmd; systemctl stop slurmd; sleep 2; systemctl start slurmd"
         )
         (name,) = found.names
         assert found.until(name, "DOWN")[1] == "Node unexpectedly rebooted"
