@@ -84,6 +84,8 @@ class ChangeRun:
         self._journal, self._nodes, self._scheduler, self._limits = journal, nodes, scheduler, limits
         self._stops, self._say, self._clock, self._sleep = stops, say, clock, sleep
         self._power_cycle = power_cycle
+        self._refused: set[str] = set()
+        """Nodes that could not be touched, as with a drain of others: nothing failed on them."""
 
     def run(self) -> str:
         """Run the waves that are left; return why it stopped before the last one, empty if it did not."""
@@ -135,6 +137,8 @@ class ChangeRun:
         nodes = self._journal.record.nodes
         node = nodes[name]
         if node.state is not ChangeState.HELD or node.before is None or node.back or not node.began("change"):
+            return False
+        if name in self._refused:
             return False
         return not any(nodes[other].state in FINAL for other in self._members([name]))
 
@@ -317,6 +321,7 @@ class ChangeRun:
             self._journal.turn_back(behind)
         self._journal.intend(names, act)
         results = self._kept(names)
+        self._refused |= {name for name, reason in results.items() if reason}
         self._journal.settle(results, act)
         self._stop_members(results)
 
@@ -332,6 +337,7 @@ class ChangeRun:
         kept |= self._kept(again) if again else {}
         untouched = {name: kept[name] for name in fresh if kept[name].startswith("not idle")} | failed
         refused = {name: reason for name, reason in kept.items() if reason} | failed
+        self._refused |= refused.keys()
         self._cancel(untouched)
         self._fail({name: reason for name, reason in refused.items() if name not in untouched}, act)
         self._stop_members(refused)
