@@ -90,6 +90,7 @@ ROLE = Role(
         "Makes the journal persistent with a size limit, and applies kernel settings that are safe on a GPU node.",
     ),
     settings=AccountsSettings,
+    reads=("ssh",),
     result=AccountsResult,
     files=(JOURNAL, SYSCTL),
     kernel=True,
@@ -154,12 +155,11 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     guarded = (sudo,) if any(True for _ in file_reasons(sudo, state)) else ()
     reasons = (*_waiting(state), *(f"{file.path} must be removed" for file in guarded), *manifest.pending_reasons)
     more = {"units": ROLE.restarted(state, JOURNAL_UNIT, journal), "result": AccountsResult(guarded=guarded)}
-    return manifest.model_copy(update={"pending_reasons": reasons, **more})
+    return manifest.updated(pending_reasons=reasons, **more)
 
 
 def _waiting(state: NodeState) -> list[str]:
-    waits = state.files.get(WAITING)
-    return ["an earlier change waits for its confirmation"] if waits is not None and waits.kind == "file" else []
+    return ["an earlier change waits for its confirmation"] if state.kind(WAITING) == "file" else []
 
 
 def _bad_settings(settings: AccountsSettings) -> Iterator[str]:

@@ -82,6 +82,7 @@ ROLE = Role(
         "not changed.",
     ),
     settings=BaseSettings,
+    reads=("engine", "clock"),
     result=BaseResult,
     files=(APT_PROXY, SYSTEMD, RESOLVED, NETWORK_MANAGER, JOURNAL, SYSLOG, CLOUD, SSSD, SSHD),
     folders=tuple(path.rpartition("/")[0] for path in (SYSTEMD, RESOLVED, JOURNAL)),
@@ -107,7 +108,7 @@ def present(state: NodeState, settings: BaseSettings, context: Context) -> Manif
     clock = _clock(state, settings, manager)
     locale = _locale(state, settings)
     first += resolver
-    pending = _waits(state) or any(True for file in guarded for _ in file_reasons(file, state))
+    pending = state.kind(WAITING) == "file" or any(True for file in guarded for _ in file_reasons(file, state))
     commands, reasons = _commands(state, settings, locale)
     if settings.hostname and (own := state.facts.own_name) is not None and own.name != settings.hostname:
         refusals += tuple(_renamed(state, own.name))
@@ -133,7 +134,10 @@ def present(state: NodeState, settings: BaseSettings, context: Context) -> Manif
         refusals=refusals,
         notes=tuple(_notes(state, settings, context)),
         restarts=dict(_deferred(state, first)),
-        pending_reasons=(*reasons, *(["an earlier change waits for its confirmation"] if _waits(state) else [])),
+        pending_reasons=(
+            *reasons,
+            *(["an earlier change waits for its confirmation"] if state.kind(WAITING) == "file" else []),
+        ),
         result=BaseResult(trust=TRUST[manager] if trust else (), synchronized=_wait(state, settings, clock)),
     )
 
@@ -168,21 +172,14 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         if path in changes and (name == JOURNAL_UNIT or state.unit(name) is not None)
     ]
     gone = ROLE.stopped(state, SSSD_UNIT) if SSSD in changes else ()
-    pending = _waits(state) or any(True for one in guarded for _ in file_reasons(one, state))
-    return manifest.model_copy(
-        update={
-            "files": (*files, *guarded, *shared, *anchors),
-            "units": (*gone, *units),
-            "commands": (NodeCommand(argv=FRESH[manager]),) if anchors else (),
-            "guarded": _guarded(state, ROLE.of(context).revert_s) if pending else None,
-            "result": BaseResult(),
-        }
+    pending = state.kind(WAITING) == "file" or any(True for one in guarded for _ in file_reasons(one, state))
+    return manifest.updated(
+        files=(*files, *guarded, *shared, *anchors),
+        units=(*gone, *units),
+        commands=(NodeCommand(argv=FRESH[manager]),) if anchors else (),
+        guarded=_guarded(state, ROLE.of(context).revert_s) if pending else None,
+        result=BaseResult(),
     )
-
-
-def _waits(state: NodeState) -> bool:
-    there = state.files.get(WAITING)
-    return there is not None and there.kind == "file"
 
 
 def brings_users(state: NodeState, context: Context) -> bool:
@@ -215,8 +212,7 @@ def _names(state: NodeState, settings: BaseSettings, text: Texts) -> Iterator[Ma
     before = _before(state, HOSTS)
     if rows or before != (state.contents.get(HOSTS) or ""):
         yield _shared(state, HOSTS, texts.hosts_text(before, own, rows))
-    cloud = state.files.get(CLOUD_FOLDER)
-    keeps = cloud is not None and cloud.kind == "folder" and (rows or settings.hostname)
+    keeps = state.kind(CLOUD_FOLDER) == "folder" and (rows or settings.hostname)
     yield ManagedFile(path=CLOUD, content=text("cloud.cfg.j2") if keeps else None)
 
 
@@ -300,7 +296,7 @@ def _authorities(state: NodeState, settings: BaseSettings) -> Iterator[ManagedFi
 
 
 def _anchors(state: NodeState) -> list[str]:
-    return [path for path, there in state.files.items() if _is_anchor(path) and there.kind != "absent"]
+    return [path for path in state.files if _is_anchor(path) and state.exists(path)]
 
 
 def _is_anchor(path: str) -> bool:

@@ -96,7 +96,6 @@ def containerd_restored(state: NodeState, busy_allowed: bool) -> ContainerdChang
     A file that was changed since stays: an import without a match has no effect.
     """
     sums = state.contents.get(SUMS)
-    drop_in = state.files.get(DROP_IN)
     files = []
     if sums is not None and _recorded(sums, CONFIG) is not None and _recorded(sums, CONFIG) == _digest(state, CONFIG):
         before = state.contents.get(BEFORE)
@@ -107,7 +106,7 @@ def containerd_restored(state: NodeState, busy_allowed: bool) -> ContainerdChang
         )
     if sums is not None:
         files += [ManagedFile(path=path, content=None, private=True) for path in (DROP_IN, BEFORE, SUMS)]
-    gone = sums is not None and drop_in is not None and drop_in.kind != "absent"
+    gone = sums is not None and state.exists(DROP_IN)
     return restarted(state, gone, busy_allowed, REASON, files)
 
 
@@ -133,8 +132,7 @@ def _recorded(sums: str, path: str) -> str | None:
 
 
 def _digest(state: NodeState, path: str) -> str | None:
-    there = state.files.get(path)
-    return there.sha256 if there is not None and there.kind == "file" else None
+    return state.files[path].sha256 if state.kind(path) == "file" else None
 
 
 def containerd_config(text: str | None) -> str:

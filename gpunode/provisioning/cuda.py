@@ -179,7 +179,7 @@ def present(state: NodeState, settings: CudaSettings, context: Context) -> Manif
     link = state.files.get(ALTERNATIVE)
     chosen = default is None or (link is not None and link.target == default.path)
     # Whether the rpm packages register an alternative is not recorded: without one there is nothing to choose from.
-    alone = state.apt is None and (link is None or link.kind == "absent")
+    alone = state.apt is None and not state.exists(ALTERNATIVE)
     notes: tuple[str, ...] = ()
     if alone and default is not None and f"cuda-toolkit-{default.series.replace('.', '-')}" in state.installed:
         notes = (f"the packages registered no alternative for {ROOT}: it is not changed",)

@@ -61,6 +61,7 @@ ROLE = Role(
         "Removes what it installed with O(dcgm_state=absent).",
     ),
     settings=DcgmSettings,
+    reads=("gpus",),
     files=(PREFERENCES, DROP_IN),
     folders=(DROP_IN.rpartition("/")[0],),
     packages=(f"{STEM}-*",),
@@ -142,7 +143,7 @@ def present(state: NodeState, settings: DcgmSettings, context: Context) -> Manif
 def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with the unit stopped if its package is removed."""
     goes = f"{CORE} must be removed" in manifest.pending_reasons
-    return manifest.model_copy(update={"units": ROLE.stopped(state, UNIT)}) if goes else manifest
+    return manifest.updated(units=ROLE.stopped(state, UNIT)) if goes else manifest
 
 
 def pinned(text: Callable[..., str], pattern: str) -> str:

@@ -29,7 +29,7 @@ def compared(manifest: Manifest, state: NodeState) -> Manifest:
     found += [f"module {name} is not loaded" for name in manifest.modules]
     for unit in manifest.units:
         found += unit_reasons(unit, state)
-    return manifest.model_copy(update={"pending_reasons": tuple(dict.fromkeys(found))})
+    return manifest.updated(pending_reasons=tuple(dict.fromkeys(found)))
 
 
 def file_reasons(file: ManagedFile, state: NodeState) -> Iterator[str]:

@@ -67,6 +67,7 @@ ROLE = Role(
         "Removes everything with O(docker_state=absent).",
     ),
     settings=DockerSettings,
+    reads=("engine", "gpus"),
     result=DockerResult,
     files=(SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, MOUNT, DAEMON_BEFORE, USERS, RESTART, RELOAD),
     folders=(DROP_INS,),
@@ -180,7 +181,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         ),
         "result": DockerResult(data=tuple(data)),
     }
-    return manifest.model_copy(update=more)
+    return manifest.updated(**more)
 
 
 def _archive(state: NodeState, settings: DockerSettings) -> PackageRepository:
@@ -294,5 +295,4 @@ def _recorded_users(state: NodeState) -> list[str]:
 
 
 def _filled(state: NodeState, folder: str) -> bool:
-    there = state.files.get(folder)
-    return there is not None and there.kind == "folder" and bool(there.entries)
+    return state.kind(folder) == "folder" and bool(state.files[folder].entries)

@@ -200,10 +200,8 @@ def _files(
     first = state.contents.get(path)
     copies = []
     remembered = any(state.contents.get(MEMORY.format(owner)) is not None for owner in OWNERS)
-    before = state.files.get(BEFORE)
-    if first is not None and not remembered and merged.changed and (before is None or before.kind == "absent"):
+    if first is not None and not remembered and merged.changed and not state.exists(BEFORE):
         copies.append(ManagedFile(path=BEFORE, content=first, phase="after", private=True, **attributes))
-    now = state.files.get(DAEMON)
     if USER_IN_URL.search(memory.content or ""):
         attributes["mode"] = "0600"
     daemon = ManagedFile(
@@ -211,7 +209,7 @@ def _files(
         content=merged.text,
         phase="after",
         validate_with=VALIDATION if validates else None,
-        expect_sha256=now.sha256 if now is not None and now.kind == "file" else "absent",
+        expect_sha256=state.files[DAEMON].sha256 if state.kind(DAEMON) == "file" else "absent",
         **attributes,
     )
     return (*copies, memory, daemon) if merged.memory is not None else (*copies, daemon, memory)

@@ -61,6 +61,7 @@ ROLE = Role(
         "The node restores the old rules unless a new login succeeds after the change.",
     ),
     settings=FirewallSettings,
+    reads=("packet_filter",),
     files=(RULES, UNIT_FILE, FOLLOWED, ZONE_BEFORE, ZONE_FILE),
     folders=(FOLDER, DROP_INS),
     packages=("nftables",),
@@ -126,13 +127,11 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
         commands.append(NodeCommand(argv=(NFT, REMOVE), phase="before"))
     if zoned and _runs(state, FIREWALLD):
         commands.append(NodeCommand(argv=("firewall-cmd", "--reload")))
-    return manifest.model_copy(
-        update={
-            "files": tuple(files),
-            "units": ROLE.stopped(state, UNIT),
-            "commands": tuple(commands),
-            "pending_reasons": (*manifest.pending_reasons, *([f"the table {TABLE} is loaded"] if left else [])),
-        }
+    return manifest.updated(
+        files=tuple(files),
+        units=ROLE.stopped(state, UNIT),
+        commands=tuple(commands),
+        pending_reasons=(*manifest.pending_reasons, *([f"the table {TABLE} is loaded"] if left else [])),
     )
 
 
@@ -219,8 +218,7 @@ def _guarded(state: NodeState, settings: FirewallSettings, context: Context, *, 
     zone = (("firewall-cmd", "--reload"),) if zoned else ()
     judge = (("firewall-offline-cmd", "--check-config"),) if zoned else ()
     # In check mode nft, or the folder for the file to check, may not exist yet.
-    there = state.files.get(FOLDER)
-    unable = context.check and ("nftables" not in state.installed or there is None or there.kind != "folder")
+    unable = context.check and ("nftables" not in state.installed or state.kind(FOLDER) != "folder")
     return RevertibleChange(
         keep=(ENABLED,),
         units=(UNIT,),

@@ -189,13 +189,14 @@ def present(state: NodeState, settings: FirstBootSettings, context: Context) -> 
 @ROLE.absent
 def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with the virtual environment; the report stays."""
-    leaves = VENV in state.files and state.files[VENV].kind != "absent"
+    leaves = state.exists(VENV)
     why = (f"{VENV} must be removed",) if leaves else ()
-    gone = {"units": (), "pending_reasons": (*manifest.pending_reasons, *why), "result": FirstBootResult(leaves=leaves)}
     units = tuple(
         UnitState(name=name, enabled=False, phase="before") for name in (UNIT, KEYS) if state.unit(name) is not None
     )
-    return manifest.model_copy(update={**gone, "units": units})
+    return manifest.updated(
+        units=units, pending_reasons=(*manifest.pending_reasons, *why), result=FirstBootResult(leaves=leaves)
+    )
 
 
 def installed_of(settings: FirstBootSettings) -> str:
@@ -265,5 +266,5 @@ def _literal(value: Any) -> Any:
 
 def forgotten(state: NodeState) -> tuple[str, ...]:
     """Return the paths on the node that belong to the machine that builds."""
-    there = (path for path, file in state.files.items() if file.kind != "absent")
+    there = filter(state.exists, state.files)
     return tuple(sorted(path for path in there if any(fnmatchcase(path, pattern) for pattern in FORGOTTEN)))

@@ -146,7 +146,7 @@ def present(state: NodeState, settings: GpuMonitoringSettings, context: Context)
     _must_be_valid(settings)
     digest = _digest(settings.program)
     refusals = []
-    if not settings.program and not _exists(state, INSTALLED):
+    if not settings.program and state.kind(INSTALLED) in ("absent", "unknown"):
         refusals.append(
             f"{INSTALLED} is missing: install gpunode there, or set gpu_monitoring_program to a file of gpunode zipapp"
         )
@@ -181,7 +181,7 @@ def present(state: NodeState, settings: GpuMonitoringSettings, context: Context)
     if settings.dcgm_exporter and (state.unit(DCGM_UNIT) or DCGM_EXPORTER in installed):
         changed = ROLE.restarted(state, DCGM_UNIT, *files[-2:])
         units.append(UnitState(name=DCGM_UNIT, enabled=True, state=changed[0].state if changed else _runnable(state)))
-    leaving = (CACHE,) if copies and _exists(state, CACHE) else ()
+    leaving = (CACHE,) if copies and state.kind(CACHE) not in ("absent", "unknown") else ()
     return Manifest(
         role=ROLE.name,
         files=tuple(files),
@@ -199,17 +199,15 @@ def present(state: NodeState, settings: GpuMonitoringSettings, context: Context)
 def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     """Return the removal with the timer stopped first, then the metrics and the unpacked program."""
     metrics = f"{ROLE.of(context).textfile_directory}/gpunode.prom"
-    cached = [f"{CACHE} must be removed"] if _exists(state, CACHE) else []
-    return manifest.model_copy(
-        update={
-            "units": (
-                *ROLE.stopped(state, TIMER),
-                # Started by its timer alone, a run of it may be under way.
-                *(one.model_copy(update={"enabled": None}) for one in ROLE.stopped(state, SERVICE)),
-            ),
-            "pending_reasons": (*manifest.pending_reasons, *cached),
-            "result": GpuMonitoringResult(leaving=(metrics, CACHE)),
-        }
+    cached = [f"{CACHE} must be removed"] if state.kind(CACHE) not in ("absent", "unknown") else []
+    return manifest.updated(
+        units=(
+            *ROLE.stopped(state, TIMER),
+            # Started by its timer alone, a run of it may be under way.
+            *(one.model_copy(update={"enabled": None}) for one in ROLE.stopped(state, SERVICE)),
+        ),
+        pending_reasons=(*manifest.pending_reasons, *cached),
+        result=GpuMonitoringResult(leaving=(metrics, CACHE)),
     )
 
 
@@ -245,10 +243,6 @@ def _digest(program: str) -> str | None:
 def _packages(state: NodeState, settings: GpuMonitoringSettings) -> list[str]:
     exporter = settings.node_exporter and state.manager == "apt"
     return [*([EXPORTER] if exporter else []), *([DCGM_EXPORTER] if settings.dcgm_exporter else [])]
-
-
-def _exists(state: NodeState, path: str) -> bool:
-    return path in state.files and state.files[path].kind not in ("absent", "unknown")
 
 
 def _runnable(state: NodeState) -> Literal["started"] | None:

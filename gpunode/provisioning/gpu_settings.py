@@ -156,6 +156,7 @@ ROLE = Role(
         "Restores the values before the first change with O(gpu_settings_state=absent).",
     ),
     settings=GpuSettingsSettings,
+    reads=("gpus",),
     result=GpuSettingsResult,
     files=(UNIT_FILE, PROGRAM, SETTINGS, DROP_IN),
     folders=("/etc/gpunode", "/usr/local/lib/gpunode", MEMORY.rpartition("/")[0], DROP_IN.rpartition("/")[0]),
@@ -330,7 +331,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         "units": ROLE.stopped(state, UNIT),
         "result": GpuSettingsResult(restore=bool(recorded and gpus)),
     }
-    return manifest.model_copy(update=more)
+    return manifest.updated(**more)
 
 
 def _recorded(state: NodeState) -> Mapping[str, Any]:

@@ -204,7 +204,7 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
         for venv in venvs
         if not venv.locked
     ]
-    leaving = [name for name in PYTHON if name not in python and _kind(state, f"{FOLDER}/{name}") == "folder"]
+    leaving = [name for name in PYTHON if name not in python and state.kind(f"{FOLDER}/{name}") == "folder"]
     return Manifest(
         role=ROLE.name,
         files=tuple(files),
@@ -220,11 +220,11 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
 @ROLE.absent
 def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with the virtual environments."""
-    leaving = [name for name in PYTHON if _kind(state, f"{FOLDER}/{name}") == "folder"]
+    leaving = [name for name in PYTHON if state.kind(f"{FOLDER}/{name}") == "folder"]
     reasons = (*manifest.pending_reasons, *(f"{FOLDER}/{name} must be removed" for name in leaving))
     files, notes = removed(recorded(state))
     more = {"files": (*manifest.files, *files), "notes": notes, "pending_reasons": reasons}
-    return manifest.model_copy(update={**more, "result": GpuToolsResult(leaving=_paths(leaving))})
+    return manifest.updated(**more, result=GpuToolsResult(leaving=_paths(leaving)))
 
 
 def _paths(tools: Iterable[str]) -> tuple[str, ...]:
@@ -302,15 +302,11 @@ def _reboot(state: NodeState, profiling: str) -> tuple[str, ...]:
     return ("the new permission takes effect when the NVIDIA module is reloaded",)
 
 
-def _kind(state: NodeState, path: str) -> str:
-    return state.files[path].kind if path in state.files else "unknown"
-
-
 def _venv_due(state: NodeState, name: str, version: str) -> str:
     """Return why a virtual environment has to be built; empty if it is as requested."""
     venv = f"{FOLDER}/{name}"
     for program in PYTHON[name]:
-        if _kind(state, f"{venv}/bin/{program}") != "file":
+        if state.kind(f"{venv}/bin/{program}") != "file":
             return f"{venv}/bin/{program} is missing"
         link = state.files.get(f"{LINKS}/{program}")
         if link is None or link.kind != "link" or link.target != f"{venv}/bin/{program}":

@@ -53,19 +53,17 @@ def offline(manifest: Manifest) -> Manifest:
     Units are enabled by links and not started. Reboots, restarts and problems concern a machine that runs.
     """
     guarded = manifest.guarded
-    return manifest.model_copy(
-        update={
-            "units": tuple(
-                UnitState(name=unit.name, enabled=unit.enabled) for unit in manifest.units if unit.enabled is not None
-            ),
-            "modules": (),
-            "kernel_values": None,
-            "commands": tuple(one for one in manifest.commands if one.argv[0] in COMMANDS),
-            "guarded": guarded.model_copy(update={"limit_s": 0, "activate": (), "restore": ()}) if guarded else None,
-            "reboot_reasons": (),
-            "restarts": {},
-            "restart_mark": None,
-            "marks": (),
-            "problems": (),
-        }
+    return manifest.updated(
+        units=tuple(
+            UnitState(name=unit.name, enabled=unit.enabled) for unit in manifest.units if unit.enabled is not None
+        ),
+        modules=(),
+        kernel_values=None,
+        commands=tuple(one for one in manifest.commands if one.argv[0] in COMMANDS),
+        guarded=guarded.model_copy(update={"limit_s": 0, "activate": (), "restore": ()}) if guarded else None,
+        reboot_reasons=(),
+        restarts={},
+        restart_mark=None,
+        marks=(),
+        problems=(),
     )

@@ -111,10 +111,9 @@ def _record(state: NodeState) -> tuple[str, tuple[str, ...]]:
 def _loader(state: NodeState) -> str | None:
     """Return the program that writes the boot loader's configuration."""
     for path in (UPDATE_GRUB, GRUBBY):
-        if path in state.files and state.files[path].kind in ("file", "link"):
+        if state.kind(path) in ("file", "link"):
             return path
-    installer = state.files.get(KERNEL_INSTALL)
-    there = installer is not None and installer.kind == "file"
+    there = state.kind(KERNEL_INSTALL) == "file"
     return KERNEL_INSTALL if there and state.contents.get(KERNEL_COMMAND_LINE) and _kernels(state) else None
 
 
@@ -123,7 +122,7 @@ def _kernels(state: NodeState) -> list[tuple[str, str]]:
     found = []
     for kernel in state.facts.kernels or ():
         paths = (f"/lib/modules/{kernel.release}/vmlinuz", f"/boot/vmlinuz-{kernel.release}")
-        image = next((path for path in paths if path in state.files and state.files[path].kind == "file"), None)
+        image = next((path for path in paths if state.kind(path) == "file"), None)
         if image is not None:
             found.append((kernel.release, image))
     return found

@@ -113,6 +113,7 @@ ROLE = Role(
         "Restores the previous state with O(kernel_tuning_state=absent).",
     ),
     settings=KernelTuningSettings,
+    reads=("engine", "gpus"),
     result=KernelTuningResult,
     files=(
         SYSCTL,
@@ -202,15 +203,13 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     """Return the removal with units that restore what they changed, and the boot loader's arguments."""
     units = (CPU_UNIT, ACS_UNIT)
     boot = kernel_boot.plan(state, (), [], ROLE.texts(context))
-    return manifest.model_copy(
-        update={
-            "files": (*manifest.files, *boot.files),
-            "units": tuple(_stopped(name) for name in units if state.files[f"{UNITS}/{name}"].kind == "file"),
-            "commands": boot.commands,
-            "reboot_reasons": boot.reboot_reasons,
-            "pending_reasons": (*manifest.pending_reasons, *boot.pending_reasons),
-            "result": KernelTuningResult(reexec=state.files[SYSTEM].kind == "file"),
-        }
+    return manifest.updated(
+        files=(*manifest.files, *boot.files),
+        units=tuple(_stopped(name) for name in units if state.files[f"{UNITS}/{name}"].kind == "file"),
+        commands=boot.commands,
+        reboot_reasons=boot.reboot_reasons,
+        pending_reasons=(*manifest.pending_reasons, *boot.pending_reasons),
+        result=KernelTuningResult(reexec=state.files[SYSTEM].kind == "file"),
     )
 
 

@@ -75,6 +75,7 @@ ROLE = Role(
         "Restores the previous state with O(kubernetes_node_state=absent).",
     ),
     settings=KubernetesNodeSettings,
+    reads=("gpus",),
     files=(MODULES, SYSCTL, SWAP),
     packages=("containerd", "containerd.io"),
     kernel=True,
@@ -157,16 +158,13 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         files.append(ManagedFile(path=BEFORE, content=None, phase="after", private=True))
     change = restarted(state, changes, context.allow_busy, "its configuration was restored")
     goes = any(reason.startswith("containerd") for reason in manifest.pending_reasons)
-    masked = state.files.get(SWAP)
-    swapped = masked is not None and masked.kind == "file"
-    return manifest.model_copy(
-        update={
-            "files": tuple(files),
-            "units": () if goes else change.units,
-            "marks": () if goes else change.marks,
-            "restarts": {} if goes else change.deferred,
-            "notes": ("swap is switched on by the next boot, or by systemctl start swap.target",) if swapped else (),
-        }
+    swapped = state.kind(SWAP) == "file"
+    return manifest.updated(
+        files=tuple(files),
+        units=() if goes else change.units,
+        marks=() if goes else change.marks,
+        restarts={} if goes else change.deferred,
+        notes=("swap is switched on by the next boot, or by systemctl start swap.target",) if swapped else (),
     )
 
 

@@ -17,8 +17,11 @@ M = TypeVar("M", bound=BaseModel)
 MAX_BYTES = 64 << 20
 
 
-def parsed(text: str, where: str) -> bytes:
-    """Return a ``NodeState`` as JSON. Raise UsageError with one line that names ``where`` for an invalid answer."""
+def parsed(text: str, where: str, unread: tuple[str, ...] = ()) -> bytes:
+    """Return a ``NodeState`` without the parts in ``unread``, as JSON.
+
+    Raise UsageError with one line that names ``where`` for an invalid answer.
+    """
     if len(text) > MAX_BYTES:
         raise UsageError(f"{where} is longer than {MAX_BYTES >> 20} MiB")
     try:
@@ -42,6 +45,7 @@ def parsed(text: str, where: str) -> bytes:
         "ssh": _valid(SshState, document.get("ssh"), "ssh.", where),
         **{name: document.get(name) or {} for name in ("files", "contents", "engine")},
         "connection": document.get("connection"),
+        "unread": unread,
     }
     state = _valid(NodeState, parts, "", where)
     return state.model_dump_json().encode() if state is not None else b""

@@ -281,6 +281,10 @@ class Manifest(Frozen):
         """Return False if the role has nothing to do with this node, as with ``ROLE_state: keep``."""
         return bool(self.files or self.folders or self.packages or self.units or self.result)
 
+    def updated(self, **changes: Any) -> Self:
+        """Return the manifest with some fields replaced."""
+        return self.model_copy(update=changes)
+
     @property
     def pending(self) -> bool:
         """Return True if the node differs from the manifest."""

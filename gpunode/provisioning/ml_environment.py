@@ -82,6 +82,7 @@ ROLE = Role(
         "Removes it with O(ml_environment_state=absent).",
     ),
     settings=MlEnvironmentSettings,
+    reads=("packages", "engines", "topology"),
     files=(PROFILE, ENVIRONMENT, JOB, LAUNCHER, EXAMPLE, LOGIND),
     folders=("/etc/gpunode", EXAMPLE.rpartition("/")[0], LOGIND.rpartition("/")[0]),
     more=Look(globs=(TOPOLOGIES,), contents=(NCCL,)),
@@ -131,7 +132,7 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with the role's lines of nccl.conf."""
     (logind,) = (file for file in manifest.files if file.path == LOGIND)
     more = {"files": (*manifest.files, _shared(state, [])), "units": ROLE.restarted(state, LOGIND_UNIT, logind)}
-    return manifest.model_copy(update=more)
+    return manifest.updated(**more)
 
 
 def _variables(derived: Iterable[Setting], given: Mapping[str, Value]) -> list[Setting]:

@@ -109,6 +109,7 @@ ROLE = Role(
         "Removes everything with O(nvidia_container_toolkit_state=absent).",
     ),
     settings=NvidiaContainerToolkitSettings,
+    reads=("engine", "engines", "gpus", "topology"),
     files=(SOURCES, KEY, PREFERENCES, YUM, RPM_KEY, ENV),
     # The memory of daemon.json is next to that of the role docker; its folder may be the last to be removed.
     folders=("/var/lib/gpunode/docker", "/etc/nvidia-container-toolkit", "/etc/gpunode"),
@@ -252,7 +253,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         "notes": change.notes if serves else (),
         "restarts": containerd.deferred,
     }
-    return manifest.model_copy(update=more)
+    return manifest.updated(**more)
 
 
 def engines_of(state: NodeState, settings: NvidiaContainerToolkitSettings, context: Context) -> Engines:

@@ -72,6 +72,7 @@ ROLE = Role(
         "Removes everything with O(nvidia_fabric_state=absent).",
     ),
     settings=FabricSettings,
+    reads=("gpus", "nvidia_tools"),
     files=(MODULES, *DROP_INS),
     folders=tuple(path.rpartition("/")[0] for path in DROP_INS),
     packages=("infiniband-diags",),
@@ -118,15 +119,13 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     # Before the packages, as rpm would keep a copy.
     own = (state.contents.get(IMEX_NODES) or "").startswith(_MARK)
     nodes = (ManagedFile(path=IMEX_NODES, content=None),) if own else ()
-    return manifest.model_copy(
-        update={
-            "files": (*nodes, *manifest.files),
-            "packages": manifest.packages and manifest.packages.model_copy(update=going),
-            "units": ROLE.stopped(state, FABRIC_MANAGER, IMEX) if there else (),
-            # A unit that failed is listed until it is reset, also without its file; for another one systemctl fails.
-            "commands": (NodeCommand(argv=("systemctl", "reset-failed", *failed), may_fail=True),) if failed else (),
-            "pending_reasons": (*manifest.pending_reasons, *(f"{name} has failed" for name in failed)),
-        }
+    return manifest.updated(
+        files=(*nodes, *manifest.files),
+        packages=manifest.packages and manifest.packages.model_copy(update=going),
+        units=ROLE.stopped(state, FABRIC_MANAGER, IMEX) if there else (),
+        # A unit that failed is listed until it is reset, also without its file; for another one systemctl fails.
+        commands=(NodeCommand(argv=("systemctl", "reset-failed", *failed), may_fail=True),) if failed else (),
+        pending_reasons=(*manifest.pending_reasons, *(f"{name} has failed" for name in failed)),
     )
 
 

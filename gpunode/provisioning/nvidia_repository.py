@@ -72,6 +72,7 @@ ROLE = Role(
     title="Configure NVIDIA's CUDA repository",
     about=("Writes the repository's file, key, priority and proxy, and removes what older instructions left of it.",),
     settings=NvidiaRepositorySettings,
+    reads=("packages",),
     files=(*APT_PATHS.values(), *DNF_PATHS.values(), RECORD),
     folders=(FOLDER,),
     more=Look(paths=(OLD_PIN,), contents=(*KEYS, RECORD)),

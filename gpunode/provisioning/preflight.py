@@ -156,6 +156,7 @@ ROLE = Role(
         "Changes nothing.",
     ),
     settings=PreflightSettings,
+    reads=("packages", "builds", "gpus", "nvidia_tools"),
     result=PreflightResult,
 )
 

@@ -176,6 +176,7 @@ ROLE = Role(
         "Restores the previous state with O(rdma_state=absent).",
     ),
     settings=RdmaSettings,
+    reads=("builds", "gpus"),
     result=RdmaResult,
     files=(MODULES, *DOCA_FILES, NAMES, rdma_roce.UNIT_FILE, rdma_roce.PROGRAM),
     folders=(rdma_roce.PROGRAM.rpartition("/")[0],),
@@ -287,16 +288,14 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     if f"{PROFILE} must be removed" in manifest.pending_reasons:
         notes.append("DOCA-OFED's modules stay loaded until the next boot")
     files = tuple(file for file in manifest.files if file.path != NAMES or not _of_the_site(state))
-    return manifest.model_copy(
-        update={
-            "files": files,
-            "packages": packages,
-            "units": roce.units,
-            "commands": roce.commands,
-            "pending_reasons": (*manifest.pending_reasons, *roce.pending),
-            "notes": tuple(notes),
-            "result": RdmaResult(),
-        }
+    return manifest.updated(
+        files=files,
+        packages=packages,
+        units=roce.units,
+        commands=roce.commands,
+        pending_reasons=(*manifest.pending_reasons, *roce.pending),
+        notes=tuple(notes),
+        result=RdmaResult(),
     )
 
 

@@ -66,7 +66,7 @@ def plan(state: NodeState, settings: RdmaSettings, context: Context, text: Calla
             else "rdma_roce_interfaces: set rdma_roce_pfc, rdma_roce_dscp or rdma_roce_tos for them"
         )
     refusals = [f"roce: {problem}" for name in names for problem in _problems(state, settings, name)]
-    if names and (there := state.files.get(DCB)) is not None and there.kind == "absent":
+    if names and state.kind(DCB) == "absent":
         refusals = [f"roce: {DCB} is not installed: it comes with iproute2 5.11 and newer"]
     if refusals:
         return RocePlan(refusals=tuple(refusals))
@@ -111,8 +111,7 @@ def restored(state: NodeState, context: Context, keep: tuple[str, ...] = ()) -> 
     found = _recorded(state)
     units = {match[1].replace(r"\x2d", "-") for one in state.facts.units or () if (match := _UNIT.fullmatch(one.name))}
     leaving = sorted({name for name in found | units if INTERFACE.fullmatch(name)} - set(keep))
-    tool = state.files.get(PROGRAM)
-    active = [name for name in leaving if name in found and tool is not None and tool.kind == "file"]
+    active = [name for name in leaving if name in found and state.kind(PROGRAM) == "file"]
     busy = [] if context.allow_busy or not active else gpu_users(state.facts)
     return RocePlan(
         units=tuple(UnitState(name=unit_of(name), enabled=False, state="stopped", phase="before") for name in leaving),

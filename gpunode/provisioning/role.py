@@ -94,6 +94,8 @@ class Role(Generic[S]):
     """Record of a restart that new packages require. It is below /run, because a boot makes the restart unnecessary."""
     more: Look = field(default_factory=Look)
     """What is read in addition to the above."""
+    reads: tuple[str, ...] = ()
+    """Further parts of the state that its plan needs (``gpunode.provisioning.parts``); packages are one."""
     _present: Present[S] | None = None
     _absent: Absent | None = None
 
@@ -148,6 +150,11 @@ class Role(Generic[S]):
             globs=self.more.globs,
             contents=(*self._records, *self.more.contents),
         )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Return the parts of the state that its plan needs."""
+        return frozenset((*self.reads, *(("packages",) if self.packages else ())))
 
     @property
     def _folders(self) -> tuple[str, ...]:
@@ -217,7 +224,7 @@ class Role(Generic[S]):
             reasons.append("the kernel's settings have to be restored")
         gone = (*self.files, *self._records)
         # A folder of several roles that is empty may be one of the system.
-        ours = any(path in state.files and state.files[path].kind != "absent" for path in gone)
+        ours = any(map(state.exists, gone))
         return Manifest(
             role=self.name,
             files=tuple(ManagedFile(path=path, content=None, phase="after") for path in gone),
@@ -258,8 +265,7 @@ class Role(Generic[S]):
 
     def recorded(self, state: NodeState) -> bool:
         """Return whether values of the running kernel are recorded that a removal restores."""
-        there = state.files.get(self.kernel_memory)
-        return self.kernel and there is not None and there.kind == "file"
+        return self.kernel and state.kind(self.kernel_memory) == "file"
 
     def restarted(self, state: NodeState, unit: str, *files: ManagedFile) -> tuple[UnitState, ...]:
         """Return a unit that reads its files when it starts, to be restarted if one of them changes."""

@@ -70,6 +70,9 @@ ROLES: dict[str, Role[Any]] = {
 }
 LOOKS: dict[str, Look] = {name: role.look for name, role in ROLES.items()}
 LOOKS |= {"reboot": reboot.LOOK, "service": service.LOOK, "way_back": way_back.LOOK}
+NEEDS: dict[str, frozenset[str]] = {name: role.needs for name, role in ROLES.items()}
+NEEDS |= {"reboot": frozenset({"gpus"}), "service": frozenset({"gpus"}), "way_back": frozenset({"packages"})}
+"""Parts of the state that the plans need."""
 
 
 def _owned(files: Iterable[Mapping[str, object]]) -> Iterator[str]:
@@ -84,11 +87,11 @@ def _first_read(role: str, plan: Plan) -> Plan:
     """Return a plan that refuses a node on which a document of the role exists and could not be read."""
 
     def planned(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+        if settings.get("state") == "keep":
+            return plan(state, settings, context)
         reasons = [*state.unreadable(LOOKS[role].contents)]
         if role == "ssh_hardening" and state.ssh is not None:
             reasons += state.ssh.unreadable.values()
-        if settings.get("state") == "keep":
-            return plan(state, settings, context)
         if conflicts := [*_owned(settings.get("gpunode_extra_files") or ())]:
             return Manifest(role=role, refusals=tuple(conflicts))
         if not reasons:

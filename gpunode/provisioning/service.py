@@ -92,8 +92,7 @@ def holder(state: NodeState, token: str = "") -> str | None:
 
 def drained(state: NodeState) -> bool:
     """Return whether the node carries the mark of a drain; True if that is unknown."""
-    known = state.files.get(MARK)
-    return known is None or known.kind != "absent"
+    return state.kind(MARK) != "absent"
 
 
 def recorded(text: str | None) -> Drain | None:

@@ -57,7 +57,7 @@ def bad_files(given: tuple[SiteFile, ...]) -> Iterator[str]:
 def site_files(state: NodeState, given: tuple[SiteFile, ...]) -> SiteFiles:
     """Return the files, and the removal of those that the role wrote in an earlier run and that are not listed now."""
     known = recorded(state)
-    now = {one.path: known.get(one.path, _exists(state, one.path)) for one in given}
+    now = {one.path: known.get(one.path, state.exists(one.path)) for one in given}
     left = {path: existed for path, existed in known.items() if path not in now}
     files = [
         ManagedFile(
@@ -101,11 +101,6 @@ def recorded(state: NodeState) -> dict[str, bool]:
         return {str(path): bool(existed) for path, existed in found.items() if str(path).startswith("/")}
     except (ValueError, AttributeError):
         return {}
-
-
-def _exists(state: NodeState, path: str) -> bool:
-    there = state.files.get(path)
-    return there is not None and there.kind != "absent"
 
 
 def _text(files: Mapping[str, bool]) -> str:

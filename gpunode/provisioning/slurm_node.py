@@ -151,6 +151,7 @@ ROLE = Role(
         "Removes what it deployed with O(slurm_node_state=absent). By default the node is not changed.",
     ),
     settings=SlurmNodeSettings,
+    reads=("gpus", "topology"),
     result=SlurmNodeResult,
     files=(DROP_IN, PROLOG, REBOOT, PROLOG_SETTINGS, NEEDRESTART),
     folders=(DROP_IN.rpartition("/")[0],),
@@ -212,9 +213,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         ROLE.stopped(state, SLURMD) if any(one.endswith("must be removed") for one in manifest.pending_reasons) else ()
     )
     restarted = () if stopped or state.unit(SLURMD) is None else ROLE.restarted(state, SLURMD, *gone)
-    return manifest.model_copy(
-        update={"files": (*manifest.files, *gone), "units": (*stopped, *restarted), "result": SlurmNodeResult()}
-    )
+    return manifest.updated(files=(*manifest.files, *gone), units=(*stopped, *restarted), result=SlurmNodeResult())
 
 
 def _name(state: NodeState) -> str:

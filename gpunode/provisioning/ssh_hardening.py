@@ -66,6 +66,7 @@ ROLE = Role(
         "The node restores the old settings unless a new login of the controller succeeds.",
     ),
     settings=SshHardeningSettings,
+    reads=("ssh",),
     files=(DROP_IN, LAST, BANNER, CLIENT, PUBLISHED, *SOCKET_DROP_INS.values()),
     folders=(MEMORY,),
     more=Look(paths=(GENERATOR, MAIN, WAITING, MODULI, MODULI_BEFORE), contents=(PUBLISHED,)),
@@ -146,20 +147,19 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         return Manifest(role=ROLE.name, refusals=(NO_DAEMON,))
     files = [*manifest.files]
     questions = {}
-    there = state.files.get(MODULI_BEFORE)
-    if there is not None and there.kind == "file":
+    if state.kind(MODULI_BEFORE) == "file":
         questions["moduli"] = NodeQuery(kind="contents", body={"paths": [MODULI_BEFORE]})
         text = context.answers.get("moduli", {}).get(MODULI_BEFORE)
         if isinstance(text, str):
             files += [ManagedFile(path=MODULI, content=text), ManagedFile(path=MODULI_BEFORE, content=None)]
-    waits = state.files.get(WAITING)
+    waits = state.kind(WAITING) == "file"
     more = {
         "files": tuple(file.model_copy(update={"phase": "guarded"}) for file in files),
         "guarded": _guarded(ssh, _has_ports(state), ROLE.of(context).revert_s),
         "questions": questions,
-        "pending_reasons": ("an earlier change waits for its confirmation",) if waits and waits.kind == "file" else (),
+        "pending_reasons": ("an earlier change waits for its confirmation",) if waits else (),
     }
-    return manifest.model_copy(update=more)
+    return manifest.updated(**more)
 
 
 def _daemon(state: NodeState) -> SshState | None:
@@ -310,8 +310,7 @@ def _logins(ssh: SshState, settings: SshHardeningSettings, coming: set[str]) -> 
 
 def _reasons(state: NodeState, ssh: SshState, settings: SshHardeningSettings, keys: DaemonHostKeys) -> Iterator[str]:
     """Yield why changes are pending in addition to files that differ."""
-    there = state.files.get(WAITING)
-    if there is None or there.kind != "absent":
+    if state.kind(WAITING) != "absent":
         yield "an earlier change waits for its confirmation"
     for path, kind in keys.make:
         yield f"{path} is missing: an {kind} host key"
@@ -328,8 +327,7 @@ def _notes(state: NodeState, ssh: SshState, settings: SshHardeningSettings, keys
         listening = {int(found) for found in re.findall(r":(\d+)\b", ssh.units[socket].listen)}
         configured = set(_configured_ports(ssh))
         if listening and configured and listening != configured:
-            generator = state.files.get(GENERATOR)
-            obeyed = generator is not None and generator.kind in ("file", "link")
+            obeyed = state.kind(GENERATOR) in ("file", "link")
             why = (
                 "which is not loaded yet (systemctl daemon-reload)" if obeyed else "which sshd ignores behind a socket"
             )
@@ -363,7 +361,7 @@ def _misplaced(ssh: SshState, keys: DaemonHostKeys) -> Iterator[str]:
 
 def _has_ports(state: NodeState) -> bool:
     """Return whether an earlier run set the socket's ports: it listens on others only after a restart of its own."""
-    return any((one := state.files.get(path)) and one.kind == "file" for path in SOCKET_DROP_INS.values())
+    return any(state.kind(path) == "file" for path in SOCKET_DROP_INS.values())
 
 
 def _guarded(ssh: SshState, moves_port: bool, limit_s: int) -> RevertibleChange:
@@ -393,8 +391,7 @@ def _moduli(state: NodeState, text: object) -> list[ManagedFile]:
     if not isinstance(text, str):
         return []
     lines = [line for line in text.splitlines(keepends=True) if not _is_small(line)]
-    before = state.files.get(MODULI_BEFORE)
-    kept = [] if before is not None and before.kind == "file" else [ManagedFile(path=MODULI_BEFORE, content=text)]
+    kept = [] if state.kind(MODULI_BEFORE) == "file" else [ManagedFile(path=MODULI_BEFORE, content=text)]
     return [*kept, ManagedFile(path=MODULI, content="".join(lines))]
 
 

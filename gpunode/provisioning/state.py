@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.units import Unit
+from gpunode.provisioning.parts import FIELDS, NotReadError, partial
 from gpunode.provisioning.ssh_state import Reported, SshState
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -125,7 +126,7 @@ class Connection(Reported):
 
 
 class NodeState(Reported):
-    """Everything that the plans read."""
+    """Everything that the plans read. What belongs to a part that was not read raises NotReadError."""
 
     facts: NodeFacts
     apt: AptState | None
@@ -135,11 +136,33 @@ class NodeState(Reported):
     contents: Annotated[dict[Text, Content | None], Field(max_length=1000)] = Field(default_factory=dict)
     """Documents of at most 1 MiB; None: absent, or ``unreadable``."""
     ssh: SshState | None = None
-    """Only if a role requested it (``parts``)."""
+    """The SSH daemon, its keys and the accounts."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Answer of the container engine: ``{"info": {…} | null, "silent": bool}``, bounded when it was read."""
     connection: Connection | None = None
     """None if the node was not reached over SSH, or that is unknown."""
+    unread: Names = ()
+    """Parts that were not read."""
+
+    @model_validator(mode="after")
+    def _withheld(self) -> Self:
+        if self.unread:
+            object.__setattr__(self, "facts", partial(self.facts, self.unread))
+        return self
+
+    def __getattribute__(self, name: str) -> Any:
+        """Return an attribute; raise NotReadError for a field of a part that was not read."""
+        if name in FIELDS and FIELDS[name] in self.unread:
+            raise NotReadError(FIELDS[name])
+        return super().__getattribute__(name)
+
+    def kind(self, path: str) -> str:
+        """Return the kind of a path; unknown if it was not requested, or could not be read."""
+        return self.files[path].kind if path in self.files else "unknown"
+
+    def exists(self, path: str) -> bool:
+        """Return whether a path that was requested exists."""
+        return path in self.files and self.files[path].kind != "absent"
 
     def unit(self, name: str) -> Unit | None:
         """Return a unit that the probe reads; None if it is not installed or unknown."""

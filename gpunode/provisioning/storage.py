@@ -277,7 +277,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     erase = ROLE.of(context).confirm_erase
     text = state.contents.get(FSTAB) or ""
     disks, lines, before = _recorded_disks(state), own_lines(text), _document(state, BEFORE)
-    traces = (path for path in ROLE.files if path in state.files and state.files[path].kind != "absent")
+    traces = map(state.exists, ROLE.files)
     if not lines and not any(traces) and not manifest.pending_reasons:
         return Manifest(role=ROLE.name)
     if problem := _unreadable(state):
@@ -298,23 +298,21 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     kept = [one for one in (disks.disks if disks else ()) if one not in erase]
     # The timer did not start at boot before the role.
     trim_off = before.get("trim") == {"enabled": "disabled", "active": "inactive"}
-    return manifest.model_copy(
-        update={
-            "files": (*([_fstab(state, with_lines(text, []), "first")] if lines else []), *manifest.files),
-            "folders": (*made, *manifest.folders),
-            "notes": (f"{', '.join(kept)}: keeps its data; storage_confirm_erase erases it",) if kept else (),
-            "pending_reasons": (*manifest.pending_reasons, *(f"{path} has to be unmounted" for path in paths)),
-            "result": StorageResult(
-                leaves=True,
-                disks=disks if erase else None,
-                erase=erase,
-                helper="absent" if any(line.split()[2:3] == ["rclone"] for line in lines) else None,
-                stop=(
-                    *_stopped(lines),
-                    *([UnitState(name=TRIM, enabled=False, state="stopped")] if trim_off else []),
-                ),
+    return manifest.updated(
+        files=(*([_fstab(state, with_lines(text, []), "first")] if lines else []), *manifest.files),
+        folders=(*made, *manifest.folders),
+        notes=(f"{', '.join(kept)}: keeps its data; storage_confirm_erase erases it",) if kept else (),
+        pending_reasons=(*manifest.pending_reasons, *(f"{path} has to be unmounted" for path in paths)),
+        result=StorageResult(
+            leaves=True,
+            disks=disks if erase else None,
+            erase=erase,
+            helper="absent" if any(line.split()[2:3] == ["rclone"] for line in lines) else None,
+            stop=(
+                *_stopped(lines),
+                *([UnitState(name=TRIM, enabled=False, state="stopped")] if trim_off else []),
             ),
-        }
+        ),
     )
 
 
@@ -509,8 +507,7 @@ def _unreadable(state: NodeState) -> str:
         return f"fstab: {FSTAB} is missing or cannot be read"
     if problem := section_problem(text):
         return f"fstab: {FSTAB}: {problem}"
-    there = state.files.get(RECORD)
-    if there is not None and there.kind != "absent" and _record(state) is None:
+    if state.exists(RECORD) and _record(state) is None:
         return (
             f"record: {RECORD} is damaged, and it is unknown which disks are in use: restore it, or remove it if the "
             "role's file system is mounted"

@@ -219,4 +219,4 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     files = [*manifest.files, ManagedFile(path=AUTOMATIC_BEFORE, content=None, phase="after")]
     if state.apt is None and old is not None and text is not None:
         files.insert(0, ManagedFile(path=AUTOMATIC, content=restored_text(text, old)))
-    return manifest.model_copy(update={"files": tuple(files)})
+    return manifest.updated(files=tuple(files))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.controller import GpunodeAction
+from ansible_collections.gpunode.node.plugins.plugin_utils.controller import PARTS, GpunodeAction
 
 
 class ActionModule(GpunodeAction):  # type: ignore[misc]
@@ -17,7 +17,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         result: dict[str, Any] = super().run(tmp, task_vars)
         self.begin(task_vars)
         documents = bool(self._task.args.get("documents"))
-        state = self.state(fresh=not documents)
+        # The facts in a document are complete: checks read them.
+        state = self.state(frozenset(PARTS) - {"engine", "ssh"} if documents else frozenset(), fresh=not documents)
         result |= {"changed": False, "host": self.host, "_ansible_verbose_override": True}
         if not documents:
             return result

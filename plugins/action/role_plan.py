@@ -12,7 +12,6 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
-    PARTS,
     PLANS,
     ROOT,
     SPECIFICATIONS,
@@ -22,11 +21,14 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
 
 try:
     from gpunode.errors import GpunodeError
+    from gpunode.provisioning.context import Context
     from gpunode.provisioning.differences import compared
     from gpunode.provisioning.image import ROLES as OF_IMAGES
     from gpunode.provisioning.image import of_image, offline
     from gpunode.provisioning.manifest import Manifest, NodeQuery
+    from gpunode.provisioning.parts import NotReadError
     from gpunode.provisioning.role import role_tags
+    from gpunode.provisioning.state import NodeState
     from gpunode.text import printable
     from gpunode.variables import plain
 except ImportError:
@@ -83,7 +85,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             self.node.keep("planned", json.dumps(planned_of(before, coming)))
             texts = {file.path: file.content for file in manifest.files if file.encoding == "utf-8"}
             self.node.keep("files", json.dumps({**(self.node.read("files") or {}), role: texts}))
-        elif pending:
+        elif pending or (not begins and (manifest.commands or manifest.modules)):
             # The tasks that follow change the node: the next plan collects its state again.
             self.node.set_aside("state")
             self.node.keep("begun", "")
@@ -155,11 +157,15 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
     def planned(self, role: str, extra: dict[str, Any], roles: tuple[str, ...] = ()) -> Manifest:
         """Return the complete manifest; the plan is recomputed with the answers to its questions."""
         context = replace(self.context(role, extra), roles=roles or (self.judged_for(role) if role == GATE else ()))
-        # A plan that belongs to a playbook uses the settings of preflight.
-        settings = context.settings_of(role if role in SPECIFICATIONS else GATE)
-        state = self.state()
-        if self.manages(role) and any(role in roles and getattr(state, part) is None for part, roles in PARTS.items()):
-            state = self.state(fresh=True)
+        needed = self.needs(role)
+        while True:
+            try:
+                return self.planned_from(self.state(needed), role, context)
+            except NotReadError as err:
+                needed |= {err.part}
+
+    def planned_from(self, state: NodeState, role: str, context: Context) -> Manifest:
+        """Return the manifest that follows from a state. Raises NotReadError if the plan needs another part of it."""
         if self._task.check_mode:
             # Files that several roles write, such as daemon.json, contain what earlier roles would have written.
             others = (self.node.read("files") or {}).items()
@@ -168,6 +174,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             )
         if context.image:
             state = of_image(state)
+        # A plan that belongs to a playbook uses the settings of preflight.
+        settings = context.settings_of(role if role in SPECIFICATIONS else GATE)
         answers: dict[str, Any] = {}
         for _ in range(ROUNDS):
             try:

@@ -45,11 +45,15 @@ options:
     elements: str
     default: []
   parts:
-    description: Parts that only some roles need. V(ssh) is the SSH daemon, its keys and the accounts.
+    description:
+      - Parts that only some roles need. V(packages) is the package manager and its sources, V(engine) the container
+        engine, V(ssh) the SSH daemon, its keys and the accounts.
+      - The action plugin of M(gpunode.node.role_plan) names those that its role needs, and leaves commands out of the
+        probe that the role does not need.
     type: list
     elements: str
-    choices: [ssh]
-    default: []
+    choices: [packages, engine, ssh]
+    default: [packages, engine, ssh]
   users:
     description: Users to look up by name for that part; those of LDAP or SSSD are in no local file.
     type: list
@@ -106,6 +110,7 @@ from ansible_collections.gpunode.node.plugins.module_utils.quiet import QuietMod
 
 PROBE_LIMIT_S = 150
 MOST_PARENTS = 30
+PARTS = ["packages", "engine", "ssh"]
 
 
 def connection(proc: Path = Path("/proc")) -> dict[str, Any] | None:
@@ -157,18 +162,18 @@ def started(text: str) -> subprocess.Popen[bytes]:
 
 
 def looked(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the whole state; the probe runs in parallel with the other readers."""
-    package_state = dnf_state if by_dnf() else apt_state
-    holder = package_state.awaited(float(parameters["lock_wait_s"]))
+    """Return the requested parts of the state; the probe runs in parallel with the other readers."""
+    package_state, parts = dnf_state if by_dnf() else apt_state, parameters["parts"]
+    holder = package_state.awaited(float(parameters["lock_wait_s"])) if "packages" in parts else None
     probe = started(parameters["probe"])
     try:
-        packages = package_state.collected(holder)
+        packages = package_state.collected(holder) if "packages" in parts else None
         if packages is not None and not packages.get("error"):
             packages["key"] = module_key.key()
         found: dict[str, Any] = files_state.collected(parameters["paths"], parameters["globs"], parameters["contents"])
-        found["engine"] = engine_state.collected()
+        found["engine"] = engine_state.collected() if "engine" in parts else {}
         found["connection"] = connection()
-        found["ssh"] = ssh_state.collected(parameters["users"]) if "ssh" in parameters["parts"] else None
+        found["ssh"] = ssh_state.collected(parameters["users"]) if "ssh" in parts else None
         output, errors = probe.communicate(timeout=PROBE_LIMIT_S)
     finally:
         if probe.poll() is None:
@@ -194,7 +199,7 @@ def main() -> None:
             "paths": {"type": "list", "elements": "str", "default": []},
             "globs": {"type": "list", "elements": "str", "default": []},
             "contents": {"type": "list", "elements": "str", "default": []},
-            "parts": {"type": "list", "elements": "str", "choices": ["ssh"], "default": []},
+            "parts": {"type": "list", "elements": "str", "choices": PARTS, "default": PARTS},
             "users": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,

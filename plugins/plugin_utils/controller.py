@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -42,11 +43,11 @@ try:
     from gpunode.catalog import load
     from gpunode.errors import GpunodeError
     from gpunode.isolation import Exceeded, Workers
-    from gpunode.onnode import program_text
     from gpunode.provisioning.context import Context, Planned
     from gpunode.provisioning.look import parsed
     from gpunode.provisioning.manifest import USER_IN_URL
-    from gpunode.provisioning.roles import LOOKS, PLANS
+    from gpunode.provisioning.parts import PARTS, probe_text
+    from gpunode.provisioning.roles import LOOKS, NEEDS, PLANS
     from gpunode.provisioning.state import NodeState
     from gpunode.text import printable
     from gpunode.variables import plain
@@ -54,15 +55,13 @@ try:
     load()
 except ImportError as err:
     MISSING = unusable(err)
-    LOOKS, PLANS = {}, {}
+    LOOKS, NEEDS, PARTS, PLANS = {}, {}, {}, {}
 else:
     MISSING = unusable()
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST_S = 900
 """Maximum age of a node's state in seconds; an older one is collected again, as other tools may have changed it."""
-PARTS = {"ssh": ("accounts", "ssh_hardening")}
-"""Parts of a node's state that only these roles read, unless their ``state`` is ``keep``."""
 RESERVED = ("gpunode_", "__")
 """Start of the names of variables that belong to the playbooks; the roles' own are in their specifications."""
 OWN_FACTS = ("gpunode_restart_required", "gpunode_reboot_required")
@@ -319,11 +318,24 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
 
         return {"invocation": {"module_args": shown(plain(self._task.args))}}
 
-    def state(self, fresh: bool = False) -> NodeState:
-        """Return the state of the node; collect it if it is unknown or may have changed."""
+    def needs(self, role: str) -> frozenset[str]:
+        """Return the parts of the state that the plan of a role needs."""
+        return frozenset(NEEDS[role]) if role not in SPECIFICATIONS or self.manages(role) else frozenset()
+
+    def state(self, needed: frozenset[str] = frozenset(), fresh: bool = False) -> NodeState:
+        """Return the state of the node with the parts in ``needed``; read it if it is unknown or may have changed.
+
+        A run reads first what any of its roles needs, so that a node that does not change is read once. After a change
+        it reads what the role needs that comes next.
+        """
         known = None if fresh else self.node.text("state", OLDEST_S)
         if known is not None:
-            return NodeState.model_validate_json(known)
+            state = NodeState.model_validate_json(known)
+            if not needed & {*state.unread}:
+                return state
+        if fresh or known is not None or self.node.text("read", math.inf) is None:
+            needed = needed.union(*map(self.needs, NEEDS))
+        unread = tuple(sorted(PARTS.keys() - needed))
         wanted = {
             name: sorted({path for look in LOOKS.values() for path in getattr(look, name)})
             for name in ("paths", "globs", "contents")
@@ -332,9 +344,9 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
             more += [str(path) for path in plain(self._task.args.get(name) or [])]
         wanted["paths"] += [str(file["path"]) for file in self.settings("gpu_tools")["gpunode_extra_files"]]
         arguments = {
-            "probe": program_text("probe"),
+            "probe": probe_text(unread),
             "lock_wait_s": int(self.settings("preflight")["lock_wait_s"]),
-            "parts": [name for name, roles in PARTS.items() if any(self.manages(role) for role in roles)],
+            "parts": sorted(name for name in needed if PARTS[name].fields),
             "users": self.named_users(),
             **wanted,
         }
@@ -343,13 +355,14 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         where = f"what {self.host} answered"
         try:
             with Workers(parsed, most=1) as apart:
-                text = apart(unpacked(str(answer["state"])), where).decode()
+                text = apart(unpacked(str(answer["state"])), where, unread).decode()
         except GpunodeError as err:
             raise AnsibleActionFail(str(err)) from None
         except (Exceeded, ValueError, zlib.error) as err:
             raise AnsibleActionFail(f"{where}: {err}") from None
         state = NodeState.model_validate_json(text)
         self.node.keep("state", text)
+        self.node.keep("read", "")
         return state
 
     def named_users(self) -> list[str]:
@@ -485,4 +498,4 @@ def _last_line(answer: Mapping[str, Any]) -> str:
     return printable(lines[-1]) if lines else "the module reported no reason"
 
 
-__all__ = ["LOOKS", "OLDEST_S", "PLANS", "GpunodeAction", "Run", "need_gpunode", "planned_of"]
+__all__ = ["LOOKS", "OLDEST_S", "PARTS", "PLANS", "GpunodeAction", "Run", "need_gpunode", "planned_of"]

@@ -54,7 +54,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "plugins": (9_200, 171),
     "probe": (280, 6),
     "profiling": (1_100, 2),
-    "provisioning": (15_300, 63),
+    "provisioning": (15_400, 63),
     "report": (3_100, 11),
     "stack": (3_900, 8),
     "staging": (780, 0),

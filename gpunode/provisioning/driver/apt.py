@@ -15,13 +15,14 @@ from gpunode.facts.packages import Package
 from gpunode.provisioning.apt_sources import missing_components
 from gpunode.provisioning.driver import files
 from gpunode.provisioning.driver.files import PinStanza
-from gpunode.provisioning.driver.model import DAEMON, DriverPlan, Preview
+from gpunode.provisioning.driver.messages import explained
+from gpunode.provisioning.driver.model import DAEMON, MEMORY, DriverPlan, Preview
 from gpunode.provisioning.driver.sources import LIFTED, SOURCES, DriverSource
 from gpunode.provisioning.manifest import AptChange
 from gpunode.provisioning.state import AptState, NodeState
 from gpunode.stack import TOGETHER, driver_names, picture_from_facts
 from gpunode.stack.naming import any_revision
-from gpunode.text import listed, printable
+from gpunode.text import listed
 
 # Placeholder of the release in texts that are built before it is known.
 RELEASE = "@RELEASE@"
@@ -34,7 +35,6 @@ FOR_KERNELS = re.compile(r"linux-(modules|objects|signatures)-nvidia-")
 BESIDE = re.compile(rf"{PINNING.pattern}|{FOR_KERNELS.pattern}")
 META_HEADERS = re.compile(r"linux-headers-(?:[a-z]|686)[a-z0-9.-]*")
 DRIVERS_OWN = re.compile(r"^(?!.*(?:container|docker|nsight)).*(?:nvidia|libcuda\d|libcudadebugger|libnv|cuda-drivers)")
-MEMORY = "/var/lib/gpunode/nvidia_driver/packages-before"
 
 
 class AptPlan(DriverPlan):
@@ -269,15 +269,10 @@ class AptPlan(DriverPlan):
     # --- refusals
 
     @property
-    def refusals(self) -> tuple[str, ...]:
-        """Return why the driver must not be changed, one line each: name, reason, and remedy."""
-        return tuple(map(printable, self._refusals))
-
-    @property
     def _refusals(self) -> Iterator[str]:
         preview, switch = self.preview, self.settings.switch
         if preview.error:
-            yield _of_apt(preview.error)
+            yield explained("apt", preview.error)
         if preview.lacking is not None:
             yield self._lacking(preview)
         if self.foreign and not self.own and not switch:
@@ -332,15 +327,12 @@ class AptPlan(DriverPlan):
                 f"closure-lags: branch {branch} is transitional in {whose}: its packages are available in {common[0]} "
                 f"and install branch {leads_to[0]}: nvidia_driver_version: {leads_to[0]}"
             )
-        near = (
-            f"; all packages are available in {', '.join(common[:3])}: nvidia_driver_version: {common[0]}"
-            if common
-            else ""
-        )
         if not lagging:
-            return f"closure-lags: {whose} have no one release {word} of the whole closure{near}"
+            return f"closure-lags: {whose} have no one release {word} of the whole closure{answer.near}"
         parts = [f"{name} is available in {', '.join(there[:3])}" for name, there in sorted(lagging.items())[:3]]
-        return f"closure-lags: {word} is not available for the whole closure from {whose}: {'; '.join(parts)}{near}"
+        return (
+            f"closure-lags: {word} is not available for the whole closure from {whose}: {'; '.join(parts)}{answer.near}"
+        )
 
 
 def _own_holds(apt: AptState) -> set[str]:
@@ -383,54 +375,3 @@ def removal(state: NodeState, apt: AptState, headers: Iterable[str], *, keep_hea
 def _is_drivers(package: Package) -> bool:
     origin = package.published or origin_of(package.name, package.version, package.maintainer)
     return closure_line(package.name, package.source, origin) is not None
-
-
-# Messages of apt on a repository, and their remedies. The first that matches is used.
-OF_APT = (
-    (
-        r"SHA1 is not considered secure|[Pp]olicy rejected|signing key.*not bound",
-        "repository-key-sha1",
-        "Debian 13's verifier (sqv) rejects signatures based on SHA1: set a newer key with nvidia_repository_key",
-    ),
-    (
-        r"EXPKEYSIG|KEYEXPIRED|[Ee]xpired",
-        "repository-key-expired",
-        "the key that signs the repository has expired: set the current one with nvidia_repository_key",
-    ),
-    (
-        r"NOSPLIT|does the network require authentication|<(!DOCTYPE|html)",
-        "repository-answers-html",
-        "a proxy or a login page answers instead of the repository: check "
-        "nvidia_repository_proxy and nvidia_repository_url",
-    ),
-    (
-        r"unexpected size|Mirror sync in progress|Hash Sum mismatch",
-        "repository-mid-sync",
-        "the repository is being updated, its index and its signature do not match: run this again later, or set "
-        "another mirror with nvidia_repository_url",
-    ),
-    (
-        r"NO_PUBKEY|is not signed|BADSIG|no valid OpenPGP|Missing key|couldn't be verified|[Cc]learsigned",
-        "repository-unsigned",
-        "signatures are always verified: sign the repository, or set its key with nvidia_repository_key",
-    ),
-    (
-        r"Could not (resolve|connect)|[Cc]onnection (refused|failed)|Unable to connect|Failed to fetch|timed? out",
-        "repository-unreachable",
-        "check the network, the proxy (nvidia_repository_proxy) or the mirror (nvidia_repository_url)",
-    ),
-    (
-        r"Unable to parse package file|Malformed entry|Malformed stanza|Invalid record in the preferences file",
-        "apt-refuses",
-        "apt cannot read a file on the node: repair it, or delete it if gpunode manages it: the role writes it again",
-    ),
-    (r"did not end within", "repository-slow", "run this again, or set a nearer mirror with nvidia_repository_url"),
-    (r"[Nn]o space left|enough free space", "disk-full", "free disk space, then run this again"),
-)
-
-
-def _of_apt(message: str) -> str:
-    for pattern, name, remedy in OF_APT:
-        if re.search(pattern, message):
-            return f"{name}: {remedy}; apt reported: {message}"
-    return f"apt-refuses: {message}"

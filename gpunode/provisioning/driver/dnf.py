@@ -11,7 +11,8 @@ from typing import Any
 from gpunode.catalog import load
 from gpunode.catalog.origins import closure_line, closure_patterns
 from gpunode.facts.kernels import Kernel
-from gpunode.provisioning.driver.model import DriverPlan, Preview
+from gpunode.provisioning.driver.messages import explained
+from gpunode.provisioning.driver.model import MEMORY, DriverPlan, Preview
 from gpunode.provisioning.manifest import DnfChange
 from gpunode.provisioning.state import DnfState, NodeState
 from gpunode.stack import TOGETHER, driver_names, installed_closure
@@ -23,7 +24,6 @@ HEADERS = "kernel-devel"
 LOCKLIST = "/etc/dnf/plugins/versionlock.list"
 MARK = "gpunode (role nvidia_driver)"
 """Suffix of the two lines around our section of the list, by which preflight distinguishes our locks from others'."""
-MEMORY = "/var/lib/gpunode/nvidia_driver/packages-before"
 DKMS_NAMES = {"open": "nvidia-open", "proprietary": "nvidia"}
 """Names of NVIDIA's two packages; if DKMS knows the modules already, its own name is used."""
 # Packages that may be removed if another stream requires it: parts of a driver that are in no stack.
@@ -184,11 +184,6 @@ class DnfPlan(DriverPlan):
     # --- refusals
 
     @property
-    def refusals(self) -> tuple[str, ...]:
-        """Return why the driver must not be changed, one line each: name, reason, and remedy."""
-        return tuple(map(printable, self._refusals))
-
-    @property
     def _refusals(self) -> Iterator[str]:
         preview, switch = self.preview, self.settings.switch
         if self.foreign and not switch:
@@ -203,7 +198,7 @@ class DnfPlan(DriverPlan):
                 "set nvidia_driver_switch: true"
             )
         if preview.error:
-            yield dnf_error(preview.error)
+            yield explained("dnf", preview.error)
         elif preview.lacking is not None:
             yield _lacking(preview, preview.lacking)
 
@@ -214,52 +209,7 @@ def _lacking(answer: Preview, lacking: Mapping[str, tuple[str, ...]]) -> str:
     if gone:
         return f"package-gone: {listed(gone, 5)} is in no repository of the node: check the mirror"
     parts = [f"{name} is available in {', '.join(there[:3])}" for name, there in sorted(lacking.items())[:3]]
-    common = answer.common
-    near = (
-        f"; all packages are available in {', '.join(common[:3])}: nvidia_driver_version: {common[0]}" if common else ""
-    )
-    return f"closure-lags: {answer.constraint} is not available for the whole closure: {'; '.join(parts)}{near}"
-
-
-# Messages of dnf, and their remedies. The first that matches is used.
-OF_DNF = (
-    (
-        r"^(would-remove|module-stream|package-lock):",
-        "",
-        "",
-    ),
-    (
-        r"SHA1 is not considered secure|[Pp]olicy rejects|not bound",
-        "repository-key-sha1: ",
-        "the node's crypto policy rejects keys and signatures based on SHA1: set a newer key with "
-        "nvidia_repository_key; dnf reported: ",
-    ),
-    (
-        r"nothing provides dkms",
-        "dkms-missing: ",
-        "the modules are built by dkms, which is in EPEL: enable that repository on the node; dnf reported: ",
-    ),
-    (
-        r"not signed as required|GPG|PGP|[Ss]ignature",
-        "repository-unsigned: ",
-        "signatures are always verified: sign the packages, or set their key with nvidia_repository_key; dnf "
-        "reported: ",
-    ),
-    (
-        r"Failed to download metadata|Cannot download|Curl error|[Cc]onnect|No more mirrors|did not end within",
-        "repository-unreachable: ",
-        "check the network, the proxy (nvidia_repository_proxy) or the mirror (nvidia_repository_url); dnf reported: ",
-    ),
-    (r"[Nn]o space left|[Dd]isk space|needs .* on the .* filesystem", "disk-full: ", "free disk space; dnf reported: "),
-)
-
-
-def dnf_error(message: str) -> str:
-    """Return an error of ``dnf_transaction.py`` with its name and its remedy."""
-    for pattern, name, remedy in OF_DNF:
-        if re.search(pattern, message):
-            return printable(f"{name}{remedy}{message}")
-    return printable(f"dnf-refuses: {message}")
+    return f"closure-lags: {answer.constraint} is not available for the whole closure: {'; '.join(parts)}{answer.near}"
 
 
 def removal(state: NodeState, *, keep_headers: bool) -> DnfChange:

@@ -21,8 +21,10 @@ from gpunode.provisioning.ssh_state import Reported
 from gpunode.provisioning.state import NodeState
 from gpunode.stack import Stack, installed_closure, releases_from
 from gpunode.stack.model import InstalledPackage
+from gpunode.text import printable
 
 DAEMON = "nvidia-persistenced"
+MEMORY = "/var/lib/gpunode/nvidia_driver/packages-before"
 
 
 class DriverSettings(Settings):
@@ -106,6 +108,12 @@ class Preview(Reported):
     common: tuple[str, ...] = ()
     constraint: str = ""
 
+    @property
+    def near(self) -> str:
+        """Return which releases are available instead, as the end of a refusal; empty for none."""
+        there = f"; all packages are available in {', '.join(self.common[:3])}: nvidia_driver_version: "
+        return there + self.common[0] if self.common else ""
+
 
 class Build(Frozen):
     """A module that DKMS has to build."""
@@ -179,7 +187,16 @@ class DriverPlan:
         """Return packages of the closure at another release, with it."""
         return [f"{name} {release}" for name, release in sorted(self.own.items()) if release != self.target]
 
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Return why the driver must not be changed, one line each: name, reason, and remedy."""
+        return tuple(map(printable, self._refusals))
+
     # --- what the package manager decides
+
+    @property
+    def _refusals(self) -> Iterator[str]:
+        raise NotImplementedError
 
     @property
     def missing(self) -> list[str]:

@@ -47,9 +47,8 @@ def _images(state: NodeState, kernels: Iterable[str]) -> Iterator[tuple[BootImag
     """Yield each image that exists, with its time."""
     for kernel in kernels:
         image = image_of(state, kernel)
-        there = state.files.get(image.path) if image is not None else None
-        if image is not None and there is not None and there.kind == "file":
-            yield image, there.mtime
+        if image is not None and state.kind(image.path) == "file":
+            yield image, state.files[image.path].mtime
 
 
 def old_images(plan: DriverPlan, *, check: bool) -> Iterator[BootImage]:
@@ -76,8 +75,7 @@ def _written(state: NodeState) -> Iterator[tuple[float, str]]:
 
 def refreshed_images(state: NodeState) -> Iterator[BootImage]:
     """Yield the images to rebuild once the files that disable nouveau are removed."""
-    there = (state.files.get(path) for path in (files.NOUVEAU, files.DRACUT))
-    if any(file is not None and file.kind != "absent" for file in there):
+    if any(map(state.exists, (files.NOUVEAU, files.DRACUT))):
         kernels = [kernel.release for kernel in state.facts.kernels or () if kernel.package and kernel.image]
         yield from (image for image, _ in _images(state, kernels))
 

@@ -55,6 +55,7 @@ ROLE = Role(
         "Removes everything with O(nvidia_driver_state=absent).",
     ),
     settings=DriverSettings,
+    reads=("builds", "gpus", "nvidia_tools"),
     result=DriverResult,
     files=files.ALL,
     folders=(files.PERSISTENCED.rpartition("/")[0],),
@@ -141,14 +142,12 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     loaded = state.facts.loaded_driver.version if state.facts.loaded_driver else ""
     locked = state.dnf is not None and bool(state.dnf.own_locks)
     wait = {"idle_gpus": must_be_idle(context), "lock_wait_s": settings.lock_wait_s}
-    return manifest.model_copy(
-        update={
-            "packages": change.model_copy(update=wait),
-            "commands": _commands(refreshed_images(state)),
-            "notes": (f"the kernel headers stay: DKMS also builds {', '.join(others)}",) if others else (),
-            "reboot_reasons": (f"module {loaded} is loaded, none is installed",) if loaded else (),
-            "pending_reasons": ("the role's locks must be removed",) if locked else (),
-        }
+    return manifest.updated(
+        packages=change.model_copy(update=wait),
+        commands=_commands(refreshed_images(state)),
+        notes=(f"the kernel headers stay: DKMS also builds {', '.join(others)}",) if others else (),
+        reboot_reasons=(f"module {loaded} is loaded, none is installed",) if loaded else (),
+        pending_reasons=("the role's locks must be removed",) if locked else (),
     )
 
 

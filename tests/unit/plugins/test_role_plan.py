@@ -1,16 +1,25 @@
 """What the action role_plan does with a manifest that refuses the node."""
 
+import json
+import zlib
+from base64 import b64encode
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ansible.errors import AnsibleActionFail
 from ansible_collections.gpunode.node.plugins.action import role_plan
 from ansible_collections.gpunode.node.plugins.plugin_utils import controller
+from driver_samples import BUNDLE
+from node_samples import APT_STATE
 
 from gpunode.provisioning.accounts import AccountsResult
-from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.manifest import Manifest, NodeCommand
+from gpunode.provisioning.parts import PARTS
 from gpunode.provisioning.rdma import RdmaResult
+from gpunode.provisioning.state import NodeState
 
 
 @pytest.fixture
@@ -284,3 +293,83 @@ def test_a_folder_of_templates_that_is_missing_is_refused(action: role_plan.Acti
     assert action.site_path("gpunode_templates", "", folder=True) == ""
     with pytest.raises(AnsibleActionFail, match=r"gpunode_templates: .*/other is not a folder"):
         action.site_path("gpunode_templates", "other", folder=True)
+
+
+@pytest.mark.parametrize("more", [{"commands": (NodeCommand(argv=("true",)),)}, {"modules": ("nvidia",)}])
+def test_the_state_is_read_again_after_a_plan_whose_tasks_run_though_nothing_is_pending(
+    action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch, more: dict[str, object]
+) -> None:
+    monkeypatch.setattr(role_plan.GpunodeAction, "run", lambda *_: {})
+    monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_: Manifest(role="rdma", **more))
+    for name, answer in (("begin", None), ("refuse_unfit", None), ("selected", True), ("settings", {})):
+        monkeypatch.setattr(role_plan.ActionModule, name, lambda *_, answer=answer: answer)
+    action.task_vars = {}
+    action._task = SimpleNamespace(args={"role": "rdma", "begin": True}, check_mode=False)
+    action.node.keep("state", "1")
+    assert not action.run()["pending"]
+    assert action.node.read("state") == 1
+    action._task.args = {"role": "rdma"}
+    action.run()
+    assert action.node.read("state") is None
+
+
+class Reads:
+    """A node that is read with the parts of its state that the module requests."""
+
+    def __init__(self, action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.read: list[tuple[set[str], bool]] = []
+        monkeypatch.setattr(role_plan.ActionModule, "call", self.call)
+        in_play(action, "docker", docker={})
+
+    def call(self, module: str, arguments: dict[str, Any]) -> dict[str, str]:
+        assert module == "node_state"
+        self.read.append((set(arguments["parts"]), "'dkms'" not in arguments["probe"][-2000:]))
+        packages = APT_STATE if "packages" in arguments["parts"] else None
+        found = {"bundle": BUNDLE.read_text(encoding="utf-8"), "apt": packages, "dnf": None}
+        return {"state": b64encode(zlib.compress(json.dumps(found).encode())).decode()}
+
+
+def test_a_run_reads_first_what_any_role_needs_and_after_a_change_what_the_role_needs_that_comes_next(
+    action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Reads(action, monkeypatch)
+    assert {*action.state(action.needs("updates")).unread} == {"checks", "clock", "packet_filter", "ssh"}
+    for role in ("nvidia_driver", "docker", "updates"):
+        action.state(action.needs(role))
+    # Where no plan needs them, parts of roles that change nothing are not read: base, firewall and SSH.
+    assert node.read == [({"engine", "packages"}, True)]
+    action.node.forget("state")
+    assert "builds" in action.state(action.needs("gpu_settings")).unread
+    # The node is as it was then: what this role lacks is read with what the roles after it need.
+    assert "builds" not in action.state(action.needs("docker")).unread
+    action.state(action.needs("nvidia_driver"))
+    assert node.read[1:] == [(set(), False), ({"engine", "packages"}, True)]
+    action.state(frozenset(PARTS))
+    assert action.state().unread == ()
+    action.task_vars = {"ssh_hardening_state": "present"}
+    action.state(fresh=True)
+    assert [parts for parts, _ in node.read[3:]] == [{"engine", "packages", "ssh"}] * 2
+
+
+def test_a_plan_that_needs_what_was_not_read_is_made_again_with_it(
+    action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Reads(action, monkeypatch)
+    action.state()
+    action.node.forget("state")
+    seen: list[tuple[str, ...]] = []
+
+    def plan(state: NodeState, *_: object) -> Manifest:
+        seen.append(state.unread)
+        return Manifest(role="storage", notes=(str(state.facts.dkms), str(state.facts.dcgm_engine)))
+
+    monkeypatch.setitem(role_plan.PLANS, "storage", plan)
+    monkeypatch.setattr(role_plan.ActionModule, "context", lambda *_: Context(host="gpu1", settings_of=lambda _: {}))
+    action.task_vars = {"storage_state": "present"}
+    assert len(action.planned("storage", {}).notes) == 2
+    assert [("builds" in unread, "checks" in unread) for unread in seen] == [
+        (True, True),
+        (False, True),
+        (False, False),
+    ]
+    assert len(node.read) == 4

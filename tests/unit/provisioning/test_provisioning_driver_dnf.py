@@ -14,6 +14,7 @@ from plan_samples import context_of, state_of
 
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.driver import dnf
+from gpunode.provisioning.driver.messages import explained
 from gpunode.provisioning.keys import armored
 from gpunode.provisioning.manifest import ManagedFile, Manifest
 from gpunode.provisioning.nvidia_repository import DNF_PATHS as PATHS
@@ -251,7 +252,7 @@ def test_a_closure_that_lags_is_refused_with_what_there_is() -> None:
     ],
 )
 def test_messages_of_dnf_become_named_refusals(output: str, name: str) -> None:
-    assert dnf.dnf_error(output).startswith(f"{name}:")
+    assert explained("dnf", output).startswith(f"{name}:")
 
 
 def test_all_of_the_closure_goes_and_the_stream_with_it() -> None:
