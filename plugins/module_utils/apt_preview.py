@@ -26,18 +26,19 @@ import re
 from pathlib import Path
 
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
+    ANSWER_LIMIT_S,
     APT,
-    OPTIONS,
     AptError,
-    lay_over,
+    installed_versions,
+    offered,
     output_of,
-    private_folder,
+    private_apt,
     refresh,
     refuse_failed_sources,
+    simulation,
 )
 
 UPDATE_LIMIT_S = 180
-ANSWER_LIMIT_S = 60
 STATUS = Path("/var/lib/dpkg/status")
 
 
@@ -45,16 +46,6 @@ def upstream(version):
     """Return a version without epoch and distribution revision."""
     bare = version.partition(":")[2] or version
     return bare.rpartition("-")[0] or bare
-
-
-def offers(apt_cache, names):
-    """Return versions by package, newest first; empty for a package that is in no list."""
-    found: dict[str, list[str]] = {name: [] for name in names}
-    for line in output_of([*apt_cache, "madison", *names], ANSWER_LIMIT_S).splitlines() if names else []:
-        name, version = (part.strip() for part in line.split("|")[:2])
-        if name in found and version not in found[name]:
-            found[name].append(version)
-    return found
 
 
 def fitting(versions, pattern, release):
@@ -89,14 +80,13 @@ def without(packages, text):
     return "\n\n".join(one for one in stanzas if not gone.intersection(re.findall(r"(?m)^Package: (\S+)", one)))
 
 
-def simulate(apt_get, apt_cache, arguments, more=()):
+def simulate(options, arguments, more=()):
     """Return what ``apt-get install`` would install and remove; ``source`` is the name of the source package."""
-    output = output_of([*apt_get, *more, "--simulate", "--assume-yes", *OPTIONS, "install", *arguments], ANSWER_LIMIT_S)
-    versions = dict(re.findall(r"(?m)^Inst (\S+) (?:\[\S+\] )?\((\S+) ", output))
+    versions, remove = simulation([*options, *more], ["install", *arguments])
     built_from = {}
     if versions:
         exact = [f"{name}={version}" for name, version in versions.items()]
-        shown = output_of([*apt_cache, "show", *exact], ANSWER_LIMIT_S)
+        shown = output_of(["apt-cache", *options, "show", *exact], ANSWER_LIMIT_S)
         for stanza in shown.split("\n\n"):
             fields = dict(re.findall(r"(?m)^(Package|Source): (\S+)", stanza))
             if "Package" in fields:
@@ -106,7 +96,7 @@ def simulate(apt_get, apt_cache, arguments, more=()):
             {"name": name, "version": version, "source": built_from.get(name.partition(":")[0], name)}
             for name, version in sorted(versions.items())
         ],
-        "remove": sorted(re.findall(r"(?m)^(?:Remv|Purg) (\S+)", output)),
+        "remove": sorted(remove),
     }
 
 
@@ -121,51 +111,42 @@ def with_names_that_exist(question, known):
     return {**question, "bound": bound, "required": [existing.get(name, name) for name in question["required"]]}
 
 
-def installed_versions(names):
-    """Return name to version of the packages that are installed."""
-    if not names:
-        return {}
-    form = "${db:Status-Status}\\t${Package}\\t${Version}\\n"
-    rows = [line.split("\t") for line in output_of(["dpkg-query", "-W", "-f", form], ANSWER_LIMIT_S).splitlines()]
-    return {name: version for status, name, version in rows if status == "installed" and name in names}
-
-
-def restored(question, apt_cache):
+def restored(question, options):
     """Return NAME=VERSION for packages with a version that no source offers, as NVIDIA's dkms without its repository.
 
     Its epoch would keep it above every future version of the distribution.
     """
     there = installed_versions(question["restore"])
-    known = offers(apt_cache, sorted(there))
+    known = offered(options, sorted(there))
     return [f"{name}={known[name][0]}" for name, has in sorted(there.items()) if known[name] and has not in known[name]]
 
 
-def simulate_lifting(question, apt_get, apt_cache, wanted, more):
+def simulate_lifting(question, options, wanted, more):
     """Return (result of ``simulate``, its arguments); if apt refuses, try newer versions of the packages of ``lift``.
 
     The distribution's dkms is preferred to NVIDIA's, but is too old for NVIDIA's modules on some systems.
     """
     try:
-        return simulate(apt_get, apt_cache, wanted, more), wanted
+        return simulate(options, wanted, more), wanted
     except AptError as error:
         have = installed_versions(question["lift"])
-        for name, versions in offers(apt_cache, question["lift"]).items():
+        for name, versions in offered(options, question["lift"]).items():
             # dh-dkms only builds packages. If it is installed, its version must change too, or it blocks dkms.
             if versions and (name in have or name == question["lift"][0]) and have.get(name) != versions[0]:
                 wanted = [*wanted, f"{name}={versions[0]}"]
         try:
-            return simulate(apt_get, apt_cache, wanted, more), wanted
+            return simulate(options, wanted, more), wanted
         except AptError:
             raise error from None
 
 
-def transaction(question, folder, apt_get, apt_cache):
+def transaction(question, folder, options):
     """Return the whole answer from fetched lists: a release, and one transaction that installs it."""
-    known = set(output_of([*apt_cache, "pkgnames"], ANSWER_LIMIT_S).split())
+    known = set(output_of(["apt-cache", *options, "pkgnames"], ANSWER_LIMIT_S).split())
     question = with_names_that_exist(question, known)
     bound = {name: pattern for name, pattern in question["bound"].items() if name in known}
     optional = [name for name in question["optional"] if name in known]
-    there = offers(apt_cache, sorted({*question["bound"], *optional}))
+    there = offered(options, sorted({*question["bound"], *optional}))
     gone = [name for name in question["required"] + question["free"] if name not in known]
     if gone:
         return {"lacking": {name: [] for name in gone}, "common": [], "constraint": question["constraint"]}
@@ -184,11 +165,11 @@ def transaction(question, folder, apt_get, apt_cache):
         drivers_own = not name.startswith("linux-")
         version = fitting(there[name], "*", release) if drivers_own else None
         wanted += [f"{name}={version}"] if version else [] if drivers_own else [name]
-    wanted += [*question["free"], *restored(question, apt_cache)]
+    wanted += [*question["free"], *restored(question, options)]
     status = folder / "status"
     node_status = STATUS.read_text(encoding="utf-8", errors="replace")
     status.write_text(without({*question["drop"], *question["remove"]}, node_status), encoding="utf-8")
-    clean, wanted = simulate_lifting(question, apt_get, apt_cache, wanted, ["-o", f"Dir::State::status={status}"])
+    clean, wanted = simulate_lifting(question, options, wanted, ["-o", f"Dir::State::status={status}"])
     coming = {row["name"]: row["version"] for row in clean["install"]}
     same = [f"{name}={version}" for name, version in coming.items() if upstream(version) == release]
     names = {entry.partition("=")[0] for entry in wanted}
@@ -196,22 +177,20 @@ def transaction(question, folder, apt_get, apt_cache):
     leaving = sorted({*question["drop"], *question["remove"]} - coming.keys())
     arguments = [*sorted(same), *sorted(others), *(f"{name}-" for name in leaving)]
     more = ["--fix-broken"] if question["repair"] else []
-    return {"target": release, "arguments": arguments, **simulate(apt_get, apt_cache, arguments, more)}
+    return {"target": release, "arguments": arguments, **simulate(options, arguments, more)}
 
 
 def answer(question):
     """Return the answer to one question from lists that are fetched for it and deleted afterwards."""
-    with private_folder() as folder:
-        lay_over(folder, {**question["files"], **question.get("keys", {})})
-        apt_get, apt_cache = ([tool, "-c", f"{folder}/apt.conf"] for tool in ("apt-get", "apt-cache"))
-        failed = refresh(apt_get, UPDATE_LIMIT_S)
+    with private_apt({**question["files"], **question.get("keys", {})}) as (folder, options):
+        failed = refresh(["apt-get", *options], UPDATE_LIMIT_S)
         try:
-            found = transaction(question, folder, apt_get, apt_cache)
+            found = transaction(question, folder, options)
         except AptError as error:
             raise AptError("; ".join([*failed, str(error)])) from None
         if failed and "lacking" in found:
             raise AptError("; ".join(failed))
-        refuse_failed_sources(failed, apt_cache, {row["name"]: row["version"] for row in found.get("install", ())})
+        refuse_failed_sources(failed, options, {row["name"]: row["version"] for row in found.get("install", ())})
         return found
 
 

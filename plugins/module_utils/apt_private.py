@@ -1,4 +1,4 @@
-"""Run apt in a private folder with planned files, for the modules that use apt.
+"""Ask apt and dpkg, and run apt in a private folder with planned files: for previews and transactions alike.
 
 Standard library only.
 """
@@ -19,6 +19,7 @@ SETTINGS, PREFERENCES, SOURCES = PARTS = ("apt.conf.d", "preferences.d", "source
 OWN = "gpunode-"
 """Part of the names of all files that the roles write to apt's folders."""
 JUDGE_LIMIT_S = 60
+ANSWER_LIMIT_S = 120
 OPTIONS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
 """Options of every ``apt-get install``, so that a simulation matches the real run."""
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -124,6 +125,47 @@ def carried_out(argv, limit_s):
         raise AptError(reason(texts[0], texts[1], code))
 
 
+def rows_of_dpkg():
+    """Return (name, version, status, selection) of each package that dpkg knows."""
+    form = "${Package}\\t${Version}\\t${db:Status-Status}\\t${db:Status-Want}\\n"
+    return [line.split("\t") for line in output_of(["dpkg-query", "-W", "-f", form], ANSWER_LIMIT_S).splitlines()]
+
+
+def installed_versions(names):
+    """Return name to version of those packages that are installed."""
+    rows = rows_of_dpkg() if names else ()
+    return {name: version for name, version, status, _ in rows if status == "installed" and name in names}
+
+
+def offers(options, names):
+    """Return (version, location) of each package that the sources offer, newest first; empty for an unknown one.
+
+    One command for all of them: apt reads its whole cache for each. A name with an architecture has one of its own,
+    because apt prints that of the node (``libc6:amd64``) without it.
+    """
+    found: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
+    together = [name for name in names if ":" not in name]
+    for asked in (together, *([name] for name in names if ":" in name)):
+        lines = output_of(["apt-cache", *options, "madison", *asked], ANSWER_LIMIT_S).splitlines() if asked else ()
+        for printed, version, location in ([*line.split("|"), ""][:3] for line in lines if line.count("|") >= 1):
+            name = printed.strip().partition(":")[0] if asked is together else asked[0]
+            if name in found:
+                found[name].append((version.strip(), location.strip()))
+    return found
+
+
+def offered(options, names):
+    """Return the versions of each package that the sources offer, newest first."""
+    return {name: [*dict.fromkeys(version for version, _ in rows)] for name, rows in offers(options, names).items()}
+
+
+def simulation(options, arguments):
+    """Return (name to version, names) that apt-get would install and remove, as it prints them."""
+    output = output_of(["apt-get", *options, "--simulate", "--assume-yes", *OPTIONS, *arguments], ANSWER_LIMIT_S)
+    install = dict(re.findall(r"(?m)^Inst (\S+) (?:\[\S+\] )?\((\S+) ", output))
+    return install, re.findall(r"(?m)^(?:Remv|Purg) (\S+)", output)
+
+
 def refresh(apt_get, limit_s):
     """Fetch the lists of all sources; return apt's messages about the sources that it rejected, one line each.
 
@@ -141,18 +183,14 @@ def refresh(apt_get, limit_s):
     raise AssertionError
 
 
-def refuse_failed_sources(failed, apt_cache, versions):
+def refuse_failed_sources(failed, options, versions):
     """Raise AptError with the messages of ``refresh`` if a package is offered only by sources that failed."""
     if not failed or not versions:
         return
-    offers: dict[str, set[str]] = {}
-    for line in output_of([*apt_cache, "madison", *sorted(versions)], JUDGE_LIMIT_S).splitlines():
-        name, version, where = (part.strip() for part in line.split("|")[:3])
-        if versions.get(name) == version:
-            offers.setdefault(name, set()).add(where.split()[0].rstrip("/"))
-    for addresses in offers.values():
+    for name, rows in offers(options, sorted(versions)).items():
+        addresses = {location.split()[0].rstrip("/") for version, location in rows if version == versions[name]}
         errors = [[line for line in failed if re.search(re.escape(one) + r"(?=[/ '\"]|$)", line)] for one in addresses]
-        if all(errors):
+        if addresses and all(errors):
             raise AptError("; ".join(dict.fromkeys(line for lines in errors for line in lines)))
 
 
@@ -255,6 +293,14 @@ def read_from(folder, settings):
     first = folder / "first.conf"
     first.write_text(settings, encoding="utf-8")
     ENVIRONMENT["APT_CONFIG"] = str(first)
+
+
+@contextmanager
+def private_apt(files):
+    """Yield (folder, options) of apt in a private folder with planned files."""
+    with private_folder() as folder:
+        lay_over(folder, files)
+        yield folder, ["-c", f"{folder}/apt.conf"]
 
 
 @contextmanager

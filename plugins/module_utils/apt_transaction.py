@@ -37,6 +37,7 @@ from pathlib import Path
 
 from ansible_collections.gpunode.node.plugins.module_utils import file_access
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
+    ANSWER_LIMIT_S,
     APT,
     OPTIONS,
     PREFERENCES,
@@ -44,18 +45,20 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     AptError,
     StillRunningError,
     carried_out,
-    lay_over,
     leave_orderly,
+    offered,
+    offers,
     output_of,
     passing_over_damaged,
-    private_folder,
+    private_apt,
     refresh,
     refuse_failed_sources,
+    rows_of_dpkg,
+    simulation,
 )
 from ansible_collections.gpunode.node.plugins.module_utils.package_record import note, owned, settle
 
 UPDATE_LIMIT_S = 300
-ANSWER_LIMIT_S = 120
 POLICY = Path("/usr/sbin/policy-rc.d")
 DPKG_LOCK = Path("/var/lib/dpkg/lock-frontend")
 UNATTENDED = (
@@ -98,12 +101,6 @@ def patient(act, wait_s):
 def matches(name, patterns):
     """Return whether one of the shell patterns matches."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def rows_of_dpkg():
-    """Return (name, version, status, selection) of each package that dpkg knows."""
-    form = "${Package}\\t${Version}\\t${db:Status-Status}\\t${db:Status-Want}\\n"
-    return [line.split("\t") for line in output_of(["dpkg-query", "-W", "-f", form], ANSWER_LIMIT_S).splitlines()]
 
 
 def database():
@@ -159,35 +156,15 @@ def apt_of(question):
     if not question["simulate"]:
         yield question["options"]
         return
-    with private_folder() as folder:
-        lay_over(folder, question["files"])
-        yield ["-c", f"{folder}/apt.conf"]
+    with private_apt(question["files"]) as (_folder, options):
+        yield options
 
 
 def simulated(options, arguments):
     """Return (name to version, names) that apt-get would install and remove."""
-    output = output_of(["apt-get", *options, "--simulate", "--assume-yes", *OPTIONS, *arguments], ANSWER_LIMIT_S)
-    rows = re.findall(r"(?m)^Inst (\S+) (?:\[\S+\] )?\((\S+) ", output)
-    install = {name.partition(":")[0]: version for name, version in rows}
-    remove = {name.partition(":")[0] for name in re.findall(r"(?m)^(?:Remv|Purg) (\S+)", output)}
-    return install, remove - install.keys()
-
-
-def offered(options, names):
-    """Return the versions of each package that the node's sources offer, newest first.
-
-    One command for all of them: apt reads its whole cache for each. A name with an architecture has one of its own,
-    because apt prints that of the node (``libc6:amd64``) without it.
-    """
-    found: dict[str, list[str]] = {name: [] for name in names}
-    together = [name for name in names if ":" not in name]
-    for asked in (together, *([name] for name in names if ":" in name)):
-        lines = output_of(["apt-cache", *options, "madison", *asked], ANSWER_LIMIT_S).splitlines() if asked else ()
-        for printed, version in (line.split("|")[:2] for line in lines if line.count("|") >= 2):
-            versions = found[printed.strip().partition(":")[0] if asked is together else asked[0]]
-            if version.strip() not in versions:
-                versions.append(version.strip())
-    return found
+    install, remove = simulation(options, arguments)
+    install = {name.partition(":")[0]: version for name, version in install.items()}
+    return install, {name.partition(":")[0] for name in remove} - install.keys()
 
 
 def exactly(options, wanted):
@@ -242,7 +219,7 @@ def coming(question, present):
         wanted = exactly(options, wanted)
         arguments = ["--purge", "install", *wanted, *(f"{name}-" for name in sorted(going))]
         install, remove = simulated(options, [*arguments, *before])
-        refuse_failed_sources(failed, ["apt-cache", *options], install)
+        refuse_failed_sources(failed, options, install)
     question["warnings"] += failed
     install = {name: version for name, version in install.items() if already[0].get(name) != version}
     remove -= already[1]
@@ -333,12 +310,11 @@ def restored(question, staying):
     form = "$(REPO_URI)|$(LABEL)"
     targets = output_of(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], ANSWER_LIMIT_S)
     nvidias = {line.partition("|")[0].rstrip("/") for line in targets.splitlines() if NVIDIAS.search(line)}
-    found: dict[str, list[str]] = {}
-    for line in output_of(["apt-cache", "madison", *there], ANSWER_LIMIT_S).splitlines():
-        name, version, where = (part.strip() for part in line.split("|")[:3])
-        if where.split()[0].rstrip("/") not in nvidias:
-            found.setdefault(name, []).append(version)
-    return [f"{name}={found[name][0]}" for name in there if name in found and staying[name][0] not in found[name]]
+    found = {
+        name: [version for version, location in rows if location.split()[0].rstrip("/") not in nvidias]
+        for name, rows in offers([], there).items()
+    }
+    return [f"{name}={found[name][0]}" for name in there if found[name] and staying[name][0] not in found[name]]
 
 
 @contextmanager

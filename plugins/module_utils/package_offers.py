@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpunode.node.plugins.module_utils import commands
-from ansible_collections.gpunode.node.plugins.module_utils.apt_preview import ANSWER_LIMIT_S, UPDATE_LIMIT_S, offers
+from ansible_collections.gpunode.node.plugins.module_utils.apt_preview import UPDATE_LIMIT_S
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
+    ANSWER_LIMIT_S,
     AptError,
-    lay_over,
+    offered,
     output_of,
-    private_folder,
+    private_apt,
     refresh,
 )
 
@@ -27,13 +28,11 @@ MOST = 200
 
 def by_apt(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
     """Return name to versions, from lists that are fetched for it and deleted afterwards."""
-    with private_folder() as folder:
-        lay_over(folder, files or {})
-        apt_get, apt_cache = ([tool, "-c", f"{folder}/apt.conf"] for tool in ("apt-get", "apt-cache"))
-        failed = refresh(apt_get, UPDATE_LIMIT_S)
-        known = output_of([*apt_cache, "pkgnames"], ANSWER_LIMIT_S).split()
+    with private_apt(files or {}) as (_folder, options):
+        failed = refresh(["apt-get", *options], UPDATE_LIMIT_S)
+        known = output_of(["apt-cache", *options, "pkgnames"], ANSWER_LIMIT_S).split()
         wanted = sorted({one for one in known if any(fnmatch.fnmatchcase(one, name) for name in names)})[:MOST]
-        found = {name: versions for name, versions in offers(apt_cache, wanted).items() if versions}
+        found = {name: versions for name, versions in offered(options, wanted).items() if versions}
         if failed and not found:
             raise AptError("; ".join(failed))
         return found

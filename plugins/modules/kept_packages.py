@@ -73,6 +73,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpunode.node.plugins.module_utils.apt_private import AptError, installed_versions, offers
 from ansible_collections.gpunode.node.plugins.module_utils.commands import run
 
 KEPT = Path("/var/lib/gpunode/kept")
@@ -134,16 +135,9 @@ def damaged(folder: Path, record: KeptRecord) -> list[str]:
     ]
 
 
-def installed(names: list[str]) -> dict[str, str]:
-    """Return the versions of the installed packages among names."""
-    form = "${db:Status-Status}\\t${Package}\\t${Version}\\n"
-    rows = [line.split("\t") for line in output_of(["dpkg-query", "-W", "-f", form], ANSWER_S).splitlines()]
-    return {row[1]: row[2] for row in rows if row[0] == "installed" and row[1] in names}
-
-
 def keep(folder: Path, names: list[str], limit_s: int, *, check_mode: bool) -> bool:
     """Download the installed versions of packages; return whether something changed. Raise KeptError."""
-    versions = installed(names)
+    versions = installed_versions(names)
     if not versions:
         raise KeptError("none of the packages is installed")
     record = recorded(folder)
@@ -175,12 +169,9 @@ def keep(folder: Path, names: list[str], limit_s: int, *, check_mode: bool) -> b
 
 def lacking(versions: dict[str, str]) -> list[str]:
     """Return the packages of which no source has the kept version."""
-    found: set[tuple[str, str]] = set()
-    for line in output_of(["apt-cache", "madison", *sorted(versions)], ANSWER_S).splitlines():
-        parts = [part.strip() for part in line.split("|")]
-        if len(parts) > 2 and str(KEPT) not in parts[2]:
-            found.add((parts[0], parts[1]))
-    return [name for name, version in sorted(versions.items()) if (name, version) not in found]
+    found = offers([], sorted(versions))
+    others = {name: {version for version, place in rows if str(KEPT) not in place} for name, rows in found.items()}
+    return [name for name, version in sorted(versions.items()) if version not in others[name]]
 
 
 def offer(folder: Path, *, check_mode: bool) -> bool:
@@ -248,7 +239,7 @@ def main() -> None:
             changed = keep(folder, module.params["packages"], module.params["limit_s"], check_mode=check_mode)
         else:
             changed = offer(folder, check_mode=check_mode) if state == "offered" else withdraw(check_mode=check_mode)
-    except (KeptError, OSError) as error:
+    except (KeptError, AptError, OSError) as error:
         module.fail_json(msg=f"kept-packages: {' '.join(str(error).split())}")
     record = recorded(folder)
     module.exit_json(changed=changed, files=sorted(record.files) if record else [])

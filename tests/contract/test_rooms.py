@@ -51,7 +51,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "judging": (1_600, 13),
     "lab": (11_550, 153),
     "onnode": (4_600, 33),
-    "plugins": (9_200, 171),
+    "plugins": (9_150, 171),
     "probe": (280, 6),
     "profiling": (1_100, 2),
     "provisioning": (15_400, 63),

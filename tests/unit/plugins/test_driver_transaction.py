@@ -225,12 +225,10 @@ def test_dkms_goes_back_with_the_switch_to_the_distributions_driver(node_of: Any
     node.world.installed["dkms"] = "1:3.4.1-1ubuntu1"
     node.world.write_status()
     question = {"restore": ["dkms", "dh-dkms"]}
-    with node.preview.private_folder() as folder:
-        node.preview.lay_over(folder, {f"{node.world.apt}/apt.conf.d/52own": node.world.settings})
-        tools = (["apt-get", "-c", f"{folder}/apt.conf"], ["apt-cache", "-c", f"{folder}/apt.conf"])
-        assert node.preview.refresh(tools[0], 60) == []
-        assert node.preview.restored(question, tools[1]) == ["dkms=3.0.11-1ubuntu13"]
-        output = node.preview.simulate(*tools, ["dkms=3.0.11-1ubuntu13"])
+    with node.preview.private_apt({f"{node.world.apt}/apt.conf.d/52own": node.world.settings}) as (_, options):
+        assert node.preview.refresh(["apt-get", *options], 60) == []
+        assert node.preview.restored(question, options) == ["dkms=3.0.11-1ubuntu13"]
+        output = node.preview.simulate(options, ["dkms=3.0.11-1ubuntu13"])
     assert [(row["name"], row["version"]) for row in output["install"]] == [("dkms", "3.0.11-1ubuntu13")]
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from ansible_collections.gpunode.node.plugins.modules import kept_packages
 
-DPKG_QUERY = "#!/bin/sh\nprintf 'installed\\tlibcuda1\\t580.95.05-1\\ninstalled\\tnvidia-smi\\t1:580.95.05-1\\n'\n"
+DPKG_QUERY = """#!/bin/sh
+printf '%s\\t%s\\tinstalled\\tinstall\\n' libcuda1 580.95.05-1 nvidia-smi 1:580.95.05-1
+"""
 APT_GET = """#!/bin/sh
 [ -e {folder}/full ] && {{ echo 'E: You do not have enough free space' >&2; exit 100; }}
 for one; do case $one in *=*[0-9]-1) echo "$one" > "${{one%%=*}}_1.deb" ;; esac; done

@@ -17,17 +17,16 @@ def apt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     failed: list[str] = []
 
     @contextlib.contextmanager
-    def folder() -> Iterator[Path]:
-        yield tmp_path
+    def private_apt(_files: object) -> Iterator[tuple[Path, list[str]]]:
+        yield tmp_path, ["-c", "apt.conf"]
 
     def output(argv: list[str], _limit_s: float) -> str:
         return "htop\nfio\nfio-doc\nnvtop\n" if "pkgnames" in argv else MADISON
 
-    monkeypatch.setattr(package_offers, "private_folder", folder)
-    monkeypatch.setattr(package_offers, "lay_over", lambda _folder, _files: None)
+    monkeypatch.setattr(package_offers, "private_apt", private_apt)
     monkeypatch.setattr(package_offers, "refresh", lambda _apt_get, _limit_s: failed)
     monkeypatch.setattr(package_offers, "output_of", output)
-    monkeypatch.setattr("ansible_collections.gpunode.node.plugins.module_utils.apt_preview.output_of", output)
+    monkeypatch.setattr("ansible_collections.gpunode.node.plugins.module_utils.apt_private.output_of", output)
     return failed
 
 
