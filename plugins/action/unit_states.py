@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
+from ansible_collections.gpunode.node.plugins.plugin_utils.answers import covered
 from ansible_collections.gpunode.node.plugins.plugin_utils.controller import GpunodeAction, plain, printable
 
 NOT_LOADED = ("Could not find the requested service", "Error loading unit file")
@@ -98,7 +99,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             text = self.printed(["journalctl", source, "--lines=4", "--output=cat", "--no-pager", "--quiet"])
             if text.strip():
                 break
-        lines = [printable(line.strip())[:LONGEST_LINE] for line in text.splitlines()]
+        lines = [printable(line.strip())[:LONGEST_LINE] for line in covered(text).splitlines()]
         return f" Its log ends: {'; '.join(filter(None, lines[-4:]))}" if any(lines) else ""
 
     def printed(self, argv: list[str]) -> str:

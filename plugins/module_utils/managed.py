@@ -32,7 +32,7 @@ LARGEST_FILE = 8 << 20
 FILE, LINK = "a file", "a symbolic link"
 LARGEST_DIFF = 1 << 18
 HIDDEN = "(content not shown)\n"
-USER_IN_URL = re.compile(rb"://([^\s/@\"']+|[^\s/@\"':]*:[^\s@\"']+)@")
+USER_IN_URL = re.compile(rb"://([^\s/@\"']{1,500}|[^\s/@\"':]{0,200}:[^\s@\"']{1,500})@")
 """User information in a URL: the password of a proxy or of a mirror, as in gpunode.provisioning.manifest."""
 LONGEST_PROGRAM = 60
 """Maximum number of lines of a program that a diff shows when the program is created or removed."""
@@ -141,7 +141,8 @@ def validate(file: dict[str, Any]) -> None:
         except (OSError, subprocess.TimeoutExpired) as err:
             raise FileRefusedError(f"{file['path']} was not validated: {err}") from None
     if done.returncode != 0:
-        lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
+        printed = USER_IN_URL.sub(b"://(not shown)@", done.stderr or done.stdout)
+        lines = printed.decode("utf-8", "replace").strip().splitlines()
         reason = "; ".join(lines[-3:]).replace(str(draft), file["path"])
         raise FileRefusedError(f"{file['path']} is not valid: {reason}")
 

@@ -28,17 +28,20 @@ LONGEST_DIFF, MOST_COMPARED = 1 << 22, 500_000
 line, and all nodes wait."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
+USER_IN_URL = re.compile(r"://([^\s/@\"']{1,500}|[^\s/@\"':]{0,200}:[^\s@\"']{1,500})@")
+"""As in gpunode.provisioning.manifest, which may be missing here."""
+
 ALWAYS = {
     "changed": "bool",
     "failed": "bool",
     "skipped": "bool",
-    "msg": "str",
+    "msg": "message",
     "diff": "diff",
     "rc": "int",
     "warnings": "warnings",
 }
 """Keys of every module, with their types."""
-CRASHED = {"module_stderr": "str", "module_stdout": "str"}
+CRASHED = {"module_stderr": "message", "module_stdout": "message"}
 """What Ansible adds to the answer of a module that returned no JSON document."""
 MORE: dict[str, dict[str, str]] = {
     "node_state": {"state": "document"},
@@ -51,6 +54,11 @@ MORE: dict[str, dict[str, str]] = {
 def text(value: Any) -> str:
     """Return a text with control characters replaced, cut to its limit."""
     return CONTROL.sub("\N{REPLACEMENT CHARACTER}", value[:LONGEST]) if isinstance(value, str) else ""
+
+
+def covered(value: Any) -> str:
+    """Return a text without the user information of URLs: programs name the proxy that they could not use."""
+    return USER_IN_URL.sub("://(not shown)@", text(value))
 
 
 def readable(value: Any, depth: int = 6) -> Any:
@@ -102,11 +110,12 @@ def _side(value: Any) -> str:
 def _warnings(value: Any) -> Any:
     """Return warnings as lines. ansible-core 2.19 reads them as objects, which have the message in an event."""
     lines = [getattr(getattr(one, "event", None), "msg", one) for one in value] if isinstance(value, list) else []
-    return [text(line)[:LONGEST_LINE] for line in lines[:MOST_WARNINGS] if isinstance(line, str)]
+    return [covered(line)[:LONGEST_LINE] for line in lines[:MOST_WARNINGS] if isinstance(line, str)]
 
 
 TYPES: dict[str, Callable[[Any], Any]] = {
     "str": lambda value: text(value) if isinstance(value, str) else None,
+    "message": lambda value: covered(value) if isinstance(value, str) else None,
     "bool": lambda value: value if isinstance(value, bool) else None,
     "int": _whole,
     "list": lambda value: readable(value) if isinstance(value, list) else None,

@@ -28,7 +28,7 @@ JSON = st.recursive(
     max_leaves=12,
 )
 KINDS = {"bool": bool, "str": str, "int": int, "list": list, "lines": list, "dict": dict, "document": str, "diff": list,
-         "warnings": list}  # fmt: skip
+         "warnings": list, "message": str}  # fmt: skip
 
 
 def texts(value: Any) -> list[str]:
@@ -190,3 +190,13 @@ def test_a_compressed_document_is_read_whole_or_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(controller, "LONGEST_DOCUMENT", 8)
     with pytest.raises(ValueError, match="longer than"):
         controller.unpacked(packed)
+
+
+def test_messages_and_warnings_have_no_password_of_a_url() -> None:
+    line = "could not reach http://ada:se/cret@proxy:3128 for http://mirror.example.org:80/a"
+    found = answers.gated({"msg": line, "warnings": [line], "module_stderr": line, "stdout": line}, {"stdout": "str"})
+    shown = line.replace("ada:se/cret", "(not shown)")
+    assert found == {"msg": shown, "warnings": [shown], "module_stderr": shown, "stdout": line}
+    began = time.monotonic()
+    answers.covered("://a:" * (1 << 14))
+    assert time.monotonic() - began < 5

@@ -14,6 +14,7 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.gpunode.node.plugins.module_utils import files_state, managed
 from ansible_collections.gpunode.node.plugins.modules import managed_files
+from ansible_collections.gpunode.node.plugins.plugin_utils import answers
 
 from gpunode.provisioning.manifest import USER_IN_URL
 
@@ -285,7 +286,13 @@ def test_a_private_file_of_another_user_is_not_shown(tmp_path: Path, monkeypatch
 
 
 def test_passwords_in_urls_are_found_alike_on_both_sides() -> None:
-    assert managed.USER_IN_URL.pattern.decode() == USER_IN_URL.pattern
+    assert managed.USER_IN_URL.pattern.decode() == USER_IN_URL.pattern == answers.USER_IN_URL.pattern
+
+
+def test_a_validation_prints_no_password(tmp_path: Path) -> None:
+    program = ["sh", "-c", 'echo "invalid mirror: $(cat "$1")" >&2; exit 1', "sh", "%s"]
+    with pytest.raises(managed.FileRefusedError, match=r"invalid mirror: http://\(not shown\)@mirror$"):
+        bring(file(tmp_path / "x", "http://ada:secret@mirror", validate_with=program))
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -102,13 +102,16 @@ def test_what_the_builtin_module_refuses_fails_with_its_words(answer: dict[str, 
 
 
 def test_a_unit_that_does_not_start_is_named_with_the_end_of_its_log() -> None:
-    log = "failed to initialize NVML: \x1b[31mERROR_LIBRARY_NOT_FOUND\n" + "x" * 5000
+    log = (
+        "failed to initialize NVML: \x1b[31mERROR_LIBRARY_NOT_FOUND\nproxy http://ada:secret@proxy:3128\n" + "x" * 5000
+    )
     with pytest.raises(AnsibleActionFail) as raised:
         action(BROKEN, check=False, asked=[], log=log).brought(DOCKER, reload=False)
     text = str(raised.value)
     assert "Its log ends: failed to initialize NVML: " in text
     assert "ERROR_LIBRARY_NOT_FOUND" in text
     assert "\x1b" not in text
+    assert "proxy http://(not shown)@proxy:3128" in text
     assert len(text) < 1000
 
 
