@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpunode import file_access
+from gpunode.errors import UsageError
 from gpunode.file_access import FileRefusedError, OpenPath
 
 
@@ -92,3 +93,30 @@ def _like(old: os.stat_result, descriptor: int) -> None:
     with suppress(PermissionError):
         os.fchown(descriptor, old.st_uid, old.st_gid)
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+
+
+def write_whole(path: Path, text: str | bytes | Iterator[str], *, private: bool = False) -> None:
+    """Write a file, see ``whole_file``; raise UsageError if it cannot be written."""
+    try:
+        with whole_file(path, private=private) as stream:
+            for part in (text,) if isinstance(text, str | bytes) else text:
+                stream.write(part.encode() if isinstance(part, str) else part)
+    except FileRefusedError as err:
+        raise UsageError(str(err)) from None
+    except OSError as err:
+        raise UsageError(f"{path}: cannot be written: {err.strerror}") from None
+
+
+def must_not_be_redirected(path: Path, option: str) -> None:
+    """Raise UsageError if another user could redirect what root writes.
+
+    Writing verifies the same again, on the folders that it opens.
+    """
+    try:
+        refuse_foreign(path)
+    except FileRefusedError as err:
+        raise UsageError(f"{option} {err}") from None
+    except FileNotFoundError:
+        return
+    except OSError as err:
+        raise UsageError(f"{option} {path}: {err.strerror}") from None

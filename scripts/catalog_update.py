@@ -24,9 +24,9 @@ from gpunode.catalog import Catalog, pci_ids
 from gpunode.catalog.lint import lint
 from gpunode.catalog.read import Document, merge, parse, read
 from gpunode.catalog.software import Branch, Toolkit
-from gpunode.cli.writing import write_whole
 from gpunode.errors import Exit, GpunodeError, UsageError
 from gpunode.text import printable
+from gpunode.whole import write_whole
 
 HEADER = "# Written by scripts/catalog_update.py"
 WRITTEN = re.compile(r"# Written by (scripts/catalog_update\.py|gpunode\scatalog\supdate) ")

@@ -10,12 +10,12 @@ from gpunode.cli import selection as selection_
 from gpunode.cli.node_facts import facts_of
 from gpunode.cli.options import REPLAY
 from gpunode.cli.selection import Selection, refuse_asking
-from gpunode.cli.table import table_lines
 from gpunode.errors import Exit
 from gpunode.judging.evaluator import Evaluator
 from gpunode.judging.node_figures import NodeFigure, as_json
 from gpunode.judging.node_figures import figures as node_figures
 from gpunode.report.console import PlainConsole
+from gpunode.report.table import table_lines
 from gpunode.text import printable, printable_json
 from gpunode.tuning.advice import STEPS, AdviceDocument, NodeAdvice, advise
 

@@ -13,8 +13,8 @@ from gpunode.catalog.catalog import FILES, MODELS
 from gpunode.catalog.gpus import normal, similar
 from gpunode.catalog.lint import lint
 from gpunode.catalog.read import read
-from gpunode.cli.table import table_lines
 from gpunode.errors import Exit, UsageError
+from gpunode.report.table import table_lines
 from gpunode.text import nearest
 
 COLUMNS: Mapping[str, Sequence[str]] = {

@@ -11,18 +11,18 @@ import click
 
 from gpunode.cli import selection as selection_
 from gpunode.cli.on_node import SCRIPT, ProbeRun
-from gpunode.cli.options import quiet
-from gpunode.cli.outcomes import FORMAT, CollectedNode, CollectOutcome
-from gpunode.cli.recording import Recorder
+from gpunode.cli.options import FORMAT, quiet
 from gpunode.cli.selection import Selection, refuse_asking
-from gpunode.cli.writing import folder_for_bundles, save_bundle
 from gpunode.errors import Exit, UndeterminedError, UsageError
+from gpunode.history.recording import Recorder
 from gpunode.history.snapshot import snapshot_of
 from gpunode.isolation import Exceeded
 from gpunode.judging.evaluator import Evaluator
+from gpunode.judging.saved import folder_for_bundles, save_bundle
 from gpunode.names import fold
 from gpunode.probe import Collected
 from gpunode.probe.bundle import Bundle
+from gpunode.report.outcomes import CollectedNode, CollectOutcome
 from gpunode.text import printable
 
 
@@ -85,7 +85,7 @@ def command(  # noqa: PLR0913
         recorder.finish("collected" if not missed else "error", now())
     code = Exit.UNDETERMINED if missed or unsaved or not written else Exit.GOOD
     if form == "json":
-        CollectOutcome(folder=str(folder), exit_code=code, nodes=tuple(nodes)).show()
+        click.echo(CollectOutcome(folder=str(folder), exit_code=code, nodes=tuple(nodes)).text())
     names = f": {fold(missed)}" if missed else ""
     lost = f", {len(unsaved)} not saved: {fold(unsaved)}" if unsaved else ""
     if missed or unsaved or not quiet():

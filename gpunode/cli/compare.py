@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
-from gpunode.cli.saved_runs import side_of
-from gpunode.cli.writing import must_not_be_redirected, write_whole
 from gpunode.errors import Exit, UndeterminedError
 from gpunode.history.compare import compare_runs
+from gpunode.history.runs import side_of
 from gpunode.report.comparison import as_markdown, as_text
 from gpunode.text import printable_json
+from gpunode.whole import must_not_be_redirected, write_whole
 
 FORMATS = ("text", "json", "markdown")
 

@@ -9,9 +9,9 @@ import click
 
 from gpunode.cli.options import VERBOSE_ACCEPTED
 from gpunode.cli.settings import NAME, SHARED, options_of, origin_of, read_settings, variables
-from gpunode.cli.table import table_lines
 from gpunode.cli.verbs import VERBS
 from gpunode.errors import Exit, UsageError
+from gpunode.report.table import table_lines
 from gpunode.text import printable, unknown
 
 SECRET = frozenset({"extra-vars"})

@@ -12,15 +12,15 @@ import click
 
 from gpunode import __version__
 from gpunode.cli.options import QUIET, VERBOSE_ACCEPTED, quiet
-from gpunode.cli.scrubbing import Scrubber
-from gpunode.cli.writing import write_whole
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.judging.evaluator import Evaluator
 from gpunode.judging.request import JudgingRequest
 from gpunode.judging.saved import bundle_files, read_file
+from gpunode.judging.scrubbing import Scrubber
 from gpunode.probe import Answer, Collected
 from gpunode.probe.bundle import Bundle
 from gpunode.text import counted, printable
+from gpunode.whole import write_whole
 
 FORMAT = "gpunode.evidence/1"
 MOST_SHOWN = 40

@@ -12,8 +12,7 @@ from gpunode.catalog import load
 from gpunode.checks import Status, registry
 from gpunode.checks.wheels import runs_on, wheel_architectures
 from gpunode.cli import selection as selection_
-from gpunode.cli.options import REPLAY
-from gpunode.cli.outcomes import FORMAT, ExplainedNode, ExplainOutcome, MessageExplanation
+from gpunode.cli.options import FORMAT, REPLAY
 from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.judging.evaluator import Evaluator
@@ -21,6 +20,7 @@ from gpunode.judging.report import NodeReport
 from gpunode.judging.request import JudgingRequest
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.report.console import PlainConsole
+from gpunode.report.outcomes import ExplainedNode, ExplainOutcome, MessageExplanation
 from gpunode.report.summary import driver_of, gpus_of
 from gpunode.text import listed, printable
 from gpunode.workload.causes import CAUSES
@@ -73,7 +73,7 @@ def command(*, message: str, selection: Selection, replay: bool, verbose: bool, 
                 console.show(Text(line))
     code = Exit.GOOD if found and all(node.reached for node in nodes) else Exit.UNDETERMINED
     if not shown:
-        ExplainOutcome(exit_code=int(code), explanations=tuple(found), nodes=tuple(nodes)).show()
+        click.echo(ExplainOutcome(exit_code=int(code), explanations=tuple(found), nodes=tuple(nodes)).text())
     return code
 
 

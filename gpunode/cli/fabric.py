@@ -16,13 +16,10 @@ from gpunode import __version__
 from gpunode.checks import Baseline, Expectation, Finding, Identity, RunningStack, Status, identify
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
-from gpunode.cli import workload_run
 from gpunode.cli.options import EXPECT, STRICT
 from gpunode.cli.outputs import CommandWithOutputs
-from gpunode.cli.recording import Recorder
 from gpunode.cli.selection import NodeProgress, Selection
 from gpunode.cli.validate import now, write
-from gpunode.cli.workload_run import NodeTransport
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.fabric import starters
 from gpunode.fabric.flight_recorder import findings_of, read_dumps
@@ -36,6 +33,7 @@ from gpunode.fleet import Collected, Node, Target
 from gpunode.fleet.process import Completed
 from gpunode.fleet.process import run as run_program
 from gpunode.history.outliers import FleetProfile
+from gpunode.history.recording import Recorder
 from gpunode.history.snapshot import GpuRecord, Snapshot, figures_of, verdicts_of
 from gpunode.history.store import FABRIC
 from gpunode.isolation import Exceeded
@@ -49,6 +47,7 @@ from gpunode.workload import LaunchFailure, read_image_file
 from gpunode.workload.distributed import missing_ranks
 from gpunode.workload.output import BoundedOutput
 from gpunode.workload.payload.pack import payload_script
+from gpunode.workload.run import NodeTransport, catalog_image
 
 ENGINES = ("ssh", "slurm", "mpi", "torchrun", "kubernetes")
 PRINTED = ("torchrun", "kubernetes")
@@ -313,7 +312,7 @@ def _image(named: str | None, file: Path | None, node: NodeFacts) -> str:
     if file is not None:
         archive = read_image_file(file)
         return archive.name or archive.id
-    return workload_run.catalog_image(node)
+    return catalog_image(node)
 
 
 # --- ssh

@@ -11,17 +11,18 @@ from typing import Literal
 import click
 from pydantic import Field
 
-from gpunode.cli.writing import folder_for_bundles, write_bundle, write_whole
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.frozen import FrozenByName
 from gpunode.history.compare import compare
 from gpunode.history.snapshot import Snapshot
 from gpunode.history.store import History, HistoryError, HistoryLimits, SavedRun, history_folder
 from gpunode.history.trends import Trend, trends
+from gpunode.judging.saved import folder_for_bundles, write_bundle
 from gpunode.names import fold
 from gpunode.probe import Answer
 from gpunode.report.comparison import as_lines
 from gpunode.text import counted, printable, printable_json
+from gpunode.whole import write_whole
 
 VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Print the folder of the history too.")
 LIMITS = HistoryLimits()

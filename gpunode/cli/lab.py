@@ -10,9 +10,7 @@ from typing import NoReturn
 
 import click
 
-from gpunode.cli.options import VERBOSE_ACCEPTED
-from gpunode.cli.outcomes import FORMAT, LabOutcome, LabPart
-from gpunode.cli.table import table_lines
+from gpunode.cli.options import FORMAT, VERBOSE_ACCEPTED
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.lab import Lab
 from gpunode.lab.engine import connect
@@ -22,6 +20,8 @@ from gpunode.lab.recipe import SYSTEMS
 from gpunode.lab.repositories import FAULTS as VENDOR_FAULTS
 from gpunode.lab.state import LabState
 from gpunode.lab.workload_image import kind_named, write_workload_image
+from gpunode.report.outcomes import LabOutcome, LabPart
+from gpunode.report.table import table_lines
 
 _name = click.option("--name", default="default", show_default=True, metavar="LAB", help="The lab's name.")
 
@@ -139,7 +139,8 @@ def status(name: str, form: str) -> int:
         repository = LabPart(name="vendor", os=None, hardware=None, state=state, address=vendor.url, faults=faults)
     if form == "json":
         inventory = str(lab.inventory_path)
-        LabOutcome(lab=name, inventory=inventory, exit_code=code, nodes=tuple(parts), vendor=repository).show()
+        outcome = LabOutcome(lab=name, inventory=inventory, exit_code=code, nodes=tuple(parts), vendor=repository)
+        click.echo(outcome.text())
         return code
     parts += [repository] if repository is not None else []
     rows = [(part.name, part.os or "-", part.hardware or "-", part.state, part.address) for part in parts]

@@ -12,10 +12,10 @@ import click
 import gpunode
 from gpunode.cli.options import VERBOSE_ACCEPTED
 from gpunode.cli.verbs import VERBS
-from gpunode.cli.writing import write_whole
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import process
 from gpunode.text import unknown
+from gpunode.whole import write_whole
 
 ENVIRONMENT = """\
 Each option has an environment variable: GPUNODE_, the verb and the option in capitals (GPUNODE_VALIDATE_LEVEL=quick), \

@@ -10,7 +10,6 @@ from gpunode.catalog import load, origins
 from gpunode.checks import Finding, State, Status, identify, registry
 from gpunode.checks.own import load_packages
 from gpunode.checks.registry import NOT_RUN, not_run
-from gpunode.cli.writing import write_whole
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.judging.report import (
@@ -29,6 +28,7 @@ from gpunode.probe import Answer
 from gpunode.report import formats
 from gpunode.report.folding import cause_rank
 from gpunode.text import printable
+from gpunode.whole import write_whole
 
 __all__ = ["LocalJudging", "exit_code", "slurm_line", "within_budget", "write_whole", "written"]
 

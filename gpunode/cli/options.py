@@ -15,6 +15,7 @@ from gpunode.cli.settings import origin_of
 from gpunode.text import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+FORMAT = click.option("--format", "form", type=click.Choice(["console", "json"]), default="console", show_default=True)
 LONGEST_S = 7 * 24 * 3600
 """Longer than any node's work, and within the range of clocks."""
 

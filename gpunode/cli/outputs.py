@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from gpunode.cli.writing import must_not_be_redirected
 from gpunode.errors import UsageError
 from gpunode.report import formats
-from gpunode.whole import in_place
+from gpunode.whole import in_place, must_not_be_redirected
 
 STDOUT = ("-", "/dev/stdout")
 """If stdout is a file, its other name would cause that file to be replaced."""

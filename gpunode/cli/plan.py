@@ -14,9 +14,9 @@ import yaml
 
 from gpunode.catalog import Catalog, load
 from gpunode.cli.options import ASK_BECOME_PASS, INVENTORY, LIMIT, PARALLEL, QUIET, REPLAY, TIMEOUT
-from gpunode.cli.plan_text import as_text
 from gpunode.cli.selection import refuse_asking
 from gpunode.errors import Exit, UsageError
+from gpunode.report.plan import as_text
 from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, plan
 from gpunode.stack.kubernetes import OPERATOR, PLUGIN, operator_values, plugin_values
 from gpunode.stack.question import LATEST, WORDS, framework_named, is_range, number, specifiers
@@ -204,7 +204,7 @@ def _helm_values(document: Plan, options: PlanOptions, catalog: Catalog) -> int:
 
 
 def _diff(options: PlanOptions) -> int:
-    from gpunode.cli.plan_diff import differences  # noqa: PLC0415 (only needed here)
+    from gpunode.stack.differences import differences  # noqa: PLC0415 (only needed here)
 
     given = {
         "-i": options.inventories,
@@ -228,7 +228,7 @@ def _diff(options: PlanOptions) -> int:
 
 
 def _explain(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> int:
-    from gpunode.cli.plan_text import explanation_text as explained  # noqa: PLC0415 (only needed here)
+    from gpunode.report.plan import explanation_text as explained  # noqa: PLC0415 (only needed here)
     from gpunode.stack.explain import explain_rule  # noqa: PLC0415 (the same)
 
     if options.inventories or options.replay:
@@ -393,15 +393,19 @@ def _picture(options: PlanOptions, catalog: Catalog) -> NodePicture:
 
 
 def _of_bundles(places: tuple[str, ...], request: Request, catalog: Catalog, today: date) -> Plan:
-    from gpunode.cli.plan_host import hosts_of  # noqa: PLC0415 (a hypothetical node has no facts)
-    from gpunode.judging.evaluator import Evaluator  # noqa: PLC0415 (the same)
+    from gpunode.judging.evaluator import Evaluator  # noqa: PLC0415 (a hypothetical node has no facts)
     from gpunode.judging.saved import bundle_files, saved_answers  # noqa: PLC0415 (the same)
+    from gpunode.stack.picture import host_of  # noqa: PLC0415 (the same)
 
     files = bundle_files(places)
     with Evaluator() as evaluator:
         # One at a time: a thousand nodes would be too much for a controller's memory.
         answers = evaluator.facts_of_fleet(saved_answers(files), strict=len(files) == 1)
-        return plan(hosts_of(answers, catalog), request, catalog, today)
+        hosts = (
+            PlanHost(node.host, None, node.reason) if node.facts is None else host_of(node.host, node.facts, catalog)
+            for node in answers
+        )
+        return plan(hosts, request, catalog, today)
 
 
 def _only_in_this_plan(options: PlanOptions, request: Request) -> dict[str, str]:
@@ -422,6 +426,7 @@ def _only_in_this_plan(options: PlanOptions, request: Request) -> dict[str, str]
 def _of_inventory(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> Plan:
     from gpunode.cli import plan_fleet  # noqa: PLC0415 (a hypothetical node needs no SSH)
     from gpunode.cli.stack_origin import keep_unwritten  # noqa: PLC0415
+    from gpunode.fleet import locks  # noqa: PLC0415
     from gpunode.judging.evaluator import Evaluator  # noqa: PLC0415
     from gpunode.provisioning.node_stack import VARIABLES  # noqa: PLC0415
 
@@ -435,12 +440,12 @@ def _of_inventory(options: PlanOptions, request: Request, catalog: Catalog, toda
         text = f"{', '.join(only_here)}: in this plan only, gpunode provision reads the inventory; use --write"
         notes.append(f"{text}, or set {', '.join(variables)}" if variables else text)
     if not options.write:
-        notes += plan_fleet.locks_to_write(document, answer.inventory, options.limit)
+        notes += locks.locks_to_write(document, answer.inventory, options.limit)
     document = document.model_copy(update={"notes": (*document.notes, *notes)})
     words = [word for option, value in only_here.items() for word in (option, shlex.quote(value))]
     limited = ["--limit", shlex.quote(options.limit)] if options.limit and words else []
     keep_unwritten(answer.inventory.sources, [*limited, *words], datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
     if options.write:
-        for path in plan_fleet.write_locks(document, answer.inventory, options.limit):
+        for path in locks.write_locks(document, answer.inventory, options.limit):
             click.echo(f"gpunode: locked in {path}", err=True)
     return document

@@ -19,15 +19,15 @@ from typing import Any, BinaryIO, get_args
 import click
 import yaml
 
-from gpunode.cli.options import inventory_option, quiet
-from gpunode.cli.outcomes import FORMAT, ProvisionedNode, ProvisionedStatus, ProvisionOutcome
-from gpunode.cli.plan_fleet import refuse_inventory
+from gpunode.cli.options import FORMAT, inventory_option, quiet
 from gpunode.cli.selection import explained
 from gpunode.cli.stack_origin import origin_lines, unwritten
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
+from gpunode.fleet.locks import refuse_inventory
 from gpunode.provisioning.role import role_tags
+from gpunode.report.outcomes import ProvisionedNode, ProvisionedStatus, ProvisionOutcome
 from gpunode.text import counted, did_you_mean, listed, nearest, printable
 from gpunode.variables import refuse_missing_tasks, refuse_unknown, refuse_wrong_values, unread_variables
 from gpunode.yaml_file import LOADER, Expanded, load_bounded
@@ -109,7 +109,7 @@ def command(**options: Any) -> int:
         env["ANSIBLE_CALLBACKS_ENABLED"] = CALLBACKS
     done = _outcome(argv, env, password, check=options["check"], log=sys.stderr.buffer if as_json else None)
     if as_json:
-        done.show()
+        click.echo(done.text())
     if not quiet() and done.nodes:
         where = "".join(f" -i {shlex.quote(name)}" for name in options["inventories"])
         click.echo(printable(closing(done, f"gpunode provision{where}", f"gpunode validate{where}")), err=True)

@@ -14,7 +14,6 @@ from gpunode.change.journal import RunRecord
 from gpunode.cli.checks import CheckList
 from gpunode.cli.history import RunExport
 from gpunode.cli.options import VERBOSE_ACCEPTED
-from gpunode.cli.outcomes import CollectOutcome, ExplainOutcome, LabOutcome, ProvisionOutcome
 from gpunode.errors import UsageError
 from gpunode.facts.models.workload import Record
 from gpunode.facts.parsers.kinds import ANSWERS
@@ -22,6 +21,7 @@ from gpunode.history.compare import Comparison
 from gpunode.judging.report import Report
 from gpunode.probe.bundle import Bundle
 from gpunode.profiling.document import ProfileDocument
+from gpunode.report.outcomes import CollectOutcome, ExplainOutcome, LabOutcome, ProvisionOutcome
 from gpunode.stack import Plan, Stack
 from gpunode.text import unknown
 from gpunode.top.document import TopDocument

@@ -15,13 +15,12 @@ from gpunode.change import leases
 from gpunode.change.run import Records, Results
 from gpunode.checks import Status
 from gpunode.cli.provision import CALLBACKS, playbook_of, run
-from gpunode.cli.saved_runs import SNAPSHOT, extract_snapshot
 from gpunode.cli.selection import NodeProgress, shown_progress
-from gpunode.cli.writing import write_whole
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import UsageError
 from gpunode.fleet import Target, Then, collect
 from gpunode.history.compare import GPU_REPLACED, OTHER_MACHINE, Change, compare, renumbered
+from gpunode.history.runs import SNAPSHOT, extract_snapshot
 from gpunode.history.snapshot import Snapshot
 from gpunode.judging.evaluator import Evaluator, JudgedNode
 from gpunode.judging.request import EvaluatedNode, Json
@@ -29,6 +28,7 @@ from gpunode.names import expand, fold
 from gpunode.provisioning.gpu_use import gpus_in_use
 from gpunode.stack import NodePicture, picture_from_facts, undetermined
 from gpunode.text import listed, one_line, printable
+from gpunode.whole import write_whole
 
 LOOK = "look"
 RUNS = "container.runs"

@@ -23,20 +23,19 @@ from gpunode.change.journal import Journal, NodeRecord, RunRecord, new_token, no
 from gpunode.change.run import ChangeRun, RunLimits
 from gpunode.change.scheduler import Availability, Scheduler, SchedulerError
 from gpunode.change.states import FINAL, OUT_OF_SERVICE, ChangeState
-from gpunode.cli.options import ASK_BECOME_PASS, LIMIT, PARALLEL, TIMEOUT, Command, Seconds, inventory_option
-from gpunode.cli.outcomes import FORMAT
-from gpunode.cli.plan_fleet import refuse_inventory, with_request
+from gpunode.cli.options import ASK_BECOME_PASS, FORMAT, LIMIT, PARALLEL, TIMEOUT, Command, Seconds, inventory_option
+from gpunode.cli.plan_fleet import with_request
 from gpunode.cli.provision import refuse_extra_variables
 from gpunode.cli.selection import NodeProgress, ask_password, explained
 from gpunode.cli.upgrade_nodes import EXTRACTS, AnsibleNodes, Connections, NodeLook, before_file, look_at, write_before
 from gpunode.cli.upgrade_text import counted_states, plan_lines, printable_lines, report_lines, watch
 from gpunode.cli.validate import following
 from gpunode.cli.workloads import WorkloadOptions
-from gpunode.cli.writing import write_whole
 from gpunode.content import collection_root
 from gpunode.errors import Exit, GpunodeError, UsageError
 from gpunode.fleet import Then, process
 from gpunode.fleet.inventory import Inventory, read_with_settings
+from gpunode.fleet.locks import refuse_inventory
 from gpunode.fleet.targets import SETTINGS, targets
 from gpunode.history.store import HistoryError, state_folder
 from gpunode.judging.evaluator import Evaluator
@@ -45,7 +44,7 @@ from gpunode.judging.request import JudgingRequest
 from gpunode.names import expand, fold
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, Request, plan
 from gpunode.text import last_line, listed, printable, printable_json
-from gpunode.whole import make_private_folder
+from gpunode.whole import make_private_folder, write_whole
 
 PAUSE, ABORT = "pause", "abort"
 """Files in a run's folder: the run stops before its next wave, and with the second one is finished then."""
@@ -316,7 +315,7 @@ def image_for_releases(releases: Collection[str], architectures: Collection[str]
 
     A driver runs images of an older CUDA: the release with the oldest one decides.
     """
-    from gpunode.cli.workload_run import image_for, no_image  # noqa: PLC0415 (it loads the engine's library)
+    from gpunode.workload.run import image_for, no_image  # noqa: PLC0415 (it loads the engine's library)
 
     catalog = load()
     ask = "name one that all of them support with --image"

@@ -20,27 +20,27 @@ from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
 from gpunode.cli.options import EXPECT, REPLAY, SELECT, SKIP, STRICT, policy_option, quiet
 from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
-from gpunode.cli.recording import Recorder
-from gpunode.cli.saved_runs import SNAPSHOT, EarlierRun, KeptRun, extract_snapshot
 from gpunode.cli.selection import NodeProgress, Selection, refuse_asking, shown_progress
-from gpunode.cli.workloads import WorkloadOptions
-from gpunode.cli.write_expect import SETTINGS, must_be_writable, settings_of, write_expectation
-from gpunode.cli.writing import folder_for_bundles, save_bundle, write_whole
+from gpunode.cli.workloads import END_S, WorkloadOptions, read_request
 from gpunode.errors import Exit, UsageError
+from gpunode.history.recording import Recorder
+from gpunode.history.runs import SNAPSHOT, EarlierRun, KeptRun, extract_snapshot
 from gpunode.judging.baseline import read_baselines, without_figures
 from gpunode.judging.evaluator import Evaluator, JudgedNode
 from gpunode.judging.expectation import read_expectation
 from gpunode.judging.policy import PolicyReader, today
 from gpunode.judging.report import CompactReports, NodeReport, Report, count, exit_code, in_words, report, worst
 from gpunode.judging.request import JudgingRequest, level_must_have_one, reads_records, selected_checks
-from gpunode.judging.saved import bundle_files, saved_answers
+from gpunode.judging.saved import bundle_files, folder_for_bundles, save_bundle, saved_answers
+from gpunode.judging.write_expect import SETTINGS, must_be_writable, settings_of, write_expectation
 from gpunode.report import formats
 from gpunode.report.fixes import Origin, of_run
 from gpunode.report.fleet import compared
 from gpunode.text import printable
+from gpunode.whole import write_whole
 
 if TYPE_CHECKING:
-    from gpunode.cli.workload_run import Workload
+    from gpunode.workload.run import Workload
 
 MANY_FILES = 100
 """Saved bundles from which on results are printed before the report."""
@@ -325,12 +325,12 @@ def at_level(workload: WorkloadOptions, level: Level | None, *, runs: bool, repl
 
 def following(workload: WorkloadOptions, evaluator: Evaluator) -> "Callable[[NodeProgress], Workload]":
     """Return what is run on each node after its probe. Raises UsageError."""
-    from gpunode.cli import workload_run  # noqa: PLC0415 (it loads the engine's library; --level quick does without)
+    from gpunode.workload.run import Workload  # noqa: PLC0415 (it loads the engine's library; --level quick does without)
 
-    request, limit_s = workload_run.read_request(workload), workload.limit_s
+    request, limit_s = read_request(workload), workload.limit_s
 
     def then(progress: NodeProgress) -> "Workload":
-        return workload_run.Workload(request, limit_s, evaluator.facts, progress)
+        return Workload(request, limit_s, END_S, evaluator.facts, progress)
 
     return then
 

@@ -1,14 +1,18 @@
-"""The options of ``validate`` for the workload. ``workload_run``, which runs it, is slow to load."""
+"""The options of ``validate`` for the workload. ``gpunode.workload``, which runs it, is slow to load."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from gpunode.cli.options import Seconds
+from gpunode.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpunode.workload import WorkloadRequest
 
 END_S = 3.0
 """Seconds between the launcher's limit and the node's, for the launcher to report what was not done in time."""
@@ -144,3 +148,52 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         decorated = decorate(decorated)
     return decorated
+
+
+def read_request(options: WorkloadOptions) -> "WorkloadRequest":
+    """Return the request; UsageError for options that contradict each other, and for a file that is not an image."""
+    from gpunode.tuning import payload_settings  # noqa: PLC0415 (level quick does without)
+    from gpunode.workload import WorkloadRequest, hides_image, read_image_file  # noqa: PLC0415 (slow to load)
+    from gpunode.workload.run import image_of  # noqa: PLC0415 (the same)
+
+    if options.image is not None and not options.image.strip():
+        raise UsageError("--image: the name is empty")
+    if options.framework is not None and (options.image or options.image_file or options.no_container):
+        raise UsageError(
+            "--workload chooses the catalog's image: --image, --image-file and --no-container name another"
+        )
+    if options.no_container and options.image_timeout_s is not None:
+        raise UsageError("--no-container uses no image: --image-timeout cannot be combined with it")
+    if options.no_container and (options.image or options.image_file):
+        raise UsageError("--no-container uses no image: --image and --image-file cannot be combined with it")
+    for name, directory in (("--storage", options.storage), ("--data", options.data)):
+        if directory is not None and not PurePosixPath(directory).is_absolute():
+            raise UsageError(f'{name}: "{directory}" is not an absolute path (example: /data)')
+        if directory is not None and not options.no_container and hides_image(directory):
+            raise UsageError(
+                f"{name} {directory}: containers have their own directory there: choose another one, or use "
+                "--no-container"
+            )
+    if options.model_rate is not None and options.data is None:
+        raise UsageError("--model-rate applies to --data DIR: name the directory")
+    if options.burn_s is not None and options.burn_s >= options.run_limit_s:
+        raise UsageError(
+            f"--burn {options.burn_s:g} does not fit into --workload-timeout {options.run_limit_s:g}: remove "
+            f"--workload-timeout, or set at least {options.burn_s + WORKLOAD_TIMEOUT_S['deep'] - BURN_S:g}"
+        )
+    file = read_image_file(options.image_file) if options.image_file else None
+    return WorkloadRequest(
+        image=functools.partial(image_of, options.image, file, options.framework or FRAMEWORKS[0]),
+        named=bool(options.image or file),
+        file=file,
+        in_container=not options.no_container,
+        force=options.force,
+        image_limit_s=options.image_limit_s,
+        run_limit_s=options.run_limit_s,
+        settings=payload_settings(),
+        level=options.level,
+        storage=options.storage,
+        burn_s=options.burn_s,
+        data=options.data,
+        model_rate=options.model_rate,
+    )

@@ -1,11 +1,15 @@
-"""Saved bundles: files, and folders of them."""
+"""Saved bundles: files and folders of them, read and written."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from gpunode.errors import UsageError
+from gpunode.file_access import FileRefusedError
 from gpunode.probe import Answer, Collected
 from gpunode.probe.bundle import MAX_BYTES
+from gpunode.whole import make_private_folder, write_whole
 
 
 def bundle_files(places: Sequence[str]) -> list[Path]:
@@ -67,3 +71,40 @@ def read_file(path: Path) -> bytes:
         raise UsageError(f"{path}: no such file or folder") from None
     except OSError as err:
         raise UsageError(f"{path}: cannot be read: {err.strerror}") from None
+
+
+def folder_for_bundles(path: Path) -> Path:
+    """Create the folder of ``--save``, only for its owner; raise UsageError if that is not possible.
+
+    An existing folder keeps its mode: its owner decides who may read it.
+    """
+    try:
+        make_private_folder(path)
+    except FileRefusedError as err:
+        raise UsageError(f"--save {err}") from None
+    except OSError as err:
+        raise UsageError(f"--save {path}: {err.strerror}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--save {path}: not writable")
+    return path
+
+
+def write_bundle(folder: Path, host: str, document: bytes) -> Path:
+    """Write ``FOLDER/HOST.json``, under the requested name of the node; return its path. Raises UsageError.
+
+    Characters that do not belong in a file name are percent-encoded. Only their owner may read bundles.
+    """
+    path = folder / f"{quote(host, safe='@+,=')}.json"
+    write_whole(path, document, private=True)
+    return path
+
+
+def save_bundle(folder: Path, host: str, document: bytes) -> str | None:
+    """Write a bundle as ``write_bundle`` does; return why it could not be written."""
+    try:
+        write_bundle(folder, host, document)
+    except OSError as err:
+        return f"{folder}: {err.strerror}"
+    except UsageError as err:
+        return str(err)
+    return None

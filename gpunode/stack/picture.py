@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from gpunode.catalog import Catalog
 from gpunode.catalog.origins import brings_kernel_module, closure_line, is_companion, origin_of, upstream_version
@@ -10,6 +11,7 @@ from gpunode.facts import NodeFacts
 from gpunode.facts.kernels import Kernel
 from gpunode.facts.packages import Package
 from gpunode.stack.model import Arch, Flavour, GpuGroup, Installed, InstalledPackage, NodePicture
+from gpunode.stack.plan import PlanHost
 
 KERNEL_IMAGE = re.compile(r"linux-image-(?!unsigned-)[a-z][a-z0-9.+-]*")
 ARCHES: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
@@ -140,3 +142,10 @@ def _flavour(facts: NodeFacts, packages: Iterable[Package]) -> Flavour | None:
         seen = {facts.loaded_driver.flavour}
     known: tuple[Flavour, ...] = ("open", "proprietary")
     return next((flavour for flavour in known if seen == {flavour}), None)
+
+
+def host_of(name: str, facts: NodeFacts, catalog: Catalog, lock: Any = None) -> PlanHost:
+    """Return one node of a plan by its facts."""
+    picture = picture_from_facts(facts, catalog)
+    reason = undetermined(facts, picture)
+    return PlanHost(name, None if reason else picture, reason, lock)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpunode.cli import run
-from gpunode.cli.outcomes import ProvisionedNode, ProvisionOutcome, TaskOutcome
 from gpunode.cli.provision import run as run_program
 from gpunode.cli.provision import verdict
+from gpunode.report.outcomes import ProvisionedNode, ProvisionOutcome, TaskOutcome
 
 SITE = """
 - name: Site

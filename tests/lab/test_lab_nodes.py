@@ -12,13 +12,13 @@ import pytest
 from programs import run_program
 
 from gpunode.cli import run
-from gpunode.cli.outcomes import LabOutcome
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.fleet import Target, collect
 from gpunode.fleet.ssh_config import resolve
 from gpunode.lab import Lab, LabNode
 from gpunode.lab.image import IMAGE_LABEL
 from gpunode.lab.state import make_key
+from gpunode.report.outcomes import LabOutcome
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from gpunode.cli.workload_run import NodeTransport
 from gpunode.fleet import Answer, Node, collect, targets_from_inventory
 from gpunode.lab import Lab, LabNode
 from gpunode.lab.engine import connect
@@ -23,6 +22,7 @@ from gpunode.workload.engine import found
 from gpunode.workload.image import provide
 from gpunode.workload.launch import START
 from gpunode.workload.output import BoundedOutput
+from gpunode.workload.run import NodeTransport
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 

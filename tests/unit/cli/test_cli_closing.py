@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpunode.cli.outcomes import ProvisionedNode, ProvisionOutcome
 from gpunode.cli.provision import closing
+from gpunode.report.outcomes import ProvisionedNode, ProvisionOutcome
 
 
 def outcome(*became: str, check: bool = False, code: int = 0) -> ProvisionOutcome:

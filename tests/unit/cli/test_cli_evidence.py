@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpunode.cli import run
-from gpunode.cli.scrubbing import Scrubber
+from gpunode.judging.scrubbing import Scrubber
 
 BUNDLES = Path(__file__).parents[2] / "fixtures" / "bundles"
 SECRETS = {

@@ -10,8 +10,8 @@ import pytest
 
 from gpunode import fleet
 from gpunode.cli import run
-from gpunode.cli.writing import folder_for_bundles, write_bundle
 from gpunode.errors import UsageError
+from gpunode.judging.saved import folder_for_bundles, write_bundle
 from gpunode.text import all_printable, printable, printable_json
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))

@@ -9,9 +9,9 @@ import yaml
 from gpunode.catalog import load
 from gpunode.cli import init, run
 from gpunode.cli.init import Host
-from gpunode.cli.plan_fleet import refuse_inventory
 from gpunode.content import collection_root
 from gpunode.fleet import inventory
+from gpunode.fleet.locks import refuse_inventory
 from gpunode.stack import GpuGroup, NodePicture
 
 EXAMPLES = sorted(init.examples())

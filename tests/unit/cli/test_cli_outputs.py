@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.cli import run
-from gpunode.cli.writing import write_whole
 from gpunode.errors import UsageError
-from gpunode.whole import whole_file
+from gpunode.whole import whole_file, write_whole
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
 ROOT = os.geteuid() == 0

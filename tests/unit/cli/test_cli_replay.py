@@ -12,7 +12,6 @@ import pytest
 from gpunode.catalog import load
 from gpunode.cli import run
 from gpunode.cli.plan_fleet import with_request
-from gpunode.cli.plan_host import host_of
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.isolation import AnswerLimits
@@ -20,6 +19,7 @@ from gpunode.judging.evaluator import Evaluator, NodeAnswer
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.probe.bundle import Bundle
 from gpunode.stack import Request, plan
+from gpunode.stack.picture import host_of
 
 MIB = 1 << 20
 TAKEN = re.compile(r" \(\d+\.\d s\)")

@@ -16,8 +16,8 @@ import pytest
 
 from gpunode import fleet
 from gpunode.cli import run
-from gpunode.cli.outcomes import CollectOutcome
 from gpunode.probe.bundle import Bundle
+from gpunode.report.outcomes import CollectOutcome
 
 sys.path += [str(Path(__file__).parents[2] / "contract"), str(Path(__file__).parents[2])]
 

@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from gpunode.catalog import load
-from gpunode.cli.plan_fleet import locks_to_write, with_request, write_locks
-from gpunode.cli.plan_host import host_of
+from gpunode.cli.plan_fleet import with_request
 from gpunode.cli.stack_origin import keep_unwritten, origin_lines, unwritten
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import facts_from_bundle
 from gpunode.fleet.inventory import Inventory, read
+from gpunode.fleet.locks import locks_to_write, write_locks
 from gpunode.probe.bundle import Bundle
 from gpunode.provisioning.node_stack import requested_by, resolved
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, Request, lock_document, plan
+from gpunode.stack.picture import host_of
 
 BUNDLES = Path(__file__).parents[2] / "fixtures" / "bundles"
 TODAY = date(2026, 11, 20)

@@ -15,7 +15,6 @@ from gpunode.catalog import load
 from gpunode.change.journal import NodeRecord, new_token
 from gpunode.checks import Finding, RunningStack, Status
 from gpunode.cli import run, upgrade_run
-from gpunode.cli.saved_runs import SNAPSHOT
 from gpunode.cli.upgrade_nodes import (
     LOOK,
     Connections,
@@ -26,6 +25,7 @@ from gpunode.cli.upgrade_nodes import (
     write_measured,
 )
 from gpunode.errors import UsageError
+from gpunode.history.runs import SNAPSHOT
 from gpunode.history.snapshot import FigureValue, GpuRecord, Snapshot, Verdict
 from gpunode.judging.evaluator import JudgedNode
 from gpunode.judging.report import NodeReport

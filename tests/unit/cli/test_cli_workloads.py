@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from gpunode.catalog import load
-from gpunode.cli.workload_run import catalog_image
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.pci import PciDevice
 from gpunode.workload import LaunchFailure
+from gpunode.workload.run import catalog_image
 
 IMAGES = {name: row.image for name, row in load().workload_images.items()}
 H100, V100, P100, GH200 = "2330", "1db1", "15f7", "2342"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.writing import folder_for_bundles, must_not_be_redirected, write_bundle, write_whole
 from gpunode.errors import UsageError
+from gpunode.judging.saved import folder_for_bundles, write_bundle
+from gpunode.whole import must_not_be_redirected, write_whole
 
 BUNDLE = b"{}"
 

@@ -9,8 +9,9 @@ import pytest
 from effort import effort
 from hostile_files import SECRET, USER, World, swapped, within, world
 
-from gpunode.cli.writing import folder_for_bundles, must_not_be_redirected, write_bundle, write_whole
 from gpunode.errors import UsageError
+from gpunode.judging.saved import folder_for_bundles, write_bundle
+from gpunode.whole import must_not_be_redirected, write_whole
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it is about what root does in another's folder")
 BUNDLE = b"{}"

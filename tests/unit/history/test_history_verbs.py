@@ -13,8 +13,8 @@ from gpunode.checks import Expectation, Status
 from gpunode.checks.policy import NO_POLICY
 from gpunode.checks.registry import EarlierGpus
 from gpunode.cli import run as cli
-from gpunode.cli.recording import Recorder
 from gpunode.facts import facts_from_bundle
+from gpunode.history.recording import Recorder
 from gpunode.history.snapshot import Snapshot, Verdict
 from gpunode.history.store import History
 from gpunode.judging.request import JudgingRequest, findings_of

@@ -11,11 +11,11 @@ from effort import effort
 
 from gpunode.catalog import load
 from gpunode.cli.plan_fleet import with_request
-from gpunode.cli.plan_host import host_of
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.node_stack import REQUESTED, requested_by, resolved
 from gpunode.stack import Request, plan
+from gpunode.stack.picture import host_of
 
 TODAY = date.fromisoformat(DAY)
 A100 = {"slot": "0000:01:00.0", "vendor_id": "10de", "device_id": "20b5", "class_id": "030200", "driver": None}

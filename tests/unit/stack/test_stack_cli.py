@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from gpunode.cli import VERBS, plan_fleet, run
-from gpunode.cli.plan_fleet import LOCK_FILE, LockLoader, write_locks
 from gpunode.cli.schema import schema_of
 from gpunode.errors import UsageError
 from gpunode.fleet import Collected
 from gpunode.fleet.inventory import Inventory
+from gpunode.fleet.locks import LOCK_FILE, LockLoader, write_locks
 from gpunode.probe import Answer as Reply
 from gpunode.probe.bundle import Bundle
 from gpunode.stack import Plan

@@ -1,13 +1,11 @@
-"""The workload of ``validate``: what is requested, the transport to a node's engine, its records in the bundle."""
+"""The workload on a node: the catalog's image for it, the transport to its engine, its records in the bundle."""
 
 import contextlib
-import functools
 import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from packaging.version import Version
@@ -15,82 +13,35 @@ from packaging.version import Version
 from gpunode.catalog import GpuMatch, load
 from gpunode.checks import identify
 from gpunode.checks.gpus import model_of
-from gpunode.cli.selection import NodeProgress
-from gpunode.cli.workloads import BURN_S, END_S, FRAMEWORKS, WORKLOAD_TIMEOUT_S, WorkloadOptions
-from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.fleet import MissingProgram, Node, NodeFailure
 from gpunode.fleet.session import PYTHONS
 from gpunode.probe import Answer
 from gpunode.text import listed
-from gpunode.tuning import payload_settings
 from gpunode.workload import (
     ImageFile,
     LaunchFailure,
     ProgramStream,
     WorkloadRequest,
     failed,
-    hides_image,
     launch,
-    read_image_file,
 )
 
 DOCKER = ("docker", "/usr/bin/docker", "/usr/local/bin/docker")
 _CONNECT_S = 10.0
+PYTORCH = "pytorch"
+Progress = Callable[[str, str], None]
+"""Called with a node's name and what it does."""
 
 
-def read_request(options: WorkloadOptions) -> WorkloadRequest:
-    """Return the request; UsageError for options that contradict each other, and for a file that is not an image."""
-    if options.image is not None and not options.image.strip():
-        raise UsageError("--image: the name is empty")
-    if options.framework is not None and (options.image or options.image_file or options.no_container):
-        raise UsageError(
-            "--workload chooses the catalog's image: --image, --image-file and --no-container name another"
-        )
-    if options.no_container and options.image_timeout_s is not None:
-        raise UsageError("--no-container uses no image: --image-timeout cannot be combined with it")
-    if options.no_container and (options.image or options.image_file):
-        raise UsageError("--no-container uses no image: --image and --image-file cannot be combined with it")
-    for name, directory in (("--storage", options.storage), ("--data", options.data)):
-        if directory is not None and not PurePosixPath(directory).is_absolute():
-            raise UsageError(f'{name}: "{directory}" is not an absolute path (example: /data)')
-        if directory is not None and not options.no_container and hides_image(directory):
-            raise UsageError(
-                f"{name} {directory}: containers have their own directory there: choose another one, or use "
-                "--no-container"
-            )
-    if options.model_rate is not None and options.data is None:
-        raise UsageError("--model-rate applies to --data DIR: name the directory")
-    if options.burn_s is not None and options.burn_s >= options.run_limit_s:
-        raise UsageError(
-            f"--burn {options.burn_s:g} does not fit into --workload-timeout {options.run_limit_s:g}: remove "
-            f"--workload-timeout, or set at least {options.burn_s + WORKLOAD_TIMEOUT_S['deep'] - BURN_S:g}"
-        )
-    file = read_image_file(options.image_file) if options.image_file else None
-    return WorkloadRequest(
-        image=functools.partial(_image, options.image, file, options.framework or FRAMEWORKS[0]),
-        named=bool(options.image or file),
-        file=file,
-        in_container=not options.no_container,
-        force=options.force,
-        image_limit_s=options.image_limit_s,
-        run_limit_s=options.run_limit_s,
-        settings=payload_settings(),
-        level=options.level,
-        storage=options.storage,
-        burn_s=options.burn_s,
-        data=options.data,
-        model_rate=options.model_rate,
-    )
-
-
-def _image(named: str | None, file: ImageFile | None, framework: str, node: NodeFacts) -> str:
+def image_of(named: str | None, file: ImageFile | None, framework: str, node: NodeFacts) -> str:
+    """Return the image that is named, else that of the file, else the catalog's for the node."""
     if named is not None:
         return named
     return (file.name or file.id) if file is not None else catalog_image(node, framework)
 
 
-def catalog_image(node: NodeFacts, framework: str = FRAMEWORKS[0]) -> str:
+def catalog_image(node: NodeFacts, framework: str = PYTORCH) -> str:
     """Return the framework's newest image of the catalog that the node's driver and GPUs support.
 
     Raises LaunchFailure if there is none.
@@ -113,7 +64,7 @@ def catalog_image(node: NodeFacts, framework: str = FRAMEWORKS[0]) -> str:
 
 
 def image_for(
-    cuda: Version, architectures: Collection[str], capabilities: Iterable[str], framework: str = FRAMEWORKS[0]
+    cuda: Version, architectures: Collection[str], capabilities: Iterable[str], framework: str = PYTORCH
 ) -> str | None:
     """Return the newest image of the catalog for a driver with that CUDA, on all of these machines and GPUs."""
     known = list(map(Version, capabilities))
@@ -130,9 +81,7 @@ def image_for(
     return next((row.reference for row in (*own, *near)), None)
 
 
-def no_image(
-    cuda: str, architectures: Collection[str], capabilities: Iterable[str], framework: str = FRAMEWORKS[0]
-) -> str:
+def no_image(cuda: str, architectures: Collection[str], capabilities: Iterable[str], framework: str = PYTORCH) -> str:
     """Return that ``image_for`` has no answer, for a message."""
     known = list(map(Version, capabilities))
     lowest = f" and compute capability {min(known)}" if known else ""
@@ -149,13 +98,15 @@ class Workload:
 
     request: WorkloadRequest
     limit_s: float
+    end_s: float
+    """Between the launcher's limit and the node's, for the launcher to report what was not done in time."""
     facts: Callable[[Answer], NodeFacts]
-    progress: NodeProgress = lambda name, text: None  # noqa: ARG005
+    progress: Progress = lambda name, text: None  # noqa: ARG005
 
     def __call__(self, node: Node, answer: Answer, deadline: float) -> list[dict[str, Any]]:
         """Run the workload and return its records."""
         name = node.target.name
-        ends = deadline - END_S
+        ends = deadline - self.end_s
         transport = NodeTransport(node, ends)
         return launch(transport, self.facts(answer), self.request, ends, lambda text: self.progress(name, text))
 

@@ -10,12 +10,12 @@ import yaml
 from gpunode.checks.figures import DROP_FAILS
 from gpunode.checks.installed import driver_packages, present
 from gpunode.checks.rdma import ports
-from gpunode.cli.writing import write_whole
 from gpunode.errors import UsageError
 from gpunode.judging.baseline import of_node
 from gpunode.judging.report import NodeReport
 from gpunode.judging.request import EvaluatedNode
 from gpunode.text import counted
+from gpunode.whole import write_whole
 
 DIGITS = 4
 SETTINGS = "settings"

@@ -2,21 +2,18 @@
 
 from typing import Literal
 
-import click
 from pydantic import Field
 
 from gpunode.frozen import Frozen, FrozenByName
 from gpunode.text import printable_json
 
-FORMAT = click.option("--format", "form", type=click.Choice(["console", "json"]), default="console", show_default=True)
-
 
 class OutcomeDocument(FrozenByName):
     """A document about a run of one verb."""
 
-    def show(self) -> None:
-        """Print the document on stdout."""
-        click.echo(printable_json(self.model_dump_json(by_alias=True, indent=1)))
+    def text(self) -> str:
+        """Return the document as it is printed."""
+        return printable_json(self.model_dump_json(by_alias=True, indent=1))
 
 
 class CollectedNode(Frozen):

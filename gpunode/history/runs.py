@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from gpunode.catalog import load
 from gpunode.checks import EarlierGpus
-from gpunode.cli.recording import Recorder
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.history.compare import Comparison, RunComparison, RunOrigin
 from gpunode.history.outliers import LEAST_NODES, FleetProfile
+from gpunode.history.recording import Recorder
 from gpunode.history.snapshot import GpuRecord, Snapshot, figures_of, snapshot_of, verdicts_of
 from gpunode.history.store import History, HistoryError, history_folder
 from gpunode.judging.evaluator import Evaluator, JudgedNode

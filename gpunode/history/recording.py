@@ -1,12 +1,11 @@
 """Saving of a run in the history: what goes wrong there is one line on stderr and never changes a verdict."""
 
 import sqlite3
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self, TypeVar
-
-import click
 
 from gpunode import __version__
 from gpunode.checks import EarlierGpus, Finding
@@ -18,6 +17,10 @@ from gpunode.text import printable
 FAILURES = (HistoryError, OSError, FileRefusedError, sqlite3.Error)
 MOST_FAILURES = 3
 Answer = TypeVar("Answer")
+
+
+def _warn(line: str) -> None:
+    sys.stderr.write(f"{printable(line)}\n")
 
 
 class Recorder(AbstractContextManager["Recorder"]):
@@ -42,7 +45,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             return
         history = History(folder, write=True)
         if history.moved is not None:
-            click.echo(printable(f"gpunode: history: damaged, moved to {history.moved}; a new one begins"), err=True)
+            _warn(f"gpunode: history: damaged, moved to {history.moved}; a new one begins")
         try:
             self._run = history.begin(verb, self._level, started_at, __version__)
             self._name = history.name_of(self._run)
@@ -56,7 +59,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             return work()
         except FAILURES as err:
             reason = err.strerror or str(err) if isinstance(err, OSError) else str(err)
-            click.echo(printable(f"gpunode: this run is not saved in the history: {reason}"), err=True)
+            _warn(f"gpunode: this run is not saved in the history: {reason}")
             self._end()
             return None
 
@@ -84,7 +87,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         except (OSError, FileRefusedError) as err:
             self._unsaved += 1
             if self._unsaved <= MOST_FAILURES:
-                click.echo(printable(f"gpunode: history: bundle of {host} not saved: {err}"), err=True)
+                _warn(f"gpunode: history: bundle of {host} not saved: {err}")
 
     def node(self, snapshot: Snapshot, status: str, findings: Sequence[Finding] = ()) -> None:
         """Save a node."""
