@@ -41,8 +41,9 @@ GUARDS = {
     f"{NODE}/repository_key.py": ("plugins/test_repository_key.py",),
     f"{NODE}/scratch_disks.py": ("plugins/test_block_devices.py",),
     "gpunode/checks/actions.py": ("checks", "cli/test_cli_outputs.py", "../contract/test_declarations.py"),
-    "gpunode/cli/writing.py": ("cli/test_cli_writing.py", "cli/test_cli_foreign.py"),
     "gpunode/fleet/known_hosts.py": ("fleet/test_fleet_known_hosts.py",),
+    "gpunode/judging/saved.py": ("cli/test_cli_writing.py", "cli/test_cli_foreign.py"),
+    "gpunode/whole.py": ("cli/test_cli_writing.py", "cli/test_cli_foreign.py"),
 }
 """The unit tests that are to notice a change, for each module."""
 LEFT_OUT = ("_BitOr", "BitOr_", "RemoveDecorator")

@@ -1,6 +1,5 @@
 """``gpunode config show``: the values of options, and where each came from."""
 
-import importlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -9,7 +8,7 @@ import click
 
 from gpunode.cli.options import VERBOSE_ACCEPTED
 from gpunode.cli.settings import NAME, SHARED, options_of, origin_of, read_settings, variables
-from gpunode.cli.verbs import VERBS
+from gpunode.cli.verbs import VERBS, command_of
 from gpunode.errors import Exit, UsageError
 from gpunode.report.table import table_lines
 from gpunode.text import printable, unknown
@@ -83,7 +82,7 @@ def values_of(name: str, words: list[str]) -> Iterator[Value]:
     """Yield the options of a verb and of its subcommands."""
     from gpunode.cli.root import root, with_common  # noqa: PLC0415 (root loads this module by name)
 
-    command = with_common(importlib.import_module(f"gpunode.cli.{name}").command)
+    command = with_common(command_of(name))
     parent = click.Context(root, info_name="gpunode", resilient_parsing=True)
     read_settings(words).apply(parent, name, command)
     yield from _values(command, name, parent)

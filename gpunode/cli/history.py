@@ -1,4 +1,4 @@
-"""``gpunode history``: the runs that are kept."""
+"""``gpunode history``: the runs that are kept; ``gpunode compare``: what differs between two runs."""
 
 import gzip
 from collections.abc import Iterator
@@ -13,16 +13,17 @@ from pydantic import Field
 
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.frozen import FrozenByName
-from gpunode.history.compare import compare
+from gpunode.history.compare import compare, compare_runs
+from gpunode.history.runs import side_of
 from gpunode.history.snapshot import Snapshot
 from gpunode.history.store import History, HistoryError, HistoryLimits, SavedRun, history_folder
 from gpunode.history.trends import Trend, trends
 from gpunode.judging.saved import folder_for_bundles, write_bundle
 from gpunode.names import fold
 from gpunode.probe import Answer
-from gpunode.report.comparison import as_lines
+from gpunode.report.comparison import as_lines, as_markdown, as_text
 from gpunode.text import counted, printable, printable_json
-from gpunode.whole import write_whole
+from gpunode.whole import must_not_be_redirected, write_whole
 
 VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Print the folder of the history too.")
 LIMITS = HistoryLimits()
@@ -237,3 +238,41 @@ def prune(*, days: float, mib: float, bundles_mib: float, hosts: tuple[str, ...]
         runs, bundles = history.prune(HistoryLimits(days, mib, bundles_mib), hosts=hosts)
     click.echo(f"removed {counted(runs, 'entry', 'entries')} and the bundles of {counted(bundles, 'run')}", err=True)
     return Exit.GOOD
+
+
+FORMATS = ("text", "json", "markdown")
+
+
+@click.command("compare")
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Format.")
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="File to write.  [default: stdout]")
+@click.option("-v", "--verbose", is_flag=True, hidden=True, help="Accepted, without effect.")
+def compare_command(*, before: str, after: str, form: str, output: Path | None, verbose: bool) -> int:  # noqa: ARG001
+    """Compare two runs, node by node: GPUs, links, versions, settings, verdicts, figures beyond their noise.
+
+    A and B are bundles, folders of bundles, reports (--format json), or runs of the history: last, a number, a date.
+    Values that vary on an unchanged node are not compared. Exit codes: 0 nothing is worse, 1 something is worse, 2
+    wrong usage, 3 no node could be compared.
+
+    \b
+    Examples:
+      gpunode compare monday/ tuesday/
+      gpunode compare 2026-11-01 last --format markdown
+    """
+    if output is not None:
+        must_not_be_redirected(output, "--output")
+    one, other = side_of(before), side_of(after)
+    comparison = compare_runs(one.nodes, other.nodes, (one.origin, other.origin))
+    if form == "json":
+        text = printable_json(comparison.to_json())
+    else:
+        text = as_markdown(comparison) if form == "markdown" else as_text(comparison)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_whole(output, text)
+    if not comparison.nodes and not comparison.not_reached:
+        raise UndeterminedError(f"{before} and {after} have no node in common: nothing was compared")
+    return Exit.FAILED if comparison.worse or comparison.not_reached else Exit.GOOD

@@ -80,7 +80,10 @@ def validate_on_node(  # noqa: PLR0913
     look = ProbeRun(begun + OF_PROBE * budget, begun + OF_WAITING * budget)
     try:
         # Most of the time until a verdict goes into this, while the probe runs.
-        from gpunode.cli.on_node_verdict import LocalJudging, exit_code, write_whole, written  # noqa: PLC0415
+        from gpunode.judging.local import LocalJudging  # noqa: PLC0415
+        from gpunode.judging.report import exit_code  # noqa: PLC0415
+        from gpunode.report.slurm import written  # noqa: PLC0415
+        from gpunode.whole import write_whole  # noqa: PLC0415
 
         judging = LocalJudging(expect, policy_file, selected, skipped)
         loaded = time.monotonic()

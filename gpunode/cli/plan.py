@@ -425,7 +425,7 @@ def _only_in_this_plan(options: PlanOptions, request: Request) -> dict[str, str]
 
 def _of_inventory(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> Plan:
     from gpunode.cli import plan_fleet  # noqa: PLC0415 (a hypothetical node needs no SSH)
-    from gpunode.cli.stack_origin import keep_unwritten  # noqa: PLC0415
+    from gpunode.cli.plan_fleet import keep_unwritten  # noqa: PLC0415
     from gpunode.fleet import locks  # noqa: PLC0415
     from gpunode.judging.evaluator import Evaluator  # noqa: PLC0415
     from gpunode.provisioning.node_stack import VARIABLES  # noqa: PLC0415

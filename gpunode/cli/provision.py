@@ -20,8 +20,8 @@ import click
 import yaml
 
 from gpunode.cli.options import FORMAT, inventory_option, quiet
+from gpunode.cli.plan_fleet import origin_lines, unwritten
 from gpunode.cli.selection import explained
-from gpunode.cli.stack_origin import origin_lines, unwritten
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process

@@ -1,6 +1,5 @@
 """All verbs, and how each of them ends."""
 
-import importlib
 import json
 import signal
 import sys
@@ -15,7 +14,7 @@ from gpunode.cli.completing import add_completer
 from gpunode.cli.options import NO_COLOR
 from gpunode.cli.settings import configured_format, origin_of, read_settings
 from gpunode.cli.streams import ReaderLeft, has_written
-from gpunode.cli.verbs import TOPICS, VERBS, loading
+from gpunode.cli.verbs import TOPICS, VERBS, command_of
 from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
 from gpunode.text import printable, unknown
 
@@ -37,7 +36,7 @@ def with_common(command: click.Command) -> click.Command:
 
 
 class Verbs(click.Group):
-    """Group that finds a verb's module (``gpunode.cli.VERB``) by name and loads no other."""
+    """Group that finds a verb's module by name and loads no other."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(VERBS)
@@ -45,10 +44,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in VERBS:
             return None
-        with loading():
-            module = importlib.import_module(f"gpunode.cli.{cmd_name}")
-        command: click.Command = module.command
-        return with_common(command)
+        return with_common(command_of(cmd_name))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -4,6 +4,8 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 TOPICS: dict[str, dict[str, str]] = {
     "Provision and change nodes": {
@@ -45,6 +47,21 @@ TOPICS: dict[str, dict[str, str]] = {
 }
 """Topic -> verbs with what they do, in the order of the help."""
 VERBS = {name: text for verbs in TOPICS.values() for name, text in verbs.items()}
+SHARED = {
+    "advise": ("env", "advise_command"),
+    "compare": ("history", "compare_command"),
+    "completion": ("shell", "completion_command"),
+    "man": ("shell", "command"),
+    "rollback": ("upgrade", "rollback_command"),
+}
+"""Verbs in a module of another name; the others are ``command`` of ``gpunode.cli.VERB``."""
+
+
+def command_of(verb: str) -> Any:
+    """Return the command of a verb; its module is loaded."""
+    module, name = SHARED.get(verb, (verb, "command"))
+    with loading():
+        return getattr(import_module(f"gpunode.cli.{module}"), name)
 
 
 @contextmanager

@@ -17,12 +17,13 @@ from jsonschema import Draft202012Validator
 
 from gpunode.checks import Finding, Identity, RunningStack, State, Status, registry
 from gpunode.cli import on_node, run
-from gpunode.cli.on_node_verdict import LocalJudging, slurm_line, within_budget
 from gpunode.cli.schema import schema_of
 from gpunode.facts import facts_from_bundle
+from gpunode.judging.local import LocalJudging, within_budget
 from gpunode.judging.report import NodeReport, judged
 from gpunode.onnode.probe import Probe
 from gpunode.probe.bundle import Bundle
+from gpunode.report.slurm import slurm_line
 
 SMI_CUT = "nvidia-smi -q -x: no answer within 1.2 s, which was left of the time for the whole probe"
 
@@ -219,7 +220,7 @@ def test_the_age_of_a_process_is_its_own() -> None:
 def test_no_file_of_the_catalog_is_read_once_the_probe_has_ended() -> None:
     """They are read while it looks: afterwards every moment is one that the job waits."""
     code = (
-        "import gpunode.cli.on_node_verdict as verdict, sys, time\n"
+        "import gpunode.judging.local as verdict, sys, time\n"
         "judging = verdict.LocalJudging(None, None, (), ())\n"
         "read = []\n"
         "sys.addaudithook(lambda event, what: read.append(str(what[0])) if event == 'open' else None)\n"
@@ -237,7 +238,7 @@ def test_nothing_that_a_prolog_does_not_need_is_loaded() -> None:
     code = (
         "import sys, gpunode.cli.root, gpunode.cli.on_node\n"
         "first = {'pydantic', 'yaml', 'rich', 'gpunode.checks'} & set(sys.modules)\n"
-        "import gpunode.cli.on_node_verdict as verdict\n"
+        "import gpunode.judging.local as verdict, gpunode.report.slurm\n"
         "verdict.LocalJudging(None, None, (), ())\n"
         "then = {'fabric', 'docker', 'ansible', 'ClusterShell', 'rich', 'paramiko', 'jinja2'} & set(sys.modules)\n"
         "print(sorted(first), sorted(then))\n"

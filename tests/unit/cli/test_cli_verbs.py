@@ -9,17 +9,19 @@ import pytest
 
 import gpunode.cli
 from gpunode.cli import VERBS, run
+from gpunode.cli.verbs import SHARED, command_of
 
 
 def test_every_module_with_a_command_is_a_verb() -> None:
     folder = Path(gpunode.cli.__file__).parent
     modules = {path.stem for path in folder.glob("[a-z]*.py")}
-    verbs = {
-        name
+    found = {
+        (name, attribute)
         for name in modules
-        if isinstance(getattr(importlib.import_module(f"gpunode.cli.{name}"), "command", None), click.Command)
+        for attribute, command in vars(importlib.import_module(f"gpunode.cli.{name}")).items()
+        if isinstance(command, click.Command) and (attribute == "command" or attribute.endswith("_command"))
     }
-    assert verbs == set(VERBS)
+    assert found == {SHARED.get(verb, (verb, "command")) for verb in VERBS}
 
 
 @pytest.mark.parametrize("verb", list(VERBS))
@@ -56,7 +58,7 @@ def test_every_verb_takes_v() -> None:
     without = [
         " ".join(path)
         for verb in VERBS
-        for path, command in commands(importlib.import_module(f"gpunode.cli.{verb}").command, (verb,))
+        for path, command in commands(command_of(verb), (verb,))
         if not any("-v" in param.opts for param in command.params)
     ]
     assert without == []

@@ -1,4 +1,4 @@
-"""``gpunode man``: man pages, generated from the verbs' help."""
+"""``gpunode man``: man pages; ``gpunode completion``: the script with which a shell completes gpunode's words."""
 
 import os
 import re
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 import gpunode
 from gpunode.cli.options import VERBOSE_ACCEPTED
@@ -151,3 +152,29 @@ def _escaped(text: str) -> str:
         text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\(ga").replace("~", "\\(ti").replace("^", "\\(ha")
     )
     return f"\\&{text}" if text.startswith((".", "'")) else text
+
+
+VARIABLE = "_GPUNODE_COMPLETE"
+"""The variable with which the script calls gpunode; click reads it."""
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@VERBOSE_ACCEPTED
+def completion_command(shell: str) -> int:
+    """Print the script with which bash, zsh or fish completes verbs, options, checks, hosts and GPUs.
+
+    \b
+    Examples:
+      eval "$(gpunode completion bash)"                                                # in ~/.bashrc
+      gpunode completion bash > ~/.local/share/bash-completion/completions/gpunode     # or once, as a file
+      gpunode completion zsh > ~/.zfunc/_gpunode                                       # a folder of $fpath
+      gpunode completion fish > ~/.config/fish/completions/gpunode.fish
+    """
+    from gpunode.cli.root import root  # noqa: PLC0415 (root loads this module by name)
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise UsageError(f"{shell}: this version of click has no completion for it")
+    click.echo(found(root, {}, "gpunode", VARIABLE).source(), nl=False)
+    return Exit.GOOD

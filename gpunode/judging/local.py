@@ -1,4 +1,4 @@
-"""Verdict on the probe of this machine within a budget; loaded while the probe runs."""
+"""The verdict on this machine within a budget, for ``validate --on-node``; loaded while the probe runs."""
 
 import os
 from dataclasses import replace
@@ -7,33 +7,15 @@ from pathlib import Path
 
 from gpunode import __version__
 from gpunode.catalog import load, origins
-from gpunode.checks import Finding, State, Status, identify, registry
+from gpunode.checks import Finding, Status, identify, registry
 from gpunode.checks.own import load_packages
-from gpunode.checks.registry import NOT_RUN, not_run
+from gpunode.checks.registry import not_run
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
-from gpunode.judging.report import (
-    AFFECTED,
-    WORST_FIRST,
-    NodeReport,
-    Report,
-    counting,
-    exit_code,
-    judged,
-    report,
-    unreachable,
-)
+from gpunode.judging.report import NodeReport, Report, judged, report, unreachable
 from gpunode.judging.request import JudgingRequest, findings_of, selected_checks
 from gpunode.probe import Answer
-from gpunode.report import formats
-from gpunode.report.folding import cause_rank
-from gpunode.text import printable
-from gpunode.whole import write_whole
 
-__all__ = ["LocalJudging", "exit_code", "slurm_line", "within_budget", "write_whole", "written"]
-
-REASON_MOST = 200
-"""Characters of a reason: sinfo shows it in one line."""
 CUT = ("left of the time for the whole probe", "the time for the whole probe is used up", "not finished within")
 """In the reason for data that the budget cut off."""
 
@@ -93,42 +75,3 @@ def within_budget(finding: Finding, *, smi_cut: bool) -> Finding:
     if smi_cut and finding.check == "driver.tools-answer":
         return finding
     return not_run(finding.check, finding.message)
-
-
-def written(document: Report, form: str, *, verbose: bool) -> str:
-    """Return the report in the format of ``--format``."""
-    if form == "slurm":
-        return slurm_line(document.nodes[0]) + "\n"
-    return "".join(formats.parts(form, document, verbose=verbose))
-
-
-def slurm_line(node: NodeReport) -> str:
-    """Return ``STATE: REASON``: drain, observe or none according to the findings, or unknown.
-
-    One line without quotes, so that a script can pass it to scontrol unchanged.
-    """
-    statuses = [finding.status for finding in counting(node.findings)]
-    left = sum(finding.message.startswith(NOT_RUN) for finding in node.findings)
-    if node.status in (Status.PASS, Status.SKIP):
-        counts = f"{statuses.count(Status.PASS)} passed, {statuses.count(Status.SKIP)} skipped"
-        state = "none" if node.status is Status.PASS else "unknown"
-        return f"{state}: {counts}{f', {left} not run' if left else ''}"
-    known = node.status is not Status.ERROR or node.recommended_state is State.DRAIN
-    state = node.recommended_state.value if known else "unknown"
-    bad = [
-        finding
-        for finding in counting(node.findings)
-        if finding.status in AFFECTED and (known or finding.status is Status.ERROR)
-    ]
-    bad.sort(
-        key=lambda finding: (
-            finding.recommended_state is not node.recommended_state,
-            WORST_FIRST.index(finding.status),
-            cause_rank((finding.check,)),
-        )
-    )
-    first, more = bad[0], len(bad) - 1
-    where = "" if first.component == "node" else f" {first.component}"
-    rest = f" (and {more} more)" if more else ""
-    text = printable(f"{first.check}{where}: {first.message}").replace('"', "'").replace("\\", "/")
-    return f"{state}: {text[: REASON_MOST - len(rest)]}{rest}"
