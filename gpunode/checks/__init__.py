@@ -45,7 +45,6 @@ from gpunode.checks import (  # noqa: F401
     storage,
     thermal,
     upkeep,
-    upkeep_tools,
     wheels,
     xids,
     xids_earlier,

@@ -1,9 +1,9 @@
-"""One check's page: why it matters, which failures users report, and an example of a finding."""
+"""What is shown of a check beside its declaration: why it matters, reported failures, an example, its evidence."""
 
 import json
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from gpunode.checks.actions import State
 from gpunode.checks.registry import Category, Status
@@ -59,3 +59,31 @@ def pages() -> dict[str, CheckPage]:
     """Return the pages by check; tests/contract/checks_pages.py writes the file."""
     text = files("gpunode.checks").joinpath("pages.json").read_text(encoding="utf-8")
     return {check: CheckPage.model_validate(page) for check, page in json.loads(text).items()}
+
+
+Maturity = Literal["simulated", "recorded", "hardware"]
+
+
+class Evidence(Frozen):
+    """The content of the file."""
+
+    recorded: frozenset[str]
+    """Checks that had a result on a recording of a real machine."""
+    hardware: frozenset[str]
+    """Checks that had a result on a machine with a real GPU in a run of this project."""
+    seconds_measured_on: str | None
+    seconds: dict[str, float]
+    """Seconds of the commands that provide the facts of each check."""
+
+    def maturity(self, check_id: str) -> Maturity:
+        """Return the best evidence for a check."""
+        if check_id in self.hardware:
+            return "hardware"
+        return "recorded" if check_id in self.recorded else "simulated"
+
+
+@cache
+def evidence() -> Evidence:
+    """Return the content of the file."""
+    text = files("gpunode.checks").joinpath("evidence.json").read_text(encoding="utf-8")
+    return Evidence.model_validate(json.loads(text))

@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, cast, get_args
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from gpunode.checks.actions import PROVISION, Action, State, Step, action, command
-from gpunode.checks.contained import Escaped, contained
-from gpunode.checks.policy import NO_POLICY, Policy
-from gpunode.checks.thresholds import Threshold, in_force, overridden
+from gpunode.checks.own_process import Escaped, contained
+from gpunode.checks.thresholds import NO_POLICY, Policy, Threshold, in_force, overridden
 from gpunode.expectations import METRICS, is_metric
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import MAY_BE_NONE, NEEDS_ROOT

@@ -1,9 +1,11 @@
-"""Named limits: the number that a check compares with, its source, and the override of a site's policy."""
+"""Named limits: the number that a check compares with, its source, and the override by a site; the policy of a site."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import date
+from typing import Literal
 
 from gpunode.catalog import GpuMatch
 
@@ -96,3 +98,39 @@ def in_force(overrides: Overrides) -> Iterator[None]:
 def overridden() -> str | None:
     """Return the policy's part in a finding's source: see ``Overrides.taken``."""
     return _IN_FORCE.get().taken()
+
+
+Mode = Literal["mute", "observe"]
+
+
+@dataclass(frozen=True)
+class PolicyRule:
+    """The rule of a policy for one check. ``mute``: it is not run. ``observe``: its findings do not count."""
+
+    mode: Mode
+    reason: str
+    until: date
+    """The last day on which it applies."""
+
+    def __str__(self) -> str:
+        return f"{self.reason} (until {self.until})"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The requirements of a site. ``rules`` has those in force; ``expired`` has a line for each of the others."""
+
+    source: str = ""
+    """Name in findings: ``policy site.yml``."""
+    thresholds: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
+    rules: Mapping[str, PolicyRule] = field(default_factory=dict)
+    expired: tuple[str, ...] = ()
+    own_checks: frozenset[str] = frozenset()
+    """Ids of the checks that the policy's files declare; they are not run on other nodes."""
+
+    def overrides(self) -> Overrides:
+        """Return its limits, for ``in_force``."""
+        return Overrides(self.thresholds, self.source)
+
+
+NO_POLICY = Policy()

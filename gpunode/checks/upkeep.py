@@ -1,4 +1,4 @@
-"""Checks on unattended changes of a node: upgrades, other installers, pending reboots, second copies."""
+"""Checks on unattended changes of a node: upgrades, other installers, pending reboots, second copies, missing tools."""
 
 import re
 from collections.abc import Iterator
@@ -331,3 +331,26 @@ def security_updates(node: NodeFacts) -> Iterator[CheckResult]:
     else:
         waiting = len(node.pending_updates)
         yield passed(f"{counted(waiting, 'security update')} waiting, none for long", measured=waiting)
+
+
+@registry.check(
+    "host.tools",
+    needs=("tools",),
+    means="The programs that the role gpu_tools installed exist: profilers and monitors that are needed when a "
+    "problem occurs.",
+    remedy="Install them again: role gpu_tools, tag gpu_tools_install.",
+    state="observe",
+    actions=("run_role:gpu_tools:gpu_tools_install",),
+    category="host",
+)
+def tools(node: NodeFacts) -> Iterator[CheckResult]:
+    if node.tools is None:
+        raise Skip("the role gpu_tools installed no programs")
+    missing = sorted(name for name, path in node.tools.items() if path is None)
+    count = counted(len(node.tools), "program")
+    if missing:
+        yield warned(f"missing: {listed(missing, 8)}", expected=len(node.tools), measured=len(missing))
+    elif not node.tools:
+        yield skipped("the role gpu_tools recorded no program")
+    else:
+        yield passed(f"{count} of the role gpu_tools found", measured=len(node.tools))

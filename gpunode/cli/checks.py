@@ -14,12 +14,10 @@ from rich.text import Text
 
 from gpunode.checks import Check, registry
 from gpunode.checks.actions import command as run_role
-from gpunode.checks.evidence import Maturity, evidence
-from gpunode.checks.own import load_packages
-from gpunode.checks.pages import STATES, WHY, CheckPage, ExampleFinding, pages
-from gpunode.checks.policy import NO_POLICY, Policy
+from gpunode.checks.own_packages import load_packages
+from gpunode.checks.pages import STATES, WHY, CheckPage, ExampleFinding, Maturity, evidence, pages
 from gpunode.checks.registry import CheckDeclaration
-from gpunode.checks.thresholds import Threshold
+from gpunode.checks.thresholds import NO_POLICY, Policy, Threshold
 from gpunode.cli.options import VERBOSE_ACCEPTED
 from gpunode.errors import Exit, UsageError
 from gpunode.facts.node import FACTS

@@ -5,7 +5,7 @@ import re
 import click
 
 from gpunode.checks import registry
-from gpunode.checks.own import load_packages
+from gpunode.checks.own_packages import load_packages
 from gpunode.cli.options import INVENTORY, LIMIT, Duration
 from gpunode.cli.selection import explained
 from gpunode.errors import UsageError

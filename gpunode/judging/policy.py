@@ -8,8 +8,7 @@ from typing import Any
 
 from gpunode.catalog import load
 from gpunode.checks import registry
-from gpunode.checks.policy import NO_POLICY, Policy, PolicyRule
-from gpunode.checks.thresholds import EVERY, Number, Threshold
+from gpunode.checks.thresholds import EVERY, NO_POLICY, Number, Policy, PolicyRule, Threshold
 from gpunode.errors import UsageError
 from gpunode.text import unknown
 from gpunode.yaml_file import kind_of, read_mapping, shown

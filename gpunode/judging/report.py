@@ -21,8 +21,8 @@ from gpunode.checks import (
     registry,
 )
 from gpunode.checks.actions import most_severe
-from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.registry import CATEGORIES, OF_PREFIX
+from gpunode.checks.thresholds import NO_POLICY, Policy
 from gpunode.errors import Exit
 from gpunode.facts.bundle_reader import NOT_COLLECTED
 from gpunode.frozen import FrozenByName

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.checks import LEVELS, Baseline, EarlierGpus, Expectation, Finding, Level, judge, registry
-from gpunode.checks.policy import NO_POLICY, Policy
+from gpunode.checks.thresholds import NO_POLICY, Policy
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.judging.allowed import with_allowed

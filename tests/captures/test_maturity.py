@@ -7,7 +7,7 @@ from maturity import BUNDLES, EVIDENCE, document, hardware, recordings, seconds
 from test_captures_judged import names
 
 from gpunode.checks import registry
-from gpunode.checks.evidence import evidence
+from gpunode.checks.pages import evidence
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
 

@@ -10,8 +10,8 @@ from snapshots import good, in_command, raw, swapped
 
 from gpunode import fleet
 from gpunode.checks import Expectation, Status
-from gpunode.checks.policy import NO_POLICY
 from gpunode.checks.registry import EarlierGpus
+from gpunode.checks.thresholds import NO_POLICY
 from gpunode.cli import run as cli
 from gpunode.facts import facts_from_bundle
 from gpunode.history.recording import Recorder
