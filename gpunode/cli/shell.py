@@ -14,7 +14,6 @@ import gpunode
 from gpunode.cli.options import VERBOSE_ACCEPTED
 from gpunode.cli.verbs import VERBS
 from gpunode.errors import Exit, UsageError
-from gpunode.fleet import process
 from gpunode.text import unknown
 from gpunode.whole import write_whole
 
@@ -71,6 +70,8 @@ def _show(text: str) -> None:
     if viewer is None or not sys.stdout.isatty():
         click.echo(text, nl=False)
         return
+    from gpunode.fleet import process  # noqa: PLC0415 (slow to load; each new shell runs gpunode completion)
+
     width = str(shutil.get_terminal_size().columns)
     done = process.run([viewer, "-l", "-"], timeout_s=VIEWER_LIMIT_S, stdin=text, env={**os.environ, "MANWIDTH": width})
     click.echo_via_pager(done.stdout or text)
@@ -87,6 +88,7 @@ def _all_pages(context: click.Context) -> Iterator[tuple[str, str]]:
 
 def page(context: click.Context) -> str:
     """Return a command's man page. Its date is SOURCE_DATE_EPOCH's, or absent."""
+
     name, command = context.command_path.replace(" ", "-"), context.command
     text = command.help or ""
     summary = VERBS.get(command.name or "") if context.parent and not context.parent.parent else None
