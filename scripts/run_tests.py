@@ -8,6 +8,7 @@ change stays within CI's limit: the table then names what was omitted. `--all` r
 """
 
 import argparse
+import ast
 import itertools
 import os
 import re
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import IO
 from xml.etree import ElementTree
@@ -54,7 +55,8 @@ FOUNDATION = (
 )
 AT_MOST = {"lab": 3, "molecule": 1, "vm": 1}
 """Maximum number of files and scenarios that a change may add to the core."""
-# Lab tests for these path prefixes only. A file that is not listed here always runs.
+# Lab tests for these path prefixes only. A file that is not listed here always runs. Of a role, ``plan_of`` finds the
+# modules of its plan.
 STANDS_ON = {
     "test_converge": ("plugins/", "playbooks/", "gpunode/provisioning/"),
     "test_command_line": ("gpunode/provisioning/kernel_boot",),
@@ -65,164 +67,73 @@ STANDS_ON = {
         "gpunode/onnode/probe",
         "gpunode/facts/containers",
     ),
-    "test_container_toolkit": (
-        "roles/docker/",
-        "roles/nvidia_container_toolkit/",
-        "gpunode/lab/simulator/",
-        "gpunode/provisioning/nvidia_container_toolkit",
-        "gpunode/provisioning/cdi",
-        "gpunode/provisioning/docker",
-        "gpunode/provisioning/repository",
-        "gpunode/provisioning/daemon_json",
-        "gpunode/provisioning/engines",
-        "gpunode/provisioning/keys",
-        "gpunode/provisioning/toolkit",
-    ),
-    "test_cuda": (
-        "roles/cuda/",
-        "plugins/",
-        "gpunode/provisioning/cuda",
-        "gpunode/provisioning/node_stack",
-    ),
-    "test_dcgm": (
-        "roles/dcgm/",
-        "plugins/",
-        "gpunode/provisioning/dcgm",
-        "gpunode/provisioning/engines",
-        "gpunode/provisioning/node_stack",
-    ),
-    "test_docker": (
-        "roles/docker/",
-        "gpunode/provisioning/docker",
-        "gpunode/provisioning/daemon_json",
-        "gpunode/provisioning/engines",
-        "gpunode/provisioning/repository",
-        "gpunode/provisioning/keys",
-    ),
+    "test_container_toolkit": ("roles/docker/", "roles/nvidia_container_toolkit/", "gpunode/lab/simulator/"),
+    "test_cuda": ("roles/cuda/", "plugins/"),
+    "test_dcgm": ("roles/dcgm/", "plugins/"),
+    "test_docker": ("roles/docker/",),
     "test_driver_dnf": (
         "roles/nvidia_driver/",
         "roles/nvidia_repository/",
-        "gpunode/provisioning/driver/",
         "gpunode/provisioning/locks",
-        "gpunode/provisioning/repository",
         "plugins/module_utils/dnf",
     ),
-    "test_driver_matrix": (
-        "roles/nvidia_driver/",
-        "roles/nvidia_repository/",
-        "plugins/",
-        "gpunode/provisioning/driver/",
-        "gpunode/provisioning/apt_sources",
-        "gpunode/provisioning/gpu_use",
-        "gpunode/provisioning/node_stack",
-    ),
+    "test_driver_matrix": ("roles/nvidia_driver/", "roles/nvidia_repository/", "plugins/"),
     "test_driver_refusals": (
         "roles/nvidia_driver/",
         "roles/nvidia_repository/",
         "roles/preflight/",
-        "gpunode/provisioning/driver/",
         "gpunode/provisioning/preflight",
-        "gpunode/provisioning/repository",
         "gpunode/lab/packages/",
     ),
-    "test_driver_ubuntu": (
-        "roles/nvidia_driver/",
-        "gpunode/stack/",
-        "gpunode/provisioning/driver/",
-    ),
+    "test_driver_ubuntu": ("roles/nvidia_driver/", "gpunode/stack/"),
     "test_examples": ("inventory/examples/", "gpunode/cli/init"),
-    "test_fabric": (
-        "roles/nvidia_fabric/",
-        "plugins/",
-        "gpunode/lab/simulator/",
-        "gpunode/provisioning/fabric",
-        "gpunode/provisioning/nvidia_fabric",
-    ),
-    "test_firewall": (
-        "roles/firewall/",
-        "plugins/action/guarded_change",
-        "plugins/module_utils/guard",
-        "gpunode/provisioning/firewall",
-    ),
-    "test_gpu_settings": (
-        "roles/gpu_settings/",
-        "gpunode/lab/simulator/",
-        "gpunode/provisioning/gpu_settings",
-        "gpunode/onnode/gpu_settings",
-    ),
+    "test_fabric": ("roles/nvidia_fabric/", "plugins/", "gpunode/lab/simulator/"),
+    "test_firewall": ("roles/firewall/", "plugins/action/guarded_change", "plugins/module_utils/guard"),
+    "test_gpu_settings": ("roles/gpu_settings/", "gpunode/lab/simulator/", "gpunode/onnode/gpu_settings"),
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/onnode/probe", "gpunode/facts/"),
     "test_hostile_users": ("plugins/module_utils/", "plugins/modules/", "roles/accounts/", "roles/storage/"),
     "test_image_registry": ("scripts/validator_image", "gpunode/workload/image"),
     "test_lab_zipapp": ("gpunode/cli/zipapp", "gpunode/zipapp_main", "gpunode/probe/", "gpunode/onnode/probe"),
     "test_lockout": ("plugins/", "gpunode/provisioning/ssh", "roles/ssh_hardening/"),
-    "test_accounts": ("roles/accounts/", "gpunode/provisioning/accounts", "plugins/"),
+    "test_accounts": ("roles/accounts/", "plugins/"),
     "test_matrix": (
         "roles/nvidia_driver/",
         "roles/nvidia_repository/",
         "roles/nvidia_fabric/",
         "gpunode/lab/packages/",
-        "gpunode/provisioning/driver/",
     ),
     "test_measured_group": ("gpunode/workload/",),
     "test_prometheus": (
         "roles/gpu_monitoring/",
-        "gpunode/provisioning/gpu_monitoring",
         "gpunode/report/prometheus",
         "gpunode/report/alerts",
         "gpunode/cli/on_node",
     ),
-    "test_nccl_conf": ("roles/ml_environment/", "gpunode/tuning/network", "gpunode/provisioning/ml_environment"),
-    "test_podman_containerd": (
-        "roles/nvidia_container_toolkit/",
-        "gpunode/lab/simulator/",
-        "gpunode/provisioning/nvidia_container_toolkit",
-        "gpunode/provisioning/cdi",
-        "gpunode/provisioning/containerd",
-        "gpunode/provisioning/engines",
-        "gpunode/provisioning/toolkit",
-    ),
+    "test_nccl_conf": ("roles/ml_environment/", "gpunode/tuning/network"),
+    "test_podman_containerd": ("roles/nvidia_container_toolkit/", "gpunode/lab/simulator/"),
     "test_reboot": ("playbooks/", "plugins/", "gpunode/provisioning/reboot", "roles/nvidia_driver/"),
     "test_roles_dnf": ("roles/cuda/", "roles/dcgm/", "roles/nvidia_container_toolkit/", "gpunode/provisioning/"),
     "test_prolog": ("gpunode/checks/", "gpunode/probe/", "gpunode/onnode/probe", "roles/slurm_node/files/"),
     "test_scheduled_reboot": ("plugins/action/scheduled_reboot", "gpunode/change/scheduler", "roles/slurm_node/files/"),
-    "test_secure_boot": (
-        "roles/nvidia_driver/",
-        "roles/preflight/",
-        "gpunode/provisioning/driver/",
-        "gpunode/provisioning/preflight",
-    ),
-    "test_settings": (
-        "roles/kernel_tuning/",
-        "roles/ml_environment/",
-        "gpunode/tuning/",
-        "gpunode/provisioning/kernel_",
-        "gpunode/provisioning/ml_environment",
-    ),
+    "test_secure_boot": ("roles/nvidia_driver/", "roles/preflight/", "gpunode/provisioning/preflight"),
+    "test_settings": ("roles/kernel_tuning/", "roles/ml_environment/", "gpunode/tuning/"),
     "test_site": (
         "roles/nvidia_driver/",
         "plugins/",
         "playbooks/",
-        "gpunode/provisioning/driver/",
-        "gpunode/provisioning/apt_sources",
         "gpunode/provisioning/context",
         "gpunode/provisioning/differences",
         "gpunode/provisioning/look",
         "gpunode/provisioning/manifest",
-        "gpunode/provisioning/node_stack",
         "gpunode/provisioning/roles",
         "gpunode/provisioning/parts",
         "gpunode/provisioning/state",
     ),
     "test_site_dnf": ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/"),
-    "test_slurm_node": ("roles/slurm_node/", "gpunode/provisioning/slurm"),
+    "test_slurm_node": ("roles/slurm_node/",),
     "test_ssh_hardening": ("roles/ssh_hardening/", "gpunode/provisioning/ssh", "plugins/"),
-    "test_storage_hooks": (
-        "roles/storage/",
-        "contrib/storage/",
-        "gpunode/provisioning/storage",
-        "gpunode/checks/storage",
-    ),
-    "test_updates": ("roles/updates/", "gpunode/provisioning/updates", "gpunode/onnode/pending_updates"),
+    "test_storage_hooks": ("roles/storage/", "contrib/storage/", "gpunode/checks/storage"),
+    "test_updates": ("roles/updates/", "gpunode/onnode/pending_updates"),
     "test_upgrade": ("gpunode/change/", "gpunode/onnode/lease", "gpunode/cli/upgrade", "playbooks/", "plugins/"),
     "test_validator_image": ("images/validator/", "scripts/validator_image", "scripts/wheels"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/repositories/"),
@@ -654,6 +565,46 @@ class Chosen:
     left_out: list[str] = field(default_factory=list)
 
 
+@cache
+def imports_of(path: Path, root: Path) -> tuple[Path, ...]:
+    """Return the files of the modules that a module imports."""
+    found: list[Path] = []
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except SyntaxError:  # the linters report it
+        return ()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            found += [file for name in names if (file := root / f"{name.replace('.', '/')}.py").is_file()]
+    return tuple(found)
+
+
+@cache
+def plan_of(role: str, root: Path) -> frozenset[str]:
+    """Return the modules of a role's plan, as paths: the one that declares the role, those beside it in a folder of its
+    own, and what they import in gpunode/provisioning, but for what every plan depends on.
+    """
+    room = root / "gpunode" / "provisioning"
+    head = re.compile(rf'^ROLE = Role\(\s*name="{role}"', re.MULTILINE)
+    declaring = [path for path in room.rglob("*.py") if head.search(path.read_text(encoding="utf-8"))]
+    waiting = [*declaring, *(path for one in declaring if one.parent != room for path in one.parent.glob("*.py"))]
+    found: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        if path not in found and not str(path.relative_to(root)).startswith(FOUNDATION):
+            found.add(path)
+            waiting += (other for other in imports_of(path, root) if room in other.parents)
+    return frozenset(str(path.relative_to(root)) for path in found)
+
+
+def stands_on(stem: str) -> tuple[str, ...]:
+    """Return the path prefixes that a lab test concerns: those of ``STANDS_ON``, and the plans of its roles."""
+    listed = STANDS_ON[stem]
+    roles = [path.removeprefix("roles/").removesuffix("/") for path in listed if re.fullmatch(r"roles/\w+/", path)]
+    return (*listed, *sorted(path for role in roles for path in plan_of(role, ROOT)))
+
+
 def bounded(core: list[str], concerned: list[str], at_most: int) -> Chosen:
     """Return the core with what a change concerns, or only the core if that is too much."""
     if len(concerned) > at_most:
@@ -670,7 +621,7 @@ def lab_files(*, everything: bool) -> Chosen:
     more = [
         f"tests/lab/{file.name}"
         for file in files
-        if file.stem in STANDS_ON and concerned(f"tests/lab/{file.name}", *STANDS_ON[file.stem])
+        if file.stem in STANDS_ON and concerned(f"tests/lab/{file.name}", *stands_on(file.stem))
     ]
     return bounded(core, more, AT_MOST["lab"])
 

@@ -60,6 +60,10 @@ def since_the_commit(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Mod
         touch(runner, f"tests/lab/{name}")
     for name in ("default", "docker", "dcgm"):
         touch(runner, f"molecule/{name}/molecule.yml")
+    for name, part in (("docker", "docker_daemon"), ("dcgm", "engines")):
+        touch(runner, f"gpunode/provisioning/{part}.py")
+        plan = f'from gpunode.provisioning import {part}\n\nROLE = Role(\n    name="{name}",\n)\n'
+        (runner.ROOT / f"gpunode/provisioning/{name}.py").write_text(plan, encoding="utf-8")
     commit(runner.ROOT, "tests")
     monkeypatch.setenv("GPUNODE_TEST_SINCE", "HEAD")
     return runner
@@ -93,6 +97,7 @@ def test_everything_is_everything(since_the_commit: ModuleType) -> None:
         ("roles/preflight/tasks/main.yml", set(), {"dcgm", "docker"}),
         ("gpunode/provisioning/docker_daemon.py", {"test_docker"}, {"docker"}),
         ("gpunode/provisioning/dcgm.py", {"test_dcgm"}, {"dcgm"}),
+        ("gpunode/provisioning/engines.py", {"test_dcgm"}, set()),
         ("tests/lab/test_docker.py", {"test_docker"}, set()),
         ("docs/lab.md", set(), set()),
     ],
@@ -100,8 +105,10 @@ def test_everything_is_everything(since_the_commit: ModuleType) -> None:
 def test_a_change_runs_what_stands_on_it(
     since_the_commit: ModuleType, path: str, files: set[str], scenarios: set[str]
 ) -> None:
-    touch(since_the_commit, path)
-    (since_the_commit.ROOT / path).write_text("changed again\n", encoding="utf-8")
+    file = since_the_commit.ROOT / path
+    if not file.exists():
+        touch(since_the_commit, path)
+    file.write_text(f"{file.read_text(encoding='utf-8')}changed again\n", encoding="utf-8")
     assert since_the_commit.changed() == [path]
     chosen = {Path(file).stem for file in since_the_commit.lab_files(everything=False).run}
     assert chosen == files | {"test_lab_nodes"}
@@ -144,6 +151,18 @@ def test_what_tests_stand_on_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {one for one in beginnings if not any(root.glob(one if one.endswith("/") else f"{one}*"))} == set()
     assert {name for name in module.STANDS_ON if not (root / "tests" / "lab" / f"{name}.py").is_file()} == set()
     assert {name for name in module.VM_STANDS_ON if not (root / "tests" / "vm" / f"{name}.py").is_file()} == set()
+
+
+def test_a_role_stands_for_the_modules_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script(monkeypatch)
+    root = SCRIPT.parents[1]
+    roles = {path.parents[1].name for path in root.glob("roles/*/tasks/main.yml")} - {"common", "preflight"}
+    assert [role for role in sorted(roles) if not module.plan_of(role, root)] == []
+    docker, driver = module.plan_of("docker", root), module.plan_of("nvidia_driver", root)
+    assert {"gpunode/provisioning/docker.py", "gpunode/provisioning/docker_daemon.py"} <= docker
+    assert {f"gpunode/provisioning/driver/{name}.py" for name in ("plan", "apt", "dnf")} <= driver
+    assert not [path for path in docker | driver if path.startswith(module.FOUNDATION)]
+    assert docker <= set(module.stands_on("test_docker"))
 
 
 CAPTURED = """
