@@ -169,4 +169,5 @@ if __name__ == "__main__":
     known = load_catalog()
     for one in ROLES.values():
         for path, text in files(one, known).items():
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

@@ -30,7 +30,8 @@ def test_no_format_changes_unnoticed() -> None:
     """After an intended change: compare ``gpunode schema NAME`` before and after, and replace the line."""
     now = [f"{hashlib.sha256(schema_of(name).encode()).hexdigest()}  {name}" for name in sorted(MODELS)]
     assert len(now) > 20
-    assert now == HASHES.read_text(encoding="ascii").splitlines()
+    kept = HASHES.read_text(encoding="ascii").splitlines()
+    assert now == kept, f"{HASHES.name}, sorted by name: {sorted(set(now) ^ set(kept)) or 'another order'}"
 
 
 @pytest.mark.parametrize("name", list(MODELS))
