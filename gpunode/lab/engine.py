@@ -2,13 +2,16 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import docker
 import requests
 from docker.errors import DockerException
+from docker.models.containers import Container
+from docker.utils.socket import consume_socket_output, demux_adaptor, frames_iter
 
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.text import one_line
@@ -75,6 +78,25 @@ def docker_errors(doing: str) -> Iterator[None]:
         yield
     except (DockerException, requests.RequestException) as err:
         raise UndeterminedError(f"{doing}: {_one_line(err)}") from err
+
+
+def run_in(container: Container, argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int, bytes, bytes]:
+    """Run a program as root in a container; return its exit code, its output and its errors.
+
+    ``exec_run`` reads past the buffer in which the header of the response came, so that output which comes with it is
+    lost (https://github.com/docker/docker-py/issues/2042). Here the program begins once the header was read.
+    """
+    api = cast(docker.DockerClient, container.client).api
+    waiting = ["sh", "-c", 'read -r _; exec "$@" </dev/null', "sh", *argv]
+    run = api.exec_create(container.id, waiting, stdin=True, environment=dict(env or {}))["Id"]
+    stream: Any = api.exec_start(run, socket=True)
+    try:
+        stream._sock.sendall(b"\n")  # the reader that docker-py returns cannot write
+        frames = (demux_adaptor(*frame) for frame in frames_iter(stream, tty=False))  # type: ignore[no-untyped-call]
+        out, err = consume_socket_output(frames, demux=True)
+    finally:
+        stream.close()
+    return int(api.exec_inspect(run)["ExitCode"] or 0), out or b"", err or b""
 
 
 def _one_line(err: Exception) -> str:

@@ -4,12 +4,11 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from docker.models.containers import Container
 
 from gpunode.errors import Exit, UndeterminedError, UsageError
-from gpunode.lab.engine import docker_errors
+from gpunode.lab.engine import docker_errors, run_in
 from gpunode.lab.state import LabState
 
 ADDRESS = "127.0.0.1"
@@ -94,9 +93,8 @@ class LabNode:
         """Run a command as root through Docker, independent of SSH; rc 124 or 137 if it exceeds ``timeout_s``."""
         limited = ["timeout", "-k", "5", f"{timeout_s:g}", *argv]
         with docker_errors(f"{self.name}: running {argv[0]}"):
-            done = self.container.exec_run(limited, demux=True, environment=env or {})
-        out, err = cast(tuple[bytes | None, bytes | None], done.output)
-        return subprocess.CompletedProcess(list(argv), int(done.exit_code or 0), _text(out), _text(err))
+            code, out, err = run_in(self.container, limited, env)
+        return subprocess.CompletedProcess(list(argv), code, _text(out), _text(err))
 
     def fault(self, name: str, component: str | None = None, **details: str | int) -> str:
         """Set a fault of the simulated hardware; return one line about it. UsageError lists the known faults."""
@@ -177,5 +175,5 @@ class LabNode:
         )
 
 
-def _text(data: bytes | None) -> str:
-    return (data or b"").decode("utf-8", errors="replace")
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,18 @@ def test_nodes_are_named_by_their_system(nodes: dict[str, LabNode]) -> None:
 def test_systemd_runs_without_a_failed_unit(node: LabNode) -> None:
     assert good(node, "cat", "/proc/1/comm") == "systemd"
     assert good(node, "systemctl", "is-system-running") == "running"
+
+
+def test_no_output_is_lost_on_a_busy_machine(node: LabNode) -> None:
+    busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(3 * (os.cpu_count() or 1))]
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            outputs = set(pool.map(lambda _: node.run(["echo", "x"]).stdout, range(300)))
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+    assert outputs == {"x\n"}
 
 
 def test_admin_becomes_root_without_a_password(node: LabNode) -> None:

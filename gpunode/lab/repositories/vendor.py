@@ -16,7 +16,7 @@ from docker.models.containers import Container
 
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.lab.archive import Entry
-from gpunode.lab.engine import docker_errors
+from gpunode.lab.engine import docker_errors, run_in
 from gpunode.lab.image import Progress
 from gpunode.lab.node import LAB_LABEL
 from gpunode.lab.packages.lookalike import SYSTEMS as LOOKALIKE_SYSTEMS
@@ -116,10 +116,9 @@ class Vendor:
         """
         argv = ["python3", "/srv/gpunode/runfile.py", release, flavour, kernel]
         with docker_errors("creating the files of a .run installer"):
-            done = self.container.exec_run(["timeout", "-k", "5", "60", *argv], demux=True)
-            out, err = cast(tuple[bytes | None, bytes | None], done.output)
-            if done.exit_code != 0 or not out:
-                raise UndeterminedError(f"files of a .run installer:  {(err or b'').decode(errors='replace').strip()}")
+            code, out, err = run_in(self.container, ["timeout", "-k", "5", "60", *argv])
+            if code != 0 or not out:
+                raise UndeterminedError(f"files of a .run installer: {err.decode(errors='replace').strip()}")
             node.put_archive("/", out)
             node.exec_run(["sh", "-c", 'ldconfig; depmod "$0"', kernel])
 
@@ -148,9 +147,9 @@ class Vendor:
         if not self.running:
             raise UndeterminedError("the vendor repository does not run: gpunode lab up starts it")
         with docker_errors(f"vendor repository: {argv[0]}"):
-            done = self.container.exec_run(["timeout", "-k", "5", "30", *argv])
-        text = cast(bytes, done.output).decode("utf-8", errors="replace")
-        if done.exit_code != 0:
+            code, out, err = run_in(self.container, ["timeout", "-k", "5", "30", *argv])
+        text = (out + err).decode("utf-8", errors="replace")
+        if code != 0:
             raise UndeterminedError(f"vendor repository: {argv[0]}: {text.strip()}")
         return text
 
