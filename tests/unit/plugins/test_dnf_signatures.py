@@ -50,7 +50,7 @@ def test_a_unit_of_a_removed_package_is_stopped_and_not_left_enabled(
     for name in ("gone.service", "kept.service", "foreign.service"):
         (wants / name).symlink_to(shipped / name)
     ran: list[list[str]] = []
-    monkeypatch.setattr(module, "ran", lambda argv, _limit_s: ran.append(argv))
+    monkeypatch.setattr(module, "run", lambda argv, _limit_s: ran.append(argv))
     package = SimpleNamespace(files=[str(shipped / "gone.service"), str(shipped / "kept.service"), "/usr/bin/tool"])
     module.end_units(module.units_of([package]), str(tmp_path))
     assert sorted(link.name for link in wants.iterdir()) == ["foreign.service", "kept.service"]
