@@ -85,7 +85,7 @@ class ChangeRun:
         self._stops, self._say, self._clock, self._sleep = stops, say, clock, sleep
         self._power_cycle = power_cycle
         self._refused: set[str] = set()
-        """Nodes that could not be touched, as with a drain of others: nothing failed on them."""
+        """Nodes that others drained, at the last look at them: nothing failed on these."""
 
     def run(self) -> str:
         """Run the waves that are left; return why it stopped before the last one, empty if it did not."""
@@ -298,6 +298,7 @@ class ChangeRun:
 
     def _kept(self, names: list[str]) -> Results:
         """Return why nodes must not be touched now: a lease of others, a drain of others, work that runs."""
+        self._refused.difference_update(names)
         results = self._nodes.lease(self._records(names))
         for name in [name for name, reason in results.items() if not reason]:
             try:
@@ -310,6 +311,7 @@ class ChangeRun:
                 results[name] = self._drained(name)
             else:
                 results[name] = state.text
+                self._refused |= {name} if state.service is Availability.FOREIGN else set()
         return results | self._idle([name for name, reason in results.items() if not reason])
 
     def _begin_again(self, names: list[str], act: str) -> None:
@@ -321,7 +323,6 @@ class ChangeRun:
             self._journal.turn_back(behind)
         self._journal.intend(names, act)
         results = self._kept(names)
-        self._refused |= {name for name, reason in results.items() if reason}
         self._journal.settle(results, act)
         self._stop_members(results)
 
@@ -337,7 +338,6 @@ class ChangeRun:
         kept |= self._kept(again) if again else {}
         untouched = {name: kept[name] for name in fresh if kept[name].startswith("not idle")} | failed
         refused = {name: reason for name, reason in kept.items() if reason} | failed
-        self._refused |= refused.keys()
         self._cancel(untouched)
         self._fail({name: reason for name, reason in refused.items() if name not in untouched}, act)
         self._stop_members(refused)

@@ -8,7 +8,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from gpunode.frozen import Frozen
 
-USER_IN_URL = re.compile(r"://([^\s/@\"']{1,500}|[^\s/@\"':]{0,200}:[^\s@\"']{1,500})@")
+USER_IN_URL = re.compile(r"://([^\s/@\"']{1,500}|[^\s/@\"':]{0,200}:[^\s@\"']{1,500})@(?:[^\s/@\"']{0,500}@)*")
 """User information in a URL: a proxy's or a mirror's password, also one with a slash that is not encoded."""
 KEY_FILE = re.compile(r"/etc/apt/keyrings/|/etc/pki/rpm-gpg/")
 

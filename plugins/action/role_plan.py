@@ -11,6 +11,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.gpunode.node.plugins.plugin_utils.answers import covered
 from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
     PLANS,
     ROOT,
@@ -92,14 +93,14 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         own = own_tasks(role, removes)
         change = [str(COMMON / "removal.yml") if removes else own] if pending else []
         result["ansible_facts"] = {**self.discovered, "gpunode_restart_required": self.restarts(role, manifest)}
-        result["warnings"] = [printable(note) for note in (*manifest.notes, *manifest.refusals)]
+        result["warnings"] = [covered(printable(note)) for note in (*manifest.notes, *manifest.refusals)]
         return {
             **result,
             "changed": False,
             "pending": pending,
             "own_tasks": own,
             "tasks": [*change, *([after] if after else [])],
-            "pending_reasons": [printable(reason) for reason in manifest.pending_reasons],
+            "pending_reasons": [covered(printable(reason)) for reason in manifest.pending_reasons],
             "reboot_reasons": list(manifest.reboot_reasons),
             "settings": self.node.sealed(extra),
             "manifest": self.node.sealed(manifest.model_dump(mode="json", exclude={"questions"})),
@@ -130,7 +131,9 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if manifest.refusals:
             begun = self.node.text("begun", math.inf) is not None
             head = "refused, earlier changes of this run remain:" if begun else "refused, nothing was changed:"
-            raise AnsibleActionFail("\n  - ".join([head, *map(printable, manifest.refusals)]))
+            raise AnsibleActionFail(
+                "\n  - ".join([head, *(covered(printable(reason)) for reason in manifest.refusals)])
+            )
 
     def refuse_unfit(self, role: str) -> None:
         """Raise AnsibleActionFail if preflight refuses the node; a role that is used alone runs no preflight before."""

@@ -45,6 +45,7 @@ class ActionModule(Reboot):  # type: ignore[misc]
         if kind == "none":
             over_connection: Answer = super().perform_reboot(task_vars, distribution)
             return over_connection
+        scheduler: Scheduler | None = None
         try:
             scheduler = scheduler_of(kind)
             permit = f"mkdir -p -m 755 /run/gpunode && printf %s {shlex.quote(self._token)} > {PERMIT}"
@@ -53,7 +54,9 @@ class ActionModule(Reboot):  # type: ignore[misc]
                 return not_requested(f"{PERMIT} cannot be written: {done.get('stderr') or done.get('stdout')}")
             left = scheduler.reboot(self._name, self._token)
         except (SchedulerError, GpunodeError) as err:
-            return not_requested(str(err))  # or whether it took the request is unknown
+            # Whether it took the request is unknown.
+            left = self._withdraw(scheduler) if scheduler is not None else ""
+            return not_requested(f"{err}; the request is not withdrawn: {left}" if left else str(err))
         if left:
             self._display.display(f"gpunode: {self._name}: rebooted over the connection: {left}")
             answer: Answer = super().perform_reboot(task_vars, distribution)
@@ -76,15 +79,20 @@ class ActionModule(Reboot):  # type: ignore[misc]
         if self._withdrawn:
             result = {"failed": True, "rebooted": False, "msg": "the reboot was withdrawn from the scheduler"}
         if result.get("failed") and self._scheduler is not None:
-            try:
-                left = self._scheduler.cancel_reboot(self._name, self._token)
-            except (SchedulerError, GpunodeError) as err:
-                left = str(err)
-            how = f"not withdrawn: {left}; see the log of its daemon on the node" if left else "withdrawn"
-            result["msg"] = f"{result['msg']} (requested of the scheduler, {how})"
-            with suppress(AnsibleError):
-                self._low_level_execute_command(f"rm -f {PERMIT}", sudoable=self.DEFAULT_SUDOABLE)
+            left = self._withdraw(self._scheduler)
+            if not self._withdrawn:
+                how = f"not withdrawn: {left}; see the log of its daemon on the node" if left else "withdrawn"
+                result["msg"] = f"{result['msg']} (requested of the scheduler, {how})"
         return result
+
+    def _withdraw(self, scheduler: Scheduler) -> str:
+        """Remove the permit and the request; return why the reboot may still come."""
+        with suppress(AnsibleError):
+            self._low_level_execute_command(f"rm -f {PERMIT}", sudoable=self.DEFAULT_SUDOABLE)
+        try:
+            return scheduler.cancel_reboot(self._name, self._token)
+        except (SchedulerError, GpunodeError) as err:
+            return str(err)
 
 
 def not_requested(why: str) -> Answer:

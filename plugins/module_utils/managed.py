@@ -32,7 +32,7 @@ LARGEST_FILE = 8 << 20
 FILE, LINK = "a file", "a symbolic link"
 LARGEST_DIFF = 1 << 18
 HIDDEN = "(content not shown)\n"
-USER_IN_URL = re.compile(rb"://([^\s/@\"']{1,500}|[^\s/@\"':]{0,200}:[^\s@\"']{1,500})@")
+USER_IN_URL = re.compile(rb"://([^\s/@\"']{1,500}|[^\s/@\"':]{0,200}:[^\s@\"']{1,500})@(?:[^\s/@\"']{0,500}@)*")
 """User information in a URL: the password of a proxy or of a mirror, as in gpunode.provisioning.manifest."""
 LONGEST_PROGRAM = 60
 """Maximum number of lines of a program that a diff shows when the program is created or removed."""

@@ -28,7 +28,7 @@ LONGEST_DIFF, MOST_COMPARED = 1 << 22, 500_000
 line, and all nodes wait."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
-USER_IN_URL = re.compile(r"://([^\s/@\"']{1,500}|[^\s/@\"':]{0,200}:[^\s@\"']{1,500})@")
+USER_IN_URL = re.compile(r"://([^\s/@\"']{1,500}|[^\s/@\"':]{0,200}:[^\s@\"']{1,500})@(?:[^\s/@\"']{0,500}@)*")
 """As in gpunode.provisioning.manifest, which may be missing here."""
 
 ALWAYS = {

@@ -22,7 +22,7 @@ from upgrade_world import NEW, OLD, TICKET, World, latest, simulate, states, upg
 
 from gpunode.change import journal as journals
 from gpunode.change.journal import Journal
-from gpunode.change.scheduler import CommandScheduler, SlurmScheduler
+from gpunode.change.scheduler import CommandScheduler, SchedulerError, ServiceState, SlurmScheduler
 from gpunode.fleet.process import Completed
 from gpunode.onnode import lease as node_program
 from gpunode.provisioning import reboot
@@ -244,6 +244,23 @@ def test_an_administrator_drains_in_the_middle(drill: Drill) -> None:
     assert upgraded() == 0
     assert set(drill.ends.values()) == {"returned"}
     assert {one["loaded"] for one in drill.world.nodes.values()} == {NEW}
+
+
+def test_a_scheduler_is_silent_for_a_moment(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
+    drill.name, drill.broken = "scheduler silent for a moment", "one call of it fails after the change of gpu-1"
+    silent: list[object] = []
+    real = CommandScheduler.state
+
+    def state(adapter: CommandScheduler, node: str, token: str) -> ServiceState:
+        if silent:
+            silent.clear()
+            raise SchedulerError("no answer")
+        return real(adapter, node, token)
+
+    monkeypatch.setattr(CommandScheduler, "state", state)
+    once(drill, "site.yml", silent.append)
+    assert upgraded() == 1
+    assert drill.ends["gpu-1"] == "rolled-back"
 
 
 def test_a_health_check_fires_in_the_middle(drill: Drill) -> None:

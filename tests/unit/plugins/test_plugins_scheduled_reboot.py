@@ -8,7 +8,7 @@ import pytest
 from ansible_collections.gpunode.node.plugins.action import scheduled_reboot
 from slurm_double import Slurmctld, SlurmNode
 
-from gpunode.change.scheduler import SlurmScheduler
+from gpunode.change.scheduler import SchedulerError, SlurmScheduler
 
 DRAIN_ID = "gpunode-upgrade-0123456789ab"
 PERMIT = f"printf %s {DRAIN_ID} > /run/gpunode/reboot"
@@ -85,11 +85,25 @@ def test_a_reboot_that_does_not_come_fails_and_is_not_forced(node: Node, fate: s
     result = rebooted(node)
     assert result["failed"]
     assert why in result["msg"]
-    assert "requested of the scheduler" in result["msg"]
+    assert ("requested of the scheduler" in result["msg"]) is (fate != "cancelled")
     assert node.boots == 0
     assert not [line for line in node.commands if "shutdown" in line]
     assert node.commands[-1] == "rm -f /run/gpunode/reboot"
     assert not node.reboot
+
+
+def test_a_request_whose_answer_is_lost_is_withdrawn(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = SlurmScheduler.reboot
+
+    def lost(adapter: SlurmScheduler, name: str, token: str) -> str:
+        real(adapter, name, token)
+        raise SchedulerError("no answer")
+
+    monkeypatch.setattr(SlurmScheduler, "reboot", lost)
+    node.control.fate = "waits"
+    result = rebooted(node)
+    assert (result["failed"], result["msg"], node.reboot) == (True, "no answer", "")
+    assert node.commands[-1] == "rm -f /run/gpunode/reboot"
 
 
 @pytest.mark.parametrize("reason", ["RMA ticket 4711", ""])

@@ -1,6 +1,7 @@
 """What the action role_plan does with a manifest that refuses the node."""
 
 import json
+import re
 import zlib
 from base64 import b64encode
 from pathlib import Path
@@ -38,6 +39,9 @@ def test_a_refusal_states_that_nothing_was_changed_only_while_that_is_true(actio
     with pytest.raises(AnsibleActionFail, match=r"earlier changes of this run remain:\n  - busy: a container runs"):
         action.refuse(manifest)
     action.refuse(Manifest(role="docker"))
+    named = Manifest(role="docker", refusals=("could not resolve https://svc:Pa@ss@mirror.example.org/el9",))
+    with pytest.raises(AnsibleActionFail, match=re.escape("https://(not shown)@mirror.example.org/el9")):
+        action.refuse(named)
 
 
 def test_a_plan_that_is_only_read_neither_fails_nor_is_due(
