@@ -84,7 +84,7 @@ class ChangeRun:
         self._journal, self._nodes, self._scheduler, self._limits = journal, nodes, scheduler, limits
         self._stops, self._say, self._clock, self._sleep = stops, say, clock, sleep
         self._power_cycle = power_cycle
-        self._refused: set[str] = set()
+        self._foreign: set[str] = set()
         """Nodes that others drained, at the last look at them: nothing failed on these."""
 
     def run(self) -> str:
@@ -138,7 +138,7 @@ class ChangeRun:
         node = nodes[name]
         if node.state is not ChangeState.HELD or node.before is None or node.back or not node.began("change"):
             return False
-        if name in self._refused:
+        if name in self._foreign:
             return False
         return not any(nodes[other].state in FINAL for other in self._members([name]))
 
@@ -298,7 +298,7 @@ class ChangeRun:
 
     def _kept(self, names: list[str]) -> Results:
         """Return why nodes must not be touched now: a lease of others, a drain of others, work that runs."""
-        self._refused.difference_update(names)
+        self._foreign.difference_update(names)
         results = self._nodes.lease(self._records(names))
         for name in [name for name, reason in results.items() if not reason]:
             try:
@@ -311,7 +311,8 @@ class ChangeRun:
                 results[name] = self._drained(name)
             else:
                 results[name] = state.text
-                self._refused |= {name} if state.service is Availability.FOREIGN else set()
+                if state.service is Availability.FOREIGN:
+                    self._foreign.add(name)
         return results | self._idle([name for name, reason in results.items() if not reason])
 
     def _begin_again(self, names: list[str], act: str) -> None:

@@ -92,6 +92,7 @@ def run_in(container: Container, argv: Sequence[str], env: Mapping[str, str] | N
     stream: Any = api.exec_start(run, socket=True)
     try:
         stream._sock.sendall(b"\n")  # the reader that docker-py returns cannot write
+        # docker-py's stubs do not have this function.
         frames = (demux_adaptor(*frame) for frame in frames_iter(stream, tty=False))  # type: ignore[no-untyped-call]
         out, err = consume_socket_output(frames, demux=True)
     finally:

@@ -93,14 +93,14 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         own = own_tasks(role, removes)
         change = [str(COMMON / "removal.yml") if removes else own] if pending else []
         result["ansible_facts"] = {**self.discovered, "gpunode_restart_required": self.restarts(role, manifest)}
-        result["warnings"] = [covered(printable(note)) for note in (*manifest.notes, *manifest.refusals)]
+        result["warnings"] = shown(*manifest.notes, *manifest.refusals)
         return {
             **result,
             "changed": False,
             "pending": pending,
             "own_tasks": own,
             "tasks": [*change, *([after] if after else [])],
-            "pending_reasons": [covered(printable(reason)) for reason in manifest.pending_reasons],
+            "pending_reasons": shown(*manifest.pending_reasons),
             "reboot_reasons": list(manifest.reboot_reasons),
             "settings": self.node.sealed(extra),
             "manifest": self.node.sealed(manifest.model_dump(mode="json", exclude={"questions"})),
@@ -131,9 +131,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if manifest.refusals:
             begun = self.node.text("begun", math.inf) is not None
             head = "refused, earlier changes of this run remain:" if begun else "refused, nothing was changed:"
-            raise AnsibleActionFail(
-                "\n  - ".join([head, *(covered(printable(reason)) for reason in manifest.refusals)])
-            )
+            raise AnsibleActionFail("\n  - ".join([head, *shown(*manifest.refusals)]))
 
     def refuse_unfit(self, role: str) -> None:
         """Raise AnsibleActionFail if preflight refuses the node; a role that is used alone runs no preflight before."""
@@ -222,6 +220,11 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if list(manifest.reboot_reasons) != reasons.get(role, []):
             reasons[role] = list(manifest.reboot_reasons)
             self.node.keep("reboot", json.dumps(reasons))
+
+
+def shown(*texts: str) -> list[str]:
+    """Return texts for the output of the run, without the user information of URLs."""
+    return [covered(printable(one)) for one in texts]
 
 
 def own_tasks(role: str, removes: bool) -> str:

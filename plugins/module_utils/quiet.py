@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from ansible.module_utils.basic import AnsibleModule
 
 
+# Ansible has no types: for mypy its class is Any.
 class QuietModule(AnsibleModule):  # type: ignore[misc]
     """A module that gets contents of files as arguments.
 

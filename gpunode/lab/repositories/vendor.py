@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 import docker
 from docker.errors import NotFound
@@ -194,9 +193,9 @@ def _have_rpm(container: Container, progress: Progress) -> None:
         progress("vendor repository: building the packages for systems with dnf (about a minute)")
         url = f"http://127.0.0.1/{repositories()['rhel9'].path}/"
         probe = f"import urllib.request; urllib.request.urlopen({url!r}, timeout={_RPM_LIMIT_S})"
-        done = container.exec_run(["timeout", "-k", "5", str(_RPM_LIMIT_S), "python3", "-I", "-c", probe])
-    if done.exit_code != 0:
-        text = cast(bytes, done.output).decode("utf-8", errors="replace").strip()
+        code, out, err = run_in(container, ["timeout", "-k", "5", str(_RPM_LIMIT_S), "python3", "-I", "-c", probe])
+    if code != 0:
+        text = (out + err).decode("utf-8", errors="replace").strip()
         raise UndeterminedError(f"vendor repository: building the packages for dnf failed: {text[-300:]}")
 
 
