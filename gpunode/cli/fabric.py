@@ -58,7 +58,7 @@ DEFAULT_RANKS = {"nccl": 8, "gloo": 1}
 
 
 @click.command("validate", cls=CommandWithOutputs)
-@click.option("--fabric", is_flag=True, help="Validate the nodes together.")
+@click.option("--fabric", is_flag=True, expose_value=False, help="Validate the nodes together.")
 @selection_.options
 @click.option(
     "--engine",
@@ -134,7 +134,6 @@ def validate_fabric(  # noqa: PLR0913
     ctx: click.Context,
     /,
     *,
-    fabric: bool,  # noqa: ARG001
     selection: Selection,
     engine: Literal["ssh", "slurm", "mpi", "torchrun", "kubernetes"],
     printed: bool,
@@ -326,7 +325,7 @@ class FabricWork:
     limit_s: float
     facts_of: Callable[[Answer], NodeFacts]
     facts: dict[str, NodeFacts]
-    progress: NodeProgress = field(default=lambda name, text: None)  # noqa: ARG005
+    progress: NodeProgress = field(default=lambda *_: None)
 
     def __call__(self, node: Node, answer: Answer, deadline: float) -> list[dict[str, Any]]:
         """Take part; the results are in the run."""

@@ -11,6 +11,7 @@ from typing import Literal
 import click
 from pydantic import Field
 
+from gpunode.cli.options import VERBOSE_ACCEPTED
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.frozen import FrozenByName
 from gpunode.history.compare import compare, compare_runs
@@ -44,8 +45,8 @@ class RunExport(FrozenByName):
 
 
 @click.group("history")
-@click.option("-v", "--verbose", is_flag=True, hidden=True, help="Accepted, without effect.")
-def command(*, verbose: bool) -> None:
+@VERBOSE_ACCEPTED
+def command() -> None:
     """Show the runs that validate and collect saved, what changed on a node since, and its trends.
 
     The history is below the user's state directory, root's in /var/lib/gpunode/history; GPUNODE_HISTORY=DIR is another
@@ -248,8 +249,8 @@ FORMATS = ("text", "json", "markdown")
 @click.argument("after", metavar="B")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Format.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="File to write.  [default: stdout]")
-@click.option("-v", "--verbose", is_flag=True, hidden=True, help="Accepted, without effect.")
-def compare_command(*, before: str, after: str, form: str, output: Path | None, verbose: bool) -> int:  # noqa: ARG001
+@VERBOSE_ACCEPTED
+def compare_command(*, before: str, after: str, form: str, output: Path | None) -> int:
     """Compare two runs, node by node: GPUs, links, versions, settings, verdicts, figures beyond their noise.
 
     A and B are bundles, folders of bundles, reports (--format json), or runs of the history: last, a number, a date.

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import click
@@ -30,7 +29,7 @@ def _print(line: str) -> None:
     click.echo(f"lab: {line}", err=True)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
+def _interrupt(*_: object) -> NoReturn:
     """End as on Ctrl-C, so that incomplete work is removed."""
     raise KeyboardInterrupt
 

@@ -6,12 +6,10 @@ import click
 
 from gpunode.checks import registry
 from gpunode.checks.own_packages import load_packages
-from gpunode.cli.options import INVENTORY, LIMIT, Duration
+from gpunode.cli.options import INVENTORY, LIMIT, VERBOSE_ACCEPTED, Duration
 from gpunode.cli.selection import explained
 from gpunode.errors import UsageError
 from gpunode.report import alerts, dashboard
-
-VERBOSE = click.option("-v", "--verbose", is_flag=True, hidden=True, help="Accepted, without effect.")
 
 
 def _job(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
@@ -31,8 +29,8 @@ JOB = click.option(
 
 
 @click.group("monitoring")
-@VERBOSE
-def command(*, verbose: bool) -> None:
+@VERBOSE_ACCEPTED
+def command() -> None:
     """Print what Prometheus and Grafana need for the metrics of gpunode: generated from the checks and the inventory.
 
     The metrics are those of gpunode validate --format prometheus.
@@ -49,8 +47,8 @@ def command(*, verbose: bool) -> None:
     metavar="DURATION",
     help="Age of a verdict from which on an alert is raised: a few intervals of the timer on the nodes.",
 )
-@VERBOSE
-def rules_(*, job: str, max_age: float, verbose: bool) -> int:  # noqa: ARG001
+@VERBOSE_ACCEPTED
+def rules_(*, job: str, max_age: float) -> int:
     """Print alerting rules for Prometheus: one for each check, and those on the verdict itself.
 
     Checks of a site's own packages are included.
@@ -65,8 +63,8 @@ def rules_(*, job: str, max_age: float, verbose: bool) -> int:  # noqa: ARG001
 
 
 @command.command("dashboard")
-@VERBOSE
-def dashboard_(*, verbose: bool) -> int:  # noqa: ARG001
+@VERBOSE_ACCEPTED
+def dashboard_() -> int:
     """Print a dashboard for Grafana, as JSON to import.
 
     \b
@@ -85,8 +83,8 @@ def dashboard_(*, verbose: bool) -> int:  # noqa: ARG001
 @click.option(
     "--port", type=click.IntRange(1, 65535), default=alerts.PORT, show_default=True, help="Port of node_exporter."
 )
-@VERBOSE
-def scrape_(*, inventories: tuple[str, ...], limit: str | None, job: str, port: int, verbose: bool) -> int:  # noqa: ARG001
+@VERBOSE_ACCEPTED
+def scrape_(*, inventories: tuple[str, ...], limit: str | None, job: str, port: int) -> int:
     """Print a scrape configuration of an inventory's nodes, for an existing Prometheus.
 
     \b

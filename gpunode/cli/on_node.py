@@ -24,7 +24,7 @@ MOST_BYTES = 64 << 20
 
 
 @click.command("validate", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--on-node", is_flag=True, help="Validate this machine, without Ansible and SSH.")
+@click.option("--on-node", is_flag=True, expose_value=False, help="Validate this machine, without Ansible and SSH.")
 @click.option(
     "--budget",
     type=Duration(1),
@@ -55,7 +55,6 @@ MOST_BYTES = 64 << 20
 @click.option("-v", "--verbose", is_flag=True, help="Also show notes, passed and skipped checks, and the duration.")
 def validate_on_node(  # noqa: PLR0913
     *,
-    on_node: bool,  # noqa: ARG001
     budget: float,
     form: str,
     output: Path | None,

@@ -190,7 +190,7 @@ def run(
     received: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
-    def pass_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    def pass_on(number: int, _: FrameType | None) -> None:
         received.append(number)
         if child is not None and len(received) == 1:
             process.kill_group(child, number)

@@ -38,10 +38,10 @@ def with_common(command: click.Command) -> click.Command:
 class Verbs(click.Group):
     """Group that finds a verb's module by name and loads no other."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+    def list_commands(self, _: click.Context) -> list[str]:
         return list(VERBS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
         return with_common(command_of(cmd_name))
@@ -76,7 +76,7 @@ class Verbs(click.Group):
         verbs = [CompletionItem(name, help=text) for name, text in VERBS.items() if name.startswith(incomplete)]
         return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, VERBS))
         for topic, verbs in TOPICS.items():
             with formatter.section(topic):

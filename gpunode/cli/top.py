@@ -10,7 +10,6 @@ import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import NoReturn
 
 import click
@@ -20,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gpunode.cli import selection as selection_
-from gpunode.cli.options import Duration
+from gpunode.cli.options import VERBOSE_ACCEPTED, Duration
 from gpunode.cli.selection import Selection, ask_password
 from gpunode.errors import Exit, UsageError
 from gpunode.top.document import TopDocument, csv_lines
@@ -62,7 +61,7 @@ _UNLIMITED = 1 << 16
     show_default=True,
     help="json, csv: a document, or rows, for each interval: gpunode schema top.",
 )
-@click.option("-v", "--verbose", is_flag=True, hidden=True, help="Accepted, without effect.")
+@VERBOSE_ACCEPTED
 @click.pass_context
 def command(  # noqa: PLR0913
     ctx: click.Context,
@@ -74,7 +73,6 @@ def command(  # noqa: PLR0913
     duration: float | None,
     once: bool,
     form: str,
-    verbose: bool,  # noqa: ARG001
 ) -> int:
     """Show the GPUs of HOSTs, of an inventory (-i), or of this machine: load, memory, power, heat, PCIe, errors, jobs.
 
@@ -128,7 +126,7 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
+def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 

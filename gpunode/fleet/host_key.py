@@ -70,7 +70,7 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
         self.unchecked: str | None = None
         """The key in one line, if it is unknown and was accepted because of the user's settings."""
 
-    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002
+    def missing_host_key(self, _client: paramiko.SSHClient, _hostname: str, key: paramiko.PKey) -> None:
         """Check the key that the node has proven to own, called by Paramiko; raise NodeFailure to refuse it."""
         settings, keys, blob = self._settings, self._keys, key.asbytes()
         shown = f"{key.get_name()} {fingerprint(blob)}"

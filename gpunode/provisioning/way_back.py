@@ -27,7 +27,7 @@ class WayBackResult(Frozen):
     packages: tuple[str, ...]
 
 
-def plan(state: NodeState, settings: Mapping[str, object], context: Context) -> Manifest:  # noqa: ARG001
+def plan(state: NodeState, _: Mapping[str, object], context: Context) -> Manifest:
     """Return a manifest that refuses if a package of the installed release is not offered any more."""
     release = installed_driver(state.facts)
     names = sorted(

@@ -17,7 +17,7 @@ SPEC_VERSION = "1.0.0"
 """Of https://github.com/ctrf-io/ctrf, commit 84ddec558 of 2026-07-26."""
 
 
-def as_text(document: Report, *, verbose: bool) -> str:  # noqa: ARG001 (all details are in the document)
+def as_text(document: Report) -> str:
     """Return the document. Only ASCII: other characters are JSON escapes."""
     found = [case for node in document.nodes for case in cases(node)] or [no_node()]
     tests = [_test(case) for case in found]

@@ -21,6 +21,8 @@ MODULES = {
 """Format -> module with ``as_text(document, *, verbose)``; loaded when it is asked for, since libraries are slow to
 load."""
 NAMES = (*MODULES, "json")
+SHORT = frozenset({"console", "markdown", "github"})
+"""Formats that leave out what passed unless the report is to be verbose; the others have everything."""
 NOT_FOR_TERMINALS = frozenset({"html"})
 
 
@@ -29,7 +31,8 @@ def parts(name: str, document: Report, *, verbose: bool) -> Iterator[str]:
     if name == "json":
         yield from (printable_json(part) for part in document.json_parts())
     else:
-        yield import_module(MODULES[name]).as_text(document, verbose=verbose)
+        options = {"verbose": verbose} if name in SHORT else {}
+        yield import_module(MODULES[name]).as_text(document, **options)
 
 
 def show(name: str, document: Report, *, verbose: bool) -> None:

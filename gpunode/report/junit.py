@@ -18,7 +18,7 @@ RESULTS = {Status.FAIL: "failure", Status.ERROR: "error", Status.SKIP: "skipped"
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def as_text(document: Report, *, verbose: bool) -> str:  # noqa: ARG001 (all details are in the document)
+def as_text(document: Report) -> str:
     """Return the document. Only ASCII: other characters are references, so that any encoding of a stream is valid."""
     # A collection has a duration, a saved bundle has none.
     saved = any(node.seconds is None and node.hardware is not None for node in document.nodes)

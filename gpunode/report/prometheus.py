@@ -65,7 +65,7 @@ class Sample:
     value: float
 
 
-def as_text(document: Report, *, verbose: bool = False) -> str:  # noqa: ARG001 (nothing is left out)
+def as_text(document: Report) -> str:
     """Return the metrics of all nodes, family by family."""
     series: dict[str, dict[Labels, float]] = {name: {} for name in FAMILIES}
     for node in document.nodes:

@@ -16,7 +16,7 @@ NEW_NAME = Version("2.10")
 """The first PyTorch to read PYTORCH_ALLOC_CONF alone; later ones read the old name too, with a warning."""
 
 
-def order(node: NodeFacts) -> Iterator[Setting]:  # noqa: ARG001
+def order(_: NodeFacts) -> Iterator[Setting]:
     """Yield the order of GPUs."""
     yield Setting(
         name="CUDA_DEVICE_ORDER",
@@ -115,7 +115,7 @@ def _torch_version(node: NodeFacts) -> Version | None:
     return None
 
 
-def tensorflow(node: NodeFacts, traits: Traits) -> Iterator[Setting | LeftAlone]:  # noqa: ARG001
+def tensorflow(_: NodeFacts, traits: Traits) -> Iterator[Setting | LeftAlone]:
     """Yield threads and memory as TensorFlow's guide for several GPUs recommends."""
     source = "catalog (sources.yml, tf_tune)"
     yield Setting(

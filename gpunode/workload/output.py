@@ -24,7 +24,7 @@ _DOING = 80
 class BoundedOutput:
     """Reader of stdout and stderr in pieces. Raises LaunchFailure ``flood`` if there is more than a payload prints."""
 
-    def __init__(self, progress: Callable[[str], None] = lambda text: None) -> None:  # noqa: ARG005
+    def __init__(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Set up an empty output; ``progress`` gets one line for each step that the payload reports."""
         self._report = progress
         self.records: list[dict[str, Any]] = []

@@ -101,7 +101,7 @@ class Workload:
     end_s: float
     """Between the launcher's limit and the node's, for the launcher to report what was not done in time."""
     facts: Callable[[Answer], NodeFacts]
-    progress: Progress = lambda name, text: None  # noqa: ARG005
+    progress: Progress = lambda *_: None
 
     def __call__(self, node: Node, answer: Answer, deadline: float) -> list[dict[str, Any]]:
         """Run the workload and return its records."""

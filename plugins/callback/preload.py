@@ -31,7 +31,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     CALLBACK_NAME = "gpunode.node.preload"
     CALLBACK_NEEDS_ENABLED = True
 
-    def v2_playbook_on_start(self, playbook: object) -> None:  # noqa: ARG002
+    def v2_playbook_on_start(self, _: object) -> None:
         """Import the package and read the catalog before the first task."""
         if find_spec("gpunode") is None:
             return

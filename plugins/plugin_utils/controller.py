@@ -19,7 +19,7 @@ from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -283,7 +283,7 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         """Raise AnsibleActionFail if the block takes longer, and end the programs that it waits for."""
         started = time.monotonic()
 
-        def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        def end(*_: object) -> None:
             with suppress(OSError):
                 for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split():
                     os.kill(int(child), signal.SIGTERM)

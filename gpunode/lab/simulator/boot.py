@@ -26,7 +26,7 @@ _DPKG_LIMIT_S = 60
 _SYS = "/run/gpunode-lab/sys"
 
 
-def main(argv: list[str]) -> int:  # noqa: ARG001
+def main(_: list[str]) -> int:
     """Set the node up; write errors to REPORT, and let the node boot in any case."""
     report = state.path(REPORT)
     try:

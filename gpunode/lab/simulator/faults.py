@@ -139,7 +139,7 @@ def _load(fault: Fault) -> None:
             raise FaultError(f"load: {name}={fault[name]}: expected a percentage, 0 to 100")
 
 
-def _join_fabric(fault: Fault) -> None:  # noqa: ARG001
+def _join_fabric(_: Fault) -> None:
     """Complete the fabric setup if a fabric manager was started in the meantime and runs."""
     with state.change() as (_, running):
         if running.get("fabric") and daemon.is_running(running.get("fabric_manager")):

@@ -140,8 +140,8 @@ def _real(argv: list[str]) -> int:
     return done.returncode
 
 
-def lsmod(argv: list[str]) -> int:  # noqa: ARG001 (as lsmod, which takes none)
-    """Run as lsmod; return its exit status."""
+def lsmod(_: list[str]) -> int:
+    """Run as lsmod, which takes no arguments; return its exit status."""
     sys.stdout.write("Module                  Size  Used by\n")
     for name, size, count, users in modules.listing():
         sys.stdout.write(f"{name:<19} {size:>8}  {count} {','.join(users)}".rstrip() + "\n")

@@ -16,7 +16,7 @@ from gpunode.report.html.page import ROW, SHADES, WORD, page_of
 from gpunode.text import counted, printable
 
 
-def as_text(document: Report, *, verbose: bool = False) -> str:  # noqa: ARG001 - the page folds what is not looked at
+def as_text(document: Report) -> str:
     """Return the report as one page."""
     environment = _environment()
     script = _source("report.js")

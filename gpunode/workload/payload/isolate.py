@@ -113,7 +113,7 @@ def run_jobs(
     jobs: Iterable[Job],
     at_once: int,
     clock: Clock,
-    left_after: Callable[[Outcome], float | None] = lambda outcome: None,  # noqa: ARG005
+    left_after: Callable[[Outcome], float | None] = lambda _: None,
 ) -> Iterator[tuple[Job, Task, Outcome]]:
     """Run the jobs, ``at_once`` of them in parallel; yield every task's outcome as it arrives.
 

@@ -62,7 +62,7 @@ class PayloadSession:
         settings: dict[str, Any],
         clock: Clock,
         folder: str | None = None,
-        progress: Callable[[str, float], None] = lambda doing, left_s: None,  # noqa: ARG005
+        progress: Callable[[str, float], None] = lambda *_: None,
     ) -> None:
         self._settings = settings
         self._clock = clock
