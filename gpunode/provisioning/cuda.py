@@ -15,10 +15,11 @@ from gpunode.catalog import load
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeCommand, Transaction
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeCommand
 from gpunode.provisioning.node_stack import of_context
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.transaction import Transaction
 from gpunode.stack import PlanHost, Request, Stack, picture_from_facts
 from gpunode.stack import plan as resolve
 

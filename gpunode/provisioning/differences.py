@@ -5,16 +5,9 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from gpunode.provisioning.locks import lock_lines
-from gpunode.provisioning.manifest import (
-    AptChange,
-    DnfChange,
-    ManagedFile,
-    ManagedFolder,
-    Manifest,
-    Transaction,
-    UnitState,
-)
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.state import AptState, DnfState, NodeState
+from gpunode.provisioning.transaction import Transaction
 from gpunode.text import matches_any
 
 
@@ -69,19 +62,27 @@ def folder_reasons(folder: ManagedFolder, state: NodeState) -> Iterator[str]:
 
 def package_reasons(change: Transaction | None, state: NodeState) -> Iterator[str]:
     """Yield which packages are missing, have to be removed, or are not held."""
-    if isinstance(change, AptChange):
-        if state.apt is None:
-            yield "the state of apt is unknown"
-        else:
-            yield from _apt_reasons(change, state.apt)
-    elif isinstance(change, DnfChange):
-        if state.dnf is None or state.dnf.error is not None:
-            yield "the state of dnf is unknown"
-        else:
-            yield from _dnf_reasons(change, state.dnf)
+    if change is None:
+        return
+    apt, dnf = (state.apt, None) if change.manager == "apt" else (None, state.dnf)
+    manager = apt or dnf
+    if manager is None or (dnf is not None and dnf.error is not None):
+        yield f"the state of {change.manager} is unknown"
+        return
+    if apt is not None:
+        yield from _interrupted(change, apt)
+    yield from _missing((*change.install, *change.bound), manager.installed)
+    for name in sorted({*manager.installed, *manager.unfinished}):
+        if matches_any(name, change.remove):
+            yield f"{name} must be removed"
+    if apt is not None:
+        yield from _apt_holds(change, apt)
+    if dnf is not None:
+        yield from _dnf_streams(change, dnf)
+        yield from _dnf_locks(change, dnf)
 
 
-def _apt_reasons(change: AptChange, apt: AptState) -> Iterator[str]:
+def _interrupted(change: Transaction, apt: AptState) -> Iterator[str]:
     if apt.policy_left:
         yield "an interrupted run left its policy-rc.d"
     if apt.left:
@@ -89,11 +90,9 @@ def _apt_reasons(change: AptChange, apt: AptState) -> Iterator[str]:
     for name in apt.unfinished:
         if any(name == entry.partition("=")[0] for entry in change.install):
             yield f"{name} is half-configured"
-    yield from _missing(change.install, apt.installed)
-    present = {*apt.installed, *apt.unfinished}
-    for name in sorted(present):
-        if matches_any(name, change.remove):
-            yield f"{name} must be removed"
+
+
+def _apt_holds(change: Transaction, apt: AptState) -> Iterator[str]:
     held = set(apt.held)
     if change.state == "present":
         for name in sorted(apt.installed):
@@ -104,19 +103,18 @@ def _apt_reasons(change: AptChange, apt: AptState) -> Iterator[str]:
             yield f"{name} is held"
 
 
-def _dnf_reasons(change: DnfChange, dnf: DnfState) -> Iterator[str]:
-    yield from _missing((*change.install, *change.bound, *change.free), dnf.installed)
-    for name in sorted(dnf.installed):
-        if name in change.remove:
-            yield f"{name} must be removed"
+def _dnf_streams(change: Transaction, dnf: DnfState) -> Iterator[str]:
     if change.stream is not None:
         name, _, stream = change.stream.partition(":")
         if dnf.streams.get(name) != stream:
             yield f"the module stream {change.stream} is not enabled"
     if change.reset is not None and change.reset in dnf.streams:
         yield f"the module {change.reset} has a stream enabled"
+
+
+def _dnf_locks(change: Transaction, dnf: DnfState) -> Iterator[str]:
     # Each role has a section of its own in the list.
-    requested = lock_lines(dnf.installed, change.hold) if change.hold else change.lock or ()
+    requested = lock_lines(dnf.installed, change.hold) if change.state == "present" else ()
     loose = sorted(set(requested) - {*dnf.own_locks, *dnf.locks})
     if loose:
         yield f"not locked: {', '.join(loose[:5])}"

@@ -22,7 +22,6 @@ from gpunode.provisioning.manifest import (
     Manifest,
     NodeCommand,
     NodeQuery,
-    Transaction,
     UnitState,
 )
 from gpunode.provisioning.package_record import installed_by_role
@@ -30,6 +29,7 @@ from gpunode.provisioning.repository import PackageRepository, RepositoryFiles, 
 from gpunode.provisioning.role import Role
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.storage_answer import parsed
+from gpunode.provisioning.transaction import Transaction
 
 SOURCES, KEY, YUM, RPM_KEY = repository_paths("docker")
 UNATTENDED = "/etc/apt/apt.conf.d/52gpunode-docker"

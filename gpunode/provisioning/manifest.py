@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, SerializeAsAny, model_validator
 
 from gpunode.frozen import Frozen
+from gpunode.provisioning.transaction import Transaction
 
 USER_IN_URL = re.compile(r"://([^\s/@\"']{1,500}|[^\s/@\"':]{0,200}:[^\s@\"']{1,500})@(?:[^\s/@\"']{0,500}@)*")
 """User information in a URL: a proxy's or a mirror's password, also one with a slash that is not encoded."""
@@ -69,88 +70,6 @@ class ManagedFolder(Frozen):
     phase: Literal["first", "before", "after", "last"] = "before"
 
 
-class PackageChange(Frozen):
-    """Changes of packages in one transaction: what apt and dnf have in common. ``package_transaction`` takes them."""
-
-    state: Literal["present", "absent"] = "present"
-    install: tuple[str, ...] = ()
-    """``NAME`` or ``NAME=PATTERN``, a shell pattern of versions: apt's, or for dnf ``VERSION-RELEASE`` or
-    ``EPOCH:VERSION-RELEASE``. Installed packages that match are not changed.
-    """
-    remove: tuple[str, ...] = ()
-    """Packages that are removed in the same transaction; for apt shell patterns."""
-    remove_new: tuple[str, ...] = ()
-    """With absent: packages to remove too if ``memory`` shows that the role installed them; for apt shell patterns."""
-    never: tuple[str, ...] = ()
-    """Shell patterns of packages that the transaction must not change."""
-    hold: tuple[str, ...] = ()
-    """Shell patterns of packages that are held at their versions afterwards. With absent, apt removes those that are
-    held and new.
-    """
-    memory: str | None = None
-    """File on the node with the packages that the role's transactions installed."""
-    idle_gpus: bool = False
-    """Fail if a process computes on a GPU when all packages are fetched and nothing is changed yet."""
-    lock_wait_s: int = 300
-    limit_s: int = 3600
-
-    def on(self, manager: str | None, **more: Any) -> "Transaction":
-        """Return the change for the node's package manager, with those of ``more`` that this manager has."""
-        kind = AptChange if manager == "apt" else DnfChange
-        own = {name: value for name, value in more.items() if name in kind.model_fields}
-        return kind(**self.model_dump(exclude_unset=True), **own)
-
-
-class AptChange(PackageChange):
-    """What only apt has."""
-
-    manager: Literal["apt"] = "apt"
-    restore: tuple[str, ...] = ()
-    """With absent: packages that stay and return from NVIDIA's version to the distribution's."""
-    unhold: tuple[str, ...] = ()
-    """Names of packages to unhold."""
-    files: dict[str, str | dict[str, str]] = Field(default_factory=dict)
-    """Files of apt's folders in their target state, path to text; empty text: absent. Preferences are applied before
-    they are written, so that a refusal leaves none behind; the others are used in check mode.
-    """
-
-
-class DnfChange(PackageChange):
-    """What only dnf has."""
-
-    manager: Literal["dnf"] = "dnf"
-    bound: tuple[str, ...] = ()
-    """Required packages, all at one release: the newest that matches ``constraint`` and that all have."""
-    constraint: str = "*"
-    free: tuple[str, ...] = ()
-    """Required packages, in any version."""
-    closure: tuple[str, ...] = ()
-    """Installed packages that move to that release, or are removed if they do not exist in it."""
-    line: dict[str, tuple[str, ...]] = Field({"names": (), "except": ()})
-    """Shell patterns of packages that are installed at that release or not at all, as dependencies too."""
-    expendable: tuple[str, ...] = ()
-    """Shell patterns of packages that may be removed in addition."""
-    stream: str | None = None
-    """``MODULE:STREAM`` that is enabled in the same transaction."""
-    reset: str | None = None
-    """Module of the stream to reset."""
-    repositories: tuple[dict[str, str], ...] = ()
-    """``id``, ``url``, ``proxy`` and ``key`` of repositories in their target state."""
-    lock: tuple[str, ...] | None = None
-    """Without ``hold``: the lines of the role's section of the versionlock list; None: the list is not changed, (): the
-    section is removed.
-    """
-    drop_locks: tuple[str, ...] = ()
-    """Foreign lines in that list that are removed."""
-    lock_mark: str = "gpunode"
-    """Suffix of the two lines around the role's section."""
-    ignore_locks: tuple[str, ...] = ()
-    limit_s: int = 900
-
-
-Transaction = AptChange | DnfChange
-
-
 class UnitState(Frozen):
     """One systemd unit in its target state."""
 
@@ -205,11 +124,10 @@ class NodeQuery(Frozen):
     """
 
     kind: Literal[
-        "apt_preview",
         "block_devices",
-        "dnf_preview",
         "nft_check",
         "package_offers",
+        "package_transaction",
         "repository_key",
         "signing_key",
         "contents",
@@ -226,7 +144,7 @@ class Manifest(Frozen):
     role: str
     files: tuple[ManagedFile, ...] = ()
     folders: tuple[ManagedFolder, ...] = ()
-    packages: Transaction | None = Field(default=None, discriminator="manager")
+    packages: Transaction | None = None
     units: tuple[UnitState, ...] = ()
     modules: tuple[str, ...] = ()
     """Kernel modules that are loaded before the files that list them for the boot: one that does not load would fail at

@@ -13,10 +13,11 @@ from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.onnode import program_text
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.manifest import AptChange, ManagedFile, Manifest
+from gpunode.provisioning.manifest import ManagedFile, Manifest
 from gpunode.provisioning.role import Role, Settings, Value, option
 from gpunode.provisioning.sections import around, completed
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.transaction import Transaction
 from gpunode.tuning import Setting, nccl_conf, node_shell, tune, tune_node
 from gpunode.tuning.nccl_names import debugs
 
@@ -242,7 +243,7 @@ def _shared(state: NodeState, ours: list[Setting]) -> ManagedFile:
     )
 
 
-def _packages(state: NodeState, malloc: str, notes: list[str]) -> AptChange | None:
+def _packages(state: NodeState, malloc: str, notes: list[str]) -> Transaction | None:
     if malloc == "none":
         return None
     if state.apt is None:
@@ -250,4 +251,4 @@ def _packages(state: NodeState, malloc: str, notes: list[str]) -> AptChange | No
             f"ml_environment_malloc: {malloc}: install its library by hand: the role knows only the apt package"
         )
         return None
-    return AptChange(install=(MALLOC_PACKAGES[malloc],))
+    return Transaction(manager="apt", install=(MALLOC_PACKAGES[malloc],))

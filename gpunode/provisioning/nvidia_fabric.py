@@ -14,10 +14,11 @@ from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.fabric import installed_driver, pci_ids
 from gpunode.provisioning.gpu_use import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version, must_be_idle
-from gpunode.provisioning.manifest import DnfChange, ManagedFile, Manifest, NodeCommand, Transaction, UnitState
+from gpunode.provisioning.manifest import ManagedFile, Manifest, NodeCommand, UnitState
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, Value, option
 from gpunode.provisioning.sections import completed
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.transaction import Transaction
 from gpunode.stack import Stack
 from gpunode.stack.model import PackageChoice
 
@@ -183,10 +184,11 @@ class Fabric:
             free = tuple(self.name(row) for row in self.rows if not row.with_driver)
             if all(name in self.state.installed for name in (*self.closure, *free)):
                 return None
-            return DnfChange(
+            return Transaction(
+                manager="dnf",
                 bound=self.closure,
                 constraint=self.driver or self.stack.driver.constraint,
-                free=free,
+                install=free,
                 never=self._foreign,
                 memory=ROLE.record,
                 lock_wait_s=self.settings.lock_wait_s,

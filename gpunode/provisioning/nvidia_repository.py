@@ -13,10 +13,11 @@ from gpunode.catalog.origins import key_to_fetch
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.keys import KeyRefusedError, key_of_file, trusted_key
-from gpunode.provisioning.manifest import AptChange, ManagedFile, Manifest, NodeQuery
+from gpunode.provisioning.manifest import ManagedFile, Manifest, NodeQuery
 from gpunode.provisioning.repository import PackageRepository
 from gpunode.provisioning.role import Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.transaction import Transaction
 from gpunode.stack import picture_from_facts
 
 APT_PATHS = {
@@ -223,7 +224,7 @@ def present(state: NodeState, settings: NvidiaRepositorySettings, context: Conte
     return Manifest(
         role=ROLE.name,
         files=tuple(_files(state, offer, key, settings.proxy)),
-        packages=AptChange(state="absent", remove=offer.old_packages) if offer.old_packages else None,
+        packages=Transaction(manager="apt", state="absent", remove=offer.old_packages) if offer.old_packages else None,
     )
 
 

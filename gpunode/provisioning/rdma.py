@@ -15,13 +15,10 @@ from gpunode.provisioning import node_stack, rdma_roce
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
 from gpunode.provisioning.manifest import (
-    AptChange,
     ManagedFile,
     ManagedFolder,
     Manifest,
     NodeQuery,
-    PackageChange,
-    Transaction,
     UnitState,
 )
 from gpunode.provisioning.package_record import installed_by_role
@@ -44,6 +41,7 @@ from gpunode.provisioning.repository import PackageRepository, RepositoryFiles, 
 from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.templates import mark_of
+from gpunode.provisioning.transaction import Transaction
 from gpunode.stack import Stack
 from gpunode.tuning.kernel import in_container
 
@@ -155,7 +153,7 @@ class Undo(Frozen):
     """What reverts the transaction that installs DOCA."""
 
     files: tuple[ManagedFile, ...]
-    packages: Transaction = Field(discriminator="manager")
+    packages: Transaction
 
 
 class RdmaResult(Frozen):
@@ -280,7 +278,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     if roce.refusals:
         return Manifest(role=ROLE.name, refusals=roce.refusals)
     packages = manifest.packages
-    if isinstance(packages, AptChange):
+    if packages is not None and packages.manager == "apt":
         packages = packages.model_copy(update={"restore": REPLACED})
     loaded = [name for name in (PEERMEM, *(part.module for part in PARTS)) if name in (state.facts.modules or ())]
     ours = state.files[MODULES].kind == "file"
@@ -450,5 +448,11 @@ def _undo(draft: Draft, change: Transaction) -> Undo | None:
         return None
     paths = [file.path for file in draft.files if draft.state.files[file.path].kind == "absent"]
     new = tuple(name for name in change.install if name not in before)
-    back = PackageChange(state="absent", remove_new=new, memory=ROLE.record).on(change.manager, restore=REPLACED)
+    back = Transaction(
+        manager=change.manager,
+        state="absent",
+        remove_new=new,
+        restore=REPLACED if change.manager == "apt" else (),
+        memory=ROLE.record,
+    )
     return Undo(files=tuple(ManagedFile(path=path, content=None) for path in (*paths, MARKER)), packages=back)

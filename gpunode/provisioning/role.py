@@ -19,14 +19,13 @@ from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
     Manifest,
-    PackageChange,
-    Transaction,
     UnitState,
     no_package_manager,
 )
 from gpunode.provisioning.package_record import removable
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.templates import program, rendered
+from gpunode.provisioning.transaction import Transaction
 
 
 class Variables(Frozen):
@@ -139,10 +138,6 @@ class Role(Generic[S]):
         return f"gpunode (role {self.name})" if self.locks else ""
 
     @property
-    def _lock_mark(self) -> dict[str, str]:
-        return {"lock_mark": self.lock_mark} if self.locks else {}
-
-    @property
     def look(self) -> Look:
         """Return what is read from a node for the role."""
         return Look(
@@ -211,14 +206,14 @@ class Role(Generic[S]):
         if self.packages:
             new = (*self.packages, *getattr(settings, "extra_packages", ()), *_of_the_site(settings))
             going = removable(state, self.record, new, self.held)
-            packages = PackageChange(
+            packages = self._change(
+                state,
                 state="absent",
-                # apt's transaction reads the record again, which an aborted one of this run may have completed.
-                remove_new=new if state.apt is not None else tuple(going),
-                hold=self.held if state.apt is not None else (),
-                memory=self.record,
+                # The transaction reads the record again, which an aborted one of this run may have completed.
+                remove_new=new,
+                hold=self.held,
                 lock_wait_s=int(getattr(settings, "lock_wait_s", 0)),
-            ).on(state.manager, lock=() if self.locks else None, **self._lock_mark)
+            )
             reasons = [f"{name} must be removed" for name in going]
         if self.recorded(state):
             reasons.append("the kernel's settings have to be restored")
@@ -253,15 +248,20 @@ class Role(Generic[S]):
     ) -> Transaction:
         """Return the transaction that installs packages on this node; ``files`` are apt's, which it applies."""
         plugins = plugin(state.dnf) if self.locks and state.apt is None else ()
-        common = PackageChange(
+        return self._change(
+            state,
             install=(*install, *plugins),
             remove=tuple(remove),
             never=tuple(never),
             hold=tuple(hold),
-            memory=self.record,
+            files=dict(files or {}) if state.apt is not None else {},
             lock_wait_s=int(getattr(settings, "lock_wait_s", 300)),
         )
-        return common.on(state.manager, files=dict(files or {}), **self._lock_mark)
+
+    def _change(self, node: NodeState, **fields: Any) -> Transaction:
+        """Return a transaction of the node's package manager with the role's record and its section of locks."""
+        section = {"lock_mark": self.lock_mark} if self.locks and node.apt is None else {}
+        return Transaction(manager=node.manager or "dnf", memory=self.record, **section, **fields)
 
     def recorded(self, state: NodeState) -> bool:
         """Return whether values of the running kernel are recorded that a removal restores."""

@@ -20,10 +20,13 @@ OWN = "gpunode-"
 """Part of the names of all files that the roles write to apt's folders."""
 JUDGE_LIMIT_S = 60
 ANSWER_LIMIT_S = 120
+UPDATE_LIMIT_S = 300
 OPTIONS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
 """Options of every ``apt-get install``, so that a simulation matches the real run."""
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 LISTS = Path("/var/lib/apt/lists")
+NVIDIAS = re.compile(r"\|(NVIDIA CUDA|DOCA-HOST[^|]*)$")
+"""End of the lines of NVIDIA's repositories in apt's list, by their labels."""
 PAUSES_S = (3, 10)
 """Pauses between the attempts after a temporary error."""
 PASSES = re.compile(
@@ -157,6 +160,25 @@ def offers(options, names):
 def offered(options, names):
     """Return the versions of each package that the sources offer, newest first."""
     return {name: [*dict.fromkeys(version for version, _ in rows)] for name, rows in offers(options, names).items()}
+
+
+def restored(options, names, installed):
+    """Return NAME=VERSION of packages that change from NVIDIA's version to the distribution's.
+
+    ``installed`` is name to version. Examples are dkms from the CUDA repository and rdma-core from the DOCA repository.
+    Their epoch or version would keep them above every future version of the distribution.
+    """
+    there = sorted(installed.keys() & set(names))
+    if not there:
+        return []
+    form = "$(REPO_URI)|$(LABEL)"
+    targets = output_of(["apt-get", *options, "indextargets", "--format", form, "Created-By: Packages"], ANSWER_LIMIT_S)
+    nvidias = {line.partition("|")[0].rstrip("/") for line in targets.splitlines() if NVIDIAS.search(line)}
+    found = {
+        name: [version for version, location in rows if location.split()[0].rstrip("/") not in nvidias]
+        for name, rows in offers(options, there).items()
+    }
+    return [f"{name}={found[name][0]}" for name in there if found[name] and installed[name] not in found[name]]
 
 
 def simulation(options, arguments):

@@ -1,27 +1,6 @@
-"""One apt transaction on this node, simulated or executed.
+"""One apt transaction on this node, simulated or carried out: the backend of ``package_engine.py`` for apt.
 
-Standard library only. The question::
-
-    {"install": ["NAME" | "NAME=PATTERN"],  packages to install; a pattern is a shell pattern of versions
-     "remove": [patterns],                  packages to remove in the same transaction
-     "remove_new": [patterns],              packages to remove too, if the memory shows that the role installed them
-     "state": "present" | "absent",         absent: remove packages, and dependencies that nothing needs any more
-     "never": [patterns],                   packages that must not be installed, change version or be removed
-     "restore": [names],                    absent: packages to change from NVIDIA's version to the distribution's
-     "hold": [patterns],                    packages to hold afterwards; absent: remove those that are held and new
-     "memory": path | null,                 record of the packages that the role installed (package_record.py)
-     "simulate": bool,                      only report the changes
-     "files": {path: text | {"b64": text}}, planned files; empty text: the file must not exist. Simulated: all
-                                            files of apt; else only the preferences
-     "planned": {"packages": {name: version}, "purge": [names]},  simulated: changes of earlier transactions
-     "unhold": [names],                     packages to unhold
-     "download_only": bool,                 only fetch the packages to install, and verify them
-     "lock_wait_s": seconds, "limit_s": seconds}
-
-The answer: ``install`` ({name: version}), ``remove``, ``hold``, ``unhold`` (names), ``warnings`` (failed sources that
-no package needed), ``finished`` (packages that an interrupted run left half-configured). Installed packages that
-satisfy ``install`` are left alone; apt is not run if all are installed. An ``error`` is the reason in one line why
-nothing was done; with ``"done": false`` the transaction itself failed.
+Standard library only. Installed packages that satisfy ``install`` are left alone; apt is not run if all are installed.
 """
 
 import fcntl
@@ -42,23 +21,23 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     OPTIONS,
     PREFERENCES,
     SIGNALS,
+    UPDATE_LIMIT_S,
     AptError,
     StillRunningError,
     carried_out,
     leave_orderly,
-    offered,
-    offers,
     output_of,
     passing_over_damaged,
     private_apt,
     refresh,
     refuse_failed_sources,
+    restored,
     rows_of_dpkg,
     simulation,
 )
+from ansible_collections.gpunode.node.plugins.module_utils.apt_release import RELEASE, exactly, resolved
 from ansible_collections.gpunode.node.plugins.module_utils.package_record import note, owned, settle
 
-UPDATE_LIMIT_S = 300
 POLICY = Path("/usr/sbin/policy-rc.d")
 DPKG_LOCK = Path("/var/lib/dpkg/lock-frontend")
 UNATTENDED = (
@@ -72,8 +51,6 @@ DPKG_UPDATES = Path("/var/lib/dpkg/updates")
 JOURNAL = Path("/var/lib/gpunode/transaction")
 """File with the packages of a transaction, written before it begins and deleted after it succeeded."""
 MAKE_LOGS = "/var/lib/dkms/*/*/build/make.log"
-NVIDIAS = re.compile(r"\|(NVIDIA CUDA|DOCA-HOST[^|]*)$")
-"""End of the lines of NVIDIA's repositories in apt's list, by their labels."""
 POLICY_TEXT = (
     "#!/bin/sh\n# Of gpunode, for as long as a transaction runs: no service is started or restarted by it.\nexit 101\n"
 )
@@ -137,27 +114,27 @@ def apt_as_it_will_be(question):
 
 @contextmanager
 def asking(question):
-    """Yield (options of apt, its messages about failed sources), with fresh lists.
+    """Yield (private folder, options of apt, its messages about failed sources), with fresh lists.
 
     A simulation uses apt in a private folder, a real run the node's own apt. If the caller's block raises AptError,
     the messages about failed sources are put first.
     """
-    with apt_of(question) as options:
+    with apt_of(question) as (folder, options):
         failed = patient(lambda: refresh(["apt-get", *options], UPDATE_LIMIT_S), question["lock_wait_s"])
         try:
-            yield options, failed
+            yield folder, options, failed
         except AptError as error:
             raise AptError("; ".join([*failed, str(error)])) from None
 
 
 @contextmanager
 def apt_of(question):
-    """Yield the options of apt."""
+    """Yield (private folder or None, options of apt)."""
     if not question["simulate"]:
-        yield question["options"]
+        yield None, question["options"]
         return
-    with private_apt(question["files"]) as (_folder, options):
-        yield options
+    with private_apt(question["files"]) as (folder, options):
+        yield folder, options
 
 
 def simulated(options, arguments):
@@ -165,25 +142,6 @@ def simulated(options, arguments):
     install, remove = simulation(options, arguments)
     install = {name.partition(":")[0]: version for name, version in install.items()}
     return install, {name.partition(":")[0] for name in remove} - install.keys()
-
-
-def exactly(options, wanted):
-    """Return the entries with the newest offered version in place of each pattern; AptError if no source offers one.
-
-    apt reads patterns by its own rules: it drops a star at the end, and an earlier one then stands for itself.
-    """
-    there = offered(options, [entry.partition("=")[0] for entry in wanted])
-    found = []
-    for entry in wanted:
-        name, _, pattern = entry.partition("=")
-        versions = there[name]
-        fits = [version for version in versions if fnmatch.fnmatchcase(version, pattern or "*")]
-        if not fits:
-            request = f"{name} {pattern}".strip()
-            have = ", ".join(versions[:8]) or "no package of that name"
-            raise AptError(f"the node's sources do not have {request}; they have {have}")
-        found.append(f"{name}={fits[0]}" if pattern else entry)
-    return found
 
 
 def refuse_what_is_not_ours(question, present, install, remove):
@@ -210,7 +168,7 @@ def coming(question, present):
     going = {name for name in present if matches(name, question["remove"])}
     if not wanted and not going:
         return {}, set(), []
-    with asking(question) as (options, failed):
+    with asking(question) as (_folder, options, failed):
         planned = question["planned"]
         before = [f"{name}={version}" for name, version in planned.get("packages", {}).items()]
         before += [f"{name}-" for name in planned.get("purge", []) if name in present]
@@ -250,7 +208,11 @@ def leaving(question, present):
     loose = simulated(unneeded, ["autoremove"])[1]
     orphans = (simulated(unneeded, ["autoremove", *sorted(going)])[1] - loose) & own
     going |= {name for name in orphans if not matches(name, question["never"])}
-    back = restored(question, {name: row for name, row in present.items() if name not in going})
+    staying = {name: row[0] for name, row in present.items() if name not in going}
+    if not question["simulate"] and staying.keys() & set(question["restore"]):
+        with suppress(AptError):  # the lists fetched before are used then
+            patient(lambda: refresh(["apt-get", *question["options"]], UPDATE_LIMIT_S), question["lock_wait_s"])
+    back = restored([], question["restore"], staying)
     arguments = ["--purge", "install", *back, *(f"{name}-" for name in sorted(going))] if back else []
     arguments = arguments or ["--purge", "remove", *sorted(going)]
     install, remove = simulated([], arguments)
@@ -293,28 +255,6 @@ def edited(names):
 def removed(names):
     """Return the packages that apt removes together with these."""
     return simulated([], ["--purge", "remove", *sorted(names)])[1]
-
-
-def restored(question, staying):
-    """Return NAME=VERSION for packages that stay and change from NVIDIA's version to the distribution's.
-
-    Examples are dkms from the CUDA repository and rdma-core from the DOCA repository. Their epoch or version would
-    keep them above every future version of the distribution.
-    """
-    there = sorted(name for name in question["restore"] if name in staying)
-    if not there:
-        return []
-    if not question["simulate"]:
-        with suppress(AptError):  # the lists fetched before are used then
-            patient(lambda: refresh(["apt-get", *question["options"]], UPDATE_LIMIT_S), question["lock_wait_s"])
-    form = "$(REPO_URI)|$(LABEL)"
-    targets = output_of(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], ANSWER_LIMIT_S)
-    nvidias = {line.partition("|")[0].rstrip("/") for line in targets.splitlines() if NVIDIAS.search(line)}
-    found = {
-        name: [version for version, location in rows if location.split()[0].rstrip("/") not in nvidias]
-        for name, rows in offers([], there).items()
-    }
-    return [f"{name}={found[name][0]}" for name in there if found[name] and staying[name][0] not in found[name]]
 
 
 @contextmanager
@@ -422,8 +362,27 @@ def errors_of_compiler(path):
     return [lines[number][:200] for number in wanted][-20:]
 
 
+def at_one_release(question):
+    """Return what brings the bound packages to one release, or why there is none, from a private folder of apt."""
+    with asking({**question, "simulate": True}) as (folder, options, failed):
+        found = resolved(question, folder, options, database())
+        if failed and "lacking" in found:
+            raise AptError("lists of these packages could not be fetched")
+        refuse_failed_sources(failed, options, found.get("install", {}))
+    return {"hold": [], "unhold": [], "warnings": failed, **found}
+
+
 def answer(question):
     """Return the answer of a transaction, after it was executed unless it is simulated."""
+    if question["bound"]:
+        found = at_one_release(question)
+        if question["simulate"] or "lacking" in found:
+            return found
+        files = {
+            path: text.replace(RELEASE, found["target"]) if isinstance(text, str) else text
+            for path, text in question["files"].items()
+        }
+        question = {**question, "bound": [], "install": found["exact"], "remove": found["remove"], "files": files}
     options = ["-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}"]
     with apt_as_it_will_be(question):
         only_looks = question["simulate"] or question.get("download_only")

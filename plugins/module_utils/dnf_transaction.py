@@ -1,39 +1,6 @@
-"""One dnf transaction on this node, simulated or executed.
+"""One dnf transaction on this node, simulated or carried out: the backend of ``package_engine.py`` for dnf.
 
-Requires a Python with the bindings of dnf 4. The question::
-
-    {"repository": {"id": ID, "url": URL, "proxy": URL} | null,  planned repository, in addition to those of the node
-     "stream": "MODULE:STREAM" | null,    stream to enable in the same transaction, in place of another stream
-     "reset": "MODULE" | null,            module to reset (where the driver is removed)
-     "repositories": [the same],          (optional) further planned repositories
-     "install": ["NAME" | "NAME=PATTERN"], (optional) packages to install; the pattern is one of epoch, version and
-                                          release
-     "never": [patterns],                 (optional) packages that must not be touched
-     "bound": [names],                    packages to install, all at one release
-     "constraint": PATTERN,               shell pattern of releases; the newest one that all of bound have is used
-     "free": [names],                     packages to install in any version
-     "closure": [names],                  installed packages to change to that release, or to remove if it lacks them
-     "line": {"names": [patterns], "except": [patterns]},
-                                          packages that may only be installed at that release, even as dependencies
-     "remove": [names],                   packages to remove; with "state": "absent" and a memory also dependencies
-                                          that came along
-     "expendable": [patterns],            further packages that the transaction may remove
-     "locklist": path, "lock_mark": WORD, file of the plugin versionlock, and the end of the lines around our section
-     "ignore_locks": [lines],             lines outside our section to ignore
-     "lock": [lines] | null,              (optional) our section afterwards; empty: none; missing: not changed
-     "hold": [patterns],                  (optional) installed packages that our section locks at their versions
-                                          afterwards, in place of "lock"
-     "drop_locks": [lines],               (optional) lines outside our section to remove
-     "files": {path: text},               (optional) planned files of repositories, for a simulation
-     "remove_new": [names],               (optional) packages to remove if the memory shows that the role installed them
-     "memory": path | null,               (optional) record of the packages that the role installed (package_record.py)
-     "download_only": bool,               (optional) only fetch the packages to install, and verify them
-     "simulate": bool, "lock_wait_s": seconds, "limit_s": seconds}
-
-The answer: ``target``, ``install`` ([{name, version}], without packages that are installed already), ``remove`` (names,
-without replaced packages), ``stream`` (null: already enabled). ``lacking`` ({name: releases}) and ``common`` if no
-release that matches has all of bound. An ``error`` is the reason in one line why nothing was done; with ``"done":
-false``, the transaction itself failed.
+Requires a Python with the bindings of dnf 4.
 """
 
 import configparser
@@ -122,7 +89,7 @@ def configured(question, folder):
     base.conf.clean_requirements_on_remove = False
     base.conf.module_stream_switch = True
     base.conf.assumeyes = True  # the keys that the repositories' files name
-    locks = foreign_locks(question["locklist"], question["lock_mark"], question["ignore_locks"])
+    locks = foreign_locks(LOCKLIST, question["lock_mark"], question["ignore_locks"])
     own_list = Path(folder, "list")
     own_list.write_text("".join(line + "\n" for line in locks), encoding="utf-8")
     Path(folder, "versionlock.conf").write_text(f"[main]\nenabled=1\nlocklist={own_list}\n", encoding="utf-8")
@@ -133,9 +100,8 @@ def configured(question, folder):
     base.read_all_repos()
     base.configure_plugins()
     for wanted in [
-        *([question["repository"]] if question.get("repository") else []),
-        *question.get("repositories", []),
-        *(repositories_of(question.get("files") or {}) if question["simulate"] else ()),
+        *question["repositories"],
+        *(repositories_of(question["files"]) if question["simulate"] else ()),
     ]:
         # add_new_repo substitutes the variables in the URL.
         fresh = dnf.repodict.RepoDict().add_new_repo(wanted["id"], base.conf, baseurl=[wanted["url"]], gpgcheck=True)
@@ -145,8 +111,6 @@ def configured(question, folder):
         ours.baseurl = fresh.baseurl
         if "proxy" in wanted:
             ours.proxy = wanted["proxy"]
-        if wanted.get("key"):
-            ours.gpgkey = [wanted["key"]]
         # Read the current metadata instead of the cached ones.
         ours.metadata_expire = 0
     base.fill_sack(load_system_repo=True, load_available_repos=bool(base.repos) and needs_repositories(question))
@@ -155,7 +119,7 @@ def configured(question, folder):
 
 def needs_repositories(question):
     """Return whether the transaction installs packages; a removal works without reachable repositories."""
-    return bool(question["bound"] or question["free"] or question.get("install"))
+    return bool(question["bound"] or question["install"])
 
 
 def newest_first(base, releases):
@@ -163,11 +127,21 @@ def newest_first(base, releases):
     return sorted(releases, key=functools.cmp_to_key(base.sack.evr_cmp), reverse=True)
 
 
+def matches(name, patterns):
+    """Return whether one of the shell patterns matches."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def bound_names(question):
+    """Return the names of the bound packages; their versions are those of the release."""
+    return [entry.partition("=")[0] for entry in question["bound"]]
+
+
 def release_for(base, question):
     """Return (the newest matching release that all of bound have, releases by name, releases that all have)."""
     by_name = {
         name: {package.version for package in base.sack.query().available().filter(name=name)}
-        for name in question["bound"]
+        for name in bound_names(question)
     }
     every = newest_first(base, set.intersection(*by_name.values()) if by_name else set())
     fitting = [release for release in every if fnmatch.fnmatch(release, question["constraint"])]
@@ -184,9 +158,7 @@ def at(base, name, release):
 
 def in_line(name, line):
     """Return whether a package belongs to the line: its version is the driver's release."""
-    return any(fnmatch.fnmatchcase(name, one) for one in line["names"]) and not any(
-        fnmatch.fnmatchcase(name, one) for one in line["except"]
-    )
+    return matches(name, line["names"]) and not matches(name, line["except"])
 
 
 def bind_line(base, question, target):
@@ -213,15 +185,20 @@ def elsewhere(base, question, target):
 
 
 def best_of(base, entry):
-    """Return the newest package that ``NAME`` or ``NAME=PATTERN`` allows; None if an installed one matches."""
+    """Return the newest package that ``NAME`` or ``NAME=PATTERN`` allows; None if an installed one matches.
+
+    Without a pattern, a name may be any that dnf takes, such as ``kernel-devel-5.14.0-427.el9``.
+    """
     name, _, pattern = entry.partition("=")
+    named = base.sack.query().filter(name=name)
+    query = named if named or pattern else dnf.subject.Subject(name).get_best_query(base.sack)
 
     def fits(package):
         return fnmatch.fnmatchcase(package.evr, pattern or "*")
 
-    if any(fits(package) for package in base.sack.query().installed().filter(name=name)):
+    if any(fits(package) for package in query.installed()):
         return None
-    offered = sorted(base.sack.query().available().filter(name=name, arch__neq="src"), reverse=True)
+    offered = sorted(query.available().filter(arch__neq="src"), reverse=True)
     native = [package for package in offered if package.arch in (base.conf.arch, "noarch")]
     for package in native:
         if fits(package):
@@ -235,17 +212,15 @@ def best_of(base, entry):
 def mark(base, question, target):
     """Add the requested changes to dnf's solver."""
     installed = base.sack.query().installed()
-    for package in filter(None, [best_of(base, entry) for entry in question.get("install", [])]):
+    for package in filter(None, [best_of(base, entry) for entry in question["install"]]):
         base.package_install(package)
-    for name in question["bound"]:
+    bound = bound_names(question)
+    for name in bound:
         package = at(base, name, target)
         if package is None:
             raise TransactionRefusedError(f"{name} {target} exists only for another architecture")
         base.package_install(package)
-    for name in question["free"]:
-        if not installed.filter(name=name) and not dnf.subject.Subject(name).get_best_query(base.sack).installed():
-            base.install(name)
-    for name in set(question["closure"]) - set(question["bound"]):
+    for name in set(question["closure"]) - set(bound):
         package = at(base, name, target) if target else None
         if package is not None:
             base.package_install(package)
@@ -279,9 +254,9 @@ def streams(base, question):
 
 def orphans(base, question):
     """Return the dependencies of removed packages that nothing else needs, without packages installed before."""
-    if question.get("state") != "absent" or not question["remove"] or not question.get("memory"):
-        return []
     own = own_packages(base, question)
+    if question["state"] != "absent" or not question["remove"] or not own:
+        return []
     base.conf.clean_requirements_on_remove = True
     # Base.remove obeys that setting, Base.package_remove does not.
     for name in question["remove"]:
@@ -297,13 +272,24 @@ def orphans(base, question):
 def own_packages(base, question):
     """Return the installed packages that the role's transactions installed."""
     times = {package.name: package.installtime for package in base.sack.query().installed()}
-    return owned(question.get("memory"), times, times.get)
+    return owned(question["memory"], times, times.get)
+
+
+def going_of(base, question):
+    """Return the names of the installed packages to remove, by the patterns of the question."""
+    versions = {package.name: package.evr for package in base.sack.query().installed()}
+    going = {name for name in versions if matches(name, question["remove"])}
+    if question["state"] == "absent":
+        own = own_packages(base, question)
+        locked = {line.strip() for part in split_locks(LOCKLIST, question["lock_mark"]) for line in part}
+        held = {name for name in own if matches(name, question["hold"]) and lock_line(name, versions[name]) in locked}
+        going |= {name for name in own if matches(name, question["remove_new"])} | held
+    return sorted(going)
 
 
 def resolved(base, question):
     """Resolve the transaction and return it in the form of the answer."""
-    new = own_packages(base, question) & set(question.get("remove_new") or ())
-    question = {**question, "remove": [*question["remove"], *sorted(new)]}
+    question = {**question, "remove": going_of(base, question)}
     question = {**question, "remove": [*question["remove"], *orphans(base, question)]}
     stream = streams(base, question)
     target, by_name, every = release_for(base, question)
@@ -320,20 +306,13 @@ def resolved(base, question):
     coming = {package.name: package.evr for package in base.transaction.install_set}
     going = sorted({package.name for package in base.transaction.remove_set} - set(coming))
     known = set(question["remove"]) | set(question["closure"])
-    others = [
-        name
-        for name in going
-        if name not in known and not any(fnmatch.fnmatch(name, one) for one in question["expendable"])
-    ]
+    others = [name for name in going if name not in known and not matches(name, question["expendable"])]
     if others:
         raise TransactionRefusedError(f"would-remove: dnf would remove {', '.join(others[:5])}")
-    never = sorted(
-        name for name in {*coming, *going} if any(fnmatch.fnmatch(name, one) for one in question.get("never", []))
-    )
+    never = sorted(name for name in {*coming, *going} if matches(name, question["never"]))
     if never:
         raise TransactionRefusedError(f"it would also touch {', '.join(never[:5])}, which this role does not manage")
-    install = [{"name": name, "version": version} for name, version in sorted(coming.items())]
-    return {"target": target, "install": install, "remove": going, "stream": stream}
+    return {"target": target, "install": dict(sorted(coming.items())), "remove": going, "stream": stream}
 
 
 def fetch(base):
@@ -353,42 +332,45 @@ def fetch(base):
             raise TransactionRefusedError(f"repository-unsigned: not signed as required: {problem or package}")
 
 
-def locks_that_change(question):
-    """Return (lines that our section of the list lacks, lines to remove)."""
-    if question.get("lock") is None and not question.get("drop_locks"):
-        return [], []
-    before, own, after = split_locks(question["locklist"], question["lock_mark"])
-    wanted = own if question.get("lock") is None else question["lock"]
-    dropped = [line for line in (*before, *after) if line.strip() in question.get("drop_locks", [])]
-    return [line for line in wanted if line not in own], [line for line in own if line not in wanted] + dropped
+def change_locks(path, mark, lock, drop_locks, *, write):
+    """Return (lines that our section of the list lacks, lines to remove); ``write``: change them in the file.
+
+    ``lock`` is our section afterwards, None: as it is; ``drop_locks`` are foreign lines to remove.
+    """
+    before, own, after = split_locks(path, mark)
+    wanted = own if lock is None else lock
+    dropped = [line for line in (*before, *after) if line.strip() in drop_locks]
+    new, old = [line for line in wanted if line not in own], [line for line in own if line not in wanted] + dropped
+    if write and (new or old):
+        ours = [f"# BEGIN {mark}", *wanted, f"# END {mark}"] if wanted else []
+        lines = [
+            *(line for line in before if line not in dropped),
+            *ours,
+            *(one for one in after if one not in dropped),
+        ]
+        file_access.write(str(path), "".join(f"{line}\n" for line in lines).encode(), 0o644, file_access.own_ids())
+    return new, old
 
 
-def write_locks(question):
-    """Write our section of the list at its position, without the foreign lines to remove."""
-    path, mark_of_ours = Path(question["locklist"]), question["lock_mark"]
-    before, own, after = split_locks(path, mark_of_ours)
-    wanted = own if question.get("lock") is None else question["lock"]
-    ours = [f"# BEGIN {mark_of_ours}", *wanted, f"# END {mark_of_ours}"] if wanted else []
-    dropped = question.get("drop_locks", [])
-    lines = [
-        *(line for line in before if line.strip() not in dropped),
-        *ours,
-        *(line for line in after if line.strip() not in dropped),
-    ]
-    file_access.write(str(path), "".join(f"{line}\n" for line in lines).encode(), 0o644, file_access.own_ids())
+def lock_line(name, version):
+    """Return the line that locks a package at its version, for any architecture."""
+    return f"{name}-{version if ':' in version else '0:' + version}.*"
 
 
 def lines_of_holds(base, question, answer):
-    """Return the lock lines for packages that match ``hold``, at their versions after the transaction."""
+    """Return the lock lines for packages that match ``hold``, at their versions after the transaction.
+
+    After a removal there are none; None without ``hold``: the lines are not changed.
+    """
+    if question["state"] == "absent":
+        return []
+    if not question["hold"]:
+        return None
     versions = {package.name: package.evr for package in base.sack.query().installed()}
     for name in answer.get("remove", ()):
         versions.pop(name, None)
-    versions.update({row["name"]: row["version"] for row in answer.get("install", ())})
-    return [
-        f"{name}-{version if ':' in version else '0:' + version}.*"
-        for name, version in sorted(versions.items())
-        if any(fnmatch.fnmatchcase(name, one) for one in question["hold"])
-    ]
+    versions.update(answer.get("install", {}))
+    return [lock_line(name, version) for name, version in sorted(versions.items()) if matches(name, question["hold"])]
 
 
 def units_of(packages):
@@ -423,14 +405,13 @@ def carried_out(question):
                 time.sleep(2)
         with base:
             answer = resolved(base, question)
-            if question.get("hold"):
-                question = {**question, "lock": lines_of_holds(base, question, answer)}
+            lock = lines_of_holds(base, question, answer)
             changes = "lacking" not in answer and (
                 answer["install"] or answer["remove"] or answer["stream"] is not None
             )
             if changes and not question["simulate"]:
                 fetch(base)
-                if question.get("download_only"):
+                if question["download_only"]:
                     return {**answer, "remove": [], "stream": None}
                 # A job may have started since the plan was made.
                 users = question.get("gpu_users", list)()
@@ -438,28 +419,26 @@ def carried_out(question):
                     raise TransactionRefusedError(f"busy: GPUs are in use by {', '.join(users)}, nothing was installed")
                 signal.alarm(0)
                 before = {package.name for package in base.sack.query().installed()}
-                if question.get("state") != "absent":
-                    settle(question.get("memory"), before)
-                    note(question.get("memory"), {row["name"] for row in answer["install"]} - before)
+                if question["state"] != "absent":
+                    settle(question["memory"], before)
+                    note(question["memory"], answer["install"].keys() - before)
                 units = units_of(base.transaction.remove_set)
                 try:
                     base.do_transaction()
                 except dnf.exceptions.TransactionCheckError:
-                    settle(question.get("memory"), before)
+                    settle(question["memory"], before)
                     raise
                 except dnf.exceptions.Error as err:
                     return {**answer, "done": False, "error": " ".join(str(err).split())}
                 end_units(units)
                 answer["done"] = True
-        answer["hold"], answer["unhold"] = locks_that_change(question)
-        if (answer["hold"] or answer["unhold"]) and not question["simulate"]:
-            write_locks(question)
+        section = question["lock_mark"], lock, question["drop_locks"]
+        answer["hold"], answer["unhold"] = change_locks(LOCKLIST, *section, write=not question["simulate"])
         return answer
 
 
 def answered(question):
     """Return the answer; ``error`` is the reason if nothing was done."""
-    question = {"repository": None, "locklist": LOCKLIST, "line": {"names": [], "except": []}, **question}
     signal.signal(signal.SIGALRM, out_of_time)
     signal.alarm(int(question["limit_s"]))
     if not question["simulate"]:

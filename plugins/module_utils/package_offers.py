@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpunode.node.plugins.module_utils import commands
-from ansible_collections.gpunode.node.plugins.module_utils.apt_preview import UPDATE_LIMIT_S
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     ANSWER_LIMIT_S,
+    UPDATE_LIMIT_S,
     AptError,
     offered,
     output_of,

@@ -17,18 +17,19 @@ options:
     description: Kind of the question.
     type: str
     choices:
-      - apt_preview
       - block_devices
-      - dnf_preview
       - nft_check
       - package_offers
+      - package_transaction
       - repository_key
       - signing_key
       - contents
       - ssh_login
     required: true
   question:
-    description: The question, in the format of its O(kind).
+    description: >-
+      The question, in the format of its O(kind); for V(package_transaction) the options of
+      M(gpunode.node.package_transaction), which is simulated.
     type: dict
     default: {}
 attributes:
@@ -62,13 +63,11 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 from ansible_collections.gpunode.node.plugins.module_utils import (
-    apt_preview,
     block_devices,
-    dnf_transaction,
     files_state,
     nft_check,
+    package_engine,
     package_offers,
     repository_key,
     signing_key,
@@ -78,18 +77,16 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SI
 from ansible_collections.gpunode.node.plugins.module_utils.quiet import QuietModule
 
 ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "apt_preview": apt_preview.answered,
     "block_devices": block_devices.answered,
-    "dnf_preview": lambda asked: dnf_transaction.answered({**asked, "simulate": True}),
     "nft_check": nft_check.answered,
     "package_offers": package_offers.answered,
+    "package_transaction": lambda asked: package_engine.answered(asked, simulate=True),
     "repository_key": repository_key.answered,
     "signing_key": signing_key.answered,
     "contents": lambda asked: {str(path): files_state.document(str(path)) for path in asked["paths"]},
     "ssh_login": ssh_state.answered,
 }
 """Kind of a question to the function that answers it."""
-PYTHONS = ("/usr/libexec/platform-python", "/usr/bin/python3")
 
 
 def main() -> None:
@@ -104,13 +101,6 @@ def main() -> None:
     kind, question = module.params["kind"], module.params["question"]
     for number in SIGNALS:
         signal.signal(number, leave_orderly)
-    if kind == "dnf_preview" and dnf_transaction.dnf is None:
-        interpreter = None if has_respawned() else probe_interpreters_for_module(PYTHONS, "dnf")
-        if interpreter is None:
-            module.exit_json(
-                changed=False, answer=json.dumps({"error": "dnf 4 has no bindings in any Python of the node"})
-            )
-        respawn_module(interpreter)
     module.exit_json(changed=False, answer=json.dumps(ANSWERS[kind](question)))
 
 

@@ -38,19 +38,19 @@ options:
     elements: str
     default: []
   remove:
-    description: Packages to remove in the same transaction; for apt shell patterns.
+    description: Shell patterns of packages to remove in the same transaction.
     type: list
     elements: str
     default: []
   remove_new:
     description: >-
-      With O(state=absent), packages to remove too, if O(memory) shows that they were installed with it; for apt shell
-      patterns.
+      With O(state=absent), shell patterns of packages to remove too, if O(memory) shows that they were installed with
+      it.
     type: list
     elements: str
     default: []
   restore:
-    description: For apt with O(state=absent), packages to change from NVIDIA's version to the distribution's.
+    description: For apt, packages that stay and change from NVIDIA's version to the distribution's.
     type: list
     elements: str
     default: []
@@ -62,7 +62,8 @@ options:
   hold:
     description: >-
       Shell patterns of packages to hold after the transaction. For dnf, their versions are locked in the role's own
-      section of the versionlock list.
+      section of the versionlock list. With O(state=absent) that section is removed, and of these packages those that
+      are held and that O(memory) has.
     type: list
     elements: str
     default: []
@@ -76,26 +77,37 @@ options:
       Record on the node of the packages that transactions with this record installed. A removal removes no others of
       O(remove_new), and leaves changed configuration files.
     type: str
-  files:
-    description: Planned files of apt's folders, path to text. Planned preferences already apply to this transaction.
-    type: dict
-    default: {}
   bound:
-    description: For dnf, packages to install, all at the newest release that O(constraint) allows.
+    description: >-
+      Packages to install, C(NAME) or C(NAME=PATTERN), all at the newest release that O(constraint) allows. For apt,
+      C(@RELEASE@) in patterns and in O(files) is that release.
     type: list
     elements: str
     default: []
   constraint:
-    description: For dnf, shell pattern for the release of O(bound).
+    description: Shell pattern for the release of O(bound).
     type: str
     default: "*"
-  free:
-    description: For dnf, packages to install in any version.
+  closure:
+    description: Installed packages to change to the release of O(bound), or to remove if it lacks them.
     type: list
     elements: str
     default: []
-  closure:
-    description: For dnf, installed packages to change to the release of O(bound), or to remove if it lacks them.
+  fresh:
+    description: For apt, whether to keep of O(closure) only what other packages need.
+    type: bool
+    default: false
+  optional:
+    description: For apt, packages to install beside O(bound) if the sources have them, C(NAME) or C(NAME=PATTERN).
+    type: list
+    elements: str
+    default: []
+  alternatives:
+    description: For apt, packages of O(bound) to lists of those that replace them if no source has them.
+    type: dict
+    default: {}
+  lift:
+    description: For apt, packages that may come from any source if the preferred one is too old.
     type: list
     elements: str
     default: []
@@ -115,26 +127,26 @@ options:
   reset:
     description: For dnf, module to reset.
     type: str
+  files:
+    description: >-
+      Planned files of the package manager, path to text. apt's planned preferences already apply to this transaction,
+      the others to its preview.
+    type: dict
+    default: {}
   repositories:
     description: For dnf, planned repositories, with C(id), C(url) and C(proxy).
     type: list
     elements: dict
     default: []
-  lock:
-    description: >-
-      For dnf, lines of the role's own section of the versionlock list. An empty list removes the section. Without this
-      option the list is not changed.
-    type: list
-    elements: str
+  lock_mark:
+    description: For dnf, end of the two comment lines around the role's section of the versionlock list.
+    type: str
+    default: gpunode
   drop_locks:
     description: For dnf, lines outside the role's section to remove from the versionlock list.
     type: list
     elements: str
     default: []
-  lock_mark:
-    description: For dnf, end of the two comment lines around the role's section of the versionlock list.
-    type: str
-    default: gpunode
   ignore_locks:
     description: For dnf, lines outside the role's section to ignore.
     type: list
@@ -209,27 +221,16 @@ finished:
   returned: success
   type: list
   elements: str
+target:
+  description: The release of O(bound).
+  returned: success
+  type: str
 """
 
 from typing import Any
 
-from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
-from ansible_collections.gpunode.node.plugins.module_utils import apt_transaction, dnf_transaction, gpu_use
+from ansible_collections.gpunode.node.plugins.module_utils.package_engine import OPTIONS, answered
 from ansible_collections.gpunode.node.plugins.module_utils.quiet import QuietModule
-
-LIST = {"type": "list", "elements": "str", "default": []}
-LISTS = ("install", "remove", "remove_new", "restore", "never", "hold", "unhold", "bound", "free", "closure")
-PYTHONS = ("/usr/libexec/platform-python", "/usr/bin/python3")
-
-
-def with_dnf(module: QuietModule) -> None:
-    """Restart the module under the Python that has dnf's bindings, if this one lacks them."""
-    if dnf_transaction.dnf is not None:
-        return
-    interpreter = None if has_respawned() else probe_interpreters_for_module(PYTHONS, "dnf")
-    if interpreter is None:
-        module.fail_json(msg=f"no-dnf: dnf 4 cannot be used: none of {', '.join(PYTHONS)} has its bindings")
-    respawn_module(interpreter)
 
 
 def listed(answer: dict[str, Any]) -> str:
@@ -243,66 +244,27 @@ def listed(answer: dict[str, Any]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def gpu_users() -> list[str]:
-    """Return the processes that compute on a GPU now."""
-    return [gpu_use.title(one) for one in gpu_use.computing(gpu_use.holders())]
-
-
-def message(answer: dict[str, Any]) -> str:
-    """Return why a transaction failed, with the compiler's errors if there are any."""
-    return "\n".join([answer["error"], *answer.get("log", ())])
-
-
 def main() -> None:
     """Run the module."""
-    module = QuietModule(
-        argument_spec={
-            "change": {"type": "dict"},
-            "manager": {"type": "str", "choices": ["apt", "dnf"], "default": "apt"},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            **dict.fromkeys((*LISTS, "expendable", "drop_locks", "ignore_locks"), LIST),
-            "line": {"type": "dict", "default": {"names": [], "except": []}},
-            "memory": {"type": "str"},
-            "files": {"type": "dict", "default": {}},
-            "constraint": {"type": "str", "default": "*"},
-            "stream": {"type": "str"},
-            "reset": {"type": "str"},
-            "repositories": {"type": "list", "elements": "dict", "default": []},
-            "lock": {"type": "list", "elements": "str"},
-            "lock_mark": {"type": "str", "default": "gpunode"},
-            "idle_gpus": {"type": "bool", "default": False},
-            "download_only": {"type": "bool", "default": False},
-            "planned": {"type": "dict", "default": {}},
-            "lock_wait_s": {"type": "int", "default": 300},
-            "limit_s": {"type": "int", "default": 3600},
-        },
-        supports_check_mode=True,
-    )
-    by_dnf = module.params["manager"] == "dnf"
-    if by_dnf:
-        with_dnf(module)
-    manager: Any = dnf_transaction if by_dnf else apt_transaction
-    question = {**module.params, **(module.params["change"] or {}), "simulate": module.check_mode}
-    if question["idle_gpus"]:
-        question["gpu_users"] = gpu_users
-    answer = manager.answered(question)
+    module = QuietModule(argument_spec={"change": {"type": "dict"}, **OPTIONS}, supports_check_mode=True)
+    given = {**module.params, **(module.params["change"] or {})}
+    answer = answered(given, simulate=module.check_mode)
     for warning in answer.get("warnings", ()):
         module.warn(warning)
-    if isinstance(answer.get("install"), list):
-        answer["install"] = {row["name"]: row["version"] for row in answer["install"]}
     if "lacking" in answer:
         gone = "; ".join(f"{name}: {', '.join(there[:3]) or 'none'}" for name, there in answer["lacking"].items())
         answer["error"] = f"no release that matches {answer['constraint']} has all packages: {gone}"
     if "error" in answer:
-        module.fail_json(msg=message(answer))
+        module.fail_json(msg="\n".join([answer["error"], *answer.get("log", ())]))
     text = listed(answer)
     module.exit_json(
-        changed=bool(text) and not question["download_only"],
+        changed=bool(text) and not given["download_only"],
         install=answer["install"],
         remove=answer["remove"],
         hold=answer.get("hold", []),
         unhold=answer.get("unhold", []),
         finished=answer.get("finished", []),
+        target=answer.get("target"),
         diff={"prepared": text} if text else {},
     )
 

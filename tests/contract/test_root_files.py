@@ -25,7 +25,7 @@ PROGRAMS = ("gpunode/onnode/gpu_settings.py", "gpunode/onnode/pending_updates.py
 EXCEPTIONS = {
     "gpunode/onnode/gpu_settings.py": f"/etc/gpunode, /run/gpunode, /var/lib/gpunode; {KERNEL}",
     "gpunode/onnode/pending_updates.py": "/etc/gpunode, /var/lib/gpunode",
-    "module_utils/apt_preview.py": f"{PRIVATE}; {PACKAGES}",
+    "module_utils/apt_release.py": f"{PRIVATE}; {PACKAGES}",
     "module_utils/apt_private.py": f"{PRIVATE}; {PACKAGES}",
     "module_utils/apt_state.py": f"{PACKAGES}; {KERNEL}",
     "module_utils/apt_transaction.py": PACKAGES,

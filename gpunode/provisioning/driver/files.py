@@ -1,10 +1,12 @@
 """Files of the role nvidia_driver on a node, and their text."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Iterable, Iterator
 
-from gpunode.provisioning.driver.model import DriverSettings
+from gpunode.provisioning.apt_sources import missing_components
+from gpunode.provisioning.driver.model import DriverPlan, DriverSettings
+from gpunode.provisioning.driver.sources import SOURCES
 from gpunode.provisioning.manifest import ManagedFile
+from gpunode.stack.naming import any_revision
 
 SOURCES_FILE = "/etc/apt/sources.list.d/gpunode-nvidia-driver.sources"
 PREFERENCES = "/etc/apt/preferences.d/gpunode-nvidia-driver.pref"
@@ -18,22 +20,25 @@ STAGED = "/var/lib/gpunode/nvidia_driver/key-staged"
 ALL = (SOURCES_FILE, PREFERENCES, UNATTENDED, NOUVEAU, DRACUT, OPTIONS, PERSISTENCED, STAGED)
 
 
-class PinStanza(TypedDict):
-    """One stanza of apt's preferences."""
-
-    packages: list[str]
-    pin: str
-    priority: int
+PIN_PRIORITY = 1001
 
 
-def sources_text(stanzas: Sequence[Mapping[str, Any]], text: Callable[..., str]) -> str | None:
-    """Return the file of apt sources; None if the node's own sources have everything."""
+def sources_text(plan: DriverPlan, text: Callable[..., str]) -> str | None:
+    """Return the file of apt sources for the components with the driver; None if the node's own sources have them."""
+    components, system = SOURCES[plan.stack.source].components, plan.node.os
+    if not components or system is None or plan.state.apt is None:
+        return None
+    rows = [row.model_dump() for row in plan.state.apt.sources]
+    stanzas = missing_components(rows, str(system.codename), components, SOURCES_FILE)
     return text("components.sources.j2", stanzas=stanzas) if stanzas else None
 
 
-def preferences_text(pins: Iterable[PinStanza], text: Callable[..., str]) -> str:
-    """Return the preferences that pin the closure."""
-    return text("preferences.pref.j2", why="all packages of the driver come in this one version.", pins=list(pins))
+def preferences_text(plan: DriverPlan, release: str, text: Callable[..., str]) -> str:
+    """Return the preferences that pin the closure to a release, or to a pattern of releases."""
+    source = SOURCES[plan.stack.source]
+    names = [f"src:{name}" for name in source.pin_sources] or list(source.pin_packages)
+    pin = {"packages": names, "pin": f"version {any_revision(release)}", "priority": PIN_PRIORITY}
+    return text("preferences.pref.j2", why="all packages of the driver come in this one version.", pins=[pin])
 
 
 def unattended_text(names: Iterable[str], text: Callable[..., str]) -> str:

@@ -1,8 +1,10 @@
-"""Messages of apt and dnf, and their remedies."""
+"""Messages of apt and dnf, and their remedies; and the refusal of a closure that no one release has."""
 
 import re
 
-from gpunode.text import printable
+from gpunode.provisioning.transaction import Preview
+from gpunode.stack import Stack
+from gpunode.text import listed, printable
 
 OF_APT = (
     (
@@ -70,8 +72,12 @@ OF_DNF = (
     ),
     (r"[Nn]o space left|[Dd]isk space|needs .* on the .* filesystem", "disk-full", "free disk space"),
 )
-_NAMED = re.compile(r"(would-remove|module-stream|package-lock):")
-"""Refusals of ``dnf_transaction.py``, which have their name and remedy."""
+FOR_KERNELS = re.compile(r"linux-(modules|objects|signatures)-nvidia-")
+"""Ubuntu's signed modules. They are removed with the driver and not part of its closure: they have the kernel's
+version.
+"""
+_NAMED = re.compile(r"(would-remove|module-stream|package-lock|no-dnf):")
+"""Refusals of the transaction, which have their name and remedy."""
 
 
 def explained(manager: str, message: str) -> str:
@@ -82,3 +88,31 @@ def explained(manager: str, message: str) -> str:
         if re.search(pattern, message):
             return printable(f"{name}: {remedy}; {manager} reported: {message}")
     return printable(f"{manager}-refuses: {message}")
+
+
+def lagging(answer: Preview, stack: Stack) -> str:
+    """Return the refusal if a part of the closure is not available at the release of the rest."""
+    word, found, common = answer.constraint, answer.lacking or {}, answer.common
+    whose = f"the repositories of source {stack.source}"
+    gone = sorted(name for name, there in found.items() if not there)
+    unsigned = [name for name in gone if FOR_KERNELS.match(name)]
+    if unsigned:
+        return (
+            f"package-gone: {whose} have no {unsigned[0]}, the signed modules for the installed kernel "
+            f"{stack.module.kernel_flavour}: enable its components, choose another branch, or set "
+            "nvidia_driver_source: nvidia, where DKMS builds them"
+        )
+    if gone:
+        return f"package-gone: {listed(gone, 5)} is in none of {whose}: check the mirror, or enable its components"
+    branch, leads_to = str(stack.driver.branch), sorted({release.split(".")[0] for release in common})
+    if stack.source == "ubuntu" and len(leads_to) == 1 and leads_to != [branch]:
+        return (
+            f"closure-lags: branch {branch} is transitional in {whose}: its packages are available in {common[0]} "
+            f"and install branch {leads_to[0]}: nvidia_driver_version: {leads_to[0]}"
+        )
+    near = f"; all packages are available in {', '.join(common[:3])}: nvidia_driver_version: " if common else ""
+    near += common[0] if common else ""
+    if not found:
+        return f"closure-lags: {whose} have no one release {word} of the whole closure{near}"
+    parts = [f"{name} is available in {', '.join(there[:3])}" for name, there in sorted(found.items())[:3]]
+    return f"closure-lags: {word} is not available for the whole closure from {whose}: {'; '.join(parts)}{near}"

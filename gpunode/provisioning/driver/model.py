@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -17,13 +17,13 @@ from gpunode.frozen import Frozen, invalid_field
 from gpunode.provisioning.gpu_use import FABRIC_MANAGER, IMEX, STOPPABLE, gpus_in_use, imex_version, manager_version
 from gpunode.provisioning.manifest import UnitState
 from gpunode.provisioning.role import LOCK_WAIT, Settings, Value, option
-from gpunode.provisioning.ssh_state import Reported
 from gpunode.provisioning.state import NodeState
-from gpunode.stack import Stack, installed_closure, releases_from
+from gpunode.provisioning.transaction import RELEASE, Preview, Transaction
+from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, releases_from
 from gpunode.stack.model import InstalledPackage
-from gpunode.text import printable
 
 DAEMON = "nvidia-persistenced"
+PREVIEW_LIMIT_S = 900
 MEMORY = "/var/lib/gpunode/nvidia_driver/packages-before"
 
 
@@ -85,36 +85,6 @@ class DriverSettings(Settings):
     lock_wait_s: int = option(300, LOCK_WAIT)
 
 
-class PreviewRow(Reported):
-    """One package that the transaction would install."""
-
-    name: str
-    version: str = ""
-    source: str = ""
-
-
-class Preview(Reported):
-    """The package manager's answer to the plan's question."""
-
-    target: str | None = None
-    arguments: tuple[str, ...] = ()
-    install: tuple[PreviewRow, ...] = ()
-    remove: tuple[str, ...] = ()
-    stream: str | None = None
-    """With dnf: the module stream that would be enabled."""
-    error: str | None = None
-    lacking: dict[str, tuple[str, ...]] | None = None
-    """Releases of each package, if there is none that all have."""
-    common: tuple[str, ...] = ()
-    constraint: str = ""
-
-    @property
-    def near(self) -> str:
-        """Return which releases are available instead, as the end of a refusal; empty for none."""
-        there = f"; all packages are available in {', '.join(self.common[:3])}: nvidia_driver_version: "
-        return there + self.common[0] if self.common else ""
-
-
 class Build(Frozen):
     """A module that DKMS has to build."""
 
@@ -131,8 +101,8 @@ class ModuleExchange(Frozen):
 
 
 @dataclass(frozen=True)
-class DriverPlan:
-    """The driver that a node is to have, and its current one; the classes for apt and dnf know the packages."""
+class DriverRequest:
+    """The driver that a node is to have, and its current one."""
 
     state: NodeState
     stack: Stack
@@ -183,45 +153,82 @@ class DriverPlan:
         )
 
     @property
+    def constraint(self) -> str:
+        """Return the release, or the shell pattern of releases if it is not known yet."""
+        return self.target or self.stack.driver.constraint
+
+    @property
     def wrong_versions(self) -> list[str]:
         """Return packages of the closure at another release, with it."""
         return [f"{name} {release}" for name, release in sorted(self.own.items()) if release != self.target]
 
-    @property
-    def refusals(self) -> tuple[str, ...]:
-        """Return why the driver must not be changed, one line each: name, reason, and remedy."""
-        return tuple(map(printable, self._refusals))
+    @cached_property
+    def names(self) -> list[tuple[tuple[str, ...], str]]:
+        """Return ((name, its alternatives), pattern of versions with RELEASE in it) of the stack's packages."""
+        rows = [row for row in self.stack.packages if row.component in TOGETHER and row.with_driver]
+        full = driver_names(self.stack, load(), "full") if self.settings.profile == "full" else ()
+        word = self.stack.driver.constraint
+        return [(names, f"{RELEASE}-*") for names in full] + [
+            ((row.name, *row.alternatives), (row.version or f"{word}-*").replace(word, RELEASE))
+            for row in rows
+            if not (full and row.component == "driver")
+        ]
 
-    # --- what the package manager decides
+    def unmet(self, names: Iterable[str]) -> set[str]:
+        """Return the packages that are not installed, and those of the closure at another release."""
+        moved = {name for name, release in self.own.items() if release != self.target}
+        return {name for name in names if name not in self.state.installed} | moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverPlan(DriverRequest):
+    """What changes on a node for its driver: the packages, as computed for its package manager, then the modules."""
+
+    question: Transaction
+    """What brings the driver to its release: the package manager previews it."""
+    change: Transaction
+    """What is carried out: the question as it was answered, with what is held."""
+    settled: bool
+    """Nothing has to change, so that the package manager need not be queried."""
+    changes: bool
+    """Packages change."""
+    missing: tuple[str, ...]
+    """Packages that are missing, half-installed or at another release."""
+    refusals: tuple[str, ...]
+    """Why the driver must not be changed, one line each: name, reason, and remedy."""
+    wanting: tuple[Kernel, ...]
+    """The kernels that need a module."""
+    names_in_dkms: Mapping[str, str]
+    """Name that DKMS will use for the modules of each flavour, if it is not ``nvidia``."""
+    has_daemon: bool
+    """The persistence daemon is installed."""
+    pinned: str = ""
+    """Release or pattern of releases that apt's preferences pin the closure to."""
 
     @property
-    def _refusals(self) -> Iterator[str]:
-        raise NotImplementedError
+    def asks(self) -> bool:
+        """Return whether the package manager has to be queried first."""
+        return self.answer is None and not self.settled
 
     @property
-    def missing(self) -> list[str]:
-        """Return packages that are missing or at another release."""
-        raise NotImplementedError
+    def closure_problems(self) -> tuple[str, ...]:
+        """Return why the closure is not at one version after the transaction."""
+        whole = [f"not all of {', '.join(self.missing)} is installed"] if self.missing else []
+        there = "; ".join([*self.wrong_versions, *whole])
+        return (f"{self.target} is requested for the whole closure, found {there}",) if there else ()
 
     @property
-    def changes(self) -> bool:
-        """Return whether packages change."""
-        raise NotImplementedError
-
-    @property
-    def wanting(self) -> list[Kernel]:
-        """Return the kernels that need a module."""
-        raise NotImplementedError
-
-    @property
-    def names_in_dkms(self) -> Mapping[str, str]:
-        """Return the name that DKMS will use for the modules of each flavour, if it is not ``nvidia``."""
-        raise NotImplementedError
-
-    @property
-    def has_daemon(self) -> bool:
-        """Return whether the persistence daemon is installed."""
-        return DAEMON in self.state.installed
+    def pending_reasons(self) -> Iterator[str]:
+        """Yield which packages change."""
+        if not self.changes:
+            return
+        for name in self.missing:
+            there = self.state.installed.get(name)
+            wanted = f"is at {there}, {self.target or 'another release'} is requested"
+            yield f"{name} {wanted if there else 'is not installed'}"
+        yield from (f"{name} must be removed" for name in self.question.remove)
+        if not (self.missing or self.question.remove):
+            yield f"{self.question.manager} has packages to change for driver {self.target}"
 
     # --- the kernel modules
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from gpunode.frozen import Frozen
 from gpunode.provisioning import node_stack, nvidia_repository
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.differences import compared
 from gpunode.provisioning.driver import apt, dnf, files
-from gpunode.provisioning.driver.model import Build, DriverSettings, ModuleExchange, answered
+from gpunode.provisioning.driver.model import Build, DriverPlan, DriverRequest, DriverSettings, ModuleExchange, answered
 from gpunode.provisioning.driver.modules import (
     IMAGES,
     BootImage,
@@ -24,10 +25,10 @@ from gpunode.provisioning.manifest import (
     Manifest,
     NodeCommand,
     NodeQuery,
-    Transaction,
 )
 from gpunode.provisioning.role import Role
-from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.state import DnfState, Look, NodeState
+from gpunode.provisioning.transaction import RELEASE, Transaction
 
 
 class DriverResult(Frozen):
@@ -73,21 +74,15 @@ def present(state: NodeState, settings: DriverSettings, context: Context) -> Man
     refusals = (*unserved_fabric(found.stack, state.facts, context), *dnf.dnf_problems(state.dnf))
     if refusals:
         return Manifest(role=ROLE.name, refusals=refusals)
-    answer, idle = answered(context.answers.get("driver")), must_be_idle(context)
-    plan: apt.AptPlan | dnf.DnfPlan
-    change: Transaction
+    request = DriverRequest(state, found.stack, settings, answered(context.answers.get("driver")))
     if state.apt is not None:
-        plan = apt.AptPlan(state, found.stack, settings, answer)
-        texts, runfile, key = _apt_texts(plan, context), state.apt.runfile and settings.switch, state.apt.key
-        preferences = files.preferences_text(plan.pins, ROLE.texts(context))
-        asks, change = plan.changes and answer is None, plan.change(texts, preferences, idle=idle)
+        plan, key, runfile = apt.planned(request, state.apt), state.apt.key, state.apt.runfile and settings.switch
     else:
-        plan = dnf.DnfPlan(state, found.stack, settings, answer)
+        manager = state.dnf or DnfState(error="unknown")
         # A .run file is refused before.
-        texts, runfile, key = {}, False, plan.dnf.key
-        asks, change = not plan.settled and answer is None, plan.change(idle=idle)
-    if asks:
-        return Manifest(role=ROLE.name, questions={"driver": _question(plan, texts, context)})
+        plan, key, runfile = dnf.planned(request, manager), manager.key, False
+    if plan.asks:
+        return Manifest(role=ROLE.name, questions={"driver": _question(plan, context)})
     if plan.refusals:
         return Manifest(role=ROLE.name, refusals=plan.refusals)
     signing = SigningKey(key, bool(state.facts.secure_boot) and not plan.precompiled, bool(settings.mok_hash))
@@ -107,9 +102,9 @@ def present(state: NodeState, settings: DriverSettings, context: Context) -> Man
     ]
     return Manifest(
         role=ROLE.name,
-        files=tuple(_apt_files(plan, text) if isinstance(plan, apt.AptPlan) else _dnf_files(state, text))
+        files=tuple(_apt_files(plan, text) if state.apt is not None else _dnf_files(state, text))
         + tuple(files.common_files(settings, text, dracut="dracut" in state.installed)),
-        packages=change,
+        packages=_change(plan, context),
         modules=("nvidia-uvm",) if load else (),
         commands=_commands(images),
         units=plan.daemon(running=load or bool(plan.loaded)),
@@ -136,7 +131,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         return Manifest(role=ROLE.name, refusals=tuple(problems))
     settings, others = ROLE.of(context), foreign_modules(state)
     if state.apt is not None:
-        change: Transaction = apt.removal(state, state.apt, settings.header_packages, keep_headers=bool(others))
+        change = apt.removal(state, state.apt, settings.header_packages, keep_headers=bool(others))
     else:
         change = dnf.removal(state, keep_headers=bool(others))
     loaded = state.facts.loaded_driver.version if state.facts.loaded_driver else ""
@@ -155,37 +150,52 @@ def _commands(images: Iterator[BootImage] | tuple[BootImage, ...]) -> tuple[Node
     return tuple(NodeCommand(argv=image.argv) for image in images)
 
 
-def _apt_texts(plan: apt.AptPlan, context: Context) -> dict[str, str]:
-    """Return apt's files as they will be, without the preferences that are computed from the answer."""
-    texts = {files.PREFERENCES: "", files.SOURCES_FILE: files.sources_text(plan.stanzas, ROLE.texts(context)) or ""}
+def _change(plan: DriverPlan, context: Context) -> Transaction:
+    """Return the transaction with apt's files, and with idle GPUs as a condition of changes."""
+    more: dict[str, Any] = {"idle_gpus": must_be_idle(context)} if plan.changes else {}
+    if plan.state.apt is not None:
+        more["files"] = _apt_texts(plan, context, plan.pinned)
+    return plan.change.model_copy(update=more)
+
+
+def _apt_texts(plan: DriverPlan, context: Context, pinned: str) -> dict[str, str]:
+    """Return apt's files as they will be, with the closure pinned to a release."""
     repository: dict[str, str] = {}
-    if plan.changes and plan.answer is None:
+    if plan.asks:
         # They change nothing, but preflight included them in its question before they existed: the same question has
         # its answer.
         role = nvidia_repository.ROLE
         there = compared(role.plan(plan.state, context.settings_of(role.name), context), plan.state)
         repository = {} if there.pending or there.questions or there.refusals else there.source_files
-    return {**repository, **context.planned.files, **texts}
+    text = ROLE.texts(context)
+    own = {
+        files.PREFERENCES: files.preferences_text(plan, pinned, text),
+        files.SOURCES_FILE: files.sources_text(plan, text) or "",
+    }
+    return {**repository, **context.planned.files, **own}
 
 
-def _question(plan: apt.AptPlan | dnf.DnfPlan, texts: dict[str, str], context: Context) -> NodeQuery:
+def _question(plan: DriverPlan, context: Context) -> NodeQuery:
+    """Return the question for a preview, with the files and repositories that are planned."""
     settings = nvidia_repository.ROLE.of(context)
-    private = "@" in settings.proxy
-    if isinstance(plan, apt.AptPlan):
-        body = {**plan.question, "preferences": files.PREFERENCES, "files": texts}
-        return NodeQuery(kind="apt_preview", body=body, private=private)
-    offer = nvidia_repository.offered(plan.state, settings, context, plan.stack.source)
-    repository = {"id": nvidia_repository.DNF_ID, "url": offer.url, "proxy": settings.proxy} if offer.wanted else None
-    return NodeQuery(kind="dnf_preview", body={**plan.question, "repository": repository}, private=private)
+    more: dict[str, Any] = {}
+    if plan.state.apt is not None:
+        more["files"] = _apt_texts(plan, context, RELEASE)
+    else:
+        offer = nvidia_repository.offered(plan.state, settings, context, plan.stack.source)
+        repository = {"id": nvidia_repository.DNF_ID, "url": offer.url, "proxy": settings.proxy}
+        more["repositories"] = (repository,) if offer.wanted else ()
+    body = plan.question.model_copy(update=more).model_dump(mode="json", exclude_defaults=True)
+    return NodeQuery(kind="package_transaction", body=body, private="@" in settings.proxy)
 
 
-def _apt_files(plan: apt.AptPlan, text: Callable[..., str]) -> Iterator[ManagedFile]:
+def _apt_files(plan: DriverPlan, text: Callable[..., str]) -> Iterator[ManagedFile]:
     """Yield files that apt reads before apt is used; files in the initramfs before the packages that rebuild it."""
     # A hold to release stays in the list until it is released: an aborted run forgets none.
-    names = sorted({*plan.closure, *plan.freed})
+    names = sorted({*plan.change.hold, *plan.change.unhold})
     yield ManagedFile(path=files.UNATTENDED, content=files.unattended_text(names, text))
-    yield ManagedFile(path=files.PREFERENCES, content=files.preferences_text(plan.pins, text))
-    yield ManagedFile(path=files.SOURCES_FILE, content=files.sources_text(plan.stanzas, text))
+    yield ManagedFile(path=files.PREFERENCES, content=files.preferences_text(plan, plan.pinned, text))
+    yield ManagedFile(path=files.SOURCES_FILE, content=files.sources_text(plan, text))
     yield ManagedFile(path=files.NOUVEAU, content=text("nouveau.conf.j2"))
 
 

@@ -7,18 +7,20 @@ from types import ModuleType
 
 MODULE_UTILS = Path(__file__).parents[3] / "plugins" / "module_utils"
 PACKAGE = "ansible_collections.gpunode.node.plugins.module_utils"
-SCRIPTS = ("apt_preview", "apt_transaction", "apt_state")
+SCRIPTS = ("apt_release", "apt_transaction", "apt_state")
+SHARED = ("apt_private", "apt_release")
 
 
 class Together(ModuleType):
-    """A module with the names of the shared part, which are changed there too."""
+    """A module with the names of the shared parts, which are changed there too."""
 
-    shared: ModuleType
+    shared: tuple[ModuleType, ...]
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
-        if name in vars(self.shared):
-            setattr(self.shared, name, value)
+        for part in self.shared:
+            if name in vars(part):
+                setattr(part, name, value)
 
 
 def fresh(name: str) -> ModuleType:
@@ -32,15 +34,19 @@ def fresh(name: str) -> ModuleType:
 
 
 def load(name: str) -> ModuleType:
-    """Return a part with the one that it shares with others, for this test alone."""
-    known = {key: module for key, module in sys.modules.items() if key == f"{PACKAGE}.apt_private"}
-    shared = fresh("apt_private")
-    sys.modules[f"{PACKAGE}.apt_private"] = shared
+    """Return a part with those that it shares with others, for this test alone."""
+    places = {part: f"{PACKAGE}.{part}" for part in SHARED}
+    known = {place: sys.modules[place] for place in places.values() if place in sys.modules}
     try:
+        for part, place in places.items():
+            sys.modules[place] = fresh(part)
+        shared = tuple(sys.modules[place] for place in places.values() if not place.endswith(name))
         module = fresh(name)
     finally:
-        del sys.modules[f"{PACKAGE}.apt_private"]
+        for place in places.values():
+            sys.modules.pop(place, None)
         sys.modules.update(known)
-    vars(module).update({**vars(shared), **vars(module), "shared": shared})
+    names = {key: value for part in shared for key, value in vars(part).items()}
+    vars(module).update({**names, **vars(module), "shared": shared})
     module.__class__ = Together
     return module

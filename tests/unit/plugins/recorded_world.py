@@ -146,4 +146,4 @@ class World:
         """Apply the changes that apt simulated."""
         for name in answer["remove"]:
             self.installed.pop(name.partition(":")[0])
-        self.installed |= {row["name"]: row["version"] for row in answer["install"]}
+        self.installed |= answer["install"]

@@ -23,7 +23,7 @@ needs_apt = pytest.mark.skipif(shutil.which("apt-cache") is None, reason="this m
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The scripts' common part; the node's files of apt lie in ``tmp_path/apt``."""
-    module = load("apt_preview")
+    module = load("apt_release")
     for part in module.PARTS:
         (tmp_path / "apt" / part).mkdir(parents=True)
     (tmp_path / "private").mkdir()

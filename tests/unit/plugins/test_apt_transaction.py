@@ -79,6 +79,8 @@ def question(**parts: Any) -> dict[str, Any]:
         "simulate": False,
         "files": {},
         "planned": {},
+        "bound": [],
+        "unhold": [],
         "lock_wait_s": 1,
         "limit_s": 1,
         **parts,

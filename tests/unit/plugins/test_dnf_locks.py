@@ -23,10 +23,10 @@ def path(tmp_path: Path) -> Path:
 
 def written(path: Path, **question: Any) -> tuple[list[str], list[str]]:
     """Write a role's part; the lines that came, and those that went."""
-    whole = {"locklist": str(path), "lock_mark": CUDA, **question}
-    answer: tuple[list[str], list[str]] = dnf_transaction.locks_that_change(whole)
-    if answer != ([], []):
-        dnf_transaction.write_locks(whole)
+    asked = {"drop_locks": [], **question}
+    simulated = dnf_transaction.change_locks(str(path), CUDA, **asked, write=False)
+    answer: tuple[list[str], list[str]] = dnf_transaction.change_locks(str(path), CUDA, **asked, write=True)
+    assert answer == simulated
     return answer
 
 
@@ -87,6 +87,6 @@ class Sack:
 
 def test_what_is_held_is_locked_as_it_is_when_the_transaction_is_done() -> None:
     base = SimpleNamespace(sack=Sack({"nccl": "2.29-1", "nccl-devel": "2.29-1", "bash": "5-1", "nccl-old": "1-1"}))
-    answer = {"install": [{"name": "nccl", "version": "1:2.30-1"}], "remove": ["nccl-old"]}
-    lines = dnf_transaction.lines_of_holds(base, {"hold": ["nccl*"]}, answer)
+    answer = {"install": {"nccl": "1:2.30-1"}, "remove": ["nccl-old"]}
+    lines = dnf_transaction.lines_of_holds(base, {"hold": ["nccl*"], "state": "present"}, answer)
     assert lines == ["nccl-1:2.30-1.*", "nccl-devel-0:2.29-1.*"]

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,9 @@ from effort import EVERYTHING
 from recorded_world import DISTRIBUTIONS_DKMS, RELEASES, World, stanza
 
 from gpunode.catalog.origins import closure_line, upstream_version
+from gpunode.provisioning.driver.files import preferences_text
+from gpunode.provisioning.templates import rendered
+from gpunode.provisioning.transaction import RELEASE
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="this machine has no apt")
 
@@ -26,13 +30,14 @@ SYSTEMS = {
 }
 GPUS = {"T4": ("1eb8", 1, ()), "L40S": ("26b9", 4, ()), "H100": ("2330", 8, ("22a3",) * 4)}
 """Device id and number of the GPUs, and NVSwitches beside them."""
+TEXTS = partial(rendered, "nvidia_driver", site="")
 OTHERS = {"libxnvctrl0": "ubuntu"}
 """Packages with a driver's names that the distribution publishes."""
 
 
 @pytest.fixture
 def preview(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = load("apt_preview")
+    module = load("apt_transaction")
     monkeypatch.setattr(module, "PAUSES_S", ())
     return module
 
@@ -89,18 +94,18 @@ class Node:
         self.world.write_status()
         facts = self.seen()
         stack = stack_of(facts, **requests)
-        question = apt_plan(facts, self.apt_state(), stack).question
+        plan = apt_plan(facts, self.apt_state(), stack)
+        question = plan.question.model_dump(mode="json")
         etc, folder = self.world.apt, self.world.folder
         cuda = self.world.line("cuda") if stack["source"] == "nvidia" else ""
         low = "Package: *\nPin: release o=NVIDIA, l=NVIDIA CUDA\nPin-Priority: 100\n"
         files = {
             f"{etc}/sources.list.d/gpunode-nvidia-cuda.list": cuda,
             f"{etc}/preferences.d/gpunode-nvidia-cuda.pref": low,
-            f"{etc}/preferences.d/gpunode-nvidia-driver.pref": "",
+            f"{etc}/preferences.d/gpunode-nvidia-driver.pref": preferences_text(plan, RELEASE, TEXTS),
             f"{etc}/apt.conf.d/52own": (f'{self.world.settings}Dir::Etc::preferences "{folder}/none";\n'),
         }
-        own = f"{etc}/preferences.d/gpunode-nvidia-driver.pref"
-        return facts, stack, self.preview.answer({**question, "files": files, "preferences": own})
+        return facts, stack, self.preview.answer({**question, "files": files, "simulate": True})
 
     def apt_state(self) -> dict[str, Any]:
         return {**APT, "installed": dict(self.world.installed), "lists": True}
@@ -160,13 +165,13 @@ def test_a_bare_node_gets_the_whole_closure_at_one_release(node_of: Any, system:
     old = system in ("ubuntu2204", "ubuntu2404", "debian12")
     assert node.world.installed["dkms"].startswith("1:") == old
     again = apt_plan(node.seen(), node.apt_state(), stack, output)
-    assert (again.missing, again.going, again.wrong_versions) == ([], [], [])
+    assert (again.missing, again.question.remove, again.wrong_versions) == ((), (), [])
 
 
 def test_where_nothing_was_installed_dkms_comes_in_a_version_that_is_new_enough(node_of: Any) -> None:
     node = node_of("ubuntu2404", dkms=None)
     _, _, output = node.ask(version="595")
-    assert {row["name"]: row["version"] for row in output["install"]}["dkms"] == "1:3.4.1-1ubuntu1"
+    assert output["install"]["dkms"] == "1:3.4.1-1ubuntu1"
 
 
 @pytest.mark.parametrize("way", [("570", "580", "595", "610"), ("610", "595", "580", "570")], ids=["up", "down"])
@@ -185,8 +190,9 @@ def test_an_exact_release_of_an_old_branch_is_not_overtaken_by_a_metapackage(nod
     node = node_of("debian12")
     _, _, output = node.ask(version="595.91.07")
     assert output["target"] == "595.91.07"
-    assert {upstream_version(row["version"]) for row in output["install"] if "nvidia" in row["name"]} == {"595.91.07"}
-    assert all("=" in word for word in output["arguments"] if "nvidia" in word), "the whole closure by exact versions"
+    drivers = {version for name, version in output["install"].items() if "nvidia" in name}
+    assert set(map(upstream_version, drivers)) == {"595.91.07"}
+    assert all("=" in word for word in output["exact"] if "nvidia" in word), "the whole closure by exact versions"
 
 
 def test_without_nvidias_dkms_apts_own_reason_is_reported(node_of: Any) -> None:
@@ -207,7 +213,7 @@ def test_a_metapackage_that_is_not_there_is_replaced_by_what_it_stands_for(node_
     node.world.carry_out(output)
     assert {"nvidia-dkms-open", "libnvidia-compute"} <= node.closure().keys()
     again = apt_plan(node.seen(), node.apt_state(), stack, output)
-    assert again.missing == []
+    assert again.missing == ()
 
 
 def test_a_source_that_nothing_needs_may_fail_and_one_that_is_needed_may_not(node_of: Any) -> None:
@@ -224,12 +230,10 @@ def test_dkms_goes_back_with_the_switch_to_the_distributions_driver(node_of: Any
     node = node_of("ubuntu2404")
     node.world.installed["dkms"] = "1:3.4.1-1ubuntu1"
     node.world.write_status()
-    question = {"restore": ["dkms", "dh-dkms"]}
     with node.preview.private_apt({f"{node.world.apt}/apt.conf.d/52own": node.world.settings}) as (_, options):
         assert node.preview.refresh(["apt-get", *options], 60) == []
-        assert node.preview.restored(question, options) == ["dkms=3.0.11-1ubuntu13"]
-        output = node.preview.simulate(options, ["dkms=3.0.11-1ubuntu13"])
-    assert [(row["name"], row["version"]) for row in output["install"]] == [("dkms", "3.0.11-1ubuntu13")]
+        assert node.preview.restored(options, ["dkms", "dh-dkms"], node.world.installed) == ["dkms=3.0.11-1ubuntu13"]
+        assert node.preview.simulation(options, ["install", "dkms=3.0.11-1ubuntu13"])[0] == {"dkms": "3.0.11-1ubuntu13"}
 
 
 # --- facts that no record settles: the installer works both ways
@@ -251,7 +255,7 @@ def moved(node: Node, branch: str) -> None:
     node.world.carry_out(output)
     assert {release.split(".")[0] for release in node.closure().values()} == {branch}, node.closure()
     again = apt_plan(node.seen(), node.apt_state(), stack, output)
-    assert (again.missing, again.going, again.wrong_versions) == ([], [], [])
+    assert (again.missing, again.question.remove, again.wrong_versions) == ((), (), [])
 
 
 UP_AND_DOWN = ("570", "580", "595", "610", "595", "580", "570")

@@ -18,7 +18,6 @@ from node_samples import context, node, planned
 from test_provisioning_docker import CE
 
 from gpunode.provisioning.docker import KEY
-from gpunode.provisioning.manifest import AptChange
 from gpunode.provisioning.repository import QUESTION
 from gpunode.stack.naming import any_revision
 
@@ -85,7 +84,8 @@ def script() -> ModuleType:
 def of_docker(**settings: Any) -> tuple[str, ...]:
     run = context(answers={QUESTION: {"text": "x"}})
     change = planned("docker", node({} if "source" in settings else CE, {KEY: "x"}), run, **settings).packages
-    assert isinstance(change, AptChange)
+    assert change is not None
+    assert change.manager == "apt"
     return tuple(entry for entry in change.install if "=" in entry and not entry.startswith("docker-ce-cli"))
 
 

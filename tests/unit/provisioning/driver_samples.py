@@ -6,9 +6,9 @@ from typing import Any
 
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.probe import Bundle
-from gpunode.provisioning.driver.apt import AptPlan
-from gpunode.provisioning.driver.dnf import DnfPlan
-from gpunode.provisioning.driver.model import DriverSettings, answered
+from gpunode.provisioning.driver import apt as driver_apt
+from gpunode.provisioning.driver import dnf as driver_dnf
+from gpunode.provisioning.driver.model import DriverPlan, DriverRequest, DriverSettings, answered
 from gpunode.provisioning.node_stack import NodeStack, resolved
 from gpunode.provisioning.state import AptState, DnfState, NodeState
 from gpunode.stack import Stack
@@ -67,12 +67,24 @@ def apt_plan(
     stack: dict[str, Any],
     answer: dict[str, Any] | None = None,
     **changes: Any,
-) -> AptPlan:
+) -> DriverPlan:
     """The plan of the driver on a node with apt; ``changes`` are settings that are not defaults."""
-    state = NodeState(
-        facts=NodeFacts.model_validate(facts), apt=AptState.model_validate({**REST_OF_APT, **apt}), dnf=None
-    )
-    return AptPlan(state, Stack.model_validate(stack), DriverSettings.model_validate(changes), answered(answer))
+    known = AptState.model_validate({**REST_OF_APT, **apt})
+    return driver_apt.planned(_request(facts, stack, answer, changes, apt=known), known)
+
+
+def _request(
+    facts: dict[str, Any],
+    stack: dict[str, Any],
+    answer: dict[str, Any] | None,
+    changes: dict[str, Any],
+    *,
+    apt: AptState | None = None,
+    dnf: DnfState | None = None,
+) -> DriverRequest:
+    state = NodeState(facts=NodeFacts.model_validate(facts), apt=apt, dnf=dnf)
+    settings = DriverSettings.model_validate(changes)
+    return DriverRequest(state, Stack.model_validate(stack), settings, answered(answer))
 
 
 def dnf_plan(
@@ -81,7 +93,7 @@ def dnf_plan(
     stack: dict[str, Any],
     answer: dict[str, Any] | None = None,
     **changes: Any,
-) -> DnfPlan:
+) -> DriverPlan:
     """The same on a node with dnf."""
-    state = NodeState(facts=NodeFacts.model_validate(facts), apt=None, dnf=DnfState.model_validate(dnf))
-    return DnfPlan(state, Stack.model_validate(stack), DriverSettings.model_validate(changes), answered(answer))
+    known = DnfState.model_validate(dnf)
+    return driver_dnf.planned(_request(facts, stack, answer, changes, dnf=known), known)

@@ -36,10 +36,11 @@ from gpunode.provisioning.driver.files import UNATTENDED
 from gpunode.provisioning.engines import number
 from gpunode.provisioning.keys import KeyRefusedError
 from gpunode.provisioning.locks import lock_lines
-from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest, NodeQuery
+from gpunode.provisioning.manifest import Manifest, NodeQuery
 from gpunode.provisioning.package_record import MARK, installed_by_role
 from gpunode.provisioning.roles import LOOKS, PLANS
 from gpunode.provisioning.state import BOOT_ID, NodeState
+from gpunode.provisioning.transaction import Transaction
 
 SSH = Path(__file__).parents[2] / "fixtures" / "ssh" / "debian-12.json"
 RELEASE = "580.95.05"
@@ -292,7 +293,7 @@ class Machine:
         """What this node answers, from the recorded indexes where it is about NVIDIA's packages."""
         body = question.body
         match question.kind:
-            case "apt_preview" | "dnf_preview":
+            case "package_transaction":
                 return self._preview(body)
             case "package_offers":
                 names = [name for name in body["names"] if "*" not in name]
@@ -321,15 +322,16 @@ class Machine:
 
     def _preview(self, body: Mapping[str, Any]) -> dict[str, Any]:
         target = body["constraint"] if "*" not in body["constraint"] else RELEASE
-        names = [*(body.get("required") or body["bound"]), *body["free"]]
-        names += [name for name in body.get("optional", ()) if name in {*recorded(self.manager), *LISTS["headers"]}]
+        names = [entry.partition("=")[0] for entry in (*body["bound"], *body.get("install", ()))]
+        optional = [entry.partition("=")[0] for entry in body.get("optional", ())]
+        names += [name for name in optional if name in {*recorded(self.manager), *LISTS["headers"]}]
         versions = {name: version_of(self.manager, name) for name in with_dependencies(self.manager, names)}
-        rows = [{"name": name, "version": version, "source": name} for name, version in sorted(versions.items())]
-        rows = [row for row in rows if self._installed.get(row["name"]) != row["version"]]
+        new = {name: version for name, version in sorted(versions.items()) if self._installed.get(name) != version}
         return {
             "target": target,
-            "arguments": [f"{row['name']}={row['version']}" for row in rows],
-            "install": rows,
+            "exact": [f"{name}={version}" for name, version in new.items()],
+            "install": new,
+            "sources": dict(zip(new, new, strict=True)),
             "remove": [],
             "stream": body.get("stream"),
         }
@@ -427,14 +429,14 @@ class Machine:
             if content is not None:
                 units.append({"name": name, "load": "loaded", "active": "inactive", "sub": "x", "enabled": "disabled"})
 
-    def _packages(self, change: AptChange | DnfChange) -> None:
+    def _packages(self, change: Transaction) -> None:
         before = dict(self._installed)
         state = NodeState.model_validate(self.document)
         own = installed_by_role(state, change.memory) if change.memory else set()
         installed = self._installed
         entries = change.install
-        if isinstance(change, DnfChange):
-            entries = (*entries, *change.free, *(f"{name}=*{change.constraint}*" for name in change.bound))
+        if change.manager == "dnf":
+            entries = (*entries, *(f"{name}=*{change.constraint}*" for name in change.bound))
         for name in [*installed]:
             if _fits(name, change.remove) or (name in own and _fits(name, change.remove_new)):
                 del installed[name]
@@ -447,7 +449,7 @@ class Machine:
         self._record(change, own | (installed.keys() - before.keys()))
         self._arrivals()
         part = self.document[self.manager]
-        if isinstance(change, AptChange):
+        if change.manager == "apt":
             held = {*part["held"], *(name for name in installed if _fits(name, change.hold))} - {*change.unhold}
             if change.state == "absent":
                 held = {*part["held"]} - {*change.unhold}
@@ -458,14 +460,14 @@ class Machine:
                 part.setdefault("streams", {})[module] = stream
             if change.reset:
                 part.setdefault("streams", {}).pop(change.reset, None)
-            lines = lock_lines(installed, change.hold) if change.hold else change.lock
-            if lines is not None:
-                self.locks[change.lock_mark] = tuple(lines)
+            if change.hold or change.state == "absent":
+                lines = lock_lines(installed, change.hold) if change.state == "present" else ()
+                self.locks[change.lock_mark] = lines
                 ours = self.locks.get("gpunode (role nvidia_driver)", ())
                 part["own_locks"] = list(ours)
                 part["locks"] = [line for mark, rows in self.locks.items() for line in rows if line not in ours]
 
-    def _record(self, change: AptChange | DnfChange, own: set[str]) -> None:
+    def _record(self, change: Transaction, own: set[str]) -> None:
         if change.memory and change.state == "present" and (change.memory in self.document["contents"]):
             text = MARK + "\n" + "".join(f"{name}\n" for name in sorted(own & self._installed.keys()))
             self._write(change.memory, text)

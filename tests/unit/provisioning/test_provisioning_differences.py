@@ -9,14 +9,13 @@ from node_samples import APT_STATE, DNF_STATE, node
 from gpunode.facts.units import Unit
 from gpunode.provisioning.differences import compared
 from gpunode.provisioning.manifest import (
-    AptChange,
-    DnfChange,
     ManagedFile,
     ManagedFolder,
     Manifest,
     UnitState,
 )
 from gpunode.provisioning.state import AptState, DnfState, FileState, NodeState
+from gpunode.provisioning.transaction import Transaction
 
 PATH = "/etc/x"
 GOOD: dict[str, Any] = {"kind": "file", "mode": "0644", "owner": "root", "group": "root"}
@@ -91,16 +90,18 @@ def with_apt(**apt: Any) -> NodeState:
     ],
 )
 def test_each_difference_of_packages_is_due(apt: dict[str, Any], words: str | None) -> None:
-    change = AptChange(install=("libcuda1=580.*",), hold=("libcuda*",), unhold=("linux-image",), remove=("old-*",))
+    change = Transaction(
+        manager="apt", install=("libcuda1=580.*",), hold=("libcuda*",), unhold=("linux-image",), remove=("old-*",)
+    )
     found = why({"packages": change}, with_apt(**{"installed": {"libcuda1": "580.1-1"}, **apt}))
     assert (words is None and found == ()) or (words is not None and any(words in line for line in found)), found
 
 
 def test_a_package_manager_that_is_unknown_is_due() -> None:
-    assert why({"packages": DnfChange()}) == ("the state of dnf is unknown",)
+    assert why({"packages": Transaction(manager="dnf")}) == ("the state of dnf is unknown",)
     broken = node(dnf=True).model_copy(update={"dnf": DnfState.model_validate({**DNF_STATE, "error": "x"})})
-    assert why({"packages": DnfChange()}, broken) == ("the state of dnf is unknown",)
-    assert why({"packages": AptChange()}, broken) == ("the state of apt is unknown",)
+    assert why({"packages": Transaction(manager="dnf")}, broken) == ("the state of dnf is unknown",)
+    assert why({"packages": Transaction(manager="apt")}, broken) == ("the state of apt is unknown",)
 
 
 @pytest.mark.parametrize(("locks", "pending"), [(("a-0:1-1.*",), ()), ((), ("not locked: a-0:1-1.*",))])
@@ -110,7 +111,9 @@ def test_a_package_that_dnf_should_hold_is_due_without_its_lock(
     state = node({"a": "1-1", "b": "1-1"}, dnf=True)
     assert state.dnf is not None
     known = state.dnf.model_copy(update={"locks": locks})
-    assert why({"packages": DnfChange(hold=("a*",))}, state.model_copy(update={"dnf": known})) == pending
+    assert (
+        why({"packages": Transaction(manager="dnf", hold=("a*",))}, state.model_copy(update={"dnf": known})) == pending
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +127,7 @@ def test_a_package_that_dnf_should_hold_is_due_without_its_lock(
     ],
 )
 def test_each_difference_on_a_node_with_dnf_is_due(dnf: dict[str, Any], words: str | None) -> None:
-    change = DnfChange(install=("a=1-*",), stream="m:s", lock=("a-0:1-1.*",), drop_locks=("a-2.*",))
+    change = Transaction(manager="dnf", install=("a=1-*",), stream="m:s", hold=("a",), drop_locks=("a-2.*",))
     state = node({"a": "1-1"}, dnf=True)
     assert state.dnf is not None
     known = DnfState.model_validate({**state.dnf.model_dump(), **dnf})

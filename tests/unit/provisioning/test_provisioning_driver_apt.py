@@ -6,11 +6,12 @@ import pytest
 from driver_samples import APT, BUNDLE, HGX, REST_OF_APT, UBUNTU, apt_plan, facts_of, resolved_of, stack_of
 
 from gpunode.facts import NodeFacts
-from gpunode.provisioning.driver.apt import AptPlan, removal
+from gpunode.provisioning.driver.apt import removal
+from gpunode.provisioning.driver.model import DriverPlan
 from gpunode.provisioning.driver.sources import SOURCES
 from gpunode.provisioning.look import with_publishers
-from gpunode.provisioning.manifest import AptChange
 from gpunode.provisioning.state import AptState, NodeState
+from gpunode.provisioning.transaction import Transaction
 
 
 @pytest.fixture
@@ -52,11 +53,16 @@ def with_driver(facts: dict[str, Any], release: str, **changes: Any) -> dict[str
 
 def asked(
     facts: dict[str, Any], stack: dict[str, Any], apt: dict[str, Any] | None = None, **changes: Any
-) -> dict[str, Any]:
+) -> Transaction:
     return apt_plan(facts, apt or apt_of(facts), stack, **changes).question
 
 
-def planned(facts: dict[str, Any], stack: dict[str, Any], apt: dict[str, Any] | None = None) -> AptPlan:
+def bound_of(question: Transaction) -> dict[str, str]:
+    """Bound packages to their patterns of versions."""
+    return dict(entry.partition("=")[::2] for entry in question.bound)
+
+
+def planned(facts: dict[str, Any], stack: dict[str, Any], apt: dict[str, Any] | None = None) -> DriverPlan:
     return apt_plan(facts, {**apt_of(facts), **(apt or {})}, stack)
 
 
@@ -70,7 +76,7 @@ def refused(
     return list(apt_plan(facts, {**apt_of(facts), **(apt or {})}, stack, answer, **changes).refusals)
 
 
-def removed(facts: dict[str, Any], apt: dict[str, Any]) -> AptChange:
+def removed(facts: dict[str, Any], apt: dict[str, Any]) -> Transaction:
     known = AptState.model_validate({**REST_OF_APT, **apt})
     state = NodeState(facts=NodeFacts.model_validate(facts), apt=known, dnf=None)
     return removal(state, known, (), keep_headers=False)
@@ -83,17 +89,16 @@ def names_of(lines: list[str]) -> list[str]:
 def test_the_whole_closure_is_asked_for_at_one_release(bare: dict[str, Any]) -> None:
     stack = stack_of(bare, version="580.95.05")
     question = asked(bare, stack)
-    assert set(question["required"]) == {
+    assert set(bound_of(question)) == {
         "nvidia-driver-cuda",
         "nvidia-kernel-open-dkms",
         "nvidia-fabricmanager",
         "libnvidia-nscq",
     }
-    assert question["constraint"] == "580.95.05"
-    assert question["free"] == [], "our own preferences bind the closure, before NVIDIA's pinning packages could"
-    assert question["bound"]["nvidia-fabricmanager"] == "@RELEASE@-*"
-    assert question["pins"][0]["pin"] == "version @RELEASE@-*"
-    assert question["remove"] == question["drop"] == []
+    assert question.constraint == "580.95.05"
+    assert question.install == (), "our own preferences bind the closure, before NVIDIA's pinning packages could"
+    assert bound_of(question)["nvidia-fabricmanager"] == "@RELEASE@-*"
+    assert question.remove == question.closure == ()
 
 
 def test_headers_come_for_each_kernel_and_with_its_metapackage(bare: dict[str, Any]) -> None:
@@ -104,14 +109,14 @@ def test_headers_come_for_each_kernel_and_with_its_metapackage(bare: dict[str, A
         "linux-image-amd64-dbg": "6",
     }
     question = asked(bare, stack, {**APT, "installed": apt})
-    headers = {name for name in question["optional"] if name.startswith("linux-headers-")}
+    headers = {name for name in question.optional if name.startswith("linux-headers-")}
     assert headers == {"linux-headers-6.1.0-56-cloud-amd64", "linux-headers-cloud-amd64"}
 
 
 def test_full_takes_the_names_with_graphics_and_keeps_the_closure(bare: dict[str, Any]) -> None:
     question = asked(bare, stack_of(bare, version="595"), profile="full")
-    assert {"nvidia-open", "nvidia-fabricmanager"} <= set(question["required"])
-    assert "nvidia-driver-cuda" not in question["required"]
+    assert {"nvidia-open", "nvidia-fabricmanager"} <= set(bound_of(question))
+    assert "nvidia-driver-cuda" not in bound_of(question)
 
 
 def test_a_node_that_is_as_it_should_be_has_nothing_to_do(debian: dict[str, Any]) -> None:
@@ -124,7 +129,7 @@ def test_a_node_that_is_as_it_should_be_has_nothing_to_do(debian: dict[str, Any]
     }
     apt["installed"]["linux-headers-6.1.0-56-cloud-amd64"] = apt["installed"]["nvidia-persistenced"] = "1"
     plan = planned(debian, stack, apt)
-    assert (plan.missing, plan.going, plan.wrong_versions) == ([], [], [])
+    assert (plan.missing, plan.question.remove, plan.wrong_versions) == ((), (), [])
     assert plan.target == "535.261.03"
     assert plan.without_module == []
     assert plan.dkms == "nvidia-current"
@@ -137,29 +142,29 @@ def test_what_dpkg_left_half_done_of_the_driver_is_to_be_done(debian: dict[str, 
     # Left in the private folder's database it would ask for packages that were dropped from there.
     stack = stack_of(debian)
     question = asked(debian, stack, {**APT, "unfinished": [half, "apache2"]})
-    assert (half in question["drop"], "apache2" in question["drop"]) == (True, False)
+    assert (half in question.closure, "apache2" in question.closure) == (True, False)
 
 
 def test_another_branch_leaves_what_a_bare_node_would_get(bare: dict[str, Any]) -> None:
     there = with_driver(bare, "580.95.05")
     question = asked(there, stack_of(there, version="595"))
-    assert set(question["bound"]) == set(question["required"])
-    assert "libcuda1" in question["drop"]
+    assert question.fresh
+    assert "libcuda1" in question.closure
     same = asked(there, stack_of(there, version="580.178.04"))
-    assert "libcuda1" in same["bound"]
+    assert ("libcuda1" in same.closure, same.fresh) == (True, False)
 
 
 def test_the_other_flavour_removes_the_module(bare: dict[str, Any]) -> None:
     there = with_driver(bare, "580.95.05")
     stack = stack_of(there, flavour="proprietary")
     assert stack["driver"]["version"] == "580.95.05"
-    assert asked(there, stack)["remove"] == ["nvidia-kernel-open-dkms"]
+    assert asked(there, stack).remove == ("nvidia-kernel-open-dkms",)
 
 
 def test_another_source_takes_every_package_of_the_first(debian: dict[str, Any]) -> None:
     stack = stack_of(debian, source="nvidia")
     question = asked(debian, stack)
-    assert {"libcuda1", "nvidia-kernel-dkms", "nvidia-smi"} <= set(question["remove"])
+    assert {"libcuda1", "nvidia-kernel-dkms", "nvidia-smi"} <= set(question.remove)
     assert names_of(refused(debian, stack, {})) == ["other-source"]
     assert refused(debian, stack, {}, switch=True) == []
 
@@ -169,9 +174,9 @@ def test_another_pin_of_nvidias_goes(bare: dict[str, Any]) -> None:
     stack = stack_of(there, version="580.178.04")
     apt = {**apt_of(there), "installed": {**apt_of(there)["installed"], "nvidia-driver-pinning-580.95.05": "1"}}
     question = asked(there, stack, apt)
-    assert question["remove"] == ["nvidia-driver-pinning-580.95.05"]
+    assert question.remove == ("nvidia-driver-pinning-580.95.05",)
     apt["installed"] = {**apt_of(there)["installed"], "nvidia-driver-pinning-580": "580-1"}
-    assert asked(there, stack, apt)["remove"] == []
+    assert asked(there, stack, apt).remove == ()
 
 
 @pytest.mark.parametrize(
@@ -189,12 +194,12 @@ def test_of_alternatives_that_one_counts_that_is_there(
 ) -> None:
     noble = {**bare, "os": {**bare["os"], "id": "ubuntu", "version_id": "24.04", "codename": "noble"}}
     stack = stack_of(noble, version="595")
-    answer = {"install": [{"name": name, "version": "595.91.07-1ubuntu1", "source": name} for name in installs]}
+    answer = {"install": dict.fromkeys(installs, "595.91.07-1ubuntu1")}
     case = apt_plan(noble, {**APT, "installed": there}, stack, answer)
-    assert {name for name in case.bound if "open" in name} == {taken}
+    assert {name for name in bound_of(case.question) if "open" in name} == {taken}
     question = asked(noble, stack, {**APT, "installed": there})
     if not there:
-        assert question["alternatives"] == {"nvidia-headless-open": ["nvidia-dkms-open"]}
+        assert question.alternatives == {"nvidia-headless-open": ("nvidia-dkms-open",)}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +213,7 @@ def test_of_alternatives_that_one_counts_that_is_there(
 def test_ubuntus_names_for_nvidia_smi(bare: dict[str, Any], system: str, branch: str, names: set[str]) -> None:
     facts = {**bare, "os": {**bare["os"], "id": "ubuntu", "version_id": system}, "pci": HGX[:1]}
     stack = stack_of(facts, version=branch, flavour="open")
-    assert set(asked(facts, stack)["required"]) - {"nvidia-fabricmanager", "libnvidia-nscq"} == names
+    assert set(bound_of(asked(facts, stack))) - {"nvidia-fabricmanager", "libnvidia-nscq"} == names
 
 
 @pytest.mark.parametrize("version", ["510.47.03-0ubuntu1", "510.47.03-0ubuntu4", "510.47.03-0ubuntu7"])
@@ -217,7 +222,7 @@ def test_a_library_that_hwloc_brings_is_not_a_driver(bare: dict[str, Any], versi
     for more in ({}, {"published": "ubuntu"}):
         facts = {**bare, "packages": [{**library, **more}]}
         assert stack_of(facts)["driver"]["branch"] == stack_of(bare)["driver"]["branch"]
-        assert planned(facts, stack_of(facts)).going == []
+        assert planned(facts, stack_of(facts)).question.remove == ()
 
 
 def test_companions_that_a_driver_left_are_not_a_driver(bare: dict[str, Any]) -> None:
@@ -241,8 +246,8 @@ def test_apts_lists_contain_the_publisher_of_a_package(bare: dict[str, Any]) -> 
     ubuntus, nvidias = published(("Ubuntu", "Ubuntu")), published(("NVIDIA", "NVIDIA CUDA"))
     assert ubuntus["packages"][0]["published"] == "ubuntu"
     stack = stack_of(nvidias, version="580.95.05", source="nvidia")
-    assert asked(ubuntus, stack, APT)["remove"] == ["libnvidia-compute-580"]
-    assert asked(nvidias, stack, APT)["remove"] == []
+    assert asked(ubuntus, stack, APT).remove == ("libnvidia-compute-580",)
+    assert asked(nvidias, stack, APT).remove == ()
     both = published(("Ubuntu", "Ubuntu"), ("NVIDIA", "NVIDIA CUDA"))
     assert both["packages"][0]["published"] is None
     assert published()["packages"] == NodeFacts.model_validate(facts).model_dump(mode="json")["packages"]
@@ -367,7 +372,7 @@ def test_ubuntus_modules_go_in_the_transaction_that_brings_another_source(bare: 
     version = "580.178.04-0ubuntu0.24.04.1"
     there = {**bare, "packages": [package("libnvidia-compute-580-server", "1") | UBUNTU | {"version": version}]}
     apt = {**APT, "installed": dict.fromkeys([*modules, "libnvidia-compute-580-server", "bash"], "1")}
-    assert planned(there, stack_of(bare), apt).going == sorted(["libnvidia-compute-580-server", *modules])
+    assert planned(there, stack_of(bare), apt).question.remove == (*sorted(["libnvidia-compute-580-server", *modules]),)
 
 
 def test_what_was_held_for_a_removed_driver_is_unheld(bare: dict[str, Any]) -> None:
@@ -375,9 +380,9 @@ def test_what_was_held_for_a_removed_driver_is_unheld(bare: dict[str, Any]) -> N
     there = with_driver(bare, "580.95.05", held=True)
     installed = {**apt_of(there)["installed"], kernel: "6.8.0-60.63", "bash": "5"}
     apt = {"installed": installed, "held": [kernel, driver_package, "bash"], "own_holds": [kernel, driver_package]}
-    assert planned(there, stack_of(there), apt).freed == [kernel]
+    assert planned(there, stack_of(there), apt).change.unhold == (kernel,)
     assert removed(there, {**apt_of(there), **apt}).unhold == (kernel,)
-    assert planned(there, stack_of(there), {**apt, "held": ["bash"]}).freed == []
+    assert planned(there, stack_of(there), {**apt, "held": ["bash"]}).change.unhold == ()
 
 
 def test_a_kernel_without_signed_modules_is_named(hwe: dict[str, Any]) -> None:
@@ -421,12 +426,12 @@ MODULES = "linux-modules-nvidia-580-server-open-generic-hwe-24.04"
 def test_the_modules_are_those_of_the_installed_kernel_meta_package(hwe: dict[str, Any]) -> None:
     stack = stack_of(hwe, source="ubuntu", version="580")
     question = asked(hwe, stack)
-    assert {name for name in question["free"] if name.startswith("linux-")} == {
+    assert {name for name in question.install if name.startswith("linux-")} == {
         MODULES,
         "linux-image-generic-hwe-24.04",
     }
-    assert "linux-headers-generic-hwe-24.04" in question["optional"]
-    assert {*KERNEL, MODULES} <= set(planned(hwe, stack).closure)
+    assert "linux-headers-generic-hwe-24.04" in question.optional
+    assert {*KERNEL, MODULES} <= set(planned(hwe, stack).change.hold)
 
 
 def test_the_kernel_follows_the_archive_where_that_is_the_policy(hwe: dict[str, Any]) -> None:
@@ -434,20 +439,18 @@ def test_the_kernel_follows_the_archive_where_that_is_the_policy(hwe: dict[str, 
     held = [*KERNEL, MODULES]
     apt = {**APT, "installed": dict.fromkeys(held, "6.14"), "held": held, "own_holds": held}
 
-    def plan_of(**changes: Any) -> AptPlan:
+    def plan_of(**changes: Any) -> DriverPlan:
         return apt_plan(hwe, apt, stack, **changes)
 
-    assert plan_of().freed == []
+    assert plan_of().change.unhold == ()
     follow = plan_of(kernel_policy="follow")
-    assert follow.freed == sorted(held)
-    assert follow.closure == []
-    assert {pin["pin"] for pin in follow.pins} == {"version 580.*"}
-    # The transaction itself brings one release.
-    assert asked(hwe, stack, kernel_policy="follow")["pins"][0]["pin"] == "version @RELEASE@-*"
+    assert follow.change.unhold == tuple(sorted(held))
+    assert follow.change.hold == ()
+    assert follow.pinned == "580.*"
 
 
 def test_the_policy_is_for_modules_that_the_distribution_signs(bare: dict[str, Any]) -> None:
     stack = stack_of(bare, version="580.95.05")
     plan = apt_plan(bare, apt_of(bare), stack, kernel_policy="follow")
-    assert "nvidia-fabricmanager" in plan.closure
-    assert plan.pins[0]["pin"] == "version 580.95.05-*"
+    assert "nvidia-fabricmanager" in plan.change.hold
+    assert plan.pinned == "580.95.05"

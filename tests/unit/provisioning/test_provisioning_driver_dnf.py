@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible_collections.gpunode.node.plugins.module_utils.package_engine import OPTIONS
 from driver_samples import BUNDLE, HGX, dnf_plan, facts_of
 from driver_samples import stack_of as stack_of_variables
 from plan_samples import context_of, state_of
@@ -155,32 +156,32 @@ def test_old_files_go_and_mixed_ones_are_refused() -> None:
 def test_the_question_has_the_stream_and_the_whole_closure(version: str, stream: str, fabric: str) -> None:
     facts = rocky()
     question = dnf_plan(facts, DNF, stack_of(facts, version)).question
-    assert question["stream"] == stream
-    assert {fabric, "nvidia-driver-cuda", "kmod-nvidia-open-dkms"} <= set(question["bound"])
-    assert question["constraint"] == version
-    assert question["free"] == []
+    assert question.stream == stream
+    assert {fabric, "nvidia-driver-cuda", "kmod-nvidia-open-dkms"} <= set(question.bound)
+    assert question.constraint == version
+    assert question.install == ()
 
 
 def test_rhel_10_has_no_streams_and_locks_all_the_same() -> None:
     facts, state = with_driver(["nvidia-driver-cuda"], version="10.1")
     plan = dnf_plan(facts, state, stack_of(facts))
-    assert plan.question["stream"] is None
-    assert plan.locks == ("nvidia-driver-cuda-3:580.95.05-1.el9.*",)
+    assert plan.question.stream is None
+    assert plan.change.hold == ("nvidia-driver-cuda",)
 
 
 def test_without_the_plugin_it_comes_in_the_same_transaction() -> None:
     facts = rocky()
     plan = dnf_plan(facts, {**DNF, "versionlock": False}, stack_of(facts))
-    assert plan.question["free"] == ["python3-dnf-plugin-versionlock"]
+    assert plan.question.install == ("python3-dnf-plugin-versionlock",)
 
 
 def test_a_node_that_has_all_is_settled() -> None:
-    names = dnf_plan(rocky(), DNF, stack_of(rocky())).question["bound"]
+    names = dnf_plan(rocky(), DNF, stack_of(rocky())).question.bound
     facts, state = with_driver([*names, "nvidia-kmod-common"])
     state["streams"] = {"nvidia-driver": "580-open"}
     plan = dnf_plan(facts, state, stack_of(facts))
     assert plan.settled
-    assert len(plan.locks) == len(names) + 1
+    assert len(plan.change.hold) == len(names) + 1
     others: list[dict[str, Any]] = [
         {"streams": {"nvidia-driver": "595-open"}},
         {"versionlock": False},
@@ -195,7 +196,7 @@ def test_a_package_of_another_version_is_reported() -> None:
     facts["packages"].append(rpm("libnvidia-ml", "580.178.04"))
     plan = dnf_plan(facts, state, stack_of(facts))
     assert plan.wrong_versions == ["libnvidia-ml 580.178.04"]
-    assert plan.locks == ("nvidia-driver-cuda-3:580.95.05-1.el9.*",)
+    assert plan.change.hold == ("nvidia-driver-cuda",)
 
 
 def test_locks_and_packages_of_others_are_refused_until_the_switch() -> None:
@@ -208,12 +209,12 @@ def test_locks_and_packages_of_others_are_refused_until_the_switch() -> None:
     assert "bash" not in "".join(output)
     assert dnf_plan(facts, state, matched, switch=True).refusals == ()
     question = dnf_plan(facts, state, matched, switch=True).question
-    assert question["remove"] == ["nvidia-settings"]
-    assert question["ignore_locks"] == ["nvidia-driver-cuda-3:570.211.01-1.el9.*"]
+    assert question.remove == ("nvidia-settings",)
+    assert question.ignore_locks == ("nvidia-driver-cuda-3:570.211.01-1.el9.*",)
 
 
 def test_whatever_carries_the_release_is_bound_to_it_whoever_requires_it() -> None:
-    line = dnf_plan(rocky("10.0"), DNF, stack_of(rocky("10.0"))).question["line"]
+    line = dnf_plan(rocky("10.0"), DNF, stack_of(rocky("10.0"))).question.line
 
     def bound(name: str) -> bool:
         return any(fnmatch(name, one) for one in line["names"]) and not any(
@@ -325,17 +326,16 @@ def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_change
         def do_transaction(self) -> None:
             done.append("changed")
 
-    found = {"install": [{"name": "nvidia-driver-cuda", "version": "1"}], "remove": [], "stream": None}
+    found: dict[str, Any] = {"install": {"nvidia-driver-cuda": "1"}, "remove": [], "stream": None}
     monkeypatch.setattr(transaction, "configured", lambda _question, _folder: Base())
     monkeypatch.setattr(transaction, "resolved", lambda _base, _question: dict(found))
     monkeypatch.setattr(transaction, "fetch", lambda _base: done.append("fetched"))
     monkeypatch.setattr(transaction, "note", lambda _path, _names: done.append("remembered"))
+    monkeypatch.setattr(transaction, "LOCKLIST", str(tmp_path / "list"))
     question = {
+        **{name: option.get("default") for name, option in OPTIONS.items()},
         "simulate": False,
         "lock_wait_s": 1,
-        "limit_s": 60,
-        "locklist": str(tmp_path / "list"),
-        "lock_mark": "x",
     }
     with pytest.raises(transaction.TransactionRefusedError, match=r"^busy: GPUs are in use by python3 \(pid 9\)"):
         transaction.carried_out({**question, "gpu_users": lambda: ["python3 (pid 9)"]})

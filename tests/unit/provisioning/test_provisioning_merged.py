@@ -110,9 +110,8 @@ def test_no_line_of_a_versionlock_list_is_lost(
     ours = "# BEGIN gpunode (role cuda)\na-0:1-1.*\n# END gpunode (role cuda)\n"
     data = damaged(f"{before}\n{ours}bash-5.*\n".encode(), damage)
     path.write_bytes(data)
-    question = {"locklist": str(path), "lock_mark": "gpunode (role cuda)", "lock": ["a-0:2-1.*"]}
     try:
-        dnf_transaction.write_locks(question)
+        dnf_transaction.change_locks(str(path), "gpunode (role cuda)", ["a-0:2-1.*"], [], write=True)
     except (OSError, dnf_transaction.TransactionRefusedError):
         assert path.read_bytes() == data
     else:

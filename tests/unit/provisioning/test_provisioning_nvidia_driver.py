@@ -10,7 +10,7 @@ from plan_samples import planned, state_of
 from gpunode.provisioning.driver import files
 from gpunode.provisioning.driver.model import Build, ModuleExchange
 from gpunode.provisioning.driver.plan import ROLE, DriverResult
-from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
+from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.roles import LOOKS
 from gpunode.provisioning.state import FileState, NodeState
 
@@ -20,8 +20,9 @@ GOES = {"version": "580.95.05"}
 ABSENT = {"state": "absent"}
 ANSWER = {
     "target": "580.95.05",
-    "arguments": ["nvidia-driver-cuda=580.95.05-1", "libnvidia-old-"],
-    "install": [{"name": "nvidia-driver-cuda", "version": "580.95.05-1", "source": "nvidia-graphics-drivers"}],
+    "exact": ["nvidia-driver-cuda=580.95.05-1"],
+    "install": {"nvidia-driver-cuda": "580.95.05-1"},
+    "sources": {"nvidia-driver-cuda": "nvidia-graphics-drivers"},
     "remove": ["libnvidia-old"],
 }
 CLOSURE = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-fabricmanager", "libnvidia-nscq", "libcuda1")
@@ -106,9 +107,10 @@ def as_it_has_to_be(manifest: Manifest) -> dict[str, dict[str, Any]]:
 def test_a_bare_node_is_asked_about_before_anything_is_decided(bare: dict[str, Any]) -> None:
     first = planned("nvidia_driver", state_of(bare), {"nvidia_driver": GOES})
     question = first.questions["driver"]
-    assert question.kind == "apt_preview"
-    assert set(question.body["required"]) >= {"nvidia-driver-cuda", "nvidia-fabricmanager"}
-    assert question.body["files"] == {files.PREFERENCES: "", files.SOURCES_FILE: ""}
+    assert question.kind == "package_transaction"
+    assert {*question.body["bound"]} >= {"nvidia-driver-cuda=@RELEASE@-*", "nvidia-fabricmanager=@RELEASE@-*"}
+    assert "Pin: version @RELEASE@-*" in question.body["files"][files.PREFERENCES]
+    assert question.body["files"][files.SOURCES_FILE] == ""
     assert not question.private
     secret = {"nvidia_driver": GOES, "nvidia_repository": {"proxy": "http://me:secret@proxy:3128"}}
     assert planned("nvidia_driver", state_of(bare), secret).questions["driver"].private
@@ -118,7 +120,8 @@ def test_the_answer_becomes_one_transaction(bare: dict[str, Any]) -> None:
     found = planned("nvidia_driver", state_of(bare), {"nvidia_driver": GOES}, answers={"driver": ANSWER})
     assert (found.questions, found.refusals) == ({}, ())
     change = found.packages
-    assert isinstance(change, AptChange)
+    assert change is not None
+    assert change.manager == "apt"
     assert change.install == ("nvidia-driver-cuda=580.95.05-1",)
     assert change.remove == ("libnvidia-old",)
     assert set(change.hold) >= {"nvidia-driver-cuda", "nvidia-fabricmanager"}
@@ -311,7 +314,8 @@ def test_a_board_with_nvswitches_is_refused_without_its_fabric_manager(bare: dic
 def test_absent_removes_everything_and_a_removed_driver_leaves_nothing_due(bare: dict[str, Any]) -> None:
     gone = {"nvidia_driver": {"state": "absent"}}
     found = planned("nvidia_driver", state(driven(bare)), gone)
-    assert isinstance(found.packages, AptChange)
+    assert found.packages is not None
+    assert found.packages.manager == "apt"
     assert found.packages.state == "absent"
     assert set(CLOSURE) <= set(found.packages.remove)
     assert {file.content for file in found.files} == {None}
@@ -341,16 +345,17 @@ def rocky(bare: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 DNF: dict[str, Any] = {"error": None, "versionlock": True}
-RPMS = [{"name": "nvidia-driver-cuda", "version": "3:580.95.05-1.el9"}, {"name": "dkms", "version": "3.2-1.el9"}]
+RPMS = {"nvidia-driver-cuda": "3:580.95.05-1.el9", "dkms": "3.2-1.el9"}
 
 
 def test_dnf_is_asked_and_its_answer_is_one_transaction(bare: dict[str, Any]) -> None:
     facts = rocky(bare)
     first = planned("nvidia_driver", state_of(facts, dnf=DNF), {"nvidia_driver": GOES})
-    assert first.questions["driver"].kind == "dnf_preview"
+    assert first.questions["driver"].body["manager"] == "dnf"
     answer = {"target": "580.95.05", "install": RPMS, "remove": [], "stream": "nvidia-driver:580-open"}
     found = planned("nvidia_driver", state_of(facts, dnf=DNF), {"nvidia_driver": GOES}, answers={"driver": answer})
-    assert isinstance(found.packages, DnfChange)
+    assert found.packages is not None
+    assert found.packages.manager == "dnf"
     assert found.packages.stream == "nvidia-driver:580-open"
     assert found.packages.constraint == "580.95.05"
     assert "nvidia-fabricmanager" in found.packages.bound
@@ -418,7 +423,7 @@ def test_an_older_kernel_that_runs_gets_its_headers_and_its_module(bare: dict[st
     older = kernel_of_rpm(OLD_EL, newest=False, headers=False)
     state_ = rpm_node(bare, kernels=[older, kernel_of_rpm(EL, running=False)], module_files=[built()])
     asked = planned("nvidia_driver", state_, {"nvidia_driver": GOES}).questions["driver"].body
-    assert asked["free"] == [f"kernel-devel-{OLD_EL}"]
+    assert asked["install"] == [f"kernel-devel-{OLD_EL}"]
     both = [kernel_of_rpm(OLD_EL, newest=False), kernel_of_rpm(EL, running=False)]
     found = planned("nvidia_driver", rpm_node(bare, kernels=both, module_files=[built()]), {"nvidia_driver": GOES})
     assert [build.kernel for build in result_of(found).builds] == [OLD_EL]
@@ -430,7 +435,7 @@ def test_an_older_kernel_that_is_only_kept_needs_no_headers(bare: dict[str, Any]
     kernels = [kernel_of_rpm(OLD_EL, running=False, newest=False, headers=False), kernel_of_rpm(EL, headers=False)]
     state_ = rpm_node(bare, kernels=kernels)
     asked = planned("nvidia_driver", state_, {"nvidia_driver": GOES}).questions["driver"].body
-    assert asked["free"] == [f"kernel-devel-{EL}"]
+    assert asked["install"] == [f"kernel-devel-{EL}"]
 
 
 @pytest.mark.parametrize("reload", [False, True])
@@ -460,7 +465,7 @@ def test_with_dnf_too_no_module_is_loaded_while_the_key_waits(
     found = planned("nvidia_driver", there.model_copy(update={"dnf": dnf}), settings)
     assert (result_of(found).stage_key, bool(found.modules)) == (stage, load)
     assert result_of(found).key == "/var/lib/dkms/mok.pub"
-    asked = planned("nvidia_driver", there, settings).questions["driver"].body["free"]
+    asked = planned("nvidia_driver", there, settings).questions["driver"].body.get("install")
     assert asked == ["mokutil", "openssl"]
 
 

@@ -10,9 +10,10 @@ from node_samples import after, by_path, contents, context, node, planned
 from gpunode.catalog import origins
 from gpunode.provisioning import nvidia_repository
 from gpunode.provisioning.keys import armored, public_keys
-from gpunode.provisioning.manifest import AptChange, Manifest
+from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.nvidia_repository import APT_PATHS, DNF_PATHS, FOLDER, KEYS, OLD_PIN, RECORD, ROLE
 from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.transaction import Transaction
 
 PACKET = b"\xc6\x03\x04\x00\x01"
 """A public-key packet with an empty body: enough of a key for what only looks at packets."""
@@ -101,7 +102,7 @@ def test_what_older_instructions_left_goes() -> None:
     assert contents(manifest)[old] is None
     assert by_path(manifest, ring).data == PACKET
     assert by_path(manifest, "/etc/apt/trusted.gpg").data is None
-    assert manifest.packages == AptChange(state="absent", remove=("cuda-keyring",))
+    assert manifest.packages == Transaction(manager="apt", state="absent", remove=("cuda-keyring",))
 
 
 def test_a_proxys_password_is_for_root_alone_and_in_no_diff() -> None:

@@ -245,7 +245,7 @@ def test_the_drivers_preview_counts_with_the_repository_as_it_will_be(
     def asking(_: object, __: object, run: Any) -> Manifest:
         if "driver" in run.answers:
             return Manifest(role=DRIVER, result=result_of({"changes": True}))
-        question = NodeQuery(kind="apt_preview", body={"files": dict(run.planned.files)})
+        question = NodeQuery(kind="package_transaction", body={"files": dict(run.planned.files)})
         return Manifest(role=DRIVER, questions={"driver": question})
 
     monkeypatch.setattr(nvidia_repository.ROLE, "plan", repository)

@@ -13,7 +13,7 @@ from effort import effort
 from plan_samples import context_of, planned, state_of
 
 from gpunode.errors import UsageError
-from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest, UnitState
+from gpunode.provisioning.manifest import Manifest, UnitState
 from gpunode.provisioning.state import FileState, NodeState
 from gpunode.provisioning.storage import ARRAYS, BEFORE, FSTAB, HELPER, HOOKS, RECORD, ROLE, TRIM, StorageResult
 from gpunode.provisioning.storage_mounts import BEGIN, END, ScratchDisks, escaped, own_lines, with_lines
@@ -112,7 +112,8 @@ def test_two_disks_are_an_array_that_is_mounted_by_its_uuid() -> None:
     assert text_of(found, FSTAB).startswith(TABLE)
     assert disks.array is not None
     assert disks.array.replace("-", "") in text_of(found, "/etc/mdadm/mdadm.conf.d/gpunode.conf").replace(":", "")
-    assert isinstance(found.packages, AptChange)
+    assert found.packages is not None
+    assert found.packages.manager == "apt"
     assert found.packages.install == ("xfsprogs", "mdadm")
     assert (started(found), [one.path for one in result_of(found).mount_points]) == (["scratch.mount"], ["/scratch"])
     assert trims(result_of(found).start) == [True]
@@ -661,17 +662,18 @@ def test_only_packages_of_what_is_requested_are_asked_for(
     of_dnf: dict[str, Any] = {"error": None, "versionlock": True, "version": "4", "installed": {}}
     base = state()
     fedora = state_of(FACTS, dnf=of_dnf, files={FSTAB: base.files[FSTAB].model_dump()}, contents=base.contents)
-    for node, names, change in ((base, apt, AptChange), (fedora, dnf, DnfChange)):
+    for node, names, manager in ((base, apt, "apt"), (fedora, dnf, "dnf")):
         asked = planned("storage", node, {"storage": {"state": "present", **settings}})
         assert asked.questions["offers"].body == {"names": names}
         answers = {"disks": answer(), "offers": {"offered": {name: ["1"] for name in names}}}
         found = planned("storage", node, {"storage": {"state": "present", **settings}}, answers=answers)
-        assert isinstance(found.packages, change)
+        assert found.packages is not None
+        assert found.packages.manager == manager
         assert list(found.packages.install) == names
         less = {**answers, "offers": {"offered": {name: ["1"] for name in names[1:]}}}
         lacking = planned("storage", node, {"storage": {"state": "present", **settings}}, answers=less)
         assert lacking.refusals == (f"package: no configured repository has {names[0]}",)
-        conf = ARRAYS["apt" if change is AptChange else "dnf"]
+        conf = ARRAYS[manager]
         line = text_of(found, conf)
         disks = result_of(found).disks
         uuid = ((disks and disks.array) or "").replace("-", "")

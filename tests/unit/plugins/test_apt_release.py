@@ -1,18 +1,16 @@
-"""What apt_preview.py decides by itself, and the folder in which it asks apt."""
+"""How one release is found for a closure, and the folder in which apt is asked."""
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from apt_scripts import load
 
-preview = load("apt_preview")
+script = load("apt_release")
 
 
-def question(*names: str, constraint: str = "580.*", **patterns: str) -> dict[str, Any]:
-    bound = {**dict.fromkeys(names, "@RELEASE@-*"), **patterns}
-    return {"bound": bound, "required": list(bound), "constraint": constraint}
+def bound(*names: str, **patterns: str) -> dict[str, str]:
+    return {**dict.fromkeys(names, "@RELEASE@-*"), **patterns}
 
 
 @pytest.mark.parametrize(
@@ -20,18 +18,18 @@ def question(*names: str, constraint: str = "580.*", **patterns: str) -> dict[st
     [("580.95.05-1", "580.95.05"), ("1:4.6.0-1", "4.6.0"), ("595.91.07-0ubuntu0.24.04.1", "595.91.07"), ("12", "12")],
 )
 def test_a_release_is_a_version_without_epoch_and_revision(version: str, release: str) -> None:
-    assert preview.upstream(version) == release
+    assert script.upstream(version) == release
 
 
 def test_the_newest_release_that_all_have_is_taken() -> None:
     there = {"driver": ["595.1-1", "580.2-1", "580.1-1"], "manager": ["595.1-1", "580.1-1"]}
-    assert preview.settle(question("driver", "manager"), there) == ("580.1", None)
-    assert preview.settle(question("driver", "manager", constraint="595.1"), there) == ("595.1", None)
+    assert script.settle(bound("driver", "manager"), "580.*", there) == ("580.1", None)
+    assert script.settle(bound("driver", "manager"), "595.1", there) == ("595.1", None)
 
 
 def test_what_lacks_the_release_is_named_with_what_it_has() -> None:
     there = {"driver": ["595.1-1", "580.2-1", "580.1-1"], "manager": ["595.1-1", "580.1-1"]}
-    release, output = preview.settle(question("driver", "manager", constraint="580.2"), there)
+    release, output = script.settle(bound("driver", "manager"), "580.2", there)
     assert release is None
     assert output == {
         "lacking": {"manager": ["595.1", "580.1"]},
@@ -42,9 +40,9 @@ def test_what_lacks_the_release_is_named_with_what_it_has() -> None:
 
 def test_a_package_of_another_publisher_with_the_same_release_does_not_count() -> None:
     there = {"driver": ["580.2-1"]}
-    release, _ = preview.settle(question(constraint="580.2", driver="@RELEASE@-0ubuntu*"), there)
+    release, _ = script.settle(bound(driver="@RELEASE@-0ubuntu*"), "580.2", there)
     assert release is None
-    assert preview.fitting(["580.2-1", "580.2-0ubuntu0.24.04.1"], "@RELEASE@-0ubuntu*", "580.2").endswith(".1")
+    assert script.fitting(["580.2-1", "580.2-0ubuntu0.24.04.1"], "@RELEASE@-0ubuntu*", "580.2").endswith(".1")
 
 
 @pytest.mark.parametrize(
@@ -57,14 +55,14 @@ def test_a_package_of_another_publisher_with_the_same_release_does_not_count() -
     ids=["the first is there", "it is not", "none is: the first is named in the refusal"],
 )
 def test_of_alternatives_the_first_that_a_list_has_is_asked_for(known: set[str], taken: list[str]) -> None:
-    asked = {**question("m", "nvidia-headless-open"), "alternatives": {"nvidia-headless-open": ["nvidia-dkms-open"]}}
-    found = preview.with_names_that_exist(asked, known)
-    assert found["required"] == sorted(found["bound"]) == taken
+    alternatives = {"nvidia-headless-open": ["nvidia-dkms-open"]}
+    asked = {"bound": ["m=@RELEASE@-*", "nvidia-headless-open=@RELEASE@-*"], "alternatives": alternatives}
+    assert script.with_names_that_exist(asked, known) == bound(*taken)
 
 
 def test_a_status_without_the_driver_has_everything_else() -> None:
     status = "Package: a\nStatus: install ok installed\n\nPackage: libcuda1\nArchitecture: i386\n\nPackage: b\n"
-    assert preview.without(["libcuda1"], status) == "Package: a\nStatus: install ok installed\n\nPackage: b\n"
+    assert script.without(["libcuda1"], status) == "Package: a\nStatus: install ok installed\n\nPackage: b\n"
 
 
 def test_files_and_keys_of_the_question_replace_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,13 +72,13 @@ def test_files_and_keys_of_the_question_replace_the_nodes(tmp_path: Path, monkey
     (apt / "sources.list.d" / "debian.sources").write_text("theirs")
     (apt / "sources.list.d" / "cuda.list").write_text("old")
     folder.mkdir()
-    monkeypatch.setattr(preview, "APT", apt)
+    monkeypatch.setattr(script, "APT", apt)
     files = {
         str(apt / "sources.list.d" / "cuda.list"): "",
         str(apt / "sources.list.d" / "new.sources"): "Signed-By: /etc/apt/keyrings/k.asc\n",
         str(apt / "apt.conf.d" / "52own"): 'Acquire::http::Proxy::m "http://p";',
     }
-    preview.lay_over(folder, {**files, "/etc/apt/keyrings/k.asc": "armour"})
+    script.lay_over(folder, {**files, "/etc/apt/keyrings/k.asc": "armour"})
     assert sorted(path.name for path in (folder / "sources.list.d").iterdir()) == ["debian.sources", "new.sources"]
     (line,) = (folder / "sources.list.d" / "new.sources").read_text().splitlines()
     assert Path(line.removeprefix("Signed-By: ")).read_text() == "armour"
@@ -94,6 +92,7 @@ def test_a_file_that_apt_cannot_read_is_reported_with_its_real_path(
     tool.write_text('#!/bin/sh\necho "E: Unable to parse ${2%/apt.conf}/preferences.d/x.pref (1)" >&2\nexit 100\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(preview.AptError) as raised:
-        preview.answer({"files": {}})
+    transaction = load("apt_transaction")
+    with pytest.raises(transaction.AptError) as raised:
+        transaction.answer({"bound": ["a"], "files": {}, "lock_wait_s": 1})
     assert str(raised.value) == "E: Unable to parse /etc/apt/preferences.d/x.pref (1)"

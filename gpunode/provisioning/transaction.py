@@ -1,0 +1,100 @@
+"""A transaction of packages: what is installed, removed and held, at which release; and what a preview answers."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from gpunode.frozen import Frozen
+from gpunode.provisioning.ssh_state import Reported
+
+RELEASE = "@RELEASE@"
+"""Placeholder of the release of ``bound`` in a transaction."""
+
+
+class Transaction(Frozen):
+    """Changes of packages in one transaction of apt or dnf: the module ``package_transaction`` previews or makes them.
+
+    Entries are ``NAME`` or ``NAME=PATTERN``, a shell pattern of versions: with dnf ``VERSION-RELEASE`` or
+    ``EPOCH:VERSION-RELEASE``.
+    """
+
+    manager: Literal["apt", "dnf"]
+    state: Literal["present", "absent"] = "present"
+    install: tuple[str, ...] = ()
+    """Entries of required packages. Installed packages that match are not changed."""
+    remove: tuple[str, ...] = ()
+    """Shell patterns of packages to remove."""
+    remove_new: tuple[str, ...] = ()
+    """With absent: shell patterns of packages to remove too if ``memory`` shows that the role installed them."""
+    restore: tuple[str, ...] = ()
+    """For apt: packages that stay and return from NVIDIA's version to the distribution's."""
+    never: tuple[str, ...] = ()
+    """Shell patterns of packages that the transaction must not change."""
+    hold: tuple[str, ...] = ()
+    """Shell patterns of packages that are held at their versions afterwards. With absent, apt removes those that are
+    held and new.
+    """
+    unhold: tuple[str, ...] = ()
+    """For apt: names of packages to unhold."""
+    memory: str | None = None
+    """File on the node with the packages that the role's transactions installed."""
+    bound: tuple[str, ...] = ()
+    """Entries of required packages, all at one release: the newest that matches ``constraint`` and that all have. The
+    release is ``RELEASE`` in patterns of versions and in preferences.
+    """
+    constraint: str = "*"
+    closure: tuple[str, ...] = ()
+    """Installed packages that move to that release, or are removed if they do not exist in it."""
+    fresh: bool = False
+    """For apt: of ``closure`` only what the other packages need stays, as on a node that had none of it."""
+    optional: tuple[str, ...] = ()
+    """For apt: entries of further packages, which are installed if the sources have them."""
+    alternatives: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """For apt: bound packages to those that take their place, in this order, if no source has them."""
+    lift: tuple[str, ...] = ()
+    """For apt: packages that may come from any source if the preferred one is too old."""
+    line: dict[str, tuple[str, ...]] = Field({"names": (), "except": ()})
+    """For dnf: shell patterns of packages that are installed at that release or not at all, as dependencies too."""
+    expendable: tuple[str, ...] = ()
+    """For dnf: shell patterns of packages that may be removed in addition."""
+    stream: str | None = None
+    """For dnf: ``MODULE:STREAM`` that is enabled in the same transaction."""
+    reset: str | None = None
+    """For dnf: module of the stream to reset."""
+    files: dict[str, str | dict[str, str]] = Field(default_factory=dict)
+    """Planned files of the package manager, path to text; empty text: absent. apt's preferences are applied before they
+    are written, so that a refusal leaves none behind; the others are used in previews.
+    """
+    repositories: tuple[dict[str, str], ...] = ()
+    """For dnf: ``id``, ``url`` and ``proxy`` of planned repositories."""
+    lock_mark: str = "gpunode"
+    """For dnf: end of the two lines around the role's section of the versionlock list, which has what is held."""
+    drop_locks: tuple[str, ...] = ()
+    """For dnf: foreign lines in that list that are removed."""
+    ignore_locks: tuple[str, ...] = ()
+    """For dnf: foreign lines in that list that the transaction ignores."""
+    idle_gpus: bool = False
+    """Fail if a process computes on a GPU when all packages are fetched and nothing is changed yet."""
+    lock_wait_s: int = 300
+    limit_s: int = 3600
+
+
+class Preview(Reported):
+    """What a transaction would change: the answer of the package manager to a simulation of it."""
+
+    target: str | None = None
+    """The release of ``bound``."""
+    exact: tuple[str, ...] = ()
+    """With apt: entries of ``install`` with which a transaction has exactly this result."""
+    install: dict[str, str] = Field(default_factory=dict)
+    """Name to version."""
+    sources: dict[str, str] = Field(default_factory=dict)
+    """With apt: name to the name of the source package."""
+    remove: tuple[str, ...] = ()
+    stream: str | None = None
+    """With dnf: the module stream that would be enabled."""
+    error: str | None = None
+    lacking: dict[str, tuple[str, ...]] | None = None
+    """Releases of each package, if there is none that all have."""
+    common: tuple[str, ...] = ()
+    constraint: str = ""
