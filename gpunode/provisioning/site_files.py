@@ -13,7 +13,7 @@ from gpunode.provisioning.role import option
 from gpunode.provisioning.state import NodeState
 
 RECORD = "/var/lib/gpunode/gpu_tools/site-files.json"
-"""Paths that the role wrote, each with whether a file was there before."""
+"""Paths that the role wrote, each with whether a file was there before; and which of them are private."""
 
 
 class SiteFile(Frozen):
@@ -59,6 +59,9 @@ def site_files(state: NodeState, given: tuple[SiteFile, ...]) -> SiteFiles:
     known = recorded(state)
     now = {one.path: known.get(one.path, state.exists(one.path)) for one in given}
     left = {path: existed for path, existed in known.items() if path not in now}
+    # A text that was private is left out of the diff with which it becomes public.
+    secret = _secret(state)
+    public = {one.path for one in given if one.path in secret and not one.private}
     files = [
         ManagedFile(
             path=one.path,
@@ -69,14 +72,16 @@ def site_files(state: NodeState, given: tuple[SiteFile, ...]) -> SiteFiles:
             phase="after",
             # The text from before the role is kept beside it.
             backup=one.path not in known and now[one.path],
-            private=one.private,
+            private=one.private or one.path in public,
         )
         for one in given
     ]
+    private = {one.path for one in given if one.private}
     # What is written is recorded before, and what is removed is recorded until then.
-    if left and now.keys() - known.keys():
-        files.append(ManagedFile(path=RECORD, content=_text(known | now)))
-    record = ManagedFile(path=RECORD, content=_text(now) if now else None, phase="last" if left else "before")
+    if (left or public) and now.keys() - known.keys():
+        files.append(ManagedFile(path=RECORD, content=_text(known | now, secret | private)))
+    text = _text(now, private) if now else None
+    record = ManagedFile(path=RECORD, content=text, phase="last" if left or public else "before")
     gone, notes = removed(left)
     return SiteFiles((*files, *gone, record), notes)
 
@@ -103,5 +108,14 @@ def recorded(state: NodeState) -> dict[str, bool]:
         return {}
 
 
-def _text(files: Mapping[str, bool]) -> str:
-    return json.dumps(files, indent=1, sort_keys=True) + "\n"
+def _secret(state: NodeState) -> set[str]:
+    """Return the paths of which the role wrote a private text."""
+    try:
+        return set(map(str, json.loads(state.contents.get(RECORD) or "{}").get("private", ())))
+    except (ValueError, AttributeError, TypeError):
+        return set()
+
+
+def _text(files: Mapping[str, bool], private: set[str]) -> str:
+    more = {"private": sorted(private)} if private else {}
+    return json.dumps({**files, **more}, indent=1, sort_keys=True) + "\n"

@@ -189,10 +189,12 @@ def test_packages_and_files_that_are_none_of_the_sites_are_refused(settings: dic
     assert words in line
 
 
-def sited(there: dict[str, str | None], record: str | None, *paths: str, **settings: Any) -> dict[str, ManagedFile]:
+def sited(
+    there: dict[str, str | None], record: str | None, *paths: str, private: bool = False, **settings: Any
+) -> dict[str, ManagedFile]:
     """The files of the manifest with these files of the site, on a node with those in ``there``."""
     files = {path: {"kind": "absent" if text is None else "file"} for path, text in there.items()}
-    given = [{"path": path, "content": "ours\n"} for path in paths]
+    given = [{"path": path, "content": "ours\n", "private": private} for path in paths]
     node = state(files=files, contents={SITE_FILES: record})
     found = made(node, tools=[], gpunode_extra_files=given, **settings)
     assert not found.refusals
@@ -224,6 +226,18 @@ def test_files_of_the_site_are_recorded_before_they_are_written_and_removed_if_t
         assert [file.content for name, file in left.items() if name.startswith(SITE_FILES)] == [None]
 
 
+def test_a_text_that_was_private_is_in_no_diff_when_it_becomes_public() -> None:
+    first = sited({"/etc/x": None}, None, "/etc/x", private=True)
+    record = first[f"{SITE_FILES} before"].content
+    both: dict[str, str | None] = {"/etc/x": "a secret\n", "/etc/y": None}
+    public = sited(both, record, "/etc/x", "/etc/y")
+    assert (public["/etc/x after"].private, public["/etc/y after"].private) == (True, False)
+    # Until the text is replaced it is recorded as private.
+    assert public[f"{SITE_FILES} before"].content != public[f"{SITE_FILES} last"].content
+    assert sited(both, public[f"{SITE_FILES} before"].content, "/etc/x")["/etc/x after"].private
+    assert not sited(both, public[f"{SITE_FILES} last"].content, "/etc/x")["/etc/x after"].private
+
+
 def test_a_damaged_record_removes_nothing() -> None:
-    for text in ("", "[1]", "{", '{"x": false}', "null"):
+    for text in ("", "[1]", "{", '{"x": false}', "null", '{"private": 1}'):
         assert [*sited({}, text)] == [f"{SITE_FILES} before"]
