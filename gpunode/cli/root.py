@@ -126,12 +126,24 @@ def answer(argv: Sequence[str] | None) -> int:
         origin = (
             origin_of(context, err.param) if context and isinstance(err, click.BadParameter) and err.param else None
         )
-        more = f"set by {origin}" if origin else f"{verb} --help"
+        more = f"set by {origin}" if origin else _place_of(err) or f"{verb} --help"
         return _refused(argv, f"{verb}: {' '.join(err.format_message().split())} ({more})")
     except (KeyboardInterrupt, click.Abort):
         _print_error("gpunode: interrupted")
         return 130
     return result if isinstance(result, int) else Exit.GOOD
+
+
+def _place_of(err: click.ClickException) -> str:
+    """Return the command line with an option that was put before the subcommand which has it; empty: none has it."""
+    if not isinstance(err, click.NoSuchOption) or (context := err.ctx) is None:
+        return ""
+    if context.parent is None or not isinstance(context.command, click.Group):
+        return ""
+    for name, command in context.command.commands.items():
+        if any(err.option_name in param.opts for param in command.params):
+            return f"it follows the subcommand: {context.command_path} {name} {err.option_name}"
+    return ""
 
 
 def _verb(argv: Sequence[str]) -> str:
