@@ -1,4 +1,4 @@
-"""Filters that run the checks on a node's facts, and those of its NVLink fabric."""
+"""Filters that run the checks on a node's facts, those of its NVLink fabric, and the settings of a workload on it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ try:
     from gpunode.facts import NodeFacts
     from gpunode.provisioning import fabric
     from gpunode.text import printable
+    from gpunode.tuning import WORKLOADS, env_file, tune
     from gpunode.variables import plain
 except ImportError as err:
     MISSING = unusable(err)
@@ -75,9 +76,28 @@ def imex_addresses(hosts: Iterable[str], variables: Any) -> list[str]:
         raise AnsibleFilterError(str(err)) from None
 
 
+def container_env(facts: Mapping[str, Any], workload: str = "pytorch", multi_node: bool = False) -> str:
+    """Return the text of ``/etc/gpunode/container.env`` for a NodeFacts document, for ``docker run --env-file``.
+
+    Raise AnsibleFilterError for an invalid document or an unknown workload.
+    """
+    _need_gpunode()
+    if workload not in WORKLOADS:
+        raise AnsibleFilterError(f"unknown workload: {workload}; known: {', '.join(WORKLOADS)}")
+    if not isinstance(multi_node, bool):
+        raise AnsibleFilterError("multi_node must be true or false, not text: use | bool")
+    return env_file(tune(_node(facts), workload, multi_node=multi_node))
+
+
 class FilterModule:
     """The filters of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by name."""
-        return {"findings": findings, "failed": failed, "finding_line": finding_line, "imex_addresses": imex_addresses}
+        return {
+            "findings": findings,
+            "failed": failed,
+            "finding_line": finding_line,
+            "imex_addresses": imex_addresses,
+            "container_env": container_env,
+        }

@@ -16,6 +16,8 @@ from pathlib import Path
 
 APT = Path("/etc/apt")
 SETTINGS, PREFERENCES, SOURCES = PARTS = ("apt.conf.d", "preferences.d", "sources.list.d")
+JOURNAL = Path("/var/lib/gpunode/transaction")
+"""File with the packages of a transaction, written before it begins and deleted after it succeeded."""
 OWN = "gpunode-"
 """Part of the names of all files that the roles write to apt's folders."""
 JUDGE_LIMIT_S = 60
@@ -126,6 +128,14 @@ def carried_out(argv, limit_s):
             texts.append(file.read().decode("utf-8", "replace"))
     if code != 0:
         raise AptError(reason(texts[0], texts[1], code))
+
+
+def names_left():
+    """Return the packages of a gpunode transaction that did not end successfully; [] without one."""
+    try:
+        return JOURNAL.read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return []
 
 
 def rows_of_dpkg():

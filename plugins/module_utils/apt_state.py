@@ -13,8 +13,10 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     APT,
     SOURCES,
     AptError,
+    names_left,
     output_of,
     passing_over_damaged,
+    rows_of_dpkg,
 )
 
 LOCK_TABLE = Path("/proc/locks")
@@ -32,7 +34,6 @@ GPU_STACK = re.compile(r"nvidia|libcuda|libnv|libxnvctrl|cuda-drivers|^(dh-)?dkm
 POLICY = Path("/usr/sbin/policy-rc.d")
 UNATTENDED = ("apt-daily.service", "apt-daily-upgrade.service")
 OWN_LIST = Path("/etc/apt/apt.conf.d/52gpunode-nvidia-driver")
-JOURNAL = Path("/var/lib/gpunode/transaction")
 
 
 def output_or_empty(argv):
@@ -120,10 +121,8 @@ def sources():
 
 def packages():
     """Return the ``installed`` packages (name to version), and the names of ``unfinished`` and ``held`` ones."""
-    form = "${db:Status-Status}\\t${db:Status-Want}\\t${Package}\\t${Version}\\n"
     installed, unfinished, held = {}, [], []
-    for line in output_or_empty(["dpkg-query", "-W", "-f", form]).splitlines():
-        status, want, name, version = line.split("\t")
+    for name, version, status, want in rows_of_dpkg():
         if want == "hold":
             held.append(name)
         if status in ("installed", "triggers-awaited", "triggers-pending"):
@@ -174,14 +173,6 @@ def policy_left():
         return "# Of gpunode," in POLICY.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-
-
-def names_left():
-    """Return the packages of a gpunode transaction that did not end successfully; [] without one."""
-    try:
-        return JOURNAL.read_text(encoding="utf-8", errors="replace").split()
-    except OSError:
-        return []
 
 
 def header_packages():

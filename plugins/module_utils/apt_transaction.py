@@ -18,6 +18,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import file_access
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     ANSWER_LIMIT_S,
     APT,
+    JOURNAL,
     OPTIONS,
     PREFERENCES,
     SIGNALS,
@@ -26,6 +27,7 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     StillRunningError,
     carried_out,
     leave_orderly,
+    names_left,
     output_of,
     passing_over_damaged,
     private_apt,
@@ -36,7 +38,7 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     simulation,
 )
 from ansible_collections.gpunode.node.plugins.module_utils.apt_release import RELEASE, exactly, resolved
-from ansible_collections.gpunode.node.plugins.module_utils.package_record import note, owned, settle
+from ansible_collections.gpunode.node.plugins.module_utils.package_record import matches, note, owned, settle
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 DPKG_LOCK = Path("/var/lib/dpkg/lock-frontend")
@@ -48,8 +50,6 @@ UNATTENDED = (
 LARGEST_FILE = 8 << 20
 DPKG_INFO = Path("/var/lib/dpkg/info")
 DPKG_UPDATES = Path("/var/lib/dpkg/updates")
-JOURNAL = Path("/var/lib/gpunode/transaction")
-"""File with the packages of a transaction, written before it begins and deleted after it succeeded."""
 MAKE_LOGS = "/var/lib/dkms/*/*/build/make.log"
 POLICY_TEXT = (
     "#!/bin/sh\n# Of gpunode, for as long as a transaction runs: no service is started or restarted by it.\nexit 101\n"
@@ -73,11 +73,6 @@ def patient(act, wait_s):
             ):
                 raise
         time.sleep(2)
-
-
-def matches(name, patterns):
-    """Return whether one of the shell patterns matches."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def database():
@@ -317,14 +312,6 @@ def write_names(path, names):
     draft.replace(path)
 
 
-def names_in(path):
-    """Return the names in a file, one per line; empty if the file is missing."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").split()
-    except OSError:
-        return []
-
-
 def finish_interrupted(question):
     """Configure packages that an interrupted run left half-configured; return their names.
 
@@ -332,7 +319,7 @@ def finish_interrupted(question):
     cannot be configured here is completed by the transaction itself, or makes it fail.
     """
     cut = DPKG_UPDATES.is_dir() and any(path.name.isdigit() for path in DPKG_UPDATES.iterdir())
-    ours = {*names_in(JOURNAL), *(entry.partition("=")[0] for entry in question["install"])}
+    ours = {*names_left(), *(entry.partition("=")[0] for entry in question["install"])}
     half = sorted(
         name
         for name, row in database().items()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ansible_collections.gpunode.node.plugins.module_utils import file_access
 from ansible_collections.gpunode.node.plugins.module_utils.commands import run
-from ansible_collections.gpunode.node.plugins.module_utils.package_record import note, owned, settle
+from ansible_collections.gpunode.node.plugins.module_utils.package_record import matches, note, owned, settle
 
 try:
     import dnf
@@ -125,11 +125,6 @@ def needs_repositories(question):
 def newest_first(base, releases):
     """Return releases in the order of rpm's version comparison, newest first."""
     return sorted(releases, key=functools.cmp_to_key(base.sack.evr_cmp), reverse=True)
-
-
-def matches(name, patterns):
-    """Return whether one of the shell patterns matches."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def bound_names(question):

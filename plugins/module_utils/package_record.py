@@ -9,6 +9,7 @@ of those packages, only those that did not change since the record was written c
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,6 +25,11 @@ def lists(text: str) -> tuple[list[str] | None, list[str]]:
     """Return the packages that were there before the role, None if that is not recorded, and those of the role."""
     before, mark, own = text.partition(MARK)
     return before.split() if before.strip() or not mark else None, own.split()
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether one of the shell patterns matches the name of a package."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def owned(path: str | None, names: Iterable[str], changed_at: Callable[[str], float | None]) -> set[str]:

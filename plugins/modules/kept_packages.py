@@ -73,30 +73,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils.apt_private import AptError, installed_versions, offers
-from ansible_collections.gpunode.node.plugins.module_utils.commands import run
+from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
+    ANSWER_LIMIT_S,
+    AptError,
+    installed_versions,
+    offers,
+    output_of,
+)
 
 KEPT = Path("/var/lib/gpunode/kept")
 SOURCE = Path("/etc/apt/sources.list.d/gpunode-kept.sources")
 RECORD = "kept.json"
 INDEX = "Packages.gz"
 MOST = 3
-ANSWER_S = 120
 NAME = re.compile(r"[0-9][0-9A-Za-z.]{0,40}")
-
-
-class KeptError(Exception):
-    """Why packages are not kept, or not offered."""
-
-
-def output_of(argv: list[str], limit_s: int, folder: Path | None = None) -> str:
-    """Return the output of a command. Raise KeptError."""
-    environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
-    code, output, errors = run(argv, limit_s, environment, (lambda: os.chdir(folder)) if folder else None)
-    if code != 0:
-        lines = [line for line in errors.splitlines() if line.startswith("E:")] or errors.splitlines()[-1:]
-        raise KeptError(f"{argv[0]}: {'; '.join(lines[:3]) or code}")
-    return str(output)
 
 
 def digest(path: Path) -> str:
@@ -136,10 +126,10 @@ def damaged(folder: Path, record: KeptRecord) -> list[str]:
 
 
 def keep(folder: Path, names: list[str], limit_s: int, *, check_mode: bool) -> bool:
-    """Download the installed versions of packages; return whether something changed. Raise KeptError."""
+    """Download the installed versions of packages; return whether something changed. Raise AptError."""
     versions = installed_versions(names)
     if not versions:
-        raise KeptError("none of the packages is installed")
+        raise AptError("none of the packages is installed")
     record = recorded(folder)
     if record is not None and record.versions == versions and not damaged(folder, record):
         return False
@@ -150,10 +140,11 @@ def keep(folder: Path, names: list[str], limit_s: int, *, check_mode: bool) -> b
     # apt reads a source of files as its own user.
     draft.mkdir(mode=0o755, parents=True)
     exact = [f"{name}={version}" for name, version in sorted(versions.items())]
-    output_of(["apt-get", "-o", "APT::Sandbox::User=root", "download", *exact], limit_s, draft)
+    # It downloads to its working directory.
+    output_of(["env", "-C", str(draft), "apt-get", "-o", "APT::Sandbox::User=root", "download", *exact], limit_s)
     files = {path.name: digest(path) for path in sorted(draft.glob("*.deb"))}
     if len(files) != len(versions):
-        raise KeptError(f"{len(files)} of {len(versions)} packages were downloaded")
+        raise AptError(f"{len(files)} of {len(versions)} packages were downloaded")
     text = json.dumps({"versions": versions, "files": files})
     with (draft / RECORD).open("w", encoding="utf-8") as file:
         file.write(text)
@@ -181,13 +172,13 @@ def offer(folder: Path, *, check_mode: bool) -> bool:
         return withdraw(check_mode=check_mode)
     wrong = damaged(folder, record)
     if wrong:
-        raise KeptError(
+        raise AptError(
             f"no source has this release any more, and {folder / wrong[0]} is damaged or missing: its checksum is not "
             "the recorded one"
         )
     stanzas = []
     for name, checksum in sorted(record.files.items()):
-        fields = output_of(["dpkg-deb", "--field", str(folder / name)], ANSWER_S).rstrip("\n")
+        fields = output_of(["dpkg-deb", "--field", str(folder / name)], ANSWER_LIMIT_S).rstrip("\n")
         size = (folder / name).stat().st_size
         stanzas.append(f"{fields}\nFilename: ./{name}\nSize: {size}\nSHA256: {checksum}\n")
     # Trusted: the folder is root's, and each file was compared with the checksum of what apt had verified.
@@ -239,7 +230,7 @@ def main() -> None:
             changed = keep(folder, module.params["packages"], module.params["limit_s"], check_mode=check_mode)
         else:
             changed = offer(folder, check_mode=check_mode) if state == "offered" else withdraw(check_mode=check_mode)
-    except (KeptError, AptError, OSError) as error:
+    except (AptError, OSError) as error:
         module.fail_json(msg=f"kept-packages: {' '.join(str(error).split())}")
     record = recorded(folder)
     module.exit_json(changed=changed, files=sorted(record.files) if record else [])

@@ -9,7 +9,7 @@ from plugin_loader import FOLDER, load
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
 
-FILTER = load("tuning").container_env
+FILTER = load("node").container_env
 BUNDLE = FOLDER.parents[1] / "tests" / "fixtures" / "bundles" / "debian-12-provisioned.json"
 
 
@@ -38,5 +38,5 @@ def test_wrong_input_is_refused(facts: dict[str, Any]) -> None:
 
 
 def test_the_filter_is_documented() -> None:
-    for name in load("tuning").FilterModule().filters():
+    for name in load("node").FilterModule().filters():
         assert (FOLDER / f"{name}.yml").exists()
