@@ -347,6 +347,30 @@ def test_apt_on_the_node_itself_passes_over_damaged_files(
         assert seen == ([] if over is None else [over])
 
 
+def test_bound_packages_come_at_the_exact_versions_of_their_preview(script: ModuleType) -> None:
+    seen: list[dict[str, str]] = []
+
+    @contextmanager
+    def passing_over_damaged(preferences: dict[str, str]) -> Iterator[None]:
+        seen.append(preferences)
+        yield
+
+    found = {"target": "580.2", "exact": ["a=580.2-1"], "install": {"a": "580.2-1"}, "remove": ["half"]}
+    script.passing_over_damaged = passing_over_damaged  # type: ignore[attr-defined]
+    script.resolved = lambda *_: dict(found)  # type: ignore[attr-defined]
+    machine = Machine("Inst a (580.2-1 NVIDIA [amd64])\nRemv half [1.0-1]", "a | 580.2-1 | http://vendor")
+    own = "/etc/apt/preferences.d/own"
+    parts = {"bound": ["a=@RELEASE@-*"], "files": {own: "Pin: version @RELEASE@-*\n"}}
+    preview = asked(script, machine, **parts, simulate=True)
+    assert {key: preview[key] for key in found} == found
+    assert machine.changes == []
+    done = asked(script, machine, **parts)
+    assert (done["install"], done["remove"]) == (preview["install"], preview["remove"])
+    (argv,) = [argv for argv in machine.changes if "install" in argv]
+    assert argv[-2:] == ["a=580.2-1", "half-"]
+    assert seen == [{own: "Pin: version 580.2-*\n"}]
+
+
 def test_a_full_disk_leaves_no_part_of_the_policy(script: ModuleType) -> None:
     """An empty policy-rc.d counts as one of the administrator: later transactions would start services."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
