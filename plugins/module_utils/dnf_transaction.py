@@ -362,9 +362,9 @@ def lines_of_holds(base, question, answer):
     if not question["hold"]:
         return None
     versions = {package.name: package.evr for package in base.sack.query().installed()}
-    for name in answer.get("remove", ()):
+    for name in answer["remove"]:
         versions.pop(name, None)
-    versions.update(answer.get("install", {}))
+    versions.update(answer["install"])
     return [lock_line(name, version) for name, version in sorted(versions.items()) if matches(name, question["hold"])]
 
 
@@ -400,10 +400,10 @@ def carried_out(question):
                 time.sleep(2)
         with base:
             answer = resolved(base, question)
+            if "lacking" in answer:
+                return answer
             lock = lines_of_holds(base, question, answer)
-            changes = "lacking" not in answer and (
-                answer["install"] or answer["remove"] or answer["stream"] is not None
-            )
+            changes = answer["install"] or answer["remove"] or answer["stream"] is not None
             if changes and not question["simulate"]:
                 fetch(base)
                 if question["download_only"]:
