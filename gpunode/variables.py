@@ -1,6 +1,8 @@
 """Variables from Ansible: conversion of their values to plain ones, and detection of typos in their names."""
 
+import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -10,7 +12,7 @@ import yaml
 
 from gpunode.errors import UsageError
 from gpunode.text import did_you_mean, nearest
-from gpunode.yaml_file import LOADER
+from gpunode.yaml_file import LOADER, Expanded, load_bounded
 
 Variables = Mapping[str, Any]
 """Variables of an inventory: what Ansible makes of YAML."""
@@ -250,3 +252,50 @@ def _files(sources: Sequence[str]) -> Iterator[Path]:
                 yield from sorted(
                     file for file in folder.glob(f"{name}/**/*") if file.is_file() and file.suffix in _SUFFIXES
                 )
+
+
+def refuse_extra_variables(root: Path, extra_vars: Sequence[str]) -> dict[str, Any]:
+    """Return the variables of ``-e``. Raises UsageError for one that no role has, or with a value that it refuses."""
+    found: dict[str, Any] = {}
+    for extra in extra_vars:
+        given, files = _extra_variables(extra), [extra] if extra.startswith("@") else []
+        refuse_unknown(given, root, files, "-e")
+        refuse_wrong_values(given, root, files, "-e")
+        found |= given
+    return found
+
+
+def _extra_variables(extra: str) -> dict[str, Any]:
+    """Return the variables in one ``-e``: ``KEY=VALUE …``, JSON or YAML, or ``@FILE``; none of a vaulted file."""
+    text, where = extra, f"-e {extra.partition('=')[0]}"
+    if extra.startswith("@"):
+        where = extra[1:]
+        try:
+            text = Path(where).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as err:
+            raise UsageError(f"-e {extra}: {getattr(err, 'strerror', None) or 'not a text file'}") from None
+        if text.startswith("$ANSIBLE_VAULT"):
+            return {}
+    elif not extra.lstrip().startswith(("{", "[")):
+        names = re.findall(r"(?:^|\s)([A-Za-z_]\w*)=", extra)
+        if not names:
+            raise UsageError("-e: write KEY=VALUE, a JSON object, or @FILE")
+        try:
+            arguments = [argument.partition("=") for argument in shlex.split(extra)]
+        except ValueError:
+            raise UsageError(f"{where}: a quotation mark is missing") from None
+        return {
+            **dict.fromkeys(names, "{{ not read }}"),
+            **{name: value for name, equals, value in arguments if equals},
+        }
+    try:
+        document = json.loads(text) if text.lstrip().startswith("{") else load_bounded(text)
+    except Expanded as err:
+        raise UsageError(f"{where}: {err}") from None
+    except (RecursionError, ValueError, yaml.YAMLError):
+        raise UsageError(f"{where}: not valid JSON or YAML") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise UsageError(f"{where}: variables must be a mapping of names to values")
+    return {str(name): value for name, value in document.items()}

@@ -7,7 +7,6 @@ import click
 from gpunode.checks import registry
 from gpunode.checks.own_packages import load_packages
 from gpunode.cli.options import INVENTORY, LIMIT, VERBOSE_ACCEPTED, Duration
-from gpunode.cli.selection import explained
 from gpunode.errors import UsageError
 from gpunode.report import alerts, dashboard
 
@@ -95,7 +94,6 @@ def scrape_(*, inventories: tuple[str, ...], limit: str | None, job: str, port: 
 
     if not inventories:
         raise UsageError("name the nodes: -i INVENTORY")
-    with explained():
-        targets = fleet.targets_from_inventory(inventories, limit)
+    targets = fleet.targets_from_inventory(inventories, limit)
     click.echo(alerts.scrape({target.name: target.address for target in targets}, job=job, port=port), nl=False)
     return 0

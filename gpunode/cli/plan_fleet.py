@@ -5,14 +5,13 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpunode.catalog import Catalog
-from gpunode.cli.selection import ask_password, explained, shown_progress
+from gpunode.cli.selection import ask_password, shown_progress
 from gpunode.content import collection_root
-from gpunode.errors import UsageError
 from gpunode.fleet import Collected, collect
 from gpunode.fleet.inventory import Inventory, read_with_settings
 from gpunode.fleet.locks import refuse_inventory
@@ -20,7 +19,7 @@ from gpunode.fleet.targets import SETTINGS, targets
 from gpunode.history.store import HistoryError, state_folder
 from gpunode.judging.evaluator import Evaluator
 from gpunode.names import fold
-from gpunode.provisioning.node_stack import REQUESTED, request_of, requested_by
+from gpunode.provisioning.node_stack import REQUESTED, requested_by, with_request
 from gpunode.stack import LOCK_NAME, PlanHost, Request
 from gpunode.stack.picture import host_of
 from gpunode.text import printable
@@ -56,8 +55,7 @@ def of_inventory(options: FleetPlanOptions, evaluator: Evaluator, catalog: Catal
 
     The variables of a host request its stack, as in ``gpunode provision``; ``request`` (the options) takes precedence.
     """
-    with explained():
-        inventory, config = read_with_settings(options.inventories, options.limit, SETTINGS)
+    inventory, config = read_with_settings(options.inventories, options.limit, SETTINGS)
     refuse_inventory(collection_root(), inventory)
     found = targets(inventory, config)
     password = ask_password() if options.ask_become_pass else None
@@ -80,31 +78,6 @@ def of_inventory(options: FleetPlanOptions, evaluator: Evaluator, catalog: Catal
                 yield with_request(host, variables, request)
 
     return Answers(inventory, hosts())
-
-
-def with_request(host: PlanHost, variables: Mapping[str, Any], request: Request) -> PlanHost:
-    """Return a host with the request of its variables and of the options."""
-    if host.picture is None:
-        return host
-    given = requested_by(variables)
-    template = next((REQUESTED[name] for name, value in given.items() if "{{" in str(value)), None)
-    options = {
-        "source": request.source,
-        "version": request.driver,
-        "flavour": request.kernel_module,
-        "cuda": request.cuda,
-        "toolkit": request.toolkit,
-    }
-    given |= {name: value for name, value in options.items() if value is not None}
-    if template is not None and "{{" in str(given):
-        reason = f"{template} is a template, which only gpunode provision evaluates: set the option of gpunode plan"
-        return PlanHost(host.name, None, reason)
-    try:
-        own = request_of(host.picture, given, [], locked=bool(host.lock))
-    except UsageError as err:
-        raise UsageError(f"{host.name}: {err}") from None
-    own = own.model_copy(update={name: getattr(request, name) for name in ("framework", "kernel_policy", "past_eol")})
-    return replace(host, request=own)
 
 
 NOT_REQUESTS: tuple[Any, ...] = (None, "", "auto", "keep", [])

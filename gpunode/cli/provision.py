@@ -2,18 +2,13 @@
 
 import json
 import os
-import re
 import shlex
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any, BinaryIO, get_args
 
 import click
@@ -21,22 +16,17 @@ import yaml
 
 from gpunode.cli.options import FORMAT, inventory_option, quiet
 from gpunode.cli.plan_fleet import origin_lines, unwritten
-from gpunode.cli.selection import explained
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
-from gpunode.fleet import inventory, process
+from gpunode.fleet import inventory
 from gpunode.fleet.locks import refuse_inventory
+from gpunode.fleet.playbook import CALLBACKS, NODES_FILE, exit_code_of, playbook_of, run
 from gpunode.provisioning.role import role_tags
 from gpunode.report.outcomes import ProvisionedNode, ProvisionedStatus, ProvisionOutcome
 from gpunode.text import counted, did_you_mean, listed, nearest, printable
-from gpunode.variables import refuse_missing_tasks, refuse_unknown, refuse_wrong_values, unread_variables
-from gpunode.yaml_file import LOADER, Expanded, load_bounded
+from gpunode.variables import refuse_extra_variables, refuse_missing_tasks, unread_variables
+from gpunode.yaml_file import LOADER
 
-INTERRUPT_WAIT_S = 20.0
-"""Seconds for Ansible to end after Ctrl-C before its process group is killed."""
-CALLBACKS = "gpunode.node.preload,gpunode.node.roles"
-NODES_FILE = "GPUNODE_NODES_FILE"
-"""Environment variable of the callback ``roles``: where it writes what was done to each node."""
 _SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 
 
@@ -75,8 +65,7 @@ def command(**options: Any) -> int:
     _refuse_unknown_tags(root, [*options["tags"], *options["skip_tags"]])
     requests = refuse_extra_variables(root, options["extra_vars"])
     vault = [argument for file in options["vault_files"] for argument in ("--vault-password-file", file)]
-    with explained():
-        read = inventory.read(options["inventories"], options["limit"], vault)
+    read = inventory.read(options["inventories"], options["limit"], vault)
     refuse_inventory(root, read)
     refuse_missing_tasks(
         {host: {**variables, **requests} for host, variables in read.hosts.items()}, root, read.sources
@@ -123,7 +112,7 @@ def _outcome(
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpunode-") as folder:
         file = Path(folder, "nodes.json")
-        code = verdict(run(argv, env | {NODES_FILE: str(file)}, password, log=log))
+        code = exit_code_of(run(argv, env | {NODES_FILE: str(file)}, password, log=log))
         nodes = json.loads(file.read_text(encoding="utf-8")) if file.exists() else ()
     return ProvisionOutcome(
         check=check,
@@ -141,143 +130,6 @@ def closing(done: ProvisionOutcome, again: str, next_verb: str) -> str:
     following = again if done.check else next_verb
     then = "" if done.exit_code else f"; next: {following}"
     return f"{counted(len(done.nodes), 'node')}: {', '.join(found)} ({done.seconds:.0f} s){then}"
-
-
-def playbook_of(root: Path, name: str) -> Path:
-    """Return the path of a playbook. Raises UsageError if it is missing."""
-    playbook = root / "playbooks" / name
-    if not playbook.is_file():
-        raise UsageError(f"{playbook} is missing: reinstall gpunode")
-    return playbook
-
-
-def refuse_extra_variables(root: Path, extra_vars: Sequence[str]) -> dict[str, Any]:
-    """Return the variables of ``-e``. Raises UsageError for one that no role has, or with a value that it refuses."""
-    found: dict[str, Any] = {}
-    for extra in extra_vars:
-        given, files = _extra_variables(extra), [extra] if extra.startswith("@") else []
-        refuse_unknown(given, root, files, "-e")
-        refuse_wrong_values(given, root, files, "-e")
-        found |= given
-    return found
-
-
-def verdict(rc: int) -> int:
-    """Return gpunode's exit code for one of ansible-playbook.
-
-    Ansible returns 4 if any node was unreachable, independent of the others, 2 if a task failed, 1 and 5 if it could
-    not start, 99 if it was interrupted.
-    """
-    if rc < 0:
-        return 128 - rc
-    known = {0: Exit.GOOD, 1: Exit.USAGE, 2: Exit.FAILED, 4: Exit.UNDETERMINED, 5: Exit.USAGE, 99: 130}
-    return int(known.get(rc, Exit.UNDETERMINED))
-
-
-def run(
-    argv: Sequence[str],
-    env: dict[str, str],
-    password: str | None,
-    wait_s: float = INTERRUPT_WAIT_S,
-    log: BinaryIO | None = None,
-) -> int:
-    """Run a program to its end in a process group of its own and return its exit code, or minus a signal's number.
-
-    SIGINT, SIGTERM and SIGHUP are passed on to the group; a second one, or ``wait_s`` after the first, kills it. Its
-    output goes to ``log`` if there is one.
-    If gpunode itself is killed, the group gets SIGTERM. ``password`` goes to its stdin, which is empty otherwise.
-    """
-    received: list[int] = []
-    child: subprocess.Popen[bytes] | None = None
-
-    def pass_on(number: int, _: FrameType | None) -> None:
-        received.append(number)
-        if child is not None and len(received) == 1:
-            process.kill_group(child, number)
-        elif child is not None:
-            process.kill_tree(child)
-
-    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, pass_on) for number in handled}
-    watcher, line = _watched(wait_s)
-    try:
-        source = subprocess.DEVNULL if password is None else subprocess.PIPE
-        child = subprocess.Popen(
-            list(argv),
-            env=env,
-            stdin=source,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            # By the child itself, and before it is the program: it is known to the watcher whenever this process ends.
-            preexec_fn=lambda: os.write(line, f"{os.getpid()}\n".encode()),  # noqa: PLW1509
-        )
-        if child.stdin is not None and password is not None:
-            with suppress(BrokenPipeError), child.stdin:
-                child.stdin.write(password.encode() + b"\n")
-        return _wait(child, received, wait_s)
-    finally:
-        if child is not None and child.poll() is None:
-            process.kill_tree(child)
-            child.wait()
-        if child is not None:
-            # Connections of a node that did not answer in time.
-            process.kill_group(child)
-        with suppress(BrokenPipeError):
-            os.write(line, b"\n\n")
-        os.close(line)
-        os.waitpid(watcher, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _watched(wait_s: float) -> tuple[int, int]:
-    """Fork a process that ends another and its descendants if this process is killed.
-
-    Return its pid, and the file descriptor that takes the other's pid as a line, and anything when that has ended.
-    """
-    reading, writing = os.pipe()
-    watcher = os.fork()
-    if watcher:
-        os.close(reading)
-        return watcher, writing
-    try:
-        os.setsid()
-        os.close(writing)
-        with os.fdopen(reading, "rb", buffering=0) as source:
-            root = int(source.readline() or 0)
-            if root and not source.read(1):
-                _end(root, wait_s)
-    finally:
-        os._exit(0)
-
-
-def _end(root: int, wait_s: float) -> None:
-    """Ask a process group to end, and kill it and its leader's descendants after ``wait_s``."""
-    doomed = process.descendants(root)
-    with suppress(ProcessLookupError):
-        os.killpg(root, signal.SIGTERM)
-        end = time.monotonic() + wait_s
-        while time.monotonic() < end and os.path.exists(f"/proc/{root}/exe"):  # noqa: PTH110 - a zombie has none
-            time.sleep(0.1)
-        os.killpg(root, signal.SIGKILL)
-    for one in doomed:
-        with suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)
-
-
-def _wait(child: "subprocess.Popen[bytes]", received: list[int], wait_s: float) -> int:
-    limit = None
-    while True:
-        try:
-            rc = child.wait(timeout=0.2)
-        except subprocess.TimeoutExpired:
-            if received and limit is None:
-                limit = time.monotonic() + wait_s
-            if limit is not None and time.monotonic() > limit:
-                process.kill_tree(child)
-        else:
-            return -received[0] if received else rc
 
 
 def _arguments(options: dict[str, Any]) -> list[str]:
@@ -335,39 +187,3 @@ def _tag_names(node: yaml.Node) -> Iterator[str]:
     scalars = node.value if isinstance(node, yaml.SequenceNode) else [node]
     for scalar in scalars:
         yield from (name.strip() for name in str(scalar.value).split(",") if name.strip())
-
-
-def _extra_variables(extra: str) -> dict[str, Any]:
-    """Return the variables in one ``-e``: ``KEY=VALUE …``, JSON or YAML, or ``@FILE``; none of a vaulted file."""
-    text, where = extra, f"-e {extra.partition('=')[0]}"
-    if extra.startswith("@"):
-        where = extra[1:]
-        try:
-            text = Path(where).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as err:
-            raise UsageError(f"-e {extra}: {getattr(err, 'strerror', None) or 'not a text file'}") from None
-        if text.startswith("$ANSIBLE_VAULT"):
-            return {}
-    elif not extra.lstrip().startswith(("{", "[")):
-        names = re.findall(r"(?:^|\s)([A-Za-z_]\w*)=", extra)
-        if not names:
-            raise UsageError("-e: write KEY=VALUE, a JSON object, or @FILE")
-        try:
-            arguments = [argument.partition("=") for argument in shlex.split(extra)]
-        except ValueError:
-            raise UsageError(f"{where}: a quotation mark is missing") from None
-        return {
-            **dict.fromkeys(names, "{{ not read }}"),
-            **{name: value for name, equals, value in arguments if equals},
-        }
-    try:
-        document = json.loads(text) if text.lstrip().startswith("{") else load_bounded(text)
-    except Expanded as err:
-        raise UsageError(f"{where}: {err}") from None
-    except (RecursionError, ValueError, yaml.YAMLError):
-        raise UsageError(f"{where}: not valid JSON or YAML") from None
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise UsageError(f"{where}: variables must be a mapping of names to values")
-    return {str(name): value for name, value in document.items()}

@@ -3,7 +3,6 @@
 import functools
 import getpass
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 from click.core import ParameterSource
 
 from gpunode.cli.options import ASK_BECOME_PASS, INVENTORY, LIMIT, PARALLEL, QUIET, TIMEOUT, quiet
@@ -21,11 +19,9 @@ from gpunode.cli.verbs import loading
 from gpunode.errors import UsageError
 from gpunode.names import fold
 from gpunode.text import printable
-from gpunode.yaml_file import Expanded, load_bounded
 
 if TYPE_CHECKING:
     from gpunode.fleet import Collected, Target, Then
-_FILE = re.compile(r"inventory (?P<path>.+?): ")
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,7 @@ class Selection:
         if self.limit is not None and not self.inventories:
             raise UsageError("--limit needs an inventory: -i INVENTORY")
         if self.inventories:
-            with explained():
-                return fleet.targets_from_inventory(self.inventories, self.limit)
+            return fleet.targets_from_inventory(self.inventories, self.limit)
         if self.hosts:
             return fleet.targets_from_hosts(self.hosts)
         return [fleet.local_target()]
@@ -211,33 +206,3 @@ def ask_password() -> str:
     except OSError:
         raise UsageError("-K: no terminal to ask for the password: store it in a vault") from None
     return getpass.getpass("BECOME password: ", stream=sys.stderr if sys.stderr.isatty() else None)
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Replace Ansible's error on reading an inventory by one that names the file, if a file is the cause."""
-    try:
-        yield
-    except UsageError as err:
-        failed = _FILE.match(str(err))
-        reason = _fault(Path(failed["path"])) if failed else None
-        if failed is None or reason is None:
-            raise
-        raise UsageError(f"{failed[0]}{reason}") from None
-
-
-def _fault(path: Path) -> str | None:
-    """Return the error in an inventory file; None for a program, and if no error is found."""
-    if not path.is_file() or os.access(path, os.X_OK):
-        return None
-    try:
-        content = load_bounded(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        return "not UTF-8 text"
-    except Expanded as err:
-        return str(err)
-    except (OSError, RecursionError, ValueError, yaml.YAMLError):
-        return None  # Ansible reports invalid YAML
-    if isinstance(content, list):
-        return "expected groups with their hosts (all: hosts: ...), found a list"
-    return None

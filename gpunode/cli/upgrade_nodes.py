@@ -14,11 +14,11 @@ from gpunode.catalog import load
 from gpunode.change import leases
 from gpunode.change.run import Records, Results
 from gpunode.checks import Status
-from gpunode.cli.provision import CALLBACKS, playbook_of, run
 from gpunode.cli.selection import NodeProgress, shown_progress
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import UsageError
 from gpunode.fleet import Target, Then, collect
+from gpunode.fleet.playbook import CALLBACKS, playbook_of, run
 from gpunode.history.compare import GPU_REPLACED, OTHER_MACHINE, Change, compare, renumbered
 from gpunode.history.runs import SNAPSHOT, extract_snapshot
 from gpunode.history.snapshot import Snapshot

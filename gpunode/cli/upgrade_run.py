@@ -24,9 +24,7 @@ from gpunode.change.run import ChangeRun, RunLimits
 from gpunode.change.scheduler import Availability, Scheduler, SchedulerError
 from gpunode.change.states import FINAL, OUT_OF_SERVICE, ChangeState
 from gpunode.cli.options import ASK_BECOME_PASS, FORMAT, LIMIT, PARALLEL, TIMEOUT, Command, Seconds, inventory_option
-from gpunode.cli.plan_fleet import with_request
-from gpunode.cli.provision import refuse_extra_variables
-from gpunode.cli.selection import NodeProgress, ask_password, explained
+from gpunode.cli.selection import NodeProgress, ask_password
 from gpunode.cli.upgrade_nodes import EXTRACTS, AnsibleNodes, Connections, NodeLook, before_file, look_at, write_before
 from gpunode.cli.upgrade_text import counted_states, plan_lines, printable_lines, report_lines, watch
 from gpunode.cli.validate import following
@@ -42,8 +40,10 @@ from gpunode.judging.evaluator import Evaluator
 from gpunode.judging.policy import PolicyReader, today
 from gpunode.judging.request import JudgingRequest
 from gpunode.names import expand, fold
+from gpunode.provisioning.node_stack import with_request
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, Request, plan
 from gpunode.text import last_line, listed, printable, printable_json
+from gpunode.variables import refuse_extra_variables
 from gpunode.whole import make_private_folder, write_whole
 
 PAUSE, ABORT = "pause", "abort"
@@ -226,8 +226,7 @@ def change_fleet(options: ChangeOptions, goal: ChangeGoal) -> int:
     if options.watch:
         return watch(_unfinished(folder, options, goal, "--watch").folder)
     vault = [word for file in options.vault_files for word in ("--vault-password-file", file)]
-    with explained():
-        inventory, config = read_with_settings(options.inventories, options.limit, SETTINGS, vault)
+    inventory, config = read_with_settings(options.inventories, options.limit, SETTINGS, vault)
     refuse_inventory(root, inventory)
     connections = Connections(
         targets={target.name: target for target in targets(inventory, config)},

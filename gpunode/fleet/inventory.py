@@ -7,6 +7,7 @@ start of Python: see ``ansible_programs``.
 import base64
 import binascii
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,10 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from gpunode.content import ansible_environment, ansible_program
 from gpunode.errors import UsageError
 from gpunode.fleet import process
 from gpunode.text import did_you_mean, listed, nearest
+from gpunode.yaml_file import Expanded, load_bounded
 
 TIMEOUT_S = 120.0
 """For one run of an Ansible program: a dynamic inventory may query a slow service."""
@@ -180,7 +184,24 @@ def _explain(stderr: str, sources: Sequence[str], limit: str | None, vault: Sequ
     if failed is None:
         raise UsageError(f"{_named(sources)} cannot be read: {_error(stderr)}")
     source = failed[1].strip()
-    raise UsageError(f"inventory {source}: {_why(stderr)}")
+    raise UsageError(f"inventory {source}: {_fault(Path(source)) or _why(stderr)}")
+
+
+def _fault(path: Path) -> str | None:
+    """Return the error in an inventory file; None for a program, and if no error is found."""
+    if not path.is_file() or os.access(path, os.X_OK):
+        return None
+    try:
+        content = load_bounded(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        return "not UTF-8 text"
+    except Expanded as err:
+        return str(err)
+    except (OSError, RecursionError, ValueError, yaml.YAMLError):
+        return None  # Ansible reports invalid YAML
+    if isinstance(content, list):
+        return "expected groups with their hosts (all: hosts: ...), found a list"
+    return None
 
 
 def _why(stderr: str) -> str:

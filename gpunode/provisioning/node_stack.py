@@ -1,7 +1,7 @@
 """The stack of a node from the roles' variables, and its lock: the same answer as ``gpunode plan``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
@@ -109,6 +109,34 @@ def request_of(picture: NodePicture, requested: Mapping[str, Any], problems: lis
         )
     except ValueError as err:
         raise UsageError(f"no stack could be resolved: {err}") from None
+
+
+def with_request(host: PlanHost, variables: Mapping[str, Any], options: Request) -> PlanHost:
+    """Return a host with the request of its variables and of the options of a verb, which take precedence.
+
+    A template in a variable is not evaluated: the host is undetermined then. Raises UsageError.
+    """
+    if host.picture is None:
+        return host
+    requested = requested_by(variables)
+    template = next((REQUESTED[name] for name, value in requested.items() if "{{" in str(value)), None)
+    by_option = {
+        "source": options.source,
+        "version": options.driver,
+        "flavour": options.kernel_module,
+        "cuda": options.cuda,
+        "toolkit": options.toolkit,
+    }
+    requested |= {name: value for name, value in by_option.items() if value is not None}
+    if template is not None and "{{" in str(requested):
+        reason = f"{template} is a template, which only gpunode provision evaluates: set the option of gpunode plan"
+        return PlanHost(host.name, None, reason)
+    try:
+        request = request_of(host.picture, requested, [], locked=bool(host.lock))
+    except UsageError as err:
+        raise UsageError(f"{host.name}: {err}") from None
+    only_options = ("framework", "kernel_policy", "past_eol")
+    return replace(host, request=request.model_copy(update={name: getattr(options, name) for name in only_options}))
 
 
 def _kept(installed: Installed | None, source: str | None, flavour: str | None, problems: list[str]) -> str | None:

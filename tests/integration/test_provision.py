@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.cli import run
-from gpunode.cli.provision import run as run_program
-from gpunode.cli.provision import verdict
+from gpunode.fleet.playbook import exit_code_of
+from gpunode.fleet.playbook import run as run_program
 from gpunode.report.outcomes import ProvisionedNode, ProvisionOutcome, TaskOutcome
 
 SITE = """
@@ -261,7 +261,7 @@ def test_without_an_inventory_it_is_wrong_usage(capfd: Out) -> None:
     ("rc", "code"), [(0, 0), (1, 2), (2, 1), (4, 3), (5, 2), (99, 130), (250, 3), (-2, 130), (-15, 143), (-9, 137)]
 )
 def test_the_exit_codes_of_ansible(rc: int, code: int) -> None:
-    assert verdict(rc) == code
+    assert exit_code_of(rc) == code
 
 
 def test_the_password_goes_to_stdin_and_not_to_the_command_line(tmp_path: Path) -> None:
@@ -298,8 +298,8 @@ def test_signals_are_passed_on_and_nothing_is_left(tmp_path: Path, obeys: bool, 
     script = start if obeys else TRAP + start
     program = (
         "import os, sys\n"
-        "from gpunode.cli.provision import run, verdict\n"
-        f"sys.exit(verdict(run(['/bin/sh', '-c', {script!r}], dict(os.environ), None, wait_s=0.5)))\n"
+        "from gpunode.fleet.playbook import exit_code_of, run\n"
+        f"sys.exit(exit_code_of(run(['/bin/sh', '-c', {script!r}], dict(os.environ), None, wait_s=0.5)))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     try:

@@ -11,13 +11,13 @@ import pytest
 
 from gpunode.catalog import load
 from gpunode.cli import run
-from gpunode.cli.plan_fleet import with_request
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.isolation import AnswerLimits
 from gpunode.judging.evaluator import Evaluator, NodeAnswer
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.probe.bundle import Bundle
+from gpunode.provisioning.node_stack import with_request
 from gpunode.stack import Request, plan
 from gpunode.stack.picture import host_of
 

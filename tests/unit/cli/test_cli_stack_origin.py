@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from gpunode.catalog import load
-from gpunode.cli.plan_fleet import keep_unwritten, origin_lines, unwritten, with_request
+from gpunode.cli.plan_fleet import keep_unwritten, origin_lines, unwritten
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import facts_from_bundle
 from gpunode.fleet.inventory import Inventory, read
 from gpunode.fleet.locks import locks_to_write, write_locks
 from gpunode.probe.bundle import Bundle
-from gpunode.provisioning.node_stack import requested_by, resolved
+from gpunode.provisioning.node_stack import requested_by, resolved, with_request
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, Request, lock_document, plan
 from gpunode.stack.picture import host_of
 

@@ -211,7 +211,8 @@ def test_two_at_once_on_one_controller(world: World, capsys: Out) -> None:
 UPGRADE = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from gpunode.cli import provision, upgrade_run
+from gpunode.cli import upgrade_run
+from gpunode.fleet import playbook
 class Killed(subprocess.Popen):
     def __init__(self, *words, **more):
         super().__init__(*words, **more)
@@ -219,8 +220,8 @@ class Killed(subprocess.Popen):
 if len(sys.argv) > 2:
     subprocess.Popen = Killed
 with upgrade_run.one_at_a_time(Path(sys.argv[1])):
-    playbook = f"cd {sys.argv[1]} && echo $$ > new && mv new begun && exec sleep 60"
-    provision.run(["/bin/sh", "-c", playbook], dict(os.environ), None)
+    program = f"cd {sys.argv[1]} && echo $$ > new && mv new begun && exec sleep 60"
+    playbook.run(["/bin/sh", "-c", program], dict(os.environ), None)
 """
 
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from gpunode.cli import run
-from gpunode.cli.selection import explained
 from gpunode.errors import UsageError
+from gpunode.fleet import inventory, process
 from gpunode.yaml_file import Expanded, load_bounded, read_mapping
 
 sys.path.append(str(Path(__file__).parents[2]))
@@ -83,11 +83,13 @@ def test_every_file_of_a_user_is_bounded(
     assert "BOMB" in captured.err
 
 
-def test_also_an_inventory_that_ansible_could_not_read(tmp_path: Path) -> None:
+def test_also_an_inventory_that_ansible_could_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "hosts.yml"
     path.write_text(bomb(random.Random(1)))  # noqa: S311
-    with pytest.raises(UsageError, match="aliases expand"), explained():
-        raise UsageError(f"inventory {path}: ")
+    failed = process.Completed(1, "", f"[WARNING]: Completely failed to parse inventory source {path}")
+    monkeypatch.setattr(process, "run", lambda *_, **__: failed)
+    with pytest.raises(UsageError, match="aliases expand"):
+        inventory.read([str(path)])
 
 
 def test_ordinary_aliases_stay(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ from driver_samples import BUNDLE, DAY, facts_of
 from effort import effort
 
 from gpunode.catalog import load
-from gpunode.cli.plan_fleet import with_request
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
-from gpunode.provisioning.node_stack import REQUESTED, requested_by, resolved
+from gpunode.provisioning.node_stack import REQUESTED, requested_by, resolved, with_request
 from gpunode.stack import Request, plan
 from gpunode.stack.picture import host_of
 
