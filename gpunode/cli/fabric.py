@@ -43,11 +43,12 @@ from gpunode.judging.expectation import read_expectation
 from gpunode.judging.report import Fleet, NodeReport, exit_code, judged, report, unreachable, worst
 from gpunode.probe import Answer
 from gpunode.text import one_line
-from gpunode.workload import LaunchFailure, read_image_file
 from gpunode.workload.distributed import missing_ranks
+from gpunode.workload.image import read_image_file
 from gpunode.workload.output import BoundedOutput
 from gpunode.workload.payload.pack import payload_script
 from gpunode.workload.run import NodeTransport, catalog_image
+from gpunode.workload.transport import LaunchFailure
 
 ENGINES = ("ssh", "slurm", "mpi", "torchrun", "kubernetes")
 PRINTED = ("torchrun", "kubernetes")

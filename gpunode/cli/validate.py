@@ -21,7 +21,6 @@ from gpunode.cli import workloads
 from gpunode.cli.options import EXPECT, REPLAY, SELECT, SKIP, STRICT, policy_option, quiet
 from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
 from gpunode.cli.selection import NodeProgress, Selection, refuse_asking, shown_progress
-from gpunode.cli.workloads import END_S, WorkloadOptions, read_request
 from gpunode.errors import Exit, UsageError
 from gpunode.history.recording import Recorder
 from gpunode.history.runs import SNAPSHOT, EarlierRun, KeptRun, extract_snapshot
@@ -38,6 +37,7 @@ from gpunode.report.fixes import Origin, of_run
 from gpunode.report.fleet import compared
 from gpunode.text import printable
 from gpunode.whole import write_whole
+from gpunode.workload.options import DEEP_ONLY, WorkloadOptions
 
 if TYPE_CHECKING:
     from gpunode.workload.run import Workload
@@ -318,21 +318,16 @@ def at_level(workload: WorkloadOptions, level: Level | None, *, runs: bool, repl
         raise UsageError(f"{reason}: {', '.join(workload.given)} cannot be combined with it")
     if level == "deep":
         return dataclasses.replace(workload, level="deep")
-    if any(name in workloads.DEEP_ONLY for name in workload.given):
-        raise UsageError(f"{', '.join(workloads.DEEP_ONLY)} are measured only at --level deep")
+    if any(name in DEEP_ONLY for name in workload.given):
+        raise UsageError(f"{', '.join(DEEP_ONLY)} are measured only at --level deep")
     return workload
 
 
 def following(workload: WorkloadOptions, evaluator: Evaluator) -> "Callable[[NodeProgress], Workload]":
     """Return what is run on each node after its probe. Raises UsageError."""
-    from gpunode.workload.run import Workload  # noqa: PLC0415 (it loads the engine's library; --level quick does without)
+    from gpunode.workload import run  # noqa: PLC0415 (it loads the engine's library; --level quick does without)
 
-    request, limit_s = read_request(workload), workload.limit_s
-
-    def then(progress: NodeProgress) -> "Workload":
-        return Workload(request, limit_s, END_S, evaluator.facts, progress)
-
-    return then
+    return run.following(workload, evaluator.facts)
 
 
 def now() -> str:

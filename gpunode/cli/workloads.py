@@ -1,78 +1,14 @@
-"""The options of ``validate`` for the workload. ``gpunode.workload``, which runs it, is slow to load."""
+"""The options of ``validate`` for the workload."""
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any
 
 import click
 
 from gpunode.cli.options import Seconds
-from gpunode.errors import UsageError
-
-if TYPE_CHECKING:
-    from gpunode.workload import WorkloadRequest
-
-END_S = 3.0
-"""Seconds between the launcher's limit and the node's, for the launcher to report what was not done in time."""
-BETWEEN_S = 60.0
-"""For all requests to an engine other than the image and the run."""
-
-
-@dataclass(frozen=True)
-class WorkloadOptions:
-    """The workload options of the command line."""
-
-    image: str | None = None
-    image_file: Path | None = None
-    no_container: bool = False
-    force: bool = False
-    workload_timeout_s: float | None = None
-    image_timeout_s: float | None = None
-    storage: str | None = None
-    burn_s: float | None = None
-    data: str | None = None
-    model_rate: float | None = None
-    framework: str | None = None
-    level: Literal["standard", "deep"] = "standard"
-
-    @property
-    def run_limit_s(self) -> float:
-        """Return how long a node's workload may run; a longer sustained load than the default extends it."""
-        longer_s = max(0.0, (self.burn_s or 0.0) - BURN_S)
-        return self.workload_timeout_s or WORKLOAD_TIMEOUT_S[self.level] + longer_s
-
-    @property
-    def image_limit_s(self) -> float:
-        """Return how long pulling or loading its image may take."""
-        return self.image_timeout_s or IMAGE_TIMEOUT_S
-
-    @property
-    def limit_s(self) -> float:
-        """Return how long both may take on a node; a run without a container has no image."""
-        return self.run_limit_s + END_S + (0.0 if self.no_container else self.image_limit_s + BETWEEN_S)
-
-    @property
-    def given(self) -> list[str]:
-        """Return the options that the user set."""
-        values = (
-            *(self.image, self.image_file, self.no_container, self.force, self.workload_timeout_s),
-            *(self.image_timeout_s, self.storage, self.burn_s, self.data, self.model_rate, self.framework),
-        )
-        return [name for name, value in zip(NAMES, values, strict=True) if value not in (None, False)]
-
-
-NAMES = (
-    *("--image", "--image-file", "--no-container", "--force", "--workload-timeout", "--image-timeout"),
-    *("--storage", "--burn", "--data", "--model-rate", "--workload"),
-)
-FRAMEWORKS = ("pytorch", "tensorflow")
-"""Of the catalog's images; the first is the default."""
-DEEP_ONLY = ("--storage", "--burn", "--data", "--model-rate")
-WORKLOAD_TIMEOUT_S = {"standard": 900.0, "deep": 2100.0}
-BURN_S = 120.0
-IMAGE_TIMEOUT_S = 1800.0
+from gpunode.workload.options import BURN_S, FRAMEWORKS, IMAGE_TIMEOUT_S, WORKLOAD_TIMEOUT_S, WorkloadOptions
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,52 +84,3 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         decorated = decorate(decorated)
     return decorated
-
-
-def read_request(options: WorkloadOptions) -> "WorkloadRequest":
-    """Return the request; UsageError for options that contradict each other, and for a file that is not an image."""
-    from gpunode.tuning import payload_settings  # noqa: PLC0415 (level quick does without)
-    from gpunode.workload import WorkloadRequest, hides_image, read_image_file  # noqa: PLC0415 (slow to load)
-    from gpunode.workload.run import image_of  # noqa: PLC0415 (the same)
-
-    if options.image is not None and not options.image.strip():
-        raise UsageError("--image: the name is empty")
-    if options.framework is not None and (options.image or options.image_file or options.no_container):
-        raise UsageError(
-            "--workload chooses the catalog's image: --image, --image-file and --no-container name another"
-        )
-    if options.no_container and options.image_timeout_s is not None:
-        raise UsageError("--no-container uses no image: --image-timeout cannot be combined with it")
-    if options.no_container and (options.image or options.image_file):
-        raise UsageError("--no-container uses no image: --image and --image-file cannot be combined with it")
-    for name, directory in (("--storage", options.storage), ("--data", options.data)):
-        if directory is not None and not PurePosixPath(directory).is_absolute():
-            raise UsageError(f'{name}: "{directory}" is not an absolute path (example: /data)')
-        if directory is not None and not options.no_container and hides_image(directory):
-            raise UsageError(
-                f"{name} {directory}: containers have their own directory there: choose another one, or use "
-                "--no-container"
-            )
-    if options.model_rate is not None and options.data is None:
-        raise UsageError("--model-rate applies to --data DIR: name the directory")
-    if options.burn_s is not None and options.burn_s >= options.run_limit_s:
-        raise UsageError(
-            f"--burn {options.burn_s:g} does not fit into --workload-timeout {options.run_limit_s:g}: remove "
-            f"--workload-timeout, or set at least {options.burn_s + WORKLOAD_TIMEOUT_S['deep'] - BURN_S:g}"
-        )
-    file = read_image_file(options.image_file) if options.image_file else None
-    return WorkloadRequest(
-        image=functools.partial(image_of, options.image, file, options.framework or FRAMEWORKS[0]),
-        named=bool(options.image or file),
-        file=file,
-        in_container=not options.no_container,
-        force=options.force,
-        image_limit_s=options.image_limit_s,
-        run_limit_s=options.run_limit_s,
-        settings=payload_settings(),
-        level=options.level,
-        storage=options.storage,
-        burn_s=options.burn_s,
-        data=options.data,
-        model_rate=options.model_rate,
-    )

@@ -1,11 +1,13 @@
 """The workload on a node: the catalog's image for it, the transport to its engine, its records in the bundle."""
 
 import contextlib
+import functools
 import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from packaging.version import Version
@@ -13,23 +15,22 @@ from packaging.version import Version
 from gpunode.catalog import GpuMatch, load
 from gpunode.checks import identify
 from gpunode.checks.gpus import model_of
+from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.fleet import MissingProgram, Node, NodeFailure
 from gpunode.fleet.session import PYTHONS
 from gpunode.probe import Answer
 from gpunode.text import listed
-from gpunode.workload import (
-    ImageFile,
-    LaunchFailure,
-    ProgramStream,
-    WorkloadRequest,
-    failed,
-    launch,
-)
+from gpunode.tuning import payload_settings
+from gpunode.workload.container import hides_image
+from gpunode.workload.image import ImageFile, read_image_file
+from gpunode.workload.launch import WorkloadRequest, failed, launch
+from gpunode.workload.options import BURN_S, END_S, FRAMEWORKS, WORKLOAD_TIMEOUT_S, WorkloadOptions
+from gpunode.workload.transport import LaunchFailure, ProgramStream
 
 DOCKER = ("docker", "/usr/bin/docker", "/usr/local/bin/docker")
 _CONNECT_S = 10.0
-PYTORCH = "pytorch"
+PYTORCH = FRAMEWORKS[0]
 Progress = Callable[[str, str], None]
 """Called with a node's name and what it does."""
 
@@ -113,6 +114,60 @@ class Workload:
     def failed(self, reason: str) -> list[dict[str, Any]]:
         """Return the reason as the only record."""
         return failed(f"the workload: {reason}", self.request.level)
+
+
+def read_request(options: WorkloadOptions) -> WorkloadRequest:
+    """Return the request; UsageError for options that contradict each other, and for a file that is not an image."""
+    if options.image is not None and not options.image.strip():
+        raise UsageError("--image: the name is empty")
+    if options.framework is not None and (options.image or options.image_file or options.no_container):
+        raise UsageError(
+            "--workload chooses the catalog's image: --image, --image-file and --no-container name another"
+        )
+    if options.no_container and options.image_timeout_s is not None:
+        raise UsageError("--no-container uses no image: --image-timeout cannot be combined with it")
+    if options.no_container and (options.image or options.image_file):
+        raise UsageError("--no-container uses no image: --image and --image-file cannot be combined with it")
+    for name, directory in (("--storage", options.storage), ("--data", options.data)):
+        if directory is not None and not PurePosixPath(directory).is_absolute():
+            raise UsageError(f'{name}: "{directory}" is not an absolute path (example: /data)')
+        if directory is not None and not options.no_container and hides_image(directory):
+            raise UsageError(
+                f"{name} {directory}: containers have their own directory there: choose another one, or use "
+                "--no-container"
+            )
+    if options.model_rate is not None and options.data is None:
+        raise UsageError("--model-rate applies to --data DIR: name the directory")
+    if options.burn_s is not None and options.burn_s >= options.run_limit_s:
+        raise UsageError(
+            f"--burn {options.burn_s:g} does not fit into --workload-timeout {options.run_limit_s:g}: remove "
+            f"--workload-timeout, or set at least {options.burn_s + WORKLOAD_TIMEOUT_S['deep'] - BURN_S:g}"
+        )
+    file = read_image_file(options.image_file) if options.image_file else None
+    return WorkloadRequest(
+        image=functools.partial(image_of, options.image, file, options.framework or FRAMEWORKS[0]),
+        named=bool(options.image or file),
+        file=file,
+        in_container=not options.no_container,
+        force=options.force,
+        image_limit_s=options.image_limit_s,
+        run_limit_s=options.run_limit_s,
+        settings=payload_settings(),
+        level=options.level,
+        storage=options.storage,
+        burn_s=options.burn_s,
+        data=options.data,
+        model_rate=options.model_rate,
+    )
+
+
+def following(options: WorkloadOptions, facts: Callable[[Answer], NodeFacts]) -> Callable[[Progress], Workload]:
+    """Return what is run on each node after its probe, once its progress is known. Raises UsageError.
+
+    ``facts`` reads a node's answer.
+    """
+    request = read_request(options)
+    return lambda progress: Workload(request, options.limit_s, END_S, facts, progress)
 
 
 class NodeTransport:

@@ -19,9 +19,9 @@ from image_registry import registry
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.lab.engine import connect
 from gpunode.lab.workload_image import ensure_workload_image
-from gpunode.workload import LaunchFailure
 from gpunode.workload.engine import Engine
 from gpunode.workload.image import provide
+from gpunode.workload.transport import LaunchFailure
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 

@@ -16,13 +16,13 @@ from gpunode.lab import Lab, LabNode
 from gpunode.lab.engine import connect
 from gpunode.lab.workload_image import write_workload_image
 from gpunode.onnode import program_text
-from gpunode.workload import LaunchFailure, read_image_file
 from gpunode.workload.container import ContainerJob, Devices, PythonProgram, run
 from gpunode.workload.engine import found
-from gpunode.workload.image import provide
+from gpunode.workload.image import provide, read_image_file
 from gpunode.workload.launch import START
 from gpunode.workload.output import BoundedOutput
 from gpunode.workload.run import NodeTransport
+from gpunode.workload.transport import LaunchFailure
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 

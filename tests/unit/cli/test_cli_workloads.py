@@ -8,8 +8,8 @@ from gpunode.catalog import load
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.pci import PciDevice
-from gpunode.workload import LaunchFailure
 from gpunode.workload.run import catalog_image
+from gpunode.workload.transport import LaunchFailure
 
 IMAGES = {name: row.image for name, row in load().workload_images.items()}
 H100, V100, P100, GH200 = "2330", "1db1", "15f7", "2342"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import UsageError
-from gpunode.workload import read_image_file
+from gpunode.workload.image import read_image_file
 
 DIGEST = "85200f211b2efc4fbb41b449768d8ef43684" + "0" * 28
 

@@ -15,10 +15,12 @@ from test_workload_gpus import TRAINING, node
 from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.models.workload import ContainerValues, Record, values_of
 from gpunode.probe import Answer
-from gpunode.workload import LaunchFailure, WorkloadRequest, container, failed, launch
+from gpunode.workload import container
 from gpunode.workload.container import Confinement, ContainerJob
 from gpunode.workload.image import Image
+from gpunode.workload.launch import WorkloadRequest, failed, launch
 from gpunode.workload.output import BoundedOutput
+from gpunode.workload.transport import LaunchFailure
 
 
 @pytest.fixture
