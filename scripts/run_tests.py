@@ -134,7 +134,7 @@ STANDS_ON = {
     "test_ssh_hardening": ("roles/ssh_hardening/", "gpunode/provisioning/ssh", "plugins/"),
     "test_storage_hooks": ("roles/storage/", "contrib/storage/", "gpunode/checks/storage"),
     "test_updates": ("roles/updates/", "gpunode/onnode/pending_updates"),
-    "test_upgrade": ("gpunode/change/", "gpunode/onnode/lease", "gpunode/cli/upgrade", "playbooks/", "plugins/"),
+    "test_upgrade": ("gpunode/change/", "gpunode/upgrade/", "gpunode/onnode/lease", "playbooks/", "plugins/"),
     "test_validator_image": ("images/validator/", "scripts/validator_image", "scripts/wheels"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/repositories/"),
     "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/repositories/"),

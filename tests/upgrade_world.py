@@ -20,14 +20,16 @@ from gpunode.change.journal import Journal, runs
 from gpunode.change.run import RunLimits
 from gpunode.change.scheduler import CommandScheduler
 from gpunode.checks import RunningStack
-from gpunode.cli import run, upgrade_nodes, upgrade_run
-from gpunode.cli.upgrade_nodes import Connections, NodeLook
+from gpunode.cli import run
 from gpunode.fleet import Target
 from gpunode.fleet.inventory import Inventory
 from gpunode.fleet.process import Completed
 from gpunode.history.snapshot import FigureValue, GpuRecord, Snapshot
 from gpunode.onnode import lease as node_program
 from gpunode.stack import GpuGroup, Installed, NodePicture
+from gpunode.upgrade import command, nodes
+from gpunode.upgrade import run as fleet_run
+from gpunode.upgrade.looks import Connections, NodeLook
 
 OLD, NEW = "580.95.05", "580.178.04"
 TICKET = "RMA ticket 4711"
@@ -62,8 +64,8 @@ class World:
 
     def look(
         self,
-        connections: Connections,
-        _: object,
+        _: Connections,
+        __: object,
         names: Iterable[str],
         *,
         image: str | None = None,
@@ -71,7 +73,7 @@ class World:
     ) -> dict[str, NodeLook]:
         found = {}
         for name in names:
-            found[name] = self.one(name, measured=image is not None and connections.measuring is not None)
+            found[name] = self.one(name, measured=image is not None)
             if image is not None:
                 self.measured.append(name)
                 self.images.append(image)
@@ -187,16 +189,16 @@ def simulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 5) ->
         }
         return narrowed(Inventory(("hosts.yml",), hosts, ()), limit), {}
 
-    monkeypatch.setattr(upgrade_run, "read_with_settings", inventory)
-    monkeypatch.setattr(upgrade_run, "targets", lambda read, _: [Target(name, "local") for name in read.hosts])
-    monkeypatch.setattr(upgrade_run, "refuse_inventory", lambda *_: None)
-    monkeypatch.setattr(upgrade_run, "Evaluator", lambda _: nullcontext())
-    monkeypatch.setattr(upgrade_run, "scheduler_of", lambda _: CommandScheduler("drain", found.site))
-    monkeypatch.setattr(upgrade_run, "look_at", found.look)
-    monkeypatch.setattr(upgrade_nodes, "look_at", found.look)
-    monkeypatch.setattr(upgrade_nodes, "run", found.play)
+    monkeypatch.setattr(fleet_run, "read_with_settings", inventory)
+    monkeypatch.setattr(fleet_run, "targets", lambda read, _: [Target(name, "local") for name in read.hosts])
+    monkeypatch.setattr(fleet_run, "refuse_inventory", lambda *_: None)
+    monkeypatch.setattr(fleet_run, "Evaluator", lambda _: nullcontext())
+    monkeypatch.setattr(command, "scheduler_of", lambda _: CommandScheduler("drain", found.site))
+    monkeypatch.setattr(fleet_run, "look_at", found.look)
+    monkeypatch.setattr(nodes, "look_at", found.look)
+    monkeypatch.setattr(nodes, "run", found.play)
     monkeypatch.setattr(leases, "ask", found.ask)
-    monkeypatch.setattr(upgrade_run, "RunLimits", partial(RunLimits, poll_s=0.01, power_s=0))
+    monkeypatch.setattr(fleet_run, "RunLimits", partial(RunLimits, poll_s=0.01, power_s=0))
     return found
 
 

@@ -80,6 +80,15 @@ class RunRecord(FrozenByName):
         """Return the nodes that the run has not finished with."""
         return {name: node for name, node in self.nodes.items() if node.open}
 
+    @property
+    def changed(self) -> dict[str, str]:
+        """Return the nodes that the run changed, each with its release before."""
+        return {
+            name: node.before
+            for name, node in self.nodes.items()
+            if node.before is not None and node.began("change") and node.state is not ChangeState.ROLLED_BACK
+        }
+
 
 def now() -> str:
     """Return the time in UTC."""

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpunode.change.journal import NodeRecord, new_token
-from gpunode.cli.upgrade_nodes import AnsibleNodes, Connections
 from gpunode.judging.evaluator import Evaluator
+from gpunode.upgrade.looks import Connections
+from gpunode.upgrade.nodes import AnsibleNodes
 
 SITE = """
 - name: Site
@@ -34,7 +35,7 @@ def test_a_play_of_a_wave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (root / "playbooks").mkdir(parents=True)
     folder.mkdir()
     (root / "playbooks" / "site.yml").write_text(SITE)
-    monkeypatch.setattr("gpunode.cli.upgrade_nodes.collection_root", lambda: root)
+    monkeypatch.setattr("gpunode.upgrade.nodes.collection_root", lambda: root)
     hosts = "".join(f"    gpu{number}: {{gpunode_drain_tasks: drain.yml}}\n" for number in range(1, 6))
     inventory = tmp_path / "hosts.yml"
     inventory.write_text(

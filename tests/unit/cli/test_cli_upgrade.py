@@ -1,35 +1,16 @@
 """``gpunode upgrade`` as a whole, with simulated nodes in place of probe, leases and playbooks."""
 
 import re
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from upgrade_world import NEW, OLD, World, latest, simulate, states, upgraded
 
 from gpunode.catalog import load
-from gpunode.change.journal import NodeRecord, new_token
-from gpunode.checks import Finding, RunningStack, Status
-from gpunode.cli import run, upgrade_run
-from gpunode.cli.upgrade_nodes import (
-    LOOK,
-    Connections,
-    NodeLook,
-    look_at,
-    variables_of,
-    why_not_as_good,
-    write_measured,
-)
-from gpunode.errors import UsageError
-from gpunode.history.runs import SNAPSHOT
-from gpunode.history.snapshot import FigureValue, GpuRecord, Snapshot, Verdict
-from gpunode.judging.evaluator import JudgedNode
-from gpunode.judging.report import NodeReport
+from gpunode.cli import run
 from gpunode.onnode import lease as node_program
+from gpunode.upgrade.looks import NodeLook
 
 Out = pytest.CaptureFixture[str]
 
@@ -208,55 +189,6 @@ def test_two_at_once_on_one_controller(world: World, capsys: Out) -> None:
     assert re.search(r"another gpunode upgrade is in progress: .*@.* \(process \d+\) since", capsys.readouterr().err)
 
 
-UPGRADE = """
-import os, signal, subprocess, sys
-from pathlib import Path
-from gpunode.cli import upgrade_run
-from gpunode.fleet import playbook
-class Killed(subprocess.Popen):
-    def __init__(self, *words, **more):
-        super().__init__(*words, **more)
-        os.kill(os.getpid(), signal.SIGKILL)
-if len(sys.argv) > 2:
-    subprocess.Popen = Killed
-with upgrade_run.one_at_a_time(Path(sys.argv[1])):
-    program = f"cd {sys.argv[1]} && echo $$ > new && mv new begun && exec sleep 60"
-    playbook.run(["/bin/sh", "-c", program], dict(os.environ), None)
-"""
-
-
-@pytest.mark.parametrize("moment", [[], ["as soon as it runs"]])
-def test_after_kill_9_nothing_starts_beside_a_playbook_that_still_runs(tmp_path: Path, moment: list[str]) -> None:
-    folder = tmp_path / "run"
-    with subprocess.Popen([sys.executable, "-c", UPGRADE, folder, *moment], start_new_session=True) as controller:
-        if not moment:
-            _until((folder / "begun").exists)
-            controller.kill()
-
-    def runs() -> bool:
-        begun = folder / "begun"
-        return begun.exists() and Path("/proc", begun.read_text().strip(), "exe").exists()
-
-    def may_start() -> bool:
-        try:
-            with upgrade_run.one_at_a_time(folder):
-                assert not runs()
-        except UsageError:
-            return False
-        return True
-
-    _until(may_start)
-    time.sleep(1)  # for one that was about to begin
-    assert not runs()
-
-
-def _until(what: Callable[[], bool], limit_s: float = 60) -> None:
-    end = time.monotonic() + limit_s
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_a_pause_is_between_waves(world: World, tmp_path: Path) -> None:
     def pause(playbook: str, names: Sequence[str]) -> None:
         if playbook == "prepare.yml":
@@ -286,114 +218,6 @@ def test_wrong_usage_is_one_line(words: list[str], says: str, capsys: Out) -> No
     err = capsys.readouterr().err
     assert says in err
     assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("nodes", "canary", "waves", "expected"),
-    [
-        (20, 1, "10%,25%", [1, 2, 5, 5, 5, 2]),
-        (3, 1, "10%,25%", [1, 1, 1]),
-        (4, 9, "10%", [4]),
-        (5, 2, "3", [2, 3]),
-        (0, 1, "10%", []),
-    ],
-)
-def test_sizes_of_waves(nodes: int, canary: int, waves: str, expected: list[int]) -> None:
-    found = upgrade_run.wave_numbers(nodes, canary, upgrade_run.waves_of(waves))
-    assert [found.count(wave) for wave in sorted(set(found))] == expected
-
-
-def test_what_is_no_proof(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    before = world.one("gpu-1").snapshot
-    assert before is not None
-    world.nodes["gpu-1"] |= {"installed": NEW, "loaded": NEW}
-    good = world.one("gpu-1")
-    assert good.snapshot is not None
-    assert why_not_as_good(before, good, NEW) == ""
-    for wrong in (
-        {"gpus": good.snapshot.gpus[:7]},
-        {"unknown": {"smi": "nvidia-smi did not answer"}},
-        {"verdicts": {"driver.library-matches-module": Verdict(status=Status.FAIL)}},
-        {"stack": RunningStack(driver=OLD, driver_packages=NEW)},
-        {"stack": RunningStack(driver=None, driver_packages=NEW)},
-        {"gpus": tuple(gpu.model_copy(update={"uuid": f"GPU-{gpu.index}"}) for gpu in good.snapshot.gpus)},
-    ):
-        look = NodeLook("gpu-1", snapshot=good.snapshot.model_copy(update=wrong))
-        assert why_not_as_good(before, look, NEW), wrong
-    assert why_not_as_good(before, NodeLook("gpu-1", "unreachable"), NEW) == "unreachable"
-
-
-def measured_gpus(indices: Sequence[int], **serials: str) -> Snapshot:
-    """A node with a figure of each GPU but the last; the GPUs have these indices."""
-    gpus = tuple(
-        GpuRecord(
-            index=index, name="H100", uuid=f"GPU-{serials.get(f'gpu{n}', n)}", serial=serials.get(f"gpu{n}", f"13{n}"),
-            slot=f"0000:{n}b:00.0",
-        )
-        for n, index in enumerate(indices)
-    )  # fmt: skip
-    figures = tuple(
-        FigureValue(metric="gemm", component=f"gpu{gpu.index}", value=700.0 + gpu.index) for gpu in gpus[:-1]
-    )
-    stack = RunningStack(driver=NEW, driver_packages=NEW)
-    return Snapshot(host="gpu-1", level="standard", simulated=True, stack=stack, gpus=gpus, facts={}, figures=figures)
-
-
-def test_a_gpu_with_another_index_is_the_same_gpu() -> None:
-    """The last one was not measured before either, whatever its index is."""
-    before, after = measured_gpus((0, 1, 2, 3)), measured_gpus((0, 3, 1, 2))
-    assert why_not_as_good(before, NodeLook("gpu-1", snapshot=after), NEW) == ""
-    fewer = after.model_copy(update={"figures": after.figures[:-1]})
-    said = why_not_as_good(before, NodeLook("gpu-1", snapshot=fewer), NEW)
-    assert said == "gemm of gpu1 was measured before, and is not any more"
-
-
-def test_failed_checks_come_first_and_what_gpus_share_is_one_reason() -> None:
-    good = Verdict(status=Status.PASS)
-    before = measured_gpus((0, 1, 2, 3)).model_copy(update={"verdicts": {"fabric.state": good, "fabric.manager": good}})
-    failed = {f"gpu{index}": Status.FAIL for index in range(4)}
-    verdicts = {
-        "fabric.state": Verdict(status=Status.FAIL, affected=failed),
-        "fabric.manager": Verdict(status=Status.FAIL, affected={"node": Status.FAIL}),
-    }
-    after = before.model_copy(update={"verdicts": verdicts, "gpus": before.gpus[:3], "figures": before.figures[:2]})
-    messages = {("fabric.manager", "node"): "nvidia-fabricmanager.service is failed"}
-    assert why_not_as_good(before, NodeLook("gpu-1", snapshot=after, messages=messages), NEW) == (
-        "fabric.manager: nvidia-fabricmanager.service is failed, gpu[0-3]: fabric.state: pass -> fail, "
-        "gpu3: GPU: H100, serial 133, GPU-3, 0000:3b:00.0 removed, "
-        "gemm of gpu2 was measured before, and is not any more"
-    )
-
-
-def test_an_exchanged_gpu_is_named_with_both_serial_numbers() -> None:
-    before, after = measured_gpus((0, 1, 2, 3)), measured_gpus((0, 1, 2, 3), gpu2="4711")
-    said = why_not_as_good(before, NodeLook("gpu-1", snapshot=after), NEW)
-    assert said == (
-        "gpu2: GPU replaced: H100, serial 132, GPU-2, 0000:2b:00.0 -> H100, serial 4711, GPU-4711, 0000:2b:00.0"
-    )
-
-
-@pytest.mark.parametrize(
-    ("releases", "image"),
-    [
-        ({"580.95.05", "595.91.07"}, "pytorch-25.10"),
-        ({"595.91.07"}, "pytorch-26.05"),
-        ({"570.195.03", "595.91.07"}, "pytorch-2.7-cu128"),
-    ],
-)
-def test_an_image_that_every_release_supports(releases: set[str], image: str) -> None:
-    found = upgrade_run.image_for_releases(releases, {"x86_64"}, {"h100-sxm5-80gb"})
-    assert found == load().workload_images[image].reference
-
-
-def test_no_image_for_every_release_is_one_line() -> None:
-    with pytest.raises(UsageError) as caught:
-        upgrade_run.image_for_releases({"470.256.02", "580.95.05"}, {"x86_64"}, {"t4"})
-    assert "CUDA 11.4" in str(caught.value)
-    assert "470.256.02, 580.95.05" in str(caught.value)
-    assert "--image" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_node_is_measured_after_its_change_in_the_image_of_before(world: World, tmp_path: Path, capsys: Out) -> None:
@@ -436,27 +260,6 @@ def test_what_was_measured_is_kept_when_the_run_is_killed(world: World, tmp_path
     assert set(states(tmp_path).values()) == {"returned"}
 
 
-def test_the_reason_why_nothing_was_measured_is_that_of_the_container(tmp_path: Path) -> None:
-    finding = Finding(check="container.runs", status=Status.ERROR, component="node", message="no Docker engine")
-    report = NodeReport(
-        host="gpu-1", status=Status.ERROR, seconds=1, simulated=True, stack=RunningStack(), gpus=(), findings=(finding,)
-    )
-    look: dict[str, Any] = {"picture": {}, "undetermined": None, "busy": ""}
-    node = JudgedNode(report, "standard", {SNAPSHOT: measured_gpus((0,)).model_dump(mode="json"), LOOK: look})
-
-    class Judge:
-        def judge_fleet(self, answers: object) -> list[JudgedNode]:  # noqa: ARG002
-            return [node]
-
-    seen: list[NodeLook] = []
-    judge: Any = Judge()
-    found = look_at(Connections({}, (), 1, 1), judge, (), each=seen.append)["gpu-1"]
-    assert seen == [found]
-    assert write_measured(tmp_path, found, "image") == {
-        "gpu-1": "nothing was measured before the change: no Docker engine"
-    }
-
-
 def test_nodes_that_could_not_be_measured_before_are_named(world: World, tmp_path: Path, capsys: Out) -> None:
     """Their change had begun without --measure."""
 
@@ -471,18 +274,6 @@ def test_nodes_that_could_not_be_measured_before_are_named(world: World, tmp_pat
     assert upgraded("--measure") == 0
     assert "compared without figures, because their change had begun: gpu-1\n" in capsys.readouterr().out
     assert set(states(tmp_path).values()) == {"returned"}
-
-
-def test_the_variables_override_those_of_the_site() -> None:
-    record = NodeRecord(token=new_token(), before=OLD, target=NEW, back=True)
-    values = variables_of({"gpu-1": record}, {})
-    assert values["__gpunode_targets"] == {"gpu-1": OLD}
-    assert values["gpunode_drain_tasks"] is None
-    # Only a node that goes back gets what it kept.
-    assert values["__gpunode_backward"] == ["gpu-1"]
-    forward = record.model_copy(update={"back": False})
-    assert variables_of({"gpu-1": forward}, {})["__gpunode_backward"] == []
-    assert variables_of({"gpu-1": forward}, {}, kept=True)["__gpunode_backward"] == ["gpu-1"]
 
 
 def rolled_back(*words: str) -> int:

@@ -433,7 +433,7 @@ def test_a_job_starts_between_drain_and_stop(drill: Drill, monkeypatch: pytest.M
                 drill.world.nodes["gpu-1"]["jobs"] = 1
         return answer
 
-    monkeypatch.setattr("gpunode.cli.upgrade_run.scheduler_of", lambda _: CommandScheduler("drain", site))
+    monkeypatch.setattr("gpunode.upgrade.command.scheduler_of", lambda _: CommandScheduler("drain", site))
     assert upgraded("--drain-wait", "1") == 1
     assert "not idle: GPUs are in use" in latest(drill.folder).record.nodes["gpu-1"].reason
     assert set(drill.ends.values()) == {"planned"}
@@ -513,7 +513,7 @@ def test_nodes_are_measured_while_they_are_drained(drill: Drill) -> None:
         return look(*words, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpunode.cli.upgrade_nodes.look_at", watched)
+        patch.setattr("gpunode.upgrade.nodes.look_at", watched)
         assert upgraded("--measure") == 0
     assert drill.world.measured == ["gpu-1", "gpu-1", "gpu-2", "gpu-2"]
     assert set(drill.ends.values()) == {"returned"}
@@ -677,7 +677,7 @@ def test_slurm_reboots_the_nodes(
 
     world.boots = rebooted
     with monkeypatch.context() as patch:
-        patch.setattr("gpunode.cli.upgrade_run.scheduler_of", lambda _: adapter)
+        patch.setattr("gpunode.upgrade.command.scheduler_of", lambda _: adapter)
         assert upgraded() == (ends != "returned")
     assert drill.ends["gpu-1"] == ends
     assert set(drill.ends.values()) - {ends} <= {"planned"}
@@ -710,7 +710,7 @@ def test_a_held_member_of_a_failure_domain_stops_the_others(drill: Drill, monkey
         return answer
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpunode.cli.upgrade_run.scheduler_of", lambda _: CommandScheduler("drain", site))
+        patch.setattr("gpunode.upgrade.command.scheduler_of", lambda _: CommandScheduler("drain", site))
         assert upgraded() == 1
     for _ in range(2):
         assert drill.ends == {"gpu-2": "held", **{f"gpu-{n}": "planned" for n in (1, 3, 4, 5)}}

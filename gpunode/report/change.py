@@ -1,23 +1,13 @@
-"""The plan of ``gpunode upgrade`` on one page, and its report."""
+"""A fleet through a change as text for people: the plan on one page, the nodes while it runs, and the report."""
 
-import fcntl
-import os
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
-import click
-from rich.live import Live
-from rich.text import Text
-
-from gpunode.change.journal import NodeRecord, RunRecord, now, read
+from gpunode.change.journal import NodeRecord, RunRecord
 from gpunode.change.states import FINAL, OUT_OF_SERVICE, ChangeState
-from gpunode.errors import Exit
 from gpunode.names import fold
 from gpunode.stack import Plan
-from gpunode.text import counted, listed, moment, printable
+from gpunode.text import counted, listed, moment
 
 RESTARTS = {
     "none": "nothing restarts",
@@ -55,7 +45,7 @@ def plan_lines(
     if record.image is not None:
         yield f"measured    before and after the change, in {record.image}"
     for why in sorted(set(record.left_out.values())):
-        yield f"left out    {fold(name for name, one in record.left_out.items() if one == why)}: {why}"
+        yield f"left out    {fold(name for name, reason in record.left_out.items() if reason == why)}: {why}"
 
 
 def expected_minutes(record: RunRecord, earlier: Sequence[RunRecord]) -> str:
@@ -106,50 +96,14 @@ def live_lines(record: RunRecord, at: str) -> Iterator[str]:
     for name, node in record.nodes.items():
         groups.setdefault((node.state, node.intent), []).append(name)
     for state in ChangeState:
-        for (found, act), names in groups.items():
-            if found is not state:
+        for (in_state, act), names in groups.items():
+            if in_state is not state:
                 continue
             since = min((record.nodes[name].times[-1][1] for name in names if record.nodes[name].times), default=None)
             minutes = _minutes(since, at) if act or state not in FINAL else None
             took = "" if minutes is None else f", for {minutes:.0f} min"
             yield f"  {state:<12} {len(names):>4}  {fold(names)}{f' ({act}{took})' if act else ''}"
             yield from (f"{'':21}{name}: {record.nodes[name].reason}" for name in names if record.nodes[name].reason)
-
-
-def watch(folder: Path, *, poll_s: float = 2.0, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Show a run as its journal has it, on a terminal until it ends; return an exit code."""
-
-    def text() -> str:
-        return printable_lines(live_lines(read(folder).record, now()))
-
-    if not sys.stdout.isatty():
-        click.echo(text())
-        return Exit.GOOD
-    with Live(Text(text()), auto_refresh=False) as live:
-        while in_progress(folder):
-            sleep(poll_s)
-            live.update(Text(text()), refresh=True)
-    return Exit.GOOD
-
-
-def in_progress(folder: Path) -> bool:
-    """Return whether a process runs the runs in this run's folder."""
-    try:
-        number = os.open(folder.parent / "lease", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(number)
-    return False
-
-
-def printable_lines(lines: Iterable[str]) -> str:
-    """Return lines as one text for a terminal."""
-    return "\n".join(map(printable, lines))
 
 
 def time_line(node: NodeRecord) -> str:
@@ -183,3 +137,13 @@ def _minutes(began: str | None, ended: str | None) -> float | None:
     if first is None or last is None or last < first:
         return None
     return (last - first).total_seconds() / 60
+
+
+def change_lines(records: Iterable[RunRecord]) -> Iterator[str]:
+    """Yield a line for each run: which nodes it changed, and the release that each would go back to."""
+    for record in records:
+        by_release: dict[str, list[str]] = {}
+        for name, release in record.changed.items():
+            by_release.setdefault(release, []).append(name)
+        goals = "; ".join(f"{fold(names)} back to {release}" for release, names in by_release.items())
+        yield f"{record.run}  {record.started_at}  {goals}"
