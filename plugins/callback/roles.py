@@ -59,7 +59,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._changed: dict[str, list[tuple[str, str]]] = {}
         self._file = os.environ.get("GPUNODE_NODES_FILE")
 
-    def v2_playbook_on_task_start(self, task: Any, *_: bool) -> None:
+    def v2_playbook_on_task_start(self, task: Any, **_: bool) -> None:
         """Print the role of a task if it is another than that of the task before."""
         name = _role(task)
         if name and name not in (self._role, "common"):
