@@ -93,6 +93,9 @@ def listing(source: Path) -> FileListing:
 
 
 def _sort(entry: os.DirEntry[str], path: str, top: str, found: FileListing, waiting: list[str]) -> None:
+    if entry.name.endswith(PART):
+        # Its copy would have the name under which the file without the suffix is copied.
+        raise UsageError(f"{entry.path}: a file of an incomplete copy: finish it (gpunode stage) or rename it")
     if entry.is_symlink():
         target = os.path.realpath(entry.path)
         if f"{target}/".startswith(f"{top}/") and not os.path.isabs(os.readlink(entry.path)):  # noqa: PTH115, PTH117

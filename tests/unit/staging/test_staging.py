@@ -13,7 +13,7 @@ import pytest
 
 from gpunode.cli import run
 from gpunode.staging import copying
-from gpunode.staging.copying import CopyRun, FilePiece, PieceJournal, listing
+from gpunode.staging.copying import PART, CopyRun, FilePiece, PieceJournal, listing
 from gpunode.staging.shelf import FOLDER, StagedCopy, StagingFolder, in_use
 
 BIG = 300_000
@@ -305,6 +305,17 @@ def test_refusals_are_one_line(source: Path, shelf: Path, tmp_path: Path, capsys
         err = capsys.readouterr().err.splitlines()
         assert len(err) == 1, err
         assert text in err[0]
+
+
+def test_a_source_that_is_an_incomplete_copy_is_refused(
+    source: Path, shelf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The part of ``x`` and a file with the name of that part would be one file in the copy."""
+    (source / "a" / "x").write_bytes(b"1" * 10)
+    (source / "a" / f"x{PART}").write_bytes(b"2" * 10)
+    assert stage(source, shelf) == 2
+    assert "a/x.gpunode-part: a file of an incomplete copy" in capsys.readouterr().err
+    assert not (shelf / "set").exists()
 
 
 def test_loops_of_links_end_and_broken_ones_are_named(
