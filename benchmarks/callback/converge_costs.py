@@ -55,7 +55,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     CALLBACK_NAME = "converge_costs"
     CALLBACK_NEEDS_ENABLED = True
 
-    def v2_playbook_on_task_start(self, task: Any, *_: bool) -> None:
+    def v2_playbook_on_task_start(self, task: Any, **_: bool) -> None:
         """Record when a task begins; the previous one ends then."""
         role = task._role.get_name(include_role_fqcn=False) if task._role else ""
         note(start=task._uuid, role=role, name=task.get_name(), at=time.monotonic())
