@@ -186,12 +186,13 @@ def _typing_errors(name: str, right: str, prefix: str) -> int:
         return 0
     if sorted(name.split("_")) == sorted(right.split("_")):
         return 1
-    errors = _edits(name, right)
+    errors = _edits(name, right, least)
     return errors if errors <= least else 0
 
 
-def _edits(one: str, other: str) -> int:
-    """Return how many characters are missing, too much, wrong or exchanged with their neighbour."""
+def _edits(one: str, other: str, most: int) -> int:
+    """Return how many characters are missing, too much, wrong or exchanged with their neighbour; above ``most``, any
+    greater number."""
     before, row = list[int](), list(range(len(other) + 1))
     for number, char in enumerate(one, start=1):
         before, last, row = row, before, [number]
@@ -200,6 +201,8 @@ def _edits(one: str, other: str) -> int:
             if number > 1 and at > 1 and char == other[at - 2] and one[number - 2] == wanted:
                 cost = min(cost, last[at - 2] + 1)
             row.append(cost)
+        if min(row) > most and min(before) > most:  # an exchange looks back two rows, no further
+            return most + 1
     return row[-1]
 
 
