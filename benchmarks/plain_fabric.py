@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from fabric import Config, Connection
 
 
-def answer(config: Config, host: str, command: str) -> str:
+def answer(connection: Connection, command: str) -> str:
     """Return the output of one host."""
-    with Connection(host, config=config) as connection:
+    with connection:
         output: str = connection.run(command, hide=True, in_stream=False).stdout
         return output
 
@@ -16,8 +16,10 @@ def answer(config: Config, host: str, command: str) -> str:
 def main() -> None:
     path, command, *hosts = sys.argv[1:]
     config = Config(runtime_ssh_path=path)
+    # As Fabric's groups do: a Config that several threads read at once loses its keys.
+    connections = [Connection(host, config=config) for host in hosts]
     with ThreadPoolExecutor(max_workers=32) as pool:
-        for output in pool.map(lambda host: answer(config, host, command), hosts):
+        for output in pool.map(lambda connection: answer(connection, command), connections):
             sys.stdout.write(output)
 
 
