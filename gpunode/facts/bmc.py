@@ -9,7 +9,7 @@ from typing import Literal
 
 from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 
 _REFUSED = re.compile(r"permission denied|operation not permitted", re.I)
 _NO_DEVICE = re.compile(r"could not open device .*no such (?:file|device)", re.I)
@@ -129,7 +129,7 @@ def _time(date: str, clock: str) -> str | None:
     return None
 
 
-class BmcFacts(Fact):
+class BmcFacts(FactArea):
     """The management controller."""
 
     bmc_access: BmcAccess | None = fact(read_bmc_access, needs_root=True)

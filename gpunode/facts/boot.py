@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, is_word, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.kernels import release_key
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.probed import MODPROBE_FOLDERS
 
 _GRUB = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg")
@@ -313,7 +313,7 @@ def blocked_by_arguments(arguments: str) -> Mapping[str, bool]:
     return found
 
 
-class BootFacts(Fact):
+class BootFacts(FactArea):
     """The next boot."""
 
     module_blocks: tuple[ModuleBlock, ...] | None = fact(read_module_blocks)

@@ -8,7 +8,7 @@ from typing import Any
 from gpunode.facts.bundle_reader import BundleReader, first_line, whole
 from gpunode.facts.driver import version_of
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 
 _TOOLS = ("docker", "containerd", "podman", "runc", "crun", "nvidia-ctk")
 _DAEMON_JSON = "/etc/docker/daemon.json"
@@ -241,7 +241,7 @@ def read_container_devices(bundle: BundleReader) -> tuple[ContainerDevices, ...]
     return tuple(found)
 
 
-class ContainersFacts(Fact):
+class ContainersFacts(FactArea):
     """Container engines and runtimes."""
 
     tool_versions: dict[str, str] | None = fact(read_tool_versions)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.pci import slot_of
 
 _BLOCK = "/sys/block/"
@@ -286,7 +286,7 @@ def read_storage(bundle: BundleReader) -> tuple[StoredMount, ...] | None:
     return tuple(found)
 
 
-class DisksFacts(Fact):
+class DisksFacts(FactArea):
     """Disks and what is mounted."""
 
     storage: tuple[StoredMount, ...] | None = fact(read_storage, none_means="the role storage set up none")

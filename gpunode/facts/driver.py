@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import NOT_RUN, BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.modules import read_loaded_driver
 from gpunode.facts.parsers.values import bus_id, is_nothing
 from gpunode.text import last_line
@@ -183,7 +183,7 @@ def version_of(bundle: BundleReader, key: str) -> str | None:
     return match[0]
 
 
-class DriverFacts(Fact):
+class DriverFacts(FactArea):
     """The driver and its GPUs."""
 
     driver_gpus: tuple[DriverGpu, ...] | None = fact(read_driver_gpus)

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 
 _MOST = 20_000
 """Maximum number of sockets, addresses or objects of a rule set that are read."""
@@ -152,7 +152,7 @@ def read_root_groups(bundle: BundleReader) -> dict[str, tuple[str, ...]]:
     return found
 
 
-class ExposureFacts(Fact):
+class ExposureFacts(FactArea):
     """What the network can reach."""
 
     packet_filter: PacketFilter | None = fact(read_packet_filter, needs_root=True, none_means="nft is not installed")

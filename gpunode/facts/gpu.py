@@ -6,7 +6,7 @@ from typing import Any
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.models.smi import Failure, Smi, SmiGpu, SmiLog
 from gpunode.facts.modules import read_loaded_driver
 from gpunode.facts.parsers import smi_query, smi_xml
@@ -173,7 +173,7 @@ def _known(word: str) -> str | None:
     return None if word == "?" else word
 
 
-class GpuFacts(Fact):
+class GpuFacts(FactArea):
     """The driver's user space."""
 
     driver_library_version: str | None = fact(read_driver_library_version, none_means="the linker finds none")

@@ -8,7 +8,7 @@ from pydantic import Field, StrictBool, StrictFloat, StrictInt, ValidationError
 
 from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.frozen import invalid_field
 
 _SETTINGS = "/etc/gpunode/gpu-settings.json"
@@ -107,7 +107,7 @@ def _document(text: str, path: str) -> dict[str, Any]:
     return found
 
 
-class GpuSettingsFacts(Fact):
+class GpuSettingsFacts(FactArea):
     """The settings of the role gpu_settings."""
 
     gpu_settings: GpuSettings | None = fact(

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.models.outputs import Lscpu, LscpuNode
 from gpunode.facts.parsers import lscpu
 
@@ -278,7 +278,7 @@ def read_transparent_hugepages(bundle: BundleReader) -> str:
     return match[1]
 
 
-class HostFacts(Fact):
+class HostFacts(FactArea):
     """The host's hardware."""
 
     machine: Machine | None = fact(read_machine)

@@ -3,7 +3,7 @@
 import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.models.outputs import Dmesg, LogEvent
 from gpunode.facts.models.smi import Failure
 from gpunode.facts.parsers import dmesg
@@ -176,7 +176,7 @@ def _of_kernel(line: str) -> KernelEvent | None:
     )
 
 
-class KernelLogFacts(Fact):
+class KernelLogFacts(FactArea):
     """The kernel's log."""
 
     kernel_log: KernelLog | None = fact(read_kernel_log, needs_root=True, volatile=True)

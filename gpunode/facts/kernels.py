@@ -3,7 +3,7 @@
 import re
 
 from gpunode.facts.bundle_reader import BundleReader, is_word, word
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.packages import rpm_lines
 from gpunode.facts.system import uname
 
@@ -121,7 +121,7 @@ def release_key(release: str) -> tuple[tuple[int, int, str], ...]:
     return (*parts, _END)
 
 
-class KernelsFacts(Fact):
+class KernelsFacts(FactArea):
     """Kernels."""
 
     kernels: tuple[Kernel, ...] | None = fact(read_kernels)

@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.system import read_architecture
 
 _CACHED = re.compile(r"\s*(lib[a-z-]{2,20}\.so[0-9.]{0,20}) \(([^)]{0,120})\) => (/.{1,4000})")
@@ -84,7 +84,7 @@ def _bits(flags: str | None) -> int | None:
     return 64 if "x86-64" in flags or "AArch64" in flags or "64bit" in flags else 32
 
 
-class LibrariesFacts(Fact):
+class LibrariesFacts(FactArea):
     """Libraries."""
 
     libraries: tuple[LibraryFile, ...] | None = fact(read_libraries)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
 from gpunode.facts.gpu import read_smi
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import FactArea, fact
 from gpunode.facts.models.smi import DocumentT, Failure, Nvlink, PeerAccess, Smi, Topology
 from gpunode.facts.modules import read_loaded_driver
 from gpunode.facts.parsers import smi_error, smi_nvlink, smi_topo
@@ -95,7 +95,7 @@ def read_gpu_virtualization(bundle: BundleReader) -> tuple[str, ...] | None:
     return modes
 
 
-class LinksFacts(Fact):
+class LinksFacts(FactArea):
     """Links between GPUs."""
 
     topology: Smi[Topology] | None = fact(

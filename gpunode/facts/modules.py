@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.parsers import driver_version
 from gpunode.facts.probed import GPU_MODULE, MODPROBE_FOLDERS
 
@@ -247,7 +247,7 @@ def parse_dkms(text: str) -> tuple[DkmsModule, ...]:
     return tuple(found)
 
 
-class ModulesFacts(Fact):
+class ModulesFacts(FactArea):
     """Kernel modules."""
 
     modules: tuple[str, ...] | None = fact(read_modules)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.pci import slot_of
 
 _NET = "/sys/class/net/"
@@ -346,7 +346,7 @@ def _counters(bundle: BundleReader, place: str) -> dict[str, int]:
     return {name: number for name, number in counters.items() if number is not None}
 
 
-class NetworkFacts(Fact):
+class NetworkFacts(FactArea):
     """Network interfaces and InfiniBand."""
 
     nics: tuple[Nic, ...] | None = fact(read_nics)

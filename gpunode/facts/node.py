@@ -7,7 +7,7 @@ and is empty. Each area of facts (``gpunode/facts/AREA.py``) declares its fields
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from gpunode.facts.bmc import BmcFacts
 from gpunode.facts.boot import BootFacts
@@ -75,6 +75,8 @@ class NodeFacts(
     WorkloadFacts,
 ):
     """All facts of one node. Fields are documented by their types."""
+
+    model_config = ConfigDict(defer_build=False)
 
     host: str
     collected_at: str

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, word
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 
 _KERNEL = re.compile(r"kernel(-.*)?")
 _LOCK_FILES = ("/etc/dnf/plugins/versionlock.list", "/etc/yum/pluginconf.d/versionlock.list")
@@ -115,7 +115,7 @@ def _rpm_locks(bundle: BundleReader) -> tuple[str, ...]:
     return tuple(locks)
 
 
-class PackagesFacts(Fact):
+class PackagesFacts(FactArea):
     """Packages."""
 
     packages: tuple[Package, ...] | None = fact(read_packages)

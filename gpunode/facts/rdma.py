@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.parsers.dmesg import message_of
 
 _VERBS = "/sys/class/infiniband_verbs/"
@@ -115,7 +115,7 @@ def event_of(line: str) -> LinkEvent | None:
     return LinkEvent(interface=match["name"], slot=slot, up=up, time=time[1] if time else None)
 
 
-class RdmaFacts(Fact):
+class RdmaFacts(FactArea):
     """RDMA and links."""
 
     rdma_nodes: tuple[RdmaNode, ...] | None = fact(read_rdma_nodes)

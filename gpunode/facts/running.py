@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.units import read_units
 
 _SERVICES = (
@@ -109,7 +109,7 @@ def read_unanswered(bundle: BundleReader) -> tuple[str, ...]:
     return bundle.unanswered()
 
 
-class RunningFacts(Fact):
+class RunningFacts(FactArea):
     """The running system."""
 
     time_sync: TimeSync | None = fact(read_time_sync)

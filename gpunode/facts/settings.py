@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.probed import SYSCTLS
 from gpunode.facts.system import read_systemd
 
@@ -129,7 +129,7 @@ def read_boot_arguments(bundle: BundleReader) -> tuple[str, ...]:
     return tuple(lines[1].split()) if len(lines) > 1 else ()
 
 
-class SettingsFacts(Fact):
+class SettingsFacts(FactArea):
     """Settings of the system."""
 
     lockdown: str | None = fact(read_lockdown)

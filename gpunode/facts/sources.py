@@ -3,7 +3,7 @@
 import re
 
 from gpunode.facts.bundle_reader import BundleReader
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 
 _ONE_LINE = re.compile(r"(#?)\s{0,9}deb\s+(?:\[[^\]]{0,2000}\]\s+)?(\S{1,2000})\s+(\S{1,200}).{0,2000}")
 _DEB822_KEY = re.compile(r"([A-Za-z-]{1,40}):[ \t]*(.*)")
@@ -111,7 +111,7 @@ def read_foreign_installs(bundle: BundleReader) -> tuple[ForeignInstall, ...]:
     return tuple(found)
 
 
-class SourcesFacts(Fact):
+class SourcesFacts(FactArea):
     """Sources of packages."""
 
     repositories: tuple[Repository, ...] | None = fact(read_repositories)

@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 
 _SETTING = re.compile(r"([a-z0-9]{1,60}) (.{1,4000})")
 _MOST = 1024
@@ -64,7 +64,7 @@ def read_empty_passwords(bundle: BundleReader) -> tuple[str, ...]:
     return bundle.look("empty-passwords")[:_MOST]
 
 
-class SshFacts(Fact):
+class SshFacts(FactArea):
     """The SSH daemon and keys."""
 
     ssh_daemon: SshDaemon | None = fact(read_ssh_daemon, needs_root=True, none_means="the node has no OpenSSH server")

@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, word
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 
 _SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 _DF_LINE = re.compile(r".*?\s+[0-9-]+\s+[0-9-]+\s+(-?[0-9]{1,18})\s+(?:[0-9]+%|-)\s+(/.*)")
@@ -120,7 +120,7 @@ def read_disk_free_mib(bundle: BundleReader) -> dict[str, int]:
     return {path: int(match[1]) // 1024 for path, match in zip(paths, matches, strict=True)}
 
 
-class SystemFacts(Fact):
+class SystemFacts(FactArea):
     """The operating system."""
 
     os: OperatingSystem | None = fact(read_os)

@@ -5,7 +5,7 @@ from typing import Literal
 
 from gpunode.facts.bundle_reader import NOT_RUN, BundleReader, UnknownFactError, first_line, shown, signal_of
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.models.smi import DocumentT, Failure, Smi, ToolError
 from gpunode.facts.parsers import smi_error
 from gpunode.probe.bundle import CommandResult
@@ -171,7 +171,7 @@ def read_tools(bundle: BundleReader) -> dict[str, str | None] | None:
     return {name: path or None for name, path in bundle.rows("tools", 2)}
 
 
-class ToolsFacts(Fact):
+class ToolsFacts(FactArea):
     """NVIDIA's tools, and those of roles."""
 
     tools: dict[str, str | None] | None = fact(read_tools, none_means="the role gpu_tools installed none")

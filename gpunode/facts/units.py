@@ -6,7 +6,7 @@ from pydantic import Field
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.system import read_systemd
 
 _MARK = re.compile(r"\s*(?:[\u25cf\u25cb\u00d7*x]\s+)?")
@@ -96,7 +96,7 @@ def parse_show(text: str) -> tuple[Unit, ...]:
     return tuple(found)
 
 
-class UnitsFacts(Fact):
+class UnitsFacts(FactArea):
     """Units of systemd."""
 
     units: tuple[Unit, ...] | None = fact(read_units)

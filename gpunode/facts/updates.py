@@ -5,7 +5,7 @@ import re
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.system import read_systemd
 from gpunode.facts.units import read_units
 
@@ -171,7 +171,7 @@ def read_reboot_required(bundle: BundleReader) -> tuple[str, ...]:
     return ("(unnamed)",) if "/run/reboot-required" in bundle.look("signs") else ()
 
 
-class UpdatesFacts(Fact):
+class UpdatesFacts(FactArea):
     """Updates."""
 
     automatic_updates: AutomaticUpdates | None = fact(

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line
-from gpunode.facts.models.base import Fact, fact
+from gpunode.facts.models.base import FactArea, fact
 from gpunode.facts.models.measured import MEASURED
 from gpunode.facts.models.workload import NAME, MalformedRecord, Record, RecordContainer
 from gpunode.frozen import invalid_field
@@ -70,7 +70,7 @@ def _container(value: object) -> RecordContainer | None:
         return None
 
 
-class WorkloadFacts(Fact):
+class WorkloadFacts(FactArea):
     """Records of workloads."""
 
     records: tuple[MalformedRecord | Record, ...] | None = fact(read_records, volatile=True)

@@ -30,6 +30,11 @@ class RareFact(Fact):
     model_config = ConfigDict(defer_build=True)
 
 
+class FactArea(RareFact):
+    """Base of the areas that make up NodeFacts. They have no objects of their own, so their validators are not
+    built."""
+
+
 @dataclass(frozen=True)
 class FactSource:
     """How one fact of a node is read."""
