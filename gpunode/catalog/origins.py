@@ -11,8 +11,9 @@ from importlib.resources import files as resource_files
 from typing import Annotated, Any
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, ConfigDict
 
+from gpunode.frozen import Frozen
 from gpunode.text import matches_any
 from gpunode.yaml_file import LOADER
 
@@ -27,10 +28,10 @@ def _compiles(pattern: str) -> str:
 Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
-class EvidencedRow(BaseModel):
-    """Base of all rows: immutable, without unknown fields, with evidence."""
+class EvidencedRow(Frozen):
+    """Base of all rows, with evidence."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(defer_build=True)
 
     source: str
     date: datetime.date
@@ -59,7 +60,7 @@ class ClosureRow(EvidencedRow):
     packages: tuple[str, ...] = ()
     except_: tuple[str, ...] = ()
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=lambda name: name.rstrip("_"))
+    model_config = ConfigDict(alias_generator=lambda name: name.rstrip("_"))
 
     def line_of(self, name: str, source: str) -> str | None:
         """Return the line that the package belongs to; None if the row does not contain it."""
@@ -96,10 +97,8 @@ class RepositoryKey(EvidencedRow):
     """Of ``cuda-keyring_1.1-1_all.deb`` for x86_64."""
 
 
-class Origins(BaseModel):
+class Origins(Frozen):
     """The content of the whole file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     repositories: tuple[RepositoryRow, ...]
     signing_keys: dict[str, RepositoryKey]

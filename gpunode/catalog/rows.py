@@ -11,7 +11,9 @@ from datetime import date
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+
+from gpunode.frozen import Frozen
 
 Confidence = Literal["sure", "derived", "unsure"]
 """``derived``: inferred from other facts. ``unsure``: sources conflict, or none was read. Both warn, and never
@@ -92,10 +94,10 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 """A list of texts; a single text is a list of one."""
 
 
-class Part(BaseModel):
-    """A group of fields inside a row: immutable, without unknown fields. Its validator is built with the first row."""
+class Part(Frozen):
+    """A group of fields inside a row. Its validator is built with the first row."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(defer_build=True)
 
 
 class Row(Part):

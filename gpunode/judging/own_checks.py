@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from gpunode.checks import Expectation, Finding, Status, registry
 from gpunode.checks.declared import DeclaredCheck, UnknownFact, register
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.frozen import Frozen
 from gpunode.judging.report import WORST_FIRST
 from gpunode.judging.saved import read_file
 from gpunode.probe.bundle import Bundle
@@ -24,19 +25,15 @@ _files: dict[Path, frozenset[str]] = {}
 """Files with registered checks, with their ids."""
 
 
-class Mutant(BaseModel):
+class Mutant(Frozen):
     """A change of the facts that the check must find."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     set: dict[str, Any] = Field(min_length=1)
     becomes: Status
 
 
-class CheckTrial(BaseModel):
+class CheckTrial(Frozen):
     """The test of one check."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     check: str
     fixture: str
@@ -44,10 +41,8 @@ class CheckTrial(BaseModel):
     mutants: tuple[Mutant, ...] = Field(min_length=1)
 
 
-class OwnFile(BaseModel):
+class OwnFile(Frozen):
     """The file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     checks: tuple[DeclaredCheck, ...] = ()
     tests: tuple[CheckTrial, ...] = ()

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
 from gpunode.errors import UsageError
-from gpunode.frozen import invalid_field
+from gpunode.frozen import Frozen, FrozenByName, invalid_field
 from gpunode.text import one_line
 
 SCHEMA: Literal["gpunode.bundle/1"] = "gpunode.bundle/1"
@@ -27,10 +27,8 @@ own.
 """
 
 
-class CommandResult(BaseModel):
+class CommandResult(Frozen):
     """One command as it ran on the node. A missing tool is rc 127, a timeout rc 124 with ``timed_out``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     argv: list[str]
     rc: int
@@ -46,7 +44,7 @@ class CommandResult(BaseModel):
         return self.rc == 127
 
 
-class Bundle(BaseModel):
+class Bundle(FrozenByName):
     """Raw outputs of one node.
 
     ``files`` maps a path to its text, or to None where it is absent or could not be read. A key that ends
@@ -57,15 +55,13 @@ class Bundle(BaseModel):
     absent ones.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
     schema_name: Literal["gpunode.bundle/1"] = Field(SCHEMA, alias="schema")
     host: str
     collected_at: str
     simulated: bool = False
     commands: dict[str, CommandResult]
     files: dict[str, str | None]
-    results: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = Field([])
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str, records: Sequence[dict[str, Any]] = ()) -> Self:

@@ -29,7 +29,7 @@ class Record(Fact):
     (``undetermined``).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     record: str = Field(pattern=NAME)
     """``TEST`` or ``TEST.PART``: ``container``, ``versions.torch``, ``frameworks.compile``."""
@@ -71,7 +71,7 @@ class MalformedRecord(Record):
 class Values(RareFact):
     """Base of the ``values`` of a record. Unknown keys are ignored: images may be newer than this program."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(extra="ignore")
 
 
 AnyValues = TypeVar("AnyValues", bound=Values)
