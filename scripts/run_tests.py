@@ -2,9 +2,9 @@
 
 On a branch, tests in lab nodes and virtual machines, and molecule scenarios, are selected by what changed since it left
 origin/main (or since the commit in GPUNODE_TEST_SINCE), the working tree included. On main itself, or if git has no
-answer, their core runs: the lab tests that are not in STANDS_ON, and the scenario `default`, which is the whole of
-site.yml. Only the core runs too if a change concerns more than AT_MOST files or scenarios beyond it, so that a wide
-change stays within CI's limit: the table then names what was omitted. `--all` runs everything.
+answer, their core runs: the lab tests without a constant CONCERNS or the name of a role, and the scenario `default`,
+which is the whole of site.yml. Only the core runs too if a change concerns more than AT_MOST files or scenarios beyond
+it, so that a wide change stays within CI's limit: the table then names what was omitted. `--all` runs everything.
 """
 
 import argparse
@@ -55,121 +55,6 @@ FOUNDATION = (
 )
 AT_MOST = {"lab": 3, "molecule": 1, "vm": 1}
 """Maximum number of files and scenarios that a change may add to the core."""
-# Lab tests for these path prefixes only. A file that is not listed here always runs. Of a role, ``plan_of`` finds the
-# modules of its plan.
-STANDS_ON = {
-    "test_converge": ("plugins/", "playbooks/", "gpunode/provisioning/"),
-    "test_command_line": ("gpunode/provisioning/kernel_boot",),
-    "test_container_faults": ("gpunode/checks/", "gpunode/workload/", "gpunode/tuning/"),
-    "test_devices_kept": (
-        "gpunode/checks/container_engines",
-        "gpunode/probe/",
-        "gpunode/onnode/probe",
-        "gpunode/facts/containers",
-    ),
-    "test_container_toolkit": ("roles/docker/", "roles/nvidia_container_toolkit/", "gpunode/lab/simulator/"),
-    "test_cuda": ("roles/cuda/", "plugins/"),
-    "test_dcgm": ("roles/dcgm/", "plugins/"),
-    "test_docker": ("roles/docker/",),
-    "test_driver_dnf": (
-        "roles/nvidia_driver/",
-        "roles/nvidia_repository/",
-        "gpunode/provisioning/locks",
-        "plugins/module_utils/dnf",
-    ),
-    "test_driver_matrix": ("roles/nvidia_driver/", "roles/nvidia_repository/", "plugins/"),
-    "test_driver_refusals": (
-        "roles/nvidia_driver/",
-        "roles/nvidia_repository/",
-        "roles/preflight/",
-        "gpunode/provisioning/preflight",
-        "gpunode/lab/packages/",
-    ),
-    "test_driver_ubuntu": ("roles/nvidia_driver/", "gpunode/stack/"),
-    "test_examples": ("inventory/examples/", "gpunode/cli/init"),
-    "test_fabric": ("roles/nvidia_fabric/", "plugins/", "gpunode/lab/simulator/"),
-    "test_firewall": ("roles/firewall/", "plugins/action/guarded_change", "plugins/module_utils/guard"),
-    "test_gpu_settings": ("roles/gpu_settings/", "gpunode/lab/simulator/", "gpunode/onnode/gpu_settings"),
-    "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/onnode/probe", "gpunode/facts/"),
-    "test_hostile_users": ("plugins/module_utils/", "plugins/modules/", "roles/accounts/", "roles/storage/"),
-    "test_image_registry": ("scripts/validator_image", "gpunode/workload/image"),
-    "test_lab_zipapp": ("gpunode/cli/zipapp", "gpunode/zipapp_main", "gpunode/probe/", "gpunode/onnode/probe"),
-    "test_lockout": ("plugins/", "gpunode/provisioning/ssh", "roles/ssh_hardening/"),
-    "test_accounts": ("roles/accounts/", "plugins/"),
-    "test_matrix": (
-        "roles/nvidia_driver/",
-        "roles/nvidia_repository/",
-        "roles/nvidia_fabric/",
-        "gpunode/lab/packages/",
-    ),
-    "test_measured_group": ("gpunode/workload/",),
-    "test_prometheus": (
-        "roles/gpu_monitoring/",
-        "gpunode/report/prometheus",
-        "gpunode/report/alerts",
-        "gpunode/cli/on_node",
-    ),
-    "test_nccl_conf": ("roles/ml_environment/", "gpunode/tuning/network"),
-    "test_podman_containerd": ("roles/nvidia_container_toolkit/", "gpunode/lab/simulator/"),
-    "test_reboot": ("playbooks/", "plugins/", "gpunode/provisioning/reboot", "roles/nvidia_driver/"),
-    "test_roles_dnf": ("roles/cuda/", "roles/dcgm/", "roles/nvidia_container_toolkit/", "gpunode/provisioning/"),
-    "test_prolog": ("gpunode/checks/", "gpunode/probe/", "gpunode/onnode/probe", "roles/slurm_node/files/"),
-    "test_scheduled_reboot": ("plugins/action/scheduled_reboot", "gpunode/change/scheduler", "roles/slurm_node/files/"),
-    "test_secure_boot": ("roles/nvidia_driver/", "roles/preflight/", "gpunode/provisioning/preflight"),
-    "test_settings": ("roles/kernel_tuning/", "roles/ml_environment/", "gpunode/tuning/"),
-    "test_site": (
-        "roles/nvidia_driver/",
-        "plugins/",
-        "playbooks/",
-        "gpunode/provisioning/context",
-        "gpunode/provisioning/differences",
-        "gpunode/provisioning/look",
-        "gpunode/provisioning/manifest",
-        "gpunode/provisioning/roles",
-        "gpunode/provisioning/parts",
-        "gpunode/provisioning/state",
-    ),
-    "test_site_dnf": ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/"),
-    "test_slurm_node": ("roles/slurm_node/",),
-    "test_ssh_hardening": ("roles/ssh_hardening/", "gpunode/provisioning/ssh", "plugins/"),
-    "test_storage_hooks": ("roles/storage/", "contrib/storage/", "gpunode/checks/storage"),
-    "test_updates": ("roles/updates/", "gpunode/onnode/pending_updates"),
-    "test_upgrade": ("gpunode/change/", "gpunode/upgrade/", "gpunode/onnode/lease", "playbooks/", "plugins/"),
-    "test_validator_image": ("images/validator/", "scripts/validator_image", "scripts/wheels"),
-    "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/repositories/"),
-    "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/repositories/"),
-    "test_workload": ("gpunode/workload/", "gpunode/onnode/watchdog", "gpunode/fleet/", "gpunode/cli/workload"),
-    "test_workload_cdi": ("gpunode/workload/", "gpunode/onnode/watchdog", "gpunode/fleet/"),
-    "test_workload_engines": ("gpunode/workload/", "gpunode/onnode/watchdog", "gpunode/fleet/"),
-    "test_workload_on_gpus": ("gpunode/workload/", "gpunode/onnode/watchdog", "gpunode/fleet/"),
-    "test_wheel_alone": (
-        "docs/getting-started",
-        "docs/molecule",
-        "inventory/molecule/",
-        "playbooks/molecule_",
-        "gpunode/cli/init",
-        "hatch_build",
-    ),
-}
-# Tests in virtual machines for these path prefixes only: each boots a kernel several times.
-VM_STANDS_ON = {
-    "test_vm_kernel_tuning": ("roles/kernel_tuning/", "gpunode/provisioning/kernel_", "plugins/modules/kernel_values"),
-    "test_vm_storage": (
-        "roles/storage/",
-        "gpunode/provisioning/storage",
-        "plugins/module_utils/block_devices",
-        "plugins/module_utils/scratch_disks",
-        "plugins/modules/scratch_disks",
-    ),
-    "test_vm_acs": ("roles/kernel_tuning/files/acs",),
-    "test_vm_machine": ("tests/vm/",),
-    "test_vm_image": (
-        "roles/first_boot/",
-        "playbooks/image",
-        "gpunode/provisioning/first_boot",
-        "gpunode/provisioning/image",
-    ),
-}
 ALLOWED_SKIPS = {
     "no GPU": r"no NVIDIA driver is loaded on this machine",
     "no build of PyTorch or TensorFlow for this Python": r"GPUNODE_(TORCH|TENSORFLOW)_PYTHON names no Python with",
@@ -565,15 +450,19 @@ class Chosen:
     left_out: list[str] = field(default_factory=list)
 
 
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file, empty if it has none: the linters report that."""
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except SyntaxError:
+        return ast.Module([], [])
+
+
 @cache
 def imports_of(path: Path, root: Path) -> tuple[Path, ...]:
     """Return the files of the modules that a module imports."""
     found: list[Path] = []
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except SyntaxError:  # the linters report it
-        return ()
-    for node in ast.walk(tree):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             found += [file for name in names if (file := root / f"{name.replace('.', '/')}.py").is_file()]
@@ -598,11 +487,21 @@ def plan_of(role: str, root: Path) -> frozenset[str]:
     return frozenset(str(path.relative_to(root)) for path in found)
 
 
-def stands_on(stem: str) -> tuple[str, ...]:
-    """Return the path prefixes that a lab test concerns: those of ``STANDS_ON``, and the plans of its roles."""
-    listed = STANDS_ON[stem]
+def concerns(test: Path, root: Path) -> tuple[str, ...]:
+    """Return the prefixes of the paths that a test in nodes or machines concerns, with the plans of its roles; none if
+    they are not limited.
+
+    They are the role in its name (``test_docker``, ``test_vm_storage``) and its constant ``CONCERNS``. The constant is
+    read without an import, which would need all that the test needs.
+    """
+    role = f"roles/{re.sub('^test_(vm_)?', '', test.stem)}/"
+    listed = [role] if (root / role).is_dir() else []
+    for node in parsed(test).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="CONCERNS")], value=value):
+                listed += ast.literal_eval(value)
     roles = [path.removeprefix("roles/").removesuffix("/") for path in listed if re.fullmatch(r"roles/\w+/", path)]
-    return (*listed, *sorted(path for role in roles for path in plan_of(role, ROOT)))
+    return (*listed, *sorted(path for role in roles for path in plan_of(role, root)))
 
 
 def bounded(core: list[str], concerned: list[str], at_most: int) -> Chosen:
@@ -613,16 +512,12 @@ def bounded(core: list[str], concerned: list[str], at_most: int) -> Chosen:
 
 
 def lab_files(*, everything: bool) -> Chosen:
-    """Return the lab tests to run, as paths."""
-    files = sorted((ROOT / "tests" / "lab").glob("test_*.py"))
+    """Return the lab tests to run, as paths. Those that concern no paths in particular are the core."""
+    paths = {f"tests/lab/{file.name}": concerns(file, ROOT) for file in sorted((ROOT / "tests/lab").glob("test_*.py"))}
     if everything:
-        return Chosen([f"tests/lab/{file.name}" for file in files])
-    core = [f"tests/lab/{file.name}" for file in files if file.stem not in STANDS_ON]
-    more = [
-        f"tests/lab/{file.name}"
-        for file in files
-        if file.stem in STANDS_ON and concerned(f"tests/lab/{file.name}", *stands_on(file.stem))
-    ]
+        return Chosen(list(paths))
+    core = [file for file, prefixes in paths.items() if not prefixes]
+    more = [file for file, prefixes in paths.items() if prefixes and concerned(file, *prefixes)]
     return bounded(core, more, AT_MOST["lab"])
 
 
@@ -702,14 +597,11 @@ def molecule(output: IO[bytes] | None = None, *, everything: bool = False) -> Ta
 
 
 def vm_files(*, everything: bool) -> Chosen:
-    """Return the tests in virtual machines to run, as paths; none if the changes are unknown."""
-    files = sorted((ROOT / "tests" / "vm").glob("test_*.py"))
-    chosen = [
-        f"tests/vm/{file.name}"
-        for file in files
-        if everything or concerned(f"tests/vm/{file.name}", *VM_STANDS_ON.get(file.stem, ()))
-    ]
-    return Chosen(chosen) if everything else bounded([], chosen, AT_MOST["vm"])
+    """Return the tests in virtual machines to run, as paths: each boots a kernel several times, so there is no core."""
+    paths = {f"tests/vm/{file.name}": concerns(file, ROOT) for file in sorted((ROOT / "tests/vm").glob("test_*.py"))}
+    if everything:
+        return Chosen(list(paths))
+    return bounded([], [file for file, prefixes in paths.items() if concerned(file, *prefixes)], AT_MOST["vm"])
 
 
 def vm(*, everything: bool = False) -> Tally:

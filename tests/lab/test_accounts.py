@@ -15,6 +15,7 @@ from playbook_runs import Run, Site
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
+CONCERNS = ("plugins/",)
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFlMQ4QIoLa0nhzL10xJLycLZUvclZ1U9Ui9YZwHN8u3 ada"
 ADMINS = [{"name": "ada", "keys": [KEY]}, {"name": "operator"}]

@@ -13,6 +13,7 @@ from playbook_runs import KERNEL_TUNING_ALONE, Run, Site
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+CONCERNS = ("gpunode/provisioning/kernel_boot",)
 
 COMMAND_LINE = "root=/dev/vda1 ro quiet\n"
 WORDS = ["gpunode.word=1", "gpunode.other"]

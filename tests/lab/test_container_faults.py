@@ -19,6 +19,7 @@ from gpunode.lab.engine import connect
 from gpunode.lab.workload_image import REPOSITORY, write_workload_image
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(3000)]
+CONCERNS = ("gpunode/checks/", "gpunode/workload/", "gpunode/tuning/")
 
 TOOLKIT = "deb [signed-by=/etc/apt/keyrings/toolkit.asc] http://vendor/libnvidia-container/stable/deb/amd64 /"
 PIN = "nvidia-driver-pinning-580"

@@ -17,6 +17,7 @@ from gpunode.cli import run as run_gpunode
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(3000)]
+CONCERNS = ("roles/docker/", "roles/nvidia_container_toolkit/", "gpunode/lab/simulator/")
 
 SYSTEMS = ("debian-12", "debian-13")
 HARDWARE = "t4-1"

@@ -20,6 +20,7 @@ from gpunode.content import ansible_environment
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
+CONCERNS = ("plugins/", "playbooks/", "gpunode/provisioning/")
 
 KILLS = int(os.environ.get("GPUNODE_TEST_KILLS", "4"))
 """How many moments; GPUNODE_TEST_KILLS=10 is the whole drill."""

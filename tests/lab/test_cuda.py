@@ -16,6 +16,7 @@ from playbook_runs import Run, Site, yaml_list
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+CONCERNS = ("plugins/",)
 
 OWN_FILES = {"/etc/apt/preferences.d/gpunode-cuda.pref", "/etc/profile.d/gpunode-cuda.sh"}
 WISHES = '{"cuda_toolkit": ["12.9", "13.0"], "cuda_default": "12.9", "cuda_nccl": true, "cuda_cudnn": true}'

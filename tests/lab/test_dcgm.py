@@ -15,6 +15,7 @@ from playbook_runs import Run, Site, yaml_list
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+CONCERNS = ("plugins/",)
 
 UNIT = "/etc/systemd/system/nvidia-dcgm.service.d/gpunode.conf"
 OWN_FILES = {"/etc/apt/preferences.d/gpunode-dcgm.pref", UNIT}

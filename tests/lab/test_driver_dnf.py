@@ -13,6 +13,12 @@ from playbook_runs import Site, yaml_list
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+CONCERNS = (
+    "roles/nvidia_driver/",
+    "roles/nvidia_repository/",
+    "gpunode/provisioning/locks",
+    "plugins/module_utils/dnf",
+)
 
 OLDER = ("-e", "nvidia_driver_version=580.95.05")
 BEFORE_580 = ("-e", "nvidia_driver_version=570")

@@ -15,6 +15,7 @@ from playbook_runs import Run, Site
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
+CONCERNS = ("roles/nvidia_driver/", "roles/nvidia_repository/", "plugins/")
 
 SYSTEMS = {
     # hardware, first branch, the others in the order in which the node is moved to them

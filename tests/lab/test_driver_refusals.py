@@ -12,6 +12,13 @@ from vendor_driver import FIRST, NEWEST_OF_FIRST, TRANSACTIONS, closure
 
 pytest_plugins = ("vendor_driver",)
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+CONCERNS = (
+    "roles/nvidia_driver/",
+    "roles/nvidia_repository/",
+    "roles/preflight/",
+    "gpunode/provisioning/preflight",
+    "gpunode/lab/packages/",
+)
 
 # A package as another publisher would make it: name, version, maintainer, and fields more.
 PACKAGE = r"""

@@ -13,6 +13,7 @@ from playbook_runs import Run, Site, yaml_list
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+CONCERNS = ("roles/nvidia_driver/", "gpunode/stack/")
 
 HWE = "generic-hwe-24.04"
 IMAGE, HEADERS = f"linux-image-{HWE}", f"linux-headers-{HWE}"

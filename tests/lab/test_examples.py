@@ -20,6 +20,7 @@ from gpunode.content import ansible_environment
 from gpunode.lab import Lab, LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
+CONCERNS = ("inventory/examples/", "gpunode/cli/init")
 
 HARDWARE = {
     "development": "t4-1",

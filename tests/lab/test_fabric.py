@@ -17,6 +17,7 @@ from gpunode.cli import run as run_gpunode
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
+CONCERNS = ("roles/nvidia_fabric/", "plugins/", "gpunode/lab/simulator/")
 
 BOARD = os.environ.get("GPUNODE_TEST_FABRIC_BOARD", "hgx-h100-8")
 NVLINK5 = BOARD.startswith("hgx-b")

@@ -18,6 +18,7 @@ from gpunode.errors import UndeterminedError
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+CONCERNS = ("plugins/action/guarded_change", "plugins/module_utils/guard")
 
 RULES, UNIT = "/etc/gpunode/firewall.nft", "/etc/systemd/system/gpunode-firewall.service"
 CLUSTER, MONITOR, STRANGER = 1, 2, 3

@@ -16,6 +16,7 @@ from playbook_runs import Run, Site
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+CONCERNS = ("gpunode/lab/simulator/", "gpunode/onnode/gpu_settings")
 
 UNIT = "gpunode-gpu-settings.service"
 REPORT = "/run/gpunode/gpu-settings.json"

@@ -14,6 +14,7 @@ from gpunode.facts.parsers.kinds import parsed
 from gpunode.lab import Lab, LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+CONCERNS = ("gpunode/lab/", "gpunode/probe/", "gpunode/onnode/probe", "gpunode/facts/")
 
 HARDWARE = "hgx-h100-8"
 BRANCH = "580.95.05-*"

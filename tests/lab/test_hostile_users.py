@@ -25,6 +25,7 @@ from playbook_runs import WITHOUT_GPU, Run, Site
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(3000)]
+CONCERNS = ("plugins/module_utils/", "plugins/modules/", "roles/accounts/", "roles/storage/")
 
 SEED = int(os.environ.get("GPUNODE_TEST_SEED", "12"))
 RUN_S = 600

@@ -24,6 +24,7 @@ from gpunode.workload.image import provide
 from gpunode.workload.transport import LaunchFailure
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
+CONCERNS = ("scripts/validator_image", "gpunode/workload/image")
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 

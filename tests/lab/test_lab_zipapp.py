@@ -11,6 +11,7 @@ from programs import run_program
 from gpunode.lab import Lab, LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+CONCERNS = ("gpunode/cli/zipapp", "gpunode/zipapp_main", "gpunode/probe/", "gpunode/onnode/probe")
 
 PYTHONS = {"debian-12": "3.11", "debian-13": "3.13"}
 

@@ -24,6 +24,7 @@ from gpunode.errors import UndeterminedError
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+CONCERNS = ("plugins/", "gpunode/provisioning/ssh", "roles/ssh_hardening/")
 
 LIMIT_S = 20
 LATE_S = 15

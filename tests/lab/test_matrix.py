@@ -23,6 +23,7 @@ from playbook_runs import Run, Site
 from gpunode.lab import Lab, LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
+CONCERNS = ("roles/nvidia_driver/", "roles/nvidia_repository/", "roles/nvidia_fabric/", "gpunode/lab/packages/")
 
 SYSTEMS = ("ubuntu-22.04", "ubuntu-24.04", "ubuntu-26.04", "debian-12", "debian-13", "rocky-9", "rocky-10")
 BRANCHES = ("580", "595", "610")

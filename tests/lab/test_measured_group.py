@@ -22,6 +22,7 @@ from gpunode.workload.distributed import PORT, GroupRequest, GroupResult, Member
 from gpunode.workload.payload.group import START_S
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+CONCERNS = ("gpunode/workload/",)
 RANK_LIMIT_S = 40
 """The machine is shared: PyTorch alone may take that long to load."""
 

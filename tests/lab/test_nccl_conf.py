@@ -10,6 +10,7 @@ from playbook_runs import Run, Site, gpunode
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+CONCERNS = ("roles/ml_environment/", "gpunode/tuning/network")
 
 NCCL = "/etc/nccl.conf"
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libnccl.so.2.18.5"

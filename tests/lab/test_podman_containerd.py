@@ -18,6 +18,7 @@ from gpunode.cli import run as run_gpunode
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
+CONCERNS = ("roles/nvidia_container_toolkit/", "gpunode/lab/simulator/")
 
 ENGINES = "apt-get update -q && apt-get install -qy --no-install-recommends podman uidmap containerd"
 CONFIG = "/etc/containerd/config.toml"

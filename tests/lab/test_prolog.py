@@ -21,6 +21,7 @@ from slurm_conf import PROGRAM, PROLOG, slurm_conf
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
+CONCERNS = ("gpunode/checks/", "gpunode/probe/", "gpunode/onnode/probe", "roles/slurm_node/files/")
 
 ROOT = Path(__file__).parents[2]
 DRIVER = "580.95.05"

@@ -15,6 +15,7 @@ from playbook_runs import Run, Site, yaml_list
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+CONCERNS = ("roles/cuda/", "roles/dcgm/", "roles/nvidia_container_toolkit/", "gpunode/provisioning/")
 
 TOOLKIT = {"cuda-toolkit-12-9", "libnccl", "libnccl-devel", "cudnn9-cuda-12"}
 FOUR = {

@@ -18,6 +18,7 @@ from gpunode.fleet.process import Completed
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
+CONCERNS = ("plugins/action/scheduled_reboot", "gpunode/change/scheduler", "roles/slurm_node/files/")
 
 PROGRAM = Path(__file__).parents[2] / "roles" / "slurm_node" / "files" / "gpunode-reboot"
 DRAIN_ID = "gpunode-upgrade-0123456789ab"

@@ -19,6 +19,7 @@ from gpunode.cli import run as run_gpunode
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+CONCERNS = ("roles/nvidia_driver/", "roles/preflight/", "gpunode/provisioning/preflight")
 
 VARIABLES = "/sys/firmware/efi/efivars"
 SHIM = "605dab50-e046-4300-abb6-3dd810dd8b23"

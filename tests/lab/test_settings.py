@@ -17,6 +17,7 @@ from playbook_runs import SNAPSHOT, Run, Site, gpunode
 from gpunode.lab import Lab, LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
+CONCERNS = ("roles/kernel_tuning/", "roles/ml_environment/", "gpunode/tuning/")
 
 HARDWARE = ("hgx-h100-8", "v100-2", "hgx-h100-8-roce", "t4-1")
 NCCL, PROFILE, SYSCTL = "/etc/nccl.conf", "/etc/profile.d/gpunode-ml.sh", "/etc/sysctl.d/90-gpunode.conf"

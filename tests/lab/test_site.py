@@ -17,6 +17,18 @@ from gpunode.cli import run as run_gpunode
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+CONCERNS = (
+    "roles/nvidia_driver/",
+    "plugins/",
+    "playbooks/",
+    "gpunode/provisioning/context",
+    "gpunode/provisioning/differences",
+    "gpunode/provisioning/look",
+    "gpunode/provisioning/manifest",
+    "gpunode/provisioning/roles",
+    "gpunode/provisioning/parts",
+    "gpunode/provisioning/state",
+)
 
 SYSTEM = os.environ.get("GPUNODE_TEST_SITE_OS", "debian-12")
 OWN_FILES = {

@@ -15,6 +15,7 @@ from test_roles_dnf import versions
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
+CONCERNS = ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/")
 
 WISHES = (
     *("-e", '{"cuda_toolkit": ["12.9"], "cuda_nccl": true, "nvidia_driver_version": "580.95.05"}'),

@@ -17,6 +17,7 @@ from programs import run_program
 from gpunode.lab import Lab, LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+CONCERNS = ("gpunode/provisioning/ssh", "plugins/")
 
 DROP_IN = "/etc/ssh/sshd_config.d/00-gpunode.conf"
 POLICIES = {"debian-12": "Hardened Debian 12 (version 3)", "debian-13": "Hardened Debian 13 (version 1)"}

@@ -17,6 +17,7 @@ from playbook_runs import Site
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+CONCERNS = ("gpunode/onnode/pending_updates",)
 
 POLICY, PROGRAM = "/etc/apt/apt.conf.d/53gpunode-updates", "/usr/local/lib/gpunode/pending_updates.py"
 RECORD = "/var/lib/gpunode/updates/pending.json"

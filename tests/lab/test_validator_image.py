@@ -15,6 +15,7 @@ from gpunode.lab import Lab
 from gpunode.lab.engine import connect
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(3000)]
+CONCERNS = ("images/validator/", "scripts/validator_image", "scripts/wheels")
 
 DATA = "/srv/samples"
 SCRATCH = "/srv/scratch"

@@ -10,6 +10,7 @@ from gpunode.lab import Lab
 from gpunode.lab.repositories import FAULTS, Vendor, VendorImages, start
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+CONCERNS = ("gpunode/lab/packages/", "gpunode/lab/repositories/")
 
 OLDER, NEWER, NEXT = "580.95.05-1", "580.178.04-1", "615.71.09-1"
 DRIVER = ("*nvidia*", "libcuda*", "libnvsdm", "firmware-nvidia-gsp")

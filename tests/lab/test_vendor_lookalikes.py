@@ -11,6 +11,7 @@ from vendor_node import Shell
 from gpunode.lab import Lab, LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+CONCERNS = ("gpunode/lab/packages/", "gpunode/lab/repositories/")
 
 FIRST, SECOND = "6.8.0-60-generic", "6.8.0-63-generic"
 REPO = "cuda-rhel9-x86_64"

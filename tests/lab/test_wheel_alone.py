@@ -14,6 +14,14 @@ from programs import run_program
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1800
 pytestmark = pytest.mark.timeout(4000)  # both provision nodes, and wait for what apt installs
+CONCERNS = (
+    "docs/getting-started",
+    "docs/molecule",
+    "inventory/molecule/",
+    "playbooks/molecule_",
+    "gpunode/cli/init",
+    "hatch_build",
+)
 BLOCK = re.compile(r"(?ms)^```(\w+)\n(.*?)^```")
 Ran = subprocess.CompletedProcess[str]
 

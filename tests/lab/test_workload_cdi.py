@@ -25,6 +25,7 @@ from gpunode.workload.run import NodeTransport
 from gpunode.workload.transport import LaunchFailure
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
+CONCERNS = ("gpunode/workload/", "gpunode/onnode/watchdog", "gpunode/fleet/")
 
 # Two devices that the test can distinguish without a GPU: each brings a variable and a file of the host.
 SPEC = {

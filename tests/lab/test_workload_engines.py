@@ -13,6 +13,7 @@ from test_workload import Place, until
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
+CONCERNS = ("gpunode/workload/", "gpunode/onnode/watchdog", "gpunode/fleet/")
 
 PACKAGES = "docker.io docker-cli podman containerd uidmap rootlesskit slirp4netns dbus-user-session"
 INSTALL = f"apt-get update -q && apt-get install -qy --no-install-recommends {PACKAGES}"

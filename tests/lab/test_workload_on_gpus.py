@@ -17,6 +17,7 @@ from gpunode.lab.engine import connect
 from gpunode.lab.workload_image import write_workload_image
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
+CONCERNS = ("gpunode/workload/", "gpunode/onnode/watchdog", "gpunode/fleet/")
 
 HOOK = "/usr/bin/nvidia-container-runtime-hook"
 TOOLKIT = """\

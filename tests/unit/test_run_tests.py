@@ -60,6 +60,8 @@ def since_the_commit(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Mod
         touch(runner, f"tests/lab/{name}")
     for name in ("default", "docker", "dcgm"):
         touch(runner, f"molecule/{name}/molecule.yml")
+        touch(runner, f"roles/{name}/tasks/main.yml")
+    touch(runner, "tests/lab/test_dcgm.py", 'CONCERNS = ("plugins/modules/",)\nraise ImportError\n')
     for name, part in (("docker", "docker_daemon"), ("dcgm", "engines")):
         touch(runner, f"gpunode/provisioning/{part}.py")
         plan = f'from gpunode.provisioning import {part}\n\nROLE = Role(\n    name="{name}",\n)\n'
@@ -69,10 +71,10 @@ def since_the_commit(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Mod
     return runner
 
 
-def touch(runner: ModuleType, path: str) -> None:
+def touch(runner: ModuleType, path: str, text: str = "changed\n") -> None:
     target = runner.ROOT / path
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text("changed\n", encoding="utf-8")
+    target.write_text(text, encoding="utf-8")
 
 
 def test_without_a_base_nothing_is_known(runner: ModuleType) -> None:
@@ -95,6 +97,7 @@ def test_everything_is_everything(since_the_commit: ModuleType) -> None:
     [
         ("roles/dcgm/tasks/main.yml", {"test_dcgm"}, {"dcgm"}),
         ("roles/preflight/tasks/main.yml", set(), {"dcgm", "docker"}),
+        ("plugins/modules/dcgm.py", {"test_dcgm"}, {"dcgm", "docker"}),
         ("gpunode/provisioning/docker_daemon.py", {"test_docker"}, {"docker"}),
         ("gpunode/provisioning/dcgm.py", {"test_dcgm"}, {"dcgm"}),
         ("gpunode/provisioning/engines.py", {"test_dcgm"}, set()),
@@ -121,7 +124,7 @@ def test_a_wide_change_runs_the_core_and_names_the_rest(
 ) -> None:
     monkeypatch.setattr(since_the_commit, "AT_MOST", {"lab": 1, "molecule": 1})
     for role in ("dcgm", "docker"):
-        touch(since_the_commit, f"roles/{role}/tasks/main.yml")
+        touch(since_the_commit, f"roles/{role}/tasks/main.yml", "changed again\n")
     files, scenarios = since_the_commit.lab_files(everything=False), since_the_commit.scenarios(everything=False)
     assert files.run == ["tests/lab/test_lab_nodes.py"]
     assert files.left_out == ["tests/lab/test_dcgm.py", "tests/lab/test_docker.py"]
@@ -132,7 +135,7 @@ def test_a_wide_change_runs_the_core_and_names_the_rest(
 
 def test_tests_in_virtual_machines_run_for_what_they_concern_alone(since_the_commit: ModuleType) -> None:
     touch(since_the_commit, "tests/vm/machine.py")
-    touch(since_the_commit, "tests/vm/test_vm_machine.py")
+    touch(since_the_commit, "tests/vm/test_vm_machine.py", 'CONCERNS = ("tests/vm/",)\n')
     touch(since_the_commit, "tests/vm/test_other.py")
     commit(since_the_commit.ROOT, "machines")
     assert len(since_the_commit.vm_files(everything=True).run) == 2
@@ -142,15 +145,15 @@ def test_tests_in_virtual_machines_run_for_what_they_concern_alone(since_the_com
     assert since_the_commit.vm_files(everything=False).run == ["tests/vm/test_vm_machine.py"]
 
 
-def test_what_tests_stand_on_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_paths_that_tests_concern_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     root = SCRIPT.parents[1]
     module = script(monkeypatch)
-    beginnings = {
-        beginning for named in (*module.STANDS_ON.values(), *module.VM_STANDS_ON.values()) for beginning in named
-    }
-    assert {one for one in beginnings if not any(root.glob(one if one.endswith("/") else f"{one}*"))} == set()
-    assert {name for name in module.STANDS_ON if not (root / "tests" / "lab" / f"{name}.py").is_file()} == set()
-    assert {name for name in module.VM_STANDS_ON if not (root / "tests" / "vm" / f"{name}.py").is_file()} == set()
+    files = [*root.glob("tests/lab/test_*.py"), *root.glob("tests/vm/test_*.py")]
+    prefixes = {prefix for file in files for prefix in module.concerns(file, root)}
+    assert len(prefixes) > 50
+    assert {one for one in prefixes if not any(root.glob(one if one.endswith("/") else f"{one}*"))} == set()
+    core = {file.stem for file in files if file.parent.name == "lab" and not module.concerns(file, root)}
+    assert core == {"test_lab_nodes", "test_driver_nvidia"}
 
 
 def test_a_role_stands_for_the_modules_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +165,7 @@ def test_a_role_stands_for_the_modules_of_its_plan(monkeypatch: pytest.MonkeyPat
     assert {"gpunode/provisioning/docker.py", "gpunode/provisioning/docker_daemon.py"} <= docker
     assert {f"gpunode/provisioning/driver/{name}.py" for name in ("plan", "apt", "dnf")} <= driver
     assert not [path for path in docker | driver if path.startswith(module.FOUNDATION)]
-    assert docker <= set(module.stands_on("test_docker"))
+    assert docker < set(module.concerns(root / "tests/lab/test_docker.py", root))
 
 
 CAPTURED = """

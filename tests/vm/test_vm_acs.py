@@ -8,6 +8,7 @@ from machine import Machine, StartVm
 from gpunode.provisioning.kernel_tuning import ROLE
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(1800)]
+CONCERNS = ("roles/kernel_tuning/files/acs",)
 
 PORTS = (
     *("-machine", "q35"),

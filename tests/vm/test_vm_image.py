@@ -24,6 +24,7 @@ from gpunode.content import ansible_environment
 from gpunode.lab.mirror import find_mirror
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(7200)]
+CONCERNS = ("roles/first_boot/", "playbooks/image", "gpunode/provisioning/first_boot", "gpunode/provisioning/image")
 
 ANSIBLE = "ansible==12.2.0"
 """PyPI's package with the collection community.general, of which the connection chroot is used."""

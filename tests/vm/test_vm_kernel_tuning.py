@@ -8,6 +8,7 @@ from machine import Machine
 from playbook_runs import KERNEL_TUNING_ALONE, Playbooks, Run, gpunode
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(5400)]
+CONCERNS = ("gpunode/provisioning/kernel_", "plugins/modules/kernel_values")
 
 SETTINGS = {
     **KERNEL_TUNING_ALONE,

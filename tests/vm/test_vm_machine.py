@@ -5,6 +5,7 @@ from machine import StartVm
 
 DROP_IN = 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX gpunode.test=1"'
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(1800)]
+CONCERNS = ("tests/vm/",)
 
 
 def test_a_machine_boots_its_own_kernel_and_keeps_its_disk(start_vm: StartVm) -> None:

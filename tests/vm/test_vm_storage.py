@@ -11,6 +11,12 @@ from playbook_runs import WITHOUT_GPU, Playbooks, Run
 from programs import beside_python, run_program
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(5400)]
+CONCERNS = (
+    "gpunode/provisioning/storage",
+    "plugins/module_utils/block_devices",
+    "plugins/module_utils/scratch_disks",
+    "plugins/modules/scratch_disks",
+)
 
 SIZE = 300 << 20
 DISKS = 8
