@@ -616,6 +616,17 @@ def vm(*, everything: bool = False) -> Tally:
     return pytest_tier(*chosen.run, "-v", limit_s=7200 if everything else 1800)
 
 
+def mutation() -> Tally:
+    """Run the tests on a sample of the changes that `make mutation` tries, other ones at each commit.
+
+    Where 90 % of all changes are noticed, fewer than 80 % of so few are in one run of a hundred.
+    """
+    if run([BIN / "pip", "install", "--quiet", "--require-hashes", "-r", "scripts/mutation.txt"], limit_s=300):
+        return cannot_run("cosmic-ray cannot be installed (scripts/mutation.txt)")
+    options = ("--places", "3", "--at-least", "80", "--limit-s", "1800")
+    return tool_tier({"mutation_tests": [BIN / "python", "scripts/mutation_tests.py", *options]}, limit_s=2700)
+
+
 def gpu() -> Tally:
     if not Path("/proc/driver/nvidia/version").exists():
         return Tally(not_run="no NVIDIA driver is loaded on this machine")
@@ -642,6 +653,7 @@ WHOLE: dict[str, Tier] = {
     "vm": partial(vm, everything=True),
     "lab-debian-13": lab_debian_13,
     "lab-matrix": lab_matrix,
+    "mutation": mutation,
 }
 """Used in place of, or in addition to, the above if everything is requested."""
 

@@ -441,3 +441,20 @@ def test_a_program_is_ended_with_what_ignores_an_interrupt(monkeypatch: pytest.M
         while child.exists() and child.read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
             assert time.monotonic() < end
             time.sleep(0.02)
+
+
+def test_changes_of_the_code_are_tried_if_everything_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script(monkeypatch)
+    programs: list[str] = []
+
+    def run(argv: list[str], **_options: object) -> int:
+        programs.append(Path(argv[0]).name)
+        return 1 if "scripts/mutation_tests.py" in argv else 0
+
+    monkeypatch.setattr(module, "run", run)
+    assert "mutation" not in module.TIERS
+    tally = module.WHOLE["mutation"]()
+    assert (tally.passed, tally.failed, programs) == (0, 1, ["pip", "python"])
+    monkeypatch.setattr(module, "run", lambda *_argv, **_options: 1)
+    monkeypatch.setattr(module.needs, "can_install", lambda: False)
+    assert "cosmic-ray" in (module.WHOLE["mutation"]().not_run or "")
