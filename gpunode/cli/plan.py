@@ -1,7 +1,5 @@
 """``gpunode plan``: matching versions for machines or for a hypothetical node."""
 
-import json
-import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass
@@ -16,14 +14,11 @@ from gpunode.catalog import Catalog, load
 from gpunode.cli.options import ASK_BECOME_PASS, INVENTORY, LIMIT, PARALLEL, QUIET, REPLAY, TIMEOUT
 from gpunode.cli.selection import refuse_asking
 from gpunode.errors import Exit, UsageError
-from gpunode.report.plan import as_text
+from gpunode.report.plan import dumped, rendered
 from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, plan
 from gpunode.stack.kubernetes import OPERATOR, PLUGIN, operator_values, plugin_values
-from gpunode.stack.question import LATEST, WORDS, framework_named, is_range, number, specifiers
-from gpunode.text import nearest, printable, printable_json, unknown
-
-MOST_NAMES = 12
-"""Maximum number of known names in an error message."""
+from gpunode.stack.option_values import cuda_request, driver_request, framework_request, kernel_release
+from gpunode.text import printable
 
 
 @dataclass(frozen=True)
@@ -223,7 +218,7 @@ def _diff(options: PlanOptions) -> int:
         click.echo("\n".join(map(str, found)) if found else "no difference")
     else:
         document = [change._asdict() for change in found]
-        click.echo(_dumped(document, options.format), nl=False)
+        click.echo(dumped(document, options.format), nl=False)
     return Exit.FAILED if found else Exit.GOOD
 
 
@@ -235,14 +230,8 @@ def _explain(options: PlanOptions, request: Request, catalog: Catalog, today: da
         raise UsageError("--explain answers for a hypothetical node: describe it with --gpu or --platform and --os")
     found = explain_rule(options.explain or "", request, _picture(options, catalog), catalog, today)
     plain = found.model_dump(mode="json")
-    click.echo(explained(found) if options.format == "table" else _dumped(plain, options.format), nl=False)
+    click.echo(explained(found) if options.format == "table" else dumped(plain, options.format), nl=False)
     return Exit.GOOD
-
-
-def _dumped(document: Any, format: str) -> str:  # noqa: A002
-    if format == "json":
-        return json.dumps(document, indent=1) + "\n"
-    return yaml.safe_dump(document, sort_keys=False, width=110)
 
 
 def exit_code(document: Plan, *, strict: bool = False) -> int:
@@ -254,15 +243,6 @@ def exit_code(document: Plan, *, strict: bool = False) -> int:
     if any(group.undetermined is not None for group in document.groups):
         return Exit.UNDETERMINED
     return Exit.GOOD
-
-
-def rendered(document: Plan, format: str, *, verbose: bool) -> str:  # noqa: A002
-    """Return the plan as text of one format."""
-    if format == "json":
-        return printable_json(document.model_dump_json(by_alias=True, indent=1)) + "\n"
-    if format == "yaml":
-        return yaml.safe_dump(json.loads(document.model_dump_json(by_alias=True)), sort_keys=False, width=110)
-    return as_text(document, verbose=verbose)
 
 
 def _must_fit_together(options: PlanOptions) -> None:
@@ -300,78 +280,17 @@ def _date(text: str | None) -> date:
 
 
 def _request(options: PlanOptions, catalog: Catalog) -> Request:
-    toolkit = None if options.toolkit in (None, "none") else _cuda("--toolkit", options.toolkit, catalog)
+    toolkit = None if options.toolkit in (None, "none") else cuda_request("--toolkit", options.toolkit, catalog)
     return Request(
         source=options.source,
         driver=driver_request(options.driver, catalog),
-        cuda=_cuda("--cuda", options.cuda, catalog),
+        cuda=cuda_request("--cuda", options.cuda, catalog),
         toolkit=toolkit,
         kernel_module=None if options.kernel_module == "auto" else options.kernel_module,
-        framework=_framework(options.framework, catalog),
+        framework=framework_request(options.framework, catalog),
         kernel_policy=options.kernel_policy,
         past_eol=options.past_eol,
     )
-
-
-def driver_request(requested: str | None, catalog: Catalog, option: str = "--driver") -> str | None:
-    """Return the request of an option. Raises UsageError for an unknown driver."""
-    if requested is None or requested in WORDS:
-        return requested
-    if is_range(requested):
-        return _range(requested, catalog)
-    text, latest = requested.lower().removeprefix("r"), ""
-    if text.endswith(LATEST) and "." not in text:
-        text, latest = text.removesuffix(LATEST), LATEST
-    if text.split(".")[0] not in catalog.branches or not all(part.isdigit() for part in text.split(".")):
-        known = [*WORDS, *catalog.branches, *(point for row in catalog.branches.values() for point in row.points)]
-        if nearest(requested, known):
-            raise UsageError(f"{option}: {unknown('driver', requested, known)}")
-        raise UsageError(f"{option}: unknown driver {requested!r}; known: {', '.join(known[:MOST_NAMES])} …")
-    return text + latest
-
-
-def _range(requested: str, catalog: Catalog) -> str:
-    try:
-        allowed = specifiers(requested)
-    except UsageError as err:
-        raise UsageError(f"--driver: {err}") from None
-    points = [point for row in catalog.branches.values() for point in row.points]
-    if not any(allowed.contains(point, prereleases=True) for point in points):
-        raise UsageError(f"--driver {requested}: no known release matches; the newest is {max(points, key=number)}")
-    return requested.replace(" ", "")
-
-
-def _framework(text: str | None, catalog: Catalog) -> str | None:
-    if text is None:
-        return None
-    try:
-        row = framework_named(text, catalog)
-    except UsageError as err:
-        raise UsageError(f"--{err}") from None
-    return f"{row.name}=={row.version}"
-
-
-def _cuda(option: str, text: str | None, catalog: Catalog) -> str | None:
-    if text is not None:
-        if text.isdigit():
-            raise UsageError(f"{option} {text}: expected X.Y (example: {_newest_series(text, catalog)})")
-        try:
-            catalog.toolkit(text)
-        except UsageError as err:
-            raise UsageError(f"{option}: {err}") from None
-    return text
-
-
-def _newest_series(major: str, catalog: Catalog) -> str:
-    """Return the newest CUDA of a major; the newest of all if the major is unknown."""
-    series = [row.series for row in catalog.toolkits.values()]
-    return next((name for name in series if name.startswith(f"{major}.")), series[0])
-
-
-def _kernel(release: str | None) -> str | None:
-    if release is not None and not re.match(r"\d+\.\d+", release):
-        raise UsageError(f"--kernel {release!r}: expected a release as printed by uname -r (example: 6.8.0-60-generic)")
-    return release
 
 
 def _picture(options: PlanOptions, catalog: Catalog) -> NodePicture:
@@ -385,7 +304,7 @@ def _picture(options: PlanOptions, catalog: Catalog) -> NodePicture:
     return NodePicture(
         os=None if options.system is None else catalog.os(options.system).id,
         arch=options.arch,
-        kernel=_kernel(options.kernel),
+        kernel=kernel_release(options.kernel),
         gpus=tuple(groups),
         secure_boot=options.secure_boot,
         platform=None if options.platform is None else catalog.platform(options.platform).id,

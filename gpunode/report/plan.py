@@ -1,10 +1,13 @@
 """A plan as text for people."""
 
+import json
 import os
 import sys
 from collections.abc import Iterator
 from io import StringIO
+from typing import Any
 
+import yaml
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -13,7 +16,7 @@ from rich.text import Text
 from gpunode.stack import Conflict, Plan, PlanGroup, Stack
 from gpunode.stack.explain import Explanation
 from gpunode.stack.model import Library, Service
-from gpunode.text import all_printable, counted, listed
+from gpunode.text import all_printable, counted, listed, printable_json
 
 PIPE_WIDTH = 160
 """Columns if the output is not a terminal: lines stay complete for grep."""
@@ -33,6 +36,22 @@ NAMES = {
 """Components that a stack may lack."""
 MOST_HOSTS = 12
 MOST_DRIVERS = 6
+
+
+def rendered(document: Plan, form: str, *, verbose: bool) -> str:
+    """Return the plan as text of one format."""
+    if form == "json":
+        return printable_json(document.model_dump_json(by_alias=True, indent=1)) + "\n"
+    if form == "yaml":
+        return yaml.safe_dump(json.loads(document.model_dump_json(by_alias=True)), sort_keys=False, width=110)
+    return as_text(document, verbose=verbose)
+
+
+def dumped(document: Any, form: str) -> str:
+    """Return a document as JSON or YAML."""
+    if form == "json":
+        return json.dumps(document, indent=1) + "\n"
+    return yaml.safe_dump(document, sort_keys=False, width=110)
 
 
 def as_text(document: Plan, *, verbose: bool) -> str:
