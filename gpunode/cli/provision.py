@@ -6,13 +6,12 @@ import shlex
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO
 
 import click
-import yaml
 
 from gpunode.cli.options import FORMAT, inventory_option, quiet
 from gpunode.cli.plan_fleet import origin_lines, unwritten
@@ -21,13 +20,52 @@ from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory
 from gpunode.fleet.locks import refuse_inventory
 from gpunode.fleet.playbook import CALLBACKS, NODES_FILE, exit_code_of, playbook_of, run
-from gpunode.provisioning.role import role_tags
-from gpunode.report.outcomes import ProvisionedNode, ProvisionedStatus, ProvisionOutcome
-from gpunode.text import counted, did_you_mean, listed, nearest, printable
+from gpunode.provisioning.tags import refuse_unknown_tags
+from gpunode.report.outcomes import ProvisionedNode, ProvisionOutcome, closing
+from gpunode.text import listed, printable
 from gpunode.variables import refuse_extra_variables, refuse_missing_tasks, unread_variables
-from gpunode.yaml_file import LOADER
 
-_SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
+
+@dataclass(frozen=True)
+class ProvisionOptions:
+    """The command line."""
+
+    inventories: tuple[str, ...]
+    limit: str | None
+    tags: tuple[str, ...]
+    skip_tags: tuple[str, ...]
+    check: bool
+    diff: bool
+    extra_vars: tuple[str, ...]
+    list_hosts: bool
+    ask_become_pass: bool
+    vault_files: tuple[str, ...]
+    forks: int | None
+    verbose: int
+    form: str
+
+    @property
+    def vault(self) -> list[str]:
+        """Return the arguments of Ansible's programs for the vaults."""
+        return [argument for file in self.vault_files for argument in ("--vault-password-file", file)]
+
+    @property
+    def playbook_arguments(self) -> list[str]:
+        """Return the options as arguments of ansible-playbook."""
+        arguments: list[str] = []
+        for name, values in (
+            ("--inventory", self.inventories),
+            ("--limit", [self.limit] if self.limit is not None else []),
+            ("--tags", self.tags),
+            ("--skip-tags", self.skip_tags),
+            ("--extra-vars", self.extra_vars),
+            ("--forks", [str(self.forks)] if self.forks else []),
+        ):
+            arguments += [argument for value in values for argument in (name, value)]
+        arguments += ["--check"] if self.check else []
+        arguments += ["--diff"] if self.diff else []
+        arguments += [f"-{'v' * self.verbose}"] if self.verbose else []
+        return [*arguments, *self.vault]
 
 
 @click.command("provision", epilog="Example: gpunode provision -i inventory/hosts.yml --limit gpu1 --check --diff")
@@ -48,7 +86,7 @@ _SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 @click.option("-f", "--forks", type=click.IntRange(min=1), metavar="N", help="Number of nodes to process in parallel.")
 @click.option("-v", "--verbose", count=True, help="Increase the verbosity of Ansible.  [repeatable]")
 @FORMAT
-def command(**options: Any) -> int:
+def command(**values: Any) -> int:
     """Install and configure the GPU stack on the nodes of an inventory.
 
     Runs playbooks/site.yml with ansible-playbook and prints its output unchanged, on stderr each role as it begins, and
@@ -57,20 +95,20 @@ def command(**options: Any) -> int:
     stdout what was changed on which node. Exit codes: 0 all done, 1 a
     task failed, 2 wrong usage, inventory, pattern or variable, 3 a node was unreachable.
     """
+    options = ProvisionOptions(**values)
     root = collection_root()
     playbook = playbook_of(root, "site.yml")
-    if options["list_hosts"] and options["form"] == "json":
+    if options.list_hosts and options.form == "json":
         raise UsageError("--list-hosts prints names: not together with --format json")
     # Cheap checks come first: reading an inventory takes a second.
-    _refuse_unknown_tags(root, [*options["tags"], *options["skip_tags"]])
-    requests = refuse_extra_variables(root, options["extra_vars"])
-    vault = [argument for file in options["vault_files"] for argument in ("--vault-password-file", file)]
-    read = inventory.read(options["inventories"], options["limit"], vault)
+    refuse_unknown_tags(root, [*options.tags, *options.skip_tags])
+    requests = refuse_extra_variables(root, options.extra_vars)
+    read = inventory.read(options.inventories, options.limit, options.vault)
     refuse_inventory(root, read)
     refuse_missing_tasks(
         {host: {**variables, **requests} for host, variables in read.hosts.items()}, root, read.sources
     )
-    if options["list_hosts"]:
+    if options.list_hosts:
         names = {*requests, *(name for variables in read.hosts.values() for name in variables)}
         if unread := unread_variables(names, root):
             click.echo(f"gpunode: no role reads {listed(unread)}: of other roles, or wrong names", err=True)
@@ -80,27 +118,27 @@ def command(**options: Any) -> int:
         click.echo(f"gpunode: {line}", err=True)
     if (reminder := unwritten(read.sources)) is not None:
         click.echo(f"gpunode: {reminder}", err=True)
-    argv = [ansible_program("ansible-playbook"), str(playbook), *_arguments(options), *vault]
+    argv = [ansible_program("ansible-playbook"), str(playbook), *options.playbook_arguments]
     password = None
-    if options["ask_become_pass"]:
+    if options.ask_become_pass:
         password = click.prompt("sudo password", hide_input=True, err=True)
         argv += ["--become-password-file", "-"]
     env = ansible_environment()
     if env.get("ANSIBLE_CONFIG") != os.environ.get("ANSIBLE_CONFIG"):
         # The configuration is ours: another has its own list of callbacks.
         env.setdefault("ANSIBLE_CALLBACKS_ENABLED", CALLBACKS)
-    if options["check"] and not options["verbose"]:
+    if options.check and not options.verbose:
         # The planned changes should fit on one page.
         env.setdefault("ANSIBLE_DISPLAY_OK_HOSTS", "no")
-    as_json = options["form"] == "json"
+    as_json = options.form == "json"
     if as_json:
         # Also with a configuration of the user's own: without the callback there is no document.
         env["ANSIBLE_CALLBACKS_ENABLED"] = CALLBACKS
-    done = _outcome(argv, env, password, check=options["check"], log=sys.stderr.buffer if as_json else None)
+    done = _outcome(argv, env, password, check=options.check, log=sys.stderr.buffer if as_json else None)
     if as_json:
         click.echo(done.text())
     if not quiet() and done.nodes:
-        where = "".join(f" -i {shlex.quote(name)}" for name in options["inventories"])
+        where = "".join(f" -i {shlex.quote(name)}" for name in options.inventories)
         click.echo(printable(closing(done, f"gpunode provision{where}", f"gpunode validate{where}")), err=True)
     return done.exit_code
 
@@ -120,70 +158,3 @@ def _outcome(
         seconds=round(time.monotonic() - began, 1),
         nodes=tuple(map(ProvisionedNode.model_validate, nodes)),
     )
-
-
-def closing(done: ProvisionOutcome, again: str, next_verb: str) -> str:
-    """Return the closing sentence: how many nodes became what, in how long, and the next command."""
-    numbers = Counter(node.status for node in done.nodes)
-    words = {"changed": "would change" if done.check else "changed"}
-    found = [f"{numbers[name]} {words.get(name, name)}" for name in get_args(ProvisionedStatus) if numbers[name]]
-    following = again if done.check else next_verb
-    then = "" if done.exit_code else f"; next: {following}"
-    return f"{counted(len(done.nodes), 'node')}: {', '.join(found)} ({done.seconds:.0f} s){then}"
-
-
-def _arguments(options: dict[str, Any]) -> list[str]:
-    """Return the options as arguments of ansible-playbook."""
-    arguments: list[str] = []
-    for name, values in (
-        ("--inventory", options["inventories"]),
-        ("--limit", [options["limit"]] if options["limit"] is not None else []),
-        ("--tags", options["tags"]),
-        ("--skip-tags", options["skip_tags"]),
-        ("--extra-vars", options["extra_vars"]),
-        ("--forks", [str(options["forks"])] if options["forks"] else []),
-    ):
-        arguments += [argument for value in values for argument in (name, value)]
-    arguments += ["--check"] if options["check"] else []
-    arguments += ["--diff"] if options["diff"] else []
-    arguments += [f"-{'v' * options['verbose']}"] if options["verbose"] else []
-    return arguments
-
-
-def _refuse_unknown_tags(root: Path, given: Sequence[str]) -> None:
-    """Raise UsageError for a tag that does not exist: Ansible runs nothing for it and reports success."""
-    if not given:
-        return
-    known = _SPECIAL_TAGS.union(
-        *(_tags(file) for file in (*root.glob("playbooks/*.yml"), *root.glob("roles/*/*/*.yml"))),
-        # The common tasks have those of every role.
-        *(role_tags(path.parts[-3]) for path in root.glob("roles/*/meta/main.yml")),
-    )
-    for tag in (argument.strip() for value in given for argument in value.split(",") if argument.strip()):
-        if tag not in known:
-            near = did_you_mean(nearest(tag, known, likeness=0.5))
-            hint = near or f"known: {', '.join(sorted(known - _SPECIAL_TAGS))}"
-            raise UsageError(f"no task has the tag {tag}; {hint}")
-
-
-def _tags(file: Path) -> set[str]:
-    """Return all tags in a playbook or a file of tasks, at every level; ``--list-tags`` omits included files."""
-
-    def walk(node: yaml.Node | None) -> Iterator[str]:
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                yield from _tag_names(value) if key.value == "tags" else walk(value)
-        elif isinstance(node, yaml.SequenceNode):
-            for item in node.value:
-                yield from walk(item)
-
-    try:
-        return set(walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=LOADER)))
-    except yaml.YAMLError as err:
-        raise UsageError(f"{file} is not valid YAML: reinstall gpunode: {str(err).splitlines()[0]}") from None
-
-
-def _tag_names(node: yaml.Node) -> Iterator[str]:
-    scalars = node.value if isinstance(node, yaml.SequenceNode) else [node]
-    for scalar in scalars:
-        yield from (name.strip() for name in str(scalar.value).split(",") if name.strip())

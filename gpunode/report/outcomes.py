@@ -1,11 +1,12 @@
 """What verbs that write no report did, as JSON: ``--format json`` of collect, provision and lab status."""
 
-from typing import Literal
+from collections import Counter
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from gpunode.frozen import Frozen, FrozenByName
-from gpunode.text import printable_json
+from gpunode.text import counted, printable_json
 
 
 class OutcomeDocument(FrozenByName):
@@ -70,6 +71,16 @@ class ProvisionOutcome(OutcomeDocument):
     seconds: float
     nodes: tuple[ProvisionedNode, ...]
     """Empty if Ansible ended before its first task."""
+
+
+def closing(done: ProvisionOutcome, again: str, next_verb: str) -> str:
+    """Return the closing sentence: how many nodes became what, in how long, and the next command."""
+    numbers = Counter(node.status for node in done.nodes)
+    words = {"changed": "would change" if done.check else "changed"}
+    counts = [f"{numbers[name]} {words.get(name, name)}" for name in get_args(ProvisionedStatus) if numbers[name]]
+    following = again if done.check else next_verb
+    then = "" if done.exit_code else f"; next: {following}"
+    return f"{counted(len(done.nodes), 'node')}: {', '.join(counts)} ({done.seconds:.0f} s){then}"
 
 
 class MessageExplanation(Frozen):

@@ -18,9 +18,9 @@ from gpunode.checks.registry import CheckResult, Status
 from gpunode.cli import VERBS
 from gpunode.cli.fabric import validate_fabric
 from gpunode.cli.on_node import validate_on_node
-from gpunode.cli.provision import _refuse_unknown_tags
 from gpunode.cli.root import root
 from gpunode.errors import GpunodeError
+from gpunode.provisioning.tags import refuse_unknown_tags
 
 REPOSITORY = Path(__file__).parents[3]
 CODE = ("gpunode/**/*.py", "plugins/**/*.py", "scripts/*.py")
@@ -158,7 +158,7 @@ def _parsed(words: list[str]) -> str | None:
         context = command.make_context(name, arguments, parent=context)
     if words[0] == "provision":
         # Ansible runs nothing for a tag that does not exist, and reports success.
-        _refuse_unknown_tags(REPOSITORY, context.params["tags"])
+        refuse_unknown_tags(REPOSITORY, context.params["tags"])
     if words[0] == "plan" and context.params["bundles"] and not context.params["replay"]:
         return "plan takes no hosts: -i, with --limit"
     return None

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpunode.cli.provision import closing
-from gpunode.report.outcomes import ProvisionedNode, ProvisionOutcome
+from gpunode.report.outcomes import ProvisionedNode, ProvisionOutcome, closing
 
 
 def outcome(*became: str, check: bool = False, code: int = 0) -> ProvisionOutcome:
