@@ -6,7 +6,6 @@ The question is ``{"names": [names and shell patterns], "files": {path: text}}``
 """
 
 import fnmatch
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     private_apt,
     refresh,
 )
+from ansible_collections.gpunode.node.plugins.module_utils.dnf_transaction import repositories_of
 
 DNF_LIMIT_S = 300
 MOST = 200
@@ -41,9 +41,7 @@ def by_apt(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict
 def by_dnf(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
     """Return name to versions, from dnf's command line, which is the same for dnf 4 and 5."""
     # Only metadata are read: packages are verified when they are installed.
-    texts = [text for path, text in (files or {}).items() if path.endswith(".repo") and isinstance(text, str)]
-    found_in = [section for text in texts for section in re.findall(r"(?ms)^\[([\w.-]+)\].*?^baseurl=(\S+)", text)]
-    options = [f"--repofrompath={name}-asked,{url}" for name, url in found_in]
+    options = [f"--repofrompath={one['id']}-asked,{one['url']}" for one in repositories_of(files or {}) if one["url"]]
     argv = ["dnf", "--quiet", *options, "repoquery", "--queryformat", "%{name} %{evr}\n", *names]
     status, output, errors = commands.run(argv, DNF_LIMIT_S)
     if status != 0:
