@@ -122,7 +122,7 @@ def main() -> int:
         os.chdir(folder)
         # By default, a compiled module is that of any source of the same size and second.
         by_hash = ["compileall", "-q", "--invalidation-mode", "checked-hash", "gpunode", "plugins"]
-        subprocess.run([sys.executable, "-m", *by_hash], check=True, timeout=LIMIT_S)
+        subprocess.run([sys.executable, "-I", "-m", *by_hash], check=True, timeout=LIMIT_S)
         os.environ.update(PYTHONPATH=folder, PYTHONDONTWRITEBYTECODE="1")
         try:
             # In any order, so that the limit does not always leave out the same.

@@ -25,6 +25,7 @@ NOT_OURS = {
     "gpunode/lab/repositories/vendor.py": "the same",
     "gpunode/onnode/launcher.py": "asks the Python of a user's job, as that user, what the job would import",
     "benchmarks/fleet.py": "a script of the checkout, by its path",
+    "scripts/mutation_tests.py": "tests import the changed copy of the package, by PYTHONPATH",
 }
 """Starts of a script by its path, with the reason why its own folder may lend it modules."""
 
