@@ -222,13 +222,16 @@ class ChangeRun:
         self._journal.settle({name: "" for name, reason in results.items() if not reason}, "prepare")
         self._stop_members(results)
 
-    def _waiting(self, names: Iterable[str]) -> Results:
-        """Return the nodes that must not begin, because another of their failure domain cannot, with the reason."""
+    def _waiting(self, names: Iterable[str], *behind: ChangeState) -> Results:
+        """Return the nodes that must not begin, because another of their failure domain cannot, with the reason.
+
+        ``behind``: states in which another has not come as far.
+        """
         nodes = self._journal.record.nodes
         found: Results = {}
         for name in names:
             for other in self._members([name]):
-                if nodes[other].state in (ChangeState.HELD, ChangeState.NOT_RETURNED) or nodes[other].back:
+                if nodes[other].state in (ChangeState.HELD, ChangeState.NOT_RETURNED, *behind) or nodes[other].back:
                     found[name] = f"{nodes[name].domain}: {other} is {nodes[other].state}"
         return found
 
@@ -329,8 +332,13 @@ class ChangeRun:
 
     def _act(self, names: list[str], act: str, work: Callable[[Records], Results]) -> None:
         """Do an act on drained nodes, after a look at each of them."""
-        kept = self._kept(names)
         fresh = [name for name in names if act == "change" and not self._journal.record.nodes[name].began(act)]
+        # One that was lost when its failure domain was stopped is still drained.
+        waiting = self._waiting(fresh, ChangeState.PLANNED, ChangeState.PREPARED)
+        self._cancel(waiting)
+        self._stop_members(waiting)
+        names, fresh = ([name for name in some if name not in waiting] for some in (names, fresh))
+        kept = self._kept(names)
         ready = [name for name in fresh if not kept[name]]
         measured = self._nodes.measure(self._records(ready)) if ready else {}
         failed = {name: reason for name, reason in measured.items() if reason}

@@ -405,3 +405,16 @@ class TestFleetThroughChange(FleetThroughChange.TestCase):  # type: ignore[misc,
         """Print how much was tried (``pytest -s``)."""
         tried = FleetThroughChange
         print(f"\n{tried.sequences} sequences of events, {tried.runs} runs in them, {tried.killed} of these killed")
+
+
+def test_a_member_that_is_found_again_does_not_change_without_its_failure_domain() -> None:
+    """It was lost when the others stopped, so it is still drained; a sequence of events that the model found."""
+    fleet = FleetThroughChange()
+    fleet.begin(waves=[0, 0, 0, 0], rack=3, program="/sbin/reboot", returns="1")
+    events = [(18, "job in spite", "n4"), (116, "admin drains", "n1"), (121, "lost", "n2")]
+    fleet.same_command(kill=None, budget=0, rollback=False, events=events)
+    assert fleet.world.disk is not None
+    assert fleet.world.disk.nodes["n2"].state is ChangeState.DRAINED
+    fleet.same_command(kill=None, budget=0, rollback=False, events=[(51, "found", "n2")])
+    assert [machine.installed for machine in fleet.world.machines.values()] == [OLD] * 4
+    fleet.teardown()
