@@ -62,7 +62,7 @@ def settings(requested: Iterable[tuple[str, str | None, str | None, list[str]]])
     loaders = importlib.import_module("ansible.plugins.loader")
     config = constants.config
     known = {name: getattr(constants, name) for name in dir(constants) if not name.startswith("__")}
-    found = {}
+    changed = {}
     for section, kind, plugin, names in requested:
         if kind:
             # Loading a plugin adds its settings to the configuration.
@@ -73,8 +73,8 @@ def settings(requested: Iterable[tuple[str, str | None, str | None, list[str]]])
                 name, plugin_type=kind, plugin_name=plugin, variables=known
             )
             if name in names and origin not in ("default", "REQUIRED", None):
-                found[f"{section}.{name}"] = value
-    return found
+                changed[f"{section}.{name}"] = value
+    return changed
 
 
 def main() -> None:

@@ -32,11 +32,11 @@ class HostKeys:
         self._of_address: list[KnownKey] = []
         if by_address is not None and settings.check_host_ip and settings.host_key_alias is None:
             self._of_address = [key for key in listed[by_address] if key.marker is None]
-        found = {name: listed[name] for name in self.names}
-        every = [key for keys in found.values() for key in keys]
+        by_name = {name: listed[name] for name in self.names}
+        every = [key for keys in by_name.values() for key in keys]
         # A revoked key may be presented under any of its names.
         self._revoked = {key.fingerprint for keys in listed.values() for key in keys if key.marker == "revoked"}
-        plain = {name: [key for key in keys if key.marker is None] for name, keys in found.items()}
+        plain = {name: [key for key in keys if key.marker is None] for name, keys in by_name.items()}
         self.name, self.trusted = next(
             ((name, keys) for name, keys in plain.items() if keys), (self.names[0], list[KnownKey]())
         )

@@ -66,10 +66,10 @@ def _find(file: str, name: str) -> list[KnownKey]:
     if done.rc not in (0, 1) or len(lines) % 2 or None in heads:
         complaint = done.stderr.strip().partition("\n")[0] or f"exit code {done.rc}"
         raise NodeFailure(f"its host key cannot be looked up in {file}: ssh-keygen: {complaint}")
-    found = []
+    keys = []
     for head, line in zip(heads, lines[1::2], strict=True):
         # NAME TYPE SHA256:... COMMENT
         kind, digest = line.split(" ")[1 + name.count(" ") :][:2]
         marker = {"CA": "cert-authority", "REVOKED": "revoked"}.get(head["marker"] or "") if head else None
-        found.append(KnownKey(_TYPES.get(kind, ()), digest, marker, file, int(head["line"]) if head else 0))
-    return found
+        keys.append(KnownKey(_TYPES.get(kind, ()), digest, marker, file, int(head["line"]) if head else 0))
+    return keys

@@ -58,14 +58,14 @@ def locks_to_write(document: Plan, inventory: Inventory, limit: str | None) -> l
         files, outdated, _ = _locks(document, inventory, limit)
     except UsageError as err:
         return [str(err)]
-    found = []
+    lines = []
     for path, (owner, stack) in sorted(files.items()):
         old = _as_read(path.read_text(encoding="utf-8")) if path.exists() else None
         same = old == _as_read(lock_text(stack, owner))
-        found.append(
+        lines.append(
             f"--write: {path} {'has this lock' if same else 'would be replaced' if old else 'would be written'}"
         )
-    return [*found, *(f"--write: {path} would be removed" for path in outdated)]
+    return [*lines, *(f"--write: {path} would be removed" for path in outdated)]
 
 
 Locks = tuple[dict[Path, tuple[str, Stack]], list[Path], dict[str, Stack]]
@@ -127,11 +127,11 @@ def _narrower(folder: Path, inventory: Inventory, hosts: set[str]) -> list[Path]
 
     Ansible uses the narrowest, so an older decision would take precedence over the new one.
     """
-    found = [folder / "host_vars" / host / LOCK_FILE for host in sorted(hosts)]
+    locks = [folder / "host_vars" / host / LOCK_FILE for host in sorted(hosts)]
     for path in sorted((folder / "group_vars").glob(f"*/{LOCK_FILE}")):
         if path.parent.name in inventory.groups and _members(inventory, path.parent.name) <= hosts:
-            found.append(path)
-    return [path for path in found if path.exists()]
+            locks.append(path)
+    return [path for path in locks if path.exists()]
 
 
 def _members(inventory: Inventory, group: str) -> set[str]:

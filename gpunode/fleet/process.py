@@ -48,10 +48,10 @@ def descendants(root: int) -> list[int]:
                 # pid (name) state ppid …; a name may contain spaces and brackets.
                 parent = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
                 children.setdefault(int(parent), []).append(int(name))
-    found = list(children.get(root, ()))
-    for pid in found:
-        found.extend(children.get(pid, ()))
-    return found
+    pids = list(children.get(root, ()))
+    for pid in pids:
+        pids.extend(children.get(pid, ()))
+    return pids
 
 
 def run(

@@ -17,9 +17,9 @@ def with_allowed(
 
     A deviation is used where fewer findings fail with its value. An expired one changes the origin only.
     """
-    found = list(findings)
+    results = list(findings)
     for one in expectation.allowed or ():
-        failed = _failed(found)
+        failed = _failed(results)
         checks = frozenset(finding.check for finding in failed)
         if not checks:
             break
@@ -35,11 +35,11 @@ def with_allowed(
             continue
         if one.until < on:
             source = f"{SITE}: {one.key} {one.words} was allowed until {one.until} ({one.reason})"
-            found = [
+            results = [
                 finding.model_copy(update={"source": source})
                 if finding in failed and finding.check in better
                 else finding
-                for finding in found
+                for finding in results
             ]
             continue
         expectation = other
@@ -49,10 +49,10 @@ def with_allowed(
             for finding in judged
             if finding.check in better
         ]
-        found = sorted(
-            [*(finding for finding in found if finding.check not in better), *news], key=lambda finding: finding.check
+        results = sorted(
+            [*(finding for finding in results if finding.check not in better), *news], key=lambda finding: finding.check
         )
-    return found
+    return results
 
 
 def _failed(findings: Iterable[Finding]) -> list[Finding]:

@@ -28,8 +28,8 @@ def read_baselines(path: Path) -> dict[str, Baseline]:
     except (ValueError, RecursionError) as err:
         detail = first_error(err) if isinstance(err, ValidationError) else str(err)
         raise UsageError(f"--baseline {path}: not a report of gpunode validate --format json: {detail}") from None
-    found = {node.host: of_node(node, f"{path.name} of {report.finished_at}") for node in report.nodes}
-    baselines = {host: baseline for host, baseline in found.items() if baseline.figures}
+    all_nodes = {node.host: of_node(node, f"{path.name} of {report.finished_at}") for node in report.nodes}
+    baselines = {host: baseline for host, baseline in all_nodes.items() if baseline.figures}
     if not baselines:
         raise UsageError(
             f"--baseline {path}: it contains no figure of a real GPU: run gpunode validate --level standard first"

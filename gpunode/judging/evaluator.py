@@ -114,9 +114,9 @@ class Evaluator:
                 raise
             report = unreachable(node.host, _reason(node, err), node.seconds)
             return JudgedNode(report, document=self._saved(node)[1] if self._request.documents else None)
-        found = _Judged.model_validate_json(head)
-        report = found.node if node.unchecked is None else unchecked(found.node, node.unchecked)
-        return JudgedNode(report, found.level, found.extracted, document or None)
+        result = _Judged.model_validate_json(head)
+        report = result.node if node.unchecked is None else unchecked(result.node, node.unchecked)
+        return JudgedNode(report, result.level, result.extracted, document or None)
 
     def _judge(self, answer: Answer, host: str, seconds: float | None) -> bytes:
         """Return the result on one answer: a line with a document of ``_Judged``, and the bundle if requested."""
@@ -128,9 +128,9 @@ class Evaluator:
         findings = findings_of(bundle, facts, request, level=level, policy=policy)
         node = EvaluatedNode(facts, judged(bundle.host, described(facts), findings, seconds, policy), level)
         extracted = {name: extract(node) for name, extract in request.extracts.items()}
-        found = _Judged(level=level, node=node.report, extracted=extracted)
+        result = _Judged(level=level, node=node.report, extracted=extracted)
         document = bundle.to_json() if request.documents else ""
-        return f"{found.model_dump_json(by_alias=True)}\n{document}".encode()
+        return f"{result.model_dump_json(by_alias=True)}\n{document}".encode()
 
     def _each(self, items: Iterable[Item], work: Callable[[Item], Result]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result, a few at a time; items are fetched only when there is room."""

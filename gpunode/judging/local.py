@@ -58,9 +58,9 @@ class LocalJudging:
         except UsageError as err:
             return unreachable(name, str(err), seconds)
         facts = facts_from_bundle(bundle)
-        found = findings_of(bundle, facts, self.request, level="quick", policy=self.request.policy, until=until)
+        unbudgeted = findings_of(bundle, facts, self.request, level="quick", policy=self.request.policy, until=until)
         smi_cut = any(run.answers == "smi" and run.ended in ("slow", "not-run") for run in facts.tool_runs or ())
-        findings = [within_budget(finding, smi_cut=smi_cut) for finding in found]
+        findings = [within_budget(finding, smi_cut=smi_cut) for finding in unbudgeted]
         return judged(bundle.host, identify(facts), findings, seconds, self.request.policy)
 
 

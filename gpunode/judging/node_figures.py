@@ -64,21 +64,21 @@ def _missing(figure: str, guide: str, limit: str = NONE) -> NodeFigure:
 
 
 def _launch(node: NodeFacts) -> NodeFigure:
-    found = list(_values(node, "steps.device", StepsValues))
+    gpus = list(_values(node, "steps.device", StepsValues))
     name, guide = "launch of an operation", "shorter than the kernels"
-    if not found:
+    if not gpus:
         return _missing(name, guide)
-    slowest = max(found, key=lambda one: one.launch_us)
-    text = f"{slowest.launch_us:.3g} us, {slowest.round_trip_us:.3g} us until its result (slowest of {len(found)} GPUs)"
+    slowest = max(gpus, key=lambda one: one.launch_us)
+    text = f"{slowest.launch_us:.3g} us, {slowest.round_trip_us:.3g} us until its result (slowest of {len(gpus)} GPUs)"
     return NodeFigure(name, text, slowest.launch_us, guide, f"{LAUNCH.value} us ({LAUNCH.name})")
 
 
 def _mixed(node: NodeFacts) -> NodeFigure:
     name, guide = "gain of mixed precision", f"2.63 (TF32 to mixed; {RESNET})"
-    found = [one.fp32_step_seconds / one.mixed_step_seconds for one in _values(node, "steps.device", StepsValues)]
-    if not found:
+    gains = [one.fp32_step_seconds / one.mixed_step_seconds for one in _values(node, "steps.device", StepsValues)]
+    if not gains:
         return _missing(name, guide)
-    gain = median(found)
+    gain = median(gains)
     rates = {
         dtype: [one.tflops for one in _values(node, f"gemm.{dtype}", GemmValues)] for dtype in ("bf16", "fp16", "fp32")
     }
@@ -110,16 +110,16 @@ def _pinned(node: NodeFacts) -> NodeFigure:
 def _training(node: NodeFacts) -> Iterator[NodeFigure]:
     scaling = f"0.84 of 8 GPUs (6.72 times one, mixed precision; {RESNET})"
     formula = "parameters x 4 bytes / bandwidth"
-    found = [
+    runs = [
         one
         for one in _values(node, "ddp.replicated", TrainingValues)
         if one.step_seconds and one.compute_seconds and one.parameters and one.ranks > 1
     ]
-    if not found:
+    if not runs:
         yield _missing("scaling from 1 to n GPUs", scaling, "1")
         yield _missing("all-reduce of the gradients", formula)
         return
-    run = found[0]
+    run = runs[0]
     step, compute, parameters = run.step_seconds or 1.0, run.compute_seconds or 1.0, run.parameters or 0
     share = compute / step
     bound = "1"

@@ -118,8 +118,8 @@ def _case(case: CheckTrial, path: Path, everyone: list[str]) -> Iterator[Tried]:
     node = facts_from_bundle(Bundle.from_json(read_file(fixture), str(fixture)))
     before = {check_id: _status(_findings(check_id, node)) for check_id in everyone}
     passed = before[case.check] is Status.PASS
-    found = "; ".join(finding.message for finding in _findings(case.check, node) if finding.status is not Status.PASS)
-    problem = None if passed else f"it is {before[case.check].value}: {found}"
+    faults = "; ".join(finding.message for finding in _findings(case.check, node) if finding.status is not Status.PASS)
+    problem = None if passed else f"it is {before[case.check].value}: {faults}"
     yield Tried(case.check, f"passes {case.fixture}", problem)
     for mutant in case.mutants:
         changes = ", ".join(f"{name}={value}" for name, value in mutant.set.items())

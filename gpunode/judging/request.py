@@ -120,17 +120,17 @@ def selected_checks(selected: Iterable[str], skipped: Iterable[str]) -> frozense
 
 def _matching(option: str, names: Iterable[str], known: list[str]) -> frozenset[str]:
     """Return the known ids that the names are, or that they match as shell patterns."""
-    found: set[str] = set()
+    ids: set[str] = set()
     for name in names:
         if not PATTERN.search(name):
             if name not in registry:
                 raise UsageError(f"{option}: {unknown('check', name, known)}")
-            found.add(name)
+            ids.add(name)
         elif matching := {id_ for id_ in known if matches_any(id_, [name])}:
-            found |= matching
+            ids |= matching
         else:
             raise UsageError(f"{option}: no check matches {name}; see gpunode checks")
-    return frozenset(found)
+    return frozenset(ids)
 
 
 def _ids(values: Iterable[str]) -> list[str]:

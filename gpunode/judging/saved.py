@@ -52,10 +52,10 @@ def _files(place: Path) -> list[Path]:
         if not place.exists():
             raise UsageError(f"{place}: no such file or folder")
         return [place]
-    found = sorted(path for path in place.glob("*.json") if path.is_file())
-    if not found:
+    files = sorted(path for path in place.glob("*.json") if path.is_file())
+    if not files:
         raise UsageError(f"{place}: no bundle (*.json) in this directory")
-    return found
+    return files
 
 
 def read_file(path: Path) -> bytes:

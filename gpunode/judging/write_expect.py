@@ -44,7 +44,7 @@ def settings_of(node: EvaluatedNode) -> dict[str, Any]:
     modes = {gpu.mig_mode for gpu in facts.smi_gpus}
     rates = [port.rate_gbit_per_s for _, _, port in ports(facts) if port.state == "ACTIVE"]
     firmware = {device.firmware for device in facts.infiniband or ()}
-    found = {
+    settings = {
         "kernel": facts.running_kernel,
         "packages": {name: min(its) for name, its in sorted(versions.items()) if len(its) == 1},
         "mig": modes.pop() if len(modes) == 1 else None,
@@ -52,7 +52,7 @@ def settings_of(node: EvaluatedNode) -> dict[str, Any]:
         "nic_rate_gbit_per_s": min((rate for rate in rates if rate is not None), default=None),
         "nic_firmware": sorted(str(one) for one in firmware) if None not in firmware else None,
     }
-    return {key: value for key, value in found.items() if value is not None and value not in ([], {})}
+    return {key: value for key, value in settings.items() if value is not None and value not in ([], {})}
 
 
 def write_expectation(path: Path, nodes: Iterable[NodeReport], settings: Mapping[str, Mapping[str, Any]]) -> None:
@@ -60,18 +60,18 @@ def write_expectation(path: Path, nodes: Iterable[NodeReport], settings: Mapping
 
     ``settings`` are those of each host. Raises UsageError if there is no figure.
     """
-    found: defaultdict[str, list[float]] = defaultdict(list)
+    by_metric: defaultdict[str, list[float]] = defaultdict(list)
     hosts, measured = list[str](), list[NodeReport]()
     for node in nodes:
         figures = of_node(node, "").figures
         hosts += [node.host] if figures else []
         measured += [node] if figures else []
         for (metric, _, _), value in figures.items():
-            found[metric].append(value)
-    if not found:
+            by_metric[metric].append(value)
+    if not by_metric:
         raise UsageError(f"--write-expect {path}: no passed figure of a real GPU: nothing was written")
     share = 1 - DROP_FAILS.value
-    least = {metric: float(f"{min(values) * share:.{DIGITS}g}") for metric, values in sorted(found.items())}
+    least = {metric: float(f"{min(values) * share:.{DIGITS}g}") for metric, values in sorted(by_metric.items())}
     nodes_read = counted(len(hosts), "node")
     head = f"# Written by gpunode validate --write-expect: {share:g} of the lowest figure of {nodes_read}."
     write_whole(path, f"{head}\n{yaml.safe_dump({**in_common(measured, settings), 'figures': least}, sort_keys=False)}")
