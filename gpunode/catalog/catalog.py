@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from packaging.version import Version as Number
 from pydantic import BaseModel
 
-from gpunode.catalog import hardware, open_modules, pci_ids, software
+from gpunode.catalog import hardware, open_modules, origins, pci_ids, software
 from gpunode.catalog.gpus import GpuIndex, GpuMatch, normal, similar
 from gpunode.catalog.pci_ids import texts
 from gpunode.catalog.read import Document, Problem, dotted, place, read, section
@@ -188,8 +188,11 @@ class Catalog:
 
     def prepare(self) -> None:
         """Read what judging a node with GPUs needs, so that processes forked from this one find it read."""
-        for name in ("architectures", "branches", "pci_parts", "platforms"):
+        of_node = ("architectures", "branches", "pci_parts", "platforms")
+        of_workload = ("cuda_majors", "cudnn", "forward_compat", "nccl", "wheels")
+        for name in (*of_node, *of_workload):
             self.rows(name)
+        origins.table()
         self._described_index.by_pci("10de:0000", None)
 
     @property

@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from gpunode.catalog import catalog as module
+from gpunode.catalog import origins
 from gpunode.catalog.catalog import Catalog
 from gpunode.catalog.read import NULL, parse
 
@@ -24,13 +25,16 @@ def tag_of(text: str) -> str:
 
 def test_a_prepared_catalog_reads_no_file_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = Catalog()
+    origins.table.cache_clear()
     catalog.prepare()
     monkeypatch.setattr(module, "_own", None)
+    assert origins.table.cache_info().currsize == 1
     found = catalog.gpu_by_pci("10de:2330")
     assert found is not None
     assert found.gpu is not None
     assert catalog.platforms_with({found.gpu.id: 8})
     assert catalog.branches
     assert catalog.pci_parts
+    assert all(catalog.rows(name) for name in ("cuda_majors", "cudnn", "forward_compat", "nccl", "wheels"))
     with pytest.raises(TypeError):
         _ = catalog.systems
