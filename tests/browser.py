@@ -18,7 +18,7 @@ _END = b"\0"
 
 
 class Browser:
-    """One page. ``problems`` has what its console and its log said, and each request that is not the page's own."""
+    """One page. ``problems`` has what its console and its log contain, and each request that is not the page's own."""
 
     def __init__(self, to: int, back: int) -> None:
         self._to, self._back = to, back

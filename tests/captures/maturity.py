@@ -1,6 +1,6 @@
 """On what each check was proven, derived from the tests; and how long the data takes that it reads.
 
-``python tests/captures/maturity.py`` writes gpunode/checks/evidence.json anew from the recordings; with
+``python tests/captures/maturity.py`` writes gpunode/checks/evidence.json again from the recordings; with
 ``--timed BUNDLE`` the seconds too, from a bundle that was collected on a node. A test compares.
 
 ``recorded``: the check came to a verdict (pass, warn, fail) on a recording of a real machine, of a fact that it needs.

@@ -36,7 +36,7 @@ def parsed(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def summary() -> Iterator[None]:
-    """Say what the folder holds and what became of it; ``pytest -s`` shows it."""
+    """Print what the folder holds and what became of it; ``pytest -s`` shows it."""
     yield
     facts = sum(len(entry["facts"]) for entry in PARSED.values())
     print(f"\n{len(CAPTURES)} captures: {len(PARSED)} parsed, {facts} facts checked")

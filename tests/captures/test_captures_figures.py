@@ -30,7 +30,7 @@ UNKNOWN_MACHINE = {
     "nvbandwidth/dcgm-verboseFullOutput.json",
     "nvbandwidth/dcgm-verboseFullOutputWithErrors.json",
 }
-"""Logs of which neither text nor source tells the machine."""
+"""Logs of an unknown machine: neither text nor source names it."""
 ORDER = ("bad", "low", "good", "unknown")
 RULES = MarkRules(gross=GROSS.default, gross_origin=GROSS.name)
 

@@ -23,7 +23,7 @@ TRIED: list[int] = []
 
 @pytest.fixture(scope="module", autouse=True)
 def summary() -> Iterator[None]:
-    """Say how many texts were tried in what time; ``pytest -s`` shows it."""
+    """Print how many texts were tried in what time; ``pytest -s`` shows it."""
     start = time.perf_counter()
     yield
     print(f"\n{len(TRIED)} damaged captures, {sum(TRIED)} bytes in {time.perf_counter() - start:.1f} s")

@@ -90,7 +90,7 @@ WINDOWS = frozenset(
     }
 )
 KINDS = ("smi-xml", "smi-q", "smi-nvlink", "smi-topo", "dmesg", "lspci", "ib")
-# What nvidia-smi -q says nothing of: links between GPUs, and services.
+# What nvidia-smi -q reports nothing of: links between GPUs, and services.
 OF_SMI = {check.id for check in registry} - {
     "fabric.manager",
     "link.p2p",
@@ -122,7 +122,7 @@ def device(slot: str, device_id: str, subsystem_id: str | None = None, **more: A
 
 
 def with_smi(document: dict[str, Any]) -> NodeFacts:
-    """A node whose GPUs are those that nvidia-smi tells of; of links between them nothing is known."""
+    """A node whose GPUs are those that nvidia-smi reports; of links between them nothing is known."""
     gpus = document["gpus"]
     for gpu in gpus:
         gpu["pci_bus_id"] = gpu["pci_bus_id"] or f"0000:{gpu['index'] + 16:02x}:00.0"
@@ -163,7 +163,7 @@ def with_smi(document: dict[str, Any]) -> NodeFacts:
 
 
 def link_of(gpu: dict[str, Any]) -> PciLink | None:
-    """What the kernel would tell of a link that nvidia-smi tells of."""
+    """What the kernel would report of a link that nvidia-smi reports."""
     speeds = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
     pcie = gpu["pcie"]
     return PciLink(
@@ -251,7 +251,7 @@ def with_ibstat(document: dict[str, Any]) -> NodeFacts:
 
 
 def node_with(name: str) -> tuple[NodeFacts, set[str]]:
-    """The node, and the checks that look at what the capture tells."""
+    """The node, and the checks that look at what the capture reports."""
     text = read(name)
     match name.partition("/")[0]:
         case "smi-xml":
@@ -278,19 +278,19 @@ def found_in(name: str) -> list[Finding]:
     return judge(node, Expectation(), only=checks)
 
 
-def told(findings: list[Finding], *statuses: Status) -> list[str]:
+def messages(findings: list[Finding], *statuses: Status) -> list[str]:
     return [f"{found.check} [{found.component}]: {found.message}" for found in findings if found.status in statuses]
 
 
 @pytest.mark.parametrize("name", each(name for name in names() if name not in FAULTY))
 def test_a_healthy_capture_has_no_fault(name: str) -> None:
     findings = found_in(name)
-    assert told(findings, Status.FAIL) == []
+    assert messages(findings, Status.FAIL) == []
     if name not in IN_PART:
         # Models that the catalog does not have are undetermined, and that alone.
         allowed = {"gpu.model", *({"gpu.persistence"} if name in WINDOWS else ())}
         errors = [finding for finding in findings if finding.check not in allowed]
-        assert told(errors, Status.ERROR) == []
+        assert messages(errors, Status.ERROR) == []
 
 
 @pytest.mark.parametrize("name", each(FAULTY))
@@ -298,7 +298,7 @@ def test_a_faulty_capture_has_the_fault_that_it_has(name: str) -> None:
     findings = found_in(name)
     for check, status, words in FAULTY[name]:
         found = [finding for finding in findings if finding.check == check and words in finding.message]
-        assert {finding.status for finding in found} == {status}, told(findings, Status.FAIL, Status.WARN)
+        assert {finding.status for finding in found} == {status}, messages(findings, Status.FAIL, Status.WARN)
         assert all(finding.remedy for finding in found)
     known = {check for check, status, _ in FAULTY[name] if status is Status.FAIL}
     assert {finding.check for finding in findings if finding.status is Status.FAIL} == known

@@ -74,7 +74,7 @@ def lay_node(folder: Path, hardware: str, driver: str, mig: bool) -> None:
 
 
 def xml_lines(text: str) -> set[str]:
-    """Paths of the tags of the first GPU; the contents of lists whose length says nothing are left out."""
+    """Paths of the tags of the first GPU; the contents of lists of any length are left out."""
     root = ET.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", text))  # noqa: S314 (recorded files)
     gpu = root.find("gpu")
     assert gpu is not None
@@ -129,7 +129,7 @@ def topo_lines(text: str) -> set[str]:
 
 
 def nvlink_lines(text: str) -> set[str]:
-    """The links of the first GPU with their speed, or what is said in their place."""
+    """The links of the first GPU with their speed, or what is reported in their place."""
     block = re.split(r"(?m)^GPU \d+:", text)[1]
     return {re.sub(r"\s+", " ", line.strip()) for line in block.splitlines()[1:] if line.strip()} | {"GPU: NAME (UUID)"}
 

@@ -24,8 +24,8 @@ OF_TOOLKIT = (
 
 def package(name: str, version: str, architecture: str, source: str, held: bool) -> str:
     """One line of the probe's dpkg-query."""
-    wish = "hold" if held else "install"
-    return f"{name}\t{version}\t{architecture}\t{wish} ok installed\t{source}\t{version}\t{NVIDIA}\n"
+    request = "hold" if held else "install"
+    return f"{name}\t{version}\t{architecture}\t{request} ok installed\t{source}\t{version}\t{NVIDIA}\n"
 
 
 def toolkit(architecture: str) -> str:

@@ -1,6 +1,6 @@
 """Whole nodes as the probe prints them: simulated, never seen on a machine.
 
-A ``Machine`` says what is in a node. Its hardware and nvidia-smi are the lab's simulator, laid below a folder with the
+A ``Machine`` has what is in a node. Its hardware and nvidia-smi are the lab's simulator, laid below a folder with the
 files of a host and read by the real probe; what Debian's packages look like once they are installed is taken from the
 recorded ``debian-12-driver.json``.
 """

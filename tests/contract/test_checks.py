@@ -1,7 +1,7 @@
 """Every check has input that it passes, mutants that it alone fails, and data without which it is an error.
 
 A mutant is an edit of raw text in a bundle. The whole map of verdicts is compared before and after: the named check
-turns, others may turn to ``skip`` where the mutant says so, and nothing else moves.
+turns, others may turn to ``skip`` where the mutant declares it, and nothing else moves.
 """
 
 import json
@@ -81,7 +81,7 @@ HEALTHY: dict[Base, int] = {
 }
 """Healthy nodes, and how many checks pass on each at least."""
 
-# A host that could not be reached has no bundle, and so nothing to edit: the report says it for the check.
+# A host that could not be reached has no bundle, and so nothing to edit: the report has the error of the check.
 OF_THE_REPORT = {"node.reachable"}
 
 
@@ -157,7 +157,7 @@ def before(base: Base, expect: str = "{}") -> Mapping[str, Status]:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.check}: {mutant.name}")
-def test_mutant_turns_its_check_and_nothing_else_and_is_told_with_a_remedy(mutant: Mutant) -> None:
+def test_mutant_turns_its_check_and_nothing_else_and_is_reported_with_a_remedy(mutant: Mutant) -> None:
     intact = before(mutant.base, mutant.expect.model_dump_json(exclude_defaults=True))
     found = findings(apply(healthy(mutant.base), mutant.edits), mutant.expect)
     assert intact[mutant.check] is PASS

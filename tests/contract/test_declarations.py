@@ -27,7 +27,7 @@ COUNTS = (0, 1, 2, -1)
 """None, one, a pair, unlimited: no limits either."""
 
 
-def test_every_check_says_what_is_to_be_done() -> None:
+def test_every_check_has_a_remedy_or_an_action() -> None:
     """``drain`` with nothing to do is no help, and doing something for nothing is none either."""
     for check in registry:
         assert check.actions, check.id

@@ -79,7 +79,7 @@ def annotations(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def unevaluated(tree: ast.AST) -> set[int]:
-    """The parts of a module that no Python evaluates: what only a type checker reads, and annotations if it says so."""
+    """The parts of a module that no Python evaluates: what only a type checker reads, and postponed annotations."""
     nodes = list(ast.walk(tree))
     typed = [node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     skipped = {id(inner) for node in typed for part in node.body for inner in ast.walk(part)}

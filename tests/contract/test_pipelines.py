@@ -83,13 +83,13 @@ def test_the_pipeline_refuses_a_mistyped_variable_and_a_wrong_value(
     assert capsys.readouterr().out.split() == ["gpu-01.example.invalid", "gpu-02.example.invalid"]
     own = site / "group_vars" / "gpu_nodes.yml"
     text = own.read_text()
-    for line, says in (
+    for line, message in (
         ("ssh_hardning_state: present", "did you mean ssh_hardening_state"),
         ("ssh_hardening_max_auth_tries: many", "ssh_hardening_max_auth_tries"),
     ):
         own.write_text(f"{text}\n{line}\n")
         assert run(names) == 2
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("service", list(PIPELINES))

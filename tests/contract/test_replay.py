@@ -63,7 +63,7 @@ def verdicts(report: Bundle) -> Verdicts:
     return {(finding["check"], finding["component"]): finding["status"] for finding in node["findings"]}
 
 
-def test_the_node_is_as_the_demo_says(bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_node_is_as_the_demo_prints_it(bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rc, report = replayed(bundle, tmp_path, capsys)
     found = verdicts(report)
     assert rc == 3

@@ -78,7 +78,7 @@ def test_there_are_roles() -> None:
     assert {path.name for path in ROLES} >= {"preflight", "nvidia_driver"}
 
 
-def test_defaults_and_specification_say_the_same(role: Path) -> None:
+def test_defaults_and_specification_agree(role: Path) -> None:
     defaults = load(role / "defaults" / "main.yml")
     assert defaults.keys() == options(role).keys()
     for name, option in options(role).items():
@@ -207,7 +207,7 @@ def test_no_task_names_a_file_of_the_controller_by_a_variable_that_a_node_can_se
         assert [name for name in names if name in settings or name.startswith(("gpunode_", "__gpunode_"))] == [], task
 
 
-def test_commands_say_when_they_change_something(role: Path) -> None:
+def test_commands_declare_when_they_change_something(role: Path) -> None:
     for task in tasks(role):
         if {"ansible.builtin.command", "ansible.builtin.shell"} & task.keys():
             assert "changed_when" in task, task["name"]

@@ -1,8 +1,8 @@
 """Many SSH endpoints on this machine's loopback, each of which answers the probe with its own bundle, or wrongly.
 
 One address of 127.0.0.0/8 each, one port for all. Real sshds listen there, and what they run in place of any command
-plays the node: it says what the fleet waits for, reads the probe to its end, and prints the bundle of the address that
-was called. How a node can be bad is in ``BAD``.
+plays the node: it prints what the fleet waits for, reads the probe to its end, and prints the bundle of its
+address. How a node can be bad is in ``BAD``.
 """
 
 import getpass

@@ -1,4 +1,4 @@
-"""Bundles of many nodes, no two alike: the healthy simulated machines of the checks' own tests, told apart as real
+"""Bundles of many nodes, no two alike: the healthy simulated machines of the checks' own tests, distinguished as real
 nodes are."""
 
 import json

@@ -86,7 +86,7 @@ def measured(
 def with_bytecode(folder: Path) -> dict[str, str]:
     """Return this environment, with compiled modules kept in ``folder``: an installed program does not compile itself.
 
-    Without it a run would compile every module anew where the environment forbids writing bytecode.
+    Without it a run would compile every module again where the environment forbids writing bytecode.
     """
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return env | {"PYTHONPYCACHEPREFIX": str(folder)}

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from firewall_world import ADMIN, CLUSTER, LISTENER, LISTENS, MONITOR, STRANGER, World
+from firewall_world import ADMIN, CLUSTER, FOREIGN, LISTENER, LISTENS, MONITOR, World
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def world() -> Iterator[World]:
         made.sh(made.node, f"ip link add eth0 type veth peer name eth0 netns {made.outside}")
         made.sh(made.node, f"ip link add br-test type veth peer name eth0 netns {made.container}")
         for space, end in ((made.node, 1), (made.outside, 2)):
-            for host in (ADMIN, CLUSTER, MONITOR, STRANGER):
+            for host in (ADMIN, CLUSTER, MONITOR, FOREIGN):
                 made.sh(space, f"ip addr add 10.99.{host}.{end}/24 dev eth0")
                 made.sh(space, f"ip addr add fd99:{host}::{end}/64 dev eth0 nodad")
             made.sh(space, "ip link set eth0 up")

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunode.provisioning.firewall_policy import FirewallSettings, nft_text, policy_of
 
-ADMIN, CLUSTER, MONITOR, STRANGER = range(4)
+ADMIN, CLUSTER, MONITOR, FOREIGN = range(4)
 SETTINGS: dict[str, Any] = {
     "ssh_networks": ["10.99.0.0/24", "fd99:0::/64"],
     "ssh_ports": ["22"],

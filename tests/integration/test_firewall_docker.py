@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from firewall_world import ADMIN, CLUSTER, MONITOR, STRANGER, World
+from firewall_world import ADMIN, CLUSTER, FOREIGN, MONITOR, World
 
 from gpunode.provisioning.firewall_policy import TABLE
 
@@ -93,7 +93,7 @@ def engine(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
         engine.log.close()
 
 
-def answers(world: World, wanted: dict[int, str], host: int = STRANGER) -> bool:
+def answers(world: World, wanted: dict[int, str], host: int = FOREIGN) -> bool:
     """Return whether a scan comes to this while the servers start."""
     end = time.monotonic() + READY_S
     while world.scan(host, [*wanted]) != wanted:
@@ -110,7 +110,7 @@ def test_published_ports_follow_the_policy_and_containers_go_on(world: World, en
     for version in (4, 6):  # over IPv6 it is docker-proxy that listens
         assert world.scan(MONITOR, [*both], version=version) == {8080: "open"}
         assert world.scan(CLUSTER, [*both], version=version) == both
-        assert world.scan(STRANGER, [*both], version=version) == {}
+        assert world.scan(FOREIGN, [*both], version=version) == {}
         assert world.scan(ADMIN, [*both], version=version) == {}
     for place in (f"{BRIDGE}:8081", "10.99.3.1:8080"):
         assert engine.run("--rm", "host", str(PYTHON), "-I", "-c", FETCH.format(place)) == "200\n"
@@ -119,6 +119,6 @@ def test_published_ports_follow_the_policy_and_containers_go_on(world: World, en
     assert engine.rules() == before
     engine.docker("restart", "--time", "1", "named", "unnamed")
     assert answers(world, both, CLUSTER)
-    assert world.scan(STRANGER, [*both]) == {}
+    assert world.scan(FOREIGN, [*both]) == {}
     world.sh(world.node, f"nft delete table inet {TABLE}")
-    assert world.scan(STRANGER, [*both]) == both
+    assert world.scan(FOREIGN, [*both]) == both

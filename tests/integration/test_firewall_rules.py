@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.gpunode.node.plugins.module_utils.guard import Guard
-from firewall_world import ADMIN, CLUSTER, LISTENS, MONITOR, PORTS, SCANNER, STRANGER, World, rules
+from firewall_world import ADMIN, CLUSTER, FOREIGN, LISTENS, MONITOR, PORTS, SCANNER, World, rules
 
 from gpunode.provisioning.firewall import REMOVE, UNIT, WATCH, WATCHED_S, WATCHING
 from gpunode.provisioning.firewall_policy import TABLE
@@ -29,11 +29,11 @@ pytestmark = [
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_a_scan_shows_exactly_the_allowed_ports(world: World, version: int) -> None:
-    before = world.scan(STRANGER, version=version)
+    before = world.scan(FOREIGN, version=version)
     assert {port for port, how in before.items() if how == "open"} == {*LISTENS, 8080}
     world.load()
     assert world.scan(ADMIN, version=version) == {22: "open", 443: "open"}
-    assert world.scan(STRANGER, version=version) == {443: "open", **({7777: "open"} if version == 4 else {})}
+    assert world.scan(FOREIGN, version=version) == {443: "open", **({7777: "open"} if version == 4 else {})}
     exporters = {9100: "open", 9400: "closed", 9405: "open", 9410: "closed"}
     assert world.scan(MONITOR, version=version) == {443: "open", 8080: "open", **exporters}
     everything = world.scan(CLUSTER, version=version)
@@ -46,14 +46,14 @@ def test_a_published_port_does_not_bypass_the_policy(world: World) -> None:
     world.load()
     try:
         assert world.scan(MONITOR, [8080, 8081]) == {8080: "open"}
-        assert world.scan(STRANGER, [8080, 8081]) == {}
+        assert world.scan(FOREIGN, [8080, 8081]) == {}
         assert world.scan(CLUSTER, [8080, 8081]) == {8080: "open", 8081: "open"}
         # A service on the port inside the container does not open another published port that leads there.
         world.load(services=[{"name": "web", "protocol": "tcp", "ports": ["80"], "networks": ["any"]}])
-        assert world.scan(STRANGER, [8080, 8081]) == {}
+        assert world.scan(FOREIGN, [8080, 8081]) == {}
     finally:
         world.sh(world.node, f"nft delete table inet {TABLE}")
-    assert world.scan(STRANGER, [8080, 8081]) == {8080: "open", 8081: "open"}
+    assert world.scan(FOREIGN, [8080, 8081]) == {8080: "open", 8081: "open"}
 
 
 @pytest.mark.parametrize("address", ["172.30.0.2", "fd30::2"])
@@ -77,7 +77,7 @@ def test_a_container_is_not_reached_past_its_published_port(world: World, addres
 def test_new_connections_of_one_source_to_a_public_service_are_limited(world: World) -> None:
     world.load()
     try:
-        world.scan(STRANGER, [443])
+        world.scan(FOREIGN, [443])
         flood = world.sh(
             world.outside,
             f"{sys.executable} -I - 10.99.3.2 10.99.3.1 1 {' '.join(['443'] * 120)}",

@@ -268,7 +268,7 @@ def test_shards_behind_a_slow_network_are_limited_by_it(archive: Path, tmp_path:
 
 
 @pytest.mark.parametrize(("sleep_s", "waits"), [(0.02, True), (0.0, False)])
-def test_a_profile_tells_samples_that_sleep_from_samples_that_decode(
+def test_a_profile_distinguishes_samples_that_sleep_from_samples_that_decode(
     sleep_s: float, waits: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One loader: in both cases the main process waits; the worker sleeps, or computes on one core."""

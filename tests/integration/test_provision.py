@@ -179,7 +179,7 @@ def test_an_unreachable_node_is_exit_code_3(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected_text"),
     [
         (["--limit", "gpu9"], "--limit gpu9: inventory hosts.yml has no host or group gpu9; did you mean gpu"),
         (["--tags", "sya"], "no task has the tag sya; did you mean say?"),
@@ -205,10 +205,10 @@ def test_an_unreachable_node_is_exit_code_3(folder: Path) -> None:
         (["-e", "nvidia_driver_version='580"], "-e nvidia_driver_version: a quotation mark is missing"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(folder: Path, capfd: Out, words: list[str], says: str) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(folder: Path, capfd: Out, words: list[str], expected_text: str) -> None:
     assert provision(*words) == 2
     captured = capfd.readouterr()
-    assert says in captured.err
+    assert expected_text in captured.err
     assert captured.err.count("\n") == 1
     assert "PLAY" not in captured.out
 

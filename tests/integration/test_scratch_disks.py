@@ -177,8 +177,8 @@ def array_of(device: str) -> dict[str, Any]:
     return {f"disk{number}": {**one, "device": f"/dev/null{number}"} for number in (1, 2)}
 
 
-def test_a_damaged_file_system_is_repaired_and_never_made_anew(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """xfs_repair, as the message says, is the judge of what would have been lost."""
+def test_a_damaged_file_system_is_repaired_and_never_made_again(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """xfs_repair, as the message states, is the judge of what would have been lost."""
     device = disks.add("a")
     array = {"disks": ["disk1", "disk2"], "name": "none", "erase": [], **OWN, "array": OWN["filesystem"]}
     rng = random.Random(28)  # noqa: S311

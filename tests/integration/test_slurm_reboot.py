@@ -39,7 +39,7 @@ class Cluster(Slurm):
         file.write_text("".join(f"{line}\n" for line in lines))
 
     def boot(self, *words: str) -> None:
-        """Start slurmd anew; with ``-b`` as after a boot."""
+        """Start slurmd again; with ``-b`` as after a boot."""
         ended(self.slurmd)
         object.__setattr__(
             self,

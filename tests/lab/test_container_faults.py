@@ -1,7 +1,7 @@
 """Faults inside a container, on a node with a simulated GPU: each is found by its own name and nothing else.
 
 Engine, containers, shared memory and the payload are real; GPU, driver and toolkit are the lab's simulations, and the
-PyTorch of one image is a stand-in that only says what it was built for. What is wrong with CDI and the toolkit's
+PyTorch of one image is a stand-in with the version of its build only. What is wrong with CDI and the toolkit's
 packages is in test_container_toolkit.py.
 """
 

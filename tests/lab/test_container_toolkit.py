@@ -221,7 +221,7 @@ def test_what_is_damaged_is_repaired_and_nothing_else(roles: Roles, provisioned:
 def test_a_reload_of_systemd_removes_no_device(roles: Roles, provisioned: Run, hook: bool) -> None:
     how = RUNTIME if hook else CDI
     roles.site.sh(f"{how.replace('--rm', '-d --name job')} /bin/sleep 3000")
-    # There is no driver behind the simulated device: one that is allowed says so, one that is not says not permitted.
+    # There is no driver behind the simulated device: that is the error if it is allowed.
     opened = "docker exec job /bin/sh -c '/bin/head -c 1 /dev/nvidia0 2>&1 || true'"
     first = roles.site.sh(opened)
     roles.site.sh("systemctl daemon-reload; systemctl try-reload-or-restart systemd-journald")

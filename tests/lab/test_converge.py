@@ -107,7 +107,7 @@ def test_check_mode_announces_on_a_page_what_the_first_run_then_does(lab_site: S
     lab_site.sh("systemctl is-active " + " ".join(unit_lines(announced, "start")))
     assert unit_lines(done, "enable") <= unit_lines(announced, "enable")
     assert unit_lines(done, "start") <= unit_lines(announced, "start") | DRIVERS_DAEMONS
-    # What the daemons are told after the change goes by what they then know; nothing else is written in addition.
+    # What the daemons get after the change goes by what they then know; nothing else is written in addition.
     assert {path for path in done.paths if not path.startswith("/run/")} == announced.paths
     # Two roles write daemon.json: the announcement of the second is what is there in the end.
     last = re.findall(r"(?m)^\+\+\+ after: /etc/docker/daemon\.json\n@@ .*\n((?:\+.*\n)+)", announced.output)[-1]

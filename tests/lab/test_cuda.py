@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 CONCERNS = ("plugins/",)
 
 OWN_FILES = {"/etc/apt/preferences.d/gpunode-cuda.pref", "/etc/profile.d/gpunode-cuda.sh"}
-WISHES = '{"cuda_toolkit": ["12.9", "13.0"], "cuda_default": "12.9", "cuda_nccl": true, "cuda_cudnn": true}'
+SETTINGS = '{"cuda_toolkit": ["12.9", "13.0"], "cuda_default": "12.9", "cuda_nccl": true, "cuda_cudnn": true}'
 # A toolkit, newer than the repository's, that depends on $package.
 TREACHEROUS = r"""
 mkdir -p /srv/made/tree/DEBIAN
@@ -40,7 +40,7 @@ class Cuda(Roles):
     """The play, with the requests of this file."""
 
     def play(self, *arguments: str) -> Run:
-        return super().play("-e", WISHES, *arguments)
+        return super().play("-e", SETTINGS, *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ for device in 195:0 195:255; do echo "c $device rw" > /sys/fs/cgroup/devices$gro
 mknod -m 666 /proc/$pid/root/dev/nvidia0 c 195 0
 mknod -m 666 /proc/$pid/root/dev/nvidiactl c 195 255
 """
-# There is no driver behind the device: one that is allowed says so, one that is not says not permitted.
+# There is no driver behind the device: that is the error if it is allowed.
 OPENED = "docker exec job /bin/sh -c '/bin/head -c 1 /dev/nvidia0 2>&1 || true'"
 
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 CONCERNS = ("plugins/action/guarded_change", "plugins/module_utils/guard")
 
 RULES, UNIT = "/etc/gpunode/firewall.nft", "/etc/systemd/system/gpunode-firewall.service"
-CLUSTER, MONITOR, STRANGER = 1, 2, 3
+CLUSTER, MONITOR, FOREIGN = 1, 2, 3
 POLICY: dict[str, Any] = {
     "preflight_require_gpu": False,
     "firewall_state": "present",
@@ -170,7 +170,7 @@ def test_it_is_loaded_as_announced_and_a_second_run_changes_nothing(
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_a_scan_shows_exactly_the_allowed_ports(site: Site, loaded: tuple[Run, Run], version: int) -> None:
-    assert scan(site, STRANGER, version=version) == {443: "open"}
+    assert scan(site, FOREIGN, version=version) == {443: "open"}
     assert scan(site, MONITOR, version=version) == {443: "open", 9100: "open", 8080: "ECONNREFUSED"}
     everything = scan(site, CLUSTER, version=version)
     assert everything.keys() == set(PORTS)
@@ -209,11 +209,11 @@ def test_a_published_port_follows_the_policy_and_dockers_rules_stay(site: Site, 
     site.sh(BOX)
     docker = site.sh("iptables-save -t nat | grep -v ^#; iptables-save -t filter | grep -v ^#")
     assert scan(site, MONITOR, [8080, 8081]) == {8080: "open"}
-    assert scan(site, STRANGER, [8080, 8081]) == {}
+    assert scan(site, FOREIGN, [8080, 8081]) == {}
     assert scan(site, CLUSTER, [8080, 8081]) == {8080: "open", 8081: "open"}
     # Over IPv6 it is docker-proxy that listens, where the node had IPv6 when the engine started.
     assert scan(site, MONITOR, [8080, 8081], version=6).keys() == {8080}
-    assert scan(site, STRANGER, [8080, 8081], version=6) == {}
+    assert scan(site, FOREIGN, [8080, 8081], version=6) == {}
     # What containers open themselves goes out, to each other and to the world.
     gateway = site.sh("ip -4 -o address show docker0").split()[3].partition("/")[0]
     for place in (f"{gateway} 8081", "10.99.1.1 8080", "10.99.3.2 4444"):
@@ -223,9 +223,9 @@ def test_a_published_port_follows_the_policy_and_dockers_rules_stay(site: Site, 
     site.sh("systemctl restart gpunode-firewall")
     assert site.sh("iptables-save -t nat | grep -v ^#; iptables-save -t filter | grep -v ^#") == docker
     site.sh("systemctl restart docker; docker start named unnamed")
-    assert scan(site, STRANGER, [8080, 8081]) == {}
+    assert scan(site, FOREIGN, [8080, 8081]) == {}
     site.sh("systemctl stop gpunode-firewall")
-    assert scan(site, STRANGER, [8080, 8081]) == {8080: "open", 8081: "open"}
+    assert scan(site, FOREIGN, [8080, 8081]) == {8080: "open", 8081: "open"}
     site.sh("systemctl start gpunode-firewall; docker rm -f named unnamed")
 
 
@@ -265,7 +265,7 @@ def test_the_rules_of_the_distributions_unit_do_not_remove_it(firewall: Roles, l
     for verb in ("start", "restart", "reload", "stop"):
         firewall.site.sh(f"systemctl {verb} nftables.service")
         if verb != "stop":
-            assert scan(firewall.site, STRANGER, [443, 5000]) == {443: "open"}, verb
+            assert scan(firewall.site, FOREIGN, [443, 5000]) == {443: "open"}, verb
     firewall.site.sh("systemctl start gpunode-firewall")
 
 
@@ -281,7 +281,7 @@ def test_the_rules_are_loaded_at_boot(firewall: Roles, loaded: tuple[Run, Run], 
     assert firewall.done(*policy).recap["changed"] == 0
     # The world outside was in the memory of the node.
     site.sh(OUTSIDE)
-    assert scan(site, STRANGER) == {443: "open"}
+    assert scan(site, FOREIGN) == {443: "open"}
 
 
 def test_the_first_policy_that_locks_out_reverts_by_itself_too(
@@ -321,7 +321,7 @@ def test_with_firewalld_the_policy_is_its_default_zone(firewall: Roles, policy: 
     firewall.done(*policy)
     assert site.sh("firewall-cmd --get-default-zone").strip() == "gpunode"
     # A zone rejects what it does not let in, where our own table drops it.
-    for host, expected in ((STRANGER, {443}), (MONITOR, {443, 9100}), (CLUSTER, set(LISTENS))):
+    for host, expected in ((FOREIGN, {443}), (MONITOR, {443, 9100}), (CLUSTER, set(LISTENS))):
         assert {port for port, how in scan(site, host).items() if how == "open"} == expected
     assert firewall.done(*policy).recap["changed"] == 0
     wrong = variables(firewall_ssh_networks=["10.0.0.0/8"], firewall_require_controller=False, firewall_revert_s=30)

@@ -26,7 +26,7 @@ FOUR = {
 }
 LOCKS = "/etc/dnf/plugins/versionlock.list"
 # The container toolkit in the newest release that the lab's rpm repository has.
-WISHES = (
+SETTINGS = (
     *("-e", '{"cuda_toolkit": ["12.9"], "cuda_nccl": true, "cuda_cudnn": true}'),
     *("-e", "nvidia_container_toolkit_version=1.20.0"),
 )
@@ -58,14 +58,14 @@ def bare(roles: Roles) -> str:
 
 @pytest.fixture(scope="module")
 def announced(roles: Roles, bare: str) -> Run:
-    run = roles.done("--check", *WISHES)
+    run = roles.done("--check", *SETTINGS)
     assert roles.site.sh(STATE) == bare
     return run
 
 
 @pytest.fixture(scope="module")
 def installed(roles: Roles, announced: Run) -> Run:
-    return roles.done(*WISHES)
+    return roles.done(*SETTINGS)
 
 
 def versions(site: Site) -> dict[str, str]:
@@ -99,7 +99,7 @@ def test_everything_is_locked_at_what_came(roles: Roles, installed: Run) -> None
 
 def test_a_second_run_changes_nothing(roles: Roles, installed: Run) -> None:
     before = roles.site.sh(STATE)
-    run = roles.done(*WISHES)
+    run = roles.done(*SETTINGS)
     assert run.recap["changed"] == 0, run.changed
     assert roles.site.sh(STATE) == before
 
@@ -109,7 +109,7 @@ def test_what_is_damaged_is_repaired_and_nothing_else(roles: Roles, installed: R
     roles.site.sh(
         f"sed -i /libnvidia-container1/d {LOCKS}; rpm --erase --nodeps libnccl; echo > /etc/profile.d/gpunode-cuda.sh"
     )
-    roles.done(*WISHES)
+    roles.done(*SETTINGS)
     assert roles.site.sh(STATE) == before
 
 

@@ -17,7 +17,7 @@ from gpunode.lab import Lab
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
 CONCERNS = ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/")
 
-WISHES = (
+SETTINGS = (
     *("-e", '{"cuda_toolkit": ["12.9"], "cuda_nccl": true, "nvidia_driver_version": "580.95.05"}'),
     *("-e", "nvidia_container_toolkit_version=1.20.0"),
 )
@@ -37,7 +37,7 @@ def site() -> Iterator[Site]:
     lab = Lab(f"site-dnf-{os.getpid()}")
     try:
         lab.up(1, "rocky-9", ["hgx-h100-8"])
-        site = Site(lab, *WISHES)
+        site = Site(lab, *SETTINGS)
         site.sh("dnf --quiet --assumeyes install epel-release")  # dkms is EPEL's
         yield site
     finally:

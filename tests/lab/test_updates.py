@@ -24,7 +24,7 @@ RECORD = "/var/lib/gpunode/updates/pending.json"
 POLICY_ON = ["-e", "updates_state=present", "-e", "updates_exclude_kernel=true"]
 KEPT = re.compile(r"nvidia|cuda|datacenter-gpu|docker|containerd|runc|linux-(image|headers)")
 # Security updates are in a suite of their own, which Debian's point releases follow later. The test makes one: an
-# archive with packages of a higher version, whose Release file says what Debian's says of its security suite.
+# archive with packages of a higher version, with the Release file of Debian's security suite.
 ARCHIVE = r"""
 apt-get update -q
 apt-get install -y -q --no-install-recommends docker.io dpkg-dev

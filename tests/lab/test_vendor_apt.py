@@ -157,21 +157,21 @@ def test_a_fabric_manager_that_lags(fault: Vendor, shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("unsigned", "is not signed"),
         ("expired-key", "EXPKEYSIG"),
         ("unreachable", "Connection refused"),
     ],
 )
-def test_a_repository_that_cannot_be_trusted_or_reached(fault: Vendor, shell: Shell, name: str, says: str) -> None:
+def test_a_repository_that_cannot_be_trusted_or_reached(fault: Vendor, shell: Shell, name: str, message: str) -> None:
     fault.fault(name)
     assert fault.faults() == [name]
     output = shell.ask(f"apt-get {ALONE} update")[1]
-    assert says in output
+    assert message in output
     assert shell.do(f"apt-cache {ALONE} madison nvidia-open").strip() == ""
     fault.heal(name)
-    assert says not in shell.do(f"apt-get {ALONE} update")
+    assert message not in shell.do(f"apt-get {ALONE} update")
     assert "615.71.09" in shell.do(f"apt-cache {ALONE} madison nvidia-open")
 
 

@@ -76,19 +76,21 @@ def commands(page: str) -> list[str]:
 
 
 FAULTY = ("# the current state",)
-"""Lines of which the page says that they find something: a node without a driver has failed checks."""
+"""Lines that find something, as the page states: a node without a driver has failed checks."""
 
 
 def test_the_whole_page_as_typed(user: User) -> None:
-    said: dict[str, str] = {}
+    reported: dict[str, str] = {}
     for line in commands("getting-started.md")[2:]:
         done = user.types(line, rc=1 if line.endswith(FAULTY) else 0)
-        said[line] = done.stdout + done.stderr
-    provisions = [text for line, text in said.items() if line.startswith("gpunode provision") and "--check" not in line]
+        reported[line] = done.stdout + done.stderr
+    provisions = [
+        text for line, text in reported.items() if line.startswith("gpunode provision") and "--check" not in line
+    ]
     assert len(provisions) == 2
     changed = [int(number) for number in re.findall(r"changed=(\d+)", "".join(provisions))]
     assert changed[0] > 20
-    assert re.search(r"(?m)^1 node", next(text for line, text in said.items() if "--save bundles/" in line))
+    assert re.search(r"(?m)^1 node", next(text for line, text in reported.items() if "--save bundles/" in line))
     assert list((user.home / "site" / "bundles").glob("*.json"))
     again = user.types("gpunode provision -i hosts.yml")
     assert re.findall(r"changed=(\d+)", again.stdout) == ["0"]

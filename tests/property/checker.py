@@ -82,7 +82,7 @@ def rule(rule_id: str) -> Callable[[Rule], Rule]:
 
 @dataclass(frozen=True)
 class Case:
-    """What was asked. GPUs are PCI ids with their number; None where no number was said."""
+    """What was asked. GPUs are PCI ids with their number; None where no number was given."""
 
     today: date
     gpus: tuple[tuple[str, int | None], ...] = ()
@@ -124,10 +124,10 @@ class Facts:
         self.native |= {branch: cuda for branch, cuda in OLD_CUDA.items() if branch not in self.native}
         self.majors = {v(row["cuda"])[0]: row for row in self.raw["cuda_majors"]}
 
-    def toolkit(self, wish: str) -> dict[str, Any]:
+    def toolkit(self, request: str) -> dict[str, Any]:
         """The row of a toolkit by version, or of the newest one of a series."""
         every = self.raw["cuda_toolkits"]
-        rows = [row for row in every if row["version"] == wish or row["version"].startswith(f"{wish}.")]
+        rows = [row for row in every if row["version"] == request or row["version"].startswith(f"{request}.")]
         row: dict[str, Any] = max(rows, key=lambda one: v(one["version"]))
         return row
 
@@ -148,7 +148,7 @@ class Facts:
         return found[0]
 
     def oldest(self, system: str, what: str) -> tuple[int, ...] | None:
-        """The oldest branch or toolkit that NVIDIA's repository for a system has; None where nothing says."""
+        """The oldest branch or toolkit that NVIDIA's repository for a system has; None where that is unknown."""
         directory = DIRECTORY.get(system)
         if directory is None:
             return None
@@ -180,12 +180,12 @@ class Look:
         self.flavour: str = self.stack["module"]["flavour"]
         self.source: str = self.stack["source"]
         self.deb = self.stack["os"].startswith(("ubuntu", "debian"))
-        self.wishes = [wish for wish in (self.case.cuda, self.case.toolkit) if wish]
+        self.requests = [request for request in (self.case.cuda, self.case.toolkit) if request]
         self.names = [package["name"] for package in self.stack["packages"]]
 
     @property
     def forward(self) -> bool:
-        """A cuda-compat package carries the wished CUDA, on the host or in the image."""
+        """A cuda-compat package carries the requested CUDA, on the host or in the image."""
         return self.stack["cuda"]["support"] == "forward-compat" or self.stack["cuda_compat"] is not None
 
     def warned(self, rule_id: str) -> bool:
@@ -194,8 +194,8 @@ class Look:
 
     def doubted(self, rule_id: str) -> bool:
         """The rule would have refused, had its fact been sure."""
-        said = [warning["text"] for warning in self.stack["warnings"] if warning["rule"].startswith(rule_id)]
-        return any(text.endswith("(not sure)") for text in said)
+        reported = [warning["text"] for warning in self.stack["warnings"] if warning["rule"].startswith(rule_id)]
+        return any(text.endswith("(not sure)") for text in reported)
 
     def capabilities(self) -> list[tuple[int, ...]]:
         """Compute capabilities of the node."""
@@ -222,7 +222,7 @@ class Look:
 
 
 @rule("wish")
-def wishes(look: Look) -> Iterator[str]:
+def requests(look: Look) -> Iterator[str]:
     """What was asked for is what was decided."""
     case, stack = look.case, look.stack
     for name, have in (("source", look.source), ("os", stack["os"]), ("arch", stack["arch"])):
@@ -249,27 +249,27 @@ def wishes(look: Look) -> Iterator[str]:
 def minor_floor(look: Look) -> Iterator[str]:
     if look.forward:
         return
-    for wish in look.wishes:
-        row = look.facts.toolkit(wish)
+    for request in look.requests:
+        row = look.facts.toolkit(request)
         if row["confidence"] != "low" and not at_least(look.version, row["minor_compat_min_driver_linux"]):
-            yield f"CUDA {wish} on {look.version}"
-        if not at_least(look.version, look.facts.majors[v(wish)[0]]["min_driver_linux"]):
-            yield f"CUDA {wish} on {look.version}, below the floor of its major"
+            yield f"CUDA {request} on {look.version}"
+        if not at_least(look.version, look.facts.majors[v(request)[0]]["min_driver_linux"]):
+            yield f"CUDA {request} on {look.version}, below the floor of its major"
 
 
 @rule("R02")
 def native(look: Look) -> Iterator[str]:
     if look.forward:
         return
-    for wish in look.wishes:
-        row = look.facts.toolkit(wish)
+    for request in look.requests:
+        row = look.facts.toolkit(request)
         full = row.get("toolkit_driver_linux_x86_64")
         branch = row.get("toolkit_driver_branch")
         if branch is None:
             branch = next(number for number, cuda in look.facts.native.items() if v(cuda) == v(row["version"])[:2])
         is_native = look.branch >= branch or (full is not None and at_least(look.version, full))
         if not is_native and not look.warned("R02"):
-            yield f"CUDA {wish} on {look.version} by minor-version compatibility, without a warning"
+            yield f"CUDA {request} on {look.version} by minor-version compatibility, without a warning"
     if look.case.cuda and look.stack["cuda"]["support"] is None:
         yield "how the wished CUDA is reached is not said"
 
@@ -285,9 +285,9 @@ def last_branch(look: Look) -> Iterator[str]:
 def last_cuda(look: Look) -> Iterator[str]:
     for gpu, _ in look.gpus:
         last = look.facts.last_cuda_major(gpu["arch"])
-        for wish in look.wishes:
-            if last is not None and v(wish)[0] > last:
-                yield f"CUDA {wish} on {gpu['name']}"
+        for request in look.requests:
+            if last is not None and v(request)[0] > last:
+                yield f"CUDA {request} on {gpu['name']}"
         if last is not None and look.stack["cuda"]["newest"] and v(look.stack["cuda"]["newest"])[0] > last:
             yield f"CUDA {look.stack['cuda']['newest']} is promised on {gpu['name']}"
     old = any(capability < (7, 5) for capability in look.capabilities())
@@ -310,9 +310,9 @@ def last_cuda(look: Look) -> Iterator[str]:
 def first_cuda(look: Look) -> Iterator[str]:
     for gpu, _ in look.gpus:
         first = FIRST_CUDA.get(gpu["compute_capability"]) or look.facts.first_cuda(gpu["arch"])
-        for wish in look.wishes:
-            if v(wish)[:2] < v(first):
-                yield f"CUDA {wish} does not know {gpu['name']}"
+        for request in look.requests:
+            if v(request)[:2] < v(first):
+                yield f"CUDA {request} does not know {gpu['name']}"
         own = look.facts.native.get(look.branch)
         if own is not None and v(own) < v(first):
             yield f"branch {look.branch} does not know {gpu['name']}"
@@ -426,16 +426,16 @@ def compat(look: Look) -> Iterator[str]:
     if not look.forward:
         return
     # Of the stack, not of the question: an offer answers with another CUDA.
-    wish = look.stack["cuda"]["wished"] or (look.stack["toolkit"] or {}).get("version") or look.case.toolkit
-    assert wish is not None
-    name = "cuda-compat-" + "-".join(wish.split(".")[:2])
+    request = look.stack["cuda"]["wished"] or (look.stack["toolkit"] or {}).get("version") or look.case.toolkit
+    assert request is not None
+    name = "cuda-compat-" + "-".join(request.split(".")[:2])
     host = look.stack["cuda_compat"]
     toolkit = look.stack["toolkit"]
-    wants_host = toolkit is not None and not at_least(
+    needs_host = toolkit is not None and not at_least(
         look.version, look.facts.majors[v(toolkit["version"])[0]]["min_driver_linux"]
     )
-    if wants_host != (host is not None and name in host["packages"] and name in look.names):
-        yield f"{name} on the host, which {'needs it' if wants_host else 'takes it from the image'}"
+    if needs_host != (host is not None and name in host["packages"] and name in look.names):
+        yield f"{name} on the host, which {'needs it' if needs_host else 'takes it from the image'}"
     rows = {row["package"]: row["matrix"] for row in look.facts.raw["forward_compat"]["matrix"]}
     if rows.get(name, {}).get(look.branch) != "compatible":
         yield f"{name} on {look.branch}"
@@ -512,9 +512,9 @@ def repo_mix(look: Look) -> Iterator[str]:
     origins = {origin for _, origin in look.case.installed}
     if look.case.source is None and origins - {look.source}:
         yield f"{look.source} beside driver packages from {sorted(origins)}"
-    strangers = {name for name, origin in look.case.installed if origin != look.source}
-    if not strangers <= set(look.stack["remove"]):
-        yield f"{sorted(strangers)} stay beside the new source"
+    foreign = {name for name, origin in look.case.installed if origin != look.source}
+    if not foreign <= set(look.stack["remove"]):
+        yield f"{sorted(foreign)} stay beside the new source"
 
 
 @rule("R17")
@@ -557,10 +557,10 @@ def gpudirect(look: Look) -> Iterator[str]:
     met = look.flavour == "open" and v(own) >= (11, 7) and all(one >= (7, 5) for one in look.capabilities())
     met = met and not any(gpu["name"].startswith("GeForce") for gpu, _ in look.gpus)
     kernel_met = look.case.kernel is not None and v(look.case.kernel)[:2] >= (5, 12)
-    said = look.stack["gpudirect_rdma"]
-    if said is True and not (met and kernel_met):
+    reported = look.stack["gpudirect_rdma"]
+    if reported is True and not (met and kernel_met):
         yield "GPUDirect RDMA is promised"
-    if said is not True and met and kernel_met:
+    if reported is not True and met and kernel_met:
         yield "GPUDirect RDMA is not seen"
 
 
@@ -627,7 +627,7 @@ def debian(look: Look) -> Iterator[str]:
     if look.in_rack():
         yield "a tray of a rack with Debian's driver"
     if not look.forward:
-        yield from (f"CUDA {wish} with Debian's driver" for wish in look.wishes if v(wish)[0] >= 13)
+        yield from (f"CUDA {request} with Debian's driver" for request in look.requests if v(request)[0] >= 13)
     for part in ("dcgm", "fabric_manager", "imex", "nscq"):
         if look.stack[part] is not None:
             yield f"{part} from Debian's archive, which has none"
@@ -652,20 +652,20 @@ def kernel_floor(look: Look) -> Iterator[str]:
 
 @rule("R24")
 def toolkit(look: Look) -> Iterator[str]:
-    part, wish = look.stack["toolkit"], look.case.toolkit
-    if (part is None) != (wish is None):
-        yield f"toolkit {part}, wished {wish}"
-    if wish and look.source == "debian":
+    part, request = look.stack["toolkit"], look.case.toolkit
+    if (part is None) != (request is None):
+        yield f"toolkit {part}, wished {request}"
+    if request and look.source == "debian":
         release = {"debian-12": "bookworm", "debian-13": "trixie"}[look.stack["os"]]
         rows = {row["package"]: row for row in look.facts.raw["debian_archive"]["packages"]}
         held = rows["nvidia-cuda-toolkit"][release]
-        if v(held)[:2] != v(wish)[:2]:
-            yield f"toolkit {wish} from Debian, which has {held}"
+        if v(held)[:2] != v(request)[:2]:
+            yield f"toolkit {request} from Debian, which has {held}"
     first = look.facts.oldest(look.stack["os"], "first_toolkit")
-    if wish and look.source == "nvidia" and first is not None and v(wish) < first and not look.doubted("R24"):
-        yield f"toolkit {wish} on {look.stack['os']}, which starts at {first}"
-    if wish and look.source == "nvidia" and part is not None:
-        name = "cuda-toolkit-" + "-".join(wish.split(".")[:2])
+    if request and look.source == "nvidia" and first is not None and v(request) < first and not look.doubted("R24"):
+        yield f"toolkit {request} on {look.stack['os']}, which starts at {first}"
+    if request and look.source == "nvidia" and part is not None:
+        name = "cuda-toolkit-" + "-".join(request.split(".")[:2])
         if name not in look.names:
             yield f"{name} is not among the packages"
 

@@ -79,7 +79,7 @@ class Grid:
     def thinned(self, one_in: int) -> Iterator[Asked]:
         """GPUs x platforms x systems x branches x CUDA: of each run of so many questions one, chosen by a hash.
 
-        The other wishes take turns by a hash of the question, so that all of them meet all.
+        The other requests take turns by a hash of the question, so that all of them meet all.
         """
         nodes, systems, drivers = list(self.nodes()), (*self.catalog.systems, None), self.drivers()
         for first in range(0, len(nodes) * len(systems) * len(drivers) * len(CUDA), one_in):
@@ -98,7 +98,7 @@ class Grid:
         driver: str | None,
         cuda: str | None,
     ) -> Asked:
-        """One question with the less important wishes taken from a hash of the others."""
+        """One question with the less important requests taken from a hash of the others."""
         seed = hashlib.sha256(f"{node}{system}{driver}{cuda}".encode()).digest()
         sources = [None, *(self.catalog.systems[system].origins if system else ("nvidia",))]
         return asked(
@@ -138,14 +138,14 @@ def asked(grid: Grid, wanted: dict[str, Any]) -> Asked:
         ),
     )
     place: dict[str, Any] = {name: wanted.get(name) for name in ("os", "arch", "kernel")}
-    wishes: dict[str, Any] = {
+    requests: dict[str, Any] = {
         name: wanted.get(name) for name in ("source", "driver", "cuda", "toolkit", "kernel_module", "kernel_policy")
     }
-    wishes["past_eol"] = wanted.get("past_eol", "warn")
+    requests["past_eol"] = wanted.get("past_eol", "warn")
     picture = node.model_dump() | place | {"installed": installed if packages else None}
     on_node = tuple((name, origin) for name, _, origin in packages)
     return Asked(
-        Request.model_validate(wishes),
+        Request.model_validate(requests),
         NodePicture.model_validate(picture),
-        Case(today=wanted["today"], gpus=pairs, installed=on_node, **place, **wishes),
+        Case(today=wanted["today"], gpus=pairs, installed=on_node, **place, **requests),
     )

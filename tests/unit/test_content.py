@@ -50,7 +50,7 @@ def test_an_installed_copy_is_found(clean: Path, monkeypatch: pytest.MonkeyPatch
     assert env["ANSIBLE_COLLECTIONS_PATH"] == f"{packages}:{DEFAULT_PATHS}"
 
 
-def test_nothing_at_all_is_told(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_at_all_is_reported(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content, "_PACKAGE", clean / "gpunode")
     monkeypatch.setattr(content, "_INSTALLED", clean / "gpunode" / "nowhere")
     with pytest.raises(UsageError, match="reinstall gpunode"):
@@ -85,7 +85,7 @@ def test_ansible_finds_the_collection(clean: Path) -> None:
     assert f"{collection_root()}/collections" in listing
 
 
-def test_a_program_that_is_missing_is_told() -> None:
+def test_a_program_that_is_missing_is_reported() -> None:
     with pytest.raises(UsageError, match="ansible-nothing is missing next to"):
         ansible_program("ansible-nothing")
 

@@ -71,11 +71,11 @@ def test_answers_come_from_a_child(workers: Workers) -> None:
         ("floods", "larger than"),
     ],
 )
-def test_what_exceeds_its_limits_is_told_and_the_next_is_served(workers: Workers, what: str, reason: str) -> None:
+def test_what_exceeds_its_limits_is_reported_and_the_next_is_served(workers: Workers, what: str, reason: str) -> None:
     with workers:
-        with pytest.raises(Exceeded, match=reason) as told:
+        with pytest.raises(Exceeded, match=reason) as reported:
             workers(what, b"")
-        assert str(told.value).isprintable()
+        assert str(reported.value).isprintable()
         assert workers("size", b"xyz").split()[1] == b"3"
 
 

@@ -186,7 +186,7 @@ def test_of_none():
 
 
 @pytest.mark.parametrize("options", [("-n", "2"), ("-k", "of_one or of_none")])
-def test_without_the_recorded_outputs_the_table_says_how_many_tests_were_not_selected(
+def test_without_the_recorded_outputs_the_table_reports_how_many_tests_were_not_selected(
     runner: ModuleType, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     tests = runner.ROOT / "tests"

@@ -130,7 +130,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def test_the_roles_say_what_is_known(root: Path) -> None:
+def test_the_roles_report_what_is_known(root: Path) -> None:
     assert known_variables(root) == (
         "gpunode_failure_domain",
         "gpunode_policy",
@@ -163,7 +163,7 @@ def test_the_line_names_file_line_and_nearest(tmp_path: Path, root: Path, file: 
     )
 
 
-def test_a_name_that_no_file_has_is_told_without_place(root: Path) -> None:
+def test_a_name_that_no_file_has_is_reported_without_place(root: Path) -> None:
     with pytest.raises(UsageError, match=r"^the inventory: unknown variable nvidia_driver_stat;"):
         refuse_unknown(["nvidia_driver_stat"], root, ["host,"])
 

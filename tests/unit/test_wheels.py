@@ -57,15 +57,15 @@ def test_a_build_that_was_cut_continues_and_another_build_downloads_nothing(inde
     first, second = wheel(index, "one"), wheel(index, "two")
     away = tmp_path / "two.whl"
     (index / "two-1.0-py3-none-any.whl").rename(away)
-    lock, said = lock_of(tmp_path, first, second), list[str]()
+    lock, printed = lock_of(tmp_path, first, second), list[str]()
     with pytest.raises(UndeterminedError, match=r"two==1\.0 could not be installed"):
-        wheels.install(lock, tmp_path / "site", PYTHON, say=said.append)
+        wheels.install(lock, tmp_path / "site", PYTHON, say=printed.append)
     away.rename(index / "two-1.0-py3-none-any.whl")
     (index / "one-1.0-py3-none-any.whl").unlink()
-    wheels.install(lock, tmp_path / "site", PYTHON, say=said.append)
+    wheels.install(lock, tmp_path / "site", PYTHON, say=printed.append)
     (index / "two-1.0-py3-none-any.whl").unlink()
-    wheels.install(lock, tmp_path / "another", PYTHON, say=said.append)
-    assert said == ["downloading one==1.0", "downloading two==1.0", "downloading two==1.0"]
+    wheels.install(lock, tmp_path / "another", PYTHON, say=printed.append)
+    assert printed == ["downloading one==1.0", "downloading two==1.0", "downloading two==1.0"]
     assert {path.name for path in (tmp_path / "another").glob("*.py")} == {"one.py", "two.py"}
     assert not list(wheels.CACHE.glob(".*"))
 

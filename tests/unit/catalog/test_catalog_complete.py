@@ -1,4 +1,4 @@
-"""Nothing of the reference that the catalog was made from is missing, and nothing says something else."""
+"""Nothing of the reference that the catalog was made from is missing, and nothing differs from it."""
 
 import re
 from typing import Any
@@ -95,12 +95,12 @@ def test_every_toolkit_is_there(reference: dict[str, Any]) -> None:
 def test_forward_compatibility_is_the_same_matrix(reference: dict[str, Any]) -> None:
     for row in reference["forward_compat"]["matrix"]:
         ours = CATALOG.forward_compat[row["package"].removeprefix("cuda-compat-").replace("-", ".")]
-        told = {
+        reported = {
             **dict.fromkeys(ours.works_on, "compatible"),
             **dict.fromkeys(ours.needless_on, "not-needed (same CUDA)"),
             **dict.fromkeys(ours.refused_on, "not-compatible"),
         }
-        assert told == row["matrix"], row["package"]
+        assert reported == row["matrix"], row["package"]
     assert len(CATALOG.forward_compat) == len(reference["forward_compat"]["matrix"])
 
 

@@ -300,7 +300,7 @@ def test_an_object_tag_is_text_and_runs_nothing(tmp_path: Path) -> None:
         load([path])
 
 
-def test_two_faults_are_both_told_and_the_first_line_comes_first(tmp_path: Path) -> None:
+def test_two_faults_are_both_reported_and_the_first_line_comes_first(tmp_path: Path) -> None:
     path = overlay(tmp_path, "gpus:\n  t4:\n    colour: red\n    form: card\n")
     problems = lint(Catalog([read(path)]))
     assert [(problem.line, problem.rule) for problem in problems] == [(3, "key"), (4, "value")]
@@ -343,7 +343,7 @@ def test_a_field_that_does_not_go_with_ours_is_blamed_on_the_overlay(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reported"),
     [
         (
             "gpus:\n  h100-sxm5-80gb:\n    architecture: hoper\n",
@@ -355,9 +355,9 @@ def test_a_field_that_does_not_go_with_ours_is_blamed_on_the_overlay(
         ),
     ],
 )
-def test_a_row_that_names_no_parent_is_told_so_and_nothing_else(tmp_path: Path, text: str, said: str) -> None:
+def test_a_row_that_names_no_parent_is_reported_and_nothing_else(tmp_path: Path, text: str, reported: str) -> None:
     (problem,) = lint(Catalog([read(overlay(tmp_path, text))]))
-    assert str(problem).endswith(said)
+    assert str(problem).endswith(reported)
 
 
 def test_a_release_long_before_its_branch_is_a_wrong_date(tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_a_release_long_before_its_branch_is_a_wrong_date(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "reported"),
     [
         ("pci: 10de:ffff", "gpus.t4.pci: expected a list: [10de:ffff]"),
         ("pci: {a: b}", "gpus.t4.pci: expected a list"),
@@ -382,12 +382,12 @@ def test_a_release_long_before_its_branch_is_a_wrong_date(tmp_path: Path) -> Non
         ("source: []", "gpus.t4.source: expected at least one"),
     ],
 )
-def test_a_wrong_shape_is_told_in_the_file_s_words(tmp_path: Path, fields: str, said: str) -> None:
+def test_a_wrong_shape_is_reported_in_the_file_s_words(tmp_path: Path, fields: str, reported: str) -> None:
     (problem,) = lint(Catalog([read(overlay(tmp_path, f"gpus: {{t4: {{{fields}}}}}"))]))
-    assert str(problem).endswith(f"site.yml:1: {said}")
+    assert str(problem).endswith(f"site.yml:1: {reported}")
 
 
-def test_no_shape_is_told_in_python_s_words(tmp_path: Path) -> None:
+def test_no_shape_is_reported_in_python_s_words(tmp_path: Path) -> None:
     ours = Catalog()
     for section in MODELS:
         for key, row in list(ours.raw(section).items())[:1]:

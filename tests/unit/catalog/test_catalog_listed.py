@@ -1,4 +1,4 @@
-"""The catalog says of each GPU and branch which releases list it, as the READMEs of NVIDIA's open modules do."""
+"""The catalog has for each GPU and branch which releases list it, as the READMEs of NVIDIA's open modules do."""
 
 from collections.abc import Mapping
 

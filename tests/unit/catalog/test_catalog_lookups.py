@@ -98,7 +98,7 @@ def test_the_nearest_name_is_named() -> None:
         CATALOG.find_gpu("H100 SXN")
 
 
-def test_shared_ids_are_told_apart_by_subsystem() -> None:
+def test_shared_ids_are_distinguished_by_subsystem() -> None:
     a16 = CATALOG.gpu_by_pci("10de:25b6", "10de:14a9")
     a2 = CATALOG.gpu_by_pci("25B6", "10DE:157E")
     assert a16 is not None

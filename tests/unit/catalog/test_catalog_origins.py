@@ -107,7 +107,7 @@ def test_upstream_version(version: str, upstream: str) -> None:
     assert origins.upstream_version(version) == upstream
 
 
-def test_every_origin_that_can_be_told_has_a_closure() -> None:
+def test_every_origin_that_can_be_recognized_has_a_closure() -> None:
     table = origins.table()
     assert {row.origin for row in table.origins} == {row.origin for row in table.closures}
 

@@ -89,7 +89,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert load([path]).gpu("t4").note == "two"
 
 
-def test_scalars_are_text_until_a_model_says_otherwise(tmp_path: Path) -> None:
+def test_scalars_are_text_unless_a_model_has_another_type(tmp_path: Path) -> None:
     path = overlay(
         tmp_path,
         "defaults: {all: {date: 2026-11-01}}\n"

@@ -74,9 +74,9 @@ def test_a_repository_of_a_later_day_becomes_rows_with_source_and_date(tmp_path:
     assert set(load().branch(580).source) < set(catalog.branch(580).source)
     assert (catalog.toolkit("13.6").branch, catalog.toolkit("13.3").branch) == (630, 610)
     assert catalog.read_on == date.today()
-    said = capsys.readouterr().err
-    assert "CUDA toolkit 14.0.0" in said
-    assert "1 branches, 2 releases, 2 toolkits, 1 container toolkits" in said
+    reported = capsys.readouterr().err
+    assert "CUDA toolkit 14.0.0" in reported
+    assert "1 branches, 2 releases, 2 toolkits, 1 container toolkits" in reported
     assert run(["catalog", "lint", str(target)]) == 0
 
 

@@ -96,7 +96,7 @@ def test_show_finds_things_of_all_kinds(name: str, section: str, key: str, capsy
     assert shown["sources"]
 
 
-def test_show_says_what_is_unsure_and_what_else_has_the_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_reports_what_is_unsure_and_what_else_has_the_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", "615") == Exit.GOOD
     assert "(unsure: one guide lists proprietary packages" in capsys.readouterr().out
     assert run("show", "13") == Exit.GOOD
@@ -119,7 +119,7 @@ def test_show_names_the_nearest(name: str, near: str) -> None:
         ("zzz/1", "unknown kind 'zzz'; see gpunode catalog list"),
     ],
 )
-def test_where_nothing_is_near_it_is_said_how_to_list(name: str, listed: str) -> None:
+def test_where_nothing_is_near_the_listing_is_named(name: str, listed: str) -> None:
     with pytest.raises(UsageError, match=listed):
         run("show", name)
 

@@ -98,7 +98,7 @@ def test_one_gone_is_never_a_pass() -> None:
     assert {row.kind for row in eight} == {"board", "server", "pcie"}
 
 
-def test_adapters_tell_half_a_board_from_a_smaller_one() -> None:
+def test_adapters_distinguish_half_a_board_from_a_smaller_one() -> None:
     """HGX B200 shows no NVSwitches: its eight adapters do."""
     row = load().platforms["hgx-b200-8"]
     nic = [device("15b3:1021", "15b3:0023", 0x40 + number, "020700") for number in range(8)]

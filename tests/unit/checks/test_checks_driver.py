@@ -112,7 +112,7 @@ def test_of_kernels_without_a_package_only_the_running_one_is_excused(running: b
     assert (found[0], "belongs to no installed package" in found[1]) == (status, running)
 
 
-def test_what_dkms_says_is_told() -> None:
+def test_what_dkms_reports_is_passed_on() -> None:
     state = DkmsModule(name="nvidia", version="535.261.03", kernel=RUNNING, architecture="x86_64", state="added")
     status, message = one("driver.module-built", module_files=(), dkms=(state,))
     assert (status, message) == (
@@ -128,7 +128,7 @@ def test_no_driver_at_all(pci: tuple[PciDevice, ...], status: str) -> None:
     assert (found[0], "no NVIDIA driver is installed" in found[1]) == (status, True)
 
 
-def test_a_driver_package_whose_configuration_failed_still_wants_a_module() -> None:
+def test_a_driver_package_whose_configuration_failed_still_needs_a_module() -> None:
     half = package("nvidia-kernel-dkms", installed=False, state="install ok half-configured")
     gone = package("nvidia-kernel-dkms", installed=False, state="deinstall ok config-files")
     assert one("driver.module-built", pci=(), packages=(half,), module_files=())[0] == "fail"
@@ -171,7 +171,7 @@ def test_versions_are_compared_as_versions(one_version: str, other: str, same: b
     assert same_version(one_version, other) is same
 
 
-def test_a_mismatch_that_only_nvidia_smi_tells() -> None:
+def test_a_mismatch_that_only_nvidia_smi_reports() -> None:
     smi = Smi[SmiLog](error_kind="driver-library-mismatch", error_message="...", error_nvml_version="550.163")
     loaded = LoadedDriver(version="535.261.03", flavour=None)
     status, message = one("driver.library-matches-module", loaded_driver=loaded, smi=smi)
@@ -268,7 +268,7 @@ LOADED = LoadedDriver(version="535.261.03", flavour=None)
         (None, "skip"),
     ],
 )
-def test_what_nvidia_smi_says_instead_of_an_answer(smi: Smi[SmiLog] | None, status: str) -> None:
+def test_what_nvidia_smi_reports_instead_of_an_answer(smi: Smi[SmiLog] | None, status: str) -> None:
     assert one("gpu.count", loaded_driver=LOADED, smi=smi)[0] == status
 
 
@@ -316,7 +316,7 @@ def test_the_gpu_that_the_driver_lacks_is_named() -> None:
     assert (status, message) == ("fail", "2 GPUs on the bus, 1 with the driver (not with the driver: 0000:3d:00.0)")
 
 
-def test_persistence_is_told_for_each_gpu_and_for_the_daemon() -> None:
+def test_persistence_is_reported_for_each_gpu_and_for_the_daemon() -> None:
     gpus = [{"index": 0, "persistence_mode": True}, {"index": 1, "persistence_mode": None}]
     smi = Smi[SmiLog](document={"attached_gpus": 2, "gpus": gpus})
     daemon = Unit(name="nvidia-persistenced.service", load="loaded", active="failed", sub="failed")

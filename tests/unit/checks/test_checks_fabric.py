@@ -108,9 +108,9 @@ def test_numa_of_gb200_by_the_platform(seen: tuple[NumaNode, ...], status: str) 
     assert statuses("host.numa-nodes", facts) == [status]
 
 
-def gpu(device_id: str, **said: Any) -> NodeFacts:
+def gpu(device_id: str, **reported: Any) -> NodeFacts:
     device = gpus(1, device_id)[0]
-    one = {"index": 0, "pci_bus_id": device.slot, "pci_device_id": f"10de:{device_id}", **said}
+    one = {"index": 0, "pci_bus_id": device.slot, "pci_device_id": f"10de:{device_id}", **reported}
     return node(
         pci=(device,),
         smi=Smi[SmiLog](document={"attached_gpus": 1, "gpus": [one]}),

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from test_checks_gpus import judged, node, one, said
+from test_checks_gpus import judged, node, one, smi_gpu
 
 from gpunode.facts.gpu_settings import GpuRule, GpuSetting, GpuSettings
 from gpunode.facts.units import Unit
@@ -42,22 +42,24 @@ def asked(*rules: dict[str, Any], **entries: tuple[Any, str]) -> GpuSettings:
 
 
 def verdict(settings: GpuSettings | None, **gpu: Any) -> tuple[str, str]:
-    return one("gpu.settings", node(said("2330", **{**H100, **gpu}), gpu_settings=settings))
+    return one("gpu.settings", node(smi_gpu("2330", **{**H100, **gpu}), gpu_settings=settings))
 
 
 def test_a_power_limit_of_the_rules_is_no_fault() -> None:
-    facts = node(said("2330", **H100), gpu_settings=asked({"power_limit": 500}))
+    facts = node(smi_gpu("2330", **H100), gpu_settings=asked({"power_limit": 500}))
     assert one("gpu.power-limit", facts)[0] == "pass"
     assert one("gpu.settings", facts) == ("pass", "power limit 500 W")
-    assert one("gpu.power-limit", node(said("2330", **H100), gpu_settings=None))[0] == "warn"
-    assert one("gpu.power-limit", node(said("2330", **H100), gpu_settings=asked({"power_limit": "max"})))[0] == "warn"
+    assert one("gpu.power-limit", node(smi_gpu("2330", **H100), gpu_settings=None))[0] == "warn"
+    assert (
+        one("gpu.power-limit", node(smi_gpu("2330", **H100), gpu_settings=asked({"power_limit": "max"})))[0] == "warn"
+    )
 
 
 def test_a_compute_mode_of_the_rules_is_no_fault() -> None:
     mode = {"compute_mode": "Exclusive_Process"}
-    facts = node(said("2330", **H100) | mode, gpu_settings=asked({"compute_mode": "exclusive_process"}))
+    facts = node(smi_gpu("2330", **H100) | mode, gpu_settings=asked({"compute_mode": "exclusive_process"}))
     assert one("gpu.compute-mode", facts)[0] == "pass"
-    assert one("gpu.compute-mode", node(said("2330", **H100) | mode, gpu_settings=None))[0] == "warn"
+    assert one("gpu.compute-mode", node(smi_gpu("2330", **H100) | mode, gpu_settings=None))[0] == "warn"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +94,8 @@ def test_what_is_not_as_requested_is_named(
 def test_mig_on_the_gpus_that_the_rules_name_is_no_difference() -> None:
     on = {"mig_mode": True, "mig_mode_pending": True, "mig_devices": [{"index": 0}]}
     gpus = (
-        said("2330", **H100),
-        {**said("2330", **H100), **on, "index": 1, "pci_bus_id": "0000:3d:00.0", "uuid": "GPU-1"},
+        smi_gpu("2330", **H100),
+        {**smi_gpu("2330", **H100), **on, "index": 1, "pci_bus_id": "0000:3d:00.0", "uuid": "GPU-1"},
     )
     rules = asked({"mig": False}, {"gpus": {"indexes": [1]}, "mig": ["7g.80gb"]})
     assert {finding.status.value for finding in judged("gpu.mig", node(*gpus, gpu_settings=rules))} == {"pass"}
@@ -110,13 +112,13 @@ def test_mig_on_the_gpus_that_the_rules_name_is_no_difference() -> None:
     ],
 )
 def test_settings_survive_with_the_unit_and_the_daemon(units: tuple[Unit, ...], status: str) -> None:
-    found = judged("gpu.settings-kept", node(said("2330", **H100), units=units, gpu_settings=asked({"ecc": True})))
+    found = judged("gpu.settings-kept", node(smi_gpu("2330", **H100), units=units, gpu_settings=asked({"ecc": True})))
     assert max((finding.status.value for finding in found), key=["pass", "warn"].index) == status
 
 
 def test_application_clocks_set_by_hand_are_lost() -> None:
     clocks = {"memory": 877, "graphics": 1380}
     by_hand = {"application_clocks_mhz": clocks, "default_application_clocks_mhz": {**clocks, "graphics": 1230}}
-    assert one("gpu.settings-kept", node(said("1db6", **by_hand), gpu_settings=None))[0] == "warn"
+    assert one("gpu.settings-kept", node(smi_gpu("1db6", **by_hand), gpu_settings=None))[0] == "warn"
     default = {"application_clocks_mhz": clocks, "default_application_clocks_mhz": clocks}
-    assert one("gpu.settings-kept", node(said("1db6", **default), gpu_settings=None))[0] == "pass"
+    assert one("gpu.settings-kept", node(smi_gpu("1db6", **default), gpu_settings=None))[0] == "pass"

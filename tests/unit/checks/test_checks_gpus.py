@@ -32,13 +32,13 @@ def device(number: str = L40S, slot: str = SLOT, **more: Any) -> PciDevice:
     return PciDevice(slot=slot, vendor_id="10de", device_id=number, **given)
 
 
-def said(number: str = L40S, **more: Any) -> dict[str, Any]:
+def smi_gpu(number: str = L40S, **more: Any) -> dict[str, Any]:
     """One GPU as nvidia-smi's parser gives it, as far as a test needs it."""
     return {"index": 0, "pci_bus_id": SLOT, "pci_device_id": f"10de:{number}", "minor_number": 0, **more}
 
 
 def node(*gpus: dict[str, Any], **facts: Any) -> NodeFacts:
-    seen = gpus or (said(),)
+    seen = gpus or (smi_gpu(),)
     given = {
         "pci": tuple(device(gpu["pci_device_id"][5:], gpu["pci_bus_id"]) for gpu in seen),
         "pci_ports": (),
@@ -85,17 +85,17 @@ OF_THE_CARD = [
 
 @pytest.mark.parametrize("check", OF_THE_CARD)
 def test_of_a_vgpu_the_card_is_not_judged(check: str) -> None:
-    status, message = one(check, node(said(virtualization_mode="VGPU")))
+    status, message = one(check, node(smi_gpu(virtualization_mode="VGPU")))
     assert (status, message) == ("skip", "a vGPU: visible only on its host")
 
 
 def test_of_a_vgpu_its_own_settings_are_judged() -> None:
-    assert one("gpu.compute-mode", node(said(virtualization_mode="VGPU", compute_mode="Prohibited")))[0] == "fail"
+    assert one("gpu.compute-mode", node(smi_gpu(virtualization_mode="VGPU", compute_mode="Prohibited")))[0] == "fail"
 
 
 @pytest.mark.parametrize("check", OF_THE_CARD)
-def test_a_lost_gpu_is_told_once(check: str) -> None:
-    lost = node(said(errors=["GPU is lost"], throttle_reasons=None))
+def test_a_lost_gpu_is_reported_once(check: str) -> None:
+    lost = node(smi_gpu(errors=["GPU is lost"], throttle_reasons=None))
     assert one(check, lost)[0] == "skip"
     assert one("gpu.answers", lost)[0] == "fail"
 
@@ -112,9 +112,9 @@ def test_in_a_virtual_machine_there_is_no_verdict_on_buses(check: str) -> None:
 @pytest.mark.parametrize(
     ("number", "status"), [(L40S, "error"), ("ffff", "skip"), ("2684", "skip")], ids=["for servers", "unknown", "4090"]
 )
-def test_a_value_that_is_not_told_is_an_error_where_the_model_has_it(number: str, status: str) -> None:
-    assert one("gpu.throttling", node(said(number)))[0] == status
-    assert one("gpu.ecc-mode", node(said(number)))[0] == status
+def test_a_value_that_is_not_reported_is_an_error_where_the_model_has_it(number: str, status: str) -> None:
+    assert one("gpu.throttling", node(smi_gpu(number)))[0] == status
+    assert one("gpu.ecc-mode", node(smi_gpu(number)))[0] == status
 
 
 # GPUs
@@ -124,27 +124,27 @@ def test_a_value_that_is_not_told_is_an_error_where_the_model_has_it(number: str
     ("wanted", "status"),
     [("L40S", "pass"), ("NVIDIA L40S", "pass"), ("10de:26b9", "pass"), ("H100", "fail"), ("L40Z", "error")],
 )
-def test_the_model_that_the_site_says(wanted: str, status: str) -> None:
+def test_the_model_that_the_site_sets(wanted: str, status: str) -> None:
     assert one("gpu.model", node(), model=wanted)[0] == status
 
 
 def test_a_model_that_the_catalog_has_not_is_no_guess() -> None:
-    status, message = one("gpu.model", node(said("ffff")))
+    status, message = one("gpu.model", node(smi_gpu("ffff")))
     assert (status, "10de:ffff" in message) == ("error", True)
 
 
 def test_a_product_name_stands_in_for_a_pci_id_that_the_catalog_has_not() -> None:
-    status, message = one("gpu.model", node(said("ffff", name="NVIDIA H100 80GB HBM3")))
+    status, message = one("gpu.model", node(smi_gpu("ffff", name="NVIDIA H100 80GB HBM3")))
     assert (status, "10de:ffff" in message, "H100 SXM5 80GB" in message) == ("warn", True, True)
 
 
 def test_a_product_name_of_another_model_than_the_pci_id() -> None:
-    status, message = one("gpu.model", node(said(H100, name="NVIDIA GB200")))
+    status, message = one("gpu.model", node(smi_gpu(H100, name="NVIDIA GB200")))
     assert (status, "NVIDIA GB200" in message, "H100" in message) == ("fail", True, True)
 
 
 def test_two_models_of_sxm_modules_in_one_node() -> None:
-    mixed = [said(H100), said("2335", index=1, pci_bus_id="0000:2a:00.0")]
+    mixed = [smi_gpu(H100), smi_gpu("2335", index=1, pci_bus_id="0000:2a:00.0")]
     assert [finding.status.value for finding in judged("gpu.model", node(*mixed))] == ["pass", "warn"]
 
 
@@ -160,7 +160,7 @@ def test_two_models_of_sxm_modules_in_one_node() -> None:
     ],
 )
 def test_each_reason_counts_whatever_else_holds(reasons: list[str], status: str, words: str) -> None:
-    found = one("gpu.throttling", node(said(throttle_reasons=reasons)))
+    found = one("gpu.throttling", node(smi_gpu(throttle_reasons=reasons)))
     assert (found[0], words in found[1]) == (status, True), found
 
 
@@ -187,7 +187,7 @@ def test_each_reason_counts_whatever_else_holds(reasons: list[str], status: str,
     ],
 )
 def test_a_card_is_judged_by_its_own_limits(values: dict[str, Any], status: str) -> None:
-    assert one("gpu.temperature", node(said(**values)))[0] == status
+    assert one("gpu.temperature", node(smi_gpu(**values)))[0] == status
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_card_is_judged_by_its_own_limits(values: dict[str, Any], status: str)
 def test_the_daemon_may_hold_what_nvidia_smi_calls_disabled(mode: bool, held: tuple[str, ...], status: str) -> None:
     daemon = GpuProcess(pid=9, name="nvidia-persiste", type=None, devices=held)
     unit = Unit(name="nvidia-persistenced.service", load="loaded", active="active", sub="running")
-    found = judged("gpu.persistence", node(said(persistence_mode=mode), gpu_processes=(daemon,), units=(unit,)))
+    found = judged("gpu.persistence", node(smi_gpu(persistence_mode=mode), gpu_processes=(daemon,), units=(unit,)))
     assert found[0].status.value == status
 
 
@@ -212,7 +212,7 @@ def test_the_daemon_may_hold_what_nvidia_smi_calls_disabled(mode: bool, held: tu
     ],
 )
 def test_memory_belongs_to_somebody(processes: tuple[GpuProcess, ...], status: str) -> None:
-    assert one("gpu.memory-used", node(said(memory_used_mib=4096), gpu_processes=processes))[0] == status
+    assert one("gpu.memory-used", node(smi_gpu(memory_used_mib=4096), gpu_processes=processes))[0] == status
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_memory_belongs_to_somebody(processes: tuple[GpuProcess, ...], status: s
     ],
 )
 def test_memory_that_the_operating_system_manages(number: str, mode: str | None, status: str) -> None:
-    assert one("gpu.memory-used", node(said(number, memory_used_mib=4096, addressing_mode=mode)))[0] == status
+    assert one("gpu.memory-used", node(smi_gpu(number, memory_used_mib=4096, addressing_mode=mode)))[0] == status
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_memory_that_the_operating_system_manages(number: str, mode: str | None,
     ],
 )
 def test_the_driver_fits_the_gpu(number: str, driver: str, flavour: str | None, status: str, words: str) -> None:
-    facts = node(said(number), loaded_driver=LoadedDriver(version=driver, flavour=flavour))
+    facts = node(smi_gpu(number), loaded_driver=LoadedDriver(version=driver, flavour=flavour))
     found = one("driver.expected", facts)
     assert (found[0], words in found[1]) == (status, True), found
 
@@ -249,7 +249,7 @@ def test_the_driver_fits_the_gpu(number: str, driver: str, flavour: str | None, 
 @pytest.mark.parametrize(
     ("wanted", "status"), [("580", "pass"), ("580.95.05", "pass"), ("58", "fail"), ("570", "fail")]
 )
-def test_the_driver_that_the_site_says(wanted: str, status: str) -> None:
+def test_the_driver_that_the_site_sets(wanted: str, status: str) -> None:
     expect = Expectation.model_construct(driver=wanted)
     (finding,) = registry["driver.expected"].findings(node(), expect)
     assert finding.status.value == status
@@ -260,7 +260,7 @@ def test_the_driver_that_the_site_says(wanted: str, status: str) -> None:
     [("6.8.0-60-generic", "pass"), ("6.8.0-60", "pass"), ("6.8", "pass"), ("6", "pass"), ("6.8.0-6", "fail"),
      ("6.80", "fail"), ("6.8.0-60-g", "fail"), ("6.8.0-61-generic", "fail")],
 )  # fmt: skip
-def test_the_kernel_that_the_site_says(wanted: str, status: str) -> None:
+def test_the_kernel_that_the_site_sets(wanted: str, status: str) -> None:
     runs = Kernel(release="6.8.0-60-generic", package=None, running=True, newest=True, headers=True)
     expect = Expectation(kernel=wanted)
     (finding,) = registry["node.versions"].findings(node(kernels=(runs,), packages=()), expect)
@@ -268,7 +268,7 @@ def test_the_kernel_that_the_site_says(wanted: str, status: str) -> None:
 
 
 def test_gpus_of_one_kind_are_one_finding_of_the_driver() -> None:
-    two = node(said(), said(index=1, pci_bus_id="0000:3d:00.0"))
+    two = node(smi_gpu(), smi_gpu(index=1, pci_bus_id="0000:3d:00.0"))
     assert len(judged("driver.expected", two)) == 1
 
 
@@ -295,7 +295,7 @@ def port(**link: Any) -> PciPort:
 def test_a_slow_link_of_an_idle_gpu_is_no_fault(now: float, above: float, state: str | None, status: str) -> None:
     link = PciLink(speed_gt_per_s=now, speed_max_gt_per_s=16.0, width=16, width_max=16)
     pci = (device(link=link, ports=("0000:19:00.0",)),)
-    facts = node(said(performance_state=state), pci=pci, pci_ports=(port(speed_max_gt_per_s=above),))
+    facts = node(smi_gpu(performance_state=state), pci=pci, pci_ports=(port(speed_max_gt_per_s=above),))
     assert one("link.pcie-speed", facts)[0] == status
 
 
@@ -305,14 +305,14 @@ def test_a_slow_link_of_an_idle_gpu_is_no_fault(now: float, above: float, state:
 def test_the_width_is_judged_by_both_ends(width: int, above: int | None, status: str) -> None:
     link = PciLink(speed_gt_per_s=16.0, speed_max_gt_per_s=16.0, width=width, width_max=16)
     pci = (device(link=link, ports=("0000:19:00.0",)),)
-    facts = node(said(performance_state="P8"), pci=pci, pci_ports=(port(width_max=above),))
+    facts = node(smi_gpu(performance_state="P8"), pci=pci, pci_ports=(port(width_max=above),))
     assert one("link.pcie-width", facts)[0] == status
 
 
 @pytest.mark.parametrize(("number", "state"), [("2342", "D0"), (L40S, "D3cold")])
-def test_links_that_say_nothing(number: str, state: str) -> None:
+def test_links_that_report_nothing(number: str, state: str) -> None:
     link = PciLink(speed_gt_per_s=2.5, speed_max_gt_per_s=32.0, width=1, width_max=16)
-    facts = node(said(number), pci=(device(number, link=link, power_state=state),))
+    facts = node(smi_gpu(number), pci=(device(number, link=link, power_state=state),))
     assert one("link.pcie-width", facts)[0] == "skip"
 
 
@@ -341,7 +341,7 @@ def listing(*active: bool | None, speed: float = 25.0) -> Smi[Nvlink]:
     ],
 )
 def test_the_state_of_nvlink(number: str, links: Smi[Nvlink], status: str) -> None:
-    assert one("nvlink.state", node(said(number), nvlink=links))[0] == status
+    assert one("nvlink.state", node(smi_gpu(number), nvlink=links))[0] == status
 
 
 @pytest.mark.parametrize(("awake", "status"), [(True, "skip"), (None, "skip"), (False, "fail")])
@@ -353,7 +353,7 @@ def test_a_sleeping_nvlink_is_not_down(awake: bool | None, status: str) -> None:
     for link in gpu["links"]:
         link["state"] = {True: "active", False: "inactive"}.get(link["active"], "sleep")
     asleep = Smi[Nvlink](document={"gpus": [gpu]})
-    assert one("nvlink.state", node(said(B200), nvlink=asleep))[0] == status
+    assert one("nvlink.state", node(smi_gpu(B200), nvlink=asleep))[0] == status
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_a_sleeping_nvlink_is_not_down(awake: bool | None, status: str) -> None:
     ],
 )
 def test_the_number_of_nvlinks(number: str, links: Smi[Nvlink], status: str) -> None:
-    assert one("nvlink.count", node(said(number), nvlink=links))[0] == status
+    assert one("nvlink.count", node(smi_gpu(number), nvlink=links))[0] == status
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_the_number_of_nvlinks(number: str, links: Smi[Nvlink], status: str) -> 
     ],
 )
 def test_the_speed_of_nvlinks(number: str, speed: float, status: str) -> None:
-    assert one("nvlink.speed", node(said(number), nvlink=listing(*[True] * 18, speed=speed)))[0] == status
+    assert one("nvlink.speed", node(smi_gpu(number), nvlink=listing(*[True] * 18, speed=speed)))[0] == status
 
 
 def matrix(*ways: str, number: int = 4) -> Smi[Topology]:
@@ -397,7 +397,9 @@ def matrix(*ways: str, number: int = 4) -> Smi[Topology]:
 
 
 def of_models(*numbers: str, **more: Any) -> list[dict[str, Any]]:
-    return [said(number, index=at, pci_bus_id=f"0000:{at + 16:02x}:00.0", **more) for at, number in enumerate(numbers)]
+    return [
+        smi_gpu(number, index=at, pci_bus_id=f"0000:{at + 16:02x}:00.0", **more) for at, number in enumerate(numbers)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -432,13 +434,13 @@ def test_the_cube_of_eight_v100_lacks_nvlink_between_some() -> None:
     assert one("link.topology", facts)[0] == "pass"
 
 
-def test_in_mig_mode_nothing_is_said_of_nvlink() -> None:
-    facts = node(said(H100, mig_mode=True), nvlink=listing(*[False] * 18))
+def test_in_mig_mode_nothing_is_reported_of_nvlink() -> None:
+    facts = node(smi_gpu(H100, mig_mode=True), nvlink=listing(*[False] * 18))
     assert one("nvlink.state", facts) == ("skip", "the driver reports no NVLink of a GPU in MIG mode")
 
 
 def test_a_guest_whose_host_divides_the_board() -> None:
-    facts = node(said(H100), nvlink=listing(*[False] * 18), virtualization="kvm")
+    facts = node(smi_gpu(H100), nvlink=listing(*[False] * 18), virtualization="kvm")
     assert one("nvlink.state", facts)[0] == "skip"
 
 
@@ -460,14 +462,14 @@ def test_a_guest_whose_host_divides_the_board() -> None:
 def test_the_errors_of_nvlink(counters: dict[str, float], status: str) -> None:
     links = [{"link": 0, "active": None, "speed_gb_per_s": None, "errors": counters}]
     errors = Smi[Nvlink](document={"gpus": [{"index": 0, "links": links}]})
-    assert one("nvlink.errors", node(said(H100), nvlink=listing(*[True] * 18), nvlink_errors=errors))[0] == status
+    assert one("nvlink.errors", node(smi_gpu(H100), nvlink=listing(*[True] * 18), nvlink_errors=errors))[0] == status
 
 
 # Fabric
 
 
 def eight(number: str, **more: Any) -> NodeFacts:
-    return node(*(said(number, index=at, pci_bus_id=f"0000:{at + 16:02x}:00.0") for at in range(8)), **more)
+    return node(*(smi_gpu(number, index=at, pci_bus_id=f"0000:{at + 16:02x}:00.0") for at in range(8)), **more)
 
 
 def unit(name: str, active: str = "active", load: str = "loaded") -> Unit:
@@ -497,7 +499,7 @@ def test_in_a_guest_the_host_may_run_the_fabric_manager(virtualization: str, sta
 
 
 def test_four_gpus_on_a_board_without_switches_need_no_fabric_manager() -> None:
-    four = node(*(said(H100, index=at, pci_bus_id=f"0000:{at + 16:02x}:00.0") for at in range(4)))
+    four = node(*(smi_gpu(H100, index=at, pci_bus_id=f"0000:{at + 16:02x}:00.0") for at in range(4)))
     assert one("fabric.manager", four)[0] == "skip"
 
 
@@ -516,16 +518,16 @@ def test_four_gpus_on_a_board_without_switches_need_no_fabric_manager() -> None:
     ],
 )
 def test_the_state_of_the_fabric(fabric: dict[str, Any], status: str) -> None:
-    assert one("fabric.state", node(said(H100, fabric=fabric)))[0] == status
+    assert one("fabric.state", node(smi_gpu(H100, fabric=fabric)))[0] == status
 
 
 def test_gpus_of_one_node_in_two_fabrics() -> None:
     fabrics = [{"state": "Completed", "status": "Success", "clique_id": clique} for clique in (1, 2)]
-    two = node(*(said(H100, index=at, pci_bus_id=f"0000:{at + 16:02x}:00.0", fabric=fabrics[at]) for at in range(2)))
+    two = node(*(smi_gpu(H100, index=at, pci_bus_id=f"0000:{at + 16:02x}:00.0", fabric=fabrics[at]) for at in range(2)))
     assert [finding.status.value for finding in judged("fabric.state", two)] == ["pass", "pass", "fail"]
 
 
-def test_a_hopper_board_that_tells_nothing_of_its_fabric_is_an_error() -> None:
+def test_a_hopper_board_that_reports_nothing_of_its_fabric_is_an_error() -> None:
     assert one("fabric.state", eight(H100))[0] == "error"
     assert one("fabric.state", eight("20b2"))[0] == "skip"
     assert one("fabric.state", node())[0] == "skip"
@@ -559,14 +561,14 @@ NOT_SURE = [(95, "warn"), (46, "warn"), (109, "warn"), (94, "warn"), (121, "warn
     [(model, *case) for model in (V100, T4) for case in OLDER + NOT_SURE] + [(H100, *case) for case in NEWER],
 )
 def test_an_xid_means_what_it_means_on_the_model(model: str, number: int, status: str) -> None:
-    found = one("gpu.xid", node(said(model), kernel_log=log(xid(number))))
+    found = one("gpu.xid", node(smi_gpu(model), kernel_log=log(xid(number))))
     assert found[0] == status
     assert ("not sure for" in found[1]) is ((number, status) in NOT_SURE and model != H100)
 
 
 def test_an_older_gpu_retires_pages_and_a_newer_one_remaps_rows() -> None:
     def message(model: str) -> str:
-        return one("gpu.xid", node(said(model), kernel_log=log(xid(64))))[1]
+        return one("gpu.xid", node(smi_gpu(model), kernel_log=log(xid(64))))[1]
 
     assert "page" in message(V100)
     assert "page" not in message(H100)
@@ -574,9 +576,9 @@ def test_an_older_gpu_retires_pages_and_a_newer_one_remaps_rows() -> None:
 
 def test_an_xid_of_a_gpu_that_left_the_bus_is_judged_by_the_others_of_the_node() -> None:
     gone = log(xid(95, slot="0000:99:00.0"))
-    assert one("gpu.xid", node(said(V100), kernel_log=gone))[0] == "warn"
-    assert one("gpu.xid", node(said(H100), kernel_log=gone))[0] == "fail"
-    mixed = node(said(V100), said(H100, index=1, pci_bus_id="0000:1b:00.0"), kernel_log=gone)
+    assert one("gpu.xid", node(smi_gpu(V100), kernel_log=gone))[0] == "warn"
+    assert one("gpu.xid", node(smi_gpu(H100), kernel_log=gone))[0] == "fail"
+    mixed = node(smi_gpu(V100), smi_gpu(H100, index=1, pci_bus_id="0000:1b:00.0"), kernel_log=gone)
     assert one("gpu.xid", mixed)[0] == "fail"
 
 
@@ -613,7 +615,7 @@ def test_the_recovery_action_of_each_gpu_is_its_own() -> None:
     ]
 
 
-def test_xids_are_folded_by_gpu_and_number_and_say_what_to_do() -> None:
+def test_xids_are_folded_by_gpu_and_number_and_report_what_to_do() -> None:
     events = (xid(79, time="10:00"), xid(31, process="python"), xid(79, time="10:05"), xid(79, slot="0000:99:00.0"))
     found = judged("gpu.xid", node(kernel_log=log(*events)))
     assert [(finding.component, finding.measured) for finding in found] == [
@@ -679,9 +681,11 @@ def limits(*lines: tuple[str, str, str, str], **defaults: str) -> Limits:
 )
 def test_memory_may_be_locked_where_there_is_rdma(found: Limits, status: str, amount: str) -> None:
     device = IbDevice(name="mlx5_0", firmware=None, board_id=None, type=None, slot=None, numa_node=None, ports=())
-    told = {finding.component: finding for finding in judged("host.limits", node(limits=found, infiniband=(device,)))}
-    assert told["memlock"].status.value == status
-    assert told["memlock"].message == f"{amount} of memory may be locked"
+    by_component = {
+        finding.component: finding for finding in judged("host.limits", node(limits=found, infiniband=(device,)))
+    }
+    assert by_component["memlock"].status.value == status
+    assert by_component["memlock"].message == f"{amount} of memory may be locked"
     assert [finding.component for finding in judged("host.limits", node(limits=found))] == ["nofile"]
 
 
@@ -746,7 +750,7 @@ def test_processors_run_for_performance(governors: dict[str, int], preferences: 
 def test_a_missing_ecc_mode_is_an_error_where_the_model_is_known_to_have_ecc(
     number: str, name: str, status: str
 ) -> None:
-    facts = node(said(number, name=name, ecc={"enabled": None}))
+    facts = node(smi_gpu(number, name=name, ecc={"enabled": None}))
     assert {one.status.value for one in registry["gpu.ecc-mode"].findings(facts, Expectation())} == {status}
 
 

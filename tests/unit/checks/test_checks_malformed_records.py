@@ -76,7 +76,7 @@ def test_of_several_gpus_the_one_whose_record_is_broken_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("result", "reported"),
     [
         ({"values": {}}, "result 5 is not a record of a workload: record: Field required"),
         ({"record": "rubbish"}, "result 5 is not a record of a workload rubbish: device: Field required"),
@@ -86,20 +86,20 @@ def test_of_several_gpus_the_one_whose_record_is_broken_is_named() -> None:
         ),
     ],
 )
-def test_a_broken_result_that_no_check_needs_is_told_by_the_run(result: dict[str, Any], said: str) -> None:
+def test_a_broken_result_that_no_check_needs_is_reported_by_the_run(result: dict[str, Any], reported: str) -> None:
     well, broken = judged(RESULTS), judged([*RESULTS, result])
     assert {check for check in well if broken[check] != well[check]} == {"container.runs"}
     (finding,) = broken["container.runs"]
     assert finding.status is Status.ERROR
-    assert said in finding.message
+    assert reported in finding.message
 
 
 @pytest.mark.parametrize("name", sorted(JUDGED - {"container"}))
-def test_a_record_that_is_said_to_be_judged_is(name: str) -> None:
-    told = judged([*RESULTS, {"record": name}])
+def test_a_record_that_is_reported_as_judged_is(name: str) -> None:
+    findings = judged([*RESULTS, {"record": name}])
     assert [
         check
-        for check, found in told.items()
+        for check, found in findings.items()
         if check != "container.runs" and any(f"is not a record of a workload {name}: " in one.message for one in found)
     ]
 

@@ -48,7 +48,7 @@ def test_what_is_not_supported_everywhere_is_skipped(wording: str) -> None:
     counters = {ERRORS: re.sub(r"(?m)(Link \d+: [^:\n]+: ).*$", rf"\1{wording}", listing(ERRORS))}
     assert all(text != listing(key) for edit in (per_gpu, per_link, counters) for key, text in edit.items())
     if wording != "N/A":
-        # "N/A" of a whole GPU or of a link's state says nothing about support.
+        # "N/A" of a whole GPU or of a link's state reports nothing about support.
         assert statuses(per_gpu) == {key: {"skip"} for key in CHECKS}
         assert statuses(per_link) == {key: {"skip"} for key in CHECKS}
     assert statuses(counters) == {**{key: {"pass"} for key in CHECKS - {"nvlink.errors"}}, "nvlink.errors": {"skip"}}

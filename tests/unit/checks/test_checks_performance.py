@@ -104,7 +104,7 @@ def test_a_mig_device_is_not_held_to_the_figures_of_a_gpu(check: str) -> None:
     assert {one.status for one in found(changed(divide), check)} == {Status.SKIP}
 
 
-def test_nothing_measured_is_told_apart_from_a_payload_that_broke_off() -> None:
+def test_nothing_measured_is_distinguished_from_a_payload_that_broke_off() -> None:
     for check in CHECKS:
         assert [(one.status, one.message) for one in found(hgx(), check)] == [
             (Status.SKIP, "nothing was measured on this node")

@@ -1,4 +1,4 @@
-"""The registry: what is not seen is never good, and what says nothing is an error."""
+"""The registry: what is not seen is never good, and what reports nothing is an error."""
 
 from collections.abc import Iterator
 from typing import Literal, TypedDict
@@ -30,12 +30,14 @@ TEXTS: Texts = {"means": "It means.", "remedy": "Mend it.", "actions": ("none",)
 BARE = NodeFacts(host="node", collected_at="2026-11-20T12:00:00Z")
 
 
-def one_check(*, needs: tuple[str, ...] = (), needs_gpu: bool = False, says: tuple[CheckResult, ...] = ()) -> Registry:
+def one_check(
+    *, needs: tuple[str, ...] = (), needs_gpu: bool = False, results: tuple[CheckResult, ...] = ()
+) -> Registry:
     registry = Registry()
 
     @registry.check("a.check", needs=needs, needs_gpu=needs_gpu, category="host", **TEXTS)
     def function(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
-        yield from says
+        yield from results
 
     return registry
 
@@ -52,7 +54,7 @@ def found(registry: Registry, node: NodeFacts, expect: Expectation | None = None
 PASS = (CheckResult(Status.PASS, "good"),)
 
 
-def test_a_check_that_says_nothing_is_an_error() -> None:
+def test_a_check_that_reports_nothing_is_an_error() -> None:
     assert found(one_check(), BARE)[0] is Status.ERROR
 
 
@@ -69,19 +71,19 @@ def test_a_check_that_breaks_is_an_error_and_stops_no_other() -> None:
 
 def test_a_gap_is_an_error_with_its_reason() -> None:
     node = BARE.model_copy(update={"gaps": {"kernels": "uname did not answer"}})
-    assert found(one_check(needs=("kernels",), says=PASS), node) == (Status.ERROR, "uname did not answer", None)
+    assert found(one_check(needs=("kernels",), results=PASS), node) == (Status.ERROR, "uname did not answer", None)
 
 
 def test_none_without_a_reason_is_an_error_too() -> None:
-    assert found(one_check(needs=("kernels",), says=PASS), BARE)[0] is Status.ERROR
+    assert found(one_check(needs=("kernels",), results=PASS), BARE)[0] is Status.ERROR
 
 
-def test_none_that_says_something_is_judged() -> None:
-    assert found(one_check(needs=("loaded_driver",), says=PASS), BARE)[0] is Status.PASS
+def test_none_that_reports_something_is_judged() -> None:
+    assert found(one_check(needs=("loaded_driver",), results=PASS), BARE)[0] is Status.PASS
 
 
 def test_no_gpu_comes_before_missing_data() -> None:
-    registry = one_check(needs=("kernels",), needs_gpu=True, says=PASS)
+    registry = one_check(needs=("kernels",), needs_gpu=True, results=PASS)
     without = BARE.model_copy(update={"pci": ()})
     assert found(registry, without)[:2] == (Status.SKIP, "no NVIDIA GPU on the PCI bus")
     assert found(registry, without, Expectation(gpus=0))[:2] == (
@@ -92,14 +94,14 @@ def test_no_gpu_comes_before_missing_data() -> None:
 
 
 def test_a_bus_that_was_not_seen_is_an_error_not_a_skip() -> None:
-    assert found(one_check(needs_gpu=True, says=PASS), BARE)[0] is Status.ERROR
+    assert found(one_check(needs_gpu=True, results=PASS), BARE)[0] is Status.ERROR
 
 
 @pytest.mark.parametrize(
     ("status", "remedy"), [("pass", None), ("skip", None), ("warn", "Mend it."), ("fail", "Mend it.")]
 )
-def test_only_what_wants_mending_has_a_remedy(status: str, remedy: str | None) -> None:
-    assert found(one_check(says=(CheckResult(Status(status), "so"),)), BARE)[2] == remedy
+def test_only_what_needs_repair_has_a_remedy(status: str, remedy: str | None) -> None:
+    assert found(one_check(results=(CheckResult(Status(status), "so"),)), BARE)[2] == remedy
 
 
 def test_an_id_is_registered_once_and_needs_are_facts() -> None:

@@ -86,7 +86,7 @@ def test_all_busy_is_skip_with_the_reason_and_nothing_else_is_judged() -> None:
     }
 
 
-def test_no_engine_is_told_once() -> None:
+def test_no_engine_is_reported_once() -> None:
     answer = found(record("container", error="no Docker on this node", container=None))
     assert [(one.status, one.message) for one in answer["container.runs"]] == [(Status.ERROR, "no Docker on this node")]
     assert {one.status for check in STANDARD for one in answer[check]} == {Status.SKIP}
@@ -304,9 +304,9 @@ def test_no_value_breaks_a_check(value: Any) -> None:
     for name, names in keys.items():
         for key in names:
             answer = found(*(record(one, {key: value} if one == name else {}) for one in keys))
-            told = [one for findings in answer.values() for one in findings]
-            assert not [one for one in told if "failed to run" in one.message], (name, key)
-            assert Status.PASS not in {one.status for one in told if one.check != "container.runs"}
+            reported = [one for findings in answer.values() for one in findings]
+            assert not [one for one in reported if "failed to run" in one.message], (name, key)
+            assert Status.PASS not in {one.status for one in reported if one.check != "container.runs"}
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_a_tensorflow_for_the_processor_is_a_skip_beside_a_pytorch_for_gpus(
         record("frameworks.tensorflow", run, device="cpu"),
     )
     statuses = {finding.status for finding in found(*records)["framework.tensorflow"]}
-    # Without a PyTorch for CUDA it is the wheel that is at fault, and is told there.
+    # Without a PyTorch for CUDA it is the wheel that is at fault, and is reported there.
     assert statuses == ({status} if torch else {Status.SKIP})
 
 
@@ -389,9 +389,12 @@ def test_a_tensorflow_for_the_processor_is_a_skip_beside_a_pytorch_for_gpus(
 def test_what_was_not_run_fails_nothing(reason: str) -> None:
     names = ("gpus.kernel", *(f"frameworks.{part}" for part in ("tensor", "amp", "matmul", "collective", "tensorflow")))
     answer = found(*(record(name, undetermined=reason) for name in names))
-    told = [one for check, findings in answer.items() for one in findings if reason in one.message]
-    assert {one.check for one in told} == {"container.compute", *(name.replace("works", "work") for name in names[1:])}
-    assert {one.status for one in told} == {Status.ERROR}
+    reported = [one for check, findings in answer.items() for one in findings if reason in one.message]
+    assert {one.check for one in reported} == {
+        "container.compute",
+        *(name.replace("works", "work") for name in names[1:]),
+    }
+    assert {one.status for one in reported} == {Status.ERROR}
 
 
 def test_a_simulated_gpu_is_a_skip_for_all_that_computes() -> None:

@@ -50,7 +50,7 @@ def test_a_burst_is_one_incident_led_by_the_most_severe() -> None:
     assert "Xid 31, 45" in found.message
 
 
-def test_silence_ends_a_burst_and_the_policy_says_how_long() -> None:
+def test_silence_ends_a_burst_after_the_time_of_the_policy() -> None:
     events = (xid(31, "10:00:00"), xid(79, "10:10:00"))
     assert sorted(statuses(*events)) == ["fail", "warn"]
     with in_force(Overrides({"gpu.xid.incident-gap": {"default": 3600}}, "the policy")):

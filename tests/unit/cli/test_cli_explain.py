@@ -113,7 +113,7 @@ def test_the_cause_of_a_refused_image_is_a_sentence() -> None:
     assert found.means == "the image requires a driver with CUDA 12.4 or later"
 
 
-def test_a_node_without_a_finding_has_a_line_that_says_so() -> None:
+def test_a_node_without_a_finding_has_a_line_that_reports_it() -> None:
     bare, unreached = node("l40s", "12.2"), unreachable("gpu-2", "no route", None)
     assert list(about(bare, (), "x", verbose=False)) == [
         "gpu-1: 0x L40S, no driver, CUDA 12.2",

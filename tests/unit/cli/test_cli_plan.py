@@ -8,14 +8,14 @@ import pytest
 from gpunode.cli import run
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
-THOUGHT = ["--gpu", "H100 SXM", "--os", "ubuntu-24.04"]
+HYPOTHETICAL = ["--gpu", "H100 SXM", "--os", "ubuntu-24.04"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([*THOUGHT, "--parallel", "3"], "a hypothetical node cannot be reached: --parallel"),
-        ([*THOUGHT, "-K", "--timeout", "120"], "a hypothetical node cannot be reached: --timeout, -K"),
+        ([*HYPOTHETICAL, "--parallel", "3"], "a hypothetical node cannot be reached: --parallel"),
+        ([*HYPOTHETICAL, "-K", "--timeout", "120"], "a hypothetical node cannot be reached: --timeout, -K"),
         (["--replay", str(BUNDLE), "--parallel", "32"], "--replay contacts no node: --parallel"),
     ],
 )

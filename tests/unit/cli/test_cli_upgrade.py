@@ -75,7 +75,7 @@ def test_a_canary_that_returns_with_7_gpus_stops_the_others(world: World, tmp_pa
     assert upgraded() == 1
     assert states(tmp_path)["gpu-1"] == "rolled-back"
     assert not (world.folder / "drained-gpu-1").exists()
-    # With the cause repaired the same command begins anew.
+    # With the cause repaired the same command begins again.
     assert upgraded("--waves", "100%") == 0
     assert {node["loaded"] for node in world.nodes.values()} == {NEW}
 
@@ -203,7 +203,7 @@ def test_a_pause_is_between_waves(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--waves", "0%"], "0% is not a number or a share"),
         (["--waves", "10%,,"], "is not a number or a share"),
@@ -213,10 +213,10 @@ def test_a_pause_is_between_waves(world: World, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("world")
-def test_wrong_usage_is_one_line(words: list[str], says: str, capsys: Out) -> None:
+def test_wrong_usage_is_one_line(words: list[str], message: str, capsys: Out) -> None:
     assert upgraded(*words) == 2
     err = capsys.readouterr().err
-    assert says in err
+    assert message in err
     assert err.count("\n") == 1
 
 

@@ -294,24 +294,24 @@ def test_an_expectation_that_is_wrong(gpunode: Any, expect: Any, text: str, word
 def test_all_that_an_expectation_may_contain(gpunode: Any, expect: Any, tmp_path: Path) -> None:
     path = tmp_path / "hgx.json"
     path.write_text(json.dumps(hgx()))
-    says = "gpus: 8\nmodel: H100 SXM\ndriver: '580'\nmig: false\nnics: 8\nnic_rate_gbit_per_s: 400\n"
-    says += "nic_firmware: [28.39.1002, 28.41.1000]\n"
-    says += f"kernel: {HGX.kernel}\npackages: {{libnvidia-nscq: 580.95.05-0ubuntu1}}\n"
+    message = "gpus: 8\nmodel: H100 SXM\ndriver: '580'\nmig: false\nnics: 8\nnic_rate_gbit_per_s: 400\n"
+    message += "nic_firmware: [28.39.1002, 28.41.1000]\n"
+    message += f"kernel: {HGX.kernel}\npackages: {{libnvidia-nscq: 580.95.05-0ubuntu1}}\n"
     # Figures have their tests in test_cli_measured.py.
     assert set(Expectation.model_fields) - {"figures", "allowed"} == {
-        line.partition(":")[0] for line in says.splitlines()
+        line.partition(":")[0] for line in message.splitlines()
     }
-    assert gpunode("validate", "--replay", path, "--expect", expect(says)).code == 0
+    assert gpunode("validate", "--replay", path, "--expect", expect(message)).code == 0
     for wrong, check in (
-        (says.replace("gpus: 8", "gpus: 4"), "gpu.present"),
-        (says.replace("H100 SXM", "H200 SXM"), "gpu.model"),
-        (says.replace("'580'", "'570'"), "driver.expected"),
-        (says.replace("false", "true"), "gpu.mig"),
-        (says.replace("nics: 8", "nics: 16"), "rdma.ports"),
-        (says.replace("400", "800"), "rdma.ports"),
-        (says.replace("28.39.1002, ", ""), "rdma.firmware"),
-        (says.replace(HGX.kernel, "6.99"), "node.versions"),
-        (says.replace("580.95.05-", "580.95.06-"), "node.versions"),
+        (message.replace("gpus: 8", "gpus: 4"), "gpu.present"),
+        (message.replace("H100 SXM", "H200 SXM"), "gpu.model"),
+        (message.replace("'580'", "'570'"), "driver.expected"),
+        (message.replace("false", "true"), "gpu.mig"),
+        (message.replace("nics: 8", "nics: 16"), "rdma.ports"),
+        (message.replace("400", "800"), "rdma.ports"),
+        (message.replace("28.39.1002, ", ""), "rdma.firmware"),
+        (message.replace(HGX.kernel, "6.99"), "node.versions"),
+        (message.replace("580.95.05-", "580.95.06-"), "node.versions"),
     ):
         ended = gpunode("validate", "--replay", path, "--expect", expect(wrong), "--format", "json")
         (node,) = json.loads(ended.out)["nodes"]
@@ -321,7 +321,7 @@ def test_all_that_an_expectation_may_contain(gpunode: Any, expect: Any, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("says", "value", "check"),
+    ("message", "value", "check"),
     [
         ("gpus: 16", "8", "gpu.present"),
         ("model: H200 SXM", "H100 SXM", "gpu.model"),
@@ -335,16 +335,15 @@ def test_all_that_an_expectation_may_contain(gpunode: Any, expect: Any, tmp_path
     ],
 )
 def test_a_deviation_is_allowed_until_its_end(  # noqa: PLR0917 (three fixtures, three parameters)
-    gpunode: Any, expect: Any, tmp_path: Path, says: str, value: str, check: str
+    gpunode: Any, expect: Any, tmp_path: Path, message: str, value: str, check: str
 ) -> None:
     path = tmp_path / "hgx.json"
     path.write_text(json.dumps(hgx()))
 
     def judged(until: str, other: str = value) -> tuple[int, list[dict[str, Any]]]:
-        allowed = (
-            f"allowed:\n- {{key: {says.partition(':')[0]}, value: {other}, reason: vendor case 17, until: {until}}}\n"
-        )
-        words = ("--expect", expect(f"{says}\n{allowed}"), "--select", check, "--format", "json")
+        key = message.partition(":")[0]
+        allowed = f"allowed:\n- {{key: {key}, value: {other}, reason: vendor case 17, until: {until}}}\n"
+        words = ("--expect", expect(f"{message}\n{allowed}"), "--select", check, "--format", "json")
         ended = gpunode("validate", "--replay", path, *words)
         return ended.code, json.loads(ended.out)["nodes"][0]["findings"]
 
@@ -355,7 +354,7 @@ def test_a_deviation_is_allowed_until_its_end(  # noqa: PLR0917 (three fixtures,
     failed = [one for one in found if one["status"] == "fail"]
     assert code == 1
     assert all(one["source"].endswith("was allowed until 2026-01-01 (vendor case 17)") for one in failed), failed
-    code, found = judged("2999-12-31", says.partition(": ")[2])
+    code, found = judged("2999-12-31", message.partition(": ")[2])
     assert {one["source"] for one in found if one["status"] == "fail"} == {"site file"}, (
         "another value explains nothing"
     )
@@ -365,27 +364,27 @@ def test_a_deviation_is_allowed_until_its_end(  # noqa: PLR0917 (three fixtures,
 def test_two_deviations_of_one_check(gpunode: Any, expect: Any, tmp_path: Path) -> None:
     path = tmp_path / "hgx.json"
     path.write_text(json.dumps(hgx()))
-    says = "nics: 16\nnic_rate_gbit_per_s: 800\nallowed:\n"
+    message = "nics: 16\nnic_rate_gbit_per_s: 800\nallowed:\n"
     nics = "- {key: nics, value: 8, reason: a, until: 2999-01-01}\n"
     rate = "- {key: nic_rate_gbit_per_s, value: 400, reason: b, until: 2999-01-01}\n"
     words = ("validate", "--replay", path, "--select", "rdma.ports", "--expect")
-    assert [gpunode(*words, expect(says + some)).code for some in (nics, rate, nics + rate)] == [1, 1, 0]
+    assert [gpunode(*words, expect(message + some)).code for some in (nics, rate, nics + rate)] == [1, 1, 0]
 
 
 @pytest.mark.parametrize("wanted", ["580", "580.95", "'580.95.05'", "580.95.05"])
 def test_a_driver_may_stand_without_quotes(gpunode: Any, expect: Any, tmp_path: Path, wanted: str) -> None:
     path = tmp_path / "hgx.json"
     path.write_text(json.dumps(hgx()))
-    says = expect(f"driver: {wanted}\n")
-    assert gpunode("validate", "--replay", path, "--expect", says, "--select", "driver.expected").code == 0
+    message = expect(f"driver: {wanted}\n")
+    assert gpunode("validate", "--replay", path, "--expect", message, "--select", "driver.expected").code == 0
 
 
 @pytest.mark.parametrize("wanted", ["570", "580.9", "999.10", "440.33.01"])
 def test_another_driver_than_the_one_without_quotes(gpunode: Any, expect: Any, tmp_path: Path, wanted: str) -> None:
     path = tmp_path / "hgx.json"
     path.write_text(json.dumps(hgx()))
-    says = expect(f"driver: {wanted}\n")
-    assert gpunode("validate", "--replay", path, "--expect", says, "--select", "driver.expected").code == 1
+    message = expect(f"driver: {wanted}\n")
+    assert gpunode("validate", "--replay", path, "--expect", message, "--select", "driver.expected").code == 1
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_the_slowest_pcie_link_limits_a_ring() -> None:
         (455, 8 * GIB, "good", "all-reduce-8xh100-sxm"),
         (449, 8 * GIB, "bad", "all-reduce-8xh100-sxm"),
         (449, 2 * GIB, "low", "all-reduce-8xh100-sxm"),
-        # Of smaller messages the mark says nothing; the catalog's general one for eight GPUs has no size.
+        # Of smaller messages the mark has no figure; the catalog's general one for eight GPUs has no size.
         (120, GIB // 2, "good", "all-reduce-any-8"),
         (90, GIB // 2, "bad", "all-reduce-any-8"),
     ],

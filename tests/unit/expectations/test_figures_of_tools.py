@@ -1,4 +1,4 @@
-"""What the programs' output says of a machine: one figure for each measurement, and each fault by name."""
+"""What the programs' output reports of a machine: one figure for each measurement, and each fault by name."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -171,7 +171,7 @@ ADDRESSES = r"""1: lo    inet 127.0.0.1/8 scope host lo\       valid_lft forever
 """
 SSH = json.loads((Path(__file__).parents[2] / "fixtures" / "ssh" / "daemon.json").read_text(encoding="utf-8"))
 COMMANDS: dict[str, CommandResult] = {
-    **{name: answer(said["stdout"], said["rc"]) for name, said in SSH.items()},
+    **{name: answer(reported["stdout"], reported["rc"]) for name, reported in SSH.items()},
     "nft-ruleset": answer(RULESET),
     "nft-own": answer("", 1, "Error: No such file or directory\n"),
     "sockets": answer(SOCKETS),

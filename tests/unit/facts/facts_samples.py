@@ -1,4 +1,4 @@
-"""A node as the probe recorded it, and the means to change what it said.
+"""A node as the probe recorded it, and the means to change what it printed.
 
 ``debian-12-driver.json`` is the probe's answer from a Debian 12 container in which Debian's nvidia-driver was built by
 DKMS for one kernel. The project made it; host name and kernel command line were replaced.

@@ -1,4 +1,4 @@
-"""What the loaded module and its device files say."""
+"""What the loaded module and its device files report."""
 
 import pytest
 from facts_samples import VERSION, answer, facts_with, gpu_facts_with

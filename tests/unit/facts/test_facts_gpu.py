@@ -52,7 +52,7 @@ def test_what_is_no_document_is_a_gap(text: str) -> None:
     assert "nvidia-smi -q -x" in facts.gaps["smi"]
 
 
-def test_a_tool_that_was_held_back_says_so() -> None:
+def test_a_tool_that_was_held_back_reports_it() -> None:
     late = answer("", 124, "not run: x did not come back before it", *SMI_ARGV, timed_out=True)
     assert "not run: x did not come back" in gpu_facts_with({"nvidia-smi-xml": late}).gaps["smi"]
 

@@ -30,7 +30,7 @@ def test_rules_and_report() -> None:
     assert older.current is False
 
 
-def test_no_settings_are_none_and_no_report_is_told() -> None:
+def test_no_settings_are_none_and_no_report_is_reported() -> None:
     facts = facts_with(files={SETTINGS: None, REPORT: None})
     assert facts.gpu_settings is None
     assert "gpu_settings" not in facts.gaps

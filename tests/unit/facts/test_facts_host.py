@@ -147,7 +147,7 @@ def test_disks() -> None:
         (None, "unknown"),
     ],
 )
-def test_health_that_was_not_told_is_none(health: object, state: str) -> None:
+def test_health_that_was_not_reported_is_none(health: object, state: str) -> None:
     (nvme,) = gpu_facts_with({"nvme-nvme0": health}).nvmes or ()  # type: ignore[dict-item]
     assert (nvme.critical_warning, nvme.media_errors, nvme.state, nvme.health) == (None, None, "live", state)
 
@@ -271,7 +271,7 @@ def test_dmesg_stands_in_for_the_journal(journal: object) -> None:
     assert [(event.kind, event.xid, event.fatal) for event in log.events] == [("sxid", 20034, True)]
 
 
-def test_the_log_of_simulated_hardware_says_so_itself() -> None:
+def test_the_log_of_simulated_hardware_is_marked_so() -> None:
     first = "2026-11-20T09:00:00,000000+00:00 Linux version 6.1.0-56-cloud-amd64 (gpunode-lab) #1 SMP PREEMPT_DYNAMIC\n"
     log = kernel_log.parse(first, "dmesg")
     assert (log.complete, log.simulated) == (True, True)

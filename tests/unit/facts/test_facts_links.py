@@ -1,4 +1,4 @@
-"""Links between GPUs, as nvidia-smi tells them."""
+"""Links between GPUs, as nvidia-smi reports them."""
 
 import pytest
 from facts_samples import answer, gpu_facts_with
@@ -44,7 +44,7 @@ def test_a_node_without_a_module_has_no_answers_and_no_gaps() -> None:
         assert field not in facts.gaps
 
 
-def test_a_driver_that_says_nothing_of_nvlink_has_no_links() -> None:
+def test_a_driver_that_reports_nothing_of_nvlink_has_no_links() -> None:
     facts = gpu_facts_with({"nvidia-smi-nvlink": answer("\n")})
     assert facts.nvlink is not None
     assert facts.nvlink.document == Nvlink(gpus=())

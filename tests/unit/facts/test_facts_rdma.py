@@ -41,7 +41,7 @@ def test_whether_the_kernel_lets_other_memory_register(printed: str, expected: b
     assert gpu_facts_with({"peer-memory": answer(printed)}).peer_memory is expected
 
 
-def test_a_kernel_without_rdma_says_nothing_of_other_memory_and_a_failed_look_is_a_gap() -> None:
+def test_a_kernel_without_rdma_reports_nothing_of_other_memory_and_a_failed_look_is_a_gap() -> None:
     facts = gpu_facts_with({"rdma-nodes": answer("")})
     assert (facts.peer_memory, facts.gap("peer_memory")) == (None, None)
     assert gpu_facts_with({"peer-memory": answer("", 1)}).gap("peer_memory")

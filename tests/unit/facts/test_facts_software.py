@@ -171,7 +171,7 @@ def test_settings_of_container_engines() -> None:
     assert found.containerd_has_nvidia is False
 
 
-def test_containerd_is_told_of_the_runtime_by_a_drop_in() -> None:
+def test_a_drop_in_gives_containerd_the_runtime() -> None:
     text = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\n'
     found = gpu_facts_with(files={"/etc/containerd/conf.d/99-nvidia.toml": text}).containers
     assert found is not None

@@ -72,7 +72,7 @@ def test_units_whose_name_begins_like_a_mark() -> None:
     assert units.parse_list("xrdp.service loaded failed failed xrdp daemon\n")[0].name == "xrdp.service"
 
 
-def test_a_failed_unit_of_the_stack_is_told_once() -> None:
+def test_a_failed_unit_of_the_stack_is_reported_once() -> None:
     show = (
         "Id=nvidia-persistenced.service\nLoadState=loaded\nActiveState=failed\nSubState=failed\nUnitFileState=enabled\n"
     )
@@ -92,7 +92,7 @@ def test_a_failed_unit_of_the_stack_is_told_once() -> None:
         {"systemctl-failed": answer("", 1, "Failed to connect to bus", "systemctl")},
     ],
 )
-def test_units_that_cannot_be_told_are_a_gap(commands: dict[str, CommandResult]) -> None:
+def test_units_that_cannot_be_determined_are_a_gap(commands: dict[str, CommandResult]) -> None:
     facts = gpu_facts_with(commands)
     assert facts.units is None
     assert facts.gaps["units"]

@@ -32,7 +32,7 @@ def test_no_records_is_a_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reported"),
     [
         ({"device": "tpu"}, "device"),
         ({"seconds": -1}, "seconds"),
@@ -43,8 +43,8 @@ def test_no_records_is_a_gap() -> None:
         ({"error": "a", "undetermined": "b"}, "only one of"),
     ],
 )
-def test_a_result_that_is_no_record_takes_no_other_with_it_and_tells_its_place(
-    change: dict[str, Any], said: str
+def test_a_result_that_is_no_record_takes_no_other_with_it_and_reports_its_place(
+    change: dict[str, Any], reported: str
 ) -> None:
     node = facts([LIMITS | {"record": "versions.system"}, LIMITS | change])
     assert "records" not in node.gaps
@@ -53,7 +53,7 @@ def test_a_result_that_is_no_record_takes_no_other_with_it_and_tells_its_place(
     answer = values_of(broken, LimitValues)
     assert isinstance(answer, str)
     assert "result 1" in answer
-    assert said in answer
+    assert reported in answer
     assert len(answer.splitlines()) == 1
 
 
@@ -84,7 +84,7 @@ def test_a_malformed_record_stays_malformed_in_a_document() -> None:
     assert [type(record) for record in again.records or ()] == [MalformedRecord, Record]
 
 
-def test_values_of_another_kind_are_told_and_do_not_raise() -> None:
+def test_values_of_another_kind_are_reported_and_do_not_raise() -> None:
     record = Record.model_validate(LIMITS | {"values": {"shm_bytes": "much"}})
     assert values_of(record, LimitValues) == (
         "record defaults.limits: shm_bytes: Input should be a valid integer, unable to parse string as an integer"

@@ -153,7 +153,7 @@ class TestDcgm:
         results = [{"gpu_id": gpu, "status": status} for gpu, status in enumerate(statuses)]
         assert parsed("dcgm-diag", _document(results))["overall"] == overall
 
-    def test_it_says_that_it_could_not_run(self) -> None:
+    def test_it_reports_that_it_could_not_run(self) -> None:
         document = {"DCGM Diagnostic": {"runtime_error": "no such group"}}
         assert parsed("dcgm-diag", json.dumps(document))["error"]["message"] == "no such group"
         text = "Error: unable to establish a connection to the specified host: localhost\n"

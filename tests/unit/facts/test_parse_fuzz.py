@@ -81,7 +81,7 @@ TRIED: Counter[str] = Counter()
 
 @pytest.fixture(scope="module", autouse=True)
 def summary() -> Iterator[None]:
-    """Say how many texts were tried in what time; ``pytest -s`` shows it."""
+    """Print how many texts were tried in what time; ``pytest -s`` shows it."""
     start = time.perf_counter()
     yield
     print(f"\n{TRIED.total()} texts for {len(TRIED)} kinds in {time.perf_counter() - start:.1f} s")
@@ -135,7 +135,7 @@ def assert_numbers_are_in(text: str, found: dict[str, Any]) -> None:
             assert abs(float(value)) in known, (path, value)
 
 
-def assert_says_no_more(part: dict[str, Any], whole: dict[str, Any], cut_line: str) -> None:
+def assert_reports_no_more(part: dict[str, Any], whole: dict[str, Any], cut_line: str) -> None:
     """What the beginning of a text answers is what the whole text answers, but for the values of a line that is cut."""
     everything = dict(leaves(whole))
     for path, value in leaves(part):
@@ -187,7 +187,7 @@ def test_cut_anywhere(name: str, kind: str) -> None:
     for end in some(range(len(text)), CUTS, name):
         part = answer(kind, text[:end])
         if part is not None and "error" not in part:
-            assert_says_no_more(part, whole, cut_line=text[:end].rpartition("\n")[2])
+            assert_reports_no_more(part, whole, cut_line=text[:end].rpartition("\n")[2])
 
 
 @pytest.mark.parametrize(("name", "kind"), WHOLE)

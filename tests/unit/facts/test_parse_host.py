@@ -153,7 +153,7 @@ class TestIbstat:
         assert ca["ports"][0]["lid"] == 0x33
         assert ca["ports"][0]["guid"] is None
 
-    def test_a_listing_that_broke_off_says_so(self) -> None:
+    def test_a_listing_that_broke_off_reports_it(self) -> None:
         text = sample("ibstat.two")
         answer = parsed("ibstat", text[: text.index("\t\tRate: 40 ") + len("\t\tRate: 4")])
         assert answer["cas"][1]["ports"][1]["rate_gbit_per_s"] is None

@@ -94,7 +94,7 @@ def test_only_the_average_missing() -> None:
     assert (run["complete"], run["ok"], run["avg_busbw_gb_per_s"]) == (True, True, None)
 
 
-def test_a_single_rank_is_said_to_be_one() -> None:
+def test_a_single_rank_is_reported_as_one() -> None:
     (run,) = runs(HEAD + device(0) + COLUMNS + row(8, 900.0) + CLOSING)
     assert (run["ranks"], run["nodes"], run["gpus_per_node"], run["ok"]) == (1, 1, 1, True)
 
@@ -120,7 +120,7 @@ def test_processes_that_mpi_did_not_wire() -> None:
     assert (first["complete"], first["avg_busbw_gb_per_s"]) == (True, 12.5), "both say the same"
 
 
-def test_what_interleaved_runs_say_differently_is_told_of_none() -> None:
+def test_what_interleaved_runs_report_differently_is_reported_of_none() -> None:
     both = HEAD + HEAD + device(0, "node1") + device(0, "node2") + COLUMNS + COLUMNS + row(8) + row(8)
     first, second = runs(both + CLOSING + CLOSING.replace("12.5", "13.5").replace("0 OK", "2 FAILED"))
     assert (first["avg_busbw_gb_per_s"], second["avg_busbw_gb_per_s"]) == (None, None)
@@ -135,7 +135,7 @@ def test_interleaved_runs_without_a_line_of_the_average_have_none() -> None:
     assert (first["avg_busbw_gb_per_s"], second["avg_busbw_gb_per_s"]) == (None, None)
 
 
-def test_interleaved_runs_with_mpi_tags_are_told_apart() -> None:
+def test_interleaved_runs_with_mpi_tags_are_distinguished() -> None:
     one = HEAD + device(0, "node1") + COLUMNS + row(8, 1.0) + CLOSING
     two = HEAD + device(0, "node2") + COLUMNS + row(8, 2.0) + CLOSING.replace("12.5", "13.5")
     mixed = "".join(

@@ -104,7 +104,7 @@ class TestXml:
             {"index": 0, "gpu_instance_id": 9, "compute_instance_id": 1, "memory_total_mib": 9856},
         ]
 
-    def test_driver_610_names_its_versions_anew(self) -> None:
+    def test_driver_610_names_its_versions_differently(self) -> None:
         text = sample("nvidia-smi-xml.kepler").replace(
             "<driver_version>375.26</driver_version>",
             "<driver_version>610.57.04 [Deprecated]</driver_version><kmd_version>610.57.04</kmd_version>"
@@ -118,7 +118,7 @@ class TestXml:
         document = parsed("nvidia-smi-xml", f"{sample('nvidia-smi-xml.kepler')}{remark}\n")
         assert document["messages"] == [remark]
 
-    def test_fewer_gpus_than_attached_are_told(self) -> None:
+    def test_fewer_gpus_than_attached_are_reported(self) -> None:
         text = sample("nvidia-smi-xml.kepler").replace("<attached_gpus>1<", "<attached_gpus>4<")
         document = parsed("nvidia-smi-xml", text)
         assert document["attached_gpus"] == 4
@@ -174,7 +174,7 @@ class TestXml:
         ("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.", "library-missing", None),
     ],
 )
-def test_what_nvidia_smi_says_of_its_failure(text: str, kind: str, nvml: str | None) -> None:
+def test_what_nvidia_smi_reports_of_its_failure(text: str, kind: str, nvml: str | None) -> None:
     for tool in ("xml", "q", "table", "query", "topo", "list", "nvlink"):
         error = parsed(f"nvidia-smi-{tool}", text)["error"]
         assert error == {"kind": kind, "message": text.split("\n", maxsplit=1)[0].strip(), "nvml_version": nvml}
@@ -422,7 +422,7 @@ class TestTopology:
         assert topology["nic_names"] == {"NIC0": "mlx5_7", "NIC1": "mlx5_bond_1"}
         assert topology["messages"] == []
 
-    def test_a_legend_that_is_not_understood_is_told(self) -> None:
+    def test_a_legend_that_is_not_understood_is_reported(self) -> None:
         text = sample("nvidia-smi-topo.nics").replace("NIC0: mlx5_0", "NIC0: netdev=eth0 PCI=0000:1a:00.0")
         topology = parsed("nvidia-smi-topo", text)
         assert topology["nic_names"] == {"NIC1": "mlx5_bond_1"}

@@ -56,7 +56,7 @@ def test_what_is_no_key_lists_none(tmp_path: Path, line: str) -> None:
     assert listed(tmp_path, line, "gpu1") == []
 
 
-def test_markers_are_told(tmp_path: Path) -> None:
+def test_markers_are_reported(tmp_path: Path) -> None:
     assert listed(tmp_path, f"@revoked * ssh-ed25519 {BLOB}", "gpu1") == ["revoked"]
     assert listed(tmp_path, f"@cert-authority *.lab ssh-ed25519 {BLOB}", "a.lab") == ["cert-authority"]
 

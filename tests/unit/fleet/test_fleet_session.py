@@ -93,7 +93,7 @@ def test_the_password_is_given_at_the_prompt(talk: Talk, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["asks", "rs"])
-def test_a_wrong_password_is_given_once_and_told(talk: Talk, mode: str) -> None:
+def test_a_wrong_password_is_given_once_and_reported(talk: Talk, mode: str) -> None:
     with pytest.raises(NodeFailure, match=r"^sudo does not accept the password$"):
         talk(mode=mode, password="wrong horse")  # noqa: S106
 
@@ -111,7 +111,7 @@ def test_sudo_that_refuses_the_user(talk: Talk) -> None:
         talk(mode="rs-forbidden")
 
 
-def test_sudo_that_wants_a_terminal(talk: Talk) -> None:
+def test_sudo_that_requires_a_terminal(talk: Talk) -> None:
     with pytest.raises(NodeFailure, match="requiretty"):
         talk(mode="tty")
 
@@ -169,7 +169,7 @@ def test_the_nodes_own_limit_ends_a_probe_that_hangs(talk: Talk) -> None:
         talk("import time; time.sleep(600)", what=what, limit_s=30)
 
 
-def test_a_node_that_says_nothing_ends_at_the_deadline(talk: Talk) -> None:
+def test_a_node_that_reports_nothing_ends_at_the_deadline(talk: Talk) -> None:
     started = time.monotonic()
     with pytest.raises(NodeFailure, match="no answer within the time limit"):
         talk(what=Program("sleep 600", "gpunode-x", sudo=False), limit_s=0.5)

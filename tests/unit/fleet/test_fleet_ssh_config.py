@@ -25,7 +25,7 @@ def with_words(config: Path, *words: str, alias: str = "gpu1") -> SshSettings:
     return resolve(alias, [("ansible_ssh_args", ["-F", str(config)]), ("ansible_ssh_common_args", list(words))])
 
 
-def test_nothing_said(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_reported(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/elsewhere")  # which ssh does not look at
     settings = with_words(config)
     assert (settings.hostname, settings.port, settings.strict_host_key_checking) == ("gpu1", 22, "ask")
@@ -155,7 +155,7 @@ def test_an_option_that_cannot_be_honoured_is_refused(config: Path, option: str,
         (["-o", "StrictHostKeyChecking=maybe"], "maybe"),
     ],
 )
-def test_what_ssh_does_not_accept_is_told_with_its_place(config: Path, words: list[str], complaint: str) -> None:
+def test_what_ssh_does_not_accept_is_reported_with_its_place(config: Path, words: list[str], complaint: str) -> None:
     with pytest.raises(UsageError, match=f"^host gpu1: .*ansible_ssh_common_args.*({complaint})|{complaint}") as info:
         with_words(config, *words)
     assert "ansible_ssh_common_args" in str(info.value)

@@ -91,7 +91,7 @@ def test_looking_for_python_is_ours(interpreter: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "says"),
+    ("variables", "message"),
     [
         ({"ansible_connection": "community.docker.docker"}, "ansible_connection = 'community.docker.docker'"),
         ({"ansible_connection": "winrm"}, "ansible_connection = 'winrm'"),
@@ -110,11 +110,11 @@ def test_looking_for_python_is_ours(interpreter: str) -> None:
         ({"ansible_host": "a\nb"}, "ansible_host must be one line"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(variables: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_honoured_is_refused_by_name(variables: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as info:
         one(**variables)
     assert str(info.value).startswith("host gpu1: ")
-    assert says in str(info.value)
+    assert message in str(info.value)
     assert "\n" not in str(info.value)
 
 

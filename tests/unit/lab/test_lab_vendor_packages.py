@@ -313,7 +313,7 @@ def test_braces_of_the_shell_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("packages: [{name: a, over: driver}]", "a: description: Field required"),
         ("packages: [{name: a, over: driver, description: d, colour: red}]", "colour: Extra inputs"),
@@ -323,11 +323,11 @@ def test_braces_of_the_shell_stay() -> None:
         ("packages: [", "bad.yml: while parsing"),
     ],
 )
-def test_a_bad_row_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, says: str) -> None:
+def test_a_bad_row_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, message: str) -> None:
     module.releases()  # before the folder is another
     (tmp_path / "bad.yml").write_text(text, encoding="utf-8")
     monkeypatch.setattr(module, "DATA", tmp_path)
-    with pytest.raises(UsageError, match=re.escape(says)) as caught:
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
         module.packages.__wrapped__("bad")
     assert "bad.yml" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -81,7 +81,7 @@ def test_a_narrow_link(node: SimulatedNode) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("reason", ["hw_thermal_slowdown", "sw_power_cap", "hw_power_brake_slowdown"])
-def test_a_throttled_gpu_reports_the_reason(node: SimulatedNode, reason: str) -> None:  # noqa: F811
+def test_a_throttled_smi_gpus_the_reason(node: SimulatedNode, reason: str) -> None:  # noqa: F811
     assert "throttle_reasons" in differing(node, "throttle", reason=reason)
     assert reason in gpus(node)[3]["throttle_reasons"]
     assert node.cells(f"clocks_event_reasons.{reason}", 3) == ["Active"]

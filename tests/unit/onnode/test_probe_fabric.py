@@ -22,7 +22,7 @@ def test_only_lines_of_links_and_xids_leave_the_node(tmp_path: Path) -> None:
     assert "dmesg-links" not in commands
 
 
-def test_dmesg_is_asked_for_links_where_the_journal_says_nothing(tmp_path: Path) -> None:
+def test_dmesg_is_asked_for_links_where_the_journal_reports_nothing(tmp_path: Path) -> None:
     tool(tmp_path / "bin", "journalctl", "exit 0")
     tool(tmp_path / "bin", "dmesg", printing([DOWN]))
     assert collect(tmp_path, tmp_path / "bin").commands["dmesg-links"].stdout == DOWN + "\n"

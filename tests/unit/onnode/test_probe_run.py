@@ -1,4 +1,4 @@
-"""Commands that misbehave: the probe comes back in time, says what happened, and leaves no process."""
+"""Commands that misbehave: the probe comes back in time, reports what happened, and leaves no process."""
 
 import json
 import os

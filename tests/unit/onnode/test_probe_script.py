@@ -43,7 +43,7 @@ def test_it_answers_for_this_machine() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_without_root_it_says_what_it_could_not_see() -> None:
+def test_without_root_it_reports_what_it_could_not_see() -> None:
     holders = run_through_stdin(user=65534, group=65534).commands["device-holders"]
     assert holders.rc == 1
     assert "could not be looked into" in holders.stderr
@@ -94,7 +94,7 @@ def test_bytes_that_are_no_text_stay_json(tmp_path: Path) -> None:
     assert bundle.commands["uname"].stdout == "\\xff\x00\n"
 
 
-def test_what_cannot_be_read_is_told_apart_from_what_is_not_there(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_distinguished_from_what_is_not_there(tmp_path: Path) -> None:
     put(tmp_path, "/proc/modules", b"x" * (script.FILE_BYTES + 1))
     (tmp_path / "proc/cmdline").mkdir()
     (tmp_path / "etc").mkdir()
@@ -109,7 +109,7 @@ def test_what_cannot_be_read_is_told_apart_from_what_is_not_there(tmp_path: Path
     assert bundle.files["/proc/modules"] is None
 
 
-def test_lab_nodes_are_told_apart(tmp_path: Path) -> None:
+def test_lab_nodes_are_distinguished(tmp_path: Path) -> None:
     put(tmp_path, "/etc/gpunode/lab-node", "")
     assert collect(tmp_path, tmp_path / "bin").simulated
 

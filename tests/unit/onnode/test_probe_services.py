@@ -41,7 +41,7 @@ def test_its_own_name_and_no_other_of_the_hosts_file(tmp_path: Path) -> None:
         ("ro", "rw", False),
     ],
 )
-def test_the_superblock_tells_whether_a_file_system_is_read_only(
+def test_the_superblock_shows_whether_a_file_system_is_read_only(
     tmp_path: Path, mount: str, superblock: str, read_only: bool
 ) -> None:
     put(

@@ -79,7 +79,7 @@ def test_access_control_is_read_from_configuration_space(bus: Path) -> None:
     assert (result.rc, result.stdout) == (0, "0000:16:01.0\t005f\t001d\n")
 
 
-def test_configuration_space_that_is_cut_is_told(bus: Path) -> None:
+def test_configuration_space_that_is_cut_is_reported(bus: Path) -> None:
     put(bus, "/sys/devices/pci0000:16/0000:16:01.0/config", config_space(0x1D)[:64])
     result = collect(bus, bus / "bin").commands["pci-acs"]
     assert (result.rc, result.stdout) == (1, "")
@@ -325,7 +325,7 @@ def test_what_the_next_boot_sets_is_read_in_the_order_of_files(tmp_path: Path) -
     ]
 
 
-def test_systemd_that_hides_its_environment_is_told(tmp_path: Path) -> None:
+def test_systemd_that_hides_its_environment_is_reported(tmp_path: Path) -> None:
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     tool(tmp_path / "bin", "systemctl", "echo 'Failed to connect to bus' >&2; exit 1")
     result = collect(tmp_path, tmp_path / "bin").commands["variables"]
@@ -455,7 +455,7 @@ def test_the_kernel_log_is_filtered_on_the_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("journal", ["exit 0", "echo No journal files were found >&2; exit 1"])
-def test_dmesg_is_asked_where_the_journal_says_nothing(tmp_path: Path, journal: str) -> None:
+def test_dmesg_is_asked_where_the_journal_reports_nothing(tmp_path: Path, journal: str) -> None:
     tool(tmp_path / "bin", "journalctl", journal)
     tool(tmp_path / "bin", "dmesg", printing(["2026-11-20T09:00:00,1+00:00 Out of memory: Killed process 1 (x)"]))
     assert "Out of memory" in stdout(tmp_path, "dmesg")
@@ -609,7 +609,7 @@ def test_one_tool_that_hangs_costs_its_limit_and_is_named(tmp_path: Path, name: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_without_root_the_facts_say_what_was_not_seen() -> None:
+def test_without_root_the_facts_report_what_was_not_seen() -> None:
     answer = subprocess.run(
         ["/usr/bin/python3", "-I", "-"],
         input=Path(script.__file__).read_bytes(),

@@ -32,7 +32,7 @@ def look(root: Path, key: str) -> tuple[list[str], str]:
     return answer.stdout.splitlines(), answer.stderr
 
 
-def test_keys_are_told_by_kind_and_mode_alone(tmp_path: Path) -> None:
+def test_keys_are_reported_by_kind_and_mode_alone(tmp_path: Path) -> None:
     put(tmp_path, "/etc/ssh/ssh_host_ed25519_key", PRIVATE)
     put(tmp_path, "/etc/ssh/ssh_host_ed25519_key.pub", PUBLIC)
     put(tmp_path, "/home/ada/.ssh/id_rsa", PRIVATE)

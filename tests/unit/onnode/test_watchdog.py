@@ -88,7 +88,7 @@ def test_the_payload_runs_with_its_arguments_in_a_folder_that_goes_with_it(start
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_payload_that_falls_is_told(started: Started) -> None:
+def test_a_payload_that_falls_is_reported(started: Started) -> None:
     assert ended(started("raise SystemExit(7)"))[1] == {"ended": "exit", "exit_code": 7}
     killed = ended(started("import os\nos.kill(os.getpid(), 9)"))[1]
     assert killed == {"ended": "signal", "exit_code": 9}
@@ -124,7 +124,7 @@ def test_a_signal_ends_it_and_it_cleans_up(started: Started, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_python_that_is_too_old_is_told(tmp_path: Path) -> None:
+def test_a_python_that_is_too_old_is_reported(tmp_path: Path) -> None:
     old = START.replace("sys.version_info <", "(3, 6, 1) <").replace("sys.version_info[:2]", "(3, 6)")
     done = subprocess.run([sys.executable, "-c", old], capture_output=True, text=True, timeout=20, check=False)
     assert (done.returncode, done.stderr.strip()) == (1, "python3 is 3.6, 3.8 or later is needed")

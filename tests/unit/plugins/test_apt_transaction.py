@@ -760,12 +760,16 @@ def test_names_with_an_architecture_have_the_versions_that_apt_prints_without_it
     """As apt 2.6.1 prints them: the node's own architecture is left out, another one is named."""
     libc = "     libc6 | 2.36-9+deb12u14 | http://deb.debian.org/debian bookworm/main amd64 Packages\n"
     wine = "wine32:i386 | 8.0~repack-4 | http://deb.debian.org/debian bookworm/main i386 Packages\n"
-    said = {("libc6", "wine32"): libc + libc + wine, ("libc6:amd64",): libc, ("libc6:i386",): "N: Unable to locate\n"}
+    printed = {
+        ("libc6", "wine32"): libc + libc + wine,
+        ("libc6:amd64",): libc,
+        ("libc6:i386",): "N: Unable to locate\n",
+    }
     asked: list[tuple[str, ...]] = []
 
     def output_of(argv: list[str], limit_s: int) -> str:
         asked.append(tuple(argv[argv.index("madison") + 1 :]))
-        return said[asked[-1]]
+        return printed[asked[-1]]
 
     monkeypatch.setattr(script, "output_of", output_of)
     assert script.offered([], ["libc6", "libc6:amd64", "libc6:i386", "wine32"]) == {
@@ -774,5 +778,5 @@ def test_names_with_an_architecture_have_the_versions_that_apt_prints_without_it
         "libc6:i386": [],
         "wine32": ["8.0~repack-4"],
     }
-    assert asked == list(said)
+    assert asked == list(printed)
     assert script.offered([], []) == {}

@@ -90,7 +90,7 @@ class Node:
         return {**self.facts, "packages": rows}
 
     def ask(self, **requests: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """(facts, stack, what apt said)."""
+        """(facts, stack, what apt printed)."""
         self.world.write_status()
         facts = self.seen()
         stack = stack_of(facts, **requests)

@@ -513,7 +513,7 @@ def test_a_mark_that_cannot_be_set_stops_no_revert(
     outcome = guarded.restore("by the timer on the node")
     assert outcome is not None
     assert not (config / "new").exists()
-    # Part of it failed: the notice tells that it has begun.
+    # Part of it failed: the notice reports that it has begun.
     assert outcome["failed"]
     assert not guarded.waits(ATTEMPT)
 

@@ -105,10 +105,10 @@ def test_what_is_not_valid_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(managed.FileRefusedError, match="was not validated"):
         bring(file(good, "{}", validate_with=["/no/such/program", "%s"]))
     # The last lines of the errors, else of the output, with the path in the place of the draft's.
-    for more, said in (("", "line 3; line 4; line 5 of"), ("; echo wrong >&2", "wrong")):
+    for more, reported in (("", "line 3; line 4; line 5 of"), ("; echo wrong >&2", "wrong")):
         talks = ["sh", "-c", f'seq -f "line %g" 4; echo "line 5 of $1"{more}; exit 1', "sh", "%s"]
         where = f" {good}" if not more else ""
-        with pytest.raises(managed.FileRefusedError, match=rf"^{good} is not valid: {said}{where}$"):
+        with pytest.raises(managed.FileRefusedError, match=rf"^{good} is not valid: {reported}{where}$"):
             bring(file(good, "{}", validate_with=talks))
     with pytest.raises(managed.FileRefusedError, match="is not valid"):
         bring(file(good, "{}", validate_with=["sh", "-c", "kill -9 $$", "%s"]))

@@ -163,7 +163,7 @@ def test_a_command_that_may_fail_is_then_no_change(
     assert tuple(templar.evaluate_conditional(trust_as_template(str(one))) for one in conditions) == outcome
 
 
-def test_the_record_of_new_packages_says_what_the_role_reads_again() -> None:
+def test_the_record_of_new_packages_reports_what_the_role_reads_again() -> None:
     (written,) = common_task("Record that units have to be restarted")["gpunode.node.managed_files"]["files"]
     manifest = Manifest(role="x", restart_mark="/run/gpunode/x", restart_text="a.service\n")
     templar = Templar(loader=DataLoader(), variables={"__common_plan": {"manifest": manifest.model_dump(mode="json")}})

@@ -15,7 +15,7 @@ from gpunode.stack import Stack
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
 DAY = "2026-11-20"
-WISHES = {"source": "auto", "version": "keep", "flavour": "auto", "switch": False, "cuda": "", "toolkit": ""}
+SETTINGS = {"source": "auto", "version": "keep", "flavour": "auto", "switch": False, "cuda": "", "toolkit": ""}
 H100 = {"vendor_id": "10de", "device_id": "2330", "class_id": "030200", "subsystem_id": "10de:16c1", "driver": None}
 SWITCH = {"vendor_id": "10de", "device_id": "22a3", "class_id": "068000", "subsystem_id": None, "driver": None}
 UBUNTU = {
@@ -41,7 +41,7 @@ APT: dict[str, Any] = {
 
 def resolved_of(facts: dict[str, Any], **requests: Any) -> NodeStack:
     """The resolver's answer for a node of these facts, with the roles' defaults but for the requests."""
-    return resolved(NodeFacts.model_validate(facts), {**WISHES, **requests}, today=date.fromisoformat(DAY))
+    return resolved(NodeFacts.model_validate(facts), {**SETTINGS, **requests}, today=date.fromisoformat(DAY))
 
 
 def stack_of(facts: dict[str, Any], **requests: Any) -> dict[str, Any]:

@@ -204,7 +204,7 @@ def test_apt_trusts_a_repository_of_the_pinned_key_alone(keys: Keys, tmp_path: P
 
 
 def apt_with(keys: Keys, folder: Path) -> Callable[[str, str], bool]:
-    """Return a function that says whether apt accepts a repository signed by a key, with this text as Signed-By."""
+    """Return a function that returns whether apt accepts a repository signed by a key, with this text as Signed-By."""
     repository = folder / "repository"
     repository.mkdir()
     packages = b"Package: docker-ce\nVersion: 99\nArchitecture: all\nFilename: ./x.deb\nSize: 1\n"
@@ -422,7 +422,7 @@ def lengths_of(number: int, size: int) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 191, 192, 255, 256, 447, 448, 8383, 8384, 70_000])
-def test_packets_of_every_form_are_told_apart(size: int) -> None:
+def test_packets_of_every_form_are_distinguished(size: int) -> None:
     body = bytes(number % 251 for number in range(size))
     for head in lengths_of(14, size):
         packet = head + body

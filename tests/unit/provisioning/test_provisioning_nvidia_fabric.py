@@ -158,15 +158,15 @@ def test_a_node_that_needs_none_gets_nothing(board: dict[str, Any]) -> None:
     assert (found.packages, found.files, found.units, found.pending_reasons) == (None, (), (), ())
 
 
-@pytest.mark.parametrize("whose", ["nvidia_fabric", "nvidia_driver"])
-def test_absent_removes_it_and_so_does_the_driver(board: dict[str, Any], whose: str) -> None:
-    found = planned("nvidia_fabric", state(board), {whose: {"state": "absent"}})
+@pytest.mark.parametrize("owner", ["nvidia_fabric", "nvidia_driver"])
+def test_absent_removes_it_and_so_does_the_driver(board: dict[str, Any], owner: str) -> None:
+    found = planned("nvidia_fabric", state(board), {owner: {"state": "absent"}})
     assert found.packages is not None
     assert found.packages.manager == "apt"
     assert set(found.packages.remove) == set(FABRIC)
     assert [(one.name, one.state) for one in found.units] == [(MANAGER, "stopped")]
     failed = {**without(board, *FABRIC), "units": [{**unit(MANAGER, "failed"), "load": "not-found"}]}
-    gone = planned("nvidia_fabric", state(failed), {whose: {"state": "absent"}})
+    gone = planned("nvidia_fabric", state(failed), {owner: {"state": "absent"}})
     assert [(one.argv, one.may_fail) for one in gone.commands] == [(("systemctl", "reset-failed", MANAGER), True)]
     assert f"{MANAGER} has failed" in gone.pending_reasons
 

@@ -490,7 +490,7 @@ def test_an_unknown_variable_is_named_also_if_no_file_and_no_near_name_is_known(
 
 
 @pytest.mark.usefixtures("driver")
-def test_how_secure_boot_is_met_is_said_for_each_package_manager(facts: dict[str, Any]) -> None:
+def test_how_secure_boot_is_met_is_reported_for_each_package_manager(facts: dict[str, Any]) -> None:
     (line,) = reasons(state_of({**facts, "secure_boot": True}))
     assert "use modules that Ubuntu signs (nvidia_driver_source: ubuntu), or set preflight_allow_secure_boot" in line
     bare = state_of({**facts, "secure_boot": True}).model_copy(update={"apt": None})

@@ -536,7 +536,7 @@ def test_good_host_keys_count_as_published_from_today_where_no_date_is_readable(
     assert dates == dict.fromkeys([ssh["host_keys"][0]["path"], "/etc/ssh/ssh_host_rsa_key"], today)
 
 
-def test_who_logs_in_is_asked_for_once_and_what_each_would_meet_is_told_apart() -> None:
+def test_who_logs_in_is_asked_for_once_and_what_each_would_meet_is_distinguished() -> None:
     ssh = recorded(weak_moduli=0)
     ssh["login"] = {"user": "admin", "address": "192.0.2.7", "port": 2200}
     users: dict[str, Any] = {"admin_users": ["operator", "admin", "root"]}

@@ -126,7 +126,7 @@ def test_one_finding_of_many_components_is_one_line() -> None:
     assert heads(found) == ["FAIL  gpu.hot  gpu[0-7]  too hot", "FAIL  gpu.hot  gpu at 0000:1a:00.0  colder"]
 
 
-def test_errors_for_want_of_the_same_data_are_one_line() -> None:
+def test_errors_for_lack_of_the_same_data_are_one_line() -> None:
     lost = [finding(f"gpu.check-{letter}", Status.ERROR, "no answer") for letter in "abcde"]
     with_remedy = finding("gpu.check-f", Status.ERROR, "no answer", "Mend it.")
     found = text(node("broken", *lost, with_remedy))
@@ -259,7 +259,7 @@ def test_signs_have_plain_equals() -> None:
     assert raw.getvalue().startswith(b"1 node - SIMULATED ")
 
 
-def test_what_a_node_says_does_not_steer_the_terminal() -> None:
+def test_what_a_node_reports_does_not_steer_the_terminal() -> None:
     evil = finding("a.bad", Status.FAIL, f"{ESCAPE}[2J[red]gone[/red]\u202e\rnew")
     found = text(node(f"ev{ESCAPE}il", evil))
     assert ESCAPE not in found

@@ -150,9 +150,9 @@ NODE = node(
 def test_junit_names_what_ran() -> None:
     saved = NODE.model_copy(update={"seconds": None})
     lost = unreachable("gpu-2", "no route to host", None)
-    for nodes, says in (((NODE, lost), "--level"), ((lost,), "--level"), ((saved,), "--replay")):
+    for nodes, expected_text in (((NODE, lost), "--level"), ((lost,), "--level"), ((saved,), "--replay")):
         name = etree.fromstring(text_of("junit", hostile_reports.whole(*nodes)).encode()).get("name")
-        assert name.startswith(f"gpunode validate {says}"), name
+        assert name.startswith(f"gpunode validate {expected_text}"), name
 
 
 def test_junit_is_read_by_another_program() -> None:

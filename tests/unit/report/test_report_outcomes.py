@@ -11,7 +11,7 @@ def outcome(*became: str, check: bool = False, code: int = 0) -> ProvisionOutcom
 
 
 @pytest.mark.parametrize(
-    ("done", "says"),
+    ("done", "message"),
     [
         (outcome("changed"), "1 node: 1 changed (61 s); next: NEXT"),
         (outcome("unchanged", "unchanged"), "2 nodes: 2 unchanged (61 s); next: NEXT"),
@@ -19,5 +19,5 @@ def outcome(*became: str, check: bool = False, code: int = 0) -> ProvisionOutcom
         (outcome("failed", "unreachable", "changed", code=3), "3 nodes: 1 changed, 1 failed, 1 unreachable (61 s)"),
     ],
 )
-def test_provision_counts_its_nodes(done: ProvisionOutcome, says: str) -> None:
-    assert closing(done, "AGAIN", "NEXT") == says
+def test_provision_counts_its_nodes(done: ProvisionOutcome, message: str) -> None:
+    assert closing(done, "AGAIN", "NEXT") == message

@@ -12,7 +12,7 @@ from gpunode.stack.rules import CandidateCase, Choice, Objection, rules
 
 CATALOG = load()
 TODAY = date(2026, 11, 20)
-WISHES = set(Request.model_fields)
+SETTINGS = set(Request.model_fields)
 
 
 def group(name: str, count: int | None = 1) -> GpuGroup:
@@ -36,8 +36,8 @@ def on_node(*packages: tuple[str, str, str], flavour: Any = None) -> Installed:
 def parts(*gpus: GpuGroup | str, **wanted: Any) -> tuple[Request, NodePicture]:
     """A request and a node: fields of either by name; GPUs by name, one of each."""
     groups = tuple(group(gpu) if isinstance(gpu, str) else gpu for gpu in gpus)
-    request = Request(**{name: value for name, value in wanted.items() if name in WISHES})
-    rest = {name: value for name, value in wanted.items() if name not in WISHES}
+    request = Request(**{name: value for name, value in wanted.items() if name in SETTINGS})
+    rest = {name: value for name, value in wanted.items() if name not in SETTINGS}
     return request, NodePicture(**{"os": "ubuntu-24.04", "gpus": groups, **rest})
 
 
@@ -79,8 +79,8 @@ def case(*gpus: GpuGroup | str, today: date = TODAY, **wanted: Any) -> Candidate
     return CandidateCase(question, candidate)
 
 
-def said(rule_id: str, about: CandidateCase) -> list[Objection]:
-    """What one rule says against a case, about the question and about the candidate."""
+def reported(rule_id: str, about: CandidateCase) -> list[Objection]:
+    """What one rule reports against a case, about the question and about the candidate."""
     rule = rules[rule_id]
     found = list(rule.ask(about.question)) if rule.ask else []
     return found + (list(rule.judge(about)) if rule.judge else [])

@@ -1,4 +1,4 @@
-"""A stack that rests on a bound which is absent or unsure says so, by fact and rule."""
+"""A stack names the bounds that are absent or unsure, by fact and rule."""
 
 import re
 from pathlib import Path
@@ -19,8 +19,8 @@ from gpunode.stack.plan import PlanGroup
 from gpunode.stack.rules import rules
 
 Wanted = dict[str, Any]
-TELL_THEMSELVES = {"R09", "R11", "R12", "R13", "R16", "R17", "R18", "R19", "R20", "R21", "R25", "R26"}
-"""Rules without a declared bound: ``rules.Declared`` says why."""
+WITHOUT_BOUND = {"R09", "R11", "R12", "R13", "R16", "R17", "R18", "R19", "R20", "R21", "R25", "R26"}
+"""Rules without a declared bound: ``rules.Declared`` has the reason."""
 
 WITHOUT: list[tuple[str, str, Wanted, str]] = [
     # overlay that takes a bound away, GPU, request, the warning's fact; the rule is the last column's first word
@@ -124,7 +124,7 @@ def test_what_is_known_is_not_warned_of() -> None:
 
 def test_every_rule_declares_its_bounds_or_is_known_to_have_none() -> None:
     needing = {rule.id.split("-")[0] for rule in rules if rule.needs}
-    assert {rule.id.split("-")[0] for rule in rules} == needing | TELL_THEMSELVES
+    assert {rule.id.split("-")[0] for rule in rules} == needing | WITHOUT_BOUND
     sections = {need.split(".")[0] for rule in rules for need in rule.needs}
     assert sections == set(ROWS) - {"platforms"} | {"systems"}
     tried = {what.split()[0] for *_, what in (*WITHOUT, *UNSURE)} | {"R07", "R10"}

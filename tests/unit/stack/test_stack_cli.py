@@ -93,7 +93,7 @@ def test_debian_s_own_driver(plan: Callable[..., Answer]) -> None:
     assert "nvidia-container-toolkit" in out, "its repository is NVIDIA's own, whatever the driver's source"
 
 
-def test_an_end_that_is_only_computed_warns_and_the_help_says_so(plan: Callable[..., Answer]) -> None:
+def test_an_end_that_is_only_computed_warns_and_the_help_reports_it(plan: Callable[..., Answer]) -> None:
     wanted = ("--gpu", "L40S", "--os", "rhel-9", "--past-eol", "refuse")
     code, out, _ = plan(*wanted, "--driver", "550")
     assert code == 0
@@ -105,7 +105,7 @@ def test_an_end_that_is_only_computed_warns_and_the_help_says_so(plan: Callable[
     assert "computed end of life always warns" in " ".join(out.split())
 
 
-def test_a_stack_without_dcgm_says_so_for_every_source(plan: Callable[..., Answer]) -> None:
+def test_a_stack_without_dcgm_reports_it_for_every_source(plan: Callable[..., Answer]) -> None:
     code, out, _ = plan("--gpu", "P100", "--os", "debian-13")
     assert code == 0
     words = "warning: no known DCGM for Debian 13 and branch 580: the stack omits it [R21-no-service]"
@@ -144,7 +144,7 @@ def test_a_stack_without_dcgm_says_so_for_every_source(plan: Callable[..., Answe
         (["some.json"], ["put --replay before"]),
     ],
 )
-def test_bad_input_ends_with_2_and_says_what_is_near(
+def test_bad_input_ends_with_2_and_reports_what_is_near(
     plan: Callable[..., Answer], arguments: list[str], words: list[str]
 ) -> None:
     code, out, err = plan(*arguments)

@@ -1,4 +1,4 @@
-"""Each rule that decides a part: where the part is there, and where it is not and says why."""
+"""Each rule that decides a part: where the part is there, and where it is not, with the reason."""
 
 from typing import Any
 
@@ -30,9 +30,9 @@ def test_a_fabric_manager_of_exactly_the_driver_s_version() -> None:
 def test_switches_on_the_bus_decide_where_they_show() -> None:
     seen = decided("R11-fm-exact", case(group("H100 SXM", 7), nvswitch=True))
     assert isinstance(seen["fabric_manager"].value, Service)
-    unseen = decided("R11-fm-exact", case(EIGHT_H100, nvswitch=False))
-    assert unseen["fabric_manager"].value is None
-    assert "without an NVSwitch on the PCI bus" in unseen["fabric_manager"].text
+    unknown = decided("R11-fm-exact", case(EIGHT_H100, nvswitch=False))
+    assert unknown["fabric_manager"].value is None
+    assert "without an NVSwitch on the PCI bus" in unknown["fabric_manager"].text
     hidden = decided("R11-fm-exact", case(EIGHT_B200, nvswitch=False))
     assert isinstance(hidden["fabric_manager"].value, Service), "switches of NVLink 5 do not show on the bus"
 
@@ -129,11 +129,11 @@ def test_tensorflow_s_cuda_must_know_the_gpu() -> None:
     assert (old.tensorflow, old.tensorflow_cuda) == ("2.21", "12.5")
 
 
-def test_a_toolkit_only_where_wished() -> None:
+def test_a_toolkit_only_where_requested() -> None:
     assert decided("R24-toolkit-source", case("A100"))["toolkit"].value is None
-    wished = decided("R24-toolkit-source", case("A100", toolkit="12.8.1"))["toolkit"]
-    assert isinstance(wished.value, Library)
-    assert [(package.name, package.version) for package in wished.packages] == [("cuda-toolkit-12-8", "12.8.1-*")]
+    requested = decided("R24-toolkit-source", case("A100", toolkit="12.8.1"))["toolkit"]
+    assert isinstance(requested.value, Library)
+    assert [(package.name, package.version) for package in requested.packages] == [("cuda-toolkit-12-8", "12.8.1-*")]
 
 
 def test_pins_are_those_of_source_system_and_branch() -> None:

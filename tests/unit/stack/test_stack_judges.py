@@ -4,7 +4,7 @@ from datetime import date
 from typing import Any
 
 import pytest
-from stack_samples import case, group, on_node, said
+from stack_samples import case, group, on_node, reported
 
 from gpunode.stack.rules import rules
 
@@ -155,8 +155,8 @@ REFUSED: list[Row] = [
 def test_a_rule_refuses_only_what_it_is_about(
     rule: str, good: tuple[list[Any], Wanted], bad: tuple[list[Any], Wanted], words: str
 ) -> None:
-    assert [verdict.text for verdict in said(rule, case(*good[0], **good[1])) if verdict.refuses] == []
-    refusals = [verdict.text for verdict in said(rule, case(*bad[0], **bad[1])) if verdict.refuses]
+    assert [verdict.text for verdict in reported(rule, case(*good[0], **good[1])) if verdict.refuses] == []
+    refusals = [verdict.text for verdict in reported(rule, case(*bad[0], **bad[1])) if verdict.refuses]
     assert len(refusals) == 1
     assert words in refusals[0]
 
@@ -173,23 +173,23 @@ COMPAT: Wanted = {"version": "535.261.03", "cuda": "13.0", "compat": "13.0", "to
         ({}, "RTX 4090", "error 804"),
     ],
 )
-def test_forward_compatibility_holds_only_where_nvidia_says_so(change: Wanted, gpu: str, words: str) -> None:
-    assert [v.text for v in said("R14-compat-matrix", case("A100", **COMPAT)) if v.refuses] == []
-    refusals = [v.text for v in said("R14-compat-matrix", case(gpu, **(COMPAT | change))) if v.refuses]
+def test_forward_compatibility_holds_only_where_nvidia_documents_it(change: Wanted, gpu: str, words: str) -> None:
+    assert [v.text for v in reported("R14-compat-matrix", case("A100", **COMPAT)) if v.refuses] == []
+    refusals = [v.text for v in reported("R14-compat-matrix", case(gpu, **(COMPAT | change))) if v.refuses]
     assert any(words in text for text in refusals), refusals
 
 
 def test_an_image_brings_its_own_compat_library() -> None:
     """Containers take the library inside their image, so that the host's source need not have it."""
     in_image = case("A100", **(COMPAT | {"os": "debian-12", "source": "debian"}))
-    verdicts = said("R14-compat-matrix", in_image)
+    verdicts = reported("R14-compat-matrix", in_image)
     assert not any(verdict.refuses for verdict in verdicts)
     assert any("in an image with cuda-compat-13-0" in verdict.text for verdict in verdicts)
 
 
 def test_an_end_that_nobody_promised_does_not_refuse_forward_compatibility() -> None:
     after: Wanted = {"version": "590.48.01", "cuda": "13.4", "compat": "13.4", "today": date(2027, 1, 15)}
-    verdicts = said("R14-compat-matrix", case("A100", **after))
+    verdicts = reported("R14-compat-matrix", case("A100", **after))
     assert not any(verdict.refuses for verdict in verdicts)
     assert any("2026-12-22 (not sure)" in verdict.text for verdict in verdicts)
 
@@ -216,43 +216,43 @@ WARNED: list[Row] = [
 def test_a_rule_warns_only_of_what_it_is_about(
     rule: str, good: tuple[list[Any], Wanted], bad: tuple[list[Any], Wanted], words: str
 ) -> None:
-    assert said(rule, case(*good[0], **good[1])) == []
-    verdicts = said(rule, case(*bad[0], **bad[1]))
+    assert reported(rule, case(*good[0], **good[1])) == []
+    verdicts = reported(rule, case(*bad[0], **bad[1]))
     assert verdicts
     assert not any(verdict.refuses for verdict in verdicts)
     assert words in verdicts[0].text
 
 
 def test_t4_is_not_warned_of_by_its_unreliable_list() -> None:
-    assert said("R10-gpu-min-driver", case("T4", version="535.309.01")) == []
+    assert reported("R10-gpu-min-driver", case("T4", version="535.309.01")) == []
 
 
 def test_a_name_for_several_models_is_refused_only_where_all_are() -> None:
     """Of the RTX PRO 6000 family only the Server Edition has a documented minimum above 570.133.07."""
     family = group("RTX PRO 6000")
     assert len(family.models) > 1
-    verdicts = said("R10-gpu-min-driver", case(family, version="570.211.01"))
+    verdicts = reported("R10-gpu-min-driver", case(family, version="570.211.01"))
     assert [verdict.refuses for verdict in verdicts] == [False]
     assert "Server Edition" in verdicts[0].text
 
 
-def test_a_switch_of_source_is_a_wish() -> None:
-    assert said("R16-repo-mix", case("A100", installed=MIXED, source="nvidia")) == []
+def test_a_switch_of_source_is_a_request() -> None:
+    assert reported("R16-repo-mix", case("A100", installed=MIXED, source="nvidia")) == []
 
 
 def test_a_driver_from_a_run_file_is_another_publisher() -> None:
     by_hand = on_node().model_copy(update={"runfile": "/usr/bin/nvidia-uninstall"})
-    refusal = said("R16-repo-mix", case("A100", installed=by_hand))
+    refusal = reported("R16-repo-mix", case("A100", installed=by_hand))
     assert [verdict.refuses for verdict in refusal] == [True]
     assert "a .run file" in refusal[0].text
-    switch = said("R16-repo-mix", case("A100", installed=by_hand, source="nvidia"))
+    switch = reported("R16-repo-mix", case("A100", installed=by_hand, source="nvidia"))
     assert [verdict.refuses for verdict in switch] == [False]
     assert "/usr/bin/nvidia-uninstall" in switch[0].text
 
 
 def test_a_publisher_that_is_no_source_is_refused() -> None:
-    stranger = on_node(("nvidia-dkms-580", "580.95.05-0ubuntu0~gpu24.04.1", "graphics-drivers-ppa"))
-    verdicts = said("R16-repo-mix", case("A100", installed=stranger))
+    foreign = on_node(("nvidia-dkms-580", "580.95.05-0ubuntu0~gpu24.04.1", "graphics-drivers-ppa"))
+    verdicts = reported("R16-repo-mix", case("A100", installed=foreign))
     assert [verdict.refuses for verdict in verdicts] == [True]
     assert "graphics-drivers-ppa" in verdicts[0].text
 

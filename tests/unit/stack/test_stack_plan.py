@@ -76,12 +76,12 @@ def test_a_picture_of_an_hgx_node() -> None:
     assert seen.notes == ()
 
 
-def test_a_shared_id_is_told_by_the_subsystem() -> None:
+def test_a_shared_id_is_recognized_by_the_subsystem() -> None:
     pair = (device("10de:25b6", subsystem="10de:157e"), device("10de:25b6", subsystem="10de:14a9"))
     assert [group.label for group in picture_from_facts(facts(pci=pair), CATALOG).gpus] == ["A16", "A2"]
 
 
-def test_what_is_not_in_the_catalog_is_said() -> None:
+def test_what_is_not_in_the_catalog_is_reported() -> None:
     strange = picture_from_facts(facts(pci=(device("10de:ffff"),)), CATALOG)
     assert strange.gpus == ()
     assert strange.unknown_gpus == ("10de:ffff",)
@@ -143,7 +143,7 @@ def test_meta_packages_of_kernels_the_newest_first() -> None:
     assert not seen.installed.present
 
 
-def test_the_module_on_disk_tells_the_flavour() -> None:
+def test_the_module_on_disk_shows_the_flavour() -> None:
     module = ModuleFile(kernel="6.8", path="/x", version="580.95.05", vermagic=None, flavour="proprietary", signed=True)
     odd = package("nvidia-dkms-580-open", "580.95.05-1", "NVIDIA CORPORATION <cudatools@nvidia.com>")
     found = picture_from_facts(facts(packages=(odd,), module_files=(module,)), CATALOG)
@@ -221,7 +221,7 @@ def test_a_lock_decides_where_no_driver_is_requested() -> None:
     assert moved.stack.driver.version == "580.178.04"
 
 
-def test_a_lock_tells_when_its_branch_ended() -> None:
+def test_a_lock_reports_when_its_branch_ended() -> None:
     lock = lock_document(stack(platform="hgx-h100-8", driver="580"))[LOCK_NAME]
     host = PlanHost("n1", observed(installed=driver("580.178.04")), lock=lock)
     (group,) = plan([host], Request(), CATALOG, date(2029, 1, 1)).groups
@@ -229,7 +229,7 @@ def test_a_lock_tells_when_its_branch_ended() -> None:
     assert "past its end of life: 2028-06-30" in group.drift[0].text
 
 
-def test_nothing_to_say_of_a_bare_node_without_a_lock() -> None:
+def test_nothing_to_report_of_a_bare_node_without_a_lock() -> None:
     (group,) = plan([PlanHost("n1", observed())], Request(), CATALOG, TODAY).groups
     assert group.drift == ()
 

@@ -147,7 +147,7 @@ def test_the_table_agrees_with_the_recorded_indexes(place: tuple[str, str]) -> N
         for what in ("--driver", "--toolkit"):
             if what in given:
                 answers.setdefault((what, given[what]), set()).add(" ".join(answer.split()[:2]))
-    refused = {key for key, said in answers.items() if said & {"refused R15", "refused R24"}}
+    refused = {key for key, reported in answers.items() if reported & {"refused R15", "refused R24"}}
     assert answers
     assert not {("--driver", str(branch)) for branch in branches} & refused
     assert not {("--toolkit", toolkit) for toolkit in toolkits} & refused

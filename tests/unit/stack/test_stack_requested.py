@@ -36,7 +36,7 @@ def clashes(gpu: str, **request: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("wish", "version"),
+    ("requested", "version"),
     [
         (">=575.50,<575.60", "575.57.08"),
         (">=580,<580.100", "580.95.05"),
@@ -44,8 +44,8 @@ def clashes(gpu: str, **request: str) -> set[str]:
         (">=580,!=580.178.04,<590", "580.173.10"),
     ],
 )
-def test_of_a_range_the_newest_release_inside_is_taken(wish: str, version: str) -> None:
-    found = stack("L40S", driver=wish)
+def test_of_a_range_the_newest_release_inside_is_taken(requested: str, version: str) -> None:
+    found = stack("L40S", driver=requested)
     assert found.driver.version == version
     assert all(
         package.version is None or not package.with_driver or version in package.version for package in found.packages
@@ -59,10 +59,10 @@ def test_a_range_without_a_good_release_is_a_conflict_that_names_it() -> None:
     assert {clash.rule for clash in found.clashes} & {"R25-driver-range", "R03-arch-last-branch"}
 
 
-@pytest.mark.parametrize("wish", [">=", ">=x", "~=580", "<>580", "=580"])
-def test_what_is_no_range_is_refused(wish: str) -> None:
+@pytest.mark.parametrize("requested", [">=", ">=x", "~=580", "<>580", "=580"])
+def test_what_is_no_range_is_refused(requested: str) -> None:
     with pytest.raises(UsageError, match="is not a range"):
-        answer("T4", driver=wish)
+        answer("T4", driver=requested)
 
 
 def test_a_framework_release_chooses_its_own_build() -> None:
@@ -93,21 +93,21 @@ def test_an_unknown_framework_is_refused(text: str) -> None:
         answer("T4", framework=text)
 
 
-def test_a_kernel_policy_says_what_moves_where_modules_are_signed_and_nothing_where_they_are_built() -> None:
-    said = {
+def test_a_kernel_policy_reports_what_moves_where_modules_are_signed_and_nothing_where_they_are_built() -> None:
+    reported = {
         (source, policy): [
             one.text for one in stack("T4", source=source, kernel_policy=policy).warnings if "R26" in one.rule
         ]
         for source in ("ubuntu", "nvidia")
         for policy in ("hold", "follow")
     }
-    assert "security updates" in said["ubuntu", "hold"][0]
-    assert "rebooted" in said["ubuntu", "follow"][0]
-    assert all("changes nothing" in said["nvidia", policy][0] for policy in ("hold", "follow"))
+    assert "security updates" in reported["ubuntu", "hold"][0]
+    assert "rebooted" in reported["ubuntu", "follow"][0]
+    assert all("changes nothing" in reported["nvidia", policy][0] for policy in ("hold", "follow"))
     assert not [one for one in stack("T4", source="ubuntu").warnings if "R26" in one.rule]
 
 
-def test_a_rule_is_explained_by_what_it_says_and_decides() -> None:
+def test_a_rule_is_explained_by_what_it_states_and_decides() -> None:
     old = explain_rule("r04", Request(cuda="13.0"), node("V100", "ubuntu-22.04"), CATALOG, DAY)
     assert (old.rule, old.chosen) == ("R04-arch-cuda", None)
     assert [(one.refuses, one.drivers) for one in old.says] == [(True, ())]

@@ -1,4 +1,4 @@
-"""What is decided, why, and what a conflict says."""
+"""What is decided, why, and what a conflict reports."""
 
 import json
 from datetime import date
@@ -30,7 +30,7 @@ def test_an_hgx_board_with_long_term_support() -> None:
     assert found.eol == date(2028, 6, 30)
 
 
-def test_a_board_that_is_not_said_is_warned_of_and_nothing_invented() -> None:
+def test_a_board_that_is_not_reported_is_warned_of_and_nothing_invented() -> None:
     found = stack(group("H100 SXM", None), driver="lts", cuda="13.0")
     assert found.fabric_manager is None
     assert "depend on the board" in found.reasons["fabric_manager"].text
@@ -65,7 +65,7 @@ def test_a_conflict_names_the_smallest_set(gpus: list[str], wanted: dict[str, An
     assert found.offers
 
 
-def test_what_a_repository_starts_at_is_said() -> None:
+def test_what_a_repository_starts_at_is_reported() -> None:
     found = conflict(os="ubuntu-26.04", driver="580")
     assert "starts at branch 595" in found.message
     assert [offer.change[0] for offer in found.offers] == [
@@ -102,8 +102,8 @@ def test_debian_s_own_driver_with_its_gaps() -> None:
 
 def test_every_field_has_its_reason() -> None:
     for found in (stack(platform="hgx-b200-8"), stack("V100", toolkit="12.9"), stack("A100", source="ubuntu")):
-        told = set(found.reasons)
-        assert told == set(Stack.model_fields) - {
+        reported = set(found.reasons)
+        assert reported == set(Stack.model_fields) - {
             *("schema_name", "os", "arch", "kernel", "platform", "gpus", "warnings", "reasons")
         }
         known = {rule.id for rule in rules} | {"wish", "preference", "installed", "catalog"}
@@ -127,7 +127,7 @@ def test_every_field_has_its_reason() -> None:
         (["A100"], {"os": "ubuntu-26.04"}, 595),
     ],
 )
-def test_which_branch_a_wish_means(gpus: list[str], wanted: dict[str, Any], branch: int) -> None:
+def test_which_branch_a_request_means(gpus: list[str], wanted: dict[str, Any], branch: int) -> None:
     assert stack(*gpus, **wanted).driver.branch == branch
 
 
@@ -138,11 +138,11 @@ def test_lifetimes_are_those_of_the_day() -> None:
 
 
 def test_what_is_installed_stays_where_it_satisfies() -> None:
-    for wish in (None, "keep", "580", "580.95.05", "lts", "production"):
-        found = stack("A100", driver=wish, installed=ON_580, observed=True)
-        assert (found.kept, found.driver.version, found.driver.decided_by) == (True, "580.95.05", "installed"), wish
-    for wish in ("580.126.09", "595", "newest"):
-        assert not stack("A100", driver=wish, installed=ON_580, observed=True).kept
+    for request in (None, "keep", "580", "580.95.05", "lts", "production"):
+        found = stack("A100", driver=request, installed=ON_580, observed=True)
+        assert (found.kept, found.driver.version, found.driver.decided_by) == (True, "580.95.05", "installed"), request
+    for request in ("580.126.09", "595", "newest"):
+        assert not stack("A100", driver=request, installed=ON_580, observed=True).kept
     assert not stack("A100", kernel_module="proprietary", installed=ON_580, observed=True).kept
 
 
@@ -407,7 +407,7 @@ def test_resolving_is_deterministic_and_asks_for_nothing() -> None:
     assert any("no operating system requested" in warning.text for warning in nothing.warnings)
 
 
-def test_a_rule_that_is_left_out_says_so() -> None:
+def test_a_rule_that_is_left_out_reports_it() -> None:
     found = resolve(*parts("A100"), CATALOG, TODAY, off={"R17-dcgm"})
     assert isinstance(found, Stack)
     assert found.dcgm is None

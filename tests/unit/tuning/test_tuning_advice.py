@@ -29,7 +29,7 @@ HGX = hgx_measured()
 FACTS = facts_from_bundle(Bundle.model_validate(HGX))
 
 
-def told(node: NodeFacts, title: str) -> Advice:
+def reported(node: NodeFacts, title: str) -> Advice:
     return next(one for one in advise(node).advice if one.title == title)
 
 
@@ -66,7 +66,7 @@ def with_values(name: str, **values: Any) -> NodeFacts:
     ],
 )
 def test_the_numbers_are_those_of_the_node(title: str, numbers: list[str]) -> None:
-    one = told(FACTS, title)
+    one = reported(FACTS, title)
     assert one.missing is None
     assert [part for part in numbers if part not in " ".join(one.numbers)] == []
 
@@ -95,36 +95,36 @@ def test_a_result_that_is_none_gives_no_number(title: str, record: str, state: D
     if "device" in state:
         ran_on = next(one["device"] for one in HGX["results"] if one["record"] == record)
         state = {"device": "cpu" if ran_on == "cuda" else "cuda"}
-    one = told(changed(record, **state), title)
+    one = reported(changed(record, **state), title)
     assert one.missing is not None
     assert one.missing.startswith("gpunode validate HOST")
 
 
 def test_the_advice_follows_the_measurement() -> None:
-    assert "num_workers=4," in told(FACTS, "loader workers").advice
-    assert "num_workers=2," in told(with_values("storage.dataloader", advised_workers=2), "loader workers").advice
-    many = told(with_values("storage.dataloader", advised_workers=64), "loader workers")
+    assert "num_workers=4," in reported(FACTS, "loader workers").advice
+    assert "num_workers=2," in reported(with_values("storage.dataloader", advised_workers=2), "loader workers").advice
+    many = reported(with_values("storage.dataloader", advised_workers=64), "loader workers")
     assert "num_workers=13," in many.advice
     assert "64 do not fit the 14 cores per GPU" in many.numbers[0]
     copies = next(one["values"]["copies"] for one in HGX["results"] if one["record"] == "copy.host")
     equal = [{**one, "bandwidth_gb_per_s": 11.0} for one in copies]
-    assert "does not copy faster" in told(with_values("copy.host", copies=equal), "pinned memory").advice
-    slow = told(with_values("ddp.replicated", step_seconds=0.1), "data parallel")
+    assert "does not copy faster" in reported(with_values("copy.host", copies=equal), "pinned memory").advice
+    slow = reported(with_values("ddp.replicated", step_seconds=0.1), "data parallel")
     assert "8 GPUs do 20 % of 8 single ones" in slow.numbers[0]
 
 
 def test_old_gpus_get_float16_with_a_scaler() -> None:
     for machine in (T4_1, V100_2):
-        one = told(facts_from_bundle(Bundle.model_validate(bundle(machine))), "mixed precision")
+        one = reported(facts_from_bundle(Bundle.model_validate(bundle(machine))), "mixed precision")
         assert "float16" in one.advice
         assert "GradScaler" in one.advice
-    assert "bfloat16" in told(FACTS, "mixed precision").advice
+    assert "bfloat16" in reported(FACTS, "mixed precision").advice
 
 
 def test_a_variable_left_from_debugging_is_named() -> None:
     setting = EnvironmentSetting(path="/etc/environment", name="CUDA_LAUNCH_BLOCKING", value="1")
     node = FACTS.model_copy(update={"environment": (*(FACTS.environment or ()), setting)})
-    assert told(node, "left from debugging").numbers == ("CUDA_LAUNCH_BLOCKING=1",)
+    assert reported(node, "left from debugging").numbers == ("CUDA_LAUNCH_BLOCKING=1",)
 
 
 def test_an_advice_without_number_and_source_does_not_exist() -> None:

@@ -156,7 +156,7 @@ def refused(node: NodeFacts, values: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_what_nccl_is_told_of_a_network(name: str) -> None:
+def test_what_nccl_gets_of_a_network(name: str) -> None:
     network = NETWORKS[name]
     values = environment(tune(facts(network), "pytorch", multi_node=True))
     assert (values.get("NCCL_SOCKET_IFNAME"), values.get("NCCL_IB_HCA")) == (network.interface, network.hca)
@@ -165,7 +165,7 @@ def test_what_nccl_is_told_of_a_network(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_no_machine_is_told_what_nccl_refuses(name: str) -> None:
+def test_no_machine_gets_what_nccl_refuses(name: str) -> None:
     node = facts_from_bundle(Bundle.model_validate(bundle(MACHINES[name])))
     for workload in WORKLOADS:
         values = environment(tune(node, workload, multi_node=True))
@@ -184,8 +184,8 @@ def test_what_was_not_seen_is_left_to_nccl() -> None:
 
 def test_interfaces_that_were_not_seen_are_not_called_slow() -> None:
     bare = roce(None).model_copy(update={"nics": None, "gaps": {"nics": "not read"}})
-    said = {one.name: one.reason for one in tune_node(bare, "training").left_alone}
-    assert "not read" in said["NCCL_SOCKET_NTHREADS"]
+    reported = {one.name: one.reason for one in tune_node(bare, "training").left_alone}
+    assert "not read" in reported["NCCL_SOCKET_NTHREADS"]
 
 
 def test_more_devices_than_nccl_reads_are_left_to_it() -> None:

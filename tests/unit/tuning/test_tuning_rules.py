@@ -242,7 +242,7 @@ def test_tensorflow_has_its_own() -> None:
     assert not [name for name in environment(tune(node(), "pytorch")) if name.startswith("TF_")]
 
 
-def test_the_payload_is_told_what_the_catalog_has() -> None:
+def test_the_payload_gets_what_the_catalog_has() -> None:
     rows = load().frameworks.values()
     known = {row.compile_min_compute_capability for row in rows} - {None}
     assert payload_settings()["compile_min_capability"] in known

@@ -57,8 +57,8 @@ def test_a_gpu_with_another_index_is_the_same_gpu() -> None:
     before, after = measured_gpus((0, 1, 2, 3)), measured_gpus((0, 3, 1, 2))
     assert why_not_as_good(before, NodeLook("gpu-1", snapshot=after), NEW) == ""
     fewer = after.model_copy(update={"figures": after.figures[:-1]})
-    said = why_not_as_good(before, NodeLook("gpu-1", snapshot=fewer), NEW)
-    assert said == "gemm of gpu1 was measured before, and is not any more"
+    reported = why_not_as_good(before, NodeLook("gpu-1", snapshot=fewer), NEW)
+    assert reported == "gemm of gpu1 was measured before, and is not any more"
 
 
 def test_failed_checks_come_first_and_what_gpus_share_is_one_reason() -> None:
@@ -80,8 +80,8 @@ def test_failed_checks_come_first_and_what_gpus_share_is_one_reason() -> None:
 
 def test_an_exchanged_gpu_is_named_with_both_serial_numbers() -> None:
     before, after = measured_gpus((0, 1, 2, 3)), measured_gpus((0, 1, 2, 3), gpu2="4711")
-    said = why_not_as_good(before, NodeLook("gpu-1", snapshot=after), NEW)
-    assert said == (
+    reported = why_not_as_good(before, NodeLook("gpu-1", snapshot=after), NEW)
+    assert reported == (
         "gpu2: GPU replaced: H100, serial 132, GPU-2, 0000:2b:00.0 -> H100, serial 4711, GPU-4711, 0000:2b:00.0"
     )
 

@@ -497,7 +497,7 @@ def test_a_node_comes_back_worse(
     drill.name, drill.broken = name, broken
     once(drill, "site.yml", lambda _: drill.world.nodes["gpu-1"].update(harm))
     assert upgraded(*words) == 1
-    # The earlier release does not help: it stays drained, and is not worse than the record says.
+    # The earlier release does not help: it stays drained, and is not worse than in the record.
     assert drill.ends == {"gpu-1": "held", **{f"gpu-{n}": "planned" for n in range(2, 6)}}
     assert (drill.world.folder / "drained-gpu-1").exists()
 

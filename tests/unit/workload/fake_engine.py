@@ -1,4 +1,4 @@
-"""An engine of the test's own: a real HTTP server that says what it was told to. tests/lab asks a real one."""
+"""An engine of the test's own: a real HTTP server with given answers. tests/lab asks a real one."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ class FakeEngine:
         return server
 
     def answer(self, method: str, path: str) -> Answer:
-        """What is said to one request."""
+        """The answer to one request."""
         bare = re.sub(r"^/v1\.[0-9]+|\?.*", "", path)
         self.asked.append(f"{method} {bare}")
         known: dict[str, Answer] = {"GET /version": (200, self.version), "GET /info": (200, self.info)}
@@ -43,7 +43,7 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def _say(self) -> None:
+        def _answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             while self.headers.get("Transfer-Encoding") == "chunked" and self.rfile.readline() != b"0\r\n":
                 pass
@@ -64,7 +64,7 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_POST = do_DELETE = _say  # noqa: N815
+        do_GET = do_POST = do_DELETE = _answer  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             pass
@@ -76,7 +76,7 @@ class Stream:
     """A connection to the fake, or one that breaks off with a complaint."""
 
     def __init__(self, port: int | None, said: str) -> None:
-        self._said = said
+        self._answers = said
         if port is None:
             self.sock, theirs = socket.socketpair()
             theirs.close()
@@ -84,7 +84,7 @@ class Stream:
             self.sock = socket.create_connection(("127.0.0.1", port), 5)
 
     def complaint(self) -> str:
-        return self._said
+        return self._answers
 
     def close(self) -> None:
         # As the connection to a node's program ends: whoever reads from it is told.

@@ -1,6 +1,6 @@
 """Machines as the stub libraries give them, what real hardware is known to give, and what comes of it here.
 
-``python tests/unit/workload/hardware.py`` writes the table of docs/workload-hardware.md anew.
+``python tests/unit/workload/hardware.py`` writes the table of docs/workload-hardware.md again.
 """
 
 import tempfile

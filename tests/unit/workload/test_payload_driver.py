@@ -58,7 +58,7 @@ def test_both_are_read(tmp_path: Path) -> None:
     assert {"libcuda.so.1", "libnvidia-ml.so.1"} <= set(system)
 
 
-def test_a_library_that_does_not_fit_says_so_in_its_own_words(tmp_path: Path) -> None:
+def test_a_library_that_does_not_fit_is_reported_in_its_own_words(tmp_path: Path) -> None:
     nvml = nvml_of(records_of(Machine(MACHINE.gpus, nvml_init=18), tmp_path))
     assert (nvml.result, nvml.result_name, nvml.count) == (18, "Driver/library version mismatch", None)
 
@@ -73,7 +73,7 @@ def test_a_gpu_that_is_lost_is_counted_and_named_by_its_error(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("code", "name"), [(802, "CUDA_ERROR_SYSTEM_NOT_READY"), (46, None)])
-def test_cuda_that_does_not_start_says_why(tmp_path: Path, code: int, name: str | None) -> None:
+def test_cuda_that_does_not_start_reports_why(tmp_path: Path, code: int, name: str | None) -> None:
     cuda = cuda_of(records_of(Machine(MACHINE.gpus, cu_init=code), tmp_path))
     assert (cuda.result, cuda.result_name, cuda.count) == (code, name, None)
     assert cuda.cuda_version == "13.0"
@@ -108,20 +108,20 @@ def test_forward_compat_is_a_newer_library_at_work(path: str, module: str | None
 
 
 @pytest.mark.parametrize(
-    ("name", "record", "said"),
+    ("name", "record", "reported"),
     [
         ("libnvidia-ml", "versions.nvml", "has no function nvmlInit_v2: is it the real library?"),
         ("libcuda", "versions.cuda", "cannot be loaded"),
     ],
 )
-def test_a_library_that_is_none_is_told(tmp_path: Path, name: str, record: str, said: str) -> None:
+def test_a_library_that_is_none_is_reported(tmp_path: Path, name: str, record: str, reported: str) -> None:
     # One is the library of the other; one is an empty file.
     content = built("cuda") if name == "libnvidia-ml" else b""
     write(tmp_path / "broken" / f"{name}.so.580.95.05", f"{name}.so.1", content)
     machine = Machine(MACHINE.gpus, environment={"LD_LIBRARY_PATH": str(tmp_path / "broken")})
     error = records_of(machine, tmp_path)[record].error
     assert error is not None
-    assert said in error
+    assert reported in error
 
 
 HOLD = """
@@ -136,8 +136,8 @@ print([file.read_text() for file in children()])
 """
 
 
-@pytest.mark.parametrize(("there", "said"), [(True, "True [True]\n['']\n"), (False, "False []\n['']\n")])
-def test_the_gpus_are_kept_open_by_a_process_that_ends(tmp_path: Path, there: bool, said: str) -> None:
+@pytest.mark.parametrize(("there", "reported"), [(True, "True [True]\n['']\n"), (False, "False []\n['']\n")])
+def test_the_gpus_are_kept_open_by_a_process_that_ends(tmp_path: Path, there: bool, reported: str) -> None:
     environment = install(MACHINE, tmp_path) if there else {}
     answer = subprocess.run(
         [sys.executable, "-c", HOLD],
@@ -148,4 +148,4 @@ def test_the_gpus_are_kept_open_by_a_process_that_ends(tmp_path: Path, there: bo
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(gpunode.__file__).parents[1]), **environment},
     )
     # A process that ended by itself is still an entry until it is waited for.
-    assert answer.stdout in (said, said.replace("False []", "False [False]"))
+    assert answer.stdout in (reported, reported.replace("False []", "False [False]"))

@@ -96,7 +96,7 @@ def system_exit() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "reported"),
     [
         (find_trouble, "the tensor lies elsewhere"),
         (raise_something, "ZeroDivisionError: ?[31mred and long x"),
@@ -112,10 +112,10 @@ def system_exit() -> dict[str, Any]:
         (system_exit, "ended with exit status 1 and without a result"),
     ],
 )
-def test_what_goes_wrong_is_said(part: Callable[..., Any], said: str) -> None:
+def test_what_goes_wrong_is_reported(part: Callable[..., Any], reported: str) -> None:
     outcome = isolated(part, (), LIMIT_S)
     assert outcome.error is not None
-    assert said in outcome.error
+    assert reported in outcome.error
     assert len(outcome.error) <= 2 * MAX_TEXT + 100
     assert "\n" not in outcome.error
     assert (outcome.values, outcome.skipped, outcome.device) == ({}, None, None)
@@ -208,7 +208,7 @@ def flood() -> dict[str, Any]:
     os._exit(1)
 
 
-def test_a_flood_is_drained_and_its_end_told() -> None:
+def test_a_flood_is_drained_and_its_end_reported() -> None:
     outcome = isolated(flood, (), LIMIT_S)
     assert outcome.error == "ended with exit status 1 and without a result: the last line"
 
@@ -229,7 +229,7 @@ def test_an_outcome_has_milliseconds() -> None:
     assert Outcome(1.23456).seconds == 1.235
 
 
-def tell_pid() -> dict[str, Any]:
+def report_pid() -> dict[str, Any]:
     return {"pid": os.getpid(), "chosen": os.environ.get("GPUNODE_CHOSEN")}
 
 
@@ -252,9 +252,9 @@ def test_what_cannot_be_tried_is_neither_error_nor_skip() -> None:
 
 
 def test_the_tasks_of_a_job_share_a_process_until_one_fails() -> None:
-    tell = Task("tell", tell_pid)
+    report = Task("tell", report_pid)
     one, other, broke, after, left_out, last = outcomes(
-        tell, tell, Task("fall", segfault), tell, Task("skip", leave_out), tell
+        report, report, Task("fall", segfault), report, Task("skip", leave_out), report
     )
     assert broke.error is not None
     assert left_out.skipped is not None
@@ -262,14 +262,14 @@ def test_the_tasks_of_a_job_share_a_process_until_one_fails() -> None:
 
 
 def test_a_job_has_its_own_environment() -> None:
-    job = Job((Task("tell", tell_pid),), environment={"GPUNODE_CHOSEN": "GPU-3"})
+    job = Job((Task("tell", report_pid),), environment={"GPUNODE_CHOSEN": "GPU-3"})
     ((_, _, outcome),) = run_jobs([job], 1, Clock(None))
     assert outcome.values["chosen"] == "GPU-3"
     assert "GPUNODE_CHOSEN" not in os.environ
 
 
 def test_jobs_run_side_by_side_as_many_as_may() -> None:
-    jobs = [Job((Task("wait", wait, (1.5,)), Task("tell", tell_pid)), str(number)) for number in range(4)]
+    jobs = [Job((Task("wait", wait, (1.5,)), Task("tell", report_pid)), str(number)) for number in range(4)]
     started = time.monotonic()
     found = [(job.component, task.name) for job, task, _ in run_jobs(jobs, 4, Clock(None))]
     assert time.monotonic() - started < 4 * 1.5
@@ -277,14 +277,14 @@ def test_jobs_run_side_by_side_as_many_as_may() -> None:
 
 
 def test_a_task_that_uses_up_its_own_limit_has_failed() -> None:
-    late, after = outcomes(Task("hang", wait, (60.0,), 1.0), Task("tell", tell_pid), limit_s=60.0)
+    late, after = outcomes(Task("hang", wait, (60.0,), 1.0), Task("tell", report_pid), limit_s=60.0)
     assert late.error == "did not return within 1 s"
     assert after.error is None
 
 
 def test_what_the_time_for_all_cuts_off_is_not_determined() -> None:
     started = time.monotonic()
-    cut, *rest = outcomes(Task("hang", wait, (60.0,), 30.0), *[Task("tell", tell_pid)] * 3, limit_s=1.5)
+    cut, *rest = outcomes(Task("hang", wait, (60.0,), 30.0), *[Task("tell", report_pid)] * 3, limit_s=1.5)
     assert time.monotonic() - started < 15
     assert (cut.error, [outcome.error for outcome in rest]) == (None, [None] * 3)
     assert cut.undetermined is not None
@@ -294,7 +294,7 @@ def test_what_the_time_for_all_cuts_off_is_not_determined() -> None:
 
 def test_whoever_stops_listening_leaves_no_process(tmp_path: Path) -> None:
     note = tmp_path / "pids"
-    found = run_jobs([Job((Task("tell", tell_pid), Task("hang", hang_with_a_child, (str(note),))))], 1, Clock(None))
+    found = run_jobs([Job((Task("tell", report_pid), Task("hang", hang_with_a_child, (str(note),))))], 1, Clock(None))
     next(found)
     deadline = time.monotonic() + 10
     while not (note.exists() and len(note.read_text().split()) == 2) and time.monotonic() < deadline:

@@ -138,7 +138,7 @@ def test_the_state_is_medians_the_least_clock_and_shares_of_reasons() -> None:
     assert state.throttle_reasons == {"sw_power_cap": 0.5, "sw_thermal_slowdown": 0.25}
 
 
-def test_what_nvml_does_not_tell_is_none() -> None:
+def test_what_nvml_does_not_report_is_none() -> None:
     nothing = dict.fromkeys(sample(), None)
     assert LoadState.model_validate(sampler.state_of([nothing])) == LoadState(samples=1)
     assert LoadState.model_validate(sampler.state_of([])) == LoadState()
@@ -389,7 +389,7 @@ def run(
     *,
     devices: list[CudaDevice],
     no_torch: str | None,
-    tell: Callable[[str, float], None] = lambda *_: None,
+    report: Callable[[str, float], None] = lambda *_: None,
     **settings: Any,
 ) -> list[dict[str, Any]]:
     measurements = Measurements(
@@ -400,23 +400,23 @@ def run(
         clock=Clock(60),
         folder=None,
         no_torch=no_torch,
-        progress=tell,
+        progress=report,
     )
     return list(measurements.records(set(MEASUREMENTS)))
 
 
-def test_without_pytorch_each_record_says_why() -> None:
-    told: list[tuple[str, float]] = []
+def test_without_pytorch_each_record_reports_why() -> None:
+    reported: list[tuple[str, float]] = []
     records = run(
-        devices=[], no_torch="PyTorch is not in the image", tell=lambda *line: told.append(line), level="deep"
+        devices=[], no_torch="PyTorch is not in the image", report=lambda *line: reported.append(line), level="deep"
     )
     reasons = {record["record"]: record["skipped"] for record in records}
     assert len(reasons) == len(records)
     assert set(reasons) == MEASURED
     assert reasons["gemm.bf16"] == reasons["nccl.pairs"] == "PyTorch is not in the image"
     assert "--storage" in str(reasons["storage.fio"])
-    left = [seconds for _, seconds in told]
-    assert [doing.split()[1] for doing, _ in told] == list(MEASUREMENTS)
+    left = [seconds for _, seconds in reported]
+    assert [doing.split()[1] for doing, _ in reported] == list(MEASUREMENTS)
     assert left == sorted(left, reverse=True)
 
 

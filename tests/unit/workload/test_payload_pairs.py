@@ -109,7 +109,7 @@ def test_rounds_are_those_of_the_page(ranks: int, one: int, two: int) -> None:
     assert f"| {ranks} | {len(links)} | 2 | at most {one} | at most {two} |" in PAGE.read_text(encoding="utf-8")
 
 
-def test_a_rank_that_is_bad_itself_is_told_from_its_links() -> None:
+def test_a_rank_that_is_bad_itself_is_distinguished_from_its_links() -> None:
     found = search(6, [link for link in links_of(6) if 4 in link], both)
     assert found.bad_ranks == [4]
     assert search(6, [(1, 4)], both).bad_ranks == []

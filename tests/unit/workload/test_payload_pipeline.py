@@ -64,7 +64,7 @@ def test_cold_is_proven_or_is_not_reported(data: Path, monkeypatch: pytest.Monke
     assert (values.proof, {row.state for row in values.reads}) == (None, {"hot"})
 
 
-def test_a_walk_through_millions_ends_and_says_so(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_through_millions_ends_and_reports_it(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "MOST_ENTRIES", 5)
     found = pipeline.walk(str(data))
     assert (found["walk_complete"], found["files"] < 6) == (False, True)

@@ -54,7 +54,7 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_line_is_a_record_and_the_last_one_says_how_many(archive: Path) -> None:
+def test_every_line_is_a_record_and_the_last_one_reports_how_many(archive: Path) -> None:
     *found, end = lines(run(str(archive), "--tests", "versions,frameworks", "--limit", "100", cwd=archive.parent))
     assert end == {"record": "end", "records": len(found)}
     records = [Record.model_validate(line) for line in found]
@@ -117,7 +117,7 @@ def test_every_python_of_this_machine_runs_it(python: str, archive: Path) -> Non
     assert [line["error"] for line in found if line["record"].startswith("versions.")] == [None] * 6
 
 
-def test_without_a_framework_its_parts_are_left_out_and_say_so(archive: Path) -> None:
+def test_without_a_framework_its_parts_are_left_out_and_report_it(archive: Path) -> None:
     if any(__import__("importlib.util").util.find_spec(name) for name in ("torch", "tensorflow")):
         pytest.skip("this environment has a framework")
     found = {line["record"]: line for line in lines(run(str(archive), "--tests", "versions,frameworks"))[:-1]}
@@ -128,7 +128,7 @@ def test_without_a_framework_its_parts_are_left_out_and_say_so(archive: Path) ->
         assert found[name]["skipped"] == "TensorFlow is not in the image"
 
 
-def test_without_a_gpu_the_devices_are_one_record_that_says_so(archive: Path) -> None:
+def test_without_a_gpu_the_devices_are_one_record_that_reports_it(archive: Path) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has a GPU")
     (kernel,) = lines(run(str(archive), "--tests", "gpus"))[:-1]
@@ -149,7 +149,7 @@ def test_the_time_for_all_is_an_end(archive: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reported"),
     [
         (["--tests", "everything"], "there is no test 'everything'"),
         (["--settings", "[1]"], "expected a JSON object"),
@@ -157,10 +157,10 @@ def test_the_time_for_all_is_an_end(archive: Path) -> None:
         (["--limit", "soon"], "invalid float value"),
     ],
 )
-def test_wrong_arguments_are_refused(archive: Path, words: list[str], said: str) -> None:
+def test_wrong_arguments_are_refused(archive: Path, words: list[str], reported: str) -> None:
     answer = run(str(archive), *words)
     assert answer.returncode == 2
-    assert said in answer.stderr.decode()
+    assert reported in answer.stderr.decode()
     assert answer.stdout == b""
 
 

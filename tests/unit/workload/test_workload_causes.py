@@ -87,11 +87,11 @@ THREADS = {
 
 @pytest.mark.parametrize("thread", THREADS)
 def test_a_known_refusal_is_named_with_its_remedy(thread: str) -> None:
-    said, kind, words = THREADS[thread]
-    found = cause_of(said)
+    reported, kind, words = THREADS[thread]
+    found = cause_of(reported)
     assert found is not None
     assert found[0].source == thread
-    explanation = explained(said, IMAGE)
+    explanation = explained(reported, IMAGE)
     assert explanation is not None
     assert explanation[0] == kind
     assert [word for word in words if word not in explanation[1]] == []
@@ -99,7 +99,7 @@ def test_a_known_refusal_is_named_with_its_remedy(thread: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("reported", "kind"),
     [
         ("exec /usr/bin/python3: exec format error", "image"),
         (f'{OLD_RUNC}exec: "python3": executable file not found in $PATH: unknown', "no-python"),
@@ -108,8 +108,8 @@ def test_a_known_refusal_is_named_with_its_remedy(thread: str) -> None:
         (RUNC + "something that nobody has seen", "no-gpu-support"),
     ],
 )
-def test_other_refusals(said: str, kind: str) -> None:
-    explanation = explained(said, IMAGE)
+def test_other_refusals(reported: str, kind: str) -> None:
+    explanation = explained(reported, IMAGE)
     assert explanation is not None
     assert explanation[0] == kind
 
@@ -119,7 +119,7 @@ def test_a_text_that_nobody_knows_has_no_cause() -> None:
 
 
 def test_every_cause_has_a_text_that_it_alone_explains() -> None:
-    seen = {cause_of(said)[0] for said, _, _ in THREADS.values() if cause_of(said)}  # type: ignore[index]
+    seen = {cause_of(reported)[0] for reported, _, _ in THREADS.values() if cause_of(reported)}  # type: ignore[index]
     assert {cause for cause in CAUSES if cause.source.startswith("https")} - seen <= {
         cause for cause in CAUSES if "unsatisfied" in cause.pattern
     }
@@ -129,8 +129,8 @@ def test_every_cause_has_a_text_that_it_alone_explains() -> None:
 
 
 def test_the_end_of_a_long_text_is_kept_and_so_is_its_beginning() -> None:
-    said = "OCI runtime create failed: " + "layer/" * 2000 + "\n\x1b[31mthe cause"
-    line = shortened(said)
+    reported = "OCI runtime create failed: " + "layer/" * 2000 + "\n\x1b[31mthe cause"
+    line = shortened(reported)
     assert line.startswith("OCI runtime create failed")
     assert line.endswith("the cause")
     assert (len(line) < 400, "\x1b" in line) == (True, False)

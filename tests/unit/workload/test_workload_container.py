@@ -134,7 +134,7 @@ def test_a_plain_container_is_given_the_engines_own_limits_and_is_confined_all_t
     assert {key for key in usual if plain.get(key) != usual[key]} == {"ShmSize", "Ulimits"}
 
 
-def test_the_nvidia_runtime_is_told_its_gpus_by_its_own_variables() -> None:
+def test_the_nvidia_runtime_gets_its_gpus_by_its_own_variables() -> None:
     of = engine()
     _create(of, replace(job(), devices=Devices("nvidia", ("0", "2"))), Confinement())
     assert of.api.sent["host_config"]["Runtime"] == "nvidia"
@@ -145,9 +145,9 @@ def test_the_nvidia_runtime_is_told_its_gpus_by_its_own_variables() -> None:
     }
 
 
-def test_a_refusal_that_is_known_is_told_with_its_cause_whatever_stands_before_it() -> None:
-    said = "failed to create shim task: " + "x" * 5000 + "unsatisfied condition: cuda>=12.8, please update"
-    refused = _plain(LaunchFailure("start", "starting a container of registry/image:1: cut", said), engine(), job())
+def test_a_refusal_that_is_known_is_reported_with_its_cause_whatever_stands_before_it() -> None:
+    reported = "failed to create shim task: " + "x" * 5000 + "unsatisfied condition: cuda>=12.8, please update"
+    refused = _plain(LaunchFailure("start", "starting a container of registry/image:1: cut", reported), engine(), job())
     assert refused.kind == "image"
     assert "registry/image:1 requires a driver with CUDA 12.8" in str(refused)
     other = LaunchFailure("start", "starting: no known words")

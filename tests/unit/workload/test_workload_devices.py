@@ -165,7 +165,7 @@ def test_a_gpu_in_mig_mode_is_asked_for_as_its_mig_devices(names: tuple[str, ...
 
 
 @pytest.mark.parametrize(
-    ("gpus", "specs", "said"),
+    ("gpus", "specs", "reported"),
     [
         (
             ({"index": 0, "uuid": "GPU-0"}, {"index": 1, "uuid": "GPU-1"}),
@@ -187,12 +187,12 @@ def test_a_gpu_in_mig_mode_is_asked_for_as_its_mig_devices(names: tuple[str, ...
     ],
 )
 def test_a_gpu_that_the_specification_lacks_is_named_with_the_remedy(
-    gpus: tuple[dict[str, Any], ...], specs: tuple[CdiSpec, ...], said: str
+    gpus: tuple[dict[str, Any], ...], specs: tuple[CdiSpec, ...], reported: str
 ) -> None:
     use, facts = busy(*gpus, specs=specs)
     with pytest.raises(LaunchFailure) as caught:
         devices_for(CDI, use, facts)
-    assert said in str(caught.value)
+    assert reported in str(caught.value)
     assert (caught.value.kind, len(str(caught.value).splitlines())) == ("no-gpu-support", 1)
 
 
@@ -206,9 +206,9 @@ def test_where_there_is_no_specification_none_is_made_up() -> None:
     use, facts = busy(specs=())
     with pytest.raises(LaunchFailure, match=r"no CDI specification of nvidia\.com/gpu in .* lists gpu0, gpu1, gpu2"):
         devices_for(CDI_ALONE, use, facts)
-    unseen = facts.model_copy(update={"cdi_specs": None, "gaps": {"cdi_specs": "/etc/cdi: permission denied"}})
+    unknown = facts.model_copy(update={"cdi_specs": None, "gaps": {"cdi_specs": "/etc/cdi: permission denied"}})
     with pytest.raises(LaunchFailure, match="permission denied") as caught:
-        devices_for(CDI_ALONE, use, unseen)
+        devices_for(CDI_ALONE, use, unknown)
     assert caught.value.kind == "unknown"
 
 
@@ -243,15 +243,15 @@ def run(facts: NodeFacts, info: dict[str, Any]) -> Record:
     engine.info |= info
     server = engine.start()
     try:
-        wish = WorkloadRequest(image=lambda _: "site/image:1")
-        *_, last = launch(FakeWay(server), facts, wish, time.monotonic() + 30, lambda _: None)
+        requested = WorkloadRequest(image=lambda _: "site/image:1")
+        *_, last = launch(FakeWay(server), facts, requested, time.monotonic() + 30, lambda _: None)
     finally:
         server.shutdown()
         server.server_close()
     return Record.model_validate(last)
 
 
-def test_a_launch_that_cannot_name_a_gpu_ends_in_a_record_that_says_so() -> None:
+def test_a_launch_that_cannot_name_a_gpu_ends_in_a_record_that_reports_it() -> None:
     _, facts = busy({"index": 0, "uuid": "GPU-0"}, specs=(spec("GPU-9"),))
     record = run(facts, {"CDISpecDirs": ["/etc/cdi"]})
     assert record.error is not None

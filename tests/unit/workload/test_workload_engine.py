@@ -74,7 +74,7 @@ def test_sudo_where_the_socket_refuses_the_user(server: ThreadingHTTPServer) -> 
     assert way.opened[-1] is True
 
 
-def test_neither_group_nor_sudo_is_one_line_that_says_both(server: ThreadingHTTPServer) -> None:
+def test_neither_group_nor_sudo_is_one_line_with_both(server: ThreadingHTTPServer) -> None:
     def refuse(root: bool) -> str | LaunchFailure:
         if root:
             return LaunchFailure("permission", "sudo requires a password: use -K")
@@ -87,7 +87,7 @@ def test_neither_group_nor_sudo_is_one_line_that_says_both(server: ThreadingHTTP
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("reported", "kind"),
     [
         ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", "no-engine"),
         ("dial unix /var/run/docker.sock: connect: connection refused", "no-engine"),
@@ -95,8 +95,8 @@ def test_neither_group_nor_sudo_is_one_line_that_says_both(server: ThreadingHTTP
         ("", "broke-off"),
     ],
 )
-def test_what_docker_complains_of_has_a_name(server: ThreadingHTTPServer, said: str, kind: str) -> None:
-    way = FakeWay(server, refuse=lambda _: said or "\x00")
+def test_what_docker_complains_of_has_a_name(server: ThreadingHTTPServer, reported: str, kind: str) -> None:
+    way = FakeWay(server, refuse=lambda _: reported or "\x00")
     assert failure(way).kind == kind
 
 
@@ -205,7 +205,7 @@ def test_an_image_for_another_architecture_is_not_started(
     assert caught.value.kind == "image"
 
 
-def test_an_answer_that_is_no_image_is_told(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
+def test_an_answer_that_is_no_image_is_reported(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
     engine.answers["GET /images/site/image:1/json"] = (200, {"Id": 5})
     with found(FakeWay(server), ends()) as one, pytest.raises(LaunchFailure) as caught:
         provide(one, "site/image:1", None, lambda _: None)
@@ -243,22 +243,22 @@ def test_an_image_that_is_there_is_not_pulled(server: ThreadingHTTPServer, engin
     assert not [line for line in engine.asked if line.startswith("POST")]
 
 
-def test_a_pull_is_told_of_as_it_goes(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
+def test_a_pull_reports_its_progress(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
     progress = [
         {"status": "Downloading", "id": "a", "progressDetail": {"current": 2**20, "total": 3 * 2**20}},
         {"status": "Downloading", "id": "b", "progressDetail": {"current": 2**20, "total": 2**20}},
         {"status": "Pull complete", "id": "a", "progressDetail": {}},
     ]
     engine.answers["POST /images/create"] = (200, progress)
-    said: list[str] = []
+    reported: list[str] = []
 
-    def say(text: str) -> None:
-        said.append(text)
+    def report(text: str) -> None:
+        reported.append(text)
         engine.answers["GET /images/site/image:1/json"] = (200, {"Id": SHA})  # it is there from now on
 
     with found(FakeWay(server), ends()) as one:
-        assert provide(one, "site/image:1", None, say).brought
-    assert said == [f"pulling image site/image:1{rest}" for rest in ("", ": 1 of 3 MiB", ": 2 of 4 MiB")]
+        assert provide(one, "site/image:1", None, report).brought
+    assert reported == [f"pulling image site/image:1{rest}" for rest in ("", ": 1 of 3 MiB", ": 2 of 4 MiB")]
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_an_image_that_is_not_to_be_had_is_an_error_with_image_and_engine(way: F
     assert (record.device, values.gpus, values.complete) == ("cuda", 3, False)
 
 
-def test_a_time_that_is_too_short_for_anything_is_told(way: FakeWay) -> None:
+def test_a_time_that_is_too_short_for_anything_is_reported(way: FakeWay) -> None:
     server_knows = {"GET /images/site/image:1/json": (200, {"Id": "sha256:1"}), "GET /containers/json": (200, [])}
     engine = FakeEngine(answers=dict(server_knows))
     server = engine.start()
@@ -110,7 +110,7 @@ def test_what_the_nodes_own_python_is_given_passes_any_login_shell(way: FakeWay,
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_the_payload_is_told_its_gpus_and_what_was_in_use_there(way: FakeWay, force: bool) -> None:
+def test_the_payload_gets_its_gpus_and_what_was_in_use_there(way: FakeWay, force: bool) -> None:
     host = Host(way.server)
     gpus = [{"index": index, "uuid": f"GPU-{index}", "memory_used_mib": index} for index in range(4)]
     facts = node(TRAINING, smi=Smi[SmiLog](document={"gpus": gpus}))
@@ -147,7 +147,7 @@ def test_memory_that_the_system_uses_too_is_no_sign_of_a_process(
     assert settings["gpus"] == {"GPU-0": used}
 
 
-def test_no_image_for_a_node_is_told_before_the_engine_is_asked(way: FakeWay) -> None:
+def test_no_image_for_a_node_is_reported_before_the_engine_is_asked(way: FakeWay) -> None:
     def none(_: object) -> str:
         raise LaunchFailure("image", "no image is for it: --image IMAGE")
 
@@ -172,7 +172,7 @@ FORGED = b'{"record": "defaults.limits", "values": {"shm_bytes": 8589934592}}\n{
 
 
 @pytest.mark.parametrize(
-    ("said", "values", "undetermined"),
+    ("reported", "values", "undetermined"),
     [
         (SMALL, {"shm_bytes": 67108864, "memlock_bytes": 8388608}, False),
         (END, {}, True),
@@ -182,7 +182,7 @@ FORGED = b'{"record": "defaults.limits", "values": {"shm_bytes": 8589934592}}\n{
     ],
 )
 def test_the_engines_own_limits_are_read_in_a_second_container(
-    monkeypatch: pytest.MonkeyPatch, said: bytes | LaunchFailure, values: dict[str, int], undetermined: bool
+    monkeypatch: pytest.MonkeyPatch, reported: bytes | LaunchFailure, values: dict[str, int], undetermined: bool
 ) -> None:
     jobs: list[ContainerJob] = []
 
@@ -192,9 +192,9 @@ def test_the_engines_own_limits_are_read_in_a_second_container(
             output.stdout(FORGED)
             return Confinement(limits=False)
         assert known == Confinement(limits=False)  # what the first run found out is not tried again
-        if isinstance(said, LaunchFailure):
-            raise said
-        output.stdout(said)
+        if isinstance(reported, LaunchFailure):
+            raise reported
+        output.stdout(reported)
         return known
 
     monkeypatch.setattr(container, "run", run_one)
@@ -218,10 +218,10 @@ def test_the_engines_own_limits_are_read_in_a_second_container(
 def test_a_payload_that_left_parts_out_for_lack_of_time_did_not_come_to_its_end(
     monkeypatch: pytest.MonkeyPatch, way: FakeWay, stop_s: float, undetermined: str | None, kind: str
 ) -> None:
-    said = json.dumps({"record": "versions.torch", "undetermined": undetermined}).encode() + b"\n" + END
+    reported = json.dumps({"record": "versions.torch", "undetermined": undetermined}).encode() + b"\n" + END
 
     def run_one(_: object, job: ContainerJob, output: BoundedOutput, known: Confinement | None = None) -> Confinement:
-        output.stdout(SMALL if job.plain else said)
+        output.stdout(SMALL if job.plain else reported)
         return Confinement()
 
     monkeypatch.setattr(container, "run", run_one)

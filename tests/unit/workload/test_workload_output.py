@@ -1,4 +1,4 @@
-"""What the payload says, and what it means when it says less, more, or something else."""
+"""What the payload reports, and what it means when it reports less, more, or something else."""
 
 import json
 
@@ -10,7 +10,7 @@ from gpunode.workload.transport import LaunchFailure
 RECORD = {"record": "versions.torch", "values": {"version": "2.13.0"}}
 
 
-def said(*lines: object, err: str = "") -> BoundedOutput:
+def reported(*lines: object, err: str = "") -> BoundedOutput:
     output = BoundedOutput()
     for line in lines:
         output.stdout((line if isinstance(line, str) else json.dumps(line)).encode() + b"\n")
@@ -34,30 +34,30 @@ def test_records_come_one_a_line_however_they_are_cut() -> None:
 
 def test_noise_of_an_image_is_no_record() -> None:
     end = {"record": "end", "records": 1}
-    output = said("Welcome to the image", "[1, 2]", '{"no": "record"}', RECORD, end, watchdog())
+    output = reported("Welcome to the image", "[1, 2]", '{"no": "record"}', RECORD, end, watchdog())
     assert output.records == [RECORD]
     output.judge(10)
 
 
 def test_nothing_inside_speaks_for_the_launcher() -> None:
-    assert said({"record": "container", "values": {"complete": True}}, RECORD).records == [RECORD]
+    assert reported({"record": "container", "values": {"complete": True}}, RECORD).records == [RECORD]
 
 
 @pytest.mark.parametrize(
     ("output", "kind", "words"),
     [
-        (said(watchdog("exit", 1), err="Traceback\nMemoryError: no\n"), "payload", "exit code 1 (MemoryError: no)"),
-        (said(RECORD, watchdog("signal", 11)), "payload", "killed by signal 11"),
-        (said(RECORD, watchdog("time-limit", None)), "time-limit", "did not end within 10 s"),
-        (said(RECORD, watchdog("stopped", None)), "broke-off", "stopped on the node (stopped)"),
-        (said(RECORD), "broke-off", "out of memory, or the connection was lost"),
-        (said(RECORD, watchdog("exit", 0)), "payload", "exit code 0"),
+        (reported(watchdog("exit", 1), err="Traceback\nMemoryError: no\n"), "payload", "exit code 1 (MemoryError: no)"),
+        (reported(RECORD, watchdog("signal", 11)), "payload", "killed by signal 11"),
+        (reported(RECORD, watchdog("time-limit", None)), "time-limit", "did not end within 10 s"),
+        (reported(RECORD, watchdog("stopped", None)), "broke-off", "stopped on the node (stopped)"),
+        (reported(RECORD), "broke-off", "out of memory, or the connection was lost"),
+        (reported(RECORD, watchdog("exit", 0)), "payload", "exit code 0"),
         (
-            said(RECORD, '{"record": "vers', {"record": "end", "records": 2}, watchdog()),
+            reported(RECORD, '{"record": "vers', {"record": "end", "records": 2}, watchdog()),
             "broke-off",
             "1 of the payload's 2",
         ),
-        (said(err="python3 is 3.6, 3.8 or later is needed\n"), "no-python", "use another image"),
+        (reported(err="python3 is 3.6, 3.8 or later is needed\n"), "no-python", "use another image"),
     ],
 )
 def test_an_end_too_early_is_named(output: BoundedOutput, kind: str, words: str) -> None:
@@ -68,7 +68,7 @@ def test_an_end_too_early_is_named(output: BoundedOutput, kind: str, words: str)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_flood_is_stopped_where_no_payload_says_as_much() -> None:
+def test_a_flood_is_stopped_where_no_payload_prints_as_much() -> None:
     output = BoundedOutput()
     output.stdout(b"x" * MAX_BYTES)
     with pytest.raises(LaunchFailure, match="more than 4 MiB on stdout"):
@@ -80,12 +80,12 @@ def test_a_flood_is_stopped_where_no_payload_says_as_much() -> None:
 
 def test_control_codes_in_what_is_quoted_do_not_reach_a_terminal() -> None:
     with pytest.raises(LaunchFailure) as caught:
-        said(err="\x1b[31mred\x1b[0m\n").judge(1)
+        reported(err="\x1b[31mred\x1b[0m\n").judge(1)
     assert "\x1b" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reported"),
     [
         ({"doing": "measuring gemm (2 of 8)", "left_s": 540}, "measuring gemm (2 of 8), about 9 min left"),
         ({"doing": "measuring burn (8 of 8)", "left_s": 90}, "measuring burn (8 of 8), about 90 s left"),
@@ -93,8 +93,8 @@ def test_control_codes_in_what_is_quoted_do_not_reach_a_terminal() -> None:
         ({"left_s": True}, "None"),
     ],
 )
-def test_progress_is_said_and_is_no_record(line: dict[str, object], said: str) -> None:
+def test_progress_is_reported_and_is_no_record(line: dict[str, object], reported: str) -> None:
     heard: list[str] = []
     output = BoundedOutput(heard.append)
     output.stdout(json.dumps({"record": "progress", **line}).encode() + b"\n")
-    assert (heard, output.records) == ([said], [])
+    assert (heard, output.records) == ([reported], [])

@@ -1,4 +1,4 @@
-"""The surface of a PyTorch for CUDA that tells of devices, as torch/cuda/__init__.py of pytorch/pytorch has it.
+"""The surface of a PyTorch for CUDA that reports devices, as torch/cuda/__init__.py of pytorch/pytorch has it.
 
 It computes nothing. What counts: before CUDA starts in the process the devices are counted by NVML (cards, also where
 MIG is on), unless CUDA_VISIBLE_DEVICES names a MIG device; CUDA's own count is what can be used.
