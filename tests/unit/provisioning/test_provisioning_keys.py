@@ -17,7 +17,15 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from effort import effort
 
 from gpunode.catalog import load as catalog
-from gpunode.provisioning.keys import KeyRefusedError, armored, packets_of, public_keys, source_problem, trusted_key
+from gpunode.provisioning.keys import (
+    KeyRefusedError,
+    armored,
+    key_of_file,
+    packets_of,
+    public_keys,
+    source_problem,
+    trusted_key,
+)
 
 URL = "https://download.docker.com/linux/debian/gpg"
 BEGIN, END = "-----BEGIN PGP PUBLIC KEY BLOCK-----", "-----END PGP PUBLIC KEY BLOCK-----"
@@ -389,6 +397,12 @@ def test_another_key_is_refused_with_both_fingerprints(keys: Keys) -> None:
 def test_what_is_not_a_key_is_refused(data: bytes, fingerprints: tuple[str, ...]) -> None:
     with pytest.raises(KeyRefusedError, match="no OpenPGP key"):
         trusted_key(data, URL, fingerprints)
+
+
+@pytest.mark.parametrize(("name", "why"), [("missing.asc", "No such file"), ("", "Is a directory")])
+def test_a_key_file_that_cannot_be_read_is_refused_with_its_path(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(KeyRefusedError, match=f"{tmp_path / name}: {why}.*set it to a file on the controller"):
+        key_of_file(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("source", ["http://download.docker.com/linux/debian/gpg", "ftp://mirror/gpg"])

@@ -509,17 +509,19 @@ def test_weak_host_keys_and_users_who_cannot_log_in_any_more_are_noted() -> None
     ssh["host_keys"] = [ECDSA, ssh["host_keys"][0], WEAK_RSA]
     one = {**recorded()["accounts"][2], "keys": []}
     others: dict[str, dict[str, Any]] = {
-        "user": {"uid": 1000},
+        "first": {"uid": 1000},
+        "later": {"uid": 1001},
         "daemon": {"uid": 999},
         "locked": {"password": "locked"},
         "keyed": {"keys": recorded()["accounts"][2]["keys"]},
     }
     ssh["accounts"] = [{**one, "name": name, **changes} for name, changes in others.items()]
     until = "is still offered: clients learn the new host keys for 30 days first"
-    assert plan(ssh).notes[-3:] == (
+    assert plan(ssh).notes[-4:] == (
         f"{ECDSA['path']} (ecdsa-sha2-nistp256) {until}",
         f"{WEAK_RSA['path']} (ssh-rsa of 2048 bits) {until}",
-        "user has a password and no key, and cannot log in over SSH any more",
+        "first has a password and no key, and cannot log in over SSH any more",
+        "later has a password and no key, and cannot log in over SSH any more",
     )
     assert plan(ssh).commands[0].argv[2:7] == ("-t", "rsa", "-b", "4096", "-N")
     ssh["host_keys"] = []

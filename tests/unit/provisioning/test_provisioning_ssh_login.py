@@ -52,7 +52,7 @@ def test_a_match_block_begins_with_a_condition(line: str, inside: bool) -> None:
 def test_the_first_other_line_without_a_condition_is_named_and_what_it_sets() -> None:
     documents = {
         OWN: "AllowTcpForwarding no\n",
-        "/a": "Match user eve\nAllowTcpForwarding all\n",
+        "/a": "AddressFamily any\nX11Forwarding yes\nMatch user eve\nAllowTcpForwarding all\n",
         "/b": "AllowTcpForwarding local\n",
     }
     rows = [("AllowTcpForwarding", "no")]
@@ -87,6 +87,7 @@ def test_settings_without_a_value_of_their_own_are_no_contradiction() -> None:
     ]
     assert len([*contradictions([("PermitRootLogin", "no")], effective, documents, OWN)]) == 1
     assert len([*contradictions([("Macs", "hmac-sha2-512")], effective, documents, OWN)]) == 1
+    assert len([*contradictions([("X11Forwarding", "no")], "x11forwarding yes\n", documents, OWN)]) == 1
 
 
 def test_lines_with_another_value_are_named_and_whether_they_still_count() -> None:
