@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 from gpunode.errors import UndeterminedError, UsageError
 
 MIRROR_VARIABLE = "GPUNODE_LAB_MIRROR"
+LIMIT_S = 60
+"""For one answer of apt's tools, which read its lists."""
 _NEEDS_MIRROR = f"set a Debian mirror with --mirror URL or {MIRROR_VARIABLE}=URL (security updates: URL-security)"
 
 
@@ -98,9 +100,13 @@ def _is_loopback(url: str) -> bool:
 
 
 def _run(argv: list[str]) -> str:
-    """Return the output of one of apt's tools; empty if this machine has no apt."""
+    """Return the output of one of apt's tools; empty without apt. Raises UndeterminedError if it does not end."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False, start_new_session=True)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=LIMIT_S, check=False, start_new_session=True
+        )
+    except FileNotFoundError:
         return ""
+    except subprocess.TimeoutExpired:
+        raise UndeterminedError(f"{argv[0]} did not answer within {LIMIT_S} s: is this machine overloaded?") from None
     return done.stdout if done.returncode == 0 else ""

@@ -49,6 +49,17 @@ def test_without_lists_the_remedy_is_reported(apt: dict[str, str]) -> None:
         find_mirror()
 
 
+def test_an_apt_that_does_not_answer_is_no_missing_archive(
+    apt: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(argv: list[str], timeout: float, **_: Any) -> subprocess.CompletedProcess[str]:
+        raise subprocess.TimeoutExpired(argv, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    with pytest.raises(UndeterminedError, match="apt-config did not answer within 60 s"):
+        find_mirror()
+
+
 def test_a_machine_without_apt_needs_a_named_mirror(apt: dict[str, str]) -> None:
     apt.clear()
     with pytest.raises(UndeterminedError, match="--mirror"):
