@@ -498,8 +498,10 @@ def concerns(test: Path, root: Path) -> tuple[str, ...]:
     listed = [role] if (root / role).is_dir() else []
     for node in parsed(test).body:
         match node:
-            case ast.Assign(targets=[ast.Name(id="CONCERNS")], value=value):
+            case ast.Assign(targets=[ast.Name(id="CONCERNS")], value=ast.Tuple() as value):
                 listed += ast.literal_eval(value)
+            case ast.Assign(targets=[ast.Name(id="CONCERNS")]) | ast.AnnAssign(target=ast.Name(id="CONCERNS")):
+                raise SystemExit(f"{test}: CONCERNS must be a tuple of paths, without an annotation")
     roles = [path.removeprefix("roles/").removesuffix("/") for path in listed if re.fullmatch(r"roles/\w+/", path)]
     return (*listed, *sorted(path for role in roles for path in plan_of(role, root)))
 

@@ -140,7 +140,11 @@ class ChangeRun:
             return False
         if name in self._foreign:
             return False
-        return not any(nodes[other].state in FINAL for other in self._members([name]))
+        # A member that had no driver before cannot go back: its domain is held, and goes on together.
+        return not any(
+            nodes[other].state in FINAL or (nodes[other].before is None and nodes[other].began("change"))
+            for other in self._members([name])
+        )
 
     def _members(self, names: Iterable[str]) -> list[str]:
         """Return the other nodes of the failure domains of nodes."""

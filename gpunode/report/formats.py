@@ -18,8 +18,8 @@ MODULES = {
     "github": "gpunode.report.github",
     "prometheus": "gpunode.report.prometheus",
 }
-"""Format -> module with ``as_text(document, *, verbose)``; loaded when it is asked for, since libraries are slow to
-load."""
+"""Format -> module with ``as_text(document)``, those of ``SHORT`` with ``verbose``; loaded when it is asked for, since
+libraries are slow to load."""
 NAMES = (*MODULES, "json")
 SHORT = frozenset({"console", "markdown", "github"})
 """Formats that leave out what passed unless the report is to be verbose; the others have everything."""

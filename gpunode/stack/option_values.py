@@ -16,7 +16,7 @@ def driver_request(requested: str | None, catalog: Catalog, option: str = "--dri
     if requested is None or requested in WORDS:
         return requested
     if is_range(requested):
-        return _range(requested, catalog)
+        return _range(requested, catalog, option)
     text, latest = requested.lower().removeprefix("r"), ""
     if text.endswith(LATEST) and "." not in text:
         text, latest = text.removesuffix(LATEST), LATEST
@@ -28,14 +28,14 @@ def driver_request(requested: str | None, catalog: Catalog, option: str = "--dri
     return text + latest
 
 
-def _range(requested: str, catalog: Catalog) -> str:
+def _range(requested: str, catalog: Catalog, option: str) -> str:
     try:
         allowed = specifiers(requested)
     except UsageError as err:
-        raise UsageError(f"--driver: {err}") from None
+        raise UsageError(f"{option}: {err}") from None
     points = [point for row in catalog.branches.values() for point in row.points]
     if not any(allowed.contains(point, prereleases=True) for point in points):
-        raise UsageError(f"--driver {requested}: no known release matches; the newest is {max(points, key=number)}")
+        raise UsageError(f"{option} {requested}: no known release matches; the newest is {max(points, key=number)}")
     return requested.replace(" ", "")
 
 

@@ -16,7 +16,15 @@ from gpunode.catalog import load
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(5400)]
-CONCERNS = ("gpunode/change/", "gpunode/upgrade/", "gpunode/onnode/lease", "playbooks/", "plugins/")
+CONCERNS = (
+    "gpunode/change/",
+    "gpunode/upgrade/",
+    "gpunode/cli/upgrade",
+    "gpunode/fleet/playbook",
+    "gpunode/onnode/lease",
+    "playbooks/",
+    "plugins/",
+)
 
 COUNT = int(os.environ.get("GPUNODE_TEST_UPGRADE_NODES", "4"))
 THIRD = "610.57.04"

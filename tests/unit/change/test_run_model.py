@@ -246,9 +246,10 @@ class FleetThroughChange(RuleBasedStateMachine):
         rack=st.sampled_from([0, 2, 3]),
         program=st.sampled_from(["/sbin/reboot", "(null)"]),
         returns=st.sampled_from(["1", "2"]),
+        bare=st.sampled_from(["", "", "", *NAMES]),
     )
-    def begin(self, waves: list[int], rack: int, program: str, returns: str) -> None:
-        """``rack``: that many of the first nodes are one failure domain."""
+    def begin(self, waves: list[int], rack: int, program: str, returns: str, bare: str = "") -> None:
+        """``rack``: that many of the first nodes are one failure domain. ``bare``: a node without a driver before."""
         type(self).sequences += 1
         self.world = World()
         self.world.slurm = Sim(self.world)
@@ -259,7 +260,7 @@ class FleetThroughChange(RuleBasedStateMachine):
                 token=f"gpunode-upgrade-{name}",
                 wave=wave,
                 domain="rack-1" if at < rack else "",
-                before=OLD,
+                before=None if name == bare else OLD,
                 target=NEW,
             )
             for at, (name, wave) in enumerate(zip(NAMES, waves, strict=True))
@@ -384,7 +385,13 @@ class FleetThroughChange(RuleBasedStateMachine):
         for _ in range(2):
             self.run(len(NAMES), rollback=True)
         assert world.disk is not None
-        left: dict[str, Any] = {n: node for n, node in world.disk.nodes.items() if node.state not in FINAL}
+        back = {node.domain for node in world.disk.nodes.values() if node.state is ChangeState.ROLLED_BACK} - {""}
+        # A node that was not begun stays as it is beside one of its failure domain that went back.
+        left: dict[str, Any] = {
+            name: node
+            for name, node in world.disk.nodes.items()
+            if node.state not in FINAL and not (node.state is ChangeState.PLANNED and node.domain in back)
+        }
         assert not left
         racks = {world.machines[name].loaded for name, node in world.disk.nodes.items() if node.domain}
         assert len(racks) <= 1, "a failure domain is left with two releases"
@@ -417,4 +424,17 @@ def test_a_member_that_is_found_again_does_not_change_without_its_failure_domain
     assert fleet.world.disk.nodes["n2"].state is ChangeState.DRAINED
     fleet.same_command(kill=None, budget=0, rollback=False, events=[(51, "found", "n2")])
     assert [machine.installed for machine in fleet.world.machines.values()] == [OLD] * 4
+    fleet.teardown()
+
+
+def test_a_failure_domain_with_a_member_that_cannot_go_back_is_held_and_goes_on_together() -> None:
+    fleet = FleetThroughChange()
+    fleet.begin(waves=[0, 0, 0, 0], rack=3, program="/sbin/reboot", returns="1", bare="n2")
+    fleet.turns("bad")
+    for state in (ChangeState.HELD, ChangeState.RETURNED):
+        fleet.same_command(kill=None, budget=0, rollback=True, events=[])
+        assert fleet.world.disk is not None
+        assert {fleet.world.disk.nodes[name].state for name in NAMES[:3]} == {state}
+        assert {fleet.world.machines[name].installed for name in NAMES[:3]} == {NEW}
+        fleet.turns("bad")
     fleet.teardown()
