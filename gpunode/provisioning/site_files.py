@@ -78,7 +78,7 @@ def site_files(state: NodeState, given: tuple[SiteFile, ...]) -> SiteFiles:
     ]
     private = {one.path for one in given if one.private}
     # What is written is recorded before, and what is removed is recorded until then.
-    if (left or public) and now.keys() - known.keys():
+    if (left or public) and (now.keys() - known.keys() or private - secret):
         files.append(ManagedFile(path=RECORD, content=_text(known | now, secret | private)))
     text = _text(now, private) if now else None
     record = ManagedFile(path=RECORD, content=text, phase="last" if left or public else "before")

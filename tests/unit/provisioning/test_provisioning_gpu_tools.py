@@ -238,6 +238,16 @@ def test_a_text_that_was_private_is_in_no_diff_when_it_becomes_public() -> None:
     assert not sited(both, public[f"{SITE_FILES} last"].content, "/etc/x")["/etc/x after"].private
 
 
+def test_a_text_that_becomes_private_is_recorded_as_private_before_it_is_written() -> None:
+    there: dict[str, str | None] = {"/etc/x": "public\n", "/etc/y": "ours\n"}
+    record = sited(dict.fromkeys(there), None, *there)[f"{SITE_FILES} before"].content
+    # Another file is removed in the same run, after which the final record is written.
+    private = sited(there, record, "/etc/x", private=True)
+    early = private[f"{SITE_FILES} before"].content or ""
+    assert json.loads(early) == {"/etc/x": False, "/etc/y": False, "private": ["/etc/x"]}
+    assert json.loads(private[f"{SITE_FILES} last"].content or "") == {"/etc/x": False, "private": ["/etc/x"]}
+
+
 def test_a_damaged_record_removes_nothing() -> None:
     for text in ("", "[1]", "{", '{"x": false}', "null", '{"private": 1}'):
         assert [*sited({}, text)] == [f"{SITE_FILES} before"]
