@@ -24,6 +24,8 @@ except ImportError:
 
 
 LOCKLIST = "/etc/dnf/plugins/versionlock.list"
+SHARED_MARK = "gpunode"
+"""Mark of the section of transactions without one of their own."""
 STOP_LIMIT_S = 120
 
 
@@ -355,12 +357,13 @@ def lock_line(name, version):
 def lines_of_holds(base, question, answer):
     """Return the lock lines for packages that match ``hold``, at their versions after the transaction.
 
-    After a removal there are none; None without ``hold``: the lines are not changed.
+    After a removal the role's own section has none; None without ``hold``: the lines are not changed.
     """
-    if question["state"] == "absent":
-        return []
-    if not question["hold"]:
+    absent = question["state"] == "absent"
+    if not question["hold"] and (not absent or question["lock_mark"] == SHARED_MARK):
         return None
+    if absent:
+        return []
     versions = {package.name: package.evr for package in base.sack.query().installed()}
     for name in answer["remove"]:
         versions.pop(name, None)

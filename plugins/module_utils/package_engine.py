@@ -40,7 +40,7 @@ OPTIONS: dict[str, Fields] = {
     "stream": {"type": "str"},
     "reset": {"type": "str"},
     "repositories": {"type": "list", "elements": "dict", "default": []},
-    "lock_mark": {"type": "str", "default": "gpunode"},
+    "lock_mark": {"type": "str", "default": dnf_transaction.SHARED_MARK},
     "idle_gpus": {"type": "bool", "default": False},
     "download_only": {"type": "bool", "default": False},
     "planned": {"type": "dict", "default": {}},

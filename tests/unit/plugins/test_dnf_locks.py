@@ -90,3 +90,18 @@ def test_what_is_held_is_locked_as_it_is_when_the_transaction_is_done() -> None:
     answer = {"install": {"nccl": "1:2.30-1"}, "remove": ["nccl-old"]}
     lines = dnf_transaction.lines_of_holds(base, {"hold": ["nccl*"], "state": "present"}, answer)
     assert lines == ["nccl-1:2.30-1.*", "nccl-devel-0:2.29-1.*"]
+
+
+@pytest.mark.parametrize(
+    ("question", "lines"),
+    [
+        ({"lock_mark": CUDA, "hold": []}, []),
+        ({"lock_mark": "gpunode", "hold": ["a"]}, []),
+        ({"lock_mark": "gpunode", "hold": []}, None),
+    ],
+    ids=["own section", "shared section, asked for", "shared section"],
+)
+def test_a_removal_leaves_the_section_that_callers_share(question: dict[str, Any], lines: list[str] | None) -> None:
+    base = SimpleNamespace(sack=Sack({}))
+    answer: dict[str, Any] = {"install": {}, "remove": ["b"]}
+    assert dnf_transaction.lines_of_holds(base, {"state": "absent", **question}, answer) == lines
