@@ -6,6 +6,7 @@ Requires a Python with the bindings of dnf 4.
 import configparser
 import fnmatch
 import functools
+import re
 import signal
 import sys
 import tempfile
@@ -70,14 +71,19 @@ def foreign_locks(path, mark, ignored):
 
 
 def repositories_of(files):
-    """Return the repositories in planned files (path to text). Their keys may not exist yet."""
+    """Return the repositories in planned files (path to text), with their first URLs. Their keys may not exist yet."""
     found = []
     for path, text in sorted(files.items()):
         if path.startswith("/etc/yum.repos.d/") and isinstance(text, str):
             parser = configparser.ConfigParser(interpolation=None, strict=False)
-            parser.read_string(text)
+            try:
+                parser.read_string(text)
+            except configparser.Error as err:
+                # Not the error's text, which quotes a line that may have a password.
+                raise TransactionRefusedError(f"{path} cannot be parsed ({type(err).__name__})") from None
             for name in parser.sections():
-                known = {"url": parser[name].get("baseurl", ""), "proxy": parser[name].get("proxy")}
+                url = re.split(r"[\s,]+", parser[name].get("baseurl", "").strip())[0]
+                known = {"url": url, "proxy": parser[name].get("proxy")}
                 found.append({"id": name, **{key: value for key, value in known.items() if value is not None}})
     return found
 

@@ -20,7 +20,10 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     private_apt,
     refresh,
 )
-from ansible_collections.gpunode.node.plugins.module_utils.dnf_transaction import repositories_of
+from ansible_collections.gpunode.node.plugins.module_utils.dnf_transaction import (
+    TransactionRefusedError,
+    repositories_of,
+)
 
 DNF_LIMIT_S = 300
 MOST = 200
@@ -60,5 +63,5 @@ def answered(question: Mapping[str, Any]) -> dict[str, Any]:
     ask = by_apt if Path("/usr/bin/apt-get").exists() else by_dnf
     try:
         return {"offered": ask(names, question.get("files") or {})}
-    except (AptError, OSError) as error:
+    except (AptError, TransactionRefusedError, OSError) as error:
         return {"error": " ".join(str(error).split())[:500]}

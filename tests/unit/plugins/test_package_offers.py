@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ansible_collections.gpunode.node.plugins.module_utils import package_offers
@@ -54,6 +55,21 @@ def test_dnf_answers_newest_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     repository = {"/etc/yum.repos.d/x.repo": "[gpunode-rdma]\nname=x\nbaseurl=https://mirror/doca\nenabled=1\n"}
     with pytest.raises(AptError, match="--repofrompath=gpunode-rdma-asked,https://mirror/doca repoquery"):
         package_offers.by_dnf(["doca-ofed"], repository)
+    (path,) = repository
+    several = {path: repository[path].replace("/doca", "/doca\n https://other/doca,https://third")}
+    with pytest.raises(AptError, match=r"--repofrompath=gpunode-rdma-asked,https://mirror/doca repoquery$"):
+        package_offers.by_dnf(["doca-ofed"], several)
     tool.write_text("#!/bin/sh\necho 'Error: no repository' >&2\nexit 1\n")
     with pytest.raises(AptError, match="no repository"):
         package_offers.by_dnf(["fio"])
+
+
+@pytest.mark.parametrize("text", ["baseurl=https://mirror/doca\n", "[x]\nbroken line\n"])
+def test_a_planned_repository_that_cannot_be_read_is_an_error_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(package_offers, "Path", lambda _: SimpleNamespace(exists=bool))  # a node without apt-get
+    answer = package_offers.answered({"names": ["fio"], "files": {"/etc/yum.repos.d/x.repo": text}})
+    assert answer["error"].startswith("/etc/yum.repos.d/x.repo cannot be parsed")
+    assert "\n" not in answer["error"]
+    assert "broken line" not in answer["error"]
