@@ -39,8 +39,8 @@ class Transaction(Frozen):
     memory: str | None = None
     """File on the node with the packages that the role's transactions installed."""
     bound: tuple[str, ...] = ()
-    """Entries of required packages, all at one release: the newest that matches ``constraint`` and that all have. The
-    release is ``RELEASE`` in patterns of versions and in preferences.
+    """Required packages (apt: entries), all at one release: the newest that matches ``constraint`` and that all have.
+    It is ``RELEASE`` in patterns of versions and in preferences.
     """
     constraint: str = "*"
     closure: tuple[str, ...] = ()

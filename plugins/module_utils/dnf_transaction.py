@@ -136,8 +136,10 @@ def newest_first(base, releases):
 
 
 def bound_names(question):
-    """Return the names of the bound packages; their versions are those of the release."""
-    return [entry.partition("=")[0] for entry in question["bound"]]
+    """Return the names of the bound packages; raise TransactionRefusedError for a pattern, which only apt supports."""
+    if any("=" in name for name in question["bound"]):
+        raise TransactionRefusedError(f"bound: dnf takes names without patterns, not {', '.join(question['bound'])}")
+    return question["bound"]
 
 
 def release_for(base, question):
@@ -202,6 +204,9 @@ def best_of(base, entry):
     if any(fits(package) for package in query.installed()):
         return None
     offered = sorted(query.available().filter(arch__neq="src"), reverse=True)
+    names = sorted({package.name for package in offered})
+    if len(names) > 1:
+        raise TransactionRefusedError(f"{entry} may be {', '.join(names[:8])}: name one of them")
     native = [package for package in offered if package.arch in (base.conf.arch, "noarch")]
     for package in native:
         if fits(package):
@@ -223,13 +228,14 @@ def mark(base, question, target):
         if package is None:
             raise TransactionRefusedError(f"{name} {target} exists only for another architecture")
         base.package_install(package)
-    for name in set(question["closure"]) - set(bound):
-        package = at(base, name, target) if target else None
+    for name in set(question["closure"]) - set(bound) if target else ():
+        there = list(installed.filter(name=name))
+        package = at(base, name, target) if there else None
         if package is not None:
             base.package_install(package)
-        elif target:
-            for there in installed.filter(name=name):
-                base.package_remove(there)
+        else:
+            for one in there:
+                base.package_remove(one)
     for name in question["remove"]:
         for there in installed.filter(name=name):
             base.package_remove(there)
@@ -415,8 +421,9 @@ def carried_out(question):
             changes = answer["install"] or answer["remove"] or answer["stream"] is not None
             if changes and not question["simulate"]:
                 fetch(base)
-                if question["download_only"]:
-                    return {**answer, "remove": [], "stream": None}
+            if question["download_only"]:
+                return {**answer, "remove": [], "stream": None}
+            if changes and not question["simulate"]:
                 # A job may have started since the plan was made.
                 users = question.get("gpu_users", list)()
                 if users:

@@ -79,7 +79,7 @@ options:
     type: str
   bound:
     description: >-
-      Packages to install, C(NAME) or C(NAME=PATTERN), all at the newest release that O(constraint) allows. For apt,
+      Packages to install, C(NAME) or for apt C(NAME=PATTERN), all at the newest release that O(constraint) allows.
       C(@RELEASE@) in patterns and in O(files) is that release.
     type: list
     elements: str
