@@ -1,7 +1,7 @@
 """Find the release that all packages of a closure have, and one apt transaction that installs it exactly.
 
-Standard library alone. The first simulation assumes a node without the closure; installed packages of it that are not
-part of the result are removed in the same transaction. ``package_engine.py`` describes question and answer.
+The first simulation assumes a node without the closure; installed packages of it that are not part of the result are
+removed in the same transaction. ``package_engine.py`` describes question and answer.
 """
 
 import fnmatch
@@ -17,6 +17,7 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     restored,
     simulation,
 )
+from ansible_collections.gpunode.node.plugins.module_utils.package_record import matches
 
 STATUS = Path("/var/lib/dpkg/status")
 RELEASE = "@RELEASE@"
@@ -25,6 +26,17 @@ RELEASE = "@RELEASE@"
 def patterns(entries):
     """Return name to pattern of entries ``NAME`` or ``NAME=PATTERN``."""
     return {name: pattern or "*" for name, _, pattern in (entry.partition("=") for entry in entries)}
+
+
+def lacking(wanted, present):
+    """Return the entries of ``install`` that no installed package satisfies."""
+    found = []
+    for entry in wanted:
+        name, _, pattern = entry.partition("=")
+        version, whole, _held = present.get(name, ("", False, False))
+        if not whole or not fnmatch.fnmatchcase(version, pattern or "*"):
+            found.append(entry)
+    return found
 
 
 def exactly(options, wanted):
@@ -68,12 +80,12 @@ def settle(bound, constraint, there):
     for release in common:
         if fnmatch.fnmatchcase(release, constraint):
             return release, None
-    lacking = {
+    others = {
         name: list(dict.fromkeys(upstream(version) for version in there[name]))
         for name in bound
         if not any(fnmatch.fnmatchcase(upstream(version), constraint) for version in there[name])
     }
-    return None, {"lacking": lacking, "common": common, "constraint": constraint}
+    return None, {"lacking": others, "common": common, "constraint": constraint}
 
 
 def without(packages, text):
@@ -123,11 +135,13 @@ def resolved(question, folder, options, present):
     """Return the answer from fetched lists, in a private folder of apt; ``present`` is dpkg's database."""
     known = set(output_of(["apt-cache", *options, "pkgnames"], ANSWER_LIMIT_S).split())
     bound = with_names_that_exist(question, known)
-    gone = [name for name in (*bound, *patterns(question["install"])) if name not in known]
+    leaving = {name for name in present if matches(name, question["remove"])}
+    going = leaving.union(question["closure"]) & present.keys()
+    needed = lacking(question["install"], {name: row for name, row in present.items() if name not in going})
+    gone = [name for name in (*bound, *patterns(needed)) if name not in known]
     if gone:
         return {"lacking": {name: [] for name in gone}, "common": [], "constraint": question["constraint"]}
-    going = {*question["closure"], *question["remove"]}
-    stay = () if question["fresh"] else going.difference(question["remove"]) & known
+    stay = () if question["fresh"] else (going - leaving) & known
     have = {name: version for name, (version, whole, _held) in present.items() if whole}
     # What is installed moves along if it exists at the release.
     moving = {name: f"{RELEASE}-*" for name in stay if name in have}
@@ -142,7 +156,7 @@ def resolved(question, folder, options, present):
     at_release = {**moving, **{name: pattern for name, pattern in optional.items() if RELEASE in pattern}, **bound}
     exact = {name: fitting(there[name], pattern, release) for name, pattern in sorted(at_release.items())}
     wanted = [f"{name}={version}" for name, version in exact.items() if version]
-    wanted += [*(name for name in optional if name not in at_release), *exactly(options, question["install"])]
+    wanted += [*(name for name in optional if name not in at_release), *exactly(options, needed)]
     wanted += restored(options, question["restore"], have)
     status = folder / "status"
     status.write_text(without(going, STATUS.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")

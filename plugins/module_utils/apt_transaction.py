@@ -4,7 +4,6 @@ Standard library only. Installed packages that satisfy ``install`` are left alon
 """
 
 import fcntl
-import fnmatch
 import glob
 import hashlib
 import os
@@ -37,7 +36,7 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     rows_of_dpkg,
     simulation,
 )
-from ansible_collections.gpunode.node.plugins.module_utils.apt_release import RELEASE, exactly, resolved
+from ansible_collections.gpunode.node.plugins.module_utils.apt_release import RELEASE, exactly, lacking, resolved
 from ansible_collections.gpunode.node.plugins.module_utils.package_record import matches, note, owned, settle
 
 POLICY = Path("/usr/sbin/policy-rc.d")
@@ -82,17 +81,6 @@ def database():
         if status not in ("config-files", "not-installed"):
             whole = status in ("installed", "triggers-awaited", "triggers-pending")
             found[name] = (version, whole, want == "hold")
-    return found
-
-
-def lacking(wanted, present):
-    """Return the entries of ``install`` that no installed package satisfies."""
-    found = []
-    for entry in wanted:
-        name, _, pattern = entry.partition("=")
-        version, whole, _held = present.get(name, ("", False, False))
-        if not whole or not fnmatch.fnmatchcase(version, pattern or "*"):
-            found.append(entry)
     return found
 
 
