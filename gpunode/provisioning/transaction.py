@@ -56,7 +56,7 @@ class Transaction(Frozen):
     line: dict[str, tuple[str, ...]] = Field({"names": (), "except": ()})
     """For dnf: shell patterns of packages that are installed at that release or not at all, as dependencies too."""
     expendable: tuple[str, ...] = ()
-    """For dnf: shell patterns of packages that may be removed in addition."""
+    """Shell patterns of packages that may be removed in addition; with apt, held ones may also change version."""
     stream: str | None = None
     """For dnf: ``MODULE:STREAM`` that is enabled in the same transaction."""
     reset: str | None = None

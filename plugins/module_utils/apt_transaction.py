@@ -132,14 +132,16 @@ def refuse_what_is_not_ours(question, present, install, remove):
     never = sorted(name for name in {*install, *remove} if matches(name, question["never"]))
     if never:
         raise AptError(f"it would also touch {', '.join(never)}, which this role does not manage")
-    gone = sorted(remove - question["going"])
+    gone = sorted(name for name in remove - question["going"] if not matches(name, question["expendable"]))
     if gone:
         raise AptError(f"apt would have to remove {', '.join(gone)}")
     asked = {entry.partition("=")[0] for entry in question["install"]}
+    # What may be removed may be changed too.
+    free = (*question["hold"], *question["expendable"])
     held = sorted(
         name
         for name in install
-        if present.get(name, ("", False, False))[2] and name not in asked and not matches(name, question["hold"])
+        if present.get(name, ("", False, False))[2] and name not in asked and not matches(name, free)
     )
     if held:
         raise AptError(f"{', '.join(held)} is held at {present[held[0]][0]} and would be moved")
@@ -340,11 +342,31 @@ def errors_of_compiler(path):
 def at_one_release(question):
     """Return what brings the bound packages to one release, or why there is none, from a private folder of apt."""
     with asking({**question, "simulate": True}) as (folder, options, failed):
-        found = resolved(question, folder, options, database())
+        present = database()
+        found = resolved(question, folder, options, present)
         if failed and "lacking" in found:
             raise AptError("lists of these packages could not be fetched")
         refuse_failed_sources(failed, options, found.get("install", {}))
-    return {"hold": [], "unhold": [], "warnings": failed, **found}
+    if "lacking" in found:
+        return {"warnings": failed, **found}
+    # apt prints the architecture of foreign packages behind the name.
+    install = {name.partition(":")[0]: version for name, version in found["install"].items()}
+    remove = {name.partition(":")[0] for name in found["remove"]} - install.keys()
+    others = [name for names in question["alternatives"].values() for name in names]
+    asked = [*question["install"], *question["bound"], *question["optional"], *question["closure"], *others]
+    going = {name for name in present if name in question["closure"] or matches(name, question["remove"])}
+    refuse_what_is_not_ours({**question, "install": asked, "going": going}, present, install, remove)
+    return {"warnings": failed, **holds(question, present, install, remove), **found}
+
+
+def holds(question, present, install, remove):
+    """Return the packages that are held and unheld after these changes and were not before."""
+    after = (present.keys() | install.keys()) - remove
+    held = {name for name in present if present[name][2]}
+    return {
+        "hold": sorted(name for name in after - held if matches(name, question["hold"])),
+        "unhold": sorted(held & set(question["unhold"])),
+    }
 
 
 def answer(question):
@@ -360,7 +382,7 @@ def answer(question):
         question = {**question, "bound": [], "install": found["exact"], "remove": found["remove"], "files": files}
     options = ["-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}"]
     with apt_as_it_will_be(question):
-        only_looks = question["simulate"] or question.get("download_only")
+        only_looks = question["simulate"] or question["download_only"]
         finished = [] if only_looks else finish_interrupted(question)
         done = transacted({"unhold": [], **question, "options": options, "warnings": []})
     return {**done, "finished": finished}
@@ -392,35 +414,32 @@ def fetched(question, argv, install, result):
 def transacted(question):
     """Return the answer after the transaction; ``options`` of the question are for the node's own apt."""
     present = database()
-    if not question["simulate"]:
+    if not question["simulate"] and not question["download_only"]:
         settle(question["memory"], present)
     leave = question["state"] == "absent"
     install, remove, arguments = (leaving if leave else coming)(question, present)
-    after = (present.keys() | install.keys()) - remove
-    held = {name for name in present if present[name][2]}
     result = {
         "install": dict(sorted(install.items())),
         "remove": sorted(remove),
-        "hold": sorted(name for name in after - held if matches(name, question["hold"])),
-        "unhold": sorted(held & set(question["unhold"])),
+        **holds(question, present, install, remove),
         "warnings": question["warnings"],
         "done": False,
     }
     if question["simulate"]:
         return result
     argv = ["apt-get", *question["options"], "--assume-yes", *OPTIONS, *UNATTENDED, *arguments]
-    if question.get("download_only"):
+    if question["download_only"]:
         return fetched(question, argv, install, result)
     try:
-        if result["unhold"]:
-            output_of(["apt-mark", "unhold", *result["unhold"]], ANSWER_LIMIT_S)
         if install:
             argv, result["install"] = downloaded(question, argv, install, remove)
+        # A job may have started since the plan was made.
+        users = question.get("gpu_users", list)() if arguments else ()
+        if users:
+            return {**result, "error": f"busy: GPUs are in use by {', '.join(users)}, nothing was installed"}
+        if result["unhold"]:
+            output_of(["apt-mark", "unhold", *result["unhold"]], ANSWER_LIMIT_S)
         if arguments:
-            # A job may have started since the plan was made.
-            users = question.get("gpu_users", list)()
-            if users:
-                return {**result, "error": f"busy: GPUs are in use by {', '.join(users)}, nothing was installed"}
             write_names(JOURNAL, {*install, *remove})
             if leave:
                 kept = edited(remove)

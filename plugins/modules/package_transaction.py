@@ -117,7 +117,8 @@ options:
     type: dict
     default: { names: [], except: [] }
   expendable:
-    description: For dnf, shell patterns of further packages that the transaction may remove.
+    description: >-
+      Shell patterns of further packages that the transaction may remove. For apt, held ones may also change version.
     type: list
     elements: str
     default: []

@@ -74,6 +74,8 @@ def planned(request: DriverRequest, apt: AptState) -> DriverPlan:
             lift=() if request.precompiled else source.lift,
             restore=source.restore,
             remove=tuple(going),
+            # The plan itself refuses removals, by the packages' origins.
+            expendable=("*",),
             lock_wait_s=settings.lock_wait_s,
             limit_s=PREVIEW_LIMIT_S,
         ),

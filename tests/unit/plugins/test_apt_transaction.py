@@ -81,6 +81,11 @@ def question(**parts: Any) -> dict[str, Any]:
         "planned": {},
         "bound": [],
         "unhold": [],
+        "closure": [],
+        "optional": [],
+        "alternatives": {},
+        "expendable": [],
+        "download_only": False,
         "lock_wait_s": 1,
         "limit_s": 1,
         **parts,
@@ -360,7 +365,11 @@ def test_bound_packages_come_at_the_exact_versions_of_their_preview(script: Modu
     script.resolved = lambda *_: dict(found)  # type: ignore[attr-defined]
     machine = Machine("Inst a (580.2-1 NVIDIA [amd64])\nRemv half [1.0-1]", "a | 580.2-1 | http://vendor")
     own = "/etc/apt/preferences.d/own"
-    parts = {"bound": ["a=@RELEASE@-*"], "files": {own: "Pin: version @RELEASE@-*\n"}}
+    parts: dict[str, Any] = {
+        "bound": ["a=@RELEASE@-*"],
+        "closure": ["half"],
+        "files": {own: "Pin: version @RELEASE@-*\n"},
+    }
     preview = asked(script, machine, **parts, simulate=True)
     assert {key: preview[key] for key in found} == found
     assert machine.changes == []
@@ -385,6 +394,64 @@ def test_a_full_disk_leaves_no_part_of_the_policy(script: ModuleType) -> None:
         assert script.policy_is_ours()
         assert script.POLICY.stat().st_mode & 0o777 == 0o755
     assert not script.POLICY.exists()
+
+
+@pytest.mark.parametrize(
+    ("install", "remove", "parts", "words"),
+    [
+        ({}, ["libc6"], {}, "would have to remove libc6"),
+        ({}, ["libcuda1"], {}, "would have to remove libcuda1"),
+        ({"libcuda1": "2-1"}, [], {}, "libcuda1 is held at 580.95.05-1"),
+        ({"libnccl2": "2-1"}, [], {"never": ["libnccl*"]}, "would also touch libnccl2"),
+        ({}, ["libc6"], {"expendable": ["libc6"]}, ""),
+        ({}, ["libc6:i386"], {"remove": ["libc*"]}, ""),
+        ({}, ["libcuda1"], {"closure": ["libcuda1"]}, ""),
+        ({"libcuda1": "2-1"}, [], {"alternatives": {"a": ["libcuda1"]}}, ""),
+        ({"libcuda1": "2-1"}, [], {"expendable": ["*"]}, ""),
+    ],
+)
+def test_a_bound_transaction_is_refused_before_it_begins_and_in_its_preview(
+    script: ModuleType, install: dict[str, str], remove: list[str], parts: dict[str, Any], words: str
+) -> None:
+    found = {"target": "2", "exact": ["a=2-1"], "install": {"a": "2-1", **install}, "remove": remove}
+    script.resolved = lambda *_: dict(found)  # type: ignore[attr-defined]
+    machine = Machine()
+    asks = {"bound": ["a=@RELEASE@-*"], "simulate": True, **parts}
+    if not words:
+        assert asked(script, machine, **asks)["remove"] == remove
+        return
+    for simulate in (True, False):
+        with pytest.raises(script.AptError, match=words):
+            asked(script, machine, **{**asks, "simulate": simulate})
+    assert machine.changes == []
+
+
+def test_the_preview_of_a_bound_transaction_reports_its_holds(script: ModuleType) -> None:
+    found = {"target": "2", "exact": ["a=2-1"], "install": {"a": "2-1"}, "remove": ["libnccl2"]}
+    script.resolved = lambda *_: dict(found)  # type: ignore[attr-defined]
+    machine = Machine("Inst a (2-1 x [amd64])\nRemv libnccl2 [1]", "a | 2-1 | x")
+    parts = {"bound": ["a"], "closure": ["libnccl2"], "hold": ["a", "libc*", "libnccl2"], "unhold": ["libcuda1", "x"]}
+    preview = asked(script, machine, **parts, simulate=True)
+    assert (preview["hold"], preview["unhold"]) == (["a", "libc6"], ["libcuda1"])
+    done = asked(script, machine, **parts)
+    assert (done["hold"], done["unhold"]) == (preview["hold"], preview["unhold"])
+
+
+def test_a_busy_gpu_leaves_the_holds_as_they_are(script: ModuleType) -> None:
+    machine = Machine("Inst a (2-1 x [amd64])", "a | 2-1 | x")
+    output = asked(script, machine, install=["a"], unhold=["libcuda1"], gpu_users=lambda: ["python3 (pid 9)"])
+    assert output["error"].startswith("busy: GPUs are in use by python3 (pid 9)")
+    assert machine.changes == []
+
+
+def test_a_download_leaves_the_record_as_it_is(script: ModuleType, tmp_path: Path) -> None:
+    memory = tmp_path / "packages-before"
+    text = "# installed by gpunode\nlibc6\nno-longer-there\n"
+    memory.write_text(text, encoding="utf-8")
+    machine = Machine("Inst a (2-1 x [amd64])", "a | 2-1 | x")
+    for only in (True, False):
+        asked(script, machine, install=["a"], memory=str(memory), download_only=only)
+        assert (memory.read_text(encoding="utf-8") == text) is only
 
 
 def test_a_hold_is_released_and_reported(script: ModuleType) -> None:
