@@ -427,7 +427,8 @@ def transacted(question):
     }
     if question["simulate"]:
         return result
-    argv = ["apt-get", *question["options"], "--assume-yes", *OPTIONS, *UNATTENDED, *arguments]
+    apt = ["apt-get", *question["options"], "--assume-yes"]
+    argv = [*apt, *OPTIONS, *UNATTENDED, *arguments]
     if question["download_only"]:
         return fetched(question, argv, install, result)
     try:
@@ -445,14 +446,7 @@ def transacted(question):
                 kept = edited(remove)
                 patient(lambda: carried_out(argv, question["limit_s"]), question["lock_wait_s"])
                 if kept and remove - kept:
-                    purge = [
-                        "apt-get",
-                        *question["options"],
-                        "--assume-yes",
-                        "--purge",
-                        "remove",
-                        *sorted(remove - kept),
-                    ]
+                    purge = [*apt, "--purge", "remove", *sorted(remove - kept)]
                     patient(lambda: carried_out(purge, question["limit_s"]), question["lock_wait_s"])
             else:
                 note(question["memory"], result["install"].keys() - present.keys())
