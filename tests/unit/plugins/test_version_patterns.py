@@ -107,6 +107,7 @@ def test_a_transaction_asks_apt_for_the_version_that_the_pattern_means(
         "install": list(wanted),
         "remove": [],
         "never": [],
+        "expendable": [],
         "hold": [],
         "simulate": False,
         "state": "present",
