@@ -8,7 +8,6 @@ from gpunode.workload.payload import payload_zip
 
 LONG = (
     "test_payload_measured.py",
-    "test_payload_torch.py",
     "test_provision.py",
     "test_waves.py",
     "test_wheel.py",

@@ -31,7 +31,8 @@ from gpunode.facts.models.workload import (
 from gpunode.tuning import payload_settings
 from gpunode.workload.payload import payload_zip
 
-pytestmark = NEEDS_TORCH
+# PyTorch takes every processor, and torch.compile has 420 s, which were not enough beside a lab and Molecule.
+pytestmark = [NEEDS_TORCH, pytest.mark.alone]
 
 
 def run(
