@@ -19,7 +19,7 @@ from gpunode.content import ansible_environment, ansible_program, collection_roo
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory
 from gpunode.fleet.locks import refuse_inventory
-from gpunode.fleet.playbook import CALLBACKS, NODES_FILE, exit_code_of, playbook_of, run
+from gpunode.fleet.playbook import CALLBACKS, NODES_FILE, exit_code_of, option_words, playbook_of, run
 from gpunode.provisioning.tags import refuse_unknown_tags
 from gpunode.report.outcomes import ProvisionedNode, ProvisionOutcome, closing
 from gpunode.text import listed, printable
@@ -47,25 +47,21 @@ class ProvisionOptions:
     @property
     def vault(self) -> list[str]:
         """Return the arguments of Ansible's programs for the vaults."""
-        return [argument for file in self.vault_files for argument in ("--vault-password-file", file)]
+        return option_words({"--vault-password-file": self.vault_files})
 
     @property
     def playbook_arguments(self) -> list[str]:
         """Return the options as arguments of ansible-playbook."""
-        arguments: list[str] = []
-        for name, values in (
-            ("--inventory", self.inventories),
-            ("--limit", [self.limit] if self.limit is not None else []),
-            ("--tags", self.tags),
-            ("--skip-tags", self.skip_tags),
-            ("--extra-vars", self.extra_vars),
-            ("--forks", [str(self.forks)] if self.forks else []),
-        ):
-            arguments += [argument for value in values for argument in (name, value)]
-        arguments += ["--check"] if self.check else []
-        arguments += ["--diff"] if self.diff else []
-        arguments += [f"-{'v' * self.verbose}"] if self.verbose else []
-        return [*arguments, *self.vault]
+        valued = {
+            "--inventory": self.inventories,
+            "--limit": [self.limit] if self.limit is not None else [],
+            "--tags": self.tags,
+            "--skip-tags": self.skip_tags,
+            "--extra-vars": self.extra_vars,
+            "--forks": [self.forks] if self.forks is not None else [],
+        }
+        flags = {"--check": self.check, "--diff": self.diff, f"-{'v' * self.verbose}": self.verbose}
+        return [*option_words(valued), *(flag for flag, given in flags.items() if given), *self.vault]
 
 
 @click.command("provision", epilog="Example: gpunode provision -i inventory/hosts.yml --limit gpu1 --check --diff")

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,11 @@ def playbook_of(root: Path, name: str) -> Path:
     if not playbook.is_file():
         raise UsageError(f"{playbook} is missing: reinstall gpunode")
     return playbook
+
+
+def option_words(options: Mapping[str, Iterable[object]]) -> list[str]:
+    """Return options of Ansible's programs as arguments: each once for every value that it has."""
+    return [word for option, values in options.items() for value in values for word in (option, str(value))]
 
 
 def exit_code_of(rc: int) -> int:

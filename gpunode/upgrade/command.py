@@ -9,6 +9,7 @@ from gpunode.change.journal import Journal, read, runs
 from gpunode.change.scheduler import Scheduler
 from gpunode.content import collection_root
 from gpunode.errors import UsageError
+from gpunode.fleet.playbook import option_words
 from gpunode.names import fold
 from gpunode.stack import Request
 from gpunode.upgrade.runs import ROLLBACK, one_at_a_time, run_to_take_back, runs_folder
@@ -53,13 +54,13 @@ class ChangeOptions:
     @property
     def vault(self) -> list[str]:
         """Return the arguments of Ansible's programs for the vaults."""
-        return [word for file in self.vault_files for word in ("--vault-password-file", file)]
+        return option_words({"--vault-password-file": self.vault_files})
 
     @property
-    def playbook_arguments(self) -> tuple[str, ...]:
+    def playbook_arguments(self) -> list[str]:
         """Return the arguments of ansible-playbook for vaults, variables and forks."""
-        extra_vars = (word for extra in self.extra_vars for word in ("--extra-vars", extra))
-        return (*self.vault, *extra_vars, *(("--forks", str(self.forks)) if self.forks else ()))
+        forks = [self.forks] if self.forks is not None else []
+        return [*self.vault, *option_words({"--extra-vars": self.extra_vars, "--forks": forks})]
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Connections:
     parallel: int
     timeout_s: float
     password: str | None = None
-    arguments: tuple[str, ...] = ()
+    arguments: Sequence[str] = ()
     """Arguments of ansible-playbook: vaults, variables, forks."""
     progress: Callable[[Sequence[str]], AbstractContextManager[Progress]] = lambda _: nullcontext(Silent())
     """Returns the progress of a look at nodes with these names."""
