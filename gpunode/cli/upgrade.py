@@ -152,7 +152,6 @@ def change(goal: "ChangeGoal", values: dict[str, Any]) -> int:
     """
     with loading():
         from gpunode.upgrade.command import ChangeCommand, ChangeOptions  # noqa: PLC0415 (slow to load)
-        from gpunode.upgrade.run import change_fleet, exit_code_of  # noqa: PLC0415 (the same)
         from gpunode.upgrade.runs import in_progress  # noqa: PLC0415 (the same)
         from gpunode.upgrade.waves import wave_sizes  # noqa: PLC0415 (the same)
 
@@ -165,6 +164,9 @@ def change(goal: "ChangeGoal", values: dict[str, Any]) -> int:
         return Exit.GOOD
     if output.watch:
         return watch(command.unfinished("--watch").folder, partial(in_progress, command.folder))
+    with loading():
+        from gpunode.upgrade.run import change_fleet, exit_code_of  # noqa: PLC0415 (loads what judges and measures)
+
     with change_fleet(command, shown_progress, ask_password if output.ask_become_pass else None) as fleet:
         record = fleet.record
         if fleet.planned is not None:
