@@ -340,7 +340,6 @@ class ChangeRun:
         # One that was lost when its failure domain was stopped is still drained.
         waiting = self._waiting(fresh, ChangeState.PLANNED, ChangeState.PREPARED)
         self._cancel(waiting)
-        self._stop_members(waiting)
         names, fresh = ([name for name in some if name not in waiting] for some in (names, fresh))
         kept = self._kept(names)
         ready = [name for name in fresh if not kept[name]]
