@@ -654,7 +654,7 @@ def kernel_floor(look: Look) -> Iterator[str]:
 def toolkit(look: Look) -> Iterator[str]:
     part, request = look.stack["toolkit"], look.case.toolkit
     if (part is None) != (request is None):
-        yield f"toolkit {part}, wished {request}"
+        yield f"toolkit {part}, requested {request}"
     if request and look.source == "debian":
         release = {"debian-12": "bookworm", "debian-13": "trixie"}[look.stack["os"]]
         rows = {row["package"]: row for row in look.facts.raw["debian_archive"]["packages"]}

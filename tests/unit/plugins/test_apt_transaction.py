@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ DATABASE = {
 
 
 @pytest.fixture
-def script() -> ModuleType:
+def script() -> Any:
     return load("apt_transaction")
 
 
@@ -92,22 +91,22 @@ def question(**parts: Any) -> dict[str, Any]:
     }
 
 
-def asked(script: ModuleType, machine: Machine, **parts: Any) -> dict[str, Any]:
+def asked(script: Any, machine: Machine, **parts: Any) -> dict[str, Any]:
     machine.error = script.AptError
-    script.output_of = machine.output_of  # type: ignore[attr-defined]
-    script.carried_out = machine.output_of  # type: ignore[attr-defined]
-    script.captured = lambda argv, *_: (0, machine.output_of(argv), "".join(machine.refused))  # type: ignore[attr-defined]
+    script.output_of = machine.output_of
+    script.carried_out = machine.output_of
+    script.captured = lambda argv, *_: (0, machine.output_of(argv), "".join(machine.refused))
     output: dict[str, Any] = script.answer(question(**parts))
     return output
 
 
 @pytest.fixture(autouse=True)
-def no_policy(script: ModuleType, tmp_path: Path) -> None:
+def no_policy(script: Any, tmp_path: Path) -> None:
     for name in ("POLICY", "JOURNAL", "DPKG_UPDATES"):
         setattr(script, name, tmp_path / name)
 
 
-def test_what_fits_is_left_alone_and_apt_is_not_asked(script: ModuleType) -> None:
+def test_what_fits_is_left_alone_and_apt_is_not_asked(script: Any) -> None:
     machine = Machine(simulation="Inst libnccl2 [2.27.3-1+cuda12.9] (2.30.7-1+cuda12.9 NVIDIA [amd64])")
     output = asked(script, machine, install=["libnccl2=2.27.3-*+cuda12.9", "libc6"])
     assert (output["install"], output["remove"], machine.ran) == ({}, [], [])
@@ -115,7 +114,7 @@ def test_what_fits_is_left_alone_and_apt_is_not_asked(script: ModuleType) -> Non
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_missing_package_comes_with_what_it_needs_and_is_held(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     lines = "Inst libnccl-dev (2.27.3-1+cuda12.9 NVIDIA [amd64])\nInst zlib1g (1.2 Debian [amd64])\nConf zlib1g (1.2)"
     memory = tmp_path / "state" / "packages-before"
@@ -146,7 +145,7 @@ def test_a_missing_package_comes_with_what_it_needs_and_is_held(
     assert machine.changes[-1] == ["apt-mark", "hold", "libnccl-dev", "libnccl2"]  # of those that are there by then
 
 
-def test_a_download_changes_nothing_else(script: ModuleType, tmp_path: Path) -> None:
+def test_a_download_changes_nothing_else(script: Any, tmp_path: Path) -> None:
     downloads: list[list[str]] = []
 
     class Apt(Machine):
@@ -168,9 +167,7 @@ def test_a_download_changes_nothing_else(script: ModuleType, tmp_path: Path) -> 
         asked(script, machine, **parts, download_only=True)
 
 
-def test_what_others_installed_or_need_stays(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_others_installed_or_need_stays(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Months after the role, another team installed libnccl2, and something that depends on libc6 of the role."""
 
     class Apt(Machine):
@@ -200,7 +197,7 @@ def test_what_others_installed_or_need_stays(
 
 
 def test_dpkg_itself_names_edited_configuration_and_times(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two packages that a real dpkg installed into a database of the test."""
     if shutil.which("dpkg-deb") is None:
@@ -236,7 +233,7 @@ def test_dpkg_itself_names_edited_configuration_and_times(
     assert script.changed_at("never") is None
 
 
-def test_edited_configuration_outlives_its_package(script: ModuleType, tmp_path: Path) -> None:
+def test_edited_configuration_outlives_its_package(script: Any, tmp_path: Path) -> None:
     edited, plain = tmp_path / "nftables.conf", tmp_path / "other.conf"
     edited.write_text("mine\n")
     plain.write_text("theirs\n")
@@ -257,12 +254,12 @@ def test_edited_configuration_outlives_its_package(script: ModuleType, tmp_path:
     assert second[-3:] == ["--purge", "remove", "libcuda1"]
 
 
-def test_a_half_configured_package_is_not_there(script: ModuleType) -> None:
+def test_a_half_configured_package_is_not_there(script: Any) -> None:
     machine = Machine("Inst half [1.0-1] (1.0-1 Debian [amd64])", "half | 1.0-1 | http://vendor")
     assert asked(script, machine, install=["half"])["install"] == {"half": "1.0-1"}
 
 
-def test_what_a_run_that_was_cut_short_left_is_finished_first(script: ModuleType) -> None:
+def test_what_a_run_that_was_cut_short_left_is_finished_first(script: Any) -> None:
     script.JOURNAL.write_text("half\n")
     machine = Machine()
     output = asked(script, machine)
@@ -272,23 +269,23 @@ def test_what_a_run_that_was_cut_short_left_is_finished_first(script: ModuleType
     assert asked(script, Machine())["finished"] == []
 
 
-def test_what_others_left_half_done_is_finished_only_where_apt_stops_for_it(script: ModuleType) -> None:
+def test_what_others_left_half_done_is_finished_only_where_apt_stops_for_it(script: Any) -> None:
     assert asked(script, Machine())["finished"] == []
     script.DPKG_UPDATES.mkdir()
     (script.DPKG_UPDATES / "0001").touch()
     assert asked(script, Machine())["finished"] == ["half"]
 
 
-def test_a_transaction_that_breaks_off_leaves_its_journal(script: ModuleType) -> None:
+def test_a_transaction_that_breaks_off_leaves_its_journal(script: Any) -> None:
     machine = Machine("Inst libnccl-dev (1 NVIDIA [amd64])", "libnccl-dev | 1 | x")
 
     def broken(argv: list[str], *_: Any) -> str:
         raise script.AptError(f"E: {argv[0]} was stopped")
 
     machine.error = script.AptError
-    script.output_of = machine.output_of  # type: ignore[attr-defined]
-    script.captured = lambda argv, *_: (0, machine.output_of(argv), "")  # type: ignore[attr-defined]
-    script.carried_out = broken  # type: ignore[attr-defined]
+    script.output_of = machine.output_of
+    script.captured = lambda argv, *_: (0, machine.output_of(argv), "")
+    script.carried_out = broken
     output = script.answered(question(install=["libnccl-dev"]))
     assert "interrupted" in output["error"]
     assert script.JOURNAL.read_text() == "libnccl-dev\n"
@@ -296,7 +293,7 @@ def test_a_transaction_that_breaks_off_leaves_its_journal(script: ModuleType) ->
 
 
 def test_a_failed_transaction_comes_with_the_errors_of_the_newest_compilation(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script, "MAKE_LOGS", f"{tmp_path}/*/make.log")
     monkeypatch.setattr(script.time, "time", lambda: 2000.0)
@@ -306,8 +303,8 @@ def test_a_failed_transaction_comes_with_the_errors_of_the_newest_compilation(
         (tmp_path / name / "make.log").write_text(text)
         os.utime(tmp_path / name / "make.log", (when, when))
     failed = question(install=["wanted"])
-    script.output_of = Machine().output_of  # type: ignore[attr-defined]
-    script.captured = lambda *_: (0, "", "")  # type: ignore[attr-defined]
+    script.output_of = Machine().output_of
+    script.captured = lambda *_: (0, "", "")
     output = script.answered(failed)
     assert "do not have wanted" in output["error"]
     assert output["log"] == [lines[1][:200], "1", "2", "3", lines[6]]
@@ -321,9 +318,9 @@ def test_a_failed_transaction_comes_with_the_errors_of_the_newest_compilation(
     assert script.compiler_log(2000.5) == []
 
 
-def test_the_journal_gets_its_folder_and_replaces_the_one_before(script: ModuleType, tmp_path: Path) -> None:
+def test_the_journal_gets_its_folder_and_replaces_the_one_before(script: Any, tmp_path: Path) -> None:
     path = tmp_path / "state" / "gpunode" / "transaction"
-    script.JOURNAL = path  # type: ignore[attr-defined]
+    script.JOURNAL = path
     assert script.names_left() == []
     for names in ({"b", "a"}, {"c"}):
         script.write_names(path, names)
@@ -336,7 +333,7 @@ def test_the_journal_gets_its_folder_and_replaces_the_one_before(script: ModuleT
     [("present", False, ["own"]), ("absent", False, ["own"]), ("absent", True, []), ("present", True, None)],
 )
 def test_apt_on_the_node_itself_passes_over_damaged_files(
-    script: ModuleType, state: str, simulate: bool, over: list[str] | None
+    script: Any, state: str, simulate: bool, over: list[str] | None
 ) -> None:
     """A simulation of an installation has a whole private folder instead; one of a removal plans no files."""
     seen: list[list[str]] = []
@@ -346,13 +343,13 @@ def test_apt_on_the_node_itself_passes_over_damaged_files(
         seen.append([Path(path).name for path in preferences])
         yield
 
-    script.passing_over_damaged = passing_over_damaged  # type: ignore[attr-defined]
+    script.passing_over_damaged = passing_over_damaged
     files = {"/etc/apt/preferences.d/own": "Package: x\n", "/etc/apt/sources.list.d/own.list": "deb x\n"}
     with script.apt_as_it_will_be(question(state=state, simulate=simulate, files=files)):
         assert seen == ([] if over is None else [over])
 
 
-def test_bound_packages_come_at_the_exact_versions_of_their_preview(script: ModuleType) -> None:
+def test_bound_packages_come_at_the_exact_versions_of_their_preview(script: Any) -> None:
     seen: list[dict[str, str]] = []
 
     @contextmanager
@@ -361,8 +358,8 @@ def test_bound_packages_come_at_the_exact_versions_of_their_preview(script: Modu
         yield
 
     found = {"target": "580.2", "exact": ["a=580.2-1"], "install": {"a": "580.2-1"}, "remove": ["half"]}
-    script.passing_over_damaged = passing_over_damaged  # type: ignore[attr-defined]
-    script.resolved = lambda *_: dict(found)  # type: ignore[attr-defined]
+    script.passing_over_damaged = passing_over_damaged
+    script.resolved = lambda *_: dict(found)
     machine = Machine("Inst a (580.2-1 NVIDIA [amd64])\nRemv half [1.0-1]", "a | 580.2-1 | http://vendor")
     own = "/etc/apt/preferences.d/own"
     parts: dict[str, Any] = {
@@ -380,7 +377,7 @@ def test_bound_packages_come_at_the_exact_versions_of_their_preview(script: Modu
     assert seen == [{own: "Pin: version 580.2-*\n"}]
 
 
-def test_a_full_disk_leaves_no_part_of_the_policy(script: ModuleType) -> None:
+def test_a_full_disk_leaves_no_part_of_the_policy(script: Any) -> None:
     """An empty policy-rc.d counts as one of the administrator: later transactions would start services."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -411,10 +408,10 @@ def test_a_full_disk_leaves_no_part_of_the_policy(script: ModuleType) -> None:
     ],
 )
 def test_a_bound_transaction_is_refused_before_it_begins_and_in_its_preview(
-    script: ModuleType, install: dict[str, str], remove: list[str], parts: dict[str, Any], words: str
+    script: Any, install: dict[str, str], remove: list[str], parts: dict[str, Any], words: str
 ) -> None:
     found = {"target": "2", "exact": ["a=2-1"], "install": {"a": "2-1", **install}, "remove": remove}
-    script.resolved = lambda *_: dict(found)  # type: ignore[attr-defined]
+    script.resolved = lambda *_: dict(found)
     machine = Machine()
     asks = {"bound": ["a=@RELEASE@-*"], "simulate": True, **parts}
     if not words:
@@ -426,9 +423,9 @@ def test_a_bound_transaction_is_refused_before_it_begins_and_in_its_preview(
     assert machine.changes == []
 
 
-def test_the_preview_of_a_bound_transaction_reports_its_holds(script: ModuleType) -> None:
+def test_the_preview_of_a_bound_transaction_reports_its_holds(script: Any) -> None:
     found = {"target": "2", "exact": ["a=2-1"], "install": {"a": "2-1"}, "remove": ["libnccl2"]}
-    script.resolved = lambda *_: dict(found)  # type: ignore[attr-defined]
+    script.resolved = lambda *_: dict(found)
     machine = Machine("Inst a (2-1 x [amd64])\nRemv libnccl2 [1]", "a | 2-1 | x")
     parts = {"bound": ["a"], "closure": ["libnccl2"], "hold": ["a", "libc*", "libnccl2"], "unhold": ["libcuda1", "x"]}
     preview = asked(script, machine, **parts, simulate=True)
@@ -437,14 +434,14 @@ def test_the_preview_of_a_bound_transaction_reports_its_holds(script: ModuleType
     assert (done["hold"], done["unhold"]) == (preview["hold"], preview["unhold"])
 
 
-def test_a_busy_gpu_leaves_the_holds_as_they_are(script: ModuleType) -> None:
+def test_a_busy_gpu_leaves_the_holds_as_they_are(script: Any) -> None:
     machine = Machine("Inst a (2-1 x [amd64])", "a | 2-1 | x")
     output = asked(script, machine, install=["a"], unhold=["libcuda1"], gpu_users=lambda: ["python3 (pid 9)"])
     assert output["error"].startswith("busy: GPUs are in use by python3 (pid 9)")
     assert machine.changes == []
 
 
-def test_a_download_leaves_the_record_as_it_is(script: ModuleType, tmp_path: Path) -> None:
+def test_a_download_leaves_the_record_as_it_is(script: Any, tmp_path: Path) -> None:
     memory = tmp_path / "packages-before"
     text = "# installed by gpunode\nlibc6\nno-longer-there\n"
     memory.write_text(text, encoding="utf-8")
@@ -454,14 +451,14 @@ def test_a_download_leaves_the_record_as_it_is(script: ModuleType, tmp_path: Pat
         assert (memory.read_text(encoding="utf-8") == text) is only
 
 
-def test_a_hold_is_released_and_reported(script: ModuleType) -> None:
+def test_a_hold_is_released_and_reported(script: Any) -> None:
     machine = Machine()
     output = asked(script, machine, unhold=["libcuda1", "libc6"])
     assert output["unhold"] == ["libcuda1"]
     assert machine.changes == [["apt-mark", "unhold", "libcuda1"]]
 
 
-def test_check_mode_reports_the_same_and_does_nothing(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_mode_reports_the_same_and_does_nothing(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "lay_over", lambda *_: None)
     lines = "Inst libnccl-dev (2.27.3-1+cuda12.9 NVIDIA [amd64])"
     parts = {"install": ["libnccl-dev"], "hold": ["libnccl-dev"]}
@@ -482,7 +479,7 @@ def test_check_mode_reports_the_same_and_does_nothing(script: ModuleType, monkey
     ids=["a driver", "a removal", "a held package"],
 )
 def test_a_transaction_that_touches_something_else_is_refused(
-    script: ModuleType, simulation: str, parts: dict[str, Any], words: str
+    script: Any, simulation: str, parts: dict[str, Any], words: str
 ) -> None:
     machine = Machine(f"Inst wanted (1-1 x [amd64])\n{simulation}", "wanted | 1-1 | x")
     with pytest.raises(script.AptError, match=words):
@@ -500,7 +497,7 @@ def test_a_transaction_that_touches_something_else_is_refused(
     ids=["not held", "held by the role", "asked for"],
 )
 def test_a_transaction_may_change_the_version_of_what_nobody_else_holds(
-    script: ModuleType, simulation: str, parts: dict[str, Any]
+    script: Any, simulation: str, parts: dict[str, Any]
 ) -> None:
     machine = Machine(f"Inst wanted (1-1 x [amd64])\n{simulation}", "wanted | 1-1 | x\nlibcuda1 | 595.71.05-1 | x")
     output = asked(script, machine, **{"install": ["wanted"], **parts})
@@ -508,7 +505,7 @@ def test_a_transaction_may_change_the_version_of_what_nobody_else_holds(
 
 
 def test_what_earlier_transactions_bring_and_remove_is_not_planned_again(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+    script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked_of_apt: list[list[str]] = []
 
@@ -532,7 +529,7 @@ def test_what_earlier_transactions_bring_and_remove_is_not_planned_again(
     assert asked_of_apt == [before, ["wanted=1-1", *before]]
 
 
-def test_what_is_not_offered_is_refused_with_what_is(script: ModuleType) -> None:
+def test_what_is_not_offered_is_refused_with_what_is(script: Any) -> None:
     machine = Machine(madison="fm | 595.71.05-1 | x\nfm | 580.95.05-1 | x")
     with pytest.raises(
         script.AptError, match=r"do not have fm 580\.178\.04-\*; they have 595\.71\.05-1, 580\.95\.05-1"
@@ -545,14 +542,14 @@ def test_what_is_not_offered_is_refused_with_what_is(script: ModuleType) -> None
         asked(script, machine, install=["fm=10"])
 
 
-def test_an_older_one_goes_in_the_same_transaction(script: ModuleType) -> None:
+def test_an_older_one_goes_in_the_same_transaction(script: Any) -> None:
     machine = Machine("Remv libnccl2 [2.27.3]\nInst wanted (1-1 x [amd64])", "wanted | 1-1 | x")
     output = asked(script, machine, install=["wanted"], remove=["libnccl2"])
     assert output["remove"] == ["libnccl2"]
     assert machine.changes[0][-4:] == ["--purge", "install", "wanted", "libnccl2-"]
 
 
-def test_what_came_along_goes_and_what_was_there_stays(script: ModuleType, tmp_path: Path) -> None:
+def test_what_came_along_goes_and_what_was_there_stays(script: Any, tmp_path: Path) -> None:
     memory = tmp_path / "packages-before"
     memory.write_text("libc6\nhalf\n", encoding="utf-8")
     gone = "Purg libnccl2 [2.27.3]\nPurg libcuda1 [580.95.05-1]"
@@ -564,7 +561,7 @@ def test_what_came_along_goes_and_what_was_there_stays(script: ModuleType, tmp_p
 
 
 def test_orphans_of_the_role_go_and_those_of_others_stay(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A package that the role held goes too: apt does not count it as an orphan."""
     names = ("came", "loose", "kept", "nvidia-tool")
@@ -586,20 +583,20 @@ def test_orphans_of_the_role_go_and_those_of_others_stay(
     assert machine.changes[0][-5:] == ["--purge", "remove", *going]
 
 
-def test_configuration_that_a_cut_off_transaction_left_is_purged(script: ModuleType) -> None:
+def test_configuration_that_a_cut_off_transaction_left_is_purged(script: Any) -> None:
     machine = Machine("Purg gone [1.0-1]\nPurg libnccl2 [2.27.3]")
     output = asked(script, machine, state="absent", remove=["libnccl2", "gone"])
     assert output["remove"] == ["gone", "libnccl2"]
     assert machine.changes[0][-4:] == ["--purge", "remove", "gone", "libnccl2"]
 
 
-def test_without_a_memory_only_what_is_named_for_sure_goes(script: ModuleType) -> None:
+def test_without_a_memory_only_what_is_named_for_sure_goes(script: Any) -> None:
     machine = Machine("Purg libnccl2 [2.27.3]")
     assert asked(script, machine, state="absent", remove_new=["libnccl2"])["remove"] == []
     assert asked(script, machine, state="absent", remove=["libnccl2"])["remove"] == ["libnccl2"]
 
 
-def test_services_are_held_back_and_released_again(script: ModuleType) -> None:
+def test_services_are_held_back_and_released_again(script: Any) -> None:
     with script.services_left_alone():
         assert script.POLICY.read_text(encoding="ascii") == script.POLICY_TEXT
     assert not script.POLICY.exists()
@@ -609,14 +606,14 @@ def test_services_are_held_back_and_released_again(script: ModuleType) -> None:
     assert script.POLICY.read_text(encoding="ascii") == "somebody else's"
 
 
-def test_what_a_killed_run_left_does_not_hold_services_back_for_ever(script: ModuleType) -> None:
+def test_what_a_killed_run_left_does_not_hold_services_back_for_ever(script: Any) -> None:
     script.POLICY.write_text(script.POLICY_TEXT, encoding="ascii")
     with script.services_left_alone():
         assert script.POLICY.exists()
     assert not script.POLICY.exists()
 
 
-def test_locks_that_apt_does_not_wait_for_are_waited_for(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_that_apt_does_not_wait_for_are_waited_for(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     held = "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 41 (apt-get)"
     answers = [script.AptError(held), script.AptError(held), "done"]
 
@@ -638,7 +635,7 @@ def test_locks_that_apt_does_not_wait_for_are_waited_for(script: ModuleType, mon
         script.patient(act, -1)
 
 
-def test_a_source_that_failed_stops_only_what_comes_from_it(script: ModuleType) -> None:
+def test_a_source_that_failed_stops_only_what_comes_from_it(script: Any) -> None:
     machine = Machine("Inst wanted (1-1 x [amd64])", "wanted | 1-1 | http://vendor/repo ./ Packages")
     machine.refused = ["W: Failed to fetch http://ppa.example/ubuntu/dists/noble/InRelease  404\n"]
     assert asked(script, machine, install=["wanted"])["done"]
@@ -650,15 +647,15 @@ def test_a_source_that_failed_stops_only_what_comes_from_it(script: ModuleType) 
     assert asked(script, other, install=["wanted"])["done"], "another address that begins alike"
 
 
-def test_where_nothing_is_offered_the_source_that_failed_is_named_first(script: ModuleType) -> None:
+def test_where_nothing_is_offered_the_source_that_failed_is_named_first(script: Any) -> None:
     machine = Machine()
     machine.refused = ["W: Failed to fetch http://vendor/repo/InRelease  Could not connect\n"]
-    script.PAUSES_S = ()  # type: ignore[attr-defined]
+    script.PAUSES_S = ()
     with pytest.raises(script.AptError, match=r"Could not connect; the node's sources do not have wanted"):
         asked(script, machine, install=["wanted"])
 
 
-def test_what_passes_by_itself_is_tried_again(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_passes_by_itself_is_tried_again(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     size = "E: Failed to fetch http://m/P.gz  File has unexpected size (1157413 != 1127921). Mirror sync in progress?"
     waited: list[int] = []
     answers = [
@@ -680,7 +677,7 @@ def test_what_passes_by_itself_is_tried_again(script: ModuleType, monkeypatch: p
         script.refresh(["apt-get"], 60)
 
 
-def test_dkms_of_nvidia_goes_back_to_the_distributions_with_the_driver(script: ModuleType) -> None:
+def test_dkms_of_nvidia_goes_back_to_the_distributions_with_the_driver(script: Any) -> None:
     DATABASE["dkms"] = "1:3.4.1-1ubuntu1 installed install"
     madison = (
         "dkms | 1:3.4.1-1ubuntu1 | http://vendor/cuda ./ Packages\n"
@@ -713,7 +710,7 @@ def test_dkms_of_nvidia_goes_back_to_the_distributions_with_the_driver(script: M
     ids=["came along", "there before", "needed by others now"],
 )
 def test_dkms_that_came_with_the_driver_goes_with_it(
-    script: ModuleType, tmp_path: Path, before: str, dependent: str, goes: bool
+    script: Any, tmp_path: Path, before: str, dependent: str, goes: bool
 ) -> None:
     class Apt(Machine):
         """apt-get remove: what is named goes, and with dkms what depends on it."""
@@ -736,7 +733,7 @@ def test_dkms_that_came_with_the_driver_goes_with_it(
     assert output["remove"] == (["dkms", "libcuda1"] if goes else ["libcuda1"])
 
 
-def test_rdma_core_of_doca_goes_back_to_the_distributions(script: ModuleType) -> None:
+def test_rdma_core_of_doca_goes_back_to_the_distributions(script: Any) -> None:
     DATABASE["rdma-core"] = "2510.0.11-1 installed install"
     madison = (
         "rdma-core | 2510.0.11-1 | http://vendor/doca ./ Packages\n"
@@ -754,7 +751,7 @@ def test_rdma_core_of_doca_goes_back_to_the_distributions(script: ModuleType) ->
     assert machine.changes[0][-4:] == ["--purge", "install", "rdma-core=44.0-2", "libcuda1-"]
 
 
-def test_dpkg_is_never_killed_and_its_process_is_reported(script: ModuleType, tmp_path: Path) -> None:
+def test_dpkg_is_never_killed_and_its_process_is_reported(script: Any, tmp_path: Path) -> None:
     done = tmp_path / "done"
     with pytest.raises(script.StillRunningError, match="is still running"), script.services_left_alone():
         script.carried_out(["sh", "-c", f"sleep 2; echo out; echo err >&2; touch {done}"], 0.2)
@@ -767,10 +764,8 @@ def test_dpkg_is_never_killed_and_its_process_is_reported(script: ModuleType, tm
         script.carried_out(["sh", "-c", "echo 'E: broken' >&2; exit 100"], 20)
 
 
-def test_remains_of_a_killed_run_are_removed_by_the_next_unless_dpkg_is_running(
-    script: ModuleType, tmp_path: Path
-) -> None:
-    script.DPKG_LOCK = tmp_path / "lock"  # type: ignore[attr-defined]
+def test_remains_of_a_killed_run_are_removed_by_the_next_unless_dpkg_is_running(script: Any, tmp_path: Path) -> None:
+    script.DPKG_LOCK = tmp_path / "lock"
     script.POLICY.write_text("somebody else's", encoding="ascii")
     script.remove_left_policy()
     assert script.POLICY.exists()
@@ -787,7 +782,7 @@ def test_remains_of_a_killed_run_are_removed_by_the_next_unless_dpkg_is_running(
     assert not script.POLICY.exists()
 
 
-def test_files_to_come_lie_over_the_nodes_own(script: ModuleType, tmp_path: Path) -> None:
+def test_files_to_come_lie_over_the_nodes_own(script: Any, tmp_path: Path) -> None:
     sources = "Signed-By: /etc/apt/keyrings/ours.asc\n"
     files = {
         "/etc/apt/sources.list.d/ours.sources": sources,
@@ -807,7 +802,7 @@ def test_files_to_come_lie_over_the_nodes_own(script: ModuleType, tmp_path: Path
 
 @pytest.mark.parametrize("state", ["present", "absent"])
 def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_changes(
-    script: ModuleType, tmp_path: Path, state: str
+    script: Any, tmp_path: Path, state: str
 ) -> None:
     machine = Machine("Remv libnccl2 [2.27.3]\n" if state == "absent" else "Inst libnccl2 (2.30.7-1+cuda12.9 x)\n")
     machine.madison = "libnccl2 | 2.30.7-1+cuda12.9 | http://x\n"
@@ -822,7 +817,7 @@ def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_change
 
 
 def test_names_with_an_architecture_have_the_versions_that_apt_prints_without_it(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+    script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As apt 2.6.1 prints them: the node's own architecture is left out, another one is named."""
     libc = "     libc6 | 2.36-9+deb12u14 | http://deb.debian.org/debian bookworm/main amd64 Packages\n"

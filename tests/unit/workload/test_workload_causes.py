@@ -119,7 +119,7 @@ def test_a_text_that_nobody_knows_has_no_cause() -> None:
 
 
 def test_every_cause_has_a_text_that_it_alone_explains() -> None:
-    seen = {cause_of(reported)[0] for reported, _, _ in THREADS.values() if cause_of(reported)}  # type: ignore[index]
+    seen = {known[0] for reported, _, _ in THREADS.values() if (known := cause_of(reported)) is not None}
     assert {cause for cause in CAUSES if cause.source.startswith("https")} - seen <= {
         cause for cause in CAUSES if "unsatisfied" in cause.pattern
     }
