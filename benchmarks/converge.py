@@ -3,6 +3,7 @@
 
 Both are run on the same lab nodes, one after the other, round by round: the play of builtin tasks shows the speed of
 the machine. The first table compares them; the second has for each role its tasks, its module runs and its seconds.
+``site.yml`` has the callbacks of ``gpunode provision``.
 
     python benchmarks/converge.py [--nodes 1] [--rounds 5] [--hardware t4-1] [--os debian-12] [--inventory FILE]
         [--variables FILE]
@@ -32,6 +33,7 @@ from typing import Any
 import yaml
 
 from gpunode.content import ansible_environment
+from gpunode.fleet.playbook import CALLBACKS
 from gpunode.lab import Lab
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,7 +126,7 @@ def run(playbook: Path, inventory: str, *more: str) -> Cost:
         environment = {
             **ansible_environment(),
             "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "benchmarks" / "callback"),
-            "ANSIBLE_CALLBACKS_ENABLED": "converge_costs",
+            "ANSIBLE_CALLBACKS_ENABLED": f"converge_costs,{CALLBACKS}" if playbook == SITE else "converge_costs",
             "ANSIBLE_NOCOLOR": "1",
             "CONVERGE_COSTS": costs.name,
         }
