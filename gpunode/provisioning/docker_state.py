@@ -6,8 +6,8 @@ from pydantic import Field, ValidationError
 
 from gpunode.errors import UndeterminedError
 from gpunode.frozen import invalid_field
-from gpunode.provisioning.ssh_state import Reported
-from gpunode.provisioning.state import Names, NodeState, Text
+from gpunode.provisioning.ssh_state import Reported, Text
+from gpunode.provisioning.state import Names, NodeState
 
 
 class DockerInfo(Reported):

@@ -37,7 +37,7 @@ from gpunode.provisioning.ssh_settings import (
     host_keys,
     placed_host_keys,
 )
-from gpunode.provisioning.ssh_state import Document, Login, Reported, SshState, Word, effective_values
+from gpunode.provisioning.ssh_state import Content, Login, Reported, SshState, Text, effective_values
 from gpunode.provisioning.state import Look, NodeState
 
 MAIN = "/etc/ssh/sshd_config"
@@ -77,10 +77,10 @@ NO_DAEMON = "no-sshd: the node has no OpenSSH server that systemd runs"
 class LoginAnswer(Reported):
     """The node's answer about sshd with the new settings."""
 
-    unavailable: Word | None = None
-    error: Word | None = None
-    effective: Document | None = None
-    logins: dict[Word, Document | None] | None = None
+    unavailable: Text | None = None
+    error: Text | None = None
+    effective: Content | None = None
+    logins: dict[Text, Content | None] | None = None
 
 
 @ROLE.present

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Word = Annotated[str, Field(max_length=4096)]
-Words = Annotated[tuple[Word, ...], Field(max_length=1000)]
-Document = Annotated[str, Field(max_length=1 << 20)]
+Text = Annotated[str, Field(max_length=4096)]
+Words = Annotated[tuple[Text, ...], Field(max_length=1000)]
+Content = Annotated[str, Field(max_length=1 << 20)]
 
 
 class Reported(BaseModel):
@@ -18,7 +18,7 @@ class Reported(BaseModel):
 class PublicKey(Reported):
     """One key of authorized_keys."""
 
-    type: Word
+    type: Text
     bits: int
     blob: Annotated[str, Field(max_length=16384)]
     options: Annotated[str, Field(max_length=16384)] = ""
@@ -27,71 +27,71 @@ class PublicKey(Reported):
 class Account(Reported):
     """One account that can have a shell: local, or one that was looked up by its name."""
 
-    name: Word
+    name: Text
     uid: int
-    group: Word
-    home: Word
-    shell: Word
+    group: Text
+    home: Text
+    shell: Text
     groups: Words
-    password: Word
+    password: Text
     """``none``, ``locked`` (``*``), ``closed`` (``!``: sshd without PAM refuses keys, too), ``set`` or ``unknown``."""
     keys: Annotated[tuple[PublicKey, ...], Field(max_length=1000)]
-    keys_problem: Word = ""
-    document: Document | None = None
+    keys_problem: Text = ""
+    document: Content | None = None
     """Text of ``~/.ssh/authorized_keys``."""
-    document_problem: Word = ""
+    document_problem: Text = ""
     """Why that file, which exists, could not be read."""
-    folder: Word = "absent"
+    folder: Text = "absent"
     """State of ``~/.ssh``."""
 
 
 class HostKey(Reported):
     """One private host key of the daemon."""
 
-    path: Word
-    type: Word
+    path: Text
+    type: Text
     bits: int
-    mode: Word
-    owner: Word
-    group: Word
+    mode: Text
+    owner: Text
+    group: Text
     mtime: float
 
 
 class SshUnit(Reported):
     """State of one of the daemon's units in systemd."""
 
-    load: Word
-    active: Word
-    enabled: Word
-    listen: Word
+    load: Text
+    active: Text
+    enabled: Text
+    listen: Text
 
 
 class Login(Reported):
     """The login over which the node was queried."""
 
-    user: Word
-    address: Word
+    user: Text
+    address: Text
     port: int
 
 
 class SshState(Reported):
     """The daemon: its effective settings, its algorithms, its files, and the accounts."""
 
-    version: Word
-    effective: Document | None
+    version: Text
+    effective: Content | None
     """Output of ``sshd -T``; None if it failed."""
-    error: Word | None
-    offered: dict[Word, Words]
+    error: Text | None
+    offered: dict[Text, Words]
     """Output of ``ssh -Q``, by kind."""
-    contents: Annotated[dict[Word, Document | None], Field(max_length=200)]
-    unreadable: Annotated[dict[Word, Word], Field(max_length=200)] = Field(default_factory=dict)
+    contents: Annotated[dict[Text, Content | None], Field(max_length=200)]
+    unreadable: Annotated[dict[Text, Text], Field(max_length=200)] = Field(default_factory=dict)
     """Those of them that exist and could not be read, with the reason."""
     host_keys: Annotated[tuple[HostKey, ...], Field(max_length=200)]
     weak_moduli: int | None
     accounts: Annotated[tuple[Account, ...], Field(max_length=1000)]
     login: Login | None
     listening: Annotated[tuple[int, ...], Field(max_length=70_000)]
-    units: dict[Word, SshUnit]
+    units: dict[Text, SshUnit]
     selinux: bool
 
     def unit(self, *names: str) -> str | None:

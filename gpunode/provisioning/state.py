@@ -10,13 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from gpunode.facts import NodeFacts
 from gpunode.facts.units import Unit
 from gpunode.provisioning.parts import FIELDS, NotReadError, partial
-from gpunode.provisioning.ssh_state import Reported, SshState
+from gpunode.provisioning.ssh_state import Content, Reported, SshState, Text
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-Text = Annotated[str, Field(max_length=4096)]
 Names = Annotated[tuple[Text, ...], Field(max_length=50_000)]
 Versions = Annotated[dict[Text, Text], Field(max_length=50_000)]
-Content = Annotated[str, Field(max_length=1 << 20)]
 
 
 _OWN = re.compile(r"/run/gpunode/|.*/(RPM-GPG-KEY-)?gpunode-[^/]+$")

@@ -7,16 +7,14 @@ from pydantic import Field, ValidationError
 
 from gpunode.errors import UsageError
 from gpunode.frozen import invalid_field
-from gpunode.provisioning.ssh_state import Reported
-
-Word = Annotated[str, Field(max_length=4096)]
+from gpunode.provisioning.ssh_state import Reported, Text
 
 
 class Mounted(Reported):
     """One mount on a path."""
 
-    source: Word
-    fstype: Word
+    source: Text
+    fstype: Text
 
 
 class Place(Reported):
@@ -30,7 +28,7 @@ class Place(Reported):
     entries: int | None
     """Number of entries of the folder; None if something is mounted."""
     mounts: Annotated[tuple[Mounted, ...], Field(max_length=100)]
-    users: Annotated[tuple[Word, ...], Field(max_length=100)]
+    users: Annotated[tuple[Text, ...], Field(max_length=100)]
     """Processes that use files below it."""
 
 
@@ -44,10 +42,10 @@ class Timer(Reported):
 class StorageAnswer(Reported):
     """The answer to the question ``block_devices``."""
 
-    error: Word | None = None
-    refusals: Annotated[tuple[Word, ...], Field(max_length=1000)] = ()
-    paths: Annotated[dict[Word, Place], Field(default_factory=dict, max_length=1000)]
-    target: Word | None = None
+    error: Text | None = None
+    refusals: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
+    paths: Annotated[dict[Text, Place], Field(default_factory=dict, max_length=1000)]
+    target: Text | None = None
     """The device with the file system."""
     filesystem: bool = False
     """Whether the device has the file system."""

@@ -1,11 +1,12 @@
 """A transaction of packages: what is installed, removed and held, at which release; and what a preview answers."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from gpunode.frozen import Frozen
-from gpunode.provisioning.ssh_state import Reported
+from gpunode.provisioning.ssh_state import Content, Reported, Text
+from gpunode.provisioning.state import Names, Versions
 
 RELEASE = "@RELEASE@"
 """Placeholder of the release of ``bound`` in a transaction."""
@@ -82,19 +83,19 @@ class Transaction(Frozen):
 class Preview(Reported):
     """What a transaction would change: the answer of the package manager to a simulation of it."""
 
-    target: str | None = None
+    target: Text | None = None
     """The release of ``bound``."""
-    exact: tuple[str, ...] = ()
+    exact: Names = ()
     """With apt: entries of ``install`` with which a transaction has exactly this result."""
-    install: dict[str, str] = Field(default_factory=dict)
+    install: Versions = Field(default_factory=dict)
     """Name to version."""
-    sources: dict[str, str] = Field(default_factory=dict)
+    sources: Versions = Field(default_factory=dict)
     """With apt: name to the name of the source package."""
-    remove: tuple[str, ...] = ()
-    stream: str | None = None
+    remove: Names = ()
+    stream: Text | None = None
     """With dnf: the module stream that would be enabled."""
-    error: str | None = None
-    lacking: dict[str, tuple[str, ...]] | None = None
+    error: Content | None = None
+    lacking: Annotated[dict[Text, Names], Field(max_length=1000)] | None = None
     """Releases of each package, if there is none that all have."""
-    common: tuple[str, ...] = ()
-    constraint: str = ""
+    common: Names = ()
+    constraint: Text = ""

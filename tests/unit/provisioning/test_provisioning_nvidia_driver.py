@@ -7,8 +7,9 @@ import pytest
 from driver_samples import BUNDLE, HGX, facts_of
 from plan_samples import planned, state_of
 
+from gpunode.errors import UsageError
 from gpunode.provisioning.driver import files
-from gpunode.provisioning.driver.model import Build, ModuleExchange
+from gpunode.provisioning.driver.model import Build, ModuleExchange, answered
 from gpunode.provisioning.driver.plan import ROLE, DriverResult
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.roles import LOOKS
@@ -487,3 +488,21 @@ def test_headers_go_with_the_driver_unless_dkms_builds_other_modules(
     headers = found.packages.remove_new
     assert bool(headers) is not other
     assert ("zfs" in " ".join(found.notes)) is other
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"target": "5" * 5000},
+        {"install": {"libcuda1": "5" * 5000}},
+        {"sources": {"s" * 5000: "nvidia"}},
+        {"remove": ["libcuda1"] * 60_000},
+        {"lacking": {"libcuda1": "580.95.05-1"}},
+        {"error": ["no such package"]},
+    ],
+)
+def test_an_answer_out_of_bounds_is_refused(part: dict[str, Any]) -> None:
+    assert answered(ANSWER) is not None
+    (name,) = part
+    with pytest.raises(UsageError, match=f"answer is malformed: {name}"):
+        answered({**ANSWER, **part})
