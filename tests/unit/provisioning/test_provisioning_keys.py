@@ -458,3 +458,9 @@ def test_packets_of_every_form_are_distinguished(size: int) -> None:
 def test_packets_without_a_length_are_refused(first: bytes, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         list(packets_of(first + bytes(1 << 16)))
+
+
+def test_packets_of_no_key_and_of_other_kinds_are_left_out() -> None:
+    name, trust, key = b"\xcd\x01x", b"\xcc\x01\x00", b"\xc6\x01\x04"
+    (found,) = public_keys(name + trust + key + trust + name)
+    assert (found.packets, found.subkeys) == ([key, name], [])
