@@ -103,8 +103,6 @@ def save_bundle(folder: Path, host: str, document: bytes) -> str | None:
     """Write a bundle as ``write_bundle`` does; return why it could not be written."""
     try:
         write_bundle(folder, host, document)
-    except OSError as err:
-        return f"{folder}: {err.strerror}"
     except UsageError as err:
         return str(err)
     return None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import UsageError
-from gpunode.judging.saved import folder_for_bundles, write_bundle
+from gpunode.judging.saved import folder_for_bundles, save_bundle, write_bundle
 from gpunode.whole import must_not_be_redirected, write_whole
 
 BUNDLE = b"{}"
@@ -27,9 +27,17 @@ def _open_umask() -> object:
 
 
 def test_a_bundle_and_its_folder_are_for_their_owner_alone(tmp_path: Path) -> None:
-    folder = folder_for_bundles(tmp_path / "bundles")
-    assert mode(folder) == 0o700
+    folder = folder_for_bundles(tmp_path / "of-today" / "bundles")
+    assert (mode(folder), mode(folder.parent)) == (0o700, 0o700)
     assert mode(write_bundle(folder, "gpu-01", BUNDLE)) == 0o600
+
+
+def test_a_bundle_that_cannot_be_written_is_a_reason_and_no_exception(tmp_path: Path) -> None:
+    assert save_bundle(tmp_path, "gpu-01", BUNDLE) is None
+    (tmp_path / "gpu-02.json").mkdir()
+    reason = save_bundle(tmp_path, "gpu-02", BUNDLE)
+    assert reason is not None
+    assert str(tmp_path / "gpu-02.json") in reason
 
 
 def test_also_one_that_replaces_another(tmp_path: Path) -> None:
