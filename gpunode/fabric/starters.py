@@ -4,17 +4,24 @@ Each rank is one process: the payload, which reads its rank from what its starte
 """
 
 import json
+import re
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gpunode.errors import UndeterminedError
 from gpunode.fabric.preflight import PORT_BASES
+from gpunode.fabric.records import records_of
+from gpunode.fleet.process import Completed
+from gpunode.fleet.process import run as run_program
 from gpunode.workload.payload.external import FOLDERS
 from gpunode.workload.payload.nccl import COLLECTIVES
 from gpunode.workload.payload.pack import payload_script
 
 Starter = Literal["slurm", "mpi", "torchrun", "kubernetes"]
+PROGRAMS = {"slurm": "srun", "mpi": "mpirun"}
 MARK = "GPUNODE_PAYLOAD"
 NAME = "gpunode-fabric"
 KILL_S = 30
@@ -238,3 +245,35 @@ def manifest(request: StarterRequest) -> str:
         },
     ]
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=1) + "\n"
+
+
+def started_by(engine: Literal["slurm", "mpi"], request: StarterRequest) -> list[dict[str, Any]]:
+    """Run the ranks by srun or mpirun; return their records. Nothing of it is left at the end, or on Ctrl-C."""
+    done = _bound(command(engine, request), request.limit_s, payload_script())
+    records = records_of(done.stdout)
+    if not records:
+        raise UndeterminedError(_failed(engine, done))
+    return records
+
+
+def nccl_tests_by(engine: Literal["slurm", "mpi"], request: StarterRequest) -> tuple[str, str | None]:
+    """Run nccl-tests by srun or mpirun; return the output, and how the starter failed."""
+    try:
+        done = _bound(nccl_tests_command(engine, request), NCCL_TESTS_S, None)
+    except UndeterminedError:
+        # As where srun waits for the nodes: what the ranks measured is reported all the same.
+        return "", f"{PROGRAMS[engine]} did not end within {NCCL_TESTS_S + 2 * KILL_S} s"
+    return done.stdout, _failed(engine, done) if done.rc else None
+
+
+def _bound(argv: list[str], limit_s: int, stdin: str | None) -> Completed:
+    """Run srun or mpirun, which ends with this program, also if it is killed (setpriv of util-linux)."""
+    if shutil.which(argv[0]) is not None and shutil.which("setpriv") is not None:
+        argv = ["setpriv", "--pdeathsig", "TERM", *argv]
+    return run_program(argv, timeout_s=limit_s + 2 * KILL_S, stdin=stdin, grace_s=KILL_S)
+
+
+def _failed(engine: Literal["slurm", "mpi"], done: Completed) -> str:
+    # mpirun frames its messages with lines of dashes.
+    last = [line for line in done.stderr.splitlines() if re.search(r"\w", line)]
+    return f"{PROGRAMS[engine]} ended with exit code {done.rc}{f': {last[-1]}' if last else ''}"

@@ -10,8 +10,10 @@ from typing import Self, TypeVar
 from gpunode import __version__
 from gpunode.checks import EarlierGpus, Finding
 from gpunode.file_access import FileRefusedError
-from gpunode.history.snapshot import Snapshot
-from gpunode.history.store import BATCH, History, HistoryError, HistoryLimits, default_folder
+from gpunode.history.outliers import FleetProfile
+from gpunode.history.snapshot import GpuRecord, Snapshot, figures_of, verdicts_of
+from gpunode.history.store import BATCH, FABRIC, History, HistoryError, HistoryLimits, default_folder
+from gpunode.judging.report import Fleet, NodeReport, worst
 from gpunode.text import printable
 
 FAILURES = (HistoryError, OSError, FileRefusedError, sqlite3.Error)
@@ -124,3 +126,25 @@ class Recorder(AbstractContextManager["Recorder"]):
         if kind is not None:
             self._flush()
         self._end()
+
+
+def record_fabric(nodes: Sequence[NodeReport], started: str, finished_at: str, *, wanted: bool) -> Fleet:
+    """Save the run in the history, and return the nodes with figures that differ from most others'."""
+    recorder = Recorder(FABRIC, "standard", started, wanted=wanted)
+    fleet = FleetProfile()
+    with recorder:
+        for node in nodes:
+            snapshot = Snapshot(
+                host=node.host,
+                level="standard",
+                simulated=node.simulated,
+                stack=node.stack,
+                gpus=tuple(GpuRecord(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in node.gpus),
+                verdicts=verdicts_of(node.findings),
+                figures=figures_of(node.findings),
+            )
+            fleet.add(snapshot)
+            recorder.node(snapshot, node.status.value, node.findings)
+        recorder.finish(worst(node.status for node in nodes), finished_at)
+    figures = [outlier for outlier in fleet.outliers() if outlier.kind == "figure"]
+    return Fleet(outliers=tuple(outlier.model_dump(mode="json") for outlier in figures) if figures else None)
