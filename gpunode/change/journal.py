@@ -82,11 +82,19 @@ class RunRecord(FrozenByName):
 
     @property
     def changed(self) -> dict[str, str]:
-        """Return the nodes that the run changed, each with its release before."""
+        """Return the nodes that the run changed and that can go back, each with its release before."""
+        return {name: before for name, before in self._befores().items() if before is not None}
+
+    @property
+    def newly_driven(self) -> set[str]:
+        """Return the nodes that the run changed and that had no driver before: there is nothing to go back to."""
+        return {name for name, before in self._befores().items() if before is None}
+
+    def _befores(self) -> dict[str, str | None]:
         return {
             name: node.before
             for name, node in self.nodes.items()
-            if node.before is not None and node.began("change") and node.state is not ChangeState.ROLLED_BACK
+            if node.began("change") and node.state is not ChangeState.ROLLED_BACK
         }
 
 

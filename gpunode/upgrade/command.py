@@ -1,6 +1,6 @@
 """One command that changes a fleet: its options and its goal as plain values, and the runs that belong to it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from gpunode.fleet.playbook import option_words
 from gpunode.names import fold
 from gpunode.stack import Request
 from gpunode.upgrade.runs import ROLLBACK, one_at_a_time, run_to_take_back, runs_folder
+from gpunode.upgrade.waves import NO_PART
 from gpunode.variables import refuse_extra_variables
 from gpunode.whole import write_whole
 
@@ -74,17 +75,24 @@ class ChangeGoal:
     """The requests by host; a host without one is left out. None: ``request`` for all."""
     kept: Path | None = None
     """Folder of the run to which nodes go back: they are compared with their state before it."""
+    newly_driven: Collection[str] = ()
+    """Hosts of that run that had no driver before it."""
 
     def request_of(self, name: str) -> Request | None:
         """Return the request for one node; None for a node that the change leaves out."""
         return self.request if self.of_host is None else self.of_host.get(name)
+
+    def reason_of(self, name: str) -> str:
+        """Return why a node without a request is left out."""
+        return f"it had no driver before {self.title}" if name in self.newly_driven else f"{NO_PART}{self.title}"
 
 
 def rollback_goal(run_id: str | None) -> ChangeGoal:
     """Return the goal to take a run back; ``run_id`` as of ``run_to_take_back``. Raises UsageError."""
     journal = run_to_take_back(runs_folder(), run_id)
     requests = {name: Request(driver=release) for name, release in journal.record.changed.items()}
-    return ChangeGoal(f"{ROLLBACK}{journal.record.run}", of_host=requests, kept=journal.folder)
+    title, bare = f"{ROLLBACK}{journal.record.run}", journal.record.newly_driven
+    return ChangeGoal(title, of_host=requests, kept=journal.folder, newly_driven=bare)
 
 
 class ChangeCommand:

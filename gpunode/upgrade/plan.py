@@ -20,7 +20,7 @@ from gpunode.text import listed
 from gpunode.upgrade.command import ChangeCommand, ChangeGoal
 from gpunode.upgrade.looks import NodeLook
 from gpunode.upgrade.runs import owner
-from gpunode.upgrade.waves import AT_TARGET, NO_PART, in_waves, incomplete
+from gpunode.upgrade.waves import AT_TARGET, in_waves, incomplete
 from gpunode.workload.run import image_for, no_image
 
 DOMAIN = "gpunode_failure_domain"
@@ -88,7 +88,7 @@ def _stacks(goal: ChangeGoal, inventory: Inventory, looks: Looks) -> Plan:
     for name, variables in inventory.hosts.items():
         look = looks[name]
         request = goal.request_of(name)
-        reason = look.reason or look.undetermined or ("" if request else f"{NO_PART}{goal.title}")
+        reason = look.reason or look.undetermined or ("" if request else goal.reason_of(name))
         host = PlanHost(name, None if reason else look.picture, reason, variables.get(LOCK_NAME))
         hosts.append(with_request(host, variables, request or goal.request))
     return plan(hosts, goal.request, load(), date.today())

@@ -304,6 +304,19 @@ def test_a_rollback_gives_each_node_its_release_before_the_run(world: World, tmp
     assert rolled_back("--run", "20260101T000000Z-ffff") == 2
 
 
+def test_a_rollback_leaves_out_a_failure_domain_of_which_a_node_had_no_driver(world: World, capsys: Out) -> None:
+    world.domains = dict.fromkeys(("gpu-2", "gpu-5"), "rack-1")
+    world.nodes["gpu-5"] |= {"installed": None, "loaded": None}
+    assert upgraded("--waves", "100%") == 0
+    assert rolled_back("--waves", "100%") == 3
+    assert {name: one["loaded"] for name, one in world.nodes.items()} == {
+        **dict.fromkeys(("gpu-1", "gpu-3", "gpu-4"), OLD), **dict.fromkeys(("gpu-2", "gpu-5"), NEW),
+    }  # fmt: skip
+    out = capsys.readouterr().out
+    assert "gpu-2: rack-1: gpu-5 is left out" in out
+    assert "gpu-5: it had no driver before --run" in out
+
+
 def test_a_rollback_takes_over_what_an_upgrade_holds_and_continues(world: World, tmp_path: Path, capsys: Out) -> None:
     world.logs = ["", "gpunode: failed on gpu-1: nvidia_driver: Change the driver's packages: no space left\n"]
     assert upgraded("--no-rollback") == 1
