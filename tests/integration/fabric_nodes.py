@@ -32,22 +32,10 @@ SSHD = "/usr/sbin/sshd"
 NETWORK, CONTROLLER = "10.77.0", "10.77.0.250"
 FAST, SLOW = "400mbit", "25mbit"
 CGROUPS = next(path for path in map(Path, ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup")) if path.exists())
-PERIOD_US, PERIODS = 1_000_000, 3
-"""A slow rank gets so much of a processor in each period that a product of matrices takes these periods: longer than
-beside the 15 other ranks and other work on two processors, and seven of them end within the limit of a rank.
-"""
-PRODUCT = """\
-import time
-import torch
-from gpunode.workload.payload.fabric import WIDTH_ON_PROCESSOR as width
-torch.set_num_threads(1)
-factor = torch.ones(width, width)
-seconds = []
-for _ in range(7):
-    began = time.process_time()
-    torch.mm(factor, factor)
-    seconds.append(time.process_time() - began)
-print(min(seconds))
+QUOTA = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "2000", "cpu.max": "2000 100000"}
+"""Of both versions of cgroups: a fiftieth of a processor. A product of matrices needs 14 ms or more of it, hence many
+periods: it takes longer than beside the 15 other ranks and other work on two processors. With a hundredth, what comes
+before the products took a rank longer than its limit where a product needs 27 ms.
 """
 EXCHANGED, LOOK_S = 500_000, 0.2
 """Bytes that a node sends in these seconds once its ranks exchange messages: while they meet it sends less."""
@@ -126,7 +114,7 @@ class FabricNodes:
     """Racks of nodes; ``python`` has the PyTorch that the nodes use, for their Python's version."""
 
     def __init__(self, folder: Path, python: str, racks: int = 2, size: int = 2) -> None:
-        self.folder, self.python = folder, python
+        self.folder, self._python = folder, python
         self.names = [f"node{number}" for number in range(racks * size)]
         self.racks = {name: f"rack{number // size}" for number, name in enumerate(self.names)}
         self.nodes: dict[str, Namespace] = {}
@@ -169,7 +157,7 @@ class FabricNodes:
         make_key(self.folder / "identity")
         # The nodes' own Python finds PyTorch among root's packages. A link would lead to nothing where PyTorch is in
         # the folder /root of this machine: that of a node is another one.
-        self._packages = call(self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        self._packages = call(self._python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
         self._site = self.folder / "home" / ".local" / "lib" / Path(self._packages).parent.name / "site-packages"
         self._site.mkdir(parents=True)
         for name in self.names:
@@ -385,15 +373,10 @@ def wait_for(over: threading.Event, look: Callable[[], list[int]]) -> list[int]:
 
 
 def slow_rank(nodes: FabricNodes, name: str, local: int) -> contextlib.AbstractContextManager[None]:
-    """Let a rank have a part of a processor from its rendezvous until its node's exchanges begin: it stands for a slow
-    GPU.
+    """Let a rank have a fiftieth of a processor from its rendezvous until its node's exchanges begin: it stands for a
+    slow GPU.
     """
     group = CGROUPS / f"gpunode-fabric-{os.getpid()}"
-    root = Path(__file__).resolve().parents[2]
-    product_s = float(call("env", f"PYTHONPATH={root}", nodes.python, "-c", PRODUCT))
-    quota_us = int(product_s * 1e6 / PERIODS)
-    # Of both versions of cgroups.
-    limits = {"cpu.cfs_period_us": PERIOD_US, "cpu.cfs_quota_us": quota_us, "cpu.max": f"{quota_us} {PERIOD_US}"}
 
     def sent() -> int:
         row = next(
@@ -409,9 +392,9 @@ def slow_rank(nodes: FabricNodes, name: str, local: int) -> contextlib.AbstractC
             return
         group.mkdir()
         try:
-            for file, value in limits.items():
+            for file, text in QUOTA.items():
                 if (group / file).exists():
-                    (group / file).write_text(str(value), encoding="ascii")
+                    (group / file).write_text(text, encoding="ascii")
             (group / "cgroup.procs").write_text(str(pids[0]), encoding="ascii")
             before = sent()
             while not over.wait(LOOK_S) and sent() < before + EXCHANGED:
