@@ -224,8 +224,9 @@ def test_a_mount_with_latency_is_named_for_cold_files_and_for_opening_hot_ones(a
         values = measured(archive, folder)
     assert values.remote
     assert limit_of(values, "cold")[0] == "network", shown(values)
-    # In memory or not: each file is opened at the server.
-    assert values.hot_resident == 1
+    # In memory or not: each file is opened at the server. A kernel that is short of memory takes single pages back.
+    assert values.hot_resident is not None
+    assert values.hot_resident >= 0.95
     assert limit_of(values, "hot")[0] == "network", shown(values)
 
 
