@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -15,7 +15,7 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, owned, sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest
-from gpunode.provisioning.role import Role, Settings, option
+from gpunode.provisioning.role import Role, Settings, Texts, option
 from gpunode.provisioning.sections import completed
 from gpunode.provisioning.ssh_keys import key_blob, key_problem
 from gpunode.provisioning.ssh_login import keys_elsewhere
@@ -233,7 +233,7 @@ def _key_file(ssh: SshState, settings: AccountsSettings, admin: Admin, home: str
         )
 
 
-def _sudo_file(settings: AccountsSettings, admins: list[Admin], text: Callable[..., str]) -> ManagedFile:
+def _sudo_file(settings: AccountsSettings, admins: list[Admin], text: Texts) -> ManagedFile:
     rule, names = RULES[settings.sudo], [admin.name for admin in admins]
     content = text("sudoers.j2", names=names, rule=rule) if rule and names else None
     return ManagedFile(path=SUDO, content=content, mode="0440", validate_with=("visudo", "-cf", "%s"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 from gpunode.errors import UndeterminedError
@@ -20,7 +20,7 @@ from gpunode.provisioning.manifest import (
     RevertibleChange,
     UnitState,
 )
-from gpunode.provisioning.role import Role
+from gpunode.provisioning.role import Role, Texts
 from gpunode.provisioning.sections import with_section
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning.kernel import in_container
@@ -58,7 +58,6 @@ TIME_DAEMONS = ("systemd-timesyncd", "ntp", "ntpsec")
 DIRECTORY = {"apt": ("sssd-ldap", "libnss-sss", "libpam-sss"), "dnf": ("sssd-ldap", "sssd-client", "authselect")}
 
 
-Texts = Callable[..., str]
 """Renders a template of the role: its name, and its values as keywords."""
 
 
@@ -149,7 +148,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     files = [one for one in manifest.files if one.path != SSHD]
     guarded = [one.model_copy(update={"phase": "guarded"}) for one in manifest.files if one.path == SSHD]
     shared = [
-        ManagedFile(path=path, content=texts.original(path, text), mode=_mode(state, path), phase="after")
+        ManagedFile(path=path, content=texts.original(path, text), phase="after", **state.attributes(path))
         for path in SHARED
         if (text := state.contents.get(path)) is not None
     ]
@@ -190,14 +189,9 @@ def brings_users(state: NodeState, context: Context) -> bool:
     return context.check and settings.state == "present" and bool(settings.ldap_uris) and not runs
 
 
-def _mode(state: NodeState, path: str) -> str:
-    there = state.files.get(path)
-    return there.mode if there is not None and there.mode else "0644"
-
-
 def _shared(state: NodeState, path: str, text: str) -> ManagedFile:
-    """Return a shared file with its mode."""
-    return ManagedFile(path=path, content=text, mode=_mode(state, path))
+    """Return a shared file with its mode and owner."""
+    return ManagedFile(path=path, content=text, **state.attributes(path))
 
 
 def _before(state: NodeState, path: str) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gpunode.provisioning.role import LOCK_WAIT, Settings, Value, option
+from gpunode.provisioning.role import PackageSettings, Value, option
 
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62}))*")
 LOCALE = re.compile(r"[A-Za-z]{1,8}(_[A-Z]{2})?(\.[A-Za-z0-9-]{1,12})?(@[a-z]{1,12})?")
@@ -25,7 +25,7 @@ _OPTION = re.compile(r"[a-z][a-z0-9_]{0,80}")
 Certificates = Annotated[dict[str, str], Field(max_length=50)]
 
 
-class BaseSettings(Settings):
+class BaseSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["keep", "present", "absent"] = option(
@@ -100,7 +100,6 @@ class BaseSettings(Settings):
         60,
         "Seconds within which a new login must confirm the change of sshd before the node restores the old; 0: never.",
     )
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
     @field_validator("hostname")
     @classmethod

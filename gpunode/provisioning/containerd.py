@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from gpunode.provisioning.docker_daemon import attributes_of
 from gpunode.provisioning.engines import gpu_users
 from gpunode.provisioning.manifest import ManagedFile, NodeCommand, UnitState
 from gpunode.provisioning.state import Look, NodeState
@@ -75,9 +74,7 @@ def containerd_change(
             files.append(ManagedFile(path=BEFORE, content=text, mode="0600", phase="after", private=True))
         if expected != text:
             files.append(
-                ManagedFile(
-                    path=CONFIG, content=expected, phase="after", private=True, **attributes_of(state.files.get(CONFIG))
-                )
+                ManagedFile(path=CONFIG, content=expected, phase="after", private=True, **state.attributes(CONFIG))
             )
     change = restarted(state, register, busy_allowed, REASON, files)
     if not register:
@@ -100,7 +97,7 @@ def containerd_restored(state: NodeState, busy_allowed: bool) -> ContainerdChang
     if sums is not None and _recorded(sums, CONFIG) is not None and _recorded(sums, CONFIG) == _digest(state, CONFIG):
         before = state.contents.get(BEFORE)
         files.append(
-            ManagedFile(path=CONFIG, content=before, private=True, **attributes_of(state.files.get(CONFIG)))
+            ManagedFile(path=CONFIG, content=before, private=True, **state.attributes(CONFIG))
             if before is not None
             else ManagedFile(path=CONFIG, content=None, private=True)
         )

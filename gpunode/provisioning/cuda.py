@@ -17,7 +17,7 @@ from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeCommand
 from gpunode.provisioning.node_stack import of_context
-from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
+from gpunode.provisioning.role import PackageSettings, Role, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.transaction import Transaction
 from gpunode.stack import PlanHost, Request, Stack, picture_from_facts
@@ -98,7 +98,7 @@ class ToolkitPackages:
     problems: list[str] = field(default_factory=list)
 
 
-class CudaSettings(Settings):
+class CudaSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["present", "absent"] = option(
@@ -117,7 +117,6 @@ class CudaSettings(Settings):
     cudnn: bool = option(False, "Install cuDNN beside the toolkit, in the build for the default toolkit's CUDA.")
     nccl: bool = option(False, "Install NCCL beside the toolkit, in the build for the default toolkit's CUDA.")
     profile: bool = option(True, "Add the toolkit to C(PATH) and C(LD_LIBRARY_PATH) of login shells.")
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
 
 ROLE = Role(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -15,7 +15,7 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.engines import gpu_users
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.node_stack import of_context
-from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
+from gpunode.provisioning.role import PackageSettings, Role, Texts, option
 from gpunode.provisioning.state import NodeState
 from gpunode.stack import Stack
 
@@ -31,7 +31,7 @@ DCGM_3 = re.compile(r"datacenter-gpu-manager(-[a-z]+)?")
 """Names of DCGM 3. The exporter still has such a name: the version decides."""
 
 
-class DcgmSettings(Settings):
+class DcgmSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["present", "absent"] = option(
@@ -50,7 +50,6 @@ class DcgmSettings(Settings):
     proprietary: bool = option(
         True, "Install NVIDIA's closed parts, which the open ones only recommend: profiling metrics, some diagnostics."
     )
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
 
 ROLE = Role(
@@ -146,7 +145,7 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     return manifest.updated(units=ROLE.stopped(state, UNIT)) if goes else manifest
 
 
-def pinned(text: Callable[..., str], pattern: str) -> str:
+def pinned(text: Texts, pattern: str) -> str:
     """Return apt's preferences that pin all packages to one version."""
     pin = {"packages": [f"{STEM}-*"], "pin": f"version {pattern}", "priority": 1001}
     return text("preferences.pref.j2", why="all parts of DCGM come in this one version.", pins=[pin])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from gpunode.catalog import load
 from gpunode.facts.system import OperatingSystem
 from gpunode.frozen import Frozen
+from gpunode.provisioning.base import brings_users
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.daemon_json import read_document
 from gpunode.provisioning.docker_daemon import BEFORE as DAEMON_BEFORE
@@ -16,6 +16,7 @@ from gpunode.provisioning.docker_daemon import LOOK as DAEMON_LOOK
 from gpunode.provisioning.docker_settings import DockerSettings, daemon_request
 from gpunode.provisioning.docker_state import DockerState, docker_of
 from gpunode.provisioning.engines import InstalledEngine, installed_engine, tcp_addresses
+from gpunode.provisioning.kubernetes_node import CONTAINERD, uses_containerd
 from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
@@ -26,7 +27,7 @@ from gpunode.provisioning.manifest import (
 )
 from gpunode.provisioning.package_record import installed_by_role
 from gpunode.provisioning.repository import PackageRepository, RepositoryFiles, repository_files, repository_paths
-from gpunode.provisioning.role import Role
+from gpunode.provisioning.role import Role, Texts, keeping
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.storage_answer import parsed
 from gpunode.provisioning.transaction import Transaction
@@ -144,7 +145,9 @@ def present(state: NodeState, settings: DockerSettings, context: Context) -> Man
             *(f"{name} is not in the group docker" for name in users),
         ),
         result=DockerResult(
-            known=tuple(name for name in users if name not in context.planned.users),
+            known=tuple(
+                name for name in users if name not in context.planned.users and not brings_users(state, context)
+            ),
             folders=tuple(ManagedFolder(path=path, mode="0710") for path in missing),
         ),
     )
@@ -160,6 +163,8 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         refusals.append(f"{docker.in_use}, or set gpunode_allow_busy to true")
     change = daemon_change(state, docker, now, ROLE.name, {}, allow_busy=context.allow_busy)
     stays = now.package is not None and not ours
+    # kubelet's pods run in it.
+    manifest = keeping(manifest, CONTAINERD if uses_containerd(context) else ())
     users = [name for name in _recorded_users(state) if name in (docker.group or ())]
     data = [folder for folder in DATA if ROLE.of(context).remove_data and not stays and _filled(state, folder)]
     restored = [file.model_copy(update={"phase": "before"}) for file in change.files]
@@ -266,9 +271,7 @@ def _missing_data(root: str | None, context: Context) -> list[str]:
     return [root] if root is not None and place is not None and place.kind == "absent" else []
 
 
-def _unattended(
-    state: NodeState, settings: DockerSettings, engine: InstalledEngine, text: Callable[..., str]
-) -> list[ManagedFile]:
+def _unattended(state: NodeState, settings: DockerSettings, engine: InstalledEngine, text: Texts) -> list[ManagedFile]:
     """Return the file that excludes the engine's packages from apt's unattended upgrades."""
     if state.apt is None:
         return []

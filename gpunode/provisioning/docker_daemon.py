@@ -18,7 +18,7 @@ from gpunode.provisioning.daemon_json import (
 from gpunode.provisioning.docker_state import DockerState
 from gpunode.provisioning.engines import InstalledEngine, restart_obstacles, unknown_options
 from gpunode.provisioning.manifest import USER_IN_URL, ManagedFile, UnitState
-from gpunode.provisioning.state import FileState, Look, NodeState
+from gpunode.provisioning.state import Look, NodeState
 
 DAEMON = "/etc/docker/daemon.json"
 BEFORE = "/etc/docker/daemon.json.before-gpunode"
@@ -194,9 +194,8 @@ def _files(
     )
     if not merged.changed and path == DAEMON:
         return (memory,)
-    there = state.files.get(path)
     # An existing file keeps its owner and mode: the address of a proxy may contain a password.
-    attributes = attributes_of(there)
+    attributes = state.attributes(path)
     first = state.contents.get(path)
     copies = []
     remembered = any(state.contents.get(MEMORY.format(owner)) is not None for owner in OWNERS)
@@ -213,13 +212,6 @@ def _files(
         **attributes,
     )
     return (*copies, memory, daemon) if merged.memory is not None else (*copies, daemon, memory)
-
-
-def attributes_of(there: FileState | None) -> dict[str, str]:
-    """Return mode and owner for a file to keep: it may contain a password."""
-    if there is None or there.kind != "file" or not (there.mode and there.owner and there.group):
-        return {}
-    return {"mode": there.mode, "owner": there.owner, "group": there.group}
 
 
 def _kept(path: str) -> tuple[ManagedFile, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpunode.provisioning.daemon_json import DaemonMemory, Document, merged, read_document
-from gpunode.provisioning.role import LOCK_WAIT, Settings, option
+from gpunode.provisioning.role import PackageSettings, option
 
 LIMITED_LOG_DRIVERS = ("json-file", "local")
 SHM_SIZE = "default-shm-size"
@@ -15,7 +15,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgtp]?)(?:i?b)?", re.ASCII | re.IGNOREC
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,31})?")
 
 
-class DockerSettings(Settings):
+class DockerSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["present", "absent"] = option(
@@ -73,7 +73,6 @@ class DockerSettings(Settings):
     )
     unattended_upgrades: bool = option(False, "Allow unattended upgrades of the engine, which restart it at any time.")
     remove_data: bool = option(False, "With O(docker_state=absent): remove images, containers and volumes too.")
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,9 @@ WATCHING = (
     f"add rule inet {WATCH} input ct state established counter"
 )
 WATCHED_S = 3
+# firewall-cmd asks the daemon, which reads the files itself: the offline tool checks those that do not exist yet.
+ZONE_RELOAD = (("firewall-cmd", "--reload"),)
+ZONE_CHECKS = (("firewall-offline-cmd", "--check-config"),)
 
 
 ROLE = Role(
@@ -112,25 +115,31 @@ def present(state: NodeState, settings: FirewallSettings, context: Context) -> M
 
 
 @ROLE.absent
-def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
-    """Return the removal with the table unloaded, and the previous default zone of firewalld."""
+def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
+    """Return the removal with the table unloaded, and the previous default zone of firewalld.
+
+    That zone may not allow a port of SSH that the policy allows: the change is reverted unless a new login succeeds.
+    """
     zone, conf = state.contents.get(ZONE_BEFORE), state.contents.get(CONF)
     zoned = zone is not None and conf is not None
     files = [*manifest.files]
     if zoned and default_zone(conf or "") == ZONE:
         text = with_default_zone(conf or "", (zone or "public").strip())
-        files.insert(0, _firewalld_conf(state, text).model_copy(update={"phase": "after"}))
+        files.insert(0, _firewalld_conf(state, text))
+    runs = zoned and _runs(state, FIREWALLD)
+    of_zone = {"phase": "guarded" if runs else "after"}
+    files = [file.model_copy(update=of_zone) if file.path in {CONF, ZONE_FILE} else file for file in files]
+    revert_s = ROLE.of(context).revert_s
     found = state.facts.packet_filter
     left = found is not None and found.own is not None
     commands = []
     if left and state.unit(UNIT) is None:
         commands.append(NodeCommand(argv=(NFT, REMOVE), phase="before"))
-    if zoned and _runs(state, FIREWALLD):
-        commands.append(NodeCommand(argv=("firewall-cmd", "--reload")))
     return manifest.updated(
         files=tuple(files),
         units=ROLE.stopped(state, UNIT),
         commands=tuple(commands),
+        guarded=RevertibleChange(checks=ZONE_CHECKS, activate=ZONE_RELOAD, limit_s=revert_s) if runs else None,
         pending_reasons=(*manifest.pending_reasons, *([f"the table {TABLE} is loaded"] if left else [])),
     )
 
@@ -214,9 +223,7 @@ def _guarded(state: NodeState, settings: FirewallSettings, context: Context, *, 
     gone = (NFT, f"add table inet {WATCH}; delete table inet {WATCH}")
     reload = ("systemctl", "reload-or-restart", UNIT)
     load = (("systemctl", "daemon-reload"), ("systemctl", "enable", UNIT), reload)
-    # firewall-cmd asks the daemon, which reads the files itself: the offline tool checks those that do not exist yet.
-    zone = (("firewall-cmd", "--reload"),) if zoned else ()
-    judge = (("firewall-offline-cmd", "--check-config"),) if zoned else ()
+    zone, judge = (ZONE_RELOAD, ZONE_CHECKS) if zoned else ((), ())
     # In check mode nft, or the folder for the file to check, may not exist yet.
     unable = context.check and ("nftables" not in state.installed or state.kind(FOLDER) != "folder")
     return RevertibleChange(
@@ -241,8 +248,7 @@ def _zone_files(state: NodeState, policy: FirewallPolicy) -> tuple[ManagedFile, 
 
 
 def _firewalld_conf(state: NodeState, text: str) -> ManagedFile:
-    there = state.files.get(CONF)
-    return ManagedFile(path=CONF, content=text, mode=(there.mode if there else None) or "0644")
+    return ManagedFile(path=CONF, content=text, **state.attributes(CONF))
 
 
 def _notes(state: NodeState, *, zoned: bool) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Literal
 
 from gpunode.frozen import Frozen
-from gpunode.provisioning.role import LOCK_WAIT, Settings, option
+from gpunode.provisioning.role import PackageSettings, option
 
 Network = IPv4Network | IPv6Network
 Family = Literal["ip", "ip6"]
@@ -36,7 +36,7 @@ class FirewallService(Frozen):
     )
 
 
-class FirewallSettings(Settings):
+class FirewallSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["keep", "present", "absent"] = option(
@@ -85,7 +85,6 @@ class FirewallSettings(Settings):
     require_controller: bool = option(
         True, "Refuse a policy that would lock out the address of this run. False for image builds."
     )
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
 
 @dataclass(frozen=True, slots=True)

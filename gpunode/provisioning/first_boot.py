@@ -19,7 +19,7 @@ from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.keys import KeyRefusedError, key_of_file
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
-from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
+from gpunode.provisioning.role import PackageSettings, Role, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.variables import plain, specifications
 
@@ -56,7 +56,7 @@ _FILES_OF_CONTROLLER = re.compile(r"gpu_monitoring_program|storage_hooks|[a-z_]+
 _TEMPLATE = re.compile(r"\{[{%#]")
 
 
-class FirstBootSettings(Settings):
+class FirstBootSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["keep", "present", "absent"] = option(
@@ -76,7 +76,6 @@ class FirstBootSettings(Settings):
     )
     skip: tuple[str, ...] = option((), "Checks that the validation of the first boot leaves out: ids or patterns.")
     limit_s: int = option(3600, "Seconds that provisioning and validation may take together.")
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
     @field_validator("wheels", "python")
     @classmethod

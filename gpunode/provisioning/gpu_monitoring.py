@@ -12,7 +12,7 @@ from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
-from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
+from gpunode.provisioning.role import PackageSettings, Role, option
 from gpunode.provisioning.state import Look, NodeState
 
 SERVICE, TIMER = "gpunode-verdict.service", "gpunode-verdict.timer"
@@ -82,7 +82,7 @@ DCGM_METRICS = (
 """Fields of etc/default-counters.csv of github.com/NVIDIA/dcgm-exporter (read 2026-11-23), each with its reason."""
 
 
-class GpuMonitoringSettings(Settings):
+class GpuMonitoringSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["keep", "present", "absent"] = option(
@@ -111,7 +111,6 @@ class GpuMonitoringSettings(Settings):
     dcgm_exporter: bool = option(
         False, "Install DCGM's exporter from NVIDIA's repository (role dcgm), with a metric set of the role."
     )
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
 
 class GpuMonitoringResult(Frozen):

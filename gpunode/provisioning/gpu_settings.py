@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, field_validator
@@ -31,7 +31,7 @@ from gpunode.onnode.gpu_settings import (
 )
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
-from gpunode.provisioning.role import Role, Settings, option
+from gpunode.provisioning.role import Role, Settings, Texts, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.text import listed
 
@@ -305,7 +305,7 @@ def _now(setting: str, gpu: Mapping[str, Any], entries: Mapping[str, Any], value
     return in_force(setting, gpu)
 
 
-def persistence_drop_in(state: NodeState, template: Callable[..., str]) -> str | None:
+def persistence_drop_in(state: NodeState, template: Texts) -> str | None:
     """Return the drop-in with which the daemon keeps GPUs initialised; None if its unit does so already.
 
     Ubuntu's package starts it with --no-persistence-mode.

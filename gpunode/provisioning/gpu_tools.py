@@ -13,7 +13,7 @@ from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuery
-from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
+from gpunode.provisioning.role import PackageSettings, Role, option
 from gpunode.provisioning.site_files import RECORD as SITE_FILES
 from gpunode.provisioning.site_files import SiteFile, bad_files, recorded, removed, site_files
 from gpunode.provisioning.state import Look, NodeState
@@ -58,7 +58,7 @@ _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]{0,120}(=[A-Za-z0-9+.:~*^-]{1,
 _VERSION = re.compile(r"[0-9]+(\.[0-9a-z]+){0,4}")
 
 
-class GpuToolsSettings(Settings):
+class GpuToolsSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["keep", "present", "absent"] = option(
@@ -81,7 +81,6 @@ class GpuToolsSettings(Settings):
         "keep",
         "Who may read the performance counters of GPUs; V(keep): no change. Takes effect when the module is reloaded.",
     )
-    lock_wait_s: int = option(300, LOCK_WAIT)
     gpunode_extra_packages: tuple[str, ...] = option(
         (), "Packages of the site, each as NAME or NAME=VERSION with C(*) as a wildcard. Names differ between systems."
     )

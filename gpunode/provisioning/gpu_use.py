@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from gpunode.catalog.origins import upstream_version
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.fabric import installed_driver
 from gpunode.provisioning.state import NodeState
 from gpunode.stack import Stack
 
@@ -43,10 +42,9 @@ def must_be_idle(context: Context) -> bool:
     return not context.settings_of("preflight")["gpunode_allow_busy"]
 
 
-def unserved_fabric(stack: Stack, facts: NodeFacts, context: Context) -> Iterator[str]:
-    """Yield why a bare board with NVSwitches would lose the fabric manager, which CUDA needs there."""
-    absent = context.settings_of("nvidia_fabric")["state"] == "absent"
-    if stack.fabric_manager is not None and absent and not installed_driver(facts):
+def unserved_fabric(stack: Stack, context: Context) -> Iterator[str]:
+    """Yield why a board with NVSwitches would have a driver without the fabric manager, which CUDA needs there."""
+    if stack.fabric_manager is not None and context.settings_of("nvidia_fabric")["state"] == "absent":
         yield (
             "fabric-manager: CUDA does not start on a board with NVSwitches until its fabric manager runs, and "
             "nvidia_fabric_state is absent: set it to present, or remove the driver too (nvidia_driver_state: absent)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from gpunode.errors import UsageError
@@ -15,7 +15,7 @@ from gpunode.provisioning.docker_state import docker_of
 from gpunode.provisioning.engines import gpu_users, restart_obstacles
 from gpunode.provisioning.hardening_sysctl import sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuery, UnitState
-from gpunode.provisioning.role import Role, Settings, Value, option
+from gpunode.provisioning.role import Role, Settings, Texts, Value, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning import tune_node
 from gpunode.tuning.kernel import in_container, is_guest
@@ -318,7 +318,7 @@ def _acs_refused(state: NodeState, notes: list[str]) -> bool:
     return why is not None
 
 
-def _unit_files(name: str, text: Callable[..., str], present: object, **values: str) -> dict[str, str | None]:
+def _unit_files(name: str, text: Texts, present: object, **values: str) -> dict[str, str | None]:
     """Return the files of a unit of ours; None as text if they have to be removed."""
     program = PROGRAM_OF[name]
     unit = text(f"{name}.j2", program=program, **values) if present else None

@@ -11,11 +11,10 @@ from pydantic import field_validator
 from gpunode.provisioning.base_settings import like
 from gpunode.provisioning.containerd import CONFIG, UNIT, kubernetes_config, restarted
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.docker_daemon import attributes_of
 from gpunode.provisioning.engines import installed_engine
 from gpunode.provisioning.hardening_sysctl import sysctl_path
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeCommand, NodeQuery, UnitState
-from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
+from gpunode.provisioning.role import PackageSettings, Role, keeping, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning.kernel import in_container
 
@@ -38,7 +37,7 @@ OWN_RUNTIME = ("k3s", "rke2")
 """Installers with a containerd of their own, which registers the NVIDIA runtime by itself when it finds the toolkit."""
 
 
-class KubernetesNodeSettings(Settings):
+class KubernetesNodeSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["keep", "present", "absent"] = option(
@@ -58,7 +57,6 @@ class KubernetesNodeSettings(Settings):
         "",
         "Image of the pods' sandbox in a registry of the site: registry.example.com/pause:3.10. Empty: unchanged.",
     )
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
     @field_validator("sandbox_image")
     @classmethod
@@ -96,7 +94,7 @@ def present(state: NodeState, settings: KubernetesNodeSettings, context: Context
     text = state.contents.get(CONFIG)
     config, problem = (text, None) if own else kubernetes_config(text, settings.sandbox_image)
     swaps = _swaps(answer.get(SWAPS)) if settings.swap == "off" else []
-    refusals = [*([problem] if problem else []), *_too_full(state, swaps)]
+    refusals = [*([problem] if problem else []), *_contradicted(context), *_too_full(state, swaps)]
     if refusals:
         return Manifest(role=ROLE.name, refusals=tuple(refusals))
     texts = ROLE.texts(context)
@@ -110,9 +108,9 @@ def present(state: NodeState, settings: KubernetesNodeSettings, context: Context
     marks: tuple[ManagedFile, ...] = ()
     deferred: dict[str, str] = {}
     if not own:
-        if state.contents.get(BEFORE) is None and text is not None and config != text:
-            files.append(ManagedFile(path=BEFORE, content=text, mode="0600", phase="after", private=True))
-        attributes = attributes_of(state.files.get(CONFIG)) if text is not None else {}
+        if state.contents.get(BEFORE) is None and config != text:
+            files.append(ManagedFile(path=BEFORE, content=text or "", mode="0600", phase="after", private=True))
+        attributes = state.attributes(CONFIG) if text is not None else {}
         changed = ManagedFile(path=CONFIG, content=config, phase="after", private=True, **attributes)
         files.append(changed)
         change = restarted(state, config != text, context.allow_busy, "its plugin for Kubernetes was configured")
@@ -150,17 +148,22 @@ def present(state: NodeState, settings: KubernetesNodeSettings, context: Context
 def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     """Return the removal with containerd's configuration as it was; swap comes with the next boot, or swapon -a."""
     before, text = state.contents.get(BEFORE), state.contents.get(CONFIG)
-    files = [*manifest.files]
-    changes = before is not None and before != text
+    files = []
+    changes = before is not None and before != (text or "")
     if before is not None:
-        attributes = attributes_of(state.files.get(CONFIG))
-        files.append(ManagedFile(path=CONFIG, content=before, phase="after", private=True, **attributes))
+        attributes = state.attributes(CONFIG) if text is not None else {}
+        ours, _ = kubernetes_config(before, ROLE.of(context).sandbox_image)
+        restored = ManagedFile(path=CONFIG, content=before or None, phase="after", private=True, **attributes)
+        # What others added since then, such as a registry, is in the backup.
+        files.append(restored.model_copy(update={"backup": text not in (None, before, ours)}))
         files.append(ManagedFile(path=BEFORE, content=None, phase="after", private=True))
+    # An engine that was installed since then needs it.
+    manifest = keeping(manifest, CONTAINERD if installed_engine(state.installed).package else ())
     change = restarted(state, changes, context.allow_busy, "its configuration was restored")
     goes = any(reason.startswith("containerd") for reason in manifest.pending_reasons)
     swapped = state.kind(SWAP) == "file"
     return manifest.updated(
-        files=tuple(files),
+        files=(*manifest.files, *files),
         units=() if goes else change.units,
         marks=() if goes else change.marks,
         restarts={} if goes else change.deferred,
@@ -191,6 +194,17 @@ def _missing_modules(answer: Mapping[str, object]) -> Iterator[str]:
         yield "overlay"
     if answer.get(BRIDGE) is None:
         yield "br_netfilter"
+
+
+def _contradicted(context: Context) -> Iterator[str]:
+    """Yield values of the role kernel_tuning that would win at each boot, with which kubelet does not work."""
+    tuning = context.settings_of("kernel_tuning")
+    if tuning["state"] == "present":
+        for name in VALUES.keys() & tuning["sysctl"].keys():
+            given = tuning["sysctl"][name]
+            text = str(int(given)) if isinstance(given, bool) else str(given)
+            if given is not None and text != VALUES[name]:
+                yield f"kernel_tuning_sysctl: {name} = {text}: kubelet needs {VALUES[name]}: remove that line"
 
 
 def _swaps(text: object) -> list[str]:

@@ -134,8 +134,6 @@ class NodeQuery(Frozen):
         "ssh_login",
     ]
     body: dict[str, Any] = Field(default_factory=dict)
-    private: bool = False
-    """The body contains a secret."""
 
 
 class Manifest(Frozen):

@@ -14,7 +14,7 @@ from gpunode.facts import NodeFacts
 from gpunode.onnode import program_text
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import ManagedFile, Manifest
-from gpunode.provisioning.role import Role, Settings, Value, option
+from gpunode.provisioning.role import PackageSettings, Role, Value, option
 from gpunode.provisioning.sections import around, completed
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.transaction import Transaction
@@ -42,7 +42,7 @@ OF_JOBS = re.compile(
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
-class MlEnvironmentSettings(Settings):
+class MlEnvironmentSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["present", "absent"] = option(
@@ -83,9 +83,10 @@ ROLE = Role(
         "Removes it with O(ml_environment_state=absent).",
     ),
     settings=MlEnvironmentSettings,
-    reads=("packages", "engines", "topology"),
+    reads=("engines", "topology"),
     files=(PROFILE, ENVIRONMENT, JOB, LAUNCHER, EXAMPLE, LOGIND),
     folders=("/etc/gpunode", EXAMPLE.rpartition("/")[0], LOGIND.rpartition("/")[0]),
+    packages=tuple(MALLOC_PACKAGES.values()),
     more=Look(globs=(TOPOLOGIES,), contents=(NCCL,)),
 )
 
@@ -122,7 +123,7 @@ def present(state: NodeState, settings: MlEnvironmentSettings, context: Context)
     return Manifest(
         role=ROLE.name,
         files=(*files.values(), _shared(state, nccl)),
-        packages=_packages(state, settings.malloc, notes),
+        packages=_packages(state, settings, notes),
         units=ROLE.restarted(state, LOGIND_UNIT, files[LOGIND]),
         notes=tuple(notes),
     )
@@ -243,7 +244,8 @@ def _shared(state: NodeState, ours: list[Setting]) -> ManagedFile:
     )
 
 
-def _packages(state: NodeState, malloc: str, notes: list[str]) -> Transaction | None:
+def _packages(state: NodeState, settings: MlEnvironmentSettings, notes: list[str]) -> Transaction | None:
+    malloc = settings.malloc
     if malloc == "none":
         return None
     if state.apt is None:
@@ -251,4 +253,4 @@ def _packages(state: NodeState, malloc: str, notes: list[str]) -> Transaction | 
             f"ml_environment_malloc: {malloc}: install its library by hand: the role knows only the apt package"
         )
         return None
-    return Transaction(manager="apt", install=(MALLOC_PACKAGES[malloc],))
+    return ROLE.transaction(state, settings, (MALLOC_PACKAGES[malloc],))

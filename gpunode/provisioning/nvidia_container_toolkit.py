@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -40,7 +40,7 @@ from gpunode.provisioning.repository import (
     repository_files,
     repository_paths,
 )
-from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
+from gpunode.provisioning.role import PackageSettings, Role, Texts, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.toolkit import ToolkitRequest, toolkit_daemon, toolkit_request
 from gpunode.tuning import WORKLOADS, Profile, Workload, env_file, tune
@@ -60,7 +60,7 @@ RELEASES = {
 LATE = "--gpus, which Docker offers where it finds the toolkit at its start"
 
 
-class NvidiaContainerToolkitSettings(Settings):
+class NvidiaContainerToolkitSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["present", "absent"] = option(
@@ -97,7 +97,6 @@ class NvidiaContainerToolkitSettings(Settings):
     env: str = option(
         "pytorch", "Workload that C(/etc/gpunode/container.env) is made for, such as pytorch. Empty: no such file."
     )
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
 
 ROLE = Role(
@@ -336,7 +335,7 @@ def _apt_files(
     settings: NvidiaContainerToolkitSettings,
     request: ToolkitRequest,
     by_cuda: bool,
-    text: Callable[..., str],
+    text: Texts,
 ) -> list[ManagedFile]:
     """Return pins, and sources to remove, also those of nvidia-docker2: their archives are gone, which stops apt."""
     if state.apt is None:
@@ -352,7 +351,7 @@ def _apt_files(
     ]
 
 
-def preferences(packages: tuple[str, ...], version: str, repository: str, text: Callable[..., str]) -> str:
+def preferences(packages: tuple[str, ...], version: str, repository: str, text: Texts) -> str:
     """Return pins that bind the packages to one version and exclude every other version of the other repository."""
     others = {name: release for name, release in RELEASES.items() if name != repository}
     return text("apt.pref.j2", packages=packages, version=version, repository=repository, others=others)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -15,7 +15,7 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.fabric import installed_driver, pci_ids
 from gpunode.provisioning.gpu_use import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version, must_be_idle
 from gpunode.provisioning.manifest import ManagedFile, Manifest, NodeCommand, UnitState
-from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, Value, option
+from gpunode.provisioning.role import PackageSettings, Role, Texts, Value, option
 from gpunode.provisioning.sections import completed
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.transaction import Transaction
@@ -41,7 +41,7 @@ def drop_in(unit: str) -> str:
 DROP_INS = tuple(map(drop_in, (FABRIC_MANAGER, NVLSM, IMEX)))
 
 
-class FabricSettings(Settings):
+class FabricSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["present", "absent"] = option(
@@ -61,7 +61,6 @@ class FabricSettings(Settings):
     imex_address: str = option(
         "", "IP address of this host in its NVLink domain, if C(ansible_host) is not one, or of another network."
     )
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
 
 ROLE = Role(
@@ -140,7 +139,7 @@ class Fabric:
     stack: Stack
 
     @property
-    def text(self) -> Callable[..., str]:
+    def text(self) -> Texts:
         """Return the function that renders a template of the role."""
         return ROLE.texts(self.context)
 
@@ -264,13 +263,10 @@ class Fabric:
         text = self.state.contents.get(CONFIG)
         if not self.settings.manager_config or text is None:
             return None
-        there = self.state.files.get(CONFIG)
         return ManagedFile(
             path=CONFIG,
             content=merged(text, self.settings.manager_config),
-            mode=(there and there.mode) or "0644",
-            owner=(there and there.owner) or "root",
-            group=(there and there.group) or "root",
+            **self.state.attributes(CONFIG),
             phase="after",
             expect_sha256=hashlib.sha256(text.encode()).hexdigest(),
         )

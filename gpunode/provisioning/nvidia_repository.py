@@ -210,7 +210,7 @@ def present(state: NodeState, settings: NvidiaRepositorySettings, context: Conte
         answer = context.answers.get("key")
         if answer is None:
             body = {"proxy": settings.proxy, **(offer.fetch or {})}
-            question = NodeQuery(kind="repository_key", body=body, private="@" in settings.proxy)
+            question = NodeQuery(kind="repository_key", body=body)
             return Manifest(role=ROLE.name, questions={"key": question})
         if "error" in answer:
             word = "repository-key-differs" if answer.get("differs") else "repository-unreachable"

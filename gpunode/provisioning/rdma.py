@@ -38,7 +38,7 @@ from gpunode.provisioning.rdma_parts import (
     unbuilt,
 )
 from gpunode.provisioning.repository import PackageRepository, RepositoryFiles, repository_files, repository_paths
-from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
+from gpunode.provisioning.role import PackageSettings, Role, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.templates import mark_of
 from gpunode.provisioning.transaction import Transaction
@@ -61,7 +61,7 @@ DOCA_FILES = (SOURCES, KEY, PREFERENCES, YUM, RPM_KEY)
 PIN = {"packages": ["dkms"], "pin": "release l=DOCA-HOST*", "priority": -1}
 
 
-class RdmaSettings(Settings):
+class RdmaSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["keep", "present", "absent"] = option(
@@ -110,7 +110,6 @@ class RdmaSettings(Settings):
     )
     gdrcopy: bool = option(False, "Install GDRCopy and load its module.")
     gds: bool = option(False, "Install nvidia-fs, the kernel module of GPUDirect Storage, and load it.")
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
     @field_validator("fixed_names")
     @classmethod

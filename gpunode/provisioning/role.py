@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -36,6 +36,8 @@ class Variables(Frozen):
 
 
 S = TypeVar("S", bound=Variables)
+Texts = Callable[..., str]
+"""Function that renders a template of a role: its name, and its values as keywords."""
 Present = Callable[[NodeState, S, Context], Manifest]
 Absent = Callable[[NodeState, Manifest, Context], Manifest]
 
@@ -55,6 +57,12 @@ class Settings(Variables):
     tasks_after: str = option("", "Task file of the site that is included after the role, in each run.")
 
 
+class PackageSettings(Settings):
+    """Base of settings of a role that changes packages."""
+
+    lock_wait_s: int = option(300, "How long to wait for the package lock, in seconds.")
+
+
 def role_tags(name: str) -> tuple[str, ...]:
     """Return the tags of a role: its own, and those of its parts."""
     return (name, *(f"{name}_{part}" for part in ("install", "configure", "service")))
@@ -62,7 +70,6 @@ def role_tags(name: str) -> tuple[str, ...]:
 
 Value = str | int | float | bool | None
 """A value that people write in YAML; None: null."""
-LOCK_WAIT = "How long to wait for the package lock, in seconds."
 
 
 @dataclass(kw_only=True)
@@ -175,8 +182,8 @@ class Role(Generic[S]):
         """Return the role's settings in a run."""
         return self.read(context.settings_of(self.name))
 
-    def texts(self, context: Context) -> Callable[..., str]:
-        """Return the function that renders a template of the role: its name, and its values as keywords."""
+    def texts(self, context: Context) -> Texts:
+        """Return the function that renders the role's templates."""
         return partial(rendered, self.name, site=context.templates)
 
     def program(self, name: str) -> str:
@@ -276,6 +283,19 @@ class Role(Generic[S]):
         """Return the units among ``names`` that the node has, to be stopped before their packages are removed."""
         there = [name for name in names if state.unit(name) is not None]
         return tuple(UnitState(name=name, enabled=False, state="stopped", phase="before") for name in there)
+
+
+def keeping(manifest: Manifest, names: Collection[str]) -> Manifest:
+    """Return a removal in which packages stay that somebody else uses, though the role installed them."""
+    if not names or manifest.packages is None:
+        return manifest
+    going = tuple(name for name in manifest.packages.remove_new if name not in names)
+    return manifest.updated(
+        packages=manifest.packages.model_copy(update={"remove_new": going, "never": tuple(names)}),
+        pending_reasons=tuple(
+            reason for reason in manifest.pending_reasons if reason not in {f"{name} must be removed" for name in names}
+        ),
+    )
 
 
 def _of_the_site(settings: Variables) -> list[str]:

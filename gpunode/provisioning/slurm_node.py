@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -18,7 +18,7 @@ from gpunode.provisioning.base_settings import HOST, like
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.gpu_use import gpus_in_use
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
-from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, Value, option
+from gpunode.provisioning.role import PackageSettings, Role, Texts, Value, option
 from gpunode.provisioning.slurm_gres import Gres, gpu_lines
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.text import counted
@@ -41,11 +41,10 @@ _VERSION = re.compile(r"keep|[0-9][\w.*:~+-]{0,60}")
 _LINE = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]*")
 
 
-Texts = Callable[..., str]
 """Renders a template of the role: its name, and its values as keywords."""
 
 
-class SlurmNodeSettings(Settings):
+class SlurmNodeSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["keep", "present", "absent"] = option(
@@ -80,7 +79,6 @@ class SlurmNodeSettings(Settings):
     wait_s: Annotated[int, Field(ge=0, le=3600)] = option(
         120, "How long slurmd's start waits for the GPUs' device files, in seconds."
     )
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
     @field_validator("controllers")
     @classmethod

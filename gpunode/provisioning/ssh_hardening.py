@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from datetime import date
 
 from pydantic import JsonValue, ValidationError
@@ -20,7 +20,7 @@ from gpunode.provisioning.manifest import (
     NodeQuery,
     RevertibleChange,
 )
-from gpunode.provisioning.role import Role
+from gpunode.provisioning.role import Role, Texts
 from gpunode.provisioning.ssh_login import contradictions, forced_command, has_include, obstacles, overridden
 from gpunode.provisioning.ssh_settings import (
     BANNER,
@@ -174,7 +174,7 @@ def _files(
     settings: SshHardeningSettings,
     rows: list[tuple[str, str]],
     keys: DaemonHostKeys,
-    text: Callable[..., str],
+    text: Texts,
 ) -> list[ManagedFile]:
     socket, ports = _socket(ssh), settings.ports
     late = placed_host_keys(ssh, keys)[1]

@@ -81,7 +81,6 @@ class AptState(Reported):
     """Packages of a transaction of ours that did not finish."""
     old_keys: Annotated[dict[Text, Content], Field(max_length=1000)] = Field(default_factory=dict)
     """Keyrings that apt trusts for every repository and that contain NVIDIA's keys, to their other keys in base64."""
-    interrupted: bool
     key: ModuleKey | None
     architecture: Text
     lock_holder: Text | None
@@ -153,6 +152,13 @@ class NodeState(Reported):
         if name in FIELDS and FIELDS[name] in self.unread:
             raise NotReadError(FIELDS[name])
         return super().__getattribute__(name)
+
+    def attributes(self, path: str) -> dict[str, str]:
+        """Return mode and owner of a file, for a new text of it; none if it does not exist."""
+        there = self.files.get(path)
+        if there is None or there.kind != "file" or not (there.mode and there.owner and there.group):
+            return {}
+        return {"mode": there.mode, "owner": there.owner, "group": there.group}
 
     def kind(self, path: str) -> str:
         """Return the kind of a path; unknown if it was not requested, or could not be read."""

@@ -16,7 +16,7 @@ from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuery, UnitState
-from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
+from gpunode.provisioning.role import PackageSettings, Role, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.storage_answer import StorageAnswer, parsed
 from gpunode.provisioning.storage_mounts import (
@@ -63,7 +63,7 @@ _PART = re.compile(r".*(-part[0-9]+|_[0-9]+-part.*)")
 _MODE = re.compile("[01]?[0-7]{3}")
 
 
-class StorageSettings(Settings):
+class StorageSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["keep", "present", "absent"] = option(
@@ -98,7 +98,6 @@ class StorageSettings(Settings):
     hook_mounts: tuple[HookMount, ...] = option(
         (), "Mounts that the hooks make: validated as remote data, and a missing one runs the hooks again."
     )
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
     @field_validator("scratch_disks", "confirm_erase")
     @classmethod
@@ -451,17 +450,14 @@ def _busy(paths: Sequence[str], seen: StorageAnswer) -> list[str]:
 
 
 def _fstab(state: NodeState, content: str, phase: Literal["first", "after"]) -> ManagedFile:
-    there = state.files[FSTAB]
     return ManagedFile(
         path=FSTAB,
         content=content,
-        mode=there.mode or "0644",
-        owner=there.owner or "root",
-        group=there.group or "root",
+        **state.attributes(FSTAB),
         phase=phase,
         # It fails for a table without a line.
         validate_with=("findmnt", "--tab-file", "%s", "--noheadings") if foreign_paths(content) else None,
-        expect_sha256=there.sha256,
+        expect_sha256=state.files[FSTAB].sha256,
     )
 
 

@@ -169,11 +169,12 @@ def checked_path(path: str) -> str:
 def checked_options(options: tuple[str, ...]) -> tuple[str, ...]:
     """Return mount options. Raise ValueError for an invalid one, and for one that contains a secret."""
     for one in options:
-        if _OPTION.fullmatch(one) is None:
-            raise ValueError(f"{one} is not a valid mount option (example: noatime)")
+        # First: the message of an invalid option has all of it.
         if _SECRET.match(one):
             name = one.partition("=")[0]
             raise ValueError(f"{name}: all users can read /etc/fstab: put it into a file and set its path")
+        if _OPTION.fullmatch(one) is None:
+            raise ValueError(f"{one} is not a valid mount option (example: noatime)")
     return options
 
 

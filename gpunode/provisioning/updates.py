@@ -10,7 +10,7 @@ from typing import Literal
 from gpunode.onnode import program_text
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeCommand, UnitState
-from gpunode.provisioning.role import LOCK_WAIT, Role, Settings, option
+from gpunode.provisioning.role import PackageSettings, Role, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.updates_dnf import AUTOMATIC, automatic_text, restored_text, shell_pattern
 
@@ -64,7 +64,7 @@ KEPT_RUNNING = (
 """Prefixes of units that needrestart lists and never restarts."""
 
 
-class UpdatesSettings(Settings):
+class UpdatesSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["keep", "present", "absent"] = option(
@@ -83,7 +83,6 @@ class UpdatesSettings(Settings):
         "Further packages excluded from automatic upgrades: regular expressions for the beginning of a name, such as "
         "slurm-.",
     )
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
 
 ROLE = Role(

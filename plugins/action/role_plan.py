@@ -78,7 +78,9 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         # gpunode_force repeats the changes of roles that manage something; it never reboots a node.
         if role == "reboot" and manifest.pending and self.node.read("boot") is None:
             self.node.keep("boot", json.dumps(self.state().boot_id))
-        pending = refuse and (manifest.pending or (role in SPECIFICATIONS and manifest.manages and self.forced()))
+        pending = refuse and (
+            manifest.pending or (role in SPECIFICATIONS and role != GATE and manifest.manages and self.forced())
+        )
         if pending and self._task.check_mode:
             # Previews of the roles that follow include these files.
             before = self.node.read("planned")
@@ -182,7 +184,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             try:
                 manifest = PLANS[role](state, settings, context)
             except GpunodeError as err:
-                raise AnsibleActionFail(f"{self.host}: role {role}: {err}") from None
+                raise AnsibleActionFail(*shown(f"{self.host}: role {role}: {err}")) from None
             asked = {name: one for name, one in manifest.questions.items() if name not in answers}
             if not asked or manifest.refusals:
                 return compared(offline(manifest) if context.image else manifest, state)

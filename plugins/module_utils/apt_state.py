@@ -265,7 +265,6 @@ def collected(holder=None):
         "own_holds": own_holds(),
         "policy_left": policy_left(),
         "left": names_left(),
-        "interrupted": any(path.name.isdigit() for path in Path("/var/lib/dpkg/updates").glob("*")),
         "architecture": output_or_empty(["dpkg", "--print-architecture"]).strip(),
         "lock_holder": holder,
         "runfile": Path("/usr/bin/nvidia-uninstall").exists(),

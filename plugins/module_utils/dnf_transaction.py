@@ -4,6 +4,7 @@ Requires a Python with the bindings of dnf 4.
 """
 
 import configparser
+import contextlib
 import fnmatch
 import functools
 import re
@@ -13,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ansible_collections.gpunode.node.plugins.module_utils import file_access
+from ansible_collections.gpunode.node.plugins.module_utils import dnf_state, file_access
 from ansible_collections.gpunode.node.plugins.module_utils.commands import run
 from ansible_collections.gpunode.node.plugins.module_utils.package_record import matches, note, owned, settle
 
@@ -275,7 +276,7 @@ def orphans(base, question):
     going = {package.name for package in base.transaction.remove_set}
     base.conf.clean_requirements_on_remove = False
     base.reset(goal=True)
-    return sorted((going & own) - set(question["remove"]))
+    return sorted(name for name in (going & own) - set(question["remove"]) if not matches(name, question["never"]))
 
 
 def own_packages(base, question):
@@ -440,6 +441,8 @@ def carried_out(question):
                     settle(question["memory"], before)
                     raise
                 except dnf.exceptions.Error as err:
+                    with contextlib.suppress(OSError):
+                        settle(question["memory"], dnf_state.packages()["installed"])
                     return {**answer, "done": False, "error": " ".join(str(err).split())}
                 end_units(units)
                 answer["done"] = True

@@ -26,6 +26,25 @@ from ansible_collections.gpunode.node.plugins.module_utils.file_access import (
     user_name,
 )
 
+FILE_OPTIONS = {
+    "path": {"type": "str", "required": True},
+    "content": {"type": "str"},
+    "encoding": {"type": "str", "choices": ["utf-8", "base64"], "default": "utf-8"},
+    "mode": {"type": "str", "default": "0644"},
+    "owner": {"type": "str", "default": "root"},
+    "group": {"type": "str", "default": "root"},
+    "phase": {"type": "str"},
+    "validate_with": {"type": "list", "elements": "str"},
+    "backup": {"type": "bool", "default": False},
+    "expect_sha256": {"type": "str"},
+    "private": {"type": "bool", "default": False},
+}
+FOLDER_OPTIONS = {
+    "path": {"type": "str", "required": True},
+    "state": {"type": "str", "choices": ["present", "absent_if_empty"], "default": "present"},
+    "mode": {"type": "str", "default": "0755"},
+    "phase": {"type": "str"},
+}
 VALIDATION_LIMIT_S = 60
 LARGEST_FILE = 8 << 20
 """Maximum size of an existing file that is compared with its requested content, in bytes."""

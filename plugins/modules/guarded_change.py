@@ -154,18 +154,8 @@ from ansible_collections.gpunode.node.plugins.module_utils.guard import (
 from ansible_collections.gpunode.node.plugins.module_utils.managed import FileRefusedError
 from ansible_collections.gpunode.node.plugins.module_utils.quiet import QuietModule
 
-FILE_DEFAULTS: dict[str, Any] = {
-    "content": None,
-    "encoding": "utf-8",
-    "mode": "0644",
-    "owner": "root",
-    "group": "root",
-    "validate_with": None,
-    "backup": False,
-    "expect_sha256": None,
-    "private": False,
-}
-FOLDER_DEFAULTS = {"state": "present", "mode": "0755"}
+FILE_DEFAULTS: dict[str, Any] = {name: option.get("default") for name, option in managed.FILE_OPTIONS.items()}
+FOLDER_DEFAULTS = {name: option.get("default") for name, option in managed.FOLDER_OPTIONS.items()}
 SHORTEST_S = 20
 LONGEST_S = 900
 

@@ -121,33 +121,13 @@ from ansible_collections.gpunode.node.plugins.module_utils import managed
 from ansible_collections.gpunode.node.plugins.module_utils.managed import FileRefusedError
 from ansible_collections.gpunode.node.plugins.module_utils.quiet import QuietModule
 
-FILE = {
-    "path": {"type": "str", "required": True},
-    "content": {"type": "str"},
-    "encoding": {"type": "str", "choices": ["utf-8", "base64"], "default": "utf-8"},
-    "mode": {"type": "str", "default": "0644"},
-    "owner": {"type": "str", "default": "root"},
-    "group": {"type": "str", "default": "root"},
-    "phase": {"type": "str"},
-    "validate_with": {"type": "list", "elements": "str"},
-    "backup": {"type": "bool", "default": False},
-    "expect_sha256": {"type": "str"},
-    "private": {"type": "bool", "default": False},
-}
-FOLDER = {
-    "path": {"type": "str", "required": True},
-    "state": {"type": "str", "choices": ["present", "absent_if_empty"], "default": "present"},
-    "mode": {"type": "str", "default": "0755"},
-    "phase": {"type": "str"},
-}
-
 
 def main() -> None:
     """Run the module."""
     module = QuietModule(
         argument_spec={
-            "files": {"type": "list", "elements": "dict", "default": [], "options": FILE},
-            "folders": {"type": "list", "elements": "dict", "default": [], "options": FOLDER},
+            "files": {"type": "list", "elements": "dict", "default": [], "options": managed.FILE_OPTIONS},
+            "folders": {"type": "list", "elements": "dict", "default": [], "options": managed.FOLDER_OPTIONS},
             "phase": {"type": "str"},
         },
         supports_check_mode=True,

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from gpunode.catalog import Catalog
 from gpunode.catalog import load as load_catalog
 from gpunode.provisioning.preflight import MANAGERS
-from gpunode.provisioning.role import Role, Settings
+from gpunode.provisioning.role import PackageSettings, Role, Settings
 from gpunode.provisioning.roles import ROLES
 
 FOLDER = Path(__file__).parents[2] / "roles"
@@ -100,7 +100,7 @@ def option(field: FieldInfo) -> dict[str, Any]:
 def fields(role: Role[Any]) -> list[tuple[str, FieldInfo]]:
     """The variables of a role, those that all roles have at the end."""
     found = role.settings.model_fields.items()
-    return sorted(found, key=lambda one: one[0] in Settings.model_fields)
+    return sorted(found, key=lambda one: [one[0] in base.model_fields for base in (PackageSettings, Settings)])
 
 
 def specification(role: Role[Any]) -> str:

@@ -16,7 +16,7 @@ from gpunode.facts.kernels import Kernel
 from gpunode.frozen import Frozen, invalid_field
 from gpunode.provisioning.gpu_use import FABRIC_MANAGER, IMEX, STOPPABLE, gpus_in_use, imex_version, manager_version
 from gpunode.provisioning.manifest import UnitState
-from gpunode.provisioning.role import LOCK_WAIT, Settings, Value, option
+from gpunode.provisioning.role import PackageSettings, Value, option
 from gpunode.provisioning.state import NodeState
 from gpunode.provisioning.transaction import RELEASE, Preview, Transaction
 from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, releases_from
@@ -27,7 +27,7 @@ PREVIEW_LIMIT_S = 900
 MEMORY = "/var/lib/gpunode/nvidia_driver/packages-before"
 
 
-class DriverSettings(Settings):
+class DriverSettings(PackageSettings):
     """Variables of the role."""
 
     state: Literal["present", "absent"] = option(
@@ -82,7 +82,6 @@ class DriverSettings(Settings):
     )
     reload: bool = option(False, "Reload the kernel module if no process uses a GPU, instead of waiting for a reboot.")
     persistence: bool = option(True, "Run the persistence daemon on nodes that have a GPU.")
-    lock_wait_s: int = option(300, LOCK_WAIT)
 
 
 class Build(Frozen):

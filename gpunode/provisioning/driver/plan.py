@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from gpunode.frozen import Frozen
@@ -26,7 +26,7 @@ from gpunode.provisioning.manifest import (
     NodeCommand,
     NodeQuery,
 )
-from gpunode.provisioning.role import Role
+from gpunode.provisioning.role import Role, Texts
 from gpunode.provisioning.state import DnfState, Look, NodeState
 from gpunode.provisioning.transaction import RELEASE, Transaction
 
@@ -71,7 +71,7 @@ def present(state: NodeState, settings: DriverSettings, context: Context) -> Man
     found = node_stack.of_context(state.facts, context)
     if found.stack is None or found.problems:
         return Manifest(role=ROLE.name, refusals=found.problems)
-    refusals = (*unserved_fabric(found.stack, state.facts, context), *dnf.dnf_problems(state.dnf))
+    refusals = (*unserved_fabric(found.stack, context), *dnf.dnf_problems(state.dnf))
     if refusals:
         return Manifest(role=ROLE.name, refusals=refusals)
     request = DriverRequest(state, found.stack, settings, answered(context.answers.get("driver")))
@@ -186,10 +186,10 @@ def _question(plan: DriverPlan, context: Context) -> NodeQuery:
         repository = {"id": nvidia_repository.DNF_ID, "url": offer.url, "proxy": settings.proxy}
         more["repositories"] = (repository,) if offer.wanted else ()
     body = plan.question.model_copy(update=more).model_dump(mode="json", exclude_defaults=True)
-    return NodeQuery(kind="package_transaction", body=body, private="@" in settings.proxy)
+    return NodeQuery(kind="package_transaction", body=body)
 
 
-def _apt_files(plan: DriverPlan, text: Callable[..., str]) -> Iterator[ManagedFile]:
+def _apt_files(plan: DriverPlan, text: Texts) -> Iterator[ManagedFile]:
     """Yield files that apt reads before apt is used; files in the initramfs before the packages that rebuild it."""
     # A hold to release stays in the list until it is released: an aborted run forgets none.
     names = sorted({*plan.change.hold, *plan.change.unhold})
@@ -199,7 +199,7 @@ def _apt_files(plan: DriverPlan, text: Callable[..., str]) -> Iterator[ManagedFi
     yield ManagedFile(path=files.NOUVEAU, content=text("nouveau.conf.j2"))
 
 
-def _dnf_files(state: NodeState, text: Callable[..., str]) -> Iterator[ManagedFile]:
+def _dnf_files(state: NodeState, text: Texts) -> Iterator[ManagedFile]:
     """Yield the file that disables nouveau, if dracut is there to put it into the images.
 
     NVIDIA's package disables nouveau on the kernel's command line, of the boot entries that grubby knows by then.

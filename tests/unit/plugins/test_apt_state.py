@@ -67,7 +67,7 @@ def test_a_lock_with_only_the_inode_of_a_package_lock_needs_the_file_open(
 
 def test_the_state_of_this_machine_is_a_document() -> None:
     document = state.collected()
-    assert document is None or {"sources", "installed", "held", "own_holds", "interrupted"} <= document.keys()
+    assert document is None or {"sources", "installed", "held", "own_holds"} <= document.keys()
 
 
 @pytest.mark.parametrize(

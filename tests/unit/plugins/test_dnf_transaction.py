@@ -112,6 +112,30 @@ def test_a_bound_package_with_a_pattern_is_refused() -> None:
         module.release_for(base, question(bound=["driver=1-*"]))
 
 
+def test_the_record_of_a_failed_transaction_has_what_it_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "packages-before"
+
+    def fails() -> None:
+        assert record.read_text(encoding="utf-8").split("\n")[1:3] == ["half", "not"]
+        raise OSError("a script of half failed")
+
+    base = Base(Package("bash", "5", there=True))
+    base.transaction = SimpleNamespace(remove_set=[])
+    monkeypatch.setattr(base, "do_transaction", fails, raising=False)
+    monkeypatch.setattr(module, "configured", lambda *_: base)
+    answer: dict[str, Any] = {"install": {"half": "1", "not": "1"}, "remove": [], "stream": None}
+    monkeypatch.setattr(module, "resolved", lambda *_: answer)
+    monkeypatch.setattr(module, "fetch", lambda _: None)
+    monkeypatch.setattr(
+        module, "dnf", SimpleNamespace(exceptions=SimpleNamespace(TransactionCheckError=KeyError, Error=OSError))
+    )
+    monkeypatch.setattr(module.dnf_state, "packages", lambda: {"installed": {"bash": "5", "half": "1"}})
+    assert module.carried_out(question(memory=str(record)))["error"] == "a script of half failed"
+    assert record.read_text(encoding="utf-8").split("\n")[1:] == ["half", ""]
+
+
 @pytest.mark.parametrize("coming", [{"library": "2-1"}, {}], ids=["packages", "nothing to fetch"])
 @pytest.mark.parametrize("only", [True, False])
 def test_a_download_leaves_the_locks_alone(

@@ -67,6 +67,11 @@ def test_a_plan_that_is_only_read_neither_fails_nor_is_due(
     for manifest, pending in ((Manifest(role="rdma"), False), (Manifest(role="rdma", result=RdmaResult()), True)):
         monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_, manifest=manifest: manifest)
         assert action.run()["pending"] is pending
+    # Preflight changes nothing.
+    monkeypatch.setattr(role_plan.ActionModule, "keep_fit", lambda *_: None)
+    action._task.args = {"role": "preflight"}
+    assert action.run()["pending"] is False
+    action._task.args = {"role": "nvidia_driver"}
     # In check mode the roles that follow know which users would exist by then.
     action._task.check_mode = True
     accounts = Manifest(role="accounts", result=AccountsResult(create=("ada",)), pending_reasons=("ada is missing",))

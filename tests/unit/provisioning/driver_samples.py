@@ -35,7 +35,6 @@ APT: dict[str, Any] = {
     "headers": [],
     "lists": False,
     "architecture": "amd64",
-    "interrupted": False,
 }
 
 

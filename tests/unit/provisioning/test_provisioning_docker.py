@@ -324,6 +324,9 @@ def test_in_check_mode_users_that_accounts_would_create_are_not_looked_up(settle
     manifest = planned("docker", settled, run, users=["ada", "operator"])
     assert [command.argv[2] for command in manifest.commands] == ["ada", "operator"]
     assert special(manifest).known == ("operator",)
+    ldap = {"state": "present", "ldap_uris": ["ldaps://ldap.example.com"], "ldap_search_base": "dc=example,dc=com"}
+    directory = context(check=True, others={"base": ldap})
+    assert special(planned("docker", settled, directory, users=["operator"])).known == ()
 
 
 def data(kind: str, owner: int = 0) -> Context:
@@ -395,6 +398,21 @@ def test_absent_restores_the_file_and_removes_what_came(settled: NodeState, reco
     document["engine"]["info"]["running"] = 1
     refused = planned("docker", NodeState.model_validate(document), state="absent")
     assert "1 container runs: stop them" in refused.refusals[0]
+
+
+@pytest.mark.parametrize("kubelet", [True, False])
+def test_absent_leaves_the_containerd_of_kubelet(settled: NodeState, kubelet: bool) -> None:
+    record = f"{MARK}\ncontainerd\ndocker.io\n"
+    document = settled.model_dump()
+    document["contents"][BEFORE] = record
+    document["files"][BEFORE] = file(record)
+    run = context(others={"kubernetes_node": {"state": "present"}} if kubelet else {})
+    manifest = planned("docker", NodeState.model_validate(document), run, state="absent")
+    assert "docker.io must be removed" in manifest.pending_reasons
+    assert ("containerd must be removed" in manifest.pending_reasons) is not kubelet
+    assert manifest.packages is not None
+    assert ({"containerd", "containerd.io"} <= {*manifest.packages.remove_new}) is not kubelet
+    assert ("containerd" in manifest.packages.never) is kubelet
 
 
 @pytest.mark.parametrize("record", ["docker.io\ncontainerd\nrunc\n", f"{MARK}\ndocker-compose\n"])

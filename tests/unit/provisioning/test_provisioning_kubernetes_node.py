@@ -19,7 +19,8 @@ from gpunode.provisioning.kubernetes_node import (
     VALUES,
     uses_containerd,
 )
-from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.manifest import ManagedFile, Manifest
+from gpunode.provisioning.package_record import MARK
 from gpunode.provisioning.state import NodeState
 
 CRI = "io.containerd.grpc.v1.cri"
@@ -146,6 +147,55 @@ def test_a_sites_file_is_changed_in_its_place_and_kept_for_the_removal() -> None
     assert [unit.state for unit in settled.units] == ["started"]
     gone = planned("kubernetes_node", node(text, contents={BEFORE: SITES}), {"kubernetes_node": {"state": "absent"}})
     assert (text_of(gone, CONFIG), text_of(gone, BEFORE)) == (SITES, None)
+
+
+def restored(text: str | None, before: str) -> ManagedFile:
+    """The configuration of a removal."""
+    there = node(text, contents={BEFORE: before})
+    (found,) = [
+        one
+        for one in planned("kubernetes_node", there, {"kubernetes_node": {"state": "absent"}}).files
+        if one.path == CONFIG
+    ]
+    return found
+
+
+def test_a_removal_keeps_a_copy_of_what_others_added() -> None:
+    text = text_of(plan(node(SITES, ("containerd",))), CONFIG) or ""
+    assert not restored(text, SITES).backup
+    assert restored(f'{text}\n[plugins."{CRI}".registry]\n', SITES).backup
+    # A file that the role created is removed; it records that there was none.
+    found = plan(node(installed=("containerd",)))
+    assert text_of(found, BEFORE) == ""
+    assert restored(text_of(found, CONFIG), "").content is None
+    assert restored(None, "").content is None
+
+
+def test_containerd_stays_while_an_engine_needs_it() -> None:
+    record = "/var/lib/gpunode/kubernetes_node/packages-before"
+    for engine in ((), ("docker-ce",)):
+        there = node(installed=("containerd.io", *engine), contents={record: f"{MARK}\ncontainerd.io\n"})
+        gone = planned("kubernetes_node", there, {"kubernetes_node": {"state": "absent"}})
+        assert ("containerd.io must be removed" in gone.pending_reasons) is not bool(engine)
+        assert gone.packages is not None
+        assert ("containerd.io" in gone.packages.remove_new) is not bool(engine)
+
+
+@pytest.mark.parametrize(
+    ("value", "state", "refused"),
+    [
+        (0, "present", True),
+        (False, "present", True),
+        ("1", "present", False),
+        (None, "present", False),
+        (0, "absent", False),
+    ],
+)
+def test_a_setting_that_kubelet_needs_has_one_owner(value: Any, state: str, refused: bool) -> None:
+    tuning = {"state": state, "sysctl": {"net.ipv4.ip_forward": value}}
+    settings: dict[str, Any] = {"kubernetes_node": {"state": "present"}, "kernel_tuning": tuning}
+    refusals = planned("kubernetes_node", node(), settings, answers={"swaps": READY}).refusals
+    assert any("net.ipv4.ip_forward = 0: kubelet needs 1" in line for line in refusals) is refused
 
 
 def test_a_restart_waits_for_processes_on_the_gpus() -> None:

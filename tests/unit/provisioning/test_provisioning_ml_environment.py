@@ -17,9 +17,11 @@ from gpunode.provisioning.ml_environment import (
     NCCL,
     PROFILE,
 )
+from gpunode.provisioning.package_record import MARK
 from gpunode.provisioning.state import NodeState
 
 ROLE = "ml_environment"
+RECORD = "/var/lib/gpunode/ml_environment/packages-before"
 
 
 def nic(name: str, speed: int = 200_000) -> dict[str, Any]:
@@ -157,6 +159,8 @@ def test_an_allocator_is_a_package() -> None:
     change = planned(ROLE, host(), malloc="jemalloc").packages
     assert change is not None
     assert change.install == ("libjemalloc2",)
+    there = node({"libjemalloc2": "5"}, {RECORD: f"{MARK}\nlibjemalloc2\n"}, facts=ETHERNET)
+    assert "libjemalloc2 must be removed" in planned(ROLE, there, state="absent").pending_reasons
     by_dnf = planned(ROLE, node(dnf=True, facts=ETHERNET), malloc="jemalloc")
     assert by_dnf.packages is None
     assert any("by hand" in note for note in by_dnf.notes)

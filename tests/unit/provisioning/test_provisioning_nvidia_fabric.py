@@ -99,7 +99,8 @@ def test_a_run_fails_with_a_fabric_manager_that_still_does_not_run(board: dict[s
 
 
 def test_settings_are_merged_and_restart_an_idle_node(board: dict[str, Any]) -> None:
-    there = {"contents": {CONFIG: SETTINGS}, "files": {CONFIG: {"kind": "file", "sha256": "0", "mode": "0640"}}}
+    file = {"kind": "file", "sha256": "0", "mode": "0640", "owner": "root", "group": "root"}
+    there = {"contents": {CONFIG: SETTINGS}, "files": {CONFIG: file}}
     found = fabric(board, {"manager_config": {"LOG_LEVEL": 3, "BIND": 1}}, **there)
     (config,) = [file for file in found.files if file.path == CONFIG]
     assert config.content == "# LOG_LEVEL=4\nLOG_LEVEL=3\n# BIND=0\nBIND=1\nUNIX=1\n"
