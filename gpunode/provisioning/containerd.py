@@ -18,7 +18,7 @@ DROP_IN = f"{FOLDER}/conf.d/99-nvidia.toml"
 BEFORE = "/var/lib/gpunode/nvidia_container_toolkit/containerd-before.toml"
 SUMS = "/var/lib/gpunode/nvidia_container_toolkit/containerd.sha256"
 MARKER = "/run/gpunode/containerd-restart"
-"""A restart is due. The file is removed by the next boot, which makes the restart unnecessary."""
+"""A restart is pending. The file is removed by the next boot, which makes the restart unnecessary."""
 UNIT, REASON = "containerd.service", "the runtime nvidia was registered"
 # Refuse a configuration that containerd cannot read. What it prints, also of an error, may hold a registry's password.
 CHECKED = (
@@ -112,7 +112,7 @@ def restarted(
 ) -> ContainerdChange:
     """Return files with the restart of containerd that they require, deferred while processes use a GPU.
 
-    ``changes``: they change now; a restart that an earlier run deferred is due without that.
+    ``changes``: they change now; a restart that an earlier run deferred is pending without that.
     """
     change = ContainerdChange(tuple(files), marks=_MARKS if changes else ())
     if not changes and state.contents.get(MARKER) is None:

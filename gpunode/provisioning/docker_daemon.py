@@ -26,7 +26,7 @@ KEPT = "/etc/docker/daemon.json.kept"
 """A copy of the file while the package nvidia-docker2, which owns it, is purged: purging removes it."""
 MEMORY = "/var/lib/gpunode/docker/daemon-{}.json"
 RESTART = "/run/gpunode/docker-restart"
-"""If newer than the daemon's process, a restart is due. Removed by the next boot, which makes it unnecessary."""
+"""If newer than the daemon's process, a restart is pending. Removed by the next boot, which makes it unnecessary."""
 RELOAD = "/run/gpunode/docker-reload"
 UNIT = "docker.service"
 LIVE = ("docker", "info", "--format", "{{.LiveRestoreEnabled}}")
@@ -146,7 +146,7 @@ def daemon_memory(state: NodeState, owner: str) -> DaemonMemory | None:
 
 
 def _held_back(state: NodeState, docker: DockerState) -> list[str]:
-    """Return the reasons of a restart that an earlier run left due, without those that were made since."""
+    """Return the reasons of a restart that an earlier run left pending, without those that were made since."""
     marker = state.files.get(RESTART)
     if docker.started is None or marker is None or marker.mtime is None or marker.mtime <= docker.started:
         return []

@@ -192,7 +192,7 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
     ]
     locks = {name: _locked(name) for name in python}
     wanted = {name: version or locks[name] for name, version in python.items()}
-    why = {name: _venv_due(state, name, version) for name, version in wanted.items()}
+    why = {name: _venv_reason(state, name, version) for name, version in wanted.items()}
     venvs = tuple(
         Venv(name=name, path=f"{FOLDER}/{name}", version=version, locked=version == locks[name], programs=PYTHON[name])
         for name, version in wanted.items()
@@ -301,7 +301,7 @@ def _reboot(state: NodeState, profiling: str) -> tuple[str, ...]:
     return ("the new permission takes effect when the NVIDIA module is reloaded",)
 
 
-def _venv_due(state: NodeState, name: str, version: str) -> str:
+def _venv_reason(state: NodeState, name: str, version: str) -> str:
     """Return why a virtual environment has to be built; empty if it is as requested."""
     venv = f"{FOLDER}/{name}"
     for program in PYTHON[name]:

@@ -193,7 +193,7 @@ def present(state: NodeState, settings: KernelTuningSettings, context: Context) 
         restarts=restarts,
         # A service that keeps its old limit keeps the mark of all.
         restart_mark=MARKER if restarted and not restarts else None,
-        pending_reasons=(*_live_reasons(values, state, context), *boot.pending_reasons, *reexec),
+        pending_reasons=(*_runtime_reasons(values, state, context), *boot.pending_reasons, *reexec),
         result=KernelTuningResult(reexec=bool(reexec), starters=_starters(state)),
     )
 
@@ -251,7 +251,7 @@ def _sysctls(
     return {}, own
 
 
-def _live_reasons(values: Mapping[str, str], state: NodeState, context: Context) -> Iterator[str]:
+def _runtime_reasons(values: Mapping[str, str], state: NodeState, context: Context) -> Iterator[str]:
     """Yield which settings of the running kernel differ."""
     reported = context.answers.get("sysctl", {})
     for path, value in values.items():

@@ -232,7 +232,7 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
         *(f"{mount.path} is not mounted{' on demand' if mount.automatic else ''}" for mount in start),
         *(f"{one.path} does not have mode {one.mode}" for one in scratch if seen.place(one.path).mode != one.mode),
         *(f"{path} is missing" for path in caches if seen.place(path).kind == "absent"),
-        *(waiting := _hooks_due(state, settings, seen)),
+        *(waiting := _pending_hooks(state, settings, seen)),
         *([f"{TRIM} does not run"] if stopped_trim else []),
     ]
     if helper and (link is None or link.kind != "link" or link.target != "/usr/bin/rclone"):
@@ -361,7 +361,7 @@ def hooks_record(settings: StorageSettings) -> str:
     return json.dumps({"hooks": digests, "values": values}, indent=1) + "\n"
 
 
-def _hooks_due(state: NodeState, settings: StorageSettings, seen: StorageAnswer) -> list[str]:
+def _pending_hooks(state: NodeState, settings: StorageSettings, seen: StorageAnswer) -> list[str]:
     """Return why the hooks have to run; empty if they ran as they are and what they mount is mounted."""
     if not settings.hooks:
         return []

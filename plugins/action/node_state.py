@@ -16,11 +16,11 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         """Run the action."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         self.begin(task_vars)
-        documents = bool(self._task.args.get("documents"))
+        whole = bool(self._task.args.get("return_state"))
         # The facts in a document are complete: checks read them.
-        state = self.state(frozenset(PARTS) - {"engine", "ssh"} if documents else frozenset(), fresh=not documents)
+        state = self.state(frozenset(PARTS) - {"engine", "ssh"} if whole else frozenset(), fresh=not whole)
         result |= {"changed": False, "host": self.host, "_ansible_verbose_override": True}
-        if not documents:
+        if not whole:
             return result
         parts = {"node": state.facts, "apt": state.apt, "dnf": state.dnf}
         return result | {name: part.model_dump(mode="json") if part else None for name, part in parts.items()}

@@ -20,7 +20,7 @@ options:
     description: Seconds to wait for another package manager to finish.
     type: int
     default: 900
-  documents:
+  return_state:
     description: >-
       Return the state as the documents C(node), C(apt) and C(dnf). A state that was collected earlier in the run is
       not collected again.
@@ -194,7 +194,7 @@ def main() -> None:
     module = QuietModule(
         argument_spec={
             "lock_wait_s": {"type": "int", "default": 900},
-            "documents": {"type": "bool", "default": False},
+            "return_state": {"type": "bool", "default": False},
             "probe": {"type": "str"},
             "paths": {"type": "list", "elements": "str", "default": []},
             "globs": {"type": "list", "elements": "str", "default": []},

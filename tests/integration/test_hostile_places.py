@@ -63,7 +63,7 @@ def test_the_probe_of_this_machine_imports_nothing_from_the_working_folder(
 def test_the_roles_look_imports_nothing_from_the_login_users_folder(start_sshd: Start, trap: Path) -> None:
     """The module that looks, over real SSH: its working folder is the login user's."""
     server = start_sshd(f'ForceCommand cd {trap}; eval "$SSH_ORIGINAL_COMMAND"', "Subsystem sftp internal-sftp")
-    look = {"gpunode.node.node_state": {"documents": True}, "register": "known"}
+    look = {"gpunode.node.node_state": {"return_state": True}, "register": "known"}
     keep = {"ansible.builtin.copy": {"content": "{{ known.node.host }}", "dest": f"{trap.parent}/out"}}
     play = [{"hosts": "all", "gather_facts": False, "tasks": [look, keep]}]
     (trap.parent / "play.yml").write_text(json.dumps(play))

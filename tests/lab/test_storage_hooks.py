@@ -1,4 +1,4 @@
-"""Hooks of the role storage on a lab node: what they mount is known to the checks, and a second run has nothing due."""
+"""Hooks of the role storage on a lab node: the checks know what they mount; a second run has nothing pending."""
 
 import json
 from pathlib import Path
@@ -124,7 +124,7 @@ def test_what_a_hook_mounts_is_known_to_the_checks(hooked: Hooked, done: Run) ->
     assert hooked.remote_data() == {FOLDER: "pass"}
 
 
-def test_a_second_run_has_nothing_due(hooked: Hooked, done: Run) -> None:
+def test_a_second_run_has_nothing_pending(hooked: Hooked, done: Run) -> None:
     again = hooked.play()
     assert again.changed == {}
     assert again.recap["changed"] == 0

@@ -29,9 +29,9 @@ def planned(request: DriverRequest, apt: AptState) -> DriverPlan:
     """Return the plan if apt manages the packages."""
     stack, settings, preview = request.stack, request.settings, request.preview
     source = SOURCES[stack.source]
-    taken = {_taken(request, names): (names, pattern) for names, pattern in request.names}
+    chosen = {_available(request, names): (names, pattern) for names, pattern in request.names}
     more = [*source.profiles.get(settings.profile, ()), *source.flavours.get(stack.module.flavour, ())]
-    bound = {name: pattern for name, (_, pattern) in taken.items()}
+    bound = {name: pattern for name, (_, pattern) in chosen.items()}
     bound |= dict.fromkeys([*more, *settings.extra_packages], f"{RELEASE}-*")
     headers = _headers(request, apt)
     others = {*_free(request), *(() if request.precompiled else headers)}
@@ -70,7 +70,9 @@ def planned(request: DriverRequest, apt: AptState) -> DriverPlan:
             fresh=switches,
             install=tuple(free),
             optional=(*(f"{name}={RELEASE}-*" for name in optional), *sorted(filter(_is_header, others))),
-            alternatives={name: names[1:] for name, (names, _) in taken.items() if len(names) > 1 and name == names[0]},
+            alternatives={
+                name: names[1:] for name, (names, _) in chosen.items() if len(names) > 1 and name == names[0]
+            },
             lift=() if request.precompiled else source.lift,
             restore=source.restore,
             remove=tuple(going),
@@ -92,7 +94,7 @@ def planned(request: DriverRequest, apt: AptState) -> DriverPlan:
     )
 
 
-def _taken(request: DriverRequest, names: tuple[str, ...]) -> str:
+def _available(request: DriverRequest, names: tuple[str, ...]) -> str:
     """Return the installed one of a package and its alternatives, else the one that apt would install."""
     there = (request.state.installed, request.preview.install)
     return next((name for here in there for name in names if name in here), names[0])

@@ -44,7 +44,7 @@ def test_a_refusal_states_that_nothing_was_changed_only_while_that_is_true(actio
         action.refuse(named)
 
 
-def test_a_plan_that_is_only_read_neither_fails_nor_is_due(
+def test_a_plan_that_is_only_read_neither_fails_nor_is_pending(
     action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     why = "module 1 is loaded"
@@ -242,7 +242,7 @@ def test_a_state_that_was_set_aside_is_taken_back_only_where_nothing_was_kept_or
 @pytest.mark.parametrize(
     ("args", "kept"), [({}, None), ({"unchanged": True}, 1), ({"fresh": True, "unchanged": True}, None)]
 )
-def test_the_plan_after_one_that_was_due_uses_its_state_only_if_nothing_changed(
+def test_the_plan_after_one_that_was_pending_uses_its_state_only_if_nothing_changed(
     action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch, args: dict[str, bool], kept: int | None
 ) -> None:
     read: list[object] = []

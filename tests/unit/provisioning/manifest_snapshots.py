@@ -3,7 +3,7 @@
 Regenerate: .venv/bin/python tests/unit/provisioning/manifest_snapshots.py
 
 The roles are planned in the playbook's order. After each plan the node gets what the role's tasks would change, until
-the role has nothing due.
+the role has nothing pending.
 """
 
 import copy
@@ -48,7 +48,7 @@ class Page:
             if manifest.packages
             else {},
             "units": _unit_words(manifest.units),
-            "due": list(manifest.pending_reasons),
+            "pending": list(manifest.pending_reasons),
             "reboot": given.get("reboot_reasons"),
             "restarts": given.get("restarts"),
             "restart mark": manifest.restart_mark,
@@ -189,7 +189,7 @@ class Converged:
 
     pages: dict[str, Page]
     unsettled: dict[str, tuple[str, ...]]
-    """What is due, or refused, on a node that the role has settled or left, and at the end."""
+    """What is pending, or refused, on a node that the role has settled or left, and at the end."""
     machines: dict[str, Machine]
     """The nodes after all roles."""
 

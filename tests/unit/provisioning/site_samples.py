@@ -267,7 +267,7 @@ class Machine:
         raise AssertionError(f"{role}: too many questions")
 
     def pending(self, manifest: Manifest) -> tuple[str, ...]:
-        """Why a manifest is refused, or something is due."""
+        """Why a manifest is refused, or something is pending."""
         return (*manifest.refusals, *compared(manifest, NodeState.model_validate(self.document)).pending_reasons)
 
     def preview(self, role: str) -> Manifest:

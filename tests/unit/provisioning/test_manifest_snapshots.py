@@ -1,4 +1,4 @@
-"""The manifests of all roles are those that were reviewed, and a second plan has nothing due."""
+"""The manifests of all roles are those that were reviewed, and a second plan has nothing pending."""
 
 import copy
 
@@ -9,7 +9,7 @@ from node_samples import collection_root
 from site_samples import ORDER, settings
 
 SHARED = {"nvidia_driver": {"nvidia_fabric"}, "nvidia_fabric": {"nvidia_driver"}, "rdma": {"gpu_tools"}}
-"""Roles that have something due once a role is removed: the fabric manager is of the driver's closure, and
+"""Roles that have something pending once a role is removed: the fabric manager is of the driver's closure, and
 infiniband-diags a tool of both.
 """
 REMOVED = [role for role in ORDER if "state" in settings(role)]

@@ -41,7 +41,7 @@ def with_link(target: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dnf", [False, True], ids=["apt", "dnf"])
-def test_nothing_is_requested_and_nothing_is_due(dnf: bool) -> None:
+def test_nothing_is_requested_and_nothing_is_pending(dnf: bool) -> None:
     manifest = planned("cuda", node(dnf=dnf, facts=FACTS if not dnf else None), NVIDIAS)
     assert (manifest.pending_reasons, manifest.packages, manifest.files) == ((), None, ())
 
@@ -63,7 +63,7 @@ def test_a_bare_node_gets_toolkits_pins_and_a_default() -> None:
     assert toolkits(node(facts=FACTS), profile=False).files[-1].content is None
 
 
-def test_a_settled_toolkit_has_nothing_due_and_each_damage_has() -> None:
+def test_a_settled_toolkit_has_nothing_pending_and_each_damage_has() -> None:
     held = tuple(TOOLKIT)
     first = node(TOOLKIT, facts=FACTS, held=held, files=with_link("/usr/local/cuda-12.9"))
     settled = after(toolkits(first), first)
@@ -181,7 +181,7 @@ def test_dcgm_comes_with_its_pins_and_condition() -> None:
     assert manifest.units == ()
 
 
-def test_a_settled_dcgm_has_nothing_due() -> None:
+def test_a_settled_dcgm_has_nothing_pending() -> None:
     first = node(DCGM, facts={**FACTS, **LOADED, "units": [UNIT]}, held=tuple(DCGM))
     settled = after(dcgm_planned(first), first)
     manifest = dcgm_planned(settled)

@@ -1,4 +1,4 @@
-"""What counts as due: a manifest against a state, one difference after another; unknown is due."""
+"""What counts as pending: a manifest against a state, one difference after another; unknown is pending."""
 
 import hashlib
 from typing import Any
@@ -45,12 +45,12 @@ def why(
         (None, "could not be determined"),
     ],
 )
-def test_each_difference_of_a_file_is_due(there: dict[str, Any] | None, words: str | None) -> None:
+def test_each_difference_of_a_file_is_pending(there: dict[str, Any] | None, words: str | None) -> None:
     found = why({"files": (ManagedFile(path=PATH, content="text\n"),)}, files={PATH: there} if there else {})
     assert (words is None and found == ()) or (words is not None and len(found) == 1 and words in found[0])
 
 
-def test_a_file_that_has_to_go_is_due_while_it_is_there() -> None:
+def test_a_file_that_has_to_go_is_pending_while_it_is_there() -> None:
     gone = {"files": (ManagedFile(path=PATH, content=None),)}
     assert why(gone, files={PATH: GOOD}) == (f"{PATH} must be removed",)
     assert why(gone, files={PATH: {"kind": "absent"}}) == ()
@@ -89,7 +89,7 @@ def with_apt(**apt: Any) -> NodeState:
         ({"held": ["libcuda1"], "installed": {"libcuda1": "580.1-1", "old-driver": "1"}}, "old-driver must be removed"),
     ],
 )
-def test_each_difference_of_packages_is_due(apt: dict[str, Any], words: str | None) -> None:
+def test_each_difference_of_packages_is_pending(apt: dict[str, Any], words: str | None) -> None:
     change = Transaction(
         manager="apt", install=("libcuda1=580.*",), hold=("libcuda*",), unhold=("linux-image",), remove=("old-*",)
     )
@@ -97,7 +97,7 @@ def test_each_difference_of_packages_is_due(apt: dict[str, Any], words: str | No
     assert (words is None and found == ()) or (words is not None and any(words in line for line in found)), found
 
 
-def test_a_package_manager_that_is_unknown_is_due() -> None:
+def test_a_package_manager_that_is_unknown_is_pending() -> None:
     assert why({"packages": Transaction(manager="dnf")}) == ("the state of dnf is unknown",)
     broken = node(dnf=True).model_copy(update={"dnf": DnfState.model_validate({**DNF_STATE, "error": "x"})})
     assert why({"packages": Transaction(manager="dnf")}, broken) == ("the state of dnf is unknown",)
@@ -105,7 +105,7 @@ def test_a_package_manager_that_is_unknown_is_due() -> None:
 
 
 @pytest.mark.parametrize(("locks", "pending"), [(("a-0:1-1.*",), ()), ((), ("not locked: a-0:1-1.*",))])
-def test_a_package_that_dnf_should_hold_is_due_without_its_lock(
+def test_a_package_that_dnf_should_hold_is_pending_without_its_lock(
     locks: tuple[str, ...], pending: tuple[str, ...]
 ) -> None:
     state = node({"a": "1-1", "b": "1-1"}, dnf=True)
@@ -126,7 +126,7 @@ def test_a_package_that_dnf_should_hold_is_due_without_its_lock(
         ({"own_locks": ["a-0:1-1.*"], "streams": {"m": "s"}, "installed": {}}, "a is not installed"),
     ],
 )
-def test_each_difference_on_a_node_with_dnf_is_due(dnf: dict[str, Any], words: str | None) -> None:
+def test_each_difference_on_a_node_with_dnf_is_pending(dnf: dict[str, Any], words: str | None) -> None:
     change = Transaction(manager="dnf", install=("a=1-*",), stream="m:s", hold=("a",), drop_locks=("a-2.*",))
     state = node({"a": "1-1"}, dnf=True)
     assert state.dnf is not None
@@ -148,7 +148,7 @@ def test_each_difference_on_a_node_with_dnf_is_due(dnf: dict[str, Any], words: s
         ({"enabled": False, "state": "stopped"}, {"load": "not-found"}, None),
     ],
 )
-def test_each_difference_of_a_unit_is_due(wanted: dict[str, Any], there: dict[str, Any], words: str | None) -> None:
+def test_each_difference_of_a_unit_is_pending(wanted: dict[str, Any], there: dict[str, Any], words: str | None) -> None:
     state = node()
     facts = state.facts.model_copy(update={"units": (UNIT.model_copy(update=there),)})
     found = why({"units": (UnitState(name="u.service", **wanted),)}, state.model_copy(update={"facts": facts}))

@@ -1,4 +1,4 @@
-"""The plan of the role docker: what is due on a bare, a settled, a damaged and a busy node, and what goes."""
+"""The plan of the role docker: what is pending on a bare, a settled, a damaged and a busy node, and what goes."""
 
 import json
 from typing import Any
@@ -188,7 +188,7 @@ def test_a_new_engine_validates_its_file() -> None:
     assert by_path(manifest, DAEMON).validate_with == ("dockerd", "--validate", "--config-file=%s")
 
 
-def test_a_settled_node_has_nothing_due(settled: NodeState) -> None:
+def test_a_settled_node_has_nothing_pending(settled: NodeState) -> None:
     manifest = planned("docker", settled)
     assert manifest.pending_reasons == ()
     assert manifest.refusals == ()
@@ -205,13 +205,13 @@ def test_a_settled_node_has_nothing_due(settled: NodeState) -> None:
         ({"kind": "unknown"}, f"{UNATTENDED} could not be determined"),
     ],
 )
-def test_a_damaged_file_is_due_and_nothing_else(settled: NodeState, change: dict[str, str], reason: str) -> None:
+def test_a_damaged_file_is_pending_and_nothing_else(settled: NodeState, change: dict[str, str], reason: str) -> None:
     document = settled.model_dump()
     document["files"][UNATTENDED].update(change)
     assert planned("docker", NodeState.model_validate(document)).pending_reasons == (reason,)
 
 
-def test_a_disabled_unit_and_a_missing_package_are_due(settled: NodeState) -> None:
+def test_a_disabled_unit_and_a_missing_package_are_pending(settled: NodeState) -> None:
     off = settled.model_copy(update={"facts": settled.facts.model_copy(update={"units": ()})})
     assert planned("docker", off).pending_reasons == ("docker.service is not known",)
     assert settled.apt is not None
@@ -271,7 +271,7 @@ def test_a_busy_node_gets_its_file_and_no_restart(settled: NodeState) -> None:
     assert "restarted" in steps(planned("docker", busy, allowed, live_restore=False, log_max_files=7))
 
 
-def test_a_restart_held_back_is_reported_and_not_due(settled: NodeState) -> None:
+def test_a_restart_held_back_is_reported_and_not_pending(settled: NodeState) -> None:
     document = settled.model_dump()
     document["engine"]["info"].update(running=1, live_restore=False)
     document["contents"][RESTART] = "daemon.json: log-opts.max-file\n"
@@ -416,7 +416,7 @@ def test_absent_leaves_the_containerd_of_kubelet(settled: NodeState, kubelet: bo
 
 
 @pytest.mark.parametrize("record", ["docker.io\ncontainerd\nrunc\n", f"{MARK}\ndocker-compose\n"])
-def test_absent_on_a_node_without_anything_has_nothing_due(record: str) -> None:
+def test_absent_on_a_node_without_anything_has_nothing_pending(record: str) -> None:
     assert planned("docker", node(), state="absent").pending_reasons == ()
     # An engine that was there before the role stays.
     state = node(DEBIAN, {BEFORE: record}, engine=RUNS, facts=units(UNIT))

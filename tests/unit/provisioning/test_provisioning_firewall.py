@@ -1,4 +1,4 @@
-"""The role firewall: what its settings let through, what is refused, and when something is due."""
+"""The role firewall: what its settings let through, what is refused, and when something is pending."""
 
 import hashlib
 import re
@@ -288,7 +288,7 @@ def test_what_firewalld_cannot_do_is_refused(state: NodeState, changes: dict[str
     assert problem in wanted(state, **changes).refusals[0]
 
 
-def test_a_settled_node_is_not_asked_and_nothing_is_due() -> None:
+def test_a_settled_node_is_not_asked_and_nothing_is_pending() -> None:
     manifest = wanted(bare())
     state = settled(bare(), manifest)
     again = wanted(state, answers={})
@@ -303,7 +303,7 @@ def test_a_settled_node_is_not_asked_and_nothing_is_due() -> None:
         ("b" * 64, OWN, "the table gpunode was changed since it was loaded"),
     ],
 )
-def test_rules_that_the_kernel_lost_are_due(own: str | None, listed: str, reason: str) -> None:
+def test_rules_that_the_kernel_lost_are_pending(own: str | None, listed: str, reason: str) -> None:
     manifest = wanted(bare())
     assert wanted(settled(bare(), manifest, own, listed), answers={}).pending_reasons == (reason,)
 

@@ -129,7 +129,7 @@ def test_both_units_are_enabled_and_not_started() -> None:
     assert [unit.name for unit in plan(node(())).units] == [UNIT], "no host keys without sshd"
 
 
-def test_other_wheels_are_due(tmp_path: Path) -> None:
+def test_other_wheels_are_pending(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no gpunode"):
         plan(node(), wheels=str(tmp_path))
     with pytest.raises(UsageError, match="first_boot_wheels"):

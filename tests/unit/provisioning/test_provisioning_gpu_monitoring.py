@@ -111,7 +111,7 @@ def test_the_unit_runs_a_command_that_gpunode_accepts(program: Path) -> None:
     assert "rm -f /m/gpunode.prom" in text
 
 
-def test_a_settled_node_has_nothing_due() -> None:
+def test_a_settled_node_has_nothing_pending() -> None:
     unit = {"load": "loaded", "active": "active", "sub": "x", "enabled": "enabled"}
     state = node({EXPORTER: "1.5.0-1+b6"}, {INSTALLED: "#!"}, facts={"units": [{"name": TIMER, **unit}]})
     bare = made(state)

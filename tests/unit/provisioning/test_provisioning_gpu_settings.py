@@ -1,4 +1,4 @@
-"""The plan of gpu_settings: rules, what a card does not support, what is due, what waits."""
+"""The plan of gpu_settings: rules, what a card does not support, what is pending, what waits."""
 
 import json
 import re
@@ -67,7 +67,7 @@ def manifest(rules: list[dict[str, Any]], *gpus: dict[str, Any], **more: Any) ->
 
 
 def about_gpus(found: Manifest) -> list[str]:
-    """What is due of the GPUs themselves."""
+    """What is pending of the GPUs themselves."""
     return [reason for reason in found.pending_reasons if re.match("gpu[0-9]", reason)]
 
 

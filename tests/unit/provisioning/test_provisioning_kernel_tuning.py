@@ -1,4 +1,4 @@
-"""kernel_tuning: what follows from facts and settings, what is refused, and when it is due."""
+"""kernel_tuning: what follows from facts and settings, what is refused, and when it is pending."""
 
 from typing import Any
 
@@ -134,7 +134,7 @@ def test_tuned_keeps_the_processors() -> None:
 
 
 @pytest.mark.parametrize("path", ["/proc/sys/vm/swappiness", kernel_tuning.THP])
-def test_a_value_that_runs_otherwise_is_due(path: str) -> None:
+def test_a_value_that_runs_otherwise_is_pending(path: str) -> None:
     other = {"sysctl": {**SYSCTL, "vm.swappiness": "60"}} if "vm" in path else {"transparent_hugepages": "always"}
     state = settled(metal(**other), planned(ROLE, metal(**other)))
     plan = planned(ROLE, state)
@@ -305,7 +305,7 @@ def test_without_a_known_boot_loader_the_arguments_are_reported(texts: dict[str,
     assert any("add iommu=pt by hand" in note for note in plan.notes)
 
 
-def test_absent_removes_what_is_there_and_nothing_is_due_on_a_node_without_it() -> None:
+def test_absent_removes_what_is_there_and_nothing_is_pending_on_a_node_without_it() -> None:
     assert planned(ROLE, metal(), state="absent").pending_reasons == ()
     state = settled(metal({kernel_tuning.ROLE.kernel_memory: "{}"}), planned(ROLE, metal()))
     plan = planned(ROLE, state, state="absent")

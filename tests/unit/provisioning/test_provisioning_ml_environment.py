@@ -177,5 +177,5 @@ def test_azures_topology_file_is_taken_where_there_is_one() -> None:
     assert "NCCL_TOPO_FILE=/opt/microsoft/ndv4-topo.xml" in lines(contents(named)[NCCL])
 
 
-def test_nothing_is_due_where_nothing_is_left() -> None:
+def test_nothing_is_pending_where_nothing_is_left() -> None:
     assert planned(ROLE, host(), state="absent").pending_reasons == ()

@@ -136,7 +136,7 @@ def test_a_refusal_leaves_nothing_to_do(bare: dict[str, Any]) -> None:
     assert (found.files, found.packages) == ((), None)
 
 
-def test_a_settled_node_has_nothing_due_and_is_asked_nothing(bare: dict[str, Any]) -> None:
+def test_a_settled_node_has_nothing_pending_and_is_asked_nothing(bare: dict[str, Any]) -> None:
     facts = driven(bare)
     draft = planned("nvidia_driver", state(facts))
     there = as_it_has_to_be(draft) | {IMAGE: {"kind": "file", "mtime": 200.0}}
@@ -148,7 +148,7 @@ def test_a_settled_node_has_nothing_due_and_is_asked_nothing(bare: dict[str, Any
 
 @pytest.mark.parametrize("path", [files.PREFERENCES, files.UNATTENDED, files.NOUVEAU, files.PERSISTENCED])
 @pytest.mark.parametrize("damage", [{"sha256": "0"}, {"mode": "0600"}, {"owner": "nobody"}, {"kind": "absent"}])
-def test_each_damage_of_a_file_is_due(bare: dict[str, Any], path: str, damage: dict[str, Any]) -> None:
+def test_each_damage_of_a_file_is_pending(bare: dict[str, Any], path: str, damage: dict[str, Any]) -> None:
     facts = driven(bare)
     there = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 200.0}}
     found = planned("nvidia_driver", state(facts, files={**there, path: {**there[path], **damage}}))
@@ -308,7 +308,7 @@ def test_a_board_with_nvswitches_is_refused_without_its_fabric_manager(bare: dic
     assert planned("nvidia_driver", state_of(one), settings).refusals == ()
 
 
-def test_absent_removes_everything_and_a_removed_driver_leaves_nothing_due(bare: dict[str, Any]) -> None:
+def test_absent_removes_everything_and_a_removed_driver_leaves_nothing_pending(bare: dict[str, Any]) -> None:
     gone = {"nvidia_driver": {"state": "absent"}}
     found = planned("nvidia_driver", state(driven(bare)), gone)
     assert found.packages is not None

@@ -59,7 +59,7 @@ def test_the_node_is_asked_for_the_key_and_all_files_follow() -> None:
     assert texts[APT_PATHS["proxy"]] is None
 
 
-def test_a_settled_node_is_asked_nothing_and_nothing_is_due() -> None:
+def test_a_settled_node_is_asked_nothing_and_nothing_is_pending() -> None:
     again = wanted(settled())
     assert (again.questions, again.pending_reasons) == ({}, ())
 

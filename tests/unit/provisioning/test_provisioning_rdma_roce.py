@@ -1,4 +1,4 @@
-"""RoCE settings of the role rdma: what is refused before any change, what is due, and the program that sets them.
+"""RoCE settings of the role rdma: what is refused before any change, what is pending, and the program that sets them.
 
 The double of dcb keeps the table of an interface as iproute2 6.1 (dcb/dcb_app.c, dcb_pfc.c, their manual pages) and
 mlx5 (drivers/net/ethernet/mellanox/mlx5/core/en_dcbnl.c) do: an entry of a code point replaces the one before, and an
@@ -90,7 +90,7 @@ def as_written(found: Manifest) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_a_settled_node_has_nothing_due_and_what_somebody_changed_is_set_again() -> None:
+def test_a_settled_node_has_nothing_pending_and_what_somebody_changed_is_set_again() -> None:
     files = {**as_written(made(machine())), ROLE.folder: {"kind": "folder", "mode": "0755", "entries": 1}}
     unit = {"name": unit_of("rail0"), "load": "loaded", "active": "active", "sub": "exited", "enabled": "enabled"}
     assert made(machine(AS_WANTED, tos=106, files=files, units=[unit])).pending_reasons == ()

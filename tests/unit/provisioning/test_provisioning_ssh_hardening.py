@@ -384,7 +384,7 @@ def on(port: int, **changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_is_due_besides_files_is_named(
+def test_what_is_pending_besides_files_is_named(
     ssh: dict[str, Any], files: dict[str, Any], settings: dict[str, Any], expected: list[str]
 ) -> None:
     reasons = list(plan(ssh, files=files, **settings).pending_reasons)

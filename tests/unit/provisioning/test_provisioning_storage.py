@@ -175,7 +175,7 @@ def test_a_cache_directory_of_a_user_is_refused(there: dict[str, Any]) -> None:
     assert made(state(), seen, scratch_disks=DISKS, mounts=[bucket]).refusals[0].startswith("cache: /scratch/cache is")
 
 
-def test_a_settled_node_has_nothing_due() -> None:
+def test_a_settled_node_has_nothing_pending() -> None:
     first = made(state(), scratch_disks=DISKS, mounts=[NFS])
     there = {
         file.path: {"kind": "file", "sha256": None, "mode": "0644", "owner": "root", "group": "root"}
@@ -572,7 +572,9 @@ BOTH: dict[str, Any] = {"scratch_disks": DISKS, "mounts": [NFS]}
         (done(trim={"enabled": "disabled", "active": "inactive"}), {"mounts": [NFS]}, []),
     ],
 )
-def test_what_is_due_besides_files_is_named(seen: dict[str, Any], settings: dict[str, Any], pending: list[str]) -> None:
+def test_what_is_pending_besides_files_is_named(
+    seen: dict[str, Any], settings: dict[str, Any], pending: list[str]
+) -> None:
     node = with_file(state(), HELPER, kind="link", target="/usr/bin/rclone")
     found = own(node, seen, **settings)
     assert (list(found.pending_reasons), found.refusals) == (pending, ())

@@ -125,7 +125,7 @@ def settled(key: str, **settings: Any) -> tuple[NodeState, Manifest]:
 
 
 @needs_gpg
-def test_a_settled_node_has_nothing_due(site_key: str) -> None:
+def test_a_settled_node_has_nothing_pending(site_key: str) -> None:
     state, first = settled(site_key)
     assert json.loads(contents(first)[DAEMON] or "") == {
         "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}},
@@ -140,7 +140,7 @@ def test_a_settled_node_has_nothing_due(site_key: str) -> None:
 
 
 @needs_gpg
-def test_what_is_damaged_is_due_and_nothing_else(site_key: str) -> None:
+def test_what_is_damaged_is_pending_and_nothing_else(site_key: str) -> None:
     state, _ = settled(site_key)
     document = state.model_dump()
     document["files"][PREFERENCES] = file("# damaged\n")

@@ -135,7 +135,7 @@ def test_a_pending_reboot_is_reported() -> None:
     assert any("a reboot is pending: linux-image-amd64" in note for note in manifest.notes)
 
 
-def test_a_settled_node_has_nothing_due_and_absent_removes_all() -> None:
+def test_a_settled_node_has_nothing_pending_and_absent_removes_all() -> None:
     state = node(TOOL)
     done = after(planned("updates", state, context(), state="present"), state)
     assert planned("updates", done, context(), state="present").pending_reasons == ()
