@@ -70,9 +70,7 @@ def planned(request: DriverRequest, apt: AptState) -> DriverPlan:
             fresh=switches,
             install=tuple(free),
             optional=(*(f"{name}={RELEASE}-*" for name in optional), *sorted(filter(_is_header, others))),
-            alternatives={
-                name: names[1:] for name, (names, _) in chosen.items() if len(names) > 1 and name == names[0]
-            },
+            alternatives={name: names[1:] for name, (names, _) in chosen.items() if name == names[0] and names[1:]},
             lift=() if request.precompiled else source.lift,
             restore=source.restore,
             remove=tuple(going),
