@@ -532,7 +532,7 @@ def scenarios(*, everything: bool) -> Chosen:
         name
         for name in names
         if name != "default"
-        and concerned(f"molecule/{name}/", f"roles/{name}/", f"gpunode/provisioning/{name}", *FOUNDATION)
+        and concerned(f"molecule/{name}/", f"roles/{name}/", *sorted(plan_of(name, ROOT)), *FOUNDATION)
     ]
     return bounded([name for name in names if name == "default"], more, AT_MOST["molecule"])
 

@@ -100,7 +100,7 @@ def test_everything_is_everything(since_the_commit: ModuleType) -> None:
         ("plugins/modules/dcgm.py", {"test_dcgm"}, {"dcgm", "docker"}),
         ("gpunode/provisioning/docker_daemon.py", {"test_docker"}, {"docker"}),
         ("gpunode/provisioning/dcgm.py", {"test_dcgm"}, {"dcgm"}),
-        ("gpunode/provisioning/engines.py", {"test_dcgm"}, set()),
+        ("gpunode/provisioning/engines.py", {"test_dcgm"}, {"dcgm"}),
         ("tests/lab/test_docker.py", {"test_docker"}, set()),
         ("docs/lab.md", set(), set()),
     ],
