@@ -322,7 +322,11 @@ def resolved(base, question):
     never = sorted(name for name in {*coming, *going} if matches(name, question["never"]))
     if never:
         raise TransactionRefusedError(f"it would also touch {', '.join(never[:5])}, which this role does not manage")
-    return {"target": target, "install": dict(sorted(coming.items())), "remove": going, "stream": stream}
+    # In check mode: what an earlier role would have done already.
+    done = question["planned"].get("packages", {})
+    coming = {name: release for name, release in sorted(coming.items()) if done.get(name) != release}
+    going = [name for name in going if name not in question["planned"].get("purge", [])]
+    return {"target": target, "install": coming, "remove": going, "stream": stream}
 
 
 def fetch(base):

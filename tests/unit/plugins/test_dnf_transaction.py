@@ -136,6 +136,22 @@ def test_the_record_of_a_failed_transaction_has_what_it_installed(
     assert record.read_text(encoding="utf-8").split("\n")[1:] == ["half", ""]
 
 
+def test_what_an_earlier_role_would_have_done_is_not_announced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = Base(Package("old", "1", there=True))
+    base.transaction = SimpleNamespace(
+        install_set=[Package("library", "2"), Package("tool", "1")], remove_set=[Package("old", "1")]
+    )
+    monkeypatch.setattr(base, "resolve", lambda **_: None, raising=False)
+    for name, value in (("going_of", ["old"]), ("orphans", []), ("streams", None), ("elsewhere", {}), ("mark", None)):
+        monkeypatch.setattr(module, name, lambda *_, value=value: value)
+    monkeypatch.setattr(module, "release_for", lambda *_: (None, {}, []))
+    first = module.resolved(base, question())
+    assert (first["install"], first["remove"]) == ({"library": "2-1", "tool": "1-1"}, ["old"])
+    planned = {"packages": {"library": "2-1", "tool": "0-1"}, "purge": ["old"]}
+    then = module.resolved(base, question(planned=planned))
+    assert (then["install"], then["remove"]) == ({"tool": "1-1"}, [])
+
+
 @pytest.mark.parametrize("coming", [{"library": "2-1"}, {}], ids=["packages", "nothing to fetch"])
 @pytest.mark.parametrize("only", [True, False])
 def test_a_download_leaves_the_locks_alone(
