@@ -93,10 +93,10 @@ def engine(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
         engine.log.close()
 
 
-def answers(world: World, wanted: dict[int, str], host: int = FOREIGN) -> bool:
+def answers(world: World, expected: dict[int, str], host: int = FOREIGN) -> bool:
     """Return whether a scan comes to this while the servers start."""
     end = time.monotonic() + READY_S
-    while world.scan(host, [*wanted]) != wanted:
+    while world.scan(host, [*expected]) != expected:
         if time.monotonic() > end:
             return False
     return True

@@ -65,7 +65,7 @@ except ValueError:
 else:
     added = json.load(open({added!r}))
     if answer.get("failed") and b"module_fqn='ansible.modules" in text:
-        # Whatever this machine lacks, systemd say, the node reports success.
+        # Whatever this machine lacks, for example systemd, the node reports success.
         answer = {{"changed": True, "rc": 0, "stdout": "", "status": {{}}}}
     print(json.dumps({{**added["top"], **answer, "ansible_facts": added["facts"], **added["over"]}}))
     print({control!r})

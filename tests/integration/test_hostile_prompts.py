@@ -137,7 +137,7 @@ def test_an_answer_that_is_not_a_bundle_is_redacted(
 ) -> None:
     monkeypatch.setattr(Node, "is_root", False)
     token = '"$(echo "$*" | grep -o "gpunode-[0-9a-f]*" | head -n 1)"'  # noqa: S105
-    echo = f'printf "%s ready\\n%s is no JSON" {token} "$answer"\n'
+    echo = f'printf "%s ready\\n%s is not JSON" {token} "$answer"\n'
     node = Hostile(start_sshd, tmp_path, sudo=SUDO + echo)
     collected = one(replace(node.server.target(), become=True))
     assert collected.answer is not None, collected.reason

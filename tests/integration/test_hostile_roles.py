@@ -66,7 +66,7 @@ def play(folder: Path, results: Iterable[str], names: list[str]) -> list[dict[st
     """A play that takes hostile results as the roles do, and renders all that is made from them."""
     seen = {"register": "answer", "changed_when": False, "check_mode": False}
     rendered = {"loop": names, "ignore_errors": True, "ansible.builtin.debug": {"msg": "{{ lookup('vars', item) }}"}}
-    taken = {name: f"{{{{ (answer.stdout | from_json)['{name}'] }}}}" for name in results}
+    set_facts = {name: f"{{{{ (answer.stdout | from_json)['{name}'] }}}}" for name in results}
     return [
         {
             "hosts": "node1",
@@ -75,7 +75,7 @@ def play(folder: Path, results: Iterable[str], names: list[str]) -> list[dict[st
             + [str(path) for part in ("defaults", "vars") for path in sorted(ROOT.glob(f"roles/*/{part}/main.yml"))],
             "tasks": [
                 {"ansible.builtin.command": {"argv": ["cat", str(folder / "results.json")]}, **seen},
-                {"ansible.builtin.set_fact": taken},
+                {"ansible.builtin.set_fact": set_facts},
                 {"name": "Render variables and expressions", **rendered},
                 {"name": "Control", "ansible.builtin.debug": {"msg": "{{ control }}"}},
             ],

@@ -24,7 +24,7 @@ def logs_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
     """Return whether the user logs in with a key, with this field in /etc/shadow."""
     if os.geteuid() != 0:
         pytest.skip("sshd with a user of its own needs root")
-    # sshd wants every folder above the keys to be of root or the user, and not writable by others.
+    # sshd requires that every folder above the keys belongs to root or the user, and that others cannot write to it.
     folder = Path("/run/gpunode-test-locked")
     shutil.rmtree(folder, ignore_errors=True)
     home = folder / "home"

@@ -1,7 +1,7 @@
 """Input pipelines slowed on purpose, with real files, mounts, PyTorch and Pillow: the named limit is the planted one.
 
-The remote mount is sshfs to an SFTP server whose answers a relay delays; the slow network is an interface that tc
-limits, and the slow disk a loop device that the kernel's block throttle limits.
+The remote mount is sshfs to an SFTP server behind a relay that delays its answers; the slow network is an interface
+that tc limits, and the slow disk a loop device that the kernel's block throttle limits.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ def collect():
         waiting.put((time.monotonic() + float(sys.argv[3]), data))
 def answer():
     while True:
-        due, data = waiting.get()
-        time.sleep(max(0.0, due - time.monotonic()))
+        send_at, data = waiting.get()
+        time.sleep(max(0.0, send_at - time.monotonic()))
         client.sendall(data)
 for work in (collect, answer):
     threading.Thread(target=work, daemon=True).start()

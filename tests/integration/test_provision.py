@@ -20,10 +20,10 @@ SITE = """
   hosts: all
   gather_facts: false
   tasks:
-    - name: Say what was asked for
+    - name: Print what was asked for
       ansible.builtin.debug:
         msg: "source is {{ nvidia_driver_source | default('unset') }}, check mode {{ ansible_check_mode }}"
-      tags: [say]
+      tags: [print]
     - name: Change something
       ansible.builtin.file:
         path: "{{ playbook_dir }}/{{ inventory_hostname }}"
@@ -88,7 +88,7 @@ def provision(*words: str) -> int:
 
 def test_a_good_run_passes_options_and_output_through(folder: Path, capfd: Out) -> None:
     code = provision(
-        "--limit", "gpu1", "--check", "--diff", "-v", "-e", "nvidia_driver_source=debian", "--tags", "say", "-f", "1"
+        "--limit", "gpu1", "--check", "--diff", "-v", "-e", "nvidia_driver_source=debian", "--tags", "print", "-f", "1"
     )
     out = capfd.readouterr().out
     assert "source is debian, check mode True" in out
@@ -103,11 +103,11 @@ def test_with_check_alone_what_would_change_is_shown(folder: Path, capfd: Out, m
         assert run([*words, *more]) == 0
         shown[more] = capfd.readouterr().out
     assert "Change something" in shown[()]
-    assert "Say what was asked for" not in shown[()]
-    assert "Say what was asked for" in shown["-v",]
+    assert "Print what was asked for" not in shown[()]
+    assert "Print what was asked for" in shown["-v",]
     monkeypatch.setenv("ANSIBLE_DISPLAY_OK_HOSTS", "yes")
     assert run(words) == 0
-    assert "Say what was asked for" in capfd.readouterr().out
+    assert "Print what was asked for" in capfd.readouterr().out
 
 
 def test_tags_of_included_files_are_known(folder: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_task_that_fails_is_exit_code_1_and_one_line(folder: Path, capfd: Out)
 def test_roles_are_printed_as_they_begin_and_a_rescued_failure_is_none(folder: Path, capfd: Out) -> None:
     role = folder / "root" / "playbooks" / "roles" / "nvidia_driver" / "tasks"
     role.mkdir(parents=True)
-    (role / "main.yml").write_text("- name: Say it\n  ansible.builtin.debug:\n    msg: here\n  changed_when: true\n")
+    (role / "main.yml").write_text("- name: Print it\n  ansible.builtin.debug:\n    msg: here\n  changed_when: true\n")
     site = folder / "root" / "playbooks" / "site.yml"
     site.write_text(
         "- hosts: all\n  gather_facts: false\n  roles: [nvidia_driver]\n  tasks:\n    - block:\n"
@@ -140,7 +140,7 @@ def test_roles_are_printed_as_they_begin_and_a_rescued_failure_is_none(folder: P
     outcome = ProvisionOutcome.model_validate_json(capfd.readouterr().out)
     assert outcome.check
     assert [node.failure for node in outcome.nodes] == [None, None]
-    assert [node.changed for node in outcome.nodes] == [(TaskOutcome(role="nvidia_driver", task="Say it"),)] * 2
+    assert [node.changed for node in outcome.nodes] == [(TaskOutcome(role="nvidia_driver", task="Print it"),)] * 2
 
 
 def test_json_has_what_was_changed_and_why_nodes_failed(folder: Path, capfd: Out) -> None:
@@ -182,8 +182,8 @@ def test_an_unreachable_node_is_exit_code_3(folder: Path) -> None:
     ("words", "expected_text"),
     [
         (["--limit", "gpu9"], "--limit gpu9: inventory hosts.yml has no host or group gpu9; did you mean gpu"),
-        (["--tags", "sya"], "no task has the tag sya; did you mean say?"),
-        (["--skip-tags", "say,zzzz"], "no task has the tag zzzz; known: fail, inner, nvidia_driver_install, say"),
+        (["--tags", "pritn"], "no task has the tag pritn; did you mean print?"),
+        (["--skip-tags", "print,zzzz"], "no task has the tag zzzz; known: fail, inner, nvidia_driver_install, print"),
         (["-e", "nvidia_driver_sorce=debian"], "-e: unknown variable nvidia_driver_sorce; did you mean"),
         (["-e", '{"nvidia_driver_sorce": 1}'], "did you mean nvidia_driver_source?"),
         (["-e", "@absent.yml"], "-e @absent.yml: No such file or directory"),

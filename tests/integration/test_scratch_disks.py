@@ -56,7 +56,7 @@ class Disks:
         with (self.folder / f"{name}.img").open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def wanted(self, *names: str, erase: tuple[str, ...] = ()) -> dict[str, Any]:
+    def requested(self, *names: str, erase: tuple[str, ...] = ()) -> dict[str, Any]:
         return {
             "disks": [f"loop-{name}" for name in names],
             "name": "none",
@@ -67,7 +67,7 @@ class Disks:
     def refused(self, name: str) -> str:
         """Why a disk is refused although it is confirmed."""
         with pytest.raises(DiskError) as raised:
-            scratch_disks.made(self.wanted(name, erase=(name,)), check=False)
+            scratch_disks.made(self.requested(name, erase=(name,)), check=False)
         return str(raised.value)
 
     def end(self) -> None:
@@ -109,10 +109,10 @@ def test_what_a_disk_carries_stays_unless_its_id_is_confirmed(disks: Disks) -> N
     for name, words in (("ext4", "ext4 'theirs'"), ("swap", "swap"), ("table", "gpt"), ("raw", "an unknown kind")):
         before = disks.digest(name)
         with pytest.raises(DiskError, match=f"nothing was written: .*{words}"):
-            scratch_disks.made(disks.wanted(name), check=False)
-        scratch_disks.made(disks.wanted(name, erase=(name,)), check=True)
+            scratch_disks.made(disks.requested(name), check=False)
+        scratch_disks.made(disks.requested(name, erase=(name,)), check=True)
         assert disks.digest(name) == before
-        steps = scratch_disks.made(disks.wanted(name, erase=(name,)), check=False)
+        steps = scratch_disks.made(disks.requested(name, erase=(name,)), check=False)
         assert steps[0].startswith(f"erase loop-{name}")
         assert run("blkid", "--probe", "-o", "value", "-s", "UUID", disks.devices[name]) == OWN["filesystem"]
 
@@ -153,20 +153,20 @@ def test_a_disk_with_a_mounted_partition_is_in_use(disks: Disks) -> None:
 def test_an_empty_disk_is_made_kept_and_released(disks: Disks) -> None:
     device = disks.add("a")
     empty = disks.digest("a")
-    wanted = disks.wanted("a", erase=("a",))
-    assert scratch_disks.made(wanted, check=True) == ["create the file system"]
+    requested = disks.requested("a", erase=("a",))
+    assert scratch_disks.made(requested, check=True) == ["create the file system"]
     assert disks.digest("a") == empty
-    assert scratch_disks.made(wanted, check=False) == [f"create the file system on {device}"]
+    assert scratch_disks.made(requested, check=False) == [f"create the file system on {device}"]
     place = disks.mount(device)
     (place / "file").write_text("kept")
     # It is the role's own now: a confirmation that was left does nothing.
-    assert scratch_disks.made(wanted, check=False) == []
+    assert scratch_disks.made(requested, check=False) == []
     with pytest.raises(DiskError, match="is mounted on"):
-        scratch_disks.released(wanted, check=False)
+        scratch_disks.released(requested, check=False)
     assert (place / "file").read_text() == "kept"
     run("umount", place)
-    assert scratch_disks.released(disks.wanted("a"), check=False) == []
-    assert scratch_disks.released(wanted, check=False) == [f"erase loop-a ({device})"]
+    assert scratch_disks.released(disks.requested("a"), check=False) == []
+    assert scratch_disks.released(requested, check=False) == [f"erase loop-a ({device})"]
     answer = block_devices.answered({"disks": ["loop-a"], "own": OWN})
     assert (answer["refusals"], answer["disks"]["loop-a"]["carries"], answer["target"]) == ([], [], None)
 
@@ -197,14 +197,14 @@ def test_a_damaged_file_system_is_repaired_and_never_made_again(disks: Disks, mo
                 stream.write(rng.choice([bytes(size), rng.randbytes(size)]))
         before = disks.digest("a")
         whole = block_devices.holds(device, OWN["filesystem"])
-        alone = {**disks.wanted("a"), "used": True}
-        for wanted, looked in ((alone, looked_at), ({**array, "used": True}, lambda *_: array_of(device))):
+        alone = {**disks.requested("a"), "used": True}
+        for requested, looked in ((alone, looked_at), ({**array, "used": True}, lambda *_: array_of(device))):
             monkeypatch.setattr(scratch_disks, "looked_at", looked)
             if whole:
-                assert scratch_disks.made(wanted, check=False) == []
+                assert scratch_disks.made(requested, check=False) == []
             else:
                 with pytest.raises(DiskError, match=r"xfs_repair.*storage_confirm_erase"):
-                    scratch_disks.made(wanted, check=False)
+                    scratch_disks.made(requested, check=False)
             assert disks.digest("a") == before
         repair = ["xfs_repair", device]
         if not whole and subprocess.run(repair, check=False, capture_output=True, timeout=60).returncode == 0:

@@ -111,10 +111,10 @@ class Slurm:
         state = (re.findall(r"State=(\S+)", output) or ["none"])[0].replace("+NOT_RESPONDING", "")
         return state, reason[1] if reason else ""
 
-    def until(self, wanted: str, seconds: float = 90) -> tuple[str, str]:
+    def until(self, expected: str, seconds: float = 90) -> tuple[str, str]:
         """Wait for exactly this state; what it is at the end."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end and self.state()[0] != wanted:
+        while time.monotonic() < end and self.state()[0] != expected:
             time.sleep(0.5)
         return self.state()
 
@@ -125,10 +125,10 @@ class Slurm:
             time.sleep(0.5)
         return self.state()[1]
 
-    def checks_health(self, wanted: bool) -> None:
+    def checks_health(self, enabled: bool) -> None:
         """Let slurmd's health checks do their work, or nothing."""
         mark = self.folder / "no-health"
-        if wanted:
+        if enabled:
             mark.unlink()
             return
         mark.touch()

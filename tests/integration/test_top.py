@@ -266,7 +266,7 @@ def rest_of(terminal: int) -> bytes:
     return shown
 
 
-def test_a_screen_ends_with_q_and_gives_the_terminal_back() -> None:
+def test_a_screen_ends_with_q_and_restores_the_terminal() -> None:
     pid, terminal = top_on_a_terminal("xterm")  # a dumb one has no screen
     shown = b""
     try:

@@ -76,7 +76,7 @@ IN_USE = {name: {"in_use": True} for name in NODES}
                 *[[n for n in NODES if n != "n07"][start : start + 5] for start in (2, 7, 12, 17)],
             ],
             0,
-            id="the canary is a node whose driver changes",
+            id="the canary is a node with a driver that changes",
         ),
         pytest.param({**IN_USE, "n01": {"in_use": True, "broken": True}}, (), [["n01"]], 2, id="canary fails"),
         pytest.param(
@@ -99,12 +99,12 @@ IN_USE = {name: {"in_use": True} for name in NODES}
             (),
             [NODES[1:2], NODES[2:4], NODES[4:9], NODES[9:14], NODES[14:19], NODES[19:]],
             2,
-            id="a refused node is no canary",
+            id="a refused node is not a canary",
         ),
         pytest.param(IN_USE, ("-e", '{"gpunode_hosts": "gpu_nodes:!n01:!n02"}'), None, 0, id="a pattern of hosts"),
     ],
 )
-def test_nodes_whose_driver_is_in_use_change_in_waves(
+def test_nodes_with_a_driver_in_use_change_in_waves(
     tmp_path: Path,
     hosts: dict[str, dict[str, bool]],
     words: tuple[str, ...],

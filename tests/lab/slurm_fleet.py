@@ -156,10 +156,10 @@ class Fleet:
         assert state, f"no state of {name}: {output!r}"
         return state[1], reason[1] if reason else ""
 
-    def until(self, name: str, wanted: str, limit_s: float = 180) -> tuple[str, str]:
+    def until(self, name: str, expected: str, limit_s: float = 180) -> tuple[str, str]:
         """Wait for a part of a state; the state at the end."""
         end = time.monotonic() + limit_s
-        while time.monotonic() < end and not re.search(wanted, self.service(name)[0]):
+        while time.monotonic() < end and not re.search(expected, self.service(name)[0]):
             time.sleep(2)
         return self.service(name)
 

@@ -231,7 +231,7 @@ def test_a_reload_of_systemd_removes_no_device(roles: Roles, provisioned: Run, h
     assert second == first
 
 
-def test_absent_gives_the_node_back(roles: Roles, provisioned: Run) -> None:
+def test_absent_restores_the_node(roles: Roles, provisioned: Run) -> None:
     state = ("-e", "nvidia_container_toolkit_state=absent")
     roles.done(*state)
     assert not {line.split()[0] for line in roles.site.packages()} & FOUR

@@ -44,7 +44,7 @@ systemctl is-active --quiet ssh
 test -z "$(find /etc /var/lib/gpunode -name '*.gpunode' -o -name '*.new')"
 """
 LEFT = "ls /usr/sbin/policy-rc.d /var/lib/gpunode/transaction 2>/dev/null || true; dpkg --audit | head -c 300"
-# With pipelining a module is a Python that reads its program; not this shell itself, whose words name it.
+# With pipelining a module is a Python that reads its program; not this shell itself, which has it among its arguments.
 ON_NODE = "for one in '-f ^/usr/bin/python3.?$' '-x apt-get' '-x dpkg'; do pkill -KILL $one || true; done"
 
 

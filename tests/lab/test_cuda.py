@@ -156,7 +156,7 @@ def test_a_toolkit_that_the_repository_has_not_is_refused_with_what_it_has(cuda:
     [
         ("nvidia-persistenced", "would also touch [^:]*nvidia-persistenced"),
         ("nvidia-fabricmanager", "would also touch [^:]*nvidia-fabricmanager"),
-        # The newest driver's modules want a dkms that this system does not have: apt itself refuses.
+        # The newest driver's modules require a dkms that this system does not have: apt itself refuses.
         ("cuda-drivers", r"dkms \(>="),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_transaction_that_would_bring_a_part_of_a_driver_is_refused(
     assert cuda.site.packages() == before
 
 
-def test_absent_gives_the_node_back(cuda: Cuda, bare: tuple[set[str], list[str]], installed: Run) -> None:
+def test_absent_restores_the_node(cuda: Cuda, bare: tuple[set[str], list[str]], installed: Run) -> None:
     announced = cuda.done("--check", "-e", "cuda_state=absent")
     run = cuda.done("-e", "cuda_state=absent")
     assert announced.paths == run.paths

@@ -198,7 +198,7 @@ def test_another_source_needs_an_explicit_request(roles: Roles, provisioned: Run
     assert roles.site.snapshot() == before
 
 
-def test_absent_gives_the_node_back(roles: Roles, bare: list[str], provisioned: Run) -> None:
+def test_absent_restores_the_node(roles: Roles, bare: list[str], provisioned: Run) -> None:
     state = ("-e", "docker_state=absent")
     roles.site.sh("docker run -d --name job tiny /bin/sleep 3000")
     assert "1 container runs: stop them" in roles.play(*state).output

@@ -102,7 +102,7 @@ def test_a_module_that_the_packages_failed_to_build_is_built(site: Site) -> None
 def test_a_module_that_cannot_be_built_fails_the_run_with_the_compilers_errors(site: Site) -> None:
     source = "/usr/src/nvidia-open-580.95.05/nvidia.c"
     site.sh("dkms unbuild -m nvidia-open -v 580.95.05 -k $(uname -r)")
-    site.sh(f"cp {source} /root/ && echo 'this is no C' >> {source}")
+    site.sh(f"cp {source} /root/ && echo 'this is not C' >> {source}")
     run = site.play(*OLDER)
     site.sh(f"cp /root/nvidia.c {source}")
     assert run.rc != 0

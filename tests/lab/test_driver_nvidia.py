@@ -120,7 +120,7 @@ def test_an_idle_node_exchanges_its_module_on_request(site: Site, provisioned: R
     assert "a reboot is pending:" not in run.output
 
 
-def test_absent_gives_the_node_back(site: Site, bare: list[str], provisioned: Run) -> None:
+def test_absent_restores_the_node(site: Site, bare: list[str], provisioned: Run) -> None:
     run = site.play("-e", "nvidia_driver_state=absent", "-e", "nvidia_repository_state=absent")
     assert run.rc == 0, run.output
     assert closure(site) == {}

@@ -1,5 +1,5 @@
 """``gpunode init`` from lab nodes, then plan, provision, validate, without an edit: each example on a node that it is
-meant for, and three different nodes whose example init selects.
+meant for, and three different nodes with an example that init selects.
 """
 
 import json

@@ -179,7 +179,7 @@ def test_a_restart_of_the_daemon_sets_it_again(h100: Board) -> None:
     h100.site.sh("systemctl stop nvidia-persistenced")
     # Nobody keeps the GPUs initialised any more: they forget.
     assert h100.cells("power.limit", 0) == ["700.00"]
-    # systemctl waits only for the daemon, not for units that it wants.
+    # systemctl waits only for the daemon, not for units that it pulls in.
     h100.site.sh(
         "systemctl start nvidia-persistenced;"
         f"for second in $(seq 60); do systemctl is-active {UNIT} && break; sleep 1; done"

@@ -92,10 +92,10 @@ class Grid:
         if cell not in self._outcomes:
             self.down()
             self._lab = Lab(f"matrix-{cell[0].replace('.', '-')}-{os.getpid()}")
-            wanted = [one for one in self._selected if one[0] == cell[0]]
+            requested = [one for one in self._selected if one[0] == cell[0]]
             # A fleet that does not come up is not built again for each of its cells.
-            self._outcomes |= {one: Outcome({}, failure="the fleet did not come up") for one in wanted}
-            self._outcomes |= provisioned(self._lab, wanted, self._factory.mktemp("grid"))
+            self._outcomes |= {one: Outcome({}, failure="the fleet did not come up") for one in requested}
+            self._outcomes |= provisioned(self._lab, requested, self._factory.mktemp("grid"))
         return self._outcomes[cell]
 
     def down(self) -> None:
@@ -116,10 +116,10 @@ def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def provisioned(lab: Lab, cells: Sequence[Cell], folder: Path) -> dict[Cell, Outcome]:
     system = cells[0][0]
     by_machine = {gpus: [cell for cell in cells if cell[2] == gpus] for gpus in GPUS}
-    for machine, wanted in by_machine.items():
-        if wanted:
-            lab.up(len(wanted), system, [machine])
-    waiting = {machine: list(wanted) for machine, wanted in by_machine.items()}
+    for machine, requested in by_machine.items():
+        if requested:
+            lab.up(len(requested), system, [machine])
+    waiting = {machine: list(requested) for machine, requested in by_machine.items()}
     sites = {}
     for node in lab.nodes():
         sites[waiting[str(node.hardware)].pop(0)] = site = Site(lab)

@@ -192,7 +192,7 @@ def test_settings_of_the_role_reach_containerd(roles: Roles, provisioned: Run) -
     assert containerd(roles)["containerd"]["default_runtime_name"] == "runc"
 
 
-def test_absent_gives_the_node_back(roles: Roles, provisioned: Run, before: list[str]) -> None:
+def test_absent_restores_the_node(roles: Roles, provisioned: Run, before: list[str]) -> None:
     state = ("-e", "nvidia_container_toolkit_state=absent")
     roles.done(*state)
     assert sorted(set(before) ^ set(roles.site.snapshot())) == []

@@ -85,10 +85,10 @@ def state(site: Site) -> tuple[str, str]:
     return re.findall(r"State=(\S+)", output)[0], reason[1] if reason else ""
 
 
-def until(site: Site, wanted: str, seconds: float = 120) -> tuple[str, str]:
+def until(site: Site, expected: str, seconds: float = 120) -> tuple[str, str]:
     """Wait for a state; what it is at the end."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end and wanted not in state(site)[0]:
+    while time.monotonic() < end and expected not in state(site)[0]:
         time.sleep(1)
     return state(site)
 

@@ -109,7 +109,7 @@ def test_a_reboot_is_before_the_return_of_a_node_that_an_earlier_run_drained(sit
 
 def test_a_node_stays_drained_if_its_run_fails_after_the_reboot(site: Site) -> None:
     before = boot(site)
-    reason = ("-e", "gpunode_reboot_required=said-by-a-test", "-e", "gpunode_reboot=when_needed")
+    reason = ("-e", "gpunode_reboot_required=set-by-a-test", "-e", "gpunode_reboot=when_needed")
     expected = '{"gpunode_expect": {"gpus": 8}}'
     run = site.play("-e", f"nvidia_driver_version={SECOND}", *reason, "-e", expected)
     assert run.rc != 0

@@ -113,7 +113,7 @@ def test_what_is_damaged_is_repaired_and_nothing_else(roles: Roles, installed: R
     assert roles.site.sh(STATE) == before
 
 
-def test_absent_gives_the_node_back(roles: Roles, bare: str, installed: Run) -> None:
+def test_absent_restores_the_node(roles: Roles, bare: str, installed: Run) -> None:
     states = [f"-e{role}_state=absent" for role in ("cuda", "dcgm", "nvidia_container_toolkit")]
     roles.done(*states)
     left = versions(roles.site).keys()

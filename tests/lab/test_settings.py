@@ -109,8 +109,8 @@ def test_the_node_has_exactly_what_is_derived(nodes: Nodes, done: Run) -> None:
         for one in of_node["environment"]:
             assert nodes.sh(node, f"bash -lc 'echo ${one['name']}'").strip() == one["value"]
         sysctls = [line for line in nodes.sh(node, f"cat {SYSCTL}").splitlines() if not line.startswith("#")]
-        wanted = {one["name"]: one["value"] for one in of_node["kernel"] if "." in one["name"]}
-        assert {name: value for name, value in wanted.items() if "gc_thresh" not in name}.items() <= dict(
+        expected = {one["name"]: one["value"] for one in of_node["kernel"] if "." in one["name"]}
+        assert {name: value for name, value in expected.items() if "gc_thresh" not in name}.items() <= dict(
             line.split(" = ") for line in sysctls
         ).items()
         job = json.loads(nodes.sh(node, "cat /etc/gpunode/job.json"))

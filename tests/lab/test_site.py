@@ -286,11 +286,11 @@ def test_a_failed_build_shows_the_compilers_errors(site: Site, provisioned: Run)
 
 
 def test_a_reboot_is_for_other_machines_than_the_controller(site: Site) -> None:
-    due = ("--check", "-e", "gpunode_reboot=when_needed", "-e", "gpunode_reboot_required=said-by-a-test")
-    assert site.play(*due, playbook="reboot.yml").changed.keys() == {"Reboot"}
-    kept = site.play(*due, "-e", "gpunode_reboot=never", playbook="reboot.yml")
+    pending = ("--check", "-e", "gpunode_reboot=when_needed", "-e", "gpunode_reboot_required=set-by-a-test")
+    assert site.play(*pending, playbook="reboot.yml").changed.keys() == {"Reboot"}
+    kept = site.play(*pending, "-e", "gpunode_reboot=never", playbook="reboot.yml")
     assert not kept.changed
-    assert "a reboot is pending: said-by-a-test (gpunode_reboot: never)" in kept.output
+    assert "a reboot is pending: set-by-a-test (gpunode_reboot: never)" in kept.output
     local = (
         "-e",
         "gpunode_hosts=all",
@@ -303,12 +303,12 @@ def test_a_reboot_is_for_other_machines_than_the_controller(site: Site) -> None:
         "-e",
         f"ansible_python_interpreter={sys.executable}",
     )
-    here = site.play(*due, *local, playbook="reboot.yml")
+    here = site.play(*pending, *local, playbook="reboot.yml")
     assert here.rc == 0, here.output
     assert not here.changed
 
 
-def test_absent_gives_the_node_back(site: Site, bare: Bare, provisioned: Run) -> None:
+def test_absent_restores_the_node(site: Site, bare: Bare, provisioned: Run) -> None:
     state = ("-e", "nvidia_driver_state=absent")
     before = site.snapshot()
     announced = site.play("--check", *state)

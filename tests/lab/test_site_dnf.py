@@ -86,7 +86,7 @@ def test_a_second_run_changes_nothing_nor_does_a_forced_one(site: Site, installe
     assert site.snapshot() == before
 
 
-def test_absent_gives_the_node_back(site: Site, bare: list[str], installed: Run) -> None:
+def test_absent_restores_the_node(site: Site, bare: list[str], installed: Run) -> None:
     states = [f"-e{role}_state=absent" for role in ROLES]
     run = site.play(*states)
     assert run.rc == 0, run.output[-3000:]

@@ -87,10 +87,10 @@ class Cluster:
         reason = re.search(r"^ *Reason=(.*?)(?: \[.*)?$", output, re.MULTILINE)
         return re.findall(r"State=(\S+)", output)[0], reason[1] if reason else ""
 
-    def until(self, wanted: str, seconds: float = 180) -> tuple[str, str]:
+    def until(self, expected: str, seconds: float = 180) -> tuple[str, str]:
         """Wait for a state that matches; what it is at the end."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not re.fullmatch(wanted, self.state()[0]):
+        while time.monotonic() < end and not re.fullmatch(expected, self.state()[0]):
             time.sleep(1)
         return self.state()
 

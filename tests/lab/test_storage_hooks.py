@@ -40,7 +40,7 @@ HOOK = f"""\
 
 
 LUSTRE = "10.0.0.1@o2ib:/train"
-# Debian has no client for Lustre: a package with its name, whose helper of mount makes a file system of another type.
+# Debian has no client for Lustre: a package with its name and a mount helper that mounts another file system.
 CLIENT = f"""\
 mkdir -p /srv/client/DEBIAN /srv/client/sbin /srv/packages
 cat > /srv/client/sbin/mount.lustre <<'END'

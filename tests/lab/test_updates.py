@@ -149,7 +149,7 @@ def test_bad_settings_are_refused(updates: Roles) -> None:
     assert updates.site.snapshot() == before
 
 
-def test_absent_gives_the_distributions_settings_back(updates: Roles) -> None:
+def test_absent_restores_the_distributions_settings(updates: Roles) -> None:
     run = updates.done("-e", "updates_state=absent")
     assert run.paths >= {POLICY, PROGRAM}
     assert "docker.io" in would_move(updates.site)

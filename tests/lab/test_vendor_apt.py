@@ -63,10 +63,10 @@ def test_nvidias_dkms_has_an_epoch_and_comes_where_debians_is_too_old(shell: She
 
 def test_pinned_and_installed_the_closure_has_one_version_and_stays(shell: Shell) -> None:
     shell.do("apt-get --yes install nvidia-driver-pinning-580.95.05")
-    wanted = "nvidia-kernel-open-dkms nvidia-driver-cuda nvidia-fabricmanager libnvidia-nscq nvidia-imex libnvsdm"
-    shell.do(f"apt-get --yes --no-install-recommends install linux-headers-cloud-amd64 {wanted} nvlsm")
+    requested = "nvidia-kernel-open-dkms nvidia-driver-cuda nvidia-fabricmanager libnvidia-nscq nvidia-imex libnvsdm"
+    shell.do(f"apt-get --yes --no-install-recommends install linux-headers-cloud-amd64 {requested} nvlsm")
     closure = shell.installed(DRIVER)
-    assert set(wanted.split()) <= set(closure)
+    assert set(requested.split()) <= set(closure)
     assert set(closure.values()) == {OLDER}
     for what in ("upgrade", "dist-upgrade", "install cuda-drivers-580"):
         rc, output = shell.ask(f"apt-get --simulate {what}")
@@ -134,8 +134,8 @@ def test_the_container_toolkit_has_a_repository_and_a_key_of_its_own(shell: Shel
 
 def test_named_together_the_toolkits_packages_install(shell: Shell) -> None:
     names = ("nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools")
-    wanted = " ".join(f"{name}=1.19.1-1" for name in (*names, "libnvidia-container1"))
-    shell.do(f"apt-get --yes install {wanted}")
+    requested = " ".join(f"{name}=1.19.1-1" for name in (*names, "libnvidia-container1"))
+    shell.do(f"apt-get --yes install {requested}")
     assert shell.do("systemctl is-enabled nvidia-cdi-refresh.path").strip() == "enabled"
     assert shell.would("upgrade")["nvidia-container-toolkit"] == "1.20.1-1"
 

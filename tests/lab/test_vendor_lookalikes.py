@@ -59,8 +59,8 @@ def test_precompiled_modules_belong_to_their_kernel_and_are_signed(ubuntu: Shell
     release = "580.95.05-0ubuntu0.24.04.1"
     names = ["nvidia-kernel-common-580-server", "nvidia-firmware-580-server-580.95.05", "nvidia-utils-580-server"]
     names += ["libnvidia-compute-580-server"]
-    wanted = " ".join(f"{name}={release}" for name in names)
-    ubuntu.do(f"apt-get --yes --no-install-recommends install {wanted} linux-modules-nvidia-580-server-open-{FIRST}")
+    requested = " ".join(f"{name}={release}" for name in names)
+    ubuntu.do(f"apt-get --yes --no-install-recommends install {requested} linux-modules-nvidia-580-server-open-{FIRST}")
     output = ubuntu.do(f"modinfo --set-version {FIRST} nvidia")
     assert re.search(r"^version: +580\.95\.05$", output, re.MULTILINE)
     assert re.search(rf"^vermagic: +{re.escape(FIRST)} ", output, re.MULTILINE)
@@ -83,8 +83,8 @@ def test_nvidias_driver_replaces_canonicals_and_dkms_builds_it(ubuntu: Shell) ->
     ubuntu.do("apt-get --yes purge '*nvidia*' && apt-get --yes --purge autoremove")
     ubuntu.trust("ubuntu2404")
     ubuntu.do("apt-get --yes install nvidia-driver-pinning-580")
-    wanted = "linux-headers-generic nvidia-headless-580-open nvidia-utils-580 nvidia-fabricmanager"
-    ubuntu.do(f"apt-get --yes --no-install-recommends install {wanted}")
+    requested = "linux-headers-generic nvidia-headless-580-open nvidia-utils-580 nvidia-fabricmanager"
+    ubuntu.do(f"apt-get --yes --no-install-recommends install {requested}")
     driver = ubuntu.installed(("*nvidia*",))
     assert {version for name, version in driver.items() if "pinning" not in name} == {"580.178.04-1ubuntu1"}
     output = ubuntu.do(f"modinfo --set-version {SECOND} nvidia")

@@ -178,7 +178,7 @@ def test_level_deep_runs_to_its_end_and_is_marked(place: Place) -> None:
     assert place.containers == []
 
 
-def test_the_image_is_not_brought_twice(place: Place) -> None:
+def test_the_image_is_not_transferred_twice(place: Place) -> None:
     place.validate("--image-file", str(place.image("python")))
     assert place.records()["container"]["values"]["brought"] is False
 

@@ -76,7 +76,7 @@ def node(vm: Machine) -> Node:
     return Node(vm)
 
 
-def test_a_kernel_is_set_stays_so_over_a_reboot_and_is_taken_back(node: Node, vm: Machine) -> None:
+def test_a_kernel_is_set_stays_so_over_a_reboot_and_is_restored(node: Node, vm: Machine) -> None:
     before, clean = node.live(), node.kept()
     assert before["thp"] != "never"
     assert before["memlock"] != "unlimited"

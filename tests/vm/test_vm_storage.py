@@ -137,9 +137,9 @@ def test_disks_of_others_are_refused_and_untouched(node: Node) -> None:
 
 def test_empty_disks_are_mounted_after_a_reboot_and_released(node: Node, vm: Machine, tmp_path: Path) -> None:
     before, clean = node.sh(HASHES), node.kept()
-    wanted = {"storage_scratch_disks": EMPTY, "storage_mounts": [REMOTE]}
+    requested = {"storage_scratch_disks": EMPTY, "storage_mounts": [REMOTE]}
 
-    announced = node.apply("--check", **wanted)
+    announced = node.apply("--check", **requested)
     assert announced.rc == 0, announced.output
     assert "/etc/fstab" in announced.paths
     assert "mdadm --create" in announced.output
@@ -147,14 +147,14 @@ def test_empty_disks_are_mounted_after_a_reboot_and_released(node: Node, vm: Mac
 
     hook = tmp_path / "hook.yml"
     hook.write_text(HOOK, encoding="utf-8")
-    run = node.apply(**wanted, storage_hooks=[str(hook)])
+    run = node.apply(**requested, storage_hooks=[str(hook)])
     assert run.rc == 0, run.output
     assert node.sh("cat /root/hook") == "xfs"
     digest = hashlib.sha256(b"kept over a reboot\n").hexdigest()
     node.sh("echo 'kept over a reboot' > /scratch/file; sync")
 
     settled = node.snapshot()
-    again = node.apply(**wanted)
+    again = node.apply(**requested)
     assert again.rc == 0, again.output
     assert again.recap["changed"] == 0, again.output
     assert node.snapshot() == settled

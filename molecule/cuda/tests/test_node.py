@@ -15,12 +15,12 @@ def test_each_toolkit_is_there(host: Host, series: str) -> None:
     assert f"release {series}" in output(host, f"/usr/local/cuda-{series}/bin/nvcc --version")
 
 
-def test_the_wished_one_is_the_default(host: Host) -> None:
+def test_the_requested_one_is_the_default(host: Host) -> None:
     assert output(host, "readlink -f /usr/local/cuda") == "/usr/local/cuda-12.8"
     assert "release 12.8" in output(host, "bash -lc 'nvcc --version'")
 
 
-def test_configuration_follows_the_newest_wished_one(host: Host) -> None:
+def test_configuration_follows_the_newest_requested_one(host: Host) -> None:
     shown = output(host, "dpkg-query -W -f '${Version}\\n' cuda-toolkit-config-common cuda-toolkit-12-config-common")
     assert [line[:5] for line in shown.splitlines()] == ["12.9.", "12.9."]
     assert "Candidate: 12.9." in output(host, "apt-cache policy cuda-toolkit-config-common")

@@ -18,7 +18,7 @@ def test_the_engine_runs_and_is_enabled(host: Host) -> None:
         assert service.is_enabled
 
 
-def test_the_file_has_what_was_there_and_what_was_wished(host: Host) -> None:
+def test_the_file_has_what_was_there_and_what_was_requested(host: Host) -> None:
     assert json.loads(output(host, "cat /etc/docker/daemon.json")) == {
         "dns": ["10.1.2.3"],
         "log-opts": {"max-size": "100m", "max-file": "5", "tag": "x"},
@@ -37,7 +37,7 @@ def test_nothing_listens_on_the_network(host: Host) -> None:
     assert "dockerd" not in output(host, "ss -H -l -t -n -p || true")
 
 
-def test_the_wished_user_and_nobody_else_may_use_it(host: Host) -> None:
+def test_the_requested_user_and_nobody_else_may_use_it(host: Host) -> None:
     assert host.group("docker").members == ["operator"]
 
 

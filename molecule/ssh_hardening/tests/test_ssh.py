@@ -10,7 +10,7 @@ def effective(host: Host, *connection: str) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition(" ") for line in str(shown).splitlines())}
 
 
-def test_keys_are_the_only_way_in_whatever_the_main_file_says(host: Host) -> None:
+def test_keys_are_the_only_way_in_whatever_the_main_file_has(host: Host) -> None:
     found = effective(host)
     assert found["passwordauthentication"] == "no"
     assert found["authenticationmethods"] == "publickey"
