@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 @contextlib.contextmanager
 def node_at(root: Path, driver: str) -> Iterator[None]:
-    """Let the simulator's tools work on the node below ``root``, whose nvidia-smi is of that driver's package."""
+    """Let the simulator's tools work on the node below ``root`` with the nvidia-smi of that driver's package."""
     environment = {"GPUNODE_LAB_ROOT": str(root), "GPUNODE_LAB_PACKAGE_VERSION": driver}
     with mock.patch.object(state, "ROOT", root), mock.patch.dict(os.environ, environment):
         yield
@@ -48,7 +48,7 @@ def kernel_files_in_place(processors: int) -> Iterator[None]:
 
 
 def lay_kernel_files(hardware: Document, driver: str, flavour: str) -> None:
-    """Write bus, adapters, NUMA nodes and the driver's folder of a node whose driver is bound to its GPUs."""
+    """Write bus, adapters, NUMA nodes and the driver's folder of a node with a driver that is bound to its GPUs."""
     with state.change() as (_, running):
         running["numa_nodes"] = hardware["numa_nodes"]
     pci.write(hardware)
@@ -62,7 +62,7 @@ def lay_kernel_files(hardware: Document, driver: str, flavour: str) -> None:
 
 
 def lay(root: Path, hardware: Document, driver: str, modes: Mapping[str, Document], **running: Any) -> None:
-    """Write a node whose driver is on disk and in memory; ``modes`` and ``running`` are those of ``state.running``."""
+    """Write a node with a driver on disk and in memory; ``modes`` and ``running`` are those of ``state.running``."""
     library(root, driver)
     running = {"module": {"version": driver, "flavour": "open"}, **running}
     write(root, "etc/gpunode/lab-hardware.json", hardware)

@@ -60,7 +60,7 @@ def checks(name: str) -> set[str]:
 
 
 def exit_statuses(name: str) -> set[str]:
-    """The commands whose exit status a condition sets: a command has one."""
+    """The commands for which a condition sets the exit status: a command has one."""
     return {edit["command"] for edit in CONDITIONS[name]["edits"] if "rc" in edit}
 
 

@@ -93,7 +93,7 @@ class Traced(BundleReader):
 
 
 def seconds(bundle: Bundle) -> dict[str, float]:
-    """Check to the seconds of the commands whose output its facts are read from, as the bundle has them."""
+    """Check to the seconds of the commands that its facts are read from, as the bundle has them."""
     commands: dict[str, set[str]] = {}
     for field, source in FACTS.items():
         seen = Traced(bundle)

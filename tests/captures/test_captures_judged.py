@@ -1,8 +1,8 @@
 """Recorded outputs of real machines, judged: the healthy ones have no fault, the faulty ones have the one they have.
 
 A capture is put in the place of that tool's output in a healthy node's facts; no capture is copied anywhere. Each of
-them is named here: healthy, faulty (with the check and what it must say), or in part (an excerpt, in which values are
-missing, that has no fault).
+them is named here: healthy, faulty (with the check and what it must report), or in part (an excerpt, in which values
+are missing, that has no fault).
 """
 
 import json
@@ -122,7 +122,7 @@ def device(slot: str, device_id: str, subsystem_id: str | None = None, **more: A
 
 
 def with_smi(document: dict[str, Any]) -> NodeFacts:
-    """A node whose GPUs are those that nvidia-smi reports; of links between them nothing is known."""
+    """A node with the GPUs that nvidia-smi reports; of links between them nothing is known."""
     gpus = document["gpus"]
     for gpu in gpus:
         gpu["pci_bus_id"] = gpu["pci_bus_id"] or f"0000:{gpu['index'] + 16:02x}:00.0"

@@ -40,7 +40,7 @@ PRESENT = (
 
 @dataclass
 class Compared:
-    """Lines of both, and the fields whose values differ."""
+    """Lines of both, and the fields with different values."""
 
     both: int = 0
     only_capture: set[str] = field(default_factory=set)
@@ -292,9 +292,9 @@ def test_the_table_of_what_was_compared_is_printed(tmp_path: Path, capsys: pytes
     rows = [("hardware", "recording", "both", "only simulator", "only recording", "values that differ")]
     for number, (hardware, capture) in enumerate(CASES):
         found = compared(hardware, capture, tmp_path / str(number))
-        told = "layout alone" if LISTED[hardware][capture].get("layout_only") else str(len(found.values))
+        differ = "layout alone" if LISTED[hardware][capture].get("layout_only") else str(len(found.values))
         rows.append(
-            (hardware, capture, str(found.both), str(len(found.only_simulator)), str(len(found.only_capture)), told)
+            (hardware, capture, str(found.both), str(len(found.only_simulator)), str(len(found.only_capture)), differ)
         )
     with capsys.disabled():
         print()

@@ -100,7 +100,7 @@ def without_gpu() -> Document:
 
 
 def measured_on(machine: Machine) -> Document:
-    """A node on which the payload of level deep ran on real GPUs, as far as the marks say: all of it is invented."""
+    """A node on which the payload of level deep ran on real GPUs, according to the marks: all of it is invented."""
     document = bundle(machine)
     real = [{**one, "simulated": False} for one in document["results"]]
     real[0]["values"] = {**real[0]["values"], "level": "deep"}

@@ -46,7 +46,7 @@ REPEATED: dict[str, Any] = {"repetitions": 20, "spread": 0.01}
 
 
 def measured(machine: Machine) -> list[Document]:
-    """Return every record of measurements of level deep, real as far as their marks say."""
+    """Return every record of measurements of level deep, real as far as they are marked so."""
     fast = FAST[machine.gpus[0]["name"]]
     uuids = list(machine.uuids)
     found = [one for index, uuid in enumerate(uuids) for one in of_one(index, uuid, fast)]

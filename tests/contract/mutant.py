@@ -31,7 +31,7 @@ class Mutant:
 
 
 def garbled(command: str, text: str = "garbage\n") -> list[Edit]:
-    """The command printed something that is no answer."""
+    """The command printed something that is not an answer."""
     return [Edit(("commands", command, "stdout"), None, text)]
 
 

@@ -297,7 +297,7 @@ MUTANTS = [
     ),
     Mutant(
         "driver.library-matches-module",
-        "upgraded without a reboot, as nvidia-smi says",
+        "upgraded without a reboot, as nvidia-smi reports",
         with_two_gpus,
         [
             text("/proc/driver/nvidia/version", "535.261.03", "535.247.01"),
@@ -548,7 +548,7 @@ MUTANTS = [
     ),
 ]
 
-# Data without which a check cannot say anything: it must be an error, whatever was good before.
+# Data without which a check cannot judge anything: it must be an error, whatever was good before.
 MISSING: Missing = {
     "node.next-boot": [
         (with_two_gpus, timed_out("dkms-status")),

@@ -109,7 +109,7 @@ MUTANTS = [
     ),
     Mutant(
         "gpu.model",
-        "one GPU is another model than the site says",
+        "one GPU is another model than the site expects",
         with_two_gpus,
         [text(f"{PCI}0000:38:00.0/uevent", "10DE:26B9", "10DE:26B5")],
         expect=Expectation(model="L40S"),
@@ -222,7 +222,7 @@ MUTANTS = [
     ),
     Mutant(
         "gpu.mig",
-        "MIG on where the site wants it off",
+        "MIG on where the site expects it off",
         hgx,
         [
             tag("current_mig", "Disabled", "Enabled"),

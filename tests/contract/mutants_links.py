@@ -19,7 +19,7 @@ MUTANTS = [
     Mutant("link.pcie-width", "half the lanes", hgx, [text(GPU0 + "current_link_width", None, "8\n")]),
     Mutant(
         "link.pcie-width",
-        "half the lanes below a port that tells nothing",
+        "half the lanes below a port that reports nothing",
         t4,
         [
             text(f"{PCI}0000:3b:00.0/current_link_width", None, "8\n"),
@@ -64,7 +64,7 @@ MUTANTS = [
         pcie_4,
         [stdout("nvidia-smi-topo", "GPU0\t X \tNODE", "GPU0\t X \tPHB")],
     ),
-    Mutant("link.numa", "the firmware does not say", hgx, [text(GPU0 + "numa_node", None, "-1\n")], becomes=WARN),
+    Mutant("link.numa", "the firmware does not report it", hgx, [text(GPU0 + "numa_node", None, "-1\n")], becomes=WARN),
     Mutant(
         "link.p2p",
         "a pair on NVLink cannot reach each other",
@@ -211,14 +211,14 @@ MUTANTS = [
     ),
     Mutant(
         "rdma.ports",
-        "fewer than the site says",
+        "fewer than the site expects",
         hgx,
         [text(HCA + "state", None, "1: DOWN\n"), text(HCA + "phys_state", None, "3: Disabled\n")],
         expect=Expectation(nics=8),
     ),
     Mutant(
         "rdma.ports",
-        "slower than the site says",
+        "slower than the site expects",
         hgx,
         [text(HCA + "rate", None, "200 Gb/sec (4X HDR)\n")],
         expect=Expectation(nics=8, nic_rate_gbit_per_s=400),

@@ -353,7 +353,7 @@ MUTANTS = [
     Mutant("framework.tensor", "wrong by one", hgx, value(hgx, "frameworks.tensor", "max_error", new=1.0)),
     Mutant("framework.tensor", "not on the GPU", hgx, value(hgx, "frameworks.tensor", "allocated_bytes", new=0)),
     Mutant("framework.tensor", "hangs", t4, broke(t4, "frameworks.tensor", "did not return within 180 s")),
-    Mutant("framework.amp", "the loss is no number", t4, value(t4, "frameworks.amp", "losses", 2, new=None)),
+    Mutant("framework.amp", "the loss is not a number", t4, value(t4, "frameworks.amp", "losses", 2, new=None)),
     Mutant("framework.amp", "the loss grows", t4, value(t4, "frameworks.amp", "losses", 3, new=9.0)),
     Mutant(
         "framework.amp",

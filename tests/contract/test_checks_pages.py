@@ -38,10 +38,10 @@ def test_a_page_has_all_sections(check: str, capsys: pytest.CaptureFixture[str])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{check}  ")
     titles = {line for line in lines if line and not line.startswith(" ")}
-    wanted = {"Meaning", "Why it matters", "Remedy", "Data"}
-    wanted |= {"Limits"} if registry[check].thresholds else set()
-    wanted |= set() if check in WITHOUT_EXAMPLE else {"Example, on simulated data"}
-    assert titles == {lines[0], *wanted}
+    expected = {"Meaning", "Why it matters", "Remedy", "Data"}
+    expected |= {"Limits"} if registry[check].thresholds else set()
+    expected |= set() if check in WITHOUT_EXAMPLE else {"Example, on simulated data"}
+    assert titles == {lines[0], *expected}
     assert f"  {registry[check].means}" in lines
     assert all(any(limit.name in line for line in lines) for limit in registry[check].thresholds)
 

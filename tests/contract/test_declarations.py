@@ -22,13 +22,13 @@ NUMBERS_OF_A_PROTOCOL = {
     "xids.py": "numbers of Xids",
     "fabric.py": "the compute capability from which on there is a fabric",
 }
-"""Files whose numeric constants name something; they are no limits that a site could move."""
+"""Files with numeric constants that name something; none of them is a limit that a site could move."""
 COUNTS = (0, 1, 2, -1)
 """None, one, a pair, unlimited: no limits either."""
 
 
 def test_every_check_has_a_remedy_or_an_action() -> None:
-    """``drain`` with nothing to do is no help, and doing something for nothing is none either."""
+    """``drain`` with nothing to do does not help, and neither does doing something for nothing."""
     for check in registry:
         assert check.actions, check.id
         assert ([step.action for step in check.actions] == ["none"]) == (check.state is State.NONE), check.id

@@ -36,7 +36,7 @@ SYSTEMS = {
     "rhel10": "rhel-10",
 }
 BRANCHES = (570, 580, 590, 595, 610)
-# Components whose packages carry the driver's version: the rest is independent of the branch and hardly recorded.
+# Components with packages that carry the driver's version: the rest is independent of the branch and hardly recorded.
 WITH_DRIVER = {"driver", "fabric-manager", "nscq", "imex", "nvsdm"}
 PACKAGE = re.compile(
     r"(nvidia-(open|headless|driver|dkms|utils|compute-utils|kernel|firmware|fabric|imex|modprobe|persistenced|settings|"

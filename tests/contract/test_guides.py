@@ -51,7 +51,7 @@ def test_the_page_counts_its_states() -> None:
     assert (counted["documented"], counted["missing"]) == (0, 0)
 
 
-def test_a_row_whose_answer_is_gone_is_found() -> None:
+def test_a_row_without_its_answer_is_found() -> None:
     assert answers(
         "`gpunode top`, `gpu.stuck`, role `storage`, `docs/top.md`, `docs/none.md`, `gpunode fly`, `gpu.fly`"
     ) == [

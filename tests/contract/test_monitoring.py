@@ -304,8 +304,8 @@ def test_alerts_on_the_verdict(tmp_path: Path) -> None:
     tests = []
     for lines, at, expected in OF_VERDICTS:
         given = [{"series": f"{name}{{{labels}}}", "values": text} for name, text in lines.items()]
-        wanted = firing(at, [(f"Gpunode{expected}", "", "")] if expected else [])
-        tests.append({"interval": "1m", "input_series": given, "promql_expr_test": [wanted]})
+        fires = firing(at, [(f"Gpunode{expected}", "", "")] if expected else [])
+        tests.append({"interval": "1m", "input_series": given, "promql_expr_test": [fires]})
     names = {rule["alert"].removeprefix("Gpunode") for rule in rules() if rule["labels"]["category"] == "verdict"}
     assert names == {expected for _, _, expected in OF_VERDICTS if expected}
     simulated(tmp_path, tests)
@@ -358,13 +358,13 @@ def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
     assert len({panel["id"] for panel in found}) == len(found)
     # Required by Grafana's schema where there is a configuration of fields.
     assert all({"defaults", "overrides"} == panel["fieldConfig"].keys() for panel in found if panel["type"] != "row")
-    taken: set[tuple[int, int]] = set()
+    occupied: set[tuple[int, int]] = set()
     for panel in json.loads(dashboard(registry))["panels"]:
         at = panel["gridPos"]
         cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
         assert at["x"] + at["w"] <= COLUMNS
-        assert not cells & taken
-        taken |= cells
+        assert not cells & occupied
+        occupied |= cells
 
 
 def test_metrics_and_rules_agree() -> None:

@@ -155,7 +155,7 @@ def test_a_room_keeps_below_its_ceiling(room: str) -> None:
     lines, untyped = size(room)
     most, most_untyped = CEILINGS[room]
     assert lines <= most, f"{lines} lines: shorten the room, or raise CEILINGS with the reason in the commit's message"
-    assert untyped <= most_untyped, f"{untyped} mappings without a type: give them models, or say why not"
+    assert untyped <= most_untyped, f"{untyped} mappings without a type: give them models, or record why not"
     assert most <= lines * SLACK, f"{lines} lines: lower the ceiling of {most}"
     assert most_untyped <= max(untyped * SLACK, untyped + 5), f"{untyped} mappings: lower the ceiling of {most_untyped}"
 

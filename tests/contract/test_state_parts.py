@@ -66,7 +66,7 @@ def recorded() -> tuple[dict[str, Any], ...]:
 
 
 def facts_without(document: dict[str, Any], parts: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The facts of a bundle whose probe left out what belongs to some parts."""
+    """The facts of a bundle from a probe that left out what belongs to some parts."""
     left_out = set().union(*map(keys, parts))
     commands = {key: one for key, one in document["commands"].items() if key not in left_out}
     bundle = Bundle.from_json(json.dumps({**document, "commands": commands, "results": []}), "a test")

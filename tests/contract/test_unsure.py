@@ -70,7 +70,7 @@ def overlay(kind: str) -> dict[str, dict[str, dict[str, object]]]:
     def mark(row: Row) -> dict[str, object]:
         if kind == "row":
             return {"confidence": "unsure"}
-        return {"unsure": dict.fromkeys(sorted(set(type(row).model_fields) - set(Row.model_fields)), "a test says so")}
+        return {"unsure": dict.fromkeys(sorted(set(type(row).model_fields) - set(Row.model_fields)), "a test sets it")}
 
     return {name: {key: mark(row) for key, row in load().rows(name).items()} for name in SECTIONS}
 

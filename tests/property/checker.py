@@ -50,13 +50,13 @@ DIRECTORY = {
     "rhel-10": "rhel10",
 }
 INSTALLERS = {"ubuntu2204": (515, "11.7"), "ubuntu2404": (550, "12.5"), "debian12": (545, "12.3"), "rhel9": (515, None)}
-"""Where the indexes do not say or are not sure: the oldest branch and CUDA in file names of NVIDIA's local installers
+"""Where the indexes are silent or not sure: the oldest branch and CUDA in file names of NVIDIA's local installers
 (nvidia-driver-local-repo-ubuntu2404-550.127.08, cuda-repo-ubuntu2404-12-5-local …)."""
 CODENAMES = {"ubuntu-22.04": "jammy", "ubuntu-24.04": "noble", "ubuntu-26.04": "resolute"}
 OLD_CUDA = {418: "10.1", 390: "9.1"}
 """Release notes, table of toolkits and drivers: 10.1.105 came with 418.39, 9.1.85 with 390.46."""
 FIRST_CUDA = {"8.6": "11.1", "10.3": "12.9", "12.1": "12.9"}
-"""Capabilities whose first CUDA is not that of their architecture: CMake's list of targets, CUDA Features Archive."""
+"""Capabilities with another first CUDA than their architecture: CMake's list of targets, CUDA Features Archive."""
 TRANSITIONAL = {
     "ubuntu-22.04": {"590": "595"},
     "ubuntu-24.04": {"590": "595"},
@@ -217,7 +217,7 @@ class Look:
         ]
 
     def in_rack(self) -> list[dict[str, Any]]:
-        """GPUs whose switches are in the rack."""
+        """GPUs with their switches in the rack."""
         return [gpu for gpu, _ in self.gpus if "IMEX required" in gpu["fabric_manager"]]
 
 
@@ -226,13 +226,13 @@ def requests(look: Look) -> Iterator[str]:
     """What was asked for is what was decided."""
     case, stack = look.case, look.stack
     for name, have in (("source", look.source), ("os", stack["os"]), ("arch", stack["arch"])):
-        wanted = getattr(case, name)
-        if wanted is not None and wanted != have:
-            yield f"{name} {wanted} was asked, {have} decided"
+        requested = getattr(case, name)
+        if requested is not None and requested != have:
+            yield f"{name} {requested} was asked, {have} decided"
     if case.kernel_module not in (None, look.flavour):
         yield f"{case.kernel_module} modules were asked"
     if stack["cuda"]["wished"] != case.cuda:
-        yield "the wished CUDA got lost"
+        yield "the requested CUDA got lost"
     kind = look.facts.branches.get(look.branch, {}).get("type")
     if case.driver == "lts" and kind != "LTSB":
         yield f"lts was asked, {look.branch} is {kind}"
@@ -271,7 +271,7 @@ def native(look: Look) -> Iterator[str]:
         if not is_native and not look.warned("R02"):
             yield f"CUDA {request} on {look.version} by minor-version compatibility, without a warning"
     if look.case.cuda and look.stack["cuda"]["support"] is None:
-        yield "how the wished CUDA is reached is not said"
+        yield "how the requested CUDA is reached is not reported"
 
 
 @rule("R03")
@@ -531,22 +531,22 @@ def dcgm(look: Look) -> Iterator[str]:
             yield f"DCGM on {look.stack['os']} from {look.source}"
         return
     major = 11 if look.branch < 525 else 12 if look.branch < 580 else 13
-    wanted = {f"datacenter-gpu-manager-4-cuda{major}"}
+    expected = {f"datacenter-gpu-manager-4-cuda{major}"}
     if look.branch >= 580 and any(capability < (7, 5) for capability in look.capabilities()):
-        wanted.add("datacenter-gpu-manager-4-cuda12")
+        expected.add("datacenter-gpu-manager-4-cuda12")
     have = set() if part is None else set(part["packages"])
-    if have != wanted or not wanted <= set(look.names):
-        yield f"DCGM packages {sorted(have)}, by the facts {sorted(wanted)}"
+    if have != expected or not expected <= set(look.names):
+        yield f"DCGM packages {sorted(have)}, by the facts {sorted(expected)}"
 
 
 @rule("R18")
 def container_toolkit(look: Look) -> Iterator[str]:
     part = look.stack["container_toolkit"]
-    wanted = set(look.facts.raw["container_toolkit"]["packages"])
-    if part is None or set(part["packages"]) != wanted:
+    expected = set(look.facts.raw["container_toolkit"]["packages"])
+    if part is None or set(part["packages"]) != expected:
         yield f"the container toolkit is {part and part['packages']}"
         return
-    patterns = {package["version"] for package in look.stack["packages"] if package["name"] in wanted}
+    patterns = {package["version"] for package in look.stack["packages"] if package["name"] in expected}
     if len(patterns) != 1:
         yield f"its packages have versions {patterns}"
 
@@ -679,9 +679,9 @@ def driver_range(look: Look) -> Iterator[str]:
 
 @rule("R26")
 def kernel_policy(look: Look) -> Iterator[str]:
-    told = any(warning["rule"].startswith("R26") for warning in look.stack["warnings"])
-    if told != (look.case.kernel_policy is not None):
-        yield f"kernel policy {look.case.kernel_policy}, and what it means is {'said' if told else 'not said'}"
+    reported = any(warning["rule"].startswith("R26") for warning in look.stack["warnings"])
+    if reported != (look.case.kernel_policy is not None):
+        yield f"kernel policy {look.case.kernel_policy}, and its meaning is {'' if reported else 'not '}reported"
 
 
 def violations(stack: dict[str, Any], case: Case, facts: Facts) -> list[tuple[str, str]]:

@@ -121,14 +121,14 @@ class Grid:
         )
 
 
-def asked(grid: Grid, wanted: dict[str, Any]) -> Asked:
+def asked(grid: Grid, requested: dict[str, Any]) -> Asked:
     """A question from its parts: ``node`` with ``pairs``, or ``gpus`` by name with a ``count``."""
-    node, pairs = wanted.get("node"), wanted.get("pairs", ())
+    node, pairs = requested.get("node"), requested.get("pairs", ())
     if node is None:
-        ids = [grid.catalog.find_gpu(name).gpus[0].pci[0] for name in wanted["gpus"]]
-        pairs = tuple((pci, wanted.get("count", 1)) for pci in ids)
+        ids = [grid.catalog.find_gpu(name).gpus[0].pci[0] for name in requested["gpus"]]
+        pairs = tuple((pci, requested.get("count", 1)) for pci in ids)
         node = NodePicture(gpus=tuple(grid.group(pci, count) for pci, count in pairs))
-    packages = wanted.get("installed", ())
+    packages = requested.get("installed", ())
     versions = {version.split("-")[0] for _, version, _ in packages}
     installed = Installed(
         version=versions.pop() if len(versions) == 1 else None,
@@ -137,15 +137,15 @@ def asked(grid: Grid, wanted: dict[str, Any]) -> Asked:
             for name, version, origin in packages
         ),
     )
-    place: dict[str, Any] = {name: wanted.get(name) for name in ("os", "arch", "kernel")}
+    place: dict[str, Any] = {name: requested.get(name) for name in ("os", "arch", "kernel")}
     requests: dict[str, Any] = {
-        name: wanted.get(name) for name in ("source", "driver", "cuda", "toolkit", "kernel_module", "kernel_policy")
+        name: requested.get(name) for name in ("source", "driver", "cuda", "toolkit", "kernel_module", "kernel_policy")
     }
-    requests["past_eol"] = wanted.get("past_eol", "warn")
+    requests["past_eol"] = requested.get("past_eol", "warn")
     picture = node.model_dump() | place | {"installed": installed if packages else None}
     on_node = tuple((name, origin) for name, _, origin in packages)
     return Asked(
         Request.model_validate(requests),
         NodePicture.model_validate(picture),
-        Case(today=wanted["today"], gpus=pairs, installed=on_node, **place, **requests),
+        Case(today=requested["today"], gpus=pairs, installed=on_node, **place, **requests),
     )
