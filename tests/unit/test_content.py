@@ -1,4 +1,4 @@
-"""Where the Ansible half is found, and whose settings win."""
+"""Where the Ansible half is found, and which settings win."""
 
 import os
 import subprocess

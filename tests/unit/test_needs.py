@@ -25,7 +25,7 @@ printf '#!/bin/sh\\n' > {folder}/bin/nft && chmod 755 {folder}/bin/nft
 
 @pytest.fixture
 def needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module, on a Debian of its own whose apt-get is a stub; its tier `some` needs nft."""
+    """The script as a module, on a Debian of its own with a stub as apt-get; its tier `some` needs nft."""
     spec = importlib.util.spec_from_file_location("needs_of_a_test", ROOT / "scripts" / "needs.py")
     assert spec is not None
     assert spec.loader is not None

@@ -53,7 +53,7 @@ def overlays(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=OVERLAYS, deadline=None, suppress_health_check=list(HealthCheck))
 @given(overlays())
-def test_any_overlay_is_taken_or_refused_by_lines(content: dict[str, Any]) -> None:
+def test_any_overlay_is_accepted_or_refused_by_lines(content: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "site.yml"
         path.write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")

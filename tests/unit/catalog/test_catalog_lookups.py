@@ -23,7 +23,7 @@ def the(text: str) -> Gpu:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("H100 SXM", "h100-sxm5-80gb"),
         ("h100-sxm", "h100-sxm5-80gb"),
@@ -44,8 +44,8 @@ def the(text: str) -> Gpu:
         ("L40S", "l40s"),
     ],
 )
-def test_a_name_of_one_model_finds_it(text: str, wanted: str) -> None:
-    assert the(text).id == wanted
+def test_a_name_of_one_model_finds_it(text: str, expected: str) -> None:
+    assert the(text).id == expected
 
 
 def test_gh200_is_no_h200_and_no_substring_finds_anything() -> None:
@@ -118,11 +118,11 @@ def test_a_model_without_subsystem_takes_what_a_more_special_one_leaves() -> Non
     general = the("H100 SXM")
     special = general.model_copy(update={"id": "special", "subsystems": ("1028:1234",)})
     index = GpuIndex([general, special])
-    for subsystem, wanted in (("1028:1234", "special"), ("10de:16c1", general.id), (None, general.id)):
+    for subsystem, expected in (("1028:1234", "special"), ("10de:16c1", general.id), (None, general.id)):
         match = index.by_pci("10de:2330", subsystem)
         assert match is not None
         assert match.gpu is not None
-        assert match.gpu.id == wanted
+        assert match.gpu.id == expected
 
 
 def test_a_foreign_subsystem_does_not_hide_a_gpu() -> None:
@@ -153,7 +153,7 @@ def test_every_product_name_finds_its_model_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("hgx-h100-8", "hgx-h100-8"),
         ("HGX H100 8-GPU", "hgx-h100-8"),
@@ -161,8 +161,8 @@ def test_every_product_name_finds_its_model_alone() -> None:
         ("azure-nd96isr-h100-v5", "azure-nd96isr-h100-v5"),
     ],
 )
-def test_platforms_have_names(text: str, wanted: str) -> None:
-    assert CATALOG.platform(text).id == wanted
+def test_platforms_have_names(text: str, expected: str) -> None:
+    assert CATALOG.platform(text).id == expected
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_platforms_are_found_by_their_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("ubuntu-24.04", "ubuntu-24.04"),
         ("noble", "ubuntu-24.04"),
@@ -200,12 +200,12 @@ def test_platforms_are_found_by_their_gpus() -> None:
         ("amzn2023", "amazon-linux-2023"),
     ],
 )
-def test_systems_have_names(text: str, wanted: str) -> None:
-    assert CATALOG.os(text).id == wanted
+def test_systems_have_names(text: str, expected: str) -> None:
+    assert CATALOG.os(text).id == expected
 
 
 @pytest.mark.parametrize(
-    ("os_id", "version", "wanted"),
+    ("os_id", "version", "expected"),
     [
         ("ubuntu", "24.04", "ubuntu-24.04"),
         ("debian", "13", "debian-13"),
@@ -221,9 +221,9 @@ def test_systems_have_names(text: str, wanted: str) -> None:
         ("arch", "9", None),
     ],
 )
-def test_os_release_finds_the_system(os_id: str, version: str | None, wanted: str | None) -> None:
+def test_os_release_finds_the_system(os_id: str, version: str | None, expected: str | None) -> None:
     found = CATALOG.os_of(os_id, version)
-    assert (found.id if found else None) == wanted
+    assert (found.id if found else None) == expected
 
 
 def test_unknown_names_bring_the_nearest_known() -> None:

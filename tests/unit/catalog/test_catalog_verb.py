@@ -31,14 +31,14 @@ def test_list_names_all_kinds(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_every_kind_can_be_listed_in_every_form(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = list(load().rows(kind))
+    expected = list(load().rows(kind))
     assert run("list", kind, "-v") == Exit.GOOD
-    assert [line.split()[0] for line in lines(capsys.readouterr().out)[1:]] == wanted
+    assert [line.split()[0] for line in lines(capsys.readouterr().out)[1:]] == expected
     assert run("list", kind, "--format", "json") == Exit.GOOD
-    assert [row["id"] for row in json.loads(capsys.readouterr().out)] == wanted
+    assert [row["id"] for row in json.loads(capsys.readouterr().out)] == expected
     assert run("list", kind, "--format", "yaml") == Exit.GOOD
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    assert [row["id"] for row in yaml.load(capsys.readouterr().out, Loader=loader)] == wanted  # noqa: S506
+    assert [row["id"] for row in yaml.load(capsys.readouterr().out, Loader=loader)] == expected  # noqa: S506
 
 
 def test_kinds_have_other_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ def test_a_second_controller_is_refused_and_the_first_is_named(tmp_path: Path) -
     assert ask(tmp_path, "take", "two", HOUR) == ""
 
 
-def test_a_lease_that_expired_is_taken_over_unless_the_node_is_drained(tmp_path: Path) -> None:
+def test_an_expired_lease_passes_to_another_unless_the_node_is_drained(tmp_path: Path) -> None:
     ask(tmp_path, "take", "one", 0)
     assert ask(tmp_path, "take", "two", LASTS + 1) == ""
     # The old controller wakes.

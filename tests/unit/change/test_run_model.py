@@ -163,9 +163,9 @@ class Fleet:
             # A transaction looks again at who uses the GPUs, and leaves them alone.
             if machine.jobs:
                 return "busy"
-            wanted = node.before if node.back else node.target
-            assert wanted is not None
-            machine.installed = wanted
+            expected = node.before if node.back else node.target
+            assert expected is not None
+            machine.installed = expected
             return ""
 
         return self._each(nodes, change)
@@ -397,8 +397,8 @@ class FleetThroughChange(RuleBasedStateMachine):
         assert len(racks) <= 1, "a failure domain is left with two releases"
         assert not [n for n, one in world.machines.items() if one.drain or one.lease or one.mark]
         for name, node in world.disk.nodes.items():
-            wanted = NEW if node.state is ChangeState.RETURNED else OLD
-            assert world.machines[name].loaded == wanted
+            expected = NEW if node.state is ChangeState.RETURNED else OLD
+            assert world.machines[name].loaded == expected
 
 
 FleetThroughChange.TestCase.settings = settings(

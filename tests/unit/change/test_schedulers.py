@@ -1,4 +1,4 @@
-"""The adapters to what hands out work: only one's own drain is ended, unknown is busy, an error is no answer."""
+"""The adapters to what hands out work: only one's own drain is ended, unknown is busy, an error is not an answer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -169,7 +169,7 @@ def kubernetes(api: Api) -> KubernetesScheduler:
     return KubernetesScheduler(api.kubectl)
 
 
-def test_kubernetes_cordons_evicts_and_gives_back_what_was() -> None:
+def test_kubernetes_cordons_evicts_and_restores_what_was() -> None:
     before = node("gpu-1", taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}])
     api = Api(before, [DAEMON, STATIC, DONE, SHM])
     one = kubernetes(api)

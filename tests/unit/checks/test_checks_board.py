@@ -79,7 +79,7 @@ def gone_from(row: Platform) -> None:
             assert found is (Status.FAIL if row.sure("gpus") else Status.WARN), (row.id, left)
         else:
             assert found is Status.WARN, left
-        assert status(node(row, gone), gpus=left) is Status.PASS, "the site says so"
+        assert status(node(row, gone), gpus=left) is Status.PASS, "the site excludes it"
         assert status(node(row, gone), gpus=row.gpu_count) is Status.FAIL
 
 

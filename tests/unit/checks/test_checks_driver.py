@@ -1,4 +1,4 @@
-"""What the checks on the driver say in the cases that one recorded node cannot show."""
+"""What the checks on the driver report in the cases that one recorded node cannot show."""
 
 from typing import Any
 
@@ -128,7 +128,7 @@ def test_no_driver_at_all(pci: tuple[PciDevice, ...], status: str) -> None:
     assert (found[0], "no NVIDIA driver is installed" in found[1]) == (status, True)
 
 
-def test_a_driver_package_whose_configuration_failed_still_needs_a_module() -> None:
+def test_a_driver_package_that_failed_to_configure_still_needs_a_module() -> None:
     half = package("nvidia-kernel-dkms", installed=False, state="install ok half-configured")
     gone = package("nvidia-kernel-dkms", installed=False, state="deinstall ok config-files")
     assert one("driver.module-built", pci=(), packages=(half,), module_files=())[0] == "fail"

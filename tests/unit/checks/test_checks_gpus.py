@@ -1,4 +1,4 @@
-"""What the checks on GPUs and their links say in the cases that the simulated nodes do not show."""
+"""What the checks on GPUs and their links report in the cases that the simulated nodes do not show."""
 
 from itertools import combinations
 from typing import Any
@@ -121,11 +121,11 @@ def test_a_value_that_is_not_reported_is_an_error_where_the_model_has_it(number:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "status"),
+    ("requested", "status"),
     [("L40S", "pass"), ("NVIDIA L40S", "pass"), ("10de:26b9", "pass"), ("H100", "fail"), ("L40Z", "error")],
 )
-def test_the_model_that_the_site_sets(wanted: str, status: str) -> None:
-    assert one("gpu.model", node(), model=wanted)[0] == status
+def test_the_model_that_the_site_sets(requested: str, status: str) -> None:
+    assert one("gpu.model", node(), model=requested)[0] == status
 
 
 def test_a_model_that_the_catalog_has_not_is_no_guess() -> None:
@@ -247,22 +247,22 @@ def test_the_driver_fits_the_gpu(number: str, driver: str, flavour: str | None, 
 
 
 @pytest.mark.parametrize(
-    ("wanted", "status"), [("580", "pass"), ("580.95.05", "pass"), ("58", "fail"), ("570", "fail")]
+    ("requested", "status"), [("580", "pass"), ("580.95.05", "pass"), ("58", "fail"), ("570", "fail")]
 )
-def test_the_driver_that_the_site_sets(wanted: str, status: str) -> None:
-    expect = Expectation.model_construct(driver=wanted)
+def test_the_driver_that_the_site_sets(requested: str, status: str) -> None:
+    expect = Expectation.model_construct(driver=requested)
     (finding,) = registry["driver.expected"].findings(node(), expect)
     assert finding.status.value == status
 
 
 @pytest.mark.parametrize(
-    ("wanted", "status"),
+    ("requested", "status"),
     [("6.8.0-60-generic", "pass"), ("6.8.0-60", "pass"), ("6.8", "pass"), ("6", "pass"), ("6.8.0-6", "fail"),
      ("6.80", "fail"), ("6.8.0-60-g", "fail"), ("6.8.0-61-generic", "fail")],
 )  # fmt: skip
-def test_the_kernel_that_the_site_sets(wanted: str, status: str) -> None:
+def test_the_kernel_that_the_site_sets(requested: str, status: str) -> None:
     runs = Kernel(release="6.8.0-60-generic", package=None, running=True, newest=True, headers=True)
-    expect = Expectation(kernel=wanted)
+    expect = Expectation(kernel=requested)
     (finding,) = registry["node.versions"].findings(node(kernels=(runs,), packages=()), expect)
     assert finding.status.value == status
 
@@ -439,7 +439,7 @@ def test_in_mig_mode_nothing_is_reported_of_nvlink() -> None:
     assert one("nvlink.state", facts) == ("skip", "the driver reports no NVLink of a GPU in MIG mode")
 
 
-def test_a_guest_whose_host_divides_the_board() -> None:
+def test_a_guest_on_a_host_that_divides_the_board() -> None:
     facts = node(smi_gpu(H100), nvlink=listing(*[False] * 18), virtualization="kvm")
     assert one("nvlink.state", facts)[0] == "skip"
 
@@ -476,7 +476,7 @@ def unit(name: str, active: str = "active", load: str = "loaded") -> Unit:
     return Unit(name=name, load=load, active=active, sub="running" if active == "active" else "dead")
 
 
-def test_a_platform_whose_switches_do_not_show_needs_its_services_too() -> None:
+def test_a_platform_with_hidden_switches_needs_its_services_too() -> None:
     found = judged("fabric.manager", eight(B200, units=(unit("nvidia-fabricmanager.service"),), packages=()))
     assert [(finding.component, finding.status.value) for finding in found] == [
         ("nvidia-fabricmanager", "pass"),

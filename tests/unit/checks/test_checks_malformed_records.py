@@ -1,4 +1,4 @@
-"""A result that is no record: the checks that need it say so, all others judge as ever."""
+"""A result that is not a record: the checks that need it report that, all others judge as ever."""
 
 import re
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_the_checks_of_the_broken_record_alone_are_errors(
         assert next(iter(change)) in error.message
 
 
-def test_of_several_gpus_the_one_whose_record_is_broken_is_named() -> None:
+def test_of_several_gpus_the_one_with_a_broken_record_is_named() -> None:
     found = judged([*RESULTS[:3], tensor(1) | {"seconds": "long"}, RESULTS[4]])["framework.tensor"]
     assert {(finding.component, finding.status) for finding in found} == {
         ("cuda:0", Status.PASS),
@@ -107,5 +107,5 @@ def test_a_record_that_is_reported_as_judged_is(name: str) -> None:
 def test_every_record_that_a_check_names_is_known_to_be_judged() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in Path(checks.__file__).parent.glob("*.py"))
     named = set(re.findall(r'"((?:versions|frameworks|gpus|defaults)\.[a-z0-9-]+)"', sources))
-    # Looked at only to tell whether PyTorch's absence is meant.
+    # Looked at only to decide whether PyTorch's absence is meant.
     assert named - {"versions.tensorflow"} == JUDGED - {RUN} - MEASURED

@@ -108,8 +108,8 @@ def test_on_the_host_there_is_no_container_to_judge() -> None:
 
 
 def test_what_was_not_run_for_lack_of_time_is_an_error_and_no_failure() -> None:
-    said = "not run: the 890 s for all are used up"
-    records = [record(name, undetermined=said) for name in sorted(JUDGED - {"container"})]
+    reason = "not run: the 890 s for all are used up"
+    records = [record(name, undetermined=reason) for name in sorted(JUDGED - {"container"})]
     answer = found(*records, record("container", {"complete": True, "gpus": 1}, error="the payload did not end"))
     statuses = {check: {one.status for one in findings} for check, findings in answer.items()}
     assert {check for check, found in statuses.items() if Status.FAIL in found or Status.PASS in found} == set()
@@ -189,7 +189,7 @@ def test_on_the_host_a_payload_that_broke_off_is_an_error(complete: bool | None,
     assert finding.status is Status.ERROR
 
 
-def test_a_container_whose_end_nobody_recorded_is_an_error() -> None:
+def test_a_container_without_a_recorded_end_is_an_error() -> None:
     (finding,) = found(record("versions.limits", {"shm_bytes": 2**33}))["container.runs"]
     assert finding.status is Status.ERROR
 
@@ -329,7 +329,7 @@ SYSTEM = {"python": "3.12.3", "cuda": "13.0.2"}
 
 
 def cuda_found(torch: Mapping[str, Any] | None, *, image: str, compat: str | None = None) -> Finding:
-    """The verdict on the CUDA of an image, on a node whose driver runs up to 13.0."""
+    """The verdict on the CUDA of an image, on a node with a driver that runs up to 13.0."""
     records = [record("versions.system", {**SYSTEM, "cuda": image})]
     records += [record("versions.torch", torch)] if torch else [record("versions.torch", skipped="not in the image")]
     if compat is not None:

@@ -1,4 +1,4 @@
-"""Own checks are registered for the whole process: tests that load some give the registry back as it was."""
+"""Own checks are registered for the whole process: tests that load some restore the registry."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

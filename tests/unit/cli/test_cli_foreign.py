@@ -39,7 +39,7 @@ def test_root_writes_into_no_folder_of_another_user(
     assert f"{theirs} belongs to another user (1234, uid 1234)" in capsys.readouterr().err
     assert list(theirs.iterdir()) == []
     monkeypatch.setenv("SUDO_UID", "1234")
-    assert folder_for_bundles(theirs) == theirs, "who called sudo is no other user"
+    assert folder_for_bundles(theirs) == theirs, "who called sudo is not another user"
 
 
 @ROOT

@@ -44,7 +44,7 @@ checks:
     message: "{component} is {measured}"
     status: warn
     means: No local file system is of a type that this site does not support.
-    remedy: Install the node anew.
+    remedy: Install the node again.
     state: observe
     actions: [fix_configuration]
 tests:

@@ -22,7 +22,7 @@ from gpunode.stack import Request, plan
 from gpunode.stack.picture import host_of
 
 MIB = 1 << 20
-TAKEN = re.compile(r" \(\d+\.\d s\)")
+DURATION = re.compile(r" \(\d+\.\d s\)")
 """The time that a run took."""
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "bundles"
 
@@ -145,7 +145,7 @@ def test_many_bundles_print_results_before_the_report(
     monkeypatch.setattr("gpunode.cli.validate.MANY_FILES", 3)
     run(select)
     shown = capsys.readouterr()
-    assert TAKEN.sub("", shown.out) == TAKEN.sub("", usual.out)
+    assert DURATION.sub("", shown.out) == DURATION.sub("", usual.out)
     lines = shown.err.splitlines()
     assert lines[0] == "gpunode: gpu-0: error: 1 not determined, 1 skipped"
     assert lines[1] == "gpunode: 1 of 3 bundles evaluated: 1 error"

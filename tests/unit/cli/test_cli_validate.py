@@ -371,19 +371,19 @@ def test_two_deviations_of_one_check(gpunode: Any, expect: Any, tmp_path: Path) 
     assert [gpunode(*words, expect(message + some)).code for some in (nics, rate, nics + rate)] == [1, 1, 0]
 
 
-@pytest.mark.parametrize("wanted", ["580", "580.95", "'580.95.05'", "580.95.05"])
-def test_a_driver_may_stand_without_quotes(gpunode: Any, expect: Any, tmp_path: Path, wanted: str) -> None:
+@pytest.mark.parametrize("requested", ["580", "580.95", "'580.95.05'", "580.95.05"])
+def test_a_driver_may_stand_without_quotes(gpunode: Any, expect: Any, tmp_path: Path, requested: str) -> None:
     path = tmp_path / "hgx.json"
     path.write_text(json.dumps(hgx()))
-    message = expect(f"driver: {wanted}\n")
+    message = expect(f"driver: {requested}\n")
     assert gpunode("validate", "--replay", path, "--expect", message, "--select", "driver.expected").code == 0
 
 
-@pytest.mark.parametrize("wanted", ["570", "580.9", "999.10", "440.33.01"])
-def test_another_driver_than_the_one_without_quotes(gpunode: Any, expect: Any, tmp_path: Path, wanted: str) -> None:
+@pytest.mark.parametrize("requested", ["570", "580.9", "999.10", "440.33.01"])
+def test_another_driver_than_the_one_without_quotes(gpunode: Any, expect: Any, tmp_path: Path, requested: str) -> None:
     path = tmp_path / "hgx.json"
     path.write_text(json.dumps(hgx()))
-    message = expect(f"driver: {wanted}\n")
+    message = expect(f"driver: {requested}\n")
     assert gpunode("validate", "--replay", path, "--expect", message, "--select", "driver.expected").code == 1
 
 

@@ -85,7 +85,7 @@ CUBE = {(0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5)
 CUBE |= {(4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 1}
 
 
-def test_a_node_whose_gpus_are_unknown_has_no_limit_and_breaks_nothing() -> None:
+def test_a_node_with_unknown_gpus_has_no_limit_and_breaks_nothing() -> None:
     unknown = Shape(None, 0, links={})
     for metric in METRICS:
         where = Where(0, 1 if metric == "peer_to_peer" else None, ranks=8)

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - lines are as long as the tools print them
-"""What the probe's further sources say on a node with one T4: typed after the tools' formats, not recorded."""
+"""What the probe's further sources report on a node with one T4: typed after the tools' formats, not recorded."""
 
 import json
 from pathlib import Path

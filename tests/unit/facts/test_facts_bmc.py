@@ -1,4 +1,4 @@
-"""The management controller's answers: lines as ipmitool prints them on real servers, and what is no answer.
+"""The management controller's answers: lines as ipmitool prints them on real servers, and what is not an answer.
 
 The sensors of the ProLiant and its log are as CollegeBoreal/Laboratoires (3202/proliant/IPMI) has them, the others as
 public reports print them.

@@ -1,4 +1,4 @@
-"""Kernels: which are there, which is the newest, and whose they are."""
+"""Kernels: which are there, which is the newest, and who provides them."""
 
 import pytest
 from facts_samples import answer, facts_with

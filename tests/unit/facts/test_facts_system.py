@@ -68,7 +68,7 @@ def test_failed_units_in_old_and_new_layouts() -> None:
     ]
 
 
-def test_units_whose_name_begins_like_a_mark() -> None:
+def test_units_with_a_name_that_begins_like_a_mark() -> None:
     assert units.parse_list("xrdp.service loaded failed failed xrdp daemon\n")[0].name == "xrdp.service"
 
 

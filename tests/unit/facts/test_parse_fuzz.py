@@ -1,4 +1,4 @@
-"""Every parser on damaged text: an answer in JSON or a ParseError, nothing that the text does not say, linear time."""
+"""Every parser on damaged text: an answer in JSON or a ParseError, nothing that the text does not have, linear time."""
 
 import itertools
 import json
@@ -166,7 +166,7 @@ def test_every_kind_has_a_sample() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_other_kinds(name: str, kind: str) -> None:
-    """One tool's output is no other tool's, but where they share their lines."""
+    """One tool's output is not read as another tool's, but where they share their lines."""
     own = name.split(".", maxsplit=1)[0]
     found = answer(kind, SAMPLES[name])
     shared = {own, kind} == {"nvidia-smi-xml", "nvidia-smi-q"}

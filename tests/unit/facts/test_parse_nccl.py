@@ -117,7 +117,7 @@ def test_processes_that_mpi_did_not_wire() -> None:
     assert (first["devices"][0]["host"], second["devices"][0]["host"]) == ("node1", "node2")
     assert (first["rows"], second["rows"]) == ([], [])
     assert "cannot be attributed" in first["messages"][0]
-    assert (first["complete"], first["avg_busbw_gb_per_s"]) == (True, 12.5), "both say the same"
+    assert (first["complete"], first["avg_busbw_gb_per_s"]) == (True, 12.5), "both report the same"
 
 
 def test_what_interleaved_runs_report_differently_is_reported_of_none() -> None:

@@ -208,7 +208,7 @@ class TestText:
 
     def test_sections_alone(self) -> None:
         gpus = parsed("nvidia-smi-q", sample("nvidia-smi-q.sections"))["gpus"]
-        assert len(gpus) == 2, "a line 'GPU C2C Mode' is no GPU"
+        assert len(gpus) == 2, "a line 'GPU C2C Mode' is not a GPU"
         assert gpus[0]["ecc"]["volatile_uncorrected"] == 11 + 12 + 13
         assert gpus[0]["ecc"]["aggregate_uncorrected"] == 14 + 15 + 16
         assert gpus[0]["remapped_rows"]["failure"] is True
@@ -347,8 +347,8 @@ class TestQuery:
         assert answer["columns"][5] == "memory.total [MiB]"
         assert first["memory.total [MiB]"] == 24576
         assert first["power.draw [W]"] == 28.75
-        assert first["driver_version"] == "595.80", "a version is no number"
-        assert first["serial"] == "0012345678901", "an identifier is no number"
+        assert first["driver_version"] == "595.80", "a version is not a number"
+        assert first["serial"] == "0012345678901", "an identifier is not a number"
         assert second["power.draw [W]"] is None
         assert second["utilization.gpu [%]"] is None
         assert second["ecc.errors.uncorrected.volatile.total"] is None

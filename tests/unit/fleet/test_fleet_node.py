@@ -1,4 +1,4 @@
-"""Further programs on a node that let us in, and what follows its probe; over this machine, without an SSH server."""
+"""Further programs on a node after its login, and what follows its probe; over this machine, without an SSH server."""
 
 import socket
 import sys

@@ -75,7 +75,7 @@ STABLE = {
     ("Unit", "load"),
     ("NodeFacts", "time_sync"),
 }
-"""Facts whose names look like those of a reading, and that no unchanged node changes."""
+"""Facts with names that look like those of a reading, and that no unchanged node changes."""
 
 
 def test_a_fact_with_the_name_of_a_reading_is_volatile() -> None:

@@ -20,7 +20,7 @@ from gpunode.history.store import History
 from gpunode.judging.request import JudgingRequest, findings_of
 from gpunode.probe.bundle import Bundle
 
-TAKEN = re.compile(r" \(\d+\.\d s\)")
+DURATION = re.compile(r" \(\d+\.\d s\)")
 """The time that a run took."""
 SELECT = ("--select", "gpu.present,driver.module-loaded,link.pcie-width", "--level", "quick")
 
@@ -57,7 +57,7 @@ def test_a_run_is_kept_and_the_next_one_is_compared_with_it(
     assert replay(bundle, "--since", "last", "--format", "json") == 1
     document = json.loads(capsys.readouterr().out)
     assert document["fleet"]["since"]["schema"] == "gpunode.comparison/1"
-    assert document["fleet"]["outliers"] is None, "one node is no fleet"
+    assert document["fleet"]["outliers"] is None, "one node is not a fleet"
     with History(folder) as history:
         assert len(history.runs()) == 1
         assert history.bundle_path(history.runs()[0], "gpu-01").exists()
@@ -84,7 +84,7 @@ def test_a_history_that_cannot_be_written_changes_no_verdict(
     monkeypatch.setenv("GPUNODE_HISTORY", str(tmp_path / "file" / "x"))
     assert replay(bundle, "--history") == 0
     shown = capsys.readouterr()
-    assert TAKEN.sub("", shown.out) == TAKEN.sub("", usual)
+    assert DURATION.sub("", shown.out) == DURATION.sub("", usual)
     assert shown.err.count("\n") == 1
 
 

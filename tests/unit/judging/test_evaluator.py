@@ -84,7 +84,7 @@ def test_an_answer_is_parsed_once_and_not_in_this_process(parsed_in: Any) -> Non
 
 def test_records_and_secrets_belong_to_the_answer() -> None:
     """A workload's records are judged and saved with the bundle; what a node sends back of a password is in neither."""
-    text = json.dumps({**without_gpu(), "files": {"/x": f"say {SECRET}"}}).encode()
+    text = json.dumps({**without_gpu(), "files": {"/x": f"print {SECRET}"}}).encode()
     record = {"record": "seen", "values": {"level": "deep", "text": SECRET}}
     node = collected("a", text, records=(record,), secrets=(SECRET,))
     (found,) = judged(JudgingRequest(documents=True), node)
@@ -92,7 +92,7 @@ def test_records_and_secrets_belong_to_the_answer() -> None:
     assert found.document is not None
     assert SECRET.encode() not in found.document
     bundle = Bundle.from_json(found.document, "it")
-    assert bundle.files["/x"] == f"say {PLACEHOLDER}"
+    assert bundle.files["/x"] == f"print {PLACEHOLDER}"
     assert bundle.results[-1:] == [{**record, "values": {"level": "deep", "text": PLACEHOLDER}, "simulated": True}]
     assert SECRET not in repr(node)
 

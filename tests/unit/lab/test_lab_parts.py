@@ -20,7 +20,7 @@ from gpunode.lab.recipe import SYSTEMS
 
 
 @pytest.mark.parametrize(
-    ("missing", "taken", "new"),
+    ("missing", "existing", "new"),
     [
         (2, [], ["deb12-1", "deb12-2"]),
         (0, ["deb12-1", "deb12-2"], []),
@@ -29,8 +29,8 @@ from gpunode.lab.recipe import SYSTEMS
         (1, ["deb13-1", "deb13-2", "deb12-1-1"], ["deb12-1"]),
     ],
 )
-def test_names_fill_gaps(missing: int, taken: Sequence[str], new: list[str]) -> None:
-    assert _new_names("deb12", missing, taken) == new
+def test_names_fill_gaps(missing: int, existing: Sequence[str], new: list[str]) -> None:
+    assert _new_names("deb12", missing, existing) == new
 
 
 def test_ports_skip_what_is_used_and_what_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:

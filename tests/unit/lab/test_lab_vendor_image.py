@@ -16,7 +16,7 @@ PROXY = "http://u:secret@127.0.0.1:3142"
 
 
 class Engine:
-    """Images by tag, and containers that end as told."""
+    """Images by tag, and containers that end as requested."""
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}

@@ -45,7 +45,7 @@ def offered(repository: str) -> dict[tuple[str, str], Offer]:
 
 @pytest.mark.parametrize("repository", RECORDED)
 def test_every_recorded_name_with_a_version_is_there(repository: str) -> None:
-    """A name that is left out has no whole version, no driver's release that the lab has, or is none of a package."""
+    """A name that is left out has no whole version, no driver's release that the lab has, or is not of a package."""
     rows = recorded(repositories()[repository].recorded)["packages"]
     releases = repositories()[repository].releases
     missing = {}
@@ -94,12 +94,12 @@ def test_from_590_on_no_utils_and_nvidia_smi_is_in_the_compute_library(repositor
     ("repository", "name"), [("ubuntu2404", "nvidia-dkms{}-open"), ("debian12", "nvidia-kernel-open-dkms")]
 )
 def test_a_recent_dkms_is_required_from_570_148_on(repository: str, name: str) -> None:
-    for release, suffix, wanted in (
+    for release, suffix, required in (
         ("570.133.20", "-570", "dkms"),
         ("570.172.08", "-570", "dkms (>= 3.1.8)"),
         ("610.57.04", "", "dkms (>= 3.1.8)"),
     ):
-        assert wanted in offered(repository)[name.format(suffix), release].relations["depends"]
+        assert required in offered(repository)[name.format(suffix), release].relations["depends"]
 
 
 @pytest.mark.parametrize("repository", NVIDIA_DEB)
@@ -214,8 +214,8 @@ def test_every_requirement_of_one_version_can_be_met(repository: str) -> None:
     offers = {f"{built.name} = {built.version.rpartition('-')[0]}" for built in own}
     offers |= {entry for built in own for entry in _entries(built, "Provides")}
     driver = [built for built in own if built.release in repositories()[repository].releases]
-    wanted = [(built.name, entry) for built in driver for entry in _entries(built, "Depends")]
-    exact = [(name, entry) for name, entry in wanted if " = " in entry]
+    required = [(built.name, entry) for built in driver for entry in _entries(built, "Depends")]
+    exact = [(name, entry) for name, entry in required if " = " in entry]
     assert len(exact) > 20
     assert [(name, entry) for name, entry in exact if entry not in offers] == []
 

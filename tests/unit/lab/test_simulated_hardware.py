@@ -191,8 +191,8 @@ def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     return about
 
 
-def insert(root: Path, *wanted: str) -> None:
-    for name in wanted:
+def insert(root: Path, *names: str) -> None:
+    for name in names:
         (root / f"{name}.ko").touch()
         modules.insert(str(root / f"{name}.ko"), [])
 

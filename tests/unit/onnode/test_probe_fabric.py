@@ -39,7 +39,7 @@ def test_processors_and_rdma_devices(tmp_path: Path) -> None:
     facts = facts_from_bundle(collect(tmp_path, tmp_path / "bin"))
     assert facts.cpu_sets is not None
     assert (len(facts.cpu_sets.online), len(facts.cpu_sets.present), facts.cpu_sets.smt) == (4, 8, "off")
-    # A plain file in a device's place is none.
+    # A plain file in a device's place is not a device.
     assert [(one.name, one.device, one.port, one.file) for one in facts.rdma_nodes or ()] == [
         ("uverbs0", "mlx5_0", None, False),
         ("umad0", "mlx5_0", 1, False),

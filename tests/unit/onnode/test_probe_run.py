@@ -32,7 +32,7 @@ def run(folder: Path, body: str, limit_s: float = LIMIT_S) -> Answer:
 
 
 def gone(pid_file: Path, within_s: float = 5.0) -> bool:
-    """True once the process whose number a tool wrote is no more (or is a zombie nobody has waited for)."""
+    """True once the process with the number that a tool wrote has ended (or is a zombie nobody has waited for)."""
     pid = int(pid_file.read_text())
     end = time.monotonic() + within_s
     while time.monotonic() < end:

@@ -249,7 +249,7 @@ def test_planted_secrets_do_not_leave_the_node(tmp_path: Path) -> None:
 
 
 def test_a_running_process_is_seen_without_its_arguments() -> None:
-    """On this machine: a process whose arguments and environment hold a secret, while the probe looks."""
+    """On this machine: a process with a secret in its arguments and environment, while the probe looks."""
     planted = "planted-in-a-process"
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)", "--password", planted],

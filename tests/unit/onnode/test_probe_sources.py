@@ -462,7 +462,7 @@ def test_dmesg_is_asked_where_the_journal_reports_nothing(tmp_path: Path, journa
 
 
 def test_of_a_long_log_the_latest_lines_are_kept(tmp_path: Path) -> None:
-    """More than the probe would keep of any output, most of it not wanted."""
+    """More than the probe would keep of any output, most of it not requested."""
     script_text = "for n in range(140000): print('NVRM: line %06d' % n if n % 20 == 0 else 'x' * 40)"
     (tmp_path / "log.py").write_text(script_text)
     # The other questions of the journal get no line: each would take as long, in one process.
@@ -581,11 +581,11 @@ def test_a_node_with_eight_gpus_takes_a_few_seconds(tmp_path: Path) -> None:
     before = time.process_time()
     started = time.monotonic()
     bundle = collect(tmp_path, tools)
-    taken, worked = time.monotonic() - started, time.process_time() - before
+    elapsed, worked = time.monotonic() - started, time.process_time() - before
     assert bundle.commands["probe-read"].rc == 0
-    print(f"\nthe probe on a made-up node of 8 GPUs: {taken:.2f} s, {worked:.2f} s of them Python's own")
+    print(f"\nthe probe on a made-up node of 8 GPUs: {elapsed:.2f} s, {worked:.2f} s of them Python's own")
     assert worked < 5
-    assert taken < 15
+    assert elapsed < 15
     assert len(bundle.to_json()) < 500_000
 
 

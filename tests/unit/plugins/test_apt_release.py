@@ -21,7 +21,7 @@ def test_a_release_is_a_version_without_epoch_and_revision(version: str, release
     assert script.upstream(version) == release
 
 
-def test_the_newest_release_that_all_have_is_taken() -> None:
+def test_the_newest_release_that_all_have_is_chosen() -> None:
     there = {"driver": ["595.1-1", "580.2-1", "580.1-1"], "manager": ["595.1-1", "580.1-1"]}
     assert script.settle(bound("driver", "manager"), "580.*", there) == ("580.1", None)
     assert script.settle(bound("driver", "manager"), "595.1", there) == ("595.1", None)
@@ -46,7 +46,7 @@ def test_a_package_of_another_publisher_with_the_same_release_does_not_count() -
 
 
 @pytest.mark.parametrize(
-    ("known", "taken"),
+    ("known", "chosen"),
     [
         ({"nvidia-headless-open", "nvidia-dkms-open", "m"}, ["m", "nvidia-headless-open"]),
         ({"nvidia-dkms-open", "m"}, ["m", "nvidia-dkms-open"]),
@@ -54,10 +54,10 @@ def test_a_package_of_another_publisher_with_the_same_release_does_not_count() -
     ],
     ids=["the first is there", "it is not", "none is: the first is named in the refusal"],
 )
-def test_of_alternatives_the_first_that_a_list_has_is_asked_for(known: set[str], taken: list[str]) -> None:
+def test_of_alternatives_the_first_that_a_list_has_is_asked_for(known: set[str], chosen: list[str]) -> None:
     alternatives = {"nvidia-headless-open": ["nvidia-dkms-open"]}
     asked = {"bound": ["m=@RELEASE@-*", "nvidia-headless-open=@RELEASE@-*"], "alternatives": alternatives}
-    assert script.with_names_that_exist(asked, known) == bound(*taken)
+    assert script.with_names_that_exist(asked, known) == bound(*chosen)
 
 
 def test_a_status_without_the_driver_has_everything_else() -> None:

@@ -228,7 +228,7 @@ def test_dpkg_itself_names_edited_configuration_and_times(
     assert script.edited({"gone", "plain", "tuned"}) == {"tuned"}
     (tmp_path / "plain.conf").unlink()
     (tmp_path / "plain.conf").mkdir()
-    assert script.edited({"gone", "plain", "tuned"}) == {"plain", "tuned"}, "what is no file was changed"
+    assert script.edited({"gone", "plain", "tuned"}) == {"plain", "tuned"}, "what is not a file was changed"
     assert time.time() - 600 < (script.changed_at("plain") or 0) < time.time() + 1
     assert script.changed_at("never") is None
 
@@ -302,11 +302,11 @@ def test_a_failed_transaction_comes_with_the_errors_of_the_newest_compilation(
         (tmp_path / name).mkdir()
         (tmp_path / name / "make.log").write_text(text)
         os.utime(tmp_path / name / "make.log", (when, when))
-    failed = question(install=["wanted"])
+    failed = question(install=["requested"])
     script.output_of = Machine().output_of
     script.captured = lambda *_: (0, "", "")
     output = script.answered(failed)
-    assert "do not have wanted" in output["error"]
+    assert "do not have requested" in output["error"]
     assert output["log"] == [lines[1][:200], "1", "2", "3", lines[6]]
     monkeypatch.setattr(script, "lay_over", lambda *_: None)
     assert "log" not in script.answered({**failed, "simulate": True})
@@ -481,9 +481,9 @@ def test_check_mode_reports_the_same_and_does_nothing(script: Any, monkeypatch: 
 def test_a_transaction_that_touches_something_else_is_refused(
     script: Any, simulation: str, parts: dict[str, Any], words: str
 ) -> None:
-    machine = Machine(f"Inst wanted (1-1 x [amd64])\n{simulation}", "wanted | 1-1 | x")
+    machine = Machine(f"Inst requested (1-1 x [amd64])\n{simulation}", "requested | 1-1 | x")
     with pytest.raises(script.AptError, match=words):
-        asked(script, machine, install=["wanted"], **parts)
+        asked(script, machine, install=["requested"], **parts)
     assert machine.changes == []
 
 
@@ -492,15 +492,17 @@ def test_a_transaction_that_touches_something_else_is_refused(
     [
         ("Inst libc6 [2.36-9] (2.36-10 x [amd64])", {}),
         ("Inst libcuda1 [580.95.05-1] (595.71.05-1 x [amd64])", {"hold": ["libcuda*"]}),
-        ("Inst libcuda1 [580.95.05-1] (595.71.05-1 x [amd64])", {"install": ["wanted", "libcuda1=595.*"]}),
+        ("Inst libcuda1 [580.95.05-1] (595.71.05-1 x [amd64])", {"install": ["requested", "libcuda1=595.*"]}),
     ],
     ids=["not held", "held by the role", "asked for"],
 )
 def test_a_transaction_may_change_the_version_of_what_nobody_else_holds(
     script: Any, simulation: str, parts: dict[str, Any]
 ) -> None:
-    machine = Machine(f"Inst wanted (1-1 x [amd64])\n{simulation}", "wanted | 1-1 | x\nlibcuda1 | 595.71.05-1 | x")
-    output = asked(script, machine, **{"install": ["wanted"], **parts})
+    machine = Machine(
+        f"Inst requested (1-1 x [amd64])\n{simulation}", "requested | 1-1 | x\nlibcuda1 | 595.71.05-1 | x"
+    )
+    output = asked(script, machine, **{"install": ["requested"], **parts})
     assert (output["done"], len(output["install"])) == (True, 2)
 
 
@@ -517,16 +519,16 @@ def test_what_earlier_transactions_bring_and_remove_is_not_planned_again(
                 return super().output_of(argv, limit_s)
             words = argv[argv.index("install") + 1 :]
             asked_of_apt.append(words)
-            own = "Inst wanted (1-1 x)\nInst moved (2 x)\n" if "wanted=1-1" in words else ""
+            own = "Inst requested (1-1 x)\nInst moved (2 x)\n" if "requested=1-1" in words else ""
             return f"Inst common (2 x)\nInst moved (1 x)\nRemv libcuda1 [580.95.05-1]\n{own}"
 
     monkeypatch.setattr(script, "lay_over", lambda *_: None)
     planned = {"packages": {"common": "2", "moved": "1"}, "purge": ["libcuda1", "never-installed"]}
-    parts = {"install": ["common=2", "wanted=1-*"], "planned": planned, "simulate": True}
-    output = asked(script, Apt(madison="wanted | 1-1 | x"), **parts)
-    assert (output["install"], output["remove"]) == ({"moved": "2", "wanted": "1-1"}, [])
+    parts = {"install": ["common=2", "requested=1-*"], "planned": planned, "simulate": True}
+    output = asked(script, Apt(madison="requested | 1-1 | x"), **parts)
+    assert (output["install"], output["remove"]) == ({"moved": "2", "requested": "1-1"}, [])
     before = ["common=2", "moved=1", "libcuda1-"]
-    assert asked_of_apt == [before, ["wanted=1-1", *before]]
+    assert asked_of_apt == [before, ["requested=1-1", *before]]
 
 
 def test_what_is_not_offered_is_refused_with_what_is(script: Any) -> None:
@@ -543,10 +545,10 @@ def test_what_is_not_offered_is_refused_with_what_is(script: Any) -> None:
 
 
 def test_an_older_one_goes_in_the_same_transaction(script: Any) -> None:
-    machine = Machine("Remv libnccl2 [2.27.3]\nInst wanted (1-1 x [amd64])", "wanted | 1-1 | x")
-    output = asked(script, machine, install=["wanted"], remove=["libnccl2"])
+    machine = Machine("Remv libnccl2 [2.27.3]\nInst requested (1-1 x [amd64])", "requested | 1-1 | x")
+    output = asked(script, machine, install=["requested"], remove=["libnccl2"])
     assert output["remove"] == ["libnccl2"]
-    assert machine.changes[0][-4:] == ["--purge", "install", "wanted", "libnccl2-"]
+    assert machine.changes[0][-4:] == ["--purge", "install", "requested", "libnccl2-"]
 
 
 def test_what_came_along_goes_and_what_was_there_stays(script: Any, tmp_path: Path) -> None:
@@ -636,23 +638,23 @@ def test_locks_that_apt_does_not_wait_for_are_waited_for(script: Any, monkeypatc
 
 
 def test_a_source_that_failed_stops_only_what_comes_from_it(script: Any) -> None:
-    machine = Machine("Inst wanted (1-1 x [amd64])", "wanted | 1-1 | http://vendor/repo ./ Packages")
+    machine = Machine("Inst requested (1-1 x [amd64])", "requested | 1-1 | http://vendor/repo ./ Packages")
     machine.refused = ["W: Failed to fetch http://ppa.example/ubuntu/dists/noble/InRelease  404\n"]
-    assert asked(script, machine, install=["wanted"])["done"]
+    assert asked(script, machine, install=["requested"])["done"]
     machine.refused = ["E: The repository 'http://vendor/repo ./ InRelease' is not signed.\n"]
     with pytest.raises(script.AptError, match="is not signed"):
-        asked(script, machine, install=["wanted"])
-    other = Machine("Inst wanted (1-1 x [amd64])", "wanted | 1-1 | http://vendor/repository ./ Packages")
+        asked(script, machine, install=["requested"])
+    other = Machine("Inst requested (1-1 x [amd64])", "requested | 1-1 | http://vendor/repository ./ Packages")
     other.refused = machine.refused
-    assert asked(script, other, install=["wanted"])["done"], "another address that begins alike"
+    assert asked(script, other, install=["requested"])["done"], "another address that begins alike"
 
 
 def test_where_nothing_is_offered_the_source_that_failed_is_named_first(script: Any) -> None:
     machine = Machine()
     machine.refused = ["W: Failed to fetch http://vendor/repo/InRelease  Could not connect\n"]
     script.PAUSES_S = ()
-    with pytest.raises(script.AptError, match=r"Could not connect; the node's sources do not have wanted"):
-        asked(script, machine, install=["wanted"])
+    with pytest.raises(script.AptError, match=r"Could not connect; the node's sources do not have requested"):
+        asked(script, machine, install=["requested"])
 
 
 def test_what_passes_by_itself_is_tried_again(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -806,14 +808,14 @@ def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_change
 ) -> None:
     machine = Machine("Remv libnccl2 [2.27.3]\n" if state == "absent" else "Inst libnccl2 (2.30.7-1+cuda12.9 x)\n")
     machine.madison = "libnccl2 | 2.30.7-1+cuda12.9 | http://x\n"
-    wanted = {"remove": ["libnccl2"]} if state == "absent" else {"install": ["libnccl2=2.30.7-*"]}
+    requested = {"remove": ["libnccl2"]} if state == "absent" else {"install": ["libnccl2=2.30.7-*"]}
     memory = tmp_path / "memory"
-    output = asked(script, machine, state=state, memory=str(memory), gpu_users=lambda: ["python3 (pid 9)"], **wanted)
+    output = asked(script, machine, state=state, memory=str(memory), gpu_users=lambda: ["python3 (pid 9)"], **requested)
     assert output["error"].startswith("busy: GPUs are in use by python3 (pid 9)")
     assert not output["done"]
     assert machine.changes == []
     assert not memory.exists()
-    assert "error" not in asked(script, machine, state=state, gpu_users=list, **wanted)
+    assert "error" not in asked(script, machine, state=state, gpu_users=list, **requested)
 
 
 def test_names_with_an_architecture_have_the_versions_that_apt_prints_without_it(

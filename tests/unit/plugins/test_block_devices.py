@@ -204,7 +204,7 @@ def test_disks_of_the_role_are_known_again(node: Node) -> None:
     assert "already belongs to the array" in asked(node, "vdd", "vdf", own=ARRAY)["refusals"][0]
 
 
-def wanted(*names: str, own: dict[str, str] = ARRAY, erase: tuple[str, ...] = ()) -> dict[str, Any]:
+def requested(*names: str, own: dict[str, str] = ARRAY, erase: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"disks": [f"virtio-{name}" for name in names], "name": "gpunode-scratch", "erase": list(erase), **own}
 
 
@@ -215,10 +215,10 @@ def written(node: Node) -> list[list[str]]:
 def test_two_disks_become_an_array_and_nothing_the_second_time(node: Node) -> None:
     node.disk("vdc")
     node.disk("vdd")
-    announced = scratch_disks.made(wanted("vdc", "vdd"), check=True)
+    announced = scratch_disks.made(requested("vdc", "vdd"), check=True)
     assert announced[-1] == "create the file system"
     assert written(node) == []
-    scratch_disks.made(wanted("vdc", "vdd"), check=False)
+    scratch_disks.made(requested("vdc", "vdd"), check=False)
     create, mkfs = written(node)
     assert create[:2] == ["mdadm", "--create"]
     assert "--level=0" in create
@@ -226,15 +226,15 @@ def test_two_disks_become_an_array_and_nothing_the_second_time(node: Node) -> No
     assert "-f" in mkfs, "an array of disks that were erased may show what was on another array of them"
     assert f"uuid={OWN['filesystem']}" in mkfs
     node.calls.clear()
-    assert scratch_disks.made(wanted("vdc", "vdd"), check=False) == []
-    assert scratch_disks.made(wanted("vdc", "vdd"), check=True) == []
+    assert scratch_disks.made(requested("vdc", "vdd"), check=False) == []
+    assert scratch_disks.made(requested("vdc", "vdd"), check=True) == []
     assert written(node) == []
 
 
 def test_a_single_disk_is_erased_where_that_is_confirmed_and_carries_the_file_system(node: Node) -> None:
     node.disk("vdc", EXT4)
     device = str(node.root / "dev/vdc")
-    given = wanted("vdc", own=OWN, erase=("virtio-vdc",))
+    given = requested("vdc", own=OWN, erase=("virtio-vdc",))
     erase, create = scratch_disks.made(given, check=True)
     assert (erase.startswith(f"erase virtio-vdc ({device}): "), create) == (True, "create the file system")
     assert written(node) == []
@@ -249,7 +249,7 @@ def test_nothing_is_written_where_one_disk_is_refused(node: Node) -> None:
     node.disk("vdc")
     node.disk("vdd", EXT4)
     with pytest.raises(DiskError, match=r"nothing was written: virtio-vdd .* carries ext4"):
-        scratch_disks.made(wanted("vdc", "vdd"), check=False)
+        scratch_disks.made(requested("vdc", "vdd"), check=False)
     assert written(node) == []
 
 
@@ -260,10 +260,10 @@ def test_a_half_made_array_is_not_formatted_over_something(node: Node) -> None:
     node.signed["md127"] = [EXT4]
     node.array()
     with pytest.raises(DiskError, match="carries ext4 'x': nothing is formatted"):
-        scratch_disks.made(wanted("vdc", "vdd"), check=False)
+        scratch_disks.made(requested("vdc", "vdd"), check=False)
     node.signed["md127"] = []
-    assert scratch_disks.made(wanted("vdc", "vdd"), check=True) == ["create the file system"]
-    assert scratch_disks.made(wanted("vdc", "vdd"), check=False) == ["create the file system on /dev/md127"]
+    assert scratch_disks.made(requested("vdc", "vdd"), check=True) == ["create the file system"]
+    assert scratch_disks.made(requested("vdc", "vdd"), check=False) == ["create the file system on /dev/md127"]
 
 
 @dataclass
@@ -317,7 +317,7 @@ def test_what_was_used_is_never_formatted_without_a_confirmation_of_all_its_disk
         node.signed["md127"] = one.array
         node.calls.clear()
         intact = one.members == 2 and one.array == [XFS]
-        given = {**wanted("vdc", "vdd", erase=one.erase), "used": one.used}
+        given = {**requested("vdc", "vdd", erase=one.erase), "used": one.used}
         question = {"disks": given["disks"], "own": ARRAY, "erase": one.erase, "used": one.used}
         refused = block_devices.answered(question)["refusals"]
         message = ""
@@ -343,9 +343,9 @@ def test_what_was_used_is_never_formatted_without_a_confirmation_of_all_its_disk
 def test_data_stays_unless_all_of_it_is_given_up(node: Node) -> None:
     for name in ("vdc", "vdd"):
         node.disk(name, MEMBER)
-    assert scratch_disks.released(wanted("vdc", "vdd"), check=False) == []
+    assert scratch_disks.released(requested("vdc", "vdd"), check=False) == []
     with pytest.raises(DiskError, match="list all disks or none"):
-        scratch_disks.released(wanted("vdc", "vdd", erase=("virtio-vdc",)), check=False)
+        scratch_disks.released(requested("vdc", "vdd", erase=("virtio-vdc",)), check=False)
     assert written(node) == []
 
 
@@ -358,7 +358,7 @@ def test_disks_that_are_given_up_are_erased_after_their_array_was_stopped(
         base = node.disk(name, MEMBER if array else XFS)
         if assembled:
             (base / "holders/md127").touch()
-    given = wanted(*names, own=ARRAY if array else OWN, erase=tuple(f"virtio-{name}" for name in names))
+    given = requested(*names, own=ARRAY if array else OWN, erase=tuple(f"virtio-{name}" for name in names))
     steps = scratch_disks.released(given, check=True)
     assert steps == [f"erase virtio-{name} ({node.root}/dev/{name})" for name in names]
     assert written(node) == []
@@ -393,7 +393,7 @@ def test_what_is_mounted_is_not_released(node: Node) -> None:
     mounts = node.root / "proc/self/mountinfo"
     mounts.write_text(f"{mounts.read_text()}30 22 254:1 / /scratch rw - xfs {node.root}/dev/vdc rw\n")
     with pytest.raises(DiskError, match="is mounted on /scratch"):
-        scratch_disks.released(wanted("vdc", own=OWN, erase=("virtio-vdc",)), check=False)
+        scratch_disks.released(requested("vdc", own=OWN, erase=("virtio-vdc",)), check=False)
     assert written(node) == []
 
 

@@ -43,15 +43,15 @@ def test_a_unit_of_a_removed_package_is_stopped_and_not_left_enabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = tmp_path / "usr/lib/systemd/system"
-    wants = tmp_path / "multi-user.target.wants"
-    for folder in (shipped, wants):
+    enabled = tmp_path / "multi-user.target.wants"
+    for folder in (shipped, enabled):
         folder.mkdir(parents=True)
     (shipped / "kept.service").write_text("", encoding="utf-8")
     for name in ("gone.service", "kept.service", "foreign.service"):
-        (wants / name).symlink_to(shipped / name)
+        (enabled / name).symlink_to(shipped / name)
     ran: list[list[str]] = []
     monkeypatch.setattr(module, "run", lambda argv, _limit_s: ran.append(argv))
     package = SimpleNamespace(files=[str(shipped / "gone.service"), str(shipped / "kept.service"), "/usr/bin/tool"])
     module.end_units(module.units_of([package]), str(tmp_path))
-    assert sorted(link.name for link in wants.iterdir()) == ["foreign.service", "kept.service"]
+    assert sorted(link.name for link in enabled.iterdir()) == ["foreign.service", "kept.service"]
     assert ran == [["systemctl", "stop", "gone.service"], ["systemctl", "daemon-reload"]]

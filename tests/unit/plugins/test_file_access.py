@@ -88,8 +88,8 @@ def test_users_cannot_redirect_root_while_it_works(place: World) -> None:
     outcomes = set()
     with swapped(folder, place.precious, 1):
         for number in range(effort(60, 600)):
-            wanted = [file(path, f"{TEXT}{number}\n")]
-            found = within(LIMIT_S, partial(managed.applied, wanted, [], False))
+            requested = [file(path, f"{TEXT}{number}\n")]
+            found = within(LIMIT_S, partial(managed.applied, requested, [], False))
             outcomes.add(found.startswith("(["))
             assert SECRET not in found
     assert place.snapshot() == before
@@ -138,13 +138,13 @@ def test_a_folder_that_all_can_write_to(place: World, owner: str) -> None:
 
 def test_a_cache_folder_of_somebody_else_is_refused_by_name(place: World) -> None:
     path = place.shared / "cache"
-    wanted = [{"path": str(path), "state": "present", "mode": "0700"}]
-    assert managed.applied([], wanted, False)[0] == [str(path)]
+    requested = [{"path": str(path), "state": "present", "mode": "0700"}]
+    assert managed.applied([], requested, False)[0] == [str(path)]
     assert (path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) == (0, 0o700)
     os.chown(path, USER.pw_uid, USER.pw_gid)
     path.chmod(0o755)
     with pytest.raises(managed.FileRefusedError, match=rf"^{path} belongs to another user \(daemon, uid 1\)"):
-        managed.applied([], wanted, False)
+        managed.applied([], requested, False)
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
 
 

@@ -29,10 +29,10 @@ def value(root: str, path: str) -> str | None:
     return found
 
 
-def bring(root: str, check: bool = False, **wanted: str) -> tuple[list[str], list[str]]:
+def bring(root: str, check: bool = False, **requested: str) -> tuple[list[str], list[str]]:
     names = {"swap": SWAP, "rmem": RMEM}
     diffs, problems = kernel_state.applied(
-        {names.get(name, f"/proc/sys/vm/{name}"): text for name, text in wanted.items()},
+        {names.get(name, f"/proc/sys/vm/{name}"): text for name, text in requested.items()},
         MEMORY,
         check=check,
         root=root,

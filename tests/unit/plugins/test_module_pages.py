@@ -19,7 +19,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init
 PACKAGE = "ansible_collections.gpunode.node.plugins.modules"
 
 
-class TakenError(Exception):
+class DeclaredError(Exception):
     """What a module declares."""
 
 
@@ -33,18 +33,18 @@ def declared(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any] | Non
     def take(argument_spec: dict[str, Any], supports_check_mode: bool = False, **_: Any) -> None:
         assert supports_check_mode, name
         found.append(argument_spec)
-        raise TakenError
+        raise DeclaredError
 
     monkeypatch.setattr(module, "QuietModule" if hasattr(module, "QuietModule") else "AnsibleModule", take)
-    with pytest.raises(TakenError):
+    with pytest.raises(DeclaredError):
         module.main()
     return found[0]
 
 
-def agree(documented: dict[str, Any], taken: dict[str, Any], where: str) -> None:
-    assert documented.keys() == taken.keys(), where
+def agree(documented: dict[str, Any], accepted: dict[str, Any], where: str) -> None:
+    assert documented.keys() == accepted.keys(), where
     for name, page in documented.items():
-        option = taken[name]
+        option = accepted[name]
         place = f"{where}.{name}"
         assert page["description"], place
         for part in ("type", "default", "choices", "elements"):
@@ -62,9 +62,9 @@ def test_there_are_modules() -> None:
 def test_the_page_names_what_the_module_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     page = yaml.safe_load(importlib.import_module(f"{PACKAGE}.{name}").DOCUMENTATION)
     assert page["module"] == name
-    taken = declared(name, monkeypatch)
-    if taken is not None:
-        agree(page["options"], taken, name)
+    accepted = declared(name, monkeypatch)
+    if accepted is not None:
+        agree(page["options"], accepted, name)
 
 
 def test_a_plan_asks_what_the_module_answers() -> None:

@@ -92,7 +92,7 @@ def test_a_reboot_that_does_not_come_fails_and_is_not_forced(node: Node, fate: s
     assert not node.reboot
 
 
-def test_a_request_whose_answer_is_lost_is_withdrawn(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_an_answer_is_withdrawn(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     real = SlurmScheduler.reboot
 
     def lost(adapter: SlurmScheduler, name: str, token: str) -> str:

@@ -100,7 +100,7 @@ def own_file() -> str:
 
 
 @pytest.mark.parametrize("data", [NVIDIAS, armour(NVIDIAS), armour(NVIDIAS, ""), armour(OTHER + NVIDIAS)])
-def test_a_key_with_the_fingerprint_is_taken_and_no_other_beside_it(served: Served, data: bytes) -> None:
+def test_a_key_with_the_fingerprint_is_accepted_and_no_other_beside_it(served: Served, data: bytes) -> None:
     served.files[own_file()] = data
     output = answer(served)
     assert output == {"key": base64.b64encode(NVIDIAS).decode(), "fingerprint": fingerprint(NVIDIAS)}

@@ -39,7 +39,7 @@ SHAPED: dict[str, dict[str, Any]] = {
     "firewall": {"ssh_networks": ["10.0.0.0/8"], "require_controller": False},
     "nvidia_container_toolkit": {"repository": "cuda", "version": "1.20.0", "containerd": "true"},
 }
-"""Roles whose manifest is applied by ``roles/common``, with settings that change something."""
+"""Roles with a manifest that ``roles/common`` applies, with settings that change something."""
 
 
 def manifests(role: str) -> Iterator[Manifest]:

@@ -216,7 +216,7 @@ def test_preflight_judges_for_the_roles_of_the_play_that_the_run_includes(action
     assert action.judged_for("cuda") == ("cuda",)
 
 
-def test_a_state_that_was_set_aside_is_taken_back_only_where_nothing_was_kept_or_forgotten_since(
+def test_a_state_that_was_set_aside_is_restored_only_where_nothing_was_kept_or_forgotten_since(
     action: role_plan.ActionModule,
 ) -> None:
     node = action.node
@@ -305,7 +305,7 @@ def test_a_folder_of_templates_that_is_missing_is_refused(action: role_plan.Acti
 
 
 @pytest.mark.parametrize("more", [{"commands": (NodeCommand(argv=("true",)),)}, {"modules": ("nvidia",)}])
-def test_the_state_is_read_again_after_a_plan_whose_tasks_run_though_nothing_is_pending(
+def test_the_state_is_read_again_after_a_plan_with_tasks_that_run_though_nothing_is_pending(
     action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch, more: dict[str, object]
 ) -> None:
     monkeypatch.setattr(role_plan.GpunodeAction, "run", lambda *_: {})

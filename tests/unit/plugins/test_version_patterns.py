@@ -90,7 +90,7 @@ def of_docker(**settings: Any) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "version"),
+    ("requested", "version"),
     [
         (of_docker(version="28.3.3"), "5:28.3.3-1~debian.12~bookworm"),
         (of_docker(version="20.10.2", source="distribution"), "20.10.2+dfsg1-1"),
@@ -101,10 +101,10 @@ def of_docker(**settings: Any) -> tuple[str, ...]:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_transaction_asks_apt_for_the_version_that_the_pattern_means(
-    apt: Apt, script: ModuleType, wanted: tuple[str, ...], version: str
+    apt: Apt, script: ModuleType, requested: tuple[str, ...], version: str
 ) -> None:
     question = {
-        "install": list(wanted),
+        "install": list(requested),
         "remove": [],
         "never": [],
         "expendable": [],
@@ -117,7 +117,7 @@ def test_a_transaction_asks_apt_for_the_version_that_the_pattern_means(
         "options": ["-c", str(apt.conf)],
         "warnings": [],
     }
-    name = wanted[0].partition("=")[0]
+    name = requested[0].partition("=")[0]
     assert script.coming(question, {})[0] == {name: version}
 
 

@@ -264,7 +264,7 @@ def test_wrong_usage_is_one_line_and_leaves_nothing(
 
 
 class Restricted(running.ProfiledMachine):
-    """A machine whose programs and files answer as given."""
+    """A machine with programs and files that answer as given."""
 
     def __init__(self, **answers: str) -> None:
         super().__init__(None)

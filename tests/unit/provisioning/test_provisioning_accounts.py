@@ -46,8 +46,8 @@ def plan(
 ) -> Manifest:
     state = node(files=files, texts=texts, facts={"virtualization": "none", **(facts or {})})
     state = state.model_copy(update={"ssh": SshState.model_validate(ssh or RECORDED)})
-    wanted = settings_of("accounts", **{"state": "present", "admins": [ADA], **changes})
-    return compared(accounts.ROLE.plan(state, wanted, context_of({"kernel_tuning": {"sysctl": tuned or {}}})), state)
+    requested = settings_of("accounts", **{"state": "present", "admins": [ADA], **changes})
+    return compared(accounts.ROLE.plan(state, requested, context_of({"kernel_tuning": {"sysctl": tuned or {}}})), state)
 
 
 NIC = {"name": "eth0", "slot": None, "driver": "mlx5_core", "state": "up", "speed_mbit_per_s": 100_000, "mtu": 9000}
@@ -124,7 +124,7 @@ def test_keys_that_are_there_stay_unless_the_list_is_exclusive() -> None:
     assert guarded(plan(admins=[own]))[path] == before + KEY + "\n"
     assert guarded(plan(admins=[own], exclusive_keys=True))[path] == KEY + "\n"
     assert path not in guarded(plan(admins=[OPERATOR]))
-    # Another comment or option makes no other key of it; a line that is a comment is none.
+    # Another comment or option makes no other key of it; a line that is a comment is not a key.
     admin, text = {**OPERATOR, "keys": [f"{KEY} of  her laptop"]}, f"no-pty {KEY.removesuffix(' ada')}\n"
     ssh = copy.deepcopy(RECORDED)
     row = next(one for one in ssh["accounts"] if one["name"] == "operator")
@@ -191,8 +191,8 @@ def test_the_size_of_the_journal() -> None:
 
 
 def test_nothing_is_planned_where_the_accounts_are_unknown() -> None:
-    wanted = settings_of("accounts", state="present", admins=[ADA])
-    manifest = accounts.ROLE.plan(node(), wanted, context_of({}))
+    requested = settings_of("accounts", state="present", admins=[ADA])
+    manifest = accounts.ROLE.plan(node(), requested, context_of({}))
     assert manifest.refusals == ("the accounts of the node could not be determined",)
 
 
@@ -257,7 +257,7 @@ def test_keys_that_cannot_be_read_are_refused_and_not_replaced() -> None:
     assert "operator: /home/operator/.ssh/authorized_keys is a named pipe" in refusal
 
 
-def test_admins_whose_account_is_locked_can_log_in_without_pam() -> None:
+def test_admins_with_a_locked_account_can_log_in_without_pam() -> None:
     """sshd refuses the keys of an account with "!", if it does not leave that to PAM."""
     ssh = copy.deepcopy(RECORDED)
     for account in ssh["accounts"]:
@@ -282,7 +282,7 @@ def test_unneeded_passwords_are_locked() -> None:
     ssh["accounts"][0] |= {"password": "none"}
     assert result(plan(ssh, admins=[OPERATOR]))["lock"] == ["operator", "root"]
     assert "the password of root is not locked" in plan(ssh, admins=[OPERATOR]).pending_reasons
-    assert result(plan(ssh))["lock"] == ["root"], "the password of a user who is no admin stays"
+    assert result(plan(ssh))["lock"] == ["root"], "the password of a user who is not an admin stays"
     assert result(plan(ssh, admins=[OPERATOR], sudo="password"))["lock"] == ["root"]
     assert result(plan(ssh, admins=[OPERATOR], lock_passwords=False))["lock"] == []
 
@@ -358,7 +358,7 @@ def test_in_a_container_the_hosts_kernel_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("key", [KEY, f'from="10.0.0.0/8" {KEY}', "sk-" + KEY])
-def test_good_keys_and_options_are_taken(key: str) -> None:
+def test_good_keys_and_options_are_accepted(key: str) -> None:
     expected = None if not key.startswith("sk-") else "damaged"
     assert (key_problem(key) is None) if expected is None else expected in str(key_problem(key))
 
@@ -388,9 +388,9 @@ def test_an_admin_user_of_a_directory_needs_no_key_in_a_file() -> None:
 
 def test_in_check_mode_an_admin_user_may_come_with_the_directory() -> None:
     state = node(facts={"virtualization": "none"}).model_copy(update={"ssh": SshState.model_validate(RECORDED)})
-    wanted = settings_of("accounts", state="present", admins=[{"name": "lena", "keys": [], "state": "present"}])
+    requested = settings_of("accounts", state="present", admins=[{"name": "lena", "keys": [], "state": "present"}])
     directory = {"state": "present", "ldap_uris": ["ldaps://ldap"], "ldap_search_base": "dc=a"}
     for base, refused in (({}, True), (directory, False)):
-        manifest = accounts.ROLE.plan(state, wanted, context_of({"base": base}, check=True))
+        manifest = accounts.ROLE.plan(state, requested, context_of({"base": base}, check=True))
         assert bool(manifest.refusals) is refused
-    assert accounts.ROLE.plan(state, wanted, context_of({"base": directory})).refusals
+    assert accounts.ROLE.plan(state, requested, context_of({"base": directory})).refusals

@@ -1,4 +1,4 @@
-"""The role base: what it writes, whose lines it keeps, and what it refuses."""
+"""The role base: what it writes, which lines of others it keeps, and what it refuses."""
 
 from typing import Any
 
@@ -28,8 +28,8 @@ def state(texts: dict[str, str] | None = None, facts: dict[str, Any] | None = No
 
 def plan(there: NodeState | None = None, others: dict[str, Any] | None = None, **changes: Any) -> Manifest:
     found = there if there is not None else state()
-    wanted = settings_of("base", **{"state": "present", **changes})
-    return compared(base.ROLE.plan(found, wanted, context_of(others)), found)
+    requested = settings_of("base", **{"state": "present", **changes})
+    return compared(base.ROLE.plan(found, requested, context_of(others)), found)
 
 
 def removal(there: NodeState) -> Manifest:

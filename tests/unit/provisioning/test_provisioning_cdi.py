@@ -12,7 +12,7 @@ from gpunode.provisioning.cdi import RefreshEnvironment, refresh_environment, re
 SHIPPED = "# This file can be used\n# NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/var/run/cdi/nvidia.yaml\n"
 
 
-def test_the_flag_is_set_beside_those_of_a_user_and_taken_back() -> None:
+def test_the_flag_is_set_beside_those_of_a_user_and_removed_again() -> None:
     users = f"{SHIPPED}NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS=disable-nvsandbox-utils\n"
     for text, line in (
         (SHIPPED, "FLAGS=no-additional-gids-for-device-nodes\n"),

@@ -76,10 +76,10 @@ def test_the_default_may_be_an_older_one_and_its_libraries_follow(h100: tuple[No
 def test_an_installed_library_of_the_right_build_keeps_its_version(h100: tuple[NodeFacts, Stack]) -> None:
     there = {"libnccl2": "2.27.3-1+cuda12.9", "libnccl-dev": "2.27.3-1+cuda13.3", "cudnn9-cuda-12": "9.24.0.43-1"}
     found = toolkit_packages(*h100, ["12.9"], there, nccl=True, cudnn=True)
-    wanted = dict(entry.split("=") for entry in found.install)
-    assert wanted["libnccl2"] == "2.27.3-*+cuda12.9"
-    assert wanted["libnccl-dev"] == "2.30.7-*+cuda12.9"
-    assert wanted["cudnn9-cuda-12"] == "9.24.0.43-*"
+    requested = dict(entry.split("=") for entry in found.install)
+    assert requested["libnccl2"] == "2.27.3-*+cuda12.9"
+    assert requested["libnccl-dev"] == "2.30.7-*+cuda12.9"
+    assert requested["cudnn9-cuda-12"] == "9.24.0.43-*"
 
 
 def test_configuration_is_not_older_than_an_installed_toolkit(h100: tuple[NodeFacts, Stack]) -> None:

@@ -136,7 +136,7 @@ def test_each_difference_on_a_node_with_dnf_is_pending(dnf: dict[str, Any], word
 
 
 @pytest.mark.parametrize(
-    ("wanted", "there", "words"),
+    ("requested", "there", "words"),
     [
         ({"enabled": True, "state": "started"}, {}, None),
         ({"enabled": True}, {"enabled": "disabled"}, "is not enabled"),
@@ -148,10 +148,12 @@ def test_each_difference_on_a_node_with_dnf_is_pending(dnf: dict[str, Any], word
         ({"enabled": False, "state": "stopped"}, {"load": "not-found"}, None),
     ],
 )
-def test_each_difference_of_a_unit_is_pending(wanted: dict[str, Any], there: dict[str, Any], words: str | None) -> None:
+def test_each_difference_of_a_unit_is_pending(
+    requested: dict[str, Any], there: dict[str, Any], words: str | None
+) -> None:
     state = node()
     facts = state.facts.model_copy(update={"units": (UNIT.model_copy(update=there),)})
-    found = why({"units": (UnitState(name="u.service", **wanted),)}, state.model_copy(update={"facts": facts}))
+    found = why({"units": (UnitState(name="u.service", **requested),)}, state.model_copy(update={"facts": facts}))
     assert (words is None and found == ()) or (words is not None and len(found) == 1 and words in found[0])
 
 

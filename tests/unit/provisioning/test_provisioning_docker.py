@@ -435,7 +435,7 @@ def test_data_goes_only_where_that_is_requested() -> None:
     assert manifest.pending
 
 
-def test_a_daemon_json_that_a_purge_removed_is_taken_from_its_copy() -> None:
+def test_a_daemon_json_that_a_purge_removed_is_restored_from_its_copy() -> None:
     state = node(DEBIAN, {KEPT: FOREIGN}, engine=RUNS, facts=units(UNIT))
     manifest = planned("docker", state)
     assert daemon(manifest)["dns"] == ["10.1.2.3"]

@@ -180,7 +180,7 @@ def test_another_pin_of_nvidias_goes(bare: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "installs", "taken"),
+    ("there", "installs", "chosen"),
     [
         ({}, (), "nvidia-headless-open"),
         ({"nvidia-dkms-open": "595.91.07-1ubuntu1"}, (), "nvidia-dkms-open"),
@@ -190,13 +190,13 @@ def test_another_pin_of_nvidias_goes(bare: dict[str, Any]) -> None:
     ids=["a bare node", "one that has the other", "apt answered so", "one that has both"],
 )
 def test_of_alternatives_that_one_counts_that_is_there(
-    bare: dict[str, Any], there: dict[str, str], installs: tuple[str, ...], taken: str
+    bare: dict[str, Any], there: dict[str, str], installs: tuple[str, ...], chosen: str
 ) -> None:
     noble = {**bare, "os": {**bare["os"], "id": "ubuntu", "version_id": "24.04", "codename": "noble"}}
     stack = stack_of(noble, version="595")
     answer = {"install": dict.fromkeys(installs, "595.91.07-1ubuntu1")}
     case = apt_plan(noble, {**APT, "installed": there}, stack, answer)
-    assert {name for name in bound_of(case.question) if "open" in name} == {taken}
+    assert {name for name in bound_of(case.question) if "open" in name} == {chosen}
     question = asked(noble, stack, {**APT, "installed": there})
     if not there:
         assert question.alternatives == {"nvidia-headless-open": ("nvidia-dkms-open",)}

@@ -41,7 +41,7 @@ def bare(installed: dict[str, str] | None = None, **facts: Any) -> NodeState:
     )
 
 
-def wanted(state: NodeState, answers: dict[str, Any] | None = None, **changes: Any) -> Manifest:
+def requested(state: NodeState, answers: dict[str, Any] | None = None, **changes: Any) -> Manifest:
     run = context(answers=ANSWER if answers is None else answers)
     return planned("firewall", state, run, **{**SETTINGS, **changes})
 
@@ -85,7 +85,7 @@ def settled(state: NodeState, manifest: Manifest, own: str | None = OWN, listed:
 )
 def test_what_is_wrong_is_named_and_refused(changes: dict[str, Any], problem: str) -> None:
     assert any(problem in one for one in policy(**changes).problems), policy(**changes).problems
-    manifest = wanted(bare(), **changes)
+    manifest = requested(bare(), **changes)
     assert any(problem in one for one in manifest.refusals)
     assert manifest.questions == {}
 
@@ -149,23 +149,23 @@ def test_who_may_log_in(address: str, port: int, changes: dict[str, Any], allowe
 
 
 def test_the_controllers_own_address_must_be_allowed() -> None:
-    assert "10.1.2.3 at port 22" in wanted(bare(), ssh_networks=["192.0.2.0/24"]).refusals[0]
-    assert wanted(bare(), ssh_networks=["192.0.2.0/24"], require_controller=False).refusals == ()
+    assert "10.1.2.3 at port 22" in requested(bare(), ssh_networks=["192.0.2.0/24"]).refusals[0]
+    assert requested(bare(), ssh_networks=["192.0.2.0/24"], require_controller=False).refusals == ()
     unknown = bare().model_copy(update={"connection": None})
-    assert "could not be determined" in wanted(unknown).refusals[0]
-    assert wanted(unknown, require_controller=False).refusals == ()
+    assert "could not be determined" in requested(unknown).refusals[0]
+    assert requested(unknown, require_controller=False).refusals == ()
     local = planned("firewall", unknown, context(answers=ANSWER, local=True), **SETTINGS)
     assert local.refusals == ()
 
 
 def test_nft_judges_new_rules_before_anything_changes() -> None:
-    asked = wanted(bare(), answers={})
+    asked = requested(bare(), answers={})
     assert asked.questions["rules"].kind == "nft_check"
     assert "chain input" in asked.questions["rules"].body["text"]
-    rejected = wanted(bare(), answers={"rules": {"error": "syntax error, unexpected string"}})
+    rejected = requested(bare(), answers={"rules": {"error": "syntax error, unexpected string"}})
     assert "syntax error" in rejected.refusals[0]
     # Without nft on the node there is nobody to ask yet: the file is validated when it is written.
-    first = wanted(bare(installed={}), answers={})
+    first = requested(bare(installed={}), answers={})
     assert first.questions == {}
     assert guarded(first).checks == (("/usr/sbin/nft", "-c", "-f", RULES),)
     check = planned("firewall", bare(installed={}), context(check=True), **SETTINGS)
@@ -215,7 +215,7 @@ def test_an_enabled_ufw_is_another_owner_of_the_policy(conf: str | None, refused
     state = bare(units=[unit("ufw.service")])
     document = state.model_dump()
     document["contents"]["/etc/ufw/ufw.conf"] = conf
-    found = wanted(NodeState.model_validate(document)).refusals
+    found = requested(NodeState.model_validate(document)).refusals
     assert ["ufw disable" in line for line in found] == [True] * refused
 
 
@@ -223,7 +223,7 @@ def test_an_enabled_ufw_is_another_owner_of_the_policy(conf: str | None, refused
 def test_traffic_from_overlays_and_guests_is_left_to_its_owner(name: str) -> None:
     """Names: projectcalico/calico felix dataplanedefs and docs.rke2.io (NetworkManager); libvirt.org formatnetwork."""
     interfaces = settings_of("firewall")["container_interfaces"]
-    text = contents(wanted(bare(), container_interfaces=interfaces))[RULES] or ""
+    text = contents(requested(bare(), container_interfaces=interfaces))[RULES] or ""
     fitting = [one for one in interfaces if fnmatchcase(name, one)]
     assert fitting
     assert f'iifname "{fitting[0]}" accept' in text.partition("chain forward")[2]
@@ -242,7 +242,7 @@ def zoned(conf: str | None = CONF_TEXT) -> NodeState:
 
 def test_with_firewalld_the_policy_is_a_zone_and_the_table_has_no_input() -> None:
     services = [service(name="web", ports=["80", "81-90"], rate=5)]
-    manifest = wanted(zoned(), services=services, cluster_networks=["192.168.7.0/24"])
+    manifest = requested(zoned(), services=services, cluster_networks=["192.168.7.0/24"])
     zone = by_path(manifest, ZONE_FILE).content or ""
     rules = [line.strip() for line in zone.splitlines() if "<rule" in line]
     assert rules == [
@@ -263,9 +263,9 @@ def test_with_firewalld_the_policy_is_a_zone_and_the_table_has_no_input() -> Non
 
 
 def test_firewalld_gets_its_default_zone_back() -> None:
-    manifest = wanted(zoned())
+    manifest = requested(zoned())
     state = settled(zoned(), manifest)
-    assert wanted(state, answers={}).pending_reasons == ()
+    assert requested(state, answers={}).pending_reasons == ()
     gone = planned("firewall", state, context(), state="absent")
     assert by_path(gone, CONF).content == CONF_TEXT
     assert by_path(gone, ZONE_FILE).content is None
@@ -285,13 +285,13 @@ def test_firewalld_gets_its_default_zone_back() -> None:
     ],
 )
 def test_what_firewalld_cannot_do_is_refused(state: NodeState, changes: dict[str, Any], problem: str) -> None:
-    assert problem in wanted(state, **changes).refusals[0]
+    assert problem in requested(state, **changes).refusals[0]
 
 
 def test_a_settled_node_is_not_asked_and_nothing_is_pending() -> None:
-    manifest = wanted(bare())
+    manifest = requested(bare())
     state = settled(bare(), manifest)
-    again = wanted(state, answers={})
+    again = requested(state, answers={})
     assert again.questions == {}
     assert again.pending_reasons == ()
 
@@ -304,29 +304,29 @@ def test_a_settled_node_is_not_asked_and_nothing_is_pending() -> None:
     ],
 )
 def test_rules_that_the_kernel_lost_are_pending(own: str | None, listed: str, reason: str) -> None:
-    manifest = wanted(bare())
-    assert wanted(settled(bare(), manifest, own, listed), answers={}).pending_reasons == (reason,)
+    manifest = requested(bare())
+    assert requested(settled(bare(), manifest, own, listed), answers={}).pending_reasons == (reason,)
 
 
 def test_the_first_load_watches_and_reverts_to_nothing_and_later_ones_to_the_old_file() -> None:
-    manifest = wanted(bare())
+    manifest = requested(bare())
     first = guarded(manifest)
     assert "gpunode_watch" in first.activate[0][1]
     assert (first.restore or ())[-1][-1] == "add table inet gpunode; delete table inet gpunode"
-    later = guarded(wanted(settled(bare(), manifest), ssh_ports=["22", "2222"]))
+    later = guarded(requested(settled(bare(), manifest), ssh_ports=["22", "2222"]))
     assert later.activate[-1] == ("systemctl", "reload-or-restart", UNIT)
     assert later.restore == (("systemctl", "reload-or-restart", UNIT),)
 
 
 def test_the_table_comes_back_when_the_distributions_unit_starts_and_flushes_it() -> None:
-    manifest = wanted(bare())
+    manifest = requested(bare())
     drop_in = by_path(manifest, FOLLOWED).content or ""
     assert f"--no-block try-reload-or-restart {UNIT}" in drop_in
     assert {one.phase for one in manifest.files} == {"guarded"}
 
 
 def test_packages_of_both_managers() -> None:
-    assert (change := wanted(bare()).packages) is not None
+    assert (change := requested(bare()).packages) is not None
     assert change.manager == "apt"
     dnf = node({"nftables": "1"}, dnf=True, facts={"packet_filter": packet_filter()})
     change = planned("firewall", dnf, context(answers=ANSWER), **SETTINGS, require_controller=False).packages
@@ -336,7 +336,7 @@ def test_packages_of_both_managers() -> None:
 
 
 def test_absent_removes_all_of_it() -> None:
-    state = settled(bare(), wanted(bare()))
+    state = settled(bare(), requested(bare()))
     gone = planned("firewall", state, context(), state="absent")
     assert {file.path for file in gone.files if file.content is None} >= {RULES, FOLLOWED}
     assert "the table gpunode is loaded" in gone.pending_reasons

@@ -1,4 +1,4 @@
-"""The role gpu_monitoring: what it installs, what it refuses, and what a removal takes away."""
+"""The role gpu_monitoring: what it installs, what it refuses, and what a removal deletes."""
 
 import hashlib
 import re

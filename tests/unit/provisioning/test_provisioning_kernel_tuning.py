@@ -99,8 +99,8 @@ def test_a_booted_command_line_needs_no_reboot_and_a_lost_one_is_not_asked_for_a
     assert lost.reboot_reasons == ()
     assert any("booted without" in note for note in lost.notes)
     document["facts"]["command_line"] = "ro iommu=pt"
-    taken = planned(ROLE, NodeState.model_validate(document))
-    assert (taken.reboot_reasons, taken.notes, taken.pending_reasons) == ((), (), ())
+    manifest = planned(ROLE, NodeState.model_validate(document))
+    assert (manifest.reboot_reasons, manifest.notes, manifest.pending_reasons) == ((), (), ())
 
 
 @pytest.mark.parametrize(

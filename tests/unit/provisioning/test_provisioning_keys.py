@@ -83,7 +83,7 @@ def block(data: bytes, rng: random.Random, wrapped: int = 64) -> str:
 
 
 def as_subkey(packets: bytes) -> bytes:
-    """A key whose primary key is written as a subkey: nobody has signed that it belongs to the key before it."""
+    """A key with its primary key written as a subkey: nobody has signed that it belongs to the key before it."""
     first = next(packets_of(packets))
     return b"\xce\xff" + len(first[2]).to_bytes(4, "big") + first[2] + packets[len(first[1]) :]
 
@@ -156,7 +156,7 @@ def test_a_foreign_key_is_never_written_beside_the_pinned_one(keys: Keys, tmp_pa
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
-    """A key whose packets have other lengths, are cut off, or are other bytes."""
+    """A key with packets that have other lengths, are cut off, or are other bytes."""
     packets = list(packets_of(data))
     tag, _, body = packets.pop(at := rng.randrange(len(packets)))
     body = rng.choice([body, body, body + bytes(rng.choice([1, 0xFFFF, 0x10000])), body[: rng.randrange(len(body))]])
@@ -207,7 +207,7 @@ def test_apt_trusts_a_repository_of_the_pinned_key_alone(keys: Keys, tmp_path: P
         text = written(data, keys.fingerprints["pinned"])
         assert text is not None, name
         assert (trusts(text, "foreign"), trusts(text, "pinned")) == (False, True), name
-    # The judge can tell: this key is trusted if it is in the file.
+    # The judge sees the difference: this key is trusted if it is in the file.
     assert trusts(armored(keys.packets["foreign"]), "foreign")
 
 

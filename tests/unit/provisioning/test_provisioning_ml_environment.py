@@ -166,7 +166,7 @@ def test_an_allocator_is_a_package() -> None:
     assert any("by hand" in note for note in by_dnf.notes)
 
 
-def test_azures_topology_file_is_taken_where_there_is_one() -> None:
+def test_azures_topology_file_is_used_where_there_is_one() -> None:
     one = {"/opt/microsoft/ndv5-topo.xml": file("")}
     assert "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml" in lines(contents(planned(ROLE, host(files=one)))[NCCL])
     two = {**one, "/opt/microsoft/ndv4-topo.xml": file("")}

@@ -263,16 +263,16 @@ def test_another_loaded_release_takes_a_reboot_or_an_exchange(bare: dict[str, An
     (reason,) = planned("nvidia_driver", state(facts)).reboot_reasons
     assert reason.startswith("module 570.211.01 is loaded, 580.95.05 is installed")
     assert result_of(planned("nvidia_driver", state(facts))).exchange is None
-    wanted = {"nvidia_driver": {"reload": True}}
-    assert result_of(planned("nvidia_driver", state(facts), wanted)).exchange == ModuleExchange(
+    settings = {"nvidia_driver": {"reload": True}}
+    assert result_of(planned("nvidia_driver", state(facts), settings)).exchange == ModuleExchange(
         version="580.95.05",
         units=("nvidia-fabricmanager.service", "nvidia-persistenced.service"),
         unit_versions={"nvidia-fabricmanager.service": "580.95.05"},
     )
     busy = {"pid": 1, "name": "python3", "type": "C"}
-    assert result_of(planned("nvidia_driver", state({**facts, "gpu_processes": [busy]}), wanted)).exchange is None
+    assert result_of(planned("nvidia_driver", state({**facts, "gpu_processes": [busy]}), settings)).exchange is None
     unknown = {**facts, "gpu_processes": None}
-    assert result_of(planned("nvidia_driver", state(unknown), wanted)).exchange is None
+    assert result_of(planned("nvidia_driver", state(unknown), settings)).exchange is None
 
 
 @pytest.mark.parametrize(

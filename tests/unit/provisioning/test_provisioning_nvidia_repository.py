@@ -32,7 +32,7 @@ def _pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origins, "table", lambda: pinning)
 
 
-def wanted(state: NodeState, answer: dict[str, Any] | None = None, **settings: Any) -> Manifest:
+def requested(state: NodeState, answer: dict[str, Any] | None = None, **settings: Any) -> Manifest:
     run = context(answers={"key": answer} if answer is not None else {})
     return planned(ROLE.name, state, run, **{"state": "present", **settings})
 
@@ -44,15 +44,15 @@ def with_apt(state: NodeState, **apt: Any) -> NodeState:
 
 def settled(**settings: Any) -> NodeState:
     state = node()
-    return after(wanted(state, FETCHED, **settings), state)
+    return after(requested(state, FETCHED, **settings), state)
 
 
 def test_the_node_is_asked_for_the_key_and_all_files_follow() -> None:
     state = node()
-    asked = wanted(state)
+    asked = requested(state)
     assert asked.questions["key"].kind == "repository_key"
     assert asked.questions["key"].body["fingerprint"] == public_keys(PACKET)[0].fingerprint
-    texts = contents(wanted(state, FETCHED))
+    texts = contents(requested(state, FETCHED))
     assert texts[APT_PATHS["key"]] == KEY
     assert texts[RECORD] == hashlib.sha256(KEY.encode()).hexdigest() + "\n"
     assert "Signed-By: " + APT_PATHS["key"] in str(texts[APT_PATHS["sources"]])
@@ -60,7 +60,7 @@ def test_the_node_is_asked_for_the_key_and_all_files_follow() -> None:
 
 
 def test_a_settled_node_is_asked_nothing_and_nothing_is_pending() -> None:
-    again = wanted(settled())
+    again = requested(settled())
     assert (again.questions, again.pending_reasons) == ({}, ())
 
 
@@ -68,16 +68,16 @@ def test_a_settled_node_is_asked_nothing_and_nothing_is_pending() -> None:
 def test_a_key_that_is_not_as_it_was_written_is_fetched_again(path: str) -> None:
     state = settled()
     damaged = state.model_copy(update={"contents": {**state.contents, path: "damaged\n"}})
-    assert set(wanted(damaged).questions) == {"key"}
+    assert set(requested(damaged).questions) == {"key"}
 
 
 def test_a_fetch_that_fails_is_a_refusal_with_its_name() -> None:
-    (line,) = wanted(node(), {"error": "http://m/k: no route"}).refusals
+    (line,) = requested(node(), {"error": "http://m/k: no route"}).refusals
     assert line.startswith("repository-unreachable: http://m/k: no route")
     other = base64.b64encode(PACKET + b"\xc6\x03\x04\x00\x02").decode()
-    assert contents(wanted(node(), {"key": other}))[APT_PATHS["key"]] == KEY, "only the pinned key is written"
+    assert contents(requested(node(), {"key": other}))[APT_PATHS["key"]] == KEY, "only the pinned key is written"
     for answer in ({"error": "holds F", "differs": True}, {"key": base64.b64encode(b"\xc6\x03\x04\x00\x02").decode()}):
-        (line,) = wanted(node(), answer).refusals
+        (line,) = requested(node(), answer).refusals
         assert line.startswith("repository-key-differs: ")
 
 
@@ -86,7 +86,7 @@ def test_a_key_file_of_an_earlier_release_with_a_second_key_is_replaced() -> Non
     both = armored(PACKET + b"\xc6\x03\x04\x00\x02")
     record = hashlib.sha256(both.encode()).hexdigest() + "\n"
     there = state.model_copy(update={"contents": {**state.contents, APT_PATHS["key"]: both, RECORD: record}})
-    assert contents(wanted(there))[APT_PATHS["key"]] == KEY
+    assert contents(requested(there))[APT_PATHS["key"]] == KEY
 
 
 def test_what_older_instructions_left_goes() -> None:
@@ -97,7 +97,7 @@ def test_what_older_instructions_left_goes() -> None:
     state = with_apt(
         node({"cuda-keyring": "1.1-1"}), sources=[source], old_keys={ring: rest, "/etc/apt/trusted.gpg": ""}
     )
-    manifest = wanted(state, FETCHED)
+    manifest = requested(state, FETCHED)
     assert [each.path for each in manifest.files][:2] == [old, OLD_PIN], "two files with different keys stop apt"
     assert contents(manifest)[old] is None
     assert by_path(manifest, ring).data == PACKET
@@ -108,11 +108,11 @@ def test_what_older_instructions_left_goes() -> None:
 def test_a_proxys_password_is_for_root_alone_and_in_no_diff() -> None:
     with_password: dict[str, Any] = {"proxy": f"http://u:{SECRET}@p:1"}
     for state, path in ((node(), APT_PATHS["proxy"]), (node(dnf=True), DNF_PATHS["repository"])):
-        manifest = wanted(state, FETCHED, **with_password)
+        manifest = requested(state, FETCHED, **with_password)
         assert {each.path for each in manifest.files if SECRET in (each.content or "")} == {path}
         assert (by_path(manifest, path).mode, by_path(manifest, path).private) == ("0600", True)
         assert not any(each.private for each in manifest.files if each.path not in (path, *KEYS))
-    open_ = by_path(wanted(node(), FETCHED, proxy="http://p:1"), APT_PATHS["proxy"])
+    open_ = by_path(requested(node(), FETCHED, proxy="http://p:1"), APT_PATHS["proxy"])
     assert (open_.mode, open_.private) == ("0644", False)
 
 
@@ -142,4 +142,4 @@ def test_another_role_that_takes_packages_from_there_keeps_it() -> None:
 def test_every_file_is_one_that_the_node_is_asked_about() -> None:
     looked = {*nvidia_repository.ROLE.look.paths, *nvidia_repository.ROLE.look.contents}
     for state in (node(), node(dnf=True)):
-        assert {each.path for each in wanted(state, FETCHED).files} <= looked
+        assert {each.path for each in requested(state, FETCHED).files} <= looked

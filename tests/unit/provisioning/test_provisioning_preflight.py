@@ -175,9 +175,9 @@ def test_a_process_that_computes_refuses_a_change_of_the_driver(facts: dict[str,
 def test_headers_must_be_had_for_the_newest_kernel(facts: dict[str, Any], driver: dict[str, Any]) -> None:
     kernel = next(kernel for kernel in facts["kernels"] if kernel["newest"])
     kernel["headers"] = False
-    wanted = f"linux-headers-{kernel['release']}"
-    assert [wanted in line for line in reasons(state_of(facts))] == [True]
-    assert reasons(state_of(facts, headers=[wanted])) == []
+    expected = f"linux-headers-{kernel['release']}"
+    assert [expected in line for line in reasons(state_of(facts))] == [True]
+    assert reasons(state_of(facts, headers=[expected])) == []
     assert reasons(state_of(facts, lists=False)) == []
 
 

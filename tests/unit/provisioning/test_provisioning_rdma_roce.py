@@ -29,8 +29,8 @@ from plan_samples import planned  # isort: skip
 SOURCE = Path(__file__).parents[3] / "roles/rdma/files/roce"
 NIC = {"slot": "0000:1a:00.0", "driver": "mlx5_core", "state": "up", "speed_mbit_per_s": 400000, "mtu": 9000}
 NOW = {"pfc": (), "dscp": (), "dcbx": ("host", "ieee")}
-WANTED = {"roce_interfaces": ["rail0"], "roce_pfc": [3], "roce_dscp": {26: 3, 48: 6}, "roce_tos": 106}
-AS_WANTED = {**NOW, "pfc": (3,), "dscp": ("26:3", "48:6")}
+REQUESTED = {"roce_interfaces": ["rail0"], "roce_pfc": [3], "roce_dscp": {26: 3, 48: 6}, "roce_tos": 106}
+AS_REQUESTED = {**NOW, "pfc": (3,), "dscp": ("26:3", "48:6")}
 USER = {"pid": 7, "gpu": 0, "name": "python", "user": "ada", "memory_mib": 9, "kind": "compute"}
 
 
@@ -49,7 +49,7 @@ def machine(nic: dict[str, Any] | None = None, *, tos: int | None = None, **more
 
 
 def made(state: NodeState, settings: dict[str, Any] | None = None, **run: Any) -> Manifest:
-    given = {"state": "present", **(WANTED if settings is None else settings)}
+    given = {"state": "present", **(REQUESTED if settings is None else settings)}
     return planned("rdma", state, {"rdma": given, "nvidia_driver": OPEN, **run})
 
 
@@ -93,17 +93,17 @@ def as_written(found: Manifest) -> dict[str, dict[str, Any]]:
 def test_a_settled_node_has_nothing_pending_and_what_somebody_changed_is_set_again() -> None:
     files = {**as_written(made(machine())), ROLE.folder: {"kind": "folder", "mode": "0755", "entries": 1}}
     unit = {"name": unit_of("rail0"), "load": "loaded", "active": "active", "sub": "exited", "enabled": "enabled"}
-    assert made(machine(AS_WANTED, tos=106, files=files, units=[unit])).pending_reasons == ()
+    assert made(machine(AS_REQUESTED, tos=106, files=files, units=[unit])).pending_reasons == ()
     for nic, tos, words in (
-        ({**AS_WANTED, "pfc": (3, 4)}, 106, "PFC is on 3, 4"),
-        ({**AS_WANTED, "dscp": ("26:3", "26:4", "48:6")}, 106, "DSCP 26 has 3, 4"),
-        ({**AS_WANTED, "dscp": ("48:6",)}, 106, "DSCP 26 has no priority"),
-        (AS_WANTED, 0, "RDMA CM has another traffic class"),
+        ({**AS_REQUESTED, "pfc": (3, 4)}, 106, "PFC is on 3, 4"),
+        ({**AS_REQUESTED, "dscp": ("26:3", "26:4", "48:6")}, 106, "DSCP 26 has 3, 4"),
+        ({**AS_REQUESTED, "dscp": ("48:6",)}, 106, "DSCP 26 has no priority"),
+        (AS_REQUESTED, 0, "RDMA CM has another traffic class"),
     ):
         found = made(machine(nic, tos=tos, files=files, units=[unit]))
         assert found.pending_reasons == (f"gpunode-roce@rail0.service has to be reloaded: {words}",)
     failed = {**unit, "active": "failed", "sub": "failed"}
-    assert made(machine(AS_WANTED, tos=106, files=files, units=[failed])).pending_reasons == (
+    assert made(machine(AS_REQUESTED, tos=106, files=files, units=[failed])).pending_reasons == (
         "gpunode-roce@rail0.service does not run",
     )
 
@@ -132,19 +132,19 @@ def test_what_cannot_be_set_is_refused_before_any_change(state: NodeState, words
 def test_jobs_on_the_gpus_are_not_cut_off_unless_that_is_allowed() -> None:
     assert made(machine(gpu_processes=None), preflight={"gpunode_allow_busy": True}).refusals == ()
     # The link stays where PFC stays.
-    assert made(machine({**AS_WANTED, "dscp": ()}, gpu_processes=None)).refusals == ()
+    assert made(machine({**AS_REQUESTED, "dscp": ()}, gpu_processes=None)).refusals == ()
     # PFC that is not requested any more is restored, which restarts the link too.
     files = {PROGRAM: {"kind": "file"}, UNIT_FILE: {"kind": "file"}, "/run/gpunode/roce-rail0.json": {"kind": "file"}}
-    (refusal,) = made(machine(AS_WANTED, files=files, gpu_processes=None), {**WANTED, "roce_pfc": []}).refusals
+    (refusal,) = made(machine(AS_REQUESTED, files=files, gpu_processes=None), {**REQUESTED, "roce_pfc": []}).refusals
     assert "PFC of rail0 changes" in refusal
-    twice = made(machine(), {**WANTED, "roce_pfc": [3, 3]})
+    twice = made(machine(), {**REQUESTED, "roce_pfc": [3, 3]})
     assert [b" pfc=3 " in (file.data or b"") for file in twice.files if file.path == UNIT_FILE] == [True]
 
 
 def test_what_is_not_requested_any_more_is_restored_by_the_program_that_set_it() -> None:
     files = {PROGRAM: {"kind": "file"}, UNIT_FILE: {"kind": "file"}, "/run/gpunode/roce-rail-1.json": {"kind": "file"}}
     unit = {"name": unit_of("rail-1"), "load": "loaded", "active": "active", "sub": "exited", "enabled": "enabled"}
-    state = machine(AS_WANTED, tos=106, files=files, units=[unit])
+    state = machine(AS_REQUESTED, tos=106, files=files, units=[unit])
     for found in (made(state), made(state, {}), planned("rdma", state, {"rdma": {"state": "absent"}})):
         stopped = found.units[0]
         assert (stopped.name, stopped.enabled, stopped.state, stopped.phase) == (
@@ -182,7 +182,7 @@ def test_what_is_not_requested_any_more_is_restored_by_the_program_that_set_it()
 )
 def test_malformed_settings_are_named(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words.replace("(", r"\(")) as problem:
-        made(machine(), {**WANTED, **settings})
+        made(machine(), {**REQUESTED, **settings})
     assert "\n" not in str(problem.value)
 
 

@@ -95,10 +95,10 @@ def test_what_is_wrong_is_one_line_with_the_variable(settings: dict[str, Any], w
 
 
 @pytest.mark.parametrize("mirror", ["", "https://mirror.test/cuda", "http://mirror.test/cuda", "file:/srv/cuda"])
-def test_a_key_that_nothing_vouches_for_is_not_taken(
+def test_a_key_that_nothing_vouches_for_is_not_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: str
 ) -> None:
-    """Neither https nor the 32 bits in the file's name show whose key it is; the keyring's sum is for one machine."""
+    """Neither https nor the 32 bits in the file's name show who owns the key; the keyring's sum is for one machine."""
     table = origins.table()
     unknown = table.signing_keys["debian12"].model_copy(update={"fingerprint": None})
     keys = {**table.signing_keys, "debian12": unknown}

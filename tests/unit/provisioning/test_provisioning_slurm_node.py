@@ -73,8 +73,8 @@ def state(texts: dict[str, str] | None = None, facts: dict[str, Any] | None = No
 
 def plan(there: NodeState | None = None, **changes: Any) -> Manifest:
     found = there if there is not None else state()
-    wanted = settings_of("slurm_node", **{"state": "present", "conf": CONF, **changes})
-    return compared(slurm_node.ROLE.plan(found, wanted, context_of()), found)
+    requested = settings_of("slurm_node", **{"state": "present", "conf": CONF, **changes})
+    return compared(slurm_node.ROLE.plan(found, requested, context_of()), found)
 
 
 def lines(manifest: Manifest) -> list[str]:

@@ -355,7 +355,7 @@ def with_units(**changes: Any) -> dict[str, Any]:
 
 
 def on(port: int, **changes: Any) -> dict[str, Any]:
-    """Debian 12 whose daemon and login have this port."""
+    """Debian 12 with this port of daemon and login."""
     ssh = recorded(**{"listening": [port], **changes})
     ssh["effective"] = ssh["effective"].replace("port 22\n", f"port {port}\n")
     ssh["login"] |= {"port": port}
@@ -597,7 +597,7 @@ def test_only_small_groups_of_whole_lines_go_and_the_first_text_is_kept() -> Non
     assert asked.questions["moduli"].body == {"paths": [MODULI]}
     assert MODULI not in {one.path for one in asked.files}
     assert "moduli" not in plan(recorded(weak_moduli=0), answers=answers).questions
-    # What is there in the place of the earlier text is no text of ours.
+    # What is there in the place of the earlier text is not a text of ours.
     folder = {ssh_hardening.MODULI_BEFORE: {"kind": "folder"}}
     assert ssh_hardening.MODULI_BEFORE in {one.path for one in plan(recorded(), answers=answers, files=folder).files}
 

@@ -304,7 +304,7 @@ def test_an_unavailable_client_is_reported_before_any_change() -> None:
     assert made(state(), mounts=[ceph]).refusals == ("package: no configured repository has ceph-common",)
 
 
-def test_other_disks_are_not_taken_while_the_role_has_some() -> None:
+def test_other_disks_are_not_used_while_the_role_has_some() -> None:
     first = made(state(), scratch_disks=DISKS)
     node = state(contents={RECORD: text_of(first, RECORD)})
     assert "run storage_state: absent first" in made(node, scratch_disks=["nvme-other"]).refusals[0]
@@ -327,7 +327,7 @@ def test_other_disks_are_not_taken_while_the_role_has_some() -> None:
         ({"mounts": [{**NFS, "source": "a b"}]}, r"storage_mounts\[0\].source"),
         ({"mounts": [{**NFS, "options": ["a,b"]}]}, "is not a valid mount option"),
         *(
-            # The first is no valid option: the error must not print it.
+            # The first is not a valid option: the error must not print it.
             ({"mounts": [{**NFS, "options": [f"{name}=hunter{mark}2"]}]}, f"{name}: all users can read /etc/fstab")
             for name, mark in (("password", "#"), ("secret", ""))
         ),

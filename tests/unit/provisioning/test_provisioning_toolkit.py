@@ -24,7 +24,7 @@ def installed(*versions: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("version", "present", "planned", "wanted"),
+    ("version", "present", "planned", "expected"),
     [
         ("keep", {}, STACK, "1.20.0"),
         ("keep", installed(*["1.17.8"] * 4), STACK, "1.17.8"),
@@ -40,10 +40,10 @@ def installed(*versions: str) -> dict[str, str]:
     ],
 )
 def test_the_installed_toolkit_is_kept_and_a_mixed_one_is_not(
-    version: str, present: dict[str, str], planned: Library | None, wanted: str | None
+    version: str, present: dict[str, str], planned: Library | None, expected: str | None
 ) -> None:
     found = toolkit_request(version, present, planned)
-    assert found.version == wanted
+    assert found.version == expected
     assert sorted(found.packages) == sorted(FOUR)
     assert "nvidia-docker2" in found.replaces
 

@@ -58,7 +58,7 @@ STAY = (
 KERNELS = ("linux-image-amd64", "linux-image-6.1.0-42-cloud-amd64", "linux-headers-amd64", "linux-generic")
 
 
-def wanted(installed: dict[str, str] | None = None, *, others: Any = None, **settings: Any) -> Manifest:
+def requested(installed: dict[str, str] | None = None, *, others: Any = None, **settings: Any) -> Manifest:
     return planned(
         "updates", node({**TOOL, **(installed or {})}), context(others=others or {}), **{"state": "present", **settings}
     )
@@ -80,41 +80,41 @@ def dump(policy: str) -> str:
 
 @pytest.mark.parametrize("name", STAY)
 def test_what_a_job_stands_on_stays(name: str) -> None:
-    assert kept_back(wanted(), name)
+    assert kept_back(requested(), name)
 
 
 @pytest.mark.parametrize("name", [*MOVE, *KERNELS])
 def test_everything_else_moves(name: str) -> None:
-    assert not kept_back(wanted(), name)
+    assert not kept_back(requested(), name)
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_kernel_stays_where_its_modules_are_precompiled(name: str) -> None:
     precompiled = {"linux-modules-nvidia-580-server-open-generic": "6.8"}
-    assert kept_back(wanted(precompiled), name)
-    assert not kept_back(wanted(precompiled, exclude_kernel="false"), name)
-    assert kept_back(wanted(exclude_kernel="true"), name)
+    assert kept_back(requested(precompiled), name)
+    assert not kept_back(requested(precompiled, exclude_kernel="false"), name)
+    assert kept_back(requested(exclude_kernel="true"), name)
 
 
 def test_an_engine_that_may_move_is_not_excluded() -> None:
-    free = wanted(others={"docker": {"unattended_upgrades": True}})
+    free = requested(others={"docker": {"unattended_upgrades": True}})
     assert not kept_back(free, "docker.io")
     assert kept_back(free, "nvidia-container-toolkit")
 
 
 def test_upgrades_are_on_or_off_and_never_reboot() -> None:
-    on, off = (parse_apt_config(dump(by_path(wanted(automatic=one), POLICY).content or "")) for one in (True, False))
+    on, off = (parse_apt_config(dump(by_path(requested(automatic=one), POLICY).content or "")) for one in (True, False))
     assert (on.enabled, off.enabled, on.reboots, off.reboots) == (True, False, False, False)
 
 
 @pytest.mark.parametrize("pattern", ["slurm-(", "", 'a"; };', "a\nb"])
 def test_an_invalid_pattern_is_refused(pattern: str) -> None:
-    assert "is not a regular expression" in wanted(exclude=[pattern]).refusals[0]
-    assert wanted(exclude=["slurm-"]).refusals == ()
+    assert "is not a regular expression" in requested(exclude=[pattern]).refusals[0]
+    assert requested(exclude=["slurm-"]).refusals == ()
 
 
 def test_needrestart_keeps_what_jobs_run_on() -> None:
-    text = by_path(wanted(), NEEDRESTART).content or ""
+    text = by_path(requested(), NEEDRESTART).content or ""
     assert "$nrconf{override_rc}{qr(^nvidia-)} = 0;\n" in text
     assert "$nrconf{override_rc}{qr(^slurmd)} = 0;\n" in text
 
@@ -186,7 +186,7 @@ def test_dnf_keeps_what_apt_keeps_of_the_recorded_packages(system: str) -> None:
     cuda = ("cudnn9-cuda-12", "libcudnn9-cuda-12", "libnccl", "libcufft-13-0", "libcusparse-devel-13-0", "moby-engine")
     text, _, _ = automatic_text(CONF, None, automatic=True, kernel=False, engine=True)
     globs = re.findall(r"(?m)^excludepkgs = (.*)", text or "")[0].split()
-    kept = [name for name in (*recorded(system)["packages"], *cuda) if kept_back(wanted(), name)]
+    kept = [name for name in (*recorded(system)["packages"], *cuda) if kept_back(requested(), name)]
     assert len(kept) > len(cuda)
     assert [name for name in kept if not any(fnmatchcase(name, glob) for glob in globs)] == []
 

@@ -33,39 +33,39 @@ def on_node(*packages: tuple[str, str, str], flavour: Any = None) -> Installed:
     )
 
 
-def parts(*gpus: GpuGroup | str, **wanted: Any) -> tuple[Request, NodePicture]:
+def parts(*gpus: GpuGroup | str, **settings: Any) -> tuple[Request, NodePicture]:
     """A request and a node: fields of either by name; GPUs by name, one of each."""
     groups = tuple(group(gpu) if isinstance(gpu, str) else gpu for gpu in gpus)
-    request = Request(**{name: value for name, value in wanted.items() if name in SETTINGS})
-    rest = {name: value for name, value in wanted.items() if name not in SETTINGS}
+    request = Request(**{name: value for name, value in settings.items() if name in SETTINGS})
+    rest = {name: value for name, value in settings.items() if name not in SETTINGS}
     return request, NodePicture(**{"os": "ubuntu-24.04", "gpus": groups, **rest})
 
 
-def ask(*gpus: GpuGroup | str, today: date = TODAY, **wanted: Any) -> Stack | Conflict:
+def ask(*gpus: GpuGroup | str, today: date = TODAY, **settings: Any) -> Stack | Conflict:
     """What the resolver answers."""
-    return resolve(*parts(*gpus, **wanted), CATALOG, today)
+    return resolve(*parts(*gpus, **settings), CATALOG, today)
 
 
-def stack(*gpus: GpuGroup | str, today: date = TODAY, **wanted: Any) -> Stack:
+def stack(*gpus: GpuGroup | str, today: date = TODAY, **settings: Any) -> Stack:
     """The stack; the test fails on a conflict."""
-    answer = ask(*gpus, today=today, **wanted)
+    answer = ask(*gpus, today=today, **settings)
     assert isinstance(answer, Stack), answer.message
     return answer
 
 
-def conflict(*gpus: GpuGroup | str, today: date = TODAY, **wanted: Any) -> Conflict:
+def conflict(*gpus: GpuGroup | str, today: date = TODAY, **settings: Any) -> Conflict:
     """The conflict; the test fails on a stack."""
-    answer = ask(*gpus, today=today, **wanted)
+    answer = ask(*gpus, today=today, **settings)
     assert isinstance(answer, Conflict), f"a stack: {answer.driver} on {answer.os}"
     return answer
 
 
-def case(*gpus: GpuGroup | str, today: date = TODAY, **wanted: Any) -> CandidateCase:
+def case(*gpus: GpuGroup | str, today: date = TODAY, **settings: Any) -> CandidateCase:
     """One candidate in front of a question: ``version``, ``flavour`` and ``compat`` make the candidate."""
-    version, flavour = wanted.pop("version", "580.95.05"), wanted.pop("flavour", "open")
-    compat, decided_by = wanted.pop("compat", None), wanted.pop("decided_by", "catalog")
-    arch: Any = wanted.get("arch") or "x86_64"
-    question = Question(*parts(*gpus, **wanted), CATALOG, today)
+    version, flavour = settings.pop("version", "580.95.05"), settings.pop("flavour", "open")
+    compat, decided_by = settings.pop("compat", None), settings.pop("decided_by", "catalog")
+    arch: Any = settings.get("arch") or "x86_64"
+    question = Question(*parts(*gpus, **settings), CATALOG, today)
     candidate = Candidate(
         CATALOG.os(question.node.os or "ubuntu-24.04"),
         arch,

@@ -18,11 +18,11 @@ from gpunode.stack.bounds import ROWS
 from gpunode.stack.plan import PlanGroup
 from gpunode.stack.rules import rules
 
-Wanted = dict[str, Any]
+Settings = dict[str, Any]
 WITHOUT_BOUND = {"R09", "R11", "R12", "R13", "R16", "R17", "R18", "R19", "R20", "R21", "R25", "R26"}
 """Rules without a declared bound: ``rules.Declared`` has the reason."""
 
-WITHOUT: list[tuple[str, str, Wanted, str]] = [
+WITHOUT: list[tuple[str, str, Settings, str]] = [
     # overlay that takes a bound away, GPU, request, the warning's fact; the rule is the last column's first word
     ("branches: {418: {native_cuda: null}}", "K80", {"os": "rhel-8", "driver": "418"}, "R05 branches.418.native_cuda"),
     (
@@ -44,7 +44,7 @@ WITHOUT: list[tuple[str, str, Wanted, str]] = [
         "R24 systems.ubuntu-24.04.origins.nvidia.first_toolkit",
     ),
 ]
-UNSURE: list[tuple[str, str, Wanted, str]] = [
+UNSURE: list[tuple[str, str, Settings, str]] = [
     (
         "branches: {610: {unsure: {modules: why}}}",
         "L40S",
@@ -83,31 +83,31 @@ def overlaid(tmp_path: Path, text: str) -> Catalog:
     return Catalog([read(path)])
 
 
-def answered(gpu: str, wanted: Wanted, catalog: Catalog) -> Stack:
-    answer = resolve(*parts(group(gpu), **wanted), catalog, TODAY)
+def answered(gpu: str, settings: Settings, catalog: Catalog) -> Stack:
+    answer = resolve(*parts(group(gpu), **settings), catalog, TODAY)
     assert isinstance(answer, Stack), answer.message
     return answer
 
 
-@pytest.mark.parametrize(("overlay", "gpu", "wanted", "what"), WITHOUT)
+@pytest.mark.parametrize(("overlay", "gpu", "settings", "what"), WITHOUT)
 def test_acceptance_without_a_bound_is_a_warning(
-    overlay: str, gpu: str, wanted: Wanted, what: str, tmp_path: Path
+    overlay: str, gpu: str, settings: Settings, what: str, tmp_path: Path
 ) -> None:
     rule, fact = what.split()
-    with_bound = [w.text for w in answered(gpu, wanted, CATALOG).warnings if fact in w.text]
+    with_bound = [w.text for w in answered(gpu, settings, CATALOG).warnings if fact in w.text]
     assert with_bound == []
-    without = [w for w in answered(gpu, wanted, overlaid(tmp_path, overlay)).warnings if fact in w.text]
+    without = [w for w in answered(gpu, settings, overlaid(tmp_path, overlay)).warnings if fact in w.text]
     assert [w.rule.split("-")[0] for w in without] == [rule]
     assert without[0].text.startswith("accepted without")
     assert "--overlay" in without[0].text
 
 
-@pytest.mark.parametrize(("overlay", "gpu", "wanted", "what"), UNSURE)
+@pytest.mark.parametrize(("overlay", "gpu", "settings", "what"), UNSURE)
 def test_acceptance_on_an_unsure_bound_is_a_warning(
-    overlay: str, gpu: str, wanted: Wanted, what: str, tmp_path: Path
+    overlay: str, gpu: str, settings: Settings, what: str, tmp_path: Path
 ) -> None:
     rule, fact = what.split()
-    found = [w for w in answered(gpu, wanted, overlaid(tmp_path, overlay)).warnings if fact in w.text]
+    found = [w for w in answered(gpu, settings, overlaid(tmp_path, overlay)).warnings if fact in w.text]
     assert rule in [w.rule.split("-")[0] for w in found]
     assert all(w.text.startswith("rests on") for w in found)
 

@@ -94,12 +94,12 @@ def test_debian_s_own_driver(plan: Callable[..., Answer]) -> None:
 
 
 def test_an_end_that_is_only_computed_warns_and_the_help_reports_it(plan: Callable[..., Answer]) -> None:
-    wanted = ("--gpu", "L40S", "--os", "rhel-9", "--past-eol", "refuse")
-    code, out, _ = plan(*wanted, "--driver", "550")
+    requested = ("--gpu", "L40S", "--os", "rhel-9", "--past-eol", "refuse")
+    code, out, _ = plan(*requested, "--driver", "550")
     assert code == 0
     assert "warning: branch 550 is past its end of life: 2025-" in out
     assert "by the rule of thumb (release plus one year, LTSB three) (not sure) [R13-branch-eol]" in out
-    code, out, _ = plan(*wanted, "--driver", "535")
+    code, out, _ = plan(*requested, "--driver", "535")
     assert code == 1, "NVIDIA published that end"
     _, out, _ = plan("--help")
     assert "computed end of life always warns" in " ".join(out.split())
@@ -190,7 +190,7 @@ def test_saved_bundles(plan: Callable[..., Answer], tmp_path: Path) -> None:
     assert code == 3
     assert "could not be determined" in out
     code, out, _ = plan("--replay", str(tmp_path / "n1.json"), "--cuda", "13.0")
-    assert code == 1, "Debian has no newer driver, and the source changes only by wish"
+    assert code == 1, "Debian has no newer driver, and the source changes only on request"
     assert "--source nvidia" in out
 
 

@@ -81,7 +81,7 @@ def test_four_packages_of_the_container_toolkit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "wanted", "answer", "words"),
+    ("gpu", "settings", "answer", "words"),
     [
         ("A100", {"kernel": "6.8.0-60-generic"}, True, "open modules"),
         ("A100", {}, None, "kernel is unknown"),
@@ -92,8 +92,8 @@ def test_four_packages_of_the_container_toolkit() -> None:
         ("T4", {"kernel": "6.8.0-60-generic", "version": "510.108.03"}, False, "older than 11.7"),
     ],
 )
-def test_gpudirect_rdma(gpu: str, wanted: dict[str, Any], answer: bool | None, words: str) -> None:
-    found = decided("R19-gdr", case(gpu, **wanted))["gpudirect_rdma"]
+def test_gpudirect_rdma(gpu: str, settings: dict[str, Any], answer: bool | None, words: str) -> None:
+    found = decided("R19-gdr", case(gpu, **settings))["gpudirect_rdma"]
     assert found.value is answer
     assert words in found.text
 
@@ -187,10 +187,10 @@ def test_tensorflow_only_where_its_wheels_have_code_for_the_gpu(gpu: str, arch: 
 
 
 def test_the_compat_package_is_on_the_host_for_the_host_s_toolkit_alone() -> None:
-    wanted: dict[str, Any] = {"version": "535.261.03", "compat": "13.0"}
-    found = decided("R14-compat-matrix", case("A100", toolkit="13.0", **wanted))["cuda_compat"]
+    settings: dict[str, Any] = {"version": "535.261.03", "compat": "13.0"}
+    found = decided("R14-compat-matrix", case("A100", toolkit="13.0", **settings))["cuda_compat"]
     assert [package.name for package in found.packages] == ["cuda-compat-13-0"]
-    in_image = decided("R14-compat-matrix", case("A100", cuda="13.0", **wanted))["cuda_compat"]
+    in_image = decided("R14-compat-matrix", case("A100", cuda="13.0", **settings))["cuda_compat"]
     assert (in_image.value, in_image.packages) == (None, ())
     assert "the image must contain cuda-compat-13-0" in in_image.text
     assert decided("R14-compat-matrix", case("A100", cuda="13.0"))["cuda_compat"].value is None

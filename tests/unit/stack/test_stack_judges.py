@@ -8,7 +8,7 @@ from stack_samples import case, group, on_node, reported
 
 from gpunode.stack.rules import rules
 
-Wanted = dict[str, Any]
+Settings = dict[str, Any]
 BLACKWELL_PRO = "RTX PRO 6000 Blackwell Server Edition"
 MIXED = on_node(
     ("nvidia-dkms-580-open", "580.95.05-1", "nvidia"),
@@ -16,11 +16,11 @@ MIXED = on_node(
 )
 DEBIAN = on_node(("nvidia-kernel-dkms", "535.261.03-1", "debian"))
 
-BOOKWORM: Wanted = {"os": "debian-12", "source": "debian", "version": "535.309.01", "flavour": "proprietary"}
-TRIXIE: Wanted = {"os": "debian-13", "source": "debian", "version": "550.163.01"}
+BOOKWORM: Settings = {"os": "debian-12", "source": "debian", "version": "535.309.01", "flavour": "proprietary"}
+TRIXIE: Settings = {"os": "debian-13", "source": "debian", "version": "550.163.01"}
 A100_SXM = "A100 SXM4 80GB"
 
-Row = tuple[str, tuple[list[Any], Wanted], tuple[list[Any], Wanted], str]
+Row = tuple[str, tuple[list[Any], Settings], tuple[list[Any], Settings], str]
 REFUSED: list[Row] = [
     # rule, what passes, what is refused, words of the refusal
     (
@@ -153,7 +153,7 @@ REFUSED: list[Row] = [
 
 @pytest.mark.parametrize(("rule", "good", "bad", "words"), REFUSED)
 def test_a_rule_refuses_only_what_it_is_about(
-    rule: str, good: tuple[list[Any], Wanted], bad: tuple[list[Any], Wanted], words: str
+    rule: str, good: tuple[list[Any], Settings], bad: tuple[list[Any], Settings], words: str
 ) -> None:
     assert [verdict.text for verdict in reported(rule, case(*good[0], **good[1])) if verdict.refuses] == []
     refusals = [verdict.text for verdict in reported(rule, case(*bad[0], **bad[1])) if verdict.refuses]
@@ -161,7 +161,7 @@ def test_a_rule_refuses_only_what_it_is_about(
     assert words in refusals[0]
 
 
-COMPAT: Wanted = {"version": "535.261.03", "cuda": "13.0", "compat": "13.0", "today": date(2026, 1, 15)}
+COMPAT: Settings = {"version": "535.261.03", "cuda": "13.0", "compat": "13.0", "today": date(2026, 1, 15)}
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ COMPAT: Wanted = {"version": "535.261.03", "cuda": "13.0", "compat": "13.0", "to
         ({}, "RTX 4090", "error 804"),
     ],
 )
-def test_forward_compatibility_holds_only_where_nvidia_documents_it(change: Wanted, gpu: str, words: str) -> None:
+def test_forward_compatibility_holds_only_where_nvidia_documents_it(change: Settings, gpu: str, words: str) -> None:
     assert [v.text for v in reported("R14-compat-matrix", case("A100", **COMPAT)) if v.refuses] == []
     refusals = [v.text for v in reported("R14-compat-matrix", case(gpu, **(COMPAT | change))) if v.refuses]
     assert any(words in text for text in refusals), refusals
@@ -188,7 +188,7 @@ def test_an_image_brings_its_own_compat_library() -> None:
 
 
 def test_an_end_that_nobody_promised_does_not_refuse_forward_compatibility() -> None:
-    after: Wanted = {"version": "590.48.01", "cuda": "13.4", "compat": "13.4", "today": date(2027, 1, 15)}
+    after: Settings = {"version": "590.48.01", "cuda": "13.4", "compat": "13.4", "today": date(2027, 1, 15)}
     verdicts = reported("R14-compat-matrix", case("A100", **after))
     assert not any(verdict.refuses for verdict in verdicts)
     assert any("2026-12-22 (not sure)" in verdict.text for verdict in verdicts)
@@ -214,7 +214,7 @@ WARNED: list[Row] = [
 
 @pytest.mark.parametrize(("rule", "good", "bad", "words"), WARNED)
 def test_a_rule_warns_only_of_what_it_is_about(
-    rule: str, good: tuple[list[Any], Wanted], bad: tuple[list[Any], Wanted], words: str
+    rule: str, good: tuple[list[Any], Settings], bad: tuple[list[Any], Settings], words: str
 ) -> None:
     assert reported(rule, case(*good[0], **good[1])) == []
     verdicts = reported(rule, case(*bad[0], **bad[1]))

@@ -16,7 +16,7 @@ BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.
 XML = Path(__file__).parents[2] / "fixtures" / "smi" / "two-l40s-simulated.xml"
 HOSTS = effort(100, 1000)
 PADDING = " " * effort(600_000, 200_000)
-"""Fewer nodes say more each, so that keeping them shows."""
+"""Fewer nodes report more each, so that keeping them shows."""
 LIMIT_MB = 130
 GPUS = ("26b9", "2330", "20b2", "1eb8", "2901")
 PLAN = """

@@ -40,12 +40,12 @@ def asked(text: str) -> Question:
     count = next((int(value) for name, value in options if name == "--count"), None)
     gpus = tuple(group(value, count) for name, value in options if name == "--gpu")
     node: dict[str, Any] = {NODE[name]: value for name, value in options if name in NODE}
-    wanted: dict[str, Any] = {
+    settings: dict[str, Any] = {
         name.removeprefix("--").replace("-", "_"): value
         for name, value in options
         if name not in (*NODE, "--gpu", "--count")
     }
-    return Question(Request(**wanted), NodePicture(gpus=gpus, **node), CATALOG, TODAY)
+    return Question(Request(**settings), NodePicture(gpus=gpus, **node), CATALOG, TODAY)
 
 
 def refusing(question: Question) -> set[str]:

@@ -44,7 +44,7 @@ def clashes(gpu: str, **request: str) -> set[str]:
         (">=580,!=580.178.04,<590", "580.173.10"),
     ],
 )
-def test_of_a_range_the_newest_release_inside_is_taken(requested: str, version: str) -> None:
+def test_of_a_range_the_newest_release_inside_is_chosen(requested: str, version: str) -> None:
     found = stack("L40S", driver=requested)
     assert found.driver.version == version
     assert all(

@@ -46,7 +46,7 @@ def test_volta_cannot_have_cuda_13() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "wanted", "terms"),
+    ("gpus", "settings", "terms"),
     [
         (["B200"], {"kernel_module": "proprietary"}, ["gpu B200", "kernel-module proprietary"]),
         (["V100", "B200"], {}, ["gpu V100", "gpu B200"]),
@@ -58,8 +58,8 @@ def test_volta_cannot_have_cuda_13() -> None:
         (["A100"], {"driver": "keep"}, ["driver keep"]),
     ],
 )
-def test_a_conflict_names_the_smallest_set(gpus: list[str], wanted: dict[str, Any], terms: list[str]) -> None:
-    found = conflict(*gpus, **wanted)
+def test_a_conflict_names_the_smallest_set(gpus: list[str], settings: dict[str, Any], terms: list[str]) -> None:
+    found = conflict(*gpus, **settings)
     assert [str(term) for term in found.terms] == terms
     assert found.clashes
     assert found.offers
@@ -112,7 +112,7 @@ def test_every_field_has_its_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "wanted", "branch"),
+    ("gpus", "settings", "branch"),
     [
         (["A100"], {}, 595),
         (["A100"], {"driver": "production"}, 595),
@@ -127,8 +127,8 @@ def test_every_field_has_its_reason() -> None:
         (["A100"], {"os": "ubuntu-26.04"}, 595),
     ],
 )
-def test_which_branch_a_request_means(gpus: list[str], wanted: dict[str, Any], branch: int) -> None:
-    assert stack(*gpus, **wanted).driver.branch == branch
+def test_which_branch_a_request_means(gpus: list[str], settings: dict[str, Any], branch: int) -> None:
+    assert stack(*gpus, **settings).driver.branch == branch
 
 
 def test_lifetimes_are_those_of_the_day() -> None:
@@ -315,7 +315,7 @@ def test_a_transitional_branch_is_none_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "mechanism", "what"),
+    ("settings", "mechanism", "what"),
     [
         ({"driver": "580"}, "preferences", "version 580.178.04-*"),
         ({"driver": "595"}, "preferences", "version 595.91.07-*"),
@@ -325,8 +325,8 @@ def test_a_transitional_branch_is_none_of_its_own() -> None:
         ({"source": "debian", "os": "debian-12"}, "preferences", "version 535.*"),
     ],
 )
-def test_how_a_version_is_held(wanted: dict[str, Any], mechanism: str, what: str) -> None:
-    pin = stack("A100", **wanted).pin
+def test_how_a_version_is_held(settings: dict[str, Any], mechanism: str, what: str) -> None:
+    pin = stack("A100", **settings).pin
     assert pin is not None
     assert pin.mechanism == mechanism
     assert what in (pin.pattern, *(stanza.pin for stanza in pin.preferences))
@@ -377,7 +377,7 @@ def test_a_toolkit_brings_libraries_that_know_the_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "kind"),
+    ("settings", "kind"),
     [
         ({}, "load-module"),
         ({"nouveau": True}, "reboot"),
@@ -387,8 +387,8 @@ def test_a_toolkit_brings_libraries_that_know_the_gpu() -> None:
         ({"installed": ON_580, "loaded_version": "580.95.05", "driver": "595"}, "reload-module"),
     ],
 )
-def test_what_must_be_restarted(wanted: dict[str, Any], kind: str) -> None:
-    assert stack("A100", observed=True, **wanted).restart.kind == kind
+def test_what_must_be_restarted(settings: dict[str, Any], kind: str) -> None:
+    assert stack("A100", observed=True, **settings).restart.kind == kind
 
 
 def test_secure_boot_needs_a_person_where_dkms_signs() -> None:
@@ -397,8 +397,8 @@ def test_secure_boot_needs_a_person_where_dkms_signs() -> None:
 
 
 def test_resolving_is_deterministic_and_asks_for_nothing() -> None:
-    wanted = parts("A100", cuda="13.0")
-    first, second = (resolve(*wanted, CATALOG, TODAY) for _ in range(2))
+    question = parts("A100", cuda="13.0")
+    first, second = (resolve(*question, CATALOG, TODAY) for _ in range(2))
     assert first == second
     assert isinstance(first, Stack)
     assert Stack.model_validate(json.loads(first.to_json())) == first
@@ -417,7 +417,7 @@ def test_a_rule_that_is_left_out_reports_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("settings", "words"),
     [
         ({"os": "ubuntu-23.13"}, "ubuntu"),
         ({"cuda": "13.9"}, "CUDA toolkit"),
@@ -426,9 +426,9 @@ def test_a_rule_that_is_left_out_reports_it() -> None:
         ({"platform": "hgx-h1000-8"}, "hgx-h100-8"),
     ],
 )
-def test_unknown_names_are_a_usage_error_with_the_nearest(wanted: dict[str, Any], words: str | None) -> None:
+def test_unknown_names_are_a_usage_error_with_the_nearest(settings: dict[str, Any], words: str | None) -> None:
     if words is None:
-        assert stack(**wanted).fabric_manager is not None
+        assert stack(**settings).fabric_manager is not None
         return
     with pytest.raises(UsageError, match=words):
-        resolve(*parts(**wanted), CATALOG, TODAY)
+        resolve(*parts(**settings), CATALOG, TODAY)

@@ -1,4 +1,4 @@
-"""What NCCL is told of a node's network: over made-up networks and the machines of the bench, nothing that it refuses.
+"""NCCL's settings for a node's network: over made-up networks and the machines of the bench, nothing that it refuses.
 
 NCCL's own reading of its lists is restated here from its documentation (env.rst) and socket.cc, ibvwrap and utils.cc of
 2.27: a value is refused where no interface of the name has an address, and ignored where no active port matches.
@@ -42,7 +42,7 @@ class Hca:
 
 @dataclass(frozen=True)
 class Network:
-    """A node's network, and what NCCL is to be told of it; None: nothing."""
+    """A node's network, and the expected settings of NCCL for it; None: nothing."""
 
     nics: dict[str, tuple[str, int | None]]
     """Hardware alone: state, Mbit/s."""
@@ -89,10 +89,12 @@ NETWORKS = {
         RAILS,
     ),
     "all rails down, storage up": Network({"eno1": UP}, ("eno1",), "=eno1", (*rails("x", state="DOWN"), *STORAGE)),
-    "a guest, whose topology knows no switches": Network(
+    "a guest with a topology without switches": Network(
         {"ens1": UP}, ("ens1",), "=ens1", (Hca("mlx5_0", "PHB"), Hca("mlx5_1", "PHB", rate=100.0))
     ),
-    "a name that is no name": Network({"$(reboot)": UP}, ("$(reboot)", "a:1", "ens1,ens2"), None, (Hca("a b", "PIX"),)),
+    "a name that is not valid": Network(
+        {"$(reboot)": UP}, ("$(reboot)", "a:1", "ens1,ens2"), None, (Hca("a b", "PIX"),)
+    ),
     "no network at all": Network({}, (), None),
 }
 

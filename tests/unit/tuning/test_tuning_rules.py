@@ -1,4 +1,4 @@
-"""Each setting follows from a fact, and what the facts do not say is left alone with that as the reason."""
+"""Each setting follows from a fact, and what the facts do not report is left alone with that as the reason."""
 
 import re
 from typing import Any

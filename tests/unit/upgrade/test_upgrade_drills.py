@@ -594,18 +594,18 @@ def test_three_failures_among_ten_nodes_and_a_budget_of_one(drill: Drill) -> Non
     assert not [line for line in drill.world.events if "gpu-9" in line]
 
 
-def test_an_old_controller_wakes_after_its_lease_was_taken_over(drill: Drill) -> None:
+def test_an_old_controller_wakes_after_another_took_its_lease(drill: Drill) -> None:
     drill.name, drill.broken = "heartbeat lost, old controller wakes", "the lease of gpu-1 expired and was taken over"
     place = drill.world.folder / "gpu-1"
 
-    def taken(names: Sequence[str]) -> None:
+    def take_over(names: Sequence[str]) -> None:
         lease = json.loads((place / node_program.LEASE).read_text())
         (place / node_program.LEASE).write_text(json.dumps({**lease, "beat": 0}))
         other = {"op": "take", "token": "other", "owner": "root@admin2", "lasts_s": 9999, "findings": []}
         assert node_program.answer(other, place) == {"refused": ""}
 
     # While it is prepared the node is not drained: its lease may be taken over.
-    once(drill, "prepare.yml", taken)
+    once(drill, "prepare.yml", take_over)
     assert upgraded() == 1
     assert set(drill.ends.values()) == {"planned"}
     assert "held by root@admin2" in latest(drill.folder).record.nodes["gpu-1"].reason

@@ -75,8 +75,8 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
 class Stream:
     """A connection to the fake, or one that breaks off with a complaint."""
 
-    def __init__(self, port: int | None, said: str) -> None:
-        self._answers = said
+    def __init__(self, port: int | None, message: str) -> None:
+        self._answers = message
         if port is None:
             self.sock, theirs = socket.socketpair()
             theirs.close()
@@ -87,7 +87,7 @@ class Stream:
         return self._answers
 
     def close(self) -> None:
-        # As the connection to a node's program ends: whoever reads from it is told.
+        # As the connection to a node's program ends: whoever reads from it gets the end of the file.
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
@@ -95,7 +95,7 @@ class Stream:
 
 @dataclass
 class FakeWay:
-    """The way to the fake; ``refuse`` may say no to who asks, by complaint or by a LaunchFailure."""
+    """The way to the fake; ``refuse`` may reject a request, by complaint or by a LaunchFailure."""
 
     server: ThreadingHTTPServer
     as_root: tuple[bool, ...] = (False,)

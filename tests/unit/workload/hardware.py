@@ -190,7 +190,7 @@ def bdf(index: int) -> str:
 
 
 def outcome(case: Case, root: Path, python: str) -> tuple[list[Record], list[Finding]]:
-    """The payload's records on the machine of a case, and what the checks say of them."""
+    """The payload's records on the machine of a case, and what the checks report on them."""
     machine = case.machine
     every = [machine.uuid(index) for index in range(len(machine.gpus))]
     handed = list(case.handed) if case.handed is not None else every
@@ -268,7 +268,7 @@ def row(case: Case, records: list[Record], findings: list[Finding]) -> str:
 
 
 def recorded(records: list[Record]) -> str:
-    """What the records say in short."""
+    """What the records report in short."""
     by = {record.record: record for record in records}
     nvml, cuda, torch = (by[f"versions.{name}"] for name in ("nvml", "cuda", "torch"))
     words = [f"NVML {nvml.values.get('count', nvml.error)}"]
@@ -293,7 +293,7 @@ def end_of(kernel: Record) -> str:
 
 
 def verdicts(findings: list[Finding]) -> str:
-    """Every check of CHECKS: its status, with the message of the first finding that is no pass."""
+    """Every check of CHECKS: its status, with the message of the first finding that does not pass."""
     cells = []
     for check in CHECKS:
         found = [finding for finding in findings if finding.check == check]

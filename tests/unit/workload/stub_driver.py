@@ -135,7 +135,7 @@ def run(
 
 
 def python_with_torch(folder: Path) -> str:
-    """A Python whose only package is the stub of PyTorch."""
+    """A Python with the stub of PyTorch as its only package."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
     (site,) = folder.glob("lib/python*/site-packages")
     shutil.copytree(SOURCES / "torch", site / "torch")

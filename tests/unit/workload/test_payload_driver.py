@@ -93,7 +93,7 @@ def test_a_crash_in_the_driver_takes_one_record_with_it(tmp_path: Path) -> None:
         ("/usr/lib/x86_64-linux-gnu/libcuda.so.570.124.06", "535.183.01", 0, True),
         ("/usr/lib/x86_64-linux-gnu/libcuda.so.570.124.06", "535.183.01", 804, True),
         ("/usr/lib/x86_64-linux-gnu/libcuda.so.570.124.06", "535.183.01", 803, True),
-        # An update whose module waits for a reboot: 804 on GeForce, 803 on others.
+        # An update with a module that waits for a reboot: 804 on GeForce, 803 on others.
         ("/usr/lib/x86_64-linux-gnu/libcuda.so.470.223.02", "470.182.03", 804, False),
         ("/usr/lib/x86_64-linux-gnu/libcuda.so.580.105.08", "580.95.05", 803, False),
         ("/usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01", "535.183.01", 0, False),

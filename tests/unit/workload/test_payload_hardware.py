@@ -62,8 +62,11 @@ def test_pytorch_is_asked_beside_one_mig_device(results: Results) -> None:
 
 
 def test_what_a_device_finds_is_reported_of_the_gpu_of_the_host(results: Results) -> None:
-    for name, wanted in ((MIG, {f"gpu{gpu}/mig{part}" for gpu in range(8) for part in range(7)}), ("GH200", {"gpu0"})):
-        assert {one.component for one in results[name][2] if one.check == "container.compute"} == wanted
+    for name, expected in (
+        (MIG, {f"gpu{gpu}/mig{part}" for gpu in range(8) for part in range(7)}),
+        ("GH200", {"gpu0"}),
+    ):
+        assert {one.component for one in results[name][2] if one.check == "container.compute"} == expected
 
 
 def test_nothing_is_started_on_a_gpu_that_was_not_handed_in(results: Results) -> None:

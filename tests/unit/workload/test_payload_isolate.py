@@ -70,7 +70,7 @@ def abort() -> dict[str, Any]:
 
 
 def leave() -> dict[str, Any]:
-    os.write(1, b"the library says goodbye\n")
+    os.write(1, b"the library prints goodbye\n")
     os._exit(7)
 
 
@@ -104,7 +104,7 @@ def system_exit() -> dict[str, Any]:
         (fail_far_away, "No space left on device"),
         (segfault, "crashed with SIGSEGV: Fatal Python error: Segmentation fault"),
         (abort, "crashed with SIGABRT: Fatal Python error: Aborted"),
-        (leave, "ended with exit status 7 and without a result: the library says goodbye"),
+        (leave, "ended with exit status 7 and without a result: the library prints goodbye"),
         (kill_itself, "crashed with SIGKILL"),
         (not_a_number, "its result is not valid JSON"),
         (no_json, "its result is not valid JSON"),
@@ -252,7 +252,7 @@ def test_what_cannot_be_tried_is_neither_error_nor_skip() -> None:
 
 
 def test_the_tasks_of_a_job_share_a_process_until_one_fails() -> None:
-    report = Task("tell", report_pid)
+    report = Task("report", report_pid)
     one, other, broke, after, left_out, last = outcomes(
         report, report, Task("fall", segfault), report, Task("skip", leave_out), report
     )
@@ -262,29 +262,29 @@ def test_the_tasks_of_a_job_share_a_process_until_one_fails() -> None:
 
 
 def test_a_job_has_its_own_environment() -> None:
-    job = Job((Task("tell", report_pid),), environment={"GPUNODE_CHOSEN": "GPU-3"})
+    job = Job((Task("report", report_pid),), environment={"GPUNODE_CHOSEN": "GPU-3"})
     ((_, _, outcome),) = run_jobs([job], 1, Clock(None))
     assert outcome.values["chosen"] == "GPU-3"
     assert "GPUNODE_CHOSEN" not in os.environ
 
 
 def test_jobs_run_side_by_side_as_many_as_may() -> None:
-    jobs = [Job((Task("wait", wait, (1.5,)), Task("tell", report_pid)), str(number)) for number in range(4)]
+    jobs = [Job((Task("wait", wait, (1.5,)), Task("report", report_pid)), str(number)) for number in range(4)]
     started = time.monotonic()
     found = [(job.component, task.name) for job, task, _ in run_jobs(jobs, 4, Clock(None))]
     assert time.monotonic() - started < 4 * 1.5
-    assert sorted(found) == sorted((str(number), name) for number in range(4) for name in ("wait", "tell"))
+    assert sorted(found) == sorted((str(number), name) for number in range(4) for name in ("wait", "report"))
 
 
 def test_a_task_that_uses_up_its_own_limit_has_failed() -> None:
-    late, after = outcomes(Task("hang", wait, (60.0,), 1.0), Task("tell", report_pid), limit_s=60.0)
+    late, after = outcomes(Task("hang", wait, (60.0,), 1.0), Task("report", report_pid), limit_s=60.0)
     assert late.error == "did not return within 1 s"
     assert after.error is None
 
 
 def test_what_the_time_for_all_cuts_off_is_not_determined() -> None:
     started = time.monotonic()
-    cut, *rest = outcomes(Task("hang", wait, (60.0,), 30.0), *[Task("tell", report_pid)] * 3, limit_s=1.5)
+    cut, *rest = outcomes(Task("hang", wait, (60.0,), 30.0), *[Task("report", report_pid)] * 3, limit_s=1.5)
     assert time.monotonic() - started < 15
     assert (cut.error, [outcome.error for outcome in rest]) == (None, [None] * 3)
     assert cut.undetermined is not None
@@ -294,7 +294,7 @@ def test_what_the_time_for_all_cuts_off_is_not_determined() -> None:
 
 def test_whoever_stops_listening_leaves_no_process(tmp_path: Path) -> None:
     note = tmp_path / "pids"
-    found = run_jobs([Job((Task("tell", report_pid), Task("hang", hang_with_a_child, (str(note),))))], 1, Clock(None))
+    found = run_jobs([Job((Task("report", report_pid), Task("hang", hang_with_a_child, (str(note),))))], 1, Clock(None))
     next(found)
     deadline = time.monotonic() + 10
     while not (note.exists() and len(note.read_text().split()) == 2) and time.monotonic() < deadline:

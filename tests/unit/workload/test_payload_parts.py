@@ -95,7 +95,7 @@ def test_of_a_group_that_falls_the_first_rank_has_the_cause() -> None:
         (["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"], (12, 0), True),
         (["sm_90a"], (9, 0), False),
         (["sm_86"], (8, 0), True),
-        # The build does not say what it holds: nothing is known, and nothing left out.
+        # The build does not report what it holds: nothing is known, and nothing left out.
         ([], (9, 0), False),
     ],
 )
@@ -167,7 +167,7 @@ def test_every_name_of_tensorflow_that_the_payload_uses_exists() -> None:
 
 @pytest.fixture
 def python(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """What a test changes of Python itself is given back."""
+    """What a test changes of Python itself is restored."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "pycache_prefix", None)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -1,4 +1,4 @@
-"""An engine that is no engine: bodies without end, packed bodies, and frames of four gigabytes."""
+"""Answers that do not come from an engine: bodies without end, packed bodies, and frames of four gigabytes."""
 
 import gzip
 import socket

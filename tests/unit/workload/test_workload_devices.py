@@ -106,7 +106,7 @@ def mig(gpu: int, *instances: int | None) -> dict[str, Any]:
 
 
 def busy(*gpus: dict[str, Any], specs: tuple[CdiSpec, ...] | None = (), **changes: Any) -> tuple[Use, NodeFacts]:
-    """A node on whose gpu3 somebody computes, and what a run may use of it."""
+    """A node with a foreign process on gpu3, and what a run may use of it."""
     if gpus:
         listed = [*gpus, {"index": 3, "uuid": "GPU-3"}]
         changes |= {"smi": Smi[SmiLog](document={"gpus": listed})}
@@ -196,7 +196,7 @@ def test_a_gpu_that_the_specification_lacks_is_named_with_the_remedy(
     assert (caught.value.kind, len(str(caught.value).splitlines())) == ("no-gpu-support", 1)
 
 
-def test_a_mig_device_without_an_index_is_never_taken_for_the_whole_gpu() -> None:
+def test_a_mig_device_without_an_index_is_never_treated_as_the_whole_gpu() -> None:
     use, facts = busy(mig(0, 1, None), specs=(spec("0", "0:1"),))
     with pytest.raises(LaunchFailure, match="no index of a MIG device of gpu0"):
         devices_for(CDI, use, facts)
@@ -221,7 +221,7 @@ def test_a_gpu_in_mig_mode_without_an_instance_is_left_out() -> None:
     assert without_empty_mig(every, facts) == replace(every, indices=(0, 3))
 
 
-def test_a_node_whose_idle_gpus_have_no_instance_is_a_skip() -> None:
+def test_a_node_with_idle_gpus_without_an_instance_is_a_skip() -> None:
     _, facts = busy(mig(0), specs=(spec("0", "3"),))
     record = run(facts, {})
     assert record.error is None

@@ -83,7 +83,7 @@ def test_a_node_without_a_gpu_runs_only_what_was_named() -> None:
         ({"gpu_processes": None, "gaps": {"gpu_processes": "run the probe as root"}}, "run the probe as root"),
     ],
 )
-def test_what_was_not_seen_is_not_taken_for_idle(changes: dict[str, Any], words: str) -> None:
+def test_what_was_not_seen_is_not_treated_as_idle(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(LaunchFailure, match=words) as caught:
         choose(node(**changes), force=False, without=False)
     assert "nothing was started" in str(caught.value)

@@ -1,4 +1,4 @@
-"""An image as a file: what it is, and what is none."""
+"""An image as a file: what it is, and what is not an image."""
 
 import io
 import json
