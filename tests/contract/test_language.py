@@ -15,6 +15,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("gpunode", "plugins", "scripts", "benchmarks")
+TESTS = ("tests", "molecule")
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "roles/*/README.md")
 TASKS = ("roles/*/tasks/*.yml",)
 RULED_OUT = re.compile(
@@ -26,8 +27,14 @@ RULED_OUT = re.compile(
 CODE = re.compile(r"``[^`]*``|`[^`]*`")
 DATA = frozenset({"wish", "says", "wished", "wanted", "wants"})
 """Strings that are keys or values of published documents."""
-QUOTED = ("WantedBy=", "Wants=", ".target.wants/", "db:Status-Want", "sshd_config says Port")
+QUOTED = ("WantedBy=", "Wants=", ".target.wants", "db:Status-Want", "sshd_config says Port", "|says more|says why|")
 """Text of other programs, and terms that contain a word of the list."""
+WORD_LISTS = (Path(__file__),)
+"""Files that hold the words as data."""
+OLD_NAMES = re.compile(
+    r"\b(?:want(?:s|ed)?|wish(?:e[sd])?|told|tells?|said|says?|strangers?|crooked|whose|unseen|anew"
+    r"|taken|due|departures?|brought about|pretend(?:s|ed)?)\b"
+)
 VERBS = frozenset(
     {
         *("Activate", "Add", "Answer", "Append", "Apply", "Ask", "Assign", "Attribute", "Begin", "Bind", "Build"),
@@ -92,6 +99,21 @@ def strings_and_comments(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+def old_names(source: str) -> Iterator[tuple[int, str]]:
+    """Yield functions, classes, arguments and variables with an old word in their names."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                pass
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                pass
+            case _:
+                continue
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).replace("_", " ").lower()
+        if OLD_NAMES.search(words):
+            yield node.lineno, name
+
+
 def without_verb(source: str) -> Iterator[tuple[int, str]]:
     """Yield public functions with docstrings that do not begin with a verb."""
     for node in ast.walk(ast.parse(source)):
@@ -128,15 +150,26 @@ def shown(found: Iterator[str]) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", [*ROOMS, *TESTS])
 def test_code_is_in_plain_english(room: str) -> None:
     wrong = shown(
         f"{path.relative_to(ROOT)}:{line + offset}: {words!r}"
         for path in files(f"{room}/**/*.py")
+        if path not in WORD_LISTS
         for line, text in strings_and_comments(path.read_text())
         for offset, words in ruled_out(text)
     )
     assert not wrong, f"reword in plain technical English:\n{wrong}"
+
+
+@pytest.mark.parametrize("room", TESTS)
+def test_names_in_tests_are_in_plain_english(room: str) -> None:
+    wrong = shown(
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in files(f"{room}/**/*.py")
+        for line, name in old_names(path.read_text())
+    )
+    assert not wrong, f"rename (requested, expected, reported, foreign, malformed, pending …):\n{wrong}"
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -184,6 +217,12 @@ def test_task_names_are_in_plain_english(pattern: str) -> None:
 )
 def test_words_are_found(text: str, words: list[str]) -> None:
     assert [found for _, found in ruled_out(text)] == words
+
+
+def test_old_names_are_found() -> None:
+    source = "class WishList:\n    def f(self, *wanted, **told_at):\n        self.due = overdue = 1\nTAKEN: int\n"
+    assert sorted(old_names(source)) == [(1, "WishList"), (2, "told_at"), (2, "wanted"), (3, "due"), (4, "TAKEN")]
+    assert not [*old_names("f(wanted=1).due\n")], "names that the product publishes"
 
 
 def test_a_docstring_without_a_verb_is_found() -> None:
