@@ -35,7 +35,7 @@ class KubernetesScheduler(Scheduler):
             raise SchedulerError(f"kubectl {verb} {path}: {last_line(done.stderr or done.stdout) or done.rc}")
         try:
             document = json.loads(done.stdout)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise SchedulerError(f"kubectl {verb} {path}: the answer is not JSON") from None
         if not isinstance(document, dict):
             raise SchedulerError(f"kubectl {verb} {path}: the answer is not an object")

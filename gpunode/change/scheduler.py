@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from gpunode.errors import UndeterminedError
+from gpunode.errors import UndeterminedError, UsageError
 from gpunode.fleet import process
 from gpunode.text import last_line, one_line
 
@@ -46,6 +46,10 @@ class SchedulerError(Exception):
     """A call failed: one line."""
 
 
+class SchedulerMissingError(SchedulerError, UsageError):
+    """The scheduler's program cannot be started: wrong usage before a run, a failed call in the middle of it."""
+
+
 class Scheduler(Protocol):
     """What hands out work. Each method may be repeated; each raises SchedulerError."""
 
@@ -75,9 +79,11 @@ class Scheduler(Protocol):
 
 
 def run_program(argv: Sequence[str], stdin: str | None = None) -> process.Completed:
-    """Run a program of the scheduler. Raises SchedulerError if it does not end in time, UsageError if it is missing."""
+    """Run a program of the scheduler. Raises SchedulerError."""
     try:
         return process.run(argv, timeout_s=CALL_S, stdin=stdin)
+    except UsageError as err:
+        raise SchedulerMissingError(str(err)) from None
     except UndeterminedError as err:
         raise SchedulerError(str(err)) from None
 

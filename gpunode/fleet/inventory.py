@@ -26,6 +26,8 @@ from gpunode.yaml_file import Expanded, load_bounded
 
 TIMEOUT_S = 120.0
 """For one run of an Ansible program: a dynamic inventory may query a slow service."""
+MOST_BYTES = 1 << 30
+"""Of an inventory with all variables of all hosts, some KiB for each."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def _ask(listing: Sequence[str], names: Mapping[str, tuple[str, ...]]) -> _Answe
         "listing": listing,
         "settings": [[section, *_KINDS[section], requested] for section, requested in names.items()],
     }
-    done = process.run(argv, timeout_s=TIMEOUT_S, env=env, stdin=json.dumps(request))
+    done = process.run(argv, timeout_s=TIMEOUT_S, env=env, stdin=json.dumps(request), most_bytes=MOST_BYTES)
     try:
         answer = json.loads(done.stdout)
         listed = process.Completed(*answer["listing"]) if answer["listing"] else done

@@ -1,8 +1,11 @@
-"""Short local helpers (ansible-inventory, ssh -G …): a time limit, a process group, no shell."""
+"""Short local helpers (ansible-inventory, ssh -G …): limits of time and output, a process group, no shell."""
 
 import os
+import select
+import selectors
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpunode.errors import UndeterminedError, UsageError
+
+MOST_BYTES = 64 << 20
+"""Limit of what a program prints, on stdout and stderr together."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +60,21 @@ def descendants(root: int) -> list[int]:
     return pids
 
 
-def run(
+def run(  # noqa: PLR0913
     argv: Sequence[str],
     *,
     timeout_s: float,
     env: Mapping[str, str] | None = None,
     stdin: str | None = None,
     grace_s: float = 0.0,
+    most_bytes: int = MOST_BYTES,
 ) -> Completed:
     """Run a program to its end and return its output; on an exception nothing of it is left behind.
 
     ``grace_s``: time to end what it started elsewhere, before it is killed.
 
     Lines of the output end as the program ended them: a carriage return in it starts no line.
-    Raises UsageError if there is no such program, UndeterminedError if it exceeds ``timeout_s``.
+    Raises UsageError if the program cannot be started, UndeterminedError if it exceeds ``timeout_s`` or ``most_bytes``.
     """
     source: int | IO[bytes] = subprocess.DEVNULL if stdin is None else subprocess.PIPE
     try:
@@ -81,16 +88,58 @@ def run(
         )
     except FileNotFoundError:
         raise UsageError(f"{argv[0]} is not installed on this machine") from None
-    try:
-        stdout, stderr = process.communicate(None if stdin is None else stdin.encode(), timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise UndeterminedError(f"{argv[0]} did not end within {timeout_s:.0f} s") from None
-    finally:
-        if process.poll() is None and grace_s:
-            kill_group(process, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(grace_s)
-        if process.poll() is None:
-            kill_group(process)
-            process.wait()
-    return Completed(process.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+    except OSError as err:
+        hint = "a program is executable, and a script begins with #!"
+        raise UsageError(f"{argv[0]} cannot be started: {err.strerror} ({hint})") from None
+    with process:
+        try:
+            stdout, stderr = _output(process, (stdin or "").encode(), time.monotonic() + timeout_s, most_bytes)
+        except subprocess.TimeoutExpired:
+            raise UndeterminedError(f"{argv[0]} did not end within {timeout_s:.0f} s") from None
+        except OverflowError:
+            raise UndeterminedError(f"{argv[0]} was stopped: it printed more than {most_bytes >> 20} MiB") from None
+        finally:
+            if process.poll() is None and grace_s:
+                kill_group(process, signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(grace_s)
+            if process.poll() is None:
+                kill_group(process)
+    return Completed(process.returncode, stdout, stderr)
+
+
+def _output(process: "subprocess.Popen[bytes]", given: bytes, end: float, most_bytes: int) -> tuple[str, str]:
+    """Write ``given`` to a program, and return its stdout and stderr once it ended.
+
+    Raises TimeoutExpired at ``end``, a time.monotonic() value, and OverflowError.
+    """
+    parts = {stream: bytearray() for stream in (process.stdout, process.stderr) if stream is not None}
+    rest = memoryview(given)
+    with selectors.DefaultSelector() as selector:
+        for stream in parts:
+            selector.register(stream, selectors.EVENT_READ, stream)
+        if process.stdin is not None:
+            selector.register(process.stdin, selectors.EVENT_WRITE, process.stdin)
+        while selector.get_map():
+            ready = selector.select(max(0.0, end - time.monotonic()))
+            if not ready:
+                raise subprocess.TimeoutExpired(process.args, 0)
+            for key, _ in ready:
+                if key.data in parts:
+                    data = os.read(key.fd, 1 << 16)
+                    parts[key.data] += data
+                    over = not data
+                else:
+                    over = True  # unless the program reads on: it need not
+                    with suppress(BrokenPipeError):
+                        # As much as a pipe takes without blocking.
+                        rest = rest[os.write(key.fd, rest[: select.PIPE_BUF]) :]
+                        over = not rest
+                if over:
+                    selector.unregister(key.data)
+                    key.data.close()
+            if sum(map(len, parts.values())) > most_bytes:
+                raise OverflowError
+    process.wait(max(0.0, end - time.monotonic()))
+    stdout, stderr = (part.decode(errors="replace") for part in parts.values())
+    return stdout, stderr

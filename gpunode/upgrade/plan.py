@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from gpunode.catalog import load
 from gpunode.change.journal import Journal, NodeRecord, RunRecord, new_token, now
-from gpunode.change.scheduler import Availability, Scheduler, SchedulerError
+from gpunode.change.scheduler import Availability, Scheduler, SchedulerError, SchedulerMissingError
 from gpunode.change.states import OUT_OF_SERVICE, ChangeState
 from gpunode.errors import UsageError
 from gpunode.fleet.inventory import Inventory
@@ -118,9 +118,11 @@ def _node_of_run(group: PlanGroup, look: NodeLook, earlier: NodeRecord | None) -
 
 
 def _not_at_disposal(scheduler: Scheduler, name: str, node: NodeRecord) -> str:
-    """Return why a node is not at the run's disposal."""
+    """Return why a node is not at the run's disposal. Raises UsageError if the scheduler's program is missing."""
     try:
         state = scheduler.state(name, node.token)
+    except SchedulerMissingError:
+        raise
     except SchedulerError as err:
         return str(err)
     return "" if state.service in (Availability.IN_SERVICE, Availability.OURS) else state.text

@@ -49,7 +49,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "expectations": (600, 0),
     "fabric": (2_400, 23),
     "facts": (10_850, 52),
-    "fleet": (2_960, 22),
+    "fleet": (3_000, 22),
     "history": (2_310, 1),
     "judging": (2_050, 19),
     "lab": (11_550, 153),

@@ -22,12 +22,14 @@ from upgrade_world import NEW, OLD, TICKET, World, latest, simulate, states, upg
 
 from gpunode.change import journal as journals
 from gpunode.change.journal import Journal
-from gpunode.change.scheduler import CommandScheduler, SchedulerError, ServiceState, SlurmScheduler
+from gpunode.change.scheduler import CommandScheduler, SchedulerError, ServiceState, SlurmScheduler, run_program
 from gpunode.fleet.process import Completed
 from gpunode.onnode import lease as node_program
 from gpunode.provisioning import reboot
 from gpunode.provisioning.state import BOOT_ID
+from gpunode.upgrade import command
 
+Out = pytest.CaptureFixture[str]
 HEADS = ("drill", "broken", "nodes at the end", "validated")
 
 
@@ -263,6 +265,36 @@ def test_a_scheduler_is_silent_for_a_moment(drill: Drill, monkeypatch: pytest.Mo
     assert drill.ends["gpu-1"] == "rolled-back"
 
 
+@pytest.mark.parametrize(("playbook", "before"), [("prepare.yml", "drain"), ("site.yml", "change")])
+def test_the_schedulers_program_cannot_be_started_any_more(
+    drill: Drill, playbook: str, before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    drill.name, drill.broken = f"no scheduler from the {before} on", "its program loses the bit x"
+    program, broken = tmp_path / "program", []
+    program.write_text("#!/bin/sh\n")
+
+    def site(argv: Sequence[str], stdin: str | None) -> Completed:
+        return run_program([str(program), *argv], stdin) if broken else drill.world.site(argv, stdin)
+
+    monkeypatch.setattr(command, "scheduler_of", lambda _: CommandScheduler("drain", site))
+    broken.append(True)
+    assert upgraded() == 2
+    assert f"{program} cannot be started: Permission denied" in capsys.readouterr().err
+    assert drill.world.events == []
+    broken.clear()
+    once(drill, playbook, lambda _: broken.append(True))
+    assert upgraded("--power-cycle", str(program)) == 1
+    assert drill.ends == {"gpu-1": "held", **{f"gpu-{n}": "planned" for n in range(2, 6)}}
+    assert f"{program} cannot be started: Permission denied" in capsys.readouterr().out
+    broken.clear()
+    if before == "change":
+        # It goes back, since it failed, and begins again.
+        assert upgraded() == 1
+        assert drill.ends["gpu-1"] == "rolled-back"
+    assert upgraded() == 0
+    assert set(drill.ends.values()) == {"returned"}
+
+
 def test_a_health_check_fires_in_the_middle(drill: Drill) -> None:
     """The role's ``gpunode-prolog`` obeys the mark on the node, which is there whenever the run owns the node."""
     drill.name, drill.broken = "health check in the middle", "it looks for the mark during each playbook"
@@ -475,6 +507,17 @@ def test_a_node_that_does_not_come_back_is_power_cycled_where_allowed(drill: Dri
         assert upgraded("--power-cycle", str(program)) == 0
     assert (tmp_path / "cycled").read_text() == "gpu-1\n"
     assert set(drill.ends.values()) == {"returned"}
+
+
+def test_a_power_cycle_that_cannot_be_started_is_the_reason(drill: Drill, tmp_path: Path, capsys: Out) -> None:
+    drill.name, drill.broken = "the same, no program", "the program of --power-cycle begins without #!"
+    lost_at_reboot(drill)
+    program = tmp_path / "power"
+    program.write_text("ipmitool power cycle\n")
+    program.chmod(0o755)
+    assert upgraded("--power-cycle", str(program)) == 1
+    assert f"power cycle: {program} cannot be started: Exec format error" in capsys.readouterr().out
+    assert drill.ends == {"gpu-1": "not-returned", **{f"gpu-{n}": "planned" for n in range(2, 6)}}
 
 
 @pytest.mark.parametrize(
