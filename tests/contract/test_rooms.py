@@ -43,7 +43,7 @@ FREE = {"cli"}
 # change, with its reason in the commit's message; one that is far above the room is lowered.
 CEILINGS: dict[str, tuple[int, int]] = {
     "catalog": (3_400, 36),
-    "change": (1_220, 4),
+    "change": (1_250, 4),
     "checks": (12_800, 11),
     "cli": (6_710, 18),
     "expectations": (600, 0),

@@ -1,13 +1,22 @@
-"""The node's part of a change: one writer, and marks that only their owner removes."""
+"""The node's part of a change: one writer, and marks that only their owner removes. And how nodes are asked."""
 
+import _thread
 import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from effort import effort
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpunode.change import leases
+from gpunode.fleet import Target
 from gpunode.onnode.lease import LEASE, MARK, answer
 
 HOUR = 3600
@@ -84,3 +93,91 @@ def test_two_controllers_are_never_both_served(
         elif op == "free" and token == marked:
             marked = ""
         assert (folder / MARK).exists() == bool(marked)
+
+
+class Stand:
+    """Nodes that take an SSH session as they like, in place of those behind ``login``."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+        self.over = threading.Event()
+
+    def login(self, target: Target, *, abort: Any, **_: Any) -> Any:
+        """Log in to a node: one called ``slow`` opens its window bit by bit, one called ``deaf`` cannot be woken."""
+        self.begun.append(target.name)
+        abort.add(lambda: self.ended.append(target.name))
+        if target.name.startswith("deaf"):
+            self.over.wait(60)
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        abort.add(lambda: ours.shutdown(socket.SHUT_RDWR))
+        threading.Thread(target=self._take, args=(theirs, target.name.startswith("slow")), daemon=True).start()
+        return StandNode(ours)
+
+    def _take(self, theirs: socket.socket, slow: bool) -> None:
+        with theirs, suppress(OSError):
+            while theirs.recv(64 if slow else 65536) and not self.over.is_set():
+                time.sleep(0.02 if slow else 0)
+
+
+class StandNode:
+    """A node with one session, which is itself."""
+
+    password = None
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def python(self, **_: Any) -> None:
+        """Return no command: it is not looked at."""
+
+    def session(self, *_: Any) -> "StandNode":
+        """Return the session."""
+        return self
+
+    def converse(self, text: bytes, deadline: float) -> bytes:
+        """Write as Paramiko does: the limit is that of one packet, so any packet begins it again."""
+        for at in range(0, len(text), 64):
+            self._sock.settimeout(max(0.1, deadline - time.monotonic()))
+            self._sock.sendall(text[at : at + 64])
+        return b'{"refused": ""}\n'
+
+
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
+    found = Stand()
+    monkeypatch.setattr(leases, "login", found.login)
+    monkeypatch.setattr(leases, "converse", lambda session, _, text, __, deadline: session.converse(text, deadline))
+    monkeypatch.setattr(leases, "program_text", lambda _: "x" * 2**20)
+    yield found
+    found.over.set()
+
+
+def asked(names: list[str], parallel: int) -> dict[str, str]:
+    targets = [Target(name, "ssh") for name in names]
+    return leases.ask(targets, {name: {} for name in names}, parallel=parallel, timeout_s=0.5)
+
+
+def test_a_node_that_takes_the_program_bit_by_bit_holds_up_no_other(stand: Stand) -> None:
+    names = ["slow", "deaf", *(f"gpu-{number}" for number in range(8))]
+    began = time.monotonic()
+    reasons = asked(names, 3)
+    assert time.monotonic() - began < 20
+    assert list(reasons) == names
+    assert {name for name, reason in reasons.items() if reason} == {"slow", "deaf"}
+    assert reasons["slow"] == "no answer within 0.5 s; the node hangs or is overloaded (--timeout S)"
+    assert set(stand.ended) == set(names)
+
+
+def test_after_ctrl_c_no_node_is_asked_and_none_is_waited_for(stand: Stand) -> None:
+    names = [f"deaf-{number}" for number in range(50)]
+    timer = threading.Timer(0.4, _thread.interrupt_main)
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        asked(names, 2)
+    assert time.monotonic() - began < 10
+    stand.over.set()
+    time.sleep(0.3)
+    assert stand.begun == stand.ended[: len(stand.begun)] == names[:2]

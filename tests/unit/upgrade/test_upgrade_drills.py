@@ -265,12 +265,12 @@ def test_a_scheduler_is_silent_for_a_moment(drill: Drill, monkeypatch: pytest.Mo
     assert drill.ends["gpu-1"] == "rolled-back"
 
 
-@pytest.mark.parametrize(("playbook", "before"), [("prepare.yml", "drain"), ("site.yml", "change")])
+@pytest.mark.parametrize("playbook", ["prepare.yml", "site.yml"])
 def test_the_schedulers_program_cannot_be_started_any_more(
-    drill: Drill, playbook: str, before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+    drill: Drill, playbook: str, monkeypatch: pytest.MonkeyPatch, capsys: Out
 ) -> None:
-    drill.name, drill.broken = f"no scheduler from the {before} on", "its program loses the bit x"
-    program, broken = tmp_path / "program", []
+    drill.name, drill.broken = f"no scheduler from {playbook} on", "its program loses the bit x"
+    program, broken = drill.folder / "program", list[bool]()
     program.write_text("#!/bin/sh\n")
 
     def site(argv: Sequence[str], stdin: str | None) -> Completed:
@@ -287,7 +287,7 @@ def test_the_schedulers_program_cannot_be_started_any_more(
     assert drill.ends == {"gpu-1": "held", **{f"gpu-{n}": "planned" for n in range(2, 6)}}
     assert f"{program} cannot be started: Permission denied" in capsys.readouterr().out
     broken.clear()
-    if before == "change":
+    if playbook == "site.yml":
         # It goes back, since it failed, and begins again.
         assert upgraded() == 1
         assert drill.ends["gpu-1"] == "rolled-back"
