@@ -39,6 +39,11 @@ ENGINES = ("ssh", "slurm", "mpi", "torchrun", "kubernetes")
 PRINTED = ("torchrun", "kubernetes")
 """Engines of which gpunode prints the script or the manifest, and starts nothing."""
 DEFAULT_RANKS = {"nccl": 8, "gloo": 1}
+OF_RANKS = (
+    *("hosts", "printed", "minutes", "ranks", "backend", "interface", "links_only", "image", "image_file"),
+    *("no_container", "python", "rendezvous", "force"),
+)
+"""Options of ranks that are to start."""
 
 
 @click.command("validate", cls=CommandWithOutputs)
@@ -50,7 +55,7 @@ DEFAULT_RANKS = {"nccl": 8, "gloo": 1}
     default="ssh",
     show_default=True,
     help="What starts the ranks. ssh: gpunode, over the inventory's connections; slurm, mpi: srun and mpirun of this "
-    "machine; torchrun, kubernetes: a script, or a manifest, is printed.",
+    "machine; torchrun, kubernetes: a script, or a manifest, is printed. With --records: what started them.",
 )
 @click.option("--print", "printed", is_flag=True, help="With --engine slurm: print a script for sbatch.")
 @click.option(
@@ -157,30 +162,32 @@ def validate_fabric(  # noqa: PLR0913
       gpunode validate --fabric --dumps /tmp/nccl_traces
     """
     places = outputs_.outputs(ctx)
+    if records is not None and dumps is not None:
+        raise UsageError("--records cannot be combined with --dumps")
     if printed and engine != "slurm":
         raise UsageError(
             "--print: only --engine slurm starts ranks that it can also print; torchrun, kubernetes: always"
         )
     started, began = now(), time.monotonic()
     tests = "fabric" if links_only else "fabric,nccl,ddp"
-    if records is not None and dumps is not None:
-        raise UsageError("--records cannot be combined with --dumps")
     expects = ExpectedOfNodes(
         read_expectation(expect) if expect else Expectation(), read_baselines(baseline) if baseline else {}
     )
     wanted = history if history is not None else records is None and dumps is None
     if dumps is not None:
         selection_.refuse_asking("--dumps contacts no node")
+        _refuse(ctx, "--dumps starts no ranks", (*OF_RANKS, "engine", "expect", "baseline"))
         verdict, nodes = FabricVerdict(), of_dumps(dumps)
     elif records is not None:
         selection_.refuse_asking("--records contacts no node")
+        _refuse(ctx, "--records starts no ranks", OF_RANKS)
         text = read_file(records)
-        found = records_of(text)
-        if not found:
+        if not (found := records_of(text)):
             reason = "no record of a rank: name the output of a script that --fabric printed"
             raise UsageError(f"--records {records}: {reason}")
-        printed_log = (text, None) if has_nccl_tests(text) else None
-        verdict, nodes = of_records(found, engine, (time.monotonic() - began) / 60, expects, printed_log)
+        of_engine = "unknown" if ctx.get_parameter_source("engine") is ParameterSource.DEFAULT else engine
+        log = (text, None) if has_nccl_tests(text) else None
+        verdict, nodes = of_records(found, of_engine, (time.monotonic() - began) / 60, expects, log)
     elif engine == "ssh":
         _refuse(ctx, "--engine ssh", ("backend", "python", "rendezvous"))
         file = read_image_file(image_file) if image_file else None
@@ -251,7 +258,12 @@ def _targets(selection: Selection) -> list[Target]:
 
 def _refuse(ctx: click.Context, why: str, names: Sequence[str]) -> None:
     """Raise UsageError for options without an effect."""
-    source = ctx.get_parameter_source
-    given = [f"--{name.replace('_', '-')}" for name in names if source(name) is ParameterSource.COMMANDLINE]
+    given = [
+        param.opts[0] if isinstance(param, click.Option) else "HOST"
+        for param in ctx.command.params
+        # Click counts hosts as given where there are none.
+        if param.name in names and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+        if ctx.params[param.name] != ()
+    ]
     if given:
         raise UsageError(f"{why}: {', '.join(given)} has no effect there")

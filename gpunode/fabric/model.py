@@ -1,17 +1,24 @@
 """What nodes report of themselves and of each other, and what ranks found: data of nodes, typed and bounded."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from gpunode.text import one_line
 
 Short = Annotated[str, Field(max_length=300)]
 Count = Annotated[int, Field(ge=0, le=10**7)]
+Rate = Annotated[float, Field(ge=0, le=1e6)]
+"""Also a share of a rate."""
+Bytes = Annotated[int, Field(ge=0, le=2**50)]
+NodeName = Annotated[Short, AfterValidator(lambda text: one_line(text, 100))]
+"""Printable: it becomes the name of a report."""
 
 
 class Answered(BaseModel):
-    """Part of a node's answer; unknown keys are ignored."""
+    """Part of a node's answer; unknown keys are ignored, and an infinite number is none."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class InterfaceAddress(Answered):
@@ -27,7 +34,7 @@ class InterfaceAddress(Answered):
 class PortMeasurement(Answered):
     """One RDMA port, measured with the same port of another node."""
 
-    gbit_per_s: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    gbit_per_s: Rate | None = None
     latency_us: Annotated[float, Field(ge=0, le=1e9)] | None = None
     error: Short | None = None
 
@@ -64,28 +71,34 @@ class SuspectValues(Answered):
     late: Count
     tried: Count
     partners: Count
-    share: float | None
+    share: Rate | None
     corrupt: bool = False
     only_large: bool = False
     confirmed: bool = False
 
 
-class FabricValues(Answered):
+class RankNodes(Answered):
+    """Where ranks run, as they share it before they measure."""
+
+    backend: Short = "unknown"
+    names: Annotated[tuple[NodeName, ...], Field(max_length=10_000)] = ()
+    rank_nodes: Annotated[tuple[Count, ...], Field(max_length=100_000)] = ()
+    """The number of each rank's node in ``names``."""
+
+
+class FabricValues(RankNodes):
     """The values of ``fabric.links``."""
 
-    backend: Short
-    ranks: Count
-    names: Annotated[tuple[Short, ...], Field(max_length=10_000)] = ()
-    rank_nodes: Annotated[tuple[Count, ...], Field(max_length=100_000)] = ()
+    ranks: Annotated[int, Field(ge=0, le=100_000)]
     versions: Short | None = None
     """PyTorch and NCCL of most ranks."""
     odd_versions: Annotated[tuple[tuple[Count, Short], ...], Field(max_length=10_000)] = ()
     """Ranks with other ones."""
     rounds: Count = 0
-    size_bytes: int = 0
-    usual_gb_per_s: float | None = None
+    size_bytes: Bytes = 0
+    usual_gb_per_s: Rate | None = None
     causes: Annotated[tuple[SuspectValues, ...], Field(max_length=10_000)] = ()
-    pairs: Annotated[tuple[tuple[Count, Count, float | None], ...], Field(max_length=10_000)] = ()
+    pairs: Annotated[tuple[tuple[Count, Count, Rate | None], ...], Field(max_length=10_000)] = ()
     """Two nodes, by their numbers in ``names``, and the rate of their slowest rail in GB/s; None: it failed."""
     missing: Annotated[tuple[Count, ...], Field(max_length=100_000)] = ()
     seconds: float = 0.0
@@ -123,13 +136,22 @@ class RankConnections(Answered):
     """The parent of each rank in the first tree; -1 for its root."""
 
 
+class RateRow(Answered):
+    """One size of message of a collective."""
+
+    size_bytes: Annotated[Bytes, Field(gt=0)]
+    time_us: Annotated[float, Field(ge=0, le=1e12)]
+    busbw_gb_per_s: Rate
+    wrong: Annotated[int, Field(ge=0, le=2**63)]
+
+
 class CollectiveRates(Answered):
     """The values of ``nccl.NAME`` that the verdict needs."""
 
-    ranks: Count
+    ranks: Annotated[Count, Field(gt=0)]
     backend: Short
-    rows: Annotated[tuple[dict[str, Any], ...], Field(max_length=200)] = ()
-    max_busbw_gb_per_s: float | None = None
+    rows: Annotated[tuple[RateRow, ...], Field(max_length=200)] = ()
+    max_busbw_gb_per_s: Rate | None = None
     kinds: Annotated[tuple[Short, ...], Field(max_length=32)] = ()
     transports: Annotated[dict[Short, Count], Field(max_length=64)] = {}
     warning: Short | None = None

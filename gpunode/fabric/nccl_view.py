@@ -259,16 +259,16 @@ def rate_finding(name: str, rates: CollectiveRates, shape: Shape, expect: Expect
 
     None: it is not NCCL's.
     """
-    rows = sorted((row for row in rates.rows if _is_row(row)), key=lambda row: row["size_bytes"])
+    rows = sorted(rates.rows, key=lambda row: row.size_bytes)
     if rates.backend != "nccl" or not rows:
         return None
     largest, smallest = rows[-1], rows[0]
-    size, busbw = int(largest["size_bytes"]), float(largest["busbw_gb_per_s"])
+    size, busbw = largest.size_bytes, largest.busbw_gb_per_s
     source = None
     adapters = shape.network_gb_per_s
     if adapters is not None:
         moved = size * bus_factor(name, rates.ranks)
-        latency_s = float(smallest["time_us"]) / 1e6 if smallest["size_bytes"] <= SMALLEST_BYTES else 0.0
+        latency_s = smallest.time_us / 1e6 if smallest.size_bytes <= SMALLEST_BYTES else 0.0
         reachable = moved / (moved / adapters / 1e9 + latency_s) / 1e9
         shape = dataclasses.replace(shape, network_gb_per_s=reachable)
         source = (
@@ -292,7 +292,3 @@ def rate_finding(name: str, rates: CollectiveRates, shape: Shape, expect: Expect
         source="; ".join(text for text in (result.source, source) if text) or None,
         figure=result.figure,
     )
-
-
-def _is_row(row: Mapping[str, object]) -> bool:
-    return all(isinstance(row.get(key), int | float) for key in ("size_bytes", "busbw_gb_per_s", "time_us"))

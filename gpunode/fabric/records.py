@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from gpunode.checks import Baseline, Expectation, Identity, RunningStack
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.fabric.flight_recorder import findings_of, read_dumps
+from gpunode.fabric.model import RankNodes
 from gpunode.fabric.second_opinion import opinion_of
-from gpunode.fabric.verdict import FabricVerdict, verdict_of
+from gpunode.fabric.verdict import FabricVerdict, values_of, verdict_of
 from gpunode.judging.report import NodeReport, judged
-from gpunode.text import one_line
 from gpunode.workload.output import BoundedOutput
 from gpunode.workload.transport import LaunchFailure
 
@@ -45,15 +47,17 @@ def of_records(
 ) -> tuple[FabricVerdict, list[NodeReport]]:
     """Return the verdict on records, and on nccl-tests' output, and the reports on the nodes that the records name."""
     links = next((record for record in records if record.get("record") == "fabric.links"), {})
-    values: Any = links.get("values")
-    values = values if isinstance(values, dict) else {}
-    names = [one_line(str(name), 100) for name in (values.get("names") or ["rank 0"])]
+    try:
+        known = RankNodes.model_validate(values_of(links))
+    except ValidationError:
+        known = RankNodes()  # the verdict has the reason
+    names = list(dict.fromkeys(known.names)) or ["rank 0"]
     verdict = verdict_of(
         records,
         nodes=names,
         engine=engine,
-        backend=str(values.get("backend") or "unknown"),
-        ranks=len(values.get("rank_nodes") or names),
+        backend=known.backend,
+        ranks=len(known.rank_nodes or names),
         minutes=minutes,
         expects=expects.of(names),
     )

@@ -4,13 +4,12 @@ A node that fails on the way is reported and left out, and the others go on. Eac
 """
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
-
-from pydantic import ValidationError
 
 from gpunode.checks import Finding, Status
 from gpunode.fabric import ports as ports_
@@ -270,7 +269,7 @@ class FabricRun:
             )
             self._dialed.values(STEP_S)
             self._measure_ports(name, lines, meeting, nodes)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError) as err:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as err:
             complaint = stream.complaint()
             raise LaunchFailure("meeting", f"the node did not report its network: {complaint or _short(err)}") from None
         else:
@@ -450,7 +449,9 @@ def _pairs(lines: Lines, request: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _numbers(given: Any) -> dict[str, int]:
     """Return the counters in a node's answer, those of a few hundred ports at most."""
     found = given.items() if isinstance(given, dict) else ()
-    return {str(key)[:100]: value for key, value in list(found)[:10_000] if isinstance(value, int)}
+    return {
+        str(key)[:100]: value for key, value in list(found)[:10_000] if isinstance(value, int) and abs(value) < 2**64
+    }
 
 
 def _clock(lines: Lines) -> tuple[float, float]:
@@ -460,6 +461,8 @@ def _clock(lines: Lines) -> tuple[float, float]:
         before = time.time()
         there = float(lines.ask({"clock": 1})["clock"])
         after = time.time()
+        if not math.isfinite(there):
+            raise ValueError(f"a clock at {there}")
         if after - before < best[1]:
             best = (there - (before + after) / 2, after - before)
     return best

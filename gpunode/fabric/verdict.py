@@ -20,6 +20,10 @@ from gpunode.judging.report import CollectiveReport, FabricReport
 from gpunode.names import fold
 from gpunode.text import counted, one_line
 
+PARTS = ("fabric.links", "nccl.", "ddp.")
+"""Records of measurements; of a name, or of its first part."""
+MOST_PARTS = 100
+"""A run has ten."""
 MOST_NODES = 256
 """Nodes of a matrix in a report; of more, the suspects' pairs are findings."""
 REMEDIES = {
@@ -82,22 +86,26 @@ def verdict_of(  # noqa: PLR0913
     summary: str | None = None
     run = _Run(nodes, facts or {}, expects or {}, rank_names)
     collectives: list[CollectiveReport] = []
-    for record in records:
-        name = str(record.get("record"))
+    parts = [record for record in records if str(record.get("record")).startswith(PARTS)]
+    if len(parts) > MOST_PARTS:
+        text = f"{len(parts)} records of measurements, the first {MOST_PARTS} are read"
+        verdict.add(nodes[:1], finding("nodes.records", Status.ERROR, "node", text))
+    for record in parts[:MOST_PARTS]:
+        name = one_line(str(record["record"]), 60)
         try:
             if name == "fabric.links":
-                links = FabricValues.model_validate({"backend": backend, "ranks": ranks, **_values(record)})
+                links = FabricValues.model_validate({"backend": backend, "ranks": ranks, **values_of(record)})
                 run = _Run(nodes, run.facts, run.expects, rank_names or [links.node_of(n) for n in range(links.ranks)])
                 _links(verdict, links, record, run)
             elif name.startswith("nccl."):
                 kind = name.partition(".")[2]
                 collectives += _collective(verdict, kind, record, run)
                 if kind == "all-reduce":
-                    summary = nccl_view.summary(CollectiveRates.model_validate(_values(record)))
-            elif name.startswith("ddp."):
-                _training(verdict, record, nodes)
+                    summary = nccl_view.summary(CollectiveRates.model_validate(values_of(record)))
+            else:
+                _training(verdict, name.partition(".")[2], record, nodes)
         except ValidationError as err:
-            text = f"the record {one_line(name)[:60]} is not readable: {err.errors()[0]['msg']}"
+            text = f"the record {name} is not readable: {one_line(err.errors()[0]['msg'], 200)}"
             verdict.add(nodes[:1], finding("nodes.records", Status.ERROR, "node", text))
     if links is None:
         why = finding("nodes.records", Status.ERROR, "node", "the ranks reported no exchanges between nodes")
@@ -134,7 +142,8 @@ class _Run:
         return self.expects.get(node) or Expectation()
 
 
-def _values(record: Mapping[str, Any]) -> Mapping[str, Any]:
+def values_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values of a record."""
     values = record.get("values")
     return values if isinstance(values, dict) else {}
 
@@ -143,7 +152,7 @@ def _reason(record: Mapping[str, Any]) -> str | None:
     """Return why a part has no result."""
     for key in ("error", "undetermined", "skipped"):
         if record.get(key):
-            return one_line(str(record[key]))[:400]
+            return one_line(str(record[key]), 400)
     return None
 
 
@@ -178,8 +187,11 @@ def _links(
         remedy = "Use one container image, or one Python environment, on all nodes."
         verdict.add([name], finding("nodes.versions", Status.WARN, "node", text, remedy))
     suspects: set[str] = set()
+    ranks: dict[str, list[int]] = {}
+    for rank in range(links.ranks):
+        ranks.setdefault(links.node_of(rank), []).append(rank)
     for cause in links.causes:
-        names, one = _of_cause(cause, links)
+        names, one = _of_cause(cause, links, ranks)
         suspects |= set(names)
         verdict.add(names, one)
     reason = _reason(record)
@@ -197,23 +209,24 @@ def _links(
             [name for name in nodes if name not in suspects], finding("nodes.links", Status.ERROR, "node", text)
         )
         return
-    rate = "" if links.usual_gb_per_s is None else f", usually at {links.usual_gb_per_s:.3g} GB/s"
+    usually = "" if links.usual_gb_per_s is None else f", usually at {links.usual_gb_per_s:.3g} GB/s"
+    rates: dict[str, list[float | None]] = {}
+    for *pair, rate in links.pairs:
+        for name in {links.names[number] for number in pair if number < len(links.names)}:
+            rates.setdefault(name, []).append(rate)
     for name in nodes:
         if name in suspects:
             continue
-        number = links.names.index(name) if name in links.names else -1
-        partners = sum(number in pair[:2] for pair in links.pairs)
-        if not partners:
+        if name not in rates:
             text = "no exchange with another node was tried: do all ranks run on one node, or have one host name?"
             verdict.add([name], finding("nodes.links", Status.ERROR, "node", text))
             continue
-        text = f"exchanges with {counted(partners, 'node')} in time{rate}"
-        verdict.add([name], _exchange(links, number, text, name, run))
+        text = f"exchanges with {counted(len(rates[name]), 'node')} in time{usually}"
+        verdict.add([name], _exchange(links, [one for one in rates[name] if one], text, name, run))
 
 
-def _exchange(links: FabricValues, number: int, text: str, name: str, run: _Run) -> Finding:
+def _exchange(links: FabricValues, rates: list[float], text: str, name: str, run: _Run) -> Finding:
     """Return the finding of a node without a suspect, with the median rate of its exchanges as a figure."""
-    rates = [pair[2] for pair in links.pairs if number in pair[:2] and pair[2]]
     passed = finding("nodes.links", Status.PASS, "node", text)
     if not rates:
         return passed
@@ -227,11 +240,11 @@ def _exchange(links: FabricValues, number: int, text: str, name: str, run: _Run)
     return passed.model_copy(update=update)
 
 
-def _of_cause(cause: SuspectValues, links: FabricValues) -> tuple[list[str], Finding]:
-    """Return the nodes of a cause, and its finding."""
+def _of_cause(cause: SuspectValues, links: FabricValues, ranks: Mapping[str, list[int]]) -> tuple[list[str], Finding]:
+    """Return the nodes of a cause, and its finding. ``ranks``: of each node."""
     names = sorted({links.node_of(rank) for rank in cause.ranks})
-    own = [rank for rank in range(links.ranks) if links.node_of(rank) == names[0]] if len(names) == 1 else []
-    component = f"rank {own.index(cause.ranks[0])}" if own and len(cause.ranks) == 1 else "node"
+    own = ranks.get(names[0], []) if len(cause.ranks) == 1 else []
+    component = f"rank {own.index(cause.ranks[0])}" if own and cause.ranks[0] in own else "node"
     how = "failed" if cause.share is None else f"reached {cause.share:.0%} of the usual rate"
     how += ", with wrong data" if cause.corrupt else ""
     how += "; small messages arrive, large ones do not: compare the MTU on the path" if cause.only_large else ""
@@ -270,9 +283,8 @@ def _collective(
         status = Status.SKIP if record.get("skipped") else Status.ERROR
         verdict.add(nodes, finding("nodes.collectives", status, "node", f"{name}: {reason}"))
         return []
-    rates = CollectiveRates.model_validate(_values(record))
-    rows = [CollectiveReport.model_validate({"name": name, **_row(row)}) for row in rates.rows]
-    wrong = sum(row.wrong for row in rows)
+    rates = CollectiveRates.model_validate(values_of(record))
+    wrong = sum(row.wrong for row in rates.rows)
     if wrong:
         text = f"{name}: {wrong} wrong elements over {rates.ranks} ranks"
         verdict.add(nodes, finding("nodes.collectives", Status.FAIL, "node", text, "Run it in halves of the nodes."))
@@ -289,23 +301,18 @@ def _collective(
         rate = None if shape is None else nccl_view.rate_finding(name, rates, shape, run.expect(node))
         if rate is not None:
             verdict.add([node], rate)
-    return rows[-1:]
+    return [CollectiveReport(name=name, **row.model_dump()) for row in rates.rows[-1:]]
 
 
-def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: row.get(key) for key in ("size_bytes", "time_us", "busbw_gb_per_s", "wrong")}
-
-
-def _training(verdict: FabricVerdict, record: Mapping[str, Any], nodes: Sequence[str]) -> None:
-    kind = str(record.get("record")).partition(".")[2]
+def _training(verdict: FabricVerdict, kind: str, record: Mapping[str, Any], nodes: Sequence[str]) -> None:
     reason = _reason(record)
     if reason is not None:
         status = Status.SKIP if record.get("skipped") else Status.ERROR
         verdict.add(nodes, finding("nodes.training", status, "node", f"{kind} training: {reason}"))
         return
-    wrong = _values(record).get("wrong")
+    wrong = values_of(record).get("wrong")
     if wrong != 0:
-        text = f"{kind} training: gradients of {wrong} parameters differ from those of one process"
+        text = f"{kind} training: gradients of {one_line(str(wrong), 40)} parameters differ from those of one process"
         verdict.add(
             nodes, finding("nodes.training", Status.FAIL, "node", text, "Compare the nodes' GPUs: --level deep.")
         )

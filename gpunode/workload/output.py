@@ -19,6 +19,7 @@ DEFAULTS = "defaults.limits"
 _KEPT_STDERR = 4 * 1024
 _DOING = 80
 """Maximum length of a progress line."""
+_MOST_DEPTH = 32
 
 
 class BoundedOutput:
@@ -68,20 +69,20 @@ class BoundedOutput:
     def _line(self, line: bytes) -> None:
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             # An image may print before the payload does; such lines are kept with stderr and are not records.
             self._err = (self._err + line + b"\n")[-_KEPT_STDERR:]
             return
-        if not isinstance(record, dict) or not isinstance(record.get("record"), str):
+        if not isinstance(record, dict) or not isinstance(record.get("record"), str) or _too_deep(record):
             return
         if record["record"] == "end":
             self.complete = True
             promised = record.get("records")
             self._promised = promised if isinstance(promised, int) else 0
         elif record["record"] == "watchdog":
-            self.ended = str(record.get("ended"))
+            self.ended = one_line(str(record.get("ended")), _DOING)
             code = record.get("exit_code")
-            self.exit_code = code if isinstance(code, int) else None
+            self.exit_code = code if isinstance(code, int) and abs(code) < 2**31 else None
         elif record["record"] == "progress":
             self._report(_progress(record))
         elif record["record"] not in (LAUNCHERS, DEFAULTS):
@@ -118,6 +119,15 @@ class BoundedOutput:
         raise LaunchFailure(
             "broke-off", f"the payload's output ended early: out of memory, or the connection was lost{words}"
         )
+
+
+def _too_deep(record: dict[str, Any]) -> bool:
+    """Return whether a record is nested deeper than a payload's: what reads it later would end with RecursionError."""
+    level: list[Any] = [record]
+    for _ in range(_MOST_DEPTH):
+        inner = (one.values() if isinstance(one, dict) else one if isinstance(one, list) else () for one in level)
+        level = [one for several in inner for one in several]
+    return bool(level)
 
 
 def _progress(record: dict[str, Any]) -> str:

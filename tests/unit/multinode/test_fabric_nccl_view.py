@@ -16,7 +16,7 @@ from bundles import hgx
 
 from gpunode.checks import Expectation, Status
 from gpunode.expectations import Shape
-from gpunode.fabric.model import CollectiveRates, RankConnections, RankView
+from gpunode.fabric.model import CollectiveRates, RankConnections, RankView, RateRow
 from gpunode.fabric.nccl_view import rate_finding, shape_together, summary, view_findings
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.probe import Bundle
@@ -269,8 +269,8 @@ def test_the_summary_has_network_adapters_and_channels(node: NodeFacts) -> None:
 
 def rates(busbw: float, latency_us: float = 30.0) -> CollectiveRates:
     rows = (
-        {"size_bytes": 8, "time_us": latency_us, "busbw_gb_per_s": 0.0},
-        {"size_bytes": 2**30, "time_us": 1.0, "busbw_gb_per_s": busbw},
+        RateRow(size_bytes=8, time_us=latency_us, busbw_gb_per_s=0.0, wrong=0),
+        RateRow(size_bytes=2**30, time_us=1.0, busbw_gb_per_s=busbw, wrong=0),
     )
     return CollectiveRates(ranks=16, nodes=2, backend="nccl", rows=rows, kinds=("IB",), max_busbw_gb_per_s=busbw)
 

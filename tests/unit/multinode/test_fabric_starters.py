@@ -141,6 +141,65 @@ def test_wrong_usage_is_one_line(words: list[str], capsys: pytest.CaptureFixture
     assert (out, err.count("\n")) == ("", 1)
 
 
+SAVED = {"--records": "slurm-1.out", "--dumps": "traces"}
+
+
+@pytest.mark.parametrize("saved", SAVED)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gpu-01"],
+        ["--minutes", "5"],
+        ["--ranks", "1"],
+        ["--backend", "nccl"],
+        ["--interface", "eth0"],
+        ["--links-only"],
+        ["--image", "x"],
+        ["--image-file", "x"],
+        ["--no-container"],
+        ["--python", "python3"],
+        ["--rendezvous", "a"],
+        ["--force"],
+        ["--engine", "slurm", "--print"],
+    ],
+)
+def test_options_of_ranks_are_refused_with_saved_ones(
+    saved: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slurm-1.out").write_text(json.dumps({"record": "fabric.links", "error": "no"}), encoding="ascii")
+    shutil.copytree(Path(__file__).parent / "dumps", tmp_path / "traces")
+    given = ["validate", "--fabric", saved, str(tmp_path / SAVED[saved])]
+    assert run([*given, *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"{words[-1] if words[-1] == '--print' else words[0].replace('gpu-01', 'HOST')} has no effect there" in err
+
+
+def test_the_engine_of_saved_records_is_the_one_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "slurm-1.out"
+    path.write_text(json.dumps({"record": "fabric.links", "error": "no"}), encoding="ascii")
+    engines = []
+    for words in ([], ["--engine", "slurm"], ["--engine", "kubernetes"]):
+        assert run(["validate", "--fabric", "--records", str(path), "--format", "json", *words]) == 3
+        engines.append(json.loads(capsys.readouterr().out)["fabric"]["engine"])
+    assert engines == ["unknown", "slurm", "kubernetes"]
+
+
+def test_a_flood_of_srun_ends_it_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\nexec yes\n", encoding="ascii")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    words = ["validate", "--fabric", "--engine", "slurm", "--backend", "gloo", "--no-history", "a", "b"]
+    assert run(words) == 3
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "was stopped: it printed more than 64 MiB" in err
+
+
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv: util-linux")
 def test_srun_ends_with_a_controller_that_is_killed(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
