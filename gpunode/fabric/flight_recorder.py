@@ -39,7 +39,6 @@ class RecordedCall(Answered):
     state: Short = ""
     """``scheduled``, ``started``, ``completed``."""
     retired: bool = False
-    input_sizes: tuple[tuple[Any, ...], ...] = ()
 
     @property
     def group(self) -> str:

@@ -20,7 +20,6 @@ from gpunode.workload.payload.external import FOLDERS
 from gpunode.workload.payload.nccl import COLLECTIVES
 from gpunode.workload.payload.pack import payload_script
 
-Starter = Literal["slurm", "mpi", "torchrun", "kubernetes"]
 PROGRAMS = {"slurm": "srun", "mpi": "mpirun"}
 MARK = "GPUNODE_PAYLOAD"
 NAME = "gpunode-fabric"

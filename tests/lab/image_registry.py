@@ -1,4 +1,4 @@
-"""A registry of images on this machine, with Debian's docker-registry, and its port on lab nodes."""
+"""A registry of images on this machine, with Debian's docker-registry."""
 
 import os
 import shutil
@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from gpunode.lab import LabNode
 
 CONFIG = """\
 version: 0.1
@@ -59,17 +57,3 @@ def registry(folder: Path) -> Iterator[str]:
             assert time.monotonic() < deadline, "the registry does not answer"
             time.sleep(0.2)
         yield f"127.0.0.1:{port}"
-
-
-@contextmanager
-def reachable(node: LabNode, place: str) -> Iterator[None]:
-    """Let a node reach the registry under the same name, through an SSH connection."""
-    options = ["-N", "-o", "ExitOnForwardFailure=yes", "-R", f"{place}:{place}"]
-    with _running(["ssh", "-F", str(node.state.ssh_config), *options, node.name]):
-        host, _, port = place.partition(":")
-        program = f"import socket; socket.create_connection(({host!r}, {port}), 2)"
-        deadline = time.monotonic() + 30
-        while node.run(["python3", "-I", "-c", program], timeout_s=30).returncode != 0:
-            assert time.monotonic() < deadline, "the node does not reach the registry"
-            time.sleep(0.5)
-        yield

@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 
 VERSIONS = {"debian-12": "20.10", "debian-13": "26.1"}
 UNATTENDED = "/etc/apt/apt.conf.d/52gpunode-docker"
-MEMORY = "/var/lib/gpunode/docker/daemon-docker.json"
 FOREIGN = {"dns": ["10.1.2.3"], "log-opts": {"tag": "{{.Name}}", "max-size": "1m"}, "labels": ["rack=7"]}
 LIMITS = {"max-size": "100m", "max-file": "5"}
 

@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 CONCERNS = ("gpunode/lab/simulator/", "gpunode/onnode/gpu_settings")
 
 UNIT = "gpunode-gpu-settings.service"
-REPORT = "/run/gpunode/gpu-settings.json"
 OWN_FILES = {
     "/etc/gpunode/gpu-settings.json",
     "/etc/systemd/system/gpunode-gpu-settings.service",

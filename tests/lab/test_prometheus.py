@@ -23,7 +23,6 @@ from gpunode.report import alerts
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 CONCERNS = ("roles/gpu_monitoring/", "gpunode/report/prometheus", "gpunode/report/alerts", "gpunode/cli/on_node")
 
-ROOT = Path(__file__).parents[2]
 DIRECTORY = "/var/lib/prometheus/node-exporter"
 METRICS = f"{DIRECTORY}/gpunode.prom"
 ALERT = alerts.alert_name("link.pcie-width")

@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 CONCERNS = ("gpunode/lab/packages/", "gpunode/lab/repositories/")
 
 FIRST, SECOND = "6.8.0-60-generic", "6.8.0-63-generic"
-REPO = "cuda-rhel9-x86_64"
 
 
 def on(lab: Lab, system: str) -> Shell:

@@ -5,7 +5,6 @@ import time
 
 from testinfra.host import Host
 
-METRICS = "/var/lib/prometheus/node-exporter/gpunode.prom"
 SCRAPE = (
     "import http.client as h; c = h.HTTPConnection('127.0.0.1', 9100, timeout=20); c.request('GET', '/metrics'); "
     "print(c.getresponse().read().decode())"
