@@ -186,8 +186,8 @@ def validate_fabric(  # noqa: PLR0913
             reason = "no record of a rank: name the output of a script that --fabric printed"
             raise UsageError(f"--records {records}: {reason}")
         of_engine = "unknown" if ctx.get_parameter_source("engine") is ParameterSource.DEFAULT else engine
-        log = (text, None) if has_nccl_tests(text) else None
-        verdict, nodes = of_records(found, of_engine, (time.monotonic() - began) / 60, expects, log)
+        tested_log = (text, None) if has_nccl_tests(text) else None
+        verdict, nodes = of_records(found, of_engine, (time.monotonic() - began) / 60, expects, tested_log)
     elif engine == "ssh":
         _refuse(ctx, "--engine ssh", ("backend", "python", "rendezvous"))
         file = read_image_file(image_file) if image_file else None

@@ -168,7 +168,7 @@ def change(goal: "ChangeGoal", values: dict[str, Any]) -> int:
         from gpunode.upgrade.run import change_fleet, exit_code_of  # noqa: PLC0415 (loads what judges and measures)
 
     with change_fleet(command, shown_progress, ask_password if output.ask_become_pass else None) as fleet:
-        record = fleet.record
+        record, stopped = fleet.record, ""
         if fleet.planned is not None:
             stacks = fleet.planned.document
             output.print(plan_lines(record, stacks, options.drain_s, options.scheduler, fleet.earlier))
@@ -177,16 +177,16 @@ def change(goal: "ChangeGoal", values: dict[str, Any]) -> int:
             output.print(report_lines(record, verbose=True) if output.dry_run else ())
         if not output.dry_run and (record.nodes or fleet.planned is None):
             outcome = fleet.run(output.say)
-            record = outcome.record
+            record, stopped = outcome.record, outcome.stopped
             output.print(report_lines(record, verbose=output.verbose))
             if outcome.not_measured:
                 names = fold(outcome.not_measured)
                 output.print([f"compared without figures, because their change had begun: {names}"])
-            if outcome.stopped:
-                output.say(f"stopped: {outcome.stopped}", record)
+            if stopped:
+                output.say(f"stopped: {stopped}", record)
     if output.form == "json":
         click.echo(printable_json(record.model_dump_json(by_alias=True, indent=1)))
-    return exit_code_of(record)
+    return exit_code_of(record, stopped)
 
 
 def watch(folder: Path, in_progress: Callable[[], bool]) -> int:
@@ -225,7 +225,7 @@ def command(to: str | None, **values: Any) -> int:
     changed by playbooks/site.yml, rebooted where that is due, compared with its state before, and returned. A node that
     is worse gets its earlier release again, or stays drained with the reason. After Ctrl-C or a crash the same command
     continues. Nodes with the same gpunode_failure_domain change together. Exit codes: 0 all nodes returned, 1 a node
-    failed, 2 wrong usage, 3 a node could not be reached or planned.
+    failed or was not begun, 2 wrong usage, 3 a node could not be reached or planned.
 
     \b
     Examples:
@@ -266,7 +266,7 @@ def rollback_command(run_id: str | None, **values: Any) -> int:
 
     The nodes go the same way as in an upgrade: prepared while they work, drained, changed, rebooted, proven to be as
     good as before that run, returned; by canary and waves. A node that fails stays drained with the reason. Exit codes:
-    0 all nodes returned, 1 a node failed, 2 wrong usage, 3 a node could not be reached or planned.
+    0 all nodes returned, 1 a node failed or was not begun, 2 wrong usage, 3 a node could not be reached or planned.
 
     \b
     Examples:

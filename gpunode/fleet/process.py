@@ -89,8 +89,8 @@ def run(  # noqa: PLR0913
     except FileNotFoundError:
         raise UsageError(f"{argv[0]} is not installed on this machine") from None
     except OSError as err:
-        hint = "a program is executable, and a script begins with #!"
-        raise UsageError(f"{argv[0]} cannot be started: {err.strerror} ({hint})") from None
+        why = f"{err.strerror} (a program is executable, and a script begins with #!)"
+        raise UsageError(f"{argv[0]} cannot be started: {why}") from None
     with process:
         try:
             stdout, stderr = _output(process, (stdin or "").encode(), time.monotonic() + timeout_s, most_bytes)
@@ -109,10 +109,7 @@ def run(  # noqa: PLR0913
 
 
 def _output(process: "subprocess.Popen[bytes]", given: bytes, end: float, most_bytes: int) -> tuple[str, str]:
-    """Write ``given`` to a program, and return its stdout and stderr once it ended.
-
-    Raises TimeoutExpired at ``end``, a time.monotonic() value, and OverflowError.
-    """
+    """Write to a program, and return its stdout and stderr. Raises TimeoutExpired after ``end``, and OverflowError."""
     parts = {stream: bytearray() for stream in (process.stdout, process.stderr) if stream is not None}
     rest = memoryview(given)
     with selectors.DefaultSelector() as selector:

@@ -1,5 +1,6 @@
 """One command that changes a fleet: its options and its goal as plain values, and the runs that belong to it."""
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,7 +109,9 @@ class ChangeCommand:
     def identity(self) -> tuple[str, ...]:
         """Return what makes two commands the same."""
         options = self.options
-        sources = [str(Path(source).absolute()) if Path(source).exists() else source for source in options.inventories]
+        # A list of hosts may be longer than a file's name: Path.exists raises OSError then.
+        exists = os.path.exists
+        sources = [str(Path(source).absolute()) if exists(source) else source for source in options.inventories]
         words = (f"--limit {options.limit}", self.goal.title, f"--scheduler {options.scheduler}")
         return (*sources, *words, *options.extra_vars)
 

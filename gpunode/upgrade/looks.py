@@ -5,9 +5,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from gpunode.catalog import load
 from gpunode.checks import Status
 from gpunode.fleet import Target, collect
+from gpunode.frozen import invalid_field
 from gpunode.history.runs import SNAPSHOT, extract_snapshot
 from gpunode.history.snapshot import Snapshot
 from gpunode.judging.evaluator import Evaluator, JudgedNode
@@ -137,11 +140,17 @@ def _look_of(host: str, node: JudgedNode) -> NodeLook:
     if node.extracted is None:
         return NodeLook(host, node.report.findings[0].message)
     extracted: Any = node.extracted
+    try:
+        snapshot = Snapshot.model_validate({**extracted[SNAPSHOT], "host": host})
+        picture = NodePicture.model_validate(extracted[LOOK]["picture"])
+    except ValidationError as err:
+        # As JSON has no number that is infinite, none arrives from the process that read the answer.
+        return NodeLook(host, "its answer has a malformed value ({}: {})".format(*invalid_field(err)))
     failed = [finding for finding in node.report.findings if finding.status in (Status.FAIL, Status.ERROR)]
     return NodeLook(
         host,
-        snapshot=Snapshot.model_validate({**extracted[SNAPSHOT], "host": host}),
-        picture=NodePicture.model_validate(extracted[LOOK]["picture"]),
+        snapshot=snapshot,
+        picture=picture,
         undetermined=extracted[LOOK]["undetermined"],
         busy=extracted[LOOK]["busy"],
         findings=tuple(

@@ -204,9 +204,11 @@ def power_cycled(program: str, name: str) -> str:
     return "" if done.rc == 0 else f"{program} {name}: {last_line(done.stderr or done.stdout) or done.rc}"
 
 
-def exit_code_of(record: RunRecord) -> Exit:
-    """Return the exit code of a run, or of a plan."""
+def exit_code_of(record: RunRecord, stopped: str = "") -> Exit:
+    """Return the exit code of a run, or of a plan; ``stopped``: why the run stopped before its last wave."""
     nodes = record.nodes.values()
+    if stopped:
+        return Exit.FAILED
     if any(node.state is ChangeState.ROLLED_BACK or (node.reason and node.state not in FINAL) for node in nodes):
         return Exit.FAILED
     if record.finished_at and any(node.state not in FINAL for node in nodes):

@@ -121,7 +121,7 @@ class BoundedOutput:
         )
 
 
-def _too_deep(record: dict[str, Any]) -> bool:
+def _too_deep(record: Any) -> bool:
     """Return whether a record is nested deeper than a payload's: what reads it later would end with RecursionError."""
     level: list[Any] = [record]
     for _ in range(_MOST_DEPTH):

@@ -1,11 +1,16 @@
 """The plan of a run: sizes of waves, the image that nodes are measured in, the variables of the playbooks."""
 
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
 import pytest
 from upgrade_world import NEW, OLD
 
 from gpunode.catalog import load
 from gpunode.change.journal import NodeRecord, new_token
 from gpunode.errors import UsageError
+from gpunode.upgrade.command import ChangeCommand, ChangeGoal, ChangeOptions
 from gpunode.upgrade.nodes import variables_of
 from gpunode.upgrade.plan import image_for_releases
 from gpunode.upgrade.waves import wave_numbers, wave_sizes
@@ -58,3 +63,12 @@ def test_the_variables_override_those_of_the_site() -> None:
     forward = record.model_copy(update={"back": False})
     assert variables_of({"gpu-1": forward}, {})["__gpunode_backward"] == []
     assert variables_of({"gpu-1": forward}, {}, kept=True)["__gpunode_backward"] == ["gpu-1"]
+
+
+def test_hosts_in_place_of_a_file_may_be_long(tmp_path: Path) -> None:
+    hosts, file = ",".join(f"gpu-{number:04}" for number in range(60)), tmp_path / "hosts.yml"
+    file.touch()
+    unset: dict[str, Any] = dict.fromkeys((field.name for field in fields(ChangeOptions)), None)
+    given = {"inventories": (hosts, str(file), "a\0b"), "scheduler": "none", "extra_vars": ()}
+    command = ChangeCommand(ChangeOptions(**(unset | given)), ChangeGoal("--to 595"))
+    assert command.identity[:3] == (hosts, str(file), "a\0b")
