@@ -158,7 +158,7 @@ def validate_fabric(  # noqa: PLR0913
       gpunode validate --fabric -i inventory/hosts.yml --limit rack7 --format html --output fabric.html
       gpunode validate --fabric --engine slurm gpu-[01-16] --ranks 8
       gpunode validate --fabric --engine slurm --print gpu-[01-16] > fabric.sbatch
-      gpunode validate --fabric --records slurm-4711.out
+      gpunode validate --fabric --engine slurm --records slurm-4711.out
       gpunode validate --fabric --dumps /tmp/nccl_traces
     """
     places = outputs_.outputs(ctx)

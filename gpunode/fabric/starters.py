@@ -146,7 +146,7 @@ def text(starter: Literal["slurm", "torchrun", "kubernetes"], request: StarterRe
             f"#SBATCH --ntasks-per-node={request.ranks}",
             f"#SBATCH --time={minutes}",
             *(["#SBATCH --exclusive", f"#SBATCH --gpus-per-node={request.ranks}"] if request.backend == "nccl" else []),
-            "# sbatch this file; then: gpunode validate --fabric --records slurm-JOBID.out",
+            "# sbatch this file; then: gpunode validate --fabric --engine slurm --records slurm-JOBID.out",
             'export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
         ]
         start = f"srun --kill-on-bad-exit=1 --wait={KILL_S} --input=all {_quoted(request.python, '-I', '-')}"
@@ -154,7 +154,8 @@ def text(starter: Literal["slurm", "torchrun", "kubernetes"], request: StarterRe
         head = [
             "#!/bin/bash",
             f"# Run this file on each of the {len(request.nodes)} nodes, with NODE_RANK=0, 1, ... and on all of them",
-            "# MASTER_ADDR, the address of node 0. Then: gpunode validate --fabric --records OUTPUT-OF-NODE-0",
+            "# MASTER_ADDR, the address of node 0. Then, with the output of node 0:",
+            "# gpunode validate --fabric --engine torchrun --records OUTPUT",
             ': "${NODE_RANK:?set NODE_RANK}" "${MASTER_ADDR:?set MASTER_ADDR}"',
             "payload=$(mktemp) && trap 'rm -f \"$payload\"' EXIT",
             f"cat > \"$payload\" <<'{MARK}'\n{program.rstrip()}\n{MARK}",
