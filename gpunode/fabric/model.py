@@ -16,7 +16,7 @@ NodeName = Annotated[Short, AfterValidator(lambda text: one_line(text, 100))]
 
 
 class Answered(BaseModel):
-    """Part of a node's answer; unknown keys are ignored, and an infinite number is none."""
+    """Part of a node's answer; unknown keys are ignored, and an infinite number is refused."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 

@@ -105,6 +105,7 @@ def run(  # noqa: PLR0913
                     process.wait(grace_s)
             if process.poll() is None:
                 kill_group(process)
+                process.wait()
     return Completed(process.returncode, stdout, stderr)
 
 

@@ -59,9 +59,8 @@ def offered(listing: str) -> dict[str, set[str]]:
 
 def newer(one: str, other: str) -> bool:
     """Return whether a version is later than another, by dpkg's rules."""
-    return (
-        subprocess.run(["dpkg", "--compare-versions", one, "gt", other], check=False, timeout=LIMIT_S).returncode == 0
-    )
+    compared = ["dpkg", "--compare-versions", one, "gt", other]
+    return subprocess.run(compared, check=False, timeout=LIMIT_S, start_new_session=True).returncode == 0
 
 
 def pending(have: dict[str, str], there: dict[str, set[str]], before: dict[str, str], now: str) -> list[dict[str, str]]:

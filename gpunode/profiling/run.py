@@ -58,10 +58,12 @@ class ProfiledMachine:
             return subprocess.CompletedProcess(words, 127, b"", str(err).encode())
         try:
             out, complaint = process.communicate(stdin, timeout=limit_s)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt) as err:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
+            if isinstance(err, KeyboardInterrupt):
+                raise
             return subprocess.CompletedProcess(words, 124, b"", b"")
         return subprocess.CompletedProcess(words, process.returncode, out, complaint)
 

@@ -3,12 +3,15 @@
 The events have the shapes that NVIDIA's exporter page and Kineto document; no export of a GPU was recorded here.
 """
 
+import _thread
 import json
+import os
 import random
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,6 +23,7 @@ import pytest
 
 from gpunode.cli import run
 from gpunode.errors import UsageError
+from gpunode.fleet.process import descendants
 from gpunode.onnode import profile_hook as hook
 from gpunode.profiling import nsys, stacks, torch_trace
 from gpunode.profiling import run as running
@@ -261,6 +265,19 @@ def test_wrong_usage_is_one_line_and_leaves_nothing(
     captured = capsys.readouterr()
     assert (words in captured.err, captured.out) == (True, "")
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_question_that_is_not_answered_leaves_nothing(interrupted: bool) -> None:
+    machine = running.ProfiledMachine(None)
+    before = set(descendants(os.getpid()))
+    if interrupted:
+        threading.Timer(0.5, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            machine.ask("sh", "-c", "sleep 60 & sleep 60")
+    else:
+        assert machine.ask("sh", "-c", "sleep 60 & sleep 60", limit_s=0.5).returncode == 124
+    assert set(descendants(os.getpid())) <= before
 
 
 class Restricted(running.ProfiledMachine):
