@@ -103,32 +103,40 @@ def test_one_node_that_is_left_runs_nothing() -> None:
 HELLO = '{"hello": {"hostname": "h", "port": 5}}'
 
 
-@pytest.mark.parametrize(
-    "answers",
-    [
-        ["[" * 50_000],
-        ['{"hello": ' + '{"a":' * 20_000],
-        ['{"hello": 5}'],
-        ['{"hello": {"hostname": "h", "port": 1e999}}'],
-        ["\ufffd\x00"],
-        [HELLO, '{"clock": NaN}'],
-        [HELLO, '{"clock": 1e999}'],
-        [HELLO, f'{{"clock": {10**400}}}'],
-        [HELLO, '{"clock": "x"}'],
-        [HELLO, '{"clock": [1]}'],
-    ],
+ANSWERS = (
+    ["[" * 50_000],
+    ['{"hello": ' + '{"a":' * 20_000],
+    ['{"hello": 5}'],
+    ['{"hello": {"hostname": "h", "port": 1e999}}'],
+    ["\ufffd\x00"],
+    [HELLO, '{"clock": NaN}'],
+    [HELLO, '{"clock": 1e999}'],
+    [HELLO, f'{{"clock": {10**400}}}'],
+    [HELLO, '{"clock": "x"}'],
+    [HELLO, '{"clock": [1]}'],
 )
-def test_a_node_with_a_hostile_answer_is_named_by_itself(answers: list[str]) -> None:
-    class Hostile(LocalTransport):
-        def python(self, *_: Any) -> Program:
-            return Program([sys.executable, "-I", "-c", f"print({chr(10).join(answers)!r}, flush=True); input()"])
 
-    result = run({"a": LocalTransport(), "b": Hostile()})
-    (one,) = result.findings["b"]
-    assert (one.check, one.status) == ("nodes.node", Status.ERROR)
-    assert one.message.startswith("the node did not report its network: ")
-    assert len(one.message) < 400
-    assert not any(each.status is Status.ERROR for each in result.findings.get("a", ()))
+
+class Hostile(LocalTransport):
+    """A node that answers as given."""
+
+    def __init__(self, answers: list[str]) -> None:
+        super().__init__()
+        self._answers = "\n".join(answers)
+
+    def python(self, *_: Any) -> Program:
+        return Program([sys.executable, "-I", "-c", f"print({self._answers!r}, flush=True); input()"])
+
+
+def test_a_node_with_a_hostile_answer_is_named_by_itself() -> None:
+    hostile = {f"h{number}": Hostile(answers) for number, answers in enumerate(ANSWERS)}
+    result = run({"a": LocalTransport(), **hostile})
+    for name in hostile:
+        (one,) = result.findings[name]
+        assert (one.check, one.status) == ("nodes.node", Status.ERROR)
+        assert one.message.startswith("the node did not report its network: ")
+        assert len(one.message) < 400
+    assert not any(one.status is Status.ERROR for one in result.findings.get("a", ()))
 
 
 @pytest.mark.parametrize("hangs", [0, 1])
