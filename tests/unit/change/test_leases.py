@@ -149,14 +149,14 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     found = Stand()
     monkeypatch.setattr(leases, "login", found.login)
     monkeypatch.setattr(leases, "converse", lambda session, _, text, __, deadline: session.converse(text, deadline))
-    monkeypatch.setattr(leases, "program_text", lambda _: "x" * 2**20)
+    monkeypatch.setattr(leases, "program_text", lambda _: "x" * 2**17)
     yield found
     found.over.set()
 
 
 def asked(names: list[str], parallel: int) -> dict[str, str]:
     targets = [Target(name, "ssh") for name in names]
-    return leases.ask(targets, {name: {} for name in names}, parallel=parallel, timeout_s=0.5)
+    return leases.ask(targets, {name: {} for name in names}, parallel=parallel, timeout_s=2.0)
 
 
 def test_a_node_that_takes_the_program_bit_by_bit_holds_up_no_other(stand: Stand) -> None:
@@ -166,18 +166,25 @@ def test_a_node_that_takes_the_program_bit_by_bit_holds_up_no_other(stand: Stand
     assert time.monotonic() - began < 20
     assert list(reasons) == names
     assert {name for name, reason in reasons.items() if reason} == {"slow", "deaf"}
-    assert reasons["slow"] == "no answer within 0.5 s; the node hangs or is overloaded (--timeout S)"
+    assert reasons["slow"] == "no answer within 2 s; the node hangs or is overloaded (--timeout S)"
     assert set(stand.ended) == set(names)
 
 
 def test_after_ctrl_c_no_node_is_asked_and_none_is_waited_for(stand: Stand) -> None:
     names = [f"deaf-{number}" for number in range(50)]
-    timer = threading.Timer(0.4, _thread.interrupt_main)
-    timer.start()
+
+    def interrupt() -> None:
+        while len(stand.begun) < 2:
+            time.sleep(0.01)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt, daemon=True).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         asked(names, 2)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     stand.over.set()
-    time.sleep(0.3)
-    assert stand.begun == stand.ended[: len(stand.begun)] == names[:2]
+    end = time.monotonic() + 10
+    while len(stand.ended) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert sorted(stand.ended) == sorted(stand.begun) == names[:2]

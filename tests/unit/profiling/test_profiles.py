@@ -272,11 +272,17 @@ def test_a_question_that_is_not_answered_leaves_nothing(interrupted: bool) -> No
     machine = running.ProfiledMachine(None)
     before = set(descendants(os.getpid()))
     if interrupted:
-        threading.Timer(0.5, _thread.interrupt_main).start()
+
+        def interrupt() -> None:
+            while len(set(descendants(os.getpid())) - before) < 3:
+                time.sleep(0.01)
+            _thread.interrupt_main()
+
+        threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
-            machine.ask("sh", "-c", "sleep 60 & sleep 60")
+            machine.ask("sh", "-c", "sleep 60 & sleep 60; :")
     else:
-        assert machine.ask("sh", "-c", "sleep 60 & sleep 60", limit_s=0.5).returncode == 124
+        assert machine.ask("sh", "-c", "sleep 60 & sleep 60; :", limit_s=0.5).returncode == 124
     assert set(descendants(os.getpid())) <= before
 
 
