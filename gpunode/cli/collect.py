@@ -15,7 +15,7 @@ from gpunode.cli.options import FORMAT, quiet
 from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.history.recording import Recorder
-from gpunode.history.snapshot import snapshot_of
+from gpunode.history.snapshot import Snapshot, snapshot_of
 from gpunode.isolation import Exceeded
 from gpunode.judging.evaluator import Evaluator
 from gpunode.judging.saved import folder_for_bundles, save_bundle
@@ -121,7 +121,7 @@ def keep(recorder: Recorder, evaluator: Evaluator, answer: Collected, document: 
         return
     recorder.bundle(answer.host, document)
     with suppress(UsageError, Exceeded):
-        snapshot = snapshot_of(evaluator.facts(answer.answer))
+        snapshot = evaluator.derived(answer.answer, Snapshot, snapshot_of)
         recorder.node(snapshot.model_copy(update={"host": answer.host}), "collected")
 
 

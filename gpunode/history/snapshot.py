@@ -16,6 +16,7 @@ from gpunode.facts import NodeFacts
 from gpunode.facts.host import CpuSets
 from gpunode.facts.models.base import Fact
 from gpunode.facts.models.smi import NvlinkGpu
+from gpunode.facts.models.workload import MOST_MEASURED
 from gpunode.facts.node import MAY_BE_NONE
 from gpunode.frozen import Frozen
 
@@ -151,7 +152,7 @@ def snapshot_of(facts: NodeFacts) -> Snapshot:
         for path, leaf, counts in _leaves(name, value):
             if not counts:
                 flat[path] = leaf
-            elif not isinstance(leaf, str):
+            elif not isinstance(leaf, str) and abs(leaf) <= MOST_MEASURED:
                 counters[path] = leaf
     identity = identify(facts)
     return Snapshot(
@@ -323,7 +324,9 @@ def figures_of(findings: Iterable[Finding]) -> tuple[FigureValue, ...]:
     found: dict[tuple[str, str, int | None], FigureValue] = {}
     for finding in findings:
         figure, measured = finding.figure, finding.measured
-        if figure is None or isinstance(measured, bool) or not isinstance(measured, int | float) or measured <= 0:
+        if figure is None or isinstance(measured, bool) or not isinstance(measured, int | float):
+            continue
+        if not 1 / MOST_MEASURED <= measured <= MOST_MEASURED:
             continue
         key = (figure.metric, finding.component, figure.message_bytes)
         if key not in found or measured < found[key].value:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from gpunode.checks import Level, described
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.frozen import invalid_field
 from gpunode.isolation import AnswerLimits, Exceeded, Workers
 from gpunode.judging.report import NodeReport, judged, unchecked, unreachable
 from gpunode.judging.request import EvaluatedNode, Json, JudgingRequest, findings_of, level_of
@@ -22,6 +23,7 @@ from gpunode.probe import Answer, Collected
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,11 @@ class Evaluator:
 
     def facts(self, answer: Answer) -> NodeFacts:
         """Return the facts of one answer. Raises UsageError if it is not a bundle, and Exceeded."""
-        return NodeFacts.model_validate_json(self._workers("facts", answer))
+        return self.derived(answer, NodeFacts, None)
+
+    def derived(self, answer: Answer, model: type[Model], derive: Callable[[NodeFacts], Model] | None) -> Model:
+        """Return what a function of a module derives, in the child, from the facts of one answer; raises the same."""
+        return _returned(model, self._workers("facts", answer, derive))
 
     def _saved(self, node: Collected) -> tuple[str | None, bytes | None]:
         if node.answer is None:
@@ -109,12 +115,12 @@ class Evaluator:
             return JudgedNode(unreachable(node.host, node.reason or "no answer", node.seconds))
         try:
             head, _, document = self._workers("judge", node.answer, node.host, node.seconds).partition(b"\n")
+            result = _returned(_Judged, head)
         except (UsageError, Exceeded) as err:
             if strict and isinstance(err, UsageError):
                 raise
             report = unreachable(node.host, _reason(node, err), node.seconds)
             return JudgedNode(report, document=self._saved(node)[1] if self._request.documents else None)
-        result = _Judged.model_validate_json(head)
         report = result.node if node.unchecked is None else unchecked(result.node, node.unchecked)
         return JudgedNode(report, result.level, result.extracted, document or None)
 
@@ -179,9 +185,19 @@ def _reason(node: Collected, err: Exception) -> str:
     return str(err).removeprefix(f"{node.host}: ")
 
 
+def _returned(model: type[Model], text: bytes) -> Model:
+    """Return what a child wrote. Raises Exceeded if the model refuses it: only this node has no result then."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as err:
+        place, why = invalid_field(err, "the whole of it")
+        raise Exceeded(f"evaluating its answer failed: {place}: {why}") from None
+
+
 def _document(answer: Answer) -> bytes:
     return answer.bundle().to_json().encode()
 
 
-def _facts(answer: Answer) -> bytes:
-    return facts_from_bundle(answer.bundle()).model_dump_json().encode()
+def _facts(answer: Answer, derive: Callable[[NodeFacts], BaseModel] | None) -> bytes:
+    facts = facts_from_bundle(answer.bundle())
+    return (facts if derive is None else derive(facts)).model_dump_json().encode()

@@ -1,6 +1,5 @@
 """The figures of a node that guides for training quote: this node, the guide's figure, and the limit."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import isfinite
@@ -49,10 +48,6 @@ def _values(node: NodeFacts, name: str, kind: type[AnyValues]) -> Iterator[AnyVa
     """Yield the values of records that are figures of GPUs: not simulated, not of a processor, without an error."""
     for record in of(node, name):
         if record.error or record.skipped or record.undetermined or record.device != "cuda":
-            continue
-        try:
-            json.dumps(record.values, allow_nan=False)
-        except ValueError:  # infinity or NaN: no figure comes from such a record
             continue
         values = values_of(record, kind)
         if why_no_figures(node, record, on_gpu=True) is None and not isinstance(values, str):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from gpunode.errors import UsageError
@@ -34,7 +34,7 @@ class CommandResult(Frozen):
     rc: int
     stdout: str
     stderr: str
-    seconds: float
+    seconds: float = Field(allow_inf_nan=False)
     timed_out: bool = False
     truncated: bool = False
 
@@ -62,6 +62,9 @@ class Bundle(FrozenByName):
     commands: dict[str, CommandResult]
     files: dict[str, str | None]
     results: list[dict[str, Any]] = Field([])
+
+    # A result with infinity (1e999) or NaN is malformed, and as a saved bundle it must not become one without a value.
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str, records: Sequence[dict[str, Any]] = ()) -> Self:

@@ -5,9 +5,8 @@ Each advice has a number of this node or a source. A figure that a processor mea
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from math import isfinite
 from statistics import median
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from packaging.version import Version
 from pydantic import Field, model_validator
@@ -115,18 +114,9 @@ def _measured(node: NodeFacts, name: str, kind: type[AnyValues], device: str = "
         if record.record != name or record.device != device or record.error or record.skipped or record.undetermined:
             continue
         values = values_of(record, kind)
-        if not isinstance(values, str) and _finite(record.values):
+        if not isinstance(values, str):
             found.append(values)
     return found
-
-
-def _finite(value: Any) -> bool:
-    """Return False for a value with infinity or NaN anywhere: no figure comes from such a record."""
-    if isinstance(value, dict):
-        return all(_finite(part) for part in value.values())
-    if isinstance(value, list | tuple):
-        return all(_finite(part) for part in value)
-    return not isinstance(value, float) or isfinite(value)
 
 
 def _key_numbers(node: NodeFacts) -> Iterator[Advice]:

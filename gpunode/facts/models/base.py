@@ -16,7 +16,9 @@ ValueT = TypeVar("ValueT")
 
 
 class Fact(Frozen):
-    """Base of all facts."""
+    """Base of all facts. None has infinity or NaN, which would become null in its JSON."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     VOLATILE: ClassVar[frozenset[str]] = frozenset()
     """Fields that differ between two readings of an unchanged node: histories do not compare them."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gpunode.facts.models.base import Fact, RareFact
 from gpunode.frozen import invalid_field
@@ -10,6 +10,8 @@ from gpunode.frozen import invalid_field
 SCHEMA: Literal["gpunode.record/1"] = "gpunode.record/1"
 NAME = r"^[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)?$"
 """``TEST`` or ``TEST.PART``."""
+MOST_MEASURED = 1e100
+"""No measured number is larger; the product and the ratio of two are still finite."""
 
 
 class RecordContainer(Fact):
@@ -56,6 +58,18 @@ class Record(Fact):
         if sum(reason is not None for reason in (self.error, self.skipped, self.undetermined)) > 1:
             raise ValueError("only one of error, skipped and undetermined can be there")
         return self
+
+    @field_validator("values")
+    @classmethod
+    def _has_measured_numbers(cls, values: dict[str, Any]) -> dict[str, Any]:
+        waiting: list[Any] = [values]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict | list):
+                waiting += value.values() if isinstance(value, dict) else value
+            elif isinstance(value, int | float) and not -MOST_MEASURED <= value <= MOST_MEASURED:
+                raise ValueError(f"a number beyond {MOST_MEASURED:g}, infinity or NaN")
+        return values
 
 
 class MalformedRecord(Record):

@@ -285,7 +285,7 @@ def test_which_code_runs_where(architectures: list[str], capability: str, runs: 
     assert runs_on(architectures, Version(capability)) is runs
 
 
-@pytest.mark.parametrize("value", [None, -5, "much", [], {}, float("inf"), "\x00"])
+@pytest.mark.parametrize("value", [None, -5, "much", [], {}, 1e99, "\x00"])
 def test_no_value_breaks_a_check(value: Any) -> None:
     keys = {
         "container": ("complete", "gpus", "busy"),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gpunode.facts import facts_from_bundle
-from gpunode.facts.models.workload import Record
+from gpunode.facts.bundle_reader import BundleReader
+from gpunode.facts.workload import read_records
 from gpunode.judging.node_figures import NodeFigure, as_json, figures
 from gpunode.probe.bundle import Bundle
 
@@ -25,7 +26,8 @@ def table(change: dict[str, dict[str, Any]] | None = None, **fields: Any) -> dic
     changed = [
         {**one, **fields, "values": {**one["values"], **(change or {}).get(one["record"], {})}} for one in records
     ]
-    node = FACTS.model_copy(update={"records": tuple(Record.model_validate(one) for one in changed)})
+    bundle = Bundle.model_validate({**DOCUMENT, "results": changed})
+    node = FACTS.model_copy(update={"records": read_records(BundleReader(bundle))})
     return {row.figure: row for row in figures(node)}
 
 
@@ -51,7 +53,7 @@ def test_what_no_gpu_measured_is_not_in_the_table(fields: dict[str, Any]) -> Non
 
 def test_a_hostile_record_is_no_figure_and_the_document_stays_json() -> None:
     assert table({"steps.device": {"launch_us": float("inf")}})["launch of an operation"].node is None
-    rows = list(table({"steps.device": {"fp32_step_seconds": 1e300, "mixed_step_seconds": 1e-300}}).values())
+    rows = list(table({"steps.device": {"fp32_step_seconds": 1e99, "mixed_step_seconds": 1e-300}}).values())
     assert json.loads(json.dumps(as_json(rows), allow_nan=False))[1]["value"] is None
 
 

@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from gpunode.cli import run
 from gpunode.cli.schema import schema_of
 from gpunode.facts import NodeFacts, facts_from_bundle
-from gpunode.facts.models.workload import Record
+from gpunode.facts.bundle_reader import BundleReader
 from gpunode.facts.settings import EnvironmentSetting
+from gpunode.facts.workload import read_records
 from gpunode.probe.bundle import Bundle
 from gpunode.tuning.advice import STEPS, Advice, advise
 
@@ -34,7 +35,9 @@ def reported(node: NodeFacts, title: str) -> Advice:
 
 
 def with_results(results: list[Document]) -> NodeFacts:
-    return FACTS.model_copy(update={"records": tuple(Record.model_validate(one) for one in results)})
+    return FACTS.model_copy(
+        update={"records": read_records(BundleReader(Bundle.model_validate({**HGX, "results": results})))}
+    )
 
 
 def changed(name: str, **fields: Any) -> NodeFacts:
