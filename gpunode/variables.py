@@ -12,6 +12,7 @@ import yaml
 
 from gpunode.errors import UsageError
 from gpunode.text import did_you_mean, nearest
+from gpunode.whole import exists
 from gpunode.yaml_file import LOADER, Expanded, load_bounded
 
 Variables = Mapping[str, Any]
@@ -132,7 +133,8 @@ def refuse_missing_tasks(hosts: Mapping[str, Variables], root: Path, sources: Se
     """
     specified = specifications(root)
     known = {*specified, "gpunode_drain_tasks", "gpunode_undrain_tasks"}
-    folders = [path if path.is_dir() else path.parent for path in (Path(source).absolute() for source in sources)]
+    paths = [Path(source).absolute() for source in sources]
+    folders = [path if exists(path) and path.is_dir() else path.parent for path in paths]
     for host, values in hosts.items():
         for name in sorted(name for name in values.keys() & known if _TASK_FILE.fullmatch(name)):
             text = values[name]
@@ -141,11 +143,11 @@ def refuse_missing_tasks(hosts: Mapping[str, Variables], root: Path, sources: Se
             if keeps or not isinstance(text, str) or not text or _TEMPLATE.search(_INVENTORY_DIR.sub("", text)):
                 continue
             named = [str(folder).join(_INVENTORY_DIR.split(text)) for folder in folders]
-            paths = [root / "playbooks" / each for each in named]
-            if not any(path.is_file() for path in paths):
+            files = [root / "playbooks" / each for each in named]
+            if not any(file.is_file() for file in files):
                 where = locate(name, sources) or f"host {host}"
                 hint = "" if text.startswith(("/", "{{")) else '; write "{{ inventory_dir }}/…"'
-                raise UsageError(f"{where}: {name}: {paths[0]} is not a file{hint}")
+                raise UsageError(f"{where}: {name}: {files[0]} is not a file{hint}")
 
 
 def role_prefixes(root: Path) -> tuple[str, ...]:
@@ -245,16 +247,17 @@ def locations(name: str, sources: Sequence[str]) -> Iterator[str]:
 def _files(sources: Sequence[str]) -> Iterator[Path]:
     for source in sources:
         path = Path(source.removeprefix("@"))
+        if not exists(path):
+            continue
         folder = path if path.is_dir() else path.parent
         if path.is_file():
             yield path
         elif path.is_dir():
             yield from sorted(file for file in path.iterdir() if file.is_file() and file.suffix in _SUFFIXES)
-        if path.exists():
-            for name in ("group_vars", "host_vars"):
-                yield from sorted(
-                    file for file in folder.glob(f"{name}/**/*") if file.is_file() and file.suffix in _SUFFIXES
-                )
+        for name in ("group_vars", "host_vars"):
+            yield from sorted(
+                file for file in folder.glob(f"{name}/**/*") if file.is_file() and file.suffix in _SUFFIXES
+            )
 
 
 def refuse_extra_variables(root: Path, extra_vars: Sequence[str]) -> dict[str, Any]:
@@ -275,6 +278,8 @@ def _extra_variables(extra: str) -> dict[str, Any]:
         where = extra[1:]
         try:
             text = Path(where).expanduser().read_text(encoding="utf-8")
+        except RuntimeError:
+            raise UsageError(f"-e {extra}: no home directory of this user is known") from None
         except (OSError, UnicodeDecodeError) as err:
             raise UsageError(f"-e {extra}: {getattr(err, 'strerror', None) or 'not a text file'}") from None
         if text.startswith("$ANSIBLE_VAULT"):

@@ -1,5 +1,6 @@
 """Files that are written completely or not at all, and as root not where another user leads to."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -18,6 +19,16 @@ def trusted_users() -> frozenset[int] | None:
         return None
     sudo = os.environ.get("SUDO_UID", "")
     return frozenset({0, int(sudo) if sudo.isdigit() else 0})
+
+
+def exists(path: Path) -> bool:
+    """Return whether a path exists; a name that no file can have, as a long list of hosts, does not. Raises OSError."""
+    try:
+        return path.exists()
+    except OSError as err:
+        if err.errno == errno.ENAMETOOLONG:
+            return False
+        raise
 
 
 def in_place(path: Path) -> bool:

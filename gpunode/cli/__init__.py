@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gpunode.cli.streams import guard
 from gpunode.cli.verbs import VERBS, loading
+from gpunode.errors import Exit
 
 __all__ = ["VERBS", "main", "run"]
 
@@ -12,7 +14,25 @@ __all__ = ["VERBS", "main", "run"]
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 good, 1 failed, 2 wrong usage, 3 could not be determined."""
     guard()
-    sys.exit(run(argv))
+    try:
+        code = run(argv)
+    except Exception as err:
+        code = _defect(argv, err)
+    sys.exit(code)
+
+
+def _defect(argv: Sequence[str] | None, err: Exception) -> int:
+    """Print an error of gpunode itself with its traceback; return 3, because 1 means that a check failed."""
+    with suppress(Exception):
+        from traceback import print_exception  # noqa: PLC0415
+
+        print_exception(err)
+    with suppress(Exception):
+        from gpunode.cli.root import refused  # noqa: PLC0415
+
+        line = f"gpunode: unexpected error, please report it: {type(err).__name__}: {err}"
+        refused(argv, line, Exit.UNDETERMINED)
+    return Exit.UNDETERMINED
 
 
 def run(argv: Sequence[str] | None = None) -> int:

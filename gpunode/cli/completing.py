@@ -143,9 +143,9 @@ def _hosts_of(inventories: tuple[str, ...]) -> list[str]:
     program: Tab must not query a cloud.
     """
     files = [Path(text) for text in inventories]
-    if not files or not all(file.is_dir() or (file.is_file() and not os.access(file, os.X_OK)) for file in files):
-        return []
-    with suppress(OSError, ValueError, GpunodeError):
+    with suppress(OSError, RuntimeError, ValueError, GpunodeError):
+        if not files or not all(file.is_dir() or (file.is_file() and not os.access(file, os.X_OK)) for file in files):
+            return []
         state = [[str(file.resolve()), *sorted(_stamps(file))] for file in files]
         kept = _cache_folder() / f"{hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]}.json"
         if kept.is_file():

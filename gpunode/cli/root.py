@@ -1,5 +1,6 @@
 """All verbs, and how each of them ends."""
 
+import errno
 import json
 import signal
 import sys
@@ -18,6 +19,8 @@ from gpunode.cli.verbs import TOPICS, VERBS, command_of
 from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
 from gpunode.text import printable, unknown
 
+REFUSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""Errors of the system on a path that was named."""
 ON_NODE, FABRIC = "--on-node", "--fabric"
 EXIT_CODES = "Exit codes: 0 good, 1 a check or step failed, 2 wrong usage, 3 could not be determined."
 
@@ -114,9 +117,11 @@ def answer(argv: Sequence[str] | None) -> int:
     except ReaderLeft:
         return 128 + signal.SIGPIPE
     except GpunodeError as err:
-        return _refused(argv, f"gpunode: {err}", err.exit_code)
-    except PermissionError as err:
-        return _refused(argv, f"gpunode: {err.filename or 'a file'}: {err.strerror}")
+        return refused(argv, f"gpunode: {err}", err.exit_code)
+    except OSError as err:
+        if err.errno not in REFUSED:
+            raise
+        return refused(argv, f"gpunode: {err.filename or 'a file'}: {err.strerror}")
     except click.exceptions.NoArgsIsHelpError as err:
         _print_error(err.format_message())
         return Exit.USAGE
@@ -127,7 +132,7 @@ def answer(argv: Sequence[str] | None) -> int:
             origin_of(context, err.param) if context and isinstance(err, click.BadParameter) and err.param else None
         )
         more = f"set by {origin}" if origin else _place_of(err) or f"{verb} --help"
-        return _refused(argv, f"{verb}: {' '.join(err.format_message().split())} ({more})")
+        return refused(argv, f"{verb}: {' '.join(err.format_message().split())} ({more})")
     except (KeyboardInterrupt, click.Abort):
         _print_error("gpunode: interrupted")
         return 130
@@ -151,7 +156,7 @@ def _verb(argv: Sequence[str]) -> str:
     return " ".join(["gpunode", *(word for word in argv[:1] if word in VERBS)])
 
 
-def _refused(argv: Sequence[str] | None, line: str, code: Exit = Exit.USAGE) -> Exit:
+def refused(argv: Sequence[str] | None, line: str, code: Exit = Exit.USAGE) -> Exit:
     """Print why there is no result, as a document too if one of JSON was expected on stdout; return the exit code."""
     _print_error(printable(line))
     words = sys.argv[1:] if argv is None else argv

@@ -19,7 +19,7 @@ import click
 from gpunode.cli.completing import FILES
 from gpunode.errors import UsageError
 from gpunode.text import printable, suggestion
-from gpunode.whole import trusted_users
+from gpunode.whole import exists, trusted_users
 
 NAME = "gpunode.toml"
 PROJECT = "pyproject.toml"
@@ -148,11 +148,12 @@ def configured_format(words: Sequence[str]) -> str:
 
 def _site_file(words: Sequence[str]) -> SettingsFile | None:
     """Return the file beside the inventory or in the folder above it, else the one of the current folder or above."""
-    folders = list(_folders_of_inventory(words)) or [Path.cwd(), *Path.cwd().parents]
+    folders = list(_folders_of_inventory(words)) or [_here(), *_here().parents]
+    home = _home()
     for folder in folders:
         if (file := _read(folder / NAME)) or (file := _read(folder / PROJECT)):
             return file
-        if (folder / ".git").exists() or folder == Path.home():
+        if (folder / ".git").exists() or folder == home:
             return None
     return None
 
@@ -161,7 +162,7 @@ def _folders_of_inventory(words: Sequence[str]) -> Iterator[Path]:
     for word, following in zip(words, [*words, ""][1:], strict=True):
         name, mark, value = word.partition("=")
         text = following if word in ("-i", "--inventory") else value if mark and name == "--inventory" else ""
-        if text and Path(text).exists():
+        if text and exists(Path(text)):
             path = Path(text).absolute()
             folder = path if path.is_dir() else path.parent
             yield from (folder, folder.parent)
@@ -169,8 +170,33 @@ def _folders_of_inventory(words: Sequence[str]) -> Iterator[Path]:
 
 
 def _user_file() -> SettingsFile | None:
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return _read((Path(base) if base else Path.home() / ".config") / "gpunode" / NAME)
+    base, home = os.environ.get("XDG_CONFIG_HOME"), _home()
+    folder = Path(base) if base else home and home / ".config"
+    return None if folder is None else _read(folder / "gpunode" / NAME)
+
+
+def _here() -> Path:
+    """Return the current directory. Raises UsageError if it was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the current directory does not exist any more: change to another one") from None
+
+
+def _home() -> Path | None:
+    """Return the user's home; None for a user without one, as in some containers."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
+def _expanded(text: str, origin: str | Path) -> Path:
+    """Return a path without ~ and ~USER. Raises UsageError."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{origin}: {text}: no home directory of this user is known") from None
 
 
 def _read(path: Path) -> SettingsFile | None:
@@ -255,18 +281,18 @@ def _checked(value: Any, param: click.Option, path: Path, key: str) -> Any:
     if any(isinstance(item, Mapping | list) for item in items):
         raise UsageError(f"{path}: {key}: expected a value, found {type(items[0]).__name__}")
     if isinstance(param.type, click.Path) or param.metavar in FILES:
-        items = [_from(path.parent, str(item)) for item in items]
+        items = [_from(path, str(item)) for item in items]
     return items if param.multiple else items[0]
 
 
-def _from(folder: Path, text: str) -> str:
+def _from(file: Path, text: str) -> str:
     """Return a path relative to the file with it; a list of hosts, and a value with a name in front, as they are."""
-    return text if "," in text or "=" in text else str(folder / Path(text).expanduser())
+    return text if "," in text or "=" in text else str(file.parent / _expanded(text, file))
 
 
 def _inventory_of_ansible() -> tuple[list[str], str] | None:
     """Return the existing inventories of ANSIBLE_INVENTORY, or of the ansible.cfg that Ansible would read here."""
-    text, origin, folder = os.environ.get("ANSIBLE_INVENTORY", ""), "ANSIBLE_INVENTORY", Path.cwd()
+    text, origin, folder = os.environ.get("ANSIBLE_INVENTORY", ""), "ANSIBLE_INVENTORY", _here()
     if not text:
         config = Path(os.environ.get("ANSIBLE_CONFIG") or "ansible.cfg")
         parser = configparser.ConfigParser(interpolation=None)
@@ -277,6 +303,6 @@ def _inventory_of_ansible() -> tuple[list[str], str] | None:
         except (configparser.Error, OSError, UnicodeDecodeError):
             return None
         origin, folder = str(config), config.absolute().parent
-    paths = [str(folder / Path(part.strip()).expanduser()) for part in text.split(",") if part.strip()]
-    existing = [path for path in paths if Path(path).exists()]
+    paths = [folder / _expanded(part.strip(), origin) for part in text.split(",") if part.strip()]
+    existing = [str(path) for path in paths if exists(path)]
     return (existing, origin) if existing else None

@@ -21,6 +21,7 @@ from gpunode.judging.evaluator import Evaluator, JudgedNode
 from gpunode.judging.report import Fleet, NodeReport, Report
 from gpunode.judging.request import EvaluatedNode, Json, JudgingRequest
 from gpunode.judging.saved import bundle_files, saved_answers
+from gpunode.whole import exists
 from gpunode.yaml_file import first_error
 
 SNAPSHOT = "snapshot"
@@ -42,7 +43,7 @@ def side_of(text: str) -> Side:
     Raises UsageError, and UndeterminedError if the history cannot be read.
     """
     path = Path(text)
-    if path.exists():
+    if exists(path):
         return of_path(path)
     if "/" in text or text.endswith(".json"):
         raise UsageError(f"{text}: no such file or folder")
@@ -115,7 +116,7 @@ class EarlierRun:
     def __init__(self, text: str) -> None:
         path = Path(text)
         self._of: Callable[[str], Snapshot | None]
-        if path.exists():
+        if exists(path):
             side = of_path(path)
             nodes = {node.host: node for node in side.nodes}
             self.origin, self.hosts, self._of = side.origin, set(nodes), nodes.get

@@ -9,7 +9,7 @@ from gpunode.errors import UsageError
 from gpunode.file_access import FileRefusedError
 from gpunode.probe import Answer, Collected
 from gpunode.probe.bundle import MAX_BYTES
-from gpunode.whole import make_private_folder, write_whole
+from gpunode.whole import exists, make_private_folder, write_whole
 
 
 def bundle_files(places: Sequence[str]) -> list[Path]:
@@ -47,10 +47,10 @@ def _each_once(paths: Sequence[Path]) -> Iterable[Path]:
 
 
 def _files(place: Path) -> list[Path]:
+    # Before the first is judged: a mistyped name is wrong usage and not a node without data.
+    if not exists(place):
+        raise UsageError(f"{place}: no such file or folder")
     if not place.is_dir():
-        # Before the first is judged: a mistyped name is wrong usage and not a node without data.
-        if not place.exists():
-            raise UsageError(f"{place}: no such file or folder")
         return [place]
     files = sorted(path for path in place.glob("*.json") if path.is_file())
     if not files:

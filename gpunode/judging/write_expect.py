@@ -15,7 +15,7 @@ from gpunode.judging.baseline import of_node
 from gpunode.judging.report import NodeReport
 from gpunode.judging.request import EvaluatedNode
 from gpunode.text import counted
-from gpunode.whole import write_whole
+from gpunode.whole import exists, write_whole
 
 DIGITS = 4
 SETTINGS = "settings"
@@ -26,7 +26,7 @@ def must_be_writable(path: Path, *, measures: bool) -> None:
     """Raise UsageError before anything is measured: an existing file of a user is not replaced."""
     if not measures:
         raise UsageError("--write-expect needs measurements: --level standard or deep, and checks that judge them")
-    if path.exists() or path.is_symlink():
+    if exists(path) or path.is_symlink():
         raise UsageError(f"--write-expect {path}: the file exists: choose another one, or remove it")
     if not path.parent.is_dir():
         raise UsageError(f"--write-expect {path}: {path.parent} is not a directory")

@@ -64,10 +64,14 @@ def test_a_bundle_goes_through_no_link(tmp_path: Path) -> None:
 
 
 def test_a_forbidden_file_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(self: Path) -> bool:
-        raise PermissionError(13, "Permission denied", str(self))
+    real = Path.exists
 
-    monkeypatch.setattr(Path, "is_dir", forbidden)
+    def forbidden(self: Path) -> bool:
+        if str(self) == "/nobody/x.json":
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self)
+
+    monkeypatch.setattr(Path, "exists", forbidden)
     assert run(["validate", "--replay", "/nobody/x.json"]) == 2
     assert capsys.readouterr().err == "gpunode: /nobody/x.json: Permission denied\n"
 
