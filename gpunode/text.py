@@ -21,6 +21,11 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: " " if match[0] in "\t\n" else f"\\x{ord(match[0]):02x}", text)
 
 
+def is_whole(text: str) -> bool:
+    """Return whether a text is a whole number of at most 18 digits; isdigit() is true of others that int() refuses."""
+    return text.isascii() and text.isdigit() and len(text) <= 18
+
+
 def one_line(text: str, most: int = 500) -> str:
     """Return text of a node or a program as a line of limited length, without a character that is not printable."""
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))[:most]

@@ -11,6 +11,7 @@ from typing import BinaryIO
 from gpunode import file_access
 from gpunode.errors import UsageError
 from gpunode.file_access import FileRefusedError, OpenPath
+from gpunode.text import is_whole
 
 
 def trusted_users() -> frozenset[int] | None:
@@ -18,7 +19,7 @@ def trusted_users() -> frozenset[int] | None:
     if os.geteuid() != 0:
         return None
     sudo = os.environ.get("SUDO_UID", "")
-    return frozenset({0, int(sudo) if sudo.isdigit() else 0})
+    return frozenset({0, int(sudo) if is_whole(sudo) else 0})
 
 
 def exists(path: Path) -> bool:

@@ -9,7 +9,7 @@ from gpunode.checks.thresholds import Threshold
 from gpunode.facts.disks import FileSystem
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.settings import EnvironmentSetting
-from gpunode.text import counted, listed
+from gpunode.text import counted, is_whole, listed
 from gpunode.tuning.nccl_names import debugs
 
 GUIDES = "training guides: node sizes"
@@ -182,14 +182,14 @@ def limits(node: NodeFacts) -> Iterator[CheckResult]:
     if files is None:
         yield skipped("no limit of open files is set by systemd or limits.conf", component="nofile")
     else:
-        enough = files in UNLIMITED or (files.isdigit() and int(files) >= FILES_LEAST.value)
+        enough = files in UNLIMITED or (is_whole(files) and int(files) >= FILES_LEAST.value)
         status = Status.PASS if enough else Status.WARN
         yield CheckResult(status, f"{files} open files", "nofile", expected=FILES_LEAST.value, measured=files)
     yield from _of_services(node)
     if not node.infiniband:
         return
     memory = _limit(node, "memlock", per_unit=1024)
-    is_number = memory is not None and memory.isdigit()
+    is_number = memory is not None and is_whole(memory)
     amount = f"{int(memory or 0) // 1024} KiB" if is_number else memory or "the default amount"
     yield (passed if memory in UNLIMITED else warned)(
         f"{amount} of memory may be locked",
@@ -235,7 +235,7 @@ def _limit(node: NodeFacts, item: str, per_unit: int = 1) -> str | None:
     ]
     if not lines:
         return (limits.defaults or {}).get(item)
-    return str(int(lines[-1]) * per_unit) if lines[-1].isdigit() else lines[-1]
+    return str(int(lines[-1]) * per_unit) if is_whole(lines[-1]) else lines[-1]
 
 
 DEBUGGING: dict[str, tuple[str, ...]] = {

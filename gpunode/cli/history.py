@@ -1,6 +1,7 @@
 """``gpunode history``: the runs that are kept; ``gpunode compare``: what differs between two runs."""
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -199,19 +200,24 @@ def export(*, run: str, output: Path | None, bundles: Path | None, verbose: bool
 
 def _write_bundles(history: History, run: SavedRun, hosts: list[str], folder: Path) -> int:
     folder = folder_for_bundles(folder)
-    absent: list[str] = []
+    absent, damaged = list[str](), list[str]()
     for host in hosts:
         path = history.bundle_path(run, host)
         try:
             text = gzip.decompress(path.read_bytes())
-        except (OSError, EOFError, gzip.BadGzipFile):
+            document = Answer(text, where=str(path), host=host).bundle().to_json().encode()
+        except FileNotFoundError:
             absent.append(host)
-            continue
-        write_bundle(folder, host, Answer(text, where=str(path), host=host).bundle().to_json().encode())
-    if absent:
-        click.echo(printable(f"gpunode: no bundle of {fold(absent)} is kept"), err=True)
-    click.echo(f"{counted(len(hosts) - len(absent), 'bundle')} written to {folder}", err=True)
-    return Exit.UNDETERMINED if absent else Exit.GOOD
+        except (OSError, EOFError, zlib.error, UsageError):
+            damaged.append(host)
+        else:
+            write_bundle(folder, host, document)
+    for what, of in (("is kept", absent), ("can be read", damaged)):
+        if of:
+            click.echo(printable(f"gpunode: no bundle of {fold(of)} {what}"), err=True)
+    lost = len(absent) + len(damaged)
+    click.echo(f"{counted(len(hosts) - lost, 'bundle')} written to {folder}", err=True)
+    return Exit.UNDETERMINED if lost else Exit.GOOD
 
 
 @command.command("prune")
@@ -233,7 +239,8 @@ def prune(*, days: float, mib: float, bundles_mib: float, hosts: tuple[str, ...]
       gpunode history prune --host gpu-07
     """
     with opened(verbose=verbose, write=True) as history:
-        unknown = [host for host in hosts if host not in history.hosts()]
+        known = history.hosts()
+        unknown = [host for host in hosts if host not in known and not history.bundles_of(host)]
         if unknown:
             raise UsageError(f"{fold(unknown)}: the history has no such node")
         runs, bundles = history.prune(HistoryLimits(days, mib, bundles_mib), hosts=hosts)

@@ -14,7 +14,7 @@ import gpunode
 from gpunode.cli.options import VERBOSE_ACCEPTED
 from gpunode.cli.verbs import VERBS
 from gpunode.errors import Exit, UsageError
-from gpunode.text import unknown
+from gpunode.text import is_whole, unknown
 from gpunode.whole import write_whole
 
 ENVIRONMENT = """\
@@ -122,7 +122,7 @@ def _date() -> str:
     from datetime import UTC, datetime  # noqa: PLC0415 (only for a build with a date)
 
     epoch = os.environ.get(EPOCH, "")
-    return datetime.fromtimestamp(int(epoch), UTC).date().isoformat() if epoch.isdigit() else ""
+    return datetime.fromtimestamp(int(epoch), UTC).date().isoformat() if is_whole(epoch) else ""
 
 
 def _options(context: click.Context) -> Iterator[str]:

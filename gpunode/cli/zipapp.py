@@ -7,8 +7,8 @@ programs do not run from an archive, so inventories (-i) and ``provision`` need 
 
 import hashlib
 import importlib.metadata
+import io
 import json
-import os
 import platform
 import re
 import shutil
@@ -28,6 +28,7 @@ from gpunode.content import lock_file
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.fleet import process
 from gpunode.text import last_line, printable
+from gpunode.whole import in_place, write_whole
 
 LEFT_OUT = frozenset({"ansible-core"})
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -169,16 +170,11 @@ def pack(site: Path, made_for: dict[str, object], out: Path) -> None:
     for name in sorted(files):
         digest.update(f"{name}\0{len(files[name])}\0".encode() + files[name])
     files["made-for.json"] = json.dumps({**made_for, "build": digest.hexdigest()[:16]}).encode()
-    beside = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        with beside.open("wb") as stream:
-            stream.write(b"#!/usr/bin/env -S python3 -I\n")
-            with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-                for name in sorted(files):
-                    archive.writestr(zipfile.ZipInfo(name), files[name], zipfile.ZIP_DEFLATED)
-        beside.chmod(0o755)
-        beside.replace(out)
-    except OSError as err:
-        raise UsageError(f"{out}: cannot be written: {err.strerror}") from None
-    finally:
-        beside.unlink(missing_ok=True)
+    stream = io.BytesIO(b"#!/usr/bin/env -S python3 -I\n")
+    stream.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            archive.writestr(zipfile.ZipInfo(name), files[name], zipfile.ZIP_DEFLATED)
+    write_whole(out, stream.getvalue())
+    if not in_place(out):
+        out.chmod(0o755)

@@ -9,6 +9,7 @@ import pwd
 import re
 import shutil
 import sqlite3
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,8 +26,8 @@ from gpunode.checks import EarlierGpus, Finding, Status
 from gpunode.errors import UsageError
 from gpunode.frozen import invalid_field
 from gpunode.history.snapshot import GOOD, FigureValue, Snapshot
-from gpunode.text import moment
-from gpunode.whole import make_private_folder
+from gpunode.text import is_whole, moment
+from gpunode.whole import exists, make_private_folder, whole_file
 
 VARIABLE = "GPUNODE_HISTORY"
 FILE = "history.sqlite"
@@ -238,10 +239,20 @@ class History:
             return
         number = os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(number, fcntl.LOCK_EX)
+            self._wait_for(number)
             yield
         finally:
             os.close(number)
+
+    def _wait_for(self, lock: int) -> None:
+        until = time.monotonic() + WAIT_S
+        while True:
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise HistoryError(f"{self.folder}: another process has held its lock for {WAIT_S} s") from None
+            time.sleep(0.05)
 
     def move_aside(self) -> None:
         """Rename a damaged file with its log; the bundles stay."""
@@ -337,7 +348,7 @@ class History:
         """
         runs = self.runs()
         complete = [run for run in runs if run.finished_at is not None and run.verb != FABRIC]
-        if text.isdigit() and len(text) < 10:
+        if is_whole(text):
             found = [run for run in runs if run.id == int(text)]
         elif text == "last":
             found = complete
@@ -438,19 +449,30 @@ class History:
         """Write a compressed bundle. Raises OSError."""
         path = self.bundle_path(run, host)
         make_private_folder(path.parent)
-        draft = path.with_suffix(".part")
-        with os.fdopen(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as stream:
+        with whole_file(path, private=True) as stream:
             stream.write(gzip.compress(text, 5))
-        draft.rename(path)
+
+    def bundles_of(self, host: str) -> list[Path]:
+        """Return the bundles of a node, also those of interrupted runs that have nothing else of it."""
+        folders = (self.folder / "bundles").glob("*")
+        return [path for folder in folders if exists(path := self.bundle_path(folder.name, host))]
 
     def prune(self, limits: HistoryLimits, *, hosts: Sequence[str] = ()) -> tuple[int, int]:
-        """Remove what exceeds the limits, the oldest first, and all of the named hosts; return runs and bundle folders.
+        """Remove what exceeds the limits, the oldest first, and all of the named hosts; return runs and bundles' runs.
 
-        The last complete run stays.
+        The last complete run stays, with those since then, which may be in progress; so does the last of ``FABRIC``.
         """
         removed = self._forget(hosts) if hosts else 0
+        bundles = [path for host in hosts for path in self.bundles_of(host)]
+        for path in bundles:
+            path.unlink(missing_ok=True)
         oldest = datetime.now(UTC) - timedelta(days=limits.days)
-        for run in self.runs()[:-1]:
+        runs = self.runs()
+        complete = {run.verb == FABRIC: run.id for run in runs if run.finished_at is not None}
+        last = max(complete.values(), default=runs[-1].id if runs else 0)
+        for run in runs:
+            if run.id in complete.values() or run.id >= last:
+                continue
             began = moment(run.started_at)
             if (began is not None and began < oldest) or self._size_mib() > limits.mib:
                 self._remove(run)
@@ -459,7 +481,7 @@ class History:
                     self._vacuum()
         if removed:
             self._vacuum()
-        return removed, self._prune_bundles(limits)
+        return removed, len({path.parent for path in bundles}) + self._prune_bundles(limits)
 
     def _remove(self, run: SavedRun) -> None:
         self._change(lambda db: db.execute("DELETE FROM runs WHERE id = ?", (run.id,)))

@@ -5,7 +5,7 @@ import re
 from gpunode.catalog import Catalog
 from gpunode.errors import UsageError
 from gpunode.stack.question import LATEST, WORDS, framework_named, is_range, number, specifiers
-from gpunode.text import nearest, unknown
+from gpunode.text import is_whole, nearest, unknown
 
 MOST_NAMES = 12
 """Maximum number of known names in an error message."""
@@ -20,7 +20,7 @@ def driver_request(requested: str | None, catalog: Catalog, option: str = "--dri
     text, latest = requested.lower().removeprefix("r"), ""
     if text.endswith(LATEST) and "." not in text:
         text, latest = text.removesuffix(LATEST), LATEST
-    if text.split(".")[0] not in catalog.branches or not all(part.isdigit() for part in text.split(".")):
+    if text.split(".")[0] not in catalog.branches or not all(is_whole(part) for part in text.split(".")):
         known = [*WORDS, *catalog.branches, *(point for row in catalog.branches.values() for point in row.points)]
         if nearest(requested, known):
             raise UsageError(f"{option}: {unknown('driver', requested, known)}")

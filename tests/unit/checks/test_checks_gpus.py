@@ -677,6 +677,8 @@ def limits(*lines: tuple[str, str, str, str], **defaults: str) -> Limits:
         (limits(("*", "-", "memlock", "unlimited"), ("*", "hard", "memlock", "64"), nofile="524288"), "warn", "64 KiB"),
         (limits(("alice", "-", "memlock", "unlimited"), memlock="8388608", nofile="524288"), "warn", "8192 KiB"),
         (limits(("*", "soft", "memlock", "64"), memlock="infinity", nofile="524288"), "pass", "infinity"),
+        (limits(("*", "-", "memlock", "²"), nofile="²"), "warn", "²"),
+        (limits(("*", "-", "memlock", "9" * 5000), nofile="9" * 5000), "warn", "9" * 5000),
     ],
 )
 def test_memory_may_be_locked_where_there_is_rdma(found: Limits, status: str, amount: str) -> None:

@@ -1,5 +1,6 @@
 """The store: nothing that was saved is lost, and nothing that goes wrong there is more than one line."""
 
+import fcntl
 import gzip
 import os
 import random
@@ -264,6 +265,124 @@ def test_prune_by_age_size_and_host(folder: Path, capsys: pytest.CaptureFixture[
         assert len(history.runs()) == 1
     assert cli(["history", "prune", "--host", "gpu-99"]) == 2
     capsys.readouterr()
+
+
+def bundle_of(folder: Path, run: int, host: str, content: bytes | None = None) -> Path:
+    """The bundle of a node in a run, or other bytes in its place."""
+    with History(folder, write=True) as history:
+        history.save_bundle(history.name_of(run), host, raw(host=host).encode())
+        path = history.bundle_path(history.name_of(run), host)
+    if content is not None:
+        path.write_bytes(content)
+    return path
+
+
+def interrupted(*nodes: Snapshot, at: str) -> int:
+    recorder = Recorder("validate", "quick", at)
+    for each in nodes:
+        recorder.node(each, "pass")
+    recorder.__exit__(KeyboardInterrupt, None, None)
+    return recorder.run
+
+
+def test_prune_of_a_host_leaves_nothing_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [save(node(), node("gpu-02"), at=f"2026-11-2{day}T09:00:00Z") for day in (0, 1)]
+    lost = interrupted(at="2026-11-22T09:00:00Z")
+    removed = [bundle_of(folder, run, "gpu-02") for run in runs] + [bundle_of(folder, lost, "gpu-03")]
+    kept = [bundle_of(folder, run, "gpu-01") for run in runs]
+    assert cli(["history", "prune", "--host", "gpu-02", "--host", "gpu-03"]) == 0
+    assert "the bundles of 3 runs" in capsys.readouterr().err
+    assert [path.exists() for path in (*removed, *kept)] == [False] * 3 + [True] * 2
+    assert not [path for path in folder.rglob("*") if "gpu-02" in path.name or "gpu-03" in path.name]
+    assert cli(["history", "prune", "--host", "gpu-03"]) == 2
+
+
+@pytest.mark.parametrize("limits", [HistoryLimits(days=1), HistoryLimits(days=100_000, mib=0)])
+def test_prune_keeps_the_last_complete_run_and_what_may_be_in_progress(folder: Path, limits: HistoryLimits) -> None:
+    save(node(), at="2020-01-01T09:00:00Z")
+    last = save(node(), at="2020-01-02T09:00:00Z")
+    later = interrupted(node(), at="2020-01-03T09:00:00Z")
+    with History(folder, write=True) as history:
+        history.prune(limits)
+        assert [run.id for run in history.runs()] == [last, later]
+        assert history.find("last").id == last
+    newest = save(node(), at="2020-01-04T09:00:00Z")
+    with Recorder(store.FABRIC, "standard", "2020-01-05T09:00:00Z") as recorder:
+        recorder.finish("pass", "2020-01-05T09:00:00Z")
+    with History(folder, write=True) as history:
+        history.prune(limits)
+        assert [run.id for run in history.runs()] == [newest, recorder.run]
+        assert history.find("last").id == newest
+
+
+def test_a_damaged_bundle_costs_no_other_its_export(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chance = random.Random(7)  # noqa: S311
+    whole = gzip.compress(raw().encode())
+    damages = [
+        b"",
+        gzip.compress(b""),
+        gzip.compress(b"{}"),
+        gzip.compress(b"\xff"),
+        whole[: len(whole) // 2],
+        b"x" * 99,
+    ]
+    for _ in range(effort(30, 2000)):
+        changed = bytearray(whole)
+        for _ in range(chance.choice((1, 20))):
+            changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
+        damages.append(bytes(changed))
+    hosts = [f"damaged-{number}" for number in range(len(damages))]
+    run = save(*(node(host) for host in ("a-good", "none", *hosts, "z-good")))
+    for host in ("a-good", "z-good"):
+        bundle_of(folder, run, host)
+    for host, damage in zip(hosts, damages, strict=True):
+        bundle_of(folder, run, host, damage)
+    assert cli(["history", "export", "last", "--bundles", str(tmp_path / "out")]) == 3
+    written = {path.stem for path in (tmp_path / "out").iterdir()}
+    assert {"a-good", "z-good"} <= written <= {"a-good", "z-good", *hosts}
+    shown = capsys.readouterr().err
+    assert "no bundle of none is kept" in shown
+    assert "can be read" in shown
+    # A changed byte of gzip's head (name, time, system) changes nothing that is in it.
+    assert len(written) < 2 + len(hosts) / 2
+
+
+def test_a_bundle_that_cannot_be_written_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = bundle_of(folder, save(node()), "gpu-01")
+    synced = list[int]()
+    monkeypatch.setattr(os, "fsync", synced.append)
+    before = bundle_of(folder, 1, "gpu-01").read_bytes()
+    assert synced, "it is on the disk before it has its name"
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        bundle_of(folder, 1, "gpu-01")
+    assert (path.read_bytes(), [one.name for one in path.parent.iterdir()]) == (before, [path.name])
+
+
+def test_a_lock_that_is_held_is_waited_for_within_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(node())
+    monkeypatch.setattr(store, "WAIT_S", 0.2)
+    with (folder / "lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        begun = time.monotonic()
+        with pytest.raises(HistoryError, match="lock"):
+            History(folder, write=True)
+        assert time.monotonic() - begun < 10
+        threading.Timer(0.1, lambda: fcntl.flock(held, fcntl.LOCK_UN)).start()
+        monkeypatch.setattr(store, "WAIT_S", 20)
+        History(folder, write=True).close()
+
+
+@pytest.mark.parametrize("text", ["²", "٣", "1²", "9" * 5000])
+def test_a_name_that_only_looks_like_a_number_is_no_run(folder: Path, text: str) -> None:
+    save(node())
+    assert cli(["history", "show", text]) == 2
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ def test_a_stack_without_dcgm_reports_it_for_every_source(plan: Callable[..., An
         (["--gpu", "A100", "--os", ""], ["no operating system ''"]),
         (["--platform", ""], ["''"]),
         (["--gpu", "A100", "--driver", "abc"], ["unknown driver 'abc'; known: lts, production", "580", " …"]),
+        (["--gpu", "A100", "--driver", "580.²"], ["unknown driver", "580.²"]),
         (["--gpu", "A100", "--cuda", "13"], ["--cuda 13: expected X.Y (example: 13."]),
         (["--gpu", "A100", "--toolkit", "12"], ["--toolkit 12: expected X.Y (example: 12."]),
         (["--gpu", "A100", "--platform", "hgx-h100-8"], ["remove --gpu"]),
