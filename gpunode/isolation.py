@@ -77,8 +77,9 @@ class Workers:
                 kind, number, body = self._ask(child, pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL))
             except (OSError, Exceeded) as err:
                 child.close()
-                took = f"evaluating its answer took more than {self.limits.wall_s} s"
-                raise err if isinstance(err, Exceeded) else Exceeded(took) from None
+                if isinstance(err, TimeoutError):
+                    raise Exceeded(f"evaluating its answer took more than {self.limits.wall_s} s") from None
+                raise err if isinstance(err, Exceeded) else _failed(err) from None
             if kind in (_DONE, _REFUSED):
                 self._idle.append(child)
             else:
@@ -86,10 +87,14 @@ class Workers:
         return self._understood(kind, number, body)
 
     def _another(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [_WORK], [theirs.fileno()])
-        ours.settimeout(self.limits.wall_s + 10)
+        """Return a new child. Raises Exceeded: also for each later answer if the process that forks was killed."""
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                ours.settimeout(self.limits.wall_s + 10)
+                socket.send_fds(self._control, [_WORK], [theirs.fileno()])
+        except OSError as err:
+            raise _failed(err) from None
         return ours
 
     def _ask(self, child: socket.socket, request: bytes) -> tuple[bytes, int, bytes]:
@@ -129,6 +134,10 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _failed(err: OSError) -> Exceeded:
+    return Exceeded(f"evaluating its answer failed: no process for it: {err.strerror or err}")
 
 
 def _read(sock: socket.socket, size: int) -> bytes:

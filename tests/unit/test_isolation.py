@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -114,6 +115,36 @@ def test_nothing_is_left(workers: Workers) -> None:
         os.kill(pid, 0)
     thread.join(10)
     assert not thread.is_alive(), "the child ended with the process that forked it"
+
+
+@pytest.mark.parametrize("serving", [False, True])
+def test_after_the_end_of_the_process_that_forks_each_answer_has_a_reason(workers: Workers, *, serving: bool) -> None:
+    with workers:
+        if serving:
+            workers("size", b"x")
+        os.kill(workers.pid, signal.SIGKILL)
+        os.waitpid(workers.pid, 0)
+        for _ in range(3):
+            with suppress(Exceeded) if serving else pytest.raises(Exceeded, match="failed: no process"):
+                workers("size", b"x")
+        with pytest.raises(Exceeded, match="failed"):
+            workers("killed", b"")
+        with pytest.raises(Exceeded, match="failed: no process"):
+            workers("size", b"x")
+
+
+def test_a_controller_without_descriptors_gives_each_answer_a_reason(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with workers:
+        monkeypatch.setattr(socket, "socketpair", none)
+        with pytest.raises(Exceeded, match="Too many open files"):
+            workers("size", b"x")
+        monkeypatch.undo()
+        assert workers("size", b"x")
 
 
 @pytest.mark.parametrize("item", ["[1]", "[" * 100 + "]" * 100])
