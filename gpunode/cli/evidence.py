@@ -25,7 +25,6 @@ from gpunode.whole import write_whole
 FORMAT = "gpunode.evidence/1"
 MOST_SHOWN = 40
 Document = dict[str, Any]
-Verdicts = Mapping[tuple[str, str, str], int]
 
 
 @click.command("evidence")

@@ -21,8 +21,8 @@ ENVIRONMENT = """\
 Each option has an environment variable: GPUNODE_, the verb and the option in capitals (GPUNODE_VALIDATE_LEVEL=quick), \
 and gpunode.toml can set it; gpunode config show prints each value and its origin."""
 EPOCH = "SOURCE_DATE_EPOCH"
-ROFF = {"\\": "\\e", "-": "\\-", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"}
-"""Characters that roff would print as others, the backslash first."""
+ROFF = str.maketrans({"\\": "\\e", "-": "\\-", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"})
+"""Characters that roff would print as others."""
 VIEWER_LIMIT_S = 30.0
 
 
@@ -150,9 +150,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 def _escaped(text: str) -> str:
     """Return text for roff: no character of it is a command."""
-    text = (
-        text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\(ga").replace("~", "\\(ti").replace("^", "\\(ha")
-    )
+    text = text.translate(ROFF)
     return f"\\&{text}" if text.startswith((".", "'")) else text
 
 

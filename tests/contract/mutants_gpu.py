@@ -61,7 +61,6 @@ XID = (
     "2026-11-20T10:00:01+0000 n kernel: NVRM: Xid (PCI:0000:19:00): {xid}, pid=4242, name=python, {text}\n"
 )
 LOG = "2026-11-20T09:00:00+0000 n kernel: Linux version 6 (simulated)\n2026-11-20T10:00:00+0000 n kernel: {line}\n"
-LATE_LOG = "2026-11-20T10:00:00+0000 n kernel: NVRM: loading NVIDIA UNIX x86_64 Kernel Module\n"
 
 SETTINGS, SETTINGS_REPORT = "/etc/gpunode/gpu-settings.json", "/run/gpunode/gpu-settings.json"
 FOR_ONE = text(SETTINGS, '"all"', '{"indexes": [0]}')

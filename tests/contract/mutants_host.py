@@ -8,7 +8,6 @@ from mutants_gpu import LOG
 from gpunode.checks import Status
 
 WARN, NOTE = Status.WARN, Status.NOTE
-NVME = '{"critical_warning":0,"avail_spare":100,"percent_used":3,"media_errors":0}'
 
 
 def log(line: str) -> list[Edit]:

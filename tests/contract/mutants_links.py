@@ -10,7 +10,6 @@ from gpunode.lab.simulator import smi_nvlink
 
 WARN = Status.WARN
 GPU0 = f"{PCI}0000:19:00.0/"
-PORT0 = f"{PCI}0000:17:00.0/"
 HCA = "/sys/class/infiniband/mlx5_1/ports/1/"
 LINKS_OF_GPU7 = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(18))
 GPU7 = f"GPU 7: NVIDIA H100 80GB HBM3 (UUID: {HGX.uuids[7]})\n"

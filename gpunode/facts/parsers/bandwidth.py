@@ -24,9 +24,6 @@ _DIRECTIONS = {
     "D2H": "device_to_host",
     "D2D": "device_to_device",
 }
-_BANNER = "[CUDA Bandwidth Test]"
-
-_PEER = re.compile(r"\s*Device=\d+ (?:CAN|CANNOT) Access Peer Device=\d+\s*")
 _HEADINGS = (
     (re.compile(r"\s*P2P Connectivity Matrix\s*"), "p2p_access"),
     (re.compile(r"\s*Unidirectional P2P=Enabled Bandwidth .*Matrix \(GB/s\)\s*"), "unidirectional_gb_per_s"),

@@ -1,7 +1,6 @@
 """Output of nvbandwidth, as text and as JSON."""
 
 import json
-import math
 import re
 from typing import Any
 
@@ -72,12 +71,6 @@ def _json_test(test: dict[str, Any]) -> dict[str, Any]:
         name: test.get(name) if isinstance(test.get(name), int | float) else None for name in ("sum", "min", "max")
     }
     return _test(_text(test["name"]), status, unit[1] if unit else None, matrix, printed)
-
-
-def _finite(value: object) -> int | float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if math.isfinite(value) else None
 
 
 def _test(

@@ -31,7 +31,6 @@ NIC = {"slot": "0000:1a:00.0", "driver": "mlx5_core", "state": "up", "speed_mbit
 NOW = {"pfc": (), "dscp": (), "dcbx": ("host", "ieee")}
 REQUESTED = {"roce_interfaces": ["rail0"], "roce_pfc": [3], "roce_dscp": {26: 3, 48: 6}, "roce_tos": 106}
 AS_REQUESTED = {**NOW, "pfc": (3,), "dscp": ("26:3", "48:6")}
-USER = {"pid": 7, "gpu": 0, "name": "python", "user": "ada", "memory_mib": 9, "kind": "compute"}
 
 
 def port(tos: int | None = None) -> dict[str, Any]:

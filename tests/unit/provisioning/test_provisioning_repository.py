@@ -14,7 +14,6 @@ from gpunode.provisioning.keys import armored
 
 ROOT = Path(__file__).parents[3]
 PATHS = nvidia_repository.APT_PATHS
-KEY = ROOT / "tests" / "fixtures" / "none"
 # A public-key packet with an empty body: enough of a key for what only looks at packets.
 PACKET = b"\xc6\x03\x04\x00\x01"
 

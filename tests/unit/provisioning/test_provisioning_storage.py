@@ -418,7 +418,6 @@ def test_lines_of_others_stay_as_they_are() -> None:
     assert with_lines(f"{TABLE}{BEGIN}\nx /y z 0 0\n{END}\nlast /l x 0 0\n", []) == f"{TABLE}last /l x 0 0\n"
 
 
-OWNERS = ("theirs", "ours", "mark")
 HOME = "UUID=bbbb /home ext4 defaults,nofail 0 2"
 
 

@@ -23,7 +23,6 @@ CONTROL = ("\x1b[2J\x1b]0;title\x07", "\u202egnp.exe\u2066", "\x00\x08\x7f\x9b31
 OTHER = ("", " ", "é\u0301漢字🚀", "\ufffe\uffff", "a" * 700, "word " * 90, "-rf", "gpu-[1-3]", "=cmd|' /C calc'!A0")
 TEXTS = (*MARKUP, *CONTROL, *OTHER)
 CHECKS = ("gpu.present", "link.pcie-width", "driver.held", "fabric.state", "node.reachable", "host.time")
-ACTIONS = ("run_role:nvidia_driver:nvidia_driver_install", "restart_os", "replace_hardware")
 
 
 def _finding(draw: random.Random) -> Finding:

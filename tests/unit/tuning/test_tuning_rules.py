@@ -26,9 +26,6 @@ SPEC = CdiSpec(
 )
 
 
-CDI_ON = {"features": {"cdi": True}}
-
-
 def gpus(number: int) -> tuple[PciDevice, ...]:
     return tuple(PciDevice.model_validate({**GPU, "slot": f"0000:{index + 16:02x}:00.0"}) for index in range(number))
 
