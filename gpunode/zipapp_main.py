@@ -12,6 +12,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import traceback
 import zipfile
 from pathlib import Path
 
@@ -82,4 +83,9 @@ def is_ours(folder: Path) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Exception:
+        # Python's own exit code, 1, is that of a failed check.
+        traceback.print_exc()
+        sys.exit(3)

@@ -1,6 +1,8 @@
 """How a verb ends that meets an error of its own, a directory that is gone, or a name that no file can have."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import forked
@@ -8,6 +10,7 @@ import pytest
 
 from gpunode.cli import on_node, run, settings
 from gpunode.cli.verbs import VERBS
+from gpunode.cli.zipapp import START
 from gpunode.whole import exists
 
 HOSTS = ",".join(f"gpu-{number:03}" for number in range(1, 101)) + ","
@@ -51,6 +54,11 @@ def test_an_unexpected_error_is_no_failed_check(
         assert json.loads(out.read_text())["exit_code"] == 3
     else:
         assert out.read_text() == ""
+
+
+def test_a_zipapp_that_cannot_start_is_no_failed_check() -> None:
+    done = subprocess.run([sys.executable, START], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (3, True)
 
 
 @pytest.mark.parametrize("words", [[verb] for verb in VERBS] + [["validate", "--level", "quick"], ["env", "-i", "x"]])
