@@ -111,6 +111,11 @@ def moment(text: str | None) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
+def now() -> str:
+    """Return the time in UTC, as in reports."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def seconds_between(one: str | None, other: str | None) -> float | None:
     """Return the seconds from one log line's time to another's; None if either has another format."""
     first, second = moment(one), moment(other)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +22,7 @@ from gpunode.names import fold
 from gpunode.probe import Collected
 from gpunode.probe.bundle import Bundle
 from gpunode.report.outcomes import CollectedNode, CollectOutcome
-from gpunode.text import printable
+from gpunode.text import now, printable
 
 
 @click.command("collect")
@@ -142,8 +141,3 @@ def collected_here(folder: Path, timeout_s: float) -> int:
     if not quiet():
         click.echo(printable(f"{bundle.host}: collected into {folder} in {time.monotonic() - begun:.1f} s"), err=True)
     return Exit.GOOD
-
-
-def now() -> str:
-    """Return the time in UTC, as in reports."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

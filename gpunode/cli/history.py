@@ -18,7 +18,7 @@ from gpunode.frozen import FrozenByName
 from gpunode.history.compare import compare, compare_runs
 from gpunode.history.runs import side_of
 from gpunode.history.snapshot import Snapshot
-from gpunode.history.store import History, HistoryError, HistoryLimits, SavedRun, history_folder
+from gpunode.history.store import History, HistoryLimits, SavedRun, history_folder
 from gpunode.history.trends import Trend, trends
 from gpunode.judging.saved import folder_for_bundles, write_bundle
 from gpunode.names import fold
@@ -57,15 +57,12 @@ def command() -> None:
 
 @contextmanager
 def opened(*, verbose: bool, write: bool = False) -> Iterator[History]:
-    """Yield the history. Raises UsageError, and UndeterminedError if it cannot be read."""
+    """Yield the history. Raises UsageError, and HistoryError if it cannot be read."""
     folder = history_folder()
     if verbose:
         click.echo(printable(f"gpunode: history: {folder}"), err=True)
-    try:
-        with History(folder, write=write) as history:
-            yield history
-    except HistoryError as err:
-        raise UndeterminedError(str(err)) from None
+    with History(folder, write=write) as history:
+        yield history
 
 
 @command.command("list")

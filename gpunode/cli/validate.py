@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,7 @@ from gpunode.judging.write_expect import SETTINGS, must_be_writable, settings_of
 from gpunode.report import formats
 from gpunode.report.fixes import Origin, of_run
 from gpunode.report.fleet import compared
+from gpunode.text import now as now  # noqa: PLC0414 (--fabric imports it from here)
 from gpunode.text import printable
 from gpunode.whole import write_whole
 from gpunode.workload.options import DEEP_ONLY, WorkloadOptions
@@ -328,11 +328,6 @@ def following(workload: WorkloadOptions, evaluator: Evaluator) -> "Callable[[Nod
     from gpunode.workload import run  # noqa: PLC0415 (it loads the engine's library; --level quick does without)
 
     return run.following(workload, evaluator.facts)
-
-
-def now() -> str:
-    """Return the time in UTC, as in reports."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def write(document: Report, place: ReportOutput, *, verbose: bool) -> None:

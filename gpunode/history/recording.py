@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from gpunode import __version__
-from gpunode.checks import EarlierGpus, Finding
+from gpunode.checks import EarlierGpus, Finding, Level
 from gpunode.file_access import FileRefusedError
 from gpunode.history.outliers import FleetProfile
 from gpunode.history.snapshot import GpuRecord, Snapshot, figures_of, verdicts_of
@@ -128,21 +128,27 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._end()
 
 
+def of_report(node: NodeReport, level: Level, collected_at: str | None = None) -> Snapshot:
+    """Return the snapshot of a node of a report: without facts."""
+    return Snapshot(
+        host=node.host,
+        collected_at=collected_at,
+        level=level,
+        simulated=node.simulated,
+        stack=node.stack,
+        gpus=tuple(GpuRecord(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in node.gpus),
+        verdicts=verdicts_of(node.findings),
+        figures=figures_of(node.findings),
+    )
+
+
 def record_fabric(nodes: Sequence[NodeReport], started: str, finished_at: str, *, wanted: bool) -> Fleet:
     """Save the run in the history, and return the nodes with figures that differ from most others'."""
     recorder = Recorder(FABRIC, "standard", started, wanted=wanted)
     fleet = FleetProfile()
     with recorder:
         for node in nodes:
-            snapshot = Snapshot(
-                host=node.host,
-                level="standard",
-                simulated=node.simulated,
-                stack=node.stack,
-                gpus=tuple(GpuRecord(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in node.gpus),
-                verdicts=verdicts_of(node.findings),
-                figures=figures_of(node.findings),
-            )
+            snapshot = of_report(node, "standard")
             fleet.add(snapshot)
             recorder.node(snapshot, node.status.value, node.findings)
         recorder.finish(worst(node.status for node in nodes), finished_at)

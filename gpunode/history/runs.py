@@ -1,28 +1,25 @@
 """The runs that a comparison is about: of the history, in files, and the one that is kept."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from gpunode.catalog import load
 from gpunode.checks import EarlierGpus
-from gpunode.errors import UndeterminedError, UsageError
+from gpunode.errors import UsageError
 from gpunode.history.compare import Comparison, RunComparison, RunOrigin
 from gpunode.history.outliers import LEAST_NODES, FleetProfile
-from gpunode.history.recording import Recorder
-from gpunode.history.snapshot import GpuRecord, Snapshot, figures_of, snapshot_of, verdicts_of
-from gpunode.history.store import History, HistoryError, history_folder
+from gpunode.history.recording import Recorder, of_report
+from gpunode.history.snapshot import Snapshot, snapshot_of
+from gpunode.history.store import History, history_folder
+from gpunode.judging.baseline import report_of
 from gpunode.judging.evaluator import Evaluator, JudgedNode
-from gpunode.judging.report import Fleet, NodeReport, Report
+from gpunode.judging.report import Fleet, Report
 from gpunode.judging.request import EvaluatedNode, Json, JudgingRequest
 from gpunode.judging.saved import bundle_files, saved_answers
 from gpunode.whole import exists
-from gpunode.yaml_file import first_error
 
 SNAPSHOT = "snapshot"
 """The name of the snapshot among the extracts of a request."""
@@ -40,25 +37,23 @@ class Side:
 def side_of(text: str) -> Side:
     """Return what an argument of a comparison names: a file or folder, else a run of the history.
 
-    Raises UsageError, and UndeterminedError if the history cannot be read.
+    Raises UsageError, and HistoryError if the history cannot be read.
     """
     path = Path(text)
     if exists(path):
         return of_path(path)
     if "/" in text or text.endswith(".json"):
         raise UsageError(f"{text}: no such file or folder")
-    try:
-        with History(history_folder()) as history:
-            run = history.find(text)
-            return Side(RunOrigin(name=f"run {run.id}", started_at=run.started_at), list(history.snapshots(run.id)))
-    except HistoryError as err:
-        raise UndeterminedError(str(err)) from None
+    with History(history_folder()) as history:
+        run = history.find(text)
+        return Side(RunOrigin(name=f"run {run.id}", started_at=run.started_at), list(history.snapshots(run.id)))
 
 
 def of_path(path: Path) -> Side:
     """Return the nodes of a report, of a bundle, or of a folder of bundles. Raises UsageError."""
     if path.is_file() and (report := _report(path)) is not None:
-        nodes = sorted((of_report(node, report) for node in report.nodes), key=lambda node: node.host)
+        snapshots = (of_report(node, report.level, report.started_at) for node in report.nodes)
+        nodes = sorted(snapshots, key=lambda node: node.host)
         return Side(RunOrigin(name=path.name, started_at=report.started_at), nodes)
     load().prepare()
     nodes = sorted(_of_bundles(bundle_files([str(path)])), key=lambda node: node.host)
@@ -73,27 +68,9 @@ def _report(path: Path) -> Report | None:
     """Return a report; None for another file. Raises UsageError for a report that cannot be read."""
     try:
         content = path.read_bytes()
-        document = json.loads(content) if b"gpunode.report/" in content[:200] else None
-        return None if document is None else Report.model_validate(document)
     except OSError as err:
         raise UsageError(f"{path}: cannot be read: {err.strerror}") from None
-    except (ValueError, RecursionError) as err:
-        detail = first_error(err) if isinstance(err, ValidationError) else str(err)
-        raise UsageError(f"{path}: not a report of gpunode validate --format json: {detail}") from None
-
-
-def of_report(node: NodeReport, report: Report) -> Snapshot:
-    """Return the snapshot of a node of a report: without facts."""
-    return Snapshot(
-        host=node.host,
-        collected_at=report.started_at,
-        level=report.level,
-        simulated=node.simulated,
-        stack=node.stack,
-        gpus=tuple(GpuRecord(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in node.gpus),
-        verdicts=verdicts_of(node.findings),
-        figures=figures_of(node.findings),
-    )
+    return report_of(content, str(path)) if b"gpunode.report/" in content[:200] else None
 
 
 def _of_bundles(files: Sequence[Path]) -> Iterator[Snapshot]:
@@ -111,7 +88,7 @@ def extract_snapshot(node: EvaluatedNode) -> Json:
 
 
 class EarlierRun:
-    """The run that ``--since`` names. Raises UsageError, and UndeterminedError if the history cannot be read."""
+    """The run that ``--since`` names. Raises UsageError, and HistoryError if the history cannot be read."""
 
     def __init__(self, text: str) -> None:
         path = Path(text)
@@ -121,21 +98,15 @@ class EarlierRun:
             nodes = {node.host: node for node in side.nodes}
             self.origin, self.hosts, self._of = side.origin, set(nodes), nodes.get
             return
-        try:
-            history = History(history_folder())
-            run = history.find(text)
-        except HistoryError as err:
-            raise UndeterminedError(str(err)) from None
+        history = History(history_folder())
+        run = history.find(text)
         self.origin = RunOrigin(name=f"run {run.id}", started_at=run.started_at)
         self.hosts = set(history.hosts_of(run.id))
         self._of = lambda host: next(history.snapshots(run.id, host), None)
 
     def of(self, host: str) -> Snapshot | None:
         """Return a node of the run; None: it has no such node."""
-        try:
-            return self._of(host) if host in self.hosts else None
-        except HistoryError as err:
-            raise UndeterminedError(str(err)) from None
+        return self._of(host) if host in self.hosts else None
 
 
 class KeptRun:

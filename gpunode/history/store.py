@@ -23,7 +23,7 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from gpunode.checks import EarlierGpus, Finding, Status
-from gpunode.errors import UsageError
+from gpunode.errors import UndeterminedError, UsageError
 from gpunode.frozen import invalid_field
 from gpunode.history.snapshot import GOOD, FigureValue, Snapshot
 from gpunode.text import is_whole, moment
@@ -72,7 +72,7 @@ INSERT_NODE = "INSERT INTO nodes (run, host, status, gpus, model, document, meas
 Answer = TypeVar("Answer")
 
 
-class HistoryError(Exception):
+class HistoryError(UndeterminedError):
     """The history cannot be used; the message is one line."""
 
 

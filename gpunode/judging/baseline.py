@@ -22,12 +22,10 @@ GOOD = (Status.PASS, Status.NOTE, Status.WARN, Status.SKIP)
 def read_baselines(path: Path) -> dict[str, Baseline]:
     """Read a report and return the figures of its nodes by host. Raises UsageError with one line."""
     try:
-        report = Report.model_validate(json.loads(path.read_bytes()))
+        content = path.read_bytes()
     except OSError as err:
         raise UsageError(f"--baseline {path}: cannot be read: {err.strerror}") from None
-    except (ValueError, RecursionError) as err:
-        detail = first_error(err) if isinstance(err, ValidationError) else str(err)
-        raise UsageError(f"--baseline {path}: not a report of gpunode validate --format json: {detail}") from None
+    report = report_of(content, f"--baseline {path}")
     all_nodes = {node.host: of_node(node, f"{path.name} of {report.finished_at}") for node in report.nodes}
     baselines = {host: baseline for host, baseline in all_nodes.items() if baseline.figures}
     if not baselines:
@@ -35,6 +33,15 @@ def read_baselines(path: Path) -> dict[str, Baseline]:
             f"--baseline {path}: it contains no figure of a real GPU: run gpunode validate --level standard first"
         )
     return baselines
+
+
+def report_of(content: bytes, where: str) -> Report:
+    """Parse a report. Raises UsageError with one line that names ``where``."""
+    try:
+        return Report.model_validate(json.loads(content))
+    except (ValueError, RecursionError) as err:
+        detail = first_error(err) if isinstance(err, ValidationError) else str(err)
+        raise UsageError(f"{where}: not a report of gpunode validate --format json: {detail}") from None
 
 
 def without_figures(path: Path, nodes: Iterable[NodeReport], baselines: Mapping[str, Baseline]) -> str | None:

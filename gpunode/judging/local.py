@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from gpunode import __version__
@@ -15,6 +14,7 @@ from gpunode.facts import facts_from_bundle
 from gpunode.judging.report import NodeReport, Report, judged, report, unreachable
 from gpunode.judging.request import JudgingRequest, findings_of, selected_checks
 from gpunode.probe import Answer
+from gpunode.text import now
 
 CUT = ("left of the time for the whole probe", "the time for the whole probe is used up", "not finished within")
 """In the reason for data that the budget cut off."""
@@ -26,7 +26,7 @@ class LocalJudging:
     def __init__(
         self, expect: Path | None, policy: Path | None, selected: tuple[str, ...], skipped: tuple[str, ...]
     ) -> None:
-        self._started = datetime.now(UTC)
+        self._started = now()
         load()
         origins.table()
         load_packages(registry)
@@ -43,10 +43,8 @@ class LocalJudging:
 
     def report(self, answer: bytes, *, until: float, seconds: float) -> Report:
         """Return the report on the probe's answer; checks that have not begun by ``until`` are not run."""
-        form = "%Y-%m-%dT%H:%M:%SZ"
         node = self._node(answer, until, seconds)
-        started, finished = self._started.strftime(form), datetime.now(UTC).strftime(form)
-        return report([node], level="quick", version=__version__, started_at=started, finished_at=finished)
+        return report([node], level="quick", version=__version__, started_at=self._started, finished_at=now())
 
     def _node(self, answer: bytes, until: float, seconds: float) -> NodeReport:
         name = os.uname().nodename

@@ -61,7 +61,7 @@ class Record(Fact):
 
     @field_validator("values")
     @classmethod
-    def _has_measured_numbers(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _has_measured_numbers(cls, values: object) -> object:
         waiting: list[Any] = [values]
         while waiting:
             value = waiting.pop()
