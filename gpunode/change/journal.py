@@ -7,7 +7,6 @@ the same command begins with it again, and each act may be repeated.
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +15,7 @@ from pydantic import Field, ValidationError
 from gpunode.change.states import ACTS, FINAL, OUT_OF_SERVICE, ChangeState, after
 from gpunode.errors import UndeterminedError
 from gpunode.frozen import Frozen, FrozenByName, invalid_field
+from gpunode.text import now
 from gpunode.whole import make_private_folder, whole_file
 
 FILE = "journal.json"
@@ -96,11 +96,6 @@ class RunRecord(FrozenByName):
             for name, node in self.nodes.items()
             if node.began("change") and node.state is not ChangeState.ROLLED_BACK
         }
-
-
-def now() -> str:
-    """Return the time in UTC."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def new_token() -> str:

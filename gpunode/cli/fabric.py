@@ -17,7 +17,7 @@ from gpunode.cli import selection as selection_
 from gpunode.cli.options import EXPECT, STRICT
 from gpunode.cli.outputs import CommandWithOutputs
 from gpunode.cli.selection import Selection
-from gpunode.cli.validate import now, write
+from gpunode.cli.validate import write
 from gpunode.errors import UsageError
 from gpunode.fabric import starters
 from gpunode.fabric.over_ssh import over_ssh
@@ -31,6 +31,7 @@ from gpunode.history.recording import record_fabric
 from gpunode.judging.baseline import read_baselines
 from gpunode.judging.expectation import read_expectation
 from gpunode.judging.report import exit_code, report
+from gpunode.text import now
 from gpunode.workload.distributed import missing_ranks
 from gpunode.workload.image import read_image_file
 from gpunode.workload.run import PYTORCH, image_of

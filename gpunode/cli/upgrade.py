@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gpunode.catalog import load
-from gpunode.change.journal import RunRecord, now, read
+from gpunode.change.journal import RunRecord, read
 from gpunode.cli.options import ASK_BECOME_PASS, FORMAT, LIMIT, PARALLEL, TIMEOUT, Command, Seconds, inventory_option
 from gpunode.cli.selection import ask_password, shown_progress
 from gpunode.cli.verbs import loading
@@ -22,7 +22,7 @@ from gpunode.names import fold
 from gpunode.report.change import change_lines, counted_states, live_lines, plan_lines, report_lines
 from gpunode.stack import Request
 from gpunode.stack.option_values import driver_request
-from gpunode.text import printable, printable_json
+from gpunode.text import now, printable, printable_json
 
 if TYPE_CHECKING:
     from gpunode.upgrade.command import ChangeGoal, ChangeOptions

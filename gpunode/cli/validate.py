@@ -34,8 +34,7 @@ from gpunode.judging.write_expect import SETTINGS, must_be_writable, settings_of
 from gpunode.report import formats
 from gpunode.report.fixes import Origin, of_run
 from gpunode.report.fleet import compared
-from gpunode.text import now as now  # noqa: PLC0414 (--fabric imports it from here)
-from gpunode.text import printable
+from gpunode.text import now, printable
 from gpunode.whole import write_whole
 from gpunode.workload.options import DEEP_ONLY, WorkloadOptions
 

@@ -22,6 +22,7 @@ from gpunode.content import ansible_environment, ansible_program
 from gpunode.errors import UsageError
 from gpunode.fleet import process
 from gpunode.text import did_you_mean, listed, nearest
+from gpunode.whole import exists
 from gpunode.yaml_file import Expanded, load_bounded
 
 TIMEOUT_S = 120.0
@@ -191,7 +192,7 @@ def _explain(stderr: str, sources: Sequence[str], limit: str | None, vault: Sequ
 
 def _fault(path: Path) -> str | None:
     """Return the error in an inventory file; None for a program, and if no error is found."""
-    if not path.is_file() or os.access(path, os.X_OK):
+    if not (exists(path) and path.is_file()) or os.access(path, os.X_OK):
         return None
     try:
         content = load_bounded(path.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from gpunode.fleet.inventory import Inventory, read
 from gpunode.stack import LOCK_NAME, Plan, Stack, lock_document
 from gpunode.stack.inert import FREE_TEXT, refuse_templates
 from gpunode.variables import refuse_unknown, refuse_wrong_values
-from gpunode.whole import write_whole
+from gpunode.whole import exists, write_whole
 from gpunode.yaml_file import load_bounded
 
 LOCK_FILE = f"{LOCK_NAME}.yml"
@@ -117,7 +117,7 @@ def _refuse_poisoned_locks(inventory: Inventory) -> None:
 
 def _lock_file(sources: Iterable[str], lock: Any) -> Path | None:
     """Return the variable file of the inventories with this lock."""
-    folders = [path if path.is_dir() else path.parent for path in map(Path, sources) if path.exists()]
+    folders = [path if path.is_dir() else path.parent for path in map(Path, sources) if exists(path)]
     files = (file for folder in folders for file in sorted(folder.glob(f"*_vars/*/{LOCK_FILE}")))
     return next((file for file in files if _as_read(file.read_text(encoding="utf-8")) == lock), None)
 
@@ -217,7 +217,7 @@ def _folder(sources: tuple[str, ...]) -> Path:
     if len(sources) != 1:
         raise UsageError("--write needs one inventory: with several the location of the lock is ambiguous")
     path = Path(sources[0])
-    if not path.exists():
+    if not exists(path):
         raise UsageError(f"--write: {sources[0]} is not a file or directory, so a lock has no location")
     folder = path if path.is_dir() else path.parent
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -1,6 +1,5 @@
 """One command that changes a fleet: its options and its goal as plain values, and the runs that belong to it."""
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from gpunode.stack import Request
 from gpunode.upgrade.runs import ROLLBACK, one_at_a_time, run_to_take_back, runs_folder
 from gpunode.upgrade.waves import NO_PART
 from gpunode.variables import refuse_extra_variables
-from gpunode.whole import write_whole
+from gpunode.whole import exists, write_whole
 
 PAUSE, ABORT = "pause", "abort"
 """Files in a run's folder: the run stops before its next wave, and with the second one is finished then."""
@@ -109,9 +108,8 @@ class ChangeCommand:
     def identity(self) -> tuple[str, ...]:
         """Return what makes two commands the same."""
         options = self.options
-        # A list of hosts may be longer than a file's name: Path.exists raises OSError then.
-        exists = os.path.exists
-        sources = [str(Path(source).absolute()) if exists(source) else source for source in options.inventories]
+        paths = map(Path, options.inventories)
+        sources = [str(path.absolute()) if exists(path) else str(path) for path in paths]
         words = (f"--limit {options.limit}", self.goal.title, f"--scheduler {options.scheduler}")
         return (*sources, *words, *options.extra_vars)
 

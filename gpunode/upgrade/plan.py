@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime
 from packaging.version import Version
 
 from gpunode.catalog import load
-from gpunode.change.journal import Journal, NodeRecord, RunRecord, new_token, now
+from gpunode.change.journal import Journal, NodeRecord, RunRecord, new_token
 from gpunode.change.scheduler import Availability, Scheduler, SchedulerError, SchedulerMissingError
 from gpunode.change.states import OUT_OF_SERVICE, ChangeState
 from gpunode.errors import UsageError
@@ -16,7 +16,7 @@ from gpunode.fleet.inventory import Inventory
 from gpunode.provisioning.node_stack import with_request
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, plan
 from gpunode.stack.plan import PlanGroup
-from gpunode.text import listed
+from gpunode.text import listed, now
 from gpunode.upgrade.command import ChangeCommand, ChangeGoal
 from gpunode.upgrade.looks import NodeLook
 from gpunode.upgrade.runs import owner

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpunode.change.journal import Journal, now, runs
+from gpunode.change.journal import Journal, runs
 from gpunode.errors import UsageError
 from gpunode.history.store import HistoryError, state_folder
+from gpunode.text import now
 from gpunode.whole import make_private_folder
 
 LEASE = "lease"
