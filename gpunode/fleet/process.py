@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gpunode.errors import UndeterminedError, UsageError
 
@@ -76,11 +76,10 @@ def run(  # noqa: PLR0913
     Lines of the output end as the program ended them: a carriage return in it starts no line.
     Raises UsageError if the program cannot be started, UndeterminedError if it exceeds ``timeout_s`` or ``most_bytes``.
     """
-    source: int | IO[bytes] = subprocess.DEVNULL if stdin is None else subprocess.PIPE
     try:
         process = subprocess.Popen(
             list(argv),
-            stdin=source,
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(env) if env is not None else None,
