@@ -41,6 +41,8 @@ class Cluster(Slurm):
     def boot(self, *words: str) -> None:
         """Start slurmd again; with ``-b`` as after a boot."""
         ended(self.slurmd)
+        # slurmctld does not notice a boot in the second of slurmd's last answer.
+        time.sleep(2 if words else 0)
         object.__setattr__(
             self,
             "slurmd",
