@@ -68,9 +68,12 @@ def ask(
                 # As in fleet.collector: one that hangs in the resolver must not keep the process from exiting.
                 threading.Thread(target=one, args=(target, abort, end), daemon=True).start()
             with suppress(queue.Empty):
-                name, reason = answers.get(timeout=_LOOK_S)
-                if running.pop(name, None) is not None:
-                    reasons[name] = reason
+                wait_s = _LOOK_S
+                while True:
+                    name, reason = answers.get(timeout=wait_s)
+                    wait_s = 0.0  # what came meanwhile counts before anybody is late
+                    if running.pop(name, None) is not None:
+                        reasons[name] = reason
             for name, (abort, end) in list(running.items()):
                 if time.monotonic() - end >= _GRACE_S:
                     del running[name]

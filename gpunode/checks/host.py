@@ -62,7 +62,7 @@ SIZE_TOLERANCE = Threshold(
     most=1,
 )
 PERFORMANCE = ("performance",)
-UNLIMITED = ("infinity", "unlimited", "-1", "18446744073709551615")
+UNLIMITED = ("infinity", "unlimited", "-1", "18446744073709551615", "9223372036854775807")
 
 
 @registry.check(

@@ -222,7 +222,7 @@ def command(to: str | None, **values: Any) -> int:
     """Install a driver on many nodes by canary and waves, and return only nodes that are as good as before.
 
     Prints the plan first. Each wave is prepared while its nodes work (packages are downloaded and verified), drained,
-    changed by playbooks/site.yml, rebooted where that is due, compared with its state before, and returned. A node that
+    changed by playbooks/site.yml, rebooted if pending, compared with its state before, and returned. A node that
     is worse gets its earlier release again, or stays drained with the reason. After Ctrl-C or a crash the same command
     continues. Nodes with the same gpunode_failure_domain change together. Exit codes: 0 all nodes returned, 1 a node
     failed or was not begun, 2 wrong usage, 3 a node could not be reached or planned.

@@ -151,7 +151,9 @@ class Gateways:
 
     def close(self) -> None:
         """Close all of them, the nearest last."""
-        for gateway in reversed(self._entries.values()):
+        with self._lock:
+            entries = [*self._entries.values()]
+        for gateway in reversed(entries):
             if gateway.connection is not None:
                 gateway.connection.close()
         self.abort()

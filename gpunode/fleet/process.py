@@ -1,5 +1,6 @@
 """Short local helpers (ansible-inventory, ssh -G …): limits of time and output, a process group, no shell."""
 
+import errno
 import os
 import select
 import selectors
@@ -88,8 +89,10 @@ def run(  # noqa: PLR0913
     except FileNotFoundError:
         raise UsageError(f"{argv[0]} is not installed on this machine") from None
     except OSError as err:
-        why = f"{err.strerror} (a program is executable, and a script begins with #!)"
-        raise UsageError(f"{argv[0]} cannot be started: {why}") from None
+        why = f"{argv[0]} cannot be started: {err.strerror}"
+        if err.errno in (errno.EACCES, errno.ENOEXEC):
+            raise UsageError(f"{why} (a program is executable, and a script begins with #!)") from None
+        raise UndeterminedError(why) from None
     with process:
         try:
             stdout, stderr = _output(process, (stdin or "").encode(), time.monotonic() + timeout_s, most_bytes)

@@ -58,9 +58,6 @@ TIME_DAEMONS = ("systemd-timesyncd", "ntp", "ntpsec")
 DIRECTORY = {"apt": ("sssd-ldap", "libnss-sss", "libpam-sss"), "dnf": ("sssd-ldap", "sssd-client", "authselect")}
 
 
-"""Renders a template of the role: its name, and its values as keywords."""
-
-
 class BaseResult(Frozen):
     """What the role's own tasks do."""
 

@@ -35,7 +35,8 @@ from gpunode.provisioning.transaction import Transaction
 SOURCES, KEY, YUM, RPM_KEY = repository_paths("docker")
 UNATTENDED = "/etc/apt/apt.conf.d/52gpunode-docker"
 USERS = "/var/lib/gpunode/docker/users"
-DATA = ("/var/lib/docker", "/var/lib/containerd")
+CONTAINERD_DATA = "/var/lib/containerd"
+DATA = ("/var/lib/docker", CONTAINERD_DATA)
 DROP_INS = "/etc/systemd/system/docker.service.d"
 DATA_ROOT = "data_root"
 """Name of the question for the owner of the engine's data folder."""
@@ -164,17 +165,23 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     change = daemon_change(state, docker, now, ROLE.name, {}, allow_busy=context.allow_busy)
     stays = now.package is not None and not ours
     # kubelet's pods run in it.
-    manifest = keeping(manifest, CONTAINERD if uses_containerd(context) else ())
+    kubelet = uses_containerd(context)
+    manifest = keeping(manifest, state, CONTAINERD if kubelet else ())
     users = [name for name in _recorded_users(state) if name in (docker.group or ())]
     data = [folder for folder in DATA if ROLE.of(context).remove_data and not stays and _filled(state, folder)]
+    data = [folder for folder in data if not (kubelet and folder == CONTAINERD_DATA)]
     restored = [file.model_copy(update={"phase": "before"}) for file in change.files]
     restored += [ManagedFile(path=path, content=None) for path in PURGES if ours]
     more = {
         "files": (*restored, *manifest.files),
         "packages": None if stays else manifest.packages,
         # gpasswd fails for a user who is gone, or left the group.
-        "commands": tuple(
-            NodeCommand(argv=("gpasswd", "--delete", name, "docker"), phase="before", may_fail=True) for name in users
+        "commands": (
+            *manifest.commands,
+            *(
+                NodeCommand(argv=("gpasswd", "--delete", name, "docker"), phase="before", may_fail=True)
+                for name in users
+            ),
         ),
         "units": change.units if stays else (),
         "refusals": (*refusals, *change.refusals),

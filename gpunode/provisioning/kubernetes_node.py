@@ -158,7 +158,8 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
         files.append(restored.model_copy(update={"backup": text not in (None, before, ours)}))
         files.append(ManagedFile(path=BEFORE, content=None, phase="after", private=True))
     # An engine that was installed since then needs it.
-    manifest = keeping(manifest, CONTAINERD if installed_engine(state.installed).package else ())
+    engine = installed_engine(context.planned.installed(state.installed)).package
+    manifest = keeping(manifest, state, CONTAINERD if engine else ())
     change = restarted(state, changes, context.allow_busy, "its configuration was restored")
     goes = any(reason.startswith("containerd") for reason in manifest.pending_reasons)
     swapped = state.kind(SWAP) == "file"

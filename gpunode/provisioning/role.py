@@ -19,10 +19,11 @@ from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
     Manifest,
+    NodeCommand,
     UnitState,
     no_package_manager,
 )
-from gpunode.provisioning.package_record import removable
+from gpunode.provisioning.package_record import installed_by_role, removable
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.templates import program, rendered
 from gpunode.provisioning.transaction import Transaction
@@ -285,13 +286,21 @@ class Role(Generic[S]):
         return tuple(UnitState(name=name, enabled=False, state="stopped", phase="before") for name in there)
 
 
-def keeping(manifest: Manifest, names: Collection[str]) -> Manifest:
-    """Return a removal in which packages stay that somebody else uses, though the role installed them."""
-    if not names or manifest.packages is None:
+def keeping(manifest: Manifest, state: NodeState, names: Collection[str]) -> Manifest:
+    """Return a removal in which packages stay that somebody else uses, though the role installed them.
+
+    They stay in its record, for a removal that comes later; apt does not remove them as dependencies of others.
+    """
+    change, there = manifest.packages, [name for name in names if name in state.installed]
+    if change is None or not there:
         return manifest
-    going = tuple(name for name in manifest.packages.remove_new if name not in names)
+    going = tuple(name for name in change.remove_new if name not in names)
+    recorded = {*there} & installed_by_role(state, change.memory or "")
+    manual = NodeCommand(argv=("apt-mark", "manual", *there), changes=False, phase="before")
     return manifest.updated(
-        packages=manifest.packages.model_copy(update={"remove_new": going, "never": tuple(names)}),
+        files=tuple(file for file in manifest.files if not (recorded and file.path == change.memory)),
+        packages=change.model_copy(update={"remove_new": going, "never": tuple(names)}),
+        commands=(manual,) if state.apt is not None else (),
         pending_reasons=tuple(
             reason for reason in manifest.pending_reasons if reason not in {f"{name} must be removed" for name in names}
         ),

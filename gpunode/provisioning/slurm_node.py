@@ -41,9 +41,6 @@ _VERSION = re.compile(r"keep|[0-9][\w.*:~+-]{0,60}")
 _LINE = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]*")
 
 
-"""Renders a template of the role: its name, and its values as keywords."""
-
-
 class SlurmNodeSettings(PackageSettings):
     """Variables of the role."""
 

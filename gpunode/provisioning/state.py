@@ -156,9 +156,10 @@ class NodeState(Reported):
     def attributes(self, path: str) -> dict[str, str]:
         """Return mode and owner of a file, for a new text of it; none if it does not exist."""
         there = self.files.get(path)
-        if there is None or there.kind != "file" or not (there.mode and there.owner and there.group):
+        if there is None or there.kind != "file":
             return {}
-        return {"mode": there.mode, "owner": there.owner, "group": there.group}
+        known = {"mode": there.mode, "owner": there.owner, "group": there.group}
+        return {name: value for name, value in known.items() if value}
 
     def kind(self, path: str) -> str:
         """Return the kind of a path; unknown if it was not requested, or could not be read."""

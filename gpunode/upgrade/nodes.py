@@ -98,7 +98,7 @@ class AnsibleNodes:
         return self._play("site.yml", nodes, {"gpunode_reboot": "never"})
 
     def reboot(self, nodes: Records) -> Results:
-        """Run the site playbook again: it reboots where that is due, and does what waited for it."""
+        """Run the site playbook again: it reboots if that is pending, and does what waited for it."""
         return self._play("site.yml", nodes, {"gpunode_reboot": "when_needed", "__gpunode_scheduler": self.scheduler})
 
     def validate(self, nodes: Records) -> Results:

@@ -129,7 +129,7 @@ def simulated(options, arguments):
 
 def refuse_what_is_not_ours(question, present, install, remove):
     """Raise AptError if the transaction would touch packages outside the question."""
-    never = sorted(name for name in {*install, *remove} if matches(name, question["never"]))
+    never = touched(question, {*install, *remove})
     if never:
         raise AptError(f"it would also touch {', '.join(never)}, which this role does not manage")
     gone = sorted(name for name in remove - question["going"] if not matches(name, question["expendable"]))
@@ -192,7 +192,11 @@ def leaving(question, present):
         going |= came
     loose = simulated(unneeded, ["autoremove"])[1]
     orphans = (simulated(unneeded, ["autoremove", *sorted(going)])[1] - loose) & own
-    going |= {name for name in orphans if not matches(name, question["never"])}
+    orphans = {name for name in orphans if not matches(name, question["never"])}
+    if question["never"] and touched(question, removed(going | orphans)):
+        # What stays needs some of them.
+        orphans = {name for name in orphans if not touched(question, removed({name}))}
+    going |= orphans
     staying = {name: row[0] for name, row in present.items() if name not in going}
     if not question["simulate"] and staying.keys() & set(question["restore"]):
         with suppress(AptError):  # the lists fetched before are used then
@@ -235,6 +239,11 @@ def edited(names):
         except OSError:
             found.add(package)
     return found
+
+
+def touched(question, names):
+    """Return the names of packages that the transaction must not change."""
+    return sorted(name for name in names if matches(name, question["never"]))
 
 
 def removed(names):

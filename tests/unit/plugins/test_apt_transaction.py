@@ -585,6 +585,28 @@ def test_orphans_of_the_role_go_and_those_of_others_stay(
     assert machine.changes[0][-5:] == ["--purge", "remove", *going]
 
 
+def test_orphans_that_a_package_that_stays_needs_stay_too(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """containerd stays for kubelet, and with it runc, which came with docker.io."""
+    names = ("docker.io", "containerd", "runc", "tini")
+    monkeypatch.setitem(globals(), "DATABASE", {**DATABASE, **dict.fromkeys(names, "1 installed install")})
+    memory = tmp_path / "packages-before"
+    memory.write_text("# installed by gpunode\n" + "\n".join([*names, ""]))
+
+    class Apt(Machine):
+        def output_of(self, argv: list[str], limit_s: int = 0) -> str:
+            if "remove" not in argv:
+                return super().output_of(argv, limit_s)
+            going = {*argv[argv.index("remove") + 1 :]}
+            going |= {"docker.io", "containerd"} if "runc" in going else set()
+            return "".join(f"Purg {name} [1]\n" for name in sorted(going))
+
+    machine = Apt(autoremove="".join(f"Remv {name} [1]\n" for name in names))
+    parts = {"remove_new": ["docker.io"], "never": ["containerd"], "memory": str(memory)}
+    assert asked(script, machine, state="absent", **parts)["remove"] == ["docker.io", "tini"]
+
+
 def test_configuration_that_a_cut_off_transaction_left_is_purged(script: Any) -> None:
     machine = Machine("Purg gone [1.0-1]\nPurg libnccl2 [2.27.3]")
     output = asked(script, machine, state="absent", remove=["libnccl2", "gone"])

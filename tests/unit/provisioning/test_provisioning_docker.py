@@ -406,13 +406,21 @@ def test_absent_leaves_the_containerd_of_kubelet(settled: NodeState, kubelet: bo
     document = settled.model_dump()
     document["contents"][BEFORE] = record
     document["files"][BEFORE] = file(record)
-    run = context(others={"kubernetes_node": {"state": "present"}} if kubelet else {})
+    for folder in ("/var/lib/docker", "/var/lib/containerd"):
+        document["files"][folder] = {"kind": "folder", "mode": "0710", "entries": 3}
+    kubernetes = {"kubernetes_node": {"state": "present"}} if kubelet else {}
+    run = context(others={"docker": {"remove_data": True}, **kubernetes})
     manifest = planned("docker", NodeState.model_validate(document), run, state="absent")
     assert "docker.io must be removed" in manifest.pending_reasons
     assert ("containerd must be removed" in manifest.pending_reasons) is not kubelet
     assert manifest.packages is not None
     assert ({"containerd", "containerd.io"} <= {*manifest.packages.remove_new}) is not kubelet
     assert ("containerd" in manifest.packages.never) is kubelet
+    # It stays in the record: a removal that comes later, without kubelet, removes it.
+    assert any(one.path == BEFORE for one in manifest.files) is not kubelet
+    manual = ("apt-mark", "manual", "containerd")
+    assert any(command.argv == manual for command in manifest.commands) is kubelet
+    assert special(manifest).data == (("/var/lib/docker",) if kubelet else ("/var/lib/docker", "/var/lib/containerd"))
 
 
 @pytest.mark.parametrize("record", ["docker.io\ncontainerd\nrunc\n", f"{MARK}\ndocker-compose\n"])
