@@ -148,7 +148,10 @@ def configured_format(words: Sequence[str]) -> str:
 
 def _site_file(words: Sequence[str]) -> SettingsFile | None:
     """Return the file beside the inventory or in the folder above it, else the one of the current folder or above."""
-    folders = list(_folders_of_inventory(words)) or [_here(), *_here().parents]
+    folders = list(_folders_of_inventory(words))
+    if not folders:
+        here = _here()
+        folders = [here, *here.parents]
     home = _home()
     for folder in folders:
         if (file := _read(folder / NAME)) or (file := _read(folder / PROJECT)):

@@ -128,8 +128,9 @@ def present(state: NodeState, settings: DockerSettings, context: Context) -> Man
     if switches:
         files += [ManagedFile(path=path, content=None) for path in PURGES]
     if users and now.package:
-        known = sorted({*_recorded_users(state), *users})
-        files.append(ManagedFile(path=USERS, content="".join(f"{name}\n" for name in known), phase="after"))
+        recorded = sorted({*_recorded_users(state), *users})
+        files.append(ManagedFile(path=USERS, content="".join(f"{name}\n" for name in recorded), phase="after"))
+    known = [] if brings_users(state, context) else [name for name in users if name not in context.planned.users]
     return Manifest(
         role=ROLE.name,
         files=tuple(files),
@@ -146,9 +147,7 @@ def present(state: NodeState, settings: DockerSettings, context: Context) -> Man
             *(f"{name} is not in the group docker" for name in users),
         ),
         result=DockerResult(
-            known=tuple(
-                name for name in users if name not in context.planned.users and not brings_users(state, context)
-            ),
+            known=tuple(known),
             folders=tuple(ManagedFolder(path=path, mode="0710") for path in missing),
         ),
     )
@@ -168,8 +167,9 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
     kubelet = uses_containerd(context)
     manifest = keeping(manifest, state, CONTAINERD if kubelet else ())
     users = [name for name in _recorded_users(state) if name in (docker.group or ())]
-    data = [folder for folder in DATA if ROLE.of(context).remove_data and not stays and _filled(state, folder)]
-    data = [folder for folder in data if not (kubelet and folder == CONTAINERD_DATA)]
+    clears = ROLE.of(context).remove_data and not stays
+    kept = {CONTAINERD_DATA} if kubelet else set[str]()
+    data = [folder for folder in DATA if clears and folder not in kept and _filled(state, folder)]
     restored = [file.model_copy(update={"phase": "before"}) for file in change.files]
     restored += [ManagedFile(path=path, content=None) for path in PURGES if ours]
     more = {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.manifest import ManagedFile, NodeCommand
+from gpunode.provisioning.role import Texts
 from gpunode.provisioning.state import BOOT_ID, Look, NodeState
 
 GRUB = "/etc/default/grub.d/90-gpunode.cfg"
@@ -34,7 +34,7 @@ class BootPlan:
     pending_reasons: tuple[str, ...] = ()
 
 
-def plan(state: NodeState, requested: tuple[str, ...], notes: list[str], text: Callable[..., str]) -> BootPlan:
+def plan(state: NodeState, requested: tuple[str, ...], notes: list[str], text: Texts) -> BootPlan:
     """Return how to add the parameters to the command line, and remove those of earlier runs."""
     boot_id, recorded = _record(state)
     if not requested and not recorded and state.files[GRUB].kind == "absent":

@@ -7,7 +7,7 @@ link when PFC changes: drivers/net/ethernet/mellanox/mlx5/core/en_dcbnl.c. Traff
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.differences import file_reasons
 from gpunode.provisioning.engines import gpu_users
 from gpunode.provisioning.manifest import ManagedFile, NodeCommand, UnitState
+from gpunode.provisioning.role import Texts
 from gpunode.provisioning.state import NodeState
 from gpunode.provisioning.templates import program
 from gpunode.text import listed
@@ -52,7 +53,7 @@ def unit_of(interface: str) -> str:
     return f"gpunode-roce@{escaped}.service"
 
 
-def plan(state: NodeState, settings: RdmaSettings, context: Context, text: Callable[..., str]) -> RocePlan:
+def plan(state: NodeState, settings: RdmaSettings, context: Context, text: Texts) -> RocePlan:
     """Return how to set the requested interfaces, and restore those that are not requested any more.
 
     Raises UsageError for interfaces without a setting, and settings without an interface.

@@ -1,11 +1,12 @@
 """Files of the role nvidia_driver on a node, and their text."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from gpunode.provisioning.apt_sources import missing_components
 from gpunode.provisioning.driver.model import DriverPlan, DriverSettings
 from gpunode.provisioning.driver.sources import SOURCES
 from gpunode.provisioning.manifest import ManagedFile
+from gpunode.provisioning.role import Texts
 from gpunode.stack.naming import any_revision
 
 SOURCES_FILE = "/etc/apt/sources.list.d/gpunode-nvidia-driver.sources"
@@ -23,7 +24,7 @@ ALL = (SOURCES_FILE, PREFERENCES, UNATTENDED, NOUVEAU, DRACUT, OPTIONS, PERSISTE
 PIN_PRIORITY = 1001
 
 
-def sources_text(plan: DriverPlan, text: Callable[..., str]) -> str | None:
+def sources_text(plan: DriverPlan, text: Texts) -> str | None:
     """Return the file of apt sources for the components with the driver; None if the node's own sources have them."""
     components, system = SOURCES[plan.stack.source].components, plan.node.os
     if not components or system is None or plan.state.apt is None:
@@ -33,7 +34,7 @@ def sources_text(plan: DriverPlan, text: Callable[..., str]) -> str | None:
     return text("components.sources.j2", stanzas=stanzas) if stanzas else None
 
 
-def preferences_text(plan: DriverPlan, release: str, text: Callable[..., str]) -> str:
+def preferences_text(plan: DriverPlan, release: str, text: Texts) -> str:
     """Return the preferences that pin the closure to a release, or to a pattern of releases."""
     source = SOURCES[plan.stack.source]
     names = [f"src:{name}" for name in source.pin_sources] or list(source.pin_packages)
@@ -41,13 +42,13 @@ def preferences_text(plan: DriverPlan, release: str, text: Callable[..., str]) -
     return text("preferences.pref.j2", why="all packages of the driver come in this one version.", pins=[pin])
 
 
-def unattended_text(names: Iterable[str], text: Callable[..., str]) -> str:
+def unattended_text(names: Iterable[str], text: Texts) -> str:
     """Return the list for unattended upgrades; the next run reads from it what this role holds."""
     why = "the driver changes only on request, other upgrades continue."
     return text("unattended.conf.j2", why=why, names=list(names))
 
 
-def common_files(settings: DriverSettings, text: Callable[..., str], *, dracut: bool) -> Iterator[ManagedFile]:
+def common_files(settings: DriverSettings, text: Texts, *, dracut: bool) -> Iterator[ManagedFile]:
     """Yield the files that do not depend on the package manager; ``dracut``: it builds the initramfs."""
     yield ManagedFile(path=DRACUT, content=text("dracut.conf.j2") if dracut else None)
     options = settings.module_options

@@ -156,7 +156,8 @@ def test_collect_saves_the_others_and_what_it_saved_is_judged_the_same(
     number = fleet(bundles, seed)
     saved.mkdir()
     with Recorder("collect", "quick", "2026-11-29T00:00:00Z") as recorder, Evaluator() as evaluator:
-        nodes = list(collecting._collected(Saved(bundles), saved, recorder, evaluator, verbose=False))  # type: ignore[arg-type]
+        source: Any = Saved(bundles)  # in place of nodes over SSH
+        nodes = list(collecting._collected(source, saved, recorder, evaluator, verbose=False))
         recorder.finish("collected", "2026-11-29T00:00:01Z")
         live = {node.report.host: node.report for node in evaluator.judge_fleet(Saved(bundles).collect())}
         again = {node.report.host: node.report for node in evaluator.judge_fleet(Saved(saved).collect())}
