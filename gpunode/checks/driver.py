@@ -246,6 +246,8 @@ def nouveau(node: NodeFacts) -> Iterator[CheckResult]:
         )
     elif not driver_installed(node):
         yield CheckResult(Status.SKIP, "no NVIDIA driver is installed, and nouveau is not loaded")
+    elif node.kernels is not None and not any(kernel.image for kernel in node.kernels):
+        yield CheckResult(Status.SKIP, "no kernel is installed here, so no nouveau: the node is started from outside")
     elif not node.nouveau_blacklisted:
         yield CheckResult(
             Status.WARN, "nouveau is not loaded, but not blacklisted: it may bind to the GPU on the next boot"

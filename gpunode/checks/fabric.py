@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterator
 
 from gpunode.catalog import Platform, load
+from gpunode.checks.board import DIVIDED
 from gpunode.checks.compare import equals, failed, passed, skipped, undetermined
 from gpunode.checks.driver import same_version
 from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, model_of, of_one_gpu, seen_gpus
 from gpunode.checks.machine import gpu_ids, is_guest, nvswitches, platforms
-from gpunode.checks.registry import CheckResult, Skip, Status, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.units import Unit
 from gpunode.text import listed
@@ -29,9 +30,11 @@ def needed_services(node: NodeFacts) -> tuple[str, ...]:
     """Return services that the node's platform needs, if all platforms with its GPUs agree.
 
     If no platform has this number of GPUs, because one fell off the bus, all platforms with this model must agree.
-    NVSwitches on the bus need a fabric manager whatever the catalog has for the platform.
+    NVSwitches on the bus need a fabric manager whatever the catalog has for the platform. A guest without them that
+    has a part of a board needs none, as far as it can see.
     """
-    known = platforms(node) or _with_this_model(node)
+    divided = is_guest(node) and not nvswitches(node) and len(node.gpus_on_bus or ()) in DIVIDED
+    known = platforms(node) or (() if divided else _with_this_model(node))
     agreed = set(known[0].services).intersection(*(platform.services for platform in known)) if known else set()
     if nvswitches(node):
         agreed.add("fabric-manager")
@@ -85,6 +88,8 @@ def manager(node: NodeFacts) -> Iterator[CheckResult]:
     units = {unit.name: unit for unit in node.units or ()}
     if not services:
         yield from _unasked(units, _unknown_platform(node))
+    if services and node.systemd is False:
+        raise Undetermined(f"the node was not booted with systemd: whether {listed(services)} runs is unknown")
     for service in services:
         unit = units.get(UNITS[service])
         by_manager = _started_by_manager(node) if service == "nvlsm" and not installed(unit) else None

@@ -85,6 +85,9 @@ def persistence(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = seen_gpus(node)
     for gpu in gpus:
         yield of_one_gpu(_mode_of, gpu, seen_by_guest=True, held=_held_by_daemon(node))
+    if node.systemd is False:
+        yield skipped("not booted with systemd: what sets the mode is unknown", component="nvidia-persistenced")
+        return
     daemon = next((unit for unit in node.units or () if unit.name == PERSISTENCE_UNIT), None)
     state = daemon.active if daemon is not None else "not installed"
     if state == "active":

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from gpunode.checks.compare import failed, passed, undetermined
+from gpunode.checks.compare import failed, passed, skipped, undetermined
 from gpunode.checks.figures import OF_FIGURES, judged
 from gpunode.checks.machine_shape import NVLINKS
 from gpunode.checks.measurements import MeasuredNode, measurement_check
@@ -66,7 +66,7 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
     elif wrong:
         yield corrupted(wrong, f"{name} over {values.ranks} ranks")
     elif values.ranks < 2:
-        yield undetermined(f"{name}: a single rank measures no collective")
+        yield skipped("only one GPU")
     elif not values.rows:
         yield undetermined(f"{name}: no message size was recorded")
     else:
@@ -98,7 +98,9 @@ def transport(values: NcclValues, record: Record, run: MeasuredNode) -> Iterator
     used = ", ".join(f"{number} by {way}" for way, number in values.transports.items()) or ", ".join(values.kinds)
     expected, status = _expected_transport(values, run, reduces=name == "all-reduce")
     measured = ", ".join(values.kinds)
-    if not values.kinds:
+    if values.ranks < 2:
+        yield skipped("only one GPU")
+    elif not values.kinds:
         yield undetermined(f"{name}: NCCL's log contains no transport")
     elif status is Status.PASS:
         yield passed(f"{name}: {used}", expected=expected, measured=measured)

@@ -17,7 +17,7 @@ KERNEL = "Linux, Documentation/networking/ip-sysctl.rst: rp_filter"
 
 @registry.check(
     "rdma.routes",
-    needs=("infiniband", "nics", "source_routes", "addresses"),
+    needs=("infiniband", "nics"),
     means="RoCE interfaces that share an IPv4 network have a rule and a table of their own: otherwise all answers "
     "leave on the first one, and a strict reverse path filter drops what arrives on the others.",
     remedy="For each rail: ip rule add from ADDRESS lookup TABLE, and ip route add NETWORK dev INTERFACE table TABLE; "
@@ -36,6 +36,9 @@ def routes(node: NodeFacts) -> Iterator[CheckResult]:
         for name in port.interfaces
     }
     routes = node.source_routes
+    for name in ("source_routes", "addresses"):
+        if names and (gap := node.gap(name)):
+            raise Undetermined(gap)
     if not names or routes is None:
         raise Skip("no active RoCE port has a network interface")
     by_network: dict[str, list[str]] = defaultdict(list)

@@ -84,7 +84,8 @@ def wheel(node: NodeFacts) -> Iterator[CheckResult]:
             raise
         yield warned(
             f"neither PyTorch nor TensorFlow is in {image_of(node)}: no framework was tried",
-            remedy="Choose an image with the framework that will be used.",
+            remedy="Choose an image with the framework that will be used; with --no-container, name the Python of its "
+            "virtual environment by --python.",
         )
         return
     present = capabilities(node)

@@ -40,6 +40,11 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="Archive of the image (docker save), loaded on nodes that lack it.",
             ),
             click.option("--no-container", is_flag=True, help="Run the workload with the node's own Python."),
+            click.option(
+                "--python",
+                metavar="PATH",
+                help="With --no-container: the Python on the nodes that has the framework: /opt/venv/bin/python3.",
+            ),
             click.option("--force", is_flag=True, help="Also use GPUs that other processes compute on."),
             click.option(
                 "--workload-timeout",

@@ -17,7 +17,12 @@ _LIBRARY = re.compile(r".*/libnvidia-ml\.so\.([0-9]{1,4}(?:\.[0-9]{1,4}){1,2})")
 
 
 # /proc/PID/comm truncates names to 15 characters.
-_DAEMONS = frozenset({"nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "nvlsm", "dcgm-exporter"})
+# nvidia-smi opens nvidia-uvm too (580.159.04, as `nvidia-smi -l`), as gpunode top and exporters run it.
+_WATCHERS = frozenset(
+    {
+        *("nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "nvlsm", "dcgm-exporter", "nvidia-smi"),
+    }
+)
 
 
 class GpuUsage(Fact):
@@ -54,7 +59,7 @@ class GpuProcess(Fact):
         """Return True for a process that makes a GPU busy: a compute process, or one with CUDA's memory device open."""
         if self.type is not None:
             return "C" in self.type
-        return self.name not in _DAEMONS and any(device.startswith("/dev/nvidia-uvm") for device in self.devices)
+        return self.name not in _WATCHERS and any(device.startswith("/dev/nvidia-uvm") for device in self.devices)
 
 
 def read_driver_library_version(bundle: BundleReader) -> str | None:

@@ -8,6 +8,16 @@ from gpunode.facts.models.base import Fact, FactArea, fact
 
 _SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 _DF_LINE = re.compile(r".*?\s+[0-9-]+\s+[0-9-]+\s+(-?[0-9]{1,18})\s+(?:[0-9]+%|-)\s+(/.*)")
+_CONTAINER_SIGNS = {
+    "/.dockerenv": "docker",
+    "/run/.containerenv": "podman",
+    "/run/systemd/container": "container-other",
+}
+_HYPERVISOR = re.compile(
+    r"^Hypervisor vendor:[ \t]{1,60}(\S[^\n]{0,60}?)[ \t]*\nVirtualization type:[ \t]{1,60}(?:full|para)$", re.MULTILINE
+)
+_HYPERVISORS = {"KVM": "kvm", "Xen": "xen", "VMware": "vmware", "Microsoft": "microsoft"}
+"""What util-linux's lscpu prints, with systemd-detect-virt's words for it."""
 _SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
 
@@ -77,7 +87,18 @@ def read_command_line(bundle: BundleReader) -> str:
 
 
 def read_virtualization(bundle: BundleReader) -> str:
-    """Return the output of systemd-detect-virt; it exits 1 when it prints ``none``."""
+    """Return the output of systemd-detect-virt; it exits 1 when it prints ``none``.
+
+    Small images lack it: there a guest is known by what lscpu reads of the processor, a container by the file of its
+    engine. Of a container in a guest the guest counts: buses and links are its. Bare metal has neither sign, as other
+    containers have: it stays unknown.
+    """
+    if bundle.command("systemd-detect-virt").missing:
+        if bundle.ran("lscpu") and (hypervisor := _HYPERVISOR.search(bundle.output("lscpu"))):
+            return _HYPERVISORS.get(hypervisor[1], "vm-other")
+        signs = bundle.output("signs").splitlines() if bundle.ran("signs") else []
+        if container := next((name for path, name in _CONTAINER_SIGNS.items() if path in signs), None):
+            return container
     word = bundle.output("systemd-detect-virt", good=(0, 1)).strip()
     if not re.fullmatch(r"[a-z0-9-]{1,40}", word):
         raise ParseError(f"expected one word from systemd-detect-virt, found '{first_line(word)}'")

@@ -4,7 +4,7 @@ import re
 
 from pydantic import Field
 
-from gpunode.facts.bundle_reader import BundleReader, UnknownFactError, first_line, whole
+from gpunode.facts.bundle_reader import BundleReader, first_line, whole
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.base import Fact, FactArea, fact
 from gpunode.facts.system import read_systemd
@@ -36,9 +36,12 @@ class Unit(Fact):
 
 
 def read_units(bundle: BundleReader) -> tuple[Unit, ...]:
-    """Return failed units and the GPU stack's; a unit that the node does not have is left out."""
+    """Return failed units and the GPU stack's; a unit that the node does not have is left out.
+
+    A node that was not booted with systemd has none: a container, a guest with an init of its own.
+    """
     if not read_systemd(bundle):
-        raise UnknownFactError("the node was not booted with systemd")
+        return ()
     stack = bundle.once("systemctl-units", lambda: parse_show(bundle.output("systemctl-units")))
     failed = parse_list(bundle.output("systemctl-failed"))
     known = {unit.name for unit in stack}

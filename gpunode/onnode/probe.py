@@ -424,6 +424,9 @@ SIGNS = (
     "/run/cloud-init/result.json",
     "/usr/local/cuda*/bin/cuda-uninstaller",
     "/usr/local/cuda*/bin/uninstall_cuda_*.pl",
+    "/.dockerenv",
+    "/run/.containerenv",
+    "/run/systemd/container",
 )
 # A lab node with simulated hardware on a kernel without loadable modules, on which /proc/modules cannot exist.
 LAB_MODULES = "/run/gpunode-lab/proc-modules"

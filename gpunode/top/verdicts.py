@@ -3,20 +3,22 @@
 Those of ``stuck`` are the thresholds of the check gpu.stuck.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from statistics import fmean, median
 
-from gpunode.catalog.limits import pcie_payload_gb_per_s
+from gpunode.catalog.limits import pcie_gb_per_s
 from gpunode.checks.power import STUCK_MEMORY, STUCK_POWER, STUCK_USED
 from gpunode.top.samples import GpuSample, PcieSample
 
 STARVING_PERCENT, BOUND_PERCENT = 70.0, 80.0
 """Guides to training call a mean utilization under 70 to 80 % starved; no vendor publishes a figure. Below the lower
-end the GPU is starving; PCIe is looked at below the upper end."""
+end the GPU is starving; PCIe is looked at below the upper end, and at rest by power: the driver counts a copy from the
+host as utilization (an H200 with 580.159.04 reports 100 % at 19 % of its power limit)."""
 PCIE_SHARE = 0.7
-"""Our choice: of the link's payload rate, by the median of readings over 20 ms each."""
+"""Our choice: of the link's rate, headers and all as the driver counts, by the median of readings over 20 ms each."""
 IDLE_PERCENT = 5.0
 """Our choice."""
 THROTTLED_SHARE = 0.25
@@ -122,15 +124,15 @@ def gpu_verdict(window: GpuWindow, window_s: float) -> GpuVerdict:
         return GpuVerdict(VerdictKind.UNKNOWN, "utilization is not reported")
     if not window.occupied and max(loads) <= IDLE_PERCENT:
         return GpuVerdict(VerdictKind.FREE)
-    stuck = _stuck(samples, loads)
-    if stuck is not None:
-        return stuck
-    mean = fmean(loads)
+    mean, rest = fmean(loads), _share_at_rest(samples)
     if max(loads) <= IDLE_PERCENT:
         return GpuVerdict(VerdictKind.IDLE, f"memory in use, at most {max(loads):.0f} % for {span:.0f} s")
-    bound = _pcie_bound(window, mean) if mean < BOUND_PERCENT else None
+    bound = _pcie_bound(window, mean) if mean < BOUND_PERCENT or rest is not None else None
     if bound is not None:
         return bound
+    stuck = _stuck(samples, loads, rest) if rest is not None else None
+    if stuck is not None:
+        return stuck
     if mean < STARVING_PERCENT:
         return GpuVerdict(VerdictKind.STARVING, f"{mean:.0f} % on average over {span:.0f} s")
     return GpuVerdict(VerdictKind.GOOD)
@@ -148,22 +150,27 @@ def _throttled(samples: Sequence[GpuSample]) -> GpuVerdict | None:
     return GpuVerdict(VerdictKind.THROTTLED, f"{', '.join(sorted(named))} in {share:.0f} % of the readings")
 
 
-def _stuck(samples: Sequence[GpuSample], loads: Sequence[float]) -> GpuVerdict | None:
-    shares = [
+def _share_at_rest(samples: Sequence[GpuSample]) -> float | None:
+    """Return the greatest share of the power limit, of a GPU that computes nothing by it; None for any other."""
+    shares = (
         sample.power_w / sample.power_limit_w
         for sample in samples
         if sample.power_w is not None and sample.power_limit_w
-    ]
+    )
+    return most if (most := max(shares, default=math.inf)) <= STUCK_POWER.value else None
+
+
+def _stuck(samples: Sequence[GpuSample], loads: Sequence[float], share: float) -> GpuVerdict | None:
     memory = max((one.memory_utilization_percent or 0.0 for one in samples), default=0.0)
-    if min(loads) < STUCK_USED.value or memory > STUCK_MEMORY.value or not shares or max(shares) > STUCK_POWER.value:
+    if min(loads) < STUCK_USED.value or memory > STUCK_MEMORY.value:
         return None
-    text = f"{min(loads):.0f} % at {100 * max(shares):.0f} % of the power limit: does a collective hang?"
+    text = f"{min(loads):.0f} % at {100 * share:.0f} % of the power limit: does a collective hang?"
     return GpuVerdict(VerdictKind.STUCK, text)
 
 
 def _pcie_bound(window: GpuWindow, mean: float) -> GpuVerdict | None:
     last = window.samples[-1]
-    rate = pcie_payload_gb_per_s(last.pcie_gen, last.pcie_width)
+    rate = pcie_gb_per_s(last.pcie_gen, last.pcie_width)
     if rate is None or len(window.pcie) < 2:
         return None
     received = median(sample.received_gb_per_s for sample in window.pcie)

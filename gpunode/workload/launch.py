@@ -58,6 +58,8 @@ class WorkloadRequest:
     """The user named the image: it is tried on a node without a GPU too."""
     file: ImageFile | None = None
     in_container: bool = True
+    python: str | None = None
+    """The nodes' Python of a run on the host; None: that of the probe."""
     force: bool = False
     """Use busy GPUs too."""
     image_limit_s: float = 1800.0

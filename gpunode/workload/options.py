@@ -17,6 +17,7 @@ class WorkloadOptions:
     image: str | None = None
     image_file: Path | None = None
     no_container: bool = False
+    python: str | None = None
     force: bool = False
     workload_timeout_s: float | None = None
     image_timeout_s: float | None = None
@@ -47,15 +48,23 @@ class WorkloadOptions:
     def given(self) -> list[str]:
         """Return the options that the user set."""
         values = (
-            *(self.image, self.image_file, self.no_container, self.force, self.workload_timeout_s),
-            *(self.image_timeout_s, self.storage, self.burn_s, self.data, self.model_rate, self.framework),
+            *(self.image, self.image_file, self.no_container, self.python, self.force),
+            *(
+                self.workload_timeout_s,
+                self.image_timeout_s,
+                self.storage,
+                self.burn_s,
+                self.data,
+                self.model_rate,
+                self.framework,
+            ),
         )
         return [name for name, value in zip(NAMES, values, strict=True) if value not in (None, False)]
 
 
 NAMES = (
-    *("--image", "--image-file", "--no-container", "--force", "--workload-timeout", "--image-timeout"),
-    *("--storage", "--burn", "--data", "--model-rate", "--workload"),
+    *("--image", "--image-file", "--no-container", "--python", "--force", "--workload-timeout"),
+    *("--image-timeout", "--storage", "--burn", "--data", "--model-rate", "--workload"),
 )
 FRAMEWORKS = ("pytorch", "tensorflow")
 """Of the catalog's images; the first is the default."""

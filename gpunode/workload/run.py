@@ -108,7 +108,7 @@ class Workload:
         """Run the workload and return its records."""
         name = node.target.name
         ends = deadline - self.end_s
-        transport = NodeTransport(node, ends)
+        transport = NodeTransport(node, ends, self.request.python)
         return launch(transport, self.facts(answer), self.request, ends, lambda text: self.progress(name, text))
 
     def failed(self, reason: str) -> list[dict[str, Any]]:
@@ -128,6 +128,10 @@ def read_request(options: WorkloadOptions) -> WorkloadRequest:
         raise UsageError("--no-container uses no image: --image-timeout cannot be combined with it")
     if options.no_container and (options.image or options.image_file):
         raise UsageError("--no-container uses no image: --image and --image-file cannot be combined with it")
+    if options.python is not None and not options.no_container:
+        raise UsageError("--python names a Python of the nodes: it applies to --no-container")
+    if options.python is not None and not PurePosixPath(options.python).is_absolute():
+        raise UsageError(f'--python: "{options.python}" is not an absolute path (example: /opt/venv/bin/python3)')
     for name, directory in (("--storage", options.storage), ("--data", options.data)):
         if directory is not None and not PurePosixPath(directory).is_absolute():
             raise UsageError(f'{name}: "{directory}" is not an absolute path (example: /data)')
@@ -149,6 +153,7 @@ def read_request(options: WorkloadOptions) -> WorkloadRequest:
         named=bool(options.image or file),
         file=file,
         in_container=not options.no_container,
+        python=options.python,
         force=options.force,
         image_limit_s=options.image_limit_s,
         run_limit_s=options.run_limit_s,
@@ -173,9 +178,10 @@ def following(options: WorkloadOptions, facts: Callable[[Answer], NodeFacts]) ->
 class NodeTransport:
     """Transport over the connection of the probe, see ``workload.Transport``."""
 
-    def __init__(self, node: Node, deadline: float) -> None:
+    def __init__(self, node: Node, deadline: float, python: str | None = None) -> None:
         self._node = node
         self._deadline = deadline
+        self._python = python
 
     @property
     def as_root(self) -> tuple[bool, ...]:
@@ -202,8 +208,9 @@ class NodeTransport:
 
     def python(self, program: str, arguments: tuple[str, ...]) -> ProgramStream:
         """See Transport."""
-        named = self._node.target.python
-        missing = f"{named or 'python3'} is not installed on the node: install it, or set ansible_python_interpreter"
+        named = self._python or self._node.target.python
+        set_by = "--python" if self._python else "ansible_python_interpreter"
+        missing = f"{named or 'python3'} is not installed on the node: install it, or set {set_by}"
         return self._stream(
             (named,) if named else PYTHONS,
             ("-I", "-c", program, *arguments),

@@ -63,6 +63,7 @@ def test_origin(name: str, version: str, maintainer: str, origin: str | None) ->
         ("libnvidia-container1", "libnvidia-container", "nvidia", None),
         ("nvidia-driver-pinning-580", "nvidia-driver-pinning", "nvidia", None),
         ("cuda-toolkit-12-9", "cuda-toolkit-12-9", "nvidia", None),
+        ("cuda-compat-13-0", "nvidia-graphics-drivers-580", "nvidia", None),
         ("nvidia-driver-common", "nvidia-driver", "nvidia", "nvidia"),
         ("nvidia-driver-selinux", "nvidia-driver-selinux", "nvidia", None),
         ("libgles-nvidia2", "nvidia-driver", "nvidia", "nvidia"),

@@ -201,6 +201,8 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
         (["validate", "--level", "quick", "--image", "x", "--force"], ["--level quick runs no", "--image, --force"]),
         (["validate", "--replay", str(BUNDLE), "--no-container"], ["--replay contacts no node", "--no-container"]),
         (["validate", "--no-container", "--image", "x"], ["--no-container uses no image"]),
+        (["validate", "--python", "/opt/venv/bin/python3"], ["--python names a Python", "--no-container"]),
+        (["validate", "--no-container", "--python", "python3"], ["--python", "not an absolute path"]),
         (["validate", "--image-file", "/no/such.tar"], ["--image-file /no/such.tar", "No such file"]),
         (["validate", "--image-file", str(BUNDLE)], ["not an archive of one image"]),
         (["validate", "--workload-timeout", "1"], ["--workload-timeout"]),

@@ -59,7 +59,7 @@ def test_every_fact_has_its_reader() -> None:
 
 def test_the_recorded_node() -> None:
     facts = facts_from_bundle(recorded_bundle())
-    assert set(facts.gaps) == {"units", "secure_boot"} | (LATER - KNOWN_ANYHOW)
+    assert set(facts.gaps) == {"secure_boot"} | (LATER - KNOWN_ANYHOW)
     assert facts.os is not None
     assert (facts.os.id, facts.os.version_id, facts.os.codename) == ("debian", "12", "bookworm")
     assert facts.architecture == "x86_64"

@@ -136,6 +136,29 @@ def test_virtualization() -> None:
     assert missing.gaps["virtualization"] == "systemd-detect-virt is not installed"
 
 
+@pytest.mark.parametrize(
+    ("lscpu", "signs", "virtualization"),
+    [
+        ("Hypervisor vendor:   KVM\nVirtualization type: full\n", "/.dockerenv\n", "kvm"),
+        ("Hypervisor vendor:   Xen\nVirtualization type: para\n", "", "xen"),
+        ("Hypervisor vendor:   bhyve\nVirtualization type: full\n", "", "vm-other"),
+        # The first domain of Xen, and a machine that can have guests, are none.
+        ("Hypervisor vendor:   Xen\nVirtualization type: none\n", "", None),
+        ("Virtualization:   VT-x\n", "/usr/bin/nvidia-smi\n", None),
+        ("", "/usr/bin/nvidia-smi\n/.dockerenv\n", "docker"),
+        ("", "/run/.containerenv\n", "podman"),
+        ("", "/run/systemd/container\n", "container-other"),
+        (None, None, None),
+    ],
+)
+def test_virtualization_without_its_tool(lscpu: str | None, signs: str | None, virtualization: str | None) -> None:
+    texts = {"lscpu": lscpu, "signs": signs}
+    answers = {name: answer(text) for name, text in texts.items() if text is not None}
+    node = facts_with({"systemd-detect-virt": answer("", 127, "", "systemd-detect-virt"), **answers})
+    assert node.virtualization == virtualization
+    assert node.gap("virtualization") == (None if virtualization else "systemd-detect-virt is not installed")
+
+
 def test_words_of_the_node_carry_no_control_codes() -> None:
     facts = facts_with({"dkms-status": answer("\x1b[31mred\n")})
     assert "\x1b" not in facts.gaps["dkms"]

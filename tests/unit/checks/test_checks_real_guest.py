@@ -1,0 +1,111 @@
+"""A bundle of a real H200, passed through to a guest whose small image has no systemd: level deep of gpunode validate.
+
+It was collected by us on 2026-11-29 and anonymized by gpunode evidence; of the kernel only its release was renamed, and
+its command line shortened.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gpunode.checks import Expectation, Finding, Status, judge
+from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.facts.gpu import GpuProcess
+from gpunode.facts.kernels import Kernel
+from gpunode.probe.bundle import Bundle
+from gpunode.workload import gpus
+
+BUNDLE = Path(__file__).parents[2] / "fixtures/bundles/h200-guest.json"
+HOLDS = ("/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl")
+"""What both a running nvidia-smi and a job of PyTorch hold with driver 580.159.04."""
+
+
+@cache
+def guest() -> NodeFacts:
+    return facts_from_bundle(Bundle.from_json(BUNDLE.read_bytes(), str(BUNDLE)))
+
+
+def judged(node: NodeFacts, *checks: str) -> list[Finding]:
+    return judge(node, Expectation(), "deep", only=frozenset(checks) or None)
+
+
+def test_only_what_the_image_lacks_is_unknown_and_nothing_fails() -> None:
+    found = {(one.check, one.status.value) for one in judged(guest()) if one.status not in (Status.PASS, Status.SKIP)}
+    assert found == {
+        ("container.docker-api", "error"),
+        ("host.exposed-services", "error"),
+        ("host.time", "error"),
+        ("host.kernel-settings", "warn"),
+        ("host.sized-for-gpus", "note"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        ("driver.closure", "no package of an NVIDIA driver is installed"),
+        ("driver.held", "no package of an NVIDIA driver is installed"),
+        ("driver.nouveau", "no kernel is installed here"),
+        ("fabric.manager", "a virtual machine without NVSwitches"),
+        ("nvlink.count", "a virtual machine without NVLink"),
+        ("performance.collectives", "only one GPU"),
+        ("performance.transport", "only one GPU"),
+        ("rdma.routes", "no InfiniBand or RoCE device"),
+        ("slurm.gres", "Slurm is not configured here"),
+    ],
+)
+def test_what_does_not_apply_is_skipped(check: str, message: str) -> None:
+    findings = judged(guest(), check)
+    assert {one.status for one in findings} == {Status.SKIP}
+    assert all(message in one.message for one in findings), [one.message for one in findings]
+
+
+@pytest.mark.parametrize(
+    ("check", "least", "most"),
+    [
+        ("performance.gemm", 5, 7),
+        ("performance.memory", 3, 3),
+        ("performance.host-copy", 2, 2),
+        ("performance.burn", 1, 1),
+        ("container.compute", 1, 1),
+        ("framework.fp8", 1, 1),
+        ("framework.compile", 1, 1),
+    ],
+)
+def test_its_measurements_are_judged(check: str, least: int, most: int) -> None:
+    found = [one.status for one in judged(guest(), check)]
+    assert least <= found.count(Status.PASS) <= most
+
+
+def test_with_systemd_a_missing_daemon_is_a_warning() -> None:
+    with_it = guest().model_copy(update={"systemd": True})
+    warned = [one.component for one in judged(with_it, "gpu.persistence") if one.status is Status.WARN]
+    assert warned == ["nvidia-persistenced"]
+
+
+def test_a_kernel_that_is_installed_may_bring_nouveau() -> None:
+    kernel = Kernel(release="6.8.0-90-generic", package="linux-image", running=False, newest=True, headers=True)
+    findings = judged(guest().model_copy(update={"kernels": (kernel,)}), "driver.nouveau")
+    assert [one.status for one in findings] == [Status.WARN]
+
+
+@pytest.mark.parametrize(("number", "status"), [(1, Status.SKIP), (4, Status.SKIP), (7, Status.ERROR)])
+def test_a_guest_with_a_part_of_a_board_needs_no_fabric_manager(number: int, status: Status) -> None:
+    (gpu,) = guest().gpus_on_bus or ()
+    more = tuple(gpu.model_copy(update={"slot": f"0000:00:{6 + index:02x}.0"}) for index in range(number))
+    others = tuple(device for device in guest().pci or () if device != gpu)
+    node = guest().model_copy(update={"pci": (*others, *more)})
+    assert {one.status for one in judged(node, "fabric.manager")} == {status}
+
+
+@pytest.mark.parametrize(
+    ("process", "used"),
+    [("nvidia-smi", False), ("python3", True)],
+)
+def test_a_running_nvidia_smi_keeps_no_gpu_busy(process: str, used: bool) -> None:
+    one = GpuProcess(pid=1004, name=process, type=None, user="root", devices=HOLDS)
+    node = guest().model_copy(update={"gpu_processes": (one,)})
+    use = gpus.choose(node, force=False, without=True)
+    assert bool(use.skipped) is used
+    assert len(use.indices) == (0 if used else 1)
