@@ -45,6 +45,7 @@ FOUNDATION = (
     "gpunode/provisioning/differences",
     "gpunode/provisioning/look",
     "gpunode/provisioning/manifest",
+    "gpunode/provisioning/order",
     "gpunode/provisioning/role",
     "gpunode/provisioning/parts",
     "gpunode/provisioning/state",

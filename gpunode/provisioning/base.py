@@ -78,6 +78,7 @@ ROLE = Role(
         "not changed.",
     ),
     settings=BaseSettings,
+    for_images=True,
     reads=("engine", "clock"),
     result=BaseResult,
     files=(APT_PROXY, SYSTEMD, RESOLVED, NETWORK_MANAGER, JOURNAL, SYSLOG, CLOUD, SSSD, SSHD),

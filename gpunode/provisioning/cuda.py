@@ -128,6 +128,7 @@ ROLE = Role(
         "Never installs, changes or removes a driver.",
     ),
     settings=CudaSettings,
+    for_gpus=True,
     files=(PREFERENCES, PROFILE),
     packages=(
         "cuda-toolkit-*",

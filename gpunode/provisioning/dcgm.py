@@ -60,6 +60,7 @@ ROLE = Role(
         "Removes what it installed with O(dcgm_state=absent).",
     ),
     settings=DcgmSettings,
+    for_gpus=True,
     reads=("gpus",),
     files=(PREFERENCES, DROP_IN),
     folders=(DROP_IN.rpartition("/")[0],),

@@ -69,6 +69,7 @@ ROLE = Role(
         "Removes everything with O(docker_state=absent).",
     ),
     settings=DockerSettings,
+    for_images=True,
     reads=("engine", "gpus"),
     result=DockerResult,
     files=(SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, MOUNT, DAEMON_BEFORE, USERS, RESTART, RELOAD),

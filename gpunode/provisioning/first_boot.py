@@ -112,6 +112,7 @@ ROLE = Role(
         "changed.",
     ),
     settings=FirstBootSettings,
+    for_images=True,
     result=FirstBootResult,
     files=(
         *(INVENTORY, EXPECT, SETTINGS, PROGRAM, f"{UNITS}{UNIT}", f"{UNITS}{KEYS}"),

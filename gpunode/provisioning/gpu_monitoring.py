@@ -131,6 +131,7 @@ ROLE = Role(
         "Removes what it installed with O(gpu_monitoring_state=absent). By default the node is not changed.",
     ),
     settings=GpuMonitoringSettings,
+    for_gpus=True,
     result=GpuMonitoringResult,
     files=(TIMER_FILE, SERVICE_FILE, PROGRAM, COUNTERS, DROP_IN),
     folders=(*(path.rpartition("/")[0] for path in (PROGRAM, COUNTERS, DROP_IN)),),

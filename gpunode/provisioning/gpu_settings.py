@@ -156,6 +156,7 @@ ROLE = Role(
         "Restores the values before the first change with O(gpu_settings_state=absent).",
     ),
     settings=GpuSettingsSettings,
+    for_gpus=True,
     reads=("gpus",),
     result=GpuSettingsResult,
     files=(UNIT_FILE, PROGRAM, SETTINGS, DROP_IN),

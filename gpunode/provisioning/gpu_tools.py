@@ -116,6 +116,7 @@ ROLE = Role(
         "Removes what it installed with O(gpu_tools_state=absent). By default the node is not changed.",
     ),
     settings=GpuToolsSettings,
+    for_images=True,
     result=GpuToolsResult,
     files=(RECORD, OPTIONS, SITE_FILES),
     folders=("/etc/gpunode", FOLDER, FOLDER.rpartition("/")[0]),

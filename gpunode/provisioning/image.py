@@ -4,20 +4,10 @@ In a chroot, systemd does not run, and kernel, memory, devices and processes are
 """
 
 from gpunode.provisioning.manifest import Manifest, UnitState
+from gpunode.provisioning.order import ORDER
 from gpunode.provisioning.state import NodeState
 
-ROLES = (
-    "base",
-    "nvidia_repository",
-    "docker",
-    "kubernetes_node",
-    "nvidia_container_toolkit",
-    "gpu_tools",
-    "slurm_node",
-    "updates",
-    "first_boot",
-)
-"""Roles of ``playbooks/image.yml``. The plans of the others follow from a machine: they are for the first boot."""
+ROLES = tuple(role.name for role in ORDER if role.for_images)
 COMMANDS = frozenset(
     {"dpkg-reconfigure", "gpasswd", "locale-gen", "nvidia-ctk", "sh", "update-ca-certificates", "update-ca-trust"}
 )

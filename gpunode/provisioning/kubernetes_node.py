@@ -73,6 +73,7 @@ ROLE = Role(
         "Restores the previous state with O(kubernetes_node_state=absent).",
     ),
     settings=KubernetesNodeSettings,
+    for_images=True,
     reads=("gpus",),
     files=(MODULES, SYSCTL, SWAP),
     packages=("containerd", "containerd.io"),

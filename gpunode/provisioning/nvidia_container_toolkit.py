@@ -108,6 +108,8 @@ ROLE = Role(
         "Removes everything with O(nvidia_container_toolkit_state=absent).",
     ),
     settings=NvidiaContainerToolkitSettings,
+    for_gpus=True,
+    for_images=True,
     reads=("engine", "engines", "gpus", "topology"),
     files=(SOURCES, KEY, PREFERENCES, YUM, RPM_KEY, ENV),
     # The memory of daemon.json is next to that of the role docker; its folder may be the last to be removed.

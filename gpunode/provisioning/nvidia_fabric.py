@@ -72,6 +72,7 @@ ROLE = Role(
         "Removes everything with O(nvidia_fabric_state=absent).",
     ),
     settings=FabricSettings,
+    for_gpus=True,
     reads=("gpus", "nvidia_tools"),
     files=(MODULES, *DROP_INS),
     folders=tuple(path.rpartition("/")[0] for path in DROP_INS),

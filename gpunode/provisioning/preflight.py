@@ -19,6 +19,7 @@ from gpunode.provisioning.differences import compared
 from gpunode.provisioning.driver import plan as nvidia_driver
 from gpunode.provisioning.driver.dnf import dnf_problems
 from gpunode.provisioning.manifest import Manifest, NodeQuery
+from gpunode.provisioning.order import ORDER
 from gpunode.provisioning.role import Role, Variables, option
 from gpunode.provisioning.state import AptState, DnfState, NodeState
 from gpunode.stack import Stack
@@ -33,45 +34,6 @@ NEEDED_FOR_PACKAGES = ("packages", "disk_free_mib")
 NEEDED_FOR_GPUS = ("kernels", "pci", "modules", "gpu_processes")
 FACTS = ("gpunode_reboot_required", "gpunode_restart_required")
 """Variables that the roles, or a user's playbook, set."""
-ORDER = (
-    "base",
-    "nvidia_repository",
-    "nvidia_driver",
-    "nvidia_fabric",
-    "gpu_settings",
-    "kernel_tuning",
-    "rdma",
-    "cuda",
-    "dcgm",
-    "accounts",
-    "storage",
-    "docker",
-    "kubernetes_node",
-    "nvidia_container_toolkit",
-    "ml_environment",
-    "gpu_tools",
-    "gpu_monitoring",
-    "slurm_node",
-    "updates",
-    "ssh_hardening",
-    "firewall",
-    "first_boot",
-)
-GPU_ROLES = frozenset(
-    {
-        "nvidia_repository",
-        "nvidia_driver",
-        "nvidia_fabric",
-        "gpu_settings",
-        "cuda",
-        "dcgm",
-        "nvidia_container_toolkit",
-        "gpu_monitoring",
-    }
-)
-"""Roles for nodes with a GPU; the others are judged by what they need, also on a login or storage node."""
-WITHOUT_PACKAGES = frozenset({"gpu_settings", "accounts", "ssh_hardening"})
-"""Roles that install nothing."""
 
 
 class PreflightSettings(Variables):
@@ -86,9 +48,9 @@ class PreflightSettings(Variables):
         True, "Refuse a node without an NVIDIA GPU; V(false) to build images on machines without one."
     )
     gpunode_roles: tuple[str, ...] = option(
-        ORDER,
+        tuple(role.name for role in ORDER),
         "Roles that playbooks/site.yml runs, in its order; a Kubernetes node does not need docker.",
-        choices=list(ORDER),
+        choices=[role.name for role in ORDER],
     )
     gpunode_profile: Literal["training", "inference", "development", "hpc"] = option(
         "training", "Usage profile of the node for the roles ml_environment and kernel_tuning."
@@ -166,7 +128,9 @@ def present(state: NodeState, settings: PreflightSettings, context: Context) -> 
     """Return all reasons why the node must not be provisioned, and notes for its owner."""
     driver = context.settings_of("nvidia_driver")
     roles = set(context.roles or settings.gpunode_roles)
-    drives, installs, for_gpus = "nvidia_driver" in roles, roles - WITHOUT_PACKAGES, roles & GPU_ROLES
+    shapes = [role for role in ORDER if role.name in roles]
+    drives, for_gpus = "nvidia_driver" in roles, any(role.for_gpus for role in shapes)
+    installs = any("packages" in role.needs for role in shapes)
     removing = driver["state"] == "absent"
     found = node_stack.of_context(state.facts, context) if for_gpus and not removing else None
     stack = found.stack if found is not None else None
@@ -184,7 +148,7 @@ def present(state: NodeState, settings: PreflightSettings, context: Context) -> 
     owner = service.holder(state, settings.gpunode_change)
     refusals = [
         *((f"held: {owner}: repeat its command, which continues",) if owner is not None else ()),
-        *_undetermined(state.facts, packages=bool(installs), gpus=bool(for_gpus)),
+        *_undetermined(state.facts, packages=installs, gpus=for_gpus),
         *_unsupported(state.facts),
         *(_without_gpu(state.facts) if settings.require_gpu and for_gpus and not context.image else ()),
         *(_package_manager(state) if installs else ()),

@@ -85,6 +85,10 @@ class Role(Generic[S]):
     settings: type[S]
     result: type[Frozen] | None = None
     """Type of what the role's own tasks read, as ``manifest.result``."""
+    for_gpus: bool = False
+    """For nodes with a GPU; the others are judged by what they need, also on a login or storage node."""
+    for_images: bool = False
+    """In ``playbooks/image.yml`` too. The plans of the others follow from a machine: they are for the first boot."""
     files: tuple[str, ...] = ()
     """Files of the role alone: they are removed with it, after the packages."""
     folders: tuple[str, ...] = ()

@@ -3,36 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from gpunode.provisioning import (
-    accounts,
-    base,
-    cuda,
-    dcgm,
-    docker,
-    firewall,
-    first_boot,
-    gpu_monitoring,
-    gpu_settings,
-    gpu_tools,
-    kernel_tuning,
-    kubernetes_node,
-    ml_environment,
-    nvidia_container_toolkit,
-    nvidia_fabric,
-    nvidia_repository,
-    preflight,
-    rdma,
-    reboot,
-    service,
-    slurm_node,
-    ssh_hardening,
-    storage,
-    updates,
-    way_back,
-)
+from gpunode.provisioning import preflight, reboot, service, way_back
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.driver import plan as driver
 from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.order import ORDER
 from gpunode.provisioning.role import Role
 from gpunode.provisioning.state import Look, NodeState
 
@@ -40,34 +14,7 @@ Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
 """(state, the role's settings without its name in front, the run) to manifest; pure."""
 
 
-ROLES: dict[str, Role[Any]] = {
-    role.name: role
-    for role in (
-        preflight.ROLE,
-        base.ROLE,
-        nvidia_repository.ROLE,
-        driver.ROLE,
-        nvidia_fabric.ROLE,
-        gpu_settings.ROLE,
-        gpu_tools.ROLE,
-        gpu_monitoring.ROLE,
-        slurm_node.ROLE,
-        storage.ROLE,
-        kernel_tuning.ROLE,
-        rdma.ROLE,
-        cuda.ROLE,
-        dcgm.ROLE,
-        docker.ROLE,
-        firewall.ROLE,
-        updates.ROLE,
-        kubernetes_node.ROLE,
-        nvidia_container_toolkit.ROLE,
-        ml_environment.ROLE,
-        accounts.ROLE,
-        ssh_hardening.ROLE,
-        first_boot.ROLE,
-    )
-}
+ROLES: dict[str, Role[Any]] = {role.name: role for role in (preflight.ROLE, *ORDER)}
 LOOKS: dict[str, Look] = {name: role.look for name, role in ROLES.items()}
 LOOKS |= {"reboot": reboot.LOOK, "service": service.LOOK, "way_back": way_back.LOOK}
 NEEDS: dict[str, frozenset[str]] = {name: role.needs for name, role in ROLES.items()}

@@ -146,6 +146,7 @@ ROLE = Role(
         "Removes what it deployed with O(slurm_node_state=absent). By default the node is not changed.",
     ),
     settings=SlurmNodeSettings,
+    for_images=True,
     reads=("gpus", "topology"),
     result=SlurmNodeResult,
     files=(DROP_IN, PROLOG, REBOOT, PROLOG_SETTINGS, NEEDRESTART),

@@ -94,6 +94,7 @@ ROLE = Role(
         "The node records since when security updates of these packages wait; C(gpunode validate) reports old ones.",
     ),
     settings=UpdatesSettings,
+    for_images=True,
     files=(POLICY, SETTINGS, PROGRAM, NEEDRESTART, RECORD),
     folders=(SETTINGS.rpartition("/")[0], PROGRAM.rpartition("/")[0]),
     packages=("unattended-upgrades", "dnf-automatic"),

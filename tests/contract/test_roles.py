@@ -1,7 +1,9 @@
 """What every role of the collection has: specification, defaults, README, tags, tests."""
 
 import ast
+import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,9 @@ import yaml
 
 from gpunode.catalog import load as load_catalog
 from gpunode.checks import registry
-from gpunode.provisioning.image import ROLES as OF_IMAGES
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.roles import LOOKS, PLANS
+from gpunode.provisioning.order import ORDER
+from gpunode.provisioning.role import Role
 from gpunode.provisioning.roles import ROLES as SHAPES
 
 ROOT = Path(__file__).parents[2]
@@ -74,8 +76,8 @@ def role(request: pytest.FixtureRequest) -> Path:
     return path
 
 
-def test_there_are_roles() -> None:
-    assert {path.name for path in ROLES} >= {"preflight", "nvidia_driver"}
+def test_each_role_has_a_shape_and_a_folder() -> None:
+    assert [path.name for path in ROLES] == sorted(SHAPES)
 
 
 def test_defaults_and_specification_agree(role: Path) -> None:
@@ -213,10 +215,7 @@ def test_commands_declare_when_they_change_something(role: Path) -> None:
             assert "changed_when" in task, task["name"]
 
 
-def test_every_role_is_in_the_site_playbook_and_so_in_molecule(role: Path) -> None:
-    plays = load(ROOT / "playbooks" / "site.yml")
-    used = {entry["role"] for play in plays for entry in play.get("roles", [])}
-    assert f"gpunode.node.{role.name}" in used, "playbooks/site.yml"
+def test_the_default_scenario_runs_the_site_playbook() -> None:
     assert "../../playbooks/site.yml" in (ROOT / "molecule" / "default" / "converge.yml").read_text(encoding="utf-8")
 
 
@@ -226,22 +225,26 @@ def test_the_site_playbook_keeps_by_default_what_the_roles_settings_keep() -> No
     assert set(re.findall(r"(\w+)_state \| default\('keep'\)", site)) == kept
 
 
-def test_each_role_of_the_site_playbook_can_be_chosen() -> None:
-    plays = load(ROOT / "playbooks" / "site.yml")
-    (order,) = [play["vars"]["__gpunode_all"] for play in plays if "__gpunode_all" in play.get("vars", {})]
-    option = options(ROOT / "roles" / "preflight")["gpunode_roles"]
-    # Docker's users and the mount of its data exist before Docker; users exist before SSH lets only them in.
+def test_users_and_mounts_come_before_docker_and_users_before_ssh_lets_only_them_in() -> None:
+    order = [role.name for role in ORDER]
     assert max(map(order.index, ("accounts", "storage"))) < order.index("docker") < order.index("ssh_hardening")
-    assert option["choices"] == option["default"] == order, "gpunode_roles in roles/preflight (defaults, meta)"
-    run = {entry["role"] for play in plays for entry in play.get("roles", [])}
-    assert {f"gpunode.node.{name}" for name in order} == run - {"gpunode.node.preflight"}, "__gpunode_all in site.yml"
 
 
-def test_the_playbook_for_images_runs_the_roles_for_images_in_the_order_of_the_site() -> None:
-    (site,) = [play["vars"]["__gpunode_all"] for play in load(ROOT / "playbooks" / "site.yml") if "vars" in play]
-    (play,) = load(ROOT / "playbooks" / "image.yml")
-    assert play["vars"]["__gpunode_all"] == [role for role in site if role in OF_IMAGES] == list(OF_IMAGES)
-    assert [entry["role"] for entry in play["roles"]] == [f"gpunode.node.{name}" for name in ("preflight", *OF_IMAGES)]
+@pytest.mark.parametrize(
+    ("playbook", "shapes", "first"),
+    [("site.yml", ORDER, []), ("image.yml", [role for role in ORDER if role.for_images], ["preflight"])],
+)
+def test_a_playbook_runs_the_roles_in_their_order(playbook: str, shapes: list[Role[Any]], first: list[str]) -> None:
+    play = load(ROOT / "playbooks" / playbook)[-1]
+    names = [role.name for role in shapes]
+    assert play["vars"]["__gpunode_all"] == names
+    assert [entry["role"] for entry in play["roles"]] == [f"gpunode.node.{name}" for name in (*first, *names)]
+
+
+def test_reboots_are_planned_by_the_roles_that_may_require_one() -> None:
+    (task,) = [one for one in load(ROOT / "playbooks/tasks/reboot_reasons.yml") if "loop" in one]
+    sources = {role.name: inspect.getsource(sys.modules[role.settings.__module__]) for role in ORDER}
+    assert task["vars"]["__gpunode_reasons"] == [name for name in sources if "reboot_reasons" in sources[name]]
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -338,10 +341,6 @@ def test_tests_on_nodes_expect_tasks_that_exist() -> None:
     expected = {text for file in sources for text in _expected_tasks(ast.parse(file.read_text(encoding="utf-8")))}
     assert len(expected) > 5
     assert expected - names == set()
-
-
-def test_every_role_has_its_plan(role: Path) -> None:
-    assert role.name in PLANS.keys() & LOOKS.keys(), "gpunode/provisioning/roles.py"
 
 
 def test_every_role_has_its_scenario(role: Path) -> None:

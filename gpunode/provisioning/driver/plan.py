@@ -56,6 +56,7 @@ ROLE = Role(
         "Removes everything with O(nvidia_driver_state=absent).",
     ),
     settings=DriverSettings,
+    for_gpus=True,
     reads=("builds", "gpus", "nvidia_tools"),
     result=DriverResult,
     files=files.ALL,

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import yaml
 from driver_samples import BUNDLE, DAY, HGX, facts_of
-from node_samples import ABSENT, APT_STATE, DNF_STATE, collection_root, file, settings_of
+from node_samples import ABSENT, APT_STATE, DNF_STATE, file, settings_of
 
 from gpunode.lab.packages.recorded import Offer, offers
 from gpunode.onnode import gpu_settings as gpu_settings_program
@@ -38,14 +37,13 @@ from gpunode.provisioning.keys import KeyRefusedError
 from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import Manifest, NodeQuery
 from gpunode.provisioning.package_record import MARK, installed_by_role
-from gpunode.provisioning.roles import LOOKS, PLANS
+from gpunode.provisioning.roles import LOOKS, PLANS, ROLES
 from gpunode.provisioning.state import BOOT_ID, NodeState
 from gpunode.provisioning.transaction import Transaction
 
 SSH = Path(__file__).parents[2] / "fixtures" / "ssh" / "debian-12.json"
 RELEASE = "580.95.05"
-_ROLES = yaml.safe_load((collection_root() / "playbooks" / "site.yml").read_text(encoding="utf-8"))[1]
-ORDER = ("preflight", *_ROLES["vars"]["__gpunode_all"])
+ORDER = tuple(ROLES)
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFlMQ4QIoLa0nhzL10xJLycLZUvclZ1U9Ui9YZwHN8u3 ada"
 PEM = "-----BEGIN CERTIFICATE-----\n" + "QUFB" * 30 + "\n-----END CERTIFICATE-----\n"
 SETTINGS: dict[str, dict[str, Any]] = {

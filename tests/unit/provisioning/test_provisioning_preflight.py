@@ -12,6 +12,7 @@ from node_samples import context, node, planned
 from gpunode.provisioning import node_stack, nvidia_repository, preflight
 from gpunode.provisioning.driver import plan as nvidia_driver
 from gpunode.provisioning.manifest import ManagedFile, Manifest, NodeQuery
+from gpunode.provisioning.order import ORDER
 from gpunode.provisioning.service import LEASE
 from gpunode.provisioning.state import NodeState
 
@@ -523,6 +524,7 @@ def test_a_fact_that_a_decision_needs_is_named_if_it_is_unknown(facts: dict[str,
 
 
 ALONE = ("docker", "storage", "accounts", "ssh_hardening", "firewall", "updates", "kernel_tuning", "gpu_tools", "rdma")
+INSTALL_NOTHING = {"accounts", "ssh_hardening", "kernel_tuning"}
 
 
 @pytest.mark.parametrize("role", ALONE)
@@ -537,19 +539,14 @@ def test_a_role_is_used_alone_on_a_node_without_gpus_and_without_room_for_a_driv
         planned("preflight", state_of(plain, runfile=True), run, min_free_mib={"/": 1024, "/boot": 128}).refusals == ()
     )
     full = planned("preflight", state_of(plain), run, min_free_mib={"/": 8192}).refusals
-    assert [line.partition(":")[0] for line in full] == ["disk-full"] * (role not in preflight.WITHOUT_PACKAGES)
+    assert [line.partition(":")[0] for line in full] == ["disk-full"] * (role not in INSTALL_NOTHING)
     held = planned("preflight", state_of(plain, lock_holder="apt-get (pid 7)"), run).refusals
-    assert [line.partition(":")[0] for line in held] == ["package-lock"] * (role not in preflight.WITHOUT_PACKAGES)
+    assert [line.partition(":")[0] for line in held] == ["package-lock"] * (role not in INSTALL_NOTHING)
     old = {**plain, "os": {"id": "ubuntu", "version_id": "20.04", "codename": "focal", "pretty_name": "Ubuntu 20.04"}}
     assert [line.partition(":")[0] for line in planned("preflight", state_of(old), run).refusals] == ["unsupported"]
 
 
-@pytest.mark.parametrize("role", sorted(preflight.GPU_ROLES - {DRIVER}))
+@pytest.mark.parametrize("role", [one.name for one in ORDER if one.for_gpus and one.name != DRIVER])
 def test_a_role_for_gpus_is_refused_on_a_node_without_any(facts: dict[str, Any], role: str) -> None:
     found = planned("preflight", state_of({**facts, "pci": []}), context(roles=(role,)), **ROOM).refusals
     assert "no-gpu" in [line.partition(":")[0] for line in found]
-
-
-def test_the_roles_of_the_table_exist() -> None:
-    assert set(preflight.ORDER) > preflight.GPU_ROLES
-    assert set(preflight.ORDER) > preflight.WITHOUT_PACKAGES
