@@ -14,7 +14,7 @@ from gpunode.provisioning.firewall_policy import (
     nft_text,
     policy_of,
 )
-from gpunode.provisioning.firewall_zone import CONF, ZONE, ZONE_FILE, default_zone, with_default_zone, zone_text
+from gpunode.provisioning.firewall_zone import CONF, ZONE, ZONE_FILE, default_zone, with_default_zone, zone_rules
 from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
@@ -24,7 +24,7 @@ from gpunode.provisioning.manifest import (
     RevertibleChange,
     UnitState,
 )
-from gpunode.provisioning.role import Role
+from gpunode.provisioning.role import Role, Texts
 from gpunode.provisioning.state import Look, NodeState
 
 UNIT = "gpunode-firewall.service"
@@ -80,7 +80,7 @@ def present(state: NodeState, settings: FirewallSettings, context: Context) -> M
     if not refusals:
         refusals += _controller(state, settings, policy, context)
     zoned = _runs(state, FIREWALLD)
-    text = nft_text(policy, host=not zoned) if not refusals else ""
+    text = nft_text(policy, host=not zoned, site=context.templates) if not refusals else ""
     installed = "nftables" in context.planned.installed(state.installed)
     same = state.files.get(RULES) is not None and state.files[RULES].sha256 == _digest(text)
     if not refusals and installed and not same and "nftables" in state.installed:
@@ -91,8 +91,8 @@ def present(state: NodeState, settings: FirewallSettings, context: Context) -> M
             return Manifest(role=ROLE.name, questions={"rules": question})
         if answer.get("error"):
             refusals.append(f"nft rejects the rules: {answer['error']} (settings of firewall_extra_rules end up there)")
-    zone = _zone_files(state, policy) if zoned and not refusals else ()
     template = ROLE.texts(context)
+    zone = _zone_files(state, policy, template) if zoned and not refusals else ()
     of_unit = {"nft": NFT, "rules": RULES, "table": TABLE, "loaded": LOADED, "remove": REMOVE}
     texts = {
         RULES: text,
@@ -236,12 +236,12 @@ def _guarded(state: NodeState, settings: FirewallSettings, context: Context, *, 
     )
 
 
-def _zone_files(state: NodeState, policy: FirewallPolicy) -> tuple[ManagedFile, ...]:
+def _zone_files(state: NodeState, policy: FirewallPolicy, template: Texts) -> tuple[ManagedFile, ...]:
     """Return the zone, and firewalld.conf with it as the default; the previous default is kept for ``absent``."""
     conf = state.contents.get(CONF) or ""
     before = state.contents.get(ZONE_BEFORE) or f"{default_zone(conf)}\n"
     return (
-        ManagedFile(path=ZONE_FILE, content=zone_text(policy)),
+        ManagedFile(path=ZONE_FILE, content=template("zone.xml.j2", zone=ZONE, rules=zone_rules(policy))),
         ManagedFile(path=ZONE_BEFORE, content=before),
         _firewalld_conf(state, with_default_zone(conf, ZONE)),
     )

@@ -10,6 +10,7 @@ from typing import Literal
 
 from gpunode.frozen import Frozen
 from gpunode.provisioning.role import PackageSettings, option
+from gpunode.provisioning.templates import rendered
 
 Network = IPv4Network | IPv6Network
 Family = Literal["ip", "ip6"]
@@ -239,71 +240,33 @@ def lets_in(policy: FirewallPolicy, address: str, port: int) -> bool:
     )
 
 
-ICMP = (
-    "icmp type { destination-unreachable, time-exceeded, parameter-problem } accept",
-    "icmp type echo-request limit rate 100/second burst 100 packets accept",
-    # IPv6 does not work without neighbour discovery and "packet too big".
-    "icmpv6 type { destination-unreachable, packet-too-big, time-exceeded, parameter-problem } accept",
-    "icmpv6 type { nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert } accept",
-    "icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, mld2-listener-report } accept",
-    "icmpv6 type echo-request limit rate 100/second burst 100 packets accept",
-    "meta l4proto igmp accept",
-    # Answers to DHCP come from another address than the request went to.
-    "udp sport 67 udp dport 68 accept",
-    "ip6 saddr fe80::/10 udp dport 546 accept",
-)
+def nft_text(policy: FirewallPolicy, *, host: bool = True, site: str = "") -> str:
+    """Return the file that nft loads in one transaction; without ``host`` it has no chain for input.
 
-
-def nft_text(policy: FirewallPolicy, *, host: bool = True) -> str:
-    """Return the file that nft loads in one transaction; without ``host`` it has no chain for input."""
-    lines = [
-        "# Managed by gpunode (role firewall): loaded as one transaction that replaces the old table.",
-        f"table inet {TABLE}",
-        f"delete table inet {TABLE}",
-        f"table inet {TABLE} {{",
-    ]
-    lines += _rate_sets(policy)
-    if host:
-        lines += _chain(
-            "input",
-            "type filter hook input priority filter; policy drop;",
-            "ct state vmap { established : accept, related : accept, invalid : drop }",
-            'iif "lo" accept',
-            # Containers reach published ports, the name server of their engine and agents on the node itself.
-            *(f'iifname "{name}" accept' for name in policy.container_interfaces),
-            *ICMP,
-            "jump services",
-            *policy.extra,
-            "counter",
-        )
-    lines += _chain(
-        "forward",
-        # Before the chains of the engines: these accept published ports, but a drop here is final.
-        "type filter hook forward priority filter - 5; policy accept;",
-        "ct state vmap { established : accept, related : accept }",
-        *(f'iifname "{name}" accept' for name in policy.container_interfaces),
-        "ct status dnat goto published",
-        *(f'oifname "{name}" goto routed' for name in policy.container_interfaces),
+    ``site``: folder of the site's templates.
+    """
+    return rendered(
+        "firewall",
+        "firewall.nft.j2",
+        site=site,
+        host=host,
+        table=TABLE,
+        sets={
+            _rate_set(service, family): "ipv4_addr" if family == "ip" else "ipv6_addr"
+            for service in policy.services
+            if service.rate
+            for family in _families(service.networks)
+        },
+        containers=policy.container_interfaces,
+        extra=policy.extra,
+        cluster=_cluster_rules(policy),
+        services=_service_rules(policy),
+        published=_service_rules(policy, published=True),
     )
-    lines += _chain("services", *_cluster_rules(policy), *_service_rules(policy)) if host else []
-    lines += _chain("published", *_cluster_rules(policy), *_service_rules(policy, published=True), "counter drop")
-    lines += _chain("routed", *_cluster_rules(policy), "counter drop")
-    return "\n".join([*lines, "}", ""])
 
 
-def _chain(name: str, *rules: str) -> list[str]:
-    return [f"\tchain {name} {{", *(f"\t\t{rule}" for rule in rules), "\t}"]
-
-
-def _rate_sets(policy: FirewallPolicy) -> list[str]:
-    return [
-        f"\tset rate_{service.name}{'4' if family == 'ip' else '6'} {{\n"
-        f"\t\ttype {'ipv4_addr' if family == 'ip' else 'ipv6_addr'}\n\t\tsize 65535\n\t\tflags dynamic,timeout\n"
-        "\t\ttimeout 10m\n\t}"
-        for service in policy.services
-        if service.rate
-        for family in _families(service.networks)
-    ]
+def _rate_set(service: OpenPorts, family: Family) -> str:
+    return f"rate_{service.name}{'4' if family == 'ip' else '6'}"
 
 
 def _cluster_rules(policy: FirewallPolicy) -> list[str]:
@@ -319,17 +282,16 @@ def _service_rules(policy: FirewallPolicy, published: bool = False) -> list[str]
     """
     rules = []
     for service in policy.services:
-        matches = [f"{service.protocol} dport {_ports(service.ports)}"]
+        ports = port_ranges(service.ports)
+        matches = [f"{service.protocol} dport {{ {', '.join(ports)} }}"]
         if published:
-            ports = (_port(*ends) for ends in merged_ports(service.ports))
             matches = [f"meta l4proto {service.protocol} ct original proto-dst {port}" for port in ports]
         for match in matches:
             for family in _families(service.networks):
                 source = f"{match} {family} saddr {_set(service.networks, family)}"
                 if service.rate:
-                    number = "4" if family == "ip" else "6"
                     meter = f"{family} saddr limit rate over {service.rate}/minute burst {BURST} packets"
-                    rules.append(f"{source} update @rate_{service.name}{number} {{ {meter} }} counter drop")
+                    rules.append(f"{source} update @{_rate_set(service, family)} {{ {meter} }} counter drop")
                 rules.append(f"{source} accept")
     return rules
 
@@ -355,15 +317,7 @@ def _set(networks: Iterable[Network], family: Family) -> str:
     return f"{{ {', '.join(texts)} }}"
 
 
-def _ports(ports: Sequence[tuple[int, int]]) -> str:
-    return f"{{ {', '.join(_port(*ends) for ends in merged_ports(ports))} }}"
-
-
-def _port(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
-
-
-def merged_ports(ports: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def port_ranges(ports: Sequence[tuple[int, int]]) -> list[str]:
     """Return the ports, ranges that touch or overlap as one: nft refuses overlapping intervals."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ports):
@@ -371,4 +325,4 @@ def merged_ports(ports: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
             merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
         else:
             merged.append((first, last))
-    return merged
+    return [str(first) if first == last else f"{first}-{last}" for first, last in merged]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from xml.sax.saxutils import quoteattr
+from typing import NamedTuple
 
-from gpunode.provisioning.firewall_policy import FirewallPolicy, Network, OpenPorts, merged_ports
+from gpunode.provisioning.firewall_policy import FirewallPolicy, Network, port_ranges
 from gpunode.provisioning.sections import completed
 
 ZONE = "gpunode"
@@ -14,30 +14,26 @@ CONF = "/etc/firewalld/firewalld.conf"
 _DEFAULT = re.compile(r"(?m)^[ \t]*DefaultZone[ \t]*=[ \t]*(.*?)[ \t]*$")
 
 
-def zone_text(policy: FirewallPolicy) -> str:
-    """Return the zone; traffic that no rule accepts is rejected."""
-    lines = [
-        '<?xml version="1.0" encoding="utf-8"?>',
-        "<!-- Managed by gpunode (role firewall). -->",
-        "<zone>",
-        f"  <short>{ZONE}</short>",
-        "  <description>Allows what the role firewall of gpunode lists.</description>",
+class ZoneRule(NamedTuple):
+    """What a network may reach; without ports: everything."""
+
+    network: Network
+    ports: str = ""
+    protocol: str = ""
+    rate: int = 0
+
+
+def zone_rules(policy: FirewallPolicy) -> list[ZoneRule]:
+    """Return the rules of the zone, which rejects traffic that none of them accepts."""
+    return [
+        *map(ZoneRule, policy.cluster),
+        *(
+            ZoneRule(network, ports, service.protocol, service.rate)
+            for service in policy.services
+            for network in service.networks
+            for ports in port_ranges(service.ports)
+        ),
     ]
-    lines += [_rule(network, "") for network in policy.cluster]
-    for service in policy.services:
-        lines += [_rule(network, port, service.rate) for network in service.networks for port in _ports(service)]
-    return "\n".join([*lines, "</zone>", ""])
-
-
-def _ports(service: OpenPorts) -> list[str]:
-    texts = (str(first) if first == last else f"{first}-{last}" for first, last in merged_ports(service.ports))
-    return [f"<port port={quoteattr(text)} protocol={quoteattr(service.protocol)}/>" for text in texts]
-
-
-def _rule(network: Network, element: str, rate: int = 0) -> str:
-    source = "" if network.prefixlen == 0 else f"<source address={quoteattr(str(network))}/>"
-    accept = f'<accept><limit value="{rate}/m"/></accept>' if rate else "<accept/>"
-    return f'  <rule family="ipv{network.version}">{source}{element}{accept}</rule>'
 
 
 def with_default_zone(conf: str, zone: str) -> str:

@@ -186,9 +186,10 @@ def present(state: NodeState, settings: GpuToolsSettings, context: Context) -> M
     have = set(install)
     programs = [TOOLS[tool].program for tool in tools if have.intersection(candidates[tool])]
     record = {"programs": sorted([*programs, *(program for name in python for program in PYTHON[name])])}
+    options = ROLE.texts(context)("modprobe.conf.j2", everybody=settings.profiling == "everybody")
     files = [
         ManagedFile(path=RECORD, content=json.dumps(record, indent=1) + "\n", phase="after"),
-        ManagedFile(path=OPTIONS, content=_options(settings.profiling), phase="after"),
+        ManagedFile(path=OPTIONS, content=None if settings.profiling == "keep" else options, phase="after"),
         *own.files,
     ]
     locks = {name: _locked(name) for name in python}
@@ -283,16 +284,6 @@ def _newest(names: Iterable[str], pattern: str) -> str | None:
         if (match := re.fullmatch(re.escape(pattern[:-1]) + r"([0-9]+-[0-9]+)", name))
     }
     return series[max(series)] if series else None
-
-
-def _options(profiling: str) -> str | None:
-    if profiling == "keep":
-        return None
-    value = PROFILING[profiling]
-    who = "every user" if profiling == "everybody" else "administrators alone"
-    names = ("nvidia", "nvidia-current")
-    lines = "".join(f"options {name} NVreg_RestrictProfilingToAdminUsers={value}\n" for name in names)
-    return f"# Managed by gpunode (role gpu_tools): {who} may read the performance counters of GPUs.\n{lines}"
 
 
 def _reboot(state: NodeState, profiling: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, 
 from gpunode.provisioning.role import PackageSettings, Role, Texts, Value, option
 from gpunode.provisioning.slurm_gres import Gres, gpu_lines
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.templates import mark_of
 from gpunode.text import counted
 
 FOLDER = "/etc/slurm"
@@ -33,7 +34,7 @@ NEEDRESTART = "/etc/needrestart/conf.d/gpunode-slurm.conf"
 SLURMD, MUNGE = "slurmd.service", "munge.service"
 PACKAGES = {"apt": ("slurmd", "slurm-client"), "dnf": ("slurm-slurmd", "slurm")}
 """Of Debian and Ubuntu; of EPEL and of SchedMD's own build (slurm.spec), which have the same names."""
-HEAD = "# Managed by gpunode (role slurm_node)"
+HEAD = f"# {mark_of('slurm_node')}"
 CGROUP_SETTINGS: dict[str, Value] = {"ConstrainCores": "yes", "ConstrainDevices": "yes", "ConstrainRAMSpace": "yes"}
 """``cgroup.conf(5)``; the version of the control groups is detected."""
 KEY_BYTES = (32, 1024)
@@ -274,8 +275,8 @@ def _configuration(state: NodeState, settings: SlurmNodeSettings, gres: Gres, re
         yield ManagedFile(path=CONF, content=settings.conf, phase="after", backup=first)
     rows = {**CGROUP_SETTINGS, **settings.cgroup}
     cgroup = {name: _word(value) for name, value in rows.items() if value is not None}
-    lines = "".join(f"{line}\n" for line in gres.lines)
-    for path, text in ((GRES, f"{HEAD}.\n{lines}"), (CGROUP, render("cgroup.conf.j2", rows=cgroup))):
+    texts = {GRES: render("gres.conf.j2", lines=gres.lines), CGROUP: render("cgroup.conf.j2", rows=cgroup)}
+    for path, text in texts.items():
         ours = (state.contents.get(path) or HEAD).startswith(HEAD)
         yield ManagedFile(path=path, content=text, phase="after", backup=not ours)
 
@@ -290,15 +291,13 @@ def _files(settings: SlurmNodeSettings, gres: Gres, render: Texts) -> Iterator[M
     yield ManagedFile(path=DROP_IN, content=render("slurmd.conf.j2", **given), phase="after")
     content = render("needrestart.conf.j2", services=("slurmd", "munge"))
     yield ManagedFile(path=NEEDRESTART, content=content, phase="after")
-    rows = "".join(
-        f"{name}='{_word(value)}'\n" for name, value in settings.prolog_settings.items() if value is not None
-    )
+    rows = {name: _word(value) for name, value in settings.prolog_settings.items() if value is not None}
     for path, program in (
         (PROLOG, ROLE.program("gpunode-prolog")),
         (REBOOT, ROLE.program("gpunode-reboot")),
     ):
         yield ManagedFile(path=path, content=program if settings.prolog else None, mode="0755", phase="after")
-    own = f"{HEAD}.\n{rows}" if settings.prolog and rows else None
+    own = render("gpunode-prolog.j2", rows=rows) if settings.prolog and rows else None
     yield ManagedFile(path=PROLOG_SETTINGS, content=own, phase="after")
     if settings.munge_key:
         yield ManagedFile(

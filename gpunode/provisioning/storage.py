@@ -16,7 +16,7 @@ from gpunode.errors import UsageError
 from gpunode.frozen import Frozen
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuery, UnitState
-from gpunode.provisioning.role import PackageSettings, Role, option
+from gpunode.provisioning.role import PackageSettings, Role, Texts, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.storage_answer import StorageAnswer, parsed
 from gpunode.provisioning.storage_mounts import (
@@ -244,7 +244,7 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
             ManagedFile(path=BEFORE, content=_memory(state, seen, requested, caches), phase="first"),
             ManagedFile(
                 path=ARRAYS[state.manager or "dnf"],
-                content=_array_line(disks.array if disks else None),
+                content=_array_text(disks.array if disks else None, ROLE.texts(context)),
                 phase="first",
             ),
             ManagedFile(path=RECORD, content=record_text(requested, disks, settings.hook_mounts), phase="after"),
@@ -461,15 +461,11 @@ def _fstab(state: NodeState, content: str, phase: Literal["first", "after"]) -> 
     )
 
 
-def _array_line(array: str | None) -> str | None:
+def _array_text(array: str | None, render: Texts) -> str | None:
     if array is None:
         return None
     digits = array.replace("-", "")
-    uuid = ":".join(digits[at : at + 8] for at in range(0, 32, 8))
-    return (
-        "# Managed by gpunode (role storage): the scratch disks, independent of the rest of mdadm.conf.\n"
-        f"ARRAY /dev/md/{ARRAY} metadata=1.2 UUID={uuid}\n"
-    )
+    return render("mdadm.conf.j2", array=ARRAY, uuid=":".join(digits[at : at + 8] for at in range(0, 32, 8)))
 
 
 def _memory(state: NodeState, seen: StorageAnswer, requested: Sequence[Mount], caches: Sequence[str]) -> str:

@@ -216,6 +216,7 @@ class Guard:
 
     def unit_text(self, start: list[str]) -> str:
         """Return the unit that restores the old state at boot, before anything that depends on it starts."""
+        # Not a template: no text of a site may replace the way back, and nodes have no Jinja2.
         return (
             "# Managed by gpunode (guarded_change): removed when the change is confirmed.\n"
             f"[Unit]\nDescription=Restore the state before the unconfirmed change {self.name}\n"
