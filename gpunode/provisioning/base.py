@@ -281,7 +281,7 @@ def _proxy(state: NodeState, settings: BaseSettings, text: Texts) -> Iterator[Ma
 
 def _authorities(state: NodeState, settings: BaseSettings) -> Iterator[ManagedFile]:
     """Yield the site's certificates; those that are not listed any more are removed."""
-    place = ANCHORS[state.manager or "apt"]
+    place = state.by_manager(**ANCHORS)
     requested = {place.format(name): text for name, text in settings.ca_certificates.items()}
     for path in dict.fromkeys((*requested, *_anchors(state))):
         yield ManagedFile(path=path, content=requested.get(path))
@@ -306,7 +306,7 @@ def _clock(state: NodeState, settings: BaseSettings, manager: str) -> list[Manag
 
 def _wait(state: NodeState, settings: BaseSettings, clock: list[ManagedFile]) -> tuple[str, ...]:
     """Return the command that waits for the clock; empty: none is needed."""
-    unit = state.unit(CHRONY_UNIT[state.manager or "apt"])
+    unit = state.unit(state.by_manager(**CHRONY_UNIT))
     changes = any(True for file in clock for _ in file_reasons(file, state)) or unit is None or unit.active != "active"
     if not settings.ntp_servers or not settings.ntp_wait_s or in_container(state.facts) or not changes:
         return ()

@@ -170,7 +170,7 @@ def present(state: NodeState, settings: CudaSettings, context: Context) -> Manif
         return Manifest(role=ROLE.name, notes=(note,) if asked else ())
     files, text = [], ROLE.texts(context)
     preferences = text("apt.pref.j2", pins=found.pins) if found.pins else ""
-    if state.apt is not None and preferences:
+    if state.manager == "apt" and preferences:
         files.append(ManagedFile(path=PREFERENCES, content=preferences, phase="after"))
     default = found.default
     if default is not None:
@@ -180,7 +180,7 @@ def present(state: NodeState, settings: CudaSettings, context: Context) -> Manif
     link = state.files.get(ALTERNATIVE)
     chosen = default is None or (link is not None and link.target == default.path)
     # Whether the rpm packages register an alternative is not recorded: without one there is nothing to choose from.
-    alone = state.apt is None and not state.exists(ALTERNATIVE)
+    alone = state.manager == "dnf" and not state.exists(ALTERNATIVE)
     notes: tuple[str, ...] = ()
     if alone and default is not None and f"cuda-toolkit-{default.series.replace('.', '-')}" in state.installed:
         notes = (f"the packages registered no alternative for {ROOT}: it is not changed",)
@@ -201,7 +201,7 @@ def _packages(
     state: NodeState, settings: CudaSettings, stack: Stack, found: ToolkitPackages, preferences: str
 ) -> Transaction:
     install = found.install
-    if state.apt is None:
+    if state.manager == "dnf":
         # The configuration of a major version is installed with its toolkits; installed packages are locked. A stack's
         # version for rpm omits the release, which dnf compares too.
         install = [

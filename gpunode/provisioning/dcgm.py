@@ -94,7 +94,7 @@ def present(state: NodeState, settings: DcgmSettings, context: Context) -> Manif
     stack = of_context(state.facts, context).stack
     installed = context.planned.installed(state.installed)
     found = dcgm_packages(stack, state.installed, settings.version, settings.proprietary, settings.source)
-    if state.apt is None:
+    if state.manager == "dnf":
         # The epoch of the rpm packages is not recorded.
         found = replace(found, pattern=re.sub(r"^([0-9]+:)?", "*", found.pattern))
     unit, old = state.unit(UNIT), state.unit(OLD_UNIT)
@@ -104,7 +104,7 @@ def present(state: NodeState, settings: DcgmSettings, context: Context) -> Manif
         notes = (found.why_not,) if found.why_not else ()
         return Manifest(role=ROLE.name, notes=notes, files=(drop_in,) if unit else ())
     files = [drop_in]
-    if state.apt is not None:
+    if state.manager == "apt":
         # The installed version is known after the transaction: the pattern then names it.
         there = installed.get(CORE, "")
         pattern = re.sub(r"-[^-]*$", "-*", there) if fnmatchcase(there, found.pattern) else found.pattern

@@ -88,7 +88,7 @@ def present(state: NodeState, settings: DockerSettings, context: Context) -> Man
     source = settings.source if settings.source != "auto" else now.source or "docker"
     switches = now.source is not None and now.source != source
     refusals = []
-    if state.apt is None and source == "distribution":
+    if state.manager == "dnf" and source == "distribution":
         refusals = ["docker_source distribution: distributions with dnf do not ship Docker; set docker, or use Podman"]
     if switches and not settings.switch:
         refusals.append(
@@ -124,7 +124,7 @@ def present(state: NodeState, settings: DockerSettings, context: Context) -> Man
     files = [*archive.files, mount, *_unattended(state, settings, engine, text), *change.files]
     if source != "docker":
         files += [
-            ManagedFile(path=path, content=None) for path in ((YUM, RPM_KEY) if state.apt is None else (SOURCES, KEY))
+            ManagedFile(path=path, content=None) for path in state.by_manager(apt=(SOURCES, KEY), dnf=(YUM, RPM_KEY))
         ]
     if switches:
         files += [ManagedFile(path=path, content=None) for path in PURGES]
@@ -201,7 +201,7 @@ def _archive(state: NodeState, settings: DockerSettings) -> PackageRepository:
     row = load().container_engines["docker"]
     system = state.facts.os or OperatingSystem(id="", version_id=None, pretty_name=None, codename=None)
     base = settings.repository_url or row.repository
-    if state.apt is not None:
+    if state.manager == "apt":
         uri, suite, components = f"{base}/{system.id}", system.codename or "", "stable"
         key, fingerprints = row.key, row.fingerprints
     else:
@@ -281,7 +281,7 @@ def _missing_data(root: str | None, context: Context) -> list[str]:
 
 def _unattended(state: NodeState, settings: DockerSettings, engine: InstalledEngine, text: Texts) -> list[ManagedFile]:
     """Return the file that excludes the engine's packages from apt's unattended upgrades."""
-    if state.apt is None:
+    if state.manager == "dnf":
         return []
     if settings.unattended_upgrades:
         return [ManagedFile(path=UNATTENDED, content=None, phase="after")]

@@ -169,7 +169,7 @@ def present(state: NodeState, settings: FirstBootSettings, context: Context) -> 
             *([ManagedFile(path=MACHINE_ID, content="", mode="0444", phase="last")] if settings.seal else ()),
         ),
         folders=(ManagedFolder(path=FOLDER, mode="0700"), ManagedFolder(path=ROLE.folder)),
-        packages=ROLE.transaction(state, settings, ["python3-venv"] if state.apt is not None else []),
+        packages=ROLE.transaction(state, settings, state.by_manager(apt=["python3-venv"], dnf=[])),
         units=tuple(UnitState(name=name, enabled=True) for name, unit in units.items() if unit is not None),
         pending_reasons=(
             *([f"{VENV} was not built from {settings.wheels or record.strip()}"] if builds else []),

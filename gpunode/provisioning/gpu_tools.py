@@ -262,7 +262,7 @@ def _python(given: Mapping[str, str | float | None]) -> dict[str, str]:
 def _candidates(state: NodeState, tool: str) -> tuple[str, ...]:
     """Return a tool's packages for this node, in order of preference."""
     running = state.facts.running_kernel or ""
-    names = TOOLS[tool].apt if state.manager == "apt" else TOOLS[tool].dnf
+    names = state.by_manager(apt=TOOLS[tool].apt, dnf=TOOLS[tool].dnf)
     return tuple(name.replace("KERNEL", running) for name in names if running or "KERNEL" not in name)
 
 

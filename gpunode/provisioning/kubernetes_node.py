@@ -175,7 +175,7 @@ def absent(state: NodeState, manifest: Manifest, context: Context) -> Manifest:
 
 def _package(state: NodeState) -> str:
     """Return the package of containerd: for the RHEL family it comes from Docker's repository."""
-    return "containerd" if state.apt is not None else "containerd.io"
+    return state.by_manager(apt="containerd", dnf="containerd.io")
 
 
 def uses_containerd(context: Context) -> bool:

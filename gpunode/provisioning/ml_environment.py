@@ -248,7 +248,7 @@ def _packages(state: NodeState, settings: MlEnvironmentSettings, notes: list[str
     malloc = settings.malloc
     if malloc == "none":
         return None
-    if state.apt is None:
+    if state.manager == "dnf":
         notes.append(
             f"ml_environment_malloc: {malloc}: install its library by hand: the role knows only the apt package"
         )

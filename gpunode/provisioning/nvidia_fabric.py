@@ -179,7 +179,7 @@ class Fabric:
     def packages(self) -> Transaction | None:
         if not self.rows:
             return None
-        if self.state.apt is None:
+        if self.state.manager == "dnf":
             # With dnf, the role nvidia_driver installs and locks the closure.
             free = tuple(self.name(row) for row in self.rows if not row.with_driver)
             if all(name in self.state.installed for name in (*self.closure, *free)):

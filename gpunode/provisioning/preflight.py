@@ -299,9 +299,9 @@ def _for_modules(
     state: NodeState, stack: Stack | None, settings: PreflightSettings, driver: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield missing requirements of modules that are built on the node."""
-    if state.apt is not None and stack is not None and stack.module.build == "precompiled":
-        return
     if state.apt is not None:
+        if stack is not None and stack.module.build == "precompiled":
+            return
         yield from _no_headers(state.facts, state.apt)
     if not settings.allow_secure_boot:
         yield from _secure_boot(state.facts, state.apt or state.dnf, staged=bool(driver["mok_hash"]))

@@ -233,7 +233,7 @@ def present(state: NodeState, settings: RdmaSettings, context: Context) -> Manif
     """Return the manifest of the role."""
     driver = context.settings_of("nvidia_driver")["state"] == "present"
     stack = node_stack.of_context(state.facts, context).stack if driver else None
-    draft = Draft(state, settings, context, stack, "dnf" if state.apt is None else "apt")
+    draft = Draft(state, settings, context, stack, state.by_manager(apt="apt", dnf="dnf"))
     archive = _repository(draft)
     path = path_of(state.facts, draft.stack, settings.gpudirect, settings.source)
     draft.refusals += [path.problem] if path.problem else []
@@ -349,7 +349,7 @@ def _repository(draft: Draft) -> RepositoryFiles:
     draft.questions |= archive.questions or {}
     draft.refusals += archive.refusals
     draft.files += archive.files
-    if draft.state.apt is not None:
+    if draft.manager == "apt":
         draft.files.append(ManagedFile(path=PREFERENCES, content=_pins(draft.context)))
     return archive
 

@@ -87,7 +87,7 @@ def repository_paths(name: str) -> tuple[str, str, str, str]:
 def repository_files(archive: PackageRepository, state: NodeState, context: Context) -> RepositoryFiles:
     """Return the archive's entry and key as files, or the question for the key, or why the key is refused."""
     sources, apt_key, yum, rpm_key = repository_paths(archive.name)
-    file, key = (yum, rpm_key) if state.apt is None else (sources, apt_key)
+    file, key = state.by_manager(apt=(sources, apt_key), dnf=(yum, rpm_key))
     text, found = _key(archive, key, state, context)
     if text is None:
         return found

@@ -259,20 +259,20 @@ class Role(Generic[S]):
         files: Mapping[str, str | dict[str, str]] | None = None,
     ) -> Transaction:
         """Return the transaction that installs packages on this node; ``files`` are apt's, which it applies."""
-        plugins = plugin(state.dnf) if self.locks and state.apt is None else ()
+        plugins = plugin(state.dnf) if self.locks else ()
         return self._change(
             state,
             install=(*install, *plugins),
             remove=tuple(remove),
             never=tuple(never),
             hold=tuple(hold),
-            files=dict(files or {}) if state.apt is not None else {},
+            files=state.by_manager(apt=dict(files or {}), dnf={}),
             lock_wait_s=int(getattr(settings, "lock_wait_s", 300)),
         )
 
     def _change(self, node: NodeState, **fields: Any) -> Transaction:
         """Return a transaction of the node's package manager with the role's record and its section of locks."""
-        section = {"lock_mark": self.lock_mark} if self.locks and node.apt is None else {}
+        section = {"lock_mark": self.lock_mark} if self.locks and node.manager == "dnf" else {}
         return Transaction(manager=node.manager or "dnf", memory=self.record, **section, **fields)
 
     def recorded(self, state: NodeState) -> bool:
@@ -304,7 +304,7 @@ def keeping(manifest: Manifest, state: NodeState, names: Collection[str]) -> Man
     return manifest.updated(
         files=tuple(file for file in manifest.files if not (recorded and file.path == change.memory)),
         packages=change.model_copy(update={"remove_new": going, "never": tuple(names)}),
-        commands=(manual,) if state.apt is not None else (),
+        commands=state.by_manager(apt=(manual,), dnf=()),
         pending_reasons=tuple(
             reason for reason in manifest.pending_reasons if reason not in {f"{name} must be removed" for name in names}
         ),

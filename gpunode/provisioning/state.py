@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -12,6 +12,7 @@ from gpunode.facts.units import Unit
 from gpunode.provisioning.parts import FIELDS, NotReadError, partial
 from gpunode.provisioning.ssh_state import Content, Reported, SshState, Text
 
+T = TypeVar("T")
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 Names = Annotated[tuple[Text, ...], Field(max_length=50_000)]
 Versions = Annotated[dict[Text, Text], Field(max_length=50_000)]
@@ -211,6 +212,10 @@ class NodeState(Reported):
         if self.apt is not None:
             return "apt"
         return None if self.dnf is None else "dnf"
+
+    def by_manager(self, *, apt: T, dnf: T) -> T:
+        """Return what is for the node's package manager."""
+        return dnf if self.apt is None else apt
 
     @property
     def installed(self) -> dict[str, str]:

@@ -243,7 +243,7 @@ def present(state: NodeState, settings: StorageSettings, context: Context) -> Ma
         files=(
             ManagedFile(path=BEFORE, content=_memory(state, seen, requested, caches), phase="first"),
             ManagedFile(
-                path=ARRAYS[state.manager or "dnf"],
+                path=state.by_manager(**ARRAYS),
                 content=_array_text(disks.array if disks else None, ROLE.texts(context)),
                 phase="first",
             ),
@@ -377,7 +377,8 @@ def _packages(state: NodeState, disks: ScratchDisks | None, its: Sequence[Remote
     requested = [*(["xfs"] if disks else []), *(["array"] if disks and disks.array else [])]
     requested += [kind for kind in ("nfs", "cephfs", "rclone", "s3fs") if kind in kinds]
     requested += ["fuse"] if "rclone" in kinds else []
-    return [(DNF_TOOLS if state.apt is None else TOOLS)[tool] for tool in requested]
+    names = state.by_manager(apt=TOOLS, dnf=DNF_TOOLS)
+    return [names[tool] for tool in requested]
 
 
 def _question(disks: ScratchDisks | None, paths: Iterable[str], erase: Sequence[str], used: bool = False) -> NodeQuery:

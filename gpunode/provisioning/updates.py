@@ -111,7 +111,7 @@ def present(state: NodeState, settings: UpdatesSettings, context: Context) -> Ma
         if _not_a_pattern(one)
     ]
     patterns = excluded(state, settings, context)
-    if state.apt is None:
+    if state.manager == "dnf":
         return _by_dnf(state, settings, patterns, refusals)
     text = ROLE.texts(context)
     contents = {
@@ -217,6 +217,6 @@ def absent(state: NodeState, manifest: Manifest, _context: Context) -> Manifest:
     """Return the removal with the tool's own settings restored first."""
     old, text = state.contents.get(AUTOMATIC_BEFORE), state.contents.get(AUTOMATIC)
     files = [*manifest.files, ManagedFile(path=AUTOMATIC_BEFORE, content=None, phase="after")]
-    if state.apt is None and old is not None and text is not None:
+    if old is not None and text is not None:
         files.insert(0, ManagedFile(path=AUTOMATIC, content=restored_text(text, old)))
     return manifest.updated(files=tuple(files))

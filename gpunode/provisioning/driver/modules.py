@@ -35,7 +35,7 @@ def image_of(state: NodeState, kernel: str) -> BootImage | None:
 
     Ubuntu has dracut from 25.10 on, Debian on request: there it is called as in /etc/kernel/postinst.d/dracut.
     """
-    path = f"/boot/initrd.img-{kernel}" if state.apt is not None else f"/boot/initramfs-{kernel}.img"
+    path = state.by_manager(apt=f"/boot/initrd.img-{kernel}", dnf=f"/boot/initramfs-{kernel}.img")
     if "initramfs-tools" in state.installed:
         return BootImage(path=path, argv=("update-initramfs", "-u", "-k", kernel))
     if "dracut" in state.installed:

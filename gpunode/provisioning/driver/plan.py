@@ -103,7 +103,7 @@ def present(state: NodeState, settings: DriverSettings, context: Context) -> Man
     ]
     return Manifest(
         role=ROLE.name,
-        files=tuple(_apt_files(plan, text) if state.apt is not None else _dnf_files(state, text))
+        files=tuple(state.by_manager(apt=_apt_files(plan, text), dnf=_dnf_files(state, text)))
         + tuple(files.common_files(settings, text, dracut="dracut" in state.installed)),
         packages=_change(plan, context),
         modules=("nvidia-uvm",) if load else (),
@@ -154,7 +154,7 @@ def _commands(images: Iterator[BootImage] | tuple[BootImage, ...]) -> tuple[Node
 def _change(plan: DriverPlan, context: Context) -> Transaction:
     """Return the transaction with apt's files, and with idle GPUs as a condition of changes."""
     more: dict[str, Any] = {"idle_gpus": must_be_idle(context)} if plan.changes else {}
-    if plan.state.apt is not None:
+    if plan.change.manager == "apt":
         more["files"] = _apt_texts(plan, context, plan.pinned)
     return plan.change.model_copy(update=more)
 
@@ -180,7 +180,7 @@ def _question(plan: DriverPlan, context: Context) -> NodeQuery:
     """Return the question for a preview, with the files and repositories that are planned."""
     settings = nvidia_repository.ROLE.of(context)
     more: dict[str, Any] = {}
-    if plan.state.apt is not None:
+    if plan.question.manager == "apt":
         more["files"] = _apt_texts(plan, context, RELEASE)
     else:
         offer = nvidia_repository.offered(plan.state, settings, context, plan.stack.source)
