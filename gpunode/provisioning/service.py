@@ -48,6 +48,8 @@ class ServiceResult(Frozen):
     drained: bool
     busy: bool
     """GPUs are in use, or this is unknown."""
+    drain_wait_s: int
+    """How long a drained node may be busy."""
     before: tuple[FindingBefore, ...]
 
 
@@ -60,6 +62,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     result = ServiceResult(
         drained=drained(state),
         busy=gpus_in_use(state.facts) and not settings["gpunode_allow_busy"],
+        drain_wait_s=settings["gpunode_drain_wait_s"],
         before=before.findings if before is not None else (),
     )
     if not result.drained:

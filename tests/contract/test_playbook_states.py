@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from gpunode.change.states import ACTS, PATH
+from gpunode.provisioning.preflight import PreflightSettings
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 ACT_OF = {"drain.yml": "drain", "reboot_now.yml": "reboot", "validate.yml": "validate", "undrain.yml": "return"}
@@ -59,7 +60,8 @@ def test_the_drain_has_the_undo_and_the_limit_of_its_edge() -> None:
     tasks = yaml.safe_load((PLAYBOOKS / "tasks" / "drain.yml").read_text(encoding="utf-8"))
     waits = tasks[-1]
     wait = waits["block"][0]
-    assert f"default({ACTS['drain'].limit_s:.0f})" in wait["retries"]
+    assert "result.drain_wait_s //" in wait["retries"]
+    assert PreflightSettings().gpunode_drain_wait_s == ACTS["drain"].limit_s
     assert ACTS["drain"].undo == "cancel"
     assert list(acts(waits["rescue"])) == ["return"]
     assert "ansible.builtin.fail" in waits["rescue"][-1]

@@ -219,10 +219,15 @@ def test_the_default_scenario_runs_the_site_playbook() -> None:
     assert "../../playbooks/site.yml" in (ROOT / "molecule" / "default" / "converge.yml").read_text(encoding="utf-8")
 
 
-def test_the_site_playbook_keeps_by_default_what_the_roles_settings_keep() -> None:
-    site = (ROOT / "playbooks/site.yml").read_text(encoding="utf-8")
-    kept = {role.name for role in ROLES if options(role).get(f"{role.name}_state", {}).get("default") == "keep"}
-    assert set(re.findall(r"(\w+)_state \| default\('keep'\)", site)) == kept
+def test_defaults_in_playbooks_are_those_of_the_roles() -> None:
+    """Ansible gives a play no defaults of a role that it does not list, and none to its hosts and conditions."""
+    known = {name: one["default"] for role in ROLES for name, one in options(role).items()}
+    kept = {name for name, default in known.items() if name.endswith("_state") and default == "keep"}
+    text = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "playbooks").rglob("*.yml"))
+    found = re.findall(r"\b(\w+) \| default\(([^_)][^)]*)\)", text)
+    assert {name for name, _ in found} >= kept
+    wrong = {name: value for name, value in found if name in known and yaml.safe_load(value) != known[name]}
+    assert wrong == {}
 
 
 def test_users_and_mounts_come_before_docker_and_users_before_ssh_lets_only_them_in() -> None:

@@ -57,7 +57,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "plugins": (9_110, 171),
     "probe": (280, 6),
     "profiling": (1_100, 2),
-    "provisioning": (15_355, 62),
+    "provisioning": (15_275, 62),
     "report": (3_640, 11),
     "stack": (4_020, 16),
     "staging": (780, 0),

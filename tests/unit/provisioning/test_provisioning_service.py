@@ -15,11 +15,12 @@ from gpunode.provisioning.state import BOOT_ID
 BEFORE = [{"check": "host.memory", "component": "node", "status": "fail"}]
 DRAINED = json.dumps({"since": "2026-11-23T09:00:00+00:00", "findings": BEFORE})
 BUSY = {"gpu_processes": [{"pid": 4, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"}]}
+SETTINGS = {"gpunode_allow_busy": False, "gpunode_drain_wait_s": 60}
 
 
 def decided(mark: str | None = DRAINED, facts: dict[str, Any] | None = None, **run: Any) -> Manifest:
     texts = {BOOT_ID: "boot", **({MARK: mark} if mark is not None else {})}
-    return service.plan(node(texts=texts, facts=facts), {"gpunode_allow_busy": False}, context(**run))
+    return service.plan(node(texts=texts, facts=facts), SETTINGS, context(**run))
 
 
 def result_of(manifest: Manifest) -> service.ServiceResult:
@@ -35,7 +36,12 @@ def test_a_node_without_the_mark_is_not_returned() -> None:
 def test_a_node_with_nothing_pending_may_return_and_is_compared_with_the_findings_before() -> None:
     manifest = decided()
     assert manifest.pending
-    assert result_of(manifest).model_dump(mode="json") == {"drained": True, "busy": False, "before": BEFORE}
+    assert result_of(manifest).model_dump(mode="json") == {
+        "drained": True,
+        "busy": False,
+        "drain_wait_s": 60,
+        "before": BEFORE,
+    }
 
 
 @pytest.mark.parametrize(
@@ -55,7 +61,7 @@ def test_a_node_with_something_pending_stays_drained(run: dict[str, Any], pendin
 
 @pytest.mark.parametrize("lease", ['{"owner": "root@admin1", "token": "run-1", "since": "now"}', "", "[]", "{"])
 def test_a_node_that_an_upgrade_holds_is_not_returned_by_a_playbook(lease: str) -> None:
-    manifest = service.plan(node(texts={MARK: DRAINED, LEASE: lease}), {"gpunode_allow_busy": False}, context())
+    manifest = service.plan(node(texts={MARK: DRAINED, LEASE: lease}), SETTINGS, context())
     assert not manifest.pending
     assert "gpunode upgrade" in manifest.notes[0]
 
