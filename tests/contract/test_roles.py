@@ -246,6 +246,12 @@ def test_a_playbook_runs_the_roles_in_their_order(playbook: str, shapes: list[Ro
     assert [entry["role"] for entry in play["roles"]] == [f"gpunode.node.{name}" for name in (*first, *names)]
 
 
+def test_the_page_of_images_names_their_roles() -> None:
+    page = (ROOT / "docs" / "images.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"(?m)^\| roles (.*); others are refused", page)
+    assert [*re.findall(r"`(\w+)`", row), "first_boot"] == [role.name for role in ORDER if role.for_images]
+
+
 def test_reboots_are_planned_by_the_roles_that_may_require_one() -> None:
     (task,) = [one for one in load(ROOT / "playbooks/tasks/reboot_reasons.yml") if "loop" in one]
     sources = {role.name: inspect.getsource(sys.modules[role.settings.__module__]) for role in ORDER}

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,6 +261,16 @@ def test_with_firewalld_the_policy_is_a_zone_and_the_table_has_no_input() -> Non
     change = guarded(manifest)
     assert change.activate[-1] == (change.restore or ())[-1] == ("firewall-cmd", "--reload")
     assert ("firewall-offline-cmd", "--check-config") in change.checks
+
+
+def test_a_site_replaces_the_rules_and_the_zone(tmp_path: Path) -> None:
+    (tmp_path / "firewall").mkdir()
+    for path, text in (("firewall.nft.j2", "{{ table }} {{ services[0] }}\n"), ("zone.xml.j2", "<zone/>{{ zone }}\n")):
+        (tmp_path / "firewall" / path).write_text(text, encoding="utf-8")
+    run = context(answers=ANSWER, templates=str(tmp_path))
+    texts = contents(planned("firewall", zoned(), run, **SETTINGS))
+    assert texts[RULES] == "gpunode tcp dport { 22 } ip saddr { 10.0.0.0/8 } accept\n"
+    assert texts[ZONE_FILE] == "<zone/>gpunode\n"
 
 
 def test_firewalld_gets_its_default_zone_back() -> None:
