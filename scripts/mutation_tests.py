@@ -27,7 +27,7 @@ PLAN, NODE, APT = "gpunode/provisioning", "plugins/module_utils", "plugins/test_
 DEFAULTS = "../contract/test_roles.py::test_defaults_specification_and_metadata_are_those_of_the_role"
 GUARDS = {
     f"{PLAN}/accounts.py": ("provisioning/test_provisioning_accounts.py", DEFAULTS),
-    f"{PLAN}/keys.py": ("provisioning/test_provisioning_keys.py", "plugins/test_repository_key.py"),
+    f"{PLAN}/keys.py": ("provisioning/test_provisioning_keys.py",),
     f"{PLAN}/preflight.py": ("provisioning/test_provisioning_preflight.py", DEFAULTS),
     f"{PLAN}/reboot.py": ("provisioning/test_provisioning_reboot.py",),
     f"{PLAN}/ssh_hardening.py": ("provisioning/test_provisioning_ssh_hardening.py", DEFAULTS),
@@ -44,7 +44,7 @@ GUARDS = {
     ),
     f"{NODE}/guard.py": ("plugins/test_guard.py", "plugins/test_guarded_change.py"),
     f"{NODE}/managed.py": ("plugins/test_managed_files.py",),
-    f"{NODE}/repository_key.py": ("plugins/test_repository_key.py",),
+    f"{NODE}/signing_key.py": ("plugins/test_signing_key.py",),
     f"{NODE}/scratch_disks.py": ("plugins/test_block_devices.py",),
     "gpunode/checks/actions.py": ("checks", "cli/test_cli_outputs.py", "../contract/test_declarations.py"),
     "gpunode/fleet/known_hosts.py": ("fleet/test_fleet_known_hosts.py",),

@@ -8,7 +8,7 @@ import datetime
 import re
 from functools import cache
 from importlib.resources import files as resource_files
-from typing import Annotated, Any
+from typing import Annotated
 
 import yaml
 from pydantic import AfterValidator, ConfigDict
@@ -88,13 +88,11 @@ class RepositoryRow(EvidencedRow):
 class RepositoryKey(EvidencedRow):
     """The key of one of NVIDIA's repositories; a value that was not recorded is None."""
 
-    file: str | None
+    file: str
     """File name, in the folder of the packages."""
     fingerprint: str | None
     sha256_without_version: str | None = None
     """Of the file without its Version line."""
-    keyring_sha256: str | None = None
-    """Of ``cuda-keyring_1.1-1_all.deb`` for x86_64."""
 
 
 class Origins(Frozen):
@@ -131,21 +129,12 @@ def is_companion(name: str) -> bool:
     return matches_any(name, table().companions.packages)
 
 
-def key_to_fetch(folder: str | None, arch: str, url: str, keyring: str | None) -> tuple[dict[str, Any], str | None]:
-    """Return the arguments of ``repository_key.py`` for a repository's key, and the reason why the key must not be
-    used: neither https nor the 32 bits in the name of its file show that it is NVIDIA's."""
-    row = table().signing_keys.get(folder or "")
-    known = {name: getattr(row, name, None) for name in ("file", "fingerprint", "sha256_without_version")}
-    # The checksum is recorded for one architecture's package only.
-    of_keyring = row.keyring_sha256 if row and keyring and arch == "x86_64" else None
-    fetch = {"url": url, **known, "keyring": keyring, "keyring_sha256": of_keyring}
-    vouched = known["fingerprint"] or known["sha256_without_version"] or of_keyring
-    if vouched:
-        return fetch, None
-    return fetch, (
-        f"repository-key-unknown: the key from {url} cannot be trusted: no fingerprint or checksum of it is recorded: "
-        "set the key with nvidia_repository_key"
-    )
+def signing_key(folder: str) -> RepositoryKey | None:
+    """Return the key of a repository; None without a fingerprint or checksum: neither https nor the 32 bits in the name
+    of its file show that a key is NVIDIA's.
+    """
+    row = table().signing_keys.get(folder)
+    return row if row is not None and (row.fingerprint or row.sha256_without_version) else None
 
 
 def closure_line(name: str, source: str, origin: str | None) -> str | None:

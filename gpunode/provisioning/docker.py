@@ -217,6 +217,7 @@ def _archive(state: NodeState, settings: DockerSettings) -> PackageRepository:
         uri=uri,
         key=own or key or "",
         fingerprints=() if own else fingerprints,
+        variable="docker_repository_key",
         suite=suite,
         components=components,
     )

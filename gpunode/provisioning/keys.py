@@ -61,23 +61,31 @@ def source_problem(source: str) -> str:
 
     Over http, anybody on the path could replace the key.
     """
-    if re.match(r"[a-z]+://", source) and not source.startswith("https://"):
+    if re.match(r"[a-z]+:/", source) and not source.startswith("https://"):
         return f"{source}: a repository key is fetched over https only: use https, or a file on the controller"
     return ""
 
 
-def trusted_key(data: bytes, source: str, fingerprints: Collection[str] = ()) -> str:
+def trusted_key(data: bytes, source: str, fingerprints: Collection[str] = (), sha256: str = "") -> str:
     """Return the keys with one of these fingerprints as armored text. Raise KeyRefusedError if there is none.
 
-    ``source`` is the origin of the data: a file on the controller, or an address. Without ``fingerprints`` the key is
-    the site's own and all of it is trusted.
+    ``source`` is the origin of the data: a file on the controller, or an address. ``sha256`` is for a key without a
+    recorded fingerprint: the checksum of its armored file without the Version line. Without both, the key is the site's
+    own and all of it is trusted.
     """
     try:
         found = public_keys(data)
     except (ValueError, IndexError, binascii.Error):
         found = []
+    if not found and re.match(rb"\s*<(!doctype|html|\?xml)", data, re.IGNORECASE):
+        raise KeyRefusedError(f"{source} contains no OpenPGP key but an HTML page, of a proxy or a login")
     if not found:
         raise KeyRefusedError(f"{source} contains no OpenPGP key: export it with gpg --export --armor")
+    if sha256 and not fingerprints:
+        text = _without_version(data)
+        if (digest := hashlib.sha256(text).hexdigest()) != sha256:
+            raise KeyRefusedError(f"{source} without its Version line has the checksum {digest}, expected {sha256}")
+        return text.decode()
     pinned = {name.replace(" ", "").upper() for name in fingerprints}
     kept = [key for key in found if not pinned or (key.body[:1] == b"\x04" and key.fingerprint in pinned)]
     if not kept:
@@ -121,6 +129,13 @@ def _binary(data: bytes) -> bytes:
         return data
     text = data.decode("ascii", "replace").replace("\r", "")
     return b"".join(_decoded(block["body"].split("\n")) for block in BLOCK.finditer(text))
+
+
+def _without_version(data: bytes) -> bytes:
+    """Return an armored file without the Version lines of its headers. Such a line below them is part of the key."""
+    lines = data.splitlines(keepends=True)
+    end = next((number for number, line in enumerate(lines) if not line.strip()), 0)
+    return b"".join(line for number, line in enumerate(lines) if number > end or not line.startswith(b"Version"))
 
 
 def _decoded(lines: list[str]) -> bytes:

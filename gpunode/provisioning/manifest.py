@@ -128,7 +128,6 @@ class NodeQuery(Frozen):
         "nft_check",
         "package_offers",
         "package_transaction",
-        "repository_key",
         "signing_key",
         "contents",
         "ssh_login",

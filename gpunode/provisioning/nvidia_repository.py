@@ -2,19 +2,17 @@
 
 import hashlib
 import re
-from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from gpunode.catalog import load
-from gpunode.catalog.origins import key_to_fetch
+from gpunode.catalog.origins import signing_key
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.keys import KeyRefusedError, key_of_file, trusted_key
-from gpunode.provisioning.manifest import ManagedFile, Manifest, NodeQuery
-from gpunode.provisioning.repository import PackageRepository
+from gpunode.provisioning.manifest import ManagedFile, Manifest
+from gpunode.provisioning.repository import PackageRepository, repository_key
 from gpunode.provisioning.role import Role, Settings, option
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.transaction import Transaction
@@ -33,7 +31,7 @@ DNF_PATHS = {
 DNF_ID = "gpunode-nvidia-cuda"
 FOLDER = "/var/lib/gpunode/nvidia_repository"
 RECORD = f"{FOLDER}/key.sha256"
-"""Digest of the key when it was written: an unchanged key is not fetched again."""
+"""Digest of the key when it was written."""
 VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
 KEYRING = "cuda-keyring_1.1-1_all.deb"
 FOLDERS = {"x86_64": "x86_64", "aarch64": "sbsa"}
@@ -62,8 +60,8 @@ class NvidiaRepositorySettings(Settings):
     )
     key: str = option(
         "",
-        "File on the controller with the key that signs the repository, armoured or not. Empty: NVIDIA's, verified by "
-        "its fingerprint.",
+        "Key that signs the repository, armoured or not: a file on the controller, or an https URL that the node can "
+        "reach. Empty: NVIDIA's, verified by its fingerprint.",
     )
     proxy: str = option("", "Proxy for this repository only. Empty: apt's own settings.", no_log=True)
 
@@ -87,13 +85,10 @@ class RepositoryConfig:
     """The repository of a node."""
 
     wanted: bool
-    url: str = ""
+    archive: PackageRepository | None = None
+    key_path: str = ""
     files: dict[str, str] = field(default_factory=dict)
     """Path to text; empty: absent."""
-    key_path: str = ""
-    site_key: str = ""
-    """The site's key, armoured; empty: NVIDIA's, fetched and verified by the node."""
-    fetch: dict[str, Any] | None = None
     old_lists: tuple[str, ...] = ()
     old_packages: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
@@ -103,13 +98,12 @@ def offered(
     state: NodeState, settings: NvidiaRepositorySettings, context: Context, source: str | None
 ) -> RepositoryConfig:
     """Return NVIDIA's repository for a node with a driver from ``source`` (None: there is no stack)."""
-    if settings.state == "absent" or not (
-        settings.state == "present" or source == "nvidia" or _needed_by_others(context)
-    ):
+    requested = settings.state == "present" or source == "nvidia" or _needed_by_others(context)
+    if settings.state == "absent" or not requested:
         return RepositoryConfig(wanted=False)
     picture = picture_from_facts(state.facts, load())
-    row = load().systems.get(picture.os or "")
-    origin = row.origins.get("nvidia") if row else None
+    system = load().systems.get(picture.os or "")
+    origin = system.origins.get("nvidia") if system else None
     if origin is None or picture.arch is None:
         problem = f"no-repository: NVIDIA has no repository for {picture.os} on {picture.arch}"
         return RepositoryConfig(wanted=True, problems=(problem,))
@@ -117,37 +111,40 @@ def offered(
     if not re.match(r"(https?|ftp)://[^\s]+$|file:/[^\s]+$", base):
         problem = f"nvidia_repository_url: {base} is not a valid URL: write http://HOST/PATH"
         return RepositoryConfig(wanted=True, problems=(problem,))
-    folder, apt = str(origin.repository), state.dnf is None
-    url = f"{base}/{folder}/{FOLDERS[picture.arch]}/"
-    paths = APT_PATHS if apt else DNF_PATHS
-    try:
-        key, problems = key_of_file(settings.key) if settings.key else "", list[str]()
-    except KeyRefusedError as err:
-        key, problems = "", [f"nvidia_repository_key: {err}"]
-    fetch = None
-    if not settings.key:
-        fetch, why_not = key_to_fetch(folder, picture.arch, url, KEYRING if apt else None)
-        problems += [why_not] if why_not else []
-        if not apt and fetch["file"] is None:
-            problems.append(
-                f"repository-key-unknown: no key of {folder} is recorded: set it with nvidia_repository_key"
-            )
+    folder, paths = str(origin.repository), APT_PATHS if state.dnf is None else DNF_PATHS
+    url, row = f"{base}/{folder}/{FOLDERS[picture.arch]}/", None if settings.key else signing_key(folder)
     entries = list(_entries(state, paths))
     old, shared = _other_entries(entries, url)
-    problems += [
+    problems = [
         f"repository-twice: {file} also configures NVIDIA's repository: remove it, gpunode has its own file for it"
         for file in shared
     ]
-    doca = any(DOCA.search(one) for _, urls in entries for one in urls)
+    if row is None and not settings.key:
+        problems.append(
+            f"repository-key-unknown: the key from {url} cannot be trusted: no fingerprint or checksum of it is "
+            "recorded: set the key with nvidia_repository_key"
+        )
+    archive = PackageRepository(
+        role=ROLE.name,
+        purpose="NVIDIA's CUDA repository",
+        name="nvidia-cuda",
+        uri=url,
+        key=url + row.file if row else settings.key,
+        fingerprints=(row.fingerprint,) if row and row.fingerprint else (),
+        sha256=(row.sha256_without_version or "") if row else "",
+        keyring=url + KEYRING if row and paths is APT_PATHS else "",
+        variable="nvidia_repository_key",
+        section=DNF_ID,
+        proxy=settings.proxy,
+        exclude=DOCAS if any(DOCA.search(one) for _, urls in entries for one in urls) else (),
+    )
     return RepositoryConfig(
         wanted=True,
-        url=url,
-        files=_texts(url, settings.proxy, context, paths, doca=doca),
+        archive=archive,
         key_path=paths["key"],
-        site_key=key,
-        fetch=fetch,
+        files=_texts(archive, context, paths),
         old_lists=tuple(old),
-        old_packages=("cuda-keyring",) if apt and "cuda-keyring" in state.installed else (),
+        old_packages=("cuda-keyring",) if paths is APT_PATHS and "cuda-keyring" in state.installed else (),
         problems=tuple(problems),
     )
 
@@ -169,26 +166,15 @@ def _other_entries(entries: Iterable[tuple[str, list[str]]], url: str) -> tuple[
     return old, sorted(file for file, same in by_file.items() if any(same) and file not in old)
 
 
-def _texts(url: str, proxy: str, context: Context, paths: Mapping[str, str], *, doca: bool) -> dict[str, str]:
+def _texts(archive: PackageRepository, context: Context, paths: Mapping[str, str]) -> dict[str, str]:
     """Return the role's files but the key, path to text; empty: absent."""
-    text, parts, exclude = ROLE.texts(context), urlsplit(url), DOCAS if doca else ()
-    repository = PackageRepository(
-        role=ROLE.name,
-        purpose="NVIDIA's CUDA repository",
-        name="nvidia-cuda",
-        uri=url,
-        section=DNF_ID,
-        proxy=proxy,
-        exclude=exclude,
-    )
+    text, parts, proxy = ROLE.texts(context), urlsplit(archive.uri), archive.proxy
     if paths is DNF_PATHS:
-        return {paths["repository"]: repository.entry(paths["key"], context, apt=False)}
+        return {paths["repository"]: archive.entry(paths["key"], context, apt=False)}
     reached = proxy and parts.scheme in ("http", "https")
     return {
-        paths["sources"]: repository.entry(paths["key"], context, apt=True),
-        paths["preferences"]: text(
-            "preferences.pref.j2", release=RELEASE, priority=PRIORITY, exclude=DOCAS if doca else ()
-        ),
+        paths["sources"]: archive.entry(paths["key"], context, apt=True),
+        paths["preferences"]: text("preferences.pref.j2", release=RELEASE, priority=PRIORITY, exclude=archive.exclude),
         paths["proxy"]: text("proxy.conf.j2", scheme=parts.scheme, host=parts.hostname, proxy=proxy) if reached else "",
     }
 
@@ -205,24 +191,11 @@ def present(state: NodeState, settings: NvidiaRepositorySettings, context: Conte
     offer = offered(state, settings, context, found.stack.source if found.stack else None)
     if not offer.wanted:
         return ROLE.gone(state, settings, context)
-    if offer.problems:
+    if offer.archive is None or offer.problems:
         return Manifest(role=ROLE.name, refusals=offer.problems)
-    key = offer.site_key or _whole_key(state, offer)
-    if not key:
-        answer = context.answers.get("key")
-        if answer is None:
-            body = {"proxy": settings.proxy, **(offer.fetch or {})}
-            question = NodeQuery(kind="repository_key", body=body)
-            return Manifest(role=ROLE.name, questions={"key": question})
-        if "error" in answer:
-            word = "repository-key-differs" if answer.get("differs") else "repository-unreachable"
-            return Manifest(
-                role=ROLE.name, refusals=(f"{word}: {answer['error']}: set the key with nvidia_repository_key",)
-            )
-        try:
-            key = trusted_key(b64decode(str(answer.get("key", ""))), offer.url, _pinned(offer))
-        except ValueError as err:
-            return Manifest(role=ROLE.name, refusals=(f"repository-key-differs: {err}",))
+    key, missing = repository_key(offer.archive, offer.key_path, state, context)
+    if key is None:
+        return Manifest(role=ROLE.name, questions=dict(missing.questions or {}), refusals=missing.refusals)
     return Manifest(
         role=ROLE.name,
         files=tuple(_files(state, offer, key, settings.proxy)),
@@ -234,23 +207,6 @@ def _needed_by_others(context: Context) -> bool:
     """Return whether another role installs packages from it, also with a driver of the distribution."""
     toolkit, dcgm = context.settings_of("nvidia_container_toolkit"), context.settings_of("dcgm")
     return bool(dcgm["source"] == "nvidia" or toolkit["repository"] == "cuda")
-
-
-def _pinned(offer: RepositoryConfig) -> tuple[str, ...]:
-    """Return the fingerprint of NVIDIA's key; none where the node verifies the checksum of its file."""
-    fingerprint = (offer.fetch or {}).get("fingerprint")
-    return (str(fingerprint),) if fingerprint else ()
-
-
-def _whole_key(state: NodeState, offer: RepositoryConfig) -> str:
-    """Return the key on the node if it is unchanged since it was written; empty: it must be fetched."""
-    text, record = state.contents.get(offer.key_path), state.contents.get(RECORD)
-    if text is None or record is None or hashlib.sha256(text.encode()).hexdigest() != record.strip():
-        return ""
-    try:
-        return trusted_key(text.encode(), offer.key_path, _pinned(offer))
-    except KeyRefusedError:
-        return ""
 
 
 def _files(state: NodeState, offer: RepositoryConfig, key: str, proxy: str) -> Iterator[ManagedFile]:

@@ -1,6 +1,7 @@
 """Repositories of packages that roles add to a node's sources, for apt and dnf, and other entries for them."""
 
 import re
+from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,9 +30,15 @@ class PackageRepository:
     """Name in those of its files."""
     uri: str
     key: str = ""
-    """A file on the controller, or an https address."""
+    """A file on the controller, or an address: with https unless the key is pinned."""
     fingerprints: Sequence[str] = ()
-    """The publisher's; none: the site's own key, which is trusted without a check."""
+    """The publisher's. Without them and ``sha256`` it is the site's own key, which is trusted without a check."""
+    sha256: str = ""
+    """Of the key's file without its Version line, where no fingerprint was ever recorded."""
+    keyring: str = ""
+    """Address of a Debian package with the key, for a mirror that has packages alone."""
+    variable: str = ""
+    """Sets the site's own key."""
     suite: str = "/"
     components: str = ""
     section: str = ""
@@ -39,7 +46,7 @@ class PackageRepository:
     signed_packages: bool = True
     """For dnf: the packages are signed; else the metadata is."""
     proxy: str = ""
-    """For dnf; apt's is a setting of its own."""
+    """For the key, and for dnf; apt's is a setting of its own."""
     exclude: Sequence[str] = ()
     """For dnf: shell patterns of packages that are not taken from it; apt has pins."""
 
@@ -88,7 +95,7 @@ def repository_files(archive: PackageRepository, state: NodeState, context: Cont
     """Return the archive's entry and key as files, or the question for the key, or why the key is refused."""
     sources, apt_key, yum, rpm_key = repository_paths(archive.name)
     file, key = state.by_manager(apt=(sources, apt_key), dnf=(yum, rpm_key))
-    text, found = _key(archive, key, state, context)
+    text, found = repository_key(archive, key, state, context)
     if text is None:
         return found
     apt = state.apt
@@ -100,27 +107,41 @@ def repository_files(archive: PackageRepository, state: NodeState, context: Cont
     return RepositoryFiles((ManagedFile(path=key, content=text), ManagedFile(path=file, content=entry)))
 
 
-def _key(
+def repository_key(
     archive: PackageRepository, file: str, state: NodeState, context: Context
 ) -> tuple[str | None, RepositoryFiles]:
-    """Return (the key's text, no files), or (None, the question or the refusal)."""
-    try:
-        if re.match(r"[a-z]+://", archive.key) is None:
+    """Return (the text of the key in ``file``, no files), or (None, the question for it or why it is refused).
+
+    The node only fetches what the address has. An unchanged key on the node is not fetched again.
+    """
+    pins, set_it = (archive.fingerprints, archive.sha256), f"set {archive.variable} to a file on the controller"
+    if re.match(r"[a-z]+:/", archive.key) is None:
+        try:
             return key_of_file(archive.key, archive.fingerprints), RepositoryFiles()
-        if problem := source_problem(archive.key):
-            return None, RepositoryFiles(refusals=(f"key-refused: {problem}",))
-        there = state.contents.get(file) or ""
-        with suppress(KeyRefusedError):
-            return trusted_key(there.encode(), archive.key, archive.fingerprints), RepositoryFiles()
-        answer = context.answers.get(QUESTION)
-        if answer is None:
-            question = NodeQuery(kind="signing_key", body={"url": archive.key})
-            return None, RepositoryFiles(questions={QUESTION: question})
-        if answer.get("error"):
-            return None, RepositoryFiles(refusals=(f"key-unreachable: {answer['error']}",))
-        return trusted_key(str(answer.get("text", "")).encode(), archive.key, archive.fingerprints), RepositoryFiles()
-    except KeyRefusedError as err:
-        return None, RepositoryFiles(refusals=(f"key-refused: {err}",))
+        except KeyRefusedError as err:
+            return _refused(f"{archive.variable}: {err}")
+    if not any(pins) and (problem := source_problem(archive.key)):
+        return _refused(f"{archive.variable}: {problem}")
+    there = state.contents.get(file) or ""
+    with suppress(KeyRefusedError):
+        if trusted_key(there.encode(), file, *pins) == there:
+            return there, RepositoryFiles()
+    answer = context.answers.get(QUESTION)
+    if answer is None:
+        more = {"keyring": archive.keyring, "proxy": archive.proxy}
+        body = {"url": archive.key, **{name: value for name, value in more.items() if value}}
+        return None, RepositoryFiles(questions={QUESTION: NodeQuery(kind="signing_key", body=body)})
+    if answer.get("error"):
+        return _refused(f"repository-unreachable: {answer['error']}: check the network of the node, or {set_it}")
+    try:
+        data = b64decode(str(answer.get("key", "")))
+        return trusted_key(data, str(answer.get("url", archive.key)), *pins), RepositoryFiles()
+    except ValueError as err:
+        return _refused(f"repository-key-differs: {err}: {set_it}")
+
+
+def _refused(why: str) -> tuple[None, RepositoryFiles]:
+    return None, RepositoryFiles(refusals=(why,))
 
 
 def archive_file(sources: Iterable[AptSource], uri: str, own_file: str) -> str | None:

@@ -36,13 +36,6 @@ def decoded(lines):
     return base64.b64decode(b"".join(words), validate=True)
 
 
-def without_version(data):
-    """Return an armored file without the Version lines of its headers. Such a line below them is part of the key."""
-    lines = data.splitlines(keepends=True)
-    end = next((number for number, line in enumerate(lines) if not line.strip()), 0)
-    return b"".join(line for number, line in enumerate(lines) if number > end or not line.startswith(b"Version"))
-
-
 def packets(data):
     """Yield (tag, header and body, body) of each OpenPGP packet. Raise ValueError for other data."""
     at = 0

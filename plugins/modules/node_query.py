@@ -9,7 +9,7 @@ module: node_query
 short_description: Answer one question of a plan
 description:
   - Returns information that a plan (M(gpunode.node.role_plan)) needs and that M(gpunode.node.node_state) does not
-    collect. Simulates apt or dnf in a private folder, fetches and verifies a key, validates rules with nft, inspects
+    collect. Simulates apt or dnf in a private folder, fetches a key, validates rules with nft, inspects
     disks, reads the effective configuration of sshd, or reads files.
   - Changes nothing on the node.
 options:
@@ -21,7 +21,6 @@ options:
       - nft_check
       - package_offers
       - package_transaction
-      - repository_key
       - signing_key
       - contents
       - ssh_login
@@ -44,9 +43,9 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Fetch and verify the key of a repository
+- name: Fetch the key of a repository
   gpunode.node.node_query:
-    kind: repository_key
+    kind: signing_key
     question: "{{ question }}"
   become: true
 """
@@ -69,7 +68,6 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
     nft_check,
     package_engine,
     package_offers,
-    repository_key,
     signing_key,
     ssh_state,
 )
@@ -81,7 +79,6 @@ ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "nft_check": nft_check.answered,
     "package_offers": package_offers.answered,
     "package_transaction": lambda asked: package_engine.answered(asked, simulate=True),
-    "repository_key": repository_key.answered,
     "signing_key": signing_key.answered,
     "contents": lambda asked: {str(path): files_state.document(str(path)) for path in asked["paths"]},
     "ssh_login": ssh_state.answered,

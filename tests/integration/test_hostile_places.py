@@ -103,18 +103,8 @@ def test_a_proxys_password_is_on_no_command_line_and_in_no_output(start_sshd: St
         f'ForceCommand PATH={tools}:$PATH; eval "$SSH_ORIGINAL_COMMAND"', "Subsystem sftp internal-sftp"
     )
     proxy = f"http://user:{secret}@127.0.0.1:9"
-    question = {
-        "url": "http://127.0.0.1:9/",
-        "file": "a.pub",
-        "fingerprint": None,
-        "keyring": None,
-        "proxy": proxy,
-        "path": "/nowhere",
-        "record": "/nowhere",
-        "sha256_without_version": None,
-        "keyring_sha256": None,
-    }
-    ask = {"gpunode.node.node_query": {"kind": "repository_key", "question": question}, "become": True}
+    question = {"url": "http://127.0.0.1:9/a.pub", "proxy": proxy}
+    ask = {"gpunode.node.node_query": {"kind": "signing_key", "question": question}, "become": True}
     play = {"hosts": "all", "gather_facts": False, "tasks": [{**ask, "no_log": True}]}
     (tmp_path / "play.yml").write_text(json.dumps([play]))
     options = f"-o UserKnownHostsFile={server.folder}/known_hosts -o IdentitiesOnly=yes -o IdentityAgent=none"

@@ -184,7 +184,8 @@ def _question(plan: DriverPlan, context: Context) -> NodeQuery:
         more["files"] = _apt_texts(plan, context, RELEASE)
     else:
         offer = nvidia_repository.offered(plan.state, settings, context, plan.stack.source)
-        repository = {"id": nvidia_repository.DNF_ID, "url": offer.url, "proxy": settings.proxy}
+        url = offer.archive.uri if offer.archive else ""
+        repository = {"id": nvidia_repository.DNF_ID, "url": url, "proxy": settings.proxy}
         more["repositories"] = (repository,) if offer.wanted else ()
     body = plan.question.model_copy(update=more).model_dump(mode="json", exclude_defaults=True)
     return NodeQuery(kind="package_transaction", body=body)

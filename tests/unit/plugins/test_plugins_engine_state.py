@@ -1,11 +1,8 @@
-"""What a node reports of dockerd, and how it fetches a key: real programs and a real server, nothing started."""
+"""What a node reports of dockerd: real programs, nothing started."""
 
-import http.server
 import importlib.util
 import json
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -90,28 +87,3 @@ def test_an_answer_that_cannot_be_read_is_refused(answer: dict[str, object]) -> 
     state = NodeState.model_construct(facts=None, apt=None, dnf=None, engine=answer)  # type: ignore[arg-type]
     with pytest.raises(UndeterminedError, match="the container engine's answer cannot be read"):
         docker_of(state)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/gpg" else 404)
-            self.end_headers()
-            self.wfile.write(b"-----BEGIN PGP" if self.path == "/gpg" else b"no")
-
-        def log_message(self, *_: object) -> None:
-            """Keep quiet."""
-
-    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{httpd.server_port}"
-    httpd.shutdown()
-
-
-def test_a_key_is_fetched_and_a_missing_one_is_named(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = load("signing_key")
-    monkeypatch.setattr(module, "PAUSE_S", 0)
-    assert module.answered({"url": f"{server}/gpg"}) == {"text": "-----BEGIN PGP"}
-    assert "HTTP status 404" in module.answered({"url": f"{server}/other"})["error"]
-    assert "refused" in module.answered({"url": "http://127.0.0.1:9/gpg"})["error"]

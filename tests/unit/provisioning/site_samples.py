@@ -25,7 +25,6 @@ from gpunode.provisioning import (
     cuda,
     firewall,
     first_boot,
-    nvidia_repository,
     repository,
     ssh_hardening,
 )
@@ -166,9 +165,9 @@ def version_of(manager: str, name: str, pattern: str = "*") -> str:
     return found if "-" in found else f"{found}-1"
 
 
-def fake_key(data: bytes, source: str, fingerprints: Any = ()) -> str:
+def fake_key(data: bytes, source: str, fingerprints: Any = (), sha256: str = "") -> str:
     """In place of ``keys.trusted_key``: the fingerprints that a role pins, as the key."""
-    text = f"(the key {', '.join(fingerprints) or 'that the node verified'} and no other, as armored text)\n"
+    text = f"(the key {', '.join(fingerprints) or sha256} and no other, as armored text)\n"
     if data not in {b"fetched", text.encode()}:
         raise KeyRefusedError(f"{source} contains no OpenPGP key")
     return text
@@ -253,10 +252,7 @@ class Machine:
                 answers=answers,
                 planned=self.planned or Planned(),
             )
-            with (
-                patch.object(repository, "trusted_key", fake_key),
-                patch.object(nvidia_repository, "trusted_key", fake_key),
-            ):
+            with patch.object(repository, "trusted_key", fake_key):
                 manifest = PLANS[role](state, run.settings_of(role), run)
             asked = {name: one for name, one in manifest.questions.items() if name not in answers}
             if not asked or manifest.refusals:
@@ -297,9 +293,7 @@ class Machine:
                 names = [name for name in body["names"] if "*" not in name]
                 return {"offered": {name: [version_of(self.manager, name)] for name in names}}
             case "signing_key":
-                return {"text": "fetched"}
-            case "repository_key":
-                return {"key": "ZmV0Y2hlZA==", "fingerprint": body.get("fingerprint", "")}
+                return {"key": "ZmV0Y2hlZA=="}
             case "nft_check":
                 return {"error": None}
             case "contents":

@@ -1,6 +1,7 @@
 """The plan of the role docker: what is pending on a bare, a settled, a damaged and a busy node, and what goes."""
 
 import json
+from base64 import b64encode
 from typing import Any
 
 import pytest
@@ -79,11 +80,15 @@ def test_a_bare_node_asks_for_the_publishers_key_first() -> None:
     manifest = planned("docker", node())
     assert manifest.questions[QUESTION].body == {"url": "https://download.docker.com/linux/debian/gpg"}
     refused = planned("docker", node(), context(answers={QUESTION: {"error": "https://x: HTTP status 503"}}))
-    assert refused.refusals == ("key-unreachable: https://x: HTTP status 503",)
-    foreign = planned("docker", node(), context(answers={QUESTION: {"text": "<html>"}}))
-    assert foreign.refusals[0].startswith("key-refused: ")
-    plain = planned("docker", node(), repository_key="http://mirror.test/gpg")
-    assert "https only" in plain.refusals[0]
+    assert refused.refusals[0].startswith("repository-unreachable: https://x: HTTP status 503")
+    for answer in ({"key": b64encode(b"<html>").decode()}, {"key": "abcde"}, {}):
+        foreign = planned("docker", node(), context(answers={QUESTION: answer}))
+        assert foreign.refusals[0].startswith("repository-key-differs: ")
+        assert "docker_repository_key" in foreign.refusals[0]
+    for address in ("http://mirror.test/gpg", "ftp://mirror.test/gpg", "file:/srv/gpg"):
+        (line,) = planned("docker", node(), repository_key=address).refusals
+        assert line.startswith(f"docker_repository_key: {address}: ")
+        assert "https only" in line
 
 
 @needs_gpg

@@ -96,17 +96,17 @@ def test_nvidias_repository_checks_signatures() -> None:
     url = "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/"
     assert {f"baseurl={url}", "gpgcheck=1", "enabled=1", f"gpgkey=file://{PATHS['key']}"} <= set(text.splitlines())
     assert "proxy" not in text
-    fetch = offer().fetch
-    assert fetch is not None
-    assert (fetch["url"], fetch["file"]) == (url, "D42D0685.pub")
-    assert fetch["fingerprint"] == "610C7B14E068A878070DA4E99CD0A493D42D0685"
+    archive = offer().archive
+    assert archive is not None
+    assert (archive.key, archive.keyring) == (f"{url}D42D0685.pub", "")
+    assert archive.fingerprints == ("610C7B14E068A878070DA4E99CD0A493D42D0685",)
 
 
 def test_rhel_10_has_a_key_of_its_own() -> None:
     found = offer(version="10.0")
-    assert found.fetch is not None
-    assert found.fetch["file"] == "CDF6BA43.pub"
-    assert found.fetch["sha256_without_version"].startswith("afbea87d")
+    assert found.archive is not None
+    assert found.archive.key.endswith("/rhel10/x86_64/CDF6BA43.pub")
+    assert found.archive.sha256.startswith("afbea87d")
     assert found.problems == ()
 
 
@@ -116,18 +116,16 @@ def test_a_mirror_comes_with_its_key(tmp_path: Path) -> None:
     found = offer(url="http://mirror/repos", key=str(key), proxy="http://proxy:3128")
     lines = found.files[PATHS["repository"]].splitlines()
     assert {f"gpgkey=file://{PATHS['key']}", "proxy=http://proxy:3128"} <= set(lines)
-    assert found.site_key == ARMOUR
-    assert found.fetch is None
+    assert found.archive is not None
+    assert found.archive.key == str(key)
     assert found.problems == ()
 
 
-def test_a_key_of_a_mirror_is_known_by_its_fingerprint_or_refused(tmp_path: Path) -> None:
-    assert offer(url="http://mirror/repos").problems == ()
-    fetch = offer(url="http://mirror/repos").fetch
-    assert fetch is not None
-    assert fetch["fingerprint"]
-    (tmp_path / "key").write_bytes(b"\xc6\x03")
-    assert "contains no OpenPGP key" in offer(key=str(tmp_path / "key")).problems[0]
+def test_a_key_of_a_mirror_is_known_by_its_fingerprint() -> None:
+    found = offer(url="http://mirror/repos")
+    assert found.problems == ()
+    assert found.archive is not None
+    assert found.archive.fingerprints
 
 
 def test_old_files_go_and_mixed_ones_are_refused() -> None:

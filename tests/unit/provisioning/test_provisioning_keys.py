@@ -1,6 +1,7 @@
 """What a node trusts of a repository's key file: the pinned key alone, judged by gpg, apt and rpm, whatever came."""
 
 import base64
+import hashlib
 import random
 import shutil
 import subprocess
@@ -399,6 +400,24 @@ def test_what_is_not_a_key_is_refused(data: bytes, fingerprints: tuple[str, ...]
         trusted_key(data, URL, fingerprints)
 
 
+def test_an_html_page_is_named() -> None:
+    with pytest.raises(KeyRefusedError, match=f"{URL} contains no OpenPGP key but an HTML page"):
+        trusted_key(b"\n<!DOCTYPE html><html>Please log in</html>", URL, ("0" * 40,))
+
+
+def test_by_its_checksum_a_file_is_trusted_without_its_version_line_and_nothing_more() -> None:
+    key = Binding().packets()
+    text = armored(key)
+    known = hashlib.sha256(text.encode()).hexdigest()
+    for header in ("", "Version: GnuPG v2.0.22\n", "Version: a\nVersion: b\n"):
+        data = text.replace("\n\n", f"\n{header}\n", 1).encode()
+        assert trusted_key(data, URL, sha256=known) == text
+    below = text.replace(f"\n{END}", f"\nVersion{armored(key[:-4]).splitlines()[2]}\n{END}")
+    for data in (key, below.encode(), (text + text).encode(), text.replace("\n\n", "\nComment: a\n\n", 1).encode()):
+        with pytest.raises(KeyRefusedError, match=r"has the checksum|contains no OpenPGP key:"):
+            trusted_key(data, URL, sha256=known)
+
+
 @pytest.mark.parametrize(("name", "why"), [("missing.asc", "No such file"), ("", "Is a directory")])
 def test_a_key_file_that_cannot_be_read_is_refused_with_its_path(tmp_path: Path, name: str, why: str) -> None:
     with pytest.raises(KeyRefusedError, match=f"{tmp_path / name}: {why}.*set it to a file on the controller"):
@@ -410,6 +429,7 @@ def test_an_address_that_is_not_https_is_refused(source: str) -> None:
     assert "https only" in source_problem(source)
     assert source_problem(source.replace("http://", "https://").replace("ftp://", "https://")) == ""
     assert source_problem("/etc/site.asc") == ""
+    assert "https only" in source_problem("file:/srv/key")
 
 
 def test_the_catalog_names_the_keys_of_both_repositories() -> None:

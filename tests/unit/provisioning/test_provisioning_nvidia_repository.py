@@ -11,14 +11,15 @@ from gpunode.catalog import origins
 from gpunode.provisioning import nvidia_repository
 from gpunode.provisioning.keys import armored, public_keys
 from gpunode.provisioning.manifest import Manifest
-from gpunode.provisioning.nvidia_repository import APT_PATHS, DNF_PATHS, FOLDER, KEYS, OLD_PIN, RECORD, ROLE
+from gpunode.provisioning.nvidia_repository import APT_PATHS, DNF_PATHS, KEYS, OLD_PIN, ROLE
+from gpunode.provisioning.repository import QUESTION
 from gpunode.provisioning.state import NodeState
 from gpunode.provisioning.transaction import Transaction
 
 PACKET = b"\xc6\x03\x04\x00\x01"
 """A public-key packet with an empty body: enough of a key for what only looks at packets."""
 KEY = armored(PACKET)
-FETCHED = {"key": base64.b64encode(PACKET).decode(), "fingerprint": "F"}
+FETCHED = {"key": base64.b64encode(PACKET).decode()}
 SECRET = "planted"  # noqa: S105
 
 
@@ -33,7 +34,7 @@ def _pinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def requested(state: NodeState, answer: dict[str, Any] | None = None, **settings: Any) -> Manifest:
-    run = context(answers={"key": answer} if answer is not None else {})
+    run = context(answers={QUESTION: answer} if answer is not None else {})
     return planned(ROLE.name, state, run, **{"state": "present", **settings})
 
 
@@ -50,11 +51,13 @@ def settled(**settings: Any) -> NodeState:
 def test_the_node_is_asked_for_the_key_and_all_files_follow() -> None:
     state = node()
     asked = requested(state)
-    assert asked.questions["key"].kind == "repository_key"
-    assert asked.questions["key"].body["fingerprint"] == public_keys(PACKET)[0].fingerprint
+    url = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
+    assert asked.questions[QUESTION].body == {
+        "url": f"{url}3bf863cc.pub",
+        "keyring": f"{url}cuda-keyring_1.1-1_all.deb",
+    }
     texts = contents(requested(state, FETCHED))
     assert texts[APT_PATHS["key"]] == KEY
-    assert texts[RECORD] == hashlib.sha256(KEY.encode()).hexdigest() + "\n"
     assert "Signed-By: " + APT_PATHS["key"] in str(texts[APT_PATHS["sources"]])
     assert texts[APT_PATHS["proxy"]] is None
 
@@ -64,11 +67,39 @@ def test_a_settled_node_is_asked_nothing_and_nothing_is_pending() -> None:
     assert (again.questions, again.pending_reasons) == ({}, ())
 
 
-@pytest.mark.parametrize("path", [APT_PATHS["key"], RECORD])
-def test_a_key_that_is_not_as_it_was_written_is_fetched_again(path: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "damaged\n",
+        KEY.replace("xgME", "xgMF"),
+        f"{KEY}\n",
+        KEY.replace("\n\n", "\nVersion: 1\n\n"),
+        armored(PACKET + b"\xc6\x03\x04\x00\x02"),
+    ],
+    ids=["other text", "another bit", "a line more", "a header", "a second key"],
+)
+def test_a_key_that_is_not_as_it_was_written_is_fetched_again(text: str) -> None:
     state = settled()
-    damaged = state.model_copy(update={"contents": {**state.contents, path: "damaged\n"}})
-    assert set(requested(damaged).questions) == {"key"}
+    damaged = state.model_copy(update={"contents": {**state.contents, APT_PATHS["key"]: text}})
+    assert set(requested(damaged).questions) == {QUESTION}
+    assert contents(requested(damaged, FETCHED))[APT_PATHS["key"]] == KEY
+
+
+def test_a_key_without_a_fingerprint_is_known_by_the_checksum_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node gets the file that was recorded, without its Version line; it stays without a question."""
+    known = armored(PACKET)
+    row = (
+        origins.table()
+        .signing_keys["rhel10"]
+        .model_copy(update={"fingerprint": None, "sha256_without_version": hashlib.sha256(known.encode()).hexdigest()})
+    )
+    monkeypatch.setattr(nvidia_repository, "signing_key", lambda _: row)
+    state, with_version = node(dnf=True), known.replace("\n\n", "\nVersion: 1\n\n")
+    manifest = requested(state, {"key": base64.b64encode(with_version.encode()).decode()})
+    assert contents(manifest)[DNF_PATHS["key"]] == known
+    assert not requested(after(manifest, state)).questions
+    (line,) = requested(state, {"key": base64.b64encode(PACKET).decode()}).refusals
+    assert line.startswith("repository-key-differs: ")
 
 
 def test_a_fetch_that_fails_is_a_refusal_with_its_name() -> None:
@@ -76,17 +107,11 @@ def test_a_fetch_that_fails_is_a_refusal_with_its_name() -> None:
     assert line.startswith("repository-unreachable: http://m/k: no route")
     other = base64.b64encode(PACKET + b"\xc6\x03\x04\x00\x02").decode()
     assert contents(requested(node(), {"key": other}))[APT_PATHS["key"]] == KEY, "only the pinned key is written"
-    for answer in ({"error": "holds F", "differs": True}, {"key": base64.b64encode(b"\xc6\x03\x04\x00\x02").decode()}):
-        (line,) = requested(node(), answer).refusals
-        assert line.startswith("repository-key-differs: ")
-
-
-def test_a_key_file_of_an_earlier_release_with_a_second_key_is_replaced() -> None:
-    state = settled()
-    both = armored(PACKET + b"\xc6\x03\x04\x00\x02")
-    record = hashlib.sha256(both.encode()).hexdigest() + "\n"
-    there = state.model_copy(update={"contents": {**state.contents, APT_PATHS["key"]: both, RECORD: record}})
-    assert contents(requested(there))[APT_PATHS["key"]] == KEY
+    for data in (b"\xc6\x03\x04\x00\x02", b"", b"<!DOCTYPE html>"):
+        (line,) = requested(node(), {"key": base64.b64encode(data).decode(), "url": "http://m/k"}).refusals
+        assert line.startswith("repository-key-differs: http://m/k contains ")
+        assert "nvidia_repository_key" in line
+    assert "an HTML page" in line
 
 
 def test_what_older_instructions_left_goes() -> None:
@@ -119,7 +144,6 @@ def test_a_proxys_password_is_for_root_alone_and_in_no_diff() -> None:
 def test_absent_and_another_source_remove_it() -> None:
     for manifest in (planned(ROLE.name, settled(), context(), state="absent"), _of_source("debian", settled())):
         assert {each.path: each.content for each in manifest.files} == dict.fromkeys(ROLE.files)
-        assert manifest.folders[0].path == FOLDER
         assert manifest.pending
     assert not planned(ROLE.name, node(), context(), state="absent").pending
 
@@ -136,7 +160,7 @@ def test_it_stays_as_it_is_where_the_driver_goes() -> None:
 
 def test_another_role_that_takes_packages_from_there_keeps_it() -> None:
     run = context(others={"nvidia_driver": {"source": "debian"}, "dcgm": {"source": "nvidia"}})
-    assert set(planned(ROLE.name, node(), run, state="auto").questions) == {"key"}
+    assert set(planned(ROLE.name, node(), run, state="auto").questions) == {QUESTION}
 
 
 def test_every_file_is_one_that_the_node_is_asked_about() -> None:

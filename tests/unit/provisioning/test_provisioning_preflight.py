@@ -235,7 +235,7 @@ def test_what_repository_and_driver_refuse_is_among_the_reasons(
 def test_the_drivers_preview_counts_with_the_repository_as_it_will_be(
     facts: dict[str, Any], driver: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = {"key": NodeQuery(kind="repository_key", body={"url": "x"})}
+    ask = {"key": NodeQuery(kind="signing_key", body={"url": "x"})}
     file = ManagedFile(path="/etc/apt/sources.list.d/gpunode-nvidia-cuda.sources", content="Types: deb\n")
 
     def repository(_: object, __: object, run: Any) -> Manifest:

@@ -1,16 +1,17 @@
 """NVIDIA's repository as it is put on a node: address, key, order of preference, and what it replaces."""
 
-import base64
 from pathlib import Path
 from typing import Any
 
 import pytest
 from driver_samples import BUNDLE, facts_of
+from node_samples import node, planned
 from plan_samples import context_of, state_of
 
 from gpunode.catalog import origins
 from gpunode.provisioning import nvidia_repository
 from gpunode.provisioning.keys import armored
+from gpunode.provisioning.repository import repository_key
 
 ROOT = Path(__file__).parents[3]
 PATHS = nvidia_repository.APT_PATHS
@@ -39,16 +40,14 @@ def entry(file: str, *uris: str) -> dict[str, Any]:
 
 def test_nvidias_own_comes_with_its_key_by_fingerprint() -> None:
     found = offer()
-    assert found.url == "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
-    assert found.fetch is not None
-    assert found.fetch["url"] == found.url
-    assert found.fetch["file"] == "3bf863cc.pub"
-    assert found.fetch["fingerprint"] == "EB693B3035CD5710E231E123A4B469963BF863CC"
-    assert found.fetch["keyring"] == "cuda-keyring_1.1-1_all.deb"
-    assert len(found.fetch["keyring_sha256"]) == 64
-    newer = offer(system="13").fetch
+    url = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
+    assert found.archive is not None
+    assert (found.archive.uri, found.archive.key) == (url, f"{url}3bf863cc.pub")
+    assert found.archive.fingerprints == ("EB693B3035CD5710E231E123A4B469963BF863CC",)
+    assert found.archive.keyring == f"{url}cuda-keyring_1.1-1_all.deb"
+    newer = offer(system="13").archive
     assert newer is not None
-    assert newer["fingerprint"] == "02182E60104FCDC26EAE1B8597A5D4CB8793F200"
+    assert newer.fingerprints == ("02182E60104FCDC26EAE1B8597A5D4CB8793F200",)
     assert "Signed-By: /etc/apt/keyrings/gpunode-nvidia-cuda.asc" in found.files[PATHS["sources"]]
     assert found.problems == ()
 
@@ -67,17 +66,12 @@ def test_a_mirror_with_its_own_key(tmp_path: Path) -> None:
     file = tmp_path / "site.gpg"
     file.write_bytes(PACKET)
     found = offer(url="http://mirror.test/cuda/", key=str(file), proxy="http://proxy.test:3128")
-    assert found.url == "http://mirror.test/cuda/debian12/x86_64/"
-    assert found.fetch is None
-    text = found.site_key
-    assert base64.b64decode(text.split("\n\n")[1].split("\n=")[0]) == PACKET
+    assert found.archive is not None
+    assert found.archive.uri == "http://mirror.test/cuda/debian12/x86_64/"
+    assert (found.archive.key, found.archive.keyring) == (str(file), ""), "no other key is fetched for it"
+    text, _ = repository_key(found.archive, found.key_path, state_of(facts_of(BUNDLE)), context_of())
+    assert text == armored(PACKET)
     assert 'Acquire::http::Proxy::mirror.test "http://proxy.test:3128";' in found.files[PATHS["proxy"]]
-
-
-def test_an_armoured_key_stays_as_it_is(tmp_path: Path) -> None:
-    file = tmp_path / "site.asc"
-    file.write_text(armored(PACKET))
-    assert offer(key=str(file)).site_key == file.read_text()
 
 
 @pytest.mark.parametrize(
@@ -85,11 +79,13 @@ def test_an_armoured_key_stays_as_it_is(tmp_path: Path) -> None:
     [
         ({"key": "/nowhere/key.asc"}, "nvidia_repository_key: /nowhere/key.asc: No such file"),
         ({"key": __file__}, "contains no OpenPGP key"),
-        ({"url": "mirror.test/cuda"}, "is not a valid URL"),
+        ({"key": "http://mirror.test/key.asc"}, "https only"),
+        ({"url": "mirror.test/cuda"}, "nvidia_repository_url: mirror.test/cuda is not a valid URL"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_the_variable(settings: dict[str, Any], words: str) -> None:
-    (line,) = offer(**settings).problems
+    (line,) = planned("nvidia_repository", node(), state="present", **settings).refusals
+    assert line.startswith("nvidia_repository_")
     assert words in line
 
 
@@ -97,25 +93,17 @@ def test_what_is_wrong_is_one_line_with_the_variable(settings: dict[str, Any], w
 def test_a_key_that_nothing_vouches_for_is_not_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: str
 ) -> None:
-    """Neither https nor the 32 bits in the file's name show who owns the key; the keyring's sum is for one machine."""
+    """Neither https nor the 32 bits in the file's name show who owns the key."""
     table = origins.table()
     unknown = table.signing_keys["debian12"].model_copy(update={"fingerprint": None})
     keys = {**table.signing_keys, "debian12": unknown}
     monkeypatch.setattr(origins, "table", lambda: table.model_copy(update={"signing_keys": keys}))
-    (line,) = offer(machine="aarch64", url=mirror).problems
+    (line,) = offer(url=mirror).problems
     assert line.startswith("repository-key-unknown: ")
     assert "nvidia_repository_key" in line
-    assert offer(url=mirror).problems == ()
     file = tmp_path / "site.gpg"
     file.write_bytes(PACKET)
-    assert offer(machine="aarch64", url=mirror, key=str(file)).problems == ()
-
-
-def test_every_repository_of_the_catalogue_has_a_key_that_something_vouches_for() -> None:
-    assert origins.table().signing_keys
-    for folder in origins.table().signing_keys:
-        for arch in ("x86_64", "aarch64"):
-            assert origins.key_to_fetch(folder, arch, "https://mirror.test/", None)[1] is None, folder
+    assert offer(url=mirror, key=str(file)).problems == ()
 
 
 def test_another_source_removes_it_unless_it_is_requested() -> None:
