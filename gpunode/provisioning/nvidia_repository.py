@@ -1,6 +1,5 @@
 """The role nvidia_repository: NVIDIA's CUDA repository, its key, its priority, and what it replaces."""
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,9 +28,6 @@ DNF_PATHS = {
     "key": "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-nvidia-cuda",
 }
 DNF_ID = "gpunode-nvidia-cuda"
-FOLDER = "/var/lib/gpunode/nvidia_repository"
-RECORD = f"{FOLDER}/key.sha256"
-"""Digest of the key when it was written."""
 VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
 KEYRING = "cuda-keyring_1.1-1_all.deb"
 FOLDERS = {"x86_64": "x86_64", "aarch64": "sbsa"}
@@ -74,9 +70,8 @@ ROLE = Role(
     for_gpus=True,
     for_images=True,
     reads=("packages",),
-    files=(*APT_PATHS.values(), *DNF_PATHS.values(), RECORD),
-    folders=(FOLDER,),
-    more=Look(paths=(OLD_PIN,), contents=(*KEYS, RECORD)),
+    files=(*APT_PATHS.values(), *DNF_PATHS.values()),
+    more=Look(paths=(OLD_PIN,), contents=KEYS),
 )
 
 
@@ -217,7 +212,6 @@ def _files(state: NodeState, offer: RepositoryConfig, key: str, proxy: str) -> I
         for path, rest in sorted(state.apt.old_keys.items()):
             yield ManagedFile(path=path, content=rest or None, encoding="base64")
     yield ManagedFile(path=offer.key_path, content=key)
-    yield ManagedFile(path=RECORD, content=hashlib.sha256(key.encode()).hexdigest() + "\n")
     secret = "@" in proxy
     for path, text in offer.files.items():
         if path in ROLE.files:
