@@ -56,16 +56,6 @@ class OpenpgpKey:
         return b"".join([*self.packets, *(packet for packets in kept for packet in packets)])
 
 
-def source_problem(source: str) -> str:
-    """Return why a key must not be fetched from an address, in one line; empty for https and for a file.
-
-    Over http, anybody on the path could replace the key.
-    """
-    if re.match(r"[a-z]+:/", source) and not source.startswith("https://"):
-        return f"{source}: a repository key is fetched over https only: use https, or a file on the controller"
-    return ""
-
-
 def trusted_key(data: bytes, source: str, fingerprints: Collection[str] = (), sha256: str = "") -> str:
     """Return the keys with one of these fingerprints as armored text. Raise KeyRefusedError if there is none.
 
@@ -97,13 +87,13 @@ def trusted_key(data: bytes, source: str, fingerprints: Collection[str] = (), sh
     return armored(b"".join(key.written(every=not pinned) for key in kept))
 
 
-def key_of_file(path: str, fingerprints: Collection[str] = ()) -> str:
+def key_of_file(path: str) -> str:
     """Return the key in a file on the controller as armored text. Raise KeyRefusedError if it has none."""
     try:
         data = Path(path).expanduser().read_bytes()
     except OSError as err:
         raise KeyRefusedError(f"{path}: {err.strerror}: set it to a file on the controller") from None
-    return trusted_key(data, path, fingerprints)
+    return trusted_key(data, path)
 
 
 def public_keys(data: bytes) -> list[OpenpgpKey]:
@@ -121,6 +111,19 @@ def public_keys(data: bytes) -> list[OpenpgpKey]:
         elif keys and tag in (SIGNATURE, USER_ID, USER_ATTRIBUTE):
             (keys[-1].subkeys[-1][1] if keys[-1].subkeys else keys[-1].packets).append(whole)
     return keys
+
+
+def without_keys(data: bytes, fingerprints: Collection[str]) -> bytes:
+    """Return a keyring without keys with these fingerprints and the packets that belong to them; others stay as they
+    are. Raise ValueError or IndexError if the data are not OpenPGP.
+    """
+    kept, going = [], False
+    for tag, whole, body in packets_of(data):
+        if tag == PUBLIC_KEY:
+            going = len(body) <= LONGEST_KEY and OpenpgpKey(body).fingerprint in fingerprints
+        if not going:
+            kept.append(whole)
+    return b"".join(kept)
 
 
 def _binary(data: bytes) -> bytes:

@@ -327,7 +327,6 @@ def _archive(state: NodeState, settings: NvidiaContainerToolkitSettings, request
         uri=f"{base}/stable/{folder}",
         key=own or request.key,
         fingerprints=() if own else request.fingerprints,
-        variable="nvidia_container_toolkit_key",
         # NVIDIA signs the metadata of this repository, not its rpm packages.
         signed_packages=False,
     )

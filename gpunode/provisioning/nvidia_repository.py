@@ -1,7 +1,9 @@
 """The role nvidia_repository: NVIDIA's CUDA repository, its key, its priority, and what it replaces."""
 
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
@@ -10,6 +12,7 @@ from gpunode.catalog import load
 from gpunode.catalog.origins import signing_key
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
+from gpunode.provisioning.keys import without_keys
 from gpunode.provisioning.manifest import ManagedFile, Manifest
 from gpunode.provisioning.repository import PackageRepository, repository_key
 from gpunode.provisioning.role import Role, Settings, option
@@ -40,6 +43,12 @@ DOCA = re.compile(r"linux\.mellanox\.com/public/repo/doca|/doca/")
 DOCAS = ("mft", "mft-*", "kernel-mft*")
 """Tools that DOCA brings itself."""
 OLD_PIN = "/etc/apt/preferences.d/cuda-repository-pin-600"
+OLD_KEYS = (
+    "AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80",
+    "EB693B3035CD5710E231E123A4B469963BF863CC",
+    "02182E60104FCDC26EAE1B8597A5D4CB8793F200",
+)
+"""Keys of NVIDIA that older instructions let apt trust for every repository."""
 KEYS = (APT_PATHS["key"], DNF_PATHS["key"])
 
 
@@ -128,7 +137,6 @@ def offered(
         fingerprints=(row.fingerprint,) if row and row.fingerprint else (),
         sha256=(row.sha256_without_version or "") if row else "",
         keyring=url + KEYRING if row and paths is APT_PATHS else "",
-        variable="nvidia_repository_key",
         section=DNF_ID,
         proxy=settings.proxy,
         exclude=DOCAS if any(DOCA.search(one) for _, urls in entries for one in urls) else (),
@@ -209,11 +217,12 @@ def _files(state: NodeState, offer: RepositoryConfig, key: str, proxy: str) -> I
     yield from (ManagedFile(path=path, content=None) for path in offer.old_lists)
     if state.apt is not None:
         yield ManagedFile(path=OLD_PIN, content=None)
-        for path, rest in sorted(state.apt.old_keys.items()):
-            yield ManagedFile(path=path, content=rest or None, encoding="base64")
+        for path, text in sorted(state.apt.old_keys.items()):
+            with suppress(ValueError, IndexError):
+                rest = without_keys(data := b64decode(text), OLD_KEYS)
+                if rest != data:
+                    yield ManagedFile(path=path, content=b64encode(rest).decode() or None, encoding="base64")
     yield ManagedFile(path=offer.key_path, content=key)
-    secret = "@" in proxy
     for path, text in offer.files.items():
-        if path in ROLE.files:
-            private = secret and path in (APT_PATHS["proxy"], DNF_PATHS["repository"])
-            yield ManagedFile(path=path, content=text or None, mode="0600" if private else "0644", private=private)
+        private = "@" in proxy and path in (APT_PATHS["proxy"], DNF_PATHS["repository"])
+        yield ManagedFile(path=path, content=text or None, mode="0600" if private else "0644", private=private)

@@ -342,15 +342,7 @@ def _repository(draft: Draft) -> RepositoryFiles:
             "has no fingerprint to verify it with"
         )
     archive = repository_files(
-        PackageRepository(
-            role=ROLE.name,
-            purpose="NVIDIA's DOCA-OFED",
-            name="doca",
-            uri=url,
-            key=key,
-            variable="rdma_doca_key",
-            suite="./",
-        ),
+        PackageRepository(ROLE.name, "NVIDIA's DOCA-OFED", "doca", url, key, variable="rdma_doca_key", suite="./"),
         draft.state,
         draft.context,
     )

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.keys import KeyRefusedError, key_of_file, source_problem, trusted_key
+from gpunode.provisioning.keys import KeyRefusedError, key_of_file, trusted_key
 from gpunode.provisioning.manifest import ManagedFile, NodeQuery
 from gpunode.provisioning.state import AptSource, NodeState
 from gpunode.provisioning.templates import rendered
@@ -38,7 +38,7 @@ class PackageRepository:
     keyring: str = ""
     """Address of a Debian package with the key, for a mirror that has packages alone."""
     variable: str = ""
-    """Sets the site's own key."""
+    """Sets the site's own key; empty: that of the role."""
     suite: str = "/"
     components: str = ""
     section: str = ""
@@ -114,14 +114,15 @@ def repository_key(
 
     The node only fetches what the address has. An unchanged key on the node is not fetched again.
     """
-    pins, set_it = (archive.fingerprints, archive.sha256), f"set {archive.variable} to a file on the controller"
+    pins, variable = (archive.fingerprints, archive.sha256), archive.variable or f"{archive.role}_key"
     if re.match(r"[a-z]+:/", archive.key) is None:
         try:
-            return key_of_file(archive.key, archive.fingerprints), RepositoryFiles()
+            return key_of_file(archive.key), RepositoryFiles()
         except KeyRefusedError as err:
-            return _refused(f"{archive.variable}: {err}")
-    if not any(pins) and (problem := source_problem(archive.key)):
-        return _refused(f"{archive.variable}: {problem}")
+            return _refused(f"{variable}: {err}")
+    if not any(pins) and not archive.key.startswith("https://"):
+        # Over http, anybody on the path could replace the key.
+        return _refused(f"{variable}: {archive.key}: a key is fetched over https only, or a file on the controller")
     there = state.contents.get(file) or ""
     with suppress(KeyRefusedError):
         if trusted_key(there.encode(), file, *pins) == there:
@@ -132,12 +133,12 @@ def repository_key(
         body = {"url": archive.key, **{name: value for name, value in more.items() if value}}
         return None, RepositoryFiles(questions={QUESTION: NodeQuery(kind="signing_key", body=body)})
     if answer.get("error"):
-        return _refused(f"repository-unreachable: {answer['error']}: check the network of the node, or {set_it}")
+        return _refused(f"repository-unreachable: {answer['error']}: check the network of the node, or set {variable}")
     try:
         data = b64decode(str(answer.get("key", "")))
         return trusted_key(data, str(answer.get("url", archive.key)), *pins), RepositoryFiles()
     except ValueError as err:
-        return _refused(f"repository-key-differs: {err}: {set_it}")
+        return _refused(f"repository-key-differs: {err}: set the key with {variable}")
 
 
 def _refused(why: str) -> tuple[None, RepositoryFiles]:

@@ -81,7 +81,7 @@ class AptState(Reported):
     left: Names = ()
     """Packages of a transaction of ours that did not finish."""
     old_keys: Annotated[dict[Text, Content], Field(max_length=1000)] = Field(default_factory=dict)
-    """Keyrings that apt trusts for every repository and that contain NVIDIA's keys, to their other keys in base64."""
+    """Keyrings that apt trusts for every repository and that may contain NVIDIA's keys, to their content in base64."""
     key: ModuleKey | None
     architecture: Text
     lock_holder: Text | None

@@ -184,7 +184,7 @@ def looked(parameters: dict[str, Any]) -> dict[str, Any]:
         raise OSError(f"the probe ended with status {probe.returncode}: {lines[-1] if lines else 'no message'}")
     found["bundle"] = output.decode("utf-8", "replace")
     if package_state is apt_state and packages is not None:
-        packages["old_keys"] = old_keys.remainders()
+        packages["old_keys"] = old_keys.keyrings()
     found["apt"], found["dnf"] = (None, packages) if package_state is dnf_state else (packages, None)
     return found
 

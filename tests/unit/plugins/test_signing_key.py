@@ -1,7 +1,6 @@
 """What a node fetches of a repository's key, and old keys that it removes."""
 
 import base64
-import hashlib
 import io
 import resource
 import tarfile
@@ -15,6 +14,8 @@ from typing import Any
 import pytest
 from ansible_collections.gpunode.node.plugins.module_utils import old_keys, signing_key
 
+from gpunode.provisioning import nvidia_repository
+
 HTML = b"<!DOCTYPE html><html><body>Please log in</body></html>"
 
 
@@ -22,11 +23,6 @@ def key(number: int) -> bytes:
     """A public-key packet (old format, as gpg writes it) and a user id."""
     body = b"\x04" + bytes(4) + bytes([number]) * 20
     return b"\x99" + len(body).to_bytes(2, "big") + body + b"\xb4\x02me"
-
-
-def fingerprint(one: bytes) -> str:
-    body = one[3 : 3 + int.from_bytes(one[1:3], "big")]
-    return hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324
 
 
 NVIDIAS, OTHER = key(1), key(2)
@@ -185,18 +181,20 @@ def test_a_mirror_out_of_reach_is_named_with_its_address(served: Served) -> None
     assert "http://127.0.0.1:1/key" in answer(served, url="http://127.0.0.1:1/key")["error"]
 
 
-def test_old_keys_leave_the_common_keyring_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyrings_in_which_an_old_key_may_be_go_to_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(old_keys, "APT", tmp_path)
-    monkeypatch.setattr(old_keys, "KEYS", (fingerprint(NVIDIAS),))
+    assert [name[-16:] for name in nvidia_repository.OLD_KEYS] == [*old_keys.KEYS]
     keyring = tmp_path / "trusted.gpg.d" / "all.gpg"
     keyring.parent.mkdir()
     keyring.write_bytes(OTHER)
     (tmp_path / "trusted.gpg").write_bytes(b"no keyring")
-    assert old_keys.remainders() == {}
-    keyring.write_bytes(NVIDIAS + OTHER)
-    keyring.with_name("alone.gpg").write_bytes(NVIDIAS)
-    found = {path: base64.b64decode(rest) for path, rest in old_keys.remainders().items()}
-    assert found == {str(keyring): OTHER, str(keyring.with_name("alone.gpg")): b""}
+    assert old_keys.keyrings() == {}
+    for name in old_keys.KEYS:
+        data = OTHER + NVIDIAS + bytes.fromhex(name)
+        keyring.write_bytes(data)
+        assert old_keys.keyrings() == {str(keyring): base64.b64encode(data).decode()}
 
 
 def test_a_proxy_comes_by_stdin_with_its_password(served: Served) -> None:

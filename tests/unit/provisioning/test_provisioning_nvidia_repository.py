@@ -114,18 +114,21 @@ def test_a_fetch_that_fails_is_a_refusal_with_its_name() -> None:
     assert "an HTML page" in line
 
 
-def test_what_older_instructions_left_goes() -> None:
+def test_what_older_instructions_left_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
     old, ring = "/etc/apt/sources.list.d/cuda.list", "/etc/apt/trusted.gpg.d/all.gpg"
     source = {"file": old, "types": ["deb"], "uris": [cuda], "suites": ["/"], "components": []}
-    rest = base64.b64encode(PACKET).decode()
-    state = with_apt(
-        node({"cuda-keyring": "1.1-1"}), sources=[source], old_keys={ring: rest, "/etc/apt/trusted.gpg": ""}
-    )
+    monkeypatch.setattr(nvidia_repository, "OLD_KEYS", (public_keys(PACKET)[0].fingerprint,))
+    other = b"\xc6\x03\x04\x00\x02\xcc\x01\x00\xcd\x01x"
+    rings = {ring: other + PACKET + b"\xcd\x01y" + other, "/etc/apt/trusted.gpg": PACKET, f"{ring}2": other}
+    rings[f"{ring}3"] = PACKET + b"no keyring"
+    old_keys = {path: base64.b64encode(data).decode() for path, data in rings.items()}
+    state = with_apt(node({"cuda-keyring": "1.1-1"}), sources=[source], old_keys=old_keys)
     manifest = requested(state, FETCHED)
     assert [each.path for each in manifest.files][:2] == [old, OLD_PIN], "two files with different keys stop apt"
     assert contents(manifest)[old] is None
-    assert by_path(manifest, ring).data == PACKET
+    assert by_path(manifest, ring).data == other + other
+    assert not {f"{ring}2", f"{ring}3"} & contents(manifest).keys()
     assert by_path(manifest, "/etc/apt/trusted.gpg").data is None
     assert manifest.packages == Transaction(manager="apt", state="absent", remove=("cuda-keyring",))
 
