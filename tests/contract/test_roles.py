@@ -274,7 +274,9 @@ def test_tasks_read_only_what_the_manifest_and_the_result_have(name: str) -> Non
     files = [*(ROOT / "roles" / name / "tasks").glob("*.yml"), *(ROOT / "roles" / "common" / "tasks").glob("*.yml")]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     result = SHAPES[name].result
-    assert {*re.findall(r"manifest\.result\.(\w+)", text)} <= {*(result.model_fields if result is not None else ())}
+    assert {*re.findall(r"(?:manifest\.result\.|problems: )(\w+)", text)} <= {
+        *(result.model_fields if result is not None else ())
+    }
     assert {*re.findall(r"(?:manifest|__common_now)\.(\w+)", text)} <= Manifest.model_fields.keys()
     assert "['values']" not in text
 
@@ -317,9 +319,8 @@ def test_check_mode_announces_nothing_twice(role: Path) -> None:
 
 
 def test_the_tag_of_the_configuration_records_what_was_before_the_disks() -> None:
-    steps = [
-        task for task in load(ROOT / "roles/storage/tasks/change.yml") if "storage_configure" in task.get("tags", ())
-    ]
+    files = [ROOT / f"roles/storage/tasks/{name}.yml" for name in ("change", "disks")]
+    steps = [task for file in files for task in load(file) if "storage_configure" in task.get("tags", ())]
     first = steps[0]["gpunode.node.managed_files"]
     assert (first["phase"], "folders" in first) == ("first", True)
     assert "gpunode.node.scratch_disks" in steps[1]
