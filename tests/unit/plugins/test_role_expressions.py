@@ -107,6 +107,8 @@ def test_every_expression_of_a_role_with_a_shape_is_rendered(role: str) -> None:
                     "ansible_check_mode": False,
                     "__common_plan": plan,
                     "__common_again": plan,
+                    "__common_now": plan["manifest"],
+                    "__common_venv": {**dict.fromkeys(("path", "files", "python", "program"), "x"), "install": ["x"]},
                     "__common_file": "/x.yml",
                     "__common_later": "/x.yml",
                     "__kernel_tuning_now": plan,
