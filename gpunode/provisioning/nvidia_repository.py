@@ -102,7 +102,10 @@ def offered(
     state: NodeState, settings: NvidiaRepositorySettings, context: Context, source: str | None
 ) -> RepositoryConfig:
     """Return NVIDIA's repository for a node with a driver from ``source`` (None: there is no stack)."""
-    requested = settings.state == "present" or source == "nvidia" or _needed_by_others(context)
+    toolkit, dcgm = context.settings_of("nvidia_container_toolkit"), context.settings_of("dcgm")
+    # These install packages from it with a driver of the distribution, too.
+    others = dcgm["source"] == "nvidia" or toolkit["repository"] == "cuda"
+    requested = settings.state == "present" or source == "nvidia" or others
     if settings.state == "absent" or not requested:
         return RepositoryConfig(wanted=False)
     picture = picture_from_facts(state.facts, load())
@@ -119,10 +122,8 @@ def offered(
     url, row = f"{base}/{folder}/{FOLDERS[picture.arch]}/", None if settings.key else signing_key(folder)
     entries = list(_entries(state, paths))
     old, shared = _other_entries(entries, url)
-    problems = [
-        f"repository-twice: {file} also configures NVIDIA's repository: remove it, gpunode has its own file for it"
-        for file in shared
-    ]
+    twice = "also configures NVIDIA's repository: remove it, gpunode has its own file for it"
+    problems = [f"repository-twice: {file} {twice}" for file in shared]
     if row is None and not settings.key:
         problems.append(
             f"repository-key-unknown: the key from {url} cannot be trusted: no fingerprint or checksum of it is "
@@ -204,12 +205,6 @@ def present(state: NodeState, settings: NvidiaRepositorySettings, context: Conte
         files=tuple(_files(state, offer, key, settings.proxy)),
         packages=Transaction(manager="apt", state="absent", remove=offer.old_packages) if offer.old_packages else None,
     )
-
-
-def _needed_by_others(context: Context) -> bool:
-    """Return whether another role installs packages from it, also with a driver of the distribution."""
-    toolkit, dcgm = context.settings_of("nvidia_container_toolkit"), context.settings_of("dcgm")
-    return bool(dcgm["source"] == "nvidia" or toolkit["repository"] == "cuda")
 
 
 def _files(state: NodeState, offer: RepositoryConfig, key: str, proxy: str) -> Iterator[ManagedFile]:

@@ -100,10 +100,9 @@ def repository_files(archive: PackageRepository, state: NodeState, context: Cont
         return found
     apt = state.apt
     # apt refuses one archive with two keys: a user's entry for it stays, and is the only one.
-    if apt is not None and archive_file(apt.sources, archive.uri, file):
-        entry = None
-    else:
-        entry = archive.entry(key, context, apt=apt is not None, architecture=apt.architecture if apt else "")
+    theirs = apt is not None and archive_file(apt.sources, archive.uri, file)
+    machine = apt.architecture if apt else ""
+    entry = None if theirs else archive.entry(key, context, apt=apt is not None, architecture=machine)
     return RepositoryFiles((ManagedFile(path=key, content=text), ManagedFile(path=file, content=entry)))
 
 
@@ -115,7 +114,7 @@ def repository_key(
     The node only fetches what the address has. An unchanged key on the node is not fetched again.
     """
     pins, variable = (archive.fingerprints, archive.sha256), archive.variable or f"{archive.role}_key"
-    if re.match(r"[a-z]+:/", archive.key) is None:
+    if not re.match(r"[a-z]+:/", archive.key):
         try:
             return key_of_file(archive.key), RepositoryFiles()
         except KeyRefusedError as err:

@@ -94,6 +94,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             self.node.keep("begun", "")
         own = own_tasks(role, removes)
         change = [str(COMMON / "removal.yml") if removes else own] if pending else []
+        self.fail_with_problems(manifest)
         result["ansible_facts"] = {**self.discovered, "gpunode_restart_required": self.restarts(role, manifest)}
         result["warnings"] = shown(*manifest.notes, *manifest.refusals)
         return {
@@ -134,6 +135,12 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             begun = self.node.text("begun", math.inf) is not None
             head = "refused, earlier changes of this run remain:" if begun else "refused, nothing was changed:"
             raise AnsibleActionFail("\n  - ".join([head, *shown(*manifest.refusals)]))
+
+    def fail_with_problems(self, manifest: Manifest) -> None:
+        """Raise AnsibleActionFail with what the named field of the result reports; not in check mode."""
+        name = str(self._task.args.get("problems") or "")
+        if name and not self._task.check_mode and (found := getattr(manifest.result, name)):
+            raise AnsibleActionFail("; ".join(shown(*([found] if isinstance(found, str) else found))))
 
     def refuse_unfit(self, role: str) -> None:
         """Raise AnsibleActionFail if preflight refuses the node; a role that is used alone runs no preflight before."""

@@ -38,6 +38,9 @@ options:
         collected again then, unless a module of this collection made a change.
     type: bool
     default: false
+  problems:
+    description: Field of RV(manifest)'s C(result). What it reports fails the task, except in check mode.
+    type: str
   begin:
     description:
       - The first plan of a role in a run. It is skipped if no tag of the role is selected. If the site has tasks before

@@ -80,6 +80,12 @@ def refreshed_images(state: NodeState) -> Iterator[BootImage]:
         yield from (image for image, _ in _images(state, kernels))
 
 
+NO_KEY = (
+    "secure boot is on, nvidia_driver_mok_hash is given, and there is no key that signs modules, neither "
+    "mok_certificate of /etc/dkms/framework.conf nor /var/lib/shim-signed/mok/MOK.der nor /var/lib/dkms/mok.pub"
+)
+
+
 @dataclass(frozen=True)
 class SigningKey:
     """The key that signs modules built by DKMS: with secure boot, they load only after the firmware has enrolled it."""

@@ -13,6 +13,7 @@ from gpunode.provisioning.driver import apt, dnf, files
 from gpunode.provisioning.driver.model import Build, DriverPlan, DriverRequest, DriverSettings, ModuleExchange, answered
 from gpunode.provisioning.driver.modules import (
     IMAGES,
+    NO_KEY,
     BootImage,
     SigningKey,
     foreign_modules,
@@ -117,7 +118,7 @@ def present(state: NodeState, settings: DriverSettings, context: Context) -> Man
             runfile=runfile,
             closure_problems=plan.closure_problems,
             builds=builds,
-            module_problems=plan.module_problems,
+            module_problems=(*plan.module_problems, *([NO_KEY] if stage and key is None else ())),
             stage_key=stage,
             key=key.path if key else None,
             exchange=exchange,

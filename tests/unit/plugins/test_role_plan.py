@@ -85,6 +85,24 @@ def test_a_plan_that_is_only_read_neither_fails_nor_is_pending(
     assert asked == ["preflight"]
 
 
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize("problem", [None, "no module for 6.1"])
+def test_what_a_field_of_the_result_reports_fails_the_task(
+    action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch, problem: str | None, check: bool
+) -> None:
+    monkeypatch.setattr(role_plan.GpunodeAction, "run", lambda *_: {})
+    monkeypatch.setattr(role_plan.GpunodeAction, "begin", lambda *_: None)
+    monkeypatch.setattr(role_plan.ActionModule, "settings", lambda *_: {})
+    manifest = Manifest(role="rdma", result=RdmaResult(problem=problem))
+    monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_: manifest)
+    action._task = SimpleNamespace(args={"role": "rdma", "problems": "problem", "refuse": False}, check_mode=check)
+    if problem is None or check:
+        assert action.run()["manifest"]["result"]["problem"] == problem
+    else:
+        with pytest.raises(AnsibleActionFail, match=problem):
+            action.run()
+
+
 @pytest.mark.parametrize(
     ("run_tags", "skip_tags", "selected"),
     [

@@ -10,6 +10,7 @@ from plan_samples import planned, state_of
 from gpunode.errors import UsageError
 from gpunode.provisioning.driver import files
 from gpunode.provisioning.driver.model import Build, ModuleExchange, answered
+from gpunode.provisioning.driver.modules import NO_KEY
 from gpunode.provisioning.driver.plan import ROLE, DriverResult
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.roles import LOOKS
@@ -284,6 +285,7 @@ def test_another_loaded_release_takes_a_reboot_or_an_exchange(bare: dict[str, An
         ({"enrolled": False, "waits": False, "fresh": False}, "grub.x", (True, False), "must be confirmed"),
         ({"enrolled": None, "waits": False, "fresh": False}, "", (False, False), "nvidia_driver_mok_hash stages it"),
         (None, "", (False, False), "nvidia_driver_mok_hash stages it"),
+        (None, "grub.x", (True, False), "must be confirmed"),
     ],
 )
 def test_no_module_is_loaded_while_the_key_waits(
@@ -297,6 +299,7 @@ def test_no_module_is_loaded_while_the_key_waits(
     reboots = any("key" in reason for reason in found.reboot_reasons)
     assert (result_of(found).stage_key, reboots) == expected
     assert words in " ".join(found.notes)
+    assert (NO_KEY in result_of(found).module_problems) is (expected[0] and key is None)
 
 
 def test_a_board_with_nvswitches_is_refused_without_its_fabric_manager(bare: dict[str, Any]) -> None:
