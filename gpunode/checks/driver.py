@@ -7,12 +7,13 @@ from packaging.version import InvalidVersion, Version
 from gpunode.catalog.origins import upstream_version
 from gpunode.checks.actions import State
 from gpunode.checks.boot_images import old_images
+from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
 from gpunode.checks.installed import driver_installed
-from gpunode.checks.registry import CheckResult, Skip, Status, registry
+from gpunode.checks.registry import CheckResult, Skip, registry
 from gpunode.facts.boot import blocked_by_arguments
 from gpunode.facts.kernel_log import KernelEvent
 from gpunode.facts.kernels import Kernel
-from gpunode.facts.modules import ModuleFile
+from gpunode.facts.modules import LoadedDriver, ModuleFile
 from gpunode.facts.node import NodeFacts
 from gpunode.text import listed
 
@@ -52,9 +53,9 @@ UNREACHABLE = {
 def module_built(node: NodeFacts) -> Iterator[CheckResult]:
     if not driver_installed(node):
         if node.gpus_on_bus:
-            yield CheckResult(Status.FAIL, "no NVIDIA driver is installed", remedy=f"Install it: {ROLE}.")
+            yield failed("no NVIDIA driver is installed", remedy=f"Install it: {ROLE}.")
         else:
-            yield CheckResult(Status.SKIP, "no NVIDIA driver is installed, and no NVIDIA GPU is on the PCI bus")
+            yield skipped("no NVIDIA driver is installed, and no NVIDIA GPU is on the PCI bus")
         return
     on_disk = {module.kernel: module for module in node.module_files or ()}
     matter = [
@@ -72,24 +73,23 @@ def _built_for(kernel: Kernel, module: ModuleFile | None, node: NodeFacts) -> Ch
         # The kernels of RHEL share modules: those in weak-updates were built for another release.
         if built_for != kernel.release and "/weak-updates/" not in module.path:
             message = f"{module.path} was built for {built_for}"
-            return CheckResult(Status.FAIL, message, component, expected=kernel.release, measured=built_for)
+            return failed(message, component=component, expected=kernel.release, measured=built_for)
         flavour = f" ({module.flavour})" if module.flavour else ""
         message = f"nvidia {module.version or 'of unknown version'}{flavour} is on disk for {role}"
-        return CheckResult(Status.PASS, message, component, measured=module.version)
+        return passed(message, component=component, measured=module.version)
     if kernel.running and kernel.package is None:
-        return CheckResult(Status.SKIP, f"{role} belongs to no installed package: no module is built for it", component)
+        return skipped(f"{role} belongs to no installed package: no module is built for it", component=component)
     states = [
         f"{entry.name} {entry.version}: {entry.state}" for entry in node.dkms or () if entry.kernel == kernel.release
     ]
     dkms = f" (dkms: {listed(states)})" if states else ""
     if kernel.headers:
-        return CheckResult(
-            Status.FAIL, f"no nvidia module on disk for {role}, though its headers are installed{dkms}", component
+        return failed(
+            f"no nvidia module on disk for {role}, though its headers are installed{dkms}", component=component
         )
-    return CheckResult(
-        Status.FAIL,
+    return failed(
         f"no nvidia module on disk for {role}, and its headers are not installed{dkms}",
-        component,
+        component=component,
         remedy=f"Install the headers of {kernel.release} and build the module: {ROLE}.",
     )
 
@@ -115,7 +115,7 @@ def module_loaded(node: NodeFacts) -> Iterator[CheckResult]:
         yield _not_loaded(node)
     else:
         flavour = f" ({loaded.flavour})" if loaded.flavour else ""
-        yield CheckResult(Status.PASS, f"nvidia {loaded.version}{flavour} is loaded", measured=loaded.version)
+        yield passed(f"nvidia {loaded.version}{flavour} is loaded", measured=loaded.version)
 
 
 def _not_loaded(node: NodeFacts) -> CheckResult:
@@ -124,8 +124,7 @@ def _not_loaded(node: NodeFacts) -> CheckResult:
         {device.driver for device in node.gpus_on_bus or () if device.driver not in (None, "nvidia")} - {None}
     )
     if "nouveau" in (node.modules or ()):
-        return CheckResult(
-            Status.FAIL,
+        return failed(
             "no NVIDIA module is loaded: nouveau is bound to the GPU",
             remedy=f"Blacklist nouveau ({ROLE}) and reboot.",
         )
@@ -133,47 +132,48 @@ def _not_loaded(node: NodeFacts) -> CheckResult:
     blocked = [f"{block.place} ({block.text})" for block in node.module_blocks or ()]
     blocked += [f"{text} on the kernel's command line" for text in blocked_by_arguments(node.command_line or "")]
     if blocked:
-        return CheckResult(
-            Status.FAIL,
+        return failed(
             f"no NVIDIA module is loaded: it is blacklisted: {listed(blocked)}",
             remedy="Remove these settings, rebuild the initramfs (update-initramfs -u -k all, dracut -f "
             "--regenerate-all), and reboot.",
             actions=("fix_configuration", "restart_os"),
         )
     if rejected is not None and on_disk is not None:
-        return CheckResult(
-            Status.FAIL,
+        return failed(
             f"no NVIDIA module is loaded: the kernel logs '{rejected.message}': the firmware has not enrolled the key "
             "that signed the module, or it is not signed",
             remedy=f"modinfo -F signer {on_disk.path} names the key, mokutil --list-enrolled those of the firmware; "
             "nvidia_driver_mok_hash stages it for the console of the next boot.",
         )
     if others:
-        return CheckResult(
-            Status.FAIL,
+        return failed(
             f"no NVIDIA module is loaded: the GPU is bound to {listed([str(name) for name in others])}",
             remedy="Unbind the GPU from that driver, or validate the machine that it was passed to.",
         )
     if on_disk is None and node.module_files is not None:
-        return CheckResult(
-            Status.FAIL,
+        return failed(
             "no NVIDIA module is loaded, and none is on disk for the running kernel",
             remedy=f"Install and build it ({ROLE}); if the newest kernel has one, reboot into it.",
         )
     if node.secure_boot and on_disk is not None and not on_disk.signed:
-        return CheckResult(
-            Status.FAIL,
+        return failed(
             "no NVIDIA module is loaded: secure boot is on, and the module on disk is not signed",
             remedy="Sign the module with a key enrolled in the firmware (mokutil), or disable secure boot.",
         )
     if node.secure_boot and on_disk is not None:
-        return CheckResult(
-            Status.FAIL,
+        return failed(
             "no NVIDIA module is loaded, though one is on disk: secure boot is on, and its key may not be enrolled",
             remedy="mokutil --list-new shows whether the key waits for a person at the console of the next boot; "
             "nvidia_driver_mok_hash stages it.",
         )
-    return CheckResult(Status.FAIL, "no NVIDIA module is loaded, though one is on disk for the running kernel")
+    return failed("no NVIDIA module is loaded, though one is on disk for the running kernel")
+
+
+def loaded_driver(node: NodeFacts) -> LoadedDriver:
+    """Return the driver in memory; raise Skip without one."""
+    if node.loaded_driver is None:
+        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
+    return node.loaded_driver
 
 
 def _log(node: NodeFacts) -> tuple[KernelEvent, ...]:
@@ -201,18 +201,18 @@ def library_matches_module(node: NodeFacts) -> Iterator[CheckResult]:
         message = f"driver/library version mismatch: the module in memory is {module}, the library {library}"
         if steps:
             message += "; the initramfs has an older module than the disk (node.next-boot)"
-        yield CheckResult(Status.FAIL, message, expected=module, measured=library, remedy=remedy)
+        yield failed(message, expected=module, measured=library, remedy=remedy)
     elif tool_says_so and node.smi is not None:
         used = node.smi.error_nvml_version
         other = "another version" if used is None or _same_release(used, module) else used
         message = f"driver/library version mismatch: the module in memory is {module}, nvidia-smi loads {other}"
         if library is not None:
             message += f", though the linker's cache has {library} (driver.libraries lists the copies)"
-        yield CheckResult(Status.FAIL, message, expected=module, measured=used, remedy=remedy)
+        yield failed(message, expected=module, measured=used, remedy=remedy)
     elif library is None:
-        yield CheckResult(Status.SKIP, "no NVIDIA driver library is installed")
+        yield skipped("no NVIDIA driver library is installed")
     else:
-        yield CheckResult(Status.PASS, f"module and library are {module}", expected=module, measured=library)
+        yield passed(f"module and library are {module}", expected=module, measured=library)
 
 
 def _same_release(short: str, version: str) -> bool:
@@ -241,19 +241,15 @@ def same_version(one: str, other: str) -> bool:
 def nouveau(node: NodeFacts) -> Iterator[CheckResult]:
     if "nouveau" in (node.modules or ()):
         where = "instead of" if node.loaded_driver is None else "in addition to"
-        yield CheckResult(
-            Status.FAIL, f"nouveau is loaded {where} NVIDIA's module", remedy=f"Blacklist nouveau ({ROLE}) and reboot."
-        )
+        yield failed(f"nouveau is loaded {where} NVIDIA's module", remedy=f"Blacklist nouveau ({ROLE}) and reboot.")
     elif not driver_installed(node):
-        yield CheckResult(Status.SKIP, "no NVIDIA driver is installed, and nouveau is not loaded")
+        yield skipped("no NVIDIA driver is installed, and nouveau is not loaded")
     elif node.kernels is not None and not any(kernel.image for kernel in node.kernels):
-        yield CheckResult(Status.SKIP, "no kernel is installed here, so no nouveau: the node is started from outside")
+        yield skipped("no kernel is installed here, so no nouveau: the node is started from outside")
     elif not node.nouveau_blacklisted:
-        yield CheckResult(
-            Status.WARN, "nouveau is not loaded, but not blacklisted: it may bind to the GPU on the next boot"
-        )
+        yield warned("nouveau is not loaded, but not blacklisted: it may bind to the GPU on the next boot")
     else:
-        yield CheckResult(Status.PASS, "nouveau is blacklisted and not loaded")
+        yield passed("nouveau is blacklisted and not loaded")
 
 
 @registry.check(
@@ -271,11 +267,10 @@ def tools_answer(node: NodeFacts) -> Iterator[CheckResult]:
     broken = [run for run in runs if run.ended in ("timeout", "signal")]
     left_out = [run.failure or run.command for run in runs if run.ended in ("not-run", "slow")]
     if node.loaded_driver is None:
-        yield CheckResult(Status.SKIP, "no NVIDIA module is loaded: its tools were not run")
+        yield skipped("no NVIDIA module is loaded: its tools were not run")
     elif broken:
         crashed = all(run.ended == "signal" for run in broken)
-        yield CheckResult(
-            Status.FAIL,
+        yield failed(
             listed([run.failure or run.command for run in broken]),
             expected=0,
             measured=len(broken),
@@ -285,7 +280,7 @@ def tools_answer(node: NodeFacts) -> Iterator[CheckResult]:
     elif left_out:
         # Without nvidia-smi's answer the health of the GPUs is unknown: no job should run on them.
         blind = any(run.answers == "smi" and run.ended in ("not-run", "slow") for run in runs)
-        yield CheckResult(Status.ERROR, listed(left_out), remedy=SLOW, state=State.DRAIN if blind else None)
+        yield undetermined(listed(left_out), remedy=SLOW, state=State.DRAIN if blind else None)
     else:
         yield _reached(node)
 
@@ -294,19 +289,19 @@ def _reached(node: NodeFacts) -> CheckResult:
     """Return the result for the answer of nvidia-smi -q -x, on which all others depend."""
     smi, gap = node.smi, node.gap("smi")
     if gap is not None:
-        return CheckResult(Status.ERROR, gap, remedy="Run nvidia-smi -q -x on the node and compare what it prints.")
+        return undetermined(gap, remedy="Run nvidia-smi -q -x on the node and compare what it prints.")
     if smi is None:
         message = "the NVIDIA module is loaded and nvidia-smi is not installed"
-        return CheckResult(Status.ERROR, message, remedy=f"Install it: {ROLE}.")
+        return undetermined(message, remedy=f"Install it: {ROLE}.")
     if smi.error_kind in UNREACHABLE:
         cause, mend = UNREACHABLE[smi.error_kind]
-        return CheckResult(Status.FAIL, f"{cause}: {smi.error_message}", remedy=mend)
+        return failed(f"{cause}: {smi.error_message}", remedy=mend)
     if smi.error_kind == MISMATCH:
-        return CheckResult(Status.SKIP, "nvidia-smi cannot answer (driver.library-matches-module reports the cause)")
+        return skipped("nvidia-smi cannot answer (driver.library-matches-module reports the cause)")
     if smi.error_kind in ("gpu-lost", "no-devices"):
         check = "gpu.answers" if smi.error_kind == "gpu-lost" else "gpu.count"
-        return CheckResult(Status.SKIP, f"nvidia-smi reaches the driver and no GPU ({check} reports the cause)")
+        return skipped(f"nvidia-smi reaches the driver and no GPU ({check} reports the cause)")
     if smi.document is None:
         remedy = PERMISSION if smi.error_kind == "permission" else None
-        return CheckResult(Status.ERROR, f"nvidia-smi has no answer: {smi.error_message}", remedy=remedy)
-    return CheckResult(Status.PASS, "NVIDIA's tools answer", expected=0, measured=0, unit="tools")
+        return undetermined(f"nvidia-smi has no answer: {smi.error_message}", remedy=remedy)
+    return passed("NVIDIA's tools answer", expected=0, measured=0, unit="tools")

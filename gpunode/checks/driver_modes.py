@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from gpunode.checks.compare import failed, passed, skipped, warned
-from gpunode.checks.driver import ROLE
+from gpunode.checks.driver import ROLE, loaded_driver
 from gpunode.checks.gpus import CATALOG, model_of
 from gpunode.checks.links import gpus_of
-from gpunode.checks.registry import CheckResult, Skip, registry
+from gpunode.checks.registry import CheckResult, registry
 from gpunode.facts.node import NodeFacts
 
 HMM_OFF = (
@@ -30,9 +30,7 @@ GSP_DEFAULT = ("turing", "ampere", "ada", *GSP_NEEDED)
     actions=("fix_configuration", "reload_driver", "restart_os"),
 )
 def hmm(node: NodeFacts) -> Iterator[CheckResult]:
-    if node.loaded_driver is None:
-        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
-    disabled = hmm_disabled(node)
+    loaded, disabled = loaded_driver(node), hmm_disabled(node)
     errors = [event for event in node.kernel_log.events if event.kind == "uvm"] if node.kernel_log else []
     mapped = [event for event in errors if "request_free_mem_region" in event.message]
     if mapped and not disabled:
@@ -41,7 +39,7 @@ def hmm(node: NodeFacts) -> Iterator[CheckResult]:
     elif errors and not disabled:
         message = f"nvidia-uvm reports an error: {errors[-1].message}"
         yield warned(message, expected=0, measured=len(errors), unit="lines")
-    elif disabled or node.loaded_driver.flavour == "proprietary":
+    elif disabled or loaded.flavour == "proprietary":
         yield passed("HMM is off", expected=0, measured=0, unit="lines")
     else:
         yield passed("nvidia-uvm reports no error", expected=0, measured=0, unit="lines")
@@ -67,8 +65,7 @@ def hmm_disabled(node: NodeFacts) -> bool | None:
     architectures=GSP_DEFAULT,
 )
 def gsp(node: NodeFacts) -> Iterator[CheckResult]:
-    if node.loaded_driver is None:
-        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
+    loaded = loaded_driver(node)
     enabled = (node.driver_parameters or {}).get("EnableGpuFirmware")
     firmware = {gpu.slot: gpu.firmware for gpu in node.driver_gpus or ()}
     for component, device in gpus_of(node):
@@ -80,7 +77,7 @@ def gsp(node: NodeFacts) -> Iterator[CheckResult]:
         elif version is not None:
             yield passed(f"GSP firmware {version} runs", component=component, measured=version)
         elif enabled == "0":
-            needed = architecture in GSP_NEEDED or node.loaded_driver.flavour == "open"
+            needed = architecture in GSP_NEEDED or loaded.flavour == "open"
             source = GSP_SOURCE if not needed else f"{GSP_SOURCE}; {CATALOG}"
             message = "GSP firmware is switched off (NVreg_EnableGpuFirmware=0)"
             result = failed if needed else warned

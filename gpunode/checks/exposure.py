@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from ipaddress import ip_address
 
-from gpunode.checks.compare import failed, passed, skipped, warned
-from gpunode.checks.registry import CheckResult, Skip, registry
+from gpunode.checks.compare import at_most, failed, passed, skipped, warned
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.exposure import Listener, PacketFilter
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
@@ -71,11 +71,9 @@ def exposed_services(node: NodeFacts) -> Iterator[CheckResult]:
         what = WITHOUT_PASSWORD.get(one.port) or ("an exporter" if "exporter" in (one.process or "") else None)
         if one.protocol == "tcp" and what is not None:
             exposed += [f"{what} at {address}, port {one.port}" for address in public if _covers(one, str(address))]
-    if exposed:
-        message = f"{counted(len(exposed), 'service')} without authentication: {listed(exposed, 3)}"
-        yield warned(message, expected=0, measured=len(exposed), unit="services")
-    else:
-        yield passed("no service without a password is public", expected=0, measured=0, unit="services")
+    bad = f"{counted(len(exposed), 'service')} without authentication: {listed(exposed, 3)}"
+    good = "no service without a password is public"
+    yield at_most(len(exposed), 0, good, bad, fault=Status.WARN, unit="services")
 
 
 def _covers(one: Listener, address: str) -> bool:

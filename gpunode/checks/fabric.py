@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from gpunode.catalog import Platform, load
 from gpunode.checks.board import DIVIDED
-from gpunode.checks.compare import equals, failed, passed, skipped, undetermined
-from gpunode.checks.driver import same_version
+from gpunode.checks.compare import equals, failed, faultless, passed, skipped, undetermined
+from gpunode.checks.driver import loaded_driver, same_version
 from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, model_of, of_one_gpu, seen_gpus
 from gpunode.checks.machine import gpu_ids, is_guest, nvswitches, platforms
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
@@ -151,20 +151,15 @@ def _service(node: NodeFacts, service: str, unit: Unit | None) -> CheckResult:
 )
 def manager_version(node: NodeFacts) -> Iterator[CheckResult]:
     version = (node.nvidia_tool_versions or {}).get("nv-fabricmanager")
-    if node.loaded_driver is None:
-        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
+    driver = loaded_driver(node).version
     if version is None:
         needed = "fabric-manager" in needed_services(node)
         reason = "no fabric manager is installed"
         unknown = _unknown_platform(node)
         pointer = f" ({MANAGER})" if needed or unknown is not None else ", and this platform needs none"
         raise Skip(f"{reason}{pointer}")
-    driver = node.loaded_driver.version
-    if same_version(version, driver):
-        yield passed(f"fabric manager and driver are {driver}", expected=driver, measured=version)
-    else:
-        message = f"the fabric manager is {version}, the driver {driver}"
-        yield failed(message, expected=driver, measured=version)
+    good, bad = f"fabric manager and driver are {driver}", f"the fabric manager is {version}, the driver {driver}"
+    yield faultless(good, {bad: not same_version(version, driver)}, expected=driver, measured=version)
 
 
 @registry.check(

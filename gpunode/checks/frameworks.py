@@ -1,11 +1,12 @@
 """Checks on frameworks in a container: correct results on every GPU."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gpunode.checks.compare import at_least, at_most, equals, failed, faultless, passed, warned
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.workload import explained, gpu_named, known, of, record_check, where
+from gpunode.checks.workload import AnyValues, JudgeValues, explained, gpu_named, known, of, record_check, where
 from gpunode.facts.models.workload import (
     CollectiveValues,
     CompileValues,
@@ -65,12 +66,17 @@ SEE_ERROR = (
 )
 
 
-@record_check(
+def _on_gpu_check(
+    check_id: str, record: str, kind: type[AnyValues], **declared: Any
+) -> Callable[[JudgeValues[AnyValues]], JudgeValues[AnyValues]]:
+    """Return the decorator of a check of a framework on each GPU."""
+    return record_check(check_id, record, kind, on_gpu=True, after=OF_THE_IMAGE, **declared)
+
+
+@_on_gpu_check(
     "framework.tensor",
     "frameworks.tensor",
     TensorValues,
-    on_gpu=True,
-    after=OF_THE_IMAGE,
     means="A matrix product is computed in the memory of every GPU, and is exact.",
     remedy="A wrong result on only one GPU is a fault of that GPU: stop using it and run dcgmi diag -r 3. " + SEE_ERROR,
     state="drain",
@@ -84,12 +90,10 @@ def tensor(values: TensorValues, record: Record) -> CheckResult:
     return equals(values.max_error, 0.0, good, f"the product of whole numbers is off by {values.max_error:g}")
 
 
-@record_check(
+@_on_gpu_check(
     "framework.amp",
     "frameworks.amp",
     StepValues,
-    on_gpu=True,
-    after=OF_THE_IMAGE,
     means="Training steps in mixed precision reduce the loss without NaN or infinity.",
     remedy=SEE_ERROR,
     state="observe",
@@ -110,12 +114,10 @@ def amp(values: StepValues, record: Record) -> CheckResult:
     return passed(f"{values.dtype}: {change} in {steps}", measured=last, unit="loss")
 
 
-@record_check(
+@_on_gpu_check(
     "framework.compile",
     "frameworks.compile",
     CompileValues,
-    on_gpu=True,
-    after=OF_THE_IMAGE,
     means="torch.compile generates GPU code with the same result as the plain function.",
     remedy="The image needs the Triton of its PyTorch, which uses the ptxas of the driver or of the image. "
     + SEE_ERROR,
@@ -129,12 +131,10 @@ def compiled(values: CompileValues, record: Record) -> CheckResult:
     return at_most(values.max_error, MAX_ERROR.value, good, bad, expected=f"at most {MAX_ERROR.value}")
 
 
-@record_check(
+@_on_gpu_check(
     "framework.cudnn",
     "frameworks.cudnn",
     ConvolutionValues,
-    on_gpu=True,
-    after=OF_THE_IMAGE,
     means="A convolution and its gradient by cuDNN are what the processor computes.",
     remedy=SEE_ERROR,
     state="observe",
@@ -150,12 +150,10 @@ def convolution(values: ConvolutionValues, record: Record) -> CheckResult:
     return at_most(values.max_error, MAX_ERROR.value, good, bad, expected=most)
 
 
-@record_check(
+@_on_gpu_check(
     "framework.dataloader",
     "frameworks.dataloader",
     DataloaderValues,
-    on_gpu=True,
-    after=OF_THE_IMAGE,
     means="Worker processes pass batches to the GPU through pinned shared memory.",
     remedy="'No space left on device' and 'Bus error' mean that shared memory is full: docker run --shm-size=8g. "
     + SEE_ERROR,
@@ -173,12 +171,10 @@ def dataloader(values: DataloaderValues) -> CheckResult:
     return passed(f"{words}, pinned, {rate:.0f} samples/s", measured=rate, unit="samples/s")
 
 
-@record_check(
+@_on_gpu_check(
     "framework.memory",
     "frameworks.memory",
     MemoryValues,
-    on_gpu=True,
-    after=OF_THE_IMAGE,
     means="PyTorch has the memory that the GPU or MIG device has, and what it writes to most of it is what it reads.",
     remedy="Wrong words are a fault of that GPU: stop using it and run dcgmi diag -r 3. Too little memory: "
     "nvidia-smi shows other processes that use it, or the profile of a vGPU.",
@@ -218,12 +214,10 @@ def memory_of(node: NodeFacts, record: Record) -> int | None:
     return int(total) if total is not None else None
 
 
-@record_check(
+@_on_gpu_check(
     "framework.matmul",
     "frameworks.matmul",
     MatmulValues,
-    on_gpu=True,
-    after=OF_THE_IMAGE,
     means="A large product in bfloat16 (float16 before Ampere) is the processor's in every element, every time.",
     remedy="A wrong result on only one GPU is a fault of that GPU: stop using it and run dcgmi diag -r 3. " + SEE_ERROR,
     state="drain",
@@ -237,12 +231,10 @@ def matmul(values: MatmulValues) -> CheckResult:
     return at_most(values.wrong, 0, f"{what}: every element correct", bad, unit="elements")
 
 
-@record_check(
+@_on_gpu_check(
     "framework.fp8",
     "frameworks.fp8",
     Fp8Values,
-    on_gpu=True,
-    after=OF_THE_IMAGE,
     means="An FP8 product matches the processor's result in every element, if the GPU supports FP8.",
     remedy="A wrong result on only one GPU is a fault of that GPU: stop using it and run dcgmi diag -r 3. " + SEE_ERROR,
     state="drain",
@@ -253,12 +245,10 @@ def fp8(values: Fp8Values) -> CheckResult:
     return at_most(values.wrong, 0, "FP8: every element correct", bad, unit="elements")
 
 
-@record_check(
+@_on_gpu_check(
     "framework.p2p",
     "frameworks.p2p",
     PeerValues,
-    on_gpu=True,
-    after=OF_THE_IMAGE,
     means="Data copied between GPUs arrives unchanged, and GPUs with peer access according to nvidia-smi also "
     "have it in the container.",
     remedy="Wrong data over PCIe is mostly caused by ACS or an IOMMU: host.acs, host.iommu; over NVLink: "
@@ -297,12 +287,10 @@ def _says_ok(links: Mapping[str, Mapping[str, str]], pair: str) -> bool:
     return links.get(one, {}).get(other) == "OK"
 
 
-@record_check(
+@_on_gpu_check(
     "framework.collective",
     "frameworks.collective",
     CollectiveValues,
-    on_gpu=True,
-    after=OF_THE_IMAGE,
     means="An NCCL all-reduce over all GPUs of the container returns correct sums; its transport is reported.",
     remedy="NCCL_DEBUG=INFO shows which connection breaks. Shared memory that is full: docker run --shm-size=8g; "
     "NVLink: nvlink.state and fabric.manager; PCIe: host.acs and host.iommu. A CUDA failure in transport/nvls.cc (401, "
@@ -415,12 +403,10 @@ def tensorflow_training(values: TensorflowTrainingValues) -> CheckResult:
     )
 
 
-@record_check(
+@_on_gpu_check(
     "framework.dali",
     "frameworks.dali",
     DaliValues,
-    on_gpu=True,
-    after=OF_THE_IMAGE,
     means="DALI, if installed in the image, loads data onto the GPU.",
     remedy="Install the DALI of the image's CUDA: nvidia-dali-cuda120, nvidia-dali-cuda130. " + SEE_ERROR,
     state="observe",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from gpunode.catalog import load
 from gpunode.checks.board import TooFew, fewer_than_before, too_few
 from gpunode.checks.compare import equals, failed, passed, skipped, undetermined, warned
-from gpunode.checks.driver import LOG
+from gpunode.checks.driver import LOG, loaded_driver
 from gpunode.checks.gpus import (
     ANSWERS,
     CATALOG,
@@ -217,8 +217,7 @@ def gpu_count(node: NodeFacts) -> Iterator[CheckResult]:
     actions=("run_role:nvidia_driver:nvidia_driver_service",),
 )
 def gpu_device_nodes(node: NodeFacts) -> Iterator[CheckResult]:
-    if node.loaded_driver is None:
-        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
+    loaded_driver(node)
     numbers = [gpu.minor for gpu in node.driver_gpus or () if not gpu.excluded]
     if not numbers or None in numbers:
         raise Undetermined("the driver does not report the device numbers of its GPUs")

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from gpunode.catalog import Gpu, GpuMatch, load
-from gpunode.checks.driver import MISMATCH
+from gpunode.checks.driver import MISMATCH, loaded_driver
 from gpunode.checks.registry import CheckResult, NotJudged, Skip, Status, registry
 from gpunode.facts.models.smi import SmiGpu, SmiLog
 from gpunode.facts.node import NodeFacts
@@ -181,9 +181,8 @@ def lost_gpus(node: NodeFacts) -> set[str]:
 
 def smi_document(node: NodeFacts) -> SmiLog:
     """Return nvidia-smi's answer; raise Skip without one, with the check that reports the cause."""
+    loaded_driver(node)
     smi = node.smi
-    if node.loaded_driver is None:
-        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     if smi is None:
         raise Skip(f"nvidia-smi is not installed ({TOOLS})")
     if smi.error_kind == MISMATCH:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
+from gpunode.checks.compare import at_most, failed, passed, skipped, undetermined, warned
 from gpunode.checks.links import gpus_of
 from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
@@ -201,8 +201,7 @@ def machine_checks(node: NodeFacts) -> Iterator[CheckResult]:
         yield nothing_found(node, "machine check")
         return
     message = f"{counted(len(events), 'line')} {reach(node)}: {events[-1].message}"
-    status = Status.WARN if len(events) > MACHINE_CHECKS_MOST.value else Status.PASS
-    yield CheckResult(status, message, expected=MACHINE_CHECKS_MOST.value, measured=len(events), unit="lines")
+    yield at_most(len(events), MACHINE_CHECKS_MOST.value, message, fault=Status.WARN, unit="lines")
 
 
 @registry.check(
@@ -220,10 +219,8 @@ def killed_processes(node: NodeFacts) -> Iterator[CheckResult]:
         yield nothing_found(node, "process killed by the out-of-memory killer")
         return
     killed = Counter(event.process or "unknown" for event in events)
-    words = listed([f"{name} ({number}x)" for name, number in killed.most_common()])
-    most = KILLED_MOST.value
-    status = Status.WARN if len(events) > most else Status.PASS
-    yield CheckResult(status, f"killed {reach(node)}: {words}", expected=most, measured=len(events), unit="processes")
+    message = f"killed {reach(node)}: {listed([f'{name} ({number}x)' for name, number in killed.most_common()])}"
+    yield at_most(len(events), KILLED_MOST.value, message, fault=Status.WARN, unit="processes")
 
 
 def _events(node: NodeFacts, kind: str) -> tuple[KernelEvent, ...]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.compare import passed, undetermined, warned
+from gpunode.checks.compare import at_most, passed, undetermined, warned
 from gpunode.checks.links import GUEST, gpus_of
 from gpunode.checks.machine import is_guest
-from gpunode.checks.registry import CheckResult, Skip, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
@@ -78,9 +78,6 @@ def acs(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip(reason)
     above = {slot for device in node.gpus_on_bus or () for slot in device.ports}
     redirecting = sorted(bridge.slot for bridge in node.pci_acs or () if bridge.redirects and bridge.slot in above)
-    if redirecting:
-        message = f"{counted(len(redirecting), 'bridge')} above GPUs redirect traffic: {listed(redirecting)}"
-        yield warned(message, expected=0, measured=len(redirecting), unit="bridges", source=SOURCE)
-    else:
-        message = f"{counted(len(above), 'bridge')} above GPUs, none redirects traffic"
-        yield passed(message, expected=0, measured=0, unit="bridges", source=SOURCE)
+    good = f"{counted(len(above), 'bridge')} above GPUs, none redirects traffic"
+    bad = f"{counted(len(redirecting), 'bridge')} above GPUs redirect traffic: {listed(redirecting)}"
+    yield at_most(len(redirecting), 0, good, bad, fault=Status.WARN, unit="bridges", source=SOURCE)

@@ -7,7 +7,7 @@ from packaging.version import Version
 
 from gpunode.catalog import load
 from gpunode.checks.compare import faultless, parsed_version, skipped, undetermined
-from gpunode.checks.driver import same_version
+from gpunode.checks.driver import loaded_driver, same_version
 from gpunode.checks.registry import Broken, CheckResult, NotJudged, Skip, Status, Undetermined, registry
 from gpunode.checks.workload import explained, image_of, known, one, where
 from gpunode.facts.models.workload import CudaValues, NvmlValues, Record, SystemValues, TorchValues
@@ -37,9 +37,7 @@ MINOR = "minor-version compatibility, without PTX of the newer CUDA"
 )
 def library(node: NodeFacts) -> Iterator[CheckResult]:
     record, system = one(node, "versions.system", SystemValues)
-    if node.loaded_driver is None:
-        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
-    loaded = node.loaded_driver.version
+    loaded = loaded_driver(node).version
     if node.driver_library_version is not None and not same_version(node.driver_library_version, loaded):
         raise Skip("they do not fit on the host either (driver.library-matches-module reports the cause)")
     cuda, nvml = known(node, "versions.cuda", CudaValues), known(node, "versions.nvml", NvmlValues)
@@ -132,8 +130,7 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> CheckResult:
 )
 def cuda_of_image(node: NodeFacts) -> Iterator[CheckResult]:
     _, system = one(node, "versions.system", SystemValues)
-    if node.loaded_driver is None:
-        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
+    driver = loaded_driver(node).version
     try:
         used = one(node, "versions.torch", TorchValues)[1].cuda
     except NotJudged as reason:
@@ -148,11 +145,11 @@ def cuda_of_image(node: NodeFacts) -> Iterator[CheckResult]:
     if not needed:
         raise Skip(f"{image_of(node)} declares no CUDA version")
     ((name, number),) = needed.items()
-    verdict = driver_runs(node, f"{name}: CUDA {number}", number, node.loaded_driver.version)
+    verdict = driver_runs(node, f"{name}: CUDA {number}", number, driver)
     toolkit = _series(system.cuda or "")
     if verdict.status is Status.PASS and used and toolkit is not None and toolkit > number:
         # PyTorch's own CUDA is the one that computes; the toolkit in the image is for compiling.
-        beside = driver_runs(node, f"toolkit: CUDA {toolkit}", toolkit, node.loaded_driver.version)
+        beside = driver_runs(node, f"toolkit: CUDA {toolkit}", toolkit, driver)
         if beside.status is not Status.PASS:
             verdict = replace(verdict, message=f"{verdict.message}; not used: {beside.message}")
     yield verdict

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpunode.checks.boot_images import modules_of, old_images
+from gpunode.checks.compare import passed, skipped
 from gpunode.checks.driver import ROLE, same_version
 from gpunode.checks.installed import driver_installed
 from gpunode.checks.machine import is_container
@@ -73,12 +74,10 @@ def next_boot(node: NodeFacts) -> Iterator[CheckResult]:
         f"kernel {chosen.kernel} ({chosen.loader}: {chosen.entry}; {chosen.setting})" if chosen else _unknown(kernels)
     )
     if others:
-        yield CheckResult(Status.SKIP, f"{listed(others)} reports what is wrong with {what}")
+        yield skipped(f"{listed(others)} reports what is wrong with {what}")
         return
     (version,) = {module.version for module in modules_of(node, kernels[0])[:1]} or {None}
-    yield CheckResult(
-        Status.PASS, f"the next boot starts {what} with driver {version}", measured=chosen.kernel if chosen else None
-    )
+    yield passed(f"the next boot starts {what} with driver {version}", measured=chosen.kernel if chosen else None)
 
 
 def _unknown(kernels: list[str]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gpunode.checks.compare import passed
 from gpunode.checks.measurements import measurement_check
 from gpunode.checks.registry import CheckResult, Status, Undetermined
 from gpunode.checks.thresholds import Threshold
@@ -132,9 +133,7 @@ def pipeline(values: InputValues) -> Iterator[CheckResult]:
         found += f"; only {counted(values.files, 'file')} were counted"
     name = f"{values.directory} ({values.kind}, {values.filesystem or 'unknown file system'})"
     if rate is None:
-        yield CheckResult(
-            Status.PASS, f"{name}: {found}; set --model-rate to compare", measured=_rounded(hot), unit=UNIT
-        )
+        yield passed(f"{name}: {found}; set --model-rate to compare", measured=_rounded(hot), unit=UNIT)
         return
     needed = rate * gpus
     origin = "--model-rate" if values.model_rate else RATE.name

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from gpunode.checks.compare import failed, passed, skipped, undetermined
+from gpunode.checks.compare import at_least, failed, passed, skipped, undetermined
 from gpunode.checks.figures import OF_FIGURES, judged
 from gpunode.checks.machine_shape import NVLINKS
 from gpunode.checks.measurements import MeasuredNode, measurement_check
@@ -265,6 +265,5 @@ def training(values: TrainingValues, record: Record) -> Iterator[CheckResult]:
     else:
         overlap = f", {values.overlap:.0%} of it overlapped with computation" if values.overlap is not None else ""
         text = f"{name}: gradients correct; communication at {values.ratio:.0%} of the measured bus bandwidth{overlap}"
-        status = Status.WARN if values.ratio < RATIO_WARNS.value else Status.PASS
-        source = "nccl.all-reduce of this run"
-        yield CheckResult(status, text, expected=RATIO_WARNS.value, measured=round(values.ratio, 4), source=source)
+        measured, source = round(values.ratio, 4), "nccl.all-reduce of this run"
+        yield at_least(values.ratio, RATIO_WARNS.value, text, fault=Status.WARN, measured=measured, source=source)

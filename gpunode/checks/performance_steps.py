@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from gpunode.checks.compare import passed, warned
 from gpunode.checks.measurements import MeasuredNode, measurement_check
-from gpunode.checks.registry import CheckResult, Status
+from gpunode.checks.registry import CheckResult
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.models.measured import StepsValues
 from gpunode.facts.models.workload import Record
@@ -48,17 +49,16 @@ def steps(values: StepsValues, record: Record, run: MeasuredNode) -> Iterator[Ch
     )
     if values.launch_us > LAUNCH.value:
         causes = listed(causes_of_slow_launches(run.node, record)) or "none of the usual causes was found on the node"
-        yield CheckResult(
-            Status.WARN,
+        yield warned(
             f"{text}; launches are slow: {causes}",
             expected=LAUNCH.value,
             measured=values.launch_us,
             unit="us",
         )
     elif gain <= GAIN.value:
-        yield CheckResult(Status.WARN, f"{text}: no gain", expected=GAIN.value, measured=round(gain, 3), unit="times")
+        yield warned(f"{text}: no gain", expected=GAIN.value, measured=round(gain, 3), unit="times")
     else:
-        yield CheckResult(Status.PASS, text, measured=values.launch_us, unit="us")
+        yield passed(text, measured=values.launch_us, unit="us")
 
 
 def causes_of_slow_launches(node: NodeFacts, record: Record) -> list[str]:

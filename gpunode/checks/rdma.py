@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.compare import failed, passed, skipped, undetermined, warned
+from gpunode.checks.compare import at_least, at_most, failed, passed, skipped, undetermined, warned
 from gpunode.checks.gpu import SITE
 from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
@@ -54,9 +54,8 @@ def rdma_ports(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     for name, _, port in seen:
         yield _state_of(name, port)
     if expect.nics is not None:
-        status = Status.PASS if len(active) >= expect.nics else Status.FAIL
         message = f"{len(active)} active ports, {expect.nics} expected"
-        yield CheckResult(status, message, expected=expect.nics, measured=len(active), unit="ports", source=SITE)
+        yield at_least(len(active), expect.nics, message, unit="ports", source=SITE)
     if expect.nic_rate_gbit_per_s is not None:
         yield _rates(seen, expect.nic_rate_gbit_per_s, expect.nics)
 
@@ -84,14 +83,8 @@ def _rates(seen: list[tuple[str, IbDevice, IbPort]], expected: float, number: in
     message = (
         f"{counted(len(fast), 'port')} at {expected:g} Gbit/s or more{f', slower: {listed(slow)}' if slow else ''}"
     )
-    return CheckResult(
-        Status.PASS if enough else Status.FAIL,
-        message,
-        expected=expected,
-        measured=min(rates.values(), default=0.0),
-        unit="Gbit/s",
-        source=SITE,
-    )
+    slowest = min(rates.values(), default=0.0)
+    return (passed if enough else failed)(message, expected=expected, measured=slowest, unit="Gbit/s", source=SITE)
 
 
 @registry.check(
@@ -118,6 +111,4 @@ def rdma_errors(node: NodeFacts) -> Iterator[CheckResult]:
         raised = {text: port.counters[counter] for counter, text in COUNTED.items() if port.counters.get(counter)}
         words = listed([f"{number} {text}" for text, number in raised.items()]) or "no error of the link"
         total = sum(raised.values())
-        most = ERRORS_MOST.value
-        status = Status.WARN if total > most else Status.PASS
-        yield CheckResult(status, words, name, expected=most, measured=total, unit="errors")
+        yield at_most(total, ERRORS_MOST.value, words, fault=Status.WARN, component=name, unit="errors")

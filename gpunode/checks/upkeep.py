@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from gpunode.checks.compare import at_most, failed, passed, skipped, undetermined, warned
-from gpunode.checks.driver import ROLE, same_version
+from gpunode.checks.driver import ROLE, loaded_driver, same_version
 from gpunode.checks.driver_fits import fits
 from gpunode.checks.gpu import SITE
 from gpunode.checks.gpus import model_of
@@ -47,9 +47,7 @@ FOREIGN_WORDS = {
     actions=("run_role:nvidia_driver:nvidia_driver_install", "restart_os"),
 )
 def driver_expected(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
-    loaded = node.loaded_driver
-    if loaded is None:
-        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
+    loaded = loaded_driver(node)
     if expect.driver is not None and not f"{loaded.version}.".startswith(f"{expect.driver}."):
         message = f"driver {loaded.version} is loaded, {expect.driver} expected"
         yield failed(message, expected=expect.driver, measured=loaded.version, source=SITE)
@@ -140,8 +138,7 @@ def driver_libraries(node: NodeFacts) -> Iterator[CheckResult]:
         raise Skip("no NVIDIA driver library is installed")
     empty = sorted({library.file for library in node.libraries or () if library.size == 0 and _of_driver(library)})
     if empty:
-        yield CheckResult(
-            Status.FAIL,
+        yield failed(
             f"{counted(len(empty), 'library', 'libraries')} of the driver with a size of 0 bytes: {listed(empty)}",
             expected=0,
             measured=len(empty),
@@ -231,8 +228,7 @@ def foreign_installs(node: NodeFacts) -> Iterator[CheckResult]:
         for found in there or node.foreign_installs
     ]
     # A log may be years old and the driver removed: not even a warning if packages are installed.
-    status = Status.WARN if there else Status.PASS
-    yield CheckResult(status, listed(texts, most=3), expected=0, measured=len(there), unit="traces")
+    yield at_most(len(there), 0, listed(texts, most=3), fault=Status.WARN, unit="traces")
 
 
 @registry.check(
@@ -347,10 +343,9 @@ def tools(node: NodeFacts) -> Iterator[CheckResult]:
     if node.tools is None:
         raise Skip("the role gpu_tools installed no programs")
     missing = sorted(name for name, path in node.tools.items() if path is None)
-    count = counted(len(node.tools), "program")
     if missing:
         yield warned(f"missing: {listed(missing, 8)}", expected=len(node.tools), measured=len(missing))
     elif not node.tools:
         yield skipped("the role gpu_tools recorded no program")
     else:
-        yield passed(f"{count} of the role gpu_tools found", measured=len(node.tools))
+        yield passed(f"{counted(len(node.tools), 'program')} of the role gpu_tools found", measured=len(node.tools))
