@@ -1,16 +1,17 @@
 """Own checks of a site as data: a fact, a comparison, a value, a message."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, Field
 
-from gpunode.checks.compare import Comparison, compared, holds, skipped, undetermined
+from gpunode.checks.compare import Comparison, holds, skipped, undetermined
 from gpunode.checks.registry import OF_PREFIX, CheckDeclaration, CheckResult, Registry, Status, Value, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.paths import plain_type
+from gpunode.frozen import Frozen
 from gpunode.text import counted, listed
 
 NUMERIC = ("at_least", "at_most")
@@ -18,8 +19,17 @@ LISTS = ("one_of", "none_of")
 _STEP = re.compile(r"(\w+)(?:(\[)(?:(\w+)=([^\]]+))?\])?")
 _NAMED = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
 Plain = bool | int | float | str
-Measured = tuple[Any, Mapping[str, Any]]
-"""A value, and the fields of the element that contains it."""
+
+
+class Measured(NamedTuple):
+    """A value of a path."""
+
+    value: Any
+    """None: unknown."""
+    beside: Any
+    """The object with the value; None if a part of the path is unknown."""
+    words: Mapping[str, Any]
+    """The fields of the objects that the path leads through, the last one's before others of the same name."""
 
 
 class UnknownFact(ValueError):  # noqa: N818
@@ -31,27 +41,44 @@ class UnknownFact(ValueError):  # noqa: N818
         self.known = known
 
 
-class DeclaredCheck(CheckDeclaration):
+class Condition(Frozen):
+    """A comparison of one fact, and the finding where it does not hold."""
+
+    fact: str = Field(pattern=r"^\w+$")
+    """A field beside the fact of the check."""
+    comparison: Comparison
+    value: Plain | tuple[Plain, ...]
+    message: str
+    """For findings that do not pass; ``{measured}``, ``{expected}`` and the element's own fields are filled in. With
+    ``count`` and ``any`` also ``{items}``; ``{measured:unit}`` is ``1 unit``, ``2 units``."""
+    status: Literal["note", "warn", "fail"] = "fail"
+
+
+class DeclaredCheck(CheckDeclaration, Condition):
     """One entry of a file of own checks."""
 
     id: str = Field(pattern=r"^[a-z][a-z0-9-]*\.[a-z][a-z0-9-]*$")
     fact: str
     """A path in the facts: ``memory.total_mib``; ``file_systems[].free_mib`` checks each element,
     ``units[active=failed].name`` those with this value."""
+    first: tuple[Condition, ...] = ()
+    """Conditions of the same element that are compared before: the first that does not hold is its finding."""
+    percent_of: str | None = Field(None, pattern=r"^\w+$")
+    """Compare the value as a percentage of this field beside it, a whole number."""
     count: bool = False
     """Compare the number of elements, in one finding."""
     any: bool = False
     """Require the comparison of one element only, in one finding, which no element at all fails."""
-    comparison: Comparison
-    value: Plain | tuple[Plain, ...]
-    message: str
-    """For findings that do not pass; ``{measured}``, ``{expected}`` and the element's own fields are filled in. With
-    ``count`` and ``any`` also ``{items}``; ``{measured:unit}`` is ``1 unit``, ``2 units``."""
     good: str | None = None
     """For findings that pass; None: the fact with its value."""
-    status: Literal["note", "warn", "fail"] = "fail"
+    nothing: str | None = None
+    """Why the check does not apply if there is no element, or if the fact is absent."""
+    unknown: str | None = None
+    """Why there is no result if a value is unknown."""
     component: str = "node"
     """Component of each finding: ``{mount}`` is the element's field."""
+    expected: Plain | None = None
+    """Shown as the expected value; None: ``value``."""
     unit: str | None = None
     source: str | None = None
 
@@ -63,32 +90,29 @@ class Step(NamedTuple):
     each: bool
     field: str | None
     value: str | None
+    """In lower case."""
 
 
 def steps(path: str) -> list[Step]:
     """Return the steps of a path; raise ValueError, and UnknownFact."""
     found = []
+    kind: Any = NodeFacts
     for part in path.split("."):
         match = _STEP.fullmatch(part)
         if match is None:
             raise ValueError(f"{path}: expected names separated by dots, and [] or [FIELD=VALUE] after a list")
-        found.append(Step(match[1], match[2] is not None, match[3], match[4]))
-    _must_exist(found, path)
-    return found
-
-
-def _must_exist(path: Iterable[Step], text: str) -> None:
-    kind: Any = NodeFacts
-    for step in path:
-        kind = plain_type(_field(kind, step.name, text))
+        step = Step(match[1], match[2] is not None, match[3], match[4] and match[4].lower())
+        kind = plain_type(_field(kind, step.name, path))
         is_list = get_origin(kind) in (tuple, list)
         if is_list and not step.each:
-            raise ValueError(f"{text}: {step.name} is a list: write {step.name}[]")
+            raise ValueError(f"{path}: {step.name} is a list: write {step.name}[]")
         if step.each and not is_list and kind is not Any:
-            raise ValueError(f"{text}: {step.name} is not a list: write {step.name}")
+            raise ValueError(f"{path}: {step.name} is not a list: write {step.name}")
         kind = plain_type(get_args(kind)[0]) if is_list else kind
         if step.field is not None:
-            _field(kind, step.field, text)
+            _field(kind, step.field, path)
+        found.append(step)
+    return found
 
 
 def _field(kind: Any, name: str, text: str) -> Any:
@@ -102,130 +126,156 @@ def _field(kind: Any, name: str, text: str) -> Any:
     return Any
 
 
-def declare(check_id: str, **declared: Any) -> None:
-    """Register a check of gpunode as data, with the keys of own checks in YAML; by default the category is the id's."""
+def declare(check_id: str, limit: Threshold | None = None, **declared: Any) -> None:
+    """Register a check of gpunode as data, with the keys of own checks; ``limit``: its value, under another name."""
     category = OF_PREFIX.get(check_id.partition(".")[0])
-    register(registry, DeclaredCheck.model_validate({"id": check_id, "category": category, **declared}))
+    value = {} if limit is None else {"value": limit.default}
+    check = DeclaredCheck.model_validate({"id": check_id, "category": category, **value, **declared})
+    register(registry, check, limit=limit)
 
 
-def register(registry: Registry, check: DeclaredCheck, source: str | None = None) -> None:
-    """Register a check as data, a site's own of a file ``source``; raise ValueError if the path, the value or an action
-    is not valid."""
+def register(
+    registry: Registry, check: DeclaredCheck, source: str | None = None, limit: Threshold | None = None
+) -> None:
+    """Register a check as data, a site's own of a file ``source``; raise ValueError if a path, a value or an action is
+    not valid."""
     path = steps(check.fact)
-    _value_must_fit(check)
-    limit = None
-    if check.comparison in NUMERIC and not isinstance(check.value, tuple):
-        number = check.value
+    _elements_must_fit(check, path)
+    for condition in (*check.first, check):
+        _value_must_fit(condition, numeric=condition is check and check.count)
+    number, origin = check.value, check.source or source
+    if limit is None and check.comparison in NUMERIC and isinstance(number, int | float):
+        unit = check.unit or "of the fact"
         limit = Threshold(
-            f"{check.id}.value",
-            number if isinstance(number, int | float) else 0,
-            check.unit or "of the fact",
-            check.means,
-            source=check.source or source or "our choice",
-            least=min(0, number) if isinstance(number, int | float) else 0,
+            f"{check.id}.value", number, unit, check.means, source=origin or "our choice", least=min(0, number)
         )
 
+    def in_force() -> Any:
+        # Read for each finding that compares with it: only those name the policy that sets it.
+        return check.value if limit is None else limit.value
+
     def judge(node: NodeFacts) -> Iterator[CheckResult]:
-        yield from _verdicts(check, node, path, check.value if limit is None else limit.value, source)
+        yield from _results(check, node, path, in_force, origin)
 
     declared = {name: value for name, value in check if name in CheckDeclaration.model_fields}
     declared["needs"] = tuple(dict.fromkeys((path[0].name, *check.needs)))
     registry.check(check_id=declared.pop("id"), **declared, thresholds=() if limit is None else (limit,))(judge)
 
 
-def _value_must_fit(check: DeclaredCheck) -> None:
-    value = check.value
+def _elements_must_fit(check: DeclaredCheck, path: list[Step]) -> None:
     about_all = "count" if check.count else "any" if check.any else None
-    if about_all and not any(step.each for step in steps(check.fact)):
+    if about_all and not any(step.each for step in path):
         raise ValueError(f"{about_all}: {check.fact} has no list: write [] after its name")
     if check.count and check.any:
         raise ValueError("any: not together with count, which compares one number")
-    if (check.count or check.comparison in NUMERIC) and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise ValueError(f"value: {'count' if check.count else check.comparison} needs a number, found {value!r}")
-    if check.comparison in LISTS and not isinstance(value, tuple):
-        raise ValueError(f"value: {check.comparison} needs a list, found {value!r}")
-    if check.comparison not in LISTS and isinstance(value, tuple):
-        raise ValueError(f"value: {check.comparison} needs one value, found a list")
-    if check.comparison == "matches":
+    if about_all and (check.first or check.percent_of):
+        raise ValueError(f"{about_all}: not together with first and percent_of, which compare fields of one element")
+    for field in filter(None, (*(condition.fact for condition in check.first), check.percent_of)):
+        steps(".".join((*check.fact.split(".")[:-1], field)))
+
+
+def _value_must_fit(condition: Condition, *, numeric: bool = False) -> None:
+    value, comparison = condition.value, condition.comparison
+    if (numeric or comparison in NUMERIC) and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"value: {'count' if numeric else comparison} needs a number, found {value!r}")
+    if comparison in LISTS and not isinstance(value, tuple):
+        raise ValueError(f"value: {comparison} needs a list, found {value!r}")
+    if comparison not in LISTS and isinstance(value, tuple):
+        raise ValueError(f"value: {comparison} needs one value, found a list")
+    if comparison == "matches":
         try:
             re.compile(str(value))
         except re.error as err:
             raise ValueError(f"value: not a regular expression: {err}") from None
 
 
-def _verdicts(
-    check: DeclaredCheck, node: NodeFacts, path: list[Step], expected: Any, source: str | None
+def _results(
+    check: DeclaredCheck, node: NodeFacts, path: list[Step], limit: Callable[[], Any], source: str | None
 ) -> Iterator[CheckResult]:
-    found: list[Measured] = list(_elements(node, path, {}))
-    if check.count or check.any:
-        items = sorted(str(_shown(one)) for one, _ in found if one is not None)
-        found = [(len(found), {"items": listed(items)})] if check.count else _best(check.comparison, found, expected)
-        found = [(one, {**element, "items": listed(items)}) for one, element in found]
-    if not found and check.any:
-        component = _filled(check.component, {})
-        words = {"measured": "nothing", "items": "nothing", "expected": expected, "component": component}
-        yield CheckResult(
-            Status(check.status),
-            _filled(check.message, words),
-            component,
-            expected=_shown(expected),
-            unit=check.unit,
-            source=check.source or source,
-        )
+    found, about_all = list(_elements(node, path, {})), check.count or check.any
+    if check.nothing is not None and (_value(node, path[0].name) is None or not (found or about_all)):
+        found = []
+        yield skipped(check.nothing)
+    elif check.any and not found:
+        yield _compared(check, check, Measured(None, None, {"items": "nothing"}), limit(), source)
+    elif about_all:
+        found = _of_all(check, found, limit)
     elif not found:
         yield skipped(f"{check.fact}: nothing to compare")
-    for measured, element in found:
-        component = _filled(check.component, element)
-        if measured is None:
-            yield undetermined(f"{check.fact} is unknown", component=component)
-            continue
-        words = {**element, "measured": measured, "expected": expected, "component": component}
-        try:
-            yield compared(
-                check.comparison,
-                measured,
-                expected,
-                f"{check.fact} is {_shown(measured)}" if check.good is None else _filled(check.good, words),
-                _filled(check.message, words),
-                fault=Status(check.status),
-                component=component,
-                expected=_shown(expected),
-                measured=_shown(measured),
-                unit=check.unit,
-                source=check.source or source,
-            )
-        except TypeError:
-            message = f"{check.fact} is {_shown(measured)!r}: {check.comparison} cannot compare it"
-            yield undetermined(message, component=component)
+    for one in found:
+        yield _result(check, one, limit, source)
 
 
-def _best(comparison: Comparison, found: list[Measured], expected: Any) -> list[Measured]:
-    """Return the first value that compares well, else an unknown one, else one that does not."""
+def _of_all(check: DeclaredCheck, found: list[Measured], limit: Callable[[], Any]) -> list[Measured]:
+    """Return the number of values; or the first that compares well, else an unknown one, else one that does not."""
+    items = {"items": listed(sorted(str(_shown(one.value)) for one in found if one.value is not None))}
+    if check.count:
+        return [Measured(None if any(one.beside is None for one in found) else len(found), None, items)]
+    expected = limit()
 
     def rank(one: Measured) -> int:
         try:
-            return 1 if one[0] is None else 0 if holds(comparison, one[0], expected) else 2
+            return 1 if one.value is None else 0 if holds(check.comparison, one.value, expected) else 2
         except TypeError:
             return 1
 
-    return sorted(found, key=rank)[:1]
+    return [one._replace(words={**one.words, **items}) for one in sorted(found, key=rank)[:1]]
 
 
-def _elements(place: Any, path: list[Step], element: Mapping[str, Any]) -> Iterator[Measured]:
-    """Yield the values of a path, None if unknown, each with the fields of the element that contains it."""
-    if not path or place is None:
-        yield place, element
-        return
+def _result(check: DeclaredCheck, one: Measured, limit: Callable[[], Any], source: str | None) -> CheckResult:
+    if check.percent_of is not None:
+        one = one._replace(value=_percent(one.value, _value(one.beside, check.percent_of)))
+    before = [(each, one._replace(value=_value(one.beside, each.fact))) for each in check.first]
+    if one.value is None or any(each.value is None for _, each in before):
+        return undetermined(check.unknown or f"{check.fact} is unknown", component=_filled(check.component, one.words))
+    results = (_compared(check, condition, each, condition.value, source) for condition, each in before)
+    fault = next((result for result in results if result.status is not Status.PASS), None)
+    return fault or _compared(check, check, one, limit(), source)
+
+
+def _percent(part: Any, whole: Any) -> int | None:
+    is_known = isinstance(part, int | float) and isinstance(whole, int | float) and whole
+    return round(100 * part / whole) if is_known else None
+
+
+def _compared(
+    check: DeclaredCheck, condition: Condition, one: Measured, expected: Any, source: str | None
+) -> CheckResult:
+    """Return the result of a condition; a value of None does not hold."""
+    component = _filled(check.component, one.words)
+    measured = _shown(one.value)
+    shown = "nothing" if one.value is None else one.value
+    words = {**one.words, "measured": shown, "expected": expected, "component": component}
+    try:
+        good = one.value is not None and holds(condition.comparison, one.value, expected)
+    except TypeError:
+        message = f"{check.fact} is {measured!r}: {condition.comparison} cannot compare it"
+        return undetermined(message, component=component)
+    fact = f"{check.fact} is {measured}" if check.good is None else check.good
+    return CheckResult(
+        Status.PASS if good else Status(condition.status),
+        _filled(fact if good else condition.message, words),
+        component,
+        expected=_shown(expected) if check.expected is None else check.expected,
+        measured=measured,
+        unit=check.unit,
+        source=source,
+    )
+
+
+def _elements(place: Any, path: list[Step], words: Mapping[str, Any]) -> Iterator[Measured]:
+    """Yield the values of a path."""
     step, rest = path[0], path[1:]
     inner = _value(place, step.name)
-    if not step.each or inner is None:
-        yield from _elements(inner, rest, element)
-        return
-    for one in inner:
-        if step.field is not None and str(_value(one, step.field)).lower() != str(step.value).lower():
+    for one in inner if step.each and inner is not None else (inner,):
+        if step.field is not None and one is not None and step.value != str(_value(one, step.field)).lower():
             continue
-        own = dict(one) if isinstance(one, Mapping | BaseModel) else {"value": one}
-        yield from _elements(one, rest, own)
+        named = dict(one) if isinstance(one, Mapping | BaseModel) else {"value": one} if step.each else {}
+        if one is not None and rest:
+            yield from _elements(one, rest, {**words, **named})
+        else:
+            is_broken = one is None and (step.each or bool(rest))
+            yield Measured(one, None if is_broken else place, {**words, **named})
 
 
 def _value(place: Any, name: str) -> Any:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.compare import Scale, at_least, failed, passed, skipped, warned
+from gpunode.checks.compare import Scale, failed, passed, skipped, warned
+from gpunode.checks.declared import declare
 from gpunode.checks.machine import is_container, is_guest
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
@@ -122,23 +123,23 @@ def _space(file_system: FileSystem) -> CheckResult:
     return CheckResult(status, message, expected=FULL.value, measured=used, **about)
 
 
-@registry.check(
+declare(
     "host.memory-free",
-    needs=("memory",),
+    fact="memory.available_mib",
+    percent_of="total_mib",
+    comparison="at_least",
+    limit=MEMORY_LEAST,
+    status="warn",
+    good="{available_mib} of {total_mib} MiB are available",
+    message="{available_mib} of {total_mib} MiB are available",
+    unknown="/proc/meminfo does not report the available memory",
+    unit="% available",
     means="The host has free memory for a job.",
     remedy="Run ps --sort=-rss aux to list the processes that use it; also check tmpfs (df -t tmpfs) and "
     "reserved huge pages.",
     state="observe",
     actions=("fix_configuration",),
-    thresholds=(MEMORY_LEAST,),
 )
-def memory_free(node: NodeFacts) -> Iterator[CheckResult]:
-    memory = node.memory
-    if memory is None or memory.available_mib is None or not memory.total_mib:
-        raise Undetermined("/proc/meminfo does not report the available memory")
-    percent = round(100 * memory.available_mib / memory.total_mib)
-    message = f"{memory.available_mib} of {memory.total_mib} MiB are available"
-    yield at_least(percent, MEMORY_LEAST.value, message, fault=Status.WARN, unit="% available")
 
 
 @registry.check(

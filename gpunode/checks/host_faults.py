@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpunode.checks.compare import at_most, failed, faultless, passed, warned
+from gpunode.checks.declared import declare
 from gpunode.checks.machine import is_container
 from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
@@ -203,16 +204,16 @@ def units_restarting(node: NodeFacts) -> Iterator[CheckResult]:
     yield at_most(most, RESTARTS_MOST.value, good, bad, fault=Status.WARN, unit="restarts")
 
 
-@registry.check(
+declare(
     "node.cloud-init",
-    needs=("cloud_init_running",),
+    fact="cloud_init_running",
+    comparison="equals",
+    value=False,
+    status="warn",
+    good="cloud-init does not run",
+    message="cloud-init still runs",
     means="cloud-init is done: until then it installs packages, holds their locks and may reboot the node.",
     remedy="cloud-init status --wait returns when it is done; cloud-init status --long shows an error.",
     state="observe",
     actions=("fix_configuration",),
 )
-def cloud_init(node: NodeFacts) -> Iterator[CheckResult]:
-    if node.cloud_init_running:
-        yield warned("cloud-init still runs", expected=False, measured=True)
-    else:
-        yield passed("cloud-init does not run", expected=False, measured=False)

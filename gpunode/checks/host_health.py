@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpunode.checks.compare import at_most, failed, passed, skipped, undetermined, warned
+from gpunode.checks.declared import declare
 from gpunode.checks.links import gpus_of
 from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
@@ -40,29 +41,27 @@ MACHINE_CHECKS_MOST = Threshold(
 KILLED_MOST = Threshold("host.killed-processes.most", 0, "processes", "More since the boot warn.", source="our choice")
 
 
-@registry.check(
+ERRORS = "{uncorrected} uncorrected and {corrected:corrected error} since the boot"
+
+declare(
     "host.memory-errors",
-    needs=("memory_controllers",),
+    fact="memory_controllers[].corrected",
+    first=({"fact": "uncorrected", "comparison": "equals", "value": 0, "message": ERRORS},),
+    comparison="at_most",
+    limit=CORRECTED_MOST,
+    status="warn",
+    component="{name}",
+    good=ERRORS,
+    message=ERRORS,
+    nothing="the kernel counts no memory errors here (no EDAC)",
+    unknown="the kernel does not report its error counts",
+    expected=0,
+    unit="errors",
     means="The host's memory had no error since the boot: uncorrected ones destroy data, corrected ones announce them.",
     remedy="Find the module with ras-mc-ctl --errors and the firmware's log; replace it.",
     state="drain",
     actions=("replace_hardware",),
-    category="host",
-    thresholds=(CORRECTED_MOST,),
 )
-def memory_errors(node: NodeFacts) -> Iterator[CheckResult]:
-    if not node.memory_controllers:
-        yield skipped("the kernel counts no memory errors here (no EDAC)")
-    for controller in node.memory_controllers or ():
-        corrected, uncorrected = controller.corrected, controller.uncorrected
-        if corrected is None or uncorrected is None:
-            yield undetermined("the kernel does not report its error counts", component=controller.name)
-            continue
-        status = Status.FAIL if uncorrected else Status.WARN if corrected > CORRECTED_MOST.value else Status.PASS
-        message = f"{uncorrected} uncorrected and {counted(corrected, 'corrected error')} since the boot"
-        yield CheckResult(
-            status, message, controller.name, expected=0, measured=uncorrected or corrected, unit="errors"
-        )
 
 
 WITHOUT_HEALTH = {

@@ -8,6 +8,9 @@ import pytest
 from gpunode.checks.declared import DeclaredCheck, UnknownFact, register, steps
 from gpunode.checks.registry import Expectation, Finding, Registry
 from gpunode.checks.thresholds import Overrides, in_force
+from gpunode.facts.disks import FileSystem
+from gpunode.facts.models.smi import Smi
+from gpunode.facts.network import IbDevice, IbPort
 from gpunode.facts.node import NodeFacts
 from gpunode.facts.units import Unit
 
@@ -105,3 +108,102 @@ def test_an_element_that_cannot_be_compared_leaves_the_result_open_unless_anothe
         list(findings(node(), any=True))
     with pytest.raises(ValueError, match=r"any: memory\.total_mib has no list"):
         list(findings(node(), count=False, any=True, fact="memory.total_mib"))
+
+
+SPACE = {
+    "fact": "file_systems[].free_mib",
+    "percent_of": "size_mib",
+    "first": ({"fact": "type", "comparison": "none_of", "value": ("btrfs",), "message": "is {measured}"},),
+    "count": False,
+    "comparison": "at_least",
+    "value": 10,
+    "component": "{mount}",
+    "good": "{measured} % of {size_mib} MiB are free",
+    "message": "{measured} % are free, {expected} are required",
+    "status": "warn",
+    "nothing": "no local file system",
+    "unknown": "df does not report it",
+    "unit": "%",
+}
+
+
+@pytest.mark.parametrize(
+    ("mount", "status", "message", "measured"),
+    [
+        ({"size_mib": 3000, "free_mib": 300}, "pass", "10 % of 3000 MiB are free", 10),
+        ({"size_mib": 3000, "free_mib": 284}, "warn", "9 % are free, 10 are required", 9),
+        ({"size_mib": 3000, "free_mib": 284, "type": "btrfs"}, "fail", "is btrfs", "btrfs"),
+        ({"size_mib": 0, "free_mib": 0}, "error", "df does not report it", None),
+    ],
+)
+def test_a_percentage_of_the_element_and_a_condition_before_it(
+    mount: dict[str, Any], status: str, message: str, measured: Any
+) -> None:
+    one = FileSystem.model_validate({"mount": "/data", "type": "xfs", "inodes_free_percent": None, **mount})
+    (finding,) = findings(node().model_copy(update={"file_systems": (one,)}), **SPACE)
+    assert (finding.status, finding.message, finding.measured) == (status, message, measured)
+    assert finding.component == "/data"
+
+
+def test_each_finding_that_compares_with_the_limit_of_a_policy_names_it() -> None:
+    mount = {"type": "xfs", "size_mib": 100, "free_mib": 20, "inodes_free_percent": None}
+    disks = [
+        FileSystem.model_validate({"mount": f"/{name}", **mount, "type": name}) for name in ("xfs", "ext4", "btrfs")
+    ]
+    with in_force(Overrides({"site.units.value": {"default": 30}}, "policy site.yml")):
+        found = list(findings(node().model_copy(update={"file_systems": tuple(disks)}), **SPACE))
+    policy = "policy site.yml (site.units.value 30 %)"
+    assert [(one.status, one.source) for one in found] == [("warn", policy), ("warn", policy), ("fail", None)]
+
+
+def test_an_unknown_field_leaves_the_result_open_before_any_condition() -> None:
+    mount = FileSystem(mount="/data", type="btrfs", size_mib=9, free_mib=9, inodes_free_percent=None)
+    changes = SPACE | {"fact": "file_systems[].inodes_free_percent", "percent_of": None}
+    (finding,) = findings(node().model_copy(update={"file_systems": (mount,)}), **changes)
+    assert (finding.status, finding.message) == ("error", "df does not report it")
+
+
+def test_no_element_and_an_absent_fact_are_what_nothing_says() -> None:
+    (finding,) = findings(node().model_copy(update={"file_systems": ()}), **SPACE)
+    assert (finding.status, finding.message) == ("skip", "no local file system")
+    absent = {"fact": "pending_updates[].package", "nothing": "role updates is not used"}
+    (finding,) = findings(node(), **absent)
+    assert (finding.status, finding.message) == ("skip", "role updates is not used")
+    (finding,) = findings(node(), **absent | {"nothing": None})
+    assert (finding.status, finding.message) == ("error", "pending_updates[].package is unknown")
+
+
+def test_the_expected_value_that_is_shown_may_be_another() -> None:
+    (finding,) = findings(node("failed"), value=2, expected=0)
+    assert (finding.status, finding.expected, finding.measured) == ("pass", 0, 1)
+
+
+def test_a_message_has_the_fields_of_all_objects_on_the_path() -> None:
+    port = IbPort(port=2, state="DOWN", physical_state=None, rate_gbit_per_s=None, rate=None, link_layer=None, lid=None)
+    named = {"name": "mlx5_0", "firmware": None, "board_id": None, "type": None, "slot": None, "numa_node": None}
+    adapter = IbDevice.model_validate({**named, "ports": (port,)})
+    changes = {"fact": "infiniband[].ports[].state", "count": False, "comparison": "equals", "value": "ACTIVE"}
+    facts = node().model_copy(update={"infiniband": (adapter,)})
+    (finding,) = findings(facts, **changes, component="{name}/{port}", message="{component} is {measured}")
+    assert finding.message == "mlx5_0/2 is DOWN"
+
+
+def test_the_number_of_an_unknown_list_is_unknown() -> None:
+    facts = node().model_copy(update={"smi": Smi(error_kind="other", error_message="no answer", exit_status=1)})
+    (finding,) = findings(facts, fact="smi.document.gpus[].index")
+    assert finding.status == "error"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"count": True}, "count: not together with first and percent_of"),
+        ({"percent_of": "siz_mib"}, "siz_mib"),
+        ({"percent_of": "size.mib"}, "should match pattern"),
+        ({"first": [{"fact": "typ", "comparison": "equals", "value": "xfs", "message": ""}]}, "typ"),
+        ({"first": [{"fact": "type", "comparison": "one_of", "value": "xfs", "message": ""}]}, "one_of needs a list"),
+    ],
+)
+def test_conditions_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        list(findings(node(), **SPACE | changes))
