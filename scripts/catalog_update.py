@@ -17,11 +17,11 @@ from typing import Any
 
 import click
 import yaml
+from catalog_lint import problems
 from package_indexes import Index, read_source
 from packaging.version import Version as Number
 
 from gpunode.catalog import Catalog, pci_ids
-from gpunode.catalog.lint import lint
 from gpunode.catalog.read import Document, merge, parse, read
 from gpunode.catalog.software import Branch, Toolkit
 from gpunode.errors import Exit, GpunodeError, UsageError
@@ -353,11 +353,9 @@ def _written_before(target: Path | None) -> Document | None:
 def _sound(documents: list[Document]) -> Catalog:
     """Return the catalog with overlays; UsageError with the first fault if there is one."""
     catalog = Catalog(documents)
-    problems = lint(catalog) if documents else []
-    if problems:
-        raise UsageError(
-            f"nothing was written: {problems[0]}{f' (and {len(problems) - 1} more)' if problems[1:] else ''}"
-        )
+    found = problems(catalog) if documents else []
+    if found:
+        raise UsageError(f"nothing was written: {found[0]}{f' (and {len(found) - 1} more)' if found[1:] else ''}")
     return catalog
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from packaging.version import Version as Number
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from gpunode.catalog.rows import Capability, NumberId, Part, PciId, Row, Version, Words
 
@@ -283,7 +283,7 @@ class ExpectedFigure(Row):
     value: float
     kind: Literal["floor", "measured"]
     """``floor``: a pass mark used in production. ``measured``: measured on a healthy machine."""
-    band: tuple[float, float | None] | None = None
+    band: Annotated[tuple[float, float | None] | None, Field(validate_default=True)] = None
     """Relative to ``value``: (-0.05, None) passes from 95 % on. A floor has none: it is its own lower bound."""
     gpu: str | None = None
     count: Count = 1
@@ -294,6 +294,29 @@ class ExpectedFigure(Row):
     algorithm: str | None = None
     message_bytes: int | None = None
     """Message size from which the figure applies."""
+
+    @field_validator("unit")
+    @classmethod
+    def _own_unit(cls, unit: str, info: ValidationInfo) -> str:
+        """Refuse a metric in another unit than its own, in which measurements are compared."""
+        metric = info.data.get("metric", "")
+        own = "TFLOPS" if metric.startswith("gemm") else "GB/s"
+        if metric and unit != own:
+            raise ValueError(f"wrong unit: {metric} is stored in {own}")
+        return unit
+
+    @field_validator("band")
+    @classmethod
+    def _band_of_measured(
+        cls, band: tuple[float, float | None] | None, info: ValidationInfo
+    ) -> tuple[float, float | None] | None:
+        """Refuse a measured figure without a band around it, and a floor with one."""
+        kind = info.data.get("kind", "floor" if band is None else "measured")
+        if (kind == "measured") != (band is not None):
+            raise ValueError(f"{kind}: {'is missing' if band is None else 'has none'}")
+        if band is not None and not -1 < band[0] <= 0 <= (band[1] or 0):
+            raise ValueError("is relative: from above -1 to 0, and from 0 up")
+        return band
 
     @property
     def lowest(self) -> float:

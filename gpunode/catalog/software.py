@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from packaging.version import Version as Number
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from gpunode.catalog.hardware import Arch, Flavour
 from gpunode.catalog.rows import Capability, ImageDigest, NumberId, Part, Row, Version, When, Words, last_day
@@ -54,6 +54,15 @@ class Branch(Row):
     default_modules: Flavour = "open"
     points: Annotated[Mapping[Version, When | None], Field(min_length=1)]
     """Known releases, oldest first."""
+
+    @field_validator("points")
+    @classmethod
+    def _own_points(cls, points: Mapping[str, str | None], info: ValidationInfo) -> Mapping[str, str | None]:
+        """Refuse a release of another branch: a plan would follow it there."""
+        foreign = [version for version in points if version.split(".", maxsplit=1)[0] != info.data.get("id")]
+        if foreign and "id" in info.data:
+            raise ValueError(f"{foreign[0]} is not a release of branch {info.data['id']}")
+        return points
 
     @property
     def number(self) -> int:

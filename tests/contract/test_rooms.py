@@ -42,7 +42,7 @@ FREE = {"cli"}
 # Room -> its greatest number of lines, and of mappings without a type of their values. Raising one is a line of a
 # change, with its reason in the commit's message; one that is far above the room is lowered.
 CEILINGS: dict[str, tuple[int, int]] = {
-    "catalog": (3_400, 36),
+    "catalog": (3_000, 36),
     "change": (1_250, 4),
     "checks": (12_800, 11),
     "cli": (6_750, 18),

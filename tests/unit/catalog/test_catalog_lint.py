@@ -5,11 +5,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from catalog_lint import RULES, main
+from catalog_lint import problems as lint
 
+from gpunode.catalog import lint as shipped
 from gpunode.catalog import load
 from gpunode.catalog.catalog import MODELS, Catalog
-from gpunode.catalog.lint import lint
-from gpunode.catalog.lint_rules import RULES
 from gpunode.catalog.read import read
 from gpunode.catalog.typed import typed_row
 from gpunode.errors import Exit, UsageError
@@ -131,10 +132,10 @@ MUTANTS: list[tuple[str, str, str, str]] = [
     ),
     ("cuda-floor", "architectures: {volta: {last_cuda: 13}}", "architectures.volta.last_cuda", "13 supports Volta"),
     (
-        "version-branch",
+        "value",
         "branches: {580: {points: {590.01: null}}}",
-        "branches.580.points.590.01",
-        "not a release of branch 580",
+        "branches.580.points",
+        "590.01 is not a release of branch 580",
     ),
     (
         "version-branch",
@@ -165,10 +166,10 @@ MUTANTS: list[tuple[str, str, str, str]] = [
         "after the day",
     ),
     ("date-order", "branches: {570: {points: {570.999: 2026-06}}}", "branches.570.points.570.999", "end of the branch"),
-    ("metric-unit", NEW_FIGURE.replace("GB/s", "TFLOPS"), "expectations.new.unit", "host_to_device is stored in GB/s"),
-    ("band", NEW_FIGURE + "    kind: measured\n", "expectations.new.band", "measured: is missing"),
-    ("band", NEW_FIGURE + "    band: [-0.1, null]\n", "expectations.new.band", "floor: has none"),
-    ("band", NEW_FIGURE + "    kind: measured\n    band: [0.1, null]\n", "expectations.new.band", "is relative"),
+    ("value", NEW_FIGURE.replace("GB/s", "TFLOPS"), "expectations.new.unit", "host_to_device is stored in GB/s"),
+    ("value", NEW_FIGURE + "    kind: measured\n", "expectations.new.band", "measured: is missing"),
+    ("value", NEW_FIGURE + "    band: [-0.1, null]\n", "expectations.new.band", "floor: has none"),
+    ("value", NEW_FIGURE + "    kind: measured\n    band: [0.1, null]\n", "expectations.new.band", "is relative"),
     (
         "vendor-figure",
         NEW_FIGURE.replace("50", "400"),
@@ -244,10 +245,32 @@ def test_a_bad_overlay_breaks_exactly_its_rule(tmp_path: Path, rule: str, text: 
     assert "\n" not in str(found[0])
 
 
+STRUCTURAL = {"section", "shape", "key", "missing-key", "unit", "value", "date", "unique-id"}
+
+
 def test_every_rule_has_a_mutant() -> None:
-    lint(load())
-    structural = {"section", "shape", "key", "missing-key", "unit", "value", "date", "unique-id"}
-    assert {mutant[0] for mutant in MUTANTS} == set(RULES) | structural
+    assert {mutant[0] for mutant in MUTANTS} == set(RULES) | STRUCTURAL
+    assert set(shipped.RULES) < set(RULES)
+
+
+@pytest.mark.parametrize(("rule", "text"), {mutant[0]: mutant[:2] for mutant in MUTANTS}.values())
+def test_a_run_refuses_what_would_end_or_mislead_it_and_the_script_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str, text: str
+) -> None:
+    path = overlay(tmp_path, text)
+    refused = shipped.lint(Catalog([read(path)]))
+    assert {problem.rule for problem in refused} == {rule} & {*shipped.RULES, *STRUCTURAL}
+    assert main([str(path)]) == Exit.USAGE
+    printed = capsys.readouterr().out.splitlines()
+    assert printed
+    assert all(line.endswith(f"[{rule}]") for line in printed)
+
+
+def test_the_script_accepts_the_catalog_and_names_a_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == Exit.GOOD
+    assert capsys.readouterr().out == ""
+    assert main(["/nowhere.yml"]) == Exit.USAGE
+    assert "cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

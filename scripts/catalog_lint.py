@@ -1,17 +1,31 @@
-"""Rules about figures: plausible ranges (a wrong unit is outside), the vendor's figures, versions, dates."""
+"""Verify the catalog and overlays as their maintainer: all that gpunode refuses, and figures, dates and bounds.
 
-from collections.abc import Iterator, Mapping
+    python scripts/catalog_lint.py [FILE …]
+
+Prints one line per problem, with its rule; exit code 2 if there are any.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
+from pathlib import Path
 from typing import Any
 
 from packaging.version import Version as Number
 
+from gpunode.catalog import Catalog, lint
 from gpunode.catalog.hardware import ExpectedFigure, Gpu, Pcie
 from gpunode.catalog.limits import nvlink_gb_per_s, pcie_gb_per_s, tensor_tflops
-from gpunode.catalog.lint_rules import Found, Rows, rule
-from gpunode.catalog.read import Key
-from gpunode.catalog.rows import first_day, last_day
+from gpunode.catalog.lint import Found, Rows
+from gpunode.catalog.read import Key, Problem, read
+from gpunode.catalog.rows import Row, first_day, last_day
+from gpunode.catalog.software import OriginOffer, PackageSet, Pinning
+from gpunode.errors import Exit, GpunodeError
+from gpunode.text import did_you_mean, nearest
 
+NVLINK_GB_PER_S = {1: (40.0,), 2: (50.0,), 3: (50.0, 28.125), 4: (50.0,), 5: (100.0,)}
+"""One link, both directions, by generation; GA102 has the slower links of the third."""
+ARCHIVES = ("ubuntu", "debian")
 RANGES: Mapping[tuple[str, str], tuple[float, float]] = {
     ("gpus", "memory_gb"): (1, 1000),
     ("gpus", "memory_mib"): (1000, 1_000_000),
@@ -31,15 +45,41 @@ RANGES: Mapping[tuple[str, str], tuple[float, float]] = {
     ("bands", "share"): (0.05, 1),
 }
 """Plausible ranges: wide enough for years to come, too narrow for a value in another unit."""
-UNITS: Mapping[str, str] = {
-    "gemm_bf16": "TFLOPS",
-    "gemm_fp8": "TFLOPS",
-}
-"""Unit of a metric; all others are GB/s."""
 BETA = timedelta(days=183)
 """The longest time between the first betas and a branch's release."""
 IN_SWITCH = 1.1
 """With reductions in the switch, bus bandwidth was measured 7 % above the rate of the links."""
+
+Rule = Callable[[Rows], Found]
+RULES: dict[str, Rule] = dict(lint.RULES)
+
+
+def rule(name: str) -> Callable[[Rule], Rule]:
+    """Return a decorator that registers a function as a rule of the linter."""
+
+    def register(function: Rule) -> Rule:
+        if name in RULES:
+            raise ValueError(f"lint rule {name} is registered twice")
+        RULES[name] = function
+        return function
+
+    return register
+
+
+def problems(catalog: Catalog) -> list[Problem]:
+    """Return all problems, by file and line; an empty list is a valid catalog."""
+    return lint.lint(catalog, RULES)
+
+
+@rule("unsure-field")
+def unsure(rows: Rows) -> Found:
+    """Check that ``unsure`` names fields of the row."""
+    for section in rows:
+        for row in rows[section].values():
+            for name in getattr(row, "unsure", {}):
+                if name.split(".", maxsplit=1)[0] not in type(row).model_fields:
+                    hint = did_you_mean(nearest(name, type(row).model_fields))
+                    yield (section, row.id, "unsure", name), f"is not a field of the row{hint and f'; {hint}'}"
 
 
 def _at(row: Any, path: str) -> Any:
@@ -127,9 +167,6 @@ def version_branch(rows: Rows) -> Found:
 
 
 def _versions(rows: Rows) -> Iterator[tuple[Key, int, str | None]]:
-    for row in rows["branches"].values():
-        for version in row.points:
-            yield ("branches", row.id, "points", version), row.number, version
     for row in rows["toolkits"].values():
         for field in ("driver", "runfile_driver", "recommended_driver", "floor"):
             yield ("toolkits", row.id, field), row.branch, getattr(row, field)
@@ -179,25 +216,6 @@ def dates(rows: Rows) -> Found:
 
 def _after(when: str, checked: str) -> bool:
     return first_day(when) > last_day(checked)
-
-
-@rule("metric-unit")
-def metric_unit(rows: Rows) -> Found:
-    """Check that a metric is stored in its own unit."""
-    for row in rows["expectations"].values():
-        unit = UNITS.get(row.metric, "GB/s")
-        if row.unit != unit:
-            yield ("expectations", row.id, "unit"), f"wrong unit: {row.metric} is stored in {unit}"
-
-
-@rule("band")
-def band(rows: Rows) -> Found:
-    """Check that a measured figure has a band around it, and that a floor has none."""
-    for row in rows["expectations"].values():
-        if (row.kind == "measured") != (row.band is not None):
-            yield ("expectations", row.id, "band"), f"{row.kind}: {'is missing' if row.band is None else 'has none'}"
-        elif row.band is not None and not -1 < row.band[0] <= 0 <= (row.band[1] or 0):
-            yield ("expectations", row.id, "band"), "is relative: from above -1 to 0, and from 0 up"
 
 
 @rule("vendor-figure")
@@ -277,3 +295,96 @@ def checked(rows: Rows) -> Found:
         for row in rows[section].values():
             if section != "sources" and first_day(row.date) > today:
                 yield (section, row.id, "date"), f"{row.date} is in the future"
+
+
+def _admits(row: Row, *fields: str) -> bool:
+    """Return True if the row itself lists one of the fields as unknown, with a reason."""
+    return row.confidence != "sure" or any(name.split(".")[-1] in fields or name in fields for name in row.unsure)
+
+
+@rule("required-bound")
+def required(rows: Rows) -> Found:
+    """Check that branches have CUDA and end of life, GPUs their first release, repositories first branch and toolkit.
+
+    Unknown values are listed in ``unsure`` with the reason.
+    """
+    for row in rows["branches"].values():
+        if row.native_cuda is None and not _admits(row, "native_cuda"):
+            yield (
+                ("branches", row.id),
+                "native_cuda is missing: the GPUs that the branch supports are unknown",
+            )
+        ended = row.eol is not None or row.superseded_by is not None
+        if not ended and not _admits(row, "eol_vendor", "eol_computed"):
+            yield ("branches", row.id), "eol_vendor, eol_computed or superseded_by is missing"
+    for row in rows["gpus"].values():
+        if row.known_from == "sources" and not _has_floor(row) and not _admits(row, "first_listed"):
+            yield ("gpus", row.id), "first_listed, first_branch or min_driver is missing: which release first drives it"
+    for row in rows["systems"].values():
+        for name, offer in row.origins.items():
+            where = f"origins.{name}"
+            if offer.first_branch is None and not offer.branches and not _admits(row, where):
+                yield ("systems", row.id, "origins", name), "first_branch or branches is missing"
+            if name not in ARCHIVES and offer.first_toolkit is None and not _admits(row, where):
+                yield ("systems", row.id, "origins", name), "first_toolkit is missing"
+
+
+def _has_floor(gpu: Gpu) -> bool:
+    return bool(gpu.first_listed) or gpu.first_branch is not None or gpu.min_driver is not None
+
+
+@rule("nvlink-rate")
+def nvlink_rate(rows: Rows) -> Found:
+    """Check that the links of a GPU times the rate of its generation equal its total."""
+    for row in rows["gpus"].values():
+        link = row.nvlink
+        if link is None or link.gen not in NVLINK_GB_PER_S:
+            continue
+        totals = [rate * link.links for rate in NVLINK_GB_PER_S[link.gen]]
+        if link.gb_per_s not in totals and link.gb_per_s >= min(NVLINK_GB_PER_S[link.gen]):
+            expected = " or ".join(f"{total:g}" for total in totals)
+            what = f"{link.gb_per_s:g} is not what {link.links} links of generation {link.gen} carry: {expected}"
+            key = ("gpus", row.id, "nvlink")
+            yield (*key, "gb_per_s"), what, ((*key, "links"), (*key, "gen"))
+
+
+@rule("toolkit-driver")
+def toolkit_driver(rows: Rows) -> Found:
+    """Check that the driver released with a toolkit is among the releases of its branch."""
+    for row in rows["toolkits"].values():
+        field = "runfile_driver" if row.runfile_driver else "driver"
+        version, branch = getattr(row, field), rows["branches"].get(str(row.branch))
+        if version is None or branch is None or not version.startswith(f"{branch.id}."):
+            continue  # a version of another branch violates a rule of its own
+        if not any(Number(version) == Number(point) for point in branch.points) and field not in row.unsure:
+            compared = (("branches", branch.id, "points"),)
+            yield ("toolkits", row.id, field), f"{version} is not a release of branch {branch.id}", compared
+
+
+@rule("branch-order")
+def branch_order(rows: Rows) -> Found:
+    """Check that a range of branches starts before it ends."""
+    bounded: list[tuple[Key, OriginOffer | PackageSet | Pinning]] = [
+        ((section, row.id), row) for section in ("packages", "pinning") for row in rows[section].values()
+    ]
+    for row in rows["systems"].values():
+        bounded += [(("systems", row.id, "origins", name), offer) for name, offer in row.origins.items()]
+    for key, item in bounded:
+        if item.first_branch is not None and item.last_branch is not None and item.first_branch > item.last_branch:
+            yield (*key, "last_branch"), f"{item.last_branch} is before first_branch, {item.first_branch}"
+
+
+def main(files: Sequence[str]) -> int:
+    """Print the problems of the catalog with these files overlaid; return the exit code."""
+    try:
+        found = problems(Catalog([read(Path(file)) for file in files]))
+    except GpunodeError as err:
+        print(f"catalog_lint.py: {err}", file=sys.stderr)
+        return err.exit_code
+    for problem in found:
+        print(f"{problem} [{problem.rule}]")
+    return Exit.USAGE if found else Exit.GOOD
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
