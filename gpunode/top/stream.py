@@ -9,8 +9,8 @@ from random import uniform
 import paramiko
 
 from gpunode.fleet import NodeFailure, Target
-from gpunode.fleet.connection import Abort, Gateways
-from gpunode.fleet.node import Node, login
+from gpunode.fleet.asking import Turn
+from gpunode.fleet.connection import Gateways
 from gpunode.fleet.session import Session, begin
 from gpunode.onnode import program_text
 from gpunode.probe.answer import redacted
@@ -53,7 +53,7 @@ class Watch:
         self._timeout_s, self._become_password, self._again = timeout_s, become_password, again
         self._gateways = Gateways()
         self._over = threading.Event()
-        self._aborts: dict[str, Abort] = {}
+        self._turns: dict[str, Turn] = {}
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> "Watch":
@@ -65,8 +65,8 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        for abort in list(self._aborts.values()):
-            abort()
+        for turn in list(self._turns.values()):
+            turn.abort()
         self._gateways.close()
         deadline = time.monotonic() + 2.0
         for thread in self._threads:
@@ -76,63 +76,46 @@ class Watch:
         wait_s = RETRY_S
         while not self._over.is_set():
             began = time.monotonic()
+            turn = self._turns[target.name] = Turn(target, self._gateways, self._timeout_s, self._become_password)
             try:
-                self._connected(target, node)
+                self._connected(turn, node)
                 reason = "the connection ended"
-            except NodeFailure as err:
-                reason = str(err)
             except Exception as err:
                 # An unexpected error on one node must not end the others.
-                reason = f"unexpected {type(err).__name__}: {err}"
+                reason = turn.reason(err)
             with self._model.lock:
                 # A refused login is not tried again: repeated failures lock accounts.
                 retry = self._again and (node.answered or reason.startswith("unreachable"))
-                node.set_status("failed", redacted(reason, self._secrets(target)))
+                node.set_status("failed", reason)
             if not retry:
                 return
             wait_s = RETRY_S if time.monotonic() - began > RETRY_MOST_S else min(2 * wait_s, RETRY_MOST_S)
             self._over.wait(wait_s * uniform(0.7, 1.0))  # noqa: S311 (spreads the logins)
 
-    def _connected(self, target: Target, node: NodeModel) -> None:
-        abort = self._aborts[target.name] = Abort()
+    def _connected(self, turn: Turn, node: NodeModel) -> None:
         try:
             with self._slots:
                 if self._over.is_set():
                     return
-                session, rest = self._started(target, abort)
-            self._read(session, node, rest, self._secrets(target))
+                turn.allow(self._timeout_s)
+                session, rest = self._started(turn)
+                turn.unlimited()
+            self._read(session, node, rest, turn.secrets)
         except (OSError, EOFError, paramiko.SSHException) as err:
             raise NodeFailure(f"the connection was lost: {err or type(err).__name__}") from None
         finally:
-            abort()
+            turn.end()
 
-    def _started(self, target: Target, abort: Abort) -> tuple[Session, bytes]:
+    def _started(self, turn: Turn) -> tuple[Session, bytes]:
         """Log in and start the program; return its session and the first bytes of its output."""
-        deadline = time.monotonic() + self._timeout_s
-        watch = threading.Timer(self._timeout_s, abort)
-        watch.daemon = True
-        watch.start()
-        try:
-            connected: Node = login(
-                target,
-                gateways=self._gateways,
-                deadline=deadline,
-                abort=abort,
-                become_password=self._become_password,
-            )
-            text = node_program()
-            arguments = ("-I", "-c", _LOADER, str(len(text)), str(self._model.interval_s), *GPU_FIELDS)
-            program = connected.python(limit_s=LIMIT_S, arguments=arguments, what=WHAT)
-            session = connected.session(program, deadline)
-            first, _ = begin(session, program, connected.password, deadline)
-            session.write(text, max(0.1, deadline - time.monotonic()))
-        finally:
-            watch.cancel()
+        connected = turn.login()
+        text = node_program()
+        arguments = ("-I", "-c", _LOADER, str(len(text)), str(self._model.interval_s), *GPU_FIELDS)
+        program = connected.python(limit_s=LIMIT_S, arguments=arguments, what=WHAT)
+        session = connected.session(program, turn.ends)
+        first, _ = begin(session, program, connected.password, turn.ends)
+        session.write(text, max(0.1, turn.ends - time.monotonic()))
         return session, bytes(first)
-
-    def _secrets(self, target: Target) -> list[str]:
-        """Return what the node received or may have received, and could send back."""
-        return [text for text in (target.password, target.become_password, self._become_password) if text]
 
     def _read(self, session: Session, node: NodeModel, rest: bytes, secrets: Sequence[str]) -> None:
         """Feed the model until the node, its program, or the watch ends."""

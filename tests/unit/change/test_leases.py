@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.change import leases
-from gpunode.fleet import Target
+from gpunode.fleet import Target, asking
 from gpunode.onnode.lease import LEASE, MARK, answer
 
 HOUR = 3600
@@ -147,8 +147,10 @@ class StandNode:
 @pytest.fixture
 def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     found = Stand()
-    monkeypatch.setattr(leases, "login", found.login)
-    monkeypatch.setattr(leases, "converse", lambda session, _, text, __, deadline: session.converse(text, deadline))
+    monkeypatch.setattr(asking, "login", found.login)
+    monkeypatch.setattr(
+        asking, "converse", lambda session, _, text, __, deadline, **___: session.converse(text, deadline)
+    )
     monkeypatch.setattr(leases, "program_text", lambda _: "x" * 2**17)
     yield found
     found.over.set()
@@ -166,7 +168,7 @@ def test_a_node_that_takes_the_program_bit_by_bit_holds_up_no_other(stand: Stand
     assert time.monotonic() - began < 20
     assert list(reasons) == names
     assert {name for name, reason in reasons.items() if reason} == {"slow", "deaf"}
-    assert reasons["slow"] == "no answer within 2 s; the node hangs or is overloaded (--timeout S)"
+    assert reasons["slow"].startswith("no answer within 2 s, ")
     assert set(stand.ended) == set(names)
 
 

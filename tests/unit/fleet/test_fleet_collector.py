@@ -15,6 +15,7 @@ import pytest
 
 from gpunode.errors import UsageError
 from gpunode.fleet import Target, collect, local_target
+from gpunode.fleet.asking import Turn
 from gpunode.fleet.ssh_config import SshSettings
 
 HANGING = "import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 300; true # gpunode-test-hanging-child'])\n"
@@ -50,7 +51,7 @@ def test_limits_must_be_positive(limits: dict[str, Any]) -> None:
 def test_no_more_than_allowed_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     running, most, lock = 0, 0, threading.Lock()
 
-    def probe(work: Any, common: Any) -> bytes:
+    def probe(turn: Turn, *_: Any) -> bytes:
         nonlocal running, most
         with lock:
             running += 1
@@ -60,7 +61,7 @@ def test_no_more_than_allowed_run_at_once(monkeypatch: pytest.MonkeyPatch) -> No
             running -= 1
         return b"no bundle"
 
-    monkeypatch.setattr("gpunode.fleet.collector._probe", probe)
+    monkeypatch.setattr(Turn, "run", probe)
     results = list(collect([local(f"n{number}") for number in range(12)], parallel=3))
     assert len({collected.host for collected in results}) == 12
     assert most == 3
@@ -73,12 +74,12 @@ def test_no_more_than_allowed_run_at_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_results_come_when_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 
-    def probe(work: Any, common: Any) -> bytes:
-        if work.target.name == "slow":
+    def probe(turn: Turn, *_: Any) -> bytes:
+        if turn.target.name == "slow":
             release.wait(30)
         return b""
 
-    monkeypatch.setattr("gpunode.fleet.collector._probe", probe)
+    monkeypatch.setattr(Turn, "run", probe)
     results = collect([local("slow"), local("quick")])
     assert next(results).host == "quick"
     release.set()
@@ -88,13 +89,13 @@ def test_results_come_when_they_are_there(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_thread_that_cannot_be_woken_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 
-    def probe(work: Any, common: Any) -> bytes:
-        if work.target.name == "deaf":
+    def probe(turn: Turn, *_: Any) -> bytes:
+        if turn.target.name == "deaf":
             release.wait(60)
         return b""
 
-    monkeypatch.setattr("gpunode.fleet.collector._probe", probe)
-    monkeypatch.setattr("gpunode.fleet.collector._GRACE_S", 0.2)
+    monkeypatch.setattr(Turn, "run", probe)
+    monkeypatch.setattr("gpunode.fleet.asking.GRACE_S", 0.2)
     started = time.monotonic()
     results = {collected.host: collected.reason for collected in collect([local("deaf"), local("b")], timeout_s=0.5)}
     release.set()
@@ -105,10 +106,10 @@ def test_a_thread_that_cannot_be_woken_does_not_hold_up_the_others(monkeypatch: 
 
 
 def test_a_surprise_on_one_node_is_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def probe(work: Any, common: Any) -> bytes:
+    def probe(turn: Turn, *_: Any) -> bytes:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("gpunode.fleet.collector._probe", probe)
+    monkeypatch.setattr(Turn, "run", probe)
     (collected,) = collect([local("a")])
     assert collected.reason == "unexpected RuntimeError: first line"
 

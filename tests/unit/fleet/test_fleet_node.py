@@ -142,7 +142,7 @@ def test_what_fails_later_does_not_take_the_bundle_with_it(error: Exception, rea
 
 
 def test_what_does_not_come_back_is_given_up_with_the_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpunode.fleet.collector._GRACE_S", 0.2)
+    monkeypatch.setattr("gpunode.fleet.asking.GRACE_S", 0.2)
     release = threading.Event()
     began = time.monotonic()
     given_up = results(Following(limit_s=1.0, hangs=release))
